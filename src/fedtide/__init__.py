@@ -1,0 +1,1 @@
+"""Federated learning for clients that come and go."""

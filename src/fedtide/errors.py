@@ -1,0 +1,36 @@
+"""How fedtide says that an input cannot be used: one sentence that names the field and the mend."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class BadInput(ValueError):
+    """An input that cannot be used. Its text is one sentence: what is wrong, where, and how to mend it.
+
+    The command line prints the sentence and exits with status 2.
+    """
+
+    def at(self, field: str) -> BadInput:
+        """Return the same complaint with `field` put before the field that it already names.
+
+        >>> str(BadInput("rates: 1.5 is not within [0, 1]").at("participation"))
+        'participation.rates: 1.5 is not within [0, 1]'
+        """
+        return BadInput(f"{field}.{self}")
+
+
+def did_you_mean(name: str, options: Iterable[str]) -> str:
+    """Return what to add to a complaint about the unknown `name`: the nearest option, or all of them.
+
+    >>> did_you_mean("fedua", ["fedavg", "fedau"])
+    "did you mean 'fedau'?"
+    >>> did_you_mean("xyz", ["fedavg", "fedau"])
+    "choose one of 'fedau', 'fedavg'"
+    """
+    options = sorted(options)
+    nearest = difflib.get_close_matches(name, options, n=1, cutoff=0.5)
+    if nearest:
+        return f"did you mean {nearest[0]!r}?"
+    return "choose one of " + ", ".join(repr(option) for option in options)

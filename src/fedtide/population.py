@@ -1,0 +1,40 @@
+"""What is known about the clients before anything is trained."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedtide.errors import BadInput
+
+
+@dataclass(frozen=True)
+class Population:
+    """The N clients of a problem.
+
+    Args:
+        clients: N, the number of clients; their ids are 0..N-1.
+        samples: how many samples each client holds, shape (N,); None where clients hold functions.
+        class_shares: the share of each class in each client's samples, shape (N, C), rows summing
+            to 1; None where there are no classes.
+        rates: the long-run participation probability p_n of each client, shape (N,), where the
+            participation knows it; None where it does not.
+
+    Raises:
+        BadInput: no clients, or an array whose first length is not N.
+    """
+
+    clients: int
+    samples: NDArray[np.int64] | None = None
+    class_shares: NDArray[np.float64] | None = None
+    rates: NDArray[np.float64] | None = None
+
+    def __post_init__(self) -> None:
+        if self.clients < 1:
+            raise BadInput(f"clients: {self.clients} clients; at least 1 is needed")
+        for name in ("samples", "class_shares", "rates"):
+            array = getattr(self, name)
+            if array is not None and len(array) != self.clients:
+                raise BadInput(f"{name}: {len(array)} entries for {self.clients} clients")

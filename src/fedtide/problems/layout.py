@@ -1,0 +1,53 @@
+"""Between a model's named tensors and the one flat vector x that algorithms see."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+Params = dict[str, Tensor]
+"""The tensors of one model by name; stacked for a cohort, each has a leading dimension S."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where each named tensor of a model lies in its flat vector of length d.
+
+    Args:
+        shapes: the shape of each tensor by name, in the order in which they lie in the vector.
+
+    >>> layout = Layout({"weight": (2, 3), "bias": (2,)})
+    >>> layout.size
+    8
+    >>> {name: tuple(t.shape) for name, t in layout.unflatten(torch.zeros(5, 8)).items()}
+    {'weight': (5, 2, 3), 'bias': (5, 2)}
+    """
+
+    shapes: Mapping[str, tuple[int, ...]]
+
+    @classmethod
+    def of(cls, params: Mapping[str, Tensor]) -> Layout:
+        """Return the layout of these (unstacked) tensors."""
+        return cls({name: tuple(tensor.shape) for name, tensor in params.items()})
+
+    @property
+    def size(self) -> int:
+        """The number of parameters, d."""
+        return sum(math.prod(shape) for shape in self.shapes.values())
+
+    def unflatten(self, x: Tensor) -> Params:
+        """Cut x of shape (..., d) into the named tensors, each of shape (..., *shape); views where possible."""
+        sizes = [math.prod(shape) for shape in self.shapes.values()]
+        pieces = torch.split(x, sizes, dim=-1)
+        return {
+            name: piece.reshape(*x.shape[:-1], *shape)
+            for (name, shape), piece in zip(self.shapes.items(), pieces, strict=True)
+        }
+
+    def flatten(self, params: Mapping[str, Tensor], leading: int = 0) -> Tensor:
+        """Lay the named tensors, each with `leading` dimensions before its shape, into one (..., d)."""
+        return torch.cat([params[name].flatten(leading) for name in self.shapes], dim=-1)

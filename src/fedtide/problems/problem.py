@@ -1,0 +1,95 @@
+"""The contract of a problem: what is learnt, and from which data of which client."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedtide.population import Population
+from fedtide.problems.layout import Layout, Params
+
+Batch = tuple[Tensor, ...]
+"""What a loss needs beside the parameters: one client's minibatch, or a cohort's with leading dimensions."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What the local steps of a cohort of S clients draw on. The leading dimension is the local step.
+
+    Args:
+        clients: the clients' ids, shape (S,).
+        keys: a random word for every client and step, shape (I, S), int64: whatever a step draws
+            (dropout, augmentation, noise) is a function of it.
+        positions: which of its own samples each client uses, shape (I, S, B), or (1, S, B) where
+            every step uses the same; None where clients hold no samples.
+        mask: False where `positions` is padding, same shape; None where nothing is padded.
+    """
+
+    clients: NDArray[np.int64]
+    keys: NDArray[np.int64]
+    positions: NDArray[np.int64] | None = None
+    mask: NDArray[np.bool_] | None = None
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """How good a model is.
+
+    Args:
+        metrics: the problem's figures by name, such as `train_loss` or `test_accuracy` (0 to 1).
+        clients: figures of each client by name, each of shape (N,); `loss` is F_n(x).
+    """
+
+    metrics: Mapping[str, float]
+    clients: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
+
+
+class Task(ABC):
+    """A prepared problem: data on the device, ready to be trained on.
+
+    Attributes:
+        population: what is known about the clients; `samples` is None where they hold functions.
+        layout: the names and shapes of the parameters.
+        start: the initial model x_0, shape (d,), in the dtype and on the device of the run.
+    """
+
+    population: Population
+    layout: Layout
+    start: Tensor
+
+    @abstractmethod
+    def loss(self, params: Params, *batch: Tensor) -> Tensor:
+        """Return one client's mean loss on one minibatch, a scalar.
+
+        It must be pure (same arguments, same value; nothing changed in place) and made of torch
+        operations that `torch.func.vmap` can stack over clients.
+        """
+
+    @abstractmethod
+    def batches(self, plan: Plan) -> Batch:
+        """Return the arguments of `loss` for a whole cohort, each of shape (I or 1, S, ...).
+
+        A leading 1 says that all steps use the same.
+        """
+
+    @abstractmethod
+    def evaluate(self, x: Tensor) -> Evaluation:
+        """Return how good the model x, shape (d,), is."""
+
+
+class Problem(ABC):
+    """What is learnt: a value (frozen dataclass), prepared once for a run."""
+
+    @abstractmethod
+    def prepare(self, seed: int, device: torch.device, dtype: torch.dtype) -> Task:
+        """Return the task for this seed (which draws the partition and the initial model).
+
+        Raises:
+            BadInput: data that cannot be had or do not fit.
+        """

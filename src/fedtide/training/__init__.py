@@ -1,0 +1,1 @@
+"""How a cohort trains locally."""
