@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 
 class BadInput(ValueError):
-    """An input that cannot be used. Its text is one sentence: what is wrong, where, and how to mend it.
+    """An input that cannot be used; its text is one sentence that names the field and the mend.
 
     The command line prints the sentence and exits with status 2.
     """
@@ -22,7 +22,7 @@ class BadInput(ValueError):
 
 
 def did_you_mean(name: str, options: Iterable[str]) -> str:
-    """Return what to add to a complaint about the unknown `name`: the nearest option, or all of them.
+    """Return what to add to a complaint about an unknown `name`: the nearest option, or all.
 
     >>> did_you_mean("fedua", ["fedavg", "fedau"])
     "did you mean 'fedau'?"

@@ -32,8 +32,8 @@ def generator(seed: int, purpose: str, index: int = 0) -> np.random.Generator:
 def hashes(seed: int, purpose: str, *indices: ArrayLike) -> NDArray[np.uint64]:
     """Return one random 64-bit word for each element of the broadcast `indices`.
 
-    The words are SplitMix64 outputs (Steele, Lea, Flood 2014) chained over the indices, so each is a
-    pure function of its own (seed, purpose, indices) and a whole array costs a few vector operations.
+    The words are SplitMix64 outputs (Steele, Lea, Flood 2014) chained over the indices, so each is
+    a pure function of its own (seed, purpose, indices), and an array costs a few vector operations.
 
     >>> bool((hashes(0, "x", [3, 4], 1) == hashes(0, "x", [4, 3], 1)[::-1]).all())
     True

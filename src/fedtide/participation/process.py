@@ -53,5 +53,5 @@ class Process(ABC):
         """
 
     def rates(self, population: Population, seed: int) -> NDArray[np.float64] | None:
-        """Return each client's long-run probability of being available, shape (N,); None: unknown."""
+        """Return each client's long-run probability of being available, (N,); None: unknown."""
         return None

@@ -40,7 +40,7 @@ class Layout:
         return sum(math.prod(shape) for shape in self.shapes.values())
 
     def unflatten(self, x: Tensor) -> Params:
-        """Cut x of shape (..., d) into the named tensors, each of shape (..., *shape); views where possible."""
+        """Cut x of shape (..., d) into the named tensors, each of shape (..., *shape)."""
         sizes = [math.prod(shape) for shape in self.shapes.values()]
         pieces = torch.split(x, sizes, dim=-1)
         return {
@@ -49,5 +49,5 @@ class Layout:
         }
 
     def flatten(self, params: Mapping[str, Tensor], leading: int = 0) -> Tensor:
-        """Lay the named tensors, each with `leading` dimensions before its shape, into one (..., d)."""
+        """Lay the tensors, each with `leading` dimensions before its shape, into one (..., d)."""
         return torch.cat([params[name].flatten(leading) for name in self.shapes], dim=-1)

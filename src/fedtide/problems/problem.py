@@ -15,12 +15,12 @@ from fedtide.population import Population
 from fedtide.problems.layout import Layout, Params
 
 Batch = tuple[Tensor, ...]
-"""What a loss needs beside the parameters: one client's minibatch, or a cohort's with leading dimensions."""
+"""What a loss needs beside the parameters: one client's minibatch, or those of a cohort."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What the local steps of a cohort of S clients draw on. The leading dimension is the local step.
+    """What the local steps of a cohort of S clients draw on; the step comes first.
 
     Args:
         clients: the clients' ids, shape (S,).
