@@ -52,7 +52,7 @@ def uniforms(seed: int, purpose: str, *indices: ArrayLike) -> NDArray[np.float64
     >>> bool(abs(u.mean() - 0.5) < 0.01)
     True
     """
-    return (hashes(seed, purpose, *indices) >> np.uint64(11)) * 2.0**-53
+    return (hashes(seed, purpose, *indices) >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
 def _mix(word: np.uint64 | NDArray[np.uint64]) -> NDArray[np.uint64]:
