@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,12 +30,36 @@ class Plan:
         positions: which of its own samples each client uses, shape (I, S, B), or (1, S, B) where
             every step uses the same; None where clients hold no samples.
         mask: False where `positions` is padding, same shape; None where nothing is padded.
+        active: False where a client has done its steps already, shape (I, S); None where all
+            clients take the same number.
     """
 
     clients: NDArray[np.int64]
     keys: NDArray[np.int64]
     positions: NDArray[np.int64] | None = None
     mask: NDArray[np.bool_] | None = None
+    active: NDArray[np.bool_] | None = None
+
+    @property
+    def steps(self) -> NDArray[np.int64]:
+        """I_n, how many local steps each client takes, shape (S,)."""
+        if self.active is None:
+            return np.full(len(self.clients), len(self.keys), dtype=np.int64)
+        return self.active.sum(axis=0)
+
+    def take(self, which: NDArray[np.int64]) -> Plan:
+        """Return the plan of the clients at these places of the cohort, shape (R,)."""
+
+        def of(array: NDArray[Any] | None) -> Any:
+            return None if array is None else array[:, which]
+
+        return Plan(
+            clients=self.clients[which],
+            keys=of(self.keys),
+            positions=of(self.positions),
+            mask=of(self.mask),
+            active=of(self.active),
+        )
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,88 @@
+"""Averaging with known participation rates: what FedAU approaches without knowing them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedtide.algorithms.algorithm import Reports
+from fedtide.algorithms.weighted_sum import Sum, WeightedSum
+from fedtide.checks import positive
+from fedtide.errors import BadInput
+from fedtide.population import Population
+
+
+@dataclass(frozen=True)
+class KnownRatesState(Sum):
+    """The state of KnownRates.
+
+    Args:
+        rates: p_n, shape (N,).
+    """
+
+    rates: Tensor
+
+
+@dataclass(frozen=True)
+class KnownRates(WeightedSum):
+    """Averaging over all with each update divided by its client's participation rate.
+
+        x ← x + η / N Σ_{n in S_t} Δ_n / p_n
+
+    The step is unbiased for the average over all clients (paper 001, Theorem 1 with ω_n = 1 / p_n:
+    "known participation statistics" of its Table 1). 1 / p_n is not capped, as in the authors'
+    program: rare clients make large steps.
+
+    Args:
+        server_lr: η > 0.
+        rates: p_n in (0, 1], shape (N,); None asks the participation process.
+
+    Raises:
+        BadInput: η not positive; rates outside [0, 1], of another number than N, or unknown.
+
+    >>> import torch
+    >>> method = KnownRates(rates=[0.5, 0.25])
+    >>> state = method.init(torch.zeros(1), Population(2))
+    >>> reports = Reports(torch.tensor([1]), torch.tensor([1.0]), torch.tensor([[1.0]]),
+    ...                   lr=0.1, steps=torch.tensor([1]))
+    >>> method.step(method.absorb(state, reports), lr=0.1)[0].model
+    tensor([2.])
+    """
+
+    server_lr: float = 1.0
+    rates: Sequence[float] | None = None
+
+    def __post_init__(self) -> None:
+        positive("server_lr", self.server_lr)
+
+    def init(self, model: Tensor, population: Population) -> KnownRatesState:
+        """Return the state before round 0, with the rates given or those of the population."""
+        given = population.rates if self.rates is None else self.rates
+        if given is None:
+            raise BadInput(
+                "rates: this participation process does not know its rates; give one per client"
+            )
+        rates = np.asarray(given, dtype=np.float64)
+        if rates.shape != (population.clients,):
+            raise BadInput(f"rates: {rates.size} rates for {population.clients} clients")
+        if not ((rates >= 0) & (rates <= 1)).all():
+            raise BadInput("rates: a rate is not within [0, 1]; give probabilities")
+        tensor = torch.as_tensor(rates, dtype=torch.float64, device=model.device)
+        state: KnownRatesState = KnownRatesState.fresh(model, population, rates=tensor)
+        return state
+
+    def weigh(self, state: KnownRatesState, reports: Reports) -> tuple[KnownRatesState, Tensor]:
+        """Return a_n = 1 / p_n; a client that comes although its rate is 0 cannot be weighed."""
+        rates = state.rates[reports.clients]
+        if bool((rates == 0).any()):
+            client = int(reports.clients[rates == 0][0])
+            raise BadInput(f"rates: client {client} took part although its rate is 0; correct it")
+        return state, 1.0 / rates
+
+    def divisor(self, state: KnownRatesState) -> float:
+        """Return N."""
+        return float(state.population)

@@ -1,0 +1,106 @@
+"""Quadratic clients: the problem on which everything can be computed by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedtide.errors import BadInput
+from fedtide.population import Population
+from fedtide.problems.layout import Layout, Params
+from fedtide.problems.problem import Batch, Evaluation, Plan, Problem, Task
+
+Array = Sequence[Any] | NDArray[Any] | Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Quadratic(Problem):
+    """F_n(x) = ½ (x - e_n)ᵀ A_n (x - e_n), learnt with exact gradients.
+
+    The objective is the mean of the F_n, minimal at x* = (Σ A_n)⁻¹ Σ A_n e_n where Σ A_n is
+    invertible. Metrics: `loss`, the mean of F_n(x); clients: `loss`, F_n(x).
+
+    Args:
+        matrices: A_n, shape (N, d, d), symmetric.
+        centers: e_n, shape (N, d).
+        start: x_0, shape (d,); None is the origin.
+
+    Raises:
+        BadInput: shapes that do not fit, a matrix that is not symmetric, or a non-finite number.
+
+    >>> problem = Quadratic(matrices=[[[2.0]], [[2.0]]], centers=[[0.0], [1.0]], start=[3.0])
+    >>> task = problem.prepare(0, torch.device("cpu"), torch.float64)
+    >>> task.evaluate(task.start).metrics["loss"]
+    6.5
+    """
+
+    matrices: Array
+    centers: Array
+    start: Array | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("matrices", "centers", "start"):
+            value = getattr(self, name)
+            if value is not None:
+                object.__setattr__(self, name, _numbers(name, value))
+        a, e = np.asarray(self.matrices), np.asarray(self.centers)
+        if e.ndim != 2 or len(e) == 0:
+            raise BadInput(f"centers: shape {e.shape} is not (clients, d) with at least 1 client")
+        if a.shape != (*e.shape, e.shape[1]):
+            raise BadInput(f"matrices: shape {a.shape} is not {(*e.shape, e.shape[1])}")
+        if not np.allclose(a, a.transpose(0, 2, 1)):
+            raise BadInput("matrices: a matrix is not symmetric; use (A + Aᵀ) / 2")
+        if self.start is not None and np.shape(self.start) != e.shape[1:]:
+            raise BadInput(f"start: shape {np.shape(self.start)} is not {e.shape[1:]}")
+
+    def prepare(self, seed: int, device: torch.device, dtype: torch.dtype) -> QuadraticTask:
+        """Return the task; nothing in it is random."""
+        return QuadraticTask(self, device, dtype)
+
+
+class QuadraticTask(Task):
+    """Quadratic clients on a device."""
+
+    def __init__(self, problem: Quadratic, device: torch.device, dtype: torch.dtype) -> None:
+        self._a = torch.as_tensor(problem.matrices).to(device, dtype)
+        self._e = torch.as_tensor(problem.centers).to(device, dtype)
+        clients, d = self._e.shape
+        start = np.zeros(d) if problem.start is None else problem.start
+        self.start = torch.as_tensor(start).to(device, dtype)
+        self.layout = Layout({"x": (d,)})
+        self.population = Population(clients)
+
+    def loss(self, params: Params, *batch: Tensor) -> Tensor:
+        """Return F_n(x), with the batch (A_n, e_n)."""
+        a, e = batch
+        offset = params["x"] - e
+        return 0.5 * (offset @ (a @ offset))
+
+    def batches(self, plan: Plan) -> Batch:
+        """Return (A_n, e_n) of the cohort, the same in every step."""
+        clients = torch.as_tensor(plan.clients, device=self._a.device)
+        return self._a[clients][None], self._e[clients][None]
+
+    def evaluate(self, x: Tensor) -> Evaluation:
+        """Return F_n(x) of every client and their mean."""
+        offset = x - self._e
+        losses = 0.5 * torch.einsum("ni,nij,nj->n", offset, self._a, offset)
+        clients = {"loss": losses.double().cpu().numpy()}
+        return Evaluation({"loss": float(losses.double().mean())}, clients)
+
+
+def _numbers(name: str, value: Any) -> NDArray[np.float64]:
+    """Return a finite float64 array from an array, list or tensor."""
+    try:
+        array = np.asarray(value, dtype=np.float64)
+    except (TypeError, ValueError):
+        raise BadInput(f"{name}: not an array of numbers") from None
+    if not np.isfinite(array).all():
+        raise BadInput(f"{name}: a number is not finite")
+    return array

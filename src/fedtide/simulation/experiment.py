@@ -1,0 +1,242 @@
+"""The experiment: everything that decides a run, as one value or one YAML file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Literal, get_type_hints
+
+import torch
+import yaml
+
+from fedtide.algorithms import ALGORITHMS, Algorithm
+from fedtide.checks import at_least, one_of
+from fedtide.errors import BadInput
+from fedtide.participation import (
+    PROCESSES,
+    RATES,
+    REPORTS,
+    SELECTIONS,
+    All,
+    Always,
+    Process,
+    Rates,
+    Report,
+    Schedule,
+    Selection,
+)
+from fedtide.problems import PARTITIONS, PROBLEMS, Partition, Problem
+from fedtide.simulation.build import Builder
+from fedtide.training import PROJECTIONS, SCHEDULES, LocalTraining
+from fedtide.training.choose import TrainerName
+from fedtide.training.projection import Projection
+from fedtide.training.schedule import LearningRateSchedule
+
+BUILDER = Builder(
+    {
+        Algorithm: ALGORITHMS,
+        Process: PROCESSES,
+        Rates: RATES,
+        Selection: SELECTIONS,
+        Report: REPORTS,
+        Problem: PROBLEMS,
+        Partition: PARTITIONS,
+        Projection: PROJECTIONS,
+        LearningRateSchedule: SCHEDULES,
+    }
+)
+"""Knows every class that an experiment file can name."""
+
+
+@dataclass(frozen=True)
+class Evaluate:
+    """When the model is evaluated.
+
+    Args:
+        every: after every so many rounds, and before the first; 0: only after the last round.
+
+    Raises:
+        BadInput: a negative number.
+    """
+
+    every: int = 10
+
+    def __post_init__(self) -> None:
+        at_least("every", self.every, 0)
+
+    def due(self, ended: int, rounds: int) -> bool:
+        """Say whether to evaluate when this many of the rounds have ended."""
+        return ended == rounds or (self.every > 0 and ended % self.every == 0)
+
+
+@dataclass(frozen=True)
+class Checkpoints:
+    """When a run with a folder is saved; what is saved does not depend on it.
+
+    Args:
+        seconds: after so many seconds since the last time.
+        every: after every so many rounds; None: by the clock alone.
+
+    Raises:
+        BadInput: a number that is not positive.
+    """
+
+    seconds: float = 30.0
+    every: int | None = None
+
+    def __post_init__(self) -> None:
+        at_least("seconds", self.seconds, 0)
+        if self.every is not None:
+            at_least("every", self.every, 1)
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """Everything that decides a run.
+
+    Args:
+        problem: what is learnt, and from which clients.
+        participation: who could take part, round by round.
+        algorithm: how updates become the next model.
+        local: what a client does in a round.
+        rounds: T >= 1.
+        seed: of everything random.
+        name: for people.
+        selection: who of the available takes part.
+        report: who of the selected reports back.
+        evaluation: when the model is evaluated.
+        dtype: of the model and the data.
+        device: such as "cpu" or "cuda".
+        trainer: "reference", "stacked", "compiled", or "auto", which measures and says what it
+            picked.
+        on_nonfinite: what an update that is not finite does: "stop" ends the run, "drop" leaves the
+            update out and logs it as reported but not used.
+        log: the lowest stage that the participation log keeps.
+        checkpoint: when a run with a folder is saved.
+        record_iterates: whether to keep x_0, ..., x_T.
+
+    Raises:
+        BadInput: a value outside its range.
+    """
+
+    problem: Problem
+    participation: Process
+    algorithm: Algorithm
+    local: LocalTraining
+    rounds: int
+    seed: int = 0
+    name: str = "run"
+    selection: Selection = All()
+    report: Report = Always()
+    evaluation: Evaluate = Evaluate()
+    dtype: Literal["float32", "float64"] = "float32"
+    device: str = "cpu"
+    trainer: TrainerName = "auto"
+    on_nonfinite: Literal["stop", "drop"] = "stop"
+    log: Literal["available", "selected", "reported", "used"] = "available"
+    checkpoint: Checkpoints = Checkpoints()
+    record_iterates: bool = False
+
+    def __post_init__(self) -> None:
+        at_least("rounds", self.rounds, 1)
+        at_least("seed", self.seed, 0)
+        hints = get_type_hints(Experiment)
+        for field in ("dtype", "trainer", "on_nonfinite", "log"):
+            one_of(field, getattr(self, field), hints[field])
+        try:
+            torch.empty(0, device=self.device)
+        except (RuntimeError, AssertionError):
+            raise BadInput(f"device: {self.device!r} is not to be had here; try 'cpu'") from None
+
+    @property
+    def schedule(self) -> Schedule:
+        """Who takes part: the process, the selection and the report step together."""
+        return Schedule(self.participation, self.selection, self.report)
+
+    @classmethod
+    def of(cls, plain: Mapping[str, Any]) -> Experiment:
+        """Return the experiment that plain data (a parsed file) or ready objects describe."""
+        experiment: Experiment = BUILDER.build(cls, dict(plain))
+        return experiment
+
+    @classmethod
+    def load(cls, path: str | Path, overrides: Iterable[str] = ()) -> Experiment:
+        """Return the experiment of a YAML file, with overrides such as `algorithm.cutoff=20`.
+
+        Raises:
+            BadInput: a file that cannot be read, or anything in it that cannot be used.
+        """
+        return cls.of(override(read_yaml(path), overrides))
+
+    def plain(self) -> dict[str, Any]:
+        """Return the experiment as plain data, every default written out."""
+        plain: dict[str, Any] = BUILDER.plain(self)
+        return plain
+
+
+def read_yaml(path: str | Path) -> dict[str, Any]:
+    """Return the mapping that a YAML file holds.
+
+    Raises:
+        BadInput: no such file, not YAML, or not a mapping.
+    """
+    try:
+        plain = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadInput(f"{path}: cannot be read ({type(error).__name__}); check the path") from None
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f" in line {mark.line + 1}" if mark else ""
+        raise BadInput(f"{path}: not YAML{where}; mend the file") from None
+    if not isinstance(plain, dict):
+        raise BadInput(f"{path}: holds no keys; an experiment begins with `problem:`")
+    return plain
+
+
+def override(plain: dict[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
+    """Return the plain data with `KEY=VALUE`s put in; keys are dotted, values are YAML.
+
+    >>> override({"algorithm": "fedau"}, ["algorithm.cutoff=20", "rounds=5"])
+    {'algorithm': {'type': 'fedau', 'cutoff': 20}, 'rounds': 5}
+    """
+    for text in overrides:
+        key, equals, value = text.partition("=")
+        if not equals or not key:
+            raise BadInput(f"{text}: not KEY=VALUE, such as rounds=50")
+        try:
+            put(plain, key.split("."), yaml.safe_load(value))
+        except yaml.YAMLError:
+            raise BadInput(f"{key}: the value {value!r} is not YAML; quote it") from None
+    return plain
+
+
+def put(plain: dict[str, Any], keys: list[str], value: Any) -> None:
+    """Set plain[k_1]...[k_n] = value, making mappings on the way (a bare name becomes a type)."""
+    for key in keys[:-1]:
+        inner = plain.get(key)
+        if isinstance(inner, str):
+            inner = {"type": inner}
+        plain[key] = dict(inner) if isinstance(inner, dict) else {}
+        plain = plain[key]
+    plain[keys[-1]] = value
+
+
+def differences(old: Any, new: Any, path: str = "") -> list[str]:
+    """Return the dotted keys in which two pieces of plain data differ, with both values.
+
+    >>> differences({"rounds": 5, "local": {"lr": 0.1}}, {"rounds": 6, "local": {"lr": 0.1}})
+    ['rounds (5 there, 6 here)']
+    """
+    if isinstance(old, dict) and isinstance(new, dict):
+        keys = list(dict.fromkeys([*old, *new]))
+        return [
+            line
+            for key in keys
+            for line in differences(old.get(key), new.get(key), f"{path}.{key}" if path else key)
+        ]
+    return [] if old == new else [f"{path} ({old!r:.40} there, {new!r:.40} here)"]
+
+
+FIELDS = tuple(field.name for field in fields(Experiment))
+"""The keys of an experiment file."""

@@ -1,0 +1,126 @@
+"""A run's folder: what lies where, written so that a kill at any moment loses nothing."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import yaml
+
+from fedtide.errors import BadInput
+from fedtide.simulation.experiment import differences
+
+
+class RunFolder:
+    """The files of one run.
+
+    Args:
+        path: the folder; made when it is locked.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self.experiment = self.path / "experiment.yaml"
+        self.metrics = self.path / "metrics.parquet"
+        self.participation = self.path / "participation.parquet"
+        self.clients = self.path / "clients.parquet"
+        self.model = self.path / "model.safetensors"
+        self.summary = self.path / "summary.json"
+        self.timings = self.path / "timings.json"
+        self.checkpoints = self.path / "checkpoints"
+        self.log_parts = self.path / "log"
+        self._lock = self.path / ".lock"
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run in this folder has ended; its summary is the last file to be written."""
+        return self.summary.exists()
+
+    def check(self, plain: dict[str, Any], resume: bool) -> None:
+        """Make sure that the folder can hold this experiment.
+
+        Raises:
+            BadInput: not a folder; not empty without `resume`; with it, another experiment is there.
+        """
+        if self.path.exists() and not self.path.is_dir():
+            raise BadInput(f"out: {self.path} is a file; give a folder")
+        if self.experiment.exists() and resume:
+            there = yaml.safe_load(self.experiment.read_text(encoding="utf-8"))
+            if changed := differences(there, plain):
+                raise BadInput(
+                    f"resume: {self.path} holds another experiment: {'; '.join(changed)}; "
+                    "give the same one, or another folder"
+                )
+        elif self.path.exists() and any(p != self._lock for p in self.path.iterdir()):
+            mend = "it holds no run" if resume else "choose another, or go on with --resume"
+            raise BadInput(f"out: {self.path} is not empty; {mend}")
+
+    @contextmanager
+    def held(self, plain: dict[str, Any], resume: bool) -> Iterator[None]:
+        """Make the folder that of this experiment and keep other processes out of it.
+
+        Raises:
+            BadInput: as `check`; another process holds the folder; it cannot be written.
+        """
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            file = self._lock.open("w")
+        except OSError as error:
+            raise BadInput(
+                f"out: {self.path} cannot be written ({error.strerror}); choose another"
+            ) from None
+        with file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise BadInput(
+                    f"out: {self.path} is in use by another run; wait for it or choose another"
+                ) from None
+            self.check(plain, resume)
+            if not self.experiment.exists():
+                text = yaml.safe_dump(plain, sort_keys=False, allow_unicode=True)
+                write_text(self.experiment, text)
+            try:
+                yield
+            finally:
+                self._lock.unlink(missing_ok=True)
+
+
+def write_atomically(path: Path, write: Callable[[Path], Any]) -> None:
+    """Let `write` fill a file beside `path`, then put it in its place in one step.
+
+    Raises:
+        BadInput: the disk is full or the folder cannot be written; nothing is left behind.
+    """
+    draft = path.with_name(f".{path.name}.part")
+    try:
+        path.parent.mkdir(exist_ok=True)
+        write(draft)
+        with draft.open("rb") as file:
+            os.fsync(file.fileno())
+        draft.replace(path)
+    except (OSError, pl.exceptions.ComputeError) as error:
+        draft.unlink(missing_ok=True)
+        reason = getattr(error, "strerror", None) or str(error)
+        raise BadInput(f"out: {path} cannot be written ({reason}); make room and resume") from None
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text, atomically."""
+    write_atomically(path, lambda draft: draft.write_text(text, encoding="utf-8"))
+
+
+def write_json(path: Path, content: dict[str, Any]) -> None:
+    """Write a mapping as JSON, atomically."""
+    write_text(path, json.dumps(content, indent=2) + "\n")
+
+
+def write_frame(path: Path, frame: pl.DataFrame) -> None:
+    """Write a table as Parquet, atomically; the same rows give the same bytes."""
+    write_atomically(path, lambda draft: frame.rechunk().write_parquet(draft))

@@ -1,0 +1,82 @@
+"""Feasible sets: where the models of clients are kept during local training."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedtide.checks import positive
+from fedtide.errors import BadInput
+
+
+class Projection(ABC):
+    """Π: the nearest point of a closed convex set."""
+
+    @abstractmethod
+    def __call__(self, y: Tensor) -> Tensor:
+        """Return Π(y) for each row of y, shape (..., d)."""
+
+
+@dataclass(frozen=True)
+class Ball(Projection):
+    """The Euclidean ball around `center`: Π(y) = c + (y - c) · min(1, r / ‖y - c‖).
+
+    Args:
+        radius: r > 0.
+        center: c, shape (d,); None is the origin.
+
+    Raises:
+        BadInput: r not positive.
+
+    >>> Ball(radius=1.0)(torch.tensor([3.0, 4.0]))
+    tensor([0.6000, 0.8000])
+    """
+
+    radius: float
+    center: Sequence[float] | None = None
+
+    def __post_init__(self) -> None:
+        positive("radius", self.radius)
+
+    def __call__(self, y: Tensor) -> Tensor:
+        """Return the nearest point of the ball for each row of y."""
+        center = 0.0 if self.center is None else torch.as_tensor(self.center).to(y)
+        offset = y - center
+        norm = torch.linalg.vector_norm(offset, dim=-1, keepdim=True)
+        inside: Tensor = center + offset * (self.radius / norm.clamp(min=self.radius))
+        return inside
+
+
+@dataclass(frozen=True)
+class Box(Projection):
+    """The box low <= y <= high in every coordinate.
+
+    Args:
+        low: the least value of a coordinate.
+        high: the greatest, above `low`.
+
+    Raises:
+        BadInput: low not below high.
+
+    >>> Box(low=-1.0, high=1.0)(torch.tensor([3.0, 0.5]))
+    tensor([1.0000, 0.5000])
+    """
+
+    low: float
+    high: float
+
+    def __post_init__(self) -> None:
+        if not self.low < self.high:
+            raise BadInput(f"low: {self.low} is not below high, {self.high}")
+
+    def __call__(self, y: Tensor) -> Tensor:
+        """Return y with every coordinate cut to the box."""
+        return y.clamp(self.low, self.high)
+
+
+PROJECTIONS: dict[str, type[Projection]] = {"ball": Ball, "box": Box}
+"""The feasible sets by the name that experiment files use."""

@@ -1,0 +1,92 @@
+"""The contract of a trainer, and the local step that every trainer takes."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedtide.problems.layout import Layout, Params
+from fedtide.problems.problem import Batch, Plan, Task
+from fedtide.training.local import LocalTraining
+
+
+@dataclass(frozen=True)
+class Round:
+    """What all clients of a cohort share in a round.
+
+    Args:
+        start: x, shape (d,).
+        lr: γ_t.
+        mu: μ, the proximal weight.
+    """
+
+    start: Tensor
+    lr: float
+    mu: float = 0.0
+
+
+class Trainer(ABC):
+    """Trains a cohort: the same updates, to rounding, whichever trainer it is.
+
+    Attributes:
+        name: what experiment files call it.
+    """
+
+    name: str
+
+    @abstractmethod
+    def train(self, round: Round, plan: Plan, drift: Tensor | None = None) -> Tensor:
+        """Return the updates Δ_n = y_n - x of the plan's clients, shape (S, d).
+
+        Args:
+            round: what the clients share.
+            plan: their local steps.
+            drift: what is added to every local gradient of each client, shape (S, d).
+        """
+
+
+LocalStep = Callable[..., tuple[Params, Params | None]]
+
+
+def local_step(task: Task, local: LocalTraining) -> LocalStep:
+    """Return one local step of one client, a pure function of tensors (see LocalTraining).
+
+    step(y, m, x, drift, lr, mu, *batch) -> (y, m): y and x by name; m is None without momentum,
+    drift None without a correction and mu None without a proximal term; lr and mu are 0-d tensors.
+    """
+    gradient = torch.func.grad(task.loss)
+
+    def step(
+        y: Params,
+        m: Params | None,
+        x: Params,
+        drift: Params | None,
+        lr: Tensor,
+        mu: Tensor | None,
+        *batch: Tensor,
+    ) -> tuple[Params, Params | None]:
+        g: Params = gradient(y, *batch)
+        if local.weight_decay:
+            g = {name: g[name] + local.weight_decay * y[name] for name in y}
+        if drift is not None:
+            g = {name: g[name] + drift[name] for name in y}
+        if mu is not None:
+            g = {name: g[name] + mu * (y[name] - x[name]) for name in y}
+        if m is not None:
+            g = m = {name: local.momentum * m[name] + g[name] for name in y}
+        y = {name: y[name] - lr * g[name] for name in y}
+        if local.projection is not None:
+            layout = Layout.of(y)
+            y = layout.unflatten(local.projection(layout.flatten(y)))
+        return y, m
+
+    return step
+
+
+def of_step(batch: Batch, k: int) -> Batch:
+    """Return the batch of local step k: the k-th of each tensor, or its only one."""
+    return tuple(tensor[k if len(tensor) > 1 else 0] for tensor in batch)
