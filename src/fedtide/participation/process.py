@@ -34,7 +34,12 @@ class Availability(ABC):
     Its draws are keyed by (seed, round or client), so that a second one, started from the same
     process, population and seed, gives the same clients in round t whichever rounds were asked
     before: a run that was killed in round t starts anew and asks for round t.
+
+    Attributes:
+        length: how many rounds its data cover, after which nobody is available; None: endless.
     """
+
+    length: int | None = None
 
     @abstractmethod
     def round(self, t: int) -> Available:
@@ -45,13 +50,15 @@ class Process(ABC):
     """Who could take part, round by round: a value (frozen dataclass), started for a population."""
 
     @abstractmethod
-    def start(self, population: Population, seed: int) -> Availability:
+    def begin(self, population: Population, seed: int) -> Availability:
         """Return the running process for these clients.
+
+        (Not called `start` or `rates` like elsewhere: parameters of processes have those names.)
 
         Raises:
             BadInput: a parameter that does not fit the population.
         """
 
-    def rates(self, population: Population, seed: int) -> NDArray[np.float64] | None:
+    def known_rates(self, population: Population, seed: int) -> NDArray[np.float64] | None:
         """Return each client's long-run probability of being available, (N,); None: unknown."""
         return None

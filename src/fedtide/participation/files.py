@@ -1,0 +1,106 @@
+"""Reading and writing small tables: Parquet, CSV or JSON lines, by the file's suffix."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import polars as pl
+
+from fedtide.errors import BadInput, did_you_mean
+
+SUFFIXES = (".parquet", ".csv", ".jsonl", ".ndjson")
+
+
+def read_table(field: str, path: str | Path, client: str = "client") -> pl.DataFrame:
+    """Return the table in the file; the column `client` holds whole numbers or strings.
+
+    Args:
+        field: what a complaint names.
+        path: of the file.
+        client: the column of client ids. A CSV file does not say whether 7 is a number: ids are
+            numbers if all of them look like whole numbers, without leading zeros.
+
+    Raises:
+        BadInput: a file that is missing, empty, broken or of an unknown kind.
+    """
+    path = Path(path)
+    suffix = _suffix(field, path)
+    if not path.is_file():
+        raise BadInput(f"{field}: there is no file {str(path)!r}; give the path of one")
+    if path.stat().st_size == 0:
+        raise BadInput(f"{field}: {str(path)!r} is empty; write it again")
+    try:
+        return _read(path, suffix, client)
+    except (pl.exceptions.PolarsError, OSError, ValueError) as error:
+        reason = str(error).splitlines()[0]
+        raise BadInput(
+            f"{field}: {str(path)!r} is no readable {suffix} file ({reason}); write it again"
+        ) from None
+
+
+def write_table(field: str, path: str | Path, frame: pl.DataFrame) -> None:
+    """Write the table; a file of that name is replaced at once or not at all.
+
+    Raises:
+        BadInput: a suffix of no known kind.
+    """
+    path = Path(path)
+    suffix = _suffix(field, path)
+    part = path.with_name(f".{path.name}.part")
+    if suffix == ".parquet":
+        frame.write_parquet(part)
+    elif suffix == ".csv":
+        frame.write_csv(part)
+    else:
+        frame.write_ndjson(part)
+    os.replace(part, path)
+
+
+def need_columns(field: str, frame: pl.DataFrame, names: Sequence[str], mend: str) -> None:
+    """Refuse a table that lacks one of the columns `names`, saying which it has."""
+    for name in names:
+        if name not in frame.columns:
+            there = ", ".join(repr(column) for column in frame.columns)
+            raise BadInput(f"{field}: there is no column {name!r} among {there}; {mend}")
+
+
+def _suffix(field: str, path: Path) -> str:
+    suffix = path.suffix.lower()
+    if suffix not in SUFFIXES:
+        mend = did_you_mean(suffix, SUFFIXES)
+        raise BadInput(f"{field}: {str(path)!r} has a suffix of no known kind; {mend}")
+    return suffix
+
+
+def _read(path: Path, suffix: str, client: str) -> pl.DataFrame:
+    if suffix == ".parquet":
+        return pl.read_parquet(path)
+    if suffix == ".csv":
+        strings = {client: pl.String}
+        frame = pl.read_csv(path, infer_schema_length=None, schema_overrides=strings)
+        return _numbered(frame, client)
+    frame = pl.read_ndjson(path, infer_schema_length=None)
+    _refuse_mixed(path, frame, client)
+    return frame
+
+
+def _numbered(frame: pl.DataFrame, client: str) -> pl.DataFrame:
+    """Turn a column of strings that all look like whole numbers into numbers."""
+    if client not in frame.columns or frame[client].null_count() == len(frame):
+        return frame
+    if not frame[client].str.contains(r"^(0|-?[1-9][0-9]{0,17})$").all():
+        return frame
+    return frame.with_columns(pl.col(client).cast(pl.Int64))
+
+
+def _refuse_mixed(path: Path, frame: pl.DataFrame, client: str) -> None:
+    """Refuse JSON numbers among JSON strings, which Polars would turn into strings."""
+    if client not in frame.columns or frame[client].dtype != pl.String:
+        return
+    with path.open(encoding="utf-8") as lines:
+        for number, line in enumerate(lines, start=1):
+            if line.strip() and not isinstance(json.loads(line).get(client), str | None):
+                raise ValueError(f"line {number} has a number among string client ids")

@@ -1,0 +1,122 @@
+"""How often each client takes part: a number, one for each client, or correlated with its data."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from fedtide.errors import BadInput
+from fedtide.participation.checks import nonnegative, numbers, one_each, probabilities
+from fedtide.population import Population
+from fedtide.randomness import generator
+
+
+@dataclass(frozen=True)
+class Correlated:
+    """Rates that follow from a client's classes, as in FedAU's experiments (section 6).
+
+    Resolved with the population's class shares; see `correlated_rates` for the formula.
+
+    Args:
+        alpha: concentration of the Dirichlet draw of the classes' preferences q; the smaller, the
+            more a few classes decide who takes part.
+        mean: the expected rate before floor and cap.
+        floor: the smallest rate.
+        seed: of the draw of q; None: the seed of the run.
+
+    Raises:
+        BadInput: alpha not above 0, or mean or floor outside [0, 1].
+    """
+
+    alpha: float = 0.1
+    mean: float = 0.1
+    floor: float = 0.0
+    seed: int | None = None
+
+    def __post_init__(self) -> None:
+        _check_correlated(self.alpha, self.mean, self.floor)
+
+
+Rates = float | Sequence[float] | NDArray[np.float64] | Correlated
+"""One number for all clients, one for each client, or a law that is resolved in `begin`."""
+
+
+def correlated_rates(
+    class_shares: ArrayLike,
+    alpha: float = 0.1,
+    mean: float = 0.1,
+    floor: float = 0.0,
+    seed: int = 0,
+) -> NDArray[np.float64]:
+    """Return rates that depend on which classes a client holds, shape (N,).
+
+    With C classes, shares κ_n (N, C) and one draw q ~ Dir(alpha · 1_C) for all clients,
+
+        p_n = min(1, max(floor, C · mean · ⟨κ_n, q⟩)),
+
+    as in FedAU's experiments (Wang & Ji 2024, section 6). Rates are not rescaled: a floor lifts
+    their mean. The authors' program has no cap at 1 (it is never reached with C · mean <= 1).
+
+    Args:
+        class_shares: κ, rows summing to 1.
+        alpha: concentration of q, above 0.
+        mean: the expected rate before floor and cap.
+        floor: the smallest rate.
+        seed: of the draw of q.
+
+    Raises:
+        BadInput: alpha not above 0, mean or floor outside [0, 1], shares not of shape (N, C) or
+            not summing to 1.
+
+    >>> correlated_rates([[0.5, 0.5], [0.5, 0.5]], mean=0.2)
+    array([0.2, 0.2])
+    """
+    _check_correlated(alpha, mean, floor)
+    shares = nonnegative("class_shares", class_shares, dimensions=2)
+    if not np.allclose(shares.sum(axis=1), 1, atol=1e-6):
+        raise BadInput("class_shares: a row does not sum to 1; divide each row by its sum")
+    classes = shares.shape[1]
+    preference = generator(seed, "correlated-rates").dirichlet(np.full(classes, alpha))
+    return np.asarray(np.clip(classes * mean * (shares @ preference), floor, 1.0))
+
+
+def resolve_rates(rates: Rates, population: Population, seed: int) -> NDArray[np.float64]:
+    """Return the rate p_n of each client, shape (N,), from any way of giving rates.
+
+    Raises:
+        BadInput: a rate outside [0, 1] or not finite, not one rate for each client, or correlated
+            rates for clients without class shares.
+
+    >>> resolve_rates(0.25, Population(clients=2), seed=0)
+    array([0.25, 0.25])
+    """
+    if isinstance(rates, Correlated):
+        return _resolve_correlated(rates, population, seed)
+    array = probabilities("rates", rates)
+    if np.ndim(rates) == 0:
+        return np.full(population.clients, array[0])
+    one_each("rates", array, population.clients)
+    return array
+
+
+def check_rates(rates: Rates) -> None:
+    """Refuse rates that fit no population."""
+    if not isinstance(rates, Correlated):
+        probabilities("rates", rates)
+
+
+def _resolve_correlated(law: Correlated, population: Population, seed: int) -> NDArray[np.float64]:
+    if population.class_shares is None:
+        raise BadInput("rates: these clients hold no classes to correlate with; give numbers")
+    seed = seed if law.seed is None else law.seed
+    return correlated_rates(population.class_shares, law.alpha, law.mean, law.floor, seed)
+
+
+def _check_correlated(alpha: float, mean: float, floor: float) -> None:
+    if numbers("alpha", [alpha])[0] <= 0:
+        raise BadInput(f"alpha: {alpha} is not above 0; give a positive concentration")
+    probabilities("mean", mean)
+    probabilities("floor", floor)
