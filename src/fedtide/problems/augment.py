@@ -1,0 +1,69 @@
+"""Random changes to the images of a minibatch, drawn for each sample of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from fedtide.problems.draws import WORDS, words
+
+_MARGIN = 4
+_STREAM = 1 << 16  # away from the streams of the dropout layers, which draw on the same keys
+
+
+def pad_crop(x: Tensor, draw: Tensor) -> Tensor:
+    """Surround each image by 4 zeros on every side and cut a window of its old size at random.
+
+    Args:
+        x: images after normalisation (a zero is then the mean colour), shape (M, C, H, W).
+        draw: a word for each image, shape (M,); the 81 windows are equally likely.
+    """
+    height, width = x.shape[-2:]
+    window = (draw * (2 * _MARGIN + 1) ** 2) // WORDS
+    top, left = window // (2 * _MARGIN + 1), window % (2 * _MARGIN + 1)
+    rows = top[:, None, None] + torch.arange(height, device=x.device)[:, None]
+    columns = left[:, None, None] + torch.arange(width, device=x.device)
+    pixels = (rows * (width + 2 * _MARGIN) + columns).flatten(1)
+    padded = pad(x, (_MARGIN,) * 4).flatten(2)
+    return padded.gather(2, pixels[:, None].expand(-1, x.shape[1], -1)).view_as(x)
+
+
+def flip(x: Tensor, draw: Tensor) -> Tensor:
+    """Mirror each image left to right with probability 1/2.
+
+    Args:
+        x: images, shape (M, C, H, W).
+        draw: a word for each image, shape (M,); the lower half of the words mirrors.
+    """
+    mirrored = draw < WORDS // 2
+    return torch.where(mirrored[:, None, None, None], x.flip(-1), x)
+
+
+AUGMENTATIONS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "flip": flip,
+    "pad-crop": pad_crop,
+}
+"""What `augment` may list, by name."""
+
+
+def augmented(x: Tensor, names: Sequence[str], keys: Tensor) -> Tensor:
+    """Return the minibatches x with these augmentations applied one after another.
+
+    The authors' programs of the papers draw one window and one mirroring for a whole minibatch;
+    here every sample has its own, as the papers say. A draw is a function of the key of (client,
+    step), the place of the sample in its minibatch, and the place of the augmentation in `names`.
+
+    Args:
+        x: images, shape (I, S, B, C, H, W).
+        names: which augmentations, in order.
+        keys: a word for every client and step, shape (I, S).
+    """
+    samples = torch.arange(x.shape[2], device=x.device)
+    images = x.flatten(0, 2)
+    for number, name in enumerate(names):
+        draw = words(keys[..., None], _STREAM + number, samples).flatten()
+        images = AUGMENTATIONS[name](images, draw)
+    return images.view_as(x)

@@ -1,0 +1,233 @@
+"""Classification: images and labels, dealt out to clients."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from fedtide.errors import BadInput, did_you_mean
+from fedtide.population import Population
+from fedtide.problems.augment import AUGMENTATIONS, augmented
+from fedtide.problems.datasets import Dataset, load
+from fedtide.problems.flower_partition import FlwrInstance
+from fedtide.problems.layout import Layout, Params
+from fedtide.problems.models import Model, PureModel, model_of
+from fedtide.problems.models.initialisation import seeded
+from fedtide.problems.partition import Partition, Shards
+from fedtide.problems.problem import Batch, Evaluation, Plan, Problem, Task
+
+_EVALUATED_AT_ONCE = 1000
+
+
+@dataclass(frozen=True)
+class Classification(Problem):
+    """F_n(x) is the mean cross-entropy of a model with parameters x over the samples of client n.
+
+    Args:
+        dataset: "digits" (bundled), "mnist", "fashion_mnist", "cifar10", "cifar100", "svhn",
+            "cinic10", or a folder with train.parquet and test.parquet; see `datasets.load`.
+        partition: who holds which training samples: a partition, or a partitioner object of
+            flwr-datasets.
+        clients: N.
+        model: a name in `MODELS`, an import path "package.module:Class", a mapping with `type` and
+            its parameters, or a model object.
+        augment: changes to the training images, in order: "pad-crop" (4 zeros on every side, then a
+            random window) and "flip" (left to right with probability 1/2).
+        normalise: a mean and a standard deviation for pixels / 255 instead of the data set's own;
+            (0.5, 0.5) as Yan et al., (0, 1) for pixels in [0, 1].
+
+    Raises:
+        BadInput: an unknown name, a parameter out of range; and, when prepared, data that cannot
+            be had, a partition that leaves a client without samples, a model that does not fit.
+
+    >>> from fedtide.problems.partitions import Dirichlet
+    >>> problem = Classification("digits", Dirichlet(alpha=0.1), clients=100)
+    >>> task = problem.prepare(seed=1, device=torch.device("cpu"), dtype=torch.float32)
+    >>> task.layout.size, int(task.population.samples.sum())
+    (650, 1437)
+    """
+
+    dataset: str | Path
+    partition: Partition | Any
+    clients: int
+    model: str | Mapping[str, Any] | Model = "logistic"
+    augment: Sequence[str] | None = None
+    normalise: Sequence[float] | None = None
+
+    def __post_init__(self) -> None:
+        if self.clients < 1:
+            raise BadInput(f"clients: {self.clients} clients; give at least 1")
+        if not isinstance(self.partition, Partition) and not hasattr(
+            self.partition, "load_partition"
+        ):
+            raise BadInput(
+                f"partition: {self.partition!r} is no partition; give one such as Dirichlet(0.1)"
+            )
+        for name in self._augmentations:
+            if name not in AUGMENTATIONS:
+                raise BadInput(f"augment: unknown {name!r}; {did_you_mean(name, AUGMENTATIONS)}")
+        if self.normalise is not None and (len(self.normalise) != 2 or self.normalise[1] <= 0):
+            raise BadInput(
+                f"normalise: {self.normalise} is not a mean and a positive standard deviation"
+            )
+        model_of(self.model)
+
+    @property
+    def _augmentations(self) -> tuple[str, ...]:
+        names = self.augment or ()
+        return (names,) if isinstance(names, str) else tuple(names)
+
+    def prepare(self, seed: int, device: torch.device, dtype: torch.dtype) -> ClassificationTask:
+        """Return the task for this seed (which draws the partition and the initial model)."""
+        data = load(self.dataset, self.normalise)
+        if self._augmentations and data.train.features.ndim != 4:
+            raise BadInput("augment: the features are no images; leave it out")
+        shards = self._shards(data, seed)
+        shape = data.train.features.shape[1:]
+        module = seeded(lambda: model_of(self.model).build(shape, data.classes), seed)
+        return ClassificationTask(data, shards, module.to(device, dtype), self._augmentations)
+
+    def _shards(self, data: Dataset, seed: int) -> Shards:
+        labels = data.train.labels
+        if self.clients > len(labels):
+            raise BadInput(
+                f"clients: {self.clients} clients for {len(labels)} training samples; give at most "
+                f"{len(labels)}"
+            )
+        given = self.partition
+        partition = given if isinstance(given, Partition) else FlwrInstance(given)
+        shards = partition.split(labels, self.clients, seed, data.train.columns)
+        empty = np.flatnonzero(shards.sizes == 0)
+        if len(empty):
+            raise BadInput(
+                f"clients: {len(empty)} of {self.clients} clients get no sample (client {empty[0]} "
+                f"is the first); give fewer clients, a more even partition or another seed"
+            )
+        return shards
+
+
+class ClassificationTask(Task):
+    """A classification problem with its data on the device.
+
+    A batch is (x, y), then `mask` if the plan has one, then `key` if the model has dropout.
+
+    Args:
+        data: training and test samples.
+        shards: who holds which training samples.
+        module: the network, with its initial parameters, on the device and in the dtype of the run.
+        augment: names of augmentations, in order.
+
+    Attributes:
+        shards: who holds which training samples.
+        model: the network as a pure function.
+    """
+
+    def __init__(
+        self, data: Dataset, shards: Shards, module: torch.nn.Module, augment: Sequence[str] = ()
+    ) -> None:
+        like = next(module.parameters(), torch.empty(0))
+        place = like.device, like.dtype
+        self._train, self._test = (data.features(rows, *place) for rows in (data.train, data.test))
+        self._train_labels, self._test_labels = (
+            torch.from_numpy(rows.labels).to(like.device) for rows in (data.train, data.test)
+        )
+        self._classes, self._augment = data.classes, augment
+        self.shards = shards
+        self.population = Population(
+            clients=len(shards.sizes),
+            samples=shards.sizes,
+            class_shares=shards.class_shares(data.train.labels, data.classes),
+        )
+        self.model = PureModel(module, self._train[:2], data.classes)
+        self.layout = Layout.of(self.model.params)
+        self.start = self.layout.flatten(self.model.params)
+
+    def loss(self, params: Params, *batch: Tensor) -> Tensor:
+        """Return the mean cross-entropy of the minibatch's samples, without the padding."""
+        x, y, *rest = batch
+        key = rest.pop() if self.model.draws else None
+        logits = self.model(params, x, key)
+        if not rest:
+            return cross_entropy(logits, y)
+        weights = rest[0].to(logits.dtype)
+        losses = cross_entropy(logits, y, reduction="none")
+        return (losses * weights).sum() / weights.sum().clamp(min=1)
+
+    def batches(self, plan: Plan) -> Batch:
+        """Return (x, y[, mask][, key]) of the cohort: x has shape (I or 1, S, B, *features)."""
+        assert plan.positions is not None
+        device = self._train.device
+        samples = torch.from_numpy(self.shards.locate(plan.clients, plan.positions)).to(device)
+        keys = torch.tensor(plan.keys, device=device)
+        x, y = self._gather(samples, keys)
+        mask = () if plan.mask is None else (torch.tensor(plan.mask, device=device),)
+        return x, y, *mask, *((keys,) if self.model.draws else ())
+
+    def _gather(self, samples: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
+        """Return features and labels of these samples, (I or 1, S, B), augmented."""
+        y = self._train_labels[samples]
+        if self._augment:  # a minibatch that all steps share is changed in each step anew
+            samples = samples.expand(len(keys), -1, -1)
+        x = self._train.index_select(0, samples.flatten()).view(
+            *samples.shape, *self._train.shape[1:]
+        )
+        return (augmented(x, self._augment, keys) if self._augment else x), y
+
+    def evaluate(self, x: Tensor) -> Evaluation:
+        """Return losses and accuracies over the training and the test set, without augmentation.
+
+        `loss` is the objective (1/N) Σ_n F_n(x); `train_loss`, `train_accuracy`, `test_loss` and
+        `test_accuracy` are means over samples. Of each client: `loss` is F_n(x), `accuracy` that on
+        its own samples, and `test_accuracy` the test accuracies of the classes weighted by its
+        class shares (over the classes that the test set has).
+        """
+        losses, right = self._judge(x, self._train, self._train_labels)
+        test_losses, test_right = self._judge(x, self._test, self._test_labels)
+        client_losses = self.shards.averages(losses)
+        metrics = {
+            "loss": client_losses.mean(),
+            "train_loss": losses.mean(),
+            "train_accuracy": right.mean(),
+            "test_loss": test_losses.mean(),
+            "test_accuracy": test_right.mean(),
+        }
+        clients = {
+            "loss": client_losses,
+            "accuracy": self.shards.averages(right),
+            "test_accuracy": self._client_test_accuracy(test_right),
+        }
+        return Evaluation({name: float(value) for name, value in metrics.items()}, clients)
+
+    @torch.no_grad()
+    def _judge(
+        self, x: Tensor, features: Tensor, labels: Tensor
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Return each sample's loss, and 1 where the model is right or 0 where it is wrong."""
+        params = self.layout.unflatten(x)
+        losses, right = [], []
+        for first in range(0, len(labels), _EVALUATED_AT_ONCE):
+            part = slice(first, first + _EVALUATED_AT_ONCE)
+            logits, y = self.model.evaluate(params, features[part]), labels[part]
+            losses.append(cross_entropy(logits, y, reduction="none"))
+            right.append(logits.argmax(1) == y)
+        return torch.cat(losses).double().cpu().numpy(), torch.cat(right).double().cpu().numpy()
+
+    def _client_test_accuracy(self, right: NDArray[np.float64]) -> NDArray[np.float64]:
+        labels = self._test_labels.cpu().numpy()
+        count = np.bincount(labels, minlength=self._classes)
+        present = count > 0
+        accuracy = np.bincount(labels, weights=right, minlength=self._classes)[present]
+        shares = self.population.class_shares
+        assert shares is not None
+        with np.errstate(invalid="ignore"):  # a client of untested classes only gets NaN
+            weights = shares[:, present] / shares[:, present].sum(1, keepdims=True)
+        mean: NDArray[np.float64] = weights @ (accuracy / count[present])
+        return mean

@@ -1,0 +1,65 @@
+"""Models of the user's own."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from fedtide.errors import BadInput
+from fedtide.problems.models.model import Model, Shape
+
+
+@dataclass(frozen=True)
+class Imported(Model):
+    """Any `torch.nn.Module` by import path; modules in the working directory are found, too.
+
+    Args:
+        path: "package.module:Class", or a function that returns a module.
+        arguments: of its call, by name.
+
+    Raises:
+        BadInput: a path that cannot be imported or is no module; arguments that it refuses.
+
+    >>> Imported("torch.nn:Linear", {"in_features": 64, "out_features": 10}).build((64,), 10)
+    Linear(in_features=64, out_features=10, bias=True)
+    """
+
+    path: str
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+
+    def build(self, shape: Shape, classes: int) -> nn.Module:
+        """Return the network; `shape` and `classes` are for its arguments to fit."""
+        constructor = _imported(self.path)
+        try:
+            module = constructor(**self.arguments)
+        except Exception as error:
+            raise BadInput(
+                f"model: {self.path} cannot be made from arguments {dict(self.arguments)}: {error}"
+            ) from error
+        if not isinstance(module, nn.Module):
+            raise BadInput(
+                f"model: {self.path} gives a {type(module).__name__}; it must give a "
+                f"torch.nn.Module"
+            )
+        return module
+
+
+def _imported(path: str) -> Any:
+    module, _, name = path.partition(":")
+    here = str(Path.cwd())
+    sys.path.insert(0, here)
+    try:
+        return getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise BadInput(
+            f"model: {path!r} cannot be imported ({error}); give package.module:Class, found from "
+            f"the working directory or installed"
+        ) from error
+    finally:
+        sys.path.remove(here)

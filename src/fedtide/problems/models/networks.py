@@ -1,0 +1,152 @@
+"""The networks of the papers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import nn
+
+from fedtide.checks import one_of, positive
+from fedtide.errors import BadInput
+from fedtide.problems.models.initialisation import kaiming
+from fedtide.problems.models.model import Model, Shape
+
+Initialisation = Literal["default", "kaiming"]
+
+
+@dataclass(frozen=True)
+class Logistic(Model):
+    """Multinomial logistic regression: one linear layer, started as PyTorch does.
+
+    >>> sum(p.numel() for p in Logistic().build((1, 28, 28), 10).parameters())
+    7850
+    """
+
+    def build(self, shape: Shape, classes: int) -> nn.Module:
+        """Return the network."""
+        return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), classes))
+
+
+@dataclass(frozen=True)
+class MLP(Model):
+    """Linear layers with ReLU between them, started as PyTorch does.
+
+    Args:
+        hidden: the width of each hidden layer.
+
+    Raises:
+        BadInput: a width below 1.
+
+    >>> sum(p.numel() for p in MLP().build((1, 8, 8), 10).parameters())
+    4810
+    """
+
+    hidden: Sequence[int] = (64,)
+
+    def __post_init__(self) -> None:
+        _check_widths("hidden", self.hidden)
+
+    def build(self, shape: Shape, classes: int) -> nn.Module:
+        """Return the network."""
+        return nn.Sequential(nn.Flatten(), *_linear(math.prod(shape), self.hidden, classes, 0))
+
+
+@dataclass(frozen=True)
+class CNN(Model):
+    """Convolutions with ReLU and maximum pooling, then linear layers with ReLU.
+
+    Args:
+        channels: how many channels each convolution makes.
+        kernel, stride, padding: of each convolution, in pixels.
+        pool: the side of the pooling window after each convolution; 1: no pooling.
+        hidden: the width of each hidden linear layer.
+        dropout: the probability of zeroing an input of a linear layer in training.
+        initialisation: "kaiming" (see `initialisation.kaiming`), or PyTorch's "default".
+
+    Raises:
+        BadInput: a size below 1; dropout outside [0, 1); an unknown initialisation; features that
+            are no images, or too small ones.
+
+    >>> net = CNN(channels=(4,), kernel=3, padding=1).build((1, 8, 8), 10)
+    >>> sum(p.numel() for p in net.parameters())  # 4·(9+1) + 4·4·4·10 + 10
+    690
+    """
+
+    channels: Sequence[int]
+    kernel: int = 5
+    stride: int = 1
+    padding: int = 2
+    pool: int = 2
+    hidden: Sequence[int] = ()
+    dropout: float = 0.0
+    initialisation: Initialisation = "kaiming"
+
+    def __post_init__(self) -> None:
+        _check_widths("channels", self.channels)
+        _check_widths("hidden", self.hidden)
+        for field in ("kernel", "stride", "pool"):
+            positive(field, getattr(self, field))
+        if self.padding < 0:
+            raise BadInput(f"padding: {self.padding} is below 0")
+        if not 0 <= self.dropout < 1:
+            raise BadInput(f"dropout: {self.dropout} is not within [0, 1)")
+        one_of("initialisation", self.initialisation, Initialisation)
+
+    def build(self, shape: Shape, classes: int) -> nn.Module:
+        """Return the network."""
+        height, width = self._output(shape)
+        features = self.channels[-1] * height * width if self.channels else math.prod(shape)
+        module = nn.Sequential(
+            *self._convolutions(shape[0]),
+            nn.Flatten(),
+            *_linear(features, self.hidden, classes, self.dropout),
+        )
+        if self.initialisation == "kaiming":
+            kaiming(module)
+        return module
+
+    def _convolutions(self, inputs: int) -> Iterator[nn.Module]:
+        for outputs in self.channels:
+            yield nn.Conv2d(inputs, outputs, self.kernel, self.stride, self.padding)
+            yield nn.ReLU()
+            if self.pool > 1:
+                yield nn.MaxPool2d(self.pool)
+            inputs = outputs
+
+    def _output(self, shape: Shape) -> tuple[int, int]:
+        """Return the height and width of the images after the last convolution."""
+        if len(shape) != 3:
+            raise BadInput(f"model: a CNN needs images, and features have shape {shape}; use 'mlp'")
+        sides = list(shape[1:])
+        for _ in self.channels:
+            sides = [
+                ((side + 2 * self.padding - self.kernel) // self.stride + 1) // self.pool
+                for side in sides
+            ]
+        if min(sides) < 1:
+            raise BadInput(
+                f"model: nothing is left of images of shape {shape} after the convolutions; "
+                f"use fewer, or less pooling"
+            )
+        return sides[0], sides[1]
+
+
+def _linear(
+    inputs: int, hidden: Sequence[int], classes: int, dropout: float
+) -> Iterator[nn.Module]:
+    """Yield linear layers through these widths, each after dropout, with ReLU between them."""
+    for number, outputs in enumerate([*hidden, classes]):
+        if number > 0:
+            yield nn.ReLU()
+        if dropout > 0:
+            yield nn.Dropout(dropout)
+        yield nn.Linear(inputs, outputs)
+        inputs = outputs
+
+
+def _check_widths(field: str, widths: Sequence[int]) -> None:
+    for width in widths:
+        positive(field, width)
