@@ -1,1 +1,27 @@
-"""Federated learning for clients that come and go."""
+"""Federated learning for clients that come and go.
+
+Say who takes part, train, compare: `simulate` runs an experiment given as objects, `run` one given
+as a YAML file.
+"""
+
+from fedtide import algorithms, participation, problems
+from fedtide.errors import BadInput
+from fedtide.simulation import Experiment, Result, run, simulate
+from fedtide.training import Ball, Box, InverseDecay, LocalTraining, Piecewise, StepDecay
+
+__all__ = [
+    "BadInput",
+    "Ball",
+    "Box",
+    "Experiment",
+    "InverseDecay",
+    "LocalTraining",
+    "Piecewise",
+    "Result",
+    "StepDecay",
+    "algorithms",
+    "participation",
+    "problems",
+    "run",
+    "simulate",
+]

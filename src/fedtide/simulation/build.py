@@ -48,8 +48,10 @@ class Builder:
         for member in get_args(kind) if _is_union(kind) else (kind,):
             if not isinstance(member, type):
                 continue
-            if member in self._families and _describes(value, member):
+            if member in self._families and isinstance(value, (str, Mapping, member)):
                 return self._of_family(member, value, path)
+            if is_dataclass(member) and isinstance(value, member):
+                return value
             if is_dataclass(member) and isinstance(value, Mapping):
                 return self._of_class(member, value, path)
         return _leaf(kind, value, path)
@@ -107,11 +109,6 @@ def _join(path: str, key: Any) -> str:
 
 def _is_union(kind: Any) -> bool:
     return get_origin(kind) in (Union, types.UnionType)
-
-
-def _describes(value: Any, base: type) -> bool:
-    """Say whether a value stands for an object of a table rather than for a number or a list."""
-    return isinstance(value, str | base) or (isinstance(value, Mapping))
 
 
 def _leaf(kind: Any, value: Any, path: str) -> Any:

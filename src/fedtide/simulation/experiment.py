@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_type_hints
 
@@ -20,13 +20,14 @@ from fedtide.participation import (
     SELECTIONS,
     All,
     Always,
+    Correlated,
     Process,
-    Rates,
     Report,
     Schedule,
     Selection,
 )
 from fedtide.problems import PARTITIONS, PROBLEMS, Partition, Problem
+from fedtide.problems.weighted import Objective
 from fedtide.simulation.build import Builder
 from fedtide.training import PROJECTIONS, SCHEDULES, LocalTraining
 from fedtide.training.choose import TrainerName
@@ -37,7 +38,7 @@ BUILDER = Builder(
     {
         Algorithm: ALGORITHMS,
         Process: PROCESSES,
-        Rates: RATES,
+        Correlated: RATES,
         Selection: SELECTIONS,
         Report: REPORTS,
         Problem: PROBLEMS,
@@ -103,6 +104,8 @@ class Experiment:
         rounds: T >= 1.
         seed: of everything random.
         name: for people.
+        objective: what is wanted, Σ a_n F_n: "uniform" (a_n = 1 / N), "samples" (the shares of all
+            samples), or a weight per client.
         selection: who of the available takes part.
         report: who of the selected reports back.
         evaluation: when the model is evaluated.
@@ -127,23 +130,24 @@ class Experiment:
     rounds: int
     seed: int = 0
     name: str = "run"
-    selection: Selection = All()
-    report: Report = Always()
-    evaluation: Evaluate = Evaluate()
+    objective: Objective = "uniform"
+    selection: Selection = field(default_factory=All)
+    report: Report = field(default_factory=Always)
+    evaluation: Evaluate = field(default_factory=Evaluate)
     dtype: Literal["float32", "float64"] = "float32"
     device: str = "cpu"
     trainer: TrainerName = "auto"
     on_nonfinite: Literal["stop", "drop"] = "stop"
     log: Literal["available", "selected", "reported", "used"] = "available"
-    checkpoint: Checkpoints = Checkpoints()
+    checkpoint: Checkpoints = field(default_factory=Checkpoints)
     record_iterates: bool = False
 
     def __post_init__(self) -> None:
         at_least("rounds", self.rounds, 1)
         at_least("seed", self.seed, 0)
         hints = get_type_hints(Experiment)
-        for field in ("dtype", "trainer", "on_nonfinite", "log"):
-            one_of(field, getattr(self, field), hints[field])
+        for name in ("dtype", "trainer", "on_nonfinite", "log"):
+            one_of(name, getattr(self, name), hints[name])
         try:
             torch.empty(0, device=self.device)
         except (RuntimeError, AssertionError):
@@ -236,7 +240,3 @@ def differences(old: Any, new: Any, path: str = "") -> list[str]:
             for line in differences(old.get(key), new.get(key), f"{path}.{key}" if path else key)
         ]
     return [] if old == new else [f"{path} ({old!r:.40} there, {new!r:.40} here)"]
-
-
-FIELDS = tuple(field.name for field in fields(Experiment))
-"""The keys of an experiment file."""

@@ -46,7 +46,7 @@ class RunFolder:
         """Make sure that the folder can hold this experiment.
 
         Raises:
-            BadInput: not a folder; not empty without `resume`; with it, another experiment is there.
+            BadInput: not a folder, not empty without `resume`, or another experiment with it.
         """
         if self.path.exists() and not self.path.is_dir():
             raise BadInput(f"out: {self.path} is a file; give a folder")

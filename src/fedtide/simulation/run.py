@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -15,17 +16,25 @@ from torch import Tensor
 from fedtide.algorithms import Info, Reports
 from fedtide.algorithms.storage import pack, unpack
 from fedtide.errors import BadInput
-from fedtide.participation import Participants
-from fedtide.problems import Evaluation
+from fedtide.participation import Participants, records
+from fedtide.participation.log import Records
+from fedtide.participation.process import Ids
+from fedtide.problems import Evaluation, Problem, Task
+from fedtide.problems.weighted import weigh_objective
 from fedtide.simulation.checkpoint import Checkpoint
 from fedtide.simulation.experiment import Experiment
-from fedtide.simulation.log import LogBuffer
 from fedtide.simulation.records import Tally, clients_table, metrics_row
 from fedtide.training.choose import TrainerName, choose_trainer
 from fedtide.training.feed import Feed
 from fedtide.training.trainer import Round
 
-_REPORTS_AT_ONCE = 512  # clients whose updates are held at the same time
+_AT_ONCE = 512  # clients whose updates are held at the same time
+
+
+@lru_cache(maxsize=2)
+def prepared(problem: Problem, seed: int, device: str, dtype: str) -> Task:
+    """Return the task of a problem; the methods of a study share it, and what was found out on it."""
+    return problem.prepare(seed, torch.device(device), getattr(torch, dtype))
 
 
 class Diverged(BadInput):
@@ -58,31 +67,34 @@ class Run:
         ended: how many rounds have ended.
         state: the algorithm's state.
         metrics: one mapping per evaluation.
+        log: rows of the participation log that nobody has taken away yet.
         trainer_choice: the trainer and why, for people.
     """
 
     def __init__(self, experiment: Experiment, trainer: TrainerName | None = None) -> None:
         self.experiment = experiment
         seed = experiment.seed
-        self.task = experiment.problem.prepare(
-            seed, torch.device(experiment.device), getattr(torch, experiment.dtype)
-        )
+        task = prepared(experiment.problem, seed, experiment.device, experiment.dtype)
+        self.task = weigh_objective(task, experiment.objective)
         schedule = experiment.schedule
-        rates = schedule.rates(self.task.population, seed)
+        rates = schedule.known_rates(self.task.population, seed)
         self.population = replace(self.task.population, rates=rates)
         self._participation = schedule.start(self.population, seed)
+        length = self._participation.length
+        if length is not None and length < experiment.rounds:
+            raise BadInput(
+                f"rounds: {experiment.rounds} rounds, but the participation ends after {length}; "
+                f"ask for at most {length}"
+            )
         self._feed = Feed(self.population, experiment.local, seed)
-        mean_cohort = self.population.clients if rates is None else rates.sum()
+        cohort = float(self.population.clients if rates is None else rates.sum())
         self._trainer, self.trainer_choice = choose_trainer(
-            trainer or experiment.trainer,
-            self.task,
-            experiment.local,
-            mean_cohort * experiment.rounds,
+            trainer or experiment.trainer, self.task, experiment.local, cohort * experiment.rounds
         )
         self.state = experiment.algorithm.init(self.task.start, self.population)
         self.ended = 0
         self.tally = Tally(self.population.clients)
-        self.log = LogBuffer(experiment.log)
+        self.log: list[Records] = []
         self.metrics: list[dict[str, Any]] = []
         self.iterates = [self.task.start] if experiment.record_iterates else []
         self.timings = Timings()
@@ -100,14 +112,15 @@ class Run:
         present = self._participation.round(t)
         # 2. They train as the algorithm says, and it folds in what they report.
         lr = self.experiment.local.rate(t)
-        lost = [
-            self._train(t, present, slice(first, first + _REPORTS_AT_ONCE), lr)
-            for first in range(0, len(present.reported), _REPORTS_AT_ONCE)
+        clients, weights = self._cohort(present)
+        used = [
+            self._train(clients[i : i + _AT_ONCE], weights[i : i + _AT_ONCE], lr)
+            for i in range(0, len(clients), _AT_ONCE)
         ]
         # 3. The model moves.
         self.state, info = self.experiment.algorithm.step(self.state, lr)
         # 4. The round is written down.
-        self._record(present, np.concatenate(lost) if lost else present.reported, info)
+        self._record(present, np.concatenate(used) if used else clients, info)
         self.ended = t + 1
         self.timings.rounds += 1
         self.timings.training += time.perf_counter() - began
@@ -169,35 +182,43 @@ class Run:
             self.iterates = list(tensors["iterates"].to(self.task.start.device))
         self.ended = checkpoint.round
 
-    def _train(self, t: int, present: Participants, part: slice, lr: float) -> NDArray[np.int64]:
-        """Train a part of the reporting clients and fold in their updates; return who was used."""
-        clients = present.reported[part]
-        ids = torch.as_tensor(clients, device=self.task.start.device)
+    def _cohort(self, present: Participants) -> tuple[Ids, NDArray[np.float64]]:
+        """Return who trains in this round, and their participation weights."""
+        reported = torch.from_numpy(present.reported)
+        chosen = self.experiment.algorithm.cohort(self.state, reported)
+        if chosen is reported:
+            return present.reported, present.weights
+        clients = chosen.numpy()
+        return clients, np.full(len(clients), 1 / max(1, len(clients)))
+
+    def _train(self, clients: Ids, weights: NDArray[np.float64], lr: float) -> Ids:
+        """Train these clients and fold in their updates; return whose were used."""
         algorithm, start = self.experiment.algorithm, self.task.start
-        instructions = algorithm.instruct(self.state, ids)
-        plan = self._feed.plan(clients)
+        ids = torch.as_tensor(clients, device=start.device)
+        asked = algorithm.instruct(self.state, ids)
+        plan = self._feed.plan(clients, asked.full_batch)
         updates = self._trainer.train(
-            Round(instructions.model, lr, instructions.mu), plan, instructions.drift
+            Round(asked.model, lr, asked.mu, asked.frozen), plan, asked.drift
         )
         reports = Reports(
             clients=ids,
-            weights=torch.as_tensor(present.weights[part]).to(start),
+            weights=torch.as_tensor(weights).to(start),
             updates=updates,
             lr=lr,
             steps=torch.as_tensor(plan.steps, device=start.device),
             samples=self._samples(clients),
         )
-        reports = self._finite(t, reports)
+        reports = self._finite(reports)
         self.state = algorithm.absorb(self.state, reports)
         return reports.clients.cpu().numpy()
 
-    def _samples(self, clients: NDArray[np.int64]) -> Tensor | None:
+    def _samples(self, clients: Ids) -> Tensor | None:
         samples = self.population.samples
         if samples is None:
             return None
         return torch.as_tensor(samples[clients], device=self.task.start.device)
 
-    def _finite(self, t: int, reports: Reports) -> Reports:
+    def _finite(self, reports: Reports) -> Reports:
         """Return the reports whose updates are finite, or stop, as the experiment says."""
         if bool(torch.isfinite(reports.updates.sum())):
             return reports
@@ -205,7 +226,7 @@ class Run:
         if self.experiment.on_nonfinite == "stop":
             named = ", ".join(str(client) for client in reports.clients[~finite][:8].tolist())
             raise Diverged(
-                f"local.lr: in round {t} the updates of clients {named} are not finite; "
+                f"local.lr: in round {self.ended} the updates of clients {named} are not finite; "
                 "lower lr, or leave such updates out with on_nonfinite: drop"
             )
         samples = None if reports.samples is None else reports.samples[finite]
@@ -218,8 +239,8 @@ class Run:
             samples,
         )
 
-    def _record(self, present: Participants, used: NDArray[np.int64], info: Info) -> None:
-        self.log.add(present, used)
+    def _record(self, present: Participants, used: Ids, info: Info) -> None:
+        self.log.append(records(present, self.experiment.log, used))
         self.tally.add(info.clients.cpu().numpy(), info.weights.double().cpu().numpy())
         if self.iterates:
             self.iterates.append(self.state.model)

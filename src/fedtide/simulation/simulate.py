@@ -14,6 +14,7 @@ import safetensors.torch
 import torch
 from numpy.typing import NDArray
 
+from fedtide.participation import log_of
 from fedtide.simulation.checkpoint import Checkpoint, load_newest, save
 from fedtide.simulation.experiment import Experiment
 from fedtide.simulation.folder import RunFolder, write_atomically, write_frame, write_json
@@ -31,7 +32,7 @@ class Result:
         metrics: one row per evaluation: `round` (how many had ended), then the problem's metrics
             and the spread of each client figure.
         participation: the log: round, client, stage, weight.
-        clients: one row per client: what it holds, how often it came, what it counted, how it fares.
+        clients: one row per client: its samples, participation, mean weight, and last figures.
         state: the algorithm's final state.
         trainer: the trainer that was used, and why.
         timings: seconds spent, and rounds per second.
@@ -102,7 +103,7 @@ def execute(
     if out is None:
         started = Run(experiment)
         _loop(started, watcher)
-        return _result(started, started.log.frame())
+        return _result(started, log_of(started.log))
     folder, plain = RunFolder(out), experiment.plain()
     folder.check(plain, resume)
     checkpoint = load_newest(folder.checkpoints) if resume else None
@@ -151,10 +152,8 @@ def _loop_in_folder(run: Run, folder: RunFolder, watcher: Watcher) -> None:
                 _advance(run, watcher)
             except Diverged as error:
                 kept = load_newest(folder.checkpoints)
-                where = (
-                    f"; the last good checkpoint, of round {kept.round}, is kept" if kept else ""
-                )
-                raise Diverged(f"{error}{where}") from None
+                assert kept is not None
+                raise Diverged(f"{error}; the checkpoint of round {kept.round} is kept") from None
             due = settings.every is not None and run.ended % settings.every == 0
             if due or interruption.asked or time.monotonic() - saved > settings.seconds:
                 _save(run, folder)
@@ -169,8 +168,8 @@ def _loop_in_folder(run: Run, folder: RunFolder, watcher: Watcher) -> None:
 
 def _save(run: Run, folder: RunFolder) -> None:
     """Write the log since the last time, then the checkpoint that counts on it."""
-    if run.log.rows:
-        write_frame(folder.log_parts / f"{run.ended:09d}.parquet", run.log.frame())
+    if run.log:
+        write_frame(folder.log_parts / f"{run.ended:09d}.parquet", log_of(run.log))
         run.log.clear()
     checkpoint = run.checkpoint()
     facts = {**checkpoint.facts, "threads": torch.get_num_threads()}
@@ -187,7 +186,7 @@ def _drop_log_after(folder: RunFolder, ended: int) -> None:
 def _finish(run: Run, folder: RunFolder) -> None:
     """Write the results; the summary comes last and says that all of them are there."""
     parts = sorted(folder.log_parts.glob("*.parquet"))
-    log = pl.concat([run.log.frame(), *map(pl.read_parquet, parts)])
+    log = pl.concat([log_of(run.log), *map(pl.read_parquet, parts)])
     write_frame(folder.participation, log)
     write_frame(folder.metrics, run.metrics_table())
     write_frame(folder.clients, run.clients())

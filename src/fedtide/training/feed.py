@@ -43,20 +43,25 @@ class Feed:
                     f"{field}: the clients of this problem hold no samples; leave it out"
                 )
             return
-        largest, smallest = int(self._sizes.max()), int(self._sizes.min())
+        self._largest, self._smallest = int(self._sizes.max()), int(self._sizes.min())
         self._shuffled = Epochs(self._sizes, seed)
-        self._batch = min(local.batch_size or largest, largest)
+        self._batch = min(local.batch_size or self._largest, self._largest)
         self._full = local.batch_size is None
-        even = smallest == largest and largest % self._batch == 0
-        self._padded = not even if self._full or self._epochs else smallest < self._batch
+        self._even = bool((self._sizes % self._batch == 0).all())
 
-    def plan(self, clients: Ints) -> Plan:
-        """Return the local steps to come of these clients, shape (S,), and count them as taken."""
+    def plan(self, clients: Ints, full_batch: bool = False) -> Plan:
+        """Return the local steps to come of these clients, shape (S,), and count them as taken.
+
+        Args:
+            clients: who trains.
+            full_batch: every step uses all samples, whatever the batch size is.
+        """
         steps = self._steps_of(clients)
         number = np.arange(steps.max(initial=0))[:, None] + self.taken[clients].astype(np.int64)
         active = np.arange(len(number))[:, None] < steps
         self.taken[clients] += steps.astype(np.int32)
-        positions, mask = self._positions(clients, number)
+        full = self._sizes is not None and (full_batch or self._full)
+        positions, mask = self._all(clients) if full else self._minibatches(clients, number)
         return Plan(
             clients=clients,
             keys=hashes(self._seed, "step", clients, number).view(np.int64),
@@ -78,20 +83,24 @@ class Feed:
             return np.maximum(sizes // self._batch, 1)
         return -(-sizes // self._batch)
 
-    def _positions(
+    def _minibatches(
         self, clients: Ints, number: Ints
     ) -> tuple[Ints | None, NDArray[np.bool_] | None]:
-        """Return the positions (I or 1, S, B) of the batches with these numbers, and their mask."""
+        """Return the positions (I, S, B) of the batches with these numbers, (I, S), and mask."""
         if self._sizes is None or len(clients) == 0:
             return None, None
         sizes = self._sizes[clients][:, None]
-        if self._full:
-            place = np.broadcast_to(np.arange(self._batch), (1, len(clients), self._batch))
-        else:
-            epoch, batch = np.divmod(number, self._batches_of(clients))
-            place = batch[..., None] * self._batch + np.arange(self._batch)
-        inside = place < sizes
-        place = np.minimum(place, sizes - 1)
-        if not self._full:
-            place = self._shuffled.lookup(clients, epoch, place)
-        return place, inside if self._padded else None
+        epochs, batches = np.divmod(number, self._batches_of(clients))
+        place = batches[..., None] * self._batch + np.arange(self._batch)
+        positions = self._shuffled.lookup(clients, epochs, np.minimum(place, sizes - 1))
+        short = self._smallest < self._batch
+        cut = self._epochs is not None and not self._even
+        return positions, place < sizes if short or cut else None
+
+    def _all(self, clients: Ints) -> tuple[Ints, NDArray[np.bool_] | None]:
+        """Return the positions (1, S, B) of all samples, and the mask."""
+        assert self._sizes is not None
+        sizes = self._sizes[clients][:, None]
+        place = np.broadcast_to(np.arange(self._largest), (1, len(clients), self._largest))
+        mask = None if self._smallest == self._largest else place < sizes
+        return np.minimum(place, sizes - 1), mask

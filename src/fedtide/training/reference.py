@@ -22,7 +22,6 @@ class ReferenceTrainer(Trainer):
 
     def __init__(self, task: Task, local: LocalTraining) -> None:
         self._task, self._local = task, local
-        self._step = local_step(task, local)
 
     def train(self, round: Round, plan: Plan, drift: Tensor | None = None) -> Tensor:
         """Return the updates, shape (S, d)."""
@@ -41,8 +40,9 @@ class ReferenceTrainer(Trainer):
         layout = self._task.layout
         lr, mu = round.start.new_tensor(round.lr), round.start.new_tensor(round.mu)
         x = y = layout.unflatten(round.start)
-        m = {name: torch.zeros_like(t) for name, t in x.items()} if self._local.momentum else None
+        m = {name: torch.zeros_like(t) for name, t in x.items()} if self._local.momentum else {}
         correction = None if drift is None else layout.unflatten(drift)
+        step = local_step(self._task, self._local, round.frozen)
         for k in range(steps):
-            y, m = self._step(y, m, x, correction, lr, mu if round.mu else None, *of_step(batch, k))
+            y, m = step(y, m, x, correction, lr, mu if round.mu else None, *of_step(batch, k))
         return layout.flatten(y)

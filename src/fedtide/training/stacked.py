@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from fedtide.problems.layout import Params
-from fedtide.problems.problem import Batch, Plan, Task
+from fedtide.problems.problem import Plan, Task
 from fedtide.training.local import LocalTraining
 from fedtide.training.trainer import Round, Trainer, local_step, of_step
 
@@ -22,9 +22,9 @@ _BYTES = 64 * 2**20  # this: a chunk should stay in cache
 _SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)  # chunks are padded to these, each recorded once
 _SIZES_COMPILED = (8, 32)  # compiling takes seconds, so there are fewer
 
-StackedStep = Callable[..., tuple[Params, Params | None]]
+StackedStep = Callable[..., tuple[Params, Params]]
 _RECORDED: WeakKeyDictionary[Task, dict[Any, StackedStep]] = WeakKeyDictionary()
-"""The recorded steps of every task that is alive: runs of several methods on one task share them."""
+"""The recorded steps of each task that is alive; runs of several methods on it share them."""
 
 
 class StackedTrainer(Trainer):
@@ -46,7 +46,6 @@ class StackedTrainer(Trainer):
         self._task, self._local, self._compiled = task, local, compiled
         if compiled:
             self.name = "compiled"
-        self._step = local_step(task, local)
         self._recorded = _RECORDED.setdefault(task, {})
         model_bytes = task.layout.size * task.start.element_size()
         self._chunk = max(1, min(_MOST, _BYTES // model_bytes))
@@ -78,15 +77,15 @@ class StackedTrainer(Trainer):
         layout, size = self._task.layout, len(plan.clients)
         x = layout.unflatten(round.start)
         y = {name: t.expand(size, *t.shape).contiguous() for name, t in x.items()}
-        m = {name: torch.zeros_like(t) for name, t in y.items()} if self._local.momentum else None
+        m = {name: torch.zeros_like(t) for name, t in y.items()} if self._local.momentum else {}
         correction = None if drift is None else layout.unflatten(drift)
         lr = round.start.new_tensor(round.lr)
         mu = round.start.new_tensor(round.mu) if round.mu else None
         batches = self._task.batches(plan)
         for k in range(len(plan.keys)):
             batch = of_step(batches, k)
-            step = self._recording((y, m, x, correction, lr, mu, *batch))
-            after, m = step(y, m, x, correction, lr, mu, *batch)
+            arguments = (y, m, x, correction, lr, mu, *batch)
+            after, m = self._recording(round.frozen, arguments)(*arguments)
             y = after if plan.active is None else self._where(plan.active[k], after, y)
         return layout.flatten(y, leading=1)
 
@@ -101,21 +100,21 @@ class StackedTrainer(Trainer):
             for name, t in after.items()
         }
 
-    def _recording(self, arguments: tuple[Any, ...]) -> StackedStep:
+    def _recording(self, frozen: bool, arguments: tuple[Any, ...]) -> StackedStep:
         """Return the stacked step for arguments of these shapes."""
         y, _, _, drift, _, mu, *batch = arguments
-        size = len(next(iter(y.values())))
-        local = self._local
-        settings = (self._compiled, local.momentum, local.weight_decay, local.projection)
+        local, size = self._local, len(next(iter(y.values())))
+        settings = (self._compiled, local.momentum, local.weight_decay, local.projection, frozen)
         shapes = tuple((t.shape, t.dtype) for t in batch)
         key = (settings, size, drift is None, mu is None, shapes)
         if key not in self._recorded:
-            self._recorded[key] = self._record(arguments, batch)
+            self._recorded[key] = self._record(frozen, arguments)
         return self._recorded[key]
 
-    def _record(self, arguments: tuple[Any, ...], batch: Batch | list[Tensor]) -> StackedStep:
-        _, m, _, drift, *_ = arguments
-        in_dims = (0, None if m is None else 0, None, None if drift is None else 0, None, None)
-        stacked = torch.func.vmap(self._step, in_dims=in_dims + (0,) * len(batch))
+    def _record(self, frozen: bool, arguments: tuple[Any, ...]) -> StackedStep:
+        _, _, _, drift, _, _, *batch = arguments
+        in_dims = (0, 0, None, None if drift is None else 0, None, None)
+        step = local_step(self._task, self._local, frozen)
+        stacked = torch.func.vmap(step, in_dims=in_dims + (0,) * len(batch))
         recording: StackedStep = make_fx(stacked)(*arguments)
         return torch.compile(recording, dynamic=False) if self._compiled else recording

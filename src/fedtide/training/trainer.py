@@ -22,11 +22,13 @@ class Round:
         start: x, shape (d,).
         lr: γ_t.
         mu: μ, the proximal weight.
+        frozen: whether every gradient is taken at x, so that Δ_n = -γ Σ_k g_k(x).
     """
 
     start: Tensor
     lr: float
     mu: float = 0.0
+    frozen: bool = False
 
 
 class Trainer(ABC):
@@ -49,34 +51,35 @@ class Trainer(ABC):
         """
 
 
-LocalStep = Callable[..., tuple[Params, Params | None]]
+LocalStep = Callable[..., tuple[Params, Params]]
 
 
-def local_step(task: Task, local: LocalTraining) -> LocalStep:
+def local_step(task: Task, local: LocalTraining, frozen: bool = False) -> LocalStep:
     """Return one local step of one client, a pure function of tensors (see LocalTraining).
 
-    step(y, m, x, drift, lr, mu, *batch) -> (y, m): y and x by name; m is None without momentum,
-    drift None without a correction and mu None without a proximal term; lr and mu are 0-d tensors.
+    step(y, m, x, drift, lr, mu, *batch) -> (y, m): y, m and x by name, m empty without
+    momentum; drift None without a correction and mu None without a proximal term; lr and mu are 0-d tensors.
+    With `frozen` the gradient is taken at x.
     """
     gradient = torch.func.grad(task.loss)
 
     def step(
         y: Params,
-        m: Params | None,
+        m: Params,
         x: Params,
         drift: Params | None,
         lr: Tensor,
         mu: Tensor | None,
         *batch: Tensor,
-    ) -> tuple[Params, Params | None]:
-        g: Params = gradient(y, *batch)
+    ) -> tuple[Params, Params]:
+        g: Params = gradient(x if frozen else y, *batch)
         if local.weight_decay:
             g = {name: g[name] + local.weight_decay * y[name] for name in y}
         if drift is not None:
             g = {name: g[name] + drift[name] for name in y}
         if mu is not None:
             g = {name: g[name] + mu * (y[name] - x[name]) for name in y}
-        if m is not None:
+        if local.momentum:
             g = m = {name: local.momentum * m[name] + g[name] for name in y}
         y = {name: y[name] - lr * g[name] for name in y}
         if local.projection is not None:

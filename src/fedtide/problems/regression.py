@@ -1,0 +1,105 @@
+"""Linear regression on scikit-learn's generated data, as in paper 004."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from sklearn.datasets import make_regression
+from torch import Tensor
+
+from fedtide.checks import at_least
+from fedtide.errors import BadInput
+from fedtide.population import Population
+from fedtide.problems.layout import Layout, Params
+from fedtide.problems.problem import Batch, Evaluation, Plan, Problem, Task
+from fedtide.randomness import generator
+
+
+@dataclass(frozen=True)
+class Regression(Problem):
+    """F_n(w) = 1 / (2 m) Σ_i (x_iᵀ w - y_i)² over the m samples of client n, without a bias.
+
+    The data are `make_regression(samples, features, informative, noise, random_state=seed)` with
+    standardised features, dealt out at random in equal parts; w_0 = 0. Metrics: `loss`, the mean of
+    F_n(w) over the clients, and `mse` = 2 · loss, which paper 004 plots.
+
+    Args:
+        clients: N.
+        samples: of all clients together; the remainder of samples / N is left out.
+        features: d.
+        informative: how many features have a true weight.
+        noise: the standard deviation of the noise in y.
+
+    Raises:
+        BadInput: a count below 1, more informative features than features, or fewer samples than
+            clients.
+
+    >>> task = Regression(clients=10, samples=100).prepare(0, torch.device("cpu"), torch.float64)
+    >>> task.population.samples[:3], task.layout.size
+    (array([10, 10, 10]), 200)
+    """
+
+    clients: int = 100
+    samples: int = 3000
+    features: int = 200
+    informative: int = 10
+    noise: float = 0.1
+
+    def __post_init__(self) -> None:
+        for name in ("clients", "samples", "features", "informative"):
+            at_least(name, getattr(self, name), 1)
+        at_least("noise", self.noise, 0)
+        if self.informative > self.features:
+            raise BadInput(f"informative: {self.informative} of {self.features} features")
+        if self.samples < self.clients:
+            raise BadInput(f"clients: {self.clients} clients for {self.samples} samples; use fewer")
+
+    def prepare(self, seed: int, device: torch.device, dtype: torch.dtype) -> RegressionTask:
+        """Return the task with the data of this seed."""
+        return RegressionTask(self, seed, device, dtype)
+
+
+class RegressionTask(Task):
+    """The generated data on a device, client by client."""
+
+    def __init__(
+        self, problem: Regression, seed: int, device: torch.device, dtype: torch.dtype
+    ) -> None:
+        features, targets = make_regression(
+            problem.samples,
+            problem.features,
+            n_informative=problem.informative,
+            noise=problem.noise,
+            random_state=seed,
+        )
+        features = (features - features.mean(axis=0)) / features.std(axis=0)
+        each = problem.samples // problem.clients
+        order = generator(seed, "regression").permutation(problem.samples)[: each * problem.clients]
+        shape = (problem.clients, each)
+        self._x = torch.as_tensor(features[order].reshape(*shape, -1)).to(device, dtype)
+        self._y = torch.as_tensor(targets[order].reshape(shape)).to(device, dtype)
+        self.start = torch.zeros(problem.features, dtype=dtype, device=device)
+        self.layout = Layout({"w": (problem.features,)})
+        self.population = Population(
+            problem.clients, samples=np.full(problem.clients, each, dtype=np.int64)
+        )
+
+    def loss(self, params: Params, *batch: Tensor) -> Tensor:
+        """Return half the mean squared error on the batch (x, y); clients are of equal size."""
+        x, y = batch
+        return 0.5 * ((x @ params["w"] - y) ** 2).mean()
+
+    def batches(self, plan: Plan) -> Batch:
+        """Return the cohort's samples, (I or 1, S, B, d) and (I or 1, S, B)."""
+        assert plan.positions is not None
+        clients = torch.as_tensor(plan.clients, device=self._x.device)[:, None]
+        positions = torch.as_tensor(plan.positions, device=self._x.device)
+        return self._x[clients, positions], self._y[clients, positions]
+
+    def evaluate(self, x: Tensor) -> Evaluation:
+        """Return F_n(w) of every client, their mean, and the mean squared error."""
+        losses = 0.5 * ((self._x @ x - self._y) ** 2).double().mean(dim=1)
+        loss = float(losses.mean())
+        return Evaluation({"loss": loss, "mse": 2 * loss}, {"loss": losses.cpu().numpy()})

@@ -1,0 +1,78 @@
+"""Other objectives than the plain mean over clients: Σ a_n F_n for any problem and any method."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedtide.errors import BadInput
+from fedtide.population import Population
+from fedtide.problems.layout import Params
+from fedtide.problems.problem import Batch, Evaluation, Plan, Task
+
+Objective = Literal["uniform", "samples"] | Sequence[float]
+"""The a_n: 1 / N, the share of all samples, or given numbers, which are divided by their sum."""
+
+
+class WeightedTask(Task):
+    """A task whose client n learns N a_n F_n, so that the mean over clients is Σ a_n F_n.
+
+    Whatever finds the minimiser of the mean then finds that of Σ a_n F_n, so no algorithm needs to
+    know (paper 001, appendix A.1; paper 003 scales its losses by N m_n / Σ m likewise).
+
+    Args:
+        task: the task with the plain F_n.
+        weights: a_n >= 0 summing to 1, shape (N,).
+    """
+
+    def __init__(self, task: Task, weights: NDArray[np.float64]) -> None:
+        self._task, self._weights = task, weights
+        self.population, self.layout, self.start = task.population, task.layout, task.start
+        self._factors = torch.as_tensor(len(weights) * weights).to(task.start)
+
+    def loss(self, params: Params, *batch: Tensor) -> Tensor:
+        """Return N a_n times the loss, the factor being the last part of the batch."""
+        *rest, factor = batch
+        return factor * self._task.loss(params, *rest)
+
+    def batches(self, plan: Plan) -> Batch:
+        """Return the batches and each client's factor."""
+        clients = torch.as_tensor(plan.clients, device=self.start.device)
+        return *self._task.batches(plan), self._factors[clients][None]
+
+    def evaluate(self, x: Tensor) -> Evaluation:
+        """Return the task's evaluation with `loss` being Σ a_n F_n; client figures are plain."""
+        plain = self._task.evaluate(x)
+        loss = float(self._weights @ plain.clients["loss"])
+        return Evaluation({**plain.metrics, "loss": loss}, plain.clients)
+
+
+def weigh_objective(task: Task, objective: Objective) -> Task:
+    """Return the task whose mean over clients is the wanted objective.
+
+    Raises:
+        BadInput: another number of weights than N, a weight that is negative or not finite, or
+            "samples" where clients hold none.
+    """
+    if objective == "uniform":
+        return task
+    weights = _weights(task.population, objective)
+    return WeightedTask(task, weights / weights.sum())
+
+
+def _weights(population: Population, objective: Objective) -> NDArray[np.float64]:
+    if objective == "samples":
+        if population.samples is None:
+            raise BadInput("objective: 'samples' needs clients that hold samples; use 'uniform'")
+        return population.samples.astype(np.float64)
+    weights = np.asarray(objective, dtype=np.float64)
+    if weights.shape != (population.clients,):
+        raise BadInput(f"objective: {weights.size} weights for {population.clients} clients")
+    if not (np.isfinite(weights) & (weights >= 0)).all() or weights.sum() == 0:
+        raise BadInput("objective: weights must be finite, not negative, and not all 0")
+    return weights
