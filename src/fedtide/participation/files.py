@@ -21,7 +21,7 @@ def read_table(field: str, path: str | Path, client: str = "client") -> pl.DataF
         field: what a complaint names.
         path: of the file.
         client: the column of client ids. A CSV file does not say whether 7 is a number: ids are
-            numbers if all of them look like whole numbers, without leading zeros.
+            numbers if all of them look like whole numbers of 64 bits, without leading zeros.
 
     Raises:
         BadInput: a file that is missing, empty, broken or of an unknown kind.
@@ -91,9 +91,10 @@ def _numbered(frame: pl.DataFrame, client: str) -> pl.DataFrame:
     """Turn a column of strings that all look like whole numbers into numbers."""
     if client not in frame.columns or frame[client].null_count() == len(frame):
         return frame
-    if not frame[client].str.contains(r"^(0|-?[1-9][0-9]{0,17})$").all():
+    if not frame[client].str.contains(r"^(0|-?[1-9][0-9]*)$").all():
         return frame
-    return frame.with_columns(pl.col(client).cast(pl.Int64))
+    ids = frame[client].cast(pl.Int64, strict=False)
+    return frame if ids.null_count() > frame[client].null_count() else frame.with_columns(ids)
 
 
 def _refuse_mixed(path: Path, frame: pl.DataFrame, client: str) -> None:

@@ -80,7 +80,7 @@ class GroupCycle(Process):
         if np.ndim(self.rounds) == 0:
             return np.full(known, self.rounds, dtype=np.int64)
         turns = np.asarray(self.rounds, dtype=np.int64)
-        if len(turns) < known or (isinstance(self.groups, int) and len(turns) != known):
+        if len(turns) < known or (np.ndim(self.groups) == 0 and len(turns) != known):
             raise BadInput(f"rounds: {len(turns)} turns for {known} groups; give one for each")
         return turns
 

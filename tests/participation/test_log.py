@@ -1,0 +1,229 @@
+"""The participation log: round trips, replays, and what it refuses."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from polars.testing import assert_frame_equal
+
+from fedtide.errors import BadInput
+from fedtide.participation import (
+    STAGES,
+    Bernoulli,
+    Drop,
+    Markov,
+    Replay,
+    Schedule,
+    Stage,
+    Table,
+    UniformOf,
+    log_of,
+    read_log,
+    records,
+    write_log,
+)
+from fedtide.population import Population
+
+files = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+# Control and surrogate characters are no part of any client's name in plain-text files.
+names = st.text(st.characters(exclude_categories=["C"], codec="utf-8"), min_size=1, max_size=8)
+names = names.filter(lambda name: not name.lstrip("-").isdigit() and name == name.strip())
+suffixes = pytest.mark.parametrize("suffix", [".parquet", ".csv", ".jsonl"])
+
+
+@st.composite
+def logs(draw: st.DrawFn) -> pl.DataFrame:
+    client = draw(st.sampled_from([st.integers(-(2**63), 2**63 - 1), names]))
+    keys = st.tuples(st.integers(0, 2**40), client)
+    rows = draw(st.lists(keys, min_size=1, max_size=20, unique=True))
+    weight = st.none() | st.floats(0, 1e300, allow_subnormal=False)
+    count = len(rows)
+    return pl.DataFrame(
+        {
+            "round": [row[0] for row in rows],
+            "client": [row[1] for row in rows],
+            "stage": draw(st.lists(st.sampled_from(STAGES), min_size=count, max_size=count)),
+            "weight": draw(st.lists(weight, min_size=count, max_size=count)),
+        },
+        schema_overrides={"stage": Stage, "weight": pl.Float64},
+    )
+
+
+@suffixes
+@files
+@given(log=logs())
+def test_round_trip(suffix: str, log: pl.DataFrame, tmp_path: Path) -> None:
+    path = tmp_path / f"log{suffix}"
+    write_log(path, log)
+    assert_frame_equal(read_log(path), log, check_exact=True)
+    assert [entry.name for entry in tmp_path.iterdir()] == [path.name]
+
+
+def test_missing_columns_are_filled(tmp_path: Path) -> None:
+    path = tmp_path / "log.csv"
+    path.write_text("server_round,node,time\n3,ann,1.5\n4,ann,2.5\n")
+    log = read_log(path, {"round": "server_round", "client": "node"})
+    assert log.columns == ["round", "client", "stage", "weight", "time"]
+    assert log["round"].to_list() == [3, 4]
+    assert log["stage"].to_list() == ["used", "used"]
+    assert log["weight"].to_list() == [None, None]
+    assert log["time"].to_list() == [1.5, 2.5]
+
+
+def test_a_mapped_column_wins_over_one_of_the_same_name(tmp_path: Path) -> None:
+    path = tmp_path / "log.csv"
+    path.write_text("round,epoch,client\n0,7,1\n0,8,1\n")
+    log = read_log(path, {"round": "epoch"})
+    assert log["round"].to_list() == [7, 8]
+
+
+def test_ids_of_csv_files_keep_their_zeros(tmp_path: Path) -> None:
+    path = tmp_path / "log.csv"
+    path.write_text("round,client\n0,007\n0,7\n")
+    assert read_log(path)["client"].to_list() == ["007", "7"]
+    path.write_text("round,client\n0,0\n0,-7\n")
+    assert read_log(path)["client"].to_list() == [0, -7]
+    path.write_text("round,client\n0,18446744073709551615\n")
+    assert read_log(path)["client"].to_list() == ["18446744073709551615"]
+
+
+def logged(schedule: Schedule, rounds: int, lowest: str) -> pl.DataFrame:
+    running = schedule.start(Population(clients=12), seed=6)
+    return log_of([records(running.round(t), lowest) for t in range(rounds)])
+
+
+@suffixes
+def test_replaying_a_log_gives_the_rounds_back(suffix: str, tmp_path: Path) -> None:
+    schedule = Schedule(Markov(0.4), UniformOf(3), Drop(0.2))
+    path = tmp_path / f"log{suffix}"
+    write_log(path, logged(schedule, 50, "available"))
+    population = Population(clients=12)
+    first = schedule.start(population, seed=6)
+    used = Replay(path).begin(population, seed=0)
+    selected = Replay(path, stage="selected").begin(population, seed=0)
+    available = Replay(path, stage="available").begin(population, seed=0)
+    for t in range(50):
+        who = first.round(t)
+        again = used.round(t)
+        np.testing.assert_array_equal(again.clients, who.reported)
+        assert again.weights is not None
+        np.testing.assert_array_equal(again.weights, who.weights)
+        np.testing.assert_array_equal(selected.round(t).clients, who.selected)
+        np.testing.assert_array_equal(available.round(t).clients, who.available)
+
+
+@pytest.mark.parametrize("lowest", STAGES)
+def test_records_name_the_furthest_stage(lowest: str) -> None:
+    schedule = Schedule(Bernoulli(0.6), UniformOf(4), Drop(0.4))
+    population = Population(clients=12)
+    running = schedule.start(population, seed=6)
+    for t in range(30):
+        who = running.round(t)
+        used = who.reported[::2]
+        frame = log_of([records(who, lowest, used)])
+        expected = []
+        for n in who.available.tolist():
+            stage = sum(n in level for level in (who.selected, who.reported, used))
+            weight = None
+            if n in who.reported:
+                weight = float(who.weights[who.reported.tolist().index(n)])
+            if stage >= STAGES.index(lowest):
+                expected.append((t, n, STAGES[stage], weight))
+        assert frame.rows() == expected
+
+
+def test_the_log_of_nothing_can_be_written(tmp_path: Path) -> None:
+    write_log(tmp_path / "log.parquet", log_of([]))
+    assert read_log(tmp_path / "log.parquet").shape == (0, 4)
+    assert Replay(log_of([])).begin(Population(clients=2), 0).length == 0
+
+
+def test_a_table_file_is_a_table(tmp_path: Path) -> None:
+    table = np.array([[0.5, 0, 0.5], [0, 0, 0], [0.2, 0.3, 0.5]])
+    rounds, clients = np.nonzero(table + 1)
+    path = tmp_path / "table.parquet"
+    weights = table[rounds, clients]
+    pl.DataFrame({"round": rounds, "client": clients, "weight": weights}).write_parquet(path)
+    population = Population(clients=3)
+    by_file, by_array = (Table(w).begin(population, 0) for w in (path, table))
+    assert by_file.length == by_array.length == 3
+    for t in range(4):
+        ours, theirs = by_file.round(t), by_array.round(t)
+        np.testing.assert_array_equal(ours.clients, theirs.clients)
+        np.testing.assert_array_equal(ours.weights, theirs.weights)
+    np.testing.assert_allclose(Table(path).known_rates(population, 0), [2 / 3, 1 / 3, 2 / 3])
+
+
+def _file(name: str, content: str | bytes) -> Callable[[Path], Path]:
+    def make(folder: Path) -> Path:
+        path = folder / name
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+        return path
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda d: d / "none.csv", "log: there is no file '.*none.csv'; give"),
+        (_file("log.txt", "round"), "log: '.*' has a suffix of no known kind; "),
+        (_file("log.parquet", ""), "log: '.*' is empty"),
+        (_file("log.csv", ""), "log: '.*' is empty"),
+        (_file("log.jsonl", ""), "log: '.*' is empty"),
+        (_file("log.parquet", b"PAR1 cut short"), "log: '.*' is no readable .parquet file"),
+        (_file("log.jsonl", '{"round": 1,\n'), "log: '.*' is no readable .jsonl file"),
+        (_file("log.csv", b"\xff\xfe\x00\x01\x00"), "log: "),
+        (
+            _file("log.csv", "rnd,client\n0,1\n"),
+            "log: there is no column 'round' among 'rnd', 'client'; name .* columns=",
+        ),
+        (_file("log.csv", "round,client\n0,1\n1,2\n0,1\n"), "client: 1 is twice in round 0"),
+        (_file("log.csv", "round,client\n-1,1\n"), "round: -1 is no round"),
+        (_file("log.csv", "round,client\n1.5,1\n"), "round: 1.5 is no round"),
+        (_file("log.csv", "round,client\n,1\n"), "round: "),
+        (_file("log.csv", "round,client\nx,1\n"), "round: type String is no number"),
+        (_file("log.csv", "round,client\n0,\n1,2\n"), "client: the client is missing in row 0"),
+        (
+            _file("log.jsonl", '{"round":0,"client":1}\n{"round":0,"client":"a"}\n'),
+            "line 1 has a number among string client ids",
+        ),
+        (_file("log.jsonl", '{"round":0,"client":1.5}\n'), "client: .* give whole numbers only"),
+        (
+            _file("log.csv", "round,client,stage\n0,1,slected\n"),
+            "stage: 'slected' is unknown; did you mean 'selected'",
+        ),
+        (_file("log.csv", "round,client,weight\n0,1,nan\n"), "weight: nan is no weight"),
+        (_file("log.csv", "round,client,weight\n0,1,inf\n"), "weight: inf is no weight"),
+        (_file("log.csv", "round,client,weight\n0,1,-1\n"), "weight: -1.0 is no weight"),
+        (_file("log.csv", "round,client,weight\n0,1,much\n"), "weight: type String is no number"),
+    ],
+)
+def test_refused_files(make: Callable[[Path], Path], message: str, tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match=message):
+        read_log(make(tmp_path))
+
+
+def test_refused_mappings(tmp_path: Path) -> None:
+    path = tmp_path / "log.csv"
+    path.write_text("round,client\n0,1\n")
+    with pytest.raises(BadInput, match="columns: a log has no 'rounds'; did you mean 'round'"):
+        read_log(path, {"rounds": "round"})
+    with pytest.raises(BadInput, match="there is no column 'epoch' among 'round', 'client'"):
+        read_log(path, {"round": "epoch"})
+
+
+def test_mixed_objects_in_a_frame_are_refused() -> None:
+    frame = pl.DataFrame({"round": [0, 0], "client": pl.Series([1, "a"], dtype=pl.Object)})
+    with pytest.raises(BadInput, match="client: client ids of type Object are mixed"):
+        Replay(frame).begin(Population(clients=2), seed=0)
+
+
+def test_records_refuse_an_unknown_stage() -> None:
+    running = Schedule(Bernoulli(0.5)).start(Population(clients=3), seed=0)
+    with pytest.raises(BadInput, match="stage: 'all' is unknown"):
+        records(running.round(0), lowest="all")

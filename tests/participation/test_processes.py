@@ -1,0 +1,178 @@
+"""What holds of every availability process; a new one needs one line in CASES."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+
+from fedtide.participation import (
+    PROCESSES,
+    Bernoulli,
+    Correlated,
+    Cyclic,
+    Full,
+    GroupCycle,
+    Markov,
+    Permutation,
+    Process,
+    Replay,
+    SubsetLaw,
+    Table,
+    Trace,
+    Uniform,
+    Weighted,
+)
+from fedtide.population import Population
+
+ROUNDS = 60
+
+
+def _table(clients: int, folder: Path) -> Process:
+    rng = np.random.default_rng(1)
+    table = rng.random((ROUNDS, clients)) * (rng.random((ROUNDS, clients)) < 0.3)
+    return Table(table)
+
+
+def _table_file(clients: int, folder: Path) -> Process:
+    path = folder / "table.csv"
+    rounds = list(range(ROUNDS))
+    ids = [t % clients for t in rounds]
+    pl.DataFrame({"round": rounds, "client": ids, "weight": [0.5] * ROUNDS}).write_csv(path)
+    return Table(path)
+
+
+def _trace(clients: int, folder: Path) -> Process:
+    path = folder / "trace.parquet"
+    ids = np.arange(clients)
+    pl.DataFrame({"client": ids, "start": 3.0 * ids, "end": 3.0 * ids + 10}).write_parquet(path)
+    return Trace(path, round_seconds=1.5, repeat=True)
+
+
+def _replay(clients: int, folder: Path) -> Process:
+    rounds = np.repeat(np.arange(ROUNDS), clients)
+    ids = np.tile(np.arange(clients), ROUNDS)
+    there = np.random.default_rng(2).random(len(ids)) < 0.4
+    return Replay(pl.DataFrame({"round": rounds[there], "client": ids[there]}))
+
+
+def _halves(clients: int, folder: Path) -> Process:
+    half = list(range(0, clients, 2))
+    rest = list(range(1, clients, 2))
+    return SubsetLaw([half, rest, []], [0.5, 0.3, 0.2])
+
+
+Factory = Callable[[int, Path], Process]
+CASES: list[tuple[str, str, Factory]] = [
+    ("full", "", lambda n, d: Full()),
+    ("table", "array", _table),
+    ("table", "file", _table_file),
+    ("bernoulli", "", lambda n, d: Bernoulli(0.2)),
+    ("bernoulli", "correlated", lambda n, d: Bernoulli(Correlated(mean=0.4))),
+    ("markov", "", lambda n, d: Markov(np.linspace(0.02, 0.9, n))),
+    ("cyclic", "", lambda n, d: Cyclic(np.linspace(0.1, 0.9, n), period=13)),
+    ("cyclic", "off", lambda n, d: Cyclic(0.3, period=9, start="off")),
+    ("group-cycle", "", lambda n, d: GroupCycle(groups=min(n, 3), rounds=4)),
+    ("group-cycle", "soft", lambda n, d: GroupCycle(np.arange(n) % 2, [4, 2], 0, 0.7, 0.2)),
+    ("uniform", "", lambda n, d: Uniform(size=max(1, n // 4))),
+    ("permutation", "", lambda n, d: Permutation(size=max(1, n // 3))),
+    ("weighted", "", lambda n, d: Weighted(max(1, n // 4), np.exp(-np.arange(n) / 3))),
+    ("subset-law", "", _halves),
+    ("trace", "", _trace),
+    ("replay", "", _replay),
+]
+RANDOM = {"bernoulli", "markov", "cyclic", "uniform", "permutation", "weighted", "subset-law"}
+every_process = pytest.mark.parametrize(
+    ("name", "factory"), [pytest.param(c[0], c[2], id="-".join(c[:2])) for c in CASES]
+)
+
+
+def _population(clients: int) -> Population:
+    shares = np.random.default_rng(3).dirichlet(np.ones(4), size=clients)
+    return Population(clients=clients, class_shares=shares)
+
+
+def test_every_process_of_the_table_has_a_case() -> None:
+    assert {case[0] for case in CASES} == set(PROCESSES)
+
+
+@every_process
+@pytest.mark.parametrize("clients", [1, 2, 25])
+def test_rounds_are_sorted_distinct_ids_within_range(
+    name: str, factory: Factory, clients: int, tmp_path: Path
+) -> None:
+    process = factory(clients, tmp_path)
+    assert isinstance(process, PROCESSES[name])
+    running = process.begin(_population(clients), seed=5)
+    for t in range(ROUNDS):
+        available = running.round(t)
+        ids = available.clients
+        assert ids.dtype == np.int64
+        assert (np.diff(ids) > 0).all()
+        assert len(ids) == 0 or (ids[0] >= 0 and ids[-1] < clients)
+        assert available.weights is None or available.weights.shape == ids.shape
+
+
+@every_process
+def test_a_round_is_the_same_whatever_was_asked_before(
+    name: str, factory: Factory, tmp_path: Path
+) -> None:
+    process, population = factory(25, tmp_path), _population(25)
+    steady = process.begin(population, seed=5)
+    rounds = [steady.round(t) for t in range(ROUNDS)]
+    gappy = process.begin(population, seed=5)
+    for t in (2, 3, 17, 40, ROUNDS - 1):
+        np.testing.assert_array_equal(gappy.round(t).clients, rounds[t].clients)
+    restarted = process.begin(population, seed=5)
+    for t in range(31, ROUNDS):
+        np.testing.assert_array_equal(restarted.round(t).clients, rounds[t].clients)
+
+
+@every_process
+def test_the_seed_matters_where_there_is_chance(
+    name: str, factory: Factory, tmp_path: Path
+) -> None:
+    process, population = factory(25, tmp_path), _population(25)
+    runs = [process.begin(population, seed) for seed in (0, 1)]
+    alike = all(
+        np.array_equal(runs[0].round(t).clients, runs[1].round(t).clients) for t in range(ROUNDS)
+    )
+    assert alike or name in RANDOM | {"group-cycle"}
+    assert not alike or name not in RANDOM
+
+
+@every_process
+def test_known_rates_are_the_frequencies(name: str, factory: Factory, tmp_path: Path) -> None:
+    """Over 2000 rounds; 6 standard errors of the slowest case, about 1e-8 for each client."""
+    process, population = factory(25, tmp_path), _population(25)
+    running = process.begin(population, seed=5)
+    rounds = running.length or 2000
+    counts = np.zeros(25)
+    for t in range(rounds):
+        counts[running.round(t).clients] += 1
+    rates = process.known_rates(population, seed=5)
+    if name == "trace":
+        # The trace is 82 s long, which is no multiple of 1.5 s.
+        assert rates is None
+        return
+    assert rates is not None
+    correlation = 20 if name == "markov" else 1
+    error = np.sqrt(rates * (1 - rates) * 2 * correlation / rounds)
+    assert (np.abs(counts / rounds - rates) <= 6 * error + 1e-12 + 13 / 2000).all()
+
+
+@every_process
+def test_only_what_is_recorded_has_an_end(name: str, factory: Factory, tmp_path: Path) -> None:
+    running = factory(25, tmp_path).begin(_population(25), seed=0)
+    assert running.length == (ROUNDS if name in {"table", "replay"} else None)
+    if running.length is not None:
+        assert len(running.round(ROUNDS).clients) == 0
+
+
+@pytest.mark.parametrize("process", [Bernoulli(0.5), Markov(0.5), Cyclic(0.5), Permutation(2)])
+def test_going_back_is_an_error(process: Process) -> None:
+    running = process.begin(Population(clients=4), seed=0)
+    running.round(3)
+    with pytest.raises(ValueError, match="round 3 asked after round 3"):
+        running.round(3)

@@ -1,0 +1,140 @@
+"""Traces against a brute-force reading of the intervals in whole tenths of seconds."""
+
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from fedtide.errors import BadInput
+from fedtide.participation import Trace
+from fedtide.population import Population
+
+CLIENTS = 4
+tenths = st.integers(0, 120)
+files = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+
+
+def written(path: Path, rows: list[tuple[object, object, object]]) -> Path:
+    pl.DataFrame(rows, schema=["client", "start", "end"], orient="row").write_csv(path)
+    return path
+
+
+@st.composite
+def intervals(draw: st.DrawFn) -> list[tuple[int, int, int]]:
+    """Draw disjoint (touching allowed) intervals of tenths of seconds for each client."""
+    rows = []
+    for client in range(CLIENTS):
+        times = sorted(draw(st.lists(tenths, max_size=8, unique=draw(st.booleans()))))
+        rows += [(client, a, b) for a, b in zip(times[::2], times[1::2], strict=False)]
+    return draw(st.permutations(rows)) if rows else [(0, 0, 10)]
+
+
+@files
+@given(rows=intervals(), step=st.integers(1, 15), repeat=st.integers(0, 130), data=st.data())
+def test_every_round_by_brute_force(
+    rows: list[tuple[int, int, int]], step: int, repeat: int, data: st.DataObject, tmp_path: Path
+) -> None:
+    """Everything in tenths of seconds, so that decimals meet binary fractions at boundaries."""
+    path = written(tmp_path / "trace.csv", [(c, f"{a / 10}", f"{b / 10}") for c, a, b in rows])
+    last = max(b for _, a, b in rows if a < b) if any(a < b for _, a, b in rows) else 0
+    repeats: bool | float = False
+    if repeat % 3 == 1:
+        repeats = True
+    elif repeat % 3 == 2 and repeat >= last:
+        repeats = repeat / 10
+    trace = Trace(path, round_seconds=step / 10, repeat=repeats)
+    running = trace.begin(Population(clients=CLIENTS), seed=0)
+    period = last if repeats is True else repeat
+    for t in [*range(30), data.draw(st.integers(30, 10**7))]:
+        instant = t * step
+        if repeats is not False and last:
+            instant %= period
+        expected = sorted({c for c, a, b in rows if a <= instant < b})
+        assert running.round(t).clients.tolist() == expected
+
+
+def test_boundaries_and_repeats(tmp_path: Path) -> None:
+    path = written(tmp_path / "trace.csv", [(0, 0, 10), (1, 10, 20), (0, 20, 30)])
+    running = Trace(path, round_seconds=10).begin(Population(clients=2), seed=0)
+    assert [running.round(t).clients.tolist() for t in range(4)] == [[0], [1], [0], []]
+    assert running.length == 3
+    running = Trace(path, 10, repeat=True).begin(Population(clients=2), seed=0)
+    assert [running.round(t).clients.tolist() for t in (0, 2, 3, 4, 3 * 10**9)] == [
+        [0],
+        [0],
+        [0],
+        [1],
+        [0],
+    ]
+    running = Trace(path, 10, repeat=40).begin(Population(clients=2), seed=0)
+    assert [running.round(t).clients.tolist() for t in (3, 4, 5)] == [[], [0], [1]]
+
+
+def test_rates_are_shares_of_the_rounds(tmp_path: Path) -> None:
+    path = written(tmp_path / "trace.csv", [(0, 0, 10), (1, 5, 20), (0, 15, 20)])
+    rates = Trace(path, 5, repeat=True).known_rates(Population(clients=3), seed=0)
+    assert rates is not None
+    assert rates.tolist() == [0.75, 0.75, 0.0]
+
+
+def test_strings_are_numbered_in_sorted_order(tmp_path: Path) -> None:
+    path = written(tmp_path / "trace.csv", [("zoe", 0, 1), ("ann", 0, 2), ("bob", 1, 2)])
+    running = Trace(path, 1).begin(Population(clients=3), seed=0)
+    assert [running.round(t).clients.tolist() for t in range(2)] == [[0, 2], [0, 1]]
+
+
+def test_many_intervals_of_all_lengths(tmp_path: Path) -> None:
+    """Lengths over 12 powers of 2; the reference compares all intervals with each instant."""
+    rng = np.random.default_rng(0)
+    clients = np.arange(3000)
+    starts = rng.random(3000) * 1000
+    ends = starts + np.exp(rng.uniform(-4, 6, 3000))
+    path = tmp_path / "trace.parquet"
+    pl.DataFrame({"client": clients, "start": starts, "end": ends}).write_parquet(path)
+    running = Trace(path, 7.25).begin(Population(clients=3000), seed=0)
+    for t in range(150):
+        there = (starts <= 7.25 * t) & (7.25 * t < ends)
+        np.testing.assert_array_equal(running.round(t).clients, clients[there])
+
+
+def test_a_decimal_instant_hits_its_boundary(tmp_path: Path) -> None:
+    """Round 100 of 0.57 s is at 57 s, where 0.57 * 100 in binary is below it."""
+    assert 0.57 * 100 < 57
+    path = written(tmp_path / "trace.csv", [(0, 57, 58)])
+    running = Trace(path, 0.57).begin(Population(clients=1), seed=0)
+    assert running.round(100).clients.tolist() == [0]
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([(0, 5, 3)], "file: client 0 has an interval from 5.0 to 3.0; put the earlier"),
+        ([("a", 0, 5), ("a", 4, 6)], "file: client 'a' has an interval until 5.0 and another"),
+        ([(9, 0, 5)], "file: client 9 is not one of the 2 clients"),
+        ([("a", 0, 1), ("b", 0, 1), ("c", 0, 1)], "file: 3 different clients"),
+        ([(0, -1, 5)], "file: start -1.0 is before the start"),
+        ([(0, "nan", 5)], "file: nan is not finite"),
+        ([(0, "noon", 5)], "file: nan is not finite"),
+        ([(None, 0, 5)], "file: the client is missing in row 0"),
+    ],
+)
+def test_bad_rows(rows: list[tuple[object, object, object]], message: str, tmp_path: Path) -> None:
+    path = written(tmp_path / "trace.csv", rows)
+    with pytest.raises(BadInput, match=message):
+        Trace(path, 1.0).begin(Population(clients=2), seed=0)
+
+
+def test_bad_parameters(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="round_seconds: 0 is not above 0"):
+        Trace("trace.csv", round_seconds=0)
+    with pytest.raises(BadInput, match="repeat: -1 is not above 0"):
+        Trace("trace.csv", round_seconds=1, repeat=-1)
+    path = written(tmp_path / "trace.csv", [(0, 0, 10)])
+    with pytest.raises(BadInput, match="repeat: 5 seconds end before the trace does"):
+        Trace(path, 1, repeat=5).begin(Population(clients=1), seed=0)
+    pl.DataFrame({"client": [0], "begin": [1], "end": [2]}).write_csv(path)
+    with pytest.raises(BadInput, match="there is no column 'start' among 'client', 'begin'"):
+        Trace(path, 1).begin(Population(clients=1), seed=0)
