@@ -24,7 +24,6 @@ from fedtide.problems.models.initialisation import seeded
 from fedtide.problems.partition import Partition, Shards
 from fedtide.problems.problem import Batch, Evaluation, Plan, Problem, Task
 
-_EVALUATED_AT_ONCE = 1000
 
 
 @dataclass(frozen=True)
@@ -140,6 +139,7 @@ class ClassificationTask(Task):
             torch.from_numpy(rows.labels).to(like.device) for rows in (data.train, data.test)
         )
         self._classes, self._augment = data.classes, augment
+        self._evaluated_at_once = _evaluated_at_once(module, like.device)
         self.shards = shards
         self.population = Population(
             clients=len(shards.sizes),
@@ -213,8 +213,8 @@ class ClassificationTask(Task):
         """Return each sample's loss, and 1 where the model is right or 0 where it is wrong."""
         params = self.layout.unflatten(x)
         losses, right = [], []
-        for first in range(0, len(labels), _EVALUATED_AT_ONCE):
-            part = slice(first, first + _EVALUATED_AT_ONCE)
+        for first in range(0, len(labels), self._evaluated_at_once):
+            part = slice(first, first + self._evaluated_at_once)
             logits, y = self.model.evaluate(params, features[part]), labels[part]
             losses.append(cross_entropy(logits, y, reduction="none"))
             right.append(logits.argmax(1) == y)
@@ -231,3 +231,12 @@ class ClassificationTask(Task):
             weights = shares[:, present] / shares[:, present].sum(1, keepdims=True)
         mean: NDArray[np.float64] = weights @ (accuracy / count[present])
         return mean
+
+
+def _evaluated_at_once(module: torch.nn.Module, device: torch.device) -> int:
+    """Return how many samples to evaluate together."""
+    if device.type != "cpu":
+        return 4000
+    # on a CPU the feature maps of convolutions should stay in cache: measured twice as fast
+    kinds = (torch.nn.Conv1d, torch.nn.Conv2d, torch.nn.Conv3d)
+    return 100 if any(isinstance(layer, kinds) for layer in module.modules()) else 1000

@@ -45,7 +45,8 @@ class Plan:
         """I_n, how many local steps each client takes, shape (S,)."""
         if self.active is None:
             return np.full(len(self.clients), len(self.keys), dtype=np.int64)
-        return self.active.sum(axis=0)
+        steps: NDArray[np.int64] = self.active.sum(axis=0, dtype=np.int64)
+        return steps
 
     def take(self, which: NDArray[np.int64]) -> Plan:
         """Return the plan of the clients at these places of the cohort, shape (R,)."""

@@ -97,4 +97,5 @@ class LowerBound4DTask(Task):
 def _shared(x: Tensor) -> Tensor:
     """Return g(x)."""
     third = x[2] ** 2 + torch.clamp(x[2], min=0) ** 2
-    return MU / 2 * (x[0] - C) ** 2 + H / 2 * (x[1] - B) ** 2 + H / 8 * third
+    shared: Tensor = MU / 2 * (x[0] - C) ** 2 + H / 2 * (x[1] - B) ** 2 + H / 8 * third
+    return shared

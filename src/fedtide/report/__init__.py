@@ -1,1 +1,1 @@
-"""."""
+"""What people look at: tables and figures of finished runs."""

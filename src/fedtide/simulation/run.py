@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -31,10 +30,17 @@ from fedtide.training.trainer import Round
 _AT_ONCE = 512  # clients whose updates are held at the same time
 
 
-@lru_cache(maxsize=2)
+_Prepared = tuple[Problem, int, str, str]
+_last: list[tuple[_Prepared, Task]] = []
+
+
 def prepared(problem: Problem, seed: int, device: str, dtype: str) -> Task:
-    """Return the task of a problem; the methods of a study share it, and what was found out on it."""
-    return problem.prepare(seed, torch.device(device), getattr(torch, dtype))
+    """Return the task of a problem; the last one is kept for the next method of a study."""
+    wanted = (problem, seed, device, dtype)
+    if not _last or _last[0][0] != wanted:
+        _last.clear()
+        _last.append((wanted, problem.prepare(seed, torch.device(device), getattr(torch, dtype))))
+    return _last[0][1]
 
 
 class Diverged(BadInput):
