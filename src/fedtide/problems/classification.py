@@ -25,7 +25,6 @@ from fedtide.problems.partition import Partition, Shards
 from fedtide.problems.problem import Batch, Evaluation, Plan, Problem, Task
 
 
-
 @dataclass(frozen=True)
 class Classification(Problem):
     """F_n(x) is the mean cross-entropy of a model with parameters x over the samples of client n.

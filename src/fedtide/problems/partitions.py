@@ -241,3 +241,13 @@ PARTITIONS: dict[str, type[Partition]] = {
     "flwr": Flwr,
 }
 """The partitions by the `type` that experiment files give."""
+
+__all__ = [
+    "PARTITIONS",
+    "Dirichlet",
+    "Flwr",
+    "Iid",
+    "MajorityClass",
+    "Natural",
+    "SingleClass",
+]

@@ -9,7 +9,7 @@ from typing import Literal
 
 from torch import nn
 
-from fedtide.checks import one_of, positive
+from fedtide.checks import one_of
 from fedtide.errors import BadInput
 from fedtide.problems.models.initialisation import kaiming
 from fedtide.problems.models.model import Model, Shape
@@ -88,9 +88,12 @@ class CNN(Model):
         _check_widths("channels", self.channels)
         _check_widths("hidden", self.hidden)
         for field in ("kernel", "stride", "pool"):
-            positive(field, getattr(self, field))
-        if self.padding < 0:
-            raise BadInput(f"padding: {self.padding} is below 0")
+            if not _is_size(getattr(self, field)):
+                raise BadInput(
+                    f"{field}: {getattr(self, field)!r} is not a whole number of at least 1"
+                )
+        if not isinstance(self.padding, int) or self.padding < 0:
+            raise BadInput(f"padding: {self.padding!r} is not a whole number of at least 0")
         if not 0 <= self.dropout < 1:
             raise BadInput(f"dropout: {self.dropout} is not within [0, 1)")
         one_of("initialisation", self.initialisation, Initialisation)
@@ -147,6 +150,10 @@ def _linear(
         inputs = outputs
 
 
-def _check_widths(field: str, widths: Sequence[int]) -> None:
-    for width in widths:
-        positive(field, width)
+def _check_widths(field: str, widths: object) -> None:
+    if not isinstance(widths, Sequence) or not all(_is_size(width) for width in widths):
+        raise BadInput(f"{field}: {widths!r} is not a list of whole numbers of at least 1")
+
+
+def _is_size(value: object) -> bool:
+    return isinstance(value, int) and value >= 1

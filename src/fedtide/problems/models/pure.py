@@ -59,7 +59,10 @@ class PureModel:
     def _training_module(self) -> tuple[nn.Module, Masks | None]:
         # functional_call exchanges the module's tensors for a moment, so threads must not share it
         if not hasattr(self._of_thread, "training"):
-            self._of_thread.training = copy.deepcopy(self._training)
+            module = self._training[0]
+            tensors = (*module.parameters(), *module.buffers())
+            # sharing the tensors lets this happen in the middle of a recording (make_fx), too
+            self._of_thread.training = copy.deepcopy(self._training, {id(t): t for t in tensors})
         return self._of_thread.training  # type: ignore[no-any-return]
 
 
@@ -73,6 +76,8 @@ def _check(module: nn.Module, masks: Masks | None, x: Tensor, classes: int) -> N
         state = torch.get_rng_state()
         logits = _tried(module, x)
         random = not torch.equal(state, torch.get_rng_state())
+    if masks is not None:
+        masks.begin(None)
     if not isinstance(logits, Tensor) or logits.shape != (len(x), classes):
         got = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
         raise BadInput(

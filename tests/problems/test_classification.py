@@ -1,0 +1,257 @@
+"""The task: minibatches, losses, gradients and evaluation against literal computations."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+import torch
+from sklearn.metrics import accuracy_score, log_loss
+from torch import nn
+
+from fedtide.errors import BadInput
+from fedtide.problems.augment import augmented
+from fedtide.problems.classification import Classification
+from fedtide.problems.datasets import load
+from fedtide.problems.partition import Partition, StoredShards
+from fedtide.problems.partitions import Dirichlet, Iid, MajorityClass, Natural
+from fedtide.problems.problem import Plan
+
+CPU, FLOAT = torch.device("cpu"), torch.float64
+DROPOUT = {"type": "cnn", "channels": [4], "kernel": 3, "padding": 1, "dropout": 0.3}
+
+
+def prepared(*arguments, seed=1, dtype=FLOAT, **options):
+    return Classification(*arguments, **options).prepare(seed, CPU, dtype)
+
+
+def plan_for(task, clients, steps=3, batch=4, masked=False, seed=0):
+    draw = np.random.default_rng(seed)
+    clients = np.array(clients)
+    shape = (steps, len(clients), batch)
+    return Plan(
+        clients=clients,
+        keys=draw.integers(2**62, size=shape[:2]),
+        positions=draw.integers(task.population.samples[clients][:, None], size=shape),
+        mask=np.arange(batch) < draw.integers(1, batch + 1, size=shape[:2])[..., None]
+        if masked
+        else None,
+    )
+
+
+def test_population_and_start():
+    task = prepared("digits", Dirichlet(0.5), 20, model="mlp")
+    labels = load("digits").train.labels
+    for client in range(20):
+        size = task.population.samples[client]
+        own = labels[task.shards.locate(np.array([client]), np.arange(size)[None])[0]]
+        assert task.population.class_shares[client] == pytest.approx(
+            [np.mean(own == label) for label in range(10)]
+        )
+    assert task.population.samples.sum() == len(labels)
+    assert task.start.shape == (4810,)
+    assert task.start.dtype is FLOAT
+
+
+def test_all_precisions_start_from_the_same_model():
+    double, single = (prepared("digits", Iid(), 5, dtype=d).start for d in (FLOAT, torch.float32))
+    assert torch.equal(double, single.double())
+    assert not torch.equal(double, prepared("digits", Iid(), 5, seed=2).start)
+
+
+def test_batches_gather_what_the_plan_says():
+    task = prepared("digits", Dirichlet(0.5), 20)
+    data = load("digits")
+    plan = plan_for(task, [3, 11], masked=True)
+    x, y, mask = task.batches(plan)
+    assert x.shape == (3, 2, 4, 1, 8, 8)
+    for place in np.ndindex(3, 2, 4):
+        client = plan.clients[place[1]]
+        held = task.shards.locate(
+            np.array([client]), np.arange(task.population.samples[client])[None]
+        )[0]
+        sample = held[plan.positions[place]]
+        assert y[place] == data.train.labels[sample]
+        assert np.array_equal(x[place], data.train.features[sample])
+    assert np.array_equal(mask, plan.mask)
+
+
+def test_a_batch_that_all_steps_share():
+    for augment, steps in ((None, 1), (["flip"], 3)):
+        task = prepared("digits", Iid(), 20, augment=augment)
+        keys = np.random.default_rng(0).integers(2**62, size=(3, 2))
+        positions = np.tile(np.arange(4), (1, 2, 1))
+        x, y = task.batches(Plan(np.array([3, 11]), keys, positions))
+        assert x.shape[:3] == (steps, 2, 4)
+        assert y.shape == (1, 2, 4)
+
+
+def test_augmented_batches_are_the_plain_ones_augmented():
+    names = ["pad-crop", "flip"]
+    plain, changed = (prepared("digits", Iid(), 20, augment=a) for a in (None, names))
+    plan = plan_for(plain, [0, 7])
+    x, y = plain.batches(plan)
+    z, y_changed = changed.batches(plan)
+    assert torch.equal(z, augmented(x, names, torch.from_numpy(plan.keys)))
+    assert not torch.equal(z, x)
+    assert torch.equal(y, y_changed)
+
+
+def test_evaluation_is_not_augmented():
+    plain, changed = (prepared("digits", Iid(), 20, augment=a) for a in (None, ["flip"]))
+    assert plain.evaluate(plain.start).metrics == changed.evaluate(plain.start).metrics
+
+
+def test_a_key_only_with_dropout():
+    without, with_dropout = (prepared("digits", Iid(), 20, model=m) for m in ("logistic", DROPOUT))
+    plan = plan_for(without, [0, 7], masked=True)
+    assert len(without.batches(plan)) == 3
+    assert np.array_equal(with_dropout.batches(plan)[3], plan.keys)
+
+
+@pytest.mark.parametrize("model", ["logistic", DROPOUT])
+def test_a_masked_minibatch_counts_its_real_samples_only(model):
+    task = prepared("digits", Iid(), 20, model=model)
+    plan = plan_for(task, [4], steps=1, batch=6)
+    x, y, *key = (part[0, 0] for part in task.batches(plan))
+    params = task.layout.unflatten(task.start)
+    mask = torch.tensor([True, True, False, True, False, False])
+    gradient = torch.func.grad(task.loss)(params, x, y, mask, *key)
+    logits = task.model(params, x, *key)
+    if not key:
+        expected = torch.func.grad(task.loss)(params, x[mask], y[mask])
+        for name in params:
+            assert torch.allclose(gradient[name], expected[name], rtol=1e-12, atol=1e-14)
+    loss = nn.functional.cross_entropy(logits[mask], y[mask])
+    assert task.loss(params, x, y, mask, *key).item() == pytest.approx(loss.item(), rel=1e-12)
+
+
+def test_a_minibatch_of_padding_only_has_no_gradient():
+    task = prepared("digits", Iid(), 20)
+    x, y = (part[0, 0] for part in task.batches(plan_for(task, [4], steps=1)))
+    params = task.layout.unflatten(task.start)
+    gradient = torch.func.grad(task.loss)(params, x, y, torch.zeros(4, dtype=torch.bool))
+    assert not any(g.any() for g in gradient.values())
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("model", ["logistic", "mlp", DROPOUT])
+def test_losses_stack_over_clients(model, masked):
+    task = prepared("digits", Dirichlet(0.5), 20, model=model)
+    batch = [part[0] for part in task.batches(plan_for(task, [2, 5, 9], masked=masked))]
+    params = task.layout.unflatten(task.start + 0.1 * torch.randn(3, len(task.start)))
+    gradients = torch.func.vmap(torch.func.grad(task.loss))(params, *batch)
+    for client in range(3):
+        own = {name: p[client].clone().requires_grad_() for name, p in params.items()}
+        loss = task.loss(own, *(part[client] for part in batch))
+        for name, gradient in zip(own, torch.autograd.grad(loss, own.values()), strict=True):
+            assert torch.allclose(gradients[name][client], gradient, rtol=1e-9, atol=1e-12)
+
+
+def test_losses_can_be_recorded_and_replayed_with_other_keys():
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    task = prepared("digits", Iid(), 20, model=DROPOUT)
+    params = task.layout.unflatten(task.start.expand(2, -1))
+    step = torch.func.vmap(torch.func.grad(task.loss))
+    first, other = ([part[k] for part in task.batches(plan_for(task, [2, 5]))] for k in (0, 1))
+    with ThreadPoolExecutor(1) as pool:  # a thread that has not used the model before
+        recorded = pool.submit(make_fx(step), params, *first).result()
+    for name, gradient in step(params, *other).items():
+        assert torch.allclose(recorded(params, *other)[name], gradient, atol=1e-12)
+
+
+def test_evaluation_by_scikit_learn():
+    task = prepared("digits", MajorityClass(0.3), 15, model=DROPOUT)
+    data, x = load("digits"), task.start * 1.5
+    params = task.layout.unflatten(x)
+
+    def probabilities(rows):
+        features = torch.from_numpy(rows.features).double()
+        return task.model.evaluate(params, features).softmax(1).detach().numpy()
+
+    train, test = probabilities(data.train), probabilities(data.test)
+    result = task.evaluate(x)
+    classes = np.arange(10)
+    for name, rows, probability in (("train", data.train, train), ("test", data.test, test)):
+        loss = log_loss(rows.labels, probability, labels=classes)
+        assert result.metrics[f"{name}_loss"] == pytest.approx(loss, rel=1e-9)
+        accuracy = accuracy_score(rows.labels, probability.argmax(1))
+        assert result.metrics[f"{name}_accuracy"] == pytest.approx(accuracy)
+    right = test.argmax(1) == data.test.labels
+    for client in range(15):
+        size = task.population.samples[client]
+        own = task.shards.locate(np.array([client]), np.arange(size)[None])[0]
+        labels = data.train.labels[own]
+        loss = log_loss(labels, train[own], labels=classes)
+        assert result.clients["loss"][client] == pytest.approx(loss, rel=1e-9)
+        accuracy = accuracy_score(labels, train[own].argmax(1))
+        assert result.clients["accuracy"][client] == pytest.approx(accuracy)
+        weighted = sum(
+            np.mean(labels == label) * right[data.test.labels == label].mean() for label in classes
+        )
+        assert result.clients["test_accuracy"][client] == pytest.approx(weighted)
+    assert result.metrics["loss"] == pytest.approx(result.clients["loss"].mean())
+
+
+def test_classes_without_test_samples_are_left_out(tmp_path):
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    train = {"image": [[1.0], [2.0], [3.0], [4.0]], "label": [0, 1, 2, 2]}
+    pq.write_table(pa.table(train), tmp_path / "train.parquet")
+    pq.write_table(pa.table({"image": [[1.0]], "label": [0]}), tmp_path / "test.parquet")
+    task = prepared(tmp_path, Natural("label"), 3)
+    accuracy = task.evaluate(task.start).clients["test_accuracy"]
+    assert accuracy[0] in (0, 1)
+    assert np.isnan(accuracy[1:]).all()
+
+
+def test_images_in_a_folder_end_to_end(folder):
+    task = prepared(folder, Natural("writer"), 4, model={**DROPOUT, "hidden": [5]}, augment="flip")
+    assert task.population.samples.tolist() == [10] * 4
+    assert set(task.evaluate(task.start).clients) == {"loss", "accuracy", "test_accuracy"}
+
+
+def test_a_flwr_partitioner_object_is_a_partition():
+    partitioner = pytest.importorskip("flwr_datasets.partitioner")
+    task = prepared("digits", partitioner.IidPartitioner(12), 12)
+    assert task.population.samples.sum() == 1437
+
+
+class LeavesOneOut(Partition):
+    def split(self, labels, clients, seed, columns=None):
+        return StoredShards.of_owners(np.zeros(len(labels), dtype=np.int64), clients)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        ({"clients": 0}, "clients: 0 clients; give at least 1"),
+        ({"clients": 1438}, "clients: 1438 clients for 1437 training samples; give at most 1437"),
+        ({"partition": LeavesOneOut()}, "clients: 9 of 10 clients get no sample .client 1 is"),
+        ({"partition": "iid"}, "partition: 'iid' is no partition"),
+        ({"augment": ["flop"]}, "augment: unknown 'flop'; did you mean 'flip'"),
+        ({"normalise": [0.5]}, "normalise: "),
+        ({"normalise": [0.5, 0]}, "normalise: "),
+        ({"model": "cnn-003-cifar10"}, "model: nothing is left of images"),
+        ({"model": "nope"}, "model: unknown 'nope'"),
+        ({"model": {"type": "torch.nn:Linear", "arguments": {"in_features": 9, "out_features": 9}}},
+         "model: it cannot take features of shape"),
+        ({"dataset": "digit"}, "dataset: unknown 'digit'; did you mean 'digits'"),
+    ],
+)  # fmt: skip
+def test_bad_inputs(arguments, complaint):
+    given = {"dataset": "digits", "partition": Iid(), "clients": 10, **arguments}
+    with pytest.raises(BadInput, match=complaint):
+        prepared(**given)
+
+
+def test_no_augmentation_of_what_is_no_image(tmp_path):
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    for split in ("train", "test"):
+        table = pa.table({"image": [[1.0], [2.0]], "label": [0, 1]})
+        pq.write_table(table, tmp_path / f"{split}.parquet")
+    with pytest.raises(BadInput, match="augment: the features are no images"):
+        prepared(tmp_path, Iid(), 2, augment=["flip"])

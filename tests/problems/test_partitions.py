@@ -1,0 +1,221 @@
+"""Partitions: literal readings of the papers, and what must hold for any data."""
+
+from itertools import chain
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedtide.errors import BadInput
+from fedtide.problems.flower_partition import Flwr, FlwrInstance
+from fedtide.problems.partition import StoredShards
+from fedtide.problems.partitions import (
+    PARTITIONS,
+    Dirichlet,
+    Iid,
+    MajorityClass,
+    Natural,
+    SingleClass,
+)
+from fedtide.randomness import generator
+
+LABELS = np.random.default_rng(0).integers(10, size=3000)
+
+
+def samples_of(shards, client):
+    size = int(shards.sizes[client])
+    return shards.locate(np.array([client]), np.arange(size)[None]).ravel().tolist()
+
+
+def all_samples(shards):
+    return [samples_of(shards, client) for client in range(len(shards.sizes))]
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    partition=st.sampled_from(
+        [Iid(), Dirichlet(0.1), Dirichlet(10), MajorityClass(0.3), SingleClass(), SingleClass(3, 0)]
+    ),
+    labels=st.lists(st.integers(0, 3), min_size=4, max_size=80),
+    clients=st.integers(4, 12),
+    seed=st.integers(0, 2**63),
+)
+def test_every_sample_belongs_to_exactly_one_client(partition, labels, clients, seed):
+    labels = np.array(labels)
+    shards = partition.split(labels, clients, seed)
+    held = [sample for client in all_samples(shards) for sample in client]
+    assert len(shards.sizes) == clients
+    assert sorted(held) == list(range(len(labels)))
+
+
+@pytest.mark.parametrize("partition", [Iid(), Dirichlet(0.1), MajorityClass(0.3), SingleClass()])
+def test_the_seed_decides(partition):
+    first, again, other = (all_samples(partition.split(LABELS, 50, seed)) for seed in (1, 1, 2))
+    assert first == again
+    assert first != other
+
+
+def test_iid_sizes_differ_by_at_most_one():
+    sizes = Iid().split(LABELS[:1234], 100, 0).sizes
+    assert sizes.max() - sizes.min() == 1
+
+
+def test_dirichlet_cuts_each_class_as_the_paper_says():
+    clients, alpha, seed = 30, 0.1, 5
+    kappa = generator(seed, "partition").dirichlet([alpha] * 10, clients)
+    expected = [[] for _ in range(clients)]
+    for label in range(10):
+        samples = [i for i, of in enumerate(LABELS) if of == label]
+        begin, cumulated, total = 0, 0.0, sum(kappa[n][label] for n in range(clients))
+        for n in range(clients):
+            cumulated += kappa[n][label]
+            end = round(len(samples) * (cumulated / total))  # Python rounds halves to the even
+            expected[n] += samples[begin:end]
+            begin = end
+    shards = Dirichlet(alpha).split(LABELS, clients, seed)
+    assert [sorted(held) for held in expected] == all_samples(shards)
+
+
+def test_dirichlet_with_large_alpha_gives_everyone_all_classes():
+    shares = Dirichlet(1e4).split(LABELS, 10, 0).class_shares(LABELS, 10)
+    assert np.abs(shares - np.bincount(LABELS) / len(LABELS)).max() < 0.02
+
+
+def test_majority_class_deals_samples_one_by_one_as_the_program_does():
+    clients, similarity, seed = 25, 0.2, 3
+    draw = generator(seed, "partition")
+    foreign = draw.random(len(LABELS)) < similarity
+    anyone = draw.integers(clients, size=len(LABELS))
+    held = [[] for _ in range(clients)]
+    for sample, label in enumerate(LABELS):
+        group = range(round(label * clients / 10), round((label + 1) * clients / 10))
+        smallest = min(group, key=lambda client: (len(held[client]), client))
+        held[anyone[sample] if foreign[sample] else smallest].append(sample)
+    assert all_samples(MajorityClass(similarity).split(LABELS, clients, seed)) == held
+
+
+def test_majority_share_of_the_papers_setting():
+    labels = np.random.default_rng(1).permutation(np.repeat(np.arange(10), 6000))
+    shards = MajorityClass(0.05).split(labels, 250, 1)
+    shares = shards.class_shares(labels, 10)
+    majority = shares[np.arange(250), np.arange(250) // 25]
+    assert 0.95 < majority.mean() < 0.96  # 1 - 0.05 * 0.9 = 0.955; its deviation is 0.0009
+    assert shards.sizes.min() >= 235
+    assert shards.sizes.max() <= 245
+
+
+def test_single_class_sizes_follow_the_clipped_normal():
+    clients, seed = 40, 2
+    drawn = generator(seed, "partition").normal(5, 1, clients)
+    weights = [min(max(w, 3), 7) for w in drawn]
+    shards = SingleClass().split(LABELS, clients, seed)
+    for label in range(10):
+        members = range(4 * label, 4 * label + 4)
+        samples = np.flatnonzero(label == LABELS).tolist()
+        assert list(chain.from_iterable(samples_of(shards, n) for n in members)) == samples
+        total = sum(weights[n] for n in members)
+        for n in members:
+            assert abs(shards.sizes[n] - len(samples) * weights[n] / total) <= 1
+    assert (shards.class_shares(LABELS, 10).max(axis=1) == 1).all()
+
+
+def test_single_class_of_the_papers_setting():
+    labels = np.repeat(np.arange(10), 5000)
+    sizes = SingleClass().split(labels, 1000, 1).sizes
+    assert sizes.mean() == 50
+    assert 8 < sizes.std() < 10.5  # 0.88 (a normal clipped at 2 deviations: 0.959) of a fifth of 50
+    assert sizes.min() >= 50 * 3 / 5.4
+    assert sizes.max() <= 50 * 7 / 4.6
+
+
+def test_natural_gives_one_client_per_value():
+    writers = np.array(["b", "a", "b", "c"])
+    shards = Natural("writer").split(np.zeros(4, int), 3, 0, {"writer": writers})
+    assert all_samples(shards) == [[1], [0, 2], [3]]
+
+
+def test_shards_average_and_count_by_client():
+    lists = [np.array([3, 1]), np.array([0]), np.array([2, 4, 5])]
+    shards = StoredShards.of_lists(lists)
+    values, labels = np.arange(6) ** 2.0, np.array([0, 2, 1, 2, 1, 1])
+    assert shards.averages(values) == pytest.approx([5.0, 0.0, 15.0])
+    assert shards.class_shares(labels, 3) == pytest.approx(
+        np.array([[0, 0, 1], [1, 0, 0], [0, 1, 0]])
+    )
+
+
+def test_locate_takes_leading_dimensions():
+    shards = StoredShards.of_lists([np.array([3, 1]), np.array([0, 2])])
+    positions = np.array([[[0, 1], [1, 1]], [[1, 0], [0, 1]]])  # (I, S, B)
+    found = shards.locate(np.array([1, 0]), positions)
+    assert found.tolist() == [[[0, 2], [1, 1]], [[2, 0], [3, 1]]]
+
+
+@pytest.mark.parametrize(
+    "name", ["IidPartitioner", "DirichletPartitioner", "PathologicalPartitioner"]
+)
+def test_flwr_partitioners_by_name(name):
+    pytest.importorskip("flwr_datasets")
+    arguments = {"DirichletPartitioner": {"alpha": 0.5, "min_partition_size": 1}}.get(name, {})
+    if name == "PathologicalPartitioner":
+        arguments = {"num_classes_per_partition": 2}
+    shards = Flwr(name, arguments).split(LABELS, 20, 3)
+    assert sorted(chain.from_iterable(all_samples(shards))) == list(range(len(LABELS)))
+    if name == "PathologicalPartitioner":
+        assert ((shards.class_shares(LABELS, 10) > 0).sum(axis=1) == 2).all()
+
+
+def test_flwr_instances_can_be_split_again_and_see_other_columns():
+    partitioner = pytest.importorskip("flwr_datasets.partitioner")
+    partition = FlwrInstance(partitioner.NaturalIdPartitioner("writer"))
+    columns = {"writer": np.array(["b", "a", "b"])}
+    for _ in range(2):
+        shards = partition.split(np.zeros(3, int), 2, 0, columns)
+        assert sorted(all_samples(shards)) == [[0, 2], [1]]
+
+
+@pytest.mark.parametrize(
+    ("make", "complaint"),
+    [
+        (lambda: Dirichlet(0), "alpha: 0 is not a positive number"),
+        (lambda: MajorityClass(1.5), "similarity: 1.5 is not within"),
+        (lambda: SingleClass(-1), "mean: -1 is not a positive number"),
+        (lambda: SingleClass(5, 2.5), "spread: 2.5 lets the size"),
+        (lambda: SingleClass(5, -1), "spread: -1"),
+        (lambda: MajorityClass(0).split(LABELS, 5, 0), "clients: 5 clients for 10 classes"),
+        (lambda: SingleClass().split(LABELS, 5, 0), "clients: 5 clients for 10 classes"),
+        (
+            lambda: Natural("writre").split(LABELS, 5, 0, {"writer": LABELS}),
+            "column: the training data has no 'writre'; did you mean 'writer'",
+        ),
+        (
+            lambda: Natural("writer").split(LABELS, 5, 0, {"writer": LABELS}),
+            "clients: 5 clients, but column 'writer' has 10 values; give clients: 10",
+        ),
+    ],
+)
+def test_bad_inputs(make, complaint):
+    with pytest.raises(BadInput, match=complaint):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("partition", "complaint"),
+    [
+        (Flwr("DirichletPartitoner"), "name: unknown .*did you mean 'DirichletPartitioner'"),
+        (Flwr("DirichletPartitioner"), "arguments: DirichletPartitioner refuses them"),
+        (Flwr("IidPartitioner", {"num_partitions": 7}), "makes 7 partitions; give clients: 7"),
+        (Flwr("NaturalIdPartitioner", {"partition_by": "x"}), "cannot split this data"),
+    ],
+)
+def test_bad_flwr_partitioners(partition, complaint):
+    pytest.importorskip("flwr_datasets")
+    with pytest.raises(BadInput, match=complaint):
+        partition.split(LABELS, 20, 0)
+
+
+def test_the_table_names_all():
+    assert sorted(PARTITIONS) == [
+        "dirichlet", "flwr", "iid", "majority-class", "natural", "single-class",
+    ]  # fmt: skip
