@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -10,11 +9,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.fx.experimental.proxy_tensor import make_fx
 
 from fedtide.problems.layout import Params
 from fedtide.problems.problem import Plan, Task
 from fedtide.training.local import LocalTraining
+from fedtide.training.recording import Recording, record
 from fedtide.training.trainer import Round, Trainer, local_step, of_step
 
 _MOST = 32  # clients trained together at most, and less if their models would take more than
@@ -22,17 +21,15 @@ _BYTES = 64 * 2**20  # this: a chunk should stay in cache
 _SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)  # chunks are padded to these, each recorded once
 _SIZES_COMPILED = (8, 32)  # compiling takes seconds, so there are fewer
 
-StackedStep = Callable[..., tuple[Params, Params]]
-_RECORDED: WeakKeyDictionary[Task, dict[Any, StackedStep]] = WeakKeyDictionary()
+_RECORDED: WeakKeyDictionary[Task, dict[Any, Recording]] = WeakKeyDictionary()
 """The recorded steps of each task that is alive; runs of several methods on it share them."""
 
 
 class StackedTrainer(Trainer):
     """Takes each local step for a whole chunk of clients in one go.
 
-    The step is stacked over the clients by `torch.func.vmap`. What that does is recorded once for
-    each shape and replayed afterwards, because working it out costs more than doing it for models
-    as small as those of federated learning. With `compiled` the recording is compiled, too.
+    The step is stacked over the clients by `torch.func.vmap`, recorded once for each shape and
+    replayed afterwards. With `compiled` the recording is compiled, too.
 
     Args:
         task: what is learnt.
@@ -40,13 +37,11 @@ class StackedTrainer(Trainer):
         compiled: whether to use torch.compile (which needs a C++ compiler on CPU).
     """
 
-    name = "stacked"
-
     def __init__(self, task: Task, local: LocalTraining, compiled: bool = False) -> None:
+        self.name = "compiled" if compiled else "stacked"
         self._task, self._local, self._compiled = task, local, compiled
-        if compiled:
-            self.name = "compiled"
         self._recorded = _RECORDED.setdefault(task, {})
+        self._names = list(task.layout.shapes)
         model_bytes = task.layout.size * task.start.element_size()
         self._chunk = max(1, min(_MOST, _BYTES // model_bytes))
         sizes = _SIZES_COMPILED if compiled else _SIZES
@@ -74,47 +69,75 @@ class StackedTrainer(Trainer):
     @torch.no_grad()
     def _train_chunk(self, round: Round, plan: Plan, drift: Tensor | None) -> Tensor:
         """Return the models y_n after the local steps, shape (S, d)."""
-        layout, size = self._task.layout, len(plan.clients)
-        x = layout.unflatten(round.start)
-        y = {name: t.expand(size, *t.shape).contiguous() for name, t in x.items()}
-        m = {name: torch.zeros_like(t) for name, t in y.items()} if self._local.momentum else {}
-        correction = None if drift is None else layout.unflatten(drift)
-        lr = round.start.new_tensor(round.lr)
-        mu = round.start.new_tensor(round.mu) if round.mu else None
+        size, layout = len(plan.clients), self._task.layout
+        x = list(layout.unflatten(round.start).values())
+        y = [t.expand(size, *t.shape).contiguous() for t in x]
+        m = [torch.zeros_like(t) for t in y] if self._local.momentum else []
+        corrections = [] if drift is None else list(layout.unflatten(drift).values())
+        scalars = [round.start.new_tensor(round.lr)]
+        if round.mu:
+            scalars.append(round.start.new_tensor(round.mu))
         batches = self._task.batches(plan)
         for k in range(len(plan.keys)):
-            batch = of_step(batches, k)
-            arguments = (y, m, x, correction, lr, mu, *batch)
-            after, m = self._recording(round.frozen, arguments)(*arguments)
-            y = after if plan.active is None else self._where(plan.active[k], after, y)
-        return layout.flatten(y, leading=1)
+            arguments = [*y, *m, *x, *corrections, *scalars, *of_step(batches, k)]
+            step = self._recording(round, drift is not None, arguments)
+            after = list(step(*arguments))
+            if plan.active is not None:
+                after = _where(plan.active[k], after, [*y, *m])
+            y, m = after[: len(y)], after[len(y) :]
+        return torch.cat([t.flatten(1) for t in y], dim=1)
 
-    def _where(self, active: Any, after: Params, before: Params) -> Params:
-        """Return the models after the step for the active clients, those before it for the rest."""
-        return {
-            name: torch.where(
-                torch.as_tensor(active, device=t.device).view(-1, *[1] * (t.dim() - 1)),
-                t,
-                before[name],
-            )
-            for name, t in after.items()
-        }
-
-    def _recording(self, frozen: bool, arguments: tuple[Any, ...]) -> StackedStep:
+    def _recording(self, round: Round, drift: bool, arguments: list[Tensor]) -> Recording:
         """Return the stacked step for arguments of these shapes."""
-        y, _, _, drift, _, mu, *batch = arguments
-        local, size = self._local, len(next(iter(y.values())))
-        settings = (self._compiled, local.momentum, local.weight_decay, local.projection, frozen)
-        shapes = tuple((t.shape, t.dtype) for t in batch)
-        key = (settings, size, drift is None, mu is None, shapes)
+        local = self._local
+        settings = (self._compiled, local.momentum, local.weight_decay, local.projection)
+        shapes = tuple((t.shape, t.dtype) for t in arguments)
+        key = (settings, round.frozen, bool(round.mu), drift, shapes)
         if key not in self._recorded:
-            self._recorded[key] = self._record(frozen, arguments)
+            self._recorded[key] = self._record(round, drift, arguments)
         return self._recorded[key]
 
-    def _record(self, frozen: bool, arguments: tuple[Any, ...]) -> StackedStep:
-        _, _, _, drift, _, _, *batch = arguments
-        in_dims = (0, 0, None, None if drift is None else 0, None, None)
-        step = local_step(self._task, self._local, frozen)
-        stacked = torch.func.vmap(step, in_dims=in_dims + (0,) * len(batch))
-        recording: StackedStep = make_fx(stacked)(*arguments)
+    def _record(self, round: Round, drift: bool, arguments: list[Tensor]) -> Recording:
+        """Record one step of all clients as a function of the single tensors in `arguments`."""
+        n, momentum, mu = len(self._names), bool(self._local.momentum), bool(round.mu)
+        counts = (n, n * momentum, n, n * drift, 1, int(mu))
+        dims = (0, 0, None, 0 if drift else None, None, None)
+        step = local_step(self._task, self._local, round.frozen)
+        batch_size = len(arguments) - sum(counts)
+        stacked = torch.func.vmap(step, in_dims=dims + (0,) * batch_size)
+
+        def flat(*tensors: Tensor) -> tuple[Tensor, ...]:
+            y, m, x, corrections, lr, weight, batch = _cut(tensors, counts)
+            after, momenta = stacked(
+                self._named(y),
+                self._named(m) if momentum else {},
+                self._named(x),
+                self._named(corrections) if drift else None,
+                lr[0],
+                weight[0] if mu else None,
+                *batch,
+            )
+            return *(after[k] for k in self._names), *(momenta[k] for k in momenta)
+
+        recording = record(flat, arguments)
         return torch.compile(recording, dynamic=False) if self._compiled else recording
+
+    def _named(self, tensors: tuple[Tensor, ...]) -> Params:
+        return dict(zip(self._names, tensors, strict=True))
+
+
+def _cut(tensors: tuple[Tensor, ...], counts: tuple[int, ...]) -> list[tuple[Tensor, ...]]:
+    """Return the tensors in groups of these sizes, and what is left."""
+    ends = np.cumsum(counts).tolist()
+    starts = [0, *ends]
+    return [tensors[i:j] for i, j in zip(starts, [*ends, len(tensors)], strict=True)]
+
+
+def _where(active: NDArray[np.bool_], after: list[Tensor], before: list[Tensor]) -> list[Tensor]:
+    """Return what stands after the step for the active clients, and before it for the rest."""
+    return [
+        torch.where(
+            torch.as_tensor(active, device=new.device).view(-1, *[1] * (new.dim() - 1)), new, old
+        )
+        for new, old in zip(after, before, strict=True)
+    ]

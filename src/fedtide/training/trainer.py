@@ -57,8 +57,9 @@ LocalStep = Callable[..., tuple[Params, Params]]
 def local_step(task: Task, local: LocalTraining, frozen: bool = False) -> LocalStep:
     """Return one local step of one client, a pure function of tensors (see LocalTraining).
 
-    step(y, m, x, drift, lr, mu, *batch) -> (y, m): y, m and x by name, m empty without
-    momentum; drift None without a correction and mu None without a proximal term; lr and mu are 0-d tensors.
+    step(y, m, x, drift, lr, mu, *batch) -> (y, m), where y, m, x and drift go by name; m is empty
+    without momentum, drift None without a correction, mu None without a proximal term; lr and mu
+    are 0-d tensors.
     With `frozen` the gradient is taken at x.
     """
     gradient = torch.func.grad(task.loss)
