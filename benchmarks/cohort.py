@@ -1,0 +1,141 @@
+"""Whole rounds of `ft.simulate` against a plain PyTorch loop over the same clients.
+
+Logistic regression 784 → 10, batches of 20, 5 local steps. A round of fedtide is everything: who
+takes part, minibatches, training, aggregation, the log; no evaluation. The plain loop is what one
+would write by hand, with all tensors ready in memory: nn.Module, torch.optim.SGD, the mean.
+
+    python benchmarks/cohort.py
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+import polars as pl
+import torch
+from torch import Tensor, nn
+
+from fedtide.simulation.experiment import Experiment
+from fedtide.simulation.run import Run
+
+CLIENTS, SAMPLES, FEATURES, CLASSES = 1000, 60, 784, 10
+STEPS, BATCH, LR = 5, 20, 0.1
+REPEATS = 9
+
+
+@dataclass
+class PlainLoop:
+    """The loop by hand: one client after another.
+
+    Args:
+        cohort: clients per round.
+    """
+
+    cohort: int
+
+    def __post_init__(self) -> None:
+        self.model = nn.Linear(FEATURES, CLASSES)
+        shape = (self.cohort, STEPS, BATCH)
+        self.x = torch.randn(*shape, FEATURES)
+        self.y = torch.randint(CLASSES, shape)
+
+    def round(self) -> None:
+        """Train all clients and average their models."""
+        mean: dict[str, Tensor] = {}
+        for client in range(self.cohort):
+            local = nn.Linear(FEATURES, CLASSES)
+            local.load_state_dict(self.model.state_dict())
+            optimizer = torch.optim.SGD(local.parameters(), lr=LR)
+            for step in range(STEPS):
+                optimizer.zero_grad()
+                nn.functional.cross_entropy(
+                    local(self.x[client, step]), self.y[client, step]
+                ).backward()
+                optimizer.step()
+            for name, tensor in local.state_dict().items():
+                mean[name] = mean.get(name, 0) + tensor / self.cohort
+        self.model.load_state_dict(mean)
+
+
+def fedtide_run(folder: Path, cohort: int, trainer: str) -> Run:
+    """Return a run of the same shape."""
+    return Run(
+        Experiment.of(
+            {
+                "rounds": 10_000,
+                "problem": {
+                    "type": "classification",
+                    "dataset": str(folder),
+                    "clients": CLIENTS,
+                    "partition": "iid",
+                },
+                "participation": {"type": "uniform", "size": cohort},
+                "algorithm": "fedavg",
+                "local": {"steps": STEPS, "batch_size": BATCH, "lr": LR},
+                "evaluation": {"every": 0},
+                "trainer": trainer,
+            }
+        )
+    )
+
+
+def write_data(folder: Path) -> None:
+    """Write random images, as many as the clients hold."""
+    rng = np.random.default_rng(0)
+    for name, size in (("train", CLIENTS * SAMPLES), ("test", 100)):
+        images = rng.integers(0, 256, (size, 28, 28), dtype=np.uint8)
+        labels = rng.integers(0, CLASSES, size)
+        labels[:CLASSES] = np.arange(CLASSES)
+        frame = pl.DataFrame({"image": images.reshape(size, -1), "label": labels})
+        frame.write_parquet(folder / f"{name}.parquet")
+
+
+def milliseconds(round: Callable[[], None]) -> float:
+    """Return the median time of a round over several repeats of at least a tenth of a second."""
+    began = time.perf_counter()
+    round()
+    once = time.perf_counter() - began
+    rounds = max(1, round_up(0.1 / once))
+    times = []
+    for _ in range(REPEATS):
+        began = time.perf_counter()
+        for _ in range(rounds):
+            round()
+        times.append((time.perf_counter() - began) / rounds)
+    return 1000 * statistics.median(times)
+
+
+def round_up(number: float) -> int:
+    """Return the next integer."""
+    return int(np.ceil(number))
+
+
+def main() -> None:
+    """Print one table."""
+    print(f"{os.cpu_count()} cores, torch {torch.__version__}, {torch.get_num_threads()} threads")
+    print(f"{'cohort':>6} {'plain ms':>9} {'stacked ms':>11} {'x':>6} {'compiled ms':>12} {'x':>6}")
+    with TemporaryDirectory() as name:
+        write_data(Path(name))
+        for cohort in (10, 100):
+            runs = [fedtide_run(Path(name), cohort, trainer) for trainer in ("stacked", "compiled")]
+            loop = PlainLoop(cohort)
+            for run in runs:
+                for _ in range(3):
+                    run.round()
+            plain = milliseconds(loop.round)
+            stacked, compiled = (milliseconds(run.round) for run in runs)
+            print(
+                f"{cohort:6} {plain:9.2f} {stacked:11.2f} {plain / stacked:6.1f} "
+                f"{compiled:12.2f} {plain / compiled:6.1f}"
+            )
+
+
+if __name__ == "__main__":
+    main()
