@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 
 class BadInput(ValueError):
@@ -19,6 +20,21 @@ class BadInput(ValueError):
         'participation.rates: 1.5 is not within [0, 1]'
         """
         return BadInput(f"{field}.{self}")
+
+
+@contextmanager
+def within(field: str) -> Iterator[None]:
+    """Put `field` before the field that a complaint raised inside names.
+
+    >>> with within("local"):
+    ...     raise BadInput("lr: 0 is not a positive number")
+    Traceback (most recent call last):
+    fedtide.errors.BadInput: local.lr: 0 is not a positive number
+    """
+    try:
+        yield
+    except BadInput as error:
+        raise error.at(field) from None
 
 
 def did_you_mean(name: str, options: Iterable[str]) -> str:

@@ -33,8 +33,8 @@ class Regression(Problem):
         noise: the standard deviation of the noise in y.
 
     Raises:
-        BadInput: a count below 1, more informative features than features, or fewer samples than
-            clients.
+        BadInput: a count below 1, one sample alone, more informative features than features, or
+            fewer samples than clients.
 
     >>> task = Regression(clients=10, samples=100).prepare(0, torch.device("cpu"), torch.float64)
     >>> task.population.samples[:3], task.layout.size
@@ -48,8 +48,9 @@ class Regression(Problem):
     noise: float = 0.1
 
     def __post_init__(self) -> None:
-        for name in ("clients", "samples", "features", "informative"):
+        for name in ("clients", "features", "informative"):
             at_least(name, getattr(self, name), 1)
+        at_least("samples", self.samples, 2)
         at_least("noise", self.noise, 0)
         if self.informative > self.features:
             raise BadInput(f"informative: {self.informative} of {self.features} features")
@@ -72,7 +73,7 @@ class RegressionTask(Task):
             problem.features,
             n_informative=problem.informative,
             noise=problem.noise,
-            random_state=seed,
+            random_state=seed % 2**32,  # what scikit-learn takes
         )
         features = (features - features.mean(axis=0)) / features.std(axis=0)
         each = problem.samples // problem.clients

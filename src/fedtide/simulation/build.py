@@ -10,6 +10,7 @@ import types
 from collections.abc import Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from functools import lru_cache
+from pathlib import Path
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
@@ -28,11 +29,15 @@ class Builder:
 
     Args:
         families: the tables of all rooms.
+        built_elsewhere: further classes by the name that `type:` takes, whose own room builds them.
     """
 
-    def __init__(self, families: Families) -> None:
+    def __init__(
+        self, families: Families, built_elsewhere: Mapping[str, type] = types.MappingProxyType({})
+    ) -> None:
         self._families = families
-        self._names = {cls: name for table in families.values() for name, cls in table.items()}
+        tables = (*families.values(), built_elsewhere)
+        self._names = {cls: name for table in tables for name, cls in table.items()}
 
     def build(self, kind: Any, value: Any, path: str = "") -> Any:
         """Return what `value` describes, as `kind` (an annotation) asks for.
@@ -45,19 +50,27 @@ class Builder:
         Raises:
             BadInput: with the path of the field and the mend.
         """
-        for member in get_args(kind) if _is_union(kind) else (kind,):
+        members = get_args(kind) if _is_union(kind) else (kind,)
+        for member in members:
             if not isinstance(member, type):
                 continue
-            if member in self._families and isinstance(value, (str, Mapping, member)):
+            if member in self._families and (len(members) == 1 or _names_one(member, value)):
                 return self._of_family(member, value, path)
             if is_dataclass(member) and isinstance(value, member):
                 return value
             if is_dataclass(member) and isinstance(value, Mapping):
                 return self._of_class(member, value, path)
+            if is_dataclass(member) and len(members) == 1:
+                keys = ", ".join(field.name for field in fields(member))
+                raise BadInput(f"{path}: {value!r:.60} is no mapping; give its keys ({keys})")
         return _leaf(kind, value, path)
 
     def plain(self, thing: Any) -> Any:
-        """Return the plain data from which `build` makes the same object again."""
+        """Return the plain data from which `build` makes the same object again.
+
+        Raises:
+            BadInput: an object that a file cannot describe.
+        """
         if is_dataclass(thing) and not isinstance(thing, type):
             name = self._names.get(type(thing))
             head = {} if name is None else {"type": name}
@@ -68,18 +81,27 @@ class Builder:
             return {key: self.plain(value) for key, value in thing.items()}
         if isinstance(thing, list | tuple):
             return [self.plain(value) for value in thing]
-        return thing
+        if isinstance(thing, Path):
+            return str(thing)
+        if thing is None or isinstance(thing, str | int | float):
+            return thing
+        raise BadInput(
+            f"out: a {type(thing).__name__} object cannot be written to an experiment file; "
+            "describe it by name, or run without a folder"
+        )
 
     def _of_family(self, base: type, value: Any, path: str) -> Any:
         """Return one of the classes of a table: from an object, a type name, or a mapping."""
         if isinstance(value, base):
             return value
-        value = {"type": value} if isinstance(value, str) else dict(value)
         table = self._families[base]
+        if not isinstance(value, str | Mapping):
+            raise BadInput(f"{path}: {value!r:.60} is not a `type`; {did_you_mean('', table)}")
+        value = {"type": value} if isinstance(value, str) else dict(value)
         name = value.pop("type", None)
         if name is None:
             raise BadInput(f"{_join(path, 'type')}: missing; {did_you_mean('', table)}")
-        if name not in table:
+        if not isinstance(name, str) or name not in table:
             raise BadInput(
                 f"{_join(path, 'type')}: unknown {name!r}; {did_you_mean(str(name), table)}"
             )
@@ -111,13 +133,30 @@ def _is_union(kind: Any) -> bool:
     return get_origin(kind) in (Union, types.UnionType)
 
 
+def _names_one(base: type, value: Any) -> bool:
+    """Say whether a value for a union with other things is meant for the table of `base`."""
+    return isinstance(value, base | Mapping) or (isinstance(value, str) and not _is_number(value))
+
+
+def _is_number(text: str) -> bool:
+    """Say whether a string is a number that YAML did not take for one, such as 1e-3."""
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
 def _leaf(kind: Any, value: Any, path: str) -> Any:
     """Return a value of a plain type, converted as pydantic converts (`"1e-3"` is a float)."""
     try:
-        return _adapter(kind).validate_python(value)
+        built = _adapter(kind).validate_python(value)
     except ValidationError as error:
         what = error.errors()[0]["msg"]
         raise BadInput(f"{path}: {what[0].lower()}{what[1:]} (got {value!r:.60})") from None
+    if isinstance(value, bool) and type(built) in (int, float):
+        raise BadInput(f"{path}: input should be a number (got {value!r})")
+    return built
 
 
 @lru_cache(maxsize=512)

@@ -27,6 +27,7 @@ from fedtide.participation import (
     Selection,
 )
 from fedtide.problems import PARTITIONS, PROBLEMS, Partition, Problem
+from fedtide.problems.models.table import MODEL_TYPES
 from fedtide.problems.weighted import Objective
 from fedtide.simulation.build import Builder
 from fedtide.training import PROJECTIONS, SCHEDULES, LocalTraining
@@ -45,7 +46,8 @@ BUILDER = Builder(
         Partition: PARTITIONS,
         Projection: PROJECTIONS,
         LearningRateSchedule: SCHEDULES,
-    }
+    },
+    built_elsewhere=MODEL_TYPES,
 )
 """Knows every class that an experiment file can name."""
 

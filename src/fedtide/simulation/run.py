@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fedtide.algorithms import Info, Reports
 from fedtide.algorithms.storage import pack, unpack
-from fedtide.errors import BadInput
+from fedtide.errors import BadInput, within
 from fedtide.participation import Participants, records
 from fedtide.participation.log import Records
 from fedtide.participation.process import Ids
@@ -80,10 +80,12 @@ class Run:
     def __init__(self, experiment: Experiment, trainer: TrainerName | None = None) -> None:
         self.experiment = experiment
         seed = experiment.seed
-        task = prepared(experiment.problem, seed, experiment.device, experiment.dtype)
+        with within("problem"):
+            task = prepared(experiment.problem, seed, experiment.device, experiment.dtype)
         self.task = weigh_objective(task, experiment.objective)
         schedule = experiment.schedule
-        rates = schedule.known_rates(self.task.population, seed)
+        with within("participation"):
+            rates = schedule.known_rates(self.task.population, seed)
         self.population = replace(self.task.population, rates=rates)
         self._participation = schedule.start(self.population, seed)
         length = self._participation.length
@@ -92,12 +94,17 @@ class Run:
                 f"rounds: {experiment.rounds} rounds, but the participation ends after {length}; "
                 f"ask for at most {length}"
             )
-        self._feed = Feed(self.population, experiment.local, seed)
+        with within("local"):
+            self._feed = Feed(self.population, experiment.local, seed)
+        if experiment.local.projection is not None:
+            with within("local.projection"):
+                experiment.local.projection.check(self.task.layout.size)
         cohort = float(self.population.clients if rates is None else rates.sum())
         self._trainer, self.trainer_choice = choose_trainer(
             trainer or experiment.trainer, self.task, experiment.local, cohort * experiment.rounds
         )
-        self.state = experiment.algorithm.init(self.task.start, self.population)
+        with within("algorithm"):
+            self.state = experiment.algorithm.init(self.task.start, self.population)
         self.ended = 0
         self.tally = Tally(self.population.clients)
         self.log: list[Records] = []
@@ -125,6 +132,7 @@ class Run:
         ]
         # 3. The model moves.
         self.state, info = self.experiment.algorithm.step(self.state, lr)
+        self._check_step(info)
         # 4. The round is written down.
         self._record(present, np.concatenate(used) if used else clients, info)
         self.ended = t + 1
@@ -142,7 +150,11 @@ class Run:
         self.metrics.append(row)
         self.timings.evaluation += time.perf_counter() - began
         if not np.isfinite(loss) and self.experiment.on_nonfinite == "stop":
-            raise Diverged(f"local.lr: the loss is {loss} after round {self.ended}; lower lr")
+            losses = self.evaluation.clients.get("loss", np.zeros(0))
+            worst = np.flatnonzero(~np.isfinite(losses))
+            raise Diverged(
+                f"local.lr: the loss is {loss} after {self.ended} rounds{_named(worst)}; lower lr"
+            )
 
     def output(self) -> Tensor:
         """Return the model that the algorithm recommends so far, shape (d,)."""
@@ -229,10 +241,12 @@ class Run:
         if bool(torch.isfinite(reports.updates.sum())):
             return reports
         finite = torch.isfinite(reports.updates).all(dim=1)
+        if bool(finite.all()):  # only their sum is too large
+            return reports
         if self.experiment.on_nonfinite == "stop":
-            named = ", ".join(str(client) for client in reports.clients[~finite][:8].tolist())
+            named = _named(reports.clients[~finite].cpu().numpy())
             raise Diverged(
-                f"local.lr: in round {self.ended} the updates of clients {named} are not finite; "
+                f"local.lr: an update in round {self.ended} is not finite{named}; "
                 "lower lr, or leave such updates out with on_nonfinite: drop"
             )
         samples = None if reports.samples is None else reports.samples[finite]
@@ -245,8 +259,24 @@ class Run:
             samples,
         )
 
+    def _check_step(self, info: Info) -> None:
+        """Stop where finite updates make a step that is not; there is nothing to leave out."""
+        if not bool(torch.isfinite(info.direction).all()):
+            named = _named(info.clients.cpu().numpy())
+            raise Diverged(
+                f"local.lr: the step of round {self.ended} is not finite{named}; lower lr"
+            )
+
     def _record(self, present: Participants, used: Ids, info: Info) -> None:
         self.log.append(records(present, self.experiment.log, used))
         self.tally.add(info.clients.cpu().numpy(), info.weights.double().cpu().numpy())
         if self.iterates:
             self.iterates.append(self.state.model)
+
+
+def _named(clients: Ids) -> str:
+    """Return a few of these clients in brackets, for a complaint."""
+    if len(clients) == 0:
+        return ""
+    more = ", ..." if len(clients) > 8 else ""
+    return f" (clients {', '.join(map(str, clients[:8].tolist()))}{more})"

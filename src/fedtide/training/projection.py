@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,6 +21,10 @@ class Projection(ABC):
     def __call__(self, y: Tensor) -> Tensor:
         """Return Π(y) for each row of y, shape (..., d)."""
 
+    @abstractmethod
+    def check(self, size: int) -> None:
+        """Raise BadInput unless this is a set of models with d = `size` parameters."""
+
 
 @dataclass(frozen=True)
 class Ball(Projection):
@@ -30,7 +35,7 @@ class Ball(Projection):
         center: c, shape (d,); None is the origin.
 
     Raises:
-        BadInput: r not positive.
+        BadInput: r not positive, a centre that is not finite or, in `check`, not of length d.
 
     >>> Ball(radius=1.0)(torch.tensor([3.0, 4.0]))
     tensor([0.6000, 0.8000])
@@ -41,6 +46,16 @@ class Ball(Projection):
 
     def __post_init__(self) -> None:
         positive("radius", self.radius)
+        if self.center is not None:
+            center = tuple(float(c) for c in self.center)  # hashable: recordings are kept by it
+            if not all(map(math.isfinite, center)):
+                raise BadInput("center: a number is not finite")
+            object.__setattr__(self, "center", center)
+
+    def check(self, size: int) -> None:
+        """Raise BadInput unless the centre has d = `size` coordinates."""
+        if self.center is not None and len(self.center) != size:
+            raise BadInput(f"center: {len(self.center)} numbers for a model of {size}; give {size}")
 
     def __call__(self, y: Tensor) -> Tensor:
         """Return the nearest point of the ball for each row of y."""
@@ -72,6 +87,9 @@ class Box(Projection):
     def __post_init__(self) -> None:
         if not self.low < self.high:
             raise BadInput(f"low: {self.low} is not below high, {self.high}")
+
+    def check(self, size: int) -> None:
+        """Accept every d."""
 
     def __call__(self, y: Tensor) -> Tensor:
         """Return y with every coordinate cut to the box."""

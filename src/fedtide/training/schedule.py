@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fedtide.checks import positive
+from fedtide.checks import at_least, positive
 from fedtide.errors import BadInput
 
 
@@ -32,7 +32,7 @@ class StepDecay(LearningRateSchedule):
         times: the greatest number of steps; None for no end.
 
     Raises:
-        BadInput: a decay outside (0, 1] or a period below 1.
+        BadInput: a decay outside (0, 1], a period below 1, or less than no steps.
 
     >>> [StepDecay(decay=0.5, every=2, start=1).factor(t) for t in range(5)]
     [1.0, 0.5, 0.5, 0.25, 0.25]
@@ -46,7 +46,9 @@ class StepDecay(LearningRateSchedule):
     def __post_init__(self) -> None:
         if not 0 < self.decay <= 1:
             raise BadInput(f"decay: {self.decay} is not within (0, 1]")
-        positive("every", self.every)
+        at_least("every", self.every, 1)
+        if self.times is not None:
+            at_least("times", self.times, 0)
 
     def factor(self, t: int) -> float:
         """Return decay to the power of the steps made by round t."""
