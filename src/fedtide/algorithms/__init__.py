@@ -1,25 +1,70 @@
 """How updates become the next model: one file per method."""
 
 from fedtide.algorithms.algorithm import Algorithm, Info, Instructions, Reports, State
+from fedtide.algorithms.amplified import Amplified
+from fedtide.algorithms.amplified_scaffold import AmplifiedScaffold
+from fedtide.algorithms.averaged import Averaged
+from fedtide.algorithms.central_sgd import CentralSGD
+from fedtide.algorithms.fedadam import FedAdam
 from fedtide.algorithms.fedau import FedAU
 from fedtide.algorithms.fedavg import FedAvg
+from fedtide.algorithms.fedavgm import FedAvgM
+from fedtide.algorithms.fedlaavg import FedLaAvg
+from fedtide.algorithms.fedprox import FedProx
+from fedtide.algorithms.fedvarp import FedVARP
+from fedtide.algorithms.fedyogi import FedYogi
 from fedtide.algorithms.known_rates import KnownRates
+from fedtide.algorithms.mifa import MIFA
+from fedtide.algorithms.scaffold import Scaffold
+from fedtide.algorithms.switch import Switch
+from fedtide.algorithms.wait_for_all import WaitForAll
+from fedtide.algorithms.weighted_fedavg import WeightedFedAvg
 
 ALGORITHMS: dict[str, type[Algorithm]] = {
     "fedavg": FedAvg,
     "known-rates": KnownRates,
     "fedau": FedAU,
+    "fedvarp": FedVARP,
+    "mifa": MIFA,
+    "fedlaavg": FedLaAvg,
+    "fedprox": FedProx,
+    "scaffold": Scaffold,
+    "amplified-scaffold": AmplifiedScaffold,
+    "amplified": Amplified,
+    "fedadam": FedAdam,
+    "fedyogi": FedYogi,
+    "fedavgm": FedAvgM,
+    "wait-for-all": WaitForAll,
+    "weighted-fedavg": WeightedFedAvg,
+    "switch": Switch,
+    "averaged": Averaged,
+    "central-sgd": CentralSGD,
 }
 """The methods by the name that experiment files use."""
 
 __all__ = [
     "ALGORITHMS",
+    "MIFA",
     "Algorithm",
+    "Amplified",
+    "AmplifiedScaffold",
+    "Averaged",
+    "CentralSGD",
     "FedAU",
+    "FedAdam",
     "FedAvg",
+    "FedAvgM",
+    "FedLaAvg",
+    "FedProx",
+    "FedVARP",
+    "FedYogi",
     "Info",
     "Instructions",
     "KnownRates",
     "Reports",
+    "Scaffold",
     "State",
+    "Switch",
+    "WaitForAll",
+    "WeightedFedAvg",
 ]

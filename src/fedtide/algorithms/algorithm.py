@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -45,6 +45,7 @@ class Instructions:
         mu: μ, the proximal weight: μ (y - x) is added to every local gradient.
         frozen: take every gradient at x itself, so that Δ_n = -γ Σ_k g_k(x).
         full_batch: use all of a client's samples in every step, whatever the batch size is.
+        gradients: report ∇F_n(x) as well, over all of a client's samples and without drift.
     """
 
     model: Tensor
@@ -52,6 +53,7 @@ class Instructions:
     mu: float = 0.0
     frozen: bool = False
     full_batch: bool = False
+    gradients: bool = False
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,7 @@ class Reports:
         lr: γ, the local learning rate that they used.
         steps: I_n, how many local steps each took, shape (S,).
         samples: how many samples each holds, shape (S,); None where clients hold functions.
+        gradients: ∇F_n(x) at the model that was sent, shape (S, d); None unless asked for.
     """
 
     clients: Tensor
@@ -73,6 +76,7 @@ class Reports:
     lr: float
     steps: Tensor
     samples: Tensor | None = None
+    gradients: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -91,17 +95,24 @@ class Info:
 
 
 class Algorithm(ABC):
-    """How updates become the next model: a value (frozen dataclass) of its hyper-parameters.
+    """How updates become the next model: a value (frozen dataclass) of its hyper-parameters."""
 
-    Attributes:
-        centralised: whether the data of all clients are pooled into one client, number 0, which
-            trains as many steps as the cohort would together: the reference without federation.
-        raw_gradients: whether the method takes the mean raw gradient out of an update, as
-            -Δ / (γ I) - drift, which holds for plain local SGD only: no projection, no momentum.
-    """
+    @property
+    def centralised(self) -> bool:
+        """Whether the data of all clients are pooled: the reference without federation.
 
-    centralised: ClassVar[bool] = False
-    raw_gradients: ClassVar[bool] = False
+        The pooled data belong to client number 0, who trains as many steps as the cohort would
+        together.
+        """
+        return False
+
+    @property
+    def raw_gradients(self) -> bool:
+        """Whether the method takes the mean raw gradient out of an update, as -Δ / (γ I) - drift.
+
+        That holds for plain local SGD only: no projection, no momentum.
+        """
+        return False
 
     @abstractmethod
     def init(self, model: Tensor, population: Population) -> Any:

@@ -4,10 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass, replace
-from typing import Any
+from typing import Any, Protocol, Self, runtime_checkable
 
 import torch
 from torch import Tensor
+
+
+@runtime_checkable
+class Packable(Protocol):
+    """A part of a state that says itself what must survive."""
+
+    def packed(self) -> Mapping[str, Tensor]:
+        """Return what must survive, by name."""
+
+    def unpacked(self, packed: Mapping[str, Tensor]) -> Self:
+        """Return this part with what `packed` returned."""
 
 
 def pack(state: Any, prefix: str = "") -> dict[str, Tensor]:
@@ -20,7 +31,9 @@ def pack(state: Any, prefix: str = "") -> dict[str, Tensor]:
     packed: dict[str, Tensor] = {}
     for field in fields(state):
         value, path = getattr(state, field.name), prefix + field.name
-        if is_dataclass(value):
+        if isinstance(value, Packable):
+            packed |= {f"{path}.{name}": tensor for name, tensor in value.packed().items()}
+        elif is_dataclass(value):
             packed |= pack(value, path + ".")
         elif isinstance(value, Tensor):
             packed[path] = value
@@ -44,7 +57,11 @@ def unpack(template: Any, packed: Mapping[str, Tensor], prefix: str = "") -> Any
     changes: dict[str, Any] = {}
     for field in fields(template):
         value, path = getattr(template, field.name), prefix + field.name
-        if is_dataclass(value):
+        if isinstance(value, Packable):
+            start = path + "."
+            part = {n.removeprefix(start): t for n, t in packed.items() if n.startswith(start)}
+            changes[field.name] = value.unpacked(part)
+        elif is_dataclass(value):
             changes[field.name] = unpack(value, packed, path + ".")
         elif isinstance(value, Tensor):
             changes[field.name] = packed[path].to(value.device)

@@ -1,0 +1,66 @@
+"""The mean of the iterates as the output."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from fedtide.algorithms.algorithm import Algorithm, Info
+from fedtide.algorithms.fedavg import FedAvg
+from fedtide.algorithms.wrapper import Wrapped, Wrapper
+from fedtide.population import Population
+
+
+@dataclass(frozen=True)
+class AveragedState(Wrapped):
+    """The state of Averaged.
+
+    Args:
+        mean: (x_1 + ... + x_t) / t, shape (d,); x_0 before the first round has ended.
+    """
+
+    mean: Tensor
+
+
+@dataclass(frozen=True)
+class Averaged(Wrapper):
+    """Any method, whose output is the mean of its iterates x_1, ..., x_T.
+
+    Training is that of the inner method; evaluations and the final model use the mean, as the
+    theory of papers 003 (Theorem 2, whose mean begins with x_0) and 004 (Algorithm 1) does.
+
+    Args:
+        inner: the method whose iterates are averaged.
+
+    >>> import torch
+    >>> from fedtide.algorithms.algorithm import Reports
+    >>> method = Averaged()
+    >>> state = method.init(torch.zeros(1), Population(1))
+    >>> reports = Reports(torch.tensor([0]), torch.ones(1), torch.ones(1, 1), 0.1, torch.ones(1))
+    >>> for _ in range(2):
+    ...     state, info = method.step(method.absorb(state, reports), lr=0.1)
+    >>> state.model, method.output(state)
+    (tensor([2.]), tensor([1.5000]))
+    """
+
+    inner: Algorithm = field(default_factory=FedAvg)
+
+    def init(self, model: Tensor, population: Population) -> AveragedState:
+        """Return the state before round 0."""
+        return AveragedState(self.inner.init(model, population), mean=model.clone())
+
+    def step(self, state: AveragedState, lr: float) -> tuple[AveragedState, Info]:
+        """Let the inner method step, and take its model into the mean."""
+        inner, info = self.inner.step(state.inner, lr)
+        mean = state.mean + (inner.model - state.mean) / inner.round
+        return AveragedState(inner, mean), info
+
+    def moved(self, state: AveragedState, model: Tensor) -> AveragedState:
+        """Put another model in the place of the last iterate."""
+        mean = state.mean + (model - state.model) / max(state.round, 1)
+        return AveragedState(self.inner.moved(state.inner, model), mean)
+
+    def output(self, state: AveragedState) -> Tensor:
+        """Return the mean of the iterates."""
+        return state.mean

@@ -1,0 +1,56 @@
+"""FedAdam: Adam on the server."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from fedtide.algorithms.adaptive import AdaptiveServer
+from fedtide.algorithms.algorithm import Algorithm
+from fedtide.algorithms.fedavg import FedAvg
+
+
+@dataclass(frozen=True)
+class FedAdam(AdaptiveServer):
+    """Adam on the server (Reddi et al., 2021, Algorithm 2), around any method.
+
+    With Δ_t the step that the inner method proposes, elementwise,
+
+        m ← β1 m + (1 - β1) Δ_t,        m = 0 at first
+        v ← β2 v + (1 - β2) Δ_t²
+        x ← x + η m / (√v + τ)
+
+    without bias correction. An empty round is a round with Δ_t = 0, in which m still moves x.
+
+    Args:
+        server_lr: η > 0; each coordinate of x moves by about η a round.
+        beta1: β1 in [0, 1).
+        beta2: β2 in [0, 1).
+        tau: τ > 0: coordinates with steps far below τ move like FedAvg with η / τ.
+        v0: v at first, >= 0; None: τ², the least that the paper allows.
+        inner: the method whose steps are Δ_t.
+
+    Raises:
+        BadInput: a number outside its range.
+
+    >>> import torch
+    >>> from fedtide.algorithms.algorithm import Reports
+    >>> from fedtide.population import Population
+    >>> method = FedAdam(server_lr=0.1, beta1=0.5, beta2=0.5, tau=1.0)
+    >>> state = method.init(torch.zeros(1), Population(1))
+    >>> reports = Reports(torch.tensor([0]), torch.ones(1), torch.ones(1, 1), 0.1, torch.ones(1))
+    >>> method.step(method.absorb(state, reports), lr=0.1)[0].model  # m = 1/2, v = 1
+    tensor([0.0250])
+    """
+
+    server_lr: float = 0.1
+    beta1: float = 0.9
+    beta2: float = 0.99
+    tau: float = 1e-3
+    v0: float | None = None
+    inner: Algorithm = field(default_factory=FedAvg)
+
+    def second_moment(self, v: Tensor, square: Tensor) -> Tensor:
+        """Return β2 v + (1 - β2) Δ²."""
+        return self.beta2 * v + (1.0 - self.beta2) * square

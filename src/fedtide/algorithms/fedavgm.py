@@ -1,0 +1,86 @@
+"""FedAvgM: momentum on the server."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from fedtide.algorithms.algorithm import Algorithm, Info
+from fedtide.algorithms.fedavg import FedAvg
+from fedtide.algorithms.wrapper import Wrapped, Wrapper
+from fedtide.checks import one_of, positive
+from fedtide.errors import BadInput
+from fedtide.population import Population
+
+Convention = Literal["sum", "ema"]
+
+
+@dataclass(frozen=True)
+class MomentumState(Wrapped):
+    """The state of FedAvgM.
+
+    Args:
+        m: the momentum, shape (d,).
+    """
+
+    m: Tensor
+
+
+@dataclass(frozen=True)
+class FedAvgM(Wrapper):
+    """Server momentum (Hsu et al., 2019; Reddi et al., 2021), around any method.
+
+    With Δ_t the step that the inner method proposes and m = 0 at first,
+
+        sum:  m ← β m + Δ_t            (Hsu et al.)
+        ema:  m ← β m + (1 - β) Δ_t    (Reddi et al.)
+        x ← x + η m
+
+    so that "sum" with η is "ema" with η / (1 - β). An empty round is a round with Δ_t = 0, in which
+    m still moves x.
+
+    Args:
+        server_lr: η > 0.
+        momentum: β in [0, 1).
+        convention: "sum" or "ema".
+        inner: the method whose steps are Δ_t.
+
+    Raises:
+        BadInput: a number outside its range, or an unknown convention.
+
+    >>> from fedtide.algorithms.algorithm import Reports
+    >>> method = FedAvgM(momentum=0.5)
+    >>> state = method.init(torch.zeros(1), Population(1))
+    >>> reports = Reports(torch.tensor([0]), torch.ones(1), torch.ones(1, 1), 0.1, torch.ones(1))
+    >>> for _ in range(2):
+    ...     state, info = method.step(method.absorb(state, reports), lr=0.1)
+    >>> state.model  # 1 + 1.5
+    tensor([2.5000])
+    """
+
+    server_lr: float = 1.0
+    momentum: float = 0.9
+    convention: Convention = "sum"
+    inner: Algorithm = field(default_factory=FedAvg)
+
+    def __post_init__(self) -> None:
+        positive("server_lr", self.server_lr)
+        if not 0 <= self.momentum < 1:
+            raise BadInput(f"momentum: {self.momentum} is not within [0, 1)")
+        one_of("convention", self.convention, Convention)
+
+    def init(self, model: Tensor, population: Population) -> MomentumState:
+        """Return the state before round 0."""
+        return MomentumState(self.inner.init(model, population), m=torch.zeros_like(model))
+
+    def step(self, state: MomentumState, lr: float) -> tuple[MomentumState, Info]:
+        """Put the momentum in the place of the inner method's step."""
+        inner, info = self.inner.step(state.inner, lr)
+        share = 1.0 if self.convention == "sum" else 1.0 - self.momentum
+        m = self.momentum * state.m + share * info.direction
+        direction = self.server_lr * m
+        inner = self.inner.moved(inner, state.model + direction)
+        return MomentumState(inner, m), replace(info, direction=direction)

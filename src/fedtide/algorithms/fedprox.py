@@ -1,0 +1,56 @@
+"""FedProx: averaging of clients that are held near the server's model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch import Tensor
+
+from fedtide.algorithms.algorithm import Instructions
+from fedtide.algorithms.fedavg import FedAvg, Weights
+from fedtide.algorithms.wrapper import Wrapper
+from fedtide.checks import at_least
+
+
+@dataclass(frozen=True)
+class FedProx(Wrapper):
+    """Federated averaging with a proximal term (Li et al., 2020).
+
+    Clients descend F_n(y) + μ/2 ||y - x||², that is
+
+        y ← y - γ ( g_n(y) + μ (y - x) )        I times from y = x,
+
+    and the server averages as FedAvg does. Its authors suggest μ in {0.001, 0.01, 0.1, 0.5, 1}.
+
+    Args:
+        mu: μ >= 0; 0 is FedAvg.
+        server_lr: η > 0.
+        weights: as for FedAvg.
+
+    Raises:
+        BadInput: μ negative, or what FedAvg complains about.
+
+    >>> import torch
+    >>> from fedtide.population import Population
+    >>> method = FedProx(mu=0.1)
+    >>> method.instruct(method.init(torch.zeros(1), Population(2)), torch.tensor([0])).mu
+    0.1
+    """
+
+    mu: float
+    server_lr: float = 1.0
+    weights: Weights = "mean"
+
+    def __post_init__(self) -> None:
+        at_least("mu", self.mu, 0.0)
+        _ = self.inner  # FedAvg checks the other two
+
+    @property
+    def inner(self) -> FedAvg:
+        """FedAvg."""
+        return FedAvg(self.server_lr, self.weights)
+
+    def instruct(self, state: Any, clients: Tensor) -> Instructions:
+        """Return how to train: held near x by μ."""
+        return replace(super().instruct(state, clients), mu=self.mu)

@@ -1,0 +1,135 @@
+"""Waiting for all clients before each step: the baselines of paper 000, in both readings."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from fedtide.algorithms.algorithm import Algorithm, Info, Instructions, Reports
+from fedtide.algorithms.gradients import mean_descents
+from fedtide.algorithms.weighted_sum import Sum
+from fedtide.checks import at_least, one_of
+from fedtide.population import Population
+
+Mode = Literal["steps", "gradient"]
+Batch = Literal["minibatch", "full"]
+
+
+@dataclass(frozen=True)
+class WaitState(Sum):
+    """The state of WaitForAll, whose total and weight run through a period.
+
+    Args:
+        weight: the sum of the weights of what is in the total, a scalar.
+    """
+
+    weight: Tensor
+
+
+@dataclass(frozen=True)
+class WaitForAll(Algorithm):
+    """One server step in every period of P rounds (paper 000's wait-minibatch and wait-full).
+
+    steps (the authors' program): in the last round of each period all N clients, available or not,
+    make I local steps; nobody trains in the other rounds.
+
+        x ← x + 1/N Σ_n Δ_n
+
+    gradient (the paper's section 5): whoever comes sends its mean gradient at x, which stays for
+    the whole period; at its end one SGD step follows their mean, weighted by participation.
+
+        x ← x - γ_t Σ_s Σ_n q_s^n ḡ_s^n / Σ_s Σ_n q_s^n
+
+    Periods are counted from round 0. A period without reports leaves x where it is.
+
+    Args:
+        period: P >= 1, in rounds.
+        mode: "steps" or "gradient".
+        batch: "minibatch", or "full" for gradients over all of a client's samples.
+
+    Raises:
+        BadInput: a period below 1, an unknown mode or batch.
+
+    >>> method = WaitForAll(period=2)
+    >>> state = method.init(torch.zeros(1), Population(3))
+    >>> method.cohort(state, torch.tensor([1]))
+    tensor([], dtype=torch.int64)
+    >>> state, info = method.step(state, lr=0.1)
+    >>> method.cohort(state, torch.tensor([1]))
+    tensor([0, 1, 2])
+    """
+
+    period: int
+    mode: Mode = "steps"
+    batch: Batch = "minibatch"
+
+    def __post_init__(self) -> None:
+        at_least("period", self.period, 1)
+        one_of("mode", self.mode, Mode)
+        one_of("batch", self.batch, Batch)
+
+    @property
+    def raw_gradients(self) -> bool:
+        """The mode "gradient" needs them."""
+        return self.mode == "gradient"
+
+    def init(self, model: Tensor, population: Population) -> WaitState:
+        """Return the state before round 0."""
+        state: WaitState = WaitState.fresh(model, population, weight=model.new_zeros(()))
+        return state
+
+    def cohort(self, state: WaitState, clients: Tensor) -> Tensor:
+        """Return whoever comes, or, for "steps", all clients in a period's last round and none."""
+        if self.mode == "gradient":
+            return clients
+        everyone = torch.arange(state.population, device=clients.device)
+        return everyone if self._due(state) else everyone[:0]
+
+    def instruct(self, state: WaitState, clients: Tensor) -> Instructions:
+        """Return how to train: at a frozen x for "gradient"."""
+        frozen, full = self.mode == "gradient", self.batch == "full"
+        return Instructions(state.model, frozen=frozen, full_batch=full)
+
+    def absorb(self, state: WaitState, reports: Reports) -> WaitState:
+        """Add up the updates, or the gradients (negated) with their weights."""
+        if self.mode == "gradient":
+            rows, weights = -mean_descents(reports), reports.weights
+        else:
+            rows, weights = reports.updates, torch.ones_like(reports.weights)
+        return replace(
+            state,
+            total=state.total + weights @ rows,
+            weight=state.weight + weights.sum(),
+            clients=torch.cat([state.clients, reports.clients]),
+            weights=torch.cat([state.weights, self._factors(reports, weights)]),
+        )
+
+    def step(self, state: WaitState, lr: float) -> tuple[WaitState, Info]:
+        """Move the model in the last round of a period."""
+        ended = replace(
+            state, round=state.round + 1, clients=state.clients[:0], weights=state.weights[:0]
+        )
+        if not self._due(state):
+            none = torch.zeros_like(state.weights)
+            return ended, Info(state.clients, none, torch.zeros_like(state.total))
+        rate = lr if self.mode == "gradient" else 1.0
+        scale = torch.where(state.weight > 0, rate / state.weight, 0.0)
+        info = Info(state.clients, scale * state.weights, scale * state.total)
+        return replace(
+            ended,
+            model=state.model + info.direction,
+            total=torch.zeros_like(state.total),
+            weight=torch.zeros_like(state.weight),
+        ), info
+
+    def _due(self, state: WaitState) -> bool:
+        return (state.round + 1) % self.period == 0
+
+    def _factors(self, reports: Reports, weights: Tensor) -> Tensor:
+        """Return what each update is multiplied by in the sum."""
+        if self.mode == "steps":
+            return weights
+        return weights / (reports.lr * reports.steps).to(weights.dtype)

@@ -1,0 +1,73 @@
+"""Averaging weighted by participation: what agnostic averaging is compared with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from fedtide.algorithms.algorithm import Info, Reports
+from fedtide.algorithms.known_rates import KnownRates, KnownRatesState
+from fedtide.algorithms.weighted_sum import WeightedSum
+from fedtide.population import Population
+
+
+@dataclass(frozen=True)
+class WeightedFedAvg(WeightedSum):
+    """Models averaged with the participation weights p_n (paper 004, equation 10).
+
+        normalise:  x ← Σ_{n in S_t} p_n (x + Δ_n) / Σ_{n in S_t} p_n    (the authors' notebook)
+        otherwise:  x ← N / |S_t| Σ_{n in S_t} p_n (x + Δ_n)             (the equation as printed)
+
+    and x stays where nobody reports. As printed the weights of a cohort do not sum to 1: under
+    skewed participation x diverges to infinity. Averaging over the cohort already minimises
+    Σ p_n F_n (paper 004, equation 3); weighing by p_n once more counts it twice.
+
+    Args:
+        rates: p_n, shape (N,), up to a common factor: probabilities of taking part will do; None
+            asks the participation process.
+        normalise: which of the two.
+
+    Raises:
+        BadInput: rates outside [0, 1], of another number than N, or unknown.
+
+    >>> method = WeightedFedAvg(rates=[0.3, 0.1])
+    >>> state = method.init(torch.zeros(1), Population(2))
+    >>> reports = Reports(torch.tensor([0, 1]), torch.ones(2), torch.tensor([[1.0], [5.0]]),
+    ...                   lr=0.1, steps=torch.tensor([1, 1]))
+    >>> method.step(method.absorb(state, reports), lr=0.1)[0].model
+    tensor([2.])
+    """
+
+    rates: Sequence[float] | None = None
+    normalise: bool = True
+
+    server_lr = 1.0
+
+    def init(self, model: Tensor, population: Population) -> KnownRatesState:
+        """Return the state before round 0, with rates that sum to 1."""
+        state = KnownRates(rates=self.rates).init(model, population)
+        return replace(state, rates=state.rates / state.rates.sum())
+
+    def weigh(self, state: KnownRatesState, reports: Reports) -> tuple[KnownRatesState, Tensor]:
+        """Return a_n = p_n."""
+        return state, state.rates[reports.clients]
+
+    def divisor(self, state: KnownRatesState) -> Tensor | float:
+        """Return Σ p_n over the cohort (∞ where that is 0: no step), or |S| / N."""
+        if not self.normalise:
+            return len(state.clients) / state.population
+        total = state.weights.sum()
+        return torch.where(total > 0, total, torch.inf)
+
+    def step(self, state: KnownRatesState, lr: float) -> tuple[KnownRatesState, Info]:
+        """Move the model; as printed, x itself is scaled by the sum of the weights."""
+        start, reported = state.model, len(state.clients) > 0
+        state, info = super().step(state, lr)
+        if self.normalise or not reported:
+            return state, info
+        surplus = (info.weights.sum() - 1.0) * start
+        info = replace(info, direction=info.direction + surplus)
+        return replace(state, model=start + info.direction), info
