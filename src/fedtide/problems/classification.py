@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from fedtide.problems.flower_partition import FlwrInstance
 from fedtide.problems.layout import Layout, Params
 from fedtide.problems.models import Model, PureModel, model_of
 from fedtide.problems.models.initialisation import seeded
-from fedtide.problems.partition import Partition, Shards
+from fedtide.problems.partition import Partition, Shards, StoredShards
 from fedtide.problems.problem import Batch, Evaluation, Plan, Problem, Task
 
 
@@ -180,6 +181,13 @@ class ClassificationTask(Task):
             *samples.shape, *self._train.shape[1:]
         )
         return (augmented(x, self._augment, keys) if self._augment else x), y
+
+    def pooled(self) -> ClassificationTask:
+        """Return the task of one client that holds all training samples."""
+        pooled = copy(self)
+        pooled.shards = StoredShards.of_lists([np.arange(len(self._train_labels))])
+        pooled.population = Population(1, samples=pooled.shards.sizes)
+        return pooled
 
     def evaluate(self, x: Tensor) -> Evaluation:
         """Return losses and accuracies over the training and the test set, without augmentation.

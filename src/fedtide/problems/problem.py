@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedtide.errors import BadInput
 from fedtide.population import Population
 from fedtide.problems.layout import Layout, Params
 
@@ -107,6 +108,14 @@ class Task(ABC):
     @abstractmethod
     def evaluate(self, x: Tensor) -> Evaluation:
         """Return how good the model x, shape (d,), is."""
+
+    def pooled(self) -> Task:
+        """Return the task of a single client that holds what all clients hold.
+
+        Raises:
+            BadInput: the task cannot be pooled.
+        """
+        raise BadInput("algorithm: this problem cannot be pooled; choose a federated method")
 
 
 class Problem(ABC):

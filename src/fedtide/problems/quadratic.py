@@ -105,6 +105,14 @@ class QuadraticTask(Task):
         clients = {"loss": losses.double().cpu().numpy()}
         return Evaluation({"loss": float(losses.double().mean())}, clients)
 
+    def pooled(self) -> QuadraticTask:
+        """Return the task of the mean function, up to a constant: Ā = mean A_n, ē = Ā⁺ mean A e."""
+        a = self._a.double().mean(dim=0)
+        slope = torch.einsum("nij,nj->i", self._a.double(), self._e.double()) / len(self._a)
+        center = torch.linalg.pinv(a, hermitian=True) @ slope
+        mean = Quadratic(a[None].cpu(), center[None].cpu(), self.start.cpu())
+        return QuadraticTask(mean, self.start.device, self.start.dtype)
+
 
 def _numbers(name: str, value: Any) -> NDArray[np.float64]:
     """Return a finite float64 array from an array, list or tensor."""

@@ -59,33 +59,37 @@ class Regression(Problem):
 
     def prepare(self, seed: int, device: torch.device, dtype: torch.dtype) -> RegressionTask:
         """Return the task with the data of this seed."""
-        return RegressionTask(self, seed, device, dtype)
+        features, targets = make_regression(
+            self.samples,
+            self.features,
+            n_informative=self.informative,
+            noise=self.noise,
+            random_state=seed,
+        )
+        features = (features - features.mean(axis=0)) / features.std(axis=0)
+        each = self.samples // self.clients
+        order = generator(seed, "regression").permutation(self.samples)[: each * self.clients]
+        x = features[order].reshape(self.clients, each, self.features)
+        y = targets[order].reshape(self.clients, each)
+        return RegressionTask(
+            torch.as_tensor(x).to(device, dtype), torch.as_tensor(y).to(device, dtype)
+        )
 
 
 class RegressionTask(Task):
-    """The generated data on a device, client by client."""
+    """The generated data on a device, client by client.
 
-    def __init__(
-        self, problem: Regression, seed: int, device: torch.device, dtype: torch.dtype
-    ) -> None:
-        features, targets = make_regression(
-            problem.samples,
-            problem.features,
-            n_informative=problem.informative,
-            noise=problem.noise,
-            random_state=seed % 2**32,  # what scikit-learn takes
-        )
-        features = (features - features.mean(axis=0)) / features.std(axis=0)
-        each = problem.samples // problem.clients
-        order = generator(seed, "regression").permutation(problem.samples)[: each * problem.clients]
-        shape = (problem.clients, each)
-        self._x = torch.as_tensor(features[order].reshape(*shape, -1)).to(device, dtype)
-        self._y = torch.as_tensor(targets[order].reshape(shape)).to(device, dtype)
-        self.start = torch.zeros(problem.features, dtype=dtype, device=device)
-        self.layout = Layout({"w": (problem.features,)})
-        self.population = Population(
-            problem.clients, samples=np.full(problem.clients, each, dtype=np.int64)
-        )
+    Args:
+        x: features, shape (N, m, d).
+        y: targets, shape (N, m).
+    """
+
+    def __init__(self, x: Tensor, y: Tensor) -> None:
+        self._x, self._y = x, y
+        clients, each, features = x.shape
+        self.start = x.new_zeros(features)
+        self.layout = Layout({"w": (features,)})
+        self.population = Population(clients, samples=np.full(clients, each, dtype=np.int64))
 
     def loss(self, params: Params, *batch: Tensor) -> Tensor:
         """Return half the mean squared error on the batch (x, y); clients are of equal size."""
@@ -104,3 +108,7 @@ class RegressionTask(Task):
         losses = 0.5 * ((self._x @ x - self._y) ** 2).double().mean(dim=1)
         loss = float(losses.mean())
         return Evaluation({"loss": loss, "mse": 2 * loss}, {"loss": losses.cpu().numpy()})
+
+    def pooled(self) -> RegressionTask:
+        """Return the task of one client with all samples."""
+        return RegressionTask(self._x.flatten(0, 1)[None], self._y.flatten()[None])

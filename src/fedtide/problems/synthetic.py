@@ -68,6 +68,14 @@ class LowerBound4DTask(Task):
         self._curvature = self.start.new_tensor([L / 4, LAMBDA / 4])
         self._slope = self.start.new_tensor([ZETA, -ZETA])
 
+    def pooled(self) -> LowerBound4DTask:
+        """Return the task of the mean of the two."""
+        pooled = LowerBound4DTask(self._problem, self.start.device, self.start.dtype)
+        pooled.population = Population(1)
+        pooled._curvature = self._curvature.mean(dim=0, keepdim=True)
+        pooled._slope = self._slope.mean(dim=0, keepdim=True)
+        return pooled
+
     def loss(self, params: Params, *batch: Tensor) -> Tensor:
         """Return F_n(x) + ξ x_3, with the batch (curvature, slope, ξ)."""
         curvature, slope, noise = batch

@@ -95,16 +95,24 @@ class Run:
                 f"ask for at most {length}"
             )
         with within("local"):
-            self._feed = Feed(self.population, experiment.local, seed)
+            algorithm, local = experiment.algorithm, experiment.local
+        if algorithm.raw_gradients and (local.projection is not None or local.momentum):
+            field = "momentum" if local.momentum else "projection"
+            raise BadInput(
+                f"local.{field}: this algorithm reads gradients off the updates, which holds for "
+                "plain local steps only; leave it out"
+            )
+        trained = self.task.pooled() if algorithm.centralised else self.task
+        self._feed = Feed(trained.population, local, seed)
         if experiment.local.projection is not None:
             with within("local.projection"):
                 experiment.local.projection.check(self.task.layout.size)
         cohort = float(self.population.clients if rates is None else rates.sum())
         self._trainer, self.trainer_choice = choose_trainer(
-            trainer or experiment.trainer, self.task, experiment.local, cohort * experiment.rounds
+            trainer or experiment.trainer, trained, local, cohort * experiment.rounds
         )
         with within("algorithm"):
-            self.state = experiment.algorithm.init(self.task.start, self.population)
+            self.state = algorithm.init(self.task.start, self.population)
         self.ended = 0
         self.tally = Tally(self.population.clients)
         self.log: list[Records] = []
@@ -126,8 +134,9 @@ class Run:
         # 2. They train as the algorithm says, and it folds in what they report.
         lr = self.experiment.local.rate(t)
         clients, weights = self._cohort(present)
+        train = self._train_pooled if self.experiment.algorithm.centralised else self._train
         used = [
-            self._train(clients[i : i + _AT_ONCE], weights[i : i + _AT_ONCE], lr)
+            train(clients[i : i + _AT_ONCE], weights[i : i + _AT_ONCE], lr)
             for i in range(0, len(clients), _AT_ONCE)
         ]
         # 3. The model moves.
@@ -229,6 +238,22 @@ class Run:
         reports = self._finite(reports)
         self.state = algorithm.absorb(self.state, reports)
         return reports.clients.cpu().numpy()
+
+    def _train_pooled(self, clients: Ids, weights: NDArray[np.float64], lr: float) -> Ids:
+        """Take on the pooled data as many steps as these clients would take together."""
+        one, start = (
+            torch.zeros(1, dtype=torch.int64, device=self.task.start.device),
+            self.state.model,
+        )
+        model = start
+        for _ in clients:
+            plan = self._feed.plan(np.zeros(1, dtype=np.int64))
+            model = model + self._trainer.train(Round(model, lr), plan)[0]
+        update = (model - start)[None]
+        steps = torch.full_like(one, len(clients) * len(plan.keys))
+        reports = self._finite(Reports(one, torch.ones_like(update[:, 0]), update, lr, steps))
+        self.state = self.experiment.algorithm.absorb(self.state, reports)
+        return clients
 
     def _samples(self, clients: Ids) -> Tensor | None:
         samples = self.population.samples
