@@ -175,7 +175,10 @@ class Noisy(nn.Module):
         (nn.LSTM(9, 3), "got tuple"),
         (nn.Linear(8, 3), r"cannot take features of shape \(9,\) \(mat1 and mat2"),
         (nn.Sequential(nn.Linear(9, 3), nn.BatchNorm1d(3)), "layer '1' .*GroupNorm"),
-        (nn.Sequential(nn.Linear(9, 3), nn.RReLU()), "draws from torch's global generator"),
+        (  # wide: RReLU draws only for negative inputs, of which there must be some
+            nn.Sequential(nn.Linear(9, 64), nn.RReLU(), nn.Linear(64, 3)),
+            "draws from torch's global generator",
+        ),
         (Noisy(), "draws from torch's global generator"),
         (nn.Flatten(), "no parameters to train"),
     ],
