@@ -59,7 +59,7 @@ class Ball(Projection):
 
     def __call__(self, y: Tensor) -> Tensor:
         """Return the nearest point of the ball for each row of y."""
-        center = 0.0 if self.center is None else torch.as_tensor(self.center).to(y)
+        center = torch.tensor(self.center or 0.0, dtype=y.dtype, device=y.device)
         offset = y - center
         norm = torch.linalg.vector_norm(offset, dim=-1, keepdim=True)
         inside: Tensor = center + offset * (self.radius / norm.clamp(min=self.radius))
