@@ -78,6 +78,18 @@ class Reports:
     samples: Tensor | None = None
     gradients: Tensor | None = None
 
+    def of(self, which: Tensor) -> Reports:
+        """Return the reports of some of the clients, given by their places or a mask."""
+        return replace(
+            self,
+            clients=self.clients[which],
+            weights=self.weights[which],
+            updates=self.updates[which],
+            steps=self.steps[which],
+            samples=None if self.samples is None else self.samples[which],
+            gradients=None if self.gradients is None else self.gradients[which],
+        )
+
 
 @dataclass(frozen=True)
 class Info:

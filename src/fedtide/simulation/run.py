@@ -234,6 +234,7 @@ class Run:
             lr=lr,
             steps=torch.as_tensor(plan.steps, device=start.device),
             samples=self._samples(clients),
+            gradients=self._gradients(clients, asked.model) if asked.gradients else None,
         )
         reports = self._finite(reports)
         self.state = algorithm.absorb(self.state, reports)
@@ -255,6 +256,11 @@ class Run:
         self.state = self.experiment.algorithm.absorb(self.state, reports)
         return clients
 
+    def _gradients(self, clients: Ids, model: Tensor) -> Tensor:
+        """Return ∇F_n at the model, over all samples of each client, shape (S, d)."""
+        whole = self._feed.whole(clients)
+        return -self._trainer.train(Round(model, lr=1.0, frozen=True), whole)
+
     def _samples(self, clients: Ids) -> Tensor | None:
         samples = self.population.samples
         if samples is None:
@@ -263,9 +269,10 @@ class Run:
 
     def _finite(self, reports: Reports) -> Reports:
         """Return the reports whose updates are finite, or stop, as the experiment says."""
-        if bool(torch.isfinite(reports.updates.sum())):
+        rows = [reports.updates] + ([] if reports.gradients is None else [reports.gradients])
+        if all(bool(torch.isfinite(row.sum())) for row in rows):
             return reports
-        finite = torch.isfinite(reports.updates).all(dim=1)
+        finite = torch.stack([torch.isfinite(row).all(dim=1) for row in rows]).all(dim=0)
         if bool(finite.all()):  # only their sum is too large
             return reports
         if self.experiment.on_nonfinite == "stop":
@@ -274,15 +281,7 @@ class Run:
                 f"local.lr: an update in round {self.ended} is not finite{named}; "
                 "lower lr, or leave such updates out with on_nonfinite: drop"
             )
-        samples = None if reports.samples is None else reports.samples[finite]
-        return Reports(
-            reports.clients[finite],
-            reports.weights[finite],
-            reports.updates[finite],
-            reports.lr,
-            reports.steps[finite],
-            samples,
-        )
+        return reports.of(finite)
 
     def _check_step(self, info: Info) -> None:
         """Stop where finite updates make a step that is not; there is nothing to leave out."""
@@ -293,7 +292,8 @@ class Run:
             )
 
     def _record(self, present: Participants, used: Ids, info: Info) -> None:
-        self.log.append(records(present, self.experiment.log, used))
+        known = np.intersect1d(present.reported, used, assume_unique=True)
+        self.log.append(records(present, self.experiment.log, known))
         self.tally.add(info.clients.cpu().numpy(), info.weights.double().cpu().numpy())
         if self.iterates:
             self.iterates.append(self.state.model)

@@ -70,6 +70,13 @@ class Feed:
             active=None if self._epochs is None else active,
         )
 
+    def whole(self, clients: Ints) -> Plan:
+        """Return one step over all samples of these clients, which does not count as taken."""
+        number = self.taken[clients].astype(np.int64)[None]
+        positions, mask = (None, None) if self._sizes is None else self._all(clients)
+        keys = hashes(self._seed, "whole", clients, number).view(np.int64)
+        return Plan(clients, keys, positions, mask)
+
     def _steps_of(self, clients: Ints) -> Ints:
         if self._epochs is None:
             return np.full(len(clients), self._steps, dtype=np.int64)
