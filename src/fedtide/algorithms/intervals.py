@@ -107,16 +107,16 @@ class DecayedHistory(History):
 
     def record(self, t: int, clients: Tensor) -> DecayedHistory:
         """Fold in what the cutoff closed, then the interval closed by taking part."""
-        length = t - self.last[clients] - self.cut_off(t, clients) * self.cutoff
+        length = (t - self.last[clients] - self.cut_off(t, clients) * self.cutoff).double()
         mean = self._after_cut_offs(t, clients)
         blended = self.decay * mean + (1 - self.decay) * length
-        self.mean[clients] = torch.where(mean > 0, blended, length.double())
+        self.mean[clients] = torch.where(mean > 0, blended, length)
         self.last[clients] = t
         return self
 
     def _after_cut_offs(self, t: int, clients: Tensor) -> Tensor:
         cut, mean = self.cut_off(t, clients), self.mean[clients]
-        faded = self.cutoff + self.decay**cut * (mean - self.cutoff)
+        faded = self.cutoff + self.decay ** cut.double() * (mean - self.cutoff)
         faded = torch.where(mean > 0, faded, float(self.cutoff))
         return torch.where(cut > 0, faded, mean)
 

@@ -1,0 +1,273 @@
+"""The papers' listings, literally: float64 NumPy, client by client and round by round.
+
+Each takes the problem, the table of weights q (T, N), the learning rates γ_t (T,), the number of
+local steps I and x_0, and returns x_0, ..., x_T. They share nothing with the code under test.
+"""
+
+import math
+
+import numpy as np
+
+
+def local(problem, n, x, lr, steps, drift=0.0, mu=0.0):
+    """I local steps from x; returns where they end and the raw gradients on the way."""
+    y, gradients = x.copy(), []
+    for _ in range(steps):
+        g = problem.gradient(n, y)
+        gradients.append(g)
+        y = y - lr * (g + drift + mu * (y - x))
+    return y, gradients
+
+
+def present(q_t):
+    return [n for n, q in enumerate(q_t) if q > 0]
+
+
+def fedavg(problem, q, lr, steps, x, *, server_lr=1.0, weights="mean", mu=0.0):
+    xs = [x]
+    for t in range(len(q)):
+        S, step = present(q[t]), np.zeros_like(x)
+        for n in S:
+            delta = local(problem, n, x, lr[t], steps, mu=mu)[0] - x
+            weight = {"mean": 1 / len(S), "all": 1 / len(q[t]), "given": q[t][n]}[weights]
+            step += weight * delta
+        x = x + server_lr * step
+        xs.append(x)
+    return np.array(xs)
+
+
+def known_rates(problem, q, lr, steps, x, *, rates, server_lr=1.0):
+    xs, N = [x], problem.clients
+    for t in range(len(q)):
+        step = np.zeros_like(x)
+        for n in present(q[t]):
+            step += (local(problem, n, x, lr[t], steps)[0] - x) / rates[n]
+        x = x + server_lr / N * step
+        xs.append(x)
+    return np.array(xs)
+
+
+def algorithm_2(took_part, K):
+    """Paper 001, Algorithm 2, for one client: ω_0, ..., ω_T from whether it took part."""
+    M, S, omegas = 0, 0, [1.0]
+    for t in range(1, len(took_part) + 1):
+        S += 1
+        if took_part[t - 1] or S == K:
+            s = S
+            omegas.append(float(s) if M == 0 else (M * omegas[-1] + s) / (M + 1))
+            M, S = M + 1, 0
+        else:
+            omegas.append(omegas[-1])
+    return omegas
+
+
+def algorithm_2_decayed(took_part, K, decay):
+    """The same with an exponentially weighted mean."""
+    M, S, omegas = 0, 0, [1.0]
+    for t in range(1, len(took_part) + 1):
+        S += 1
+        if took_part[t - 1] or S == K:
+            omegas.append(float(S) if M == 0 else decay * omegas[-1] + (1 - decay) * S)
+            M, S = M + 1, 0
+        else:
+            omegas.append(omegas[-1])
+    return omegas
+
+
+def algorithm_2_pooled(took_part, K, groups):
+    """The same with one list of closed intervals for each group; (T, N) -> (T + 1, N)."""
+    T, N = np.shape(took_part)
+    closed, S = {group: [] for group in groups}, [0] * N
+    omegas = [[1.0] * N]
+    for t in range(1, T + 1):
+        for n in range(N):
+            S[n] += 1
+            if took_part[t - 1][n] or S[n] == K:
+                closed[groups[n]].append(S[n])
+                S[n] = 0
+        omegas.append([np.mean(closed[g]) if closed[g] else 1.0 for g in groups])
+    return np.array(omegas)
+
+
+def fedau(problem, q, lr, steps, x, *, K=math.inf, server_lr=1.0):
+    xs, N = [x], problem.clients
+    omega = [algorithm_2([q[t][n] > 0 for t in range(len(q))], K) for n in range(N)]
+    for t in range(len(q)):
+        step = np.zeros_like(x)
+        for n in present(q[t]):
+            step += omega[n][t] * (local(problem, n, x, lr[t], steps)[0] - x)
+        x = x + server_lr / N * step
+        xs.append(x)
+    return np.array(xs)
+
+
+def fedvarp(problem, q, lr, steps, x, *, server_lr=1.0, empty_rounds="skip"):
+    xs, y = [x], [np.zeros_like(x) for _ in range(problem.clients)]
+    for t in range(len(q)):
+        S = present(q[t])
+        deltas = {n: local(problem, n, x, lr[t], steps)[0] - x for n in S}
+        if S:
+            x = x + server_lr * (np.mean(y, axis=0) + sum(deltas[n] - y[n] for n in S) / len(S))
+        elif empty_rounds == "memory":
+            x = x + server_lr * np.mean(y, axis=0)
+        for n in S:
+            y[n] = deltas[n]
+        xs.append(x)
+    return np.array(xs)
+
+
+def mifa(problem, q, lr, steps, x, *, server_lr=1.0, unseen="zero"):
+    xs, y, N = [x], {}, problem.clients
+    for t in range(len(q)):
+        for n in present(q[t]):
+            y[n] = local(problem, n, x, lr[t], steps)[0] - x
+        divisor = {"zero": N, "exclude": max(len(y), 1), "wait": N}[unseen]
+        if unseen != "wait" or len(y) == N:
+            x = x + server_lr * sum(y.values(), np.zeros_like(x)) / divisor
+        xs.append(x)
+    return np.array(xs)
+
+
+def fedlaavg(problem, q, lr, steps, x):
+    xs, g = [x], [np.zeros_like(x) for _ in range(problem.clients)]
+    for t in range(len(q)):
+        for n in present(q[t]):
+            g[n] = np.sum(local(problem, n, x, lr[t], steps)[1], axis=0)
+        x = x - lr[t] * np.mean(g, axis=0)
+        xs.append(x)
+    return np.array(xs)
+
+
+def scaffold(problem, q, lr, steps, x, *, server_lr=1.0, option=2, weights="mean"):
+    N = problem.clients
+    xs, c, c_n = [x], np.zeros_like(x), [np.zeros_like(x) for _ in range(N)]
+    for t in range(len(q)):
+        S, step, change = present(q[t]), np.zeros_like(x), np.zeros_like(x)
+        for n in S:
+            y, _ = local(problem, n, x, lr[t], steps, drift=c - c_n[n])
+            new = problem.gradient(n, x) if option == 1 else c_n[n] - c + (x - y) / (steps * lr[t])
+            step += (1 / len(S) if weights == "mean" else q[t][n]) * (y - x)
+            change += new - c_n[n]
+            c_n[n] = new
+        x, c = x + server_lr * step, c + change / N
+        xs.append(x)
+    return np.array(xs)
+
+
+def amplified_scaffold(problem, q, lr, steps, x, *, P, factor, weights="mean"):
+    """Paper 002, Algorithm 1: all raw gradients of a window are kept until its end."""
+    N = problem.clients
+    G, G_n = np.zeros_like(x), [np.zeros_like(x) for _ in range(N)]
+    xs, x0, u, kept = [x], x, np.zeros_like(x), []
+    for r in range(len(q)):
+        S, step = present(q[r]), np.zeros_like(x)
+        for n in S:
+            weight = 1 / len(S) if weights == "mean" else q[r][n]
+            y, gradients = local(problem, n, x, lr[r], steps, drift=G - G_n[n])
+            kept.append((n, weight, gradients))
+            step += weight * (y - x)
+        x, u = x + step, u + step
+        if (r + 1) % P == 0:
+            x = x0 + factor * u
+            for n in range(N):
+                q_bar = sum(weight for m, weight, _ in kept if m == n) / P
+                if q_bar > 0:
+                    total = sum(w * g for m, w, gs in kept if m == n for g in gs)
+                    G_n[n] = total / (P * steps * q_bar)
+            G, x0, u, kept = np.mean(G_n, axis=0), x, np.zeros_like(x), []
+        xs.append(x)
+    return np.array(xs)
+
+
+def amplified(problem, q, lr, steps, x, *, P, factor, weights="mean", start=0):
+    """Paper 000, Algorithm 1, with a warm-up of `start` rounds."""
+    xs, x0 = [x], x
+    for t in range(len(q)):
+        x = fedavg(problem, q[t : t + 1], lr[t : t + 1], steps, x, weights=weights)[-1]
+        if t < start:
+            x0 = x
+        elif (t + 1 - start) % P == 0:
+            x = x0 + factor * (x - x0)
+            x0 = x
+        xs.append(x)
+    return np.array(xs)
+
+
+def fedopt(problem, q, lr, steps, x, *, rule, server_lr, beta1, beta2, tau, v0):
+    """Reddi et al., Algorithm 2, coordinate by coordinate."""
+    xs, m, v = [x], np.zeros_like(x), np.full_like(x, v0)
+    for t in range(len(q)):
+        delta = fedavg(problem, q[t : t + 1], lr[t : t + 1], steps, x)[-1] - x
+        x = x.copy()
+        for j in range(len(x)):
+            m[j] = beta1 * m[j] + (1 - beta1) * delta[j]
+            square = delta[j] ** 2
+            if rule == "adam":
+                v[j] = beta2 * v[j] + (1 - beta2) * square
+            else:
+                sign = 1 if v[j] > square else -1 if v[j] < square else 0
+                v[j] = v[j] - (1 - beta2) * square * sign
+            x[j] += server_lr * m[j] / (math.sqrt(v[j]) + tau)
+        xs.append(x)
+    return np.array(xs)
+
+
+def fedavgm(problem, q, lr, steps, x, *, server_lr, momentum, convention):
+    xs, m = [x], np.zeros_like(x)
+    for t in range(len(q)):
+        delta = fedavg(problem, q[t : t + 1], lr[t : t + 1], steps, x)[-1] - x
+        m = momentum * m + (delta if convention == "sum" else (1 - momentum) * delta)
+        x = x + server_lr * m
+        xs.append(x)
+    return np.array(xs)
+
+
+def wait_steps(problem, q, lr, steps, x, *, P):
+    xs = [x]
+    for t in range(len(q)):
+        if (t + 1) % P == 0:
+            ends = [local(problem, n, x, lr[t], steps)[0] for n in range(problem.clients)]
+            x = np.mean(ends, axis=0)
+        xs.append(x)
+    return np.array(xs)
+
+
+def wait_gradient(problem, q, lr, steps, x, *, P):
+    xs, collected = [x], []
+    for t in range(len(q)):
+        collected += [(q[t][n], problem.gradient(n, x)) for n in present(q[t])]
+        if (t + 1) % P == 0:
+            if collected:
+                total = sum(weight for weight, _ in collected)
+                x = x - lr[t] * sum(weight * g for weight, g in collected) / total
+            collected = []
+        xs.append(x)
+    return np.array(xs)
+
+
+def weighted_fedavg(problem, q, lr, steps, x, *, p, normalise):
+    """Paper 004, equation (10): models, not updates, are averaged."""
+    xs, N = [x], problem.clients
+    for t in range(len(q)):
+        S = present(q[t])
+        if S:
+            models = [p[n] * local(problem, n, x, lr[t], steps)[0] for n in S]
+            divisor = sum(p[n] for n in S) if normalise else len(S) / N
+            x = sum(models) / divisor
+        xs.append(x)
+    return np.array(xs)
+
+
+def central(problem, q, lr, steps, x):
+    xs = [x]
+    for t in range(len(q)):
+        for _ in range(steps * len(present(q[t]))):
+            gradients = [problem.gradient(n, x) for n in range(problem.clients)]
+            x = x - lr[t] * np.mean(gradients, axis=0)
+        xs.append(x)
+    return np.array(xs)
+
+
+def switch(problem, q, lr, steps, x, *, first, second, at):
+    before = first(problem, q[:at], lr[:at], steps, x)
+    return np.concatenate([before, second(problem, q[at:], lr[at:], steps, before[-1])[1:]])

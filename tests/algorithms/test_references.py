@@ -1,0 +1,160 @@
+"""Every method against the literal listing of its paper, under arbitrary participation."""
+
+import math
+from functools import partial
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedtide import algorithms as a
+
+from . import references as ref
+from .driver import Quadratics, drive, random_table
+
+RATES = [0.9, 0.2, 0.5, 0.7]  # of at most four clients
+ADAM = {"server_lr": 0.3, "beta1": 0.8, "beta2": 0.95, "tau": 0.01}
+
+CASES = {
+    "fedavg": (lambda N: a.FedAvg(server_lr=1.3), partial(ref.fedavg, server_lr=1.3)),
+    "fedavg-all": (lambda N: a.FedAvg(weights="all"), partial(ref.fedavg, weights="all")),
+    "fedavg-given": (lambda N: a.FedAvg(weights="given"), partial(ref.fedavg, weights="given")),
+    "known": (
+        lambda N: a.KnownRates(server_lr=0.7, rates=RATES[:N]),
+        partial(ref.known_rates, rates=RATES, server_lr=0.7),
+    ),
+    "fedau": (lambda N: a.FedAU(cutoff=None, server_lr=1.3), partial(ref.fedau, server_lr=1.3)),
+    "fedau-3": (lambda N: a.FedAU(cutoff=3), partial(ref.fedau, K=3)),
+    "fedvarp": (lambda N: a.FedVARP(server_lr=0.7), partial(ref.fedvarp, server_lr=0.7)),
+    "fedvarp-memory": (
+        lambda N: a.FedVARP(empty_rounds="memory"),
+        partial(ref.fedvarp, empty_rounds="memory"),
+    ),
+    "mifa": (lambda N: a.MIFA(server_lr=0.7), partial(ref.mifa, server_lr=0.7)),
+    "mifa-exclude": (lambda N: a.MIFA(unseen="exclude"), partial(ref.mifa, unseen="exclude")),
+    "mifa-wait": (lambda N: a.MIFA(unseen="wait"), partial(ref.mifa, unseen="wait")),
+    "fedlaavg": (lambda N: a.FedLaAvg(), ref.fedlaavg),
+    "fedprox": (
+        lambda N: a.FedProx(mu=0.4, weights="given"),
+        partial(ref.fedavg, mu=0.4, weights="given"),
+    ),
+    "scaffold-1": (lambda N: a.Scaffold(option=1), partial(ref.scaffold, option=1)),
+    "scaffold-2": (lambda N: a.Scaffold(server_lr=0.6), partial(ref.scaffold, server_lr=0.6)),
+    "scaffold-given": (
+        lambda N: a.Scaffold(weights="given"),
+        partial(ref.scaffold, weights="given"),
+    ),
+    "amplified-scaffold": (
+        lambda N: a.AmplifiedScaffold(period=4, factor=1.5),
+        partial(ref.amplified_scaffold, P=4, factor=1.5),
+    ),
+    "amplified-scaffold-given": (
+        lambda N: a.AmplifiedScaffold(period=3, factor=0.8, weights="given"),
+        partial(ref.amplified_scaffold, P=3, factor=0.8, weights="given"),
+    ),
+    "amplified": (
+        lambda N: a.Amplified(period=3, factor=2.0, inner=a.FedAvg(weights="given")),
+        partial(ref.amplified, P=3, factor=2.0, weights="given"),
+    ),
+    "amplified-late": (
+        lambda N: a.Amplified(period=3, factor=0.5, start=2),
+        partial(ref.amplified, P=3, factor=0.5, start=2),
+    ),
+    "fedadam": (lambda N: a.FedAdam(**ADAM), partial(ref.fedopt, rule="adam", v0=1e-4, **ADAM)),
+    "fedyogi": (
+        lambda N: a.FedYogi(v0=0.02, **ADAM),
+        partial(ref.fedopt, rule="yogi", v0=0.02, **ADAM),
+    ),
+    "fedavgm-sum": (
+        lambda N: a.FedAvgM(server_lr=0.5, momentum=0.6),
+        partial(ref.fedavgm, server_lr=0.5, momentum=0.6, convention="sum"),
+    ),
+    "fedavgm-ema": (
+        lambda N: a.FedAvgM(momentum=0.6, convention="ema"),
+        partial(ref.fedavgm, server_lr=1.0, momentum=0.6, convention="ema"),
+    ),
+    "wait-steps": (lambda N: a.WaitForAll(period=3), partial(ref.wait_steps, P=3)),
+    "wait-gradient": (
+        lambda N: a.WaitForAll(period=3, mode="gradient"),
+        partial(ref.wait_gradient, P=3),
+    ),
+    "weighted": (
+        lambda N: a.WeightedFedAvg(rates=RATES[:N]),
+        partial(ref.weighted_fedavg, p=RATES, normalise=True),
+    ),
+    "weighted-printed": (
+        lambda N: a.WeightedFedAvg(rates=RATES[:N], normalise=False),
+        lambda problem, *args: ref.weighted_fedavg(
+            problem, *args, p=np.divide(RATES, sum(RATES[: problem.clients])), normalise=False
+        ),
+    ),
+    "central": (lambda N: a.CentralSGD(), ref.central),
+    "switch": (
+        lambda N: a.Switch(first=a.FedAvg(), second=a.FedAU(cutoff=3), at=5),
+        partial(ref.switch, first=ref.fedavg, second=partial(ref.fedau, K=3), at=5),
+    ),
+    "averaged": (lambda N: a.Averaged(a.FedAvg()), ref.fedavg),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+@given(seed=st.integers(0, 2**32 - 1), rounds=st.integers(0, 14), clients=st.integers(1, 4))
+@settings(max_examples=12, deadline=None)
+def test_a_method_is_its_papers_listing(name, seed, rounds, clients):
+    make, reference = CASES[name]
+    rng = np.random.default_rng(seed)
+    problem = Quadratics.random(rng, clients)
+    table, lr = random_table(rng, rounds, clients), rng.uniform(0.05, 0.3, rounds)
+    steps, start = int(rng.integers(1, 4)), rng.normal(size=3)
+
+    driven = drive(
+        make(clients), problem, table, lambda t: float(lr[t]), steps, start, chunks=3, shuffle=rng
+    )
+
+    expected = reference(problem, table, lr, steps, start)
+    scale = max(1.0, np.abs(expected).max())
+    np.testing.assert_allclose(driven.iterates, expected, rtol=0, atol=1e-10 * scale)
+
+
+def test_the_output_of_averaged_is_the_mean_of_the_iterates():
+    rng = np.random.default_rng(0)
+    problem, table, start = Quadratics.random(rng, 3), random_table(rng, 9, 3), rng.normal(size=3)
+    for inner in (a.FedAvg(), a.Amplified(period=2, factor=3.0)):
+        method = a.Averaged(inner)
+        driven = drive(method, problem, table, start=start)
+        mean = driven.iterates[1:].mean(axis=0)
+        np.testing.assert_allclose(method.output(driven.state), mean, atol=1e-13)
+
+
+def test_a_wrapper_around_averaged_averages_what_it_makes_of_the_iterates():
+    rng = np.random.default_rng(1)
+    problem, table = Quadratics.random(rng, 3), random_table(rng, 9, 3)
+    method = a.Amplified(period=2, factor=3.0, inner=a.Averaged(a.FedAvg()))
+    driven = drive(method, problem, table)
+    mean = driven.iterates[1:].mean(axis=0)
+    np.testing.assert_allclose(method.output(driven.state), mean, atol=1e-13)
+
+
+def test_wrappers_nest():
+    """Amplified(FedAdam(FedAU)) from FedAU's and Adam's listings, with the amplification on top."""
+    rng = np.random.default_rng(2)
+    problem, table, lr = Quadratics.random(rng, 3), random_table(rng, 12, 3), 0.1
+    adam = {"server_lr": 0.1, "beta1": 0.9, "beta2": 0.99, "tau": 0.1}
+    method = a.Amplified(period=4, factor=2.0, inner=a.FedAdam(**adam, inner=a.FedAU(cutoff=None)))
+
+    x = x0 = np.zeros(3)
+    m, v, xs = np.zeros(3), np.full(3, 0.01), [x]
+    omega = [ref.algorithm_2(table[:, n] > 0, math.inf) for n in range(3)]
+    for t in range(12):
+        came = ref.present(table[t])
+        steps = [omega[n][t] * (ref.local(problem, n, x, lr, 2)[0] - x) for n in came]
+        delta = sum(steps, np.zeros(3)) / 3
+        m, v = 0.9 * m + 0.1 * delta, 0.99 * v + 0.01 * delta**2
+        x = x + 0.1 * m / (np.sqrt(v) + 0.1)
+        if (t + 1) % 4 == 0:
+            x = x0 = x0 + 2.0 * (x - x0)
+        xs.append(x)
+
+    driven = drive(method, problem, table, lr, steps=2)
+    np.testing.assert_allclose(driven.iterates, xs, atol=1e-12)
