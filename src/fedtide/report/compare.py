@@ -36,13 +36,19 @@ class Column:
 
 COLUMNS = (
     Column("test_accuracy", "test accuracy %", percent=True),
-    Column("client_test_accuracy_worst_tenth", "worst tenth of clients %", percent=True),
-    Column("client_test_accuracy_std", "spread over clients %", percent=True),
-    Column("loss", "loss", digits=4),
-    Column("participation_loss", "loss by participation", digits=4),
+    Column("client_test_accuracy_worst_tenth", "worst tenth %", percent=True),
+    Column("client_test_accuracy_std", "spread %", percent=True),
+    Column("loss", "loss, all alike", digits=4),
+    Column("participation_loss", "loss, by presence", digits=4),
     Column("rounds_per_second", "rounds/s", digits=0),
 )
-"""What a comparison shows, as far as the runs have it."""
+"""What a comparison shows, as far as the runs have it.
+
+The worst tenth is the mean test accuracy of the tenth of the clients that fare worst, each client's
+being that on its own mix of classes; the spread is its standard deviation over the clients. The
+training loss is given twice: with all clients counting alike, which is wanted, and with each
+counting as often as it was there (paper 004, equation 3), which is what plain averaging minimises.
+"""
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ import polars as pl
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
 from fedtide.report.compare import FinishedRun, by_method
 
@@ -84,22 +85,29 @@ def draw_raster(axes: Axes, run: FinishedRun) -> None:
 
 
 def draw_weights(axes: Axes, groups: Mapping[str, Sequence[FinishedRun]]) -> None:
-    """Draw how much each client's update counted against 1 / (how often it took part)."""
+    """Draw how much each client's update counted against 1 / (how often it took part).
+
+    The weights of a method are scaled so that a client counts 1 on average: a method that is
+    unbiased for the mean over clients then lies on the diagonal, whatever its server rate is.
+    """
     low, high = np.inf, 0.0
     for colour, (method, group) in zip(_colours(groups), groups.items(), strict=True):
         clients = group[0].clients.filter(pl.col("participation") > 0)
-        rate = "rate" if "rate" in clients.columns else "participation"
-        wanted = 1 / clients[rate].to_numpy()
-        axes.scatter(
-            wanted, clients["weight"].to_numpy(), s=9, color=colour, label=method, alpha=0.7
-        )
-        low, high = min(low, wanted.min()), max(high, wanted.max())
+        rates = clients["rate" if "rate" in clients.columns else "participation"].to_numpy()
+        counts = rates * clients["weight"].to_numpy()  # what each client counts per round
+        weights = counts / counts.mean() / rates
+        axes.scatter(1 / rates, weights, s=9, color=colour, label=method, alpha=0.7)
+        low, high = min(low, (1 / rates).min()), max(high, (1 / rates).max())
     axes.plot([low, high], [low, high], color="0.4", linewidth=1, linestyle="--", zorder=0)
     axes.set_xscale("log")
     axes.set_yscale("log")
     axes.set_xlabel("1 / participation rate $p_n$")
-    axes.set_ylabel("mean weight of an update, times $N$")
-    axes.set_title("Weights; the dashed line is unbiased")
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axis.set_major_formatter(StrMethodFormatter("{x:g}"))
+        axis.set_minor_formatter(NullFormatter())
+    axes.set_ylabel("relative weight of an update")
+    axes.set_title("Weights; on the dashed line all count alike")
     axes.grid(alpha=0.25)
     axes.legend(frameon=False)
 
