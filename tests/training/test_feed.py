@@ -1,0 +1,205 @@
+"""Which samples a client uses in which step, against a literal run through shuffled epochs."""
+
+from itertools import chain
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedtide.errors import BadInput
+from fedtide.population import Population
+from fedtide.training import LocalTraining, shuffle
+from fedtide.training.feed import Feed
+
+SIZES = [1, 3, 4, 8, 9, 17, 40]
+
+
+def population(sizes=SIZES):
+    return Population(len(sizes), samples=np.array(sizes))
+
+
+def used(feed, clients):
+    """Return, for each client, the list of its minibatches in this round, without padding."""
+    plan = feed.plan(np.array(clients))
+    assert plan.clients.tolist() == list(clients)
+    batches = []
+    for s in range(len(clients)):
+        batches.append([])
+        for k in range(plan.steps[s]):
+            row = k if len(plan.positions) > 1 else 0
+            keep = slice(None) if plan.mask is None else plan.mask[row, s]
+            batches[-1].append(plan.positions[row, s][keep].tolist())
+    return batches
+
+
+def stream(local, sizes, seed, client, rounds):
+    """Return all minibatches that a client uses in these rounds."""
+    feed = Feed(population(sizes), local, seed)
+    return [batch for _ in range(rounds) for batch in used(feed, [client])[0]]
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    sizes=st.lists(st.integers(1, 30), min_size=1, max_size=6),
+    batch=st.integers(1, 12),
+    steps=st.integers(1, 7),
+    seed=st.integers(0, 2**40),
+)
+def test_steps_run_through_shuffled_epochs_of_complete_batches(sizes, batch, steps, seed):
+    """Each sample at most once an epoch; all of them but an incomplete rest, which is left out."""
+    local = LocalTraining(steps=steps, batch_size=batch)
+    for client, size in enumerate(sizes):
+        wanted = min(batch, size)
+        in_epoch = size // wanted
+        rounds = -(-2 * in_epoch // steps)
+        batches = stream(local, sizes, seed, client, rounds)
+        assert len(batches) == rounds * steps
+        assert all(len(b) == wanted for b in batches)
+        for start in range(0, len(batches) - in_epoch + 1, in_epoch):
+            epoch = list(chain(*batches[start : start + in_epoch]))
+            assert len(set(epoch)) == len(epoch) == in_epoch * wanted
+            assert set(epoch) <= set(range(size))
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    sizes=st.lists(st.integers(1, 30), min_size=1, max_size=6),
+    batch=st.integers(1, 12),
+    epochs=st.integers(1, 3),
+    seed=st.integers(0, 2**40),
+)
+def test_epochs_use_every_sample_once_each(sizes, batch, epochs, seed):
+    """The last batch of an epoch is what is left, so clients take different numbers of steps."""
+    local = LocalTraining(epochs=epochs, batch_size=batch)
+    feed = Feed(population(sizes), local, seed)
+    for _ in range(2):
+        for size, batches in zip(sizes, used(feed, range(len(sizes))), strict=True):
+            in_epoch = -(-size // min(batch, max(sizes)))
+            assert len(batches) == epochs * in_epoch
+            for start in range(0, len(batches), in_epoch):
+                assert sorted(list(chain(*batches[start : start + in_epoch]))) == list(range(size))
+
+
+@pytest.mark.parametrize("steps", [{"steps": 3}, {"epochs": 2}])
+def test_full_batches(steps):
+    feed = Feed(population(), LocalTraining(**steps), seed=0)
+    count = steps.get("steps", steps.get("epochs"))
+    for size, batches in zip(SIZES, used(feed, range(len(SIZES))), strict=True):
+        assert [sorted(batch) for batch in batches] == [list(range(size))] * count
+
+
+def test_full_batches_on_request_whatever_the_batch_size_is():
+    feed = Feed(population(), LocalTraining(steps=2, batch_size=4), seed=0)
+    plan = feed.plan(np.arange(len(SIZES)), full_batch=True)
+    assert plan.positions.shape == plan.mask.shape == (1, len(SIZES), max(SIZES))
+    assert plan.mask.sum(axis=2).tolist() == [SIZES]
+    assert plan.steps.tolist() == [2] * len(SIZES)
+
+
+def test_nothing_is_masked_where_all_batches_are_complete():
+    feed = Feed(population([8, 16, 9]), LocalTraining(steps=2, batch_size=4), seed=0)
+    assert feed.plan(np.arange(3)).mask is None
+    assert (
+        Feed(population([8, 16]), LocalTraining(epochs=1, batch_size=4), 0).plan(np.arange(2)).mask
+        is None
+    )
+
+
+def test_a_client_goes_its_own_way_whoever_else_takes_part():
+    """Cohorts at random: what client n uses is the beginning of its own stream, in order."""
+    local = LocalTraining(steps=3, batch_size=4)
+    feed = Feed(population(), local, seed=7)
+    draw = np.random.default_rng(0)
+    found = {client: [] for client in range(len(SIZES))}
+    for _ in range(30):
+        cohort = np.flatnonzero(draw.random(len(SIZES)) < 0.4)
+        for client, batches in zip(cohort, used(feed, cohort), strict=True):
+            found[client] += batches
+    for client, batches in found.items():
+        assert batches == stream(local, SIZES, 7, client, len(batches) // 3)
+
+
+def test_orders_that_were_forgotten_come_back(monkeypatch):
+    local = LocalTraining(steps=1, batch_size=4)
+    expected = [stream(local, SIZES, 2, client, 25) for client in range(len(SIZES))]
+    monkeypatch.setattr(shuffle, "_KEPT", 0)
+    assert [stream(local, SIZES, 2, client, 25) for client in range(len(SIZES))] == expected
+
+
+def test_a_feed_goes_on_from_what_was_taken():
+    local = LocalTraining(steps=2, batch_size=4)
+    first = Feed(population(), local, seed=3)
+    for _ in range(5):
+        first.plan(np.arange(len(SIZES)))
+    second = Feed(population(), local, seed=3)
+    second.taken[:] = first.taken
+    ahead, behind = first.plan(np.arange(len(SIZES))), second.plan(np.arange(len(SIZES)))
+    assert np.array_equal(ahead.positions, behind.positions)
+    assert np.array_equal(ahead.keys, behind.keys)
+
+
+def test_seeds_clients_and_epochs_are_shuffled_apart():
+    local = LocalTraining(epochs=2, batch_size=40)
+    orders = [
+        tuple(batch)
+        for seed in (0, 1)
+        for client in (0, 1)
+        for batch in stream(local, [40, 40], seed, client, 1)
+    ]
+    assert len(set(orders)) == 8
+
+
+def test_every_order_is_equally_likely():
+    """χ² over the 24 orders of 4 samples in 2400 epochs; the seed is fixed, P(fail) < 1e-4."""
+    feed = Feed(population([4] * 2400), LocalTraining(steps=1, batch_size=4), seed=0)
+    orders = feed.plan(np.arange(2400)).positions[0]
+    _, counts = np.unique(orders, axis=0, return_counts=True)
+    assert len(counts) == 24
+    assert ((counts - 100) ** 2 / 100).sum() < 58.6  # the 0.9999 quantile of χ² with 23 degrees
+
+
+def test_keys_differ_between_clients_and_steps_and_do_not_depend_on_the_cohort():
+    feed = Feed(population(), LocalTraining(steps=4, batch_size=2), seed=0)
+    both = [feed.plan(np.array([2, 5])).keys, feed.plan(np.array([2, 5])).keys]
+    assert len(set(np.concatenate(both).flatten().tolist())) == 16
+    alone = Feed(population(), LocalTraining(steps=4, batch_size=2), seed=0)
+    assert np.array_equal(alone.plan(np.array([5])).keys[:, 0], both[0][:, 1])
+    assert np.array_equal(alone.plan(np.array([5])).keys[:, 0], both[1][:, 1])
+
+
+def test_clients_of_functions_have_keys_but_no_samples():
+    plan = Feed(Population(3), LocalTraining(steps=2), seed=0).plan(np.array([0, 2]))
+    assert plan.positions is None
+    assert plan.mask is None
+    assert plan.keys.shape == (2, 2)
+
+
+def test_nobody_trains_in_an_empty_round():
+    for local in (
+        LocalTraining(steps=2, batch_size=4),
+        LocalTraining(epochs=1),
+        LocalTraining(steps=1),
+    ):
+        plan = Feed(population(), local, seed=0).plan(np.array([], dtype=np.int64))
+        assert plan.steps.tolist() == []
+
+
+@pytest.mark.parametrize(
+    ("local", "field"),
+    [(LocalTraining(steps=1, batch_size=4), "batch_size"), (LocalTraining(epochs=1), "epochs")],
+)
+def test_functions_have_no_batches(local, field):
+    with pytest.raises(BadInput, match=f"^{field}: .*; leave it out$"):
+        Feed(Population(3), local, seed=0)
+
+
+def test_a_plan_of_some_of_its_clients():
+    feed = Feed(population(), LocalTraining(epochs=1, batch_size=4), seed=0)
+    plan = feed.plan(np.arange(len(SIZES)))
+    some = plan.take(np.array([4, 2, 2]))
+    assert some.clients.tolist() == [4, 2, 2]
+    assert some.steps.tolist() == plan.steps[[4, 2, 2]].tolist()
+    assert np.array_equal(some.positions, plan.positions[:, [4, 2, 2]])
+    assert np.array_equal(some.mask, plan.mask[:, [4, 2, 2]])
+    assert np.array_equal(some.keys, plan.keys[:, [4, 2, 2]])

@@ -1,0 +1,121 @@
+"""What a client does locally: parameters, schedules and feasible sets against closed forms."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedtide.errors import BadInput
+from fedtide.training import Ball, Box, InverseDecay, LocalTraining, Piecewise, StepDecay
+
+NUMBERS = st.floats(-100, 100)
+POINTS = st.lists(NUMBERS, min_size=3, max_size=3).map(
+    lambda p: torch.tensor(p, dtype=torch.float64)
+)
+
+
+# Schedules
+
+
+def test_paper_001_halves_at_most_ten_times():
+    """CIFAR-100: halved in round 10,001 and then every 1000 rounds, at most 10 times."""
+    local = LocalTraining(
+        steps=5, lr=0.1, schedule=StepDecay(decay=0.5, start=10_001, every=1000, times=10)
+    )
+    rates = {0: 0.1, 10_000: 0.1, 10_001: 0.05, 11_000: 0.05, 11_001: 0.025}
+    rates |= {19_000: 0.1 / 2**9, 19_001: 0.1 / 2**10, 50_000: 0.1 / 2**10}
+    for t, rate in rates.items():
+        assert local.rate(t) == pytest.approx(rate, rel=1e-12)
+
+
+@given(st.integers(0, 10**5))
+def test_paper_003_decays_every_round(t):
+    assert StepDecay(decay=0.9999, start=1).factor(t) == pytest.approx(0.9999**t, rel=1e-9)
+
+
+@given(st.integers(0, 10**5), st.floats(0.1, 100))
+def test_inverse_decay(t, every):
+    assert InverseDecay(every=every).factor(t) == pytest.approx(every / (every + t))
+
+
+def test_piecewise():
+    schedule = Piecewise(starts=[0, 3, 5], factors=[2.0, 1.0, 0.5])
+    assert [schedule.factor(t) for t in range(7)] == [2, 2, 2, 1, 1, 0.5, 0.5]
+
+
+def test_without_a_schedule_the_rate_stays():
+    assert {LocalTraining(steps=1, lr=0.3).rate(t) for t in (0, 7, 10**6)} == {0.3}
+
+
+# Feasible sets
+
+
+@given(POINTS, POINTS, st.floats(0.1, 50))
+def test_a_ball_gives_the_nearest_point(y, center, radius):
+    """The nearest point is y itself inside, and else on the ray from the centre, at r."""
+    found = Ball(radius=radius, center=center.tolist())(y)
+    distance = torch.linalg.vector_norm(y - center)
+    if distance <= radius:
+        assert torch.allclose(found, y, rtol=0, atol=1e-12)
+    else:
+        assert torch.linalg.vector_norm(found - center) == pytest.approx(radius)
+        assert torch.linalg.vector_norm(y - found) == pytest.approx(float(distance - radius))
+
+
+@given(POINTS, NUMBERS, st.floats(0.1, 50))
+def test_a_box_cuts_every_coordinate(y, low, width):
+    found = Box(low=low, high=low + width)(y)
+    assert found.tolist() == [min(max(c, low), low + width) for c in y.tolist()]
+
+
+@pytest.mark.parametrize("projection", [Ball(radius=2.0), Ball(1.0, [1, 2, 3]), Box(-1.0, 1.0)])
+def test_projections_take_stacked_models_and_change_nothing_twice(projection):
+    y = 5 * torch.randn(4, 6, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    found = projection(y)
+    assert torch.allclose(projection(found), found, atol=1e-12)
+    for i in range(4):
+        for j in range(6):
+            assert torch.allclose(projection(y[i, j]), found[i, j], atol=1e-12)
+
+
+def test_a_centre_keeps_double_precision():
+    center = [0.1, 0.2, 0.3]
+    found = Ball(radius=1e-12, center=center)(torch.ones(3, dtype=torch.float64))
+    assert np.abs(found.numpy() - center).max() < 1e-11
+
+
+# Bad input: the field and the mend
+
+
+@pytest.mark.parametrize(
+    ("make", "sentence"),
+    [
+        (lambda: LocalTraining(), "steps: give either steps or epochs"),
+        (lambda: LocalTraining(steps=1, epochs=1), "steps: give either steps or epochs"),
+        (lambda: LocalTraining(steps=0), "steps: 0 is not at least 1"),
+        (lambda: LocalTraining(epochs=0), "epochs: 0 is not at least 1"),
+        (lambda: LocalTraining(steps=1, batch_size=0), "batch_size: 0 is not at least 1"),
+        (lambda: LocalTraining(steps=1, lr=0), "lr: 0 is not a positive number"),
+        (lambda: LocalTraining(steps=1, lr=float("nan")), "lr: nan is not a positive number"),
+        (lambda: LocalTraining(steps=1, momentum=1), "momentum: 1 is not within [0, 1)"),
+        (lambda: LocalTraining(steps=1, momentum=float("nan")), "momentum: nan is not within [0"),
+        (lambda: LocalTraining(steps=1, weight_decay=-1), "weight_decay: -1 is not a number of at"),
+        (lambda: Ball(radius=0), "radius: 0 is not a positive number"),
+        (lambda: Ball(radius=1, center=[float("inf")]), "center: a number is not finite"),
+        (lambda: Ball(radius=1, center=[0, 0]).check(3), "center: 2 numbers for a model of 3"),
+        (lambda: Box(low=1, high=1), "low: 1 is not below high, 1"),
+        (lambda: Box(low=float("nan"), high=1), "low: nan is not below high"),
+        (lambda: StepDecay(decay=0), "decay: 0 is not within (0, 1]"),
+        (lambda: StepDecay(decay=0.5, every=0), "every: 0 is not a number of at least 1"),
+        (lambda: StepDecay(decay=0.5, times=-1), "times: -1 is not a number of at least 0"),
+        (lambda: InverseDecay(every=0), "every: 0 is not a positive number"),
+        (lambda: Piecewise([1], []), "factors: 0 factors for 1 starts"),
+        (lambda: Piecewise([2, 1], [1, 1]), "starts: the rounds do not increase; sort them"),
+        (lambda: Piecewise([1], [-1]), "factors: -1 is not a positive number"),
+    ],
+)
+def test_bad_input(make, sentence):
+    with pytest.raises(BadInput) as error:
+        make()
+    assert str(error.value).startswith(sentence)

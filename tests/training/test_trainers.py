@@ -1,0 +1,262 @@
+"""Trainers: the reference against literal local steps, the others against the reference."""
+
+import numpy as np
+import pytest
+import torch
+
+from fedtide.problems import MODELS, LowerBound4D, Quadratic, Regression
+from fedtide.problems.weighted import weigh_objective
+from fedtide.training import Ball, Box, LocalTraining
+from fedtide.training.choose import can_compile, choose_trainer
+from fedtide.training.feed import Feed
+from fedtide.training.reference import ReferenceTrainer
+from fedtide.training.stacked import StackedTrainer
+from fedtide.training.trainer import Round
+
+CPU = torch.device("cpu")
+
+TRAINERS = {
+    "stacked": StackedTrainer,
+    "compiled": lambda task, local: StackedTrainer(task, local, compiled=True),
+}
+"""Every trainer that is held to the reference: a new one is one line here."""
+
+BOTH = [
+    "stacked",
+    pytest.param(
+        "compiled",
+        marks=[
+            pytest.mark.slow,
+            pytest.mark.skipif(
+                not can_compile(LowerBound4D().prepare(0, CPU, torch.float64)),
+                reason="no C++ compiler",
+            ),
+        ],
+    ),
+]
+
+LARGE = {name for name in MODELS if name.startswith(("cnn-000", "cnn-001-c", "cnn-002"))} - {
+    "cnn-001-cifar100"
+}
+
+OPTIONS = {
+    "plain": {},
+    "momentum": {"momentum": 0.9},
+    "weight decay": {"weight_decay": 0.3},
+    "everything": {"momentum": 0.5, "weight_decay": 0.1, "projection": Ball(radius=2.0)},
+    "box": {"projection": Box(low=-0.3, high=0.2)},
+    "full batches": {"batch_size": None},
+    "large batches": {"batch_size": 1000},
+    "epochs": {"steps": None, "epochs": 1},
+    "epochs with momentum": {"steps": None, "epochs": 2, "batch_size": 16, "momentum": 0.9},
+    "epochs of full batches": {"steps": None, "epochs": 3, "batch_size": None},
+}
+
+
+def local_training(**options):
+    return LocalTraining(**({"steps": 3, "lr": 0.05, "batch_size": 8} | options))
+
+
+def nearby(task, seed=5):
+    """Return a model that is not the initial one."""
+    draw = torch.Generator().manual_seed(seed)
+    return task.start + 0.1 * torch.randn(task.layout.size, generator=draw, dtype=torch.float64)
+
+
+def drifts(task, clients, seed=6):
+    draw = torch.Generator().manual_seed(seed)
+    size = (clients, task.layout.size)
+    return 0.1 * torch.randn(*size, generator=draw, dtype=torch.float64)
+
+
+def trained(trainer, task, local, clients, drift=False, rounds=2, full_batch=False, **shared):
+    """Return the updates of a few rounds, (rounds, S, d); the first one warms recordings up."""
+    feed = Feed(task.population, local, seed=4)
+    correction = drifts(task, len(clients)) if drift else None
+    return torch.stack(
+        [
+            trainer.train(
+                Round(nearby(task, seed=t), 0.05, **shared),
+                feed.plan(np.asarray(clients), full_batch),
+                correction,
+            )
+            for t in range(rounds)
+        ]
+    )
+
+
+def assert_equal_updates(name, task, local, clients, **how):
+    expected = trained(ReferenceTrainer(task, local), task, local, clients, **how)
+    found = trained(TRAINERS[name](task, local), task, local, clients, **how)
+    assert expected.isfinite().all()
+    assert expected.abs().amax() > 1e-4
+    assert torch.allclose(found, expected, rtol=1e-9, atol=1e-9)
+
+
+# The reference against the definition, on quadratics, with NumPy.
+
+
+def quadratic(clients=4, d=3, seed=0):
+    draw = np.random.default_rng(seed)
+    root = draw.normal(size=(clients, d, d))
+    problem = Quadratic(
+        matrices=root @ root.transpose(0, 2, 1) / d, centers=draw.normal(size=(clients, d))
+    )
+    return problem, problem.prepare(0, CPU, torch.float64)
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize("mu", [0.0, 0.7])
+@pytest.mark.parametrize("drift", [False, True])
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.parametrize("radius", [None, 0.4])
+def test_the_reference_is_the_definition(frozen, mu, drift, momentum, radius):
+    problem, task = quadratic()
+    ball = None if radius is None else Ball(radius=radius, center=[0.1, 0.0, -0.1])
+    local = LocalTraining(steps=4, lr=1.0, momentum=momentum, weight_decay=0.2, projection=ball)
+    x = np.array([0.3, -0.2, 0.1])
+    correction = drifts(task, 4).numpy() if drift else np.zeros((4, 3))
+    expected = []
+    for n in range(4):
+        y, m = x, np.zeros(3)
+        for _ in range(4):
+            at = x if frozen else y
+            gradient = problem.matrices[n] @ (at - problem.centers[n])
+            m = momentum * m + gradient + 0.2 * y + correction[n] + mu * (y - x)
+            y = y - 0.11 * m
+            if radius is not None:
+                offset = y - [0.1, 0.0, -0.1]
+                y = y - offset + offset * min(1, radius / np.linalg.norm(offset))
+        expected.append(y - x)
+    plan = Feed(task.population, local, seed=0).plan(np.arange(4))
+    shared = Round(torch.from_numpy(x), lr=0.11, mu=mu, frozen=frozen)
+    updates = ReferenceTrainer(task, local).train(
+        shared, plan, torch.from_numpy(correction) if drift else None
+    )
+    assert np.allclose(updates.numpy(), expected, rtol=1e-12, atol=1e-12)
+
+
+# The others against the reference.
+
+
+@pytest.mark.parametrize("name", BOTH)
+@pytest.mark.parametrize(
+    "model", [pytest.param(m, marks=[pytest.mark.slow] * (m in LARGE)) for m in MODELS]
+)
+def test_every_model(name, model, image_task):
+    task = image_task(model)
+    local = local_training(steps=2, momentum=0.5, weight_decay=0.01)
+    assert_equal_updates(name, task, local, [2, 5], drift=True, mu=0.5, rounds=1)
+
+
+@pytest.mark.parametrize("name", BOTH)
+def test_dropout_without_minibatches_and_augmentation(name, image_task):
+    model = {"type": "cnn", "channels": [4], "hidden": [6], "dropout": 0.5}
+    task = image_task(model, augment=["pad-crop", "flip"])
+    assert_equal_updates(name, task, local_training(), [1, 2], rounds=1)
+    assert_equal_updates(name, task, local_training(steps=2, batch_size=None), [1, 2], rounds=1)
+
+
+@pytest.mark.parametrize("name", BOTH)
+@pytest.mark.parametrize("options", OPTIONS)
+def test_every_option(name, options, digits_task):
+    local = local_training(**OPTIONS[options])
+    assert_equal_updates(name, digits_task, local, [3, 8, 21], drift=True)
+
+
+@pytest.mark.parametrize("name", BOTH)
+@pytest.mark.parametrize(
+    "shared",
+    [{"frozen": True}, {"mu": 0.8}, {"mu": 0.8, "frozen": True}, {"full_batch": True}],
+    ids=str,
+)
+def test_every_instruction(name, shared, digits_task):
+    local = local_training(momentum=0.5)
+    assert_equal_updates(name, digits_task, local, [0, 1, 2, 30], drift=True, **shared)
+
+
+@pytest.mark.parametrize("name", BOTH)
+def test_every_cohort_size(name):
+    """A cohort is cut into chunks, and those are padded: nobody must be lost or mixed up."""
+    task = quadratic(clients=40)[1]
+    sizes = [1, 8, 9, 33] if name == "compiled" else range(1, 41)
+    for size in sizes:
+        assert_equal_updates(name, task, LocalTraining(steps=1), range(size), drift=True, rounds=1)
+
+
+@pytest.mark.parametrize("name", BOTH)
+@pytest.mark.parametrize("problem", ["quadratic", "noise", "regression", "weighted"])
+def test_problems_of_functions(name, problem):
+    if problem == "quadratic":
+        task, clients = quadratic()[1], [0, 1, 3]
+    elif problem == "noise":
+        task, clients = LowerBound4D().prepare(0, CPU, torch.float64), [0, 1]
+    else:
+        regression = Regression(clients=5, samples=50, features=7, informative=3)
+        task, clients = regression.prepare(0, CPU, torch.float64), [0, 2, 4]
+    if problem == "weighted":
+        task = weigh_objective(task, [1, 2, 3, 4, 5])
+    local = LocalTraining(
+        steps=3, lr=0.05, batch_size=4 if task.population.samples is not None else None
+    )
+    assert_equal_updates(name, task, local, clients, drift=True)
+
+
+def test_a_recording_serves_every_rate_and_proximal_weight(digits_task):
+    """lr and mu are arguments of the recorded step, not constants in it."""
+    local = local_training()
+    stacked, reference = StackedTrainer(digits_task, local), ReferenceTrainer(digits_task, local)
+    for lr, mu in [(0.1, 0.0), (0.2, 0.3), (0.05, 0.6), (0.3, 0.0)]:
+        plan = Feed(digits_task.population, local, seed=1).plan(np.array([1, 2]))
+        shared = Round(nearby(digits_task), lr, mu)
+        found, expected = stacked.train(shared, plan), reference.train(shared, plan)
+        assert torch.allclose(found, expected, rtol=1e-9, atol=1e-9)
+
+
+def test_recordings_of_different_settings_are_kept_apart():
+    """Runs on one task share recordings; what differs between the runs must not be mixed up."""
+    task = quadratic()[1]
+    settings = [{}, {"momentum": 0.9}, {"momentum": 0.5}, {"weight_decay": 0.3}]
+    settings += [{"projection": Ball(radius=radius)} for radius in (0.1, 0.5)]
+    settings += [{"projection": Ball(radius=0.1, center=[c, 0, 0])} for c in (0.2, 0.3)]
+    settings += [{"projection": Box(low=-0.1, high=high)} for high in (0.1, 0.2)]
+    for options in settings:
+        for drift in (False, True):
+            local = LocalTraining(steps=2, **options)
+            assert_equal_updates("stacked", task, local, [1, 3], drift=drift, rounds=1)
+
+
+@pytest.mark.parametrize("name", ["stacked", "reference"])
+def test_a_trainer_leaves_its_arguments_alone(name, digits_task):
+    local = local_training(momentum=0.9)
+    trainer, _ = choose_trainer(name, digits_task, local, cohorts=1)
+    start, correction = nearby(digits_task), drifts(digits_task, 3)
+    before = start.clone(), correction.clone()
+    plan = Feed(digits_task.population, local, seed=1).plan(np.array([1, 2, 3]))
+    once = trainer.train(Round(start, 0.1), plan, correction)
+    assert torch.equal(start, before[0])
+    assert torch.equal(correction, before[1])
+    assert torch.equal(trainer.train(Round(start, 0.1), plan, correction), once)
+
+
+@pytest.mark.parametrize("name", ["reference", "stacked", "compiled"])
+def test_a_trainer_asked_for_by_name_is_given(name, digits_task):
+    trainer, why = choose_trainer(name, digits_task, local_training(), cohorts=1)
+    assert trainer.name == name
+    assert why == f"{name}, as asked for"
+
+
+def test_auto_picks_one_and_says_which(digits_task):
+    trainer, why = choose_trainer("auto", digits_task, local_training(), cohorts=10)
+    assert trainer.name in ("reference", "stacked")
+    assert why.startswith(trainer.name)
+
+
+def test_auto_falls_back_to_the_reference_where_stacking_fails(digits_task, monkeypatch):
+    def fail(*_):
+        raise RuntimeError("no batching rule for this operation")
+
+    monkeypatch.setattr(StackedTrainer, "train", fail)
+    trainer, why = choose_trainer("auto", digits_task, local_training(), cohorts=10)
+    assert trainer.name == "reference"
+    assert "no batching rule" in why
