@@ -116,9 +116,9 @@ def test_constant_weights_minimise_the_wrong_sum():
 
 
 def test_fedau_reaches_the_optimum_that_averaging_misses():
-    """The standard error of the mean of the last 2000 iterates is 0.02 (as above with ω = 1 / p);
-    ω is estimated from at least 1000 rounds, off by 4 % at most for the rarest client, which moves
-    the minimiser by less than 0.03. 0.15 is more than 5 standard errors beyond that: 6e-7."""
+    """The mean of the last 2000 iterates has a standard error of 0.03 as above with ω = 1 / p. The
+    estimates of ω have one of 4 % at most (from 2000 rounds and more), which moves the minimiser by
+    0.03. Together that is 0.042; 5 of them fail with probability 6e-7."""
     optimum = LINE.optimum()[0]
-    assert abs(_time_average(FedAU(cutoff=None), 1.0) - optimum) < 0.15
+    assert abs(_time_average(FedAU(cutoff=None), 1.0) - optimum) < 0.21
     assert abs(_time_average(FedAvg(weights="all"), 1.0) - optimum) > 0.5

@@ -14,7 +14,7 @@ from fedtide.population import Population
 
 @dataclass(frozen=True)
 class FedLaAvg(Algorithm):
-    """Federated latest averaging (paper 003, section 4 and Algorithm 2 for I > 1 local steps).
+    """Federated latest averaging (paper 003; Algorithm 2 for I > 1 local steps).
 
         g_n ← Σ_k g_{n,k} = -Δ_n / γ_t  for n in S_t,        x ← x - γ_t / N Σ_n g_n
 

@@ -1,0 +1,40 @@
+"""The table of all methods: a new one costs one line here, and one in docs/methods.md.
+
+Each line is a method that reaches the optimum of well-conditioned quadratics with everyone present
+and one local step; classes that appear with several settings have several lines.
+"""
+
+from fedtide import algorithms as a
+
+METHODS = [
+    a.FedAvg(),
+    a.FedAvg(weights="all"),
+    a.FedAvg(weights="given"),
+    a.KnownRates(rates=None),
+    a.FedAU(cutoff=3),
+    a.FedAU(average=0.5),
+    a.FedAU(cutoff=4, groups=["a", "b", "a", "b"]),
+    a.FedVARP(),
+    a.FedVARP(empty_rounds="memory"),
+    a.MIFA(),
+    a.MIFA(unseen="exclude"),
+    a.MIFA(unseen="wait"),
+    a.FedLaAvg(),
+    a.FedProx(mu=0.3),
+    a.Scaffold(),
+    a.Scaffold(option=1),
+    a.AmplifiedScaffold(period=3, factor=1.5),
+    a.Amplified(period=3, factor=1.5),
+    a.FedAdam(server_lr=1.0, tau=1.0),
+    a.FedYogi(server_lr=1.0, tau=1.0),
+    a.FedAvgM(momentum=0.5),
+    a.WaitForAll(period=2),
+    a.WaitForAll(period=2, mode="gradient", batch="full"),
+    a.WeightedFedAvg(rates=None),
+    a.Switch(first=a.FedAvg(), second=a.Scaffold(), at=5),
+    a.Averaged(a.FedAvg()),
+    a.CentralSGD(),
+    a.Amplified(period=3, factor=1.5, inner=a.FedAdam(inner=a.FedAU(), server_lr=1.0, tau=1.0)),
+    a.Averaged(a.Amplified(period=2, factor=1.5, inner=a.FedProx(mu=0.1))),
+    a.FedAvgM(momentum=0.3, inner=a.Switch(first=a.MIFA(), second=a.FedVARP(), at=4)),
+]

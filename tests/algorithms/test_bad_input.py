@@ -1,0 +1,84 @@
+"""Every complaint begins with the field and says the mend."""
+
+import numpy as np
+import pytest
+import torch
+
+from fedtide import algorithms as a
+from fedtide.errors import BadInput
+from fedtide.population import Population
+
+from .driver import Quadratics, drive
+
+PARAMETERS = [
+    (lambda: a.FedAvg(server_lr=0.0), "server_lr: 0.0 is not a positive number"),
+    (lambda: a.FedAvg(weights="meen"), "weights: unknown 'meen'; did you mean 'mean'"),
+    (lambda: a.FedAU(cutoff=0), "cutoff: 0 is not at least 1"),
+    (lambda: a.FedAU(average=1.5), "average: the decay 1.5"),
+    (lambda: a.FedAU(average="median"), "average: unknown 'median'"),
+    (lambda: a.FedAU(average=0.5, groups=[0]), "average: groups share"),
+    (lambda: a.MIFA(unseen="ignore"), "unseen: unknown 'ignore'"),
+    (lambda: a.FedVARP(empty_rounds="skp"), "empty_rounds: unknown 'skp'; did you mean 'skip'"),
+    (lambda: a.FedProx(mu=-1.0), "mu: -1.0 is not a number of at least 0"),
+    (lambda: a.FedProx(mu=1.0, weights="x"), "weights: unknown 'x'"),
+    (lambda: a.Scaffold(option=3), "option: 3 is neither 1 nor 2"),
+    (lambda: a.Scaffold(weights="data"), "weights: unknown 'data'"),
+    (lambda: a.AmplifiedScaffold(period=0, factor=1.0), "period: 0 is not"),
+    (lambda: a.AmplifiedScaffold(period=1, factor=1.0, weights="all"), "weights: unknown 'all'"),
+    (lambda: a.Amplified(period=1, factor=-1.0), "factor: -1.0 is not a positive number"),
+    (lambda: a.Amplified(period=1, factor=1.0, start=-1), "start: -1 is not"),
+    (lambda: a.FedAdam(beta1=1.0), r"beta1: 1.0 is not within \[0, 1\)"),
+    (lambda: a.FedYogi(tau=0.0), "tau: 0.0 is not a positive number"),
+    (lambda: a.FedAdam(v0=-1.0), "v0: -1.0 is not"),
+    (lambda: a.FedAvgM(momentum=1.0), r"momentum: 1.0 is not within \[0, 1\)"),
+    (lambda: a.FedAvgM(convention="mean"), "convention: unknown 'mean'"),
+    (lambda: a.WaitForAll(period=0), "period: 0 is not"),
+    (lambda: a.WaitForAll(period=1, mode="step"), "mode: unknown 'step'; did you mean 'steps'"),
+    (lambda: a.WaitForAll(period=1, batch="all"), "batch: unknown 'all'"),
+    (lambda: a.Switch(first=a.FedAvg(), second=a.MIFA(), at=-1), "at: -1 is not"),
+    (
+        lambda: a.Switch(first=a.CentralSGD(), second=a.MIFA(), at=1),
+        "second: one method pools all data",
+    ),
+]
+POPULATIONS = [
+    (a.FedAvg(weights="data"), "weights: 'data' needs clients that hold samples"),
+    (a.FedAU(groups=["a"]), "groups: 1 group ids for 2 clients"),
+    (a.KnownRates(), "rates: this participation process does not know"),
+    (a.KnownRates(rates=[0.5]), "rates: 1 rates for 2 clients"),
+    (a.WeightedFedAvg(rates=[0.5, 1.5]), "rates: a rate is not within"),
+    (a.Amplified(period=2, factor=2.0, inner=a.KnownRates()), "rates: this participation"),
+]
+
+
+@pytest.mark.parametrize(("make", "complaint"), PARAMETERS)
+def test_parameters(make, complaint):
+    with pytest.raises(BadInput, match=f"^{complaint}"):
+        make()
+
+
+@pytest.mark.parametrize(("method", "complaint"), POPULATIONS)
+def test_parameters_that_do_not_fit_the_population(method, complaint):
+    with pytest.raises(BadInput, match=f"^{complaint}"):
+        method.init(torch.zeros(1), Population(2))
+
+
+@pytest.mark.parametrize("method", [a.FedLaAvg(), a.Scaffold(), a.WaitForAll(1, "gradient")])
+def test_without_a_learning_rate_updates_say_nothing_of_gradients(method):
+    problem = Quadratics.random(np.random.default_rng(0), 2)
+    with pytest.raises(BadInput, match=r"^lr: 0\.0 is not a positive number"):
+        drive(method, problem, np.ones((1, 2)), lr=0.0)
+
+
+def test_methods_that_read_gradients_off_updates_say_so():
+    readers = [
+        a.Scaffold(),
+        a.AmplifiedScaffold(period=1, factor=1.0),
+        a.WaitForAll(1, mode="gradient"),
+        a.FedAdam(inner=a.Averaged(a.Scaffold())),
+        a.Switch(first=a.FedAvg(), second=a.Scaffold(), at=3),
+    ]
+    others = [a.Scaffold(option=1), a.WaitForAll(1), a.FedLaAvg(), a.FedAdam(), a.FedProx(mu=1.0)]
+    assert all(method.raw_gradients for method in readers)
+    assert not any(method.raw_gradients for method in others)
+    assert a.Averaged(a.CentralSGD()).centralised

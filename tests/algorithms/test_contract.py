@@ -1,0 +1,133 @@
+"""What holds for every method, whatever it does."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+
+from fedtide.algorithms import ALGORITHMS, FedAU
+from fedtide.algorithms.storage import pack, unpack
+from fedtide.population import Population
+
+from .driver import Quadratics, drive, random_table
+from .methods import METHODS
+
+PROBLEM = Quadratics.random(np.random.default_rng(3), 4)
+START = np.array([2.0, -1.0, 3.0])
+RATES = np.array([0.9, 0.5, 0.7, 0.2])
+TABLES = {
+    "random": random_table(np.random.default_rng(4), 30, 4),
+    "empty": np.zeros((7, 4)),
+    "absent, then back": np.kron([[1.0], [0.0], [1.0]], np.eye(4)[[0, 1, 1, 3]] + 0.0),
+}
+
+every_method = pytest.mark.parametrize("method", METHODS, ids=repr)
+every_table = pytest.mark.parametrize("table", TABLES.values(), ids=TABLES)
+
+
+def run(method, table=TABLES["random"], problem=PROBLEM, **how):
+    start = START if how.get("state") is None else None
+    rates = RATES[: problem.clients]
+    return drive(method, problem, table, 0.1, 2, start, rates=rates, **how)
+
+
+def of_one_client(method):
+    """The same method where groups would name four clients."""
+    return replace(method, groups=["a"]) if isinstance(method, FedAU) and method.groups else method
+
+
+def test_the_table_names_every_method():
+    assert {type(method) for method in METHODS} == set(ALGORITHMS.values())
+
+
+@every_method
+def test_it_reaches_the_optimum_when_everyone_is_there(method):
+    everyone, equal = np.full((400, 4), 0.25), np.full(4, 1.0)
+    driven = drive(method, PROBLEM, everyone, 0.2, 1, START, rates=equal)
+    np.testing.assert_allclose(driven.iterates[-1], PROBLEM.optimum(), atol=1e-8)
+
+
+@every_method
+@every_table
+def test_it_says_what_it_did(method, table):
+    driven = run(method, table)
+    assert driven.state.round == len(table)
+    for before, after, info in zip(driven.models, driven.models[1:], driven.infos, strict=False):
+        torch.testing.assert_close(after - before, info.direction, rtol=0, atol=1e-12)
+        assert len(info.clients) == len(info.weights)
+        assert len(set(info.clients.tolist())) == len(info.clients)
+        assert bool(torch.isfinite(after).all() and torch.isfinite(info.weights).all())
+
+
+@every_method
+def test_it_lists_who_reported_in_the_order_of_arrival(method):
+    if method.centralised:
+        return
+    state = method.init(torch.from_numpy(START), Population(4, rates=RATES))
+    present = torch.tensor([2, 0])
+    driven = drive(method, PROBLEM, np.array([[0.4, 0.0, 0.6, 0.0]]), state=state)
+    trained = method.cohort(method.init(state.model, Population(4, rates=RATES)), present)
+    assert driven.infos[0].clients.tolist() == sorted(trained.tolist())
+
+
+@every_method
+def test_nothing_moves_before_anyone_came(method):
+    if type(method).__name__ == "WaitForAll":
+        return  # it trains everyone, present or not
+    np.testing.assert_array_equal(run(method, TABLES["empty"]).iterates, [START] * 8)
+
+
+@every_method
+def test_it_works_for_a_single_client(method):
+    problem = Quadratics(PROBLEM.A[:1], PROBLEM.e[:1])
+    driven = run(of_one_client(method), TABLES["random"][:, :1], problem)
+    assert np.isfinite(driven.iterates).all()
+
+
+@every_method
+@every_table
+def test_the_order_and_number_of_chunks_do_not_matter(method, table):
+    whole = run(method, table)
+    chunked = run(method, table, chunks=3, shuffle=np.random.default_rng(0))
+    np.testing.assert_allclose(chunked.iterates, whole.iterates, atol=1e-12)
+
+
+@every_method
+@pytest.mark.parametrize("stop", [0, 4, 7, 29])
+def test_a_stored_state_goes_on_bit_for_bit(method, stop):
+    whole = run(method)
+    stopped = run(method, TABLES["random"][:stop]).state
+    fresh = method.init(torch.from_numpy(START), Population(4, rates=RATES))
+    resumed = run(method, state=unpack(fresh, through_a_file(pack(stopped))), first=stop)
+    np.testing.assert_array_equal(resumed.iterates, whole.iterates[stop:])
+    torch.testing.assert_close(method.output(resumed.state), method.output(whole.state))
+
+
+def through_a_file(packed: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Store and load with safetensors, which refuses tensors that share memory."""
+    return safetensors.torch.load(safetensors.torch.save(dict(packed)))
+
+
+@every_method
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_dtype_is_kept(method, dtype):
+    driven = run(method, dtype=dtype)
+    assert {model.dtype for model in driven.models} == {dtype}
+    assert {info.direction.dtype for info in driven.infos} == {dtype}
+    assert method.output(driven.state).dtype == dtype
+    np.testing.assert_allclose(driven.iterates, run(method).iterates, rtol=0, atol=1e-4)
+
+
+@every_method
+def test_a_model_never_changes_in_place(method):
+    state = method.init(torch.from_numpy(START.copy()), Population(4, rates=RATES))
+    kept = [(state.model, state.model.clone())]
+    for t in range(len(TABLES["random"])):
+        driven = run(method, TABLES["random"][: t + 1], state=state, first=t)
+        state = driven.state
+        kept.append((state.model, state.model.clone()))
+    for model, copy in kept:
+        assert torch.equal(model, copy)

@@ -1,0 +1,71 @@
+"""docs/methods.md says what the methods keep; here it is counted."""
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedtide import algorithms as a
+from fedtide.algorithms.storage import pack
+
+from .driver import Quadratics, drive
+
+PAGE = Path(__file__).parents[2] / "docs" / "methods.md"
+N, D, SEEN = 7, 5, 3
+
+METHODS = {
+    "fedavg": a.FedAvg(),
+    "known-rates": a.KnownRates(rates=[0.5] * N),
+    "fedau": a.FedAU(),
+    "fedvarp": a.FedVARP(),
+    "mifa": a.MIFA(),
+    "fedlaavg": a.FedLaAvg(),
+    "fedprox": a.FedProx(mu=0.1),
+    "scaffold": a.Scaffold(),
+    "amplified-scaffold": a.AmplifiedScaffold(period=4, factor=1.5),
+    "amplified": a.Amplified(period=4, factor=1.5),
+    "fedadam": a.FedAdam(),
+    "fedyogi": a.FedYogi(),
+    "fedavgm": a.FedAvgM(),
+    "wait-for-all": a.WaitForAll(period=4),
+    "weighted-fedavg": a.WeightedFedAvg(rates=[0.5] * N),
+    "switch": a.Switch(first=a.FedAvg(), second=a.FedAvg(), at=1),
+    "averaged": a.Averaged(),
+    "central-sgd": a.CentralSGD(),
+}
+
+
+def rows(heading):
+    """The rows of the table under a heading: name -> cells."""
+    section = PAGE.read_text(encoding="utf-8").split(f"## {heading}\n")[1].split("\n## ")[0]
+    lines = [line for line in section.splitlines() if line.startswith("| `")]
+    cells = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines]
+    return {cell[0].strip("`| "): cell[1:] for cell in cells}
+
+
+def value(formula):
+    """What a formula such as `2d + N` comes to; `inner` is FedAvg's."""
+    formula = re.sub(r"(\d)([a-zN])", r"\1*\2", formula.strip("`").replace(" each", ""))
+    names = {"d": D, "N": N, "inner": 2 * D, "first": 2 * D, "second": 2 * D}
+    return eval(formula, {"__builtins__": {}}, names)
+
+
+@pytest.mark.parametrize("heading", ["What they do", "What they keep", "What is proved"])
+def test_every_method_has_a_row_in_every_table(heading):
+    assert list(rows(heading)) == list(a.ALGORITHMS)
+
+
+@pytest.mark.parametrize("name", a.ALGORITHMS)
+def test_the_stored_numbers_are_those_that_the_page_says(name):
+    server, client, integers = rows("What they keep")[name][:3]
+    problem = Quadratics.random(np.random.default_rng(0), N, D)
+    came = np.zeros((2, N))
+    came[:, :SEEN] = 1 / SEEN
+    state = drive(METHODS[name], problem, came).state
+
+    arrays = [tensor for tensor in pack(state).values() if tensor.ndim]
+    floats = sum(tensor.numel() for tensor in arrays if tensor.is_floating_point())
+    assert floats == value(server) + SEEN * value(client)
+    assert sum(tensor.numel() for tensor in arrays) - floats == value(integers)
+    assert type(METHODS[name]) is a.ALGORITHMS[name]

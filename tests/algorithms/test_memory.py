@@ -1,0 +1,88 @@
+"""Client memories against a plain dictionary."""
+
+import os
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedtide.algorithms import MIFA
+from fedtide.algorithms.memory import ClientMemory
+from fedtide.algorithms.storage import pack, unpack
+from fedtide.errors import BadInput
+
+from .driver import Quadratics, drive, random_table
+
+COHORTS = st.lists(st.lists(st.integers(0, 19), unique=True), max_size=8)
+
+
+def written(memory, cohorts):
+    """Write cohort by cohort; returns the memory and what a dictionary remembers."""
+    kept = {}
+    for t, cohort in enumerate(cohorts):
+        rows = torch.arange(len(cohort) * 2.0).view(-1, 2) + 100 * (t + 1)
+        memory = memory.write(torch.tensor(cohort, dtype=torch.int64), rows)
+        kept |= dict(zip(cohort, rows, strict=True))
+    return memory, kept
+
+
+def check(memory, kept):
+    expected = torch.stack([kept.get(n, torch.zeros(2)) for n in range(20)])
+    assert torch.equal(memory.read(torch.arange(20)), expected)
+    assert memory.seen == len(kept)
+
+
+@given(COHORTS)
+@settings(deadline=None)
+def test_it_remembers_the_latest_row_of_each_client(cohorts):
+    memory, kept = written(ClientMemory.empty(20, torch.zeros(2)), cohorts)
+    check(memory, kept)
+    assert len(memory.rows) <= 2 * max(1, memory.seen)
+
+
+@given(COHORTS, COHORTS)
+@settings(deadline=None)
+def test_cleared_it_is_as_new(before, after):
+    memory = written(ClientMemory.empty(20, torch.zeros(2)), before)[0].cleared()
+    check(*written(memory, after))
+
+
+@given(COHORTS, COHORTS)
+@settings(deadline=None, max_examples=30)
+def test_in_a_file_it_is_the_same_and_can_be_restored(tmp_path_factory, before, after):
+    folder = tmp_path_factory.mktemp("memory")
+    memory, kept = written(ClientMemory.empty(20, torch.zeros(2), str(folder)), before)
+    check(memory, kept)
+    fresh = ClientMemory.empty(20, torch.zeros(2), str(folder))
+    packed = {name: tensor.clone() for name, tensor in memory.packed().items()}
+    restored = fresh.unpacked(packed)
+    check(restored, kept)
+    again, more = written(restored, after)
+    check(again, kept | more)
+    assert restored.rows.data_ptr() == fresh.rows.data_ptr()
+    assert os.listdir(folder) == []
+
+
+def test_what_is_read_is_a_copy():
+    memory, kept = written(ClientMemory.empty(20, torch.zeros(2)), [[3]])
+    memory.read(torch.tensor([3])).zero_()
+    check(memory, kept)
+
+
+def test_a_method_with_its_memory_in_a_file_does_the_same(tmp_path):
+    rng = np.random.default_rng(0)
+    problem, table = Quadratics.random(rng, 4), random_table(rng, 12, 4)
+    in_ram = drive(MIFA(), problem, table)
+    in_file = drive(MIFA(memory_folder=str(tmp_path / "new")), problem, table)
+    np.testing.assert_array_equal(in_ram.iterates, in_file.iterates)
+    restored = unpack(in_file.state, pack(in_ram.state))
+    everyone = torch.arange(4)
+    assert torch.equal(restored.memory.read(everyone), in_ram.state.memory.read(everyone))
+
+
+def test_a_folder_that_cannot_hold_a_file_is_named(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(BadInput, match=r"^memory_folder: .*choose another"):
+        ClientMemory.empty(2, torch.zeros(2), str(tmp_path / "file"))
