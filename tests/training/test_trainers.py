@@ -11,6 +11,7 @@ from fedtide.training.choose import can_compile, choose_trainer
 from fedtide.training.feed import Feed
 from fedtide.training.reference import ReferenceTrainer
 from fedtide.training.stacked import StackedTrainer
+from fedtide.training.threaded import ThreadedTrainer
 from fedtide.training.trainer import Round
 
 CPU = torch.device("cpu")
@@ -18,21 +19,19 @@ CPU = torch.device("cpu")
 TRAINERS = {
     "stacked": StackedTrainer,
     "compiled": lambda task, local: StackedTrainer(task, local, compiled=True),
+    "threaded": ThreadedTrainer,
+    "threaded-compiled": lambda task, local: ThreadedTrainer(task, local, compiled=True),
 }
 """Every trainer that is held to the reference: a new one is one line here."""
 
-BOTH = [
-    "stacked",
-    pytest.param(
-        "compiled",
-        marks=[
-            pytest.mark.slow,
-            pytest.mark.skipif(
-                not can_compile(LowerBound4D().prepare(0, CPU, torch.float64)),
-                reason="no C++ compiler",
-            ),
-        ],
+COMPILING = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        not can_compile(LowerBound4D().prepare(0, CPU, torch.float64)), reason="no C++ compiler"
     ),
+]
+ALL = [
+    pytest.param(name, marks=COMPILING if name.endswith("compiled") else []) for name in TRAINERS
 ]
 
 LARGE = {name for name in MODELS if name.startswith(("cnn-000", "cnn-001-c", "cnn-002"))} - {
@@ -139,7 +138,7 @@ def test_the_reference_is_the_definition(frozen, mu, drift, momentum, radius):
 # The others against the reference.
 
 
-@pytest.mark.parametrize("name", BOTH)
+@pytest.mark.parametrize("name", ALL)
 @pytest.mark.parametrize(
     "model", [pytest.param(m, marks=[pytest.mark.slow] * (m in LARGE)) for m in MODELS]
 )
@@ -149,7 +148,7 @@ def test_every_model(name, model, image_task):
     assert_equal_updates(name, task, local, [2, 5], drift=True, mu=0.5, rounds=1)
 
 
-@pytest.mark.parametrize("name", BOTH)
+@pytest.mark.parametrize("name", ALL)
 def test_dropout_without_minibatches_and_augmentation(name, image_task):
     model = {"type": "cnn", "channels": [4], "hidden": [6], "dropout": 0.5}
     task = image_task(model, augment=["pad-crop", "flip"])
@@ -157,14 +156,14 @@ def test_dropout_without_minibatches_and_augmentation(name, image_task):
     assert_equal_updates(name, task, local_training(steps=2, batch_size=None), [1, 2], rounds=1)
 
 
-@pytest.mark.parametrize("name", BOTH)
+@pytest.mark.parametrize("name", ALL)
 @pytest.mark.parametrize("options", OPTIONS)
 def test_every_option(name, options, digits_task):
     local = local_training(**OPTIONS[options])
     assert_equal_updates(name, digits_task, local, [3, 8, 21], drift=True)
 
 
-@pytest.mark.parametrize("name", BOTH)
+@pytest.mark.parametrize("name", ALL)
 @pytest.mark.parametrize(
     "shared",
     [{"frozen": True}, {"mu": 0.8}, {"mu": 0.8, "frozen": True}, {"full_batch": True}],
@@ -175,7 +174,7 @@ def test_every_instruction(name, shared, digits_task):
     assert_equal_updates(name, digits_task, local, [0, 1, 2, 30], drift=True, **shared)
 
 
-@pytest.mark.parametrize("name", BOTH)
+@pytest.mark.parametrize("name", ALL)
 def test_every_cohort_size(name):
     """A cohort is cut into chunks, and those are padded: nobody must be lost or mixed up."""
     task = quadratic(clients=40)[1]
@@ -184,7 +183,7 @@ def test_every_cohort_size(name):
         assert_equal_updates(name, task, LocalTraining(steps=1), range(size), drift=True, rounds=1)
 
 
-@pytest.mark.parametrize("name", BOTH)
+@pytest.mark.parametrize("name", ALL)
 @pytest.mark.parametrize("problem", ["quadratic", "noise", "regression", "weighted"])
 def test_problems_of_functions(name, problem):
     if problem == "quadratic":
@@ -229,7 +228,7 @@ def test_recordings_of_different_settings_are_kept_apart():
 @pytest.mark.parametrize("name", ["stacked", "reference"])
 def test_a_trainer_leaves_its_arguments_alone(name, digits_task):
     local = local_training(momentum=0.9)
-    trainer, _ = choose_trainer(name, digits_task, local, cohorts=1)
+    trainer, _ = choose_trainer(name, digits_task, local, clients=1)
     start, correction = nearby(digits_task), drifts(digits_task, 3)
     before = start.clone(), correction.clone()
     plan = Feed(digits_task.population, local, seed=1).plan(np.array([1, 2, 3]))
@@ -241,13 +240,13 @@ def test_a_trainer_leaves_its_arguments_alone(name, digits_task):
 
 @pytest.mark.parametrize("name", ["reference", "stacked", "compiled"])
 def test_a_trainer_asked_for_by_name_is_given(name, digits_task):
-    trainer, why = choose_trainer(name, digits_task, local_training(), cohorts=1)
+    trainer, why = choose_trainer(name, digits_task, local_training(), clients=1)
     assert trainer.name == name
     assert why == f"{name}, as asked for"
 
 
 def test_auto_picks_one_and_says_which(digits_task):
-    trainer, why = choose_trainer("auto", digits_task, local_training(), cohorts=10)
+    trainer, why = choose_trainer("auto", digits_task, local_training(), clients=10)
     assert trainer.name in ("reference", "stacked")
     assert why.startswith(trainer.name)
 
@@ -257,6 +256,6 @@ def test_auto_falls_back_to_the_reference_where_stacking_fails(digits_task, monk
         raise RuntimeError("no batching rule for this operation")
 
     monkeypatch.setattr(StackedTrainer, "train", fail)
-    trainer, why = choose_trainer("auto", digits_task, local_training(), cohorts=10)
+    trainer, why = choose_trainer("auto", digits_task, local_training(), clients=10)
     assert trainer.name == "reference"
     assert "no batching rule" in why

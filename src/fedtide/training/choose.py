@@ -14,47 +14,61 @@ from fedtide.training.feed import Feed
 from fedtide.training.local import LocalTraining
 from fedtide.training.reference import ReferenceTrainer
 from fedtide.training.stacked import StackedTrainer
+from fedtide.training.threaded import ThreadedTrainer
 from fedtide.training.trainer import Round, Trainer
 
-TrainerName = Literal["auto", "reference", "stacked", "compiled"]
+TrainerName = Literal["auto", "reference", "stacked", "compiled", "threaded", "threaded-compiled"]
 _PROBE = 8  # clients that a measurement trains
 _WORTH_COMPILING = 120.0  # seconds of training from which compiling, some ten seconds, pays
 
 
 def choose_trainer(
-    name: TrainerName, task: Task, local: LocalTraining, cohorts: float
+    name: TrainerName, task: Task, local: LocalTraining, clients: float
 ) -> tuple[Trainer, str]:
     """Return a trainer and, in words, why it was chosen.
 
     Args:
-        name: "auto" measures the stacked trainer against the reference on a few clients, and
-            compiles where the run is long enough to pay for it and a C++ compiler is there.
+        name: "auto" measures the trainers on a few clients, and compiles where the run is long
+            enough to pay for it and a C++ compiler is there.
         task: what is learnt.
         local: what a client does in a round.
-        cohorts: how many clients are going to train in the whole run, about.
+        clients: how many clients are going to train in the whole run, about.
     """
-    if name == "reference":
-        return ReferenceTrainer(task, local), "reference, as asked for"
     if name != "auto":
-        return StackedTrainer(task, local, compiled=name == "compiled"), f"{name}, as asked for"
-    reference, stacked = ReferenceTrainer(task, local), StackedTrainer(task, local)
-    one_by_one = _seconds_per_client(reference, task, local)
-    try:
-        together = _seconds_per_client(stacked, task, local)
-    except RuntimeError as error:
-        reason = str(error).splitlines()[0]
-        return reference, f"reference: this model cannot be stacked over clients ({reason:.80})"
-    ratio = one_by_one / together
-    if ratio < 1:
-        return reference, f"reference, {1 / ratio:.1f}x as fast as stacked on this model"
-    if together * cohorts > _WORTH_COMPILING and can_compile(task):
-        return StackedTrainer(task, local, compiled=True), "compiled, because the run is long"
-    return stacked, f"stacked, {ratio:.1f}x as fast as one client after another"
+        return _trainer(name, task, local), f"{name}, as asked for"
+    seconds: dict[TrainerName, float] = {}
+    failed = ""
+    candidates: list[TrainerName] = ["reference", "stacked"]
+    if task.start.device.type == "cpu" and _has_filters(task):
+        candidates.append("threaded")
+    for candidate in candidates:
+        try:
+            seconds[candidate] = _seconds_per_client(_trainer(candidate, task, local), task, local)
+        except RuntimeError as error:  # a model that cannot be stacked, or not be recorded
+            failed += f"; {candidate} fails on this model ({str(error).splitlines()[0]:.80})"
+    best = min(seconds, key=seconds.__getitem__)
+    gain = f"{seconds['reference'] / seconds[best]:.1f}x as fast as the reference{failed}"
+    if best != "reference" and seconds[best] * clients > _WORTH_COMPILING and can_compile(task):
+        compiled: TrainerName = "compiled" if best == "stacked" else "threaded-compiled"
+        return _trainer(compiled, task, local), f"{compiled}: {gain}, and compiled for a long run"
+    return _trainer(best, task, local), f"{best}: {gain}"
 
 
 def can_compile(task: Task) -> bool:
     """Say whether torch.compile finds what it needs: on CPU a C++ compiler."""
     return task.start.device.type != "cpu" or shutil.which("g++") is not None
+
+
+def _trainer(name: TrainerName, task: Task, local: LocalTraining) -> Trainer:
+    if name == "reference":
+        return ReferenceTrainer(task, local)
+    kind = ThreadedTrainer if name.startswith("threaded") else StackedTrainer
+    return kind(task, local, compiled=name.endswith("compiled"))
+
+
+def _has_filters(task: Task) -> bool:
+    """Say whether the model has filters of convolutions, which do not stack well on CPU."""
+    return any(len(shape) == 4 for shape in task.layout.shapes.values())
 
 
 def _seconds_per_client(trainer: Trainer, task: Task, local: LocalTraining) -> float:
