@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from pathlib import Path
+from types import FrameType
 from typing import Annotated
 
 import typer
@@ -108,11 +110,18 @@ def _default_out(name: str, resume: bool) -> Path:
 
 def main() -> None:
     """Run the command line: 0 done, 2 bad input, 130 interrupted."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _end)
     try:
         app(standalone_mode=True)
     except BadInput as error:
         print(f"fedtide: {error}", file=sys.stderr)
         sys.exit(2)
-    except (Interrupted, KeyboardInterrupt) as error:
-        print(f"fedtide: {error or 'interrupted'}", file=sys.stderr)
+    except Interrupted as error:
+        print(f"fedtide: {error}", file=sys.stderr)
         sys.exit(130)
+
+
+def _end(number: int, frame: FrameType | None) -> None:
+    """End where there is nothing to save yet, or no longer."""
+    raise Interrupted("interrupted; the same command with --resume goes on")

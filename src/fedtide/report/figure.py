@@ -93,12 +93,16 @@ def draw_weights(axes: Axes, groups: Mapping[str, Sequence[FinishedRun]]) -> Non
     low, high = np.inf, 0.0
     for colour, (method, group) in zip(_colours(groups), groups.items(), strict=True):
         clients = group[0].clients.filter(pl.col("participation") > 0)
+        if clients.is_empty():
+            continue
         rates = clients["rate" if "rate" in clients.columns else "participation"].to_numpy()
         counts = rates * clients["weight"].to_numpy()  # what each client counts per round
         weights = counts / counts.mean() / rates
         axes.scatter(1 / rates, weights, s=9, color=colour, label=method, alpha=0.7)
         low, high = min(low, (1 / rates).min()), max(high, (1 / rates).max())
-    axes.plot([low, high], [low, high], color="0.4", linewidth=1, linestyle="--", zorder=0)
+    if low <= high:  # somebody took part
+        axes.plot([low, high], [low, high], color="0.4", linewidth=1, linestyle="--", zorder=0)
+        axes.legend(frameon=False)
     axes.set_xscale("log")
     axes.set_yscale("log")
     axes.set_xlabel("1 / participation rate $p_n$")
@@ -109,7 +113,6 @@ def draw_weights(axes: Axes, groups: Mapping[str, Sequence[FinishedRun]]) -> Non
     axes.set_ylabel("relative weight of an update")
     axes.set_title("Weights; on the dashed line all count alike")
     axes.grid(alpha=0.25)
-    axes.legend(frameon=False)
 
 
 def _colours(groups: Mapping[str, object]) -> list[str]:

@@ -13,7 +13,7 @@ class Interrupted(Exception):
 
 
 class Interruption:
-    """While it is entered, Ctrl-C and SIGTERM only set `asked`; a second Ctrl-C interrupts at once.
+    """While it is entered, Ctrl-C and SIGTERM only set `asked`; a second Ctrl-C ends at once.
 
     Signals can be caught in the main thread only; elsewhere nothing changes.
 
@@ -42,5 +42,5 @@ class Interruption:
 
     def _ask(self, number: int, frame: FrameType | None) -> None:
         if self.asked and number == signal.SIGINT:
-            raise KeyboardInterrupt
+            raise Interrupted("ended at once; --resume goes on from the last checkpoint")
         self.asked = True

@@ -43,6 +43,11 @@ def prepared(problem: Problem, seed: int, device: str, dtype: str) -> Task:
     return _last[0][1]
 
 
+def forget_prepared() -> None:
+    """Give back the memory of the task that is kept."""
+    _last.clear()
+
+
 class Diverged(BadInput):
     """An update or a loss that is not finite, in a run that stops there."""
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future, ProcessPoolExecutor, wait
 from copy import deepcopy
 from dataclasses import dataclass
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
 from multiprocessing.queues import Queue
 from pathlib import Path
 from queue import Empty
@@ -17,11 +18,12 @@ from typing import Any
 
 import torch
 
-from fedtide.errors import BadInput
+from fedtide.errors import BadInput, within
 from fedtide.simulation.experiment import Experiment, override, read_yaml
 from fedtide.simulation.folder import RunFolder
 from fedtide.simulation.interrupt import Interrupted, Interruption
 from fedtide.simulation.progress import Watcher
+from fedtide.simulation.run import Run, forget_prepared
 from fedtide.simulation.simulate import execute
 
 _TELL_SECONDS = 0.2  # between two reports of a worker
@@ -132,18 +134,34 @@ def run_study(
         watcher: is told of the rounds of all members together.
 
     Raises:
-        BadInput: of the first member that cannot be used; nothing is written if that shows early.
+        BadInput: of the first member that cannot be used; then nothing is written.
         Interrupted: the study was asked to end; what was running has been saved.
     """
     folders = [out / member.path for member in study.members]
-    for member, folder in zip(study.members, folders, strict=True):
-        RunFolder(folder).check(member.experiment.plain(), resume)
+    _check(study, out, folders, resume)
     workers = min(workers or os.cpu_count() or 1, len(folders))
     if workers == 1:
         _one_by_one(study, folders, resume, watcher)
     else:
         _side_by_side(study, folders, resume, workers, watcher)
     return folders
+
+
+def _check(study: Study, out: Path, folders: list[Path], resume: bool) -> None:
+    """Make sure that all members can be run, before the first one writes anything.
+
+    Raises:
+        BadInput: of the first that cannot.
+    """
+    alone = len(folders) == 1
+    if not alone and not resume and out.is_dir() and any(out.iterdir()):
+        raise BadInput(f"out: {out} is not empty; choose another, or go on with --resume")
+    for member, folder in zip(study.members, folders, strict=True):
+        run_folder = RunFolder(folder)
+        run_folder.check(member.experiment.plain(), resume)
+        if not alone and not run_folder.finished:
+            with within(member.path):
+                Run(member.experiment, trainer="reference")
 
 
 class _Sum(Watcher):
@@ -191,7 +209,17 @@ def _begin_worker(queue: Queue[tuple[int, int, float | None]], threads: int) -> 
     global _queue
     _queue = queue
     torch.set_num_threads(threads)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent passes on what it is asked
+    for number in (signal.SIGINT, signal.SIGTERM):  # the loop of a run listens to the parent
+        signal.signal(number, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    """End this process once its parent is gone; whatever it was running can be resumed."""
+    parent = parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
 
 
 def _work(member: int, experiment: Experiment, folder: Path, resume: bool) -> None:
@@ -205,6 +233,7 @@ def _side_by_side(
     queue: Queue[tuple[int, int, float | None]] = context.Queue()
     threads = max(1, (os.cpu_count() or 1) // workers)
     total = _Sum(study, watcher)
+    forget_prepared()
     with (
         Interruption() as interruption,
         ProcessPoolExecutor(
@@ -216,10 +245,12 @@ def _side_by_side(
             for i, (member, folder) in enumerate(zip(study.members, folders, strict=True))
         ]
         _attend(futures, queue, total, interruption, pool)
-    for future in futures:
-        if future.cancelled():
-            raise Interrupted("interrupted; the same command with --resume goes on")
-        future.result()
+    errors = [None if future.cancelled() else future.exception() for future in futures]
+    for error in errors:
+        if error is not None and not isinstance(error, Interrupted):
+            raise error
+    if any(errors) or any(future.cancelled() for future in futures):
+        raise Interrupted("interrupted and saved; the same command with --resume goes on")
 
 
 def _attend(
@@ -238,12 +269,18 @@ def _attend(
             total.member = member
             total.update(ended, 0, loss)
         if failed or interruption.asked:
-            for future in left:
-                future.cancel()
-            for process in list((pool._processes or {}).values()):
-                process.terminate()  # SIGTERM: the run is saved
-            wait(left)
+            _end(left, pool)
             return
+
+
+def _end(left: set[Future[None]], pool: ProcessPoolExecutor) -> None:
+    """End what is running in good order: it is saved."""
+    for future in left:
+        future.cancel()
+    while left:  # a member that is only being prepared hears it later
+        for process in list((pool._processes or {}).values()):
+            process.terminate()
+        _, left = wait(left, timeout=_TELL_SECONDS)
 
 
 def _notes(
