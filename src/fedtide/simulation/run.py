@@ -99,8 +99,7 @@ class Run:
                 f"rounds: {experiment.rounds} rounds, but the participation ends after {length}; "
                 f"ask for at most {length}"
             )
-        with within("local"):
-            algorithm, local = experiment.algorithm, experiment.local
+        algorithm, local = experiment.algorithm, experiment.local
         if algorithm.raw_gradients and (local.projection is not None or local.momentum):
             field = "momentum" if local.momentum else "projection"
             raise BadInput(
@@ -108,10 +107,11 @@ class Run:
                 "plain local steps only; leave it out"
             )
         trained = self.task.pooled() if algorithm.centralised else self.task
-        self._feed = Feed(trained.population, local, seed)
-        if experiment.local.projection is not None:
+        with within("local"):
+            self._feed = Feed(trained.population, local, seed)
+        if local.projection is not None:
             with within("local.projection"):
-                experiment.local.projection.check(self.task.layout.size)
+                local.projection.check(self.task.layout.size)
         cohort = float(self.population.clients if rates is None else rates.sum())
         self._trainer, self.trainer_choice = choose_trainer(
             trainer or experiment.trainer, trained, local, cohort * experiment.rounds
