@@ -78,7 +78,7 @@ def test_epochs_use_every_sample_once_each(sizes, batch, epochs, seed):
             in_epoch = -(-size // min(batch, max(sizes)))
             assert len(batches) == epochs * in_epoch
             for start in range(0, len(batches), in_epoch):
-                assert sorted(list(chain(*batches[start : start + in_epoch]))) == list(range(size))
+                assert sorted(chain(*batches[start : start + in_epoch])) == list(range(size))
 
 
 @pytest.mark.parametrize("steps", [{"steps": 3}, {"epochs": 2}])
