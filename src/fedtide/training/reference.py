@@ -7,7 +7,7 @@ from torch import Tensor
 
 from fedtide.problems.problem import Plan, Task
 from fedtide.training.local import LocalTraining
-from fedtide.training.trainer import Round, Trainer, local_step, of_step
+from fedtide.training.trainer import Round, Trainer, local_direction, of_step
 
 
 class ReferenceTrainer(Trainer):
@@ -37,12 +37,15 @@ class ReferenceTrainer(Trainer):
     def _train_client(
         self, round: Round, batch: tuple[Tensor, ...], steps: int, drift: Tensor | None
     ) -> Tensor:
-        layout = self._task.layout
-        lr, mu = round.start.new_tensor(round.lr), round.start.new_tensor(round.mu)
+        layout, projection = self._task.layout, self._local.projection
+        direction = local_direction(self._task, self._local, round.frozen)
+        mu = round.start.new_tensor(round.mu) if round.mu else None
         x = y = layout.unflatten(round.start)
-        m = {name: torch.zeros_like(t) for name, t in x.items()} if self._local.momentum else {}
+        m = {name: torch.zeros_like(tensor) for name, tensor in x.items()}
         correction = None if drift is None else layout.unflatten(drift)
-        step = local_step(self._task, self._local, round.frozen)
         for k in range(steps):
-            y, m = step(y, m, x, correction, lr, mu if round.mu else None, *of_step(batch, k))
+            m = direction(y, m, x, correction, mu, *of_step(batch, k))
+            y = {name: y[name] - round.lr * m[name] for name in y}
+            if projection is not None:
+                y = layout.unflatten(projection(layout.flatten(y)))
         return layout.flatten(y)

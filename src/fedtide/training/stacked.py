@@ -62,7 +62,7 @@ class StackedTrainer(Trainer):
         x = list(layout.unflatten(round.start).values())
         models = self._steps.take(
             round,
-            y=[t.expand(size, *t.shape).contiguous() for t in x],
+            y=[t.expand(size, *t.shape).clone(memory_format=torch.contiguous_format) for t in x],
             x=x,
             drift=[] if drift is None else list(layout.unflatten(drift).values()),
             batches=self._task.batches(plan),

@@ -15,8 +15,9 @@ from torch import Tensor
 from fedtide.problems.layout import Params
 from fedtide.problems.problem import Batch, Task
 from fedtide.training.local import LocalTraining
+from fedtide.training.projection import Projection
 from fedtide.training.recording import Recording, record
-from fedtide.training.trainer import Round, local_step, of_step
+from fedtide.training.trainer import Round, local_direction, of_step
 
 _RECORDED: WeakKeyDictionary[Task, dict[Any, Recording]] = WeakKeyDictionary()
 """The recorded steps of each task that is alive; runs of several methods on it share them."""
@@ -26,7 +27,8 @@ _recording = Lock()
 class Steps:
     """Takes local steps with tensors that are those of one client, or stacked over a chunk.
 
-    What a step does is recorded once for each set of shapes, and compiled if asked for.
+    The direction of a step is recorded once for each set of shapes, and compiled if asked for; the
+    models move in place.
 
     Args:
         task: what is learnt.
@@ -50,34 +52,40 @@ class Steps:
         batches: Batch,
         active: list[NDArray[Any] | None],
     ) -> list[Tensor]:
-        """Return the models after the local steps, tensor by tensor.
+        """Take the local steps: change the models in place, and return them.
 
         Args:
             round: what the clients share.
-            y: the models before the first step.
+            y: the models before the first step, tensor by tensor.
             x: the start model.
             drift: the corrections; empty for none.
             batches: the batches of all steps, the step first.
             active: for each step which of the clients take it, None for all of them.
         """
-        m = [torch.zeros_like(t) for t in y] if self._local.momentum else []
-        scalars = [round.start.new_tensor(round.lr)]
-        if round.mu:
-            scalars.append(round.start.new_tensor(round.mu))
+        momentum = bool(self._local.momentum)
+        m = [torch.zeros_like(t) for t in y] if momentum else []
+        mu = [round.start.new_tensor(round.mu)] if round.mu else []
         for k, taking in enumerate(active):
-            arguments = [*y, *m, *x, *drift, *scalars, *of_step(batches, k)]
-            after = list(self._recording_for(round, bool(drift), arguments)(*arguments))
-            if taking is not None:
-                after = _where(taking, after, [*y, *m])
-            y, m = after[: len(y)], after[len(y) :]
+            arguments = [*y, *m, *x, *drift, *mu, *of_step(batches, k)]
+            direction = self._recording_for(round, bool(drift), arguments)(*arguments)
+            for tensor, along in zip(y, direction, strict=True):
+                tensor.add_(along if taking is None else _only(taking, along), alpha=-round.lr)
+            if self._local.projection is not None:
+                y = self._projected(self._local.projection, y)
+            m = list(direction) if momentum else m
         return y
 
+    def _projected(self, projection: Projection, y: list[Tensor]) -> list[Tensor]:
+        leading = int(self._stacked)
+        flat = torch.cat([tensor.flatten(leading) for tensor in y], dim=-1)
+        return list(self._task.layout.unflatten(projection(flat)).values())
+
     def _recording_for(self, round: Round, drift: bool, arguments: list[Tensor]) -> Recording:
-        """Return the step for arguments of these shapes."""
+        """Return the direction for arguments of these shapes."""
         local = self._local
         key = (
             (self._stacked, self._compiled, round.frozen, bool(round.mu), drift),
-            (local.momentum, local.weight_decay, local.projection),
+            (local.momentum, local.weight_decay),
             tuple((t.shape, t.dtype) for t in arguments),
         )
         found = self._recorded.get(key)
@@ -88,7 +96,7 @@ class Steps:
         return found
 
     def _record(self, round: Round, drift: bool, arguments: list[Tensor]) -> Recording:
-        """Record one step as a function of the single tensors in `arguments`."""
+        """Record the direction as a function of the single tensors in `arguments`."""
         recording = record(self._flat(round, drift, len(arguments)), arguments)
         if not self._compiled:
             return recording
@@ -98,24 +106,23 @@ class Steps:
 
     def _flat(self, round: Round, drift: bool, size: int) -> Callable[..., tuple[Tensor, ...]]:
         n, momentum, mu = len(self._names), bool(self._local.momentum), bool(round.mu)
-        counts = (n, n * momentum, n, n * drift, 1, int(mu))
-        step = local_step(self._task, self._local, round.frozen)
+        counts = (n, n * momentum, n, n * drift, int(mu))
+        direction = local_direction(self._task, self._local, round.frozen)
         if self._stacked:
-            dims = (0, 0, None, 0 if drift else None, None, None)
-            step = torch.func.vmap(step, in_dims=dims + (0,) * (size - sum(counts)))
+            dims = (0, 0, None, 0 if drift else None, None)
+            direction = torch.func.vmap(direction, in_dims=dims + (0,) * (size - sum(counts)))
 
         def flat(*tensors: Tensor) -> tuple[Tensor, ...]:
-            y, m, x, corrections, lr, weight, batch = _cut(tensors, counts)
-            after, momenta = step(
+            y, m, x, corrections, weight, batch = _cut(tensors, counts)
+            along = direction(
                 self._named(y),
                 self._named(m) if momentum else {},
                 self._named(x),
                 self._named(corrections) if drift else None,
-                lr[0],
                 weight[0] if mu else None,
                 *batch,
             )
-            return *(after[k] for k in self._names), *(momenta[k] for k in momenta)
+            return tuple(along[name] for name in self._names)
 
         return flat
 
@@ -129,11 +136,7 @@ def _cut(tensors: tuple[Tensor, ...], counts: tuple[int, ...]) -> list[tuple[Ten
     return [tensors[i:j] for i, j in zip([0, *ends], ends, strict=False)]
 
 
-def _where(active: NDArray[Any], after: list[Tensor], before: list[Tensor]) -> list[Tensor]:
-    """Return what stands after the step for the active clients, and before it for the rest."""
-    return [
-        torch.where(
-            torch.as_tensor(active, device=new.device).view(-1, *[1] * (new.dim() - 1)), new, old
-        )
-        for new, old in zip(after, before, strict=True)
-    ]
+def _only(active: NDArray[Any], along: Tensor) -> Tensor:
+    """Return the direction of a chunk, shape (S, ...), zero for the clients that are not active."""
+    resting = torch.as_tensor(~active, device=along.device)
+    return along.masked_fill(resting.view(-1, *[1] * (along.dim() - 1)), 0)

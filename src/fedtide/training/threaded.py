@@ -55,7 +55,7 @@ class ThreadedTrainer(Trainer):
         batches: Batch = tuple(_squeezed(tensor) for tensor in self._task.batches(client))
         models = self._steps.take(
             round,
-            y=[t.clone() for t in x],  # a recording cannot tell arguments apart that are one tensor
+            y=[t.clone() for t in x],  # they move in place
             x=x,
             drift=corrections,
             batches=batches,

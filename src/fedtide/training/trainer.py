@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedtide.problems.layout import Layout, Params
+from fedtide.problems.layout import Params
 from fedtide.problems.problem import Batch, Plan, Task
 from fedtide.training.local import LocalTraining
 
@@ -51,44 +51,39 @@ class Trainer(ABC):
         """
 
 
-LocalStep = Callable[..., tuple[Params, Params]]
+Direction = Callable[..., Params]
 
 
-def local_step(task: Task, local: LocalTraining, frozen: bool = False) -> LocalStep:
-    """Return one local step of one client, a pure function of tensors (see LocalTraining).
+def local_direction(task: Task, local: LocalTraining, frozen: bool = False) -> Direction:
+    """Return what one client steps along, a pure function of tensors (see LocalTraining).
 
-    step(y, m, x, drift, lr, mu, *batch) -> (y, m), where y, m, x and drift go by name; m is empty
-    without momentum, drift None without a correction, mu None without a proximal term; lr and mu
-    are 0-d tensors.
-    With `frozen` the gradient is taken at x.
+    direction(y, m, x, drift, mu, *batch) = β m + g(y) + λ y + drift + μ (y - x), where y, m, x and
+    drift go by name; m is empty without momentum, drift None without a correction, and mu, a 0-d
+    tensor, None without a proximal term. With `frozen` the gradient is taken at x. The step is
+    y ← Π(y - γ direction), m ← direction.
     """
     gradient = torch.func.grad(task.loss)
 
-    def step(
+    def direction(
         y: Params,
         m: Params,
         x: Params,
         drift: Params | None,
-        lr: Tensor,
         mu: Tensor | None,
         *batch: Tensor,
-    ) -> tuple[Params, Params]:
-        g: Params = gradient(x if frozen else y, *batch)
+    ) -> Params:
+        d: Params = gradient(x if frozen else y, *batch)
         if local.weight_decay:
-            g = {name: g[name] + local.weight_decay * y[name] for name in y}
+            d = {name: d[name] + local.weight_decay * y[name] for name in y}
         if drift is not None:
-            g = {name: g[name] + drift[name] for name in y}
+            d = {name: d[name] + drift[name] for name in y}
         if mu is not None:
-            g = {name: g[name] + mu * (y[name] - x[name]) for name in y}
+            d = {name: d[name] + mu * (y[name] - x[name]) for name in y}
         if local.momentum:
-            g = m = {name: local.momentum * m[name] + g[name] for name in y}
-        y = {name: y[name] - lr * g[name] for name in y}
-        if local.projection is not None:
-            layout = Layout.of(y)
-            y = layout.unflatten(local.projection(layout.flatten(y)))
-        return y, m
+            d = {name: d[name] + local.momentum * m[name] for name in y}
+        return d
 
-    return step
+    return direction
 
 
 def of_step(batch: Batch, k: int) -> Batch:
