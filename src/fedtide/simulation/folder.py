@@ -36,6 +36,7 @@ class RunFolder:
         self.checkpoints = self.path / "checkpoints"
         self.log_parts = self.path / "log"
         self._lock = self.path / ".lock"
+        self._begun = (self._lock, _draft(self.experiment))  # of a run killed before it began
 
     @property
     def finished(self) -> bool:
@@ -57,9 +58,17 @@ class RunFolder:
                     f"resume: {self.path} holds another experiment: {'; '.join(changed)}; "
                     "give the same one, or another folder"
                 )
-        elif self.path.exists() and any(p != self._lock for p in self.path.iterdir()):
+        elif self.path.exists() and any(p not in self._begun for p in self.path.iterdir()):
             mend = "it holds no run" if resume else "choose another, or go on with --resume"
             raise BadInput(f"out: {self.path} is not empty; {mend}")
+
+    def forget_after(self, ended: int) -> None:
+        """Remove what was written after the checkpoint of round `ended`, and unfinished files."""
+        for draft in self.path.rglob(".*.part"):
+            draft.unlink()
+        for file in (*self.log_parts.glob("*.parquet"), *self.checkpoints.glob("*.safetensors")):
+            if int(file.stem) > ended:
+                file.unlink()
 
     @contextmanager
     def held(self, plain: dict[str, Any], resume: bool) -> Iterator[None]:
@@ -92,13 +101,17 @@ class RunFolder:
                 self._lock.unlink(missing_ok=True)
 
 
+def _draft(path: Path) -> Path:
+    return path.with_name(f".{path.name}.part")
+
+
 def write_atomically(path: Path, write: Callable[[Path], Any]) -> None:
     """Let `write` fill a file beside `path`, then put it in its place in one step.
 
     Raises:
         BadInput: the disk is full or the folder cannot be written; nothing is left behind.
     """
-    draft = path.with_name(f".{path.name}.part")
+    draft = _draft(path)
     try:
         path.parent.mkdir(exist_ok=True)
         write(draft)

@@ -31,21 +31,18 @@ _AT_ONCE = 512  # clients whose updates are held at the same time
 
 
 _Prepared = tuple[Problem, int, str, str]
-_last: list[tuple[_Prepared, Task]] = []
+_kept: list[tuple[_Prepared, Task]] = []
 
 
 def prepared(problem: Problem, seed: int, device: str, dtype: str) -> Task:
-    """Return the task of a problem; the last one is kept for the next method of a study."""
+    """Return the task of a problem; the last two are kept, for the other methods of a study."""
     wanted = (problem, seed, device, dtype)
-    if not _last or _last[0][0] != wanted:
-        _last.clear()
-        _last.append((wanted, problem.prepare(seed, torch.device(device), getattr(torch, dtype))))
-    return _last[0][1]
-
-
-def forget_prepared() -> None:
-    """Give back the memory of the task that is kept."""
-    _last.clear()
+    for key, task in _kept:
+        if key == wanted:
+            return task
+    task = problem.prepare(seed, torch.device(device), getattr(torch, dtype))
+    _kept[:] = [*_kept[-1:], (wanted, task)]
+    return task
 
 
 class Diverged(BadInput):

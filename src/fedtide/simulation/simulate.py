@@ -141,7 +141,7 @@ def _advance(run: Run, watcher: Watcher) -> None:
 
 def _loop_in_folder(run: Run, folder: RunFolder, watcher: Watcher) -> None:
     """Run all rounds that are left, saving now and then, and once more at the end."""
-    _drop_log_after(folder, run.ended)
+    folder.forget_after(run.ended)
     run.start()
     if run.ended == 0:
         _save(run, folder)
@@ -174,13 +174,6 @@ def _save(run: Run, folder: RunFolder) -> None:
     checkpoint = run.checkpoint()
     facts = {**checkpoint.facts, "threads": torch.get_num_threads()}
     save(folder.checkpoints, Checkpoint(checkpoint.round, checkpoint.tensors, facts))
-
-
-def _drop_log_after(folder: RunFolder, ended: int) -> None:
-    """Remove what was logged after the checkpoint from which the run goes on."""
-    for part in folder.log_parts.glob("*.parquet"):
-        if int(part.stem) > ended:
-            part.unlink()
 
 
 def _finish(run: Run, folder: RunFolder) -> None:
