@@ -225,13 +225,14 @@ def test_recordings_of_different_settings_are_kept_apart():
             assert_equal_updates("stacked", task, local, [1, 3], drift=drift, rounds=1)
 
 
-@pytest.mark.parametrize("name", ["stacked", "reference"])
-def test_a_trainer_leaves_its_arguments_alone(name, digits_task):
+@pytest.mark.parametrize("clients", [[4], [1, 2, 3]], ids=len)
+@pytest.mark.parametrize("name", ["reference", "stacked", "threaded"])
+def test_a_trainer_leaves_its_arguments_alone(name, clients, digits_task):
     local = local_training(momentum=0.9)
     trainer, _ = choose_trainer(name, digits_task, local, clients=1)
-    start, correction = nearby(digits_task), drifts(digits_task, 3)
+    start, correction = nearby(digits_task), drifts(digits_task, len(clients))
     before = start.clone(), correction.clone()
-    plan = Feed(digits_task.population, local, seed=1).plan(np.array([1, 2, 3]))
+    plan = Feed(digits_task.population, local, seed=1).plan(np.array(clients))
     once = trainer.train(Round(start, 0.1), plan, correction)
     assert torch.equal(start, before[0])
     assert torch.equal(correction, before[1])

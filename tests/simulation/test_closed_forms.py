@@ -1,0 +1,289 @@
+"""Whole runs on quadratics, where everything can be computed by hand."""
+
+import numpy as np
+import polars as pl
+import pytest
+
+import fedtide as ft
+
+
+def draws(seed=0):
+    return np.random.default_rng(seed)
+
+
+def quadratic(clients=5, d=3, seed=0, start=True):
+    """Return positive definite A_n (N, d, d), centres e_n (N, d) and x_0 (d,)."""
+    draw = draws(seed)
+    root = draw.normal(size=(clients, d, d))
+    matrices = root @ root.transpose(0, 2, 1) / d + 0.5 * np.eye(d)
+    return matrices, draw.normal(size=(clients, d)), draw.normal(size=d) if start else np.zeros(d)
+
+
+def locally(x, a, e, steps, lr):
+    """Return Δ after plain gradient steps on ½ (x−e)ᵀ A (x−e)."""
+    y = x
+    for _ in range(steps):
+        y = y - lr * (a @ (y - e))
+    return y - x
+
+
+def run(problem, participation, algorithm, rounds, local=None, **fields):
+    a, e, x = problem
+    return ft.simulate(
+        problem=ft.problems.Quadratic(matrices=a, centers=e, start=x),
+        participation=participation,
+        algorithm=algorithm,
+        local=local or ft.LocalTraining(steps=3, lr=0.1),
+        rounds=rounds,
+        **({"dtype": "float64", "record_iterates": True, "trainer": "stacked"} | fields),
+    )
+
+
+def table(rounds, clients, seed=1):
+    """Return weights with absent clients and two rounds without anybody."""
+    draw = draws(seed)
+    weights = draw.random((rounds, clients)) * (draw.random((rounds, clients)) < 0.5)
+    weights[[0, rounds // 2]] = 0
+    return weights
+
+
+@pytest.mark.parametrize("trainer", ["reference", "stacked"])
+def test_fedavg_with_everybody_is_the_plain_recursion(trainer):
+    problem = a, e, x = quadratic()
+    result = run(problem, ft.participation.Full(), ft.algorithms.FedAvg(), 8, trainer=trainer)
+    expected = [x]
+    for _ in range(8):
+        updates = [locally(expected[-1], a[n], e[n], 3, 0.1) for n in range(5)]
+        expected.append(expected[-1] + np.mean(updates, axis=0))
+    assert result.iterates.shape == (9, 3)
+    assert np.allclose(result.iterates, expected, rtol=1e-12, atol=1e-12)
+    assert np.array_equal(result.model, result.iterates[-1])
+
+
+def test_given_weights_are_used_as_they_are_and_empty_rounds_move_nothing():
+    problem = a, e, x = quadratic()
+    q = table(10, 5)
+    local = ft.LocalTraining(steps=2, lr=0.1, schedule=ft.StepDecay(decay=0.5, every=4, start=3))
+    algorithm = ft.algorithms.FedAvg(weights="given", server_lr=1.3)
+    result = run(problem, ft.participation.Table(weights=q), algorithm, 10, local)
+    expected = [x]
+    for t in range(10):
+        lr = 0.1 * 0.5 ** (0 if t < 3 else (t - 3) // 4 + 1)
+        step = sum(q[t, n] * locally(expected[-1], a[n], e[n], 2, lr) for n in range(5))
+        expected.append(expected[-1] + 1.3 * step)
+    assert np.allclose(result.iterates, expected, rtol=1e-12, atol=1e-12)
+    assert np.array_equal(result.iterates[1], x)
+    log = [(t, n, "used", q[t, n]) for t in range(10) for n in range(5) if q[t, n] > 0]
+    assert result.participation.rows() == log
+    assert result.clients["participation"].to_list() == ((q > 0).mean(axis=0)).tolist()
+
+
+def test_the_last_round_of_a_table_is_the_last_of_a_run():
+    with pytest.raises(ft.BadInput, match=r"^rounds: 11 rounds, but .* ends after 10; ask for at"):
+        run(quadratic(), ft.participation.Table(weights=table(10, 5)), ft.algorithms.FedAvg(), 11)
+
+
+def test_stages_of_selection_and_report():
+    result = run(
+        quadratic(clients=30),
+        ft.participation.Bernoulli(rates=0.6),
+        ft.algorithms.FedAvg(),
+        40,
+        selection=ft.participation.UniformOf(size=8),
+        report=ft.participation.Drop(probability=0.3),
+    )
+    log = result.participation
+    assert log["stage"].unique().sort().to_list() == ["available", "selected", "used"]
+    asked = log.filter(pl.col("stage") != "available").group_by("round").len()
+    assert asked["len"].max() == 8
+    # Binomials around 0.6 · 1200 and 0.3 · 320: five standard deviations, P(fail) < 1e-6 each.
+    assert abs(len(log) - 720) < 5 * (1200 * 0.24) ** 0.5
+    dropped = (log["stage"] == "selected").sum()
+    assert abs(dropped - 96) < 5 * (320 * 0.21) ** 0.5
+    used = log.filter(pl.col("stage") == "used")
+    shares = used.group_by("round").agg(pl.col("weight").sum())
+    assert np.allclose(shares["weight"].to_numpy(), 1)
+
+
+@pytest.mark.parametrize("lowest", ["available", "selected", "reported", "used"])
+def test_the_log_keeps_what_is_asked_for(lowest):
+    how = {
+        "selection": {"type": "uniform-of", "size": 3},
+        "report": {"type": "drop", "probability": 0.5},
+    }
+    everything = run(quadratic(), {"type": "bernoulli", "rates": 0.9}, "fedavg", 30, **how)
+    kept = run(quadratic(), {"type": "bernoulli", "rates": 0.9}, "fedavg", 30, log=lowest, **how)
+    wanted = everything.participation.filter(pl.col("stage") >= pl.lit(lowest))
+    assert kept.participation.equals(wanted)
+
+
+# Which objective is found: paper 001, Theorem 1, and paper 004, equation (3).
+
+
+def minimiser(a, e, weights):
+    """Return argmin Σ w_n F_n."""
+    left = np.einsum("n,nij->ij", weights, a)
+    return np.linalg.solve(left, np.einsum("n,nij,nj->i", weights, a, e))
+
+
+def late_mean(result, after):
+    return result.iterates[after:].mean(axis=0)
+
+
+CLIENTS = 6
+
+
+def one_step_run(participation, algorithm, rounds=12_000, lr=0.02, seed=3, **fields):
+    """Return the mean of the late iterates with I = 1, so that no client drift blurs the fixed
+    point: for quadratics it is then exact in expectation.
+
+    With γ = 0.02 and curvatures of about 1 iterates forget within 1/γ = 50 rounds, so the mean over
+    10,000 rounds has the error of about 100 to 200 independent draws with a standard deviation of
+    about sqrt(γ/2) = 0.1 times the spread of the centres: 0.01. The tests allow 0.05, at which the
+    normal tail is below 1e-5.
+    """
+    a = np.array([np.diag([1.0, 0.5 + n / 4]) for n in range(CLIENTS)])
+    e = np.array([[n - 2.5, (-1.0) ** n] for n in range(CLIENTS)])
+    problem = a, e, np.zeros(2)
+    local = ft.LocalTraining(steps=1, lr=lr)
+    result = run(
+        problem,
+        participation,
+        algorithm,
+        rounds,
+        local,
+        seed=seed,
+        evaluation={"every": 0},
+        log="used",
+        **fields,
+    )
+    return a, e, late_mean(result, 2000)
+
+
+@pytest.mark.slow
+def test_uniform_participation_finds_the_mean_objective():
+    a, e, x = one_step_run(ft.participation.Uniform(size=2), ft.algorithms.FedAvg())
+    assert np.abs(x - minimiser(a, e, np.ones(CLIENTS))).max() < 0.05
+
+
+@pytest.mark.slow
+def test_uneven_participation_finds_the_participation_objective():
+    """Paper 004: FedAvg minimises Σ p_n F_n with p_n = P(n in S) / M, far from the mean."""
+    weights = [1, 1, 2, 4, 8, 16]
+    process = ft.participation.Weighted(size=2, weights=weights)
+    a, e, x = one_step_run(process, ft.algorithms.FedAvg())
+    w = np.array(weights) / sum(weights)
+    p = np.zeros(CLIENTS)  # successive sampling of two: every ordered pair by hand
+    for first in range(CLIENTS):
+        for second in range(CLIENTS):
+            if second != first:
+                chance = w[first] * w[second] / (1 - w[first])
+                p[first] += chance / 2
+                p[second] += chance / 2
+    assert p.sum() == pytest.approx(1)
+    assert np.abs(x - minimiser(a, e, p)).max() < 0.05
+    assert np.abs(x - minimiser(a, e, np.ones(CLIENTS))).max() > 0.5
+
+
+RATES = [0.9, 0.8, 0.5, 0.3, 0.2, 0.1]
+
+
+@pytest.mark.slow
+def test_averaging_over_all_finds_the_biased_point():
+    """Paper 001, Theorem 1: constant weights minimise Σ p_n F_n."""
+    process = ft.participation.Bernoulli(rates=RATES)
+    a, e, x = one_step_run(process, ft.algorithms.FedAvg(weights="all"))
+    assert np.abs(x - minimiser(a, e, np.array(RATES))).max() < 0.05
+    assert np.abs(x - minimiser(a, e, np.ones(CLIENTS))).max() > 0.5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "algorithm", [ft.algorithms.KnownRates(), ft.algorithms.FedAU(cutoff=None)], ids=repr
+)
+def test_weights_that_undo_the_rates_find_the_optimum(algorithm):
+    process = ft.participation.Bernoulli(rates=RATES)
+    a, e, x = one_step_run(process, algorithm)
+    assert np.abs(x - minimiser(a, e, np.ones(CLIENTS))).max() < 0.1  # 1/p makes more noise
+
+
+# Other objectives than the mean.
+
+
+@pytest.mark.parametrize("given", [[3.0, 1.0, 0.0, 2.0, 4.0], "uniform"])
+def test_a_weighted_objective_is_the_run_with_scaled_losses(given):
+    a, e, x = quadratic()
+    weights = np.full(5, 0.2) if given == "uniform" else np.array(given) / 10
+    result = run((a, e, x), ft.participation.Full(), ft.algorithms.FedAvg(), 6, objective=given)
+    literal = run(
+        (5 * weights[:, None, None] * a, e, x), ft.participation.Full(), ft.algorithms.FedAvg(), 6
+    )
+    assert np.allclose(result.iterates, literal.iterates, rtol=1e-12, atol=1e-12)
+    losses = [0.5 * (result.model - e[n]) @ a[n] @ (result.model - e[n]) for n in range(5)]
+    assert result.metrics["loss"][-1] == pytest.approx(weights @ losses)
+    assert result.clients["loss"].to_list() == pytest.approx(losses)
+
+
+def test_the_objective_of_all_samples_weighs_clients_by_their_samples():
+    fields = {
+        "problem": {
+            "type": "classification",
+            "dataset": "digits",
+            "clients": 4,
+            "partition": {"type": "dirichlet", "alpha": 0.5},
+        },
+        "participation": "full",
+        "algorithm": "fedavg",
+        "local": {"steps": 1, "lr": 0.5},
+        "dtype": "float64",
+        "rounds": 3,
+    }
+    result = ft.simulate(**fields, objective="samples")
+    # All steps are full batches and there is one of them: this is gradient descent on all samples.
+    samples = result.clients["samples"].to_numpy()
+    assert result.metrics["loss"].to_list() == pytest.approx(result.metrics["train_loss"].to_list())
+    by_hand = ft.simulate(**fields, objective=(samples / samples.sum()).tolist())
+    assert np.allclose(by_hand.model, result.model, atol=1e-12)
+
+
+def test_the_same_seed_gives_the_same_bits_and_another_does_not():
+    def model(seed):
+        fields = {
+            "type": "regression",
+            "clients": 5,
+            "samples": 100,
+            "features": 4,
+            "informative": 2,
+        }
+        return ft.simulate(
+            problem=fields,
+            participation={"type": "bernoulli", "rates": 0.5},
+            algorithm="fedau",
+            local={"steps": 2, "lr": 0.05, "batch_size": 8},
+            rounds=10,
+            seed=seed,
+            trainer="stacked",
+        ).model
+
+    assert np.array_equal(model(1), model(1))
+    assert not np.array_equal(model(1), model(2))
+
+
+def test_arrays_lists_and_tensors_are_the_same():
+    import torch
+
+    a, e, x = quadratic(clients=2)
+    results = [
+        run((form(a), form(e), form(x)), ft.participation.Full(), ft.algorithms.FedAvg(), 3).model
+        for form in (np.asarray, np.ndarray.tolist, torch.from_numpy)
+    ]
+    assert np.array_equal(results[0], results[1])
+    assert np.array_equal(results[0], results[2])
+
+
+@pytest.mark.parametrize(
+    ("every", "rounds"), [(3, [0, 3, 6, 7]), (0, [7]), (7, [0, 7]), (1, list(range(8)))]
+)
+def test_when_a_model_is_evaluated(every, rounds):
+    result = run(quadratic(), "full", "fedavg", 7, evaluation={"every": every})
+    assert result.metrics["round"].to_list() == rounds

@@ -1,0 +1,309 @@
+"""A run that is killed at any moment goes on and ends bit for bit as if it had not been."""
+
+import itertools
+import os
+import random
+import shutil
+
+import pytest
+import yaml
+
+import fedtide as ft
+from fedtide.algorithms import ALGORITHMS
+from fedtide.simulation import folder as folder_module
+from fedtide.simulation.checkpoint import load_newest
+
+METHODS = {name: [{}] for name in ALGORITHMS} | {
+    "fedau": [{"cutoff": 3}, {"cutoff": 2, "average": 0.7}, {"groups": [0, 1, 0, 1, 2, 2]}],
+    "amplified-scaffold": [{"period": 4, "factor": 1.5}],
+    "amplified": [{"period": 4, "factor": 1.5, "inner": {"type": "fedau", "cutoff": 4}}],
+    "wait-for-all": [{"period": 4}, {"period": 4, "mode": "gradient"}],
+    "weighted-fedavg": [{"rates": [0.5, 0.4, 0.3, 0.6, 0.7, 0.8]}],
+    "fedprox": [{"mu": 0.1}],
+    "switch": [{"first": "fedavg", "second": "fedlaavg", "at": 5}],
+    "averaged": [{"inner": "fedau"}],
+    "mifa": [{"unseen": "zero"}, {"unseen": "exclude"}, {"unseen": "wait"}],
+    "fedvarp": [{}, {"empty_rounds": "memory"}],
+    "scaffold": [{}, {"option": 1}],
+}
+"""Parameters for the methods that need some; any other method is tested with its defaults."""
+
+EACH_METHOD = [
+    {"type": name, **given} for name, all_given in METHODS.items() for given in all_given
+]
+
+
+class Killed(BaseException):
+    pass
+
+
+@pytest.mark.parametrize("algorithm", EACH_METHOD, ids=lambda a: " ".join(map(str, a.values())))
+def test_every_method(algorithm, regression, results, killed_at, tmp_path):
+    fields = regression | {"algorithm": algorithm}
+    ft.simulate(**fields, out=tmp_path / "whole")
+    rounds = sorted(random.Random(str(algorithm)).sample(range(12), 2))
+    killed_at(rounds[0], fields, tmp_path / "killed")
+    killed_at(rounds[1], fields, tmp_path / "killed", resume=True)
+    ft.simulate(**fields, out=tmp_path / "killed", resume=True)
+    assert results(tmp_path / "killed") == results(tmp_path / "whole")
+
+
+PARTICIPATION = [
+    {"participation": {"type": "markov", "rates": 0.4}},
+    {"participation": {"type": "cyclic", "rates": 0.4, "period": 5}},
+    {"participation": {"type": "group-cycle", "groups": 2, "rounds": 3}},
+    {"participation": {"type": "permutation", "size": 2}},
+    {"participation": {"type": "weighted", "size": 2, "weights": [1, 2, 3, 4, 5, 6]}},
+    {"selection": {"type": "permutation-of", "size": 2}},
+    {"selection": {"type": "longest-absent", "size": 2}},
+    {"selection": {"type": "least-served", "size": 2, "period": 5}},
+    {
+        "selection": {"type": "uniform-of", "size": 2},
+        "report": {"type": "drop", "probability": 0.5},
+    },
+]
+
+
+@pytest.mark.parametrize("who", PARTICIPATION, ids=str)
+def test_every_kind_of_participation(who, regression, results, killed_at, tmp_path):
+    fields = regression | who
+    ft.simulate(**fields, out=tmp_path / "whole")
+    killed_at(7, fields, tmp_path / "killed")
+    ft.simulate(**fields, out=tmp_path / "killed", resume=True)
+    assert results(tmp_path / "killed") == results(tmp_path / "whole")
+
+
+OTHERS = {
+    "dropout": {
+        "problem": {
+            "type": "classification",
+            "dataset": "digits",
+            "clients": 6,
+            "partition": {"type": "dirichlet", "alpha": 0.3},
+            "augment": ["flip"],
+            "model": {"type": "cnn", "channels": [2], "hidden": [4], "dropout": 0.5},
+        },
+    },
+    "noise": {
+        "problem": {"type": "lower-bound-4d"},
+        "local": {"steps": 3, "lr": 0.01},
+        "participation": {"type": "group-cycle", "groups": 2, "rounds": 3},
+    },
+    "epochs, momentum and decay": {
+        "local": {
+            "epochs": 1,
+            "batch_size": 4,
+            "lr": 0.05,
+            "momentum": 0.9,
+            "schedule": {"type": "inverse", "every": 2},
+            "projection": {"type": "ball", "radius": 1},
+        },
+        "objective": "samples",
+    },
+    "iterates": {"record_iterates": True},
+    "rarely evaluated": {"evaluation": {"every": 0}, "log": "used"},
+    "saved by the clock, that is never": {"checkpoint": {"seconds": 1e9}},
+    "saved always": {"checkpoint": {"every": 1}},
+}
+
+
+@pytest.mark.parametrize("changes", OTHERS)
+def test_everything_else_that_a_run_carries(changes, regression, results, killed_at, tmp_path):
+    fields = regression | OTHERS[changes]
+    whole = ft.simulate(**fields, out=tmp_path / "whole")
+    killed_at(8, fields, tmp_path / "killed")
+    resumed = ft.simulate(**fields, out=tmp_path / "killed", resume=True)
+    assert results(tmp_path / "killed") == results(tmp_path / "whole")
+    assert resumed.model.tobytes() == whole.model.tobytes()
+    if whole.iterates is not None:
+        assert resumed.iterates.tobytes() == whole.iterates.tobytes()
+
+
+@pytest.mark.parametrize("moment", ["before a file is in place", "after it is in place"])
+def test_killed_at_any_write(moment, regression, results, tmp_path, monkeypatch):
+    """At each file that a run writes, in turn, from the first to the last."""
+    fields = regression | {"algorithm": "fedau"}
+    ft.simulate(**fields, out=tmp_path / "whole")
+    for number in itertools.count():
+        out, left = tmp_path / f"killed-{number}", [number]
+        if not _killed_at_write(fields, out, left, moment, monkeypatch):
+            break
+        (out / ".lock").touch()  # as a kill leaves it
+        ft.simulate(**fields, out=out, resume=True)
+        assert results(out) == results(tmp_path / "whole")
+        assert not list(out.rglob(".*.part"))
+    assert number > 12
+
+
+def _killed_at_write(fields, out, left, moment, monkeypatch):
+    """Run until so many files were written; say whether that killed the run."""
+    original = type(out).replace
+
+    def replace(path, target):
+        left[0] -= 1
+        if left[0] < 0 and moment.startswith("before"):
+            raise Killed
+        original(path, target)
+        if left[0] < 0:
+            raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(out), "replace", replace)
+        try:
+            ft.simulate(**fields, out=out)
+        except Killed:
+            return True
+    return False
+
+
+@pytest.mark.parametrize("damage", ["torn", "edited", "emptied"])
+@pytest.mark.parametrize("damaged", [1, 2], ids=["the newest", "both"])
+def test_damaged_checkpoints_are_passed_over(
+    damage, damaged, regression, results, killed_at, tmp_path
+):
+    """One is: the one before is used. Both are: the run begins anew."""
+    ft.simulate(**regression, out=tmp_path / "whole")
+    killed_at(8, regression, tmp_path / "killed")
+    files = sorted((tmp_path / "killed" / "checkpoints").iterdir())
+    assert [int(file.stem) for file in files] == [3, 6]
+    for file in files[-damaged:]:
+        content = bytearray(file.read_bytes())
+        if damage == "edited":
+            content[-5] ^= 1
+        cut = {"torn": len(content) // 2, "edited": len(content), "emptied": 0}[damage]
+        file.write_bytes(content[:cut])
+    kept = load_newest(tmp_path / "killed" / "checkpoints")
+    assert (kept.round if kept else None) == (3 if damaged == 1 else None)
+    ft.simulate(**regression, out=tmp_path / "killed", resume=True)
+    assert results(tmp_path / "killed") == results(tmp_path / "whole")
+
+
+def test_a_finished_run_is_left_alone(regression, tmp_path):
+    whole = ft.simulate(**regression, out=tmp_path / "run")
+    before = {p: (p.read_bytes(), p.stat().st_mtime_ns) for p in tmp_path.rglob("*") if p.is_file()}
+    again = ft.simulate(**regression, out=tmp_path / "run", resume=True)
+    after = {p: (p.read_bytes(), p.stat().st_mtime_ns) for p in tmp_path.rglob("*") if p.is_file()}
+    assert before == after
+    assert again.model.tobytes() == whole.model.tobytes()
+    assert again.metrics.equals(whole.metrics)
+    assert again.participation.equals(whole.participation)
+    assert again.clients.equals(whole.clients)
+
+
+def test_to_resume_what_never_began_is_to_begin(regression, results, tmp_path):
+    ft.simulate(**regression, out=tmp_path / "whole")
+    ft.simulate(**regression, out=tmp_path / "new", resume=True)
+    assert results(tmp_path / "new") == results(tmp_path / "whole")
+
+
+def test_a_run_in_a_folder_is_the_run_in_memory(regression, tmp_path):
+    inside, outside = ft.simulate(**regression, out=tmp_path / "run"), ft.simulate(**regression)
+    assert inside.model.tobytes() == outside.model.tobytes()
+    assert inside.metrics.equals(outside.metrics)
+    assert inside.participation.equals(outside.participation)
+    assert inside.clients.equals(outside.clients)
+
+
+def test_the_folder_tells_the_experiment(regression, tmp_path):
+    ft.simulate(**regression, out=tmp_path / "run")
+    again = ft.Experiment.load(tmp_path / "run" / "experiment.yaml")
+    assert again == ft.Experiment.of(regression)
+
+
+# Refusals: one sentence, and the folder as it was.
+
+
+def contents(folder):
+    return {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+def test_a_folder_that_is_not_empty(regression, tmp_path):
+    (tmp_path / "notes.txt").write_text("mine")
+    before = contents(tmp_path)
+    for resume, mend in ((False, "choose another, or go on with --resume"), (True, "holds no run")):
+        with pytest.raises(ft.BadInput, match=f"^out: .* is not empty; .*{mend}$"):
+            ft.simulate(**regression, out=tmp_path, resume=resume)
+    assert contents(tmp_path) == before
+
+
+def test_a_file_instead_of_a_folder(regression, tmp_path):
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(ft.BadInput, match=r"^out: .*file is a file; give a folder$"):
+        ft.simulate(**regression, out=tmp_path / "file")
+    with pytest.raises(ft.BadInput, match=r"^out: .* cannot be written \(.*\); choose another$"):
+        ft.simulate(**regression, out=tmp_path / "file" / "below")
+
+
+def test_another_experiment(regression, killed_at, tmp_path):
+    killed_at(8, regression, tmp_path / "run")
+    before = contents(tmp_path)
+    other = regression | {"seed": 4, "local": regression["local"] | {"lr": 0.1}}
+    with pytest.raises(ft.BadInput) as error:
+        ft.simulate(**other, out=tmp_path / "run", resume=True)
+    assert str(error.value) == (
+        f"resume: {tmp_path / 'run'} holds another experiment: local.lr (0.05 there, 0.1 here); "
+        "seed (3 there, 4 here); give the same one, or another folder"
+    )
+    assert contents(tmp_path) == before
+
+
+def test_a_folder_in_use(regression, tmp_path, monkeypatch):
+    """The second run is refused while the first holds the folder, and changes nothing."""
+    from fedtide.simulation.run import Run
+
+    said = []
+    original = Run.round
+
+    def round(run):
+        original(run)
+        if run.ended == 5 and not said:
+            said.append("asked")
+            with pytest.raises(ft.BadInput) as error:
+                ft.simulate(**regression, out=tmp_path / "run", resume=True)
+            said.append(str(error.value))
+
+    monkeypatch.setattr(Run, "round", round)
+    ft.simulate(**regression, out=tmp_path / "run")
+    out = tmp_path / "run"
+    assert said[1] == f"out: {out} is in use by another run; wait for it or choose another"
+
+
+def test_an_experiment_that_no_file_can_describe_needs_no_folder(regression, tmp_path):
+    import polars as pl
+
+    log = pl.DataFrame({"round": list(range(12)), "client": [0] * 12})
+    fields = regression | {"participation": ft.participation.Replay(log=log)}
+    ft.simulate(**fields)
+    with pytest.raises(ft.BadInput, match=r"^out: a DataFrame object cannot be written"):
+        ft.simulate(**fields, out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_full_disk(regression, results, tmp_path, monkeypatch):
+    """The run ends with a sentence, leaves no draft behind, and goes on when there is room."""
+    ft.simulate(**regression, out=tmp_path / "whole")
+
+    fsync, files = os.fsync, itertools.count()
+
+    def full(number):
+        if next(files) >= 6:
+            raise OSError(28, "No space left on device")
+        fsync(number)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(folder_module.os, "fsync", full)
+        with pytest.raises(ft.BadInput, match=r"^out: .* cannot be written \(No space left"):
+            ft.simulate(**regression, out=tmp_path / "run")
+    assert not list((tmp_path / "run").rglob(".*"))
+    ft.simulate(**regression, out=tmp_path / "run", resume=True)
+    assert results(tmp_path / "run") == results(tmp_path / "whole")
+
+
+def test_a_copied_folder_goes_on(regression, results, killed_at, tmp_path):
+    ft.simulate(**regression, out=tmp_path / "whole")
+    killed_at(8, regression, tmp_path / "killed")
+    shutil.copytree(tmp_path / "killed", tmp_path / "elsewhere")
+    ft.simulate(**regression, out=tmp_path / "elsewhere", resume=True)
+    assert results(tmp_path / "elsewhere") == results(tmp_path / "whole")
+    there = yaml.safe_load((tmp_path / "elsewhere" / "experiment.yaml").read_text())
+    assert there["rounds"] == 12
