@@ -1,0 +1,37 @@
+"""Paper 002's synthetic experiment through the whole simulator, without noise."""
+
+import polars as pl
+import pytest
+
+import fedtide as ft
+
+PERIOD = 480
+
+
+def rounds_to_target(algorithm, lr, logged):
+    """Return how many rounds pass until the logged objective is at most 0.2."""
+    result = ft.simulate(
+        problem=ft.problems.LowerBound4D(noise=0.0, logged=logged),
+        participation=ft.participation.GroupCycle(groups=2, rounds=PERIOD // 2, offset=0),
+        algorithm=algorithm,
+        local=ft.LocalTraining(steps=10, lr=lr),
+        rounds=5000,
+        dtype="float64",
+        trainer="stacked",
+        evaluation={"every": 1},
+    )
+    return result.metrics.filter(pl.col("loss") <= 0.2)["round"].min()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("algorithm", "lr", "published"),
+    [
+        (ft.algorithms.FedAvg(), 1e-5, 4712),
+        (ft.algorithms.Scaffold(), 1e-4, 1872),
+        (ft.algorithms.Amplified(PERIOD, 3.0), 1e-5 / 3, 4800),
+        (ft.algorithms.AmplifiedScaffold(PERIOD, 1.5), 1e-4 / 1.5, 736),
+    ],
+)
+def test_the_target_is_reached_when_the_published_run_reaches_it(algorithm, lr, published):
+    assert rounds_to_target(algorithm, lr, "published") == published
