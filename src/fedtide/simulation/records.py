@@ -70,9 +70,10 @@ def spread(figure: str, values: Floats) -> dict[str, float]:
     0.025
     """
     ordered = np.sort(values)[:: -1 if figure == "loss" else 1]
-    quantiles = np.quantile(values, [0.1, 0.5, 0.9])
+    with np.errstate(invalid="ignore", over="ignore"):  # a loss may be infinite
+        quantiles, std = np.quantile(values, [0.1, 0.5, 0.9]), values.std()
     return {
-        "std": float(values.std()),
+        "std": float(std),
         "p10": float(quantiles[0]),
         "p50": float(quantiles[1]),
         "p90": float(quantiles[2]),
