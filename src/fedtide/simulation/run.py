@@ -45,6 +45,11 @@ def prepared(problem: Problem, seed: int, device: str, dtype: str) -> Task:
     return task
 
 
+def forget_prepared() -> None:
+    """Give back the memory of the tasks that are kept."""
+    _kept.clear()
+
+
 class Diverged(BadInput):
     """An update or a loss that is not finite, in a run that stops there."""
 

@@ -23,7 +23,7 @@ from fedtide.simulation.experiment import Experiment, override, read_yaml
 from fedtide.simulation.folder import RunFolder
 from fedtide.simulation.interrupt import Interrupted, Interruption
 from fedtide.simulation.progress import Watcher
-from fedtide.simulation.run import Run, prepared
+from fedtide.simulation.run import Run, forget_prepared
 from fedtide.simulation.simulate import execute
 
 _TELL_SECONDS = 0.2  # between two reports of a worker
@@ -233,7 +233,7 @@ def _side_by_side(
     queue: Queue[tuple[int, int, float | None]] = context.Queue()
     threads = max(1, (os.cpu_count() or 1) // workers)
     total = _Sum(study, watcher)
-    prepared.cache_clear()  # the workers prepare their own
+    forget_prepared()  # the workers prepare their own
     with (
         Interruption() as interruption,
         ProcessPoolExecutor(
