@@ -154,6 +154,8 @@ def _check(study: Study, out: Path, folders: list[Path], resume: bool) -> None:
         BadInput: of the first that cannot.
     """
     alone = len(folders) == 1
+    if out.exists() and not out.is_dir():
+        raise BadInput(f"out: {out} is a file; give a folder")
     if not alone and not resume and out.is_dir() and any(out.iterdir()):
         raise BadInput(f"out: {out} is not empty; choose another, or go on with --resume")
     for member, folder in zip(study.members, folders, strict=True):
