@@ -58,52 +58,52 @@ class LowerBound4D(Problem):
 
 
 class LowerBound4DTask(Task):
-    """The two clients on a device."""
+    """The two clients on a device.
+
+    Both functions have the form ½ Σ k_j (x_j - c_j)² + (H / 8) max(0, x_3)² + Σ l_j x_j; the noise
+    is part of the slope l_3.
+    """
 
     def __init__(self, problem: LowerBound4D, device: torch.device, dtype: torch.dtype) -> None:
         self._problem = problem
         self.start = torch.zeros(4, dtype=dtype, device=device)
         self.layout = Layout({"x": (4,)})
         self.population = Population(2)
-        self._curvature = self.start.new_tensor([L / 4, LAMBDA / 4])
-        self._slope = self.start.new_tensor([ZETA, -ZETA])
+        self._center = self.start.new_tensor([C, B, 0, 0])
+        self._curvatures = self.start.new_tensor([[MU, H, H / 4, own / 2] for own in (L, LAMBDA)])
+        self._slopes = self.start.new_tensor([[0, 0, 0, ZETA], [0, 0, 0, -ZETA]])
 
     def pooled(self) -> LowerBound4DTask:
         """Return the task of the mean of the two."""
         pooled = LowerBound4DTask(self._problem, self.start.device, self.start.dtype)
         pooled.population = Population(1)
-        pooled._curvature = self._curvature.mean(dim=0, keepdim=True)
-        pooled._slope = self._slope.mean(dim=0, keepdim=True)
+        pooled._curvatures = self._curvatures.mean(dim=0, keepdim=True)
+        pooled._slopes = self._slopes.mean(dim=0, keepdim=True)
         return pooled
 
     def loss(self, params: Params, *batch: Tensor) -> Tensor:
-        """Return F_n(x) + ξ x_3, with the batch (curvature, slope, ξ)."""
-        curvature, slope, noise = batch
+        """Return F_n(x) + ξ x_3, with the batch (k, l)."""
+        curvature, slope = batch
         x = params["x"]
-        own = curvature * x[3] ** 2 + slope * x[3]
-        return _shared(x) + own + noise * x[2]
+        offset = x - self._center
+        quadratic = 0.5 * (curvature * offset * offset).sum(-1)
+        positive = torch.relu(x[..., 2])
+        value: Tensor = quadratic + (slope * x).sum(-1) + H / 8 * positive * positive
+        return value
 
     def batches(self, plan: Plan) -> Batch:
-        """Return each client's fourth coordinate, and ξ for every step."""
+        """Return each client's curvatures, (1, S, 4), and slopes with the noise, (I, S, 4)."""
         clients = torch.as_tensor(plan.clients, device=self.start.device)
         u, v = (uniforms(0, name, plan.keys.view(np.uint64)) for name in ("radius", "angle"))
         normal = np.sqrt(-2 * np.log1p(-u)) * np.cos(2 * np.pi * v)
-        noise = torch.as_tensor(self._problem.noise * normal).to(self.start)
-        return self._curvature[clients][None], self._slope[clients][None], noise
+        slopes = self._slopes[clients].expand(*plan.keys.shape, 4).clone()
+        slopes[..., 2] = torch.as_tensor(self._problem.noise * normal).to(self.start)
+        return self._curvatures[clients][None], slopes
 
     def evaluate(self, x: Tensor) -> Evaluation:
         """Return the logged objective and both clients' own."""
-        x = x.double()
-        own = self._curvature.double() * x[3] ** 2 + self._slope.double() * x[3]
-        losses = (_shared(x) + own).cpu().numpy()
+        losses = self.loss({"x": x}, self._curvatures, self._slopes).double().cpu().numpy()
         loss = float(losses.mean())
         if self._problem.logged == "published":
             loss += (L + LAMBDA) / 8 * float(x[3] ** 2)
         return Evaluation({"loss": loss}, {"loss": losses})
-
-
-def _shared(x: Tensor) -> Tensor:
-    """Return g(x)."""
-    third = x[2] ** 2 + torch.clamp(x[2], min=0) ** 2
-    shared: Tensor = MU / 2 * (x[0] - C) ** 2 + H / 2 * (x[1] - B) ** 2 + H / 8 * third
-    return shared
