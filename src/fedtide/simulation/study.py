@@ -99,8 +99,11 @@ def _methods(methods: Any, name: str) -> Mapping[str, Any]:
 
 
 def _member(plain: Mapping[str, Any], method: str, changes: Mapping[str, Any], seed: Any) -> Member:
-    if "/" in method or method.startswith("."):
+    if not method or "/" in method or method.startswith("."):
         raise BadInput(f"methods: {method!r} cannot be the name of a folder; choose another")
+    for key, source in (("seed", "`seeds`"), ("name", "the method's own name")):
+        if key in changes:
+            raise BadInput(f"methods.{method}.{key}: it comes from {source}; leave it out")
     merged = _merged(deepcopy(dict(plain)), changes) | {"seed": seed, "name": method}
     try:
         return Member(f"{method}/seed-{seed}", Experiment.of(merged))
