@@ -5,6 +5,7 @@ as a YAML file.
 """
 
 from fedtide import algorithms, participation, problems
+from fedtide.audit import audit
 from fedtide.errors import BadInput
 from fedtide.simulation import Experiment, Result, run, simulate
 from fedtide.training import Ball, Box, InverseDecay, LocalTraining, Piecewise, StepDecay
@@ -20,6 +21,7 @@ __all__ = [
     "Result",
     "StepDecay",
     "algorithms",
+    "audit",
     "participation",
     "problems",
     "run",

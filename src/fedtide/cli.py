@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from fedtide.audit.command import audit_command
 from fedtide.errors import BadInput
 from fedtide.report.compare import comparison, comparison_table, load_runs
 from fedtide.report.figure import draw_comparison
@@ -25,6 +26,8 @@ app = typer.Typer(
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
 )
+
+app.command("audit")(audit_command)
 
 
 @app.callback()

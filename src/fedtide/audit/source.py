@@ -1,0 +1,178 @@
+"""Where a log comes from: a table in a file, a run's folder, a database, or memory."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import polars as pl
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from fedtide.audit.attendance import Attendance
+from fedtide.audit.entries import Entries
+from fedtide.audit.roster import Roster
+from fedtide.errors import BadInput, did_you_mean
+from fedtide.participation.files import read_table
+from fedtide.participation.log import normalise_log
+
+Log = str | Path | pl.DataFrame
+Watch = Callable[[str, float], None]
+"""Called with what is being done and which share of it is done."""
+
+_BATCH = 1 << 21
+_ALIASES = {
+    "round": ("server_round", "round_number", "rnd", "current_round", "iteration", "epoch", "step"),
+    "client": ("client_id", "cid", "node_id", "partition_id", "clientid", "device", "user", "id"),
+}
+
+
+def read_attendance(
+    log: Log,
+    clients: int | None = None,
+    roster: Roster | None = None,
+    columns: Mapping[str, str] | None = None,
+    watch: Watch = lambda task, share: None,
+) -> Attendance:
+    """Return who took part, from any kind of log.
+
+    Args:
+        log: a Parquet, CSV or JSON lines file; the folder of a run; a database URL such as
+            sqlite:///ledger.db (its table `participation`, or another after #); or a DataFrame.
+            Rows may come in any order.
+        clients: N. Ids that are numbers must then be 0..N − 1; if they are strings, those that the
+            log does not name are unnamed. None: the clients of the roster, of the run, or those
+            that the log names.
+        roster: who could have come.
+        columns: what the log calls `round`, `client` or `stage`.
+        watch: is told how far the reading is.
+
+    Raises:
+        BadInput: a log that cannot be used, in one sentence.
+    """
+    if clients is not None and clients < 1:
+        raise BadInput(f"clients: {clients} clients; at least 1 is needed")
+    if clients is not None and roster is not None:
+        raise BadInput("clients: the roster says how many there are; leave one of the two out")
+    entries, span = Entries(), None
+    if isinstance(log, str | Path) and Path(log).is_dir():
+        log, span, found = _run_folder(Path(log))
+        roster = roster if roster or clients else found
+    if isinstance(log, str) and "://" in log:
+        log = _database(log, columns or {})
+    if isinstance(log, str | Path) and Path(log).suffix.lower() == ".parquet":
+        _stream(Path(log), columns or {}, entries, watch)
+    else:
+        _add_frame(log, columns or {}, entries)
+    watch("sorting", 0.0)
+    return entries.attendance(roster, clients, span)
+
+
+def _run_folder(folder: Path) -> tuple[Path, tuple[int, int] | None, Roster | None]:
+    """Return a run's log, the rounds that it covers, and its clients."""
+    path = folder / "participation.parquet"
+    if not path.is_file():
+        raise BadInput(f"log: {str(folder)!r} holds no participation.parquet; give a run's folder")
+    summary, table = folder / "summary.json", folder / "clients.parquet"
+    span = (0, int(json.loads(summary.read_text())["rounds"])) if summary.is_file() else None
+    roster = Roster(pl.read_parquet(table)["client"]) if table.is_file() else None
+    return path, span, roster
+
+
+def _stream(path: Path, columns: Mapping[str, str], entries: Entries, watch: Watch) -> None:
+    """Take in a Parquet file, some million rows at a time."""
+    if not path.is_file():
+        raise BadInput(f"log: there is no file {str(path)!r}; give the path of one")
+    if path.stat().st_size == 0:
+        raise BadInput(f"log: {str(path)!r} is empty; write it again")
+    try:
+        with pq.ParquetFile(path) as file:
+            names = find_columns(file.schema_arrow.names, columns)
+            wanted, done = list(names.values()), 0
+            for batch in file.iter_batches(_BATCH, columns=wanted):
+                stages = batch[names["stage"]] if "stage" in names else None
+                entries.add(batch[names["round"]], batch[names["client"]], stages)
+                done += len(batch)
+                watch("reading", done / file.metadata.num_rows)
+    except (pa.ArrowException, OSError) as error:
+        reason = str(error).splitlines()[0].rstrip(".")
+        raise BadInput(
+            f"log: {str(path)!r} is no readable .parquet file ({reason}); write it again"
+        ) from None
+
+
+def _add_frame(log: Log, columns: Mapping[str, str], entries: Entries) -> None:
+    """Take in a table that is, or fits, in memory."""
+    frame = log
+    if not isinstance(frame, pl.DataFrame):
+        frame = read_table("log", frame, columns.get("client", "client"))
+    names = find_columns(frame.columns, columns)
+    frame = frame.select(pl.col(theirs).alias(ours) for ours, theirs in names.items())
+    table = normalise_log(frame).select("round", "client", "stage").to_arrow()
+    for batch in table.to_batches():
+        entries.add(*batch.columns)
+
+
+def find_columns(there: Sequence[str], columns: Mapping[str, str]) -> dict[str, str]:
+    """Return what the log calls round, client and, if it has one, stage.
+
+    Raises:
+        BadInput: an unknown name in `columns`, or a column that is not there.
+
+    >>> find_columns(["server_round", "client"], {"round": "server_round"})
+    {'round': 'server_round', 'client': 'client'}
+    """
+    for ours, theirs in columns.items():
+        if ours not in ("round", "client", "stage"):
+            options = did_you_mean(ours, ["round", "client", "stage"])
+            raise BadInput(f"columns: an audit has no use for {ours!r}; {options}")
+        if theirs not in there:
+            raise BadInput(f"columns: the log has no {theirs!r}; {did_you_mean(theirs, there)}")
+    names = {}
+    for ours in ("round", "client"):
+        names[ours] = columns.get(ours, ours)
+        if names[ours] not in there:
+            listed = ", ".join(repr(name) for name in there)
+            raise BadInput(
+                f"log: there is no column {ours!r} among {listed}; say which it is with "
+                f"--columns {ours}={_guess(ours, there)}"
+            )
+    stage = columns.get("stage", "stage")
+    return names | ({"stage": stage} if stage in there else {})
+
+
+def _guess(ours: str, there: Sequence[str]) -> str:
+    lower = {name.lower(): name for name in there}
+    return next((lower[alias] for alias in _ALIASES[ours] if alias in lower), "NAME")
+
+
+def _database(url: str, columns: Mapping[str, str]) -> pl.DataFrame:
+    """Return the participation table behind a database URL."""
+    url, _, table = url.partition("#")
+    query = f'SELECT * FROM "{table or "participation"}"'
+    try:
+        if url.startswith("sqlite:///"):
+            return _sqlite(url.removeprefix("sqlite:///"), query)
+        import sqlalchemy  # the extra `flower` brings it
+    except sqlite3.Error as error:
+        raise BadInput(f"log: {url!r} cannot be read ({error}); name its table after #") from None
+    except ImportError:
+        raise BadInput(f"log: {url!r} needs SQLAlchemy; install fedtide[flower]") from None
+    try:
+        with sqlalchemy.create_engine(url).connect() as connection:
+            return pl.read_database(query, connection)
+    except sqlalchemy.exc.SQLAlchemyError as error:
+        reason = str(error).splitlines()[0]
+        raise BadInput(f"log: {url!r} cannot be read ({reason}); name its table after #") from None
+
+
+def _sqlite(path: str, query: str) -> pl.DataFrame:
+    if not Path(path).is_file():
+        raise BadInput(f"log: there is no database {path!r}; give the path of one")
+    connection = sqlite3.connect(f"file:{path}?mode=ro", uri=True)
+    try:
+        return pl.read_database(query, connection, infer_schema_length=None)
+    finally:
+        connection.close()
