@@ -10,6 +10,7 @@ from fedtide.problems.partitions import (
     Iid,
     MajorityClass,
     Natural,
+    SharedPool,
     SingleClass,
 )
 from fedtide.problems.problem import Batch, Evaluation, Plan, Problem, Task
@@ -43,6 +44,7 @@ __all__ = [
     "Problem",
     "Quadratic",
     "Regression",
+    "SharedPool",
     "SingleClass",
     "Task",
 ]

@@ -96,13 +96,13 @@ class Classification(Problem):
 
     def _shards(self, data: Dataset, seed: int) -> Shards:
         labels = data.train.labels
-        if self.clients > len(labels):
-            raise BadInput(
-                f"clients: {self.clients} clients for {len(labels)} training samples; give at most "
-                f"{len(labels)}"
-            )
         given = self.partition
         partition = given if isinstance(given, Partition) else FlwrInstance(given)
+        if self.clients > len(labels) and not partition.shares_samples:
+            raise BadInput(
+                f"clients: {self.clients} clients for {len(labels)} training samples; give at most "
+                f"{len(labels)}, or a shared pool"
+            )
         shards = partition.split(labels, self.clients, seed, data.train.columns)
         empty = np.flatnonzero(shards.sizes == 0)
         if len(empty):
@@ -189,30 +189,32 @@ class ClassificationTask(Task):
         pooled.population = Population(1, samples=pooled.shards.sizes)
         return pooled
 
-    def evaluate(self, x: Tensor) -> Evaluation:
+    def evaluate(self, x: Tensor, clients: bool = True) -> Evaluation:
         """Return losses and accuracies over the training and the test set, without augmentation.
 
-        `loss` is the objective (1/N) Σ_n F_n(x); `train_loss`, `train_accuracy`, `test_loss` and
-        `test_accuracy` are means over samples. Of each client: `loss` is F_n(x), `accuracy` that on
-        its own samples, and `test_accuracy` the test accuracies of the classes weighted by its
-        class shares (over the classes that the test set has).
+        `train_loss`, `train_accuracy`, `test_loss` and `test_accuracy` are means over samples;
+        `loss` is the objective (1/N) Σ_n F_n(x), or the mean over samples without `clients`. Of
+        each client: `loss` is F_n(x), `accuracy` that on its own samples, and `test_accuracy` the
+        test accuracies of the classes weighted by its class shares (over the classes that the test
+        set has).
         """
         losses, right = self._judge(x, self._train, self._train_labels)
         test_losses, test_right = self._judge(x, self._test, self._test_labels)
-        client_losses = self.shards.averages(losses)
+        figures = {}
+        if clients:
+            figures = {
+                "loss": self.shards.averages(losses),
+                "accuracy": self.shards.averages(right),
+                "test_accuracy": self._client_test_accuracy(test_right),
+            }
         metrics = {
-            "loss": client_losses.mean(),
+            "loss": figures.get("loss", losses).mean(),
             "train_loss": losses.mean(),
             "train_accuracy": right.mean(),
             "test_loss": test_losses.mean(),
             "test_accuracy": test_right.mean(),
         }
-        clients = {
-            "loss": client_losses,
-            "accuracy": self.shards.averages(right),
-            "test_accuracy": self._client_test_accuracy(test_right),
-        }
-        return Evaluation({name: float(value) for name, value in metrics.items()}, clients)
+        return Evaluation({name: float(value) for name, value in metrics.items()}, figures)
 
     @torch.no_grad()
     def _judge(

@@ -109,6 +109,11 @@ class StoredShards(Shards):
 class Partition(ABC):
     """How the training samples are dealt out: a value (frozen dataclass)."""
 
+    @property
+    def shares_samples(self) -> bool:
+        """Whether clients may hold the same samples, so that there may be more of them."""
+        return False
+
     @abstractmethod
     def split(self, labels: Ints, clients: int, seed: int, columns: Columns = NO_COLUMNS) -> Shards:
         """Return who holds which samples.

@@ -20,6 +20,7 @@ from fedtide.problems.partition import (
     Shards,
     StoredShards,
 )
+from fedtide.problems.shared_pool import SharedPool
 from fedtide.randomness import generator
 
 
@@ -238,6 +239,7 @@ PARTITIONS: dict[str, type[Partition]] = {
     "majority-class": MajorityClass,
     "single-class": SingleClass,
     "natural": Natural,
+    "shared-pool": SharedPool,
     "flwr": Flwr,
 }
 """The partitions by the `type` that experiment files give."""
@@ -249,5 +251,6 @@ __all__ = [
     "Iid",
     "MajorityClass",
     "Natural",
+    "SharedPool",
     "SingleClass",
 ]

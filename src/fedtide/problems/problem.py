@@ -106,8 +106,14 @@ class Task(ABC):
         """
 
     @abstractmethod
-    def evaluate(self, x: Tensor) -> Evaluation:
-        """Return how good the model x, shape (d,), is."""
+    def evaluate(self, x: Tensor, clients: bool = True) -> Evaluation:
+        """Return how good the model x, shape (d,), is.
+
+        Args:
+            x: the model.
+            clients: whether figures of each client are wanted; where there are millions they are
+                not, and may be left out.
+        """
 
     def pooled(self) -> Task:
         """Return the task of a single client that holds what all clients hold.

@@ -98,12 +98,12 @@ class QuadraticTask(Task):
         clients = torch.as_tensor(plan.clients, device=self._a.device)
         return self._a[clients][None], self._e[clients][None]
 
-    def evaluate(self, x: Tensor) -> Evaluation:
+    def evaluate(self, x: Tensor, clients: bool = True) -> Evaluation:
         """Return F_n(x) of every client and their mean."""
         offset = x - self._e
         losses = 0.5 * torch.einsum("ni,nij,nj->n", offset, self._a, offset)
-        clients = {"loss": losses.double().cpu().numpy()}
-        return Evaluation({"loss": float(losses.double().mean())}, clients)
+        figures = {"loss": losses.double().cpu().numpy()}
+        return Evaluation({"loss": float(losses.double().mean())}, figures)
 
     def pooled(self) -> QuadraticTask:
         """Return the task of the mean function, up to a constant: Ā = mean A_n, ē = Ā⁺ mean A e."""

@@ -103,7 +103,7 @@ class RegressionTask(Task):
         positions = torch.as_tensor(plan.positions, device=self._x.device)
         return self._x[clients, positions], self._y[clients, positions]
 
-    def evaluate(self, x: Tensor) -> Evaluation:
+    def evaluate(self, x: Tensor, clients: bool = True) -> Evaluation:
         """Return F_n(w) of every client, their mean, and the mean squared error."""
         losses = 0.5 * ((self._x @ x - self._y) ** 2).double().mean(dim=1)
         loss = float(losses.mean())

@@ -100,7 +100,7 @@ class LowerBound4DTask(Task):
         slopes[..., 2] = torch.as_tensor(self._problem.noise * normal).to(self.start)
         return self._curvatures[clients][None], slopes
 
-    def evaluate(self, x: Tensor) -> Evaluation:
+    def evaluate(self, x: Tensor, clients: bool = True) -> Evaluation:
         """Return the logged objective and both clients' own."""
         losses = self.loss({"x": x}, self._curvatures, self._slopes).double().cpu().numpy()
         loss = float(losses.mean())

@@ -45,7 +45,7 @@ class WeightedTask(Task):
         clients = torch.as_tensor(plan.clients, device=self.start.device)
         return *self._task.batches(plan), self._factors[clients][None]
 
-    def evaluate(self, x: Tensor) -> Evaluation:
+    def evaluate(self, x: Tensor, clients: bool = True) -> Evaluation:
         """Return the task's evaluation with `loss` being Σ a_n F_n; client figures are plain."""
         plain = self._task.evaluate(x)
         loss = float(self._weights @ plain.clients["loss"])

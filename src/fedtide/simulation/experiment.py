@@ -58,12 +58,14 @@ class Evaluate:
 
     Args:
         every: after every so many rounds, and before the first; 0: only after the last round.
+        clients: whether each client is evaluated, too; leave it out where there are millions.
 
     Raises:
         BadInput: a negative number.
     """
 
     every: int = 10
+    clients: bool = True
 
     def __post_init__(self) -> None:
         at_least("every", self.every, 0)

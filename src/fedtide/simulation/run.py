@@ -160,7 +160,7 @@ class Run:
         if not self.experiment.evaluation.due(self.ended, self.experiment.rounds):
             return
         began = time.perf_counter()
-        self.evaluation = self.task.evaluate(self.output())
+        self.evaluation = self._evaluate()
         row = metrics_row(self.ended, self.evaluation, self.tally)
         loss = self.evaluation.metrics.get("loss", 0.0)
         self.metrics.append(row)
@@ -176,13 +176,16 @@ class Run:
         """Return the model that the algorithm recommends so far, shape (d,)."""
         return self.experiment.algorithm.output(self.state)
 
+    def _evaluate(self) -> Evaluation:
+        return self.task.evaluate(self.output(), self.experiment.evaluation.clients)
+
     def metrics_table(self) -> pl.DataFrame:
         """Return one row per evaluation."""
         return pl.DataFrame(self.metrics, infer_schema_length=None)
 
     def clients(self) -> pl.DataFrame:
         """Return one row per client, with its figures at the last evaluation."""
-        evaluation = self.evaluation or self.task.evaluate(self.output())
+        evaluation = self.evaluation or self._evaluate()
         return clients_table(self.population, self.tally, evaluation, self.ended)
 
     def checkpoint(self) -> Checkpoint:
