@@ -1,0 +1,240 @@
+"""Between plain data and objects: what goes in comes out, and every class of every table can."""
+
+from dataclasses import MISSING, fields, is_dataclass
+
+import numpy as np
+import pytest
+import torch
+import yaml
+
+import fedtide as ft
+from fedtide.participation import (
+    PROCESSES,
+    RATES,
+    REPORTS,
+    SELECTIONS,
+    Correlated,
+    Process,
+    Report,
+    Selection,
+)
+from fedtide.problems import PARTITIONS, PROBLEMS, Partition, Problem
+from fedtide.problems.models.networks import CNN, MLP
+from fedtide.simulation.experiment import BUILDER, override
+from fedtide.training import PROJECTIONS, SCHEDULES
+from fedtide.training.projection import Projection
+from fedtide.training.schedule import LearningRateSchedule
+
+TABLES = {
+    ft.algorithms.Algorithm: ft.algorithms.ALGORITHMS,
+    Process: PROCESSES,
+    Correlated: RATES,
+    Selection: SELECTIONS,
+    Report: REPORTS,
+    Problem: PROBLEMS,
+    Partition: PARTITIONS,
+    Projection: PROJECTIONS,
+    LearningRateSchedule: SCHEDULES,
+}
+
+VALUES = {
+    "amplified": {"period": 5, "factor": 2.0},
+    "amplified-scaffold": {"period": 5, "factor": 2.0},
+    "wait-for-all": {"period": 5},
+    "weighted-fedavg": {"rates": [0.5, 1e-4]},
+    "fedprox": {"mu": 0.1},
+    "switch": {"first": "fedavg", "second": {"type": "fedau", "cutoff": 3}, "at": 5},
+    "averaged": {"inner": {"type": "amplified", "period": 2, "factor": 3, "inner": "mifa"}},
+    "table": {"weights": [[0.5, 0.5], [0.0, 1.0]]},
+    "bernoulli": {"rates": {"type": "correlated", "alpha": 0.1}},
+    "markov": {"rates": [0.1, 0.9]},
+    "cyclic": {"rates": 0.1},
+    "group-cycle": {"groups": [0, 1, 0], "rounds": [3, 4]},
+    "uniform": {"size": 2},
+    "permutation": {"size": 2},
+    "weighted": {"size": 2, "weights": [1.0, 2.0, 3.0]},
+    "subset-law": {"subsets": [[0, 1], [2]], "probabilities": [0.25, 0.75]},
+    "trace": {"file": "trace.csv", "round_seconds": 60.0},
+    "replay": {"log": "log.csv"},
+    "uniform-of": {"size": 3},
+    "permutation-of": {"size": 3},
+    "longest-absent": {"size": 3},
+    "least-served": {"size": 3, "period": 9},
+    "drop": {"probability": 0.1},
+    "quadratic": {"matrices": [[[1.0]], [[2.0]]], "centers": [[0.0], [1.0]]},
+    "classification": {
+        "dataset": "digits",
+        "partition": {"type": "dirichlet", "alpha": 0.1},
+        "clients": 5,
+    },
+    "dirichlet": {"alpha": 0.1},
+    "majority-class": {"similarity": 0.05},
+    "shared-pool": {"samples": 20, "classes": 2},
+    "natural": {"column": "writer"},
+    "flwr": {"name": "IidPartitioner", "arguments": {"num_partitions": 5}},
+    "ball": {"radius": 1.0, "center": [0.0, 0.5]},
+    "box": {"low": -1.0, "high": 1.0},
+    "step": {"decay": 0.5, "every": 10},
+    "piecewise": {"starts": [2, 5], "factors": [0.1, 0.01]},
+}
+"""Parameters of the classes that need some; the others are built from their defaults."""
+
+EACH = [(base, name) for base, table in TABLES.items() for name in table]
+
+
+def build(base, name):
+    return BUILDER.build(base, {"type": name, **VALUES.get(name, {})})
+
+
+def same(one, other):
+    """Compare configured things by value, arrays included."""
+    if is_dataclass(one):
+        return type(one) is type(other) and all(
+            same(getattr(one, f.name), getattr(other, f.name)) for f in fields(one)
+        )
+    if isinstance(one, np.ndarray):
+        return np.array_equal(one, other)
+    return one == other
+
+
+@pytest.mark.parametrize(("base", "name"), EACH, ids=[name for _, name in EACH])
+def test_plain_data_and_objects_are_two_sides(base, name):
+    thing = build(base, name)
+    plain = BUILDER.plain(thing)
+    assert plain["type"] == name
+    assert set(plain) == {"type"} | {f.name for f in fields(thing)}
+    written = yaml.safe_load(yaml.safe_dump(plain))
+    assert written == plain
+    assert same(BUILDER.build(base, written), thing)
+
+
+@pytest.mark.parametrize(("base", "name"), EACH, ids=[name for _, name in EACH])
+def test_every_class_refuses_a_misspelt_key(base, name):
+    for key in [f.name for f in fields(TABLES[base][name])] or ["anything"]:
+        wrong = {"type": name, **VALUES.get(name, {}), f"{key}_": 1}
+        with pytest.raises(ft.BadInput) as error:
+            BUILDER.build(base, wrong, "here")
+        assert str(error.value).startswith(f"here.{key}_: unknown key; ")
+        if key != "anything":
+            assert f"did you mean '{key}'?" in str(error.value)
+
+
+@pytest.mark.parametrize(("base", "name"), EACH, ids=[name for _, name in EACH])
+def test_every_class_says_what_is_missing(base, name):
+    for field in fields(TABLES[base][name]):
+        if field.default is MISSING and field.default_factory is MISSING:
+            short = {k: v for k, v in VALUES[name].items() if k != field.name}
+            with pytest.raises(ft.BadInput, match=f"^{field.name}: missing; give it a value$"):
+                BUILDER.build(base, {"type": name, **short})
+
+
+@pytest.mark.parametrize(("base", "name"), EACH, ids=[name for _, name in EACH])
+def test_a_name_alone_is_a_type(base, name):
+    if name not in VALUES:
+        assert same(BUILDER.build(base, name), build(base, name))
+
+
+@pytest.mark.parametrize("base", TABLES, ids=lambda base: base.__name__)
+def test_unknown_types_name_the_nearest(base):
+    for name in TABLES[base]:
+        with pytest.raises(ft.BadInput, match=rf"^here\.type: unknown '{name}x'; did you mean '"):
+            BUILDER.build(base, f"{name}x", "here")
+
+
+# Single rules
+
+
+def fields_of(**changes):
+    return {
+        "problem": {"type": "regression"},
+        "participation": "full",
+        "algorithm": "fedavg",
+        "local": {"steps": 1},
+        "rounds": 3,
+    } | changes
+
+
+def test_numbers_that_yaml_reads_as_words():
+    """YAML 1.1 takes 1e-4 for a string: it wants 1.0e-4."""
+    text = "{steps: 5, lr: 1e-4, momentum: 5e-1, projection: {type: ball, radius: 1e3}}"
+    local = ft.Experiment.of(fields_of(local=yaml.safe_load(text))).local
+    assert (local.lr, local.momentum, local.projection.radius) == (1e-4, 0.5, 1000.0)
+    rates = BUILDER.build(Process, yaml.safe_load("{type: bernoulli, rates: 1e-1}")).rates
+    assert rates == 0.1
+    rates = BUILDER.build(Process, yaml.safe_load("{type: bernoulli, rates: [1e-1, 1e-2]}")).rates
+    assert list(rates) == [0.1, 0.01]
+
+
+def test_overrides_reach_everything():
+    plain = fields_of(algorithm="fedau")
+    changed = override(
+        plain,
+        [
+            "rounds=50",
+            "algorithm.cutoff=20",
+            "local.schedule.type=step",
+            "local.schedule.decay=0.5",
+            "problem.samples=200",
+            "participation={type: bernoulli, rates: 0.5}",
+            "seed=4",
+        ],
+    )
+    experiment = ft.Experiment.of(changed)
+    assert experiment.rounds == 50
+    assert experiment.algorithm == ft.algorithms.FedAU(cutoff=20)
+    assert experiment.local.schedule == ft.StepDecay(decay=0.5)
+    assert experiment.problem.samples == 200
+    assert experiment.participation == ft.participation.Bernoulli(rates=0.5)
+    assert experiment.seed == 4
+
+
+def test_objects_and_plain_data_can_be_mixed():
+    inner = ft.algorithms.FedAU(cutoff=3)
+    experiment = ft.Experiment.of(
+        fields_of(algorithm={"type": "amplified", "period": 2, "factor": 3, "inner": inner})
+    )
+    assert experiment.algorithm.inner is inner
+    local = ft.LocalTraining(steps=3)
+    assert ft.Experiment.of(fields_of(local=local)).local is local
+
+
+def test_a_whole_experiment_comes_back_from_its_file(tmp_path):
+    experiment = ft.Experiment.of(
+        fields_of(
+            objective=[0.5] * 100,
+            selection={"type": "least-served", "size": 3, "period": 9},
+            report={"type": "drop", "probability": 0.1},
+            evaluation={"every": 3},
+            dtype="float64",
+            checkpoint={"every": 4},
+            record_iterates=True,
+            log="used",
+            on_nonfinite="drop",
+            name="x",
+            local={"epochs": 2, "batch_size": 8, "schedule": {"type": "inverse", "every": 7}},
+        )
+    )
+    file = tmp_path / "experiment.yaml"
+    file.write_text(yaml.safe_dump(experiment.plain()))
+    assert ft.Experiment.load(file) == experiment
+    assert ft.Experiment.load(file, ["rounds=9"]).rounds == 9
+
+
+def test_arrays_become_lists_and_paths_words(tmp_path):
+    weights = np.array([[0.5, 0.5]])
+    assert BUILDER.plain(ft.participation.Table(weights=weights))["weights"] == [[0.5, 0.5]]
+    assert BUILDER.plain(ft.participation.Table(weights=tmp_path / "t.csv"))["weights"] == str(
+        tmp_path / "t.csv"
+    )
+    problem = ft.problems.Quadratic(matrices=torch.ones(1, 1, 1), centers=torch.zeros(1, 1))
+    assert BUILDER.plain(problem)["matrices"] == [[[1.0]]]
+
+
+@pytest.mark.parametrize("model", [MLP(hidden=[3]), CNN(channels=(2,), dropout=0.5)], ids=repr)
+def test_models_given_as_objects_are_written_by_their_type(model):
+    from fedtide.problems.models import model_of
+
+    problem = ft.problems.Classification("digits", ft.problems.Iid(), 5, model=model)
+    plain = yaml.safe_load(yaml.safe_dump(BUILDER.plain(problem)))
+    again = model_of(BUILDER.build(Problem, plain).model)
+    assert BUILDER.plain(again) == BUILDER.plain(model)

@@ -1,0 +1,104 @@
+"""What a run remembers, against literal NumPy."""
+
+import numpy as np
+import polars as pl
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import fedtide as ft
+from fedtide.problems import Evaluation
+from fedtide.simulation.records import Tally, metrics_row, spread
+
+FIGURES = st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=50)
+
+
+@given(FIGURES, st.sampled_from(["loss", "accuracy"]))
+def test_spread(values, figure):
+    found = spread(figure, np.array(values))
+    count = max(1, len(values) // 10)
+    worst = sorted(values, reverse=figure == "loss")[:count]
+    assert found["worst_tenth"] == pytest.approx(sum(worst) / count, rel=1e-9, abs=1e-6)
+    mean = sum(values) / len(values)
+    variance = sum((v - mean) ** 2 for v in values) / len(values)
+    assert found["std"] == pytest.approx(variance**0.5, rel=1e-6, abs=1e-3)
+    for name, quantile in (("p10", 0.1), ("p50", 0.5), ("p90", 0.9)):
+        place = quantile * (len(values) - 1)
+        low, ordered = int(place), sorted(values)
+        high = min(low + 1, len(values) - 1)
+        expected = ordered[low] + (place - low) * (ordered[high] - ordered[low])
+        assert found[name] == pytest.approx(expected, rel=1e-9, abs=1e-6)
+
+
+def test_participation_loss_weighs_clients_by_how_they_came():
+    """Σ p_n F_n with p_n the mean of 1[n in S] / |S| over the rounds with anybody."""
+    tally = Tally(3)
+    for cohort in ([0], [0, 1], [], [0, 1, 2]):
+        tally.add(np.array(cohort, dtype=np.int64), np.full(len(cohort), 0.5))
+    p = np.array([1 + 1 / 2 + 1 / 3, 1 / 2 + 1 / 3, 1 / 3]) / 3
+    assert p.sum() == pytest.approx(1)
+    assert np.allclose(tally.objective(), p)
+    losses = np.array([1.0, 2.0, 6.0])
+    row = metrics_row(4, Evaluation({"loss": 3.0}, {"loss": losses}), tally)
+    assert row["participation_loss"] == pytest.approx(p @ losses)
+    assert (row["round"], row["loss"]) == (4, 3.0)
+    assert tally.used.tolist() == [3, 2, 1]
+
+
+def test_before_anybody_came_there_is_no_participation_loss():
+    evaluation = Evaluation({"loss": 1.0}, {"loss": np.ones(2)})
+    assert metrics_row(0, evaluation, Tally(2))["participation_loss"] is None
+
+
+@pytest.fixture(scope="module")
+def run():
+    """Return a run with known rates on quadratics, its A_n and e_n."""
+    draw = np.random.default_rng(0)
+    a = [np.diag(draw.uniform(0.5, 2, size=2)) for _ in range(12)]
+    e = draw.normal(size=(12, 2))
+    rates = draw.uniform(0.2, 0.9, size=12)
+    result = ft.simulate(
+        problem=ft.problems.Quadratic(matrices=a, centers=e),
+        participation=ft.participation.Bernoulli(rates=rates),
+        algorithm=ft.algorithms.KnownRates(),
+        local=ft.LocalTraining(steps=2, lr=0.1),
+        rounds=40,
+        evaluation={"every": 8},
+        dtype="float64",
+        record_iterates=True,
+        trainer="stacked",
+    )
+    return result, np.array(a), e, rates
+
+
+def test_metrics_are_those_of_the_iterates(run):
+    result, a, e, _ = run
+    log = result.participation
+    for row in result.metrics.iter_rows(named=True):
+        offset = result.iterates[row["round"]] - e
+        losses = 0.5 * np.einsum("ni,nij,nj->n", offset, a, offset)
+        assert row["loss"] == pytest.approx(losses.mean())
+        assert row["client_loss_std"] == pytest.approx(losses.std())
+        assert row["client_loss_worst_tenth"] == pytest.approx(losses.max())
+        shares, cohorts = np.zeros(12), 0
+        for _, cohort in log.filter(pl.col("round") < row["round"]).group_by("round"):
+            shares[cohort["client"].to_numpy()] += 1 / len(cohort)
+            cohorts += 1
+        if cohorts:
+            assert row["participation_loss"] == pytest.approx(shares @ losses / cohorts)
+        else:
+            assert row["participation_loss"] is None
+
+
+def test_clients(run):
+    result, a, e, rates = run
+    table = result.clients
+    came = result.participation.group_by("client").len().sort("client")
+    expected = np.zeros(12)
+    expected[came["client"].to_numpy()] = came["len"].to_numpy() / 40
+    assert table["participation"].to_list() == expected.tolist()
+    assert table["client"].to_list() == list(range(12))
+    assert np.allclose(table["rate"].to_numpy(), rates)
+    assert np.allclose(table["weight"].to_numpy(), 1 / rates)  # what makes up for participation
+    offset = result.model - e
+    assert np.allclose(table["loss"].to_numpy(), 0.5 * np.einsum("ni,nij,nj->n", offset, a, offset))
