@@ -233,7 +233,7 @@ BAD = {
     "truth for a number": ({"rounds": True}, "rounds: input should be a number (got True)"),
     "a number for a mapping": (
         {"evaluation": 5},
-        "evaluation: 5 is no mapping; give its keys (every)",
+        "evaluation: 5 is no mapping; give its keys (every",
     ),
     "a list for a problem": (
         {"problem": [1]},

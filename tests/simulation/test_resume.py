@@ -81,7 +81,7 @@ OTHERS = {
             "clients": 6,
             "partition": {"type": "dirichlet", "alpha": 0.3},
             "augment": ["flip"],
-            "model": {"type": "cnn", "channels": [2], "hidden": [4], "dropout": 0.5},
+            "model": {"type": "cnn", "channels": [], "hidden": [4], "dropout": 0.5},
         },
     },
     "noise": {

@@ -34,9 +34,7 @@ ALL = [
     pytest.param(name, marks=COMPILING if name.endswith("compiled") else []) for name in TRAINERS
 ]
 
-LARGE = {name for name in MODELS if name.startswith(("cnn-000", "cnn-001-c", "cnn-002"))} - {
-    "cnn-001-cifar100"
-}
+LARGE = set(MODELS) - {"logistic", "mlp", "cnn-003-cifar10"}
 
 OPTIONS = {
     "plain": {},
