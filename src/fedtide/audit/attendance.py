@@ -119,11 +119,11 @@ def attend(
     first, end = span or (int(rounds.min()), int(rounds.max()) + 1)
     length = end - first
     _refuse_long(length, len(rounds))
-    rounds = (rounds - first).astype(np.int32, copy=False)
-    if (rounds[1:] < rounds[:-1]).any():
-        order = np.argsort(rounds, kind="stable")
-        rounds, clients = rounds[order], clients[order]
-    starts = _offsets(rounds, length)
+    counted: NDArray[np.int32] = (rounds - first).astype(np.int32, copy=False)
+    if (counted[1:] < counted[:-1]).any():
+        order = np.argsort(counted, kind="stable")
+        counted, clients = counted[order], clients[order]
+    starts = _offsets(counted, length)
     # Turning rows into columns is a counting sort: linear, and it leaves the rounds rising.
     ones = np.ones(len(clients), dtype=np.int8)
     table = sparse.csr_array((ones, clients, _index(starts)), shape=(length, len(names))).tocsc()

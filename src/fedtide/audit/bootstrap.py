@@ -58,4 +58,4 @@ def block_bootstrap(series: Floats, block: int, seed: int, draws: int = 1000) ->
         high = min(low + step, draws)
         starts = random.integers(length, size=(high - low, blocks))
         deviations[low:high] = means[starts].mean(axis=1)
-    return deviations * stretch
+    return np.asarray(deviations * stretch)

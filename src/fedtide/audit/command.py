@@ -96,7 +96,8 @@ def audit_command(
 
 def _progress() -> Progress:
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-    return Progress(*columns, console=Console(stderr=True), transient=True)
+    console = Console(stderr=True)
+    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
 
 
 def _mapping(pairs: list[str]) -> dict[str, str]:

@@ -69,13 +69,14 @@ class Correlation:
     def noise(self, lags: Ints, spread: float | None = None) -> Floats:
         """Return the standard deviation of R at lags where there is no correlation."""
         spread = self.spread if spread is None else spread
-        return np.sqrt(spread / (self.clients * (self.length - lags)))
+        return np.asarray(np.sqrt(spread / (self.clients * (self.length - lags))))
 
     def dispersion(self, window: int) -> tuple[float, float]:
         """Return the variance of the count in a window over that of independent rounds, and sd.
 
         1 + 2 Σ_{ℓ < L} (1 − ℓ / L) R(ℓ),       sd ≈ 2 √(L / (3 m T))
         """
+        window = min(window, self.length)
         lags = np.arange(1, window)
         shift = min(1.0, self.time) / self.length
         mended = (self.values[1:window] + shift) / (1 + shift)
@@ -105,6 +106,8 @@ def correlate(log: Attendance, pieces: int = 1) -> Correlation | None:
             part -= part.mean(axis=1, keepdims=True)
         power += (np.abs(fft.rfft(table, size, axis=1)) ** 2).sum(axis=0, dtype=np.float64)
     sums = fft.irfft(power, size)[:length]
+    if sums[0] <= 1e-9 * len(chosen):  # every piece is constant
+        return None
     pairs = length - np.arange(length)
     rates = log.counts[chosen] / length
     variances = rates * (1 - rates)

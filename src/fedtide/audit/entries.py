@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -15,6 +16,8 @@ from fedtide.audit.roster import Roster
 from fedtide.errors import BadInput, did_you_mean
 from fedtide.participation.log import STAGES
 
+Numbers = NDArray[np.int32] | NDArray[np.int64]
+
 _NO_ROUND = "give whole numbers from 0"
 
 
@@ -26,7 +29,7 @@ class Entries:
 
     def __init__(self) -> None:
         self._codes: dict[int | str, int] = {}
-        self._rounds: list[NDArray[np.int32]] = []
+        self._rounds: list[Numbers] = []
         self._clients: list[NDArray[np.int32]] = []
 
     def add(self, rounds: pa.Array, clients: pa.Array, stages: pa.Array | None) -> None:
@@ -69,15 +72,16 @@ class Entries:
         table = np.array(
             [self._codes.setdefault(name, len(self._codes)) for name in named], dtype=np.int32
         )
-        return table[encoded.indices.to_numpy(zero_copy_only=False)]
+        codes: NDArray[np.int32] = table[encoded.indices.to_numpy(zero_copy_only=False)]
+        return codes
 
 
-def _rounds(column: pa.Array) -> NDArray[np.int32] | NDArray[np.int64]:
+def _rounds(column: pa.Array) -> Numbers:
     if column.null_count:
         raise BadInput(f"round: it is missing in a row; {_NO_ROUND}")
     if not (pa.types.is_integer(column.type) or pa.types.is_floating(column.type)):
         raise BadInput(f"round: type {column.type} is no number; {_NO_ROUND}")
-    given = column.to_numpy(zero_copy_only=False)
+    given: NDArray[Any] = column.to_numpy(zero_copy_only=False)
     rounds = given.astype(np.int64, copy=False)
     wrong = (rounds < 0) | (rounds != given)
     if wrong.any():
@@ -121,12 +125,12 @@ def _names(seen: Sequence[int | str], roster: Roster | None, clients: int | None
     if roster is not None:
         return roster.names
     if clients is None:
-        return pl.Series("client", sorted(seen))  # type: ignore[type-var]
+        return pl.Series("client", sorted(seen))
     if seen and isinstance(seen[0], str):
         if len(seen) > clients:
             raise BadInput(f"clients: the log names {len(seen)}, more than {clients}; raise it")
         unnamed = [f"(unnamed {i + 1})" for i in range(clients - len(seen))]
-        return pl.Series("client", [*sorted(seen), *unnamed])  # type: ignore[type-var]
+        return pl.Series("client", [*sorted(seen), *unnamed])
     return pl.Series("client", np.arange(clients))
 
 
@@ -142,7 +146,7 @@ def _places(seen: Sequence[int | str], names: pl.Series, source: str) -> NDArray
     return np.array([place[str(name)] for name in seen], dtype=np.int32)
 
 
-def _joined(parts: list[NDArray[np.int32]]) -> NDArray[np.int32]:
+def _joined(parts: list[Any]) -> NDArray[Any]:
     """Return the parts end to end, giving each back as it is copied."""
     if not parts:
         return np.empty(0, dtype=np.int32)

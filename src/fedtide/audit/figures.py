@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+from typing import Any
 
 import matplotlib as mpl
 import numpy as np
@@ -17,8 +18,8 @@ BLUE, ORANGE, GREEN, GREY = "#0072B2", "#D55E00", "#009E73", "#8a8f98"
 _RASTER = (240, 600)
 """Rows and columns of the raster at most; each cell is the mean of what falls into it."""
 
-_STYLE = {
-    "font.size": 11,
+_STYLE: dict[Any, Any] = {
+    "font.size": 10,
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.edgecolor": GREY,
@@ -48,7 +49,7 @@ def raster(audit: Audit) -> str:
         np.bincount(place, minlength=rows),
         np.bincount(np.arange(log.length) * columns // log.length, minlength=columns),
     )
-    figure, axes = _new(height=3.6)
+    figure, axes = _new(height=3.0)
     shown = image.reshape(rows, columns) / area
     top = max(float(np.quantile(shown[shown > 0], 0.98)), 1e-9) if shown.any() else 1.0
     extent = (log.first, log.first + log.length, log.size, 0.0)
@@ -163,9 +164,9 @@ def _thinned(lags: NDArray[np.int64]) -> NDArray[np.int64]:
     return lags if len(lags) <= 2000 else lags[:: -(-len(lags) // 2000)]
 
 
-def _new(height: float = 3.0) -> tuple[Figure, Axes]:
+def _new(height: float = 2.6) -> tuple[Figure, Axes]:
     with mpl.rc_context(_STYLE):
-        figure = Figure(figsize=(7.2, height), layout="constrained")
+        figure = Figure(figsize=(5.6, height), layout="constrained")
         return figure, figure.subplots()
 
 
@@ -176,7 +177,9 @@ def _svg(figure: Figure, title: str) -> str:
         figure.savefig(text, format="svg", transparent=True, metadata={"Date": None})
     svg = text.getvalue()
     svg = svg[svg.index("<svg") :]
-    svg = re.sub(r'width="[\d.]+pt" height="[\d.]+pt"', f'role="img" aria-label="{title}"', svg, 1)
+    svg = re.sub(
+        r'width="[\d.]+pt" height="[\d.]+pt"', f'role="img" aria-label="{title}"', svg, count=1
+    )
     prefix = re.sub(r"\W", "", title)[:24]  # ids must differ between the figures of a page
     svg = re.sub(r'(id="|href="#|url\(#)', rf"\g<1>{prefix}-", svg)
     return svg.replace("DejaVu Sans", "inherit")

@@ -230,7 +230,7 @@ def _group(
     size = len(names)
 
     def total(values: Floats) -> Floats:
-        return np.bincount(codes, weights=values, minlength=size)
+        return np.asarray(np.bincount(codes, weights=values, minlength=size))
 
     series = np.stack([_per_round(log, (codes == g).astype(np.float64)) for g in range(size)], 1)
     series = (series * log.shares[:, None])[log.cohorts > 0]

@@ -77,7 +77,7 @@ def _tiles(audit: Audit) -> list[tuple[str, str]]:
         (f"{plain.total_variation:.0%}", "of the influence misplaced"),
         (f"{len(audit.coverage.never):,}", f"of {audit.log.size:,} clients never came"),
         (audit.pattern.family, f"pattern, {audit.pattern.confidence:.1%} sure"),
-        (words.method(audit.advice[0]), "advised"),
+        (words.name(audit.advice[0]), "advised"),
     ]
 
 

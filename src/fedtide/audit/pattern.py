@@ -22,7 +22,7 @@ Family = Literal[
 
 LEVEL = 0.001
 """The probability with which each test calls a log without the effect one with it, at most."""
-DRIFT_LEVEL = 0.005
+DRIFT_LEVEL = 0.002
 """The same for drift, whose test leans on an estimate; 0.01 is what is promised."""
 
 
@@ -96,7 +96,7 @@ def find_pattern(log: Attendance) -> Pattern:
     """Return the pattern of a log.
 
     The order of the decisions: cyclic, drifting, regularized, then by the dependence on the round
-    before Markov or independent, each at the level 0.001 (drift: 0.005) and with an effect that
+    before Markov or independent, each at the level 0.001 (drift: 0.002) and with an effect that
     matters; a dependence that reaches back further than one round, or too little data to exclude a
     correlation of 0.1, is "undecided".
     """

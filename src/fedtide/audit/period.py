@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy import stats
 
 from fedtide.audit.attendance import Floats
@@ -47,7 +48,7 @@ def find_period(correlation: Correlation) -> Period | None:
     if most < 2:
         return None
     candidates = np.arange(2, most + 1)
-    strength, rise, noise = np.array([_score(correlation, c) for c in candidates]).T
+    strength, rise, noise = np.array([_score(correlation, int(c)) for c in candidates]).T
     weaker = np.minimum(strength, rise / np.sqrt(1.5))
     best = _smallest(strength, rise, noise)
     p = min(1.0, len(candidates) * float(stats.norm.sf(weaker[best] / noise[best])))
@@ -85,8 +86,8 @@ def _score(correlation: Correlation, c: int) -> tuple[float, float, float]:
     return strength, rise, noise
 
 
-def _between(r: Floats, lags: Floats) -> Floats:
+def _between(r: Floats, lags: NDArray[np.floating]) -> Floats:
     """Return R at these lags, half-way between two where they are no whole numbers."""
     low = np.floor(lags).astype(np.int64)
     high = np.minimum(np.ceil(lags).astype(np.int64), len(r) - 1)
-    return (r[low] + r[high]) / 2
+    return np.asarray((r[low] + r[high]) / 2)

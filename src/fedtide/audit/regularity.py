@@ -10,7 +10,7 @@ from fedtide.audit.attendance import Attendance, Floats, Ints
 
 _ENTRIES = 4_000_000
 """Above so many entries, clients evenly spread over all of them stand for the rest."""
-_WORK = 60_000_000
+_WORK = 30_000_000
 """How many entries are gone through for the whole curve, roughly."""
 
 

@@ -73,7 +73,9 @@ def count_runs(log: Attendance) -> Runs:
             counts[row, places] = _per_client(where, begins)
     ends = [_there(log, t) for t in (0, log.length - 1, 1, log.length - 2)]
     ones = log.counts.astype(np.float64)
-    return Runs(log.length, ones, ends[0], ends[1], *counts, ends[2], ends[3])
+    first, last, early, late = ends
+    pairs, triples, returns = counts
+    return Runs(log.length, ones, first, last, pairs, triples, returns, early, late)
 
 
 def dependence_tests(runs: Runs) -> tuple[Floats, float]:
@@ -142,7 +144,7 @@ def _per_client(where: np.ndarray, begins: Ints) -> Floats:
     totals = np.concatenate([[0], np.cumsum(where)])
     low = np.minimum(begins[:-1], len(where))
     high = np.maximum(low, np.minimum(begins[1:] - 1, len(where)))
-    return (totals[high] - totals[low]).astype(np.float64)
+    return np.asarray(totals[high] - totals[low], dtype=np.float64)
 
 
 def _there(log: Attendance, t: int) -> Floats:

@@ -155,7 +155,7 @@ def _database(url: str, columns: Mapping[str, str]) -> pl.DataFrame:
     try:
         if url.startswith("sqlite:///"):
             return _sqlite(url.removeprefix("sqlite:///"), query)
-        import sqlalchemy  # the extra `flower` brings it
+        import sqlalchemy  # type: ignore[import-not-found, unused-ignore]  # an extra brings it
     except sqlite3.Error as error:
         raise BadInput(f"log: {url!r} cannot be read ({error}); name its table after #") from None
     except ImportError:

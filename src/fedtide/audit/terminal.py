@@ -34,8 +34,7 @@ def _facts(audit: Audit) -> list[tuple[str, str]]:
         ("pattern", words.pattern(audit)),
         ("windows", words.window(audit)),
     ]
-    for shares in audit.groups[:2]:
-        facts.append(("groups", "; ".join(words.groups(shares))))
+    facts += [("groups", "; ".join(words.groups(shares))) for shares in audit.groups[:2]]
     for method, numbers in audit.learning_rates.items():
         rates = ", ".join(f"{name} {value:.3g}" for name, value in numbers.items())
         facts.append((f"steps, {method}", rates))

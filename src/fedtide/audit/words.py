@@ -145,6 +145,11 @@ def method(advice: Advice) -> str:
     return _NAMES[advice.algorithm] + (f"({inside})" if inside else "")
 
 
+def name(advice: Advice) -> str:
+    """Return a method without its parameters."""
+    return _NAMES[advice.algorithm]
+
+
 def comparison(audit: Audit) -> str:
     """Return what the replay says about the first advice against others of its memory class."""
     first = audit.advice[0]

@@ -46,7 +46,9 @@ def fedlaavg_step(
         rounds=rounds,
         steps=steps,
     )
-    return math.sqrt(share) * clients**0.25 / (2 * smoothness * steps * math.sqrt(longest * rounds))
+    return math.sqrt(share * math.sqrt(clients)) / (
+        2 * smoothness * steps * math.sqrt(longest * rounds)
+    )
 
 
 def fedlaavg_rate(clients: int, longest: int, rounds: int, share: float) -> tuple[float, bool]:

@@ -123,4 +123,4 @@ def period_for_speedup(deviation: float, clients: int, steps: int, rounds: int) 
     100.0
     """
     need_positive(deviation=deviation, clients=clients, steps=steps, rounds=rounds)
-    return deviation**2 * clients**2.5 * math.sqrt(steps * rounds)
+    return deviation**2 * clients**2 * math.sqrt(clients * steps * rounds)

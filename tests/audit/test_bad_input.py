@@ -1,0 +1,138 @@
+"""Logs and rosters that cannot be used: one sentence, exit status 2."""
+
+import json
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+
+import fedtide as ft
+from fedtide.errors import BadInput
+
+GOOD = pl.DataFrame({"round": [0, 0, 1, 3], "client": [0, 1, 0, 2]})
+
+
+def complaint(log: object, **options: object) -> str:
+    with pytest.raises(BadInput) as caught:
+        ft.audit(log, **options)  # type: ignore[arg-type]
+    sentence = str(caught.value)
+    assert "\n" not in sentence
+    return sentence
+
+
+def test_a_client_twice(tmp_path: Path) -> None:
+    rows = pl.DataFrame({"round": [5, 6, 6], "client": [1, 7, 7]})
+    assert "client: 7 is twice in round 6" in complaint(rows)
+    rows.write_parquet(tmp_path / "log.parquet")
+    assert "client: 7 is twice in round 6" in complaint(tmp_path / "log.parquet")
+
+
+def test_any_order_and_gaps_are_fine(tmp_path: Path) -> None:
+    GOOD.sample(fraction=1.0, shuffle=True, seed=1).write_parquet(tmp_path / "log.parquet")
+    found = ft.audit(tmp_path / "log.parquet")
+    assert (found.log.length, found.coverage.empty_rounds) == (4, 1)
+    assert found.log.counts.tolist() == [2, 1, 1]
+
+
+def test_a_client_beyond_all(tmp_path: Path) -> None:
+    assert "client: 2 is not one of the 2 clients" in complaint(GOOD, clients=2)
+    names = GOOD.with_columns(pl.col("client").cast(pl.String))
+    assert "the log names 3, more than 2" in complaint(names, clients=2)
+    roster = pl.DataFrame({"client": [0, 1]})
+    assert "2 is not one of the 2 clients of --roster" in complaint(GOOD, roster=roster)
+
+
+def test_mixed_ids(tmp_path: Path) -> None:
+    lines = [{"round": 0, "client": 1}, {"round": 1, "client": "a"}]
+    path = tmp_path / "log.jsonl"
+    path.write_text("\n".join(map(json.dumps, lines)))
+    assert "string" in complaint(path)
+    assert "type" in complaint(pl.DataFrame({"round": [0], "client": [0.5]}))
+
+
+def test_nothing_there(tmp_path: Path) -> None:
+    assert "nobody takes part" in complaint(GOOD.head(0))
+    assert "nobody takes part" in complaint(GOOD.with_columns(stage=pl.lit("available")))
+    GOOD.head(0).write_parquet(tmp_path / "log.parquet")
+    assert "nobody takes part" in complaint(tmp_path / "log.parquet")
+
+
+def test_a_missing_column_offers_the_mapping(tmp_path: Path) -> None:
+    rows = GOOD.rename({"round": "server_round"})
+    assert complaint(rows).endswith("say which it is with --columns round=server_round")
+    found = ft.audit(rows, columns={"round": "server_round"})
+    assert found.log.length == 4
+    assert "no 'rnd'" in complaint(rows, columns={"round": "rnd"})
+
+
+@pytest.mark.parametrize("suffix", [".parquet", ".csv", ".jsonl"])
+def test_empty_files(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"log{suffix}"
+    path.touch()
+    assert "is empty" in complaint(path)
+    assert "there is no file" in complaint(tmp_path / f"other{suffix}")
+
+
+def test_a_truncated_parquet(tmp_path: Path) -> None:
+    path = tmp_path / "log.parquet"
+    GOOD.write_parquet(path)
+    path.write_bytes(path.read_bytes()[:-20])
+    assert "no readable .parquet file" in complaint(path)
+
+
+def test_rounds_that_are_times() -> None:
+    rows = pl.DataFrame({"round": [1_700_000_000, 1_700_500_000], "client": [0, 1]})
+    assert "look like times" in complaint(rows)
+    assert "-1 is no round" in complaint(pl.DataFrame({"round": [-1], "client": [0]}))
+
+
+def test_a_million_rounds_of_one_client_each(tmp_path: Path) -> None:
+    """As asynchronous training logs them: unusual, and fine."""
+    path = tmp_path / "log.csv"
+    clients = np.random.default_rng(0).integers(5, size=1_000_000)
+    pl.DataFrame({"round": np.arange(1_000_000), "client": clients}).write_csv(path)
+    found = ft.audit(path)
+    assert found.log.length == 1_000_000
+    assert found.pattern.family == "independent"
+
+
+def test_unknown_stage() -> None:
+    assert "did you mean 'used'" in complaint(GOOD.with_columns(stage=pl.lit("usd")))
+
+
+def test_rosters() -> None:
+    twice = pl.DataFrame({"client": [0, 0]})
+    assert "is there twice" in complaint(GOOD, roster=twice)
+    assert "no column 'client'" in complaint(GOOD, roster=pl.DataFrame({"id": [0]}))
+    everyone = pl.DataFrame({"client": [0, 1, 2], "region": ["a", "b", "b"]})
+    assert "did you mean 'region'" in complaint(GOOD, roster=everyone, groups="regoin")
+    assert "--roster" in complaint(GOOD, groups="region")
+    assert "leave one of the two out" in complaint(GOOD, roster=everyone, clients=3)
+    wrong = everyone.with_columns(weight=pl.lit(-1.0))
+    assert "weight" in complaint(GOOD, roster=wrong)
+
+
+def test_databases(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.db"
+    assert "there is no database" in complaint(f"sqlite:///{path}")
+    with sqlite3.connect(path) as connection:
+        connection.execute("CREATE TABLE participation (round INTEGER, client TEXT, stage TEXT)")
+        rows = [(1, "ann", "used"), (1, "bob", "selected"), (2, "ann", "used")]
+        connection.executemany("INSERT INTO participation VALUES (?, ?, ?)", rows)
+    found = ft.audit(f"sqlite:///{path}")
+    assert (found.log.first, found.log.length, len(found.coverage.never)) == (1, 2, 1)
+    assert "cannot be read" in complaint(f"sqlite:///{path}#nothing")
+
+
+def test_the_command_line_says_it_in_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "log.parquet"
+    path.touch()
+    command = [sys.executable, "-c", "import fedtide.cli; fedtide.cli.main()", "audit", str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert "is empty" in done.stderr
