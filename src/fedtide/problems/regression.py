@@ -64,7 +64,7 @@ class Regression(Problem):
             self.features,
             n_informative=self.informative,
             noise=self.noise,
-            random_state=seed,
+            random_state=seed % 2**32,  # what scikit-learn takes
         )
         features = (features - features.mean(axis=0)) / features.std(axis=0)
         each = self.samples // self.clients
