@@ -122,6 +122,8 @@ class Experiment:
         log: the lowest stage that the participation log keeps.
         checkpoint: when a run with a folder is saved.
         record_iterates: whether to keep x_0, ..., x_T.
+        max_stack_bytes: how much memory the updates of clients that train together may take; a
+            larger cohort trains in parts, with the same result to rounding.
 
     Raises:
         BadInput: a value outside its range.
@@ -145,9 +147,11 @@ class Experiment:
     log: Literal["available", "selected", "reported", "used"] = "available"
     checkpoint: Checkpoints = field(default_factory=Checkpoints)
     record_iterates: bool = False
+    max_stack_bytes: int = 2**28
 
     def __post_init__(self) -> None:
         at_least("rounds", self.rounds, 1)
+        at_least("max_stack_bytes", self.max_stack_bytes, 1)
         at_least("seed", self.seed, 0)
         hints = get_type_hints(Experiment)
         for name in ("dtype", "trainer", "on_nonfinite", "log"):

@@ -23,8 +23,9 @@ from fedtide.simulation.experiment import Experiment, override, read_yaml
 from fedtide.simulation.folder import RunFolder
 from fedtide.simulation.interrupt import Interrupted, Interruption
 from fedtide.simulation.progress import Watcher
-from fedtide.simulation.run import Run, forget_prepared
+from fedtide.simulation.run import Run
 from fedtide.simulation.simulate import execute
+from fedtide.simulation.tasks import forget_prepared
 
 _TELL_SECONDS = 0.2  # between two reports of a worker
 

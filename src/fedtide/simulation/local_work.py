@@ -1,0 +1,101 @@
+"""What clients do in a round, from the algorithm's instructions to their reports."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedtide.algorithms import Algorithm, Instructions, Reports
+from fedtide.errors import BadInput, within
+from fedtide.participation import Ids
+from fedtide.problems import Task
+from fedtide.training import LocalTraining
+from fedtide.training.choose import TrainerName, choose_trainer
+from fedtide.training.feed import Feed
+from fedtide.training.trainer import Round
+
+
+class LocalWork:
+    """Plans minibatches, trains clients, and makes reports of their updates.
+
+    Args:
+        task: what is learnt; the pooled task for a method without federation.
+        local: what a client does in a round.
+        seed: of the minibatches.
+        trainer: its name.
+        clients: how many clients are going to train in the whole run, about.
+
+    Attributes:
+        feed: the minibatches; what it has taken belongs to a checkpoint.
+        trainer: trains.
+        choice: the trainer and why, for people.
+
+    Raises:
+        BadInput: local training that does not fit the task.
+    """
+
+    def __init__(
+        self, task: Task, local: LocalTraining, seed: int, trainer: TrainerName, clients: float
+    ) -> None:
+        self._start, self._samples = task.start, task.population.samples
+        with within("local"):
+            self.feed = Feed(task.population, local, seed)
+        if local.projection is not None:
+            with within("local.projection"):
+                local.projection.check(task.layout.size)
+        self.trainer, self.choice = choose_trainer(trainer, task, local, clients)
+
+    def reports(
+        self, asked: Instructions, clients: Ids, weights: NDArray[np.float64], lr: float
+    ) -> Reports:
+        """Return what these clients report, shape (S,), when they are asked like this."""
+        plan = self.feed.plan(clients, asked.full_batch)
+        shared = Round(asked.model, lr, asked.mu, asked.frozen)
+        return Reports(
+            clients=self._tensor(clients),
+            weights=self._tensor(weights).to(self._start.dtype),
+            updates=self.trainer.train(shared, plan, asked.drift),
+            lr=lr,
+            steps=self._tensor(plan.steps),
+            samples=None if self._samples is None else self._tensor(self._samples[clients]),
+            gradients=self._gradients(clients, asked.model) if asked.gradients else None,
+        )
+
+    def pooled(self, model: Tensor, cohort: int, lr: float) -> Reports:
+        """Return the report of the one client of a pooled task, who works for a whole cohort."""
+        client, end, steps = np.zeros(1, dtype=np.int64), model, 0
+        for _ in range(cohort):
+            plan = self.feed.plan(client)
+            end = end + self.trainer.train(Round(end, lr), plan)[0]
+            steps += int(plan.steps[0])
+        return Reports(
+            clients=self._tensor(client),
+            weights=model.new_ones(1),
+            updates=(end - model)[None],
+            lr=lr,
+            steps=self._tensor(client + steps),
+        )
+
+    def _gradients(self, clients: Ids, model: Tensor) -> Tensor:
+        """Return ∇F_n at the model, over all samples of each client, shape (S, d)."""
+        whole = self.feed.whole(clients)
+        return -self.trainer.train(Round(model, lr=1.0, frozen=True), whole)
+
+    def _tensor(self, array: NDArray[np.generic]) -> Tensor:
+        return torch.as_tensor(array, device=self._start.device)
+
+
+def check_fit(algorithm: Algorithm, local: LocalTraining) -> None:
+    """Make sure that the algorithm can read what it needs off updates of such local training.
+
+    Raises:
+        BadInput: it reads gradients, and momentum or a projection hides them.
+    """
+    if algorithm.raw_gradients and (local.projection is not None or local.momentum):
+        field = "momentum" if local.momentum else "projection"
+        raise BadInput(
+            f"local.{field}: this algorithm reads gradients off the updates, which holds for "
+            "plain local steps only; leave it out"
+        )
