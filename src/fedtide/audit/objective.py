@@ -6,9 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 import polars as pl
+from numpy.typing import NDArray
 from scipy import stats
 
-from fedtide.audit.attendance import Attendance, Floats
+from fedtide.audit.attendance import Attendance, Floats, Ints
 from fedtide.audit.bootstrap import block_bootstrap, block_length
 from fedtide.audit.pattern import Pattern
 from fedtide.audit.rates import Rates, wilson
@@ -74,6 +75,8 @@ class GroupShares:
         high: upper end, (G,).
         rates: the mean participation rate, (G,).
         never: how many of its clients never came, (G,).
+        absence: the longest absence of those who came, (G,); 0 where nobody did.
+        patterns: the most frequent pattern of its clients, (G,).
     """
 
     grouping: str
@@ -85,6 +88,8 @@ class GroupShares:
     high: Floats
     rates: Floats
     never: Floats
+    absence: Ints
+    patterns: list[str]
 
     @property
     def ratios(self) -> Floats:
@@ -126,6 +131,8 @@ def find_objectives(
 
 def group_shares(
     log: Attendance,
+    pattern: Pattern,
+    absences: Ints,
     rates: Rates,
     objectives: Objectives,
     groupings: dict[str, pl.Series],
@@ -133,7 +140,8 @@ def group_shares(
 ) -> list[GroupShares]:
     """Return how much each group of each grouping counts in plain averaging."""
     return [
-        _group(log, rates, objectives, name, labels, seed) for name, labels in groupings.items()
+        _group(log, pattern, absences, rates, objectives, name, labels, seed)
+        for name, labels in groupings.items()
     ]
 
 
@@ -220,6 +228,8 @@ def _folded_bias(center: Floats, error: Floats) -> Floats:
 
 def _group(
     log: Attendance,
+    pattern: Pattern,
+    absences: Ints,
     rates: Rates,
     objectives: Objectives,
     grouping: str,
@@ -246,4 +256,17 @@ def _group(
         high=np.minimum(weights - np.quantile(deviations, 0.025, axis=0), 1),
         rates=total(rates.estimate) / sizes,
         never=total((log.counts == 0).astype(np.float64)),
+        absence=_longest(np.where(log.counts > 0, absences, 0), codes, size),
+        patterns=[_commonest(pattern.clients[codes == g]) for g in range(size)],
     )
+
+
+def _longest(absences: Ints, codes: Ints, size: int) -> Ints:
+    longest = np.zeros(size, dtype=np.int64)
+    np.maximum.at(longest, codes, absences)
+    return longest
+
+
+def _commonest(families: NDArray[np.str_]) -> str:
+    names, counts = np.unique(families, return_counts=True)
+    return str(names[np.argmax(counts)])

@@ -80,6 +80,8 @@ def _group(group: GroupShares) -> dict[str, Any]:
         name: {
             "clients": int(group.sizes[g]),
             "never_seen": int(group.never[g]),
+            "longest_absence": int(group.absence[g]),
+            "pattern": group.patterns[g],
             "rate": float(group.rates[g]),
             "weight": float(group.weights[g]),
             "weight_interval": [float(group.low[g]), float(group.high[g])],

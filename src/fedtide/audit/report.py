@@ -136,7 +136,15 @@ def audit(
     cutoffs = find_cutoff(attendance, pattern.family == "independent")
     wanted = _wanted(known, attendance)
     objectives = find_objectives(attendance, pattern, rates, wanted, cutoffs.best, seed)
-    shares = group_shares(attendance, rates, objectives, known.groups if known else {}, seed)
+    shares = group_shares(
+        attendance,
+        pattern,
+        coverage.absences,
+        rates,
+        objectives,
+        known.groups if known else {},
+        seed,
+    )
     watch("windows", 0.0)
     weights = objectives.plain.weights
     windows = regularity(attendance, wanted, weights, tolerance, pattern.period)
