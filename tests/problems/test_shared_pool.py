@@ -51,13 +51,13 @@ def test_there_may_be_more_clients_than_samples():
     result = ft.simulate(
         problem=ft.problems.Classification("digits", SharedPool(samples=20), clients=1_000_000),
         participation=ft.participation.Bernoulli(rates=2e-5),
-        algorithm=ft.algorithms.FedAU(),
+        algorithm=ft.algorithms.FedAvg(),
         local=ft.LocalTraining(steps=2, lr=0.1, batch_size=10),
-        rounds=5,
+        rounds=20,
         evaluation={"every": 0, "clients": False},
         trainer="stacked",
     )
-    assert result.metrics["train_loss"][-1] < np.log(10)
+    assert result.metrics["train_loss"][-1] < 2.2
 
 
 def test_bad_numbers_are_refused():
