@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 import yaml
+from rich import box
 from rich.table import Table
 
 from fedtide.errors import BadInput
@@ -26,21 +27,23 @@ class Column:
         title: for people.
         percent: whether it is a share, shown as a percentage.
         digits: behind the point.
+        std: whether the standard deviation over the seeds is shown, too.
     """
 
     key: str
     title: str
     percent: bool = False
     digits: int = 1
+    std: bool = False
 
 
 COLUMNS = (
-    Column("test_accuracy", "test accuracy %", percent=True),
-    Column("client_test_accuracy_worst_tenth", "worst tenth %", percent=True),
-    Column("client_test_accuracy_std", "spread %", percent=True),
-    Column("loss", "loss, all alike", digits=4),
-    Column("participation_loss", "loss, by presence", digits=4),
-    Column("rounds_per_second", "rounds/s", digits=0),
+    Column("test_accuracy", "test\naccuracy %", percent=True, std=True),
+    Column("client_test_accuracy_worst_tenth", "worst\ntenth %", percent=True, std=True),
+    Column("client_test_accuracy_std", "spread\n%", percent=True),
+    Column("loss", "loss,\nall alike", digits=3, std=True),
+    Column("participation_loss", "by\npresence", digits=3),
+    Column("rounds_per_second", "rounds\n/s", digits=0),
 )
 """What a comparison shows, as far as the runs have it.
 
@@ -136,9 +139,9 @@ def comparison(runs: Iterable[FinishedRun]) -> pl.DataFrame:
 
 def comparison_table(frame: pl.DataFrame) -> Table:
     """Return the comparison for a terminal."""
-    table = Table(title=None, header_style="bold")
+    table = Table(box=box.SIMPLE_HEAD, header_style="bold", pad_edge=False)
     shown = [column for column in COLUMNS if column.key in frame.columns]
-    table.add_column("method")
+    table.add_column("\nmethod")
     for column in shown:
         table.add_column(column.title, justify="right")
     for row in frame.iter_rows(named=True):
@@ -151,5 +154,5 @@ def _cell(row: dict[str, Any], column: Column) -> str:
     if mean is None:
         return ""
     scale = 100 if column.percent else 1
-    spread = f" ± {std * scale:.{column.digits}f}" if row["seeds"] > 1 else ""
+    spread = f" ± {std * scale:.{column.digits}f}" if column.std and row["seeds"] > 1 else ""
     return f"{mean * scale:,.{column.digits}f}{spread}"
