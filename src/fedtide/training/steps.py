@@ -91,8 +91,9 @@ class Steps:
         found = self._recorded.get(key)
         if found is None:
             with _recording:
-                found = self._recorded.get(key) or self._record(round, drift, arguments)
-                self._recorded[key] = found
+                found = self._recorded.get(key)
+                if found is None:  # another thread may have been quicker
+                    found = self._recorded[key] = self._record(round, drift, arguments)
         return found
 
     def _record(self, round: Round, drift: bool, arguments: list[Tensor]) -> Recording:
