@@ -88,15 +88,15 @@ def test_a_short_log_is_undecided(of_rounds: Any) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FAMILIES)
 def test_families_and_intervals_over_many_logs(draw: Any, uneven: Any, name: str) -> None:
-    """Over 60 logs of 10 to 100 clients: the family 95 in 100, intervals 93 to 97 in 100.
+    """Over 200 logs of 10 to 100 clients: the family 95 in 100, intervals 93 to 97 in 100.
 
-    A family that is right with probability 0.99 is wrong more than 4 times in 60 with probability
-    4e-4, a strict one never. The mean coverage over some 2500 intervals has a standard deviation of
-    at most 0.01 even if the clients of a log were alike.
+    A family that is right with probability 0.988 (the least that 1000 logs of each showed) is wrong
+    more than 10 times in 200 with probability 1e-4. The mean coverage over some 9000 intervals has
+    a standard deviation of about 0.005 even if the clients of a log were half alike.
     """
     family, period = FAMILIES[name]
     right, exact, covered = [], [], []
-    for seed in range(60):
+    for seed in range(200):
         clients = (10, 20, 50, 100)[seed % 4]
         rates = uneven(clients, seed)
         process = process_of(name, rates)
@@ -108,11 +108,11 @@ def test_families_and_intervals_over_many_logs(draw: Any, uneven: Any, name: str
         assert truth is not None
         got = estimate_rates(log, found)
         covered.append(((got.low <= truth + 1e-12) & (truth <= got.high + 1e-12)).mean())
-    assert np.mean(right) >= 0.93
-    assert np.mean(exact) >= 0.93
+    assert np.mean(right) >= 0.95
+    assert np.mean(exact) >= 0.95
     assert np.mean(covered) > 0.93
     if family in ("independent", "markov"):
-        assert np.mean(covered) < 0.98
+        assert np.mean(covered) < 0.97
 
 
 def test_the_exact_skew_of_paper_004(draw: Any) -> None:

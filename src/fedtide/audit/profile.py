@@ -26,6 +26,7 @@ class Profile:
         on: the share of the cycle's rounds in which each client comes more often than on average.
         phase: the middle of that time, in rounds from the cycle's begin, (N,); NaN: nowhere.
         rate: the rate over a whole cycle, whatever part of one the log ends with, (N,).
+        visits: how many cycles the log holds.
     """
 
     period: int
@@ -34,6 +35,7 @@ class Profile:
     on: Floats
     phase: Floats
     rate: Floats
+    visits: float
 
     def summary(self) -> dict[str, Any]:
         """Return the share of the time that clients are on, and how their phases lie."""
@@ -41,8 +43,10 @@ class Profile:
         if not cyclic.any():
             return {"on_fraction": None, "phases": 0, "explained": 0.0}
         starts = phase_groups(self.phase[cyclic], self.period)
+        # With less than one appearance per place in the cycle, where it comes more often is chance.
+        known = self.visits * float(np.median(self.rate[cyclic])) >= 1
         return {
-            "on_fraction": float(np.median(self.on[cyclic])),
+            "on_fraction": float(np.median(self.on[cyclic])) if known else None,
             "phases": len(starts),
             "phase_centers": [round(float(start), 1) for start in starts],
             "explained": float(np.mean(self.explained[cyclic])),
@@ -64,7 +68,7 @@ def fold(log: Attendance, period: int) -> Profile:
         parts.append(_fold(counts.astype(np.float64), visits))
     columns = [np.concatenate(column) for column in zip(*parts, strict=True)]
     explained, p_value, on, phase, rate = columns
-    return Profile(period, explained, p_value < 0.001, on, phase, rate)
+    return Profile(period, explained, p_value < 0.001, on, phase, rate, log.length / period)
 
 
 def _fold(counts: Floats, visits: Floats) -> tuple[Floats, Floats, Floats, Floats, Floats]:

@@ -56,18 +56,16 @@ def _extremes(audit: Audit, most: int = 4) -> RenderableType:
     return table
 
 
-def _advice(audit: Audit, most: int = 4) -> RenderableType:
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    table.add_column("advice", style="bold", no_wrap=True)
-    table.add_column("skew left", justify="right")
-    if audit.simulated:
-        table.add_column("replayed", justify="right")
-    table.add_column("memory", justify="right", no_wrap=True)
-    table.add_column("because")
+def _advice(audit: Audit, most: int = 3) -> RenderableType:
+    """Return the first methods, each with its costs in a line and its first reason below."""
+    table = Table.grid(padding=(0, 1))
     for place, one in enumerate(audit.advice[:most], start=1):
-        row = [f"{place}. {escape(words.method(one))}", f"{one.remaining:.2f}"]
+        numbers = [f"L1 skew left {one.remaining:.2f}"]
         if one.simulated:
-            row.append(f"{one.simulated[0]:.2f} ± {1.96 * one.simulated[1]:.2f}")
-        row += [words.amount(one.memory_floats), escape(one.reasons[0])]
-        table.add_row(*row)
+            numbers.append(f"replayed {one.simulated[0]:.2f} ± {1.96 * one.simulated[1]:.2f}")
+        numbers.append(f"{words.amount(one.memory_floats)} numbers of memory")
+        title = Text(words.method(one), style="bold")
+        title.append(f"  {' · '.join(numbers)}", style="not bold dim")
+        table.add_row(f"{place}.", title)
+        table.add_row("", Text(one.reasons[0]))
     return table
