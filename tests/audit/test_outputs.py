@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import polars as pl
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from rich.console import Console
 from typer.testing import CliRunner
 
@@ -117,3 +119,16 @@ def test_the_function_and_the_room() -> None:
 
     log = pl.DataFrame({"round": [0, 1], "client": [0, 1]})
     assert isinstance(ft.audit(log), Audit)
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    st.lists(st.tuples(st.integers(0, 30), st.integers(0, 5)), min_size=1, max_size=60, unique=True)
+)
+def test_every_small_log_has_an_audit(rows: list[tuple[int, int]]) -> None:
+    log = pl.DataFrame(rows, schema=["round", "client"], orient="row")
+    audited = ft.audit(log, clients=6, simulate=True)
+    plain = json.dumps(audited.plain(), allow_nan=False)
+    assert json.loads(plain)["never_seen"] == 6 - log["client"].n_unique()
+    assert "Whose model" in render(audited)
+    show(audited, Console(file=io.StringIO()))

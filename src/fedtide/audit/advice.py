@@ -132,9 +132,11 @@ def _known(findings: Findings) -> Advice:
     seen = rates.estimate > 0
     relative = (rates.high - rates.low)[seen] / (2 * 1.96 * rates.estimate[seen])
     left = findings.objectives.others[2].l1_skew
+    never = len(findings.coverage.never)
+    but = f" but the {never:,} clients that never came" if never else ""
     reasons = [
         "divide each update by the rate of its client that this audit found: nothing is left on "
-        f"this log but the {len(findings.coverage.never):,} clients that never came",
+        f"this log{but}",
         f"the rates are known to within {np.minimum(relative, 1).mean():.0%} on average, and the "
         f"rarest client weighs {1 / rates.estimate[seen].min():,.0f}; if they may change, FedAU "
         "follows",
