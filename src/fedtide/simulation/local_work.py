@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -46,6 +48,8 @@ class LocalWork:
             with within("local.projection"):
                 local.projection.check(task.layout.size)
         self.trainer, self.choice = choose_trainer(trainer, task, local, clients)
+        one_step = LocalTraining(steps=1, lr=1.0)  # whatever else the local steps do to a gradient
+        self._slope, _ = choose_trainer(cast(TrainerName, self.trainer.name), task, one_step, 0)
 
     def reports(
         self, asked: Instructions, clients: Ids, weights: NDArray[np.float64], lr: float
@@ -81,7 +85,7 @@ class LocalWork:
     def _gradients(self, clients: Ids, model: Tensor) -> Tensor:
         """Return ∇F_n at the model, over all samples of each client, shape (S, d)."""
         whole = self.feed.whole(clients)
-        return -self.trainer.train(Round(model, lr=1.0, frozen=True), whole)
+        return -self._slope.train(Round(model, lr=1.0, frozen=True), whole)
 
     def _tensor(self, array: NDArray[np.generic]) -> Tensor:
         return torch.as_tensor(array, device=self._start.device)
