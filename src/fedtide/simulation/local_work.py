@@ -49,7 +49,7 @@ class LocalWork:
                 local.projection.check(task.layout.size)
         self.trainer, self.choice = choose_trainer(trainer, task, local, clients)
         one_step = LocalTraining(steps=1, lr=1.0)  # whatever else the local steps do to a gradient
-        self._slope, _ = choose_trainer(cast(TrainerName, self.trainer.name), task, one_step, 0)
+        self._slope, _ = choose_trainer(cast("TrainerName", self.trainer.name), task, one_step, 0)
 
     def reports(
         self, asked: Instructions, clients: Ids, weights: NDArray[np.float64], lr: float
