@@ -27,7 +27,7 @@ from fedtide.simulation.run import Run
 
 CLIENTS, SAMPLES, FEATURES, CLASSES = 1000, 60, 784, 10
 STEPS, BATCH, LR = 5, 20, 0.1
-REPEATS = 9
+REPEATS = 15
 
 
 @dataclass
@@ -97,24 +97,21 @@ def write_data(folder: Path) -> None:
         frame.write_parquet(folder / f"{name}.parquet")
 
 
+def side_by_side(rounds: list[Callable[[], None]]) -> list[list[float]]:
+    """Return milliseconds per round of each, (repeats, rounds), measured in turn.
+
+    The machine may be slower at one time than at another; what is measured in turn can be compared.
+    """
+    return [[milliseconds(round) for round in rounds] for _ in range(REPEATS)]
+
+
 def milliseconds(round: Callable[[], None]) -> float:
-    """Return the median time of a round over several repeats of at least a tenth of a second."""
-    began = time.perf_counter()
-    round()
-    once = time.perf_counter() - began
-    rounds = max(1, round_up(0.1 / once))
-    times = []
-    for _ in range(REPEATS):
-        began = time.perf_counter()
-        for _ in range(rounds):
-            round()
-        times.append((time.perf_counter() - began) / rounds)
-    return 1000 * statistics.median(times)
-
-
-def round_up(number: float) -> int:
-    """Return the next integer."""
-    return int(np.ceil(number))
+    """Return the time of a round, over at least three rounds and a fifth of a second."""
+    count, began = 0, time.perf_counter()
+    while count < 3 or time.perf_counter() - began < 0.2:
+        round()
+        count += 1
+    return 1000 * (time.perf_counter() - began) / count
 
 
 def main() -> None:
@@ -129,11 +126,14 @@ def main() -> None:
             for run in runs:
                 for _ in range(3):
                     run.round()
-            plain = milliseconds(loop.round)
-            stacked, compiled = (milliseconds(run.round) for run in runs)
+            times = side_by_side([loop.round, *(run.round for run in runs)])
+            plain, stacked, compiled = (
+                statistics.median(column) for column in zip(*times, strict=True)
+            )
+            gains = [statistics.median(row[0] / row[k] for row in times) for k in (1, 2)]
             print(
-                f"{cohort:6} {plain:9.2f} {stacked:11.2f} {plain / stacked:6.1f} "
-                f"{compiled:12.2f} {plain / compiled:6.1f}"
+                f"{cohort:6} {plain:9.2f} {stacked:11.2f} {gains[0]:6.1f} "
+                f"{compiled:12.2f} {gains[1]:6.1f}"
             )
 
 

@@ -58,11 +58,16 @@ def test_all_precisions_start_from_the_same_model():
     assert not torch.equal(double, prepared("digits", Iid(), 5, seed=2).start)
 
 
+def stacked(batches):
+    """Return the parts of the batches of all steps, the step first."""
+    return [torch.stack(part) for part in zip(*batches, strict=True)]
+
+
 def test_batches_gather_what_the_plan_says():
     task = prepared("digits", Dirichlet(0.5), 20)
     data = load("digits")
     plan = plan_for(task, [3, 11], masked=True)
-    x, y, mask = task.batches(plan)
+    x, y, mask = stacked(task.batches(plan))
     assert x.shape == (3, 2, 4, 1, 8, 8)
     for place in np.ndindex(3, 2, 4):
         client = plan.clients[place[1]]
@@ -76,21 +81,22 @@ def test_batches_gather_what_the_plan_says():
 
 
 def test_a_batch_that_all_steps_share():
-    for augment, steps in ((None, 1), (["flip"], 3)):
+    for augment in (None, ["flip"]):
         task = prepared("digits", Iid(), 20, augment=augment)
         keys = np.random.default_rng(0).integers(2**62, size=(3, 2))
         positions = np.tile(np.arange(4), (1, 2, 1))
-        x, y = task.batches(Plan(np.array([3, 11]), keys, positions))
-        assert x.shape[:3] == (steps, 2, 4)
-        assert y.shape == (1, 2, 4)
+        x, y = stacked(task.batches(Plan(np.array([3, 11]), keys, positions)))
+        assert x.shape[:3] == (3, 2, 4)
+        assert torch.equal(y[0], y[1])
+        assert torch.equal(x[0], x[1]) == (augment is None)
 
 
 def test_augmented_batches_are_the_plain_ones_augmented():
     names = ["pad-crop", "flip"]
     plain, changed = (prepared("digits", Iid(), 20, augment=a) for a in (None, names))
     plan = plan_for(plain, [0, 7])
-    x, y = plain.batches(plan)
-    z, y_changed = changed.batches(plan)
+    x, y = stacked(plain.batches(plan))
+    z, y_changed = stacked(changed.batches(plan))
     assert torch.equal(z, augmented(x, names, torch.from_numpy(plan.keys)))
     assert not torch.equal(z, x)
     assert torch.equal(y, y_changed)
@@ -104,15 +110,15 @@ def test_evaluation_is_not_augmented():
 def test_a_key_only_with_dropout():
     without, with_dropout = (prepared("digits", Iid(), 20, model=m) for m in ("logistic", DROPOUT))
     plan = plan_for(without, [0, 7], masked=True)
-    assert len(without.batches(plan)) == 3
-    assert np.array_equal(with_dropout.batches(plan)[3], plan.keys)
+    assert len(stacked(without.batches(plan))) == 3
+    assert np.array_equal(stacked(with_dropout.batches(plan))[3], plan.keys)
 
 
 @pytest.mark.parametrize("model", ["logistic", DROPOUT])
 def test_a_masked_minibatch_counts_its_real_samples_only(model):
     task = prepared("digits", Iid(), 20, model=model)
     plan = plan_for(task, [4], steps=1, batch=6)
-    x, y, *key = (part[0, 0] for part in task.batches(plan))
+    x, y, *key = (part[0, 0] for part in stacked(task.batches(plan)))
     params = task.layout.unflatten(task.start)
     mask = torch.tensor([True, True, False, True, False, False])
     gradient = torch.func.grad(task.loss)(params, x, y, mask, *key)
@@ -127,7 +133,7 @@ def test_a_masked_minibatch_counts_its_real_samples_only(model):
 
 def test_a_minibatch_of_padding_only_has_no_gradient():
     task = prepared("digits", Iid(), 20)
-    x, y = (part[0, 0] for part in task.batches(plan_for(task, [4], steps=1)))
+    x, y = (part[0, 0] for part in stacked(task.batches(plan_for(task, [4], steps=1))))
     params = task.layout.unflatten(task.start)
     gradient = torch.func.grad(task.loss)(params, x, y, torch.zeros(4, dtype=torch.bool))
     assert not any(g.any() for g in gradient.values())
@@ -137,7 +143,7 @@ def test_a_minibatch_of_padding_only_has_no_gradient():
 @pytest.mark.parametrize("model", ["logistic", "mlp", DROPOUT])
 def test_losses_stack_over_clients(model, masked):
     task = prepared("digits", Dirichlet(0.5), 20, model=model)
-    batch = [part[0] for part in task.batches(plan_for(task, [2, 5, 9], masked=masked))]
+    batch = next(iter(task.batches(plan_for(task, [2, 5, 9], masked=masked))))
     params = task.layout.unflatten(task.start + 0.1 * torch.randn(3, len(task.start)))
     gradients = torch.func.vmap(torch.func.grad(task.loss))(params, *batch)
     for client in range(3):
@@ -153,7 +159,7 @@ def test_losses_can_be_recorded_and_replayed_with_other_keys():
     task = prepared("digits", Iid(), 20, model=DROPOUT)
     params = task.layout.unflatten(task.start.expand(2, -1))
     step = torch.func.vmap(torch.func.grad(task.loss))
-    first, other = ([part[k] for part in task.batches(plan_for(task, [2, 5]))] for k in (0, 1))
+    first, other, *_ = task.batches(plan_for(task, [2, 5]))
     with ThreadPoolExecutor(1) as pool:  # a thread that has not used the model before
         recorded = pool.submit(make_fx(step), params, *first).result()
     for name, gradient in step(params, *other).items():

@@ -217,5 +217,6 @@ def test_bad_flwr_partitioners(partition, complaint):
 
 def test_the_table_names_all():
     assert sorted(PARTITIONS) == [
-        "dirichlet", "flwr", "iid", "majority-class", "natural", "single-class",
+        "dirichlet", "flwr", "iid", "majority-class", "natural", "shared-pool",
+        "single-class",
     ]  # fmt: skip

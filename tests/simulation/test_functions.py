@@ -23,11 +23,10 @@ def gradient(task, x, clients, local=None, rounds=1):
     feed = Feed(task.population, local or LocalTraining(steps=1), seed=5)
     plan = [feed.plan(np.array(clients)) for _ in range(rounds)][-1]
     found = []
-    batches = task.batches(plan)
-    for k in range(len(plan.keys)):
+    for batches in task.batches(plan):
         row = []
         for s in range(len(clients)):
-            batch = [tensor[k if len(tensor) > 1 else 0, s] for tensor in batches]
+            batch = [tensor[s] for tensor in batches]
             y = torch.tensor(x, dtype=torch.float64, requires_grad=True)
             task.loss(task.layout.unflatten(y), *batch).backward()
             row.append(y.grad.numpy())
@@ -78,7 +77,7 @@ def noises(noise, steps=20_000):
     """Return ξ of both clients in every step: their third gradients at 0, where all else is 0."""
     task = LowerBound4D(noise=noise).prepare(0, CPU, torch.float64)
     plan = Feed(Population(2), LocalTraining(steps=steps), seed=1).plan(np.array([0, 1]))
-    batch = [tensor.expand(steps, *tensor.shape[1:]) for tensor in task.batches(plan)]
+    batch = [torch.stack(part) for part in zip(*task.batches(plan), strict=True)]
     dims = (None, *[0] * len(batch))
     stacked = torch.func.vmap(torch.func.vmap(torch.func.grad(task.loss), dims), dims)
     return stacked(task.layout.unflatten(task.start), *batch)["x"][..., 2].numpy()
@@ -123,7 +122,7 @@ def test_regression_is_that_of_scikit_learn():
     rows = {tuple(row): y for row, y in zip(features.round(9).tolist(), targets, strict=True)}
     assert task.population.samples.tolist() == [10] * 4
     plan = Feed(task.population, LocalTraining(steps=1), seed=0).plan(np.arange(4))
-    x, y = (tensor[0].numpy() for tensor in task.batches(plan))
+    x, y = (tensor.numpy() for tensor in next(iter(task.batches(plan))))
     dealt = [tuple(row) for row in x.reshape(-1, 5).round(9).tolist()]
     assert len(set(dealt)) == 40  # everybody's own, two left out
     assert [rows[row] for row in dealt] == pytest.approx(y.flatten().tolist())
@@ -145,11 +144,11 @@ def test_regression_minibatches_are_the_clients_own():
         0, CPU, torch.float64
     )
     everything = Feed(task.population, LocalTraining(steps=1), seed=0).plan(np.arange(3))
-    own = [set(map(tuple, client.tolist())) for client in task.batches(everything)[0][0]]
+    own = [set(map(tuple, client.tolist())) for client in next(iter(task.batches(everything)))[0]]
     plan = Feed(task.population, LocalTraining(steps=4, batch_size=3), seed=0).plan(
         np.array([0, 2])
     )
-    x = task.batches(plan)[0]
+    x = torch.stack([batch[0] for batch in task.batches(plan)])
     assert x.shape == (4, 2, 3, 2)
     for s, client in enumerate((0, 2)):
         assert set(map(tuple, x[:, s].reshape(-1, 2).tolist())) <= own[client]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
@@ -162,25 +162,29 @@ class ClassificationTask(Task):
         weights = rest[0].to(logits.dtype)
         return (losses * weights).sum() / weights.sum().clamp(min=1)
 
-    def batches(self, plan: Plan) -> Batch:
-        """Return (x, y[, mask][, key]) of the cohort: x has shape (I or 1, S, B, *features)."""
+    def batches(self, plan: Plan) -> Iterable[Batch]:
+        """Yield (x, y[, mask][, key]) of the cohort for each step; x is (S, B, *features)."""
         assert plan.positions is not None
-        device = self._train.device
+        device, steps = self._train.device, len(plan.keys)
         samples = torch.from_numpy(self.shards.locate(plan.clients, plan.positions)).to(device)
         keys = torch.tensor(plan.keys, device=device)
-        x, y = self._gather(samples, keys)
-        mask = () if plan.mask is None else (torch.tensor(plan.mask, device=device),)
-        return x, y, *mask, *((keys,) if self.model.draws else ())
+        mask = None if plan.mask is None else torch.tensor(plan.mask, device=device)
+        x, y = self._features(samples[0]), self._train_labels[samples]
+        for k in range(steps):
+            own = k if len(samples) == steps else 0  # or all steps use the same samples
+            if own:
+                x = self._features(samples[own])
+            yield (
+                augmented(x[None], self._augment, keys[k : k + 1])[0] if self._augment else x,
+                y[own],
+                *(() if mask is None else (mask[own],)),
+                *((keys[k],) if self.model.draws else ()),
+            )
 
-    def _gather(self, samples: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
-        """Return features and labels of these samples, (I or 1, S, B), augmented."""
-        y = self._train_labels[samples]
-        if self._augment:  # a minibatch that all steps share is changed in each step anew
-            samples = samples.expand(len(keys), -1, -1)
-        x = self._train.index_select(0, samples.flatten()).view(
-            *samples.shape, *self._train.shape[1:]
-        )
-        return (augmented(x, self._augment, keys) if self._augment else x), y
+    def _features(self, samples: Tensor) -> Tensor:
+        """Return the features of these samples, (S, B) -> (S, B, *features)."""
+        found = self._train.index_select(0, samples.flatten())
+        return found.view(*samples.shape, *self._train.shape[1:])
 
     def pooled(self) -> ClassificationTask:
         """Return the task of one client that holds all training samples."""

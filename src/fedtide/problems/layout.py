@@ -40,11 +40,11 @@ class Layout:
         return sum(math.prod(shape) for shape in self.shapes.values())
 
     def unflatten(self, x: Tensor) -> Params:
-        """Cut x of shape (..., d) into the named tensors, each of shape (..., *shape)."""
+        """Cut x of shape (..., d) into the named tensors, each a view of shape (..., *shape)."""
         sizes = [math.prod(shape) for shape in self.shapes.values()]
         pieces = torch.split(x, sizes, dim=-1)
         return {
-            name: piece.reshape(*x.shape[:-1], *shape)
+            name: piece.view(*x.shape[:-1], *shape)
             for (name, shape), piece in zip(self.shapes.items(), pieces, strict=True)
         }
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,7 +17,7 @@ from fedtide.population import Population
 from fedtide.problems.layout import Layout, Params
 
 Batch = tuple[Tensor, ...]
-"""What a loss needs beside the parameters: one client's minibatch, or those of a cohort."""
+"""What a loss needs beside the parameters: one client's minibatch, or a cohort's of one step."""
 
 
 @dataclass(frozen=True)
@@ -99,10 +99,11 @@ class Task(ABC):
         """
 
     @abstractmethod
-    def batches(self, plan: Plan) -> Batch:
-        """Return the arguments of `loss` for a whole cohort, each of shape (I or 1, S, ...).
+    def batches(self, plan: Plan) -> Iterable[Batch]:
+        """Return for each local step the arguments of `loss` for a cohort, each of shape (S, ...).
 
-        A leading 1 says that all steps use the same.
+        They may be made while one goes through them: a batch that is used as soon as it is
+        gathered is still in cache.
         """
 
     @abstractmethod

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from typing import Any
 
 import numpy as np
@@ -93,10 +94,10 @@ class QuadraticTask(Task):
         offset = params["x"] - e
         return 0.5 * (offset @ (a @ offset))
 
-    def batches(self, plan: Plan) -> Batch:
-        """Return (A_n, e_n) of the cohort, the same in every step."""
+    def batches(self, plan: Plan) -> Iterable[Batch]:
+        """Return (A_n, e_n) of the cohort for each step, always the same."""
         clients = torch.as_tensor(plan.clients, device=self._a.device)
-        return self._a[clients][None], self._e[clients][None]
+        return repeat((self._a[clients], self._e[clients]), len(plan.keys))
 
     def evaluate(self, x: Tensor, clients: bool = True) -> Evaluation:
         """Return F_n(x) of every client and their mean."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import repeat
 
 import numpy as np
 import torch
@@ -96,12 +98,15 @@ class RegressionTask(Task):
         x, y = batch
         return 0.5 * ((x @ params["w"] - y) ** 2).mean()
 
-    def batches(self, plan: Plan) -> Batch:
-        """Return the cohort's samples, (I or 1, S, B, d) and (I or 1, S, B)."""
+    def batches(self, plan: Plan) -> Iterable[Batch]:
+        """Yield the cohort's samples of each step, (S, B, d) and (S, B)."""
         assert plan.positions is not None
         clients = torch.as_tensor(plan.clients, device=self._x.device)[:, None]
         positions = torch.as_tensor(plan.positions, device=self._x.device)
-        return self._x[clients, positions], self._y[clients, positions]
+        batches = ((self._x[clients, p], self._y[clients, p]) for p in positions)
+        return (
+            batches if len(positions) == len(plan.keys) else repeat(next(batches), len(plan.keys))
+        )
 
     def evaluate(self, x: Tensor, clients: bool = True) -> Evaluation:
         """Return F_n(w) of every client, their mean, and the mean squared error."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -91,14 +92,15 @@ class LowerBound4DTask(Task):
         value: Tensor = quadratic + (slope * x).sum(-1) + H / 8 * positive * positive
         return value
 
-    def batches(self, plan: Plan) -> Batch:
-        """Return each client's curvatures, (1, S, 4), and slopes with the noise, (I, S, 4)."""
+    def batches(self, plan: Plan) -> Iterable[Batch]:
+        """Return each client's curvatures, and slopes with the noise of each step, (S, 4) both."""
         clients = torch.as_tensor(plan.clients, device=self.start.device)
         u, v = (uniforms(0, name, plan.keys.view(np.uint64)) for name in ("radius", "angle"))
         normal = np.sqrt(-2 * np.log1p(-u)) * np.cos(2 * np.pi * v)
         slopes = self._slopes[clients].expand(*plan.keys.shape, 4).clone()
         slopes[..., 2] = torch.as_tensor(self._problem.noise * normal).to(self.start)
-        return self._curvatures[clients][None], slopes
+        curvatures = self._curvatures[clients]
+        return [(curvatures, slope) for slope in slopes]
 
     def evaluate(self, x: Tensor, clients: bool = True) -> Evaluation:
         """Return the logged objective and both clients' own."""

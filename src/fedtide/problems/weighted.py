@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Literal
 
 import numpy as np
@@ -40,10 +40,10 @@ class WeightedTask(Task):
         *rest, factor = batch
         return factor * self._task.loss(params, *rest)
 
-    def batches(self, plan: Plan) -> Batch:
-        """Return the batches and each client's factor."""
-        clients = torch.as_tensor(plan.clients, device=self.start.device)
-        return *self._task.batches(plan), self._factors[clients][None]
+    def batches(self, plan: Plan) -> Iterable[Batch]:
+        """Yield the batches, each with the clients' factors."""
+        factors = self._factors[torch.as_tensor(plan.clients, device=self.start.device)]
+        return ((*batch, factors) for batch in self._task.batches(plan))
 
     def evaluate(self, x: Tensor, clients: bool = True) -> Evaluation:
         """Return the task's evaluation with `loss` being Σ a_n F_n; client figures are plain."""

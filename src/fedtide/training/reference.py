@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fedtide.problems.problem import Plan, Task
+from fedtide.problems.problem import Batch, Plan, Task
 from fedtide.training.local import LocalTraining
-from fedtide.training.trainer import Round, Trainer, local_direction, of_step
+from fedtide.training.trainer import Round, Trainer, local_direction
 
 
 class ReferenceTrainer(Trainer):
@@ -26,25 +26,23 @@ class ReferenceTrainer(Trainer):
     def train(self, round: Round, plan: Plan, drift: Tensor | None = None) -> Tensor:
         """Return the updates, shape (S, d)."""
         updates = torch.empty(len(plan.clients), len(round.start)).to(round.start)
-        batch = self._task.batches(plan)
+        batches = list(self._task.batches(plan))
         for s, steps in enumerate(plan.steps.tolist()):
-            client_batches = tuple(tensor[:, s] for tensor in batch)
+            own = [tuple(tensor[s] for tensor in batch) for batch in batches[:steps]]
             client_drift = None if drift is None else drift[s]
-            model = self._train_client(round, client_batches, steps, client_drift)
+            model = self._train_client(round, own, client_drift)
             updates[s] = model - round.start
         return updates
 
-    def _train_client(
-        self, round: Round, batch: tuple[Tensor, ...], steps: int, drift: Tensor | None
-    ) -> Tensor:
+    def _train_client(self, round: Round, batches: list[Batch], drift: Tensor | None) -> Tensor:
         layout, projection = self._task.layout, self._local.projection
         direction = local_direction(self._task, self._local, round.frozen)
         mu = round.start.new_tensor(round.mu) if round.mu else None
         x = y = layout.unflatten(round.start)
         m = {name: torch.zeros_like(tensor) for name, tensor in x.items()}
         correction = None if drift is None else layout.unflatten(drift)
-        for k in range(steps):
-            m = direction(y, m, x, correction, mu, *of_step(batch, k))
+        for batch in batches:
+            m = direction(y, m, x, correction, mu, *batch)
             y = {name: y[name] - round.lr * m[name] for name in y}
             if projection is not None:
                 y = layout.unflatten(projection(layout.flatten(y)))

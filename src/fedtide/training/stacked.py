@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from itertools import repeat
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -12,10 +15,10 @@ from fedtide.training.local import LocalTraining
 from fedtide.training.steps import Steps
 from fedtide.training.trainer import Round, Trainer
 
-_MOST = 32  # clients trained together at most, and less if their models would take more than
+_MOST = 25  # clients trained together at most, and less if their models would take more than
 _BYTES = 64 * 2**20  # this: a chunk should stay in cache
-_SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)  # chunks are padded to these, each recorded once
-_SIZES_COMPILED = (8, 32)  # compiling takes seconds, so there are fewer
+_SIZES = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 25)  # chunks are padded to these, each recorded once
+_SIZES_COMPILED = (8, 25)  # compiling takes seconds, so there are fewer
 
 
 class StackedTrainer(Trainer):
@@ -43,10 +46,12 @@ class StackedTrainer(Trainer):
         for first in range(0, size, self._chunk):
             chunk = slice(first, min(first + self._chunk, size))
             padded = self._padded(chunk)
-            models = self._train_chunk(
-                round, plan.take(padded), None if drift is None else drift[padded]
+            self._train_chunk(
+                round,
+                plan.take(padded),
+                None if drift is None else drift[padded],
+                self._task.layout.unflatten(updates[chunk]).values(),
             )
-            torch.sub(models[: chunk.stop - chunk.start], round.start, out=updates[chunk])
         return updates
 
     def _padded(self, chunk: slice) -> NDArray[np.int64]:
@@ -56,8 +61,10 @@ class StackedTrainer(Trainer):
         return places.clip(max=chunk.stop - 1)
 
     @torch.no_grad()
-    def _train_chunk(self, round: Round, plan: Plan, drift: Tensor | None) -> Tensor:
-        """Return the models y_n after the local steps, shape (S, d)."""
+    def _train_chunk(
+        self, round: Round, plan: Plan, drift: Tensor | None, updates: Iterable[Tensor]
+    ) -> None:
+        """Train a chunk, and write the updates of all that is not padding tensor by tensor."""
         layout, size = self._task.layout, len(plan.clients)
         x = list(layout.unflatten(round.start).values())
         models = self._steps.take(
@@ -66,6 +73,7 @@ class StackedTrainer(Trainer):
             x=x,
             drift=[] if drift is None else list(layout.unflatten(drift).values()),
             batches=self._task.batches(plan),
-            active=[None] * len(plan.keys) if plan.active is None else list(plan.active),
+            active=repeat(None) if plan.active is None else plan.active,
         )
-        return torch.cat([t.flatten(1) for t in models], dim=1)
+        for update, model, start in zip(updates, models, x, strict=True):
+            torch.sub(model[: len(update)], start, out=update)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from itertools import accumulate
 from threading import Lock
 from typing import Any
@@ -17,7 +17,7 @@ from fedtide.problems.problem import Batch, Task
 from fedtide.training.local import LocalTraining
 from fedtide.training.projection import Projection
 from fedtide.training.recording import Recording, record
-from fedtide.training.trainer import Round, local_direction, of_step
+from fedtide.training.trainer import Round, local_direction
 
 _RECORDED: WeakKeyDictionary[Task, dict[Any, Recording]] = WeakKeyDictionary()
 """The recorded steps of each task that is alive; runs of several methods on it share them."""
@@ -49,8 +49,8 @@ class Steps:
         y: list[Tensor],
         x: list[Tensor],
         drift: list[Tensor],
-        batches: Batch,
-        active: list[NDArray[Any] | None],
+        batches: Iterable[Batch],
+        active: Iterable[NDArray[Any] | None],
     ) -> list[Tensor]:
         """Take the local steps: change the models in place, and return them.
 
@@ -59,14 +59,14 @@ class Steps:
             y: the models before the first step, tensor by tensor.
             x: the start model.
             drift: the corrections; empty for none.
-            batches: the batches of all steps, the step first.
+            batches: the batch of each step.
             active: for each step which of the clients take it, None for all of them.
         """
         momentum = bool(self._local.momentum)
         m = [torch.zeros_like(t) for t in y] if momentum else []
         mu = [round.start.new_tensor(round.mu)] if round.mu else []
-        for k, taking in enumerate(active):
-            arguments = [*y, *m, *x, *drift, *mu, *of_step(batches, k)]
+        for taking, batch in zip(active, batches, strict=False):
+            arguments = [*y, *m, *x, *drift, *mu, *batch]
             direction = self._recording_for(round, bool(drift), arguments)(*arguments)
             for tensor, along in zip(y, direction, strict=True):
                 tensor.add_(along if taking is None else _only(taking, along), alpha=-round.lr)

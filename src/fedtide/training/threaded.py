@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from itertools import repeat
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fedtide.problems.problem import Batch, Plan, Task
+from fedtide.problems.problem import Plan, Task
 from fedtide.training.local import LocalTraining
+from fedtide.training.parallel import side_by_side
 from fedtide.training.steps import Steps
 from fedtide.training.trainer import Round, Trainer
 
@@ -41,25 +40,23 @@ class ThreadedTrainer(Trainer):
             model = self._train_client(round, client, steps[s], None if drift is None else drift[s])
             torch.sub(model, round.start, out=updates[s])
 
-        with _single_threaded(), ThreadPoolExecutor(self._threads) as pool:
-            list(pool.map(train_client, range(len(steps))))
+        side_by_side(train_client, range(len(steps)), self._threads)
         return updates
 
     @torch.no_grad()
     def _train_client(self, round: Round, client: Plan, steps: int, drift: Tensor | None) -> Tensor:
         """Return the model y_n after the local steps, shape (d,)."""
-        torch.set_num_threads(1)
         layout = self._task.layout
         x = [_channels_last(t) for t in layout.unflatten(round.start).values()]
         corrections = [] if drift is None else list(layout.unflatten(drift).values())
-        batches: Batch = tuple(_squeezed(tensor) for tensor in self._task.batches(client))
+        batches = (tuple(_own(part) for part in batch) for batch in self._task.batches(client))
         models = self._steps.take(
             round,
             y=[t.clone() for t in x],  # they move in place
             x=x,
             drift=corrections,
             batches=batches,
-            active=[None] * steps,
+            active=repeat(None, steps),
         )
         return torch.cat([t.flatten() for t in models])
 
@@ -71,21 +68,6 @@ def _channels_last(tensor: Tensor) -> Tensor:
     return tensor.contiguous(memory_format=torch.channels_last)
 
 
-def _squeezed(tensor: Tensor) -> Tensor:
-    """Return the batches of all steps without the dimension over clients, (I or 1, 1, ...)."""
-    one = tensor[:, 0]
-    if one.dim() != 5:
-        return one
-    images = _channels_last(one.flatten(0, 1))
-    return images.view(one.shape[0], -1, *images.shape[1:])
-
-
-@contextmanager
-def _single_threaded() -> Iterator[None]:
-    """Let every operation of PyTorch use one core while clients are trained side by side."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
+def _own(part: Tensor) -> Tensor:
+    """Return the part of a batch without the dimension over clients, (1, ...)."""
+    return _channels_last(part[0])

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedtide.problems.layout import Params
-from fedtide.problems.problem import Batch, Plan, Task
+from fedtide.problems.problem import Plan, Task
 from fedtide.training.local import LocalTraining
 
 
@@ -84,8 +84,3 @@ def local_direction(task: Task, local: LocalTraining, frozen: bool = False) -> D
         return d
 
     return direction
-
-
-def of_step(batch: Batch, k: int) -> Batch:
-    """Return the batch of local step k: the k-th of each tensor, or its only one."""
-    return tuple(tensor[k if len(tensor) > 1 else 0] for tensor in batch)
