@@ -139,7 +139,7 @@ def comparison(runs: Iterable[FinishedRun]) -> pl.DataFrame:
 
 def comparison_table(frame: pl.DataFrame) -> Table:
     """Return the comparison for a terminal."""
-    table = Table(box=box.SIMPLE_HEAD, header_style="bold", pad_edge=False)
+    table = Table(box=box.SIMPLE_HEAD, header_style="bold", show_edge=False, collapse_padding=True)
     shown = [column for column in COLUMNS if column.key in frame.columns]
     table.add_column("\nmethod")
     for column in shown:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, get_type_hints
 
@@ -248,3 +248,11 @@ def differences(old: Any, new: Any, path: str = "") -> list[str]:
             for line in differences(old.get(key), new.get(key), f"{path}.{key}" if path else key)
         ]
     return [] if old == new else [f"{path} ({old!r:.40} there, {new!r:.40} here)"]
+
+
+REQUIRED = {
+    field.name
+    for field in fields(Experiment)
+    if field.default is MISSING and field.default_factory is MISSING
+}
+"""The keys that every experiment gives."""

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from fedtide.errors import BadInput, within
-from fedtide.simulation.experiment import Experiment, override, read_yaml
+from fedtide.simulation.experiment import REQUIRED, Experiment, override, read_yaml
 from fedtide.simulation.folder import RunFolder
 from fedtide.simulation.interrupt import Interrupted, Interruption
 from fedtide.simulation.progress import Watcher
@@ -72,6 +72,8 @@ class Study:
         name = str(plain.get("name", Path(path).stem))
         if seeds is None and methods is None:
             return cls(name, (Member("", Experiment.of(plain)),))
+        if plain.keys() >= REQUIRED:
+            Experiment.of(plain)  # what all methods replace would not be looked at otherwise
         members = tuple(
             _member(plain, method, changes, seed)
             for seed in _seeds(seeds, plain)
