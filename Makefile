@@ -17,6 +17,7 @@ test: .venv/installed-dev
 
 bench: .venv/installed-dev
 	$(BIN)/python benchmarks/cohort.py
+	$(BIN)/python benchmarks/population.py
 
 .venv/installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
