@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
-from fedtide.algorithms.algorithm import Info
+from fedtide.algorithms.algorithm import Algorithm, Info
+from fedtide.algorithms.fedavg import FedAvg
 from fedtide.algorithms.wrapper import Wrapped, Wrapper
 from fedtide.checks import at_least, positive
 from fedtide.errors import BadInput
@@ -28,14 +29,16 @@ class AdaptiveState(Wrapped):
     v: Tensor
 
 
+@dataclass(frozen=True)
 class AdaptiveServer(Wrapper):
     """x ← x + η m / (√v + τ); a method says how v follows the squared step (`second_moment`)."""
 
-    server_lr: float
-    beta1: float
-    beta2: float
-    tau: float
-    v0: float | None
+    server_lr: float = 0.1
+    beta1: float = 0.9
+    beta2: float = 0.99
+    tau: float = 1e-3
+    v0: float | None = None
+    inner: Algorithm = field(default_factory=FedAvg)
 
     def __post_init__(self) -> None:
         positive("server_lr", self.server_lr)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from torch import Tensor
 
 from fedtide.algorithms.adaptive import AdaptiveServer
-from fedtide.algorithms.algorithm import Algorithm
-from fedtide.algorithms.fedavg import FedAvg
 
 
 @dataclass(frozen=True)
@@ -43,13 +41,6 @@ class FedYogi(AdaptiveServer):
     >>> method.step(method.absorb(state, reports), lr=0.1)[0].model  # m = 1/2, v = 1
     tensor([0.0250])
     """
-
-    server_lr: float = 0.1
-    beta1: float = 0.9
-    beta2: float = 0.99
-    tau: float = 1e-3
-    v0: float | None = None
-    inner: Algorithm = field(default_factory=FedAvg)
 
     def second_moment(self, v: Tensor, square: Tensor) -> Tensor:
         """Return v - (1 - β2) Δ² sign(v - Δ²)."""

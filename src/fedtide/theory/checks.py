@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import math
-
-from fedtide.errors import BadInput
+from fedtide.checks import at_least, positive
 
 
 def need_positive(**values: float) -> None:
     """Raise BadInput unless every value is a finite number above 0."""
     for name, value in values.items():
-        if not (math.isfinite(value) and value > 0):
-            raise BadInput(f"{name}: {value} is not a positive number")
+        positive(name, value)
 
 
 def need_nonnegative(**values: float) -> None:
     """Raise BadInput unless every value is a finite number of at least 0."""
     for name, value in values.items():
-        if not (math.isfinite(value) and value >= 0):
-            raise BadInput(f"{name}: {value} is not a number of at least 0")
+        at_least(name, value, 0)
