@@ -22,6 +22,23 @@ class BadInput(ValueError):
         return BadInput(f"{field}.{self}")
 
 
+class MissingExtra(BadInput, ImportError):
+    """A library that only an extra brings; an ImportError, too, for whoever probes imports.
+
+    Args:
+        what: what needs the library; a complaint begins with it.
+        extra: the extra of fedtide that brings it.
+
+    >>> str(MissingExtra("ledger", "flower"))
+    "ledger: a library is missing; install it with pip install 'fedtide[flower]'"
+    """
+
+    def __init__(self, what: str, extra: str) -> None:
+        super().__init__(
+            f"{what}: a library is missing; install it with pip install 'fedtide[{extra}]'"
+        )
+
+
 @contextmanager
 def within(field: str) -> Iterator[None]:
     """Put `field` before the field that a complaint raised inside names.
