@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -14,10 +14,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import cross_entropy, log_softmax
 
+from fedtide.checks import one_of
 from fedtide.errors import BadInput, did_you_mean
 from fedtide.population import Population
 from fedtide.problems.augment import AUGMENTATIONS, augmented
-from fedtide.problems.datasets import Dataset, load
+from fedtide.problems.datasets import Dataset, Normalise, load
 from fedtide.problems.flower_partition import FlwrInstance
 from fedtide.problems.layout import Layout, Params
 from fedtide.problems.models import Model, PureModel, model_of
@@ -41,7 +42,8 @@ class Classification(Problem):
         augment: changes to the training images, in order: "pad-crop" (4 zeros on every side, then a
             random window) and "flip" (left to right with probability 1/2).
         normalise: a mean and a standard deviation for pixels / 255 instead of the data set's own;
-            (0.5, 0.5) as Yan et al., (0, 1) for pixels in [0, 1].
+            (0.5, 0.5) as Yan et al., (0, 1) for pixels in [0, 1], "pixels" for each pixel's own.
+        samples: only the first so many training samples; None: all.
 
     Raises:
         BadInput: an unknown name, a parameter out of range; and, when prepared, data that cannot
@@ -59,7 +61,8 @@ class Classification(Problem):
     clients: int
     model: str | Mapping[str, Any] | Model = "logistic"
     augment: Sequence[str] | None = None
-    normalise: Sequence[float] | None = None
+    normalise: Normalise | None = None
+    samples: int | None = None
 
     def __post_init__(self) -> None:
         if self.clients < 1:
@@ -73,7 +76,9 @@ class Classification(Problem):
         for name in self._augmentations:
             if name not in AUGMENTATIONS:
                 raise BadInput(f"augment: unknown {name!r}; {did_you_mean(name, AUGMENTATIONS)}")
-        if self.normalise is not None and (len(self.normalise) != 2 or self.normalise[1] <= 0):
+        if isinstance(self.normalise, str):
+            one_of("normalise", self.normalise, Literal["pixels"])
+        elif self.normalise is not None and (len(self.normalise) != 2 or self.normalise[1] <= 0):
             raise BadInput(
                 f"normalise: {self.normalise} is not a mean and a positive standard deviation"
             )
@@ -86,7 +91,7 @@ class Classification(Problem):
 
     def prepare(self, seed: int, device: torch.device, dtype: torch.dtype) -> ClassificationTask:
         """Return the task for this seed (which draws the partition and the initial model)."""
-        data = load(self.dataset, self.normalise)
+        data = load(self.dataset, self.normalise, self.samples)
         if self._augmentations and data.train.features.ndim != 4:
             raise BadInput("augment: the features are no images; leave it out")
         shards = self._shards(data, seed)

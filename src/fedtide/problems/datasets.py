@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -68,25 +68,35 @@ class Dataset:
     Args:
         train, test: the rows; features are uint8 pixels (n, C, H, W), or numbers (n, …).
         classes: C; labels are 0..C-1.
-        mean, std: by which pixels / 255 are standardised, one for each channel or one for all.
+        mean, std: by which pixels / 255 are standardised, one for each channel, one for all, or one
+            for each pixel, (C, H, W).
     """
 
     train: Rows
     test: Rows
     classes: int
-    mean: Sequence[float] = (0.5,)
-    std: Sequence[float] = (0.5,)
+    mean: Sequence[float] | NDArray[np.float64] = (0.5,)
+    std: Sequence[float] | NDArray[np.float64] = (0.5,)
 
     def features(self, rows: Rows, device: torch.device, dtype: torch.dtype) -> Tensor:
         """Return (pixels / 255 − mean) / std, or numbers as they are, on the device."""
         features = torch.from_numpy(rows.features).to(device=device, dtype=dtype)
         if rows.features.dtype != np.uint8:
             return features
-        mean, std = (features.new_tensor(list(c)).view(-1, 1, 1) for c in (self.mean, self.std))
+        mean, std = (
+            features.new_tensor(np.reshape(c, np.shape(c) if np.ndim(c) == 3 else (-1, 1, 1)))
+            for c in (self.mean, self.std)
+        )
         return features.div_(255).sub_(mean).div_(std)
 
 
-def load(dataset: str | Path, normalise: Sequence[float] | None = None) -> Dataset:
+Normalise = Sequence[float] | Literal["pixels"]
+"""A mean and a standard deviation for pixels / 255, or each pixel's own over the training set."""
+
+
+def load(
+    dataset: str | Path, normalise: Normalise | None = None, samples: int | None = None
+) -> Dataset:
     """Return a data set by name, or from a folder with train.parquet and test.parquet.
 
     A published data set is looked for in the folder of its name in $FEDTIDE_DATA, then on the
@@ -99,7 +109,9 @@ def load(dataset: str | Path, normalise: Sequence[float] | None = None) -> Datas
     Args:
         dataset: "digits", a name in `KNOWN`, or a folder.
         normalise: a mean and a standard deviation for pixels / 255 instead of the known ones;
-            (0, 1) leaves them in [0, 1].
+            (0, 1) leaves them in [0, 1], and "pixels" standardises each pixel by the training
+            samples (those that never change become 0).
+        samples: only the first so many training samples; None: all.
 
     Raises:
         BadInput: an unknown name, a folder without the files, files that cannot be read.
@@ -108,8 +120,13 @@ def load(dataset: str | Path, normalise: Sequence[float] | None = None) -> Datas
     >>> digits.train.features.shape, digits.test.features.shape, digits.classes
     ((1437, 1, 8, 8), (360, 1, 8, 8), 10)
     """
-    if dataset == "digits":
-        return _digits()
+    found = _digits() if dataset == "digits" else _published(dataset)
+    if samples is not None:
+        found = replace(found, train=_first(found.train, samples))
+    return found if normalise is None else _normalised(found, normalise)
+
+
+def _published(dataset: str | Path) -> Dataset:
     name = Path(dataset).name
     folder = _folder(dataset)
     train, test = _from_hub(name) if folder is None else read_folder(folder)
@@ -117,9 +134,27 @@ def load(dataset: str | Path, normalise: Sequence[float] | None = None) -> Datas
     classes = known.classes if known else int(train.labels.max()) + 1
     _check(train, test, classes)
     mean, std = (known.mean, known.std) if known else ((0.5,), (0.5,))
-    if normalise is not None:
-        mean, std = (normalise[0],), (normalise[1],)
     return Dataset(train, test, classes, mean, std)
+
+
+def _first(rows: Rows, samples: int) -> Rows:
+    """Return the first so many rows."""
+    if not 1 <= samples <= len(rows.labels):
+        raise BadInput(
+            f"samples: {samples} of {len(rows.labels)} training samples; give at least 1 and at "
+            f"most {len(rows.labels)}"
+        )
+    columns = {name: column[:samples] for name, column in rows.columns.items()}
+    return Rows(rows.features[:samples], rows.labels[:samples], MappingProxyType(columns))
+
+
+def _normalised(data: Dataset, normalise: Normalise) -> Dataset:
+    """Return the data with other constants; numbers that are no pixels stay as they are."""
+    if not isinstance(normalise, str):
+        return replace(data, mean=(normalise[0],), std=(normalise[1],))
+    pixels = data.train.features / 255.0
+    mean, std = pixels.mean(axis=0), pixels.std(axis=0)
+    return replace(data, mean=mean, std=np.where(std > 0, std, 1.0))
 
 
 def _folder(dataset: str | Path) -> Path | None:

@@ -19,15 +19,32 @@ Initialisation = Literal["default", "kaiming"]
 
 @dataclass(frozen=True)
 class Logistic(Model):
-    """Multinomial logistic regression: one linear layer, started as PyTorch does.
+    """Multinomial logistic regression: one linear layer.
+
+    Args:
+        bias: whether there is one.
+        start: "default", as PyTorch does, or "zero".
+
+    Raises:
+        BadInput: an unknown start.
 
     >>> sum(p.numel() for p in Logistic().build((1, 28, 28), 10).parameters())
     7850
     """
 
+    bias: bool = True
+    start: Literal["default", "zero"] = "default"
+
+    def __post_init__(self) -> None:
+        one_of("start", self.start, Literal["default", "zero"])
+
     def build(self, shape: Shape, classes: int) -> nn.Module:
         """Return the network."""
-        return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), classes))
+        layer = nn.Linear(math.prod(shape), classes, bias=self.bias)
+        if self.start == "zero":
+            for parameter in layer.parameters():
+                nn.init.zeros_(parameter)
+        return nn.Sequential(nn.Flatten(), layer)
 
 
 @dataclass(frozen=True)
