@@ -20,6 +20,8 @@ MAY_IMPORT = {
     "audit": {"participation", "algorithms", "problems", "training", "simulation", "theory"},
     "simulation": {"participation", "algorithms", "problems", "training"},
     "flower": {"participation", "algorithms", "problems", "training"},
+    "sweep": {"simulation"},
+    "tracking": {"simulation"},
     "report": {"simulation", "participation", "audit"},
     "papers": {
         "participation",
@@ -27,6 +29,7 @@ MAY_IMPORT = {
         "problems",
         "training",
         "simulation",
+        "sweep",
         "report",
         "theory",
     },

@@ -33,6 +33,7 @@ class RunFolder:
         self.model = self.path / "model.safetensors"
         self.summary = self.path / "summary.json"
         self.timings = self.path / "timings.json"
+        self.failure = self.path / "failure.json"
         self.checkpoints = self.path / "checkpoints"
         self.log_parts = self.path / "log"
         self._lock = self.path / ".lock"

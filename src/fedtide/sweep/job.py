@@ -1,0 +1,114 @@
+"""One run of a sweep, wherever it is run: its folder alone says what became of it."""
+
+from __future__ import annotations
+
+import json
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+
+from fedtide.errors import BadInput
+from fedtide.simulation.experiment import Experiment
+from fedtide.simulation.finite import Diverged
+from fedtide.simulation.folder import RunFolder, write_json, write_text
+from fedtide.simulation.interrupt import Interrupted
+from fedtide.simulation.progress import Watcher
+from fedtide.simulation.simulate import execute
+
+Tell = Callable[[int, float | None], None]
+"""Takes how many rounds of a run are over, and the last loss."""
+
+TRIES = 3
+"""How often a run may lose the process that it runs in before it counts as failed."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """A run to be done.
+
+    Args:
+        path: its name on the board.
+        experiment: what it runs.
+        folder: where it lies.
+        resume: whether it goes on with what the folder holds.
+        lost: how often its process has been lost.
+    """
+
+    path: str
+    experiment: Experiment
+    folder: Path
+    resume: bool = True
+    lost: int = 0
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a run.
+
+    Args:
+        state: done, failed, or interrupted and saved.
+        sentence: why it failed, or where it was interrupted.
+        trace: where, for what is no bad input.
+        lasting: whether it would fail again: it diverged.
+    """
+
+    state: Literal["done", "failed", "interrupted"]
+    sentence: str = ""
+    trace: str = ""
+    lasting: bool = False
+
+
+class Notes(Watcher):
+    """Hands every round on to a function.
+
+    Args:
+        tell: the function.
+    """
+
+    def __init__(self, tell: Tell) -> None:
+        self._tell = tell
+
+    def update(self, ended: int, rounds: int, loss: float | None) -> None:
+        """Hand it on."""
+        self._tell(ended, loss)
+
+
+def perform(job: Job, tell: Tell) -> Outcome:
+    """Run the job and return what became of it; nothing but the end of the process gets out."""
+    try:
+        RunFolder(job.folder).failure.unlink(missing_ok=True)
+        execute(job.experiment, job.folder, job.resume, Notes(tell))
+    except Interrupted as error:
+        return Outcome("interrupted", str(error))
+    except BadInput as error:
+        return Outcome("failed", str(error), lasting=isinstance(error, Diverged))
+    except Exception as error:  # whatever a model of the user's own raises, the others go on
+        sentence = " ".join(f"{type(error).__name__}: {error}".split())
+        return Outcome("failed", sentence, traceback.format_exc())
+    return Outcome("done")
+
+
+def note_failure(job: Job, outcome: Outcome) -> None:
+    """Write into the folder of a run why it failed, also where it never began."""
+    folder = RunFolder(job.folder)
+    folder.path.mkdir(parents=True, exist_ok=True)
+    if not folder.experiment.exists():
+        text = yaml.safe_dump(job.experiment.plain(), sort_keys=False, allow_unicode=True)
+        write_text(folder.experiment, text)
+    note = {"sentence": outcome.sentence, "lasting": outcome.lasting, "trace": outcome.trace}
+    write_json(folder.failure, note)
+
+
+def failure(folder: RunFolder) -> dict[str, Any] | None:
+    """Return the note of a run that failed: its `sentence`, `trace`, and whether it is `lasting`.
+
+    A run that diverged would do so again; others are worth another try.
+    """
+    if folder.finished or not folder.failure.exists():
+        return None
+    note: dict[str, Any] = json.loads(folder.failure.read_text(encoding="utf-8"))
+    return note

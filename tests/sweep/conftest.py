@@ -1,0 +1,48 @@
+"""What the tests of sweeps share: a small experiment, and what a run folder must hold."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from fedtide.sweep import Sweep
+
+RESULTS = ("model.safetensors", "metrics.parquet", "participation.parquet", "clients.parquet")
+
+
+@pytest.fixture
+def base():
+    """Return a small experiment as plain data."""
+    return {
+        "name": "small",
+        "rounds": 3,
+        "problem": {
+            "type": "regression",
+            "clients": 5,
+            "samples": 50,
+            "features": 3,
+            "informative": 2,
+        },
+        "participation": {"type": "bernoulli", "rates": 0.5},
+        "local": {"steps": 2, "lr": 0.05, "batch_size": 4},
+        "algorithm": {"type": "fedau", "cutoff": 7, "server_lr": 2.0},
+        "trainer": "stacked",
+    }
+
+
+@pytest.fixture
+def sweep(base, tmp_path):
+    """Return a function that loads the small experiment with changes, as a file would be."""
+
+    def load(overrides=(), **changes):
+        file = tmp_path / "file.yaml"
+        file.write_text(yaml.safe_dump(base | changes, sort_keys=False))
+        return Sweep.load(file, overrides)
+
+    return load
+
+
+@pytest.fixture
+def results():
+    """Return a function that gives the bytes of all results in a run folder."""
+    return lambda folder: {name: (Path(folder) / name).read_bytes() for name in RESULTS}

@@ -1,0 +1,138 @@
+"""Sweeps: several methods, values and seeds of one experiment."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+import fedtide as ft
+from fedtide.sweep import Sweep, run_sweep
+
+
+def run(found, out):
+    """Run a sweep in this process and return the folders of its runs."""
+    frame = run_sweep(found, out, workers=1)
+    assert set(frame["status"]) == {"done"}
+    return [Path(folder) for folder in frame["folder"]]
+
+
+def test_an_experiment_alone_is_a_sweep_of_one(sweep, base):
+    found = sweep()
+    assert found.name == "small"
+    assert [member.path for member in found.members] == [""]
+    assert found.members[0].experiment == ft.Experiment.of(base)
+
+
+def test_a_file_without_a_name_is_called_by_its_own(base, tmp_path):
+    file = tmp_path / "called.yaml"
+    file.write_text(yaml.safe_dump({k: v for k, v in base.items() if k != "name"}))
+    assert Sweep.load(file).name == "called"
+
+
+def test_all_methods_of_a_seed_come_before_the_next_seed(sweep):
+    methods = {"a": {}, "b": {"algorithm": "fedavg"}}
+    found = sweep(seeds=[3, 1], methods=methods)
+    assert [member.path for member in found.members] == [
+        "a/seed-3",
+        "b/seed-3",
+        "a/seed-1",
+        "b/seed-1",
+    ]
+    assert [member.experiment.seed for member in found.members] == [3, 3, 1, 1]
+    assert [member.experiment.name for member in found.members] == ["a", "b", "a", "b"]
+
+
+def test_seeds_alone(sweep, base):
+    found = sweep(seeds=[1, 2])
+    assert [member.path for member in found.members] == ["small/seed-1", "small/seed-2"]
+    assert found.members[1].experiment == ft.Experiment.of(base | {"seed": 2})
+
+
+def test_methods_change_key_by_key_but_types_as_a_whole(sweep):
+    methods = {
+        "rate": {"local": {"lr": 0.3}},
+        "type": {"algorithm": {"type": "fedau"}},
+        "key": {"algorithm": {"cutoff": 9}},
+        "deep": {"participation": {"rates": [0.1, 0.2, 0.3, 0.4, 0.5]}, "rounds": 7},
+    }
+    rate, whole, key, deep = [m.experiment for m in sweep(methods=methods, seed=4).members]
+    assert rate.local == ft.LocalTraining(steps=2, lr=0.3, batch_size=4)
+    assert rate.algorithm == ft.algorithms.FedAU(cutoff=7, server_lr=2.0)
+    assert whole.algorithm == ft.algorithms.FedAU()
+    assert key.algorithm == ft.algorithms.FedAU(cutoff=9, server_lr=2.0)
+    assert list(deep.participation.rates) == [0.1, 0.2, 0.3, 0.4, 0.5]
+    assert (deep.rounds, rate.rounds) == (7, 3)
+    assert {m.seed for m in (rate, whole, key, deep)} == {4}
+
+
+def test_overrides_hold_for_all_methods(sweep):
+    methods = {"a": {}, "b": {"algorithm": "fedavg"}}
+    found = sweep(["rounds=9", "seeds=[5]"], seeds=[1, 2], methods=methods)
+    assert [(m.experiment.rounds, m.experiment.seed) for m in found.members] == [(9, 5), (9, 5)]
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"seeds": []}, "seeds: not a list of different numbers"),
+        ({"seeds": [1, 2, 1]}, "seeds: not a list of different numbers"),
+        ({"seeds": [1, "1"]}, "seeds: not a list of different numbers"),
+        ({"seeds": [-1]}, "seed: -1 is not a number of at least 0"),
+        ({"methods": {}}, "methods: not names with the keys"),
+        ({"methods": {"a": "fedavg"}}, "methods: not names with the keys"),
+        ({"methods": {"../a": {}}}, "methods: '../a' cannot be the name of a folder"),
+        ({"methods": {".a": {}}}, "methods: '.a' cannot be the name of a folder"),
+        ({"methods": {"": {}}}, "methods: '' cannot be the name of a folder"),
+        ({"methods": {"a": {"local": {"lr": 0}}}}, "methods.a.local.lr: 0.0 is not a positive"),
+        ({"methods": {"a": {"seed": 3}}}, "methods.a.seed: "),
+        ({"methods": {"a": {"name": "b"}}}, "methods.a.name: "),
+    ],
+)
+def test_bad_sweeps(changes, sentence, sweep):
+    with pytest.raises(ft.BadInput) as error:
+        sweep(**changes)
+    assert str(error.value).startswith(sentence)
+
+
+def test_members_run_as_they_would_alone(sweep, results, tmp_path):
+    found = sweep(seeds=[1, 2], methods={"a": {}, "b": {"algorithm": "fedavg"}})
+    folders = run(found, tmp_path / "out")
+    for member, folder in zip(found.members, folders, strict=True):
+        alone = tmp_path / "alone" / member.path
+        ft.simulate(**vars(member.experiment), out=alone)
+        assert results(folder) == results(alone)
+
+
+def test_what_is_finished_is_left_alone_and_the_rest_is_run(sweep, results, tmp_path):
+    found = sweep(seeds=[1, 2])
+    whole = run(found, tmp_path / "whole")
+    run(sweep(seeds=[1]), tmp_path / "part")
+    done = tmp_path / "part" / "small" / "seed-1" / "summary.json"
+    # A sweep of one seed has its folder below, too: `seeds` was asked for.
+    before = done.stat().st_mtime_ns
+    folders = run(found, tmp_path / "part")
+    assert done.stat().st_mtime_ns == before
+    assert [results(folder) for folder in folders] == [results(folder) for folder in whole]
+
+
+def test_nothing_is_written_when_a_later_member_cannot_run(sweep, tmp_path):
+    """FedAU's groups are only known not to fit once the clients are there."""
+    methods = {"a": {}, "b": {"algorithm": {"type": "fedau", "groups": [0, 1]}}}
+    found = sweep(methods=methods)
+    with pytest.raises(ft.BadInput, match=r"^b/seed-0\.algorithm\.groups: 2 group ids for 5"):
+        run_sweep(found, tmp_path / "out", workers=1, strict=True)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.slow
+def test_one_that_fails_ends_the_others_and_is_reported(sweep, tmp_path):
+    """The others are saved: they go on with --resume, once the one is mended."""
+    methods = {
+        "long": {"rounds": 200_000},
+        "fails": {"local": {"lr": 1e30}, "rounds": 50},
+    }
+    with pytest.raises(ft.BadInput, match=r"^local\.lr: .* is not finite \(clients"):
+        run_sweep(sweep(methods=methods), tmp_path / "out", workers=2, strict=True)
+    assert list((tmp_path / "out" / "long" / "seed-0" / "checkpoints").iterdir())
+    assert not (tmp_path / "out" / "long" / "seed-0" / "summary.json").exists()
+    assert not (tmp_path / "out" / "long" / "seed-0" / ".lock").exists()
