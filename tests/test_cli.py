@@ -188,6 +188,10 @@ BAD = {
         {"participation": "bernouli"},
         "participation.type: unknown 'bernouli'; did you mean 'bernoulli'?",
     ),
+    "a selection of too many": (
+        {"selection": {"type": "uniform-of", "size": 1000}},
+        "selection.size: 1000 of ",
+    ),
     "unknown selection": (
         {"selection": "uniform"},
         "selection.type: unknown 'uniform'; did you mean 'uniform-of'?",
@@ -293,7 +297,7 @@ BAD = {
     ),
     "no such table": (
         {"participation": {"type": "table", "weights": "none.parquet"}},
-        "participation.log: there is no file 'none.parquet'; give the path of one",
+        "participation.weights: there is no file 'none.parquet'; give the path of one",
     ),
     "no such log": (
         {"participation": {"type": "replay", "log": "none.parquet"}},

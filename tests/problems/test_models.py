@@ -1,5 +1,6 @@
 """Models: the papers' sizes and initial values, pure functions, and what cannot be trained."""
 
+import json
 import math
 from concurrent.futures import ThreadPoolExecutor
 
@@ -11,6 +12,7 @@ from torch import nn
 from fedtide.errors import BadInput
 from fedtide.problems.models import CNN, MLP, MODELS, Imported, Logistic, PureModel, model_of
 from fedtide.problems.models.initialisation import seeded
+from fedtide.simulation.experiment import BUILDER
 
 PAPER_MODELS = [
     ("logistic", (1, 28, 28), 10, 7_850),
@@ -279,3 +281,17 @@ def test_bad_models(given, complaint):
 def test_cnns_need_images_large_enough(shape, complaint):
     with pytest.raises(BadInput, match=complaint):
         MODELS["cnn-003-cifar10"].build(shape, 10)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        Imported("torch.nn:Linear", {"in_features": 64, "out_features": 10}),
+        {"type": "torch.nn:Linear", "arguments": {"in_features": 64, "out_features": 10}},
+        "torch.nn:Flatten",
+    ],
+)
+def test_what_a_folder_says_of_an_imported_model_makes_it_again(given):
+    plain = BUILDER.plain(given)
+    assert json.loads(json.dumps(plain)) == plain
+    assert model_of(plain) == model_of(given)

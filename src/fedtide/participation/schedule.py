@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from fedtide.errors import within
 from fedtide.participation.participants import Participants
 from fedtide.participation.process import Availability, Available, Ids, Process
 from fedtide.participation.reporting import Always, Report
@@ -39,8 +40,10 @@ class Schedule:
         Raises:
             BadInput: a parameter that does not fit the population.
         """
-        availability = self.process.begin(population, seed)
-        selecting = self.selection.start(population, seed)
+        with within("participation"):
+            availability = self.process.begin(population, seed)
+        with within("selection"):
+            selecting = self.selection.start(population, seed)
         return RunningSchedule(availability, selecting, self.report, seed)
 
     def known_rates(self, population: Population, seed: int) -> NDArray[np.float64] | None:

@@ -9,10 +9,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from fedtide.errors import BadInput
+from fedtide.errors import BadInput, within
 from fedtide.participation.checks import nonnegative
+from fedtide.participation.files import need_columns, read_table
 from fedtide.participation.ids import numbered_clients
-from fedtide.participation.log import read_log
+from fedtide.participation.log import normalise_log
 from fedtide.participation.process import Availability, Ids, Process
 from fedtide.participation.recorded import Recorded, frequencies
 from fedtide.population import Population
@@ -69,7 +70,10 @@ class Table(Process):
 
 
 def _from_file(path: str | Path, clients: int) -> tuple[NDArray[np.int64], Ids, Weights, int]:
-    log = read_log(path)
+    frame = read_table("weights", path)
+    need_columns("weights", frame, ["round", "client"], "name them like that")
+    with within("weights"):
+        log = normalise_log(frame)
     if log["weight"].null_count():
         raise BadInput(f"weights: {str(path)!r} lacks weights; give round, client, weight")
     length = 0 if log.is_empty() else int(log["round"].max()) + 1  # type: ignore[arg-type]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+import logging
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,9 @@ import safetensors.torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from fedtide.simulation.folder import write_atomically
+from fedtide.simulation.folder import numbered, write_atomically
+
+_logger = logging.getLogger("fedtide")
 
 
 @dataclass(frozen=True)
@@ -40,27 +43,42 @@ def save(folder: Path, checkpoint: Checkpoint) -> None:
         folder / f"{checkpoint.round:09d}.safetensors",
         lambda path: safetensors.torch.save_file(tensors, path, metadata),
     )
-    for old in _newest_first(folder)[2:]:
+    for old in numbered(folder, "safetensors")[:-2]:
         old.unlink()
 
 
-def load_newest(folder: Path) -> Checkpoint | None:
-    """Return the newest checkpoint that is whole; None where there is none."""
-    for path in _newest_first(folder):
-        try:
-            tensors = safetensors.torch.load_file(path)
-            with safe_open(path, framework="pt") as file:
-                metadata = file.metadata()
-        except (SafetensorError, OSError):
-            continue
-        if metadata and metadata.get("checksum") == _checksum(tensors, metadata.get("facts", "")):
-            facts = json.loads(metadata["facts"])
-            return Checkpoint(facts.pop("round"), tensors, facts)
+def load_newest(
+    folder: Path, usable: Callable[[Checkpoint], bool] = lambda checkpoint: True
+) -> Checkpoint | None:
+    """Return the newest checkpoint that is whole and usable; None where there is none.
+
+    What is passed over is named in a warning (logger "fedtide").
+    """
+    for path in reversed(numbered(folder, "safetensors")):
+        checkpoint = _load(path)
+        if checkpoint is not None and usable(checkpoint):
+            return checkpoint
+        _logger.warning(
+            "%s or the log that it counts on is damaged; going on from the checkpoint before it, "
+            "or from the beginning where there is none",
+            path,
+        )
     return None
 
 
-def _newest_first(folder: Path) -> list[Path]:
-    return sorted(folder.glob("*.safetensors"), reverse=True)
+def _load(path: Path) -> Checkpoint | None:
+    """Return the checkpoint in a file, or None if the file is not as it was written."""
+    try:
+        tensors = safetensors.torch.load_file(path)
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+    except (SafetensorError, OSError):
+        return None
+    text = metadata.get("facts", "")
+    if metadata.get("checksum") != _checksum(tensors, text):
+        return None
+    facts = json.loads(text)
+    return Checkpoint(facts.pop("round"), tensors, facts)
 
 
 def _checksum(tensors: Mapping[str, Tensor], facts: str) -> str:

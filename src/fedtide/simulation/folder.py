@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import json
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import reduce
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import polars as pl
 import yaml
+from safetensors import SafetensorError
 
 from fedtide.errors import BadInput
-from fedtide.simulation.experiment import differences
+from fedtide.simulation.experiment import differences, read_yaml
 
 
 class RunFolder:
@@ -22,6 +25,9 @@ class RunFolder:
 
     Args:
         path: the folder; made when it is locked.
+
+    Attributes:
+        log_chain: a checksum of the parts of the log that have been written so far.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -37,6 +43,7 @@ class RunFolder:
         self.checkpoints = self.path / "checkpoints"
         self.log_parts = self.path / "log"
         self._lock = self.path / ".lock"
+        self.log_chain = ""
         self._begun = (self._lock, _draft(self.experiment))  # of a run killed before it began
 
     @property
@@ -53,8 +60,7 @@ class RunFolder:
         if self.path.exists() and not self.path.is_dir():
             raise BadInput(f"out: {self.path} is a file; give a folder")
         if self.experiment.exists() and resume:
-            there = yaml.safe_load(self.experiment.read_text(encoding="utf-8"))
-            if changed := differences(there, plain):
+            if changed := differences(read_yaml(self.experiment), plain):
                 raise BadInput(
                     f"resume: {self.path} holds another experiment: {'; '.join(changed)}; "
                     "give the same one, or another folder"
@@ -67,9 +73,32 @@ class RunFolder:
         """Remove what was written after the checkpoint of round `ended`, and unfinished files."""
         for draft in self.path.rglob(".*.part"):
             draft.unlink()
-        for file in (*self.log_parts.glob("*.parquet"), *self.checkpoints.glob("*.safetensors")):
-            if int(file.stem) > ended:
-                file.unlink()
+        for folder, suffix in ((self.log_parts, "parquet"), (self.checkpoints, "safetensors")):
+            for file in numbered(folder, suffix):
+                if int(file.stem) > ended:
+                    file.unlink()
+
+    def add_to_log(self, ended: int, rows: pl.DataFrame) -> None:
+        """Write the rows since the last time as the part that ends with round `ended`."""
+        part = self.log_parts / f"{ended:09d}.parquet"
+        write_frame(part, rows)
+        self.log_chain = _chained(self.log_chain, part)
+
+    def chain_until(self, ended: int) -> str:
+        """Return the checksum of the parts of the log up to the one of round `ended`."""
+        parts = [p for p in numbered(self.log_parts, "parquet") if int(p.stem) <= ended]
+        return reduce(_chained, parts, "")
+
+    def read_log(self) -> list[pl.DataFrame]:
+        """Return the parts of the log in the order of the rounds."""
+        return [pl.read_parquet(part) for part in numbered(self.log_parts, "parquet")]
+
+    def drop_log_parts(self) -> None:
+        """Remove the parts of the log; the whole log is written."""
+        for part in numbered(self.log_parts, "parquet"):
+            part.unlink()
+        with suppress(OSError):  # there is none, or it holds what is not ours
+            self.log_parts.rmdir()
 
     @contextmanager
     def held(self, plain: dict[str, Any], resume: bool) -> Iterator[None]:
@@ -80,26 +109,58 @@ class RunFolder:
         """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            file = self._lock.open("w")
+            lock = _locked(self._lock)
+        except BlockingIOError:
+            raise BadInput(
+                f"out: {self.path} is in use by another run; wait for it or choose another"
+            ) from None
         except OSError as error:
             raise BadInput(
                 f"out: {self.path} cannot be written ({error.strerror}); choose another"
             ) from None
-        with file:
+        with lock:
             try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise BadInput(
-                    f"out: {self.path} is in use by another run; wait for it or choose another"
-                ) from None
-            self.check(plain, resume)
-            if not self.experiment.exists():
-                text = yaml.safe_dump(plain, sort_keys=False, allow_unicode=True)
-                write_text(self.experiment, text)
-            try:
+                self.check(plain, resume)
+                if not self.experiment.exists():
+                    text = yaml.safe_dump(plain, sort_keys=False, allow_unicode=True)
+                    write_text(self.experiment, text)
                 yield
             finally:
                 self._lock.unlink(missing_ok=True)
+
+
+def _locked(path: Path) -> IO[str]:
+    """Return the open lock file at `path`, held by this process until it is closed.
+
+    Whoever holds the lock removes the file before letting it go, so somebody else may come to hold
+    a file that is no longer in its place, beside a third who holds the new one: then try again.
+
+    Raises:
+        BlockingIOError: another process holds it.
+        OSError: it cannot be written.
+    """
+    while True:
+        file = path.open("w")
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            file.close()
+            raise
+        with suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(file.fileno()), path.stat()):
+                return file
+        file.close()
+
+
+def _chained(before: str, part: Path) -> str:
+    """Return the SHA-256 of what came before and of a file."""
+    return hashlib.sha256(before.encode() + part.read_bytes()).hexdigest()
+
+
+def numbered(folder: Path, suffix: str) -> list[Path]:
+    """Return the files in the folder that are named by a round, in the order of the rounds."""
+    files = (file for file in folder.glob(f"*.{suffix}") if file.stem.isdecimal())
+    return sorted(files, key=lambda file: int(file.stem))
 
 
 def _draft(path: Path) -> Path:
@@ -119,7 +180,7 @@ def write_atomically(path: Path, write: Callable[[Path], Any]) -> None:
         with draft.open("rb") as file:
             os.fsync(file.fileno())
         draft.replace(path)
-    except (OSError, pl.exceptions.ComputeError) as error:
+    except (OSError, SafetensorError, pl.exceptions.ComputeError) as error:
         draft.unlink(missing_ok=True)
         reason = getattr(error, "strerror", None) or str(error)
         raise BadInput(f"out: {path} cannot be written ({reason}); make room and resume") from None

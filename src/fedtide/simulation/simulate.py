@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,9 @@ import polars as pl
 import safetensors.torch
 import torch
 from numpy.typing import NDArray
+from safetensors import SafetensorError
 
+from fedtide.errors import BadInput
 from fedtide.participation import log_of
 from fedtide.simulation.checkpoint import Checkpoint, load_newest, save
 from fedtide.simulation.experiment import Experiment
@@ -34,10 +38,11 @@ class Result:
             and the spread of each client figure.
         participation: the log: round, client, stage, weight.
         clients: one row per client: its samples, participation, mean weight, and last figures.
-        state: the algorithm's final state.
+        state: the algorithm's final state; None for a finished run whose checkpoints are gone.
         trainer: the trainer that was used, and why.
         timings: seconds spent, and rounds per second.
-        iterates: x_0, ..., x_T, shape (rounds + 1, d); None unless `record_iterates`.
+        iterates: x_0, ..., x_T, shape (rounds + 1, d); None unless `record_iterates`, and without
+            a state.
         out: the run folder; None for a run in memory.
     """
 
@@ -101,29 +106,57 @@ def execute(
 ) -> Result:
     """Run an experiment, in memory or in the folder `out`."""
     watcher = watcher or Silent()
+    if out is None and resume:
+        raise BadInput("resume: there is no folder to go on with; give it as out")
     if out is None:
         started = Run(experiment)
         _loop(started, watcher)
         return _result(started, log_of(started.log))
     folder, plain = RunFolder(out), experiment.plain()
     folder.check(plain, resume)
-    checkpoint = load_newest(folder.checkpoints) if resume else None
-    started = _prepare(experiment, checkpoint)
+    started = _prepare(experiment, _last(folder) if resume else None, folder)
     with folder.held(plain, resume):
-        if not folder.finished:
-            _loop_in_folder(started, folder, watcher)
-            _finish(started, folder)
-    return _result(started, pl.read_parquet(folder.participation), folder.path)
+        if folder.finished:
+            folder.drop_log_parts()
+            return _read(started, folder)
+        _loop_in_folder(started, folder, watcher)
+        log = _finish(started, folder)
+    return _result(started, log, folder.path)
 
 
-def _prepare(experiment: Experiment, checkpoint: Checkpoint | None) -> Run:
+def _last(folder: RunFolder) -> Checkpoint | None:
+    """Return the last checkpoint that is whole, and so is the log that it counts on."""
+    if folder.finished:  # the parts of the log are one file now
+        return load_newest(folder.checkpoints)
+    return load_newest(
+        folder.checkpoints, lambda c: c.facts.get("log") == folder.chain_until(c.round)
+    )
+
+
+def _prepare(experiment: Experiment, checkpoint: Checkpoint | None, folder: RunFolder) -> Run:
     """Return the run, ready to start or to go on."""
     if checkpoint is None:
         return Run(experiment)
-    torch.set_num_threads(checkpoint.facts["threads"])  # sums are cut by threads: same bits
-    started = Run(experiment, trainer=checkpoint.facts["trainer"])
-    started.restore(checkpoint)
+    with _understood(checkpoint, folder):
+        threads, trainer, chain = (checkpoint.facts[name] for name in ("threads", "trainer", "log"))
+    torch.set_num_threads(threads)  # sums are cut by threads: same bits
+    folder.log_chain = chain
+    started = Run(experiment, trainer=trainer)
+    with _understood(checkpoint, folder):
+        started.restore(checkpoint)
     return started
+
+
+@contextmanager
+def _understood(checkpoint: Checkpoint, folder: RunFolder) -> Iterator[None]:
+    """Refuse a whole checkpoint that holds something else, as another version may write it."""
+    try:
+        yield
+    except (KeyError, TypeError, ValueError, RuntimeError) as error:
+        raise BadInput(
+            f"resume: the checkpoint of round {checkpoint.round} in {folder.path} is of another "
+            f"version ({error!r:.80}); run it anew in another folder"
+        ) from None
 
 
 def _loop(run: Run, watcher: Watcher) -> None:
@@ -170,17 +203,16 @@ def _loop_in_folder(run: Run, folder: RunFolder, watcher: Watcher) -> None:
 def _save(run: Run, folder: RunFolder) -> None:
     """Write the log since the last time, then the checkpoint that counts on it."""
     if run.log:
-        write_frame(folder.log_parts / f"{run.ended:09d}.parquet", log_of(run.log))
+        folder.add_to_log(run.ended, log_of(run.log))
         run.log.clear()
     checkpoint = run.checkpoint()
-    facts = {**checkpoint.facts, "threads": torch.get_num_threads()}
+    facts = {**checkpoint.facts, "threads": torch.get_num_threads(), "log": folder.log_chain}
     save(folder.checkpoints, Checkpoint(checkpoint.round, checkpoint.tensors, facts))
 
 
-def _finish(run: Run, folder: RunFolder) -> None:
-    """Write the results; the summary comes last and says that all of them are there."""
-    parts = sorted(folder.log_parts.glob("*.parquet"))
-    log = pl.concat([log_of(run.log), *map(pl.read_parquet, parts)])
+def _finish(run: Run, folder: RunFolder) -> pl.DataFrame:
+    """Write the results and return the log; the summary says that all of them are there."""
+    log = pl.concat([log_of(run.log), *folder.read_log()])
     write_frame(folder.participation, log)
     write_frame(folder.metrics, run.metrics_table())
     write_frame(folder.clients, run.clients())
@@ -189,10 +221,41 @@ def _finish(run: Run, folder: RunFolder) -> None:
     write_atomically(folder.model, lambda path: safetensors.torch.save_file(tensors, path))
     write_json(folder.timings, _timings(run) | {"trainer": run.trainer_choice})
     write_json(folder.summary, {"rounds": run.ended, "metrics": run.metrics[-1]})
-    for part in parts:
-        part.unlink()
-    if folder.log_parts.exists():
-        folder.log_parts.rmdir()
+    folder.drop_log_parts()
+    return log
+
+
+def _read(run: Run, folder: RunFolder) -> Result:
+    """Return what a finished run left in its folder.
+
+    Raises:
+        BadInput: a result that is missing or damaged.
+    """
+    try:
+        named = safetensors.torch.load_file(folder.model, device=run.experiment.device)
+        metrics, log, clients = map(
+            pl.read_parquet, (folder.metrics, folder.participation, folder.clients)
+        )
+        timings = json.loads(folder.timings.read_text(encoding="utf-8"))
+        model = run.task.layout.flatten(named).cpu().numpy()
+    except (OSError, SafetensorError, pl.exceptions.PolarsError, ValueError, KeyError) as error:
+        reason = str(error).splitlines()[0]
+        raise BadInput(
+            f"out: {folder.path} is finished, but its results cannot be read ({reason}); "
+            "run it anew in another folder"
+        ) from None
+    whole = run.ended == run.experiment.rounds  # what only a checkpoint keeps
+    return Result(
+        model=model,
+        metrics=metrics,
+        participation=log,
+        clients=clients,
+        state=run.state if whole else None,
+        trainer=timings.pop("trainer", ""),
+        timings=timings,
+        iterates=_iterates(run) if whole else None,
+        out=folder.path,
+    )
 
 
 def _timings(run: Run) -> dict[str, Any]:
@@ -205,10 +268,11 @@ def _timings(run: Run) -> dict[str, Any]:
     }
 
 
+def _iterates(run: Run) -> NDArray[Any] | None:
+    return np.stack([x.cpu().numpy() for x in run.iterates]) if run.iterates else None
+
+
 def _result(run: Run, participation: pl.DataFrame, out: Path | None = None) -> Result:
-    iterates = None
-    if run.iterates:
-        iterates = np.stack([x.cpu().numpy() for x in run.iterates])
     return Result(
         model=run.output().cpu().numpy(),
         metrics=run.metrics_table(),
@@ -217,6 +281,6 @@ def _result(run: Run, participation: pl.DataFrame, out: Path | None = None) -> R
         state=run.state,
         trainer=run.trainer_choice,
         timings=_timings(run),
-        iterates=iterates,
+        iterates=_iterates(run),
         out=out,
     )

@@ -39,7 +39,12 @@ MODELS: dict[str, Model] = {
 | cnn-003-cifar10 | Yan et al. | 62,006 |
 """
 
-MODEL_TYPES: dict[str, type[Model]] = {"logistic": Logistic, "mlp": MLP, "cnn": CNN}
+MODEL_TYPES: dict[str, type[Model]] = {
+    "logistic": Logistic,
+    "mlp": MLP,
+    "cnn": CNN,
+    "imported": Imported,
+}
 """The models with parameters, by the `type` that experiment files give."""
 
 
