@@ -19,7 +19,7 @@ MAY_IMPORT = {
     "training": {"problems"},
     "audit": {"participation", "algorithms", "problems", "training", "simulation", "theory"},
     "simulation": {"participation", "algorithms", "problems", "training"},
-    "flower": {"participation", "algorithms", "problems", "training"},
+    "flower": {"participation", "algorithms", "problems", "training", "simulation", "audit"},
     "sweep": {"simulation"},
     "tracking": {"simulation"},
     "report": {"simulation", "participation", "audit"},

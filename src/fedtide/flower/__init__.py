@@ -1,0 +1,36 @@
+"""fedtide's methods on Flower: a strategy, the client side, and state that survives crashes."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from fedtide.errors import MissingExtra
+
+if TYPE_CHECKING:
+    from fedtide.flower.client import client, custom_client
+    from fedtide.flower.messages import Asked, Update
+    from fedtide.flower.strategy import FedTide
+
+_WHERE = {
+    "FedTide": "strategy",
+    "client": "client",
+    "custom_client": "client",
+    "Asked": "messages",
+    "Update": "messages",
+}
+
+__all__ = ["Asked", "FedTide", "Update", "client", "custom_client"]
+
+
+def __getattr__(name: str) -> Any:
+    """Import what is asked for: Flower comes with an extra, and takes its time."""
+    if name not in _WHERE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        module = importlib.import_module(f"fedtide.flower.{_WHERE[name]}")
+    except ImportError as error:
+        if error.name is None or error.name.partition(".")[0] == "fedtide":
+            raise
+        raise MissingExtra("flower", "flower") from error
+    return getattr(module, name)

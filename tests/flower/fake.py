@@ -1,0 +1,140 @@
+"""A Flower grid in this process: nodes that run apps, come, go and are slow by a script.
+
+It follows what Flower's SuperLink and SuperNodes were seen to do: only nodes that are online are
+listed; a node handles one message at a time; what is asked of a node that is offline is answered
+with error 5 by the SuperLink (node 1), an app that raises with error 2 by the node; a message is
+answered once; ids of another run are refused.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from itertools import count
+from types import SimpleNamespace
+
+from flwr.app import Context, Error, Message, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.proto.node_pb2 import NodeInfo
+from flwr.serverapp import Grid
+from flwr.supercore.task_identity import TaskIdentity
+
+from fedtide.flower.exchange import Clock
+
+NODE_UNAVAILABLE, APP_RAISED = 5, 2
+_runs = count(1)
+
+
+@dataclass
+class Node:
+    """One SuperNode.
+
+    Args:
+        app: what it runs.
+        config: its node config.
+        seconds: how long it takes over a message, from its number (0, 1, ...).
+        online: whether it is connected at a time.
+        name: with which the operator registered it.
+        started: when it was started.
+        tamper: changes a reply before it is sent.
+    """
+
+    app: ClientApp
+    config: dict
+    seconds: Callable[[int], float] = lambda number: 0.1
+    online: Callable[[float], bool] = lambda now: True
+    name: str = ""
+    started: float = 0.0
+    tamper: Callable[[Message], Message] = lambda reply: reply
+    handled: int = 0
+    free_at: float = 0.0
+
+
+@dataclass
+class FakeGrid(Grid):
+    """The grid; `now` is the time, and moves when somebody sleeps."""
+
+    nodes: dict[int, Node]
+    now: float = 1_000.0
+    run_id: int = field(default_factory=lambda: next(_runs))
+    sent: list[Message] = field(default_factory=list)
+    pending: dict[str, tuple[float, Message]] = field(default_factory=dict)
+    ids: Iterable[int] = field(default_factory=lambda: count(1))
+
+    def __post_init__(self) -> None:
+        # What a ServerApp's process is told when it starts; messages are stamped with it.
+        TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = self.run_id, 1, 1
+
+    @property
+    def clock(self) -> Clock:
+        def sleep(seconds: float) -> None:
+            self.now += seconds
+
+        return Clock(now=lambda: self.now, tick=lambda: self.now, sleep=sleep)
+
+    @property
+    def run(self):
+        return SimpleNamespace(run_id=self.run_id)
+
+    def set_run(self, run):
+        raise NotImplementedError
+
+    def create_message(self, *arguments, **named):
+        raise NotImplementedError
+
+    def send_and_receive(self, messages, *, timeout=None):
+        raise NotImplementedError
+
+    def get_nodes(self):
+        return [
+            NodeInfo(
+                node_id=node_id,
+                name=node.name,
+                last_activated_at=datetime.fromtimestamp(node.started, UTC).isoformat(),
+            )
+            for node_id, node in self.nodes.items()
+            if node.online(self.now)
+        ]
+
+    def get_node_ids(self):
+        return [node.node_id for node in self.get_nodes()]
+
+    def push_messages(self, messages):
+        return [self._push(message) for message in messages]
+
+    def _push(self, message: Message) -> str:
+        message_id = f"{self.run_id}-{next(self.ids)}"
+        message.metadata.__dict__["_message_id"] = message_id
+        self.sent.append(message)
+        node = self.nodes[message.metadata.dst_node_id]
+        start = max(self.now, node.free_at)
+        if not node.online(start):
+            reply = Message(Error(NODE_UNAVAILABLE, "offline"), reply_to=message)
+            reply.metadata.__dict__["_src_node_id"] = 1
+            self.pending[message_id] = (start, reply)
+            return message_id
+        node.free_at = start + node.seconds(node.handled)
+        node.handled += 1
+        self.pending[message_id] = (node.free_at, node.tamper(self._answer(node, message)))
+        return message_id
+
+    def _answer(self, node: Node, message: Message) -> Message:
+        context = Context(
+            run_id=self.run_id,
+            node_id=message.metadata.dst_node_id,
+            node_config=node.config,
+            state=RecordDict(),
+            run_config={},
+        )
+        try:
+            return node.app(message, context)
+        except Exception as error:
+            return Message(Error(APP_RAISED, repr(error)), reply_to=message)
+
+    def pull_messages(self, message_ids):
+        foreign = [one for one in message_ids if not one.startswith(f"{self.run_id}-")]
+        if foreign:
+            raise ValueError("`message_ids` contains invalid IDs")
+        due = [
+            one for one in message_ids if one in self.pending and self.pending[one][0] <= self.now
+        ]
+        return [self.pending.pop(one)[1] for one in due]

@@ -1,0 +1,77 @@
+"""The deployment gives the simulator's model, for the same participation."""
+
+import numpy as np
+import polars as pl
+import pytest
+from polars.testing import assert_frame_equal
+
+import fedtide as ft
+from fedtide.participation.ledger import read_ledger, read_rounds
+
+from .driver import deploy, federation, model, prepared, quadratic, scripted
+
+A = ft.algorithms
+ROUNDS = 12
+METHODS = [
+    A.FedAvg(),
+    A.FedAvg(server_lr=0.7, weights="given"),
+    A.FedAU(cutoff=3),
+    A.FedAU(cutoff=None, average=0.8),
+    A.MIFA(),
+    A.MIFA(unseen="wait"),
+    A.FedVARP(empty_rounds="memory"),
+    A.FedLaAvg(),
+    A.FedProx(mu=0.3),
+    A.Scaffold(),
+    A.Scaffold(option=1),
+    A.Amplified(period=4, factor=1.5, inner=A.FedAU(cutoff=3)),
+    A.AmplifiedScaffold(period=4, factor=1.3),
+    A.FedAdam(server_lr=0.1),
+    A.Averaged(inner=A.FedAvg()),
+    A.Switch(first=A.FedAvg(), second=A.FedLaAvg(), at=5),
+    A.WaitForAll(period=3, mode="gradient"),
+]
+
+
+def simulated(problem, there, algorithm, local):
+    q = there / np.maximum(there.sum(axis=1, keepdims=True), 1)
+    return ft.simulate(
+        problem=problem,
+        participation=ft.participation.Table(weights=q),
+        algorithm=algorithm,
+        local=local,
+        rounds=len(there),
+        seed=0,
+        dtype="float64",
+        trainer="reference",
+    )
+
+
+@pytest.mark.parametrize("algorithm", METHODS, ids=repr)
+def test_scripted_participation_gives_the_simulators_model(algorithm, tmp_path):
+    problem, local = quadratic(), ft.LocalTraining(steps=3, lr=0.1)
+    task, there = prepared(problem), scripted(ROUNDS, 5)
+    url = f"sqlite:///{tmp_path / 'ledger.db'}"
+    strategy = deploy(federation(task, local, there), task, algorithm, ROUNDS, ledger=url)
+    wanted = simulated(problem, there, algorithm, local)
+    np.testing.assert_allclose(model(strategy), wanted.model, rtol=0, atol=1e-6)
+    np.testing.assert_allclose(model(strategy), wanted.model, rtol=1e-9)
+    assert read_rounds(url)["round"].to_list() == list(range(ROUNDS))
+    used = read_ledger(url).filter(pl.col("stage") == "used")
+    columns = ["round", "client", "stage", "weight"]
+    wanted_log = wanted.participation.filter(pl.col("stage") == "used")
+    wanted_log = wanted_log.with_columns(pl.col("client").cast(pl.String))
+    wanted_log = wanted_log.select(columns).sort("round", "client")
+    assert_frame_equal(used.select(columns), wanted_log, abs_tol=1e-12)
+
+
+@pytest.mark.parametrize("algorithm", [A.FedAvg(weights="data"), A.FedAU(), A.Scaffold()], ids=repr)
+@pytest.mark.parametrize("how", [{"steps": 3}, {"epochs": 1}])
+def test_minibatches_go_on_where_the_client_left_off(algorithm, how):
+    """The strategy tells each client how many steps it has taken; no client remembers."""
+    problem = ft.problems.Classification("digits", ft.problems.Dirichlet(0.5), clients=4)
+    local = ft.LocalTraining(lr=0.1, batch_size=50, **how)
+    task, there = prepared(problem), scripted(6, 4)
+    strategy = deploy(federation(task, local, there), task, algorithm, 6)
+    wanted = simulated(problem, there, algorithm, local)
+    np.testing.assert_allclose(model(strategy), wanted.model, rtol=0, atol=1e-6)
