@@ -54,7 +54,8 @@ def metrics_row(ended: int, evaluation: Evaluation, tally: Tally) -> dict[str, A
     row: dict[str, Any] = {"round": ended, **evaluation.metrics}
     weights, losses = tally.objective(), evaluation.clients.get("loss")
     if losses is not None:
-        row["participation_loss"] = None if weights is None else float(weights @ losses)
+        with np.errstate(invalid="ignore", over="ignore"):  # a loss may be infinite
+            row["participation_loss"] = None if weights is None else float(weights @ losses)
     for figure, values in evaluation.clients.items():
         row |= {f"client_{figure}_{name}": value for name, value in spread(figure, values).items()}
     return row

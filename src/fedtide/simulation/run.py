@@ -171,19 +171,20 @@ class Run:
         """Let the cohort train and the algorithm fold in what it reports; return who was used."""
         clients, weights = self._cohort(present)
         if self.experiment.algorithm.centralised:
-            if len(clients):
-                self._absorb(self._work.pooled(self.state.model, len(clients), lr))
-            return clients
+            if len(clients) == 0:
+                return clients
+            used = self._absorb(self._work.pooled(self.state.model, len(clients), lr))
+            return clients if len(used) else clients[:0]
         at_once = self.experiment.max_stack_bytes // (
             self.task.layout.size * self.task.start.element_size()
         )
-        used = [clients[:0]]
+        parts = [clients[:0]]
         for first in range(0, len(clients), max(1, at_once)):
             part = slice(first, first + max(1, at_once))
             ids = torch.as_tensor(clients[part], device=self.task.start.device)
             asked = self.experiment.algorithm.instruct(self.state, ids)
-            used.append(self._absorb(self._work.reports(asked, clients[part], weights[part], lr)))
-        return np.concatenate(used)
+            parts.append(self._absorb(self._work.reports(asked, clients[part], weights[part], lr)))
+        return np.concatenate(parts)
 
     def _absorb(self, reports: Reports) -> Ids:
         """Let the algorithm fold in the reports that are finite, and return whose they are."""
