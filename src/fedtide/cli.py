@@ -2,113 +2,52 @@
 
 from __future__ import annotations
 
+import functools
+import importlib
 import signal
 import sys
-from pathlib import Path
 from types import FrameType
-from typing import Annotated
 
+import click
 import typer
-from rich.console import Console
+from typer.core import TyperGroup
 
-from fedtide.audit.command import audit_command
-from fedtide.errors import BadInput
-from fedtide.report.compare import comparison, comparison_table, load_runs
-from fedtide.report.figure import draw_comparison
-from fedtide.simulation.interrupt import Interrupted
-from fedtide.simulation.progress import Bar
-from fedtide.simulation.study import Study, run_study
+from fedtide.errors import BadInput, Interrupted, did_you_mean
 
-app = typer.Typer(
-    help="Federated learning for clients that come and go: say who takes part, train, compare.",
-    no_args_is_help=True,
-    add_completion=False,
-    rich_markup_mode="rich",
-    pretty_exceptions_enable=False,
+COMMANDS = {
+    "run": "fedtide.commands:run",
+    "sweep": "fedtide.sweep.command:sweep_command",
+    "compare": "fedtide.commands:compare",
+    "audit": "fedtide.audit.command:audit_command",
+}
+"""Where each command's function is. Only the one that is asked for is imported."""
+
+_typer = functools.partial(
+    typer.Typer, add_completion=False, rich_markup_mode="rich", pretty_exceptions_enable=False
 )
 
-app.command("audit")(audit_command)
+
+class _Commands(TyperGroup):
+    """Finds commands by name when they are asked for."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            ctx.fail(f"there is no command {cmd_name!r}; {did_you_mean(cmd_name, COMMANDS)}")
+        module, function = COMMANDS[cmd_name].split(":")
+        one = _typer()
+        one.command(cmd_name)(getattr(importlib.import_module(module), function))
+        return typer.main.get_command(one)
+
+
+app = _typer(cls=_Commands, no_args_is_help=True)
 
 
 @app.callback()
 def _main() -> None:
     """Federated learning for clients that come and go: say who takes part, train, compare."""
-
-
-@app.command()
-def run(
-    file: Annotated[Path, typer.Argument(help="An experiment file (YAML).", show_default=False)],
-    overrides: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="[KEY=VALUE]...",
-            help="Values put over those of the file: rounds=50 algorithm.cutoff=20",
-            show_default=False,
-        ),
-    ] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(help="The folder to write.", show_default="runs/NAME, or the next free one"),
-    ] = None,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with what was interrupted in the folder.")
-    ] = False,
-    workers: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            help="How many runs at a time, where the file asks for several.",
-            show_default="one for each core",
-        ),
-    ] = None,
-) -> None:
-    """Run an experiment, or several methods and seeds of one, and compare what comes out.
-
-    The folder then holds the resolved experiment, metrics, the participation log, a table of the
-    clients, the model, and a figure. A run that is interrupted, even by a power cut, goes on with
-    --resume and ends as if nothing had happened.
-
-    Example: fedtide run examples/digits.yaml rounds=100 --out runs/short
-    """
-    study = Study.load(file, overrides or ())
-    out = out or _default_out(study.name, resume)
-    with Bar(study.name) as bar:
-        folders = run_study(study, out, resume, workers, bar)
-    _show(folders, out)
-
-
-@app.command()
-def compare(
-    folders: Annotated[
-        list[Path],
-        typer.Argument(metavar="DIR...", help="Folders of runs, or folders of such folders."),
-    ],
-    figure: Annotated[
-        Path | None, typer.Option(help="Also draw the comparison there (.png or .pdf).")
-    ] = None,
-) -> None:
-    """Compare finished runs: one row per method, mean ± standard deviation over its seeds."""
-    runs = load_runs(folders)
-    Console().print(comparison_table(comparison(runs)))
-    if figure is not None:
-        draw_comparison(runs, figure)
-
-
-def _show(folders: list[Path], out: Path) -> None:
-    runs = load_runs(folders)
-    Console().print(comparison_table(comparison(runs)))
-    draw_comparison(runs, out / "comparison.png")
-    print(f"runs and figure: {out}, {out / 'comparison.png'}")
-
-
-def _default_out(name: str, resume: bool) -> Path:
-    """Return runs/NAME or the first free runs/NAME-2, ...; the last one taken to resume."""
-    taken, free = None, Path("runs") / name
-    number = 1
-    while free.exists():
-        number += 1
-        taken, free = free, Path("runs") / f"{name}-{number}"
-    return taken if resume and taken is not None else free
 
 
 def main() -> None:

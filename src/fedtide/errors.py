@@ -1,4 +1,4 @@
-"""How fedtide says that an input cannot be used: one sentence that names the field and the mend."""
+"""How fedtide says that it cannot go on: an input that cannot be used, or somebody who asked."""
 
 from __future__ import annotations
 
@@ -37,6 +37,10 @@ class MissingExtra(BadInput, ImportError):
         super().__init__(
             f"{what}: a library is missing; install it with pip install 'fedtide[{extra}]'"
         )
+
+
+class Interrupted(Exception):
+    """What was asked for was asked to end, and is saved; its text says how to go on."""
 
 
 @contextmanager

@@ -7,9 +7,7 @@ import threading
 from types import FrameType, TracebackType
 from typing import Self
 
-
-class Interrupted(Exception):
-    """The run was asked to end and has been saved; its text says how to go on."""
+from fedtide.errors import Interrupted as Interrupted
 
 
 class Interruption:
