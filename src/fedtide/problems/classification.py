@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +24,7 @@ from fedtide.problems.layout import Layout, Params
 from fedtide.problems.models import Model, PureModel, model_of
 from fedtide.problems.models.initialisation import seeded
 from fedtide.problems.partition import Partition, Shards, StoredShards
-from fedtide.problems.problem import Batch, Evaluation, Plan, Problem, Task
+from fedtide.problems.problem import Batch, Draw, Evaluation, Plan, Problem, Task
 
 
 @dataclass(frozen=True)
@@ -152,6 +152,7 @@ class ClassificationTask(Task):
             class_shares=shards.class_shares(data.train.labels, data.classes),
         )
         self.model = PureModel(module, self._train[:2], data.classes)
+        self._random = bool(augment) or self.model.draws
         self.layout = Layout.of(self.model.params)
         self.start = self.layout.flatten(self.model.params)
 
@@ -167,29 +168,29 @@ class ClassificationTask(Task):
         weights = rest[0].to(logits.dtype)
         return (losses * weights).sum() / weights.sum().clamp(min=1)
 
-    def batches(self, plan: Plan) -> Iterable[Batch]:
-        """Yield (x, y[, mask][, key]) of the cohort for each step; x is (S, B, *features)."""
+    def draws(self, plan: Plan) -> Sequence[Draw]:
+        """Return for each step the samples (S, B)[, mask (S, B)][, keys (S,)]."""
         assert plan.positions is not None
-        device, steps = self._train.device, len(plan.keys)
+        device = self._train.device
         samples = torch.from_numpy(self.shards.locate(plan.clients, plan.positions)).to(device)
-        keys = torch.tensor(plan.keys, device=device)
-        mask = None if plan.mask is None else torch.tensor(plan.mask, device=device)
-        x, y = self._features(samples[0]), self._train_labels[samples]
-        for k in range(steps):
-            own = k if len(samples) == steps else 0  # or all steps use the same samples
-            if own:
-                x = self._features(samples[own])
-            yield (
-                augmented(x[None], self._augment, keys[k : k + 1])[0] if self._augment else x,
-                y[own],
-                *(() if mask is None else (mask[own],)),
-                *((keys[k],) if self.model.draws else ()),
-            )
+        parts = [samples]
+        if plan.mask is not None:
+            parts.append(torch.tensor(plan.mask, device=device))
+        if self._random:
+            parts.append(torch.tensor(plan.keys, device=device))
+        draws = max(map(len, parts))  # one, if every step uses all samples and nothing is random
+        return [tuple(part[k % len(part)] for part in parts) for k in range(draws)]
 
-    def _features(self, samples: Tensor) -> Tensor:
-        """Return the features of these samples, (S, B) -> (S, B, *features)."""
-        found = self._train.index_select(0, samples.flatten())
-        return found.view(*samples.shape, *self._train.shape[1:])
+    def batch(self, *draw: Tensor) -> Batch:
+        """Return (x, y[, mask][, key]) of the cohort; x is (S, B, *features)."""
+        samples, *rest = draw
+        x = self._train.index_select(0, samples.flatten())
+        x = x.view(*samples.shape, *self._train.shape[1:])
+        if self._augment:
+            x = augmented(x[None], self._augment, rest[-1][None])[0]
+        if self._random and not self.model.draws:
+            rest.pop()
+        return (x, self._train_labels[samples], *rest)
 
     def pooled(self) -> ClassificationTask:
         """Return the task of one client that holds all training samples."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import repeat
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,8 @@ from fedtide.problems.layout import Layout, Params
 
 Batch = tuple[Tensor, ...]
 """What a loss needs beside the parameters: one client's minibatch, or a cohort's of one step."""
+Draw = tuple[Tensor, ...]
+"""What a batch is made of: which samples, which random words, which clients' functions."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +66,16 @@ class Plan:
             active=of(self.active),
         )
 
+    def alone(self, place: int) -> Plan:
+        """Return the plan of the one client at this place of the cohort, with its own steps."""
+        own, steps = self.take(np.array([place])), self.steps[place]
+        return Plan(
+            clients=own.clients,
+            keys=own.keys[:steps],
+            positions=None if own.positions is None else own.positions[:steps],
+            mask=None if own.mask is None else own.mask[:steps],
+        )
+
 
 @dataclass(frozen=True)
 class Evaluation:
@@ -99,12 +112,27 @@ class Task(ABC):
         """
 
     @abstractmethod
-    def batches(self, plan: Plan) -> Iterable[Batch]:
-        """Return for each local step the arguments of `loss` for a cohort, each of shape (S, ...).
+    def draws(self, plan: Plan) -> Sequence[Draw]:
+        """Return what the batch of each local step is made of, each part of shape (S, ...).
 
-        They may be made while one goes through them: a batch that is used as soon as it is
-        gathered is still in cache.
+        There is one draw for each of the I steps, or a single one if all use the same batch.
         """
+
+    def batch(self, *draw: Tensor) -> Batch:
+        """Return the arguments of `loss` for a cohort from what a step draws: shapes (S, ...).
+
+        It must be pure and made of torch operations, so that it can be recorded and compiled
+        together with the steps: what is gathered just before it is used is still in cache. Here
+        the draw is the batch.
+        """
+        return draw
+
+    def batches(self, plan: Plan) -> Iterator[Batch]:
+        """Return for each local step the arguments of `loss` for a cohort."""
+        draws, steps = self.draws(plan), len(plan.keys)
+        if len(draws) == steps:
+            return (self.batch(*draw) for draw in draws)
+        return repeat(self.batch(*draws[0]), steps)
 
     @abstractmethod
     def evaluate(self, x: Tensor, clients: bool = True) -> Evaluation:

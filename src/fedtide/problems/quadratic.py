@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import repeat
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,7 @@ from torch import Tensor
 from fedtide.errors import BadInput
 from fedtide.population import Population
 from fedtide.problems.layout import Layout, Params
-from fedtide.problems.problem import Batch, Evaluation, Plan, Problem, Task
+from fedtide.problems.problem import Draw, Evaluation, Plan, Problem, Task
 
 Array = Sequence[Any] | NDArray[Any] | Tensor
 
@@ -94,10 +93,10 @@ class QuadraticTask(Task):
         offset = params["x"] - e
         return 0.5 * (offset @ (a @ offset))
 
-    def batches(self, plan: Plan) -> Iterable[Batch]:
-        """Return (A_n, e_n) of the cohort for each step, always the same."""
+    def draws(self, plan: Plan) -> Sequence[Draw]:
+        """Return (A_n, e_n) of the cohort, the same for all steps."""
         clients = torch.as_tensor(plan.clients, device=self._a.device)
-        return repeat((self._a[clients], self._e[clients]), len(plan.keys))
+        return [(self._a[clients], self._e[clients])]
 
     def evaluate(self, x: Tensor, clients: bool = True) -> Evaluation:
         """Return F_n(x) of every client and their mean."""

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import repeat
 
 import numpy as np
 import torch
@@ -15,7 +14,7 @@ from fedtide.checks import at_least
 from fedtide.errors import BadInput
 from fedtide.population import Population
 from fedtide.problems.layout import Layout, Params
-from fedtide.problems.problem import Batch, Evaluation, Plan, Problem, Task
+from fedtide.problems.problem import Batch, Draw, Evaluation, Plan, Problem, Task
 from fedtide.randomness import generator
 
 
@@ -98,15 +97,17 @@ class RegressionTask(Task):
         x, y = batch
         return 0.5 * ((x @ params["w"] - y) ** 2).mean()
 
-    def batches(self, plan: Plan) -> Iterable[Batch]:
-        """Yield the cohort's samples of each step, (S, B, d) and (S, B)."""
+    def draws(self, plan: Plan) -> Sequence[Draw]:
+        """Return which samples of which client each step uses, (S, B) and (S, 1)."""
         assert plan.positions is not None
         clients = torch.as_tensor(plan.clients, device=self._x.device)[:, None]
         positions = torch.as_tensor(plan.positions, device=self._x.device)
-        batches = ((self._x[clients, p], self._y[clients, p]) for p in positions)
-        return (
-            batches if len(positions) == len(plan.keys) else repeat(next(batches), len(plan.keys))
-        )
+        return [(clients, p) for p in positions]
+
+    def batch(self, *draw: Tensor) -> Batch:
+        """Return the cohort's samples, (S, B, d) and (S, B)."""
+        clients, positions = draw
+        return self._x[clients, positions], self._y[clients, positions]
 
     def evaluate(self, x: Tensor, clients: bool = True) -> Evaluation:
         """Return F_n(w) of every client, their mean, and the mean squared error."""

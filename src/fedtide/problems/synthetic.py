@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -13,7 +13,7 @@ from torch import Tensor
 from fedtide.checks import at_least, one_of
 from fedtide.population import Population
 from fedtide.problems.layout import Layout, Params
-from fedtide.problems.problem import Batch, Evaluation, Plan, Problem, Task
+from fedtide.problems.problem import Draw, Evaluation, Plan, Problem, Task
 from fedtide.randomness import uniforms
 
 MU, H, L, LAMBDA, C, ZETA = 1.0, 16.0, 2.0, 1.0, 1.0, 16.0
@@ -92,7 +92,7 @@ class LowerBound4DTask(Task):
         value: Tensor = quadratic + (slope * x).sum(-1) + H / 8 * positive * positive
         return value
 
-    def batches(self, plan: Plan) -> Iterable[Batch]:
+    def draws(self, plan: Plan) -> Sequence[Draw]:
         """Return each client's curvatures, and slopes with the noise of each step, (S, 4) both."""
         clients = torch.as_tensor(plan.clients, device=self.start.device)
         u, v = (uniforms(0, name, plan.keys.view(np.uint64)) for name in ("radius", "angle"))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
@@ -13,7 +13,7 @@ from torch import Tensor
 from fedtide.errors import BadInput
 from fedtide.population import Population
 from fedtide.problems.layout import Params
-from fedtide.problems.problem import Batch, Evaluation, Plan, Task
+from fedtide.problems.problem import Batch, Draw, Evaluation, Plan, Task
 
 Objective = Literal["uniform", "samples"] | Sequence[float]
 """The a_n: 1 / N, the share of all samples, or given numbers, which are divided by their sum."""
@@ -40,10 +40,15 @@ class WeightedTask(Task):
         *rest, factor = batch
         return factor * self._task.loss(params, *rest)
 
-    def batches(self, plan: Plan) -> Iterable[Batch]:
-        """Yield the batches, each with the clients' factors."""
+    def draws(self, plan: Plan) -> Sequence[Draw]:
+        """Return the draws of the plain task, each with the clients' factors."""
         factors = self._factors[torch.as_tensor(plan.clients, device=self.start.device)]
-        return ((*batch, factors) for batch in self._task.batches(plan))
+        return [(*draw, factors) for draw in self._task.draws(plan)]
+
+    def batch(self, *draw: Tensor) -> Batch:
+        """Return the plain batch with the clients' factors."""
+        *plain, factors = draw
+        return (*self._task.batch(*plain), factors)
 
     def evaluate(self, x: Tensor, clients: bool = True) -> Evaluation:
         """Return the task's evaluation with `loss` being Σ a_n F_n; client figures are plain."""

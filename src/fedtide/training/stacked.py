@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from itertools import repeat
+from collections.abc import Iterator
 
 import numpy as np
 import torch
@@ -15,10 +14,9 @@ from fedtide.training.local import LocalTraining
 from fedtide.training.steps import Steps
 from fedtide.training.trainer import Round, Trainer
 
-_MOST = 25  # clients trained together at most, and less if their models would take more than
-_BYTES = 64 * 2**20  # this: a chunk should stay in cache
-_SIZES = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 25)  # chunks are padded to these, each recorded once
-_SIZES_COMPILED = (8, 25)  # compiling takes seconds, so there are fewer
+_SIZES = (25, 10, 5, 1)  # how many clients are trained together: a chunk should stay in cache,
+_BYTES = 64 * 2**20  # so models may not take more than this together
+_BLOCK = 8  # steps are recorded together, up to so many
 
 
 class StackedTrainer(Trainer):
@@ -33,47 +31,29 @@ class StackedTrainer(Trainer):
     def __init__(self, task: Task, local: LocalTraining, compiled: bool = False) -> None:
         self.name = "compiled" if compiled else "stacked"
         self._task = task
-        self._steps = Steps(task, local, stacked=True, compiled=compiled)
-        model_bytes = task.layout.size * task.start.element_size()
-        self._chunk = max(1, min(_MOST, _BYTES // model_bytes))
-        sizes = _SIZES_COMPILED if compiled else _SIZES
-        self._sizes = [size for size in sizes if size < self._chunk] + [self._chunk]
-
-    def train(self, round: Round, plan: Plan, drift: Tensor | None = None) -> Tensor:
-        """Return the updates, shape (S, d)."""
-        size = len(plan.clients)
-        updates = torch.empty(size, len(round.start)).to(round.start)
-        for first in range(0, size, self._chunk):
-            chunk = slice(first, min(first + self._chunk, size))
-            padded = self._padded(chunk)
-            self._train_chunk(
-                round,
-                plan.take(padded),
-                None if drift is None else drift[padded],
-                self._task.layout.unflatten(updates[chunk]).values(),
-            )
-        return updates
-
-    def _padded(self, chunk: slice) -> NDArray[np.int64]:
-        """Return the places of the chunk, its last repeated up to one of the recorded sizes."""
-        wanted = next(size for size in self._sizes if size >= chunk.stop - chunk.start)
-        places: NDArray[np.int64] = np.arange(chunk.start, chunk.start + wanted)
-        return places.clip(max=chunk.stop - 1)
+        self._steps = Steps(task, local, stacked=True, compiled=compiled, block=_BLOCK)
+        most = max(1, _BYTES // (task.layout.size * task.start.element_size()))
+        self._sizes = [size for size in _SIZES if size <= most]
 
     @torch.no_grad()
-    def _train_chunk(
-        self, round: Round, plan: Plan, drift: Tensor | None, updates: Iterable[Tensor]
-    ) -> None:
-        """Train a chunk, and write the updates of all that is not padding tensor by tensor."""
-        layout, size = self._task.layout, len(plan.clients)
-        x = list(layout.unflatten(round.start).values())
-        models = self._steps.take(
-            round,
-            y=[t.expand(size, *t.shape).clone(memory_format=torch.contiguous_format) for t in x],
-            x=x,
-            drift=[] if drift is None else list(layout.unflatten(drift).values()),
-            batches=self._task.batches(plan),
-            active=repeat(None) if plan.active is None else plan.active,
-        )
-        for update, model, start in zip(updates, models, x, strict=True):
-            torch.sub(model[: len(update)], start, out=update)
+    def train(self, round: Round, plan: Plan, drift: Tensor | None = None) -> Tensor:
+        """Return the updates, shape (S, d)."""
+        chunks = [
+            self._steps.take(round, plan.take(places), None if drift is None else drift[places])
+            for places in self._chunks(len(plan.clients))
+        ]
+        updates = chunks[0] if len(chunks) == 1 else torch.cat(chunks)
+        return updates[: len(plan.clients)]
+
+    def _chunks(self, clients: int) -> Iterator[NDArray[np.int64]]:
+        """Yield the places of each chunk, its last repeated up to one of the recorded sizes.
+
+        Of all clients trained, one in five at most repeats another, or the last chunk is the
+        smallest.
+        """
+        first = 0
+        while first < clients:
+            left = clients - first
+            size = next((s for s in self._sizes if 5 * left >= 4 * s), self._sizes[-1])
+            yield np.arange(first, first + size).clip(max=clients - 1)
+            first += size

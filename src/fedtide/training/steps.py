@@ -2,142 +2,141 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from itertools import accumulate
+from collections.abc import Iterator, Sequence
+from itertools import chain
 from threading import Lock
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
-from numpy.typing import NDArray
+import torch._inductor
 from torch import Tensor
 
-from fedtide.problems.layout import Params
-from fedtide.problems.problem import Batch, Task
+from fedtide.problems.problem import Draw, Plan, Task
+from fedtide.training.block import Block, Inputs, Tensors, channels_last, flat_changes
 from fedtide.training.local import LocalTraining
-from fedtide.training.projection import Projection
 from fedtide.training.recording import Recording, record
-from fedtide.training.trainer import Round, local_direction
+from fedtide.training.trainer import Round
 
 _RECORDED: WeakKeyDictionary[Task, dict[Any, Recording]] = WeakKeyDictionary()
-"""The recorded steps of each task that is alive; runs of several methods on it share them."""
+"""The recorded blocks of each task that is alive; runs of several methods on it share them."""
 _recording = Lock()
 
 
 class Steps:
     """Takes local steps with tensors that are those of one client, or stacked over a chunk.
 
-    The direction of a step is recorded once for each set of shapes, and compiled if asked for; the
-    models move in place.
+    A block of steps is recorded once for each set of shapes, and compiled if asked for. Between the
+    steps of a compiled block nothing returns to Python, and a minibatch is used while it is in
+    cache.
 
     Args:
         task: what is learnt.
         local: what a client does in a round.
         stacked: whether models and batches have a leading dimension over clients.
-        compiled: whether to use torch.compile.
+        compiled: whether to compile (which needs a C++ compiler on CPU).
+        block: how many steps a block has at most.
     """
 
-    def __init__(self, task: Task, local: LocalTraining, stacked: bool, compiled: bool) -> None:
+    def __init__(
+        self, task: Task, local: LocalTraining, stacked: bool, compiled: bool, block: int
+    ) -> None:
         self._task, self._local = task, local
-        self._stacked, self._compiled = stacked, compiled
-        self._names = list(task.layout.shapes)
+        self._stacked, self._compiled, self._block = stacked, compiled, block
         self._recorded = _RECORDED.setdefault(task, {})
 
-    def take(
-        self,
-        round: Round,
-        y: list[Tensor],
-        x: list[Tensor],
-        drift: list[Tensor],
-        batches: Iterable[Batch],
-        active: Iterable[NDArray[Any] | None],
-    ) -> list[Tensor]:
-        """Take the local steps: change the models in place, and return them.
+    def take(self, round: Round, plan: Plan, drift: Tensor | None) -> Tensor:
+        """Return the updates Δ_n of the chunk, shape (S, d), or of the one client, shape (d,).
 
         Args:
             round: what the clients share.
-            y: the models before the first step, tensor by tensor.
-            x: the start model.
-            drift: the corrections; empty for none.
-            batches: the batch of each step.
-            active: for each step which of the clients take it, None for all of them.
+            plan: the steps of the chunk, or of the one client.
+            drift: the corrections, shape (S, d), or (d,) of the one client.
         """
-        momentum = bool(self._local.momentum)
-        m = [torch.zeros_like(t) for t in y] if momentum else []
-        mu = [round.start.new_tensor(round.mu)] if round.mu else []
-        for taking, batch in zip(active, batches, strict=False):
-            arguments = [*y, *m, *x, *drift, *mu, *batch]
-            direction = self._recording_for(round, bool(drift), arguments)(*arguments)
-            for tensor, along in zip(y, direction, strict=True):
-                tensor.add_(along if taking is None else _only(taking, along), alpha=-round.lr)
-            if self._local.projection is not None:
-                y = self._projected(self._local.projection, y)
-            m = list(direction) if momentum else m
-        return y
+        inputs = Inputs(
+            x=self._tensors(round.start),
+            drift=() if drift is None else self._tensors(drift),
+            mu=(round.start.new_tensor(round.mu),) if round.mu else (),
+            lr=(round.start.new_tensor(round.lr),),
+        )
+        parts = list(_parts(plan, self._block))
+        draws = self._task.draws(plan)
+        if len(parts) == 1:
+            return self._run(round, plan, parts[0], draws, inputs)[0]
+        x = inputs.x
+        y = tuple(map(torch.clone, x))  # recordings tell tensors apart by what they are
+        if self._stacked:
+            y = tuple(t.expand(len(plan.clients), *t.shape).contiguous() for t in y)
+        m = tuple(map(torch.zeros_like, y)) if self._local.momentum else ()
+        for part in parts:
+            moved = self._run(round, plan, part, draws, inputs._replace(y=y, m=m))
+            y, m = moved[: len(x)], moved[len(x) :]
+        return flat_changes(x, y, self._stacked)
 
-    def _projected(self, projection: Projection, y: list[Tensor]) -> list[Tensor]:
-        leading = int(self._stacked)
-        flat = torch.cat([tensor.flatten(leading) for tensor in y], dim=-1)
-        return list(self._task.layout.unflatten(projection(flat)).values())
+    def _run(
+        self, round: Round, plan: Plan, part: slice, draws: Sequence[Draw], inputs: Inputs
+    ) -> Tensors:
+        """Take these of the plan's steps."""
+        own = draws[part] if len(draws) == len(plan.keys) else draws
+        inputs = inputs._replace(
+            resting=_resting(plan, part, round.start.device), draws=tuple(chain(*own))
+        )
+        block = Block(
+            task=self._task,
+            local=self._local,
+            stacked=self._stacked,
+            frozen=round.frozen,
+            steps=part.stop - part.start,
+            draws=len(own),
+        )
+        return self._recording_of(block, inputs)(*inputs.flat)
 
-    def _recording_for(self, round: Round, drift: bool, arguments: list[Tensor]) -> Recording:
-        """Return the direction for arguments of these shapes."""
+    def _tensors(self, flat: Tensor) -> Tensors:
+        """Return parameters tensor by tensor."""
+        tensors = tuple(self._task.layout.unflatten(flat).values())
+        return tensors if self._stacked else tuple(map(channels_last, tensors))
+
+    def _recording_of(self, block: Block, inputs: Inputs) -> Recording:
+        """Return the block for inputs of these shapes."""
         local = self._local
         key = (
-            (self._stacked, self._compiled, round.frozen, bool(round.mu), drift),
-            (local.momentum, local.weight_decay),
-            tuple((t.shape, t.dtype) for t in arguments),
+            (self._compiled, block.stacked, block.frozen, block.steps, block.draws),
+            (local.momentum, local.weight_decay, local.projection),
+            tuple(tuple((t.shape, t.stride(), t.dtype) for t in group) for group in inputs),
         )
         found = self._recorded.get(key)
         if found is None:
             with _recording:
                 found = self._recorded.get(key)
                 if found is None:  # another thread may have been quicker
-                    found = self._recorded[key] = self._record(round, drift, arguments)
+                    found = self._recorded[key] = self._record(block, inputs)
         return found
 
-    def _record(self, round: Round, drift: bool, arguments: list[Tensor]) -> Recording:
-        """Record the direction as a function of the single tensors in `arguments`."""
-        recording = record(self._flat(round, drift, len(arguments)), arguments)
+    def _record(self, block: Block, inputs: Inputs) -> Recording:
+        recording = record(lambda *tensors: block(inputs.of(tensors)), list(inputs.flat))
         if not self._compiled:
             return recording
-        compiled: Recording = torch.compile(recording, dynamic=False)
-        compiled(*arguments)  # now, while no other thread records or compiles
+        compiled: Recording = torch._inductor.compile(recording, list(inputs.flat))
         return compiled
 
-    def _flat(self, round: Round, drift: bool, size: int) -> Callable[..., tuple[Tensor, ...]]:
-        n, momentum, mu = len(self._names), bool(self._local.momentum), bool(round.mu)
-        counts = (n, n * momentum, n, n * drift, int(mu))
-        direction = local_direction(self._task, self._local, round.frozen)
-        if self._stacked:
-            dims = (0, 0, None, 0 if drift else None, None)
-            direction = torch.func.vmap(direction, in_dims=dims + (0,) * (size - sum(counts)))
 
-        def flat(*tensors: Tensor) -> tuple[Tensor, ...]:
-            y, m, x, corrections, weight, batch = _cut(tensors, counts)
-            along = direction(
-                self._named(y),
-                self._named(m) if momentum else {},
-                self._named(x),
-                self._named(corrections) if drift else None,
-                weight[0] if mu else None,
-                *batch,
-            )
-            return tuple(along[name] for name in self._names)
+def _parts(plan: Plan, most: int) -> Iterator[slice]:
+    """Yield blocks of steps, `most` in each while they last.
 
-        return flat
-
-    def _named(self, tensors: tuple[Tensor, ...]) -> Params:
-        return dict(zip(self._names, tensors, strict=True))
+    What is left is one block more; or one for each step, where the number of steps varies from
+    round to round, since a block is recorded for every length.
+    """
+    steps = len(plan.keys)
+    whole = steps - steps % most
+    for first in range(0, whole, most):
+        yield slice(first, first + most)
+    size = 1 if plan.active is not None else steps - whole
+    for first in range(whole, steps, size or 1):
+        yield slice(first, first + size)
 
 
-def _cut(tensors: tuple[Tensor, ...], counts: tuple[int, ...]) -> list[tuple[Tensor, ...]]:
-    """Return the tensors in groups of these sizes, and what is left."""
-    ends = [*accumulate(counts), len(tensors)]
-    return [tensors[i:j] for i, j in zip([0, *ends], ends, strict=False)]
-
-
-def _only(active: NDArray[Any], along: Tensor) -> Tensor:
-    """Return the direction of a chunk, shape (S, ...), zero for the clients that are not active."""
-    resting = torch.as_tensor(~active, device=along.device)
-    return along.masked_fill(resting.view(-1, *[1] * (along.dim() - 1)), 0)
+def _resting(plan: Plan, part: slice, device: torch.device) -> Tensors:
+    """Return for each step of the block which clients have done their steps already, (S,)."""
+    if plan.active is None:
+        return ()
+    return tuple(torch.as_tensor(~plan.active[part], device=device))

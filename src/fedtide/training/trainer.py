@@ -58,9 +58,9 @@ def local_direction(task: Task, local: LocalTraining, frozen: bool = False) -> D
     """Return what one client steps along, a pure function of tensors (see LocalTraining).
 
     direction(y, m, x, drift, mu, *batch) = β m + g(y) + λ y + drift + μ (y - x), where y, m, x and
-    drift go by name; m is empty without momentum, drift None without a correction, and mu, a 0-d
-    tensor, None without a proximal term. With `frozen` the gradient is taken at x. The step is
-    y ← Π(y - γ direction), m ← direction.
+    drift go by name; m is empty without momentum or at first, drift None without a correction, and
+    mu, a 0-d tensor, None without a proximal term. With `frozen` the gradient is taken at x. The
+    step is y ← Π(y - γ direction), m ← direction.
     """
     gradient = torch.func.grad(task.loss)
 
@@ -79,7 +79,7 @@ def local_direction(task: Task, local: LocalTraining, frozen: bool = False) -> D
             d = {name: d[name] + drift[name] for name in y}
         if mu is not None:
             d = {name: d[name] + mu * (y[name] - x[name]) for name in y}
-        if local.momentum:
+        if local.momentum and m:
             d = {name: d[name] + local.momentum * m[name] for name in y}
         return d
 

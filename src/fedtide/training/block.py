@@ -1,0 +1,153 @@
+"""A block of local steps as one function of tensors, for recording and compiling."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedtide.problems.layout import Params
+from fedtide.problems.problem import Batch, Draw, Task
+from fedtide.training.local import LocalTraining
+from fedtide.training.projection import Projection
+from fedtide.training.trainer import local_direction
+
+Tensors = tuple[Tensor, ...]
+
+
+class Inputs(NamedTuple):
+    """What a block depends on, the parameters tensor by tensor; empty is what there is not.
+
+    Args:
+        x: the start model.
+        y: the models before the block; none if it is the whole round, from x on.
+        m: the momentum before the block, likewise.
+        drift: the corrections.
+        mu: μ, a single number.
+        lr: γ, a single number.
+        resting: for each step where a client does not take it; none where all take every step.
+        draws: what the batches are made of, the parts of one draw after those of another.
+    """
+
+    x: Tensors
+    y: Tensors = ()
+    m: Tensors = ()
+    drift: Tensors = ()
+    mu: Tensors = ()
+    lr: Tensors = ()
+    resting: Tensors = ()
+    draws: Tensors = ()
+
+    @property
+    def flat(self) -> Tensors:
+        """All tensors, one after another."""
+        return tuple(tensor for group in self for tensor in group)
+
+    def of(self, tensors: Tensors) -> Inputs:
+        """Return inputs made of other tensors in the same order."""
+        ends = list(accumulate(map(len, self), initial=0))
+        return Inputs(*(tensors[i:j] for i, j in pairwise(ends)))
+
+
+@dataclass(frozen=True)
+class Block:
+    """Some local steps, from what they draw to the moved models.
+
+    Args:
+        task: what is learnt.
+        local: what a client does in a round.
+        stacked: whether models and batches have a leading dimension over clients.
+        frozen: whether every gradient is taken at x.
+        steps: how many steps.
+        draws: how many draws, one for each step or one for all.
+    """
+
+    task: Task
+    local: LocalTraining
+    stacked: bool
+    frozen: bool
+    steps: int
+    draws: int
+
+    def __call__(self, inputs: Inputs) -> Tensors:
+        """Return the models and then the momentum; of a whole round the flat updates alone."""
+        draws = _parts(inputs.draws, self.draws)
+        minus_lr = -inputs.lr[0]
+        y, m = inputs.y, inputs.m
+        batch: Batch = ()
+        for k in range(self.steps):
+            if k < len(draws):
+                batch = self._batch(draws[k])
+            along = self._direction(y, m, inputs, batch)
+            m = along if self.local.momentum else ()
+            if inputs.resting:
+                along = tuple(_except(inputs.resting[k], tensor) for tensor in along)
+            y = _moved(y, inputs.x, along, minus_lr)
+            if self.local.projection is not None:
+                y = self._projected(self.local.projection, y)
+        return y + m if inputs.y else (flat_changes(inputs.x, y, self.stacked),)
+
+    def _batch(self, draw: Draw) -> Batch:
+        batch = self.task.batch(*draw)
+        return batch if self.stacked else tuple(channels_last(part[0]) for part in batch)
+
+    def _direction(self, y: Tensors, m: Tensors, inputs: Inputs, batch: Batch) -> Tensors:
+        """Return what the clients step along; they stand at x where there is no y."""
+        direction = local_direction(self.task, self.local, self.frozen)
+        if self.stacked:
+            over = (0 if y else None, 0, None, 0 if inputs.drift else None, None)
+            direction = torch.func.vmap(direction, in_dims=over + (0,) * len(batch))
+        along = direction(
+            self._named(y or inputs.x),
+            self._named(m),
+            self._named(inputs.x),
+            self._named(inputs.drift) if inputs.drift else None,
+            inputs.mu[0] if inputs.mu else None,
+            *batch,
+        )
+        return tuple(along.values())
+
+    def _projected(self, projection: Projection, y: Tensors) -> Tensors:
+        return tuple(self.task.layout.unflatten(projection(_flat(y, self.stacked))).values())
+
+    def _named(self, tensors: Tensors) -> Params:
+        return dict(zip(self.task.layout.shapes, tensors, strict=False))
+
+
+def channels_last(tensor: Tensor) -> Tensor:
+    """Return images and filters with the channels as the fastest dimension."""
+    if tensor.dim() != 4:
+        return tensor
+    return tensor.contiguous(memory_format=torch.channels_last)
+
+
+def flat_changes(x: Tensors, y: Tensors, stacked: bool) -> Tensor:
+    """Return y - x as flat vectors, shape (S, d) of stacked models or (d,) of one."""
+    return _flat(tuple(b - a for a, b in zip(x, y, strict=True)), stacked)
+
+
+def _flat(tensors: Tensors, stacked: bool) -> Tensor:
+    return torch.cat([tensor.flatten(int(stacked)) for tensor in tensors], dim=-1)
+
+
+def _parts(tensors: Sequence[Tensor], count: int) -> list[Draw]:
+    """Return the tensors in so many groups of one size."""
+    size = len(tensors) // count
+    return [tuple(tensors[i : i + size]) for i in range(0, len(tensors), size)]
+
+
+def _except(resting: Tensor, along: Tensor) -> Tensor:
+    """Return the direction of a chunk, shape (S, ...), zero for the clients that rest."""
+    return along.masked_fill(resting.view(-1, *[1] * (along.dim() - 1)), 0)
+
+
+def _moved(y: Tensors, x: Tensors, along: Tensors, minus_lr: Tensor) -> Tensors:
+    """Return y - γ along, and x - γ along for clients that still stand at x."""
+    return tuple(
+        torch.addcmul(tensor, direction, minus_lr)
+        for tensor, direction in zip(y or x, along, strict=True)
+    )
