@@ -20,8 +20,8 @@ MAY_IMPORT = {
     "audit": {"participation", "algorithms", "problems", "training", "simulation", "theory"},
     "simulation": {"participation", "algorithms", "problems", "training"},
     "flower": {"participation", "algorithms", "problems", "training", "simulation", "audit"},
-    "sweep": {"simulation"},
-    "tracking": {"simulation"},
+    "sweep": {"simulation", "tracking"},
+    "tracking": {"simulation", "report"},
     "report": {"simulation", "participation", "audit"},
     "papers": {
         "participation",

@@ -23,6 +23,11 @@ _RASTER_ROUNDS = 1200
 
 def draw_comparison(runs: Sequence[FinishedRun], path: Path) -> None:
     """Draw the comparison of finished runs as PNG or PDF, by the suffix of `path`."""
+    comparison_figure(runs).savefig(path, dpi=150)
+
+
+def comparison_figure(runs: Sequence[FinishedRun]) -> Figure:
+    """Return how finished runs learn, who took part in the first, and what each client counts."""
     groups = by_method(runs)
     figure = Figure(figsize=(13.5, 4.2), layout="constrained")
     FigureCanvasAgg(figure)
@@ -30,7 +35,7 @@ def draw_comparison(runs: Sequence[FinishedRun], path: Path) -> None:
     draw_curves(curves, groups)
     draw_raster(raster, runs[0])
     draw_weights(weights, groups)
-    figure.savefig(path, dpi=150)
+    return figure
 
 
 def draw_curves(axes: Axes, groups: Mapping[str, Sequence[FinishedRun]]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -11,10 +12,22 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from fedtide.sweep.members import Member
 from fedtide.sweep.results import RESULTS
-from fedtide.sweep.run import run_sweep
+from fedtide.sweep.run import Done, run_sweep
 from fedtide.sweep.sweep import BEST, Sweep
 from fedtide.sweep.view import View
+from fedtide.tracking import tracker
+
+Track = Annotated[
+    str | None,
+    typer.Option(
+        metavar="mlflow[:URI]",
+        help="Write runs that have ended into an MLflow store; by default mlflow.db beside OUT.",
+        show_default=False,
+    ),
+]
+"""The option of all commands that run something."""
 
 _ROWS = 40  # settings that are printed; the file has all
 
@@ -44,6 +57,7 @@ def sweep_command(
             show_default=False,
         ),
     ] = None,
+    track: Track = None,
 ) -> None:
     """Run an experiment under grids and lists of values, methods and seeds.
 
@@ -56,11 +70,33 @@ def sweep_command(
     sweep = Sweep.load(file, overrides or ())
     out = out or Path("runs") / sweep.name
     with View(sweep.name) as view:
-        frame = run_sweep(sweep, out, workers=workers, ray=ray, progress=view)
+        done = tracked(track, out, sweep.name)
+        frame = run_sweep(sweep, out, workers=workers, ray=ray, progress=view, done=done)
     show(frame, Console())
     print(f"results: {out / RESULTS}")
     if sweep.strategy is not None:
         print(f"chosen: {out / BEST}; fedtide run {out / BEST} 'seeds=[1, 2, 3]' runs it")
+
+
+def tracked(wanted: str | None, out: Path, name: str) -> Done | None:
+    """Return what writes runs into the store that `--track` names.
+
+    Raises:
+        BadInput: a store that cannot be used.
+    """
+    if wanted is None:
+        return None
+    tracks = tracker(wanted, out, name)
+
+    def done(member: Member, folder: Path) -> None:
+        try:
+            tracks.track(folder, member.fields)
+        except Exception as error:  # a store that is away must not end the runs
+            said = " ".join(str(error).split())
+            said = f"{folder} is not in the store ({said:.120}); the same command tries again"
+            print(f"fedtide: {said}", file=sys.stderr)
+
+    return done
 
 
 def show(frame: pl.DataFrame, console: Console) -> None:

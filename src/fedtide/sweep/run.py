@@ -25,7 +25,7 @@ Progress = Callable[[Board], None]
 """Is given the board whenever something on it has changed."""
 
 Done = Callable[[Member, Path], None]
-"""Is given each run that has ended, finished or failed, and its folder."""
+"""Is given each run that has ended, finished or failed, now or earlier, and its folder."""
 
 
 def run_sweep(
@@ -55,7 +55,7 @@ def run_sweep(
             folder and the others go on.
         resume: whether `out` may hold what an earlier call left there.
         progress: is given the board whenever something on it has changed.
-        done: is given each run that has ended.
+        done: is given each run that has ended, also those that had before.
 
     Raises:
         BadInput: runs that cannot be run, or an `out` that holds something else.
@@ -179,7 +179,12 @@ class _Running:
             self.board.over(member.path, "failed")
         else:
             return False
+        self._tell(member)
         return True
+
+    def _tell(self, member: Member) -> None:
+        if self.done is not None:
+            self.done(member, self.out / member.path)
 
     def _over(self, job: Job, outcome: Outcome) -> None:
         """Take note of a run that has ended."""
@@ -192,8 +197,7 @@ class _Running:
             return
         if outcome.state == "failed":
             note_failure(job, outcome)
-        if self.done is not None:
-            self.done(self.members[job.path], job.folder)
+        self._tell(self.members[job.path])
 
 
 def _yaml(plain: object) -> str:

@@ -1,0 +1,105 @@
+"""Runs in a real MLflow store, read back with MLflow alone."""
+
+import json
+from pathlib import Path
+
+import polars as pl
+import pytest
+import safetensors.numpy
+import yaml
+
+import fedtide as ft
+from fedtide.tracking import tracker
+
+mlflow = pytest.importorskip("mlflow")
+
+FIELDS = {
+    "problem": {"type": "regression", "clients": 5, "samples": 50, "features": 3, "informative": 2},
+    "participation": {"type": "bernoulli", "rates": 0.5},
+    "local": {"steps": 2, "lr": 0.05, "batch_size": 4},
+    "algorithm": {"type": "fedau", "cutoff": 7},
+    "rounds": 4,
+    "evaluation": {"every": 2},
+    "trainer": "stacked",
+}
+
+
+@pytest.fixture(scope="module")
+def tracked(tmp_path_factory):
+    """Return a finished run in the default store: its folder, its tracker, its id."""
+    out = tmp_path_factory.mktemp("runs") / "one"
+    ft.simulate(**FIELDS, name="it's a", seed=3, out=out)
+    tracks = tracker("mlflow", out, "experiment")
+    return out, tracks, tracks.track(out, {"method": "fedau", "local.lr": 0.05})
+
+
+def test_the_default_store_lies_beside_the_runs(tracked):
+    out, tracks, _ = tracked
+    assert tracks.uri == f"sqlite:///{out.parent / 'mlflow.db'}"
+    assert (out.parent / "mlflow.db").exists()
+
+
+def test_parameters_metrics_and_tags_can_be_read_back(tracked):
+    out, tracks, run_id = tracked
+    run = mlflow.MlflowClient(tracks.uri).get_run(run_id)
+    assert run.info.status == "FINISHED"
+    assert run.info.run_name == "it's a seed 3"
+    assert run.data.params["algorithm.type"] == "fedau"
+    assert run.data.params["algorithm.cutoff"] == "7"
+    assert run.data.params["local.lr"] == "0.05"
+    assert run.data.params["seed"] == "3"
+    assert run.data.tags["sweep.method"] == "fedau"
+    history = mlflow.MlflowClient(tracks.uri).get_metric_history(run_id, "loss")
+    metrics = pl.read_parquet(out / "metrics.parquet")
+    assert [one.step for one in history] == metrics["round"].to_list() == [0, 2, 4]
+    assert [one.value for one in history] == metrics["loss"].to_list()
+
+
+def test_artifacts_can_be_fetched(tracked, tmp_path):
+    out, tracks, run_id = tracked
+    fetched = mlflow.artifacts.download_artifacts(
+        run_id=run_id, dst_path=str(tmp_path), tracking_uri=tracks.uri
+    )
+    assert (out.parent / "mlartifacts").is_dir()
+    experiment = yaml.safe_load((tmp_path / "experiment.yaml").read_text())
+    assert experiment == yaml.safe_load((out / "experiment.yaml").read_text())
+    model = safetensors.numpy.load_file(f"{fetched}/model/model.safetensors")
+    wanted = safetensors.numpy.load_file(out / "model.safetensors")
+    assert {k: v.tolist() for k, v in model.items()} == {k: v.tolist() for k, v in wanted.items()}
+    assert (tmp_path / "figures" / "run.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_run_is_tracked_once(tracked):
+    out, tracks, run_id = tracked
+    assert tracks.track(out) == run_id
+    assert tracker("mlflow", out, "experiment").track(out) == run_id
+
+
+def test_a_failed_run_says_why_and_is_written_anew_when_it_ends(tracked, tmp_path):
+    _, tracks, _ = tracked
+    out = tmp_path / "failed"
+    with pytest.raises(ft.BadInput):
+        ft.simulate(**(FIELDS | {"local": {"steps": 2, "lr": 1e30}}), out=out)
+    (out / "failure.json").write_text(json.dumps({"sentence": "local.lr: too high"}))
+    client, run_id = mlflow.MlflowClient(tracks.uri), tracks.track(out)
+    run = client.get_run(run_id)
+    assert (run.info.status, run.data.tags["fedtide.failure"]) == ("FAILED", "local.lr: too high")
+    again = tracks.track(out)
+    assert again != run_id
+    assert client.get_run(run_id).info.lifecycle_stage == "deleted"
+
+
+@pytest.mark.parametrize(
+    ("wanted", "sentence"),
+    [
+        ("mlflw", "track: unknown 'mlflw'; did you mean 'mlflow'?"),
+        ("mlflow:nonsense://x", "track: the store nonsense://x cannot be used ("),
+        ("mlflow:sqlite:///notes.txt", "track: the store sqlite:///notes.txt cannot be used ("),
+    ],
+)
+def test_stores_that_cannot_be_used(wanted, sentence, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("notes.txt").write_text("no database")
+    with pytest.raises(ft.BadInput) as error:
+        tracker(wanted, tmp_path / "out", "experiment")
+    assert str(error.value).startswith(sentence)
