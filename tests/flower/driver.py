@@ -9,7 +9,7 @@ from flwr.app import Context
 
 import fedtide as ft
 from fedtide.algorithms import Instructions
-from fedtide.flower.client import custom_client
+from fedtide.flower.apps import custom_client
 from fedtide.flower.messages import Asked, Update, record_of
 from fedtide.flower.strategy import FedTide
 from fedtide.problems import Task

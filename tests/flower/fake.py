@@ -6,7 +6,7 @@ with error 5 by the SuperLink (node 1), an app that raises with error 2 by the n
 answered once; ids of another run are refused.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import count
@@ -58,7 +58,9 @@ class FakeGrid(Grid):
     run_id: int = field(default_factory=lambda: next(_runs))
     sent: list[Message] = field(default_factory=list)
     pending: dict[str, tuple[float, Message]] = field(default_factory=dict)
-    ids: Iterable[int] = field(default_factory=lambda: count(1))
+    ids: Iterator[int] = field(default_factory=lambda: count(1))
+    pushed: dict[str, float] = field(default_factory=dict)
+    answered: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         # What a ServerApp's process is told when it starts; messages are stamped with it.
@@ -105,6 +107,7 @@ class FakeGrid(Grid):
         message_id = f"{self.run_id}-{next(self.ids)}"
         message.metadata.__dict__["_message_id"] = message_id
         self.sent.append(message)
+        self.pushed[message_id] = self.now
         node = self.nodes[message.metadata.dst_node_id]
         start = max(self.now, node.free_at)
         if not node.online(start):
@@ -137,4 +140,5 @@ class FakeGrid(Grid):
         due = [
             one for one in message_ids if one in self.pending and self.pending[one][0] <= self.now
         ]
+        self.answered |= dict.fromkeys(due, self.now)
         return [self.pending.pop(one)[1] for one in due]

@@ -8,19 +8,20 @@ from typing import TYPE_CHECKING, Any
 from fedtide.errors import MissingExtra
 
 if TYPE_CHECKING:
-    from fedtide.flower.client import client, custom_client
-    from fedtide.flower.messages import Asked, Update
+    from fedtide.flower.apps import client, custom_client
+    from fedtide.flower.messages import Asked, Update, initial_arrays
     from fedtide.flower.strategy import FedTide
 
 _WHERE = {
     "FedTide": "strategy",
-    "client": "client",
-    "custom_client": "client",
+    "client": "apps",
+    "custom_client": "apps",
     "Asked": "messages",
     "Update": "messages",
+    "initial_arrays": "messages",
 }
 
-__all__ = ["Asked", "FedTide", "Update", "client", "custom_client"]
+__all__ = ["Asked", "FedTide", "Update", "client", "custom_client", "initial_arrays"]
 
 
 def __getattr__(name: str) -> Any:

@@ -33,15 +33,17 @@ class Meeting:
         self._turned_away: set[int] = set()
 
     def hold(self, t: int, wanted: int, deadline: float) -> None:
-        """Wait until so many nodes are online and have said who they are, or for the deadline."""
-        clock = self._exchange.clock
+        """Wait until so many known nodes are online and owe nothing, or for the deadline."""
+        exchange = self._exchange
         while True:
-            nodes = self._exchange.nodes()
-            self._exchange.forget_restarted(nodes)
+            exchange.receive()
+            nodes = exchange.nodes()
+            exchange.forget_restarted(nodes)
             self._greet(nodes, t, deadline)
-            if len(nodes) >= wanted or clock.tick() >= deadline:
+            free = {node.node_id for node in nodes} - exchange.outstanding.busy
+            if len(free & self._roster.nodes.keys()) >= wanted or exchange.clock.tick() >= deadline:
                 return
-            clock.sleep(_PAUSE)
+            exchange.clock.sleep(_PAUSE)
 
     def _greet(self, nodes: Sequence[NodeInfo], t: int, deadline: float) -> None:
         """Learn the names of newcomers, from the operator or from themselves."""

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedtide.algorithms import Instructions
 from fedtide.errors import BadInput
@@ -68,6 +68,15 @@ def vector_of(arrays: ArrayRecord, layout: Layout, like: Tensor) -> Tensor:
     return x
 
 
+def initial_arrays(model: nn.Module) -> ArrayRecord:
+    """Return the parameters that a model trains, which a strategy starts from.
+
+    >>> list(initial_arrays(nn.Linear(2, 1)))
+    ['weight', 'bias']
+    """
+    return arrays_of({name: p for name, p in model.named_parameters() if p.requires_grad})
+
+
 def params_of(arrays: ArrayRecord) -> Params:
     """Return Flower's arrays as named tensors."""
     return {name: torch.tensor(array.numpy()) for name, array in arrays.items()}
@@ -79,6 +88,7 @@ class Asked:
 
     Args:
         round: t, the absolute round, counted from 0.
+        client: the name by which the federation knows this client.
         taken: how many local steps the client has taken in this federation, as far as they count:
             where its shuffled epochs go on.
         drift: what is to be added to every gradient, by name; None: nothing.
@@ -91,6 +101,7 @@ class Asked:
     """
 
     round: int
+    client: str = ""
     taken: int = 0
     drift: Params | None = None
     mu: float = 0.0
@@ -131,12 +142,13 @@ def train_content(
         arrays: the model.
         told: the instructions of the cohort.
         drift: this client's own.
-        **others: the fields of `Asked` that instructions do not have: round, taken, raw_gradients,
-            and config, that of the run.
+        **others: the fields of `Asked` that instructions do not have: round, client, taken,
+            raw_gradients, and config, that of the run.
     """
     config = ConfigRecord(dict(others["config"]))
     config["server-round"] = others["round"] + 1  # Flower counts from 1
     config["proximal-mu"] = float(told.mu)
+    config["fedtide-client"] = others["client"]
     config["fedtide-taken"] = others["taken"]
     config["fedtide-raw-gradients"] = others["raw_gradients"]
     for name in ("frozen", "full_batch", "gradients"):
@@ -164,6 +176,7 @@ def read_train(content: RecordDict) -> tuple[Params, Asked]:
     drift = content.array_records.get("drift")
     asked = Asked(
         round=int(told["server-round"]) - 1,  # type: ignore[arg-type]
+        client=str(told["fedtide-client"]),
         taken=int(told["fedtide-taken"]),  # type: ignore[arg-type]
         drift=None if drift is None else params_of(drift),
         mu=float(told["proximal-mu"]),  # type: ignore[arg-type]
@@ -176,8 +189,8 @@ def read_train(content: RecordDict) -> tuple[Params, Asked]:
     return params_of(content.array_records["arrays"]), asked
 
 
-def update_content(update: Update, asked: Asked, name: str) -> RecordDict:
-    """Return what a client sends back, its own name and the round that it was asked for included.
+def update_content(update: Update, asked: Asked) -> RecordDict:
+    """Return what a client sends back, its name and the round that it was asked for included.
 
     Raises:
         ValueError: the update lacks what was asked for.
@@ -185,7 +198,9 @@ def update_content(update: Update, asked: Asked, name: str) -> RecordDict:
     metrics = MetricRecord({k: float(v) for k, v in (update.metrics or {}).items()})
     metrics["num-examples"] = int(update.samples)
     metrics["lr"], metrics["steps"] = float(update.lr), int(update.steps)
-    config = ConfigRecord({"server-round": asked.round + 1, "client": name, "followed": True})
+    config = ConfigRecord(
+        {"server-round": asked.round + 1, "client": asked.client, "followed": True}
+    )
     content = RecordDict({"update": arrays_of(update.update), "metrics": metrics, "config": config})
     if asked.gradients:
         if update.gradients is None:
@@ -206,7 +221,11 @@ def arrays_of(params: Mapping[str, Tensor]) -> ArrayRecord:
     )
 
 
-def declined_content(asked: Asked, name: str) -> RecordDict:
+def declined_content(asked: Asked) -> RecordDict:
     """Return what a client sends back that does not take part in this round."""
-    told = ConfigRecord({"server-round": asked.round + 1, "client": name, "declined": True})
-    return RecordDict({"config": told})
+    return RecordDict({"config": ConfigRecord({**_claims(asked), "declined": True})})
+
+
+def _claims(asked: Asked) -> dict[str, int | str]:
+    """Return what a client says about the message that it answers."""
+    return {"server-round": asked.round + 1, "client": asked.client}

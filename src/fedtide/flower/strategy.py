@@ -63,8 +63,9 @@ class FedTide(Strategy):
             drawn uniformly.
         fraction_evaluate: the same for evaluations of the new model by clients; 0: none.
         min_train_nodes: at least so many are asked, if they are there.
-        min_available_nodes: a round waits for so many nodes to be online, but only until its
-            deadline, then it goes on without them.
+        min_available_nodes: a round begins when so many nodes are online and owe nothing, or when
+            `timeout` has passed; 0 never waits, so that a federation without nodes runs through
+            its rounds at once.
         close_after: how many replies end the round; None: those of all who were asked.
         ttl: seconds after which an unanswered message is given up; a few times what the slowest
             client needs.
@@ -128,8 +129,8 @@ class FedTide(Strategy):
             grid: Flower's.
             initial_arrays: x_0, by name.
             num_rounds: how many rounds in all.
-            timeout: the deadline of a round, in seconds from its beginning; also that of an
-                evaluation.
+            timeout: how many seconds after asking a round ends at the latest; also how long it
+                waits for nodes, and for an evaluation.
             train_config: sent along with every model; "lr" there overrides that of the clients
                 that `fedtide.flower.client` made.
             evaluate_config: the same for evaluations.
@@ -177,6 +178,7 @@ class FedTide(Strategy):
                 told,
                 drift,
                 round=t,
+                client=self._roster.names[client],
                 taken=int(training.taken[client]),
                 raw_gradients=self.algorithm.raw_gradients,
                 config=config,
@@ -247,11 +249,10 @@ class FedTide(Strategy):
     def _round(self, grid: Grid, timeout: float, config: ConfigRecord) -> MetricRecord | None:
         """Run a round, and write it down."""
         training, exchange = self._training, self._exchange
-        t, deadline = training.round, self._clock.tick() + timeout
+        t, tick = training.round, self._clock.tick
         self._book = Book(t, self._roster.names, self._clock.now)
         # 1. What arrived since the last round, and who is there.
-        exchange.receive()
-        self._meeting.hold(t, self.min_available_nodes, deadline)
+        self._meeting.hold(t, self.min_available_nodes, tick() + timeout)
         # 2. Ask.
         messages = list(self.configure_train(t + 1, self._record(training.model), config, grid))
         asked = exchange.send(messages, self._owed("train", t))
@@ -259,7 +260,7 @@ class FedTide(Strategy):
             assert owed.client is not None
             self._book.enter(owed.client, "selected")
         # 3. Wait.
-        self._await(asked, self.close_after or len(asked), deadline)
+        self._await(asked, self.close_after or len(asked), tick() + timeout)
         # 4. Fold in and step.
         answered = exchange.take("train")
         self._answered = {owed.message: owed for owed, _ in answered}

@@ -61,7 +61,8 @@ def client(
         available: whether the client takes part in round t (absolute, from 0); None: always.
         mods: Flower's, for all messages.
 
-    The name of the client is "name" of its node config, else its "partition-id".
+    A client that the operator did not register with a name calls itself by the "name" in its node
+    config, else by its "partition-id".
 
     >>> from fedtide.training import LocalTraining
     >>> app = client(
@@ -72,7 +73,7 @@ def client(
     """
 
     def training(context: Context) -> _OwnTraining:
-        return _OwnTraining(OwnTask(model(), *data(context), loss), local, name_of(context))
+        return _OwnTraining(OwnTask(model(), *data(context), loss), local)
 
     app = custom_client(lambda context: training(context).train, available=available, mods=mods)
 
@@ -108,11 +109,10 @@ def custom_client(
     @app.train()
     def answer(message: Message, context: Context) -> Message:
         model, asked = read_train(message.content)
-        name = name_of(context)
         if available is not None and not available(asked.round, context):
-            return Message(declined_content(asked, name), reply_to=message)
+            return Message(declined_content(asked), reply_to=message)
         update = train(context)(model, asked)
-        return Message(update_content(update, asked, name), reply_to=message)
+        return Message(update_content(update, asked), reply_to=message)
 
     return app
 
@@ -129,12 +129,10 @@ class _OwnTraining:
     Args:
         task: its problem.
         local: how it trains.
-        name: of the client, which decides its shuffled epochs.
     """
 
-    def __init__(self, task: OwnTask, local: LocalTraining, name: str) -> None:
+    def __init__(self, task: OwnTask, local: LocalTraining) -> None:
         self._task, self._local = task, local
-        self._feed = Feed(task.population, local, seed=zlib.crc32(name.encode()))
         self._samples = int(task.population.samples[0])  # type: ignore[index]
 
     def train(self, model: Params, asked: Asked) -> Update:
@@ -146,8 +144,9 @@ class _OwnTraining:
             )
         lr = float(asked.config.get("lr", local.rate(asked.round)))
         x, only = self._flat(model), np.zeros(1, dtype=np.int64)
-        self._feed.taken[:] = asked.taken
-        plan = self._feed.plan(only, asked.full_batch)
+        feed = Feed(self._task.population, local, seed=zlib.crc32(asked.client.encode()))
+        feed.taken[:] = asked.taken
+        plan = feed.plan(only, asked.full_batch)
         drift = None if asked.drift is None else self._flat(asked.drift)[None]
         shared = Round(x, lr, asked.mu, asked.frozen)
         delta = ReferenceTrainer(self._task, local).train(shared, plan, drift)[0]
@@ -156,7 +155,7 @@ class _OwnTraining:
             samples=self._samples,
             lr=lr,
             steps=int(plan.steps[0]),
-            gradients=self._gradient(x) if asked.gradients else None,
+            gradients=self._gradient(x, feed) if asked.gradients else None,
         )
 
     def evaluate(self, model: Params) -> MetricRecord:
@@ -165,10 +164,10 @@ class _OwnTraining:
         figures["num-examples"] = self._samples
         return figures
 
-    def _gradient(self, x: Tensor) -> Params:
+    def _gradient(self, x: Tensor, feed: Feed) -> Params:
         """Return ∇F(x) over all samples."""
         one_step = ReferenceTrainer(self._task, LocalTraining(steps=1, lr=1.0))
-        whole = self._feed.whole(np.zeros(1, dtype=np.int64))
+        whole = feed.whole(np.zeros(1, dtype=np.int64))
         return self._task.layout.unflatten(-one_step.train(Round(x, 1.0, frozen=True), whole)[0])
 
     def _flat(self, params: Params) -> Tensor:

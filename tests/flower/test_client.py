@@ -1,0 +1,162 @@
+"""The client side: it trains as the simulator would, and follows the instructions."""
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import ConfigRecord
+from torch import nn
+
+import fedtide as ft
+from fedtide.flower import client, initial_arrays
+from fedtide.flower.strategy import FedTide
+
+from .fake import FakeGrid, Node
+
+A = ft.algorithms
+SIZES = (30, 17, 24, 1)
+
+
+def network() -> nn.Module:
+    torch.manual_seed(11)
+    return nn.Linear(4, 3).double()
+
+
+def shard(number: int) -> tuple[torch.Tensor, torch.Tensor]:
+    draws = torch.Generator().manual_seed(number)
+    x = torch.randn(SIZES[number], 4, generator=draws, dtype=torch.float64)
+    return x, torch.randint(0, 3, (SIZES[number],), generator=draws)
+
+
+def grid(local: ft.LocalTraining) -> FakeGrid:
+    app = client(network, lambda context: shard(context.node_config["partition-id"]), local)
+    return FakeGrid({50 + n: Node(app, {"name": f"c{n}", "partition-id": n}) for n in range(4)})
+
+
+def trained(algorithm, local, rounds=3, **start) -> tuple[FedTide, object]:
+    federation = grid(local)
+    strategy = FedTide(algorithm, clients=[f"c{n}" for n in range(4)], clock=federation.clock)
+    initial = initial_arrays(network())
+    result = strategy.start(federation, initial, num_rounds=rounds, timeout=60, **start)
+    return strategy, result
+
+
+def gradient(module: nn.Module, number: int) -> list[torch.Tensor]:
+    x, y = shard(number)
+    module.zero_grad()
+    nn.functional.cross_entropy(module(x), y).backward()
+    return [p.grad.clone() for p in module.parameters()]
+
+
+def by_hand(rounds: int, steps: int, lr: float, mu: float = 0.0) -> torch.Tensor:
+    """Return FedAvg's or FedProx's model with full gradients, as PyTorch trains it."""
+    model = network()
+    for _ in range(rounds):
+        start = [p.detach().clone() for p in model.parameters()]
+        ends = []
+        for number in range(4):
+            own = network()
+            own.load_state_dict(model.state_dict())
+            for _ in range(steps):
+                slopes = gradient(own, number)
+                with torch.no_grad():
+                    for p, g, x in zip(own.parameters(), slopes, start, strict=True):
+                        p -= lr * (g + mu * (p - x))
+            ends.append([p.detach().clone() for p in own.parameters()])
+        with torch.no_grad():
+            for p, *those in zip(model.parameters(), *ends, strict=True):
+                p.copy_(torch.stack(those).mean(dim=0))
+    return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+
+@pytest.mark.parametrize("mu", [0.0, 0.5])
+def test_full_gradients_give_what_pytorch_gives(mu):
+    algorithm = A.FedProx(mu=mu) if mu else A.FedAvg()
+    strategy, result = trained(algorithm, ft.LocalTraining(steps=2, lr=0.3))
+    wanted = by_hand(rounds=3, steps=2, lr=0.3, mu=mu)
+    np.testing.assert_allclose(strategy.training.output, wanted, rtol=1e-10)
+    assert list(result.arrays) == ["weight", "bias"]
+    assert result.arrays["weight"].shape == (3, 4)
+
+
+def test_the_runs_learning_rate_goes_before_the_clients():
+    config = ConfigRecord({"lr": 0.3})
+    strategy, _ = trained(A.FedAvg(), ft.LocalTraining(steps=2, lr=99.0), train_config=config)
+    np.testing.assert_allclose(strategy.training.output, by_hand(3, 2, 0.3), rtol=1e-10)
+
+
+@pytest.mark.parametrize("option", [1, 2])
+def test_scaffold_follows_its_listing(option):
+    strategy, _ = trained(A.Scaffold(option=option), ft.LocalTraining(steps=2, lr=0.3))
+    x, c = [p.detach() for p in network().parameters()], [0.0, 0.0]
+    own = [[torch.zeros_like(p) for p in x] for _ in range(4)]
+    for _ in range(3):
+        ends, news = [], []
+        for n in range(4):
+            model = network()
+            _load(model, x)
+            at_start = gradient(model, n)
+            for _ in range(2):
+                slopes = gradient(model, n)
+                y = [p.detach() for p in model.parameters()]
+                step = [
+                    p - 0.3 * (g - old + mean)
+                    for p, g, old, mean in zip(y, slopes, own[n], c, strict=True)
+                ]
+                _load(model, step)
+            ends.append(step)
+            second = [
+                old - mean + (a - b) / (2 * 0.3)
+                for old, mean, a, b in zip(own[n], c, x, step, strict=True)
+            ]
+            news.append(at_start if option == 1 else second)
+        x = [torch.stack(parts).mean(dim=0) for parts in zip(*ends, strict=True)]
+        own = news
+        c = [torch.stack(parts).mean(dim=0) for parts in zip(*own, strict=True)]
+    wanted = torch.cat([p.flatten() for p in x])
+    np.testing.assert_allclose(strategy.training.output, wanted, rtol=1e-9)
+
+
+def _load(model: nn.Module, values) -> None:
+    with torch.no_grad():
+        for p, value in zip(model.parameters(), values, strict=True):
+            p.copy_(value)
+
+
+@pytest.mark.parametrize("how", [{"steps": 4}, {"epochs": 1}])
+def test_minibatches_learn_and_repeat(how):
+    local = ft.LocalTraining(lr=0.2, batch_size=8, **how)
+    first, _ = trained(A.FedAU(), local, rounds=8)
+    second, _ = trained(A.FedAU(), local, rounds=8)
+    np.testing.assert_array_equal(first.training.output, second.training.output)
+    taken = first.training.taken.tolist()
+    assert taken == [32] * 4 if "steps" in how else taken == [8 * -(-size // 8) for size in SIZES]
+
+
+def test_clients_evaluate():
+    federation = grid(ft.LocalTraining(steps=1, lr=0.1))
+    strategy = FedTide(A.FedAvg(), clients=4, fraction_evaluate=1.0, clock=federation.clock)
+    initial = initial_arrays(network())
+    result = strategy.start(federation, initial, num_rounds=2, timeout=60)
+    found = result.evaluate_metrics_clientapp[2]
+    model = network()
+    _load(model, [torch.from_numpy(a.numpy()) for a in result.arrays.values()])
+    x, y = (torch.cat(parts) for parts in zip(*map(shard, range(4)), strict=True))
+    assert found["loss"] == pytest.approx(nn.functional.cross_entropy(model(x), y).item())
+    assert found["accuracy"] == pytest.approx(float((model(x).argmax(1) == y).double().mean()))
+    assert found["clients"] == 4
+
+
+def test_the_server_evaluates_the_initial_model_and_every_other():
+    seen = []
+    trained(
+        A.FedAvg(),
+        ft.LocalTraining(steps=1, lr=0.1),
+        evaluate_fn=lambda server_round, arrays: seen.append(server_round),
+    )
+    assert seen == [0, 1, 2, 3]
+
+
+def test_momentum_is_refused_where_gradients_are_read_off_updates():
+    strategy, _ = trained(A.Scaffold(), ft.LocalTraining(steps=2, lr=0.1, momentum=0.9))
+    start = torch.cat([p.detach().flatten() for p in network().parameters()])
+    np.testing.assert_array_equal(strategy.training.output, start)
