@@ -22,7 +22,7 @@ MAY_IMPORT = {
     "flower": {"participation", "algorithms", "problems", "training", "simulation", "audit"},
     "sweep": {"simulation", "tracking"},
     "tracking": {"simulation", "report"},
-    "report": {"simulation", "participation", "audit"},
+    "report": {"simulation", "participation", "algorithms", "audit"},
     "papers": {
         "participation",
         "algorithms",

@@ -8,9 +8,11 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from fedtide.report.compare import comparison, comparison_table, load_runs
+from fedtide.report.compare import comparison, comparison_table
 from fedtide.report.figure import draw_comparison
+from fedtide.report.runs import load_runs
 from fedtide.sweep import Sweep, run_sweep
+from fedtide.sweep.command import Track, tracked
 from fedtide.sweep.view import View
 
 
@@ -39,6 +41,7 @@ def run(
             show_default="one for each core",
         ),
     ] = None,
+    track: Track = None,
 ) -> None:
     """Run an experiment, or several methods and seeds of one, and compare what comes out.
 
@@ -51,7 +54,15 @@ def run(
     sweep = Sweep.load(file, overrides or ())
     out = out or _default_out(sweep.name, resume)
     with View(sweep.name) as view:
-        frame = run_sweep(sweep, out, workers=workers, strict=True, resume=resume, progress=view)
+        frame = run_sweep(
+            sweep,
+            out,
+            workers=workers,
+            strict=True,
+            resume=resume,
+            progress=view,
+            done=tracked(track, out, sweep.name),
+        )
     folders = [Path(folder) for folder in frame["folder"]]
     _show(folders, out)
 

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import polars as pl
-import yaml
 from rich import box
 from rich.table import Table
 
-from fedtide.errors import BadInput
-from fedtide.simulation.folder import RunFolder
+from fedtide.report.runs import FinishedRun, by_method
 
 
 @dataclass(frozen=True)
@@ -52,75 +48,6 @@ being that on its own mix of classes; the spread is its standard deviation over 
 training loss is given twice: with all clients counting alike, which is wanted, and with each
 counting as often as it was there (paper 004, equation 3), which is what plain averaging minimises.
 """
-
-
-@dataclass(frozen=True)
-class FinishedRun:
-    """A run as its folder tells it.
-
-    Args:
-        folder: where it lies.
-        experiment: as plain data.
-        metrics: one row per evaluation.
-        clients: one row per client.
-        rounds_per_second: without evaluations.
-    """
-
-    folder: RunFolder
-    experiment: dict[str, Any]
-    metrics: pl.DataFrame
-    clients: pl.DataFrame
-    rounds_per_second: float
-
-    @property
-    def method(self) -> str:
-        """The name of the method."""
-        return str(self.experiment["name"])
-
-    def last(self, key: str) -> float | None:
-        """Return a figure of the last evaluation."""
-        if key == "rounds_per_second":
-            return self.rounds_per_second
-        return self.metrics[key][-1] if key in self.metrics.columns else None
-
-
-def load_runs(folders: Iterable[str | Path]) -> list[FinishedRun]:
-    """Return the runs in these folders and below them.
-
-    Raises:
-        BadInput: a folder that is missing or holds no run, or a run that has not ended.
-    """
-    runs = [load_run(path) for folder in folders for path in _run_folders(Path(folder))]
-    return sorted(runs, key=lambda run: run.experiment["seed"])
-
-
-def load_run(path: Path) -> FinishedRun:
-    """Return the run of one folder."""
-    folder = RunFolder(path)
-    if not folder.finished:
-        raise BadInput(f"{path}: the run has not ended; go on with --resume")
-    return FinishedRun(
-        folder,
-        yaml.safe_load(folder.experiment.read_text(encoding="utf-8")),
-        pl.read_parquet(folder.metrics),
-        pl.read_parquet(folder.clients),
-        float(json.loads(folder.timings.read_text(encoding="utf-8"))["rounds_per_second"]),
-    )
-
-
-def _run_folders(folder: Path) -> list[Path]:
-    found = sorted(path.parent for path in folder.glob("**/experiment.yaml"))
-    if not found:
-        raise BadInput(f"{folder}: holds no run; give the folder that `fedtide run` wrote")
-    return found
-
-
-def by_method(runs: Iterable[FinishedRun]) -> dict[str, list[FinishedRun]]:
-    """Return the runs of each method, in the order in which the methods come."""
-    groups: dict[str, list[FinishedRun]] = {}
-    for run in runs:
-        groups.setdefault(run.method, []).append(run)
-    return groups
 
 
 def comparison(runs: Iterable[FinishedRun]) -> pl.DataFrame:

@@ -1,4 +1,4 @@
-"""Prepared tasks, kept for the other methods of a study."""
+"""Prepared tasks, kept for the other methods of a sweep."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _kept: list[tuple[_Wanted, Task]] = []
 
 
 def prepared(problem: Problem, seed: int, device: str, dtype: str) -> Task:
-    """Return the task of a problem; the last two are kept, for the other methods of a study."""
+    """Return the task of a problem; the last two are kept, for the other methods of a sweep."""
     wanted = (problem, seed, device, dtype)
     for key, task in _kept:
         if key == wanted:

@@ -14,8 +14,8 @@ import polars as pl
 import yaml
 
 from fedtide.errors import BadInput, did_you_mean
-from fedtide.report.compare import load_run
 from fedtide.report.figure import comparison_figure
+from fedtide.report.runs import flattened, load_run
 from fedtide.simulation.folder import RunFolder
 
 STORE = "mlflow.db"
@@ -106,7 +106,7 @@ class MlflowTracker:
     def _write(self, run_id: str, folder: RunFolder, experiment: Mapping[str, Any]) -> None:
         from mlflow.entities import Metric, Param
 
-        params = [Param(key, value) for key, value in _flat(experiment)]
+        params = [Param(key, str(value)[:_LONGEST]) for key, value in flattened(experiment)]
         for first in range(0, len(params), 100):
             self._client.log_batch(run_id, params=params[first : first + 100])
         self._client.log_artifact(run_id, str(folder.experiment))
@@ -157,15 +157,6 @@ def _quoted(text: str) -> str:
 
 def _tags(fields: Mapping[str, Any]) -> dict[str, str]:
     return {f"sweep.{name}": str(value) for name, value in fields.items()}
-
-
-def _flat(plain: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, str]]:
-    """Yield the dotted name and the value of every field."""
-    for key, value in plain.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{path}{key}.")
-        else:
-            yield f"{path}{key}", str(value)[:_LONGEST]
 
 
 def _metrics(folder: RunFolder) -> Iterator[tuple[str, float, int, int]]:
