@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy
 from fedtide.population import Population
 from fedtide.problems.layout import Layout, Params
 from fedtide.problems.models import PureModel
-from fedtide.problems.problem import Draw, Evaluation, Plan, Task
+from fedtide.problems.problem import Batch, Draws, Evaluation, Plan, Task
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 """The loss of each sample, shape (B,), of the model's outputs (B, C) and the targets (B, ...)."""
@@ -51,15 +51,17 @@ class OwnTask(Task):
         losses = self._loss(self._model(params, features, key), targets)
         return (losses * mask).sum() / mask.sum().clamp(min=1)
 
-    def draws(self, plan: Plan) -> Sequence[Draw]:
-        """Return for each step (features, targets, mask, key), each with a leading 1."""
+    def draws(self, plan: Plan) -> Draws:
+        """Return which samples each step uses, the weights of each, and what its draws follow."""
         assert plan.positions is not None
         mask = np.ones(plan.positions.shape) if plan.mask is None else plan.mask
-        return [
-            self._draw(plan.positions[i], mask[i], plan.keys[k])
-            for k in range(len(plan.keys))
-            for i in [min(k, len(plan.positions) - 1)]
-        ]
+        weights = torch.from_numpy(mask.astype(np.float64)).to(self.start.dtype)
+        return torch.from_numpy(plan.positions.copy()), weights, torch.from_numpy(plan.keys)
+
+    def batch(self, *draws: Tensor) -> Batch:
+        """Return (features, targets, weights, key) of one step."""
+        positions, weights, keys = draws
+        return self._features[positions], self._targets[positions], weights, keys
 
     def evaluate(self, x: Tensor, clients: bool = True) -> Evaluation:
         """Return the mean loss over all samples, and the accuracy where there are classes."""
@@ -69,8 +71,3 @@ class OwnTask(Task):
             if self._targets.dtype == torch.int64:
                 found["accuracy"] = float((outputs.argmax(1) == self._targets).double().mean())
         return Evaluation(found)
-
-    def _draw(self, positions: np.ndarray, mask: np.ndarray, keys: np.ndarray) -> Draw:
-        which = torch.from_numpy(positions)
-        weights = torch.from_numpy(mask.astype(np.float64)).to(self.start.dtype)
-        return self._features[which], self._targets[which], weights, torch.from_numpy(keys)

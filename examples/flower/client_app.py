@@ -1,0 +1,21 @@
+"""A client: five lines make it follow whatever method the server runs."""
+
+from flwr.app import Context
+from task import model, shard
+
+from fedtide import LocalTraining
+from fedtide.flower import client
+
+
+def data(context: Context):
+    """Return this client's images and digits; `--node-config` says which client it is."""
+    config = context.node_config
+    return shard(int(config["partition-id"]), int(config["num-partitions"]))
+
+
+def available(t: int, context: Context) -> bool:
+    """Say whether this client takes part in round t: in every so many, as its operator says."""
+    return t % int(context.node_config.get("every", 1)) == 0
+
+
+app = client(model, data, LocalTraining(steps=10, batch_size=16, lr=0.1), available=available)

@@ -1,0 +1,32 @@
+"""What is learnt: the model, and which of scikit-learn's digits each client holds."""
+
+import torch
+from sklearn.datasets import load_digits
+from torch import Tensor, nn
+
+TEST = 360  # the last images are for the server to test with
+
+
+def model() -> nn.Module:
+    """Return the network, with the same initial parameters everywhere."""
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
+
+
+def digits() -> tuple[Tensor, Tensor]:
+    """Return all images, with pixels in [0, 1], and their digits."""
+    images, labels = load_digits(return_X_y=True)
+    return torch.tensor(images / 16.0, dtype=torch.float32), torch.tensor(labels)
+
+
+def shard(client: int, clients: int) -> tuple[Tensor, Tensor]:
+    """Return a client's training images: client 0 of 5 holds the digits 0 and 1, and so on."""
+    images, labels = (tensor[:-TEST] for tensor in digits())
+    own = labels * clients // 10 == client
+    return images[own], labels[own]
+
+
+def test_set() -> tuple[Tensor, Tensor]:
+    """Return the images to test with."""
+    images, labels = (tensor[-TEST:] for tensor in digits())
+    return images, labels
