@@ -104,12 +104,19 @@ def records(
     clients = levels[start]
     stage = np.full(len(clients), start, dtype=np.uint8)
     for level in levels[start + 1 :]:
-        stage[np.searchsorted(clients, level)] += 1
-    weight = np.full(len(clients), np.nan)
-    logged = np.isin(reported, clients, assume_unique=True)
-    weight[np.searchsorted(clients, reported[logged])] = participants.weights[logged]
+        stage[_places(level, clients)] += 1
+    if clients is used:
+        weight = participants.weights[_places(used, reported)]
+    else:
+        weight = np.full(len(clients), np.nan)
+        weight[_places(reported, clients)] = participants.weights
     rounds = np.full(len(clients), participants.round, dtype=np.int64)
     return {"round": rounds, "client": clients, "stage": stage, "weight": weight}
+
+
+def _places(some: Ids, all: Ids) -> Ids | slice:
+    """Return where `some` stand in `all`, which holds them; both sorted."""
+    return slice(None) if len(some) == len(all) else np.searchsorted(all, some)
 
 
 def log_of(rows: Sequence[Records]) -> pl.DataFrame:

@@ -24,7 +24,7 @@ from fedtide.problems.layout import Layout, Params
 from fedtide.problems.models import Model, PureModel, model_of
 from fedtide.problems.models.initialisation import seeded
 from fedtide.problems.partition import Partition, Shards, StoredShards
-from fedtide.problems.problem import Batch, Draw, Evaluation, Plan, Problem, Task
+from fedtide.problems.problem import Batch, Draws, Evaluation, Plan, Problem, Task
 
 
 @dataclass(frozen=True)
@@ -168,22 +168,21 @@ class ClassificationTask(Task):
         weights = rest[0].to(logits.dtype)
         return (losses * weights).sum() / weights.sum().clamp(min=1)
 
-    def draws(self, plan: Plan) -> Sequence[Draw]:
-        """Return for each step the samples (S, B)[, mask (S, B)][, keys (S,)]."""
+    def draws(self, plan: Plan) -> Draws:
+        """Return the samples of each step (I, S, B)[, mask (I, S, B)][, keys (I, S)]."""
         assert plan.positions is not None
         device = self._train.device
-        samples = torch.from_numpy(self.shards.locate(plan.clients, plan.positions)).to(device)
-        parts = [samples]
+        samples = self.shards.locate(plan.clients, plan.positions)
+        parts = [torch.from_numpy(samples).to(device)]
         if plan.mask is not None:
             parts.append(torch.tensor(plan.mask, device=device))
         if self._random:
             parts.append(torch.tensor(plan.keys, device=device))
-        draws = max(map(len, parts))  # one, if every step uses all samples and nothing is random
-        return [tuple(part[k % len(part)] for part in parts) for k in range(draws)]
+        return tuple(parts)
 
-    def batch(self, *draw: Tensor) -> Batch:
+    def batch(self, *draws: Tensor) -> Batch:
         """Return (x, y[, mask][, key]) of the cohort; x is (S, B, *features)."""
-        samples, *rest = draw
+        samples, *rest = draws
         x = self._train.index_select(0, samples.flatten())
         x = x.view(*samples.shape, *self._train.shape[1:])
         if self._augment:

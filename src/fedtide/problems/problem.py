@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import repeat
 from typing import Any
 
 import numpy as np
@@ -19,8 +18,8 @@ from fedtide.problems.layout import Layout, Params
 
 Batch = tuple[Tensor, ...]
 """What a loss needs beside the parameters: one client's minibatch, or a cohort's of one step."""
-Draw = tuple[Tensor, ...]
-"""What a batch is made of: which samples, which random words, which clients' functions."""
+Draws = tuple[Tensor, ...]
+"""What batches are made of: which samples, which random words, which clients' functions."""
 
 
 @dataclass(frozen=True)
@@ -112,27 +111,27 @@ class Task(ABC):
         """
 
     @abstractmethod
-    def draws(self, plan: Plan) -> Sequence[Draw]:
-        """Return what the batch of each local step is made of, each part of shape (S, ...).
+    def draws(self, plan: Plan) -> Draws:
+        """Return what the batches of the local steps are made of, each part of shape (I, S, ...).
 
-        There is one draw for each of the I steps, or a single one if all use the same batch.
+        A part that is the same for all steps may have the shape (1, S, ...).
         """
 
-    def batch(self, *draw: Tensor) -> Batch:
-        """Return the arguments of `loss` for a cohort from what a step draws: shapes (S, ...).
+    def batch(self, *draws: Tensor) -> Batch:
+        """Return the arguments of `loss` for a cohort from the draws of one step: shapes (S, ...).
 
         It must be pure and made of torch operations, so that it can be recorded and compiled
         together with the steps: what is gathered just before it is used is still in cache. Here
-        the draw is the batch.
+        the draws are the batch.
         """
-        return draw
+        return draws
 
     def batches(self, plan: Plan) -> Iterator[Batch]:
         """Return for each local step the arguments of `loss` for a cohort."""
-        draws, steps = self.draws(plan), len(plan.keys)
-        if len(draws) == steps:
-            return (self.batch(*draw) for draw in draws)
-        return repeat(self.batch(*draws[0]), steps)
+        batch: Batch = ()
+        for draws in each_step(self.draws(plan), len(plan.keys)):
+            batch = self.batch(*draws) if draws else batch
+            yield batch
 
     @abstractmethod
     def evaluate(self, x: Tensor, clients: bool = True) -> Evaluation:
@@ -151,6 +150,18 @@ class Task(ABC):
             BadInput: the task cannot be pooled.
         """
         raise BadInput("algorithm: this problem cannot be pooled; choose a federated method")
+
+
+def each_step(draws: Draws, steps: int) -> Iterator[Draws]:
+    """Yield what each of the steps draws; nothing, for a batch that is the same as before.
+
+    Args:
+        draws: parts of shape (I, S, ...) or (1, S, ...).
+        steps: I.
+    """
+    fixed = all(len(part) == 1 for part in draws)
+    for k in range(steps):
+        yield () if fixed and k else tuple(part[min(k, len(part) - 1)] for part in draws)
 
 
 class Problem(ABC):

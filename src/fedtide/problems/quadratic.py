@@ -14,7 +14,7 @@ from torch import Tensor
 from fedtide.errors import BadInput
 from fedtide.population import Population
 from fedtide.problems.layout import Layout, Params
-from fedtide.problems.problem import Draw, Evaluation, Plan, Problem, Task
+from fedtide.problems.problem import Draws, Evaluation, Plan, Problem, Task
 
 Array = Sequence[Any] | NDArray[Any] | Tensor
 
@@ -93,10 +93,10 @@ class QuadraticTask(Task):
         offset = params["x"] - e
         return 0.5 * (offset @ (a @ offset))
 
-    def draws(self, plan: Plan) -> Sequence[Draw]:
+    def draws(self, plan: Plan) -> Draws:
         """Return (A_n, e_n) of the cohort, the same for all steps."""
-        clients = torch.as_tensor(plan.clients, device=self._a.device)
-        return [(self._a[clients], self._e[clients])]
+        clients = torch.as_tensor(plan.clients, device=self._a.device)[None]
+        return self._a[clients], self._e[clients]
 
     def evaluate(self, x: Tensor, clients: bool = True) -> Evaluation:
         """Return F_n(x) of every client and their mean."""

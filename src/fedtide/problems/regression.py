@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,7 +13,7 @@ from fedtide.checks import at_least
 from fedtide.errors import BadInput
 from fedtide.population import Population
 from fedtide.problems.layout import Layout, Params
-from fedtide.problems.problem import Batch, Draw, Evaluation, Plan, Problem, Task
+from fedtide.problems.problem import Batch, Draws, Evaluation, Plan, Problem, Task
 from fedtide.randomness import generator
 
 
@@ -97,16 +96,15 @@ class RegressionTask(Task):
         x, y = batch
         return 0.5 * ((x @ params["w"] - y) ** 2).mean()
 
-    def draws(self, plan: Plan) -> Sequence[Draw]:
-        """Return which samples of which client each step uses, (S, B) and (S, 1)."""
+    def draws(self, plan: Plan) -> Draws:
+        """Return which samples of which client each step uses, (1, S, 1) and (I, S, B)."""
         assert plan.positions is not None
-        clients = torch.as_tensor(plan.clients, device=self._x.device)[:, None]
-        positions = torch.as_tensor(plan.positions, device=self._x.device)
-        return [(clients, p) for p in positions]
+        clients = torch.as_tensor(plan.clients, device=self._x.device)[None, :, None]
+        return clients, torch.as_tensor(plan.positions, device=self._x.device)
 
-    def batch(self, *draw: Tensor) -> Batch:
+    def batch(self, *draws: Tensor) -> Batch:
         """Return the cohort's samples, (S, B, d) and (S, B)."""
-        clients, positions = draw
+        clients, positions = draws
         return self._x[clients, positions], self._y[clients, positions]
 
     def evaluate(self, x: Tensor, clients: bool = True) -> Evaluation:

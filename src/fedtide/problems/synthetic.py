@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -13,7 +12,7 @@ from torch import Tensor
 from fedtide.checks import at_least, one_of
 from fedtide.population import Population
 from fedtide.problems.layout import Layout, Params
-from fedtide.problems.problem import Draw, Evaluation, Plan, Problem, Task
+from fedtide.problems.problem import Draws, Evaluation, Plan, Problem, Task
 from fedtide.randomness import uniforms
 
 MU, H, L, LAMBDA, C, ZETA = 1.0, 16.0, 2.0, 1.0, 1.0, 16.0
@@ -92,15 +91,14 @@ class LowerBound4DTask(Task):
         value: Tensor = quadratic + (slope * x).sum(-1) + H / 8 * positive * positive
         return value
 
-    def draws(self, plan: Plan) -> Sequence[Draw]:
-        """Return each client's curvatures, and slopes with the noise of each step, (S, 4) both."""
+    def draws(self, plan: Plan) -> Draws:
+        """Return each client's curvatures (1, S, 4), and slopes with the steps' noise (I, S, 4)."""
         clients = torch.as_tensor(plan.clients, device=self.start.device)
         u, v = (uniforms(0, name, plan.keys.view(np.uint64)) for name in ("radius", "angle"))
         normal = np.sqrt(-2 * np.log1p(-u)) * np.cos(2 * np.pi * v)
         slopes = self._slopes[clients].expand(*plan.keys.shape, 4).clone()
         slopes[..., 2] = torch.as_tensor(self._problem.noise * normal).to(self.start)
-        curvatures = self._curvatures[clients]
-        return [(curvatures, slope) for slope in slopes]
+        return self._curvatures[clients][None], slopes
 
     def evaluate(self, x: Tensor, clients: bool = True) -> Evaluation:
         """Return the logged objective and both clients' own."""

@@ -13,7 +13,7 @@ from torch import Tensor
 from fedtide.errors import BadInput
 from fedtide.population import Population
 from fedtide.problems.layout import Params
-from fedtide.problems.problem import Batch, Draw, Evaluation, Plan, Task
+from fedtide.problems.problem import Batch, Draws, Evaluation, Plan, Task
 
 Objective = Literal["uniform", "samples"] | Sequence[float]
 """The a_n: 1 / N, the share of all samples, or given numbers, which are divided by their sum."""
@@ -40,14 +40,14 @@ class WeightedTask(Task):
         *rest, factor = batch
         return factor * self._task.loss(params, *rest)
 
-    def draws(self, plan: Plan) -> Sequence[Draw]:
-        """Return the draws of the plain task, each with the clients' factors."""
-        factors = self._factors[torch.as_tensor(plan.clients, device=self.start.device)]
-        return [(*draw, factors) for draw in self._task.draws(plan)]
+    def draws(self, plan: Plan) -> Draws:
+        """Return the draws of the plain task and the clients' factors (1, S)."""
+        clients = torch.as_tensor(plan.clients, device=self.start.device)[None]
+        return (*self._task.draws(plan), self._factors[clients])
 
-    def batch(self, *draw: Tensor) -> Batch:
+    def batch(self, *draws: Tensor) -> Batch:
         """Return the plain batch with the clients' factors."""
-        *plain, factors = draw
+        *plain, factors = draws
         return (*self._task.batch(*plain), factors)
 
     def evaluate(self, x: Tensor, clients: bool = True) -> Evaluation:

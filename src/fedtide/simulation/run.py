@@ -203,7 +203,9 @@ class Run:
         return clients, np.full(len(clients), 1 / max(1, len(clients)))
 
     def _record(self, present: Participants, used: Ids, info: Info) -> None:
-        known = np.intersect1d(present.reported, used, assume_unique=True)
+        known = present.reported
+        if not np.array_equal(used, known):
+            known = np.intersect1d(known, used, assume_unique=True)
         self.log.append(records(present, self.experiment.log, known))
         self.tally.add(info.clients.cpu().numpy(), info.weights.double().cpu().numpy())
         if self.iterates:

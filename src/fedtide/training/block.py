@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import NamedTuple
@@ -11,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedtide.problems.layout import Params
-from fedtide.problems.problem import Batch, Draw, Task
+from fedtide.problems.problem import Batch, Draws, Task, each_step
 from fedtide.training.local import LocalTraining
 from fedtide.training.projection import Projection
 from fedtide.training.trainer import local_direction
@@ -29,8 +28,8 @@ class Inputs(NamedTuple):
         drift: the corrections.
         mu: μ, a single number.
         lr: γ, a single number.
-        resting: for each step where a client does not take it; none where all take every step.
-        draws: what the batches are made of, the parts of one draw after those of another.
+        resting: where a client does not take a step, (I, S); none where all take every step.
+        draws: what the batches are made of, (I, S, ...) or (1, S, ...).
     """
 
     x: Tensors
@@ -63,7 +62,6 @@ class Block:
         stacked: whether models and batches have a leading dimension over clients.
         frozen: whether every gradient is taken at x.
         steps: how many steps.
-        draws: how many draws, one for each step or one for all.
     """
 
     task: Task
@@ -71,28 +69,25 @@ class Block:
     stacked: bool
     frozen: bool
     steps: int
-    draws: int
 
     def __call__(self, inputs: Inputs) -> Tensors:
         """Return the models and then the momentum; of a whole round the flat updates alone."""
-        draws = _parts(inputs.draws, self.draws)
         minus_lr = -inputs.lr[0]
         y, m = inputs.y, inputs.m
         batch: Batch = ()
-        for k in range(self.steps):
-            if k < len(draws):
-                batch = self._batch(draws[k])
+        for k, draws in enumerate(each_step(inputs.draws, self.steps)):
+            batch = self._batch(draws) if draws else batch
             along = self._direction(y, m, inputs, batch)
             m = along if self.local.momentum else ()
             if inputs.resting:
-                along = tuple(_except(inputs.resting[k], tensor) for tensor in along)
+                along = tuple(_except(inputs.resting[0][k], tensor) for tensor in along)
             y = _moved(y, inputs.x, along, minus_lr)
             if self.local.projection is not None:
                 y = self._projected(self.local.projection, y)
         return y + m if inputs.y else (flat_changes(inputs.x, y, self.stacked),)
 
-    def _batch(self, draw: Draw) -> Batch:
-        batch = self.task.batch(*draw)
+    def _batch(self, draws: Draws) -> Batch:
+        batch = self.task.batch(*draws)
         return batch if self.stacked else tuple(channels_last(part[0]) for part in batch)
 
     def _direction(self, y: Tensors, m: Tensors, inputs: Inputs, batch: Batch) -> Tensors:
@@ -132,12 +127,6 @@ def flat_changes(x: Tensors, y: Tensors, stacked: bool) -> Tensor:
 
 def _flat(tensors: Tensors, stacked: bool) -> Tensor:
     return torch.cat([tensor.flatten(int(stacked)) for tensor in tensors], dim=-1)
-
-
-def _parts(tensors: Sequence[Tensor], count: int) -> list[Draw]:
-    """Return the tensors in so many groups of one size."""
-    size = len(tensors) // count
-    return [tuple(tensors[i : i + size]) for i in range(0, len(tensors), size)]
 
 
 def _except(resting: Tensor, along: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.fx import Graph, Node
+from torch.fx import Graph, GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.graph import CodeGen
 
@@ -21,7 +21,7 @@ _aten = torch.ops.aten
 _RESHAPES = (_aten.expand.default, _aten.view.default, _aten._unsafe_view.default)
 
 
-def record(function: Callable[..., tuple[Tensor, ...]], examples: list[Tensor]) -> Recording:
+def record(function: Callable[..., tuple[Tensor, ...]], examples: list[Tensor]) -> GraphModule:
     """Return what `function` does with tensors of the shapes of `examples`, as plain operations.
 
     >>> double = record(lambda x: (x + x,), [torch.zeros(2)])
@@ -32,8 +32,7 @@ def record(function: Callable[..., tuple[Tensor, ...]], examples: list[Tensor]) 
     _drop_no_ops(module.graph)
     module.graph.set_codegen(CodeGen())  # takes the tensors as they are: nothing is nested
     module.recompile()
-    recording: Recording = module
-    return recording
+    return module
 
 
 def _drop_no_ops(graph: Graph) -> None:

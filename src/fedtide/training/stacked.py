@@ -38,12 +38,16 @@ class StackedTrainer(Trainer):
     @torch.no_grad()
     def train(self, round: Round, plan: Plan, drift: Tensor | None = None) -> Tensor:
         """Return the updates, shape (S, d)."""
+        size = len(plan.clients)
+        if size in self._sizes:
+            return self._steps.take(round, plan, drift)
+        if size == 0:
+            return round.start.new_empty(0, len(round.start))
         chunks = [
             self._steps.take(round, plan.take(places), None if drift is None else drift[places])
-            for places in self._chunks(len(plan.clients))
+            for places in self._chunks(size)
         ]
-        updates = chunks[0] if len(chunks) == 1 else torch.cat(chunks)
-        return updates[: len(plan.clients)]
+        return torch.cat(chunks)[:size]
 
     def _chunks(self, clients: int) -> Iterator[NDArray[np.int64]]:
         """Yield the places of each chunk, its last repeated up to one of the recorded sizes.

@@ -33,14 +33,27 @@ class Imported(Model):
     path: str
     arguments: Mapping[str, Any] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        module, _, name = str(self.path).partition(":")
+        if not module or not name:
+            raise BadInput(f"path: {self.path!r:.60} is no import path; give package.module:Class")
+        if not isinstance(self.arguments, Mapping) or not all(
+            isinstance(key, str) for key in self.arguments
+        ):
+            raise BadInput(
+                f"arguments: {self.arguments!r:.60} are not arguments by name; give name: value"
+            )
+
     def build(self, shape: Shape, classes: int) -> nn.Module:
         """Return the network; `shape` and `classes` are for its arguments to fit."""
         constructor = _imported(self.path)
         try:
             module = constructor(**self.arguments)
         except Exception as error:
+            given, reason = f"{dict(self.arguments)!r:.60}", f"{error!s:.200}".splitlines()[:1]
             raise BadInput(
-                f"model: {self.path} cannot be made from arguments {dict(self.arguments)}: {error}"
+                f"model: {self.path} cannot be made from arguments {given} "
+                f"({type(error).__name__}: {''.join(reason)}); give those that it takes"
             ) from error
         if not isinstance(module, nn.Module):
             raise BadInput(
@@ -56,10 +69,11 @@ def _imported(path: str) -> Any:
     sys.path.insert(0, here)
     try:
         return getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError, ValueError) as error:
+    except Exception as error:  # whatever a module of the user's own may raise
+        reason = "".join(f"{error!s:.200}".splitlines()[:1])
         raise BadInput(
-            f"model: {path!r} cannot be imported ({error}); give package.module:Class, found from "
-            f"the working directory or installed"
+            f"model: {path!r:.100} cannot be imported ({type(error).__name__}: {reason}); give "
+            f"package.module:Class, found from the working directory or installed"
         ) from error
     finally:
         sys.path.remove(here)

@@ -169,7 +169,7 @@ def _linear(
 
 def _check_widths(field: str, widths: object) -> None:
     if not isinstance(widths, Sequence) or not all(_is_size(width) for width in widths):
-        raise BadInput(f"{field}: {widths!r} is not a list of whole numbers of at least 1")
+        raise BadInput(f"{field}: {widths!r:.60} is not a list of whole numbers of at least 1")
 
 
 def _is_size(value: object) -> bool:
