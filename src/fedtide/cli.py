@@ -17,8 +17,10 @@ from fedtide.errors import BadInput, Interrupted, did_you_mean
 COMMANDS = {
     "run": "fedtide.commands:run",
     "sweep": "fedtide.sweep.command:sweep_command",
+    "papers": "fedtide.papers.command:papers_command",
     "compare": "fedtide.commands:compare",
     "audit": "fedtide.audit.command:audit_command",
+    "flower": "fedtide.flower.command:flower_command",
 }
 """Where each command's function is. Only the one that is asked for is imported."""
 
