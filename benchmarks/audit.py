@@ -112,7 +112,7 @@ def skews(logs: int, rounds: int) -> None:
             log = draw(Schedule(process), 100, rounds, seed)
             pattern = find_pattern(log)
             rates = estimate_rates(log, pattern)
-            found = find_objectives(log, pattern, rates, np.full(100, 0.01), 50, seed)
+            found = find_objectives(log, pattern, rates, np.full(100, 0.01), 50)
             low, high = found.plain.interval
             covered += low <= exact + 1e-9 and exact <= high
         print(f"L1 skew {exact:.6f} of {name}: in the interval in {covered / logs:.3f} of the logs")

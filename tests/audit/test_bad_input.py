@@ -1,7 +1,6 @@
 """Logs and rosters that cannot be used: one sentence, exit status 2."""
 
 import json
-import sqlite3
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +11,7 @@ import pytest
 
 import fedtide as ft
 from fedtide.errors import BadInput
+from fedtide.participation.ledger import Entry, Ledger
 
 GOOD = pl.DataFrame({"round": [0, 0, 1, 3], "client": [0, 1, 0, 2]})
 
@@ -116,16 +116,25 @@ def test_rosters() -> None:
     assert "weight" in complaint(GOOD, roster=wrong)
 
 
-def test_databases(tmp_path: Path) -> None:
-    path = tmp_path / "ledger.db"
-    assert "there is no database" in complaint(f"sqlite:///{path}")
-    with sqlite3.connect(path) as connection:
-        connection.execute("CREATE TABLE participation (round INTEGER, client TEXT, stage TEXT)")
-        rows = [(1, "ann", "used"), (1, "bob", "selected"), (2, "ann", "used")]
-        connection.executemany("INSERT INTO participation VALUES (?, ?, ?)", rows)
-    found = ft.audit(f"sqlite:///{path}")
-    assert (found.log.first, found.log.length, len(found.coverage.never)) == (1, 2, 1)
-    assert "cannot be read" in complaint(f"sqlite:///{path}#nothing")
+def test_ledgers(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'ledger.db'}"
+    assert "there is no database" in complaint(url)
+    ledger = Ledger(url)
+    ledger.commit(0, [], time=0.0)
+    ledger.commit(1, [Entry("ann", "used", 0.75), Entry("bob", "selected")], time=1.0)
+    ledger.commit(2, [Entry("ann", "used", 1.0), Entry("cid", "used", 0.25)], time=2.0)
+    ledger.close()
+    found = ft.audit(url)
+    assert (found.log.first, found.log.length, len(found.coverage.never)) == (0, 3, 1)
+    assert found.objectives.given is not None
+    assert found.objectives.given.weights.tolist() == [0.875, 0.0, 0.125]
+    assert "there is no federation 'x'" in complaint(f"{url}#x")
+
+
+def test_weights_that_are_none() -> None:
+    assert "-1.0 is no weight" in complaint(GOOD.with_columns(weight=pl.lit(-1.0)))
+    assert ft.audit(GOOD.with_columns(weight=pl.lit(None))).objectives.given is None
+    assert ft.audit(GOOD.with_columns(weight=pl.lit(0.0))).objectives.given is None
 
 
 def test_the_command_line_says_it_in_one_line(tmp_path: Path) -> None:

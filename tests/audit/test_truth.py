@@ -119,7 +119,7 @@ def test_the_exact_skew_of_paper_004(draw: Any) -> None:
     log = draw(Schedule(Weighted(10, np.exp(-np.arange(100) / 10).tolist())), 100, 2000, 5)
     pattern = find_pattern(log)
     rates = estimate_rates(log, pattern)
-    found = find_objectives(log, pattern, rates, np.full(100, 0.01), 50, 0)
+    found = find_objectives(log, pattern, rates, np.full(100, 0.01), 50)
     low, high = found.plain.interval
     assert low <= 1.289078 <= high
     assert high - low < 0.05
@@ -135,7 +135,7 @@ def test_skew_intervals_over_many_logs(draw: Any, process: Process) -> None:
         log = draw(Schedule(process), 100, 500, seed)
         pattern = find_pattern(log)
         rates = estimate_rates(log, pattern)
-        found = find_objectives(log, pattern, rates, np.full(100, 0.01), 50, seed)
+        found = find_objectives(log, pattern, rates, np.full(100, 0.01), 50)
         low, high = found.plain.interval
         hits += low <= exact + 1e-9 <= high + 1e-9
     assert hits >= 53

@@ -35,6 +35,7 @@ class Attendance:
         clients: the place in `names` of each entry's client, by round, shape (E,).
         begins: the entries of client n are begins[n]..begins[n + 1] of `rounds`, shape (N + 1,).
         rounds: the rounds of each client, rising, shape (E,).
+        weights: q_t^n of each entry, by round, (E,), where the log has them.
     """
 
     names: pl.Series
@@ -43,6 +44,7 @@ class Attendance:
     clients: NDArray[np.int32]
     begins: Ints
     rounds: NDArray[np.int32]
+    weights: NDArray[np.float32] | None = None
 
     @property
     def size(self) -> int:
@@ -97,6 +99,7 @@ def attend(
     rounds: NDArray[np.integer],
     clients: NDArray[np.int32],
     span: tuple[int, int] | None = None,
+    weights: NDArray[np.float32] | None = None,
 ) -> Attendance:
     """Return the attendance of these entries.
 
@@ -106,6 +109,7 @@ def attend(
         clients: the place in `names` of its client, (E,).
         span: the first round that is covered and the one after the last; None: as the entries say.
             Rounds without entries count as rounds with nobody.
+        weights: q_t^n of each entry, (E,); None: not known.
 
     Raises:
         BadInput: no entries, a client twice in a round, or rounds that look like something else.
@@ -123,12 +127,13 @@ def attend(
     if (counted[1:] < counted[:-1]).any():
         order = np.argsort(counted, kind="stable")
         counted, clients = counted[order], clients[order]
+        weights = None if weights is None else weights[order]
     starts = _offsets(counted, length)
     # Turning rows into columns is a counting sort: linear, and it leaves the rounds rising.
     ones = np.ones(len(clients), dtype=np.int8)
     table = sparse.csr_array((ones, clients, _index(starts)), shape=(length, len(names))).tocsc()
     begins = table.indptr.astype(np.int64)
-    log = Attendance(names, first, starts, clients, begins, table.indices)
+    log = Attendance(names, first, starts, clients, begins, table.indices, weights)
     _refuse_repeated(log)
     return log
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-from scipy import stats
 
 from fedtide.audit.attendance import Floats
+from fedtide.audit.laws import normal_point, student_point
 from fedtide.audit.pattern import Pattern
 from fedtide.randomness import generator
 
@@ -27,6 +27,18 @@ def block_length(pattern: Pattern, length: int) -> int:
     return int(np.clip(np.ceil(wanted), 1, max(1, length // 8)))
 
 
+def block_variance(series: Floats, block: int) -> Floats:
+    """Return the variance of `block_bootstrap`'s deviations, shape (G,), without drawing them.
+
+    The mean of b blocks drawn with replacement has the variance of the blocks' means over b.
+    """
+    series, block = _batched(series, block)
+    blocks = max(1, round(len(series) / block))
+    if blocks < 2:
+        return np.zeros(series.shape[1])
+    return np.asarray(_block_means(series, block).var(axis=0) / blocks * _stretch(blocks) ** 2)
+
+
 def block_bootstrap(series: Floats, block: int, seed: int, draws: int = 1000) -> Floats:
     """Return deviations of resampled means from the mean of each column, shape (draws, G).
 
@@ -40,22 +52,37 @@ def block_bootstrap(series: Floats, block: int, seed: int, draws: int = 1000) ->
         seed: of the draws.
         draws: how often to resample.
     """
-    while len(series) > _MOST:
-        series = series[: len(series) // 2 * 2].reshape(-1, 2, series.shape[1]).mean(axis=1)
-        block = max(1, (block + 1) // 2)
+    series, block = _batched(series, block)
     length = len(series)
     blocks = max(1, round(length / block))
-    centred = series - series.mean(axis=0)
-    sums = np.cumsum(np.concatenate([np.zeros((1, series.shape[1])), centred, centred]), axis=0)
-    means = (sums[block : block + length] - sums[:length]) / block
     if blocks < 2:
         return np.zeros((draws, series.shape[1]))
-    stretch = stats.t.isf(0.025, blocks - 1) / stats.norm.isf(0.025)
-    stretch *= np.sqrt(blocks / (blocks - 1))
+    means = _block_means(series, block)
     deviations = np.empty((draws, series.shape[1]))
     random = generator(seed, "audit-bootstrap")
     for low in range(0, draws, step := max(1, (1 << 22) // (blocks * series.shape[1]))):
         high = min(low + step, draws)
         starts = random.integers(length, size=(high - low, blocks))
         deviations[low:high] = means[starts].mean(axis=1)
-    return np.asarray(deviations * stretch)
+    return np.asarray(deviations * _stretch(blocks))
+
+
+def _batched(series: Floats, block: int) -> tuple[Floats, int]:
+    """Return the means over 2, 4, ... neighbouring rounds, few enough to be resampled."""
+    while len(series) > _MOST:
+        series = series[: len(series) // 2 * 2].reshape(-1, 2, series.shape[1]).mean(axis=1)
+        block = max(1, (block + 1) // 2)
+    return series, block
+
+
+def _block_means(series: Floats, block: int) -> Floats:
+    """Return the means of the blocks that begin at each round, less that of all, on a circle."""
+    centred = series - series.mean(axis=0)
+    zero = np.zeros((1, series.shape[1]))
+    sums = np.cumsum(np.concatenate([zero, centred, centred]), axis=0)
+    return np.asarray((sums[block : block + len(series)] - sums[: len(series)]) / block)
+
+
+def _stretch(blocks: int) -> float:
+    stretch = float(student_point(0.025, blocks - 1)) / normal_point(0.025)
+    return stretch * float(np.sqrt(blocks / (blocks - 1)))

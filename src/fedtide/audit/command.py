@@ -12,7 +12,6 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from fedtide.audit.conditions import Training
-from fedtide.audit.page import write_page
 from fedtide.audit.report import audit
 from fedtide.audit.terminal import show
 from fedtide.errors import BadInput
@@ -22,8 +21,8 @@ def audit_command(
     log: Annotated[
         str,
         typer.Argument(
-            help="A participation log (.parquet, .csv, .jsonl), a run's folder, or a database URL "
-            "(sqlite:///ledger.db#table).",
+            help="A participation log (.parquet, .csv, .jsonl), a run's folder, or the URL of a "
+            "deployment's ledger (sqlite:///ledger.db).",
             show_default=False,
         ),
     ],
@@ -90,6 +89,8 @@ def audit_command(
     if json_file is not None:
         _write(json_file, json.dumps(_finite(found.plain()), indent=1, ensure_ascii=False))
     if html is not None:
+        from fedtide.audit.page import write_page  # brings matplotlib
+
         write_page(found, html)
     show(found, Console())
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import stats
 
 from fedtide.audit.attendance import Attendance, Floats
 from fedtide.audit.correlation import Correlation
+from fedtide.audit.laws import f_above, student_above
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,7 +60,7 @@ def compare_halves(
     freedom = float(spread.sum() ** 2 / max((spread**2).sum(), 1e-12))
     lags = 1 + 2 * len(correlation.short)
     certainty = correlation.clients * correlation.length / lags
-    p = float(stats.f.sf(ratio, max(freedom, 0.5), max(certainty, 1.0)))
+    p = f_above(ratio, max(freedom, 0.5), max(certainty, 1.0))
     beyond = max(0.0, float(squares.sum()) - float(variance.sum()) * factor)
     change = float(np.sqrt(beyond / max(log.size, 1)) / half / max(rates.mean(), 1e-12))
     return Drift(p, ratio, change, _each(first, second, variance * max(1.0, factor)))
@@ -71,7 +71,7 @@ def _each(first: Floats, second: Floats, variance: Floats) -> Floats:
     distance = np.maximum(np.abs(second - first) - 1, 0)
     spread = np.sqrt(np.maximum(variance, 1e-12))
     freedom = np.maximum(np.minimum(first + second, 200), 2)
-    return np.asarray(2 * stats.t.sf(distance / spread, freedom))
+    return np.asarray(2 * student_above(distance / spread, freedom))
 
 
 def _factor(correlation: Correlation, half: int) -> float:

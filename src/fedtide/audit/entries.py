@@ -31,18 +31,31 @@ class Entries:
         self._codes: dict[int | str, int] = {}
         self._rounds: list[Numbers] = []
         self._clients: list[NDArray[np.int32]] = []
+        self._weights: list[NDArray[np.float32]] | None = []
 
-    def add(self, rounds: pa.Array, clients: pa.Array, stages: pa.Array | None) -> None:
-        """Take in a batch of rows.
+    def add(
+        self,
+        rounds: pa.Array,
+        clients: pa.Array,
+        stages: pa.Array | None = None,
+        weights: pa.Array | None = None,
+    ) -> None:
+        """Take in a batch of rows. Weights count if every row of the stage "used" has one.
 
         Raises:
             BadInput: a value that cannot be used.
         """
         numbers = _rounds(rounds)
         codes = self._encode(clients)
+        given = None if weights is None else _weights(weights)
         if stages is not None:
             used = _used(stages)
             numbers, codes = numbers[used], codes[used]
+            given = None if given is None else given[used]
+        if given is None or np.isnan(given).any():
+            self._weights = None
+        if self._weights is not None and given is not None:
+            self._weights.append(given)
         self._rounds.append(numbers)
         self._clients.append(codes)
 
@@ -63,7 +76,8 @@ class Entries:
         codes = _joined(self._clients)
         for chunk in range(0, len(codes), 1 << 22):  # in place: no third copy of a long log
             codes[chunk : chunk + (1 << 22)] = places[codes[chunk : chunk + (1 << 22)]]
-        return attend(names, rounds, codes, span)
+        weights = _joined(self._weights) if self._weights else None
+        return attend(names, rounds, codes, span, weights)
 
     def _encode(self, clients: pa.Array) -> NDArray[np.int32]:
         """Return the code of each row's client; new clients get the next codes."""
@@ -88,6 +102,20 @@ def _rounds(column: pa.Array) -> Numbers:
         raise BadInput(f"round: {given[wrong][0]} is no round; {_NO_ROUND}")
     fits = len(rounds) == 0 or rounds.max() < 2**31
     return rounds.astype(np.int32) if fits else rounds
+
+
+def _weights(column: pa.Array) -> NDArray[np.float32]:
+    """Return the weights, NaN where there is none."""
+    if not (pa.types.is_integer(column.type) or pa.types.is_floating(column.type)):
+        if column.null_count == len(column):
+            return np.full(len(column), np.nan, dtype=np.float32)
+        raise BadInput(f"weight: type {column.type} is no number; give numbers")
+    missing = column.is_null().to_numpy(zero_copy_only=False)
+    given = column.fill_null(0).to_numpy(zero_copy_only=False)
+    wrong = ~np.isfinite(given) | (given < 0)
+    if wrong.any():
+        raise BadInput(f"weight: {given[wrong][0]} is no weight; give finite numbers of at least 0")
+    return np.where(missing, np.nan, given).astype(np.float32)
 
 
 def _dictionary(column: pa.Array) -> pa.DictionaryArray:

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 import numpy as np
 import polars as pl
 from numpy.typing import NDArray
-from scipy import stats
 
 from fedtide.audit.attendance import Attendance, Floats, Ints
-from fedtide.audit.bootstrap import block_bootstrap, block_length
+from fedtide.audit.bootstrap import block_bootstrap, block_length, block_variance
 from fedtide.audit.pattern import Pattern
 from fedtide.audit.rates import Rates, wilson
+from fedtide.audit.skew import skew_interval
 from fedtide.audit.weights import fedau_weights, participation_shares
 
 
@@ -45,6 +45,7 @@ class Objectives:
     Args:
         plain: of averaging over the cohort (FedAvg).
         others: of averaging over all, FedAU and known rates.
+        given: of the log's own weights q_t^n, w_n ∝ Σ_t q_t^n, where it has them.
         wanted: a_n, (N,).
         low: lower end of a 95 % interval of each plain weight, (N,).
         high: upper end, (N,).
@@ -59,6 +60,7 @@ class Objectives:
     high: Floats
     block: int
     chance: float
+    given: Objective | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,17 +100,15 @@ class GroupShares:
 
 
 def find_objectives(
-    log: Attendance, pattern: Pattern, rates: Rates, wanted: Floats, cutoff: int, seed: int
+    log: Attendance, pattern: Pattern, rates: Rates, wanted: Floats, cutoff: int
 ) -> Objectives:
     """Return the objectives that the methods minimise along the log.
 
-    The L1 skew of estimated weights is too large by their noise, by E|δ̂_n| − |δ_n| per client with
-    δ_n = w_n − a_n: at most s_n √(2/π), nothing where |δ_n| is several standard errors s_n. Its
-    interval therefore reaches from
+    The L1 skews' intervals are `skew_interval`'s, with the standard error of each weight
 
-        Σ |δ̂_n| − Σ bias(max(|δ̂_n| − 3 s_n, 0), s_n) − noise   up to   Σ |δ̂_n| + noise
+        s_n² = w_n (c_n − w_n) τ_n / T⁺        (c_n: `participation_shares`; τ_n: `Rates.time`)
 
-    with the noise of the block bootstrap of the rounds' h_t = Σ sign(δ̂_n) 1[n in S_t] / |S_t|.
+    and the block bootstrap of the rounds' h_t = Σ ψ_n 1[n in S_t] / |S_t|.
 
     Args:
         log: who took part.
@@ -116,17 +116,17 @@ def find_objectives(
         rates: of the clients.
         wanted: a_n, (N,).
         cutoff: K of FedAU.
-        seed: of the bootstrap.
     """
     weights, scale = participation_shares(log)
     block = block_length(pattern, log.held)
     share = np.minimum(weights / scale, 1.0)
     low, high = wilson(share, log.held / rates.time)
     errors = np.sqrt(np.maximum(weights * (scale - weights), 0) * rates.time / log.held)
-    plain = _objective(log, "fedavg", weights, wanted, errors, block, seed)
-    others = _others(log, rates, wanted, cutoff, block, seed)
+    plain = _objective(log, "fedavg", weights, wanted, errors, block)
+    others = _others(log, rates, wanted, cutoff, block)
     chance = float(np.sqrt(log.size * (errors**2).sum()))
-    return Objectives(plain, others, wanted, low * scale, high * scale, block, chance)
+    given = _given(log, rates, wanted, block) if log.weights is not None else None
+    return Objectives(plain, others, wanted, low * scale, high * scale, block, chance, given)
 
 
 def group_shares(
@@ -152,28 +152,28 @@ def _objective(
     wanted: Floats,
     errors: Floats,
     block: int,
-    seed: int,
 ) -> Objective:
     gaps = weights - wanted
-    skew = float(np.abs(gaps).sum())
-    series = _per_round(log, np.sign(gaps)) * log.shares
-    deviations = block_bootstrap(series[log.cohorts > 0][:, None], block, seed)[:, 0]
-    down, up = np.quantile(deviations, [0.025, 0.975])
-    bias = float(_folded_bias(np.maximum(np.abs(gaps) - 3 * errors, 0), errors).sum())
-    ends = (max(0.0, skew - bias - float(up)), min(2.0, skew - float(down)))
-    return Objective(method, weights, skew, ends)
+    held = log.cohorts > 0
+
+    def variance(slopes: Floats) -> Floats:
+        series = [_per_round(log, slope) * log.shares for slope in slopes.T]
+        return block_variance(np.stack(series, axis=1)[held], block)
+
+    interval = skew_interval(gaps, errors, variance)
+    return Objective(method, weights, float(np.abs(gaps).sum()), interval)
 
 
 def _others(
-    log: Attendance, rates: Rates, wanted: Floats, cutoff: int, block: int, seed: int
+    log: Attendance, rates: Rates, wanted: Floats, cutoff: int, block: int
 ) -> list[Objective]:
     seen = (log.counts > 0).astype(np.float64)
     fedau = fedau_weights(log, cutoff)
     certain = seen / seen.sum()
     known = float(np.abs(certain - wanted).sum())
     return [
-        _summed(log, "average-all", rates.estimate, rates, wanted, block, seed),
-        _summed(log, f"fedau({cutoff})", fedau, rates, wanted, block, seed),
+        _summed(log, "average-all", rates.estimate, rates, wanted, block),
+        _summed(log, f"fedau({cutoff})", fedau, rates, wanted, block),
         Objective("known-rates", certain, known, (known, known)),
     ]
 
@@ -185,7 +185,6 @@ def _summed(
     rates: Rates,
     wanted: Floats,
     block: int,
-    seed: int,
 ) -> Objective:
     """Return the objective of a method that adds up updates with a weight each, Σ ω_n 1[n in S_t].
 
@@ -193,21 +192,44 @@ def _summed(
     chance with which a client came.
     """
     each = np.divide(sums, rates.estimate, out=np.zeros(len(sums)), where=rates.estimate > 0)
+    each /= sums.sum()
     weights = sums / sums.sum()
     gaps = weights - wanted
-    skew = float(np.abs(gaps).sum())
-    slope = each / sums.sum() * (np.sign(gaps) - float(np.sign(gaps) @ weights))
-    deviations = block_bootstrap(_per_round(log, slope)[:, None], block, seed)[:, 0]
-    down, up = np.quantile(deviations, [0.025, 0.975])
+
+    def variance(slopes: Floats) -> Floats:
+        series = [_per_round(log, each * (slope - slope @ weights)) for slope in slopes.T]
+        return block_variance(np.stack(series, axis=1), block)
+
     p = rates.estimate
-    errors = each * np.sqrt(p * (1 - p) * rates.time / log.length) / sums.sum()
-    bias = float(_folded_bias(np.maximum(np.abs(gaps) - 3 * errors, 0), errors).sum())
-    ends = (max(0.0, skew - bias - float(up)), min(2.0, skew - float(down)))
-    return Objective(method, weights, skew, ends)
+    errors = each * np.sqrt(p * (1 - p) * rates.time / log.length)
+    interval = skew_interval(gaps, errors, variance)
+    return Objective(method, weights, float(np.abs(gaps).sum()), interval)
 
 
-def _per_round(log: Attendance, values: Floats) -> Floats:
-    """Return the sum of the values of each round's participants, shape (T,)."""
+def _given(log: Attendance, rates: Rates, wanted: Floats, block: int) -> Objective | None:
+    """Return the objective of the log's own weights; None where they are all 0."""
+    assert log.weights is not None
+    sums = np.bincount(log.clients, log.weights, minlength=log.size)
+    total = float(sums.sum())
+    if total <= 0:
+        return None
+    squares = np.bincount(log.clients, log.weights.astype(np.float64) ** 2, minlength=log.size)
+    weights = sums / total
+    spread = np.maximum(squares - sums**2 / log.length, 0) * rates.time
+
+    def variance(slopes: Floats) -> Floats:
+        lines = [slope - float(slope @ weights) for slope in slopes.T]
+        series = [_per_round(log, line, log.weights) for line in lines]
+        return block_variance(np.stack(series, axis=1) * (log.length / total), block)
+
+    interval = skew_interval(weights - wanted, np.sqrt(spread) / total, variance)
+    return Objective("given", weights, float(np.abs(weights - wanted).sum()), interval)
+
+
+def _per_round(
+    log: Attendance, values: Floats, weights: NDArray[np.float32] | None = None
+) -> Floats:
+    """Return the sum of the values, times the weights, of each round's participants, (T,)."""
     sums = np.zeros(log.length)
     step = max(1, (1 << 22) * log.length // max(1, len(log.clients)))
     for low in range(0, log.length, step):
@@ -216,14 +238,11 @@ def _per_round(log: Attendance, values: Floats) -> Floats:
         held = log.starts[low:high] < log.starts[low + 1 : high + 1]
         if held.any():
             begins = log.starts[low:high][held] - log.starts[low]
-            sums[low:high][held] = np.add.reduceat(values[part], begins)
+            found = values[part]
+            if weights is not None:
+                found = found * weights[log.starts[low] : log.starts[high]]
+            sums[low:high][held] = np.add.reduceat(found, begins)
     return sums
-
-
-def _folded_bias(center: Floats, error: Floats) -> Floats:
-    """Return E|X| − |center| for X normal with this centre and standard deviation."""
-    ratio = np.divide(center, error, out=np.full(len(center), np.inf), where=error > 0)
-    return np.asarray(2 * error * stats.norm.pdf(ratio) - 2 * center * stats.norm.sf(ratio))
 
 
 def _group(

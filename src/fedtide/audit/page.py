@@ -64,7 +64,8 @@ def _content(audit: Audit) -> dict[str, Any]:
         "window": words.window(audit),
         "most": _ranked(audit, most=True),
         "least": _ranked(audit, most=False),
-        "objectives": [plain, *audit.objectives.others],
+        "objectives": [one for one in (plain, audit.objectives.given) if one]
+        + audit.objectives.others,
         "group_words": [(g, words.groups(g)) for g in audit.groups],
         "comparison": words.comparison(audit),
     }

@@ -7,11 +7,11 @@ from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import stats
 
 from fedtide.audit.attendance import Attendance, Floats
 from fedtide.audit.correlation import Correlation, correlate
 from fedtide.audit.drift import Drift, compare_halves
+from fedtide.audit.laws import normal_above, normal_point
 from fedtide.audit.period import Period, find_period
 from fedtide.audit.profile import Profile, fold
 from fedtide.audit.runs import Runs, count_runs, dependence_tests, memory_test
@@ -171,7 +171,7 @@ def _decide(tests: _Tests) -> tuple[Family, float]:
         beyond = abs(z) > 4 and abs(effect) > 0.05
         return ("undecided", _two_sided(z)) if beyond else ("markov", 1 - p)
     pairs = tests.correlation.clients * tests.correlation.length
-    power = float(stats.norm.cdf(0.1 * np.sqrt(pairs) - stats.norm.isf(LEVEL / 2)))
+    power = float(normal_above(normal_point(LEVEL / 2) - 0.1 * np.sqrt(pairs)))
     return ("independent", power) if power > 0.5 else ("undecided", power)
 
 
@@ -273,8 +273,8 @@ def _rejected(p_values: Floats, among: NDArray[np.bool_]) -> NDArray[np.bool_]:
 
 
 def _two_sided(z: float) -> float:
-    return float(2 * stats.norm.sf(abs(z)))
+    return float(2 * normal_above(abs(z)))
 
 
 def _below(ratio: float, noise: float) -> float:
-    return float(stats.norm.cdf((ratio - 1) / noise))
+    return float(normal_above((1 - ratio) / noise))

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import stats
 
 from fedtide.audit.attendance import Floats
 from fedtide.audit.correlation import Correlation
+from fedtide.audit.laws import normal_above
 
 _MOST = 5000
 """The longest period that is looked for."""
@@ -51,7 +51,7 @@ def find_period(correlation: Correlation) -> Period | None:
     strength, rise, noise = np.array([_score(correlation, int(c)) for c in candidates]).T
     weaker = np.minimum(strength, rise / np.sqrt(1.5))
     best = _smallest(strength, rise, noise)
-    p = min(1.0, len(candidates) * float(stats.norm.sf(weaker[best] / noise[best])))
+    p = min(1.0, len(candidates) * float(normal_above(weaker[best] / noise[best])))
     return Period(int(candidates[best]), float(strength[best]), float(rise[best]), p)
 
 

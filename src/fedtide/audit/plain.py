@@ -62,7 +62,7 @@ def _rates(audit: Audit, names: list[str]) -> dict[str, list[float]]:
 
 def _objective(audit: Audit, names: list[str]) -> dict[str, Any]:
     objectives = audit.objectives
-    plain = objectives.plain
+    plain, given = objectives.plain, objectives.given
     return {
         "weights": dict(zip(names, plain.weights.tolist(), strict=True)),
         "l1_skew": plain.l1_skew,
@@ -71,6 +71,12 @@ def _objective(audit: Audit, names: list[str]) -> dict[str, Any]:
         "others": {
             other.method: {"l1_skew": other.l1_skew, "l1_skew_interval": list(other.interval)}
             for other in objectives.others
+        },
+        "given": given
+        and {
+            "weights": dict(zip(names, given.weights.tolist(), strict=True)),
+            "l1_skew": given.l1_skew,
+            "l1_skew_interval": list(given.interval),
         },
     }
 

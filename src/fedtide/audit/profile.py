@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import stats
 
 from fedtide.audit.attendance import Attendance, Floats
+from fedtide.audit.laws import chi2_above
 
 _CELLS = 1 << 25
 
@@ -84,7 +84,7 @@ def _fold(counts: Floats, visits: Floats) -> tuple[Floats, Floats, Floats, Float
     turn = (counts / visits) @ angle
     phase = np.angle(turn) / (2 * np.pi) * period % period
     phase[np.abs(turn) < 1e-9] = np.nan
-    p_value = stats.chi2.sf(chi, period - 1)
+    p_value = chi2_above(chi, period - 1)
     return explained, p_value, on, phase, (counts / visits).mean(axis=1)
 
 

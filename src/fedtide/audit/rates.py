@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy import stats
 
 from fedtide.audit.attendance import Attendance, Floats
+from fedtide.audit.laws import student_point
 from fedtide.audit.pattern import Pattern
 
 
@@ -53,7 +53,7 @@ def wilson(
     (0.404, 0.596)
     """
     p, n = np.asarray(share, dtype=np.float64), np.asarray(size, dtype=np.float64)
-    z2 = stats.t.isf((1 - level) / 2, np.maximum(freedom, 1.0)) ** 2
+    z2 = student_point((1 - level) / 2, np.maximum(freedom, 1.0)) ** 2
     middle = (p + z2 / (2 * n)) / (1 + z2 / n)
     half = np.sqrt(z2 * (p * (1 - p) / n + z2 / (4 * n**2))) / (1 + z2 / n)
     return np.clip(middle - half, 0, p), np.clip(middle + half, p, 1)

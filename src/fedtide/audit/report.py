@@ -19,7 +19,6 @@ from fedtide.audit.pattern import Pattern, find_pattern
 from fedtide.audit.plain import plain_audit
 from fedtide.audit.rates import Rates, estimate_rates
 from fedtide.audit.regularity import Regularity, regularity
-from fedtide.audit.replay import replay
 from fedtide.audit.roster import Roster, read_roster, roster_of
 from fedtide.audit.settings import Cutoffs, find_cutoff
 from fedtide.audit.source import Log, Watch, read_attendance
@@ -104,7 +103,7 @@ def audit(
 
     Args:
         log: a Parquet, CSV or JSON lines file with columns `round` and `client` (and `stage`), the
-            folder of a run, a database URL (sqlite:///ledger.db#table), or a DataFrame.
+            folder of a run, the URL of a deployment's ledger (sqlite:///ledger.db), or a DataFrame.
         clients: N; ids that are numbers must then be 0..N − 1. None: the clients of the roster, of
             the run, or those that the log names.
         roster: who could have come: a file or table with a column `client`, columns of groups, and
@@ -135,7 +134,7 @@ def audit(
     rates = estimate_rates(attendance, pattern)
     cutoffs = find_cutoff(attendance, pattern.family == "independent")
     wanted = _wanted(known, attendance)
-    objectives = find_objectives(attendance, pattern, rates, wanted, cutoffs.best, seed)
+    objectives = find_objectives(attendance, pattern, rates, wanted, cutoffs.best)
     shares = group_shares(
         attendance,
         pattern,
@@ -153,6 +152,8 @@ def audit(
     )
     advice = advise(findings)
     if simulate:
+        from fedtide.audit.replay import replay  # brings PyTorch, which nothing else here needs
+
         watch("replaying", 0.0)
         advice = replay(attendance, advice, wanted, objectives.chance, seed)
     return Audit(

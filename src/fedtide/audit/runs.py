@@ -9,12 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import stats
 
 from fedtide.audit.attendance import Attendance, Floats, Ints
-
-_EXACT = 4000
-"""For how many clients the exact law is used; beyond, the normal approximation to it."""
+from fedtide.audit.laws import runs_two_sided
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,7 +82,7 @@ def dependence_tests(runs: Runs) -> tuple[Floats, float]:
     k − #11 is hypergeometric (Wald and Wolfowitz 1940):  C(k−1, r−1) C(T−k+1, r) / C(T, k).
 
     Returns:
-        two-sided p-values, shape (N,), exact for up to 4000 clients; and z of the sum over the
+        two-sided p-values, shape (N,); and z of the sum over the
         clients, positive where presence lasts.
     """
     k, length = runs.ones, float(runs.length)
@@ -96,13 +93,7 @@ def dependence_tests(runs: Runs) -> tuple[Floats, float]:
     z = float((mean - found).sum()) / total if total > 0 else 0.0
     varying = variance > 0
     p = np.ones(len(k))
-    if varying.sum() <= _EXACT:
-        law = stats.hypergeom(length, length - k[varying] + 1, k[varying])
-        tails = np.minimum(law.cdf(found[varying]), law.sf(found[varying] - 1))
-    else:
-        distance = np.abs(found - mean)[varying] - 0.5
-        tails = stats.norm.sf(np.maximum(distance, 0) / np.sqrt(variance[varying]))
-    p[varying] = np.minimum(1.0, 2 * tails)
+    p[varying] = runs_two_sided(found[varying], k[varying], runs.length)
     return p, z
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sqlite3
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -23,6 +22,7 @@ Watch = Callable[[str, float], None]
 """Called with what is being done and which share of it is done."""
 
 _BATCH = 1 << 21
+_COLUMNS = ("round", "client", "stage", "weight")
 _ALIASES = {
     "round": ("server_round", "round_number", "rnd", "current_round", "iteration", "epoch", "step"),
     "client": ("client_id", "cid", "node_id", "partition_id", "clientid", "device", "user", "id"),
@@ -39,14 +39,14 @@ def read_attendance(
     """Return who took part, from any kind of log.
 
     Args:
-        log: a Parquet, CSV or JSON lines file; the folder of a run; a database URL such as
-            sqlite:///ledger.db (its table `participation`, or another after #); or a DataFrame.
-            Rows may come in any order.
+        log: a Parquet, CSV or JSON lines file; the folder of a run; the database URL of a
+            deployment's ledger, such as sqlite:///ledger.db (a federation's name after #, where it
+            holds several); or a DataFrame. Rows may come in any order.
         clients: N. Ids that are numbers must then be 0..N − 1; if they are strings, those that the
             log does not name are unnamed. None: the clients of the roster, of the run, or those
             that the log names.
         roster: who could have come.
-        columns: what the log calls `round`, `client` or `stage`.
+        columns: what the log calls `round`, `client`, `stage` or `weight`.
         watch: is told how far the reading is.
 
     Raises:
@@ -61,7 +61,7 @@ def read_attendance(
         log, span, found = _run_folder(Path(log))
         roster = roster if roster or clients else found
     if isinstance(log, str) and "://" in log:
-        log = _database(log, columns or {})
+        log, span = _ledger(log)
     if isinstance(log, str | Path) and Path(log).suffix.lower() == ".parquet":
         _stream(Path(log), columns or {}, entries, watch)
     else:
@@ -92,8 +92,7 @@ def _stream(path: Path, columns: Mapping[str, str], entries: Entries, watch: Wat
             names = find_columns(file.schema_arrow.names, columns)
             wanted, done = list(names.values()), 0
             for batch in file.iter_batches(_BATCH, columns=wanted):
-                stages = batch[names["stage"]] if "stage" in names else None
-                entries.add(batch[names["round"]], batch[names["client"]], stages)
+                entries.add(*(batch[names[name]] if name in names else None for name in _COLUMNS))
                 done += len(batch)
                 watch("reading", done / file.metadata.num_rows)
     except (pa.ArrowException, OSError) as error:
@@ -110,13 +109,13 @@ def _add_frame(log: Log, columns: Mapping[str, str], entries: Entries) -> None:
         frame = read_table("log", frame, columns.get("client", "client"))
     names = find_columns(frame.columns, columns)
     frame = frame.select(pl.col(theirs).alias(ours) for ours, theirs in names.items())
-    table = normalise_log(frame).select("round", "client", "stage").to_arrow()
+    table = normalise_log(frame).select(_COLUMNS).to_arrow()
     for batch in table.to_batches():
         entries.add(*batch.columns)
 
 
 def find_columns(there: Sequence[str], columns: Mapping[str, str]) -> dict[str, str]:
-    """Return what the log calls round, client and, if it has one, stage.
+    """Return what the log calls round, client and, if it has them, stage and weight.
 
     Raises:
         BadInput: an unknown name in `columns`, or a column that is not there.
@@ -125,8 +124,8 @@ def find_columns(there: Sequence[str], columns: Mapping[str, str]) -> dict[str, 
     {'round': 'server_round', 'client': 'client'}
     """
     for ours, theirs in columns.items():
-        if ours not in ("round", "client", "stage"):
-            options = did_you_mean(ours, ["round", "client", "stage"])
+        if ours not in _COLUMNS:
+            options = did_you_mean(ours, _COLUMNS)
             raise BadInput(f"columns: an audit has no use for {ours!r}; {options}")
         if theirs not in there:
             raise BadInput(f"columns: the log has no {theirs!r}; {did_you_mean(theirs, there)}")
@@ -139,8 +138,10 @@ def find_columns(there: Sequence[str], columns: Mapping[str, str]) -> dict[str, 
                 f"log: there is no column {ours!r} among {listed}; say which it is with "
                 f"--columns {ours}={_guess(ours, there)}"
             )
-    stage = columns.get("stage", "stage")
-    return names | ({"stage": stage} if stage in there else {})
+    for ours in ("stage", "weight"):
+        if columns.get(ours, ours) in there:
+            names[ours] = columns.get(ours, ours)
+    return names
 
 
 def _guess(ours: str, there: Sequence[str]) -> str:
@@ -148,31 +149,9 @@ def _guess(ours: str, there: Sequence[str]) -> str:
     return next((lower[alias] for alias in _ALIASES[ours] if alias in lower), "NAME")
 
 
-def _database(url: str, columns: Mapping[str, str]) -> pl.DataFrame:
-    """Return the participation table behind a database URL."""
-    url, _, table = url.partition("#")
-    query = f'SELECT * FROM "{table or "participation"}"'
-    try:
-        if url.startswith("sqlite:///"):
-            return _sqlite(url.removeprefix("sqlite:///"), query)
-        import sqlalchemy  # type: ignore[import-not-found, unused-ignore]  # an extra brings it
-    except sqlite3.Error as error:
-        raise BadInput(f"log: {url!r} cannot be read ({error}); name its table after #") from None
-    except ImportError:
-        raise BadInput(f"log: {url!r} needs SQLAlchemy; install fedtide[flower]") from None
-    try:
-        with sqlalchemy.create_engine(url).connect() as connection:
-            return pl.read_database(query, connection)
-    except sqlalchemy.exc.SQLAlchemyError as error:
-        reason = str(error).splitlines()[0]
-        raise BadInput(f"log: {url!r} cannot be read ({reason}); name its table after #") from None
+def _ledger(url: str) -> tuple[pl.DataFrame, tuple[int, int] | None]:
+    """Return the log in the ledger of a deployment, and the rounds that have ended."""
+    from fedtide.participation.ledger import read_ledger, read_rounds  # an extra brings SQLAlchemy
 
-
-def _sqlite(path: str, query: str) -> pl.DataFrame:
-    if not Path(path).is_file():
-        raise BadInput(f"log: there is no database {path!r}; give the path of one")
-    connection = sqlite3.connect(f"file:{path}?mode=ro", uri=True)
-    try:
-        return pl.read_database(query, connection, infer_schema_length=None)
-    finally:
-        connection.close()
+    frame, ended = read_ledger(url), read_rounds(url)["round"].to_list()
+    return frame, (ended[0], ended[-1] + 1) if ended else None

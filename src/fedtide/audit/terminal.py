@@ -34,6 +34,8 @@ def _facts(audit: Audit) -> list[tuple[str, str]]:
         ("pattern", words.pattern(audit)),
         ("windows", words.window(audit)),
     ]
+    if audit.objectives.given:
+        facts.insert(2, ("weights", words.given(audit)))
     facts += [("groups", "; ".join(words.groups(shares))) for shares in audit.groups[:2]]
     for method, numbers in audit.learning_rates.items():
         rates = ", ".join(f"{name} {value:.3g}" for name, value in numbers.items())

@@ -39,6 +39,15 @@ def concentration(audit: Audit) -> str:
     return f"{half:,} of {audit.log.size:,} clients carry half of it."
 
 
+def given(audit: Audit) -> str:
+    """Return what the log's own weights make of it; nothing where it has none."""
+    own = audit.objectives.given
+    if own is None:
+        return ""
+    low, high = own.interval
+    return f"those of the log make an L1 skew of {own.l1_skew:.3f} (95 %: {low:.3f} to {high:.3f})"
+
+
 def coverage(audit: Audit) -> list[str]:
     """Return what the log covers."""
     found, log = audit.coverage, audit.log

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.optimize import brentq
 
 from fedtide.participation.checks import nonnegative
 
@@ -80,6 +79,8 @@ def _range(w: _Array, size: int) -> tuple[float, float]:
     def unlikely(log_s: float) -> float:
         log_ratio = min(0.0, log_mean(log_s) - np.log(silent))
         return float(silent * (1 - np.exp(log_ratio) + log_ratio)) + 45
+
+    from scipy.optimize import brentq  # slow to import, and few need it
 
     middle = brentq(lambda log_s: log_mean(log_s) - np.log(silent), -50.0, 700.0)
     return middle, brentq(unlikely, middle, 700.0) - middle
