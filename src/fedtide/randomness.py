@@ -8,6 +8,7 @@ asks; this is what lets a run that was killed go on bit for bit.
 from __future__ import annotations
 
 import zlib
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -38,8 +39,8 @@ def hashes(seed: int, purpose: str, *indices: ArrayLike) -> NDArray[np.uint64]:
     >>> bool((hashes(0, "x", [3, 4], 1) == hashes(0, "x", [4, 3], 1)[::-1]).all())
     True
     """
+    word = _first_word(seed, purpose)
     with np.errstate(over="ignore"):
-        word = _mix(np.uint64(seed & _MASK) + np.uint64(zlib.crc32(purpose.encode())) * _INCREMENT)
         for index in indices:
             word = _mix(word + (np.asarray(index).astype(np.uint64) + np.uint64(1)) * _INCREMENT)
     return np.asarray(word, dtype=np.uint64)
@@ -53,6 +54,12 @@ def uniforms(seed: int, purpose: str, *indices: ArrayLike) -> NDArray[np.float64
     True
     """
     return (hashes(seed, purpose, *indices) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+@lru_cache(maxsize=256)
+def _first_word(seed: int, purpose: str) -> NDArray[np.uint64]:
+    with np.errstate(over="ignore"):
+        return _mix(np.uint64(seed & _MASK) + np.uint64(zlib.crc32(purpose.encode())) * _INCREMENT)
 
 
 def _mix(word: np.uint64 | NDArray[np.uint64]) -> NDArray[np.uint64]:

@@ -30,7 +30,7 @@ def plan_for(task, clients, steps=3, batch=4, masked=False, seed=0):
     shape = (steps, len(clients), batch)
     return Plan(
         clients=clients,
-        keys=draw.integers(2**62, size=shape[:2]),
+        numbers=draw.integers(2**62, size=shape[:2]),
         positions=draw.integers(task.population.samples[clients][:, None], size=shape),
         mask=np.arange(batch) < draw.integers(1, batch + 1, size=shape[:2])[..., None]
         if masked
@@ -83,9 +83,9 @@ def test_batches_gather_what_the_plan_says():
 def test_a_batch_that_all_steps_share():
     for augment in (None, ["flip"]):
         task = prepared("digits", Iid(), 20, augment=augment)
-        keys = np.random.default_rng(0).integers(2**62, size=(3, 2))
+        numbers = np.arange(6).reshape(3, 2)
         positions = np.tile(np.arange(4), (1, 2, 1))
-        x, y = stacked(task.batches(Plan(np.array([3, 11]), keys, positions)))
+        x, y = stacked(task.batches(Plan(np.array([3, 11]), numbers, positions)))
         assert x.shape[:3] == (3, 2, 4)
         assert torch.equal(y[0], y[1])
         assert torch.equal(x[0], x[1]) == (augment is None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ from torch import Tensor
 from fedtide.errors import BadInput
 from fedtide.population import Population
 from fedtide.problems.layout import Layout, Params
+from fedtide.randomness import hashes
 
 Batch = tuple[Tensor, ...]
 """What a loss needs beside the parameters: one client's minibatch, or a cohort's of one step."""
@@ -28,26 +29,35 @@ class Plan:
 
     Args:
         clients: the clients' ids, shape (S,).
-        keys: a random word for every client and step, shape (I, S), int64: whatever a step draws
-            (dropout, augmentation, noise) is a function of it.
+        numbers: which of its local steps in the whole run each step of a client is, shape (I, S).
         positions: which of its own samples each client uses, shape (I, S, B), or (1, S, B) where
             every step uses the same; None where clients hold no samples.
         mask: False where `positions` is padding, same shape; None where nothing is padded.
         active: False where a client has done its steps already, shape (I, S); None where all
             clients take the same number.
+        seed: of the random words.
     """
 
     clients: NDArray[np.int64]
-    keys: NDArray[np.int64]
+    numbers: NDArray[np.int64]
     positions: NDArray[np.int64] | None = None
     mask: NDArray[np.bool_] | None = None
     active: NDArray[np.bool_] | None = None
+    seed: int = 0
+
+    @property
+    def keys(self) -> NDArray[np.int64]:
+        """A random word for every client and step, shape (I, S).
+
+        Whatever a step draws (dropout, augmentation, noise) is a function of it.
+        """
+        return hashes(self.seed, "step", self.clients, self.numbers).view(np.int64)
 
     @property
     def steps(self) -> NDArray[np.int64]:
         """I_n, how many local steps each client takes, shape (S,)."""
         if self.active is None:
-            return np.full(len(self.clients), len(self.keys), dtype=np.int64)
+            return np.full(len(self.clients), len(self.numbers), dtype=np.int64)
         steps: NDArray[np.int64] = self.active.sum(axis=0, dtype=np.int64)
         return steps
 
@@ -57,9 +67,10 @@ class Plan:
         def of(array: NDArray[Any] | None) -> Any:
             return None if array is None else array[:, which]
 
-        return Plan(
+        return replace(
+            self,
             clients=self.clients[which],
-            keys=of(self.keys),
+            numbers=of(self.numbers),
             positions=of(self.positions),
             mask=of(self.mask),
             active=of(self.active),
@@ -68,11 +79,12 @@ class Plan:
     def alone(self, place: int) -> Plan:
         """Return the plan of the one client at this place of the cohort, with its own steps."""
         own, steps = self.take(np.array([place])), self.steps[place]
-        return Plan(
-            clients=own.clients,
-            keys=own.keys[:steps],
+        return replace(
+            own,
+            numbers=own.numbers[:steps],
             positions=None if own.positions is None else own.positions[:steps],
             mask=None if own.mask is None else own.mask[:steps],
+            active=None,
         )
 
 
@@ -129,7 +141,7 @@ class Task(ABC):
     def batches(self, plan: Plan) -> Iterator[Batch]:
         """Return for each local step the arguments of `loss` for a cohort."""
         batch: Batch = ()
-        for draws in each_step(self.draws(plan), len(plan.keys)):
+        for draws in each_step(self.draws(plan), len(plan.numbers)):
             batch = self.batch(*draws) if draws else batch
             yield batch
 

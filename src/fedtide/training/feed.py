@@ -8,7 +8,6 @@ from numpy.typing import NDArray
 from fedtide.errors import BadInput
 from fedtide.population import Population
 from fedtide.problems.problem import Plan
-from fedtide.randomness import hashes
 from fedtide.training.local import LocalTraining
 from fedtide.training.shuffle import Epochs
 
@@ -58,24 +57,23 @@ class Feed:
         """
         steps = self._steps_of(clients)
         number = np.arange(steps.max(initial=0))[:, None] + self.taken[clients].astype(np.int64)
-        active = np.arange(len(number))[:, None] < steps
         self.taken[clients] += steps.astype(np.int32)
         full = self._sizes is not None and (full_batch or self._full)
         positions, mask = self._all(clients) if full else self._minibatches(clients, number)
         return Plan(
             clients=clients,
-            keys=hashes(self._seed, "step", clients, number).view(np.int64),
+            numbers=number,
             positions=positions,
             mask=mask,
-            active=None if self._epochs is None else active,
+            active=None if self._epochs is None else np.arange(len(number))[:, None] < steps,
+            seed=self._seed,
         )
 
     def whole(self, clients: Ints) -> Plan:
         """Return one step over all samples of these clients, which does not count as taken."""
-        number = self.taken[clients].astype(np.int64)[None]
+        number = -1 - self.taken[clients].astype(np.int64)[None]
         positions, mask = (None, None) if self._sizes is None else self._all(clients)
-        keys = hashes(self._seed, "whole", clients, number).view(np.int64)
-        return Plan(clients, keys, positions, mask)
+        return Plan(clients, number, positions, mask, seed=self._seed)
 
     def _steps_of(self, clients: Ints) -> Ints:
         if self._epochs is None:

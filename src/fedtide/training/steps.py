@@ -124,7 +124,7 @@ def _parts(plan: Plan, most: int) -> Iterator[slice]:
     What is left is one block more; or one for each step, where the number of steps varies from
     round to round, since a block is recorded for every length.
     """
-    steps = len(plan.keys)
+    steps = len(plan.numbers)
     whole = steps - steps % most
     for first in range(0, whole, most):
         yield slice(first, first + most)
