@@ -19,6 +19,7 @@ COMMANDS = {
     "sweep": "fedtide.sweep.command:sweep_command",
     "papers": "fedtide.papers.command:papers_command",
     "compare": "fedtide.commands:compare",
+    "report": "fedtide.report.command:report_command",
     "audit": "fedtide.audit.command:audit_command",
     "flower": "fedtide.flower.command:flower_command",
 }

@@ -72,11 +72,12 @@ def comparison_table(frame: pl.DataFrame) -> Table:
     for column in shown:
         table.add_column(column.title, justify="right")
     for row in frame.iter_rows(named=True):
-        table.add_row(row["method"], *(_cell(row, column) for column in shown))
+        table.add_row(row["method"], *(cell(row, column) for column in shown))
     return table
 
 
-def _cell(row: dict[str, Any], column: Column) -> str:
+def cell(row: dict[str, Any], column: Column) -> str:
+    """Return a figure of the comparison for people."""
     mean, std = row[column.key], row[f"{column.key}_std"]
     if mean is None:
         return ""

@@ -12,10 +12,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
+from fedtide.report.drawing import COLOURS
 from fedtide.report.runs import FinishedRun, by_method
-
-COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#F0E442", "#000000")
-"""Okabe and Ito's palette, told apart by the colour-blind too."""
 
 _RASTER_ROWS = 400  # clients in the raster; more are thinned out evenly
 _RASTER_ROUNDS = 1200

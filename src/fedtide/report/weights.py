@@ -129,7 +129,7 @@ def _present(run: FinishedRun) -> dict[int, tuple[NDArray[np.int64], Floats]]:
 
 def _population(run: FinishedRun) -> Population:
     columns = {
-        name: run.clients[name].to_numpy()
+        name: run.clients[name].to_numpy(writable=True)
         for name in ("samples", "rate")
         if name in run.clients.columns
     }

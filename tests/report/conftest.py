@@ -1,0 +1,36 @@
+"""Runs to report on: two methods under two seeds, on a problem with clients of known rates."""
+
+import pytest
+
+import fedtide as ft
+
+FIELDS = {
+    "problem": {"type": "regression", "clients": 8, "samples": 80, "features": 3, "informative": 2},
+    "participation": {"type": "bernoulli", "rates": [0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2]},
+    "local": {"steps": 2, "lr": 0.05, "batch_size": 4},
+    "rounds": 40,
+    "evaluation": {"every": 4},
+    "trainer": "stacked",
+}
+METHODS = {
+    "plain": {"type": "fedavg"},
+    "fedau": {"type": "fedau", "cutoff": 9},
+    "known": {"type": "known-rates"},
+}
+
+
+@pytest.fixture(scope="session")
+def fields():
+    """Return the fields of the experiment, without its algorithm."""
+    return FIELDS
+
+
+@pytest.fixture(scope="session")
+def runs_folder(tmp_path_factory):
+    """Return a folder with three methods under two seeds."""
+    folder = tmp_path_factory.mktemp("runs")
+    for method, algorithm in METHODS.items():
+        for seed in (1, 2):
+            out = folder / method / f"seed-{seed}"
+            ft.simulate(**FIELDS, algorithm=algorithm, name=method, seed=seed, out=out)
+    return folder
