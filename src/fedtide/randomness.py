@@ -39,11 +39,20 @@ def hashes(seed: int, purpose: str, *indices: ArrayLike) -> NDArray[np.uint64]:
     >>> bool((hashes(0, "x", [3, 4], 1) == hashes(0, "x", [4, 3], 1)[::-1]).all())
     True
     """
-    word = _first_word(seed, purpose)
+    words: NDArray[np.uint64] = _first_word(seed, purpose)
+    for index in indices:
+        words = further(words, index)
+    return words
+
+
+def further(words: NDArray[np.uint64], index: ArrayLike) -> NDArray[np.uint64]:
+    """Return the words of `hashes` for one more index.
+
+    >>> bool((further(hashes(0, "x", [3, 4]), 1) == hashes(0, "x", [3, 4], 1)).all())
+    True
+    """
     with np.errstate(over="ignore"):
-        for index in indices:
-            word = _mix(word + (np.asarray(index).astype(np.uint64) + np.uint64(1)) * _INCREMENT)
-    return np.asarray(word, dtype=np.uint64)
+        return _mix(words + (np.asarray(index).astype(np.uint64) + np.uint64(1)) * _INCREMENT)
 
 
 def uniforms(seed: int, purpose: str, *indices: ArrayLike) -> NDArray[np.float64]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from fedtide.randomness import hashes
+from fedtide.randomness import further, hashes
 
 Ints = NDArray[np.int64]
 
@@ -63,7 +63,7 @@ class Epochs:
         ends = np.cumsum(sizes)
         row = np.repeat(np.arange(len(clients)), sizes)
         position = np.arange(len(row)) - np.repeat(ends - sizes, sizes)
-        words = hashes(self._seed, "epoch", clients[row], epochs[row], position)
+        words = further(hashes(self._seed, "epoch", clients, epochs)[row], position)
         words >>= np.uint64(_ROW_BITS + self._position_bits)
         words <<= np.uint64(self._position_bits)
         words |= position.view(np.uint64)
