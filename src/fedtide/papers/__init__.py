@@ -1,0 +1,8 @@
+"""The published experiments: each a file of its own, run, recorded and judged."""
+
+from fedtide.papers.catalogue import load, names
+from fedtide.papers.paper import PaperExperiment
+from fedtide.papers.plan import PlannedRun, plan
+from fedtide.papers.record import Record, load_records
+
+__all__ = ["PaperExperiment", "PlannedRun", "Record", "load", "load_records", "names", "plan"]

@@ -1,0 +1,131 @@
+"""`fedtide papers`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+import yaml
+from rich.console import Console
+
+from fedtide.checks import one_of
+from fedtide.errors import BadInput
+from fedtide.papers.catalogue import load
+from fedtide.papers.comparison import compare, verdicts
+from fedtide.papers.document import write_document
+from fedtide.papers.figure import draw
+from fedtide.papers.paper import PaperExperiment, Scale
+from fedtide.papers.plan import plan
+from fedtide.papers.record import Record, load_records
+from fedtide.papers.running import run_all
+from fedtide.papers.study import study_of
+from fedtide.papers.terminal import judged, listing, side_by_side
+from fedtide.simulation.folder import write_text
+from fedtide.sweep.view import View
+
+
+def papers_command(
+    name: Annotated[
+        str | None,
+        typer.Argument(help="A published experiment, such as 002/synthetic.", show_default=False),
+    ] = None,
+    scale: Annotated[
+        str, typer.Option(help="paper: the original. laptop: a smaller version.")
+    ] = "laptop",
+    seeds: Annotated[
+        str | None, typer.Option(help="Some seeds only: 1,2,3.", show_default=False)
+    ] = None,
+    methods: Annotated[
+        str | None, typer.Option(help="Some methods only: fedavg,scaffold.", show_default=False)
+    ] = None,
+    cases: Annotated[str | None, typer.Option(help="Some cases only.", show_default=False)] = None,
+    out: Annotated[Path, typer.Option(help="Where runs and figures lie.")] = Path("runs/papers"),
+    records: Annotated[Path, typer.Option(help="Where the small records of runs lie.")] = Path(
+        "results"
+    ),
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="How many runs at a time.", show_default="one a core")
+    ] = None,
+    show: Annotated[
+        bool, typer.Option("--show", help="Show what is recorded; run nothing.")
+    ] = False,
+    study: Annotated[
+        Path | None,
+        typer.Option(help="Write a study file for `fedtide run` to start from; run nothing."),
+    ] = None,
+    write: Annotated[
+        Path | None, typer.Option(help="Write the results document there; run nothing.")
+    ] = None,
+) -> None:
+    """List the papers' experiments, or run one: published against measured, claim by claim.
+
+    What is recorded already is not run again, and what is interrupted goes on with the same
+    command.
+
+    Example: fedtide papers 002/synthetic
+    """
+    if write is not None:
+        write_document(write, records)
+        print(f"results: {write}")
+        return
+    if name is None:
+        Console().print(listing(load_records(records)))
+        return
+    one_of("scale", scale, Scale)
+    paper, size = load(name), _scale(scale)
+    if study is not None:
+        _write_study(paper, size, cases, study)
+    else:
+        asked = plan(
+            paper,
+            size if paper.laptop is not None else "paper",  # they are the same
+            _numbers(seeds),
+            _words(methods),
+            _words(cases),
+        )
+        if not show:
+            with View(paper.name) as view:
+                run_all(paper, asked, out, records, workers, view)
+        _show(paper, asked[0].scale, load_records(records, paper.name), out)
+
+
+def _scale(text: str) -> Scale:
+    return "paper" if text == "paper" else "laptop"
+
+
+def _show(paper: PaperExperiment, scale: Scale, found: list[Record], out: Path) -> None:
+    console = Console()
+    rows = compare(paper, found, scale)
+    if scale == "laptop" and paper.laptop is not None:
+        console.print(f"Laptop scale: {paper.laptop.says}.")
+    console.print(side_by_side(paper, rows))
+    console.print(judged(verdicts(paper, rows)))
+    folder = out / paper.name
+    folder.mkdir(parents=True, exist_ok=True)
+    for suffix in ("png", "pdf"):
+        draw(paper, [r for r in found if r.scale == scale], folder / f"{scale}.{suffix}")
+    print(f"figure: {folder / f'{scale}.png'}")
+
+
+def _write_study(paper: PaperExperiment, scale: Scale, cases: str | None, file: Path) -> None:
+    case = (_words(cases) or [next(iter(paper.cases))])[0]
+    text = yaml.safe_dump(study_of(paper, scale, case), sort_keys=False, allow_unicode=True)
+    write_text(file, text)
+    print(f"study: {file}; start it with: fedtide run {file}")
+
+
+def _words(text: str | None) -> list[str] | None:
+    return None if text is None else [word.strip() for word in text.split(",") if word.strip()]
+
+
+def _numbers(text: str | None) -> list[int] | None:
+    """Return the seeds of a list.
+
+    Raises:
+        BadInput: something in it is no number.
+    """
+    try:
+        return None if text is None else [int(word) for word in _words(text) or ()]
+    except ValueError:
+        raise BadInput(f"seeds: {text!r} is not a list of numbers; write 1,2,3") from None

@@ -1,0 +1,151 @@
+"""Every paper's file: it says what the paper prints, and all of its methods and cases run."""
+
+import numpy as np
+import polars as pl
+import pytest
+from tests.papers.standin import small
+
+import fedtide as ft
+from fedtide.papers import load, names, plan
+from fedtide.papers.computations import COMPUTATIONS
+
+TRAINED = [name for name in names() if load(name).compute is None]
+COMPUTED = [name for name in names() if load(name).compute is not None]
+
+
+def some_runs(name):
+    """Return the runs of one seed: all methods in the first case, and one method in the others."""
+    paper = load(name)
+    runs = plan(paper, seeds=paper.seeds[:1])
+    first = runs[0].case
+    seen = set()
+    chosen = []
+    for run in runs:
+        if run.case == first or run.case not in seen:
+            chosen.append(run)
+        seen.add(run.case)
+    return chosen
+
+
+def test_all_five_papers_are_there():
+    assert {name[:3] for name in names()} == {"000", "001", "002", "003", "004"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", TRAINED)
+def test_every_method_and_case_runs(name):
+    paper = load(name)
+    for run in some_runs(name):
+        metrics = ft.simulate(**small(run.settings)).metrics
+        assert metrics["round"][-1] == 6, run.folder
+        for measure in paper.measures.values():
+            assert measure.metric in metrics.columns or paper.derive, run.folder
+            if not measure.take.startswith("first") and not paper.derive:
+                assert np.isfinite(measure.of(metrics)), run.folder
+
+
+@pytest.mark.parametrize("name", names())
+def test_every_run_can_be_built(name):
+    """What cannot be built is found here, at both scales and in all cases."""
+    for scale in ("paper", "laptop"):
+        for run in plan(load(name), scale):
+            if run.seed == load(name).seeds[0]:
+                assert run.resolved["seed"] == run.seed
+
+
+@pytest.mark.parametrize("name", COMPUTED)
+def test_every_computation_gives_its_measures(name):
+    paper = load(name)
+    run = plan(paper)[0]
+    short = dict(run.settings) | {"rounds": 50, "estimates": 100, "clients": 20}
+    if "problem" in short:
+        short["problem"] = {"clients": 100, "samples": 400, "features": 5, "informative": 2}
+    metrics = COMPUTATIONS[paper.compute](short)
+    assert isinstance(metrics, pl.DataFrame)
+    for measure in paper.measures.values():
+        assert np.isfinite(measure.of(metrics))
+
+
+def test_laptop_is_stated_wherever_the_original_is_long():
+    for name in names():
+        paper = load(name)
+        assert set(paper.minutes) == {"paper", "laptop"}
+        assert paper.minutes["laptop"] <= 40
+        assert (paper.laptop is not None) == (paper.minutes["paper"] > 28), name
+        if paper.laptop is not None:
+            assert len(paper.laptop.says) > 20
+
+
+@pytest.mark.parametrize(
+    ("name", "case", "method", "measure", "printed"),
+    [
+        ("001/svhn", "bernoulli", "fedau-50", "train", [90.6, 0.4]),
+        ("001/svhn", "cyclic", "mifa", "test", [77.4, 1.1]),
+        ("001/cifar10", "bernoulli", "fedvarp", "test", [77.9, 0.2]),
+        ("001/cifar10", "cyclic", "mifa", "train", [73.0, 1.3]),
+        ("001/cifar100", "markov", "known", "test", [50.3, 0.5]),
+        ("001/cinic10", "cyclic", "average-all", "train", [62.9, 1.7]),
+        ("001/correlation", "alpha-0.01", "average-all", "train", [76.9, 2.7]),
+        ("001/correlation", "alpha-1.0", "known", "test", [77.9, 0.7]),
+        ("001/client-spread", "main", "fedau-50", "train", 9.5),
+        ("001/rare-participation", "mean-0.001", "fedau-50", "train", [45.9, 1.2]),
+        ("001/rare-participation", "mean-0.1", "fedvarp", "test", [59.5, 24.8]),
+        ("002/synthetic", "noisy", "amplified-scaffold", "rounds", 800),
+        ("002/synthetic", "noisy", "scaffold", "rounds", 1900),
+        ("002/similarity", "similarity-100", "amplified-scaffold", "test", 84.6),
+        ("003/cifar10", "full", "fedlaavg", "best", 64.70),
+        ("003/cifar10", "intermittent", "fedavg", "best", 56.75),
+        ("003/cifar10-rounds", "n-200", "fedlaavg", "rounds", 33550),
+        ("003/cifar10-rounds", "beta-8", "fedlaavg", "rounds", 9400),
+        ("003/example-1", "four-clients", "fedavg", "x", 8.36),
+    ],
+)
+def test_published_numbers(name, case, method, measure, printed):
+    assert load(name).published[case][method][measure] == printed
+
+
+@pytest.mark.parametrize("dataset", ["svhn", "cifar10", "cifar100", "cinic10"])
+def test_table_1_is_complete(dataset):
+    table = load(f"001/{dataset}").published
+    assert set(table) == {"bernoulli", "markov", "cyclic"}
+    for rows in table.values():
+        assert len(rows) == 7
+        assert all(len(row["train"]) == len(row["test"]) == 2 for row in rows.values())
+
+
+@pytest.mark.parametrize(
+    ("name", "method", "key", "value"),
+    [
+        ("000/fashion-mnist", "amplified", "rounds", 300_000),
+        ("000/cifar10", "wait-full", "rounds", 600_000),
+        ("001/svhn", "fedau-50", "rounds", 2000),
+        ("001/cifar100", "mifa", "rounds", 20_000),
+        ("002/fashion-mnist", "scaffold", "rounds", 2000),
+        ("002/cifar10", "scaffold", "rounds", 12_000),
+        ("003/mnist-logistic", "fedlaavg", "rounds", 10_000),
+        ("004/mnist", "agnostic", "rounds", 2000),
+    ],
+)
+def test_published_lengths(name, method, key, value):
+    (run,) = plan(load(name), seeds=[1], methods=[method], cases=[next(iter(load(name).cases))])
+    assert run.resolved[key] == value
+
+
+def test_local_rates_after_the_warm_up_of_paper_000():
+    """γ = 1e-5 for FedAvg and with amplification on Fashion-MNIST; 5e-5 and 5e-6 on CIFAR-10."""
+    for name, method, start, rate in [
+        ("000/fashion-mnist", "fedavg", 2000, 1e-5),
+        ("000/fashion-mnist", "amplified", 2000, 1e-5),
+        ("000/cifar10", "fedavg", 4000, 5e-5),
+        ("000/cifar10", "amplified", 4000, 5e-6),
+    ]:
+        (run,) = plan(load(name), seeds=[1], methods=[method])
+        local = ft.Experiment.of(run.settings).local
+        assert local.rate(start - 1) == pytest.approx(local.lr)
+        assert local.rate(start) == pytest.approx(rate, rel=1e-9)
+
+
+def test_selection_weights_of_paper_004():
+    (run,) = plan(load("004/mnist"), seeds=[0], methods=["agnostic"], cases=["skewed"])
+    weights = np.array(run.settings["participation"]["weights"])
+    np.testing.assert_allclose(weights, np.exp(-np.arange(100) / 10), rtol=1e-12)
