@@ -9,17 +9,21 @@ from typing import Any
 import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from fedtide.audit.report import Audit
 
 BLUE, ORANGE, GREEN, GREY = "#0072B2", "#D55E00", "#009E73", "#8a8f98"
-_RASTER = (240, 600)
+_RASTER = (200, 400)
 """Rows and columns of the raster at most; each cell is the mean of what falls into it."""
+_SHADES = 24
+_POINTS = 300
+"""Clients that are drawn in a line, evenly spread over all."""
 
 _STYLE: dict[Any, Any] = {
-    "font.size": 10,
+    "font.size": 10.5,
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.edgecolor": GREY,
@@ -49,15 +53,16 @@ def raster(audit: Audit) -> str:
         np.bincount(place, minlength=rows),
         np.bincount(np.arange(log.length) * columns // log.length, minlength=columns),
     )
-    figure, axes = _new(height=3.0)
+    figure, axes = _new(height=2.8)
     shown = image.reshape(rows, columns) / area
     top = max(float(np.quantile(shown[shown > 0], 0.98)), 1e-9) if shown.any() else 1.0
+    shades = np.minimum(np.rint(shown / top * _SHADES), _SHADES)  # few, so that it packs well
     extent = (log.first, log.first + log.length, log.size, 0.0)
-    axes.imshow(
-        shown, aspect="auto", cmap="Blues", extent=extent, vmin=0, vmax=top, interpolation="nearest"
-    )
+    look: dict[str, Any] = {"cmap": "Blues", "vmin": 0, "vmax": _SHADES}
+    axes.imshow(shades, aspect="auto", extent=extent, interpolation="nearest", **look)
     axes.set_xlabel("round")
-    axes.set_ylabel("clients, most frequent first")
+    axes.set_ylabel("clients, by rate")
+    _whole(axes.xaxis, axes.yaxis)
     return _svg(figure, "Who took part in which round")
 
 
@@ -65,16 +70,17 @@ def rates(audit: Audit) -> str:
     """Draw every client's rate with its interval, in rising order."""
     found = audit.rates
     order = np.argsort(found.estimate, kind="stable")
-    if len(order) > 800:
-        order = order[np.linspace(0, len(order) - 1, 800).astype(int)]
-    place = np.linspace(0, audit.log.size, len(order))
+    if len(order) > _POINTS:
+        order = order[np.linspace(0, len(order) - 1, _POINTS).astype(int)]
+    place = np.linspace(1, audit.log.size, len(order))
     figure, axes = _new()
     low, high = found.low[order], found.high[order]
-    axes.fill_between(place, low, high, color=BLUE, alpha=0.25, linewidth=0, label="95 % interval")
+    axes.fill_between(place, low, high, color=BLUE, alpha=0.25, linewidth=0, label="95% interval")
     axes.plot(place, found.estimate[order], color=BLUE, linewidth=1.5, label="rate")
     axes.set_xlabel("clients, by rate")
     axes.set_ylabel("rounds taken part in")
     axes.yaxis.set_major_formatter(mpl.ticker.PercentFormatter(1.0))
+    _whole(axes.xaxis)
     axes.set_ylim(bottom=0)
     axes.legend(frameon=False)
     return _svg(figure, "Participation rates of the clients with intervals")
@@ -85,7 +91,7 @@ def shares(audit: Audit) -> str:
     if audit.groups:
         group = audit.groups[0]
         order = np.argsort(group.ratios)[-40:]
-        figure, axes = _new(height=max(2.2, 0.32 * len(order) + 1))
+        figure, axes = _new(height=max(1.8, 0.3 * len(order) + 0.8))
         wanted = np.maximum(group.wanted[order], 1e-300)
         ratios = group.ratios[order]
         colours = [ORANGE if ratio > 1 else BLUE for ratio in ratios]
@@ -94,13 +100,13 @@ def shares(audit: Audit) -> str:
         axes.errorbar(
             ratios, np.arange(len(order)), xerr=ends, fmt="none", ecolor="#333", capsize=3
         )
-        axes.set_yticks(np.arange(len(order)), [group.names[g] for g in order])
+        axes.set_yticks(np.arange(len(order)), [_short(group.names[g]) for g in order])
         axes.axvline(1, color="#333", linewidth=1)
         axes.set_xlabel("times its share")
         return _svg(figure, f"How many times its share each {group.grouping} counts")
     ratios = np.sort(audit.objectives.plain.weights / np.maximum(audit.objectives.wanted, 1e-300))
-    chosen = np.linspace(0, len(ratios) - 1, min(800, len(ratios))).astype(int)
-    place = np.linspace(0, len(ratios), len(chosen))
+    chosen = np.linspace(0, len(ratios) - 1, min(_POINTS, len(ratios))).astype(int)
+    place = np.linspace(1, len(ratios), len(chosen))
     figure, axes = _new()
     shown = ratios[chosen]
     axes.fill_between(
@@ -111,6 +117,7 @@ def shares(audit: Audit) -> str:
     )
     axes.axhline(1, color="#333", linewidth=1)
     axes.set_xlabel("clients, by weight")
+    _whole(axes.xaxis)
     axes.set_ylabel("times its share")
     axes.set_ylim(bottom=0)
     return _svg(figure, "How many times its share each client counts")
@@ -154,6 +161,9 @@ def window(audit: Audit) -> str:
         axes.annotate(f" P = {found.period}", (found.period, target), color=GREEN, va="bottom")
     axes.set_xscale("log")
     axes.set_yscale("log")
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_formatter("{x:g}")
+        axis.set_minor_formatter("")
     axes.set_xlabel("window P, in rounds")
     axes.set_ylabel("N Σ (q̄ − a)²")
     axes.legend(frameon=False)
@@ -164,9 +174,20 @@ def _thinned(lags: NDArray[np.int64]) -> NDArray[np.int64]:
     return lags if len(lags) <= 2000 else lags[:: -(-len(lags) // 2000)]
 
 
+def _short(name: str, most: int = 18) -> str:
+    return name if len(name) <= most else f"{name[: most - 1]}…"
+
+
+def _whole(*axes: Axis) -> None:
+    """Label axes that count with whole numbers."""
+    for axis in axes:
+        axis.set_major_locator(mpl.ticker.MaxNLocator("auto", integer=True))
+        axis.set_major_formatter("{x:,.0f}")
+
+
 def _new(height: float = 2.6) -> tuple[Figure, Axes]:
     with mpl.rc_context(_STYLE):
-        figure = Figure(figsize=(5.6, height), layout="constrained")
+        figure = Figure(figsize=(5.0, height), layout="constrained")
         return figure, figure.subplots()
 
 

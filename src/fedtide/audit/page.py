@@ -59,15 +59,15 @@ def _content(audit: Audit) -> dict[str, Any]:
         "shares_figure": figures.shares(audit),
         "pattern_figure": figures.pattern(audit),
         "window_figure": figures.window(audit),
-        "rates": words.rates(audit),
-        "pattern": words.pattern(audit),
-        "window": words.window(audit),
+        "rates": words.sentence(words.rates(audit).removeprefix("rates: ")),
+        "pattern": words.sentence(words.pattern(audit)),
+        "window": words.sentence(words.window(audit)),
         "most": _ranked(audit, most=True),
         "least": _ranked(audit, most=False),
         "objectives": [one for one in (plain, audit.objectives.given) if one]
         + audit.objectives.others,
         "group_words": [(g, words.groups(g)) for g in audit.groups],
-        "comparison": words.comparison(audit),
+        "comparison": words.sentence(words.comparison(audit)),
     }
 
 
@@ -77,7 +77,7 @@ def _tiles(audit: Audit) -> list[tuple[str, str]]:
         (f"{plain.l1_skew:.2f}", "L1 skew, 0 fair to 2"),
         (f"{plain.total_variation:.0%}", "of the influence misplaced"),
         (f"{len(audit.coverage.never):,}", f"of {audit.log.size:,} clients never came"),
-        (audit.pattern.family, f"pattern, {audit.pattern.confidence:.1%} sure"),
+        (audit.pattern.family, f"pattern, {words.sure(audit.pattern.confidence)}"),
         (words.name(audit.advice[0]), "advised"),
     ]
 
@@ -86,7 +86,8 @@ def _ranked(audit: Audit, most: bool) -> list[dict[str, Any]]:
     """Return the clients that came and count most, or least, against their share."""
     plain, wanted = audit.objectives.plain.weights, np.maximum(audit.objectives.wanted, 1e-300)
     ratios = plain / wanted
-    seen = np.flatnonzero(audit.log.counts > 0)
+    apart = ratios > 1 if most else ratios < 1
+    seen = np.flatnonzero((audit.log.counts > 0) & apart)
     order = seen[np.argsort(-ratios[seen] if most else ratios[seen], kind="stable")][:_ROWS]
     return [
         {

@@ -25,7 +25,7 @@ def verdict(audit: Audit) -> str:
     low, high = plain.interval
     said = (
         f"Averaging over each round's participants puts {plain.total_variation:.0%} of the "
-        f"influence in the wrong place: L1 skew {plain.l1_skew:.3f} (95 %: {low:.3f} to {high:.3f})"
+        f"influence in the wrong place: L1 skew {plain.l1_skew:.3f} (95%: {low:.3f} to {high:.3f})"
     )
     if low < 0.02:
         return f"{said}, which chance alone can explain."
@@ -45,7 +45,7 @@ def given(audit: Audit) -> str:
     if own is None:
         return ""
     low, high = own.interval
-    return f"those of the log make an L1 skew of {own.l1_skew:.3f} (95 %: {low:.3f} to {high:.3f})"
+    return f"those of the log make an L1 skew of {own.l1_skew:.3f} (95%: {low:.3f} to {high:.3f})"
 
 
 def coverage(audit: Audit) -> list[str]:
@@ -72,7 +72,7 @@ def rates(audit: Audit) -> str:
     seen = found.estimate[found.estimate > 0]
     low, middle, high = np.quantile(seen, [0.1, 0.5, 0.9])
     return (
-        f"rates: 10 % of the clients below {low:.3g}, half below {middle:.3g}, 10 % above "
+        f"rates: 10% of the clients below {low:.3g}, half below {middle:.3g}, 10% above "
         f"{high:.3g}; {found.half:,} clients make half of all updates"
     )
 
@@ -87,7 +87,7 @@ def groups(shares: GroupShares, most: int = 3) -> list[str]:
         fair = low <= 1 <= high and 0.9 < ratio < 1.1
         said.append(
             f"{shares.grouping} {shares.names[g]} counts "
-            f"{'about' if fair else times(ratio)} its share (95 %: {low:.2f} to {high:.2f})"
+            f"{'about' if fair else times(ratio)} its share (95%: {low:.2f} to {high:.2f})"
         )
     return said
 
@@ -120,7 +120,21 @@ def pattern(audit: Audit) -> str:
         text += f", clients being on for {found.parameters['on_fraction']:.0%} of it"
         phases = found.parameters["phases"]
         text += f", in {phases} groups in phase" if phases > 1 else ""
-    return f"{found.family} (confidence {found.confidence:.1%}): {text}"
+    return f"{found.family} ({sure(found.confidence)}): {text}"
+
+
+def sure(confidence: float) -> str:
+    """Return a confidence as people say it.
+
+    >>> sure(0.9734), sure(0.9999)
+    ('97.3% sure', 'over 99.9% sure')
+    """
+    return "over 99.9% sure" if confidence > 0.999 else f"{confidence:.1%} sure"
+
+
+def sentence(text: str) -> str:
+    """Return the text with a capital letter and a full stop."""
+    return text[:1].upper() + text[1:] + "."
 
 
 def window(audit: Audit) -> str:
