@@ -1,0 +1,23 @@
+"""Two quadratics, and who takes part in which round: for the apps and for the test."""
+
+import numpy as np
+
+CLIENTS, ROUNDS, STEPS, LR = 2, 3, 3, 0.1
+THERE = np.array([[1, 0], [0, 0], [1, 1]], dtype=bool)
+
+
+def problem() -> tuple[np.ndarray, np.ndarray]:
+    """Return the matrices (N, d, d) and the centers (N, d) of F_n = (x - e)' A (x - e) / 2."""
+    draws = np.random.default_rng(7)
+    roots = draws.normal(size=(CLIENTS, 3, 3))
+    matrices = roots @ roots.transpose(0, 2, 1) / 3 + 0.5 * np.eye(3)
+    return matrices, draws.normal(size=(CLIENTS, 3)) * 3
+
+
+def update_of(client: int, x: np.ndarray, drift: np.ndarray | float = 0.0) -> np.ndarray:
+    """Return Δ of a client's local steps from x."""
+    matrices, centers = problem()
+    y = x
+    for _ in range(STEPS):
+        y = y - LR * (matrices[client] @ (y - centers[client]) + drift)
+    return y - x

@@ -1,0 +1,43 @@
+"""A server that runs several methods at a time, each with its own state and ledger."""
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord
+from flwr.serverapp import ServerApp
+
+from fedtide import algorithms as A
+from fedtide.flower import FedTide
+
+METHODS = {
+    "fedavg": A.FedAvg(),
+    "fedau": A.FedAU(cutoff=2),
+    "mifa": A.MIFA(),
+    "scaffold": A.Scaffold(),
+    "amplified": A.Amplified(period=2, factor=1.5, inner=A.FedAvg()),
+    "amplified-scaffold": A.AmplifiedScaffold(period=2, factor=1.3),
+}
+app = ServerApp()
+
+
+@app.main()
+def main(grid, context):
+    config = context.run_config
+    methods, folder = config["methods"].split(), Path(config["folder"])
+    names = config["names"].split()
+    initial = ArrayRecord({"x": Array(np.zeros(3))})
+
+    def train(method):
+        strategy = FedTide(
+            METHODS[method],
+            clients=names,
+            state=folder / f"state-{method}",
+            ledger=f"sqlite:///{folder / method}.db",
+            min_available_nodes=len(names) if len(methods) > 1 else 1,
+        )
+        told = ConfigRecord({"scripted": len(methods) > 1})
+        strategy.start(grid, initial, int(config["rounds"]), config["timeout"], told)
+
+    with ThreadPoolExecutor(len(methods)) as pool:
+        list(pool.map(train, methods))

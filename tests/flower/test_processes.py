@@ -1,0 +1,180 @@
+"""The deployment with Flower's own processes: SuperLink, SuperNodes, TLS, node keys, and kills.
+
+Everything waits for what it needs to see, with a deadline; nothing waits for a time.
+"""
+
+import importlib.util
+import os
+import signal
+import sqlite3
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import fedtide as ft
+from fedtide.flower.loopback import Loopback, kill_group
+from fedtide.flower.tls import make_node_key
+from fedtide.participation.ledger import read_ledger, read_rounds
+from fedtide.simulation.checkpoint import load_newest
+
+pytestmark = pytest.mark.slow
+
+A = ft.algorithms
+APP = Path(__file__).parent / "app"
+_spec = importlib.util.spec_from_file_location("script", APP / "script.py")
+script = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(script)
+
+SITES = [f"site-{n}" for n in range(script.CLIENTS)]
+DEADLINE = 300.0
+METHODS = {
+    "fedavg": A.FedAvg(),
+    "fedau": A.FedAU(cutoff=2),
+    "mifa": A.MIFA(),
+    "scaffold": A.Scaffold(),
+    "amplified": A.Amplified(period=2, factor=1.5, inner=A.FedAvg()),
+    "amplified-scaffold": A.AmplifiedScaffold(period=2, factor=1.3),
+}
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    """Let Flower look for work more often than once a second."""
+    monkeypatch.setenv("FLWR_SUPEREXEC_TASK_POLL_INTERVAL", "0.2")
+
+
+def until(seen: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + DEADLINE
+    while not seen():
+        assert time.monotonic() < deadline, f"no {what} within {DEADLINE} s"
+        time.sleep(0.2)
+
+
+def log_of(run: subprocess.Popen) -> str:
+    """Wait for a run to end and return its log."""
+    return run.communicate(timeout=DEADLINE)[0].decode()
+
+
+def model(folder: Path, method: str) -> np.ndarray:
+    return load_newest(folder / f"state-{method}").tensors[STATE[method]].numpy()
+
+
+STATE = dict.fromkeys(METHODS, "state.inner.model") | {
+    "fedavg": "state.model",
+    "fedau": "state.model",
+    "mifa": "state.model",
+    "amplified-scaffold": "state.inner.inner.model",
+}
+
+
+def test_tls_and_node_keys_keep_strangers_out_and_the_models_are_the_simulators(tmp_path):
+    with Loopback(tmp_path / "federation", tls=True) as federation:
+        federation.start_superlink()
+        for number, name in enumerate(SITES):
+            federation.register(name)
+            federation.start_node(name, client=number)
+        make_node_key(federation.folder / "stranger")  # and never registered
+        stranger = federation.start_node("stranger", client=0)
+        what = {"folder": tmp_path, "names": " ".join(SITES), "rounds": script.ROUNDS}
+        said = log_of(federation.submit(APP, methods=" ".join(METHODS), **what))
+        assert stranger.wait(timeout=DEADLINE) != 0
+    matrices, centers = script.problem()
+    q = script.THERE / np.maximum(script.THERE.sum(axis=1, keepdims=True), 1)
+    for method, algorithm in METHODS.items():
+        wanted = ft.simulate(
+            problem=ft.problems.Quadratic(matrices=matrices, centers=centers),
+            participation=ft.participation.Table(weights=q),
+            algorithm=algorithm,
+            local=ft.LocalTraining(steps=script.STEPS, lr=script.LR),
+            rounds=script.ROUNDS,
+            dtype="float64",
+            trainer="reference",
+        )
+        assert (tmp_path / f"{method}.db").is_file(), said
+        url = f"sqlite:///{tmp_path / method}.db"
+        assert read_rounds(url)["round"].to_list() == list(range(script.ROUNDS)), said
+        np.testing.assert_allclose(model(tmp_path, method), wanted.model, rtol=0, atol=1e-6)
+        log = read_ledger(url)
+        used = log.filter(stage="used").select("round", "client").rows()
+        assert used == [(t, SITES[n]) for t, n in zip(*script.THERE.nonzero(), strict=True)]
+
+
+def ended(path: Path) -> int:
+    return len(read_rounds(f"sqlite:///{path}")) if path.is_file() else 0
+
+
+def used_since(path: Path, name: str, t: int) -> bool:
+    log = read_ledger(f"sqlite:///{path}").filter(stage="used", client=name)
+    return len(log) > 0 and log["round"].max() >= t
+
+
+def server_apps(superlink: subprocess.Popen) -> list[int]:
+    """Return the ids of the processes that a SuperLink started to run server apps."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            command, group = (entry / "cmdline").read_bytes(), os.getpgid(int(entry.name))
+        except OSError:
+            continue
+        if group == superlink.pid and b"flwr-serverapp" in command:
+            found.append(int(entry.name))
+    return found
+
+
+def replayed(path: Path, rounds: int) -> np.ndarray:
+    """Return MIFA's model, written out, for what the ledger says was used."""
+    with sqlite3.connect(path) as connection:
+        query = "SELECT round, client, asked FROM participation WHERE stage = 'used'"
+        used = connection.execute(query).fetchall()
+    history, memory = [np.zeros(3)], np.zeros((script.CLIENTS, 3))
+    for t in range(rounds):
+        for round, name, asked in used:
+            if round == t:
+                client = SITES.index(name)
+                memory[client] = script.update_of(client, history[t if asked is None else asked])
+        history.append(history[-1] + memory.mean(axis=0))
+    return history[-1]
+
+
+@pytest.fixture
+def federation(tmp_path) -> Iterator[Loopback]:
+    with Loopback(tmp_path / "federation") as running:
+        running.start_superlink()
+        for number, name in enumerate(SITES):
+            running.start_node(name, client=number)
+        yield running
+
+
+def test_node_server_and_superlink_are_killed_and_the_federation_goes_on(federation, tmp_path):
+    """Each is killed in the middle of a round, without any warning."""
+    rounds, path = 60, tmp_path / "mifa.db"
+    what = {"methods": "mifa", "folder": tmp_path, "names": " ".join(SITES), "timeout": 8.0}
+    superlink = federation._started[0]
+
+    federation.submit(APP, rounds=rounds, **what)
+    until(lambda: ended(path) >= 2, "two rounds")
+    kill_group(federation.nodes["site-1"])
+    seen = ended(path)
+    until(lambda: ended(path) >= seen + 2, "rounds without the killed node")
+    federation.start_node("site-1", client=1)
+    back = ended(path)
+    until(lambda: used_since(path, "site-1", back), "update of the node that came back")
+
+    for process in server_apps(superlink):
+        os.kill(process, signal.SIGKILL)
+    seen = ended(path)
+    federation.submit(APP, rounds=rounds, **what)
+    until(lambda: ended(path) >= seen + 1, "rounds of the run that was submitted again")
+
+    kill_group(superlink)
+    seen = ended(path)
+    federation.start_superlink()
+    last = seen + 2
+    log = log_of(federation.submit(APP, rounds=last, **what))
+
+    assert read_rounds(f"sqlite:///{path}")["round"].to_list() == list(range(last)), log
+    np.testing.assert_allclose(model(tmp_path, "mifa"), replayed(path, last), rtol=1e-9)
