@@ -95,7 +95,9 @@ def _stream(path: Path, columns: Mapping[str, str], entries: Entries, watch: Wat
                 entries.add(*(batch[names[name]] if name in names else None for name in _COLUMNS))
                 done += len(batch)
                 watch("reading", done / file.metadata.num_rows)
-    except (pa.ArrowException, OSError) as error:
+    except BadInput:
+        raise
+    except (pa.ArrowException, OSError, ValueError) as error:
         reason = str(error).splitlines()[0].rstrip(".")
         raise BadInput(
             f"log: {str(path)!r} is no readable .parquet file ({reason}); write it again"

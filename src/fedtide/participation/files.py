@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import polars as pl
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from fedtide.errors import BadInput, did_you_mean
 
@@ -34,7 +36,7 @@ def read_table(field: str, path: str | Path, client: str = "client") -> pl.DataF
         raise BadInput(f"{field}: {str(path)!r} is empty; write it again")
     try:
         return _read(path, suffix, client)
-    except (pl.exceptions.PolarsError, OSError, ValueError) as error:
+    except (pl.exceptions.PolarsError, pa.ArrowException, OSError, ValueError) as error:
         reason = str(error).splitlines()[0]
         raise BadInput(
             f"{field}: {str(path)!r} is no readable {suffix} file ({reason}); write it again"
@@ -77,7 +79,7 @@ def _suffix(field: str, path: Path) -> str:
 
 def _read(path: Path, suffix: str, client: str) -> pl.DataFrame:
     if suffix == ".parquet":
-        return pl.read_parquet(path)
+        return _read_parquet(path)
     if suffix == ".csv":
         strings = {client: pl.String}
         frame = pl.read_csv(path, infer_schema_length=None, schema_overrides=strings)
@@ -85,6 +87,14 @@ def _read(path: Path, suffix: str, client: str) -> pl.DataFrame:
     frame = pl.read_ndjson(path, infer_schema_length=None)
     _refuse_mixed(path, frame, client)
     return frame
+
+
+def _read_parquet(path: Path) -> pl.DataFrame:
+    """Return the table; PyArrow refuses torn files, over some of which Polars panics."""
+    with pq.ParquetFile(path) as file:
+        table = file.read()
+    table.validate(full=True)
+    return pl.DataFrame(table)
 
 
 def _numbered(frame: pl.DataFrame, client: str) -> pl.DataFrame:

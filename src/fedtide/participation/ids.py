@@ -19,7 +19,7 @@ def normalise_clients(field: str, column: pl.Series) -> pl.Series:
     if column.null_count():
         raise BadInput(f"{field}: the client is missing in row {_first_null(column)}; name it")
     if column.dtype.is_integer():
-        fits = column.is_empty() or column.max() < 2**63  # type: ignore[operator]
+        fits = column.is_empty() or column.cast(pl.Int64, strict=False).null_count() == 0
         return column.cast(pl.Int64 if fits else pl.String)
     if column.dtype in (pl.String, pl.Categorical, pl.Enum):
         return column.cast(pl.String)

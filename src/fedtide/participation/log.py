@@ -150,7 +150,9 @@ def _renamed(frame: pl.DataFrame, columns: Mapping[str, str]) -> pl.DataFrame:
 
 
 def _rounds(column: pl.Series) -> pl.Series:
-    if not column.dtype.is_numeric() and not column.is_empty():
+    if column.is_empty():
+        return column.cast(pl.Int64, strict=False)
+    if not column.dtype.is_numeric():
         raise BadInput(f"round: type {column.dtype} is no number; give whole numbers from 0")
     rounds = column.cast(pl.Int64, strict=False)
     wrong = column.filter((rounds != column).fill_null(True) | (rounds < 0).fill_null(True))
