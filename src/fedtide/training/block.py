@@ -12,20 +12,19 @@ from torch import Tensor
 from fedtide.problems.layout import Params
 from fedtide.problems.problem import Batch, Draws, Task, each_step
 from fedtide.training.local import LocalTraining
-from fedtide.training.projection import Projection
 from fedtide.training.trainer import local_direction
 
 Tensors = tuple[Tensor, ...]
 
 
 class Inputs(NamedTuple):
-    """What a block depends on, the parameters tensor by tensor; empty is what there is not.
+    """What a block depends on; empty is what there is not.
 
     Args:
-        x: the start model.
-        y: the models before the block; none if it is the whole round, from x on.
+        x: the start model, flat.
+        y: the models before the block, tensor by tensor; none if it is the whole round, from x on.
         m: the momentum before the block, likewise.
-        drift: the corrections.
+        drift: the corrections, flat.
         mu: μ, a single number.
         lr: γ, a single number.
         resting: where a client does not take a step, (I, S); none where all take every step.
@@ -73,60 +72,59 @@ class Block:
     def __call__(self, inputs: Inputs) -> Tensors:
         """Return the models and then the momentum; of a whole round the flat updates alone."""
         minus_lr = -inputs.lr[0]
-        y, m = inputs.y, inputs.m
+        x, y, m = self.tensors(inputs.x[0]), inputs.y, inputs.m
         batch: Batch = ()
         for k, draws in enumerate(each_step(inputs.draws, self.steps)):
             batch = self._batch(draws) if draws else batch
-            along = self._direction(y, m, inputs, batch)
+            along = self._direction(x, y, m, inputs, batch)
             m = along if self.local.momentum else ()
             if inputs.resting:
                 along = tuple(_except(inputs.resting[0][k], tensor) for tensor in along)
-            y = _moved(y, inputs.x, along, minus_lr)
+            y = _moved(y or x, along, minus_lr)
             if self.local.projection is not None:
-                y = self._projected(self.local.projection, y)
-        return y + m if inputs.y else (flat_changes(inputs.x, y, self.stacked),)
+                y = self.tensors(self.local.projection(self.flat(y)))
+        return y + m if inputs.y else (self.flat(y) - inputs.x[0],)
+
+    def tensors(self, flat: Tensor) -> Tensors:
+        """Return models or corrections, shape (d,) or (S, d), tensor by tensor."""
+        tensors = self.task.layout.unflatten(flat).values()
+        return tuple(tensors if self.stacked else map(_channels_last, tensors))
+
+    def flat(self, tensors: Tensors) -> Tensor:
+        """Return models as flat vectors, shape (S, d) if they are stacked, else (d,)."""
+        return torch.cat([tensor.flatten(int(self.stacked)) for tensor in tensors], dim=-1)
 
     def _batch(self, draws: Draws) -> Batch:
         batch = self.task.batch(*draws)
-        return batch if self.stacked else tuple(channels_last(part[0]) for part in batch)
+        return batch if self.stacked else tuple(_channels_last(part[0]) for part in batch)
 
-    def _direction(self, y: Tensors, m: Tensors, inputs: Inputs, batch: Batch) -> Tensors:
+    def _direction(
+        self, x: Tensors, y: Tensors, m: Tensors, inputs: Inputs, batch: Batch
+    ) -> Tensors:
         """Return what the clients step along; they stand at x where there is no y."""
         direction = local_direction(self.task, self.local, self.frozen)
         if self.stacked:
             over = (0 if y else None, 0, None, 0 if inputs.drift else None, None)
             direction = torch.func.vmap(direction, in_dims=over + (0,) * len(batch))
         along = direction(
-            self._named(y or inputs.x),
+            self._named(y or x),
             self._named(m),
-            self._named(inputs.x),
-            self._named(inputs.drift) if inputs.drift else None,
+            self._named(x),
+            self._named(self.tensors(inputs.drift[0])) if inputs.drift else None,
             inputs.mu[0] if inputs.mu else None,
             *batch,
         )
         return tuple(along.values())
 
-    def _projected(self, projection: Projection, y: Tensors) -> Tensors:
-        return tuple(self.task.layout.unflatten(projection(_flat(y, self.stacked))).values())
-
     def _named(self, tensors: Tensors) -> Params:
         return dict(zip(self.task.layout.shapes, tensors, strict=False))
 
 
-def channels_last(tensor: Tensor) -> Tensor:
+def _channels_last(tensor: Tensor) -> Tensor:
     """Return images and filters with the channels as the fastest dimension."""
     if tensor.dim() != 4:
         return tensor
     return tensor.contiguous(memory_format=torch.channels_last)
-
-
-def flat_changes(x: Tensors, y: Tensors, stacked: bool) -> Tensor:
-    """Return y - x as flat vectors, shape (S, d) of stacked models or (d,) of one."""
-    return _flat(tuple(b - a for a, b in zip(x, y, strict=True)), stacked)
-
-
-def _flat(tensors: Tensors, stacked: bool) -> Tensor:
-    return torch.cat([tensor.flatten(int(stacked)) for tensor in tensors], dim=-1)
 
 
 def _except(resting: Tensor, along: Tensor) -> Tensor:
@@ -134,9 +132,6 @@ def _except(resting: Tensor, along: Tensor) -> Tensor:
     return along.masked_fill(resting.view(-1, *[1] * (along.dim() - 1)), 0)
 
 
-def _moved(y: Tensors, x: Tensors, along: Tensors, minus_lr: Tensor) -> Tensors:
-    """Return y - γ along, and x - γ along for clients that still stand at x."""
-    return tuple(
-        torch.addcmul(tensor, direction, minus_lr)
-        for tensor, direction in zip(y or x, along, strict=True)
-    )
+def _moved(y: Tensors, along: Tensors, minus_lr: Tensor) -> Tensors:
+    """Return y - γ along; a single y is that of all clients."""
+    return tuple(torch.addcmul(t, d, minus_lr) for t, d in zip(y, along, strict=True))

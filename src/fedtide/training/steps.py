@@ -12,7 +12,7 @@ import torch._inductor
 from torch import Tensor
 
 from fedtide.problems.problem import Draws, Plan, Task
-from fedtide.training.block import Block, Inputs, Tensors, channels_last, flat_changes
+from fedtide.training.block import Block, Inputs, Tensors
 from fedtide.training.local import LocalTraining
 from fedtide.training.recording import Recording, record
 from fedtide.training.trainer import Round
@@ -53,8 +53,8 @@ class Steps:
             drift: the corrections, shape (S, d), or (d,) of the one client.
         """
         inputs = Inputs(
-            x=self._tensors(round.start),
-            drift=() if drift is None else self._tensors(drift),
+            x=(round.start,),
+            drift=() if drift is None else (drift,),
             mu=(round.start.new_tensor(round.mu),) if round.mu else (),
             lr=(round.start.new_tensor(round.lr),),
         )
@@ -62,15 +62,14 @@ class Steps:
         draws = self._task.draws(plan)
         if len(parts) == 1:
             return self._run(round, plan, parts[0], draws, inputs)[0]
-        x = inputs.x
-        y = tuple(map(torch.clone, x))  # recordings tell tensors apart by what they are
-        if self._stacked:
-            y = tuple(t.expand(len(plan.clients), *t.shape).contiguous() for t in y)
+        every = (len(plan.clients),) if self._stacked else ()
+        block = self._block_of(round, 0)
+        y = block.tensors(round.start.expand(*every, -1).clone())
         m = tuple(map(torch.zeros_like, y)) if self._local.momentum else ()
         for part in parts:
             moved = self._run(round, plan, part, draws, inputs._replace(y=y, m=m))
-            y, m = moved[: len(x)], moved[len(x) :]
-        return flat_changes(x, y, self._stacked)
+            y, m = moved[: len(y)], moved[len(y) :]
+        return block.flat(y) - round.start
 
     def _run(self, round: Round, plan: Plan, part: slice, draws: Draws, inputs: Inputs) -> Tensors:
         """Take these of the plan's steps."""
@@ -78,19 +77,11 @@ class Steps:
             resting=_resting(plan, part, round.start.device),
             draws=tuple(steps if len(steps) == 1 else steps[part] for steps in draws),
         )
-        block = Block(
-            task=self._task,
-            local=self._local,
-            stacked=self._stacked,
-            frozen=round.frozen,
-            steps=part.stop - part.start,
-        )
+        block = self._block_of(round, part.stop - part.start)
         return self._recording_of(block, inputs)(*inputs.flat)
 
-    def _tensors(self, flat: Tensor) -> Tensors:
-        """Return parameters tensor by tensor."""
-        tensors = tuple(self._task.layout.unflatten(flat).values())
-        return tensors if self._stacked else tuple(map(channels_last, tensors))
+    def _block_of(self, round: Round, steps: int) -> Block:
+        return Block(self._task, self._local, self._stacked, round.frozen, steps)
 
     def _recording_of(self, block: Block, inputs: Inputs) -> Recording:
         """Return the block for inputs of these shapes."""
