@@ -66,7 +66,13 @@ def audit_command(
     Needs neither data nor a model: one row for each round and client that took part is enough.
     Rounds count from the first to the last of the log; a round without rows is one with nobody.
 
-    Example: fedtide audit log.parquet --clients 250 --html audit.html
+    Examples:
+
+    fedtide audit log.parquet --clients 250 --html audit.html
+
+    fedtide audit log.csv --columns round=server_round --roster clients.csv --groups region
+
+    fedtide audit runs/digits/fedau/seed-1 --simulate --json audit.json
     """
     training = None
     if smoothness is not None:

@@ -18,6 +18,7 @@ from fedtide.participation.log import STAGES
 
 Numbers = NDArray[np.int32] | NDArray[np.int64]
 
+_MOST_WEIGHT = 1e30
 _NO_ROUND = "give whole numbers from 0"
 
 
@@ -96,7 +97,8 @@ def _rounds(column: pa.Array) -> Numbers:
     if not (pa.types.is_integer(column.type) or pa.types.is_floating(column.type)):
         raise BadInput(f"round: type {column.type} is no number; {_NO_ROUND}")
     given: NDArray[Any] = column.to_numpy(zero_copy_only=False)
-    rounds = given.astype(np.int64, copy=False)
+    with np.errstate(invalid="ignore"):  # what does not fit is refused below
+        rounds = given.astype(np.int64, copy=False)
     wrong = (rounds < 0) | (rounds != given)
     if wrong.any():
         raise BadInput(f"round: {given[wrong][0]} is no round; {_NO_ROUND}")
@@ -112,9 +114,9 @@ def _weights(column: pa.Array) -> NDArray[np.float32]:
         raise BadInput(f"weight: type {column.type} is no number; give numbers")
     missing = column.is_null().to_numpy(zero_copy_only=False)
     given = column.fill_null(0).to_numpy(zero_copy_only=False)
-    wrong = ~np.isfinite(given) | (given < 0)
+    wrong = ~((given >= 0) & (given < _MOST_WEIGHT))
     if wrong.any():
-        raise BadInput(f"weight: {given[wrong][0]} is no weight; give finite numbers of at least 0")
+        raise BadInput(f"weight: {given[wrong][0]} is no weight; give numbers of at least 0")
     return np.where(missing, np.nan, given).astype(np.float32)
 
 

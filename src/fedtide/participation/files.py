@@ -94,7 +94,7 @@ def _read_parquet(path: Path) -> pl.DataFrame:
     with pq.ParquetFile(path) as file:
         table = file.read()
     table.validate(full=True)
-    return pl.DataFrame(table)
+    return pl.DataFrame(pa.table(table.columns, names=table.column_names))  # without metadata
 
 
 def _numbered(frame: pl.DataFrame, client: str) -> pl.DataFrame:
