@@ -1,6 +1,7 @@
 """Running a federation in this process, and the same experiment in the simulator."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -77,6 +78,7 @@ def federation(
     local: ft.LocalTraining,
     there: np.ndarray | None = None,
     seed: int = 0,
+    memory: Path | None = None,
     **node: Any,
 ) -> FakeGrid:
     """Return a grid of one node for each client, who declines the rounds that it sits out."""
@@ -85,7 +87,8 @@ def federation(
         return there is None or bool(there[t, int(context.node_config["partition-id"])])
 
     make = trains_like_the_simulator(task, local, seed)
-    app = custom_client(make, available=available)
+    folder = None if memory is None else lambda context: memory
+    app = custom_client(make, available=available, memory=folder)
     clients = task.population.clients
     # Ids in an order of their own: nothing may depend on it.
     ids = np.random.default_rng(5).permutation(clients) + 100

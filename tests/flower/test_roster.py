@@ -4,6 +4,7 @@ import pytest
 
 import fedtide as ft
 from fedtide.errors import BadInput
+from fedtide.flower.lock import held
 from fedtide.flower.roster import Roster
 from fedtide.flower.strategy import FedTide
 from fedtide.participation.ledger import read_ledger
@@ -116,6 +117,14 @@ def test_a_state_of_another_federation_is_refused(tmp_path):
     other = prepared(quadratic(d=4))
     with pytest.raises(BadInput, match=r"state: .* was begun with model"):
         deploy(federation(other, LOCAL), other, FedAvg(), **options)
+
+
+def test_one_run_at_a_time_uses_a_state(tmp_path):
+    first = held(tmp_path / "state", patience=0.0)
+    with pytest.raises(BadInput, match="state: another run is using"):
+        held(tmp_path / "state", patience=0.1)
+    first.close()
+    held(tmp_path / "state", patience=0.0).close()
 
 
 def test_a_ledger_ahead_of_the_state_is_refused(tmp_path):

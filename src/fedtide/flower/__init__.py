@@ -10,6 +10,7 @@ from fedtide.errors import MissingExtra
 if TYPE_CHECKING:
     from fedtide.flower.apps import client, custom_client
     from fedtide.flower.messages import Asked, Update, initial_arrays
+    from fedtide.flower.on_clients import OnClients
     from fedtide.flower.strategy import FedTide
 
 _WHERE = {
@@ -19,9 +20,10 @@ _WHERE = {
     "Asked": "messages",
     "Update": "messages",
     "initial_arrays": "messages",
+    "OnClients": "on_clients",
 }
 
-__all__ = ["Asked", "FedTide", "Update", "client", "custom_client", "initial_arrays"]
+__all__ = ["Asked", "FedTide", "OnClients", "Update", "client", "custom_client", "initial_arrays"]
 
 
 def __getattr__(name: str) -> Any:

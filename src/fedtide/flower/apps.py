@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import numpy as np
 from flwr.app import Context, Message, MetricRecord, RecordDict
@@ -12,10 +14,12 @@ from flwr.clientapp import ClientApp
 from torch import Tensor, nn
 
 from fedtide.errors import BadInput
+from fedtide.flower.memory import Lost, remembered
 from fedtide.flower.messages import (
     Asked,
     Update,
     declined_content,
+    lost_content,
     name_content,
     params_of,
     read_train,
@@ -45,6 +49,7 @@ def client(
     *,
     loss: Loss = cross_entropies,
     available: Available | None = None,
+    memory: Callable[[Context], Path] | None = None,
     mods: list[Any] | None = None,
 ) -> ClientApp:
     """Return an app that trains a PyTorch model on this client's data, by any of the methods.
@@ -59,6 +64,8 @@ def client(
             its learning rate.
         loss: of each sample; by default the cross-entropy of logits and classes.
         available: whether the client takes part in round t (absolute, from 0); None: always.
+        memory: returns the folder in which this client remembers, for methods that `OnClients`
+            runs; one folder for each federation.
         mods: Flower's, for all messages.
 
     A client that the operator did not register with a name calls itself by the "name" in its node
@@ -75,7 +82,9 @@ def client(
     def training(context: Context) -> _OwnTraining:
         return _OwnTraining(OwnTask(model(), *data(context), loss), local)
 
-    app = custom_client(lambda context: training(context).train, available=available, mods=mods)
+    app = custom_client(
+        lambda context: training(context).train, available=available, memory=memory, mods=mods
+    )
 
     @app.evaluate()
     def evaluate(message: Message, context: Context) -> Message:
@@ -90,6 +99,7 @@ def custom_client(
     train: Callable[[Context], TrainFunction],
     *,
     available: Available | None = None,
+    memory: Callable[[Context], Path] | None = None,
     mods: list[Any] | None = None,
 ) -> ClientApp:
     """Return an app that trains in a way of its own.
@@ -98,6 +108,8 @@ def custom_client(
         train: returns the function that trains this client: it is given the model by name and the
             instructions, which it must follow (drift, μ and so on), and returns an `Update`.
         available: whether the client takes part in round t (absolute, from 0); None: always.
+        memory: returns the folder in which this client remembers, for methods that `OnClients`
+            runs; one folder for each federation.
         mods: Flower's, for all messages.
     """
     app = ClientApp(mods=mods)
@@ -112,6 +124,13 @@ def custom_client(
         if available is not None and not available(asked.round, context):
             return Message(declined_content(asked), reply_to=message)
         update = train(context)(model, asked)
+        if asked.form:
+            if memory is None:
+                raise BadInput("memory: the method needs a folder on the client; give one")
+            try:
+                update = remembered(update, asked, memory(context) / quote(asked.client, ""))
+            except Lost:
+                return Message(lost_content(asked), reply_to=message)
         return Message(update_content(update, asked), reply_to=message)
 
     return app

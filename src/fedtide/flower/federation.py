@@ -16,6 +16,7 @@ from torch import Tensor
 from fedtide.algorithms import Algorithm, Info
 from fedtide.algorithms.storage import pack, unpack
 from fedtide.errors import BadInput
+from fedtide.flower.lock import held
 from fedtide.flower.owed import Outstanding
 from fedtide.flower.replies import Report, stacked
 from fedtide.flower.roster import Roster
@@ -38,10 +39,13 @@ class Federation:
         layout: of the model.
         model: x_0, shape (d,).
         folder: where the state is kept after every round; None: nowhere.
+        patience: how many seconds to wait for another run to leave the folder.
 
     Attributes:
         state: of the algorithm.
         taken: how many local steps of each client have counted, shape (N,).
+        accepted: the round in which each client was asked for its last report that counted, -1 for
+            none, shape (N,).
         lr: γ of the last round in which somebody reported it.
         outstanding: who owes a reply.
         run: Flower's id of the run that sent the messages which are outstanding.
@@ -50,7 +54,8 @@ class Federation:
         ended_at: when the last round ended, in seconds since 1970.
 
     Raises:
-        BadInput: a method that does not fit, or a folder that holds another federation.
+        BadInput: a method that does not fit, or a folder that holds another federation or that
+            another run keeps using.
     """
 
     def __init__(
@@ -60,6 +65,7 @@ class Federation:
         layout: Layout,
         model: Tensor,
         folder: Path | None = None,
+        patience: float = 0.0,
     ) -> None:
         if algorithm.centralised:
             raise BadInput("algorithm: it pools all data, which nobody sends; choose a federated")
@@ -68,11 +74,13 @@ class Federation:
         samples = np.zeros(roster.size, dtype=np.int64)
         self.state = algorithm.init(model, Population(roster.size, samples=samples))
         self.taken = torch.zeros(roster.size, dtype=torch.int64)
+        self.accepted = torch.full_like(self.taken, -1)
         self.lr = 0.0
         self.outstanding, self.run = Outstanding(), 0
         self.sent: dict[int, Tensor] = {}
         self.entries: list[Entry] = []
         self.ended_at = 0.0
+        self._lock = None if folder is None else held(folder, patience)
         if folder is not None:
             self._restore(folder)
 
@@ -109,10 +117,12 @@ class Federation:
 
     def _fold(self, reports: list[Report], weight: float) -> None:
         for first in range(0, len(reports), _FOLDED_AT_ONCE):
-            chunk = stacked(reports[first : first + _FOLDED_AT_ONCE], self.model)
+            part = reports[first : first + _FOLDED_AT_ONCE]
+            chunk = stacked(part, self.model)
             chunk = replace(chunk, weights=torch.full_like(chunk.weights, weight))
             self.state = self.algorithm.absorb(self.state, chunk)
             self.taken[chunk.clients] += chunk.steps
+            self.accepted[chunk.clients] = torch.tensor([report.asked for report in part])
 
     def save(self) -> None:
         """Write everything, all at once or not at all."""
@@ -122,6 +132,7 @@ class Federation:
             return
         tensors = {f"state.{name}": tensor for name, tensor in pack(self.state).items()}
         tensors |= {f"sent.{t}": model for t, model in self.sent.items()}
+        tensors |= {"taken": self.taken, "accepted": self.accepted}
         facts = {
             "algorithm": repr(self.algorithm),
             "model": _shapes(self.layout),
@@ -132,7 +143,12 @@ class Federation:
             "entries": [vars(entry) for entry in self.entries],
             "ended_at": self.ended_at,
         }
-        save(self._folder, Checkpoint(self.round, tensors | {"taken": self.taken}, facts))
+        save(self._folder, Checkpoint(self.round, tensors, facts))
+
+    def close(self) -> None:
+        """Let the folder go."""
+        if self._lock is not None:
+            self._lock.close()
 
     def _restore(self, folder: Path) -> None:
         """Go on where the folder's federation ended, if it holds one."""
@@ -150,7 +166,7 @@ class Federation:
         self.roster.restore(facts["roster"])
         self.state = unpack(self.state, _part(tensors, "state."))
         self.sent = {int(t): model for t, model in _part(tensors, "sent.").items()}
-        self.taken = tensors["taken"]
+        self.taken, self.accepted = tensors["taken"], tensors["accepted"]
         self.lr, self.ended_at = facts["lr"], facts["ended_at"]
         self.outstanding = Outstanding.of_plain(facts["outstanding"])
         self.run = int(facts["run"])

@@ -8,7 +8,6 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -19,13 +18,15 @@ from fedtide.flower.tls import make_certificates, make_node_key
 HOST = "127.0.0.1"
 _STARTS_WITHIN = 120.0  # seconds until a SuperLink must listen
 _ENDS_WITHIN = 15.0  # seconds until what was asked to end is killed
+_MARK = "FEDTIDE_LOOPBACK"
 
 
 class Loopback:
     """A SuperLink and its SuperNodes on the loopback device. Leaving the context ends them all.
 
-    Every process leads a group of its own, which is how those that Flower starts in turn are ended
-    with it, and why Ctrl-C does not reach them before this has been able to end them in order.
+    Every process is given a session of its own, so that Ctrl-C does not reach it before this has
+    been able to end them all in order, and a mark in its environment, by which those that Flower
+    starts in turn are found (it puts some of them into sessions of their own).
 
     Args:
         folder: where logs, keys and Flower's own files go.
@@ -35,7 +36,6 @@ class Loopback:
     def __init__(self, folder: Path, tls: bool = False) -> None:
         self.folder, self.tls = folder.resolve(), tls
         self.port = free_port()
-        self.nodes: dict[str, subprocess.Popen[bytes]] = {}
         self._started: list[subprocess.Popen[bytes]] = []
         (self.folder / "home").mkdir(parents=True)
         how = "insecure = true"
@@ -59,7 +59,22 @@ class Loopback:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        end_all(self._started)
+        for number, patience in ((signal.SIGTERM, _ENDS_WITHIN), (signal.SIGKILL, _ENDS_WITHIN)):
+            deadline = time.monotonic() + patience
+            for process in self.processes():
+                _signal(process, number)
+            while self.processes() and time.monotonic() < deadline:
+                time.sleep(0.1)
+
+    def processes(self, program: str = "") -> list[int]:
+        """Return the ids of all processes of this federation that run a program of that name."""
+        for started in self._started:
+            started.poll()  # what has ended is to leave the list of processes
+        return [
+            process
+            for process in _marked(f"{_MARK}={self.folder}")
+            if program.encode() in _read(process, "cmdline")
+        ]
 
     def start_superlink(self) -> subprocess.Popen[bytes]:
         """Start the SuperLink, with its state in a file, and wait until it listens.
@@ -106,9 +121,7 @@ class Loopback:
         where = ["--superlink", self.address, "--host", HOST, "--port", str(free_port())]
         told = {"name": f'"{name}"'} | {k.replace("_", "-"): v for k, v in config.items()}
         settings = " ".join(f"{key}={value}" for key, value in told.items())
-        node = self._start(name, "flower-supernode", *how, *where, "--node-config", settings)
-        self.nodes[name] = node
-        return node
+        return self._start(name, "flower-supernode", *how, *where, "--node-config", settings)
 
     def submit(self, app: Path, **config: Any) -> subprocess.Popen[bytes]:
         """Submit an app as a run; the process that this returns prints the run's log as it goes.
@@ -169,25 +182,8 @@ class Loopback:
             "FLWR_TELEMETRY_ENABLED": "0",
             "FLWR_DISABLE_UPDATE_CHECK": "1",
             "OMP_NUM_THREADS": "1",
+            _MARK: str(self.folder),
         }
-
-
-def end_all(processes: Sequence[subprocess.Popen[bytes]]) -> None:
-    """End processes and all that they started: first asked to, then killed."""
-    for process in reversed(processes):
-        _signal_group(process, signal.SIGTERM)
-    deadline = time.monotonic() + _ENDS_WITHIN
-    while any(map(_group_lives, processes)) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    for process in processes:
-        _signal_group(process, signal.SIGKILL)
-        process.wait()
-
-
-def kill_group(process: subprocess.Popen[bytes]) -> None:
-    """Kill a process and all that it started, without any warning."""
-    _signal_group(process, signal.SIGKILL)
-    process.wait()
 
 
 def free_port() -> int:
@@ -198,21 +194,26 @@ def free_port() -> int:
         return port
 
 
-def _signal_group(process: subprocess.Popen[bytes], number: int) -> None:
-    process.poll()
+def _signal(process: int, number: int) -> None:
     try:
-        os.killpg(process.pid, number)
-    except (ProcessLookupError, PermissionError):
+        os.kill(process, number)
+    except ProcessLookupError:
         return
 
 
-def _group_lives(process: subprocess.Popen[bytes]) -> bool:
-    process.poll()
+def _marked(mark: str) -> list[int]:
+    """Return the ids of the processes with this setting in their environment (on Linux)."""
+    everyone = [int(entry.name) for entry in Path("/proc").glob("[0-9]*")]
+    return [
+        process for process in everyone if mark.encode() in _read(process, "environ").split(b"\0")
+    ]
+
+
+def _read(process: int, what: str) -> bytes:
     try:
-        os.killpg(process.pid, 0)
-    except (ProcessLookupError, PermissionError):
-        return False
-    return True
+        return Path(f"/proc/{process}/{what}").read_bytes()
+    except OSError:  # it has ended, or is another user's
+        return b""
 
 
 def _listens(port: int) -> bool:

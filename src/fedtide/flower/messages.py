@@ -91,6 +91,9 @@ class Asked:
         client: the name by which the federation knows this client.
         taken: how many local steps the client has taken in this federation, as far as they count:
             where its shuffled epochs go on.
+        accepted: the round in which this client was asked for the report that was its last to
+            count; -1: none has.
+        form: in which form of `OnClients` it is to report; "": Δ as it is.
         drift: what is to be added to every gradient, by name; None: nothing.
         mu: μ, the proximal weight: μ (y - x) is to be added to every gradient.
         frozen: whether every gradient is to be taken at x itself.
@@ -103,6 +106,8 @@ class Asked:
     round: int
     client: str = ""
     taken: int = 0
+    accepted: int = -1
+    form: str = ""
     drift: Params | None = None
     mu: float = 0.0
     frozen: bool = False
@@ -143,14 +148,13 @@ def train_content(
         told: the instructions of the cohort.
         drift: this client's own.
         **others: the fields of `Asked` that instructions do not have: round, client, taken,
-            raw_gradients, and config, that of the run.
+            accepted, form, raw_gradients, and config, that of the run.
     """
     config = ConfigRecord(dict(others["config"]))
     config["server-round"] = others["round"] + 1  # Flower counts from 1
     config["proximal-mu"] = float(told.mu)
-    config["fedtide-client"] = others["client"]
-    config["fedtide-taken"] = others["taken"]
-    config["fedtide-raw-gradients"] = others["raw_gradients"]
+    for name in ("client", "taken", "accepted", "form", "raw_gradients"):
+        config[f"fedtide-{name.replace('_', '-')}"] = others[name]
     for name in ("frozen", "full_batch", "gradients"):
         config[f"fedtide-{name.replace('_', '-')}"] = bool(getattr(told, name))
     content = RecordDict({"arrays": arrays, "config": config})
@@ -162,8 +166,9 @@ def train_content(
 def is_plain(content: RecordDict) -> bool:
     """Say whether a client is asked for nothing but to train the model as it always does."""
     told = content.config_records["config"]
-    bent = ("proximal-mu", "fedtide-frozen", "fedtide-full-batch", "fedtide-gradients")
-    return "drift" not in content and not any(told[name] for name in bent)
+    bent = ("frozen", "full-batch", "gradients", "form")
+    bends = [told["proximal-mu"], *(told[f"fedtide-{name}"] for name in bent)]
+    return "drift" not in content and not any(bends)
 
 
 def read_train(content: RecordDict) -> tuple[Params, Asked]:
@@ -177,6 +182,8 @@ def read_train(content: RecordDict) -> tuple[Params, Asked]:
     asked = Asked(
         round=int(told["server-round"]) - 1,  # type: ignore[arg-type]
         client=str(told["fedtide-client"]),
+        accepted=int(told["fedtide-accepted"]),  # type: ignore[arg-type]
+        form=str(told["fedtide-form"]),
         taken=int(told["fedtide-taken"]),  # type: ignore[arg-type]
         drift=None if drift is None else params_of(drift),
         mu=float(told["proximal-mu"]),  # type: ignore[arg-type]
@@ -224,6 +231,11 @@ def arrays_of(params: Mapping[str, Tensor]) -> ArrayRecord:
 def declined_content(asked: Asked) -> RecordDict:
     """Return what a client sends back that does not take part in this round."""
     return RecordDict({"config": ConfigRecord({**_claims(asked), "declined": True})})
+
+
+def lost_content(asked: Asked) -> RecordDict:
+    """Return what a client sends back that does not have what it should remember."""
+    return RecordDict({"config": ConfigRecord({**_claims(asked), "lost": True})})
 
 
 def _claims(asked: Asked) -> dict[str, int | str]:

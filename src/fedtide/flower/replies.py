@@ -94,6 +94,8 @@ class Judge:
             raise Refused(f"it claims to answer round {told['server-round']}")
         if told.get("declined"):
             raise Declined
+        if told.get("lost"):
+            raise Refused("its memory of its last report is lost; restore its folder")
         if not owed.plain and not told.get("followed"):
             raise Refused("it does not follow the method's instructions; see fedtide.flower.client")
 

@@ -17,9 +17,9 @@ from fedtide.errors import BadInput
 from fedtide.flower.book import Book
 from fedtide.flower.exchange import Clock, Exchange
 from fedtide.flower.federation import Federation
-from fedtide.flower.late import reads_steps, takes_late
 from fedtide.flower.meeting import Meeting
 from fedtide.flower.messages import is_plain, layout_of, record_of, train_content
+from fedtide.flower.needs import form_of, reads_steps, takes_late
 from fedtide.flower.owed import Kind, Owed
 from fedtide.flower.replies import Declined, Judge, Refused, Report, figures, mean_figures
 from fedtide.flower.roster import Roster
@@ -27,6 +27,8 @@ from fedtide.participation.ledger import Ledger
 from fedtide.randomness import generator
 
 log = getLogger("flwr")
+
+_WAITS_FOR_ANOTHER_RUN = 180.0  # seconds; Flower gives a dead run up after about 70
 
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
 
@@ -104,6 +106,7 @@ class FedTide(Strategy):
         self.fraction_train, self.fraction_evaluate = fraction_train, fraction_evaluate
         self.min_train_nodes, self.min_available_nodes = min_train_nodes, min_available_nodes
         self.close_after, self.late = close_after, takes_late(algorithm)
+        self._form = form_of(algorithm)
         self._clients, self._clock = clients, clock or Clock()
         self._state = None if state is None else Path(state)
         self._ledger = None if ledger is None else Ledger(ledger, federation)
@@ -140,17 +143,19 @@ class FedTide(Strategy):
             BadInput: arrays that are no model, a state or a ledger that does not belong to this.
         """
         self._begin(grid, initial_arrays)
-        self.summary()
-        result = Result()
-        self._evaluate_here(result, evaluate_fn)
-        while self._training.round < num_rounds:
-            log.info("[ROUND %s/%s]", self._training.round + 1, num_rounds)
-            metrics = self._round(grid, timeout, train_config or ConfigRecord())
-            if metrics is not None:
-                result.train_metrics_clientapp[self._training.round] = metrics
-            if self.fraction_evaluate:
-                self._evaluate_there(result, grid, timeout, evaluate_config or ConfigRecord())
+        try:
+            self._repair_ledger()
+            self.summary()
+            result = Result()
             self._evaluate_here(result, evaluate_fn)
+            while self._training.round < num_rounds:
+                log.info("[ROUND %s/%s]", self._training.round + 1, num_rounds)
+                self._round(result, grid, timeout, train_config or ConfigRecord())
+                if self.fraction_evaluate:
+                    self._evaluate_there(result, grid, timeout, evaluate_config or ConfigRecord())
+                self._evaluate_here(result, evaluate_fn)
+        finally:
+            self._training.close()
         result.arrays = self._record(self._training.output)
         return result
 
@@ -180,6 +185,8 @@ class FedTide(Strategy):
                 round=t,
                 client=self._roster.names[client],
                 taken=int(training.taken[client]),
+                accepted=int(training.accepted[client]),
+                form=self._form,
                 raw_gradients=self.algorithm.raw_gradients,
                 config=config,
             )
@@ -235,7 +242,9 @@ class FedTide(Strategy):
         """Begin the training, or go on with the saved one."""
         layout, x = layout_of(initial_arrays)
         roster = Roster.of(self._clients)
-        training = Federation(self.algorithm, roster, layout, x, self._state)
+        training = Federation(
+            self.algorithm, roster, layout, x, self._state, patience=_WAITS_FOR_ANOTHER_RUN
+        )
         if training.run != grid.run.run_id:  # nobody can ask for another run's replies
             training.outstanding.messages.clear()
             training.run = grid.run.run_id
@@ -244,9 +253,8 @@ class FedTide(Strategy):
         self._exchange = Exchange(grid, training.outstanding, self._clock)
         self._meeting = Meeting(self._exchange, roster, self.ttl)
         self._answered: dict[str, Owed] = {}
-        self._repair_ledger()
 
-    def _round(self, grid: Grid, timeout: float, config: ConfigRecord) -> MetricRecord | None:
+    def _round(self, result: Result, grid: Grid, timeout: float, config: ConfigRecord) -> None:
         """Run a round, and write it down."""
         training, exchange = self._training, self._exchange
         t, tick = training.round, self._clock.tick
@@ -270,7 +278,8 @@ class FedTide(Strategy):
         training.save()
         if self._ledger is not None:
             self._ledger.commit(t, training.entries, training.ended_at)
-        return metrics
+        if metrics is not None:
+            result.train_metrics_clientapp[t + 1] = metrics
 
     def _repair_ledger(self) -> None:
         """Add the last saved round, if a crash came between the state and the ledger."""

@@ -1,4 +1,4 @@
-"""What a method needs of a report: whether it may be late, and what must be in it."""
+"""What a method needs of reports: whether they may be late, their form, what is in them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from collections.abc import Iterator
 
 from fedtide.algorithms import MIFA, Algorithm, FedLaAvg, FedVARP, Switch
 from fedtide.algorithms.wrapper import Wrapper
+from fedtide.errors import BadInput
+from fedtide.flower.on_clients import OnClients
 
 
 def takes_late(algorithm: Algorithm) -> bool:
@@ -22,6 +24,8 @@ def takes_late(algorithm: Algorithm) -> bool:
     """
     if isinstance(algorithm, Switch):
         return takes_late(algorithm.first) and takes_late(algorithm.second)
+    if isinstance(algorithm, OnClients):
+        return takes_late(algorithm.method)
     if isinstance(algorithm, Wrapper):
         return takes_late(algorithm.inner)
     return isinstance(algorithm, MIFA | FedLaAvg | FedVARP)
@@ -35,6 +39,22 @@ def reads_steps(algorithm: Algorithm) -> bool:
     (True, False)
     """
     return any(part.raw_gradients or isinstance(part, FedLaAvg) for part in _parts(algorithm))
+
+
+def form_of(algorithm: Algorithm) -> str:
+    """Return in which form clients are to report: that of `OnClients`, or "" for Δ as it is.
+
+    Raises:
+        BadInput: `OnClients` within a Switch, whose clients would have to forget in the middle.
+    """
+    inner = algorithm
+    while isinstance(inner, Wrapper):
+        inner = inner.inner
+    if isinstance(inner, OnClients):
+        return inner.form
+    if any(isinstance(part, OnClients) for part in _parts(algorithm)):
+        raise BadInput("algorithm: Switch cannot hold OnClients; use the plain method there")
+    return ""
 
 
 def _parts(algorithm: Algorithm) -> Iterator[Algorithm]:

@@ -1,0 +1,109 @@
+"""What a client remembers on its own disk, by the round whose report it belongs to."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import safetensors.torch
+import torch
+from safetensors import SafetensorError
+from torch import Tensor
+
+from fedtide.algorithms.intervals import MeanHistory
+from fedtide.flower.messages import Asked, Update
+from fedtide.problems.layout import Params
+
+
+class Lost(Exception):
+    """The client does not have what it should remember."""
+
+
+def remembered(update: Update, asked: Asked, folder: Path) -> Update:
+    """Return what a client sends in the form that it is asked for (see `OnClients`).
+
+    What it will need if this report counts is on disk before the report is sent; what it would need
+    if this one is lost stays there, too.
+
+    Args:
+        update: as it is.
+        asked: its instructions.
+        folder: of this client in this federation.
+
+    Raises:
+        Lost: the report that counted last is not on the disk, and is needed.
+    """
+    disk = Disk(folder)
+    disk.keep(asked.accepted)
+    if asked.form.startswith("fedau-"):
+        weight = _weight(asked, disk)
+        return replace(update, update={name: weight * t for name, t in update.update.items()})
+    return _difference(update, asked, disk)
+
+
+def _difference(update: Update, asked: Asked, disk: Disk) -> Update:
+    """Return y new - y old, with y = Δ for MIFA and Δ / γ for FedLaAvg."""
+    scale = 1.0 / update.lr if asked.form == "fedlaavg" else 1.0
+    new = {name: (scale * tensor).detach() for name, tensor in update.update.items()}
+    old = disk.load(asked.accepted)
+    if asked.accepted >= 0 and (old is None or old.keys() != new.keys()):
+        raise Lost
+    disk.save(asked.round, new)
+    if old is None or asked.accepted < 0:
+        return replace(update, update=new)
+    return replace(update, update={name: new[name] - old[name] for name in new})
+
+
+def _weight(asked: Asked, disk: Disk) -> float:
+    """Return FedAU's ω of this round, from the rounds in which this client took part."""
+    cutoff, begun = int(asked.form.removeprefix("fedau-")), 0
+    history = MeanHistory.empty(1, cutoff, torch.device("cpu"))
+    if asked.accepted >= 0:
+        found = disk.load(asked.accepted)
+        begun = asked.accepted + 1 if found is None else int(found["begun"])
+        if found is not None:
+            history = MeanHistory(cutoff, found["last"], found["closed"])
+    only, t = torch.zeros(1, dtype=torch.int64), asked.round - begun
+    weight = float(history.means(t, only))
+    history = history.record(t, only)
+    state = {"last": history.last, "closed": history.closed, "begun": torch.tensor(begun)}
+    disk.save(asked.round, state)
+    return weight
+
+
+class Disk:
+    """Tensors in a folder, one file for each round.
+
+    Args:
+        folder: made when it is needed.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def save(self, t: int, tensors: Params) -> None:
+        """Write what belongs to round t, at once or not at all."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        path = self._path(t)
+        draft = path.with_suffix(".part")
+        safetensors.torch.save_file({n: x.contiguous() for n, x in tensors.items()}, draft)
+        with draft.open("rb") as file:
+            os.fsync(file.fileno())
+        draft.replace(path)
+
+    def load(self, t: int) -> dict[str, Tensor] | None:
+        """Return what belongs to round t; None: it is not there, or broken."""
+        try:
+            return safetensors.torch.load_file(self._path(t))
+        except (OSError, SafetensorError):
+            return None
+
+    def keep(self, t: int) -> None:
+        """Remove what belongs to other rounds than t."""
+        for path in self._folder.glob("*.safetensors"):
+            if path != self._path(t):
+                path.unlink()
+
+    def _path(self, t: int) -> Path:
+        return self._folder / f"{t}.safetensors"
