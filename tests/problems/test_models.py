@@ -230,7 +230,7 @@ def test_bad_import_paths(user_module):
         (f"{user_module}:Nett", {}, "cannot be imported .*Nett"),
         (f"{user_module}:Net", {"height": 1}, "cannot be made from arguments .*height"),
         (f"{user_module}:number", {}, "gives a int; it must give a torch.nn.Module"),
-        (":Net", {}, "cannot be imported"),
+        (":Net", {}, "path: ':Net' is no import path"),
     ):
         with pytest.raises(BadInput, match=complaint):
             Imported(path, arguments).build((1, 8, 8), 10)

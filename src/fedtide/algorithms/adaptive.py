@@ -56,7 +56,10 @@ class AdaptiveServer(Wrapper):
 
     def init(self, model: Tensor, population: Population) -> AdaptiveState:
         """Return the state before round 0."""
-        v0 = self.tau**2 if self.v0 is None else self.v0
+        v0 = self.tau * self.tau if self.v0 is None else self.v0
+        if v0 > torch.finfo(model.dtype).max:
+            name = "tau" if self.v0 is None else "v0"
+            raise BadInput(f"{name}: {getattr(self, name)} is too large for {model.dtype}")
         inner = self.inner.init(model, population)
         return AdaptiveState(inner, m=torch.zeros_like(model), v=torch.full_like(model, v0))
 

@@ -16,6 +16,8 @@ def whole(field: str, value: object, least: int = 1) -> None:
     """Refuse what is not a whole number of at least `least`."""
     if isinstance(value, bool) or not isinstance(value, Integral) or int(value) < least:
         raise BadInput(f"{field}: {value!r} is not a whole number; give one of at least {least}")
+    if int(value) >= 2**63:
+        raise BadInput(f"{field}: {value!r:.60} is too large; give a number below 2**63")
 
 
 def cohort_fits(size: int, clients: int) -> None:

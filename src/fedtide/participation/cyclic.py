@@ -18,6 +18,9 @@ from fedtide.randomness import generator
 STARTS = ("stationary", "off")
 
 
+_LONGEST = 2**30  # a cycle of at most twice as many rounds fits 32 bits
+
+
 @dataclass(frozen=True)
 class Cyclic(Process):
     """Client n is available for A_n rounds, away for B_n rounds, and so on for ever.
@@ -51,6 +54,8 @@ class Cyclic(Process):
     def __post_init__(self) -> None:
         check_rates(self.rates)
         whole("period", self.period, least=2)
+        if self.period > _LONGEST:
+            raise BadInput(f"period: {self.period} rounds are too long; give at most {_LONGEST}")
         if self.start not in STARTS:
             raise BadInput(
                 f"start: {self.start!r} is no way to start; {did_you_mean(self.start, STARTS)}"

@@ -20,6 +20,8 @@ from fedtide.population import Population
 
 _Times = NDArray[np.float64]
 
+_MOST_ROUNDS = 100_000  # they are gone through in seconds
+
 
 @dataclass(frozen=True)
 class Trace(Process):
@@ -66,9 +68,12 @@ class Trace(Process):
         return _Instants(Intervals(clients, starts, ends), step, period, length)
 
     def known_rates(self, population: Population, seed: int) -> _Times | None:
-        """Return each client's share of the rounds where the trace repeats in whole rounds."""
+        """Return each client's share of the rounds where the trace repeats in whole rounds.
+
+        It is counted over all rounds of the trace, and unknown where these are over 100,000.
+        """
         period, step = self._period(self._intervals(population.clients)[2]), self._step()
-        if period is None or period % step:
+        if period is None or period % step or period / step > _MOST_ROUNDS:
             return None
         rounds = int(period / step)
         running = self.begin(population, seed)

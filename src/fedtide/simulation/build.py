@@ -103,7 +103,7 @@ class Builder:
             raise BadInput(f"{_join(path, 'type')}: missing; {did_you_mean('', table)}")
         if not isinstance(name, str) or name not in table:
             raise BadInput(
-                f"{_join(path, 'type')}: unknown {name!r}; {did_you_mean(str(name), table)}"
+                f"{_join(path, 'type')}: unknown {name!r:.60}; {did_you_mean(str(name), table)}"
             )
         return self._of_class(table[name], value, path)
 
@@ -126,7 +126,15 @@ class Builder:
 
 
 def _join(path: str, key: Any) -> str:
-    return f"{path}.{key}" if path else str(key)
+    """Return the dotted path of a key; a key that does not fit one line is written as Python does.
+
+    >>> _join("local", "lr"), _join("", "l\\n")
+    ('local.lr', "'l\\\\n'")
+    """
+    name = str(key)
+    if not name.strip() or not name.isprintable() or len(name) > 60:
+        name = f"{key!r:.60}"
+    return f"{path}.{name}" if path else name
 
 
 def _is_union(kind: Any) -> bool:
@@ -156,7 +164,17 @@ def _leaf(kind: Any, value: Any, path: str) -> Any:
         raise BadInput(f"{path}: {what[0].lower()}{what[1:]} (got {value!r:.60})") from None
     if isinstance(value, bool) and type(built) in (int, float):
         raise BadInput(f"{path}: input should be a number (got {value!r})")
+    _refuse_huge(built, path)
     return built
+
+
+def _refuse_huge(value: Any, path: str) -> None:
+    """Refuse whole numbers of more than 64 bits, which no array can hold."""
+    if isinstance(value, int) and not -(2**63) <= value < 2**63:
+        raise BadInput(f"{path}: {value!r:.60} is too large a number; give one below 2**63")
+    if isinstance(value, list | tuple):
+        for part in value:
+            _refuse_huge(part, path)
 
 
 @lru_cache(maxsize=512)

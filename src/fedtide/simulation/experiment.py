@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, Literal, get_type_hints
 
 import torch
-import yaml
 
 from fedtide.algorithms import ALGORITHMS, Algorithm
 from fedtide.checks import at_least, one_of
@@ -30,6 +29,7 @@ from fedtide.problems import PARTITIONS, PROBLEMS, Partition, Problem
 from fedtide.problems.models.table import MODEL_TYPES
 from fedtide.problems.weighted import Objective
 from fedtide.simulation.build import Builder
+from fedtide.simulation.yaml_text import NotUsable, parse
 from fedtide.training import PROJECTIONS, SCHEDULES, LocalTraining
 from fedtide.training.choose import TrainerName
 from fedtide.training.projection import Projection
@@ -194,13 +194,11 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
         BadInput: no such file, not YAML, or not a mapping.
     """
     try:
-        plain = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
+        plain = parse(Path(path).read_text(encoding="utf-8"))
+    except NotUsable as error:
+        raise BadInput(f"{path}: {error}; mend the file") from None
+    except (OSError, ValueError) as error:
         raise BadInput(f"{path}: cannot be read ({type(error).__name__}); check the path") from None
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f" in line {mark.line + 1}" if mark else ""
-        raise BadInput(f"{path}: not YAML{where}; mend the file") from None
     if not isinstance(plain, dict):
         raise BadInput(f"{path}: holds no keys; an experiment begins with `problem:`")
     return plain
@@ -217,9 +215,9 @@ def override(plain: dict[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
         if not equals or not key:
             raise BadInput(f"{text}: not KEY=VALUE, such as rounds=50")
         try:
-            put(plain, key.split("."), yaml.safe_load(value))
-        except yaml.YAMLError:
-            raise BadInput(f"{key}: the value {value!r} is not YAML; quote it") from None
+            put(plain, key.split("."), parse(value))
+        except NotUsable:
+            raise BadInput(f"{key}: the value {value!r:.60} is not YAML; quote it") from None
     return plain
 
 

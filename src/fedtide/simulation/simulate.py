@@ -108,11 +108,37 @@ def execute(
     watcher = watcher or Silent()
     if out is None and resume:
         raise BadInput("resume: there is no folder to go on with; give it as out")
-    if out is None:
-        started = Run(experiment)
-        _loop(started, watcher)
-        return _result(started, log_of(started.log))
-    folder, plain = RunFolder(out), experiment.plain()
+    with _enough_memory():
+        return (
+            _in_memory(experiment, watcher)
+            if out is None
+            else _in_folder(experiment, RunFolder(out), resume, watcher)
+        )
+
+
+@contextmanager
+def _enough_memory() -> Iterator[None]:
+    """Say in a sentence that there is not."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:  # the latter is what torch raises
+        if isinstance(error, RuntimeError) and "memory" not in str(error):
+            raise
+        reason = "".join(str(error).splitlines()[:1])
+        raise BadInput(
+            f"problem: the run needs more memory than there is ({reason:.200}); give fewer "
+            "clients, samples or local steps, a smaller model, or a lower max_stack_bytes"
+        ) from None
+
+
+def _in_memory(experiment: Experiment, watcher: Watcher) -> Result:
+    started = Run(experiment)
+    _loop(started, watcher)
+    return _result(started, log_of(started.log))
+
+
+def _in_folder(experiment: Experiment, folder: RunFolder, resume: bool, watcher: Watcher) -> Result:
+    plain = experiment.plain()
     folder.check(plain, resume)
     started = _prepare(experiment, _last(folder) if resume else None, folder)
     with folder.held(plain, resume):

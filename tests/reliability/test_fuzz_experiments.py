@@ -1,0 +1,415 @@
+"""Thousands of broken experiment files: one sentence or a valid experiment; no traceback, no hang.
+
+Every file begins as a good one that names some class of every table, and is then damaged: values
+replaced by others of any type and size, keys misspelt, moved, removed and added, text cut, changed
+and doubled. What is a valid experiment all the same is run for a round where it is small.
+"""
+
+import random
+import re
+import signal
+from contextlib import contextmanager, suppress
+from copy import deepcopy
+
+import numpy as np
+import pytest
+import yaml
+
+import fedtide as ft
+from fedtide.algorithms import ALGORITHMS
+from fedtide.participation import PROCESSES, REPORTS, SELECTIONS
+from fedtide.problems import PARTITIONS, PROBLEMS
+from fedtide.problems.models.table import MODEL_TYPES
+from fedtide.simulation import execute
+from fedtide.training import PROJECTIONS, SCHEDULES
+
+QUADRATIC = {
+    "type": "quadratic",
+    "matrices": [[[1.0]], [[2.0]], [[3.0]]],
+    "centers": [[0.0], [1.0], [2.0]],
+    "start": [1.0],
+}
+REGRESSION = {
+    "type": "regression",
+    "clients": 3,
+    "samples": 12,
+    "features": 4,
+    "informative": 2,
+    "noise": 0.1,
+}
+DIGITS = {"type": "classification", "dataset": "digits", "clients": 10, "partition": "iid"}
+
+GOOD = {
+    "algorithm": [
+        {"type": "fedavg", "server_lr": 1.0, "weights": "all"},
+        {"type": "known-rates", "rates": [0.5, 0.5, 0.5]},
+        {"type": "fedau", "cutoff": 3, "average": 0.5},
+        {"type": "fedau", "groups": [0, 1, 1]},
+        {"type": "fedvarp", "empty_rounds": "memory"},
+        {"type": "mifa", "unseen": "exclude"},
+        {"type": "fedlaavg"},
+        {"type": "fedprox", "mu": 0.1, "weights": "given"},
+        {"type": "scaffold", "option": 1},
+        {"type": "amplified-scaffold", "period": 2, "factor": 1.5},
+        {"type": "amplified", "period": 2, "factor": 1.5, "inner": {"type": "fedau"}},
+        {"type": "fedadam", "server_lr": 0.1, "beta1": 0.9, "beta2": 0.9, "tau": 0.1},
+        {"type": "fedyogi", "v0": 0.1, "inner": "fedavg"},
+        {"type": "fedavgm", "momentum": 0.5, "convention": "ema"},
+        {"type": "wait-for-all", "period": 2, "mode": "gradient", "batch": "full"},
+        {"type": "weighted-fedavg", "rates": [0.5, 0.5, 0.5], "normalise": False},
+        {"type": "switch", "first": "fedavg", "second": "fedlaavg", "at": 1},
+        {"type": "averaged", "inner": {"type": "scaffold"}},
+        {"type": "central-sgd"},
+    ],
+    "participation": [
+        {"type": "full"},
+        {"type": "table", "weights": [[1, 0, 0.5], [0, 1, 1]]},
+        {"type": "bernoulli", "rates": 0.5},
+        {"type": "bernoulli", "rates": {"type": "correlated", "alpha": 0.1, "mean": 0.3}},
+        {"type": "markov", "rates": [0.1, 0.5, 0.9], "max_on": 0.05},
+        {"type": "cyclic", "rates": 0.5, "period": 4, "start": "off"},
+        {"type": "group-cycle", "groups": 2, "rounds": [1, 2], "offset": 1, "on": 0.9, "off": 0.1},
+        {"type": "uniform", "size": 2},
+        {"type": "permutation", "size": 2},
+        {"type": "weighted", "size": 2, "weights": [1, 2, 3]},
+        {"type": "subset-law", "subsets": [[0, 2], [1]], "probabilities": [0.5, 0.5]},
+        {"type": "trace", "file": "trace.csv", "round_seconds": 1.0, "repeat": 10.0},
+        {"type": "replay", "log": "log.csv", "stage": "used"},
+    ],
+    "selection": [
+        {"type": "all"},
+        {"type": "uniform-of", "size": 1},
+        {"type": "permutation-of", "size": 1},
+        {"type": "longest-absent", "size": 1},
+        {"type": "least-served", "size": 1, "period": 2},
+    ],
+    "report": [{"type": "always"}, {"type": "drop", "probability": 0.5}],
+    "problem": [
+        QUADRATIC,
+        {"type": "lower-bound-4d", "noise": 0.5, "logged": "published"},
+        REGRESSION,
+        DIGITS | {"partition": {"type": "iid"}},
+        DIGITS | {"partition": {"type": "dirichlet", "alpha": 1.0}, "normalise": [0, 1]},
+        DIGITS | {"partition": {"type": "majority-class", "similarity": 0.1}, "augment": ["flip"]},
+        DIGITS | {"partition": {"type": "single-class", "mean": 5, "spread": 1}},
+        DIGITS | {"partition": {"type": "natural", "column": "label"}},
+        DIGITS | {"partition": {"type": "shared-pool", "samples": 5, "classes": 2}},
+        DIGITS | {"model": {"type": "mlp", "hidden": [3]}},
+        DIGITS | {"model": {"type": "logistic", "bias": False, "start": "zero"}},
+        DIGITS
+        | {"model": {"type": "cnn", "channels": [2], "kernel": 3, "padding": 1, "dropout": 0.1}},
+        DIGITS | {"model": {"type": "net:Net", "arguments": {"width": 64}}},
+    ],
+    "local": [
+        {"steps": 2, "lr": 0.1},
+        {"epochs": 1, "batch_size": 4, "lr": 0.1},
+        {"steps": 1, "lr": 0.1, "momentum": 0.5, "weight_decay": 0.1},
+        {"steps": 1, "lr": 0.1, "projection": {"type": "ball", "radius": 1}},
+        {"steps": 1, "lr": 0.1, "projection": {"type": "box", "low": -1, "high": 1}},
+        {"steps": 1, "lr": 0.1, "schedule": {"type": "step", "decay": 0.5, "every": 2}},
+        {"steps": 1, "lr": 0.1, "schedule": {"type": "inverse", "every": 2}},
+        {
+            "steps": 1,
+            "lr": 0.1,
+            "schedule": {"type": "piecewise", "starts": [0, 1], "factors": [1, 0.1]},
+        },
+    ],
+    "objective": ["uniform", "samples", [1, 2, 3]],
+    "evaluation": [{"every": 1}, {"every": 0, "clients": False}],
+    "checkpoint": [{"seconds": 1}, {"every": 1}],
+    "seed": [0, 7],
+    "rounds": [2],
+    "dtype": ["float32", "float64"],
+    "on_nonfinite": ["stop", "drop"],
+    "log": ["available", "used"],
+    "trainer": ["reference"],
+    "device": ["cpu"],
+    "name": ["fuzz"],
+    "record_iterates": [True, False],
+    "max_stack_bytes": [100, 2**20],
+}
+"""For each key of an experiment, good values; together they name every class of every table."""
+
+BASE = {
+    "problem": REGRESSION,
+    "participation": "full",
+    "algorithm": "fedavg",
+    "local": {"steps": 1, "lr": 0.1, "batch_size": 2},
+    "rounds": 2,
+    "trainer": "reference",
+}
+
+JUNK = [
+    None, True, False, -1, 0, 1, 2, 3, 7, 0.5, 1.5, -0.0, 1e-300, 1e308, 10**30, -(10**30), 2**63,
+    2**31, float("nan"), float("inf"), -float("inf"), "", " ", "x", "nan", "inf", "1e-3", "0.5",
+    "-1", "1_000", "0x10", "null", "true", "fedau", "full", "all", "regression", "iid", "ö", "日本",
+    "\u202e", "😀", "a\nb", "../..", "/", ".", "~", "a:b", ":", "os:system", "torch.nn:ReLU",
+    "logistic", "cnn-003-cifar10", "trace.csv", "log.csv", "none.csv", "x" * 1000, b"bytes", [],
+    [[]], [[[]]], [0], [1, 2], [0.5, 0.5, 0.5], [1, "a"], [None], [True], [[1], [1, 2]], [{}], {},
+    {"type": None}, {"type": 1}, {"type": "x"}, {"type": []}, {"type": "fedavg"}, {"a": 1},
+    {1: 2}, {None: None}, {(1, 2): 3}, {"type": "full", 3: 4}, [float("nan")], [10**30],
+    {"type": "amplified", "period": 2, "factor": 1},
+]  # fmt: skip
+"""Values of any type and size, to stand where another belongs."""
+
+
+def paths(tree, prefix=()):
+    """Yield the path of every value in nested mappings and lists."""
+    for key, value in tree.items() if isinstance(tree, dict) else enumerate(tree):
+        yield (*prefix, key)
+        if isinstance(value, dict | list):
+            yield from paths(value, (*prefix, key))
+
+
+def good(draw):
+    """Return an experiment with three clients, some of its keys with other good values."""
+    others = [key for key in GOOD if draw.random() < 0.3]
+    return deepcopy(BASE) | {key: deepcopy(draw.choice(GOOD[key])) for key in others}
+
+
+def damaged(tree, draw):
+    """Change one place of the tree."""
+    path = draw.choice(list(paths(tree)))
+    inside, key, how = at(tree, path[:-1]), path[-1], draw.randrange(9)
+    if how == 0:
+        del inside[key]
+    elif how == 1 and isinstance(inside, dict):
+        inside[misspelt(str(key), draw)] = inside.pop(key)
+    elif how == 2 and isinstance(inside, dict):
+        inside[draw.choice(["extra", "type", "lr", 3, None, ""])] = draw.choice(JUNK)
+    elif how == 3:
+        inside[key] = [inside[key]] * draw.choice([1, 2, 3])
+    elif how == 4:
+        inside[key] = deepcopy(draw.choice(draw.choice(list(GOOD.values()))))
+    elif how < 7 and isinstance(inside[key], int | float):
+        inside[key] = draw.choice([value for value in JUNK if isinstance(value, int | float)])
+    else:
+        inside[key] = deepcopy(draw.choice(JUNK))
+    return tree or {"x": 1}
+
+
+def renumbered(tree, draw):
+    """Change one number of the tree to another of its type."""
+    numbers = [path for path in paths(tree) if type(at(tree, path)) in (int, float)]
+    path = draw.choice(numbers)
+    kind = type(at(tree, path))
+    at(tree, path[:-1])[path[-1]] = draw.choice([value for value in JUNK if type(value) is kind])
+    return tree
+
+
+def at(tree, path):
+    for key in path:
+        tree = tree[key]
+    return tree
+
+
+def misspelt(word, draw):
+    place = draw.randrange(len(word) + 1)
+    return word[:place] + draw.choice("aeö _-.:#{[") + word[place + draw.randrange(2) :]
+
+
+def damaged_text(text, draw):
+    """Cut, change or double a part of a text."""
+    first = draw.randrange(len(text))
+    last = min(len(text), first + draw.choice([1, 2, 10, 100]))
+    how = draw.randrange(5)
+    if how == 0:
+        return text[:first]
+    if how == 1:
+        return text[:first] + text[last:]
+    if how == 2:
+        return text[:last] + text[first:]
+    if how == 3:
+        return (
+            text[:first] + draw.choice(list("\0\t\n\r:-[]{}&*!|>'\"%@`#,?ä\ufeff")) + text[first:]
+        )
+    return (
+        text[:first]
+        + draw.choice(["!!python/object:os.system ", "&a *a ", "<<: *a", "---\n"])
+        + text[last:]
+    )
+
+
+class Hang(BaseException):
+    pass
+
+
+@contextmanager
+def within_seconds(seconds):
+    def stop(number, frame):
+        raise Hang
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
+NET = """
+from torch import nn
+
+
+def Net(width):
+    return nn.Sequential(nn.Flatten(), nn.Linear(width, 10))
+"""
+
+SENTENCE = re.compile(r"^.+: .+$")
+
+
+def tried(file):
+    """Return the experiment in a file, or the sentence that it is refused with."""
+    try:
+        with within_seconds(60):
+            return ft.Experiment.load(file)
+    except ft.BadInput as error:
+        said = str(error)
+        assert SENTENCE.match(said), said
+        assert said.isprintable(), said
+        assert len(said) < 600, said
+        return said
+
+
+def small(experiment):
+    """Say whether a run takes no longer than a moment."""
+    problem, local = experiment.problem, experiment.local
+    sizes = [*map(int, re.findall(r"\d+", repr(problem)))]
+    return experiment.rounds < 100 and max(*sizes, local.steps or 1, local.epochs or 1) < 2000
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    (tmp_path / "trace.csv").write_text("client,start,end\n0,0,5\n1,2,4\n2,1,9\n")
+    (tmp_path / "log.csv").write_text("round,client\n0,0\n0,1\n1,2\n")
+    (tmp_path / "net.py").write_text(NET)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize("key", GOOD)
+def test_what_is_to_be_damaged_is_good(key, folder):
+    for value in GOOD[key]:
+        fields = BASE | {"local": {"steps": 1, "lr": 0.1}, key: value}
+        if isinstance(value, dict) and isinstance(value.get("rates"), dict):
+            fields["problem"] = DIGITS
+        ft.Experiment.of(fields)
+        ft.simulate(**fields)
+
+
+def test_every_class_is_damaged():
+    named = set(re.findall(r"'type': '([a-z0-9-]+)'", repr(GOOD)))
+    tables = (ALGORITHMS, PROCESSES, SELECTIONS, REPORTS, PROBLEMS, SCHEDULES, PROJECTIONS)
+    others = set(PARTITIONS) - {"flwr"} | set(MODEL_TYPES) - {"imported"}
+    assert named >= others.union(*tables)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", range(3))
+def test_damaged_values_and_keys(part, folder):
+    refused = 0
+    for number in range(part * 500, (part + 1) * 500):
+        draw = random.Random(number)
+        tree = good(draw)
+        for _ in range(draw.choice([1, 1, 2, 3])):
+            tree = damaged(tree, draw)
+        try:
+            text = yaml.safe_dump(tree, allow_unicode=True)
+        except yaml.YAMLError:  # what no file can say
+            continue
+        (folder / "e.yaml").write_text(text, encoding="utf-8")
+        refused += isinstance(tried(folder / "e.yaml"), str)
+    assert refused > 200
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", range(2))
+def test_damaged_text(part, folder):
+    for number in range(part * 400, (part + 1) * 400):
+        draw = random.Random(number)
+        text = yaml.safe_dump(good(draw), allow_unicode=True)
+        for _ in range(draw.choice([1, 1, 2, 3])):
+            text = damaged_text(text, draw) or "x"
+        (folder / "e.yaml").write_text(text, encoding="utf-8")
+        tried(folder / "e.yaml")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", range(3))
+@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
+def test_other_numbers_run_or_are_refused(part, folder):
+    """Also by what only sees them when a run begins; and nothing is left behind."""
+    before = sorted(folder.iterdir())
+    ran = 0
+    for number in range(part * 250, (part + 1) * 250):
+        draw = random.Random(number)
+        tree = good(draw)
+        for _ in range(draw.choice([0, 1, 1, 2])):
+            tree = renumbered(tree, draw)
+        with suppress(ft.BadInput):
+            experiment = ft.Experiment.of(tree)
+            if small(experiment):
+                with within_seconds(60):
+                    execute(experiment)
+                ran += 1
+    assert ran > 50
+    assert sorted(folder.iterdir()) == before
+
+
+NESTED = "[" * 1000 + "]" * 1000
+BOMB = "\n".join(f"    - &a{i} [{','.join([f'*a{i - 1}'] * 10) if i else '1,1'}]" for i in range(9))
+MERGES = "".join(f"a{i}: &a{i} {{<<: [{','.join([f'*a{i - 1}'] * 10)}]}}\n" for i in range(1, 9))
+
+NASTY = {
+    "nested": ("problem: " + NESTED, "nested too deeply"),
+    "nested and open": ("problem: " + "[" * 5000, "nested too deeply"),
+    "alias bomb": ("problem:\n  matrices:\n" + BOMB, "not plain: its aliases make more than"),
+    "merge bomb": ("a0: &a0 {x: 1}\n" + MERGES, "not plain: its aliases make more than"),
+    "itself": ("problem: &a [*a]", "not plain: an alias stands inside of what it refers to"),
+    "twice": ("rounds: 1\nrounds: 2", "not YAML in line 2, the key 'rounds' is there twice"),
+    "long": ("rounds: " + "9" * 5000, "not YAML (Exceeds the limit"),
+    "long and hexadecimal": ("rounds: 0x" + "f" * 5000, "not plain: a whole number of 20000 bits"),
+    "date": ("rounds: 2020-99-99", "not YAML (month must be in 1..12)"),
+    "int": ("rounds: !!int x", "not YAML (invalid literal for int()"),
+    "empty int": ("rounds: !!int ''", "not YAML ("),
+    "float": ("rounds: !!float x", "not YAML (could not convert string to float"),
+    "bool": ("rounds: !!bool x", "not YAML ('x')"),
+    "time": ("rounds: !!timestamp x", "not YAML ("),
+    "two documents": ("a: 1\n---\nb: 2", "not YAML in line 2"),
+    "unhashable key": ("? [1, 2]\n: 3", "not YAML in line 1"),
+    "code": ("rounds: !!python/object/apply:os.system ['touch pwned']", "not YAML in line 1"),
+    "nothing": ("", "holds no keys; an experiment begins with `problem:`"),
+    "NUL": ("rounds: \0", "not YAML"),
+}
+
+
+@pytest.mark.parametrize("name", NASTY)
+def test_nasty_files(name, folder):
+    text, sentence = NASTY[name]
+    (folder / "e.yaml").write_text(text)
+    said = tried(folder / "e.yaml")
+    assert said.startswith(f"{folder / 'e.yaml'}: {sentence}")
+    assert not (folder / "pwned").exists()
+
+
+def test_aliases_are_fine_where_they_save_words(folder):
+    (folder / "e.yaml").write_text(
+        "problem: {type: quadratic, matrices: [&a [[1]], *a, *a], centers: [&b [0], *b, *b]}\n"
+        "participation: full\nalgorithm: fedavg\nlocal: {steps: 1, lr: 0.1}\nrounds: 2\n"
+    )
+    assert np.shape(tried(folder / "e.yaml").problem.matrices) == (3, 1, 1)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"local": {"steps": 10**13, "lr": 0.1}},
+        {"problem": REGRESSION | {"samples": 10**13}},
+        {"problem": DIGITS | {"model": {"type": "mlp", "hidden": [10**12]}}},
+    ],
+    ids=str,
+)
+def test_what_no_memory_holds(changes):
+    with pytest.raises(ft.BadInput, match=r"^problem: .* more memory than there is .*; give fewer"):
+        ft.simulate(**BASE | changes)
