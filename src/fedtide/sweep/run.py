@@ -113,6 +113,8 @@ class _Running:
 
     def _scores(self, settings: Sequence[Setting]) -> list[float]:
         """Run settings with all seeds and return the mean loss of each."""
+        if not settings:
+            return []
         seeds, name = self.sweep.seeds, self.sweep.name
         by_seed = [[setting.member(seed, name) for setting in settings] for seed in seeds]
         members = [member for group in by_seed for member in group]

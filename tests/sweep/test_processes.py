@@ -1,0 +1,114 @@
+"""Sweeps in processes that are killed, one by one or all together."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import polars as pl
+import pytest
+import yaml
+
+from fedtide.sweep import Sweep, run_sweep
+
+pytestmark = pytest.mark.slow
+
+COMMAND = [sys.executable, "-c", "from fedtide.cli import main; main()", "sweep"]
+
+
+@pytest.fixture
+def long(base):
+    """Return a sweep of four runs of some hundred rounds."""
+    return base | {
+        "rounds": 400,
+        "checkpoint": {"every": 20},
+        "evaluation": {"every": 200},
+        "grid": {"local.lr": [0.001, 0.002]},
+        "seeds": [1, 2],
+    }
+
+
+def waited(condition, seconds=90):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not come true in time"
+        time.sleep(0.05)
+
+
+def workers(parent):
+    """Return the processes whose parent this is and that have a run folder's lock open."""
+    found = set()
+    for status in Path("/proc").glob("[0-9]*/status"):
+        with suppress(OSError):
+            lines = dict(line.split(":\t", 1) for line in status.read_text().splitlines())
+            files = [link.readlink().name for link in status.parent.glob("fd/*")]
+            if lines["PPid"] == str(parent) and ".lock" in files:
+                found.add(int(status.parent.name))
+    return found
+
+
+def started(file, out):
+    return subprocess.Popen(
+        [*COMMAND, str(file), "--out", str(out), "--workers", "2"],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+
+
+def test_a_sweep_that_loses_a_worker_and_is_killed_goes_on(long, results, tmp_path):
+    """Runs that were finished are not run again; the others end as if nothing had happened."""
+    whole = run_sweep(Sweep.of(long), tmp_path / "whole", workers=1)
+    file, out = tmp_path / "sweep.yaml", tmp_path / "killed"
+    file.write_text(yaml.safe_dump(long))
+    process = started(file, out)
+    waited(lambda: list(out.glob("*/*/checkpoints/*40.safetensors")) and workers(process.pid))
+    os.kill(workers(process.pid).pop(), signal.SIGKILL)
+    waited(lambda: list(out.glob("*/*/summary.json")))
+    process.kill()
+    process.wait()
+    finished = {path: path.stat().st_mtime_ns for path in out.glob("*/*/summary.json")}
+    assert 1 <= len(finished) <= len(whole)
+    waited(lambda: not alive(out))
+    assert started(file, out).wait(timeout=180) == 0
+    assert {path: path.stat().st_mtime_ns for path in finished} == finished
+    found, times = pl.read_parquet(out / "results.parquet"), ["folder", "rounds_per_second"]
+    assert whole.drop(times).equals(found.drop(times))
+    for a, b in zip(whole["folder"], found["folder"], strict=True):
+        assert results(a) == results(b)
+
+
+def alive(out):
+    """Say whether a process still has a file below the folder open."""
+    for link in Path("/proc").glob("[0-9]*/fd/*"):
+        with suppress(OSError):
+            if link.readlink().is_relative_to(out):
+                return True
+    return False
+
+
+def test_one_whose_process_is_always_lost_fails_and_the_others_go_on(base, tmp_path, monkeypatch):
+    """A model that ends its process when it is made."""
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
+    (tmp_path / "deadly.py").write_text(
+        "import os, multiprocessing as m\n"
+        "from torch import nn\n"
+        "def model():\n"
+        "    if m.parent_process() is not None:\n"
+        "        os._exit(7)\n"
+        "    return nn.Sequential(nn.Flatten(), nn.Linear(64, 10))\n"
+    )
+    digits = {"type": "classification", "dataset": "digits", "partition": "iid", "clients": 5}
+    plain = base | {
+        "problem": digits,
+        "list": [
+            {"name": "deadly", "problem.model": "deadly:model"},
+            {"name": "good", "problem.model": "logistic"},
+        ],
+    }
+    frame = run_sweep(Sweep.of(plain), tmp_path / "out", workers=2)
+    assert frame["status"].to_list() == ["failed", "done"]
+    assert frame["error"][0].startswith("workers: deadly/seed-0 lost its process 3 times (exit")

@@ -1,0 +1,80 @@
+"""The two-stage search, against the same search written out."""
+
+import copy
+
+import numpy as np
+import pytest
+import yaml
+
+import fedtide as ft
+from fedtide.sweep import Sweep, TwoStage, run_sweep
+
+LR, SERVER_LR = [0.003, 0.05, 1e30], [1.0, 2.0, 3.0]
+METHODS = {
+    "fedau": {},
+    "fedavg": {"algorithm": {"type": "fedavg", "server_lr": 0.5}},
+    "central": {"algorithm": "central-sgd"},
+}
+
+
+def loss(base, seeds, method, lr, server_lr):
+    """Return the mean loss of one method at two rates; inf if a run diverges."""
+    losses = []
+    for seed in seeds:
+        plain = copy.deepcopy(base | METHODS[method] | {"seed": seed})
+        plain["local"]["lr"] = lr
+        if method != "central":
+            plain["algorithm"]["server_lr"] = server_lr
+        try:
+            losses.append(ft.simulate(**plain).metrics["loss"][-1])
+        except ft.BadInput:
+            return float("inf")
+    return float(np.mean(losses))
+
+
+def test_it_finds_what_a_loop_finds(base, sweep, tmp_path):
+    seeds = [1, 2]
+    strategy = {"type": "two-stage", "lr": LR, "server_lr": SERVER_LR}
+    found = sweep(methods=METHODS, seeds=seeds, strategy=strategy)
+    frame = run_sweep(found, tmp_path / "out", workers=1)
+    best = yaml.safe_load((tmp_path / "out" / "best.yaml").read_text())
+    for method in METHODS:
+        lr = min(LR, key=lambda lr: loss(base, seeds, method, lr, 1.0))
+        assert best["methods"][method]["local"]["lr"] == lr
+        won = frame.filter(frame["best"], frame["method"] == method)
+        assert set(won["local.lr"]) == {lr}
+        if method != "central":
+            eta = min(SERVER_LR, key=lambda eta: loss(base, seeds, method, lr, eta))
+            assert best["methods"][method]["algorithm"]["server_lr"] == eta
+            assert set(won["algorithm.server_lr"]) == {eta}
+    # Three γ, then two more η than η = 1, for two methods; three γ for the other; two seeds each.
+    assert len(frame) == 2 * (2 * (3 + 2) + 3)
+    assert len(Sweep.load(tmp_path / "out" / "best.yaml").members) == 3
+
+
+def test_a_method_that_always_fails_is_left_out(sweep, tmp_path):
+    methods = {"good": {}, "bad": {"local": {"steps": 3}, "on_nonfinite": "stop"}}
+    found = sweep(methods=methods, strategy={"type": "two-stage", "lr": [1e30], "server_lr": [1.0]})
+    frame = run_sweep(found, tmp_path / "out", workers=1)
+    assert set(frame["status"]) == {"failed"}
+    assert not frame["best"].any()
+    assert yaml.safe_load((tmp_path / "out" / "best.yaml").read_text())["methods"] == {}
+
+
+def test_the_grid_of_the_papers_is_the_default():
+    powers = [10 ** (k / 4) for k in range(-8, 7)]
+    both = [*TwoStage().lr, *TwoStage().server_lr]
+    wanted = [*powers[:7], *powers[8:]]
+    assert both == pytest.approx(wanted, rel=5e-4)
+
+
+def test_it_goes_on_where_it_was(sweep, tmp_path, monkeypatch):
+    """Nothing is run twice, whatever the order in which the stages ask."""
+    strategy = {"type": "two-stage", "lr": [0.01, 0.05], "server_lr": [1.0, 2.0]}
+    found = sweep(seeds=[1, 2], strategy=strategy)
+    first = run_sweep(found, tmp_path / "out", workers=1)
+    monkeypatch.setattr(
+        "fedtide.sweep.run.run_here",
+        lambda jobs, *_: (_ for _ in ()).throw(AssertionError(jobs)) if jobs else None,
+    )
+    assert run_sweep(found, tmp_path / "out", workers=1).equals(first)
