@@ -100,7 +100,7 @@ def test_a_spoilt_log_is_audited_or_refused(tmp_path: Path, suffix: str) -> None
     source = random.Random(f"log{suffix}")
     path = tmp_path / f"log{suffix}"
     names = ["round", "client", "stage", "weight"]
-    for _ in range(3000):
+    for _ in range(1200):
         rows = rows_of(source, names[: source.randrange(2, 5)])
         try:
             content = as_parquet(rows, path) if suffix == ".parquet" else as_text(rows, suffix)
@@ -121,7 +121,7 @@ def test_a_spoilt_trace_is_followed_or_refused(tmp_path: Path, suffix: str) -> N
         running = process.begin(Population(3), 0)
         assert all(0 <= n < 3 for t in range(5) for n in running.round(t).clients.tolist())
 
-    for _ in range(2000):
+    for _ in range(800):
         rows = [
             {"client": n, "start": 10.0 * t, "end": 10.0 * t + 5}
             for n in range(3)

@@ -1,8 +1,4 @@
-"""Logs of known processes: what the audit says of them is true as often as it claims.
-
-Seeds are fixed. Where a share of many logs is tested, the bound lies so far below what the method
-is meant to reach that a method which just reaches it fails with probability below 1e-4.
-"""
+"""Logs of known processes: what the audit says of them is true. Seeds are fixed."""
 
 from typing import Any
 
@@ -26,10 +22,7 @@ from fedtide.participation import (
     Schedule,
     Uniform,
     Weighted,
-    participation_weights,
-    skew,
 )
-from fedtide.population import Population
 
 
 def process_of(name: str, rates: list[float]) -> Process:
@@ -85,36 +78,6 @@ def test_a_short_log_is_undecided(of_rounds: Any) -> None:
     assert find_pattern(of_rounds(cohorts, 4)).family == "undecided"
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", FAMILIES)
-def test_families_and_intervals_over_many_logs(draw: Any, uneven: Any, name: str) -> None:
-    """Over 200 logs of 10 to 100 clients: the family 95 in 100, intervals 93 to 97 in 100.
-
-    A family that is right with probability 0.988 (the least that 1000 logs of each showed) is wrong
-    more than 10 times in 200 with probability 1e-4. The mean coverage over some 9000 intervals has
-    a standard deviation of about 0.005 even if the clients of a log were half alike.
-    """
-    family, period = FAMILIES[name]
-    right, exact, covered = [], [], []
-    for seed in range(200):
-        clients = (10, 20, 50, 100)[seed % 4]
-        rates = uneven(clients, seed)
-        process = process_of(name, rates)
-        log = draw(Schedule(process), clients, 500, seed)
-        found = find_pattern(log)
-        right.append(found.family == family)
-        exact.append(found.period == period)
-        truth = process.known_rates(Population(clients), seed)
-        assert truth is not None
-        got = estimate_rates(log, found)
-        covered.append(((got.low <= truth + 1e-12) & (truth <= got.high + 1e-12)).mean())
-    assert np.mean(right) >= 0.95
-    assert np.mean(exact) >= 0.95
-    assert np.mean(covered) > 0.93
-    if family in ("independent", "markov"):
-        assert np.mean(covered) < 0.97
-
-
 def test_the_exact_skew_of_paper_004(draw: Any) -> None:
     log = draw(Schedule(Weighted(10, np.exp(-np.arange(100) / 10).tolist())), 100, 2000, 5)
     pattern = find_pattern(log)
@@ -123,22 +86,6 @@ def test_the_exact_skew_of_paper_004(draw: Any) -> None:
     low, high = found.plain.interval
     assert low <= 1.289078 <= high
     assert high - low < 0.05
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("process", [Weighted(10, np.exp(-np.arange(100) / 10)), Uniform(10)])
-def test_skew_intervals_over_many_logs(draw: Any, process: Process) -> None:
-    """60 logs: fewer than 53 hits have probability below 1e-3 at 95 in 100."""
-    exact = skew(participation_weights(process, Population(100)))
-    hits = 0
-    for seed in range(60):
-        log = draw(Schedule(process), 100, 500, seed)
-        pattern = find_pattern(log)
-        rates = estimate_rates(log, pattern)
-        found = find_objectives(log, pattern, rates, np.full(100, 0.01), 50)
-        low, high = found.plain.interval
-        hits += low <= exact + 1e-9 <= high + 1e-9
-    assert hits >= 53
 
 
 def test_the_objective_is_where_fedavg_ends(draw: Any, table: Any, uneven: Any) -> None:

@@ -11,7 +11,9 @@ from fedtide.audit.attendance import Floats
 from fedtide.audit.laws import normal_above
 
 _FAR = 3.0
-"""A client may in truth be this many standard errors nearer to its share than it seems."""
+"""A client of so many standard errors counts as far from its share, and has no bias."""
+_SURE = 2.326
+"""How many of its own standard errors the spread of the near ones is lowered."""
 
 Variance = Callable[[Floats], Floats]
 """From slopes ψ, shape (N, 2), to the variance of Σ ψ_n δ̂_n, shape (2,)."""
@@ -20,14 +22,18 @@ Variance = Callable[[Floats], Floats]
 def skew_interval(gaps: Floats, errors: Floats, variance: Variance) -> tuple[float, float]:
     """Return a 95 % interval of Σ |δ_n|, between 0 and 2.
 
-    Noise makes absolute values too large, by B = Σ_n E|δ̂_n| − |δ_n|. B hangs on how many of the δ_n
-    are 0, which no estimate from few rounds can tell, so it is bounded:
+    Noise makes absolute values too large, by B = Σ_n E|δ̂_n| − |δ_n|: by nothing where |δ_n| is far
+    above its error s_n, by s_n √(2/π) where it is 0. For the clients within 3 errors, with
+    z_n = δ̂_n / s_n, take δ_n / s_n ~ N(0, τ²), so that
 
-        most:   δ_n = 0 wherever |δ̂_n| is below 3 standard errors, else 3 of them nearer to 0
-        least:  0, as where no δ_n is near 0
+        B = Σ s_n √(2/π) (√(1 + τ²) − τ)
 
-    The interval is from Σ|δ̂_n| − B_most − c σ_most to Σ|δ̂_n| + c σ_least, with the c between 1.645
-    and 1.960 that covers 95 % at either bound (Imbens and Manski 2004). About δ_n,
+    and the smallest τ that their Σ z² allows at the level 0.01: 0, the most bias, where they may
+    all have their share. The interval is from
+
+        Σ|δ̂_n| − B − c σ_low   to   Σ|δ̂_n| + c σ_high,     c between 1.645 and 1.960
+
+    and covers 95 % with the bias B as well as with none (Imbens and Manski 2004). About δ_n,
 
         |δ_n + e| = mean + (2 Φ(δ_n / s_n) − 1) e + rest
 
@@ -39,16 +45,45 @@ def skew_interval(gaps: Floats, errors: Floats, variance: Variance) -> tuple[flo
         errors: s_n, (N,).
         variance: of sums of the δ̂_n, by a bootstrap of the rounds.
     """
-    near = np.sign(gaps) * np.maximum(np.abs(gaps) - _FAR * errors, 0)
-    slopes = np.stack([_slope(near, errors), _slope(gaps, errors)], axis=1)
+    near = np.abs(gaps) < _FAR * errors
+    spread = _least_spread(gaps[near] / errors[near])
+    likely = np.where(near, gaps * spread**2 / (1 + spread**2), gaps)
+    slopes = np.stack([_slope(likely, errors), _slope(gaps, errors)], axis=1)
     linear = variance(slopes)
-    rests = [_rest(near, errors), _rest(gaps, errors)]
+    rests = [_rest(likely, errors), _rest(gaps, errors)]
     low_noise, high_noise = np.sqrt(linear + np.array(rests))
-    most = float((_folded(near, errors) - np.abs(near)).sum())
+    most = float(errors[near].sum()) * np.sqrt(2 / np.pi) * (np.hypot(1, spread) - spread)
     factor = _factor(most / max(low_noise, high_noise, 1e-300))
     skew = float(np.abs(gaps).sum())
     low = max(0.0, skew - most - factor * float(low_noise))
     return low, min(2.0, skew + factor * float(high_noise))
+
+
+def _least_spread(ratios: Floats) -> float:
+    """Return the smallest τ with which z ~ N(0, 1 + τ²), cut off at 3, may have this Σ z².
+
+    >>> _least_spread(np.array([0.3, -1.2, 0.5, 1.4])), round(_least_spread(np.full(50, 1.5)), 2)
+    (0.0, 0.98)
+    """
+    if len(ratios) < 2:
+        return 0.0
+    found = float((ratios**2).mean())
+    low, high = 0.0, 8.0
+    for _ in range(40):
+        middle = (low + high) / 2
+        mean, deviation = _cut_moments(1 + middle**2)
+        within = mean + _SURE * deviation / np.sqrt(len(ratios)) >= found
+        low, high = (low, middle) if within else (middle, high)
+    return 0.0 if high < 1e-6 else high
+
+
+def _cut_moments(variance: float) -> tuple[float, float]:
+    """Return the mean and standard deviation of z² for a centred normal z within ±3."""
+    a = _FAR / np.sqrt(variance)
+    share = 2 * float(np.exp(-(a**2) / 2) / np.sqrt(2 * np.pi) / (2 * special.ndtr(a) - 1))
+    mean = variance * (1 - a * share)
+    fourth = variance**2 * (3 - (a**3 + 3 * a) * share)
+    return mean, float(np.sqrt(fourth - mean**2))
 
 
 def _factor(width: float) -> float:
