@@ -1,0 +1,59 @@
+"""A disk that is really full: one sentence, nothing damaged, and the run goes on later."""
+
+import os
+import subprocess
+
+import pytest
+
+import fedtide as ft
+from fedtide.simulation.checkpoint import load_newest
+
+PAGE = 4096
+
+
+@pytest.fixture
+def disk(tmp_path):
+    """Return a file system of 1 MB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)]
+    if os.geteuid() != 0 or subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("only root may mount a small file system")
+    yield folder
+    subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def outcome(fields, out):
+    """Return what a run is refused with; nothing if it is not."""
+    try:
+        ft.simulate(**fields, out=out)
+    except ft.BadInput as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.slow
+def test_a_run_on_a_full_disk(disk, fields, results, tmp_path):
+    """The disk fills up at the first file, at the last, and at those between."""
+    ft.simulate(**fields, out=tmp_path / "whole")
+    refused = 0
+    for pages in range(0, 40, 2):
+        out, filler = disk / "run", disk / "filler"
+        out.mkdir()
+        space = os.statvfs(disk)
+        filler.write_bytes(b"x" * (space.f_bavail - pages) * PAGE)
+        said = outcome(fields, out)
+        if said:
+            refused += 1
+            assert said.startswith(f"out: {out}")
+            assert "No space left on device" in said
+            assert "\n" not in said
+            assert not list(out.rglob(".*.part"))
+        rounds = [int(file.stem) for file in out.glob("checkpoints/*.safetensors")]
+        kept = load_newest(out / "checkpoints")
+        assert (kept.round if kept else None) == max(rounds, default=None)
+        filler.unlink()
+        ft.simulate(**fields, out=out, resume=True)
+        assert results(out) == results(tmp_path / "whole")
+        subprocess.run(["rm", "-r", str(out)], check=True)
+    assert 5 < refused < 20
