@@ -1,6 +1,7 @@
 """What a sweep's file asks for: grids, lists, bases, and how they are refused."""
 
 import itertools
+from pathlib import Path
 
 import polars as pl
 import pytest
@@ -8,6 +9,8 @@ import yaml
 
 import fedtide as ft
 from fedtide.sweep import Sweep, run_sweep
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 def values(found, *fields):
@@ -88,6 +91,20 @@ def test_a_base_holds_where_the_file_is_silent(base, tmp_path):
     found = Sweep.load(file)
     assert found.name == "more"
     assert values(found, "local.lr", "local.steps", "rounds") == [(0.2, 2, 3)]
+
+
+def test_methods_and_seeds_replace_those_of_the_base(base, tmp_path):
+    below = base | {"methods": {"a": {}}, "seeds": [1, 2]}
+    (tmp_path / "base.yaml").write_text(yaml.safe_dump(below))
+    file = tmp_path / "sweep.yaml"
+    file.write_text(yaml.safe_dump({"base": "base.yaml", "methods": {"b": {}, "c": {}}}))
+    paths = [member.path for member in Sweep.load(file).members]
+    assert paths == ["b/seed-1", "c/seed-1", "b/seed-2", "c/seed-2"]
+
+
+@pytest.mark.parametrize("file", sorted(EXAMPLES.glob("*.yaml")), ids=lambda file: file.stem)
+def test_the_examples_can_be_read(file):
+    assert Sweep.load(file).members
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,8 @@ class Sweep:
       `name` if it likes.
     - `seeds`, a list.
     - `strategy` chooses among values by earlier runs: see `TwoStage`.
-    - `base` names another file, beside this one, whose keys hold where this one is silent.
+    - `base` names another file, beside this one, whose keys hold where this one is silent; the keys
+      above replace those of the base as a whole.
 
     Args:
         name: for people, and of the folder.
@@ -107,7 +108,8 @@ def _read(path: Path) -> dict[str, Any]:
     base = plain.pop("base", None)
     if base is None:
         return plain
-    return merged(_read(path.parent / str(base)), plain)
+    below = _read(path.parent / str(base))
+    return merged({key: below[key] for key in below if key not in _OWN or key not in plain}, plain)
 
 
 def _settings(plain: Mapping[str, Any], common: Mapping[str, Any]) -> Iterator[Setting]:
