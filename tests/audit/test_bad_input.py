@@ -10,6 +10,7 @@ import polars as pl
 import pytest
 
 import fedtide as ft
+from fedtide.cli import main
 from fedtide.errors import BadInput
 from fedtide.participation.ledger import Entry, Ledger
 
@@ -135,6 +136,41 @@ def test_weights_that_are_none() -> None:
     assert "-1.0 is no weight" in complaint(GOOD.with_columns(weight=pl.lit(-1.0)))
     assert ft.audit(GOOD.with_columns(weight=pl.lit(None))).objectives.given is None
     assert ft.audit(GOOD.with_columns(weight=pl.lit(0.0))).objectives.given is None
+
+
+@pytest.mark.parametrize(
+    ("content", "options", "said"),
+    [
+        ("", [], "is empty"),
+        ("round,client\n", [], "nobody takes part"),
+        ("server_round,client\n0,1\n", [], "--columns round=server_round"),
+        ("round,client\n0,1\n0,1\n", [], "is twice in round 0"),
+        ("round,client\n0,5\n", ["--clients", "3"], "is not one of the 3 clients"),
+        ("round,client\n0.5,1\n", [], "0.5 is no round"),
+        ("round,client\n0,\n", [], "the client is missing"),
+        ("round,client\n0,1\n", ["--roster", "no.csv"], "there is no file"),
+        ("round,client\n0,1\n", ["--groups", "region"], "--roster"),
+        ("round,client\n0,1\n", ["--columns", "round"], "is not NAME=COLUMN"),
+        ("round,client\n0,1\n", ["--html", "no/where/a.html"], "cannot be written"),
+    ],
+)
+def test_the_command_says_it_in_one_line(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    content: str,
+    options: list[str],
+    said: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("log.csv").write_text(content)
+    monkeypatch.setattr(sys, "argv", ["fedtide", "audit", "log.csv", *options])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    complaint = capsys.readouterr().err
+    assert ended.value.code == 2
+    assert complaint.count("\n") == 1
+    assert said in complaint
 
 
 def test_the_command_line_says_it_in_one_line(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 import io
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -132,3 +134,11 @@ def test_every_small_log_has_an_audit(rows: list[tuple[int, int]]) -> None:
     assert json.loads(plain)["never_seen"] == 6 - log["client"].n_unique()
     assert "Whose model" in render(audited)
     show(audited, Console(file=io.StringIO()))
+
+
+def test_an_audit_starts_without_what_only_training_needs() -> None:
+    """Each of these takes longer to import than a log of a million rows to read."""
+    code = "import sys, fedtide.cli, fedtide.audit.command; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    heavy = {"torch", "matplotlib", "sklearn", "datasets", "pandas", "scipy.stats", "sqlalchemy"}
+    assert not heavy & set(done.stdout.split())
