@@ -134,6 +134,32 @@ def test_a_writer_killed_in_a_round_leaves_the_rounds_before(url: str, event: st
     assert len(read_ledger(url)) == 2
 
 
+MAKING = """
+import os, signal, sys
+import sqlalchemy as sql
+from fedtide.participation.ledger import Ledger
+
+@sql.event.listens_for(sql.Engine, "before_cursor_execute")
+def die(connection, cursor, statement, *rest):
+    if statement.startswith(sys.argv[2]):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+Ledger(sys.argv[1])
+"""
+
+
+@pytest.mark.parametrize(
+    "statement", ["\nCREATE TABLE participation", "INSERT INTO fedtide_schema"]
+)
+def test_the_tables_are_made_together(url: str, statement: str):
+    command = [sys.executable, "-c", MAKING, url, statement]
+    assert subprocess.run(command, check=False).returncode == -signal.SIGKILL
+    with sqlite3.connect(url.removeprefix("sqlite:///")) as connection:
+        assert connection.execute("SELECT * FROM sqlite_master").fetchall() == []
+    Ledger(url).commit(0, [], NOW)
+    assert read_rounds(url)["round"].to_list() == [0]
+
+
 def test_tables_of_another_version_are_refused(url: str, tmp_path: Path):
     Ledger(url)
     with sqlite3.connect(tmp_path / "ledger.db") as connection:

@@ -95,12 +95,13 @@ class Ledger:
     def __init__(self, url: str, federation: str = "default") -> None:
         self.federation = federation
         self._engine = _engine(url)
-        with _complaints(url):
-            _tables.create_all(self._engine)
-            with self._engine.begin() as connection:
-                versions = connection.scalars(sql.select(_schema.c.version)).all()
-                if not versions:
-                    connection.execute(_schema.insert().values(version=VERSION))
+        with _complaints(url), self._engine.begin() as connection:
+            if self._engine.dialect.name == "sqlite":  # whose driver begins at the first row only
+                connection.exec_driver_sql("BEGIN IMMEDIATE")
+            _tables.create_all(connection)
+            versions = connection.scalars(sql.select(_schema.c.version)).all()
+            if not versions:
+                connection.execute(_schema.insert().values(version=VERSION))
         _check_version(url, versions or [VERSION])
 
     @property
