@@ -166,7 +166,7 @@ def window(audit: Audit) -> str:
         axis.set_minor_formatter("")
     axes.set_xlabel("window P, in rounds")
     axes.set_ylabel("N Σ (q̄ − a)²")
-    axes.legend(frameon=False)
+    axes.legend(frameon=False, loc="lower left")
     return _svg(figure, "Irregularity of windows against their length")
 
 
