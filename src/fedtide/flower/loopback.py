@@ -59,12 +59,17 @@ class Loopback:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        for number, patience in ((signal.SIGTERM, _ENDS_WITHIN), (signal.SIGKILL, _ENDS_WITHIN)):
-            deadline = time.monotonic() + patience
-            for process in self.processes():
+        self._end(signal.SIGTERM)
+        self._end(signal.SIGKILL)
+
+    def _end(self, number: int) -> None:
+        """Send a signal to every process, those that start meanwhile too, and wait for the end."""
+        deadline, told = time.monotonic() + _ENDS_WITHIN, set[int]()
+        while (left := self.processes()) and time.monotonic() < deadline:
+            for process in set(left) - told:
                 _signal(process, number)
-            while self.processes() and time.monotonic() < deadline:
-                time.sleep(0.1)
+            told |= set(left)
+            time.sleep(0.1)
 
     def processes(self, program: str = "") -> list[int]:
         """Return the ids of all processes of this federation that run a program of that name."""
