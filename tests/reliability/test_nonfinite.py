@@ -9,8 +9,9 @@ import pytest
 import torch
 
 import fedtide as ft
-from fedtide.algorithms import ALGORITHMS
+from fedtide.algorithms import ALGORITHMS, Reports
 from fedtide.algorithms.storage import pack
+from fedtide.population import Population
 
 METHODS = {name: [{}] for name in ALGORITHMS} | {
     "fedavg": [{}, {"weights": "all"}, {"weights": "given"}],
@@ -85,3 +86,24 @@ def test_stop_says_whose_update_it_was(algorithm):
         f"local.lr: an update in round {t} is not finite (clients {client}); lower lr, or leave "
         "such updates out with on_nonfinite: drop"
     )
+
+
+@pytest.mark.parametrize("name", ["scaffold", "wait-for-all", "fedlaavg", "amplified-scaffold"])
+def test_a_report_of_no_step_has_no_mean_gradient(name):
+    """A deployment may send one; a division by 0 would poison a control variate."""
+    given = {"wait-for-all": {"period": 2, "mode": "gradient"}}
+    given["amplified-scaffold"] = {"period": 2, "factor": 1.0}
+    method = ALGORITHMS[name](**given.get(name, {}))
+    state = method.init(torch.zeros(1), Population(2))
+    method.instruct(state, torch.tensor([0]))
+    reports = Reports(
+        torch.tensor([0]), torch.ones(1), torch.zeros(1, 1), lr=0.1, steps=torch.tensor([0])
+    )
+    try:
+        state, _ = method.step(method.absorb(state, reports), lr=0.1)
+    except ft.BadInput as error:
+        refusal = str(error)
+    else:
+        refusal = None
+    assert refusal in (None, "steps: a client took no local step; leave its report out")
+    assert all(bool(torch.isfinite(value).all()) for value in pack(state).values())

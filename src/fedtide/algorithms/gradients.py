@@ -6,6 +6,7 @@ from torch import Tensor
 
 from fedtide.algorithms.algorithm import Reports
 from fedtide.checks import positive
+from fedtide.errors import BadInput
 
 
 def mean_descents(reports: Reports) -> Tensor:
@@ -14,8 +15,10 @@ def mean_descents(reports: Reports) -> Tensor:
     For plain local SGD that is the mean of its raw gradients plus its drift.
 
     Raises:
-        BadInput: γ is not positive, so that the updates say nothing.
+        BadInput: γ is not positive, or a client took no step, so that its update says nothing.
     """
     positive("lr", reports.lr)
+    if len(reports.steps) and int(reports.steps.min()) < 1:
+        raise BadInput("steps: a client took no local step; leave its report out")
     scale = -1.0 / (reports.lr * reports.steps.double())
     return reports.updates * scale.to(reports.updates.dtype).unsqueeze(1)
