@@ -72,11 +72,8 @@ def report_command(
 def _title(found: Sequence[Part]) -> str:
     names = ", ".join(dict.fromkeys(part.name for part in found))
     methods = dict.fromkeys(method for part in found for method in part.groups)
-    return (
-        f"{names}: {', '.join(methods)}"
-        if len(methods) <= 5
-        else f"{names}: {len(methods)} methods"
-    )
+    listed = ", ".join(methods)
+    return f"{names}: {listed if len(listed) <= 60 else f'{len(methods)} methods'}"
 
 
 def write_figures(found: Sequence[Part], folder: Path) -> list[Path]:

@@ -14,7 +14,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
+from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, StrMethodFormatter
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
@@ -103,6 +103,12 @@ def svg(figure: Figure, title: str, name: str) -> str:
     )
     text = re.sub(r'(id="|href="#|url\(#)', rf"\g<1>{name}-", text)
     return text.replace("DejaVu Sans", "inherit")
+
+
+def over_rounds(panel: Axes) -> None:
+    """Let the horizontal axis be that of the rounds."""
+    panel.set_xlabel("round")
+    panel.xaxis.set_major_locator(MaxNLocator(integer=True))
 
 
 def plain_logarithms(axis: Axis) -> None:

@@ -181,19 +181,20 @@ def verdict(groups: Groups) -> str:
     ranked = sorted(known, key=lambda m: float(known[m].mean()), reverse=not falls(metric))
     best = ranked[0]
     words = f"{best} ends with the best {metric.replace('_', ' ')}: {_level(metric, known[best])}."
-    near = [method for method in ranked[1:] if not _apart(known[best], known[method])]
+    others = ranked[1:]
+    if others and min(map(len, known.values())) < 2:
+        return f"{words} One seed does not tell whether that is more than chance."
+    near = [method for method in others if not _apart(known[best], known[method])]
     if near:
-        return f"{words} {', '.join(near)}: within two standard errors of it."
-    if len(ranked) > 1:
-        worst = ranked[-1]
-        return f"{words} Last is {worst} with {_level(metric, known[worst])}."
+        more = f" and {len(near) - 4} more" if len(near) > 4 else ""
+        return f"{words} Within two standard errors of it: {', '.join(near[:4])}{more}."
+    if others:
+        return f"{words} Last is {others[-1]} with {_level(metric, known[others[-1]])}."
     return words
 
 
 def _apart(one: np.ndarray[Any, Any], other: np.ndarray[Any, Any]) -> bool:
-    """Say whether two means differ by more than two standard errors; one run each says nothing."""
-    if len(one) < 2 or len(other) < 2:
-        return False
+    """Say whether two means differ by more than two standard errors."""
     error = np.sqrt(one.var(ddof=1) / len(one) + other.var(ddof=1) / len(other))
     return bool(abs(one.mean() - other.mean()) > 2 * error)
 

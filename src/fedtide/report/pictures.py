@@ -13,6 +13,7 @@ from fedtide.report.drawing import (
     Picture,
     axes,
     legend,
+    over_rounds,
     plain_logarithms,
     styles,
     thinned,
@@ -58,7 +59,7 @@ def _curves(groups: Groups, metric: str, smooth: float) -> Figure:
     for (method, group), style in zip(groups.items(), styles(groups).values(), strict=True):
         mean = np.mean([_values(run, metric, smooth) for run in group], axis=0)
         panel.plot(group[0].metrics["round"].to_numpy(), mean, label=method, lw=1.6, **style)
-    panel.set_xlabel("round")
+    over_rounds(panel)
     panel.set_ylabel(_NAMES[metric])
     panel.grid(alpha=0.25)
     if falls(metric):

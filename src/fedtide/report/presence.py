@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from matplotlib.figure import Figure
 
-from fedtide.report.drawing import Floats, Picture, axes, legend
+from fedtide.report.drawing import Floats, Picture, axes, legend, over_rounds
 from fedtide.report.measures import Groups, distinct
 from fedtide.report.runs import FinishedRun
 
@@ -54,7 +54,7 @@ def _raster(run: FinishedRun) -> Figure:
         vmax=top,
         interpolation="nearest",
     )
-    panel.set_xlabel("round")
+    over_rounds(panel)
     panel.set_ylabel("clients, most frequent first")
     return figure
 
@@ -73,7 +73,7 @@ def _cohorts(run: FinishedRun) -> Figure:
     panel.fill_between(at, low, high, color="#0072B2", alpha=0.25, lw=0, step="mid", label="range")
     panel.plot(at, mean, color="#0072B2", lw=1.2, drawstyle="steps-mid", label="mean")
     panel.set_ylim(bottom=0)
-    panel.set_xlabel("round")
+    over_rounds(panel)
     panel.set_ylabel("clients used")
     if len(at) < len(sizes):
         legend(panel, 2)

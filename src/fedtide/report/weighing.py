@@ -12,11 +12,12 @@ from fedtide.report.drawing import (
     Picture,
     axes,
     legend,
+    over_rounds,
     plain_logarithms,
     styles,
     thinned,
 )
-from fedtide.report.measures import Groups, influence
+from fedtide.report.measures import Groups, influence, settings
 from fedtide.report.runs import FinishedRun
 from fedtide.report.weights import history
 
@@ -26,7 +27,8 @@ def weights(groups: Groups) -> list[Picture]:
     caption = (
         "Scaled so that a client counts 1 in a round on average over all clients: a method that is "
         "unbiased for the mean over clients gives the update of client n the weight 1 / p_n, the "
-        "dashed line. First seed of each method; means over neighbouring rounds."
+        "dashed line. First seed of each method that saw the same clients; means over neighbouring "
+        "rounds."
     )
     over_time = _weights_over_time(groups)
     against = (
@@ -45,24 +47,35 @@ def weights(groups: Groups) -> list[Picture]:
 def _weights_over_time(groups: Groups) -> Figure | None:
     first = next(iter(groups.values()))[0]
     clients = _three(first)
-    found = {method: history(group[0]) for method, group in groups.items()}
+    found = {
+        method: history(group[0])
+        for method, group in groups.items()
+        if settings(group[0]) == settings(first)
+    }
     if not clients or all(one is None for one in found.values()):
         return None
     figure, panels = axes(2.9, len(clients), width=8.4)
+    looks = styles(groups)
     rates = _rates(first.clients)
     for panel, client in zip(panels, clients, strict=True):
-        for (method, one), style in zip(found.items(), styles(groups).values(), strict=True):
+        for method, one in found.items():
             if one is None:
                 continue
             rounds, counted = one.of(client)
             at, mean = _neighbours(rounds, counted)
             panel.plot(
-                at, mean, label=method, lw=1.3, marker="o" if len(at) < 20 else "", ms=3, **style
+                at,
+                mean,
+                label=method,
+                lw=1.3,
+                marker="o" if len(at) < 20 else "",
+                ms=3,
+                **looks[method],
             )
         panel.axhline(1 / rates[client], color="0.4", lw=1, ls="--", zorder=0)
         panel.set_title(f"client {client}, p = {rates[client]:.3g}")
         panel.set_xlim(0, int(first.experiment["rounds"]))
-        panel.set_xlabel("round")
+        over_rounds(panel)
         panel.grid(alpha=0.25)
         plain_logarithms(panel.yaxis)
     panels[0].set_ylabel("weight of an update")
