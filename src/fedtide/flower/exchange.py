@@ -16,7 +16,8 @@ from fedtide.flower.owed import Kind, Outstanding, Owed
 
 log = getLogger("flwr")
 
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 2.0
+_SHORTEST_PAUSE, _LONGEST_PAUSE = 0.05, 2.0
+_PAUSE_SHARE = 0.03  # of what was waited already: what looking seldom may add to a round
 
 
 @dataclass(frozen=True)
@@ -78,14 +79,14 @@ class Exchange:
 
     def collect(self, deadline: float, enough: Callable[[], bool]) -> None:
         """Receive replies until there are enough of them, or until `deadline` by the tick."""
-        pause = _FIRST_PAUSE
+        began = self.clock.tick()
         while True:
             self.receive()
-            left = deadline - self.clock.tick()
-            if enough() or left <= 0:
+            now = self.clock.tick()
+            if enough() or now >= deadline:
                 return
-            self.clock.sleep(min(pause, left))
-            pause = min(1.5 * pause, _LONGEST_PAUSE)
+            pause = min(max(_SHORTEST_PAUSE, _PAUSE_SHARE * (now - began)), _LONGEST_PAUSE)
+            self.clock.sleep(min(pause, deadline - now))
 
     def receive(self) -> None:
         """Put the replies that are there now into the inbox."""
