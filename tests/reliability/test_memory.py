@@ -1,0 +1,48 @@
+"""Memory does not grow with the rounds of a run in a folder."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+RUN = """
+import json, re, sys, torch
+torch.set_num_threads(1)
+from pathlib import Path
+import fedtide as ft
+from fedtide.simulation import execute
+from fedtide.simulation.progress import Watcher
+
+seen = {}
+
+class Weigh(Watcher):
+    def update(self, ended, rounds, loss):
+        if ended in (20_000, 100_000):
+            status = Path("/proc/self/status").read_text()
+            seen[ended] = int(re.search(r"VmRSS:\\s+(\\d+) kB", status)[1])
+
+experiment = ft.Experiment.of({
+    "problem": {"type": "quadratic", "matrices": [[[1.0]]] * 3, "centers": [[0.0], [1.0], [2.0]]},
+    "participation": {"type": "uniform", "size": 1},
+    "algorithm": "fedau",
+    "local": {"steps": 1, "lr": 0.1},
+    "rounds": 100_000,
+    "trainer": "stacked",
+    "evaluation": {"every": 0},
+    "checkpoint": {"every": 2000},
+})
+execute(experiment, sys.argv[1], watcher=Weigh())
+print(json.dumps([seen[20_000], seen[100_000]]))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_memory_is_flat_over_100_000_rounds(tmp_path, monkeypatch):
+    """Less than 50 bytes a round between the two: no tensor, table or object is kept of a round."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    command = [sys.executable, "-c", RUN, str(tmp_path / "run")]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=900)
+    early, late = json.loads(done.stdout)
+    assert late - early < 4096, (early, late)
