@@ -100,6 +100,9 @@ def test_a_record_of_other_settings_does_not_count(paper, tmp_path):
     assert recorded(runs[0], tmp_path / "records") is not None
     other = replace(runs[0], settings=merged(dict(runs[0].settings), {"local": {"lr": 0.25}}))
     assert recorded(other, tmp_path / "records") is None
+    how = {"max_stack_bytes": 1000, "trainer": "stacked", "log": "used"}
+    same = replace(runs[0], settings=merged(dict(runs[0].settings), how))
+    assert recorded(same, tmp_path / "records") is not None
 
 
 def test_what_diverges_is_recorded_as_such(paper, tmp_path):

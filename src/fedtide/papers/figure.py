@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from fedtide.errors import BadInput
 from fedtide.papers.paper import MAIN, PaperExperiment
 from fedtide.papers.record import Record
-from fedtide.report.figure import COLOURS
+from fedtide.report.drawing import COLOURS
 
 Floats = NDArray[np.float64]
 
@@ -40,8 +40,8 @@ def draw(paper: PaperExperiment, records: Iterable[Record], path: Path) -> None:
     for panel, (title, curves) in zip(axes, panels.items(), strict=False):
         _draw_panel(panel, paper, title, curves)
     handles = {text: handle for panel in axes for handle, text in _legend(panel)}
-    figure.legend(handles.values(), handles.keys(), loc="outside right upper", frameon=False)
-    figure.suptitle(f"{paper.title} ({paper.reference})", fontsize="medium")
+    figure.legend(handles.values(), handles.keys(), loc="outside right center", frameon=False)
+    figure.suptitle(f"{paper.title}\n({paper.reference})", fontsize="medium")
     try:
         figure.savefig(path, dpi=150)
     except OSError as error:
@@ -114,6 +114,8 @@ def _draw_panel(axes: Axes, paper: PaperExperiment, title: str, curves: Sequence
             axes.fill_between(curve.x, low, high, color=colour, alpha=0.15, linewidth=0)
     if paper.figure.get("log"):
         axes.set_yscale("log")
+    if paper.figure.get("x_log"):
+        axes.set_xscale("symlog", linthresh=10)
     axes.set_title(title)
     axes.set_xlabel(paper.figure.get("x_title", "round"))
     axes.set_ylabel(paper.figure.get("y", paper.figure.get("metric", "loss")))

@@ -71,7 +71,15 @@ class Record:
             mine = Experiment.of(self.settings).plain()
         except BadInput:
             return False
-        return bool(mine == run.resolved)
+        return _what(mine) == _what(run.resolved)
+
+
+_HOW = ("name", "checkpoint", "device", "log", "max_stack_bytes", "record_iterates", "trainer")
+
+
+def _what(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings without those that say how to run, not what."""
+    return {key: value for key, value in settings.items() if key not in _HOW}
 
 
 def record_of(
