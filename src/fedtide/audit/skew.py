@@ -10,7 +10,7 @@ from scipy import special
 from fedtide.audit.attendance import Floats
 from fedtide.audit.laws import normal_above
 
-_FAR = 3.0
+_FAR = 4.0
 """A client of so many standard errors counts as far from its share, and has no bias."""
 _SURE = 2.326
 """How many of its own standard errors the spread of the near ones is lowered."""
@@ -23,7 +23,7 @@ def skew_interval(gaps: Floats, errors: Floats, variance: Variance) -> tuple[flo
     """Return a 95 % interval of Σ |δ_n|, between 0 and 2.
 
     Noise makes absolute values too large, by B = Σ_n E|δ̂_n| − |δ_n|: by nothing where |δ_n| is far
-    above its error s_n, by s_n √(2/π) where it is 0. For the clients within 3 errors, with
+    above its error s_n, by s_n √(2/π) where it is 0. For the clients within 4 errors, with
     z_n = δ̂_n / s_n, take δ_n / s_n ~ N(0, τ²), so that
 
         B = Σ s_n √(2/π) (√(1 + τ²) − τ)
@@ -31,9 +31,10 @@ def skew_interval(gaps: Floats, errors: Floats, variance: Variance) -> tuple[flo
     and the smallest τ that their Σ z² allows at the level 0.01: 0, the most bias, where they may
     all have their share. The interval is from
 
-        Σ|δ̂_n| − B − c σ_low   to   Σ|δ̂_n| + c σ_high,     c between 1.645 and 1.960
+        Σ|δ̂_n| − B − c σ_low   to   Σ|δ̂_n| + c σ_high,     c between 1.751 and 2.054
 
-    and covers 95 % with the bias B as well as with none (Imbens and Manski 2004). About δ_n,
+    and covers 95 % with the bias B as well as with none (Imbens and Manski 2004; 1 % is added,
+    because a sum of absolute values is skewed). About δ_n,
 
         |δ_n + e| = mean + (2 Φ(δ_n / s_n) − 1) e + rest
 
@@ -60,10 +61,10 @@ def skew_interval(gaps: Floats, errors: Floats, variance: Variance) -> tuple[flo
 
 
 def _least_spread(ratios: Floats) -> float:
-    """Return the smallest τ with which z ~ N(0, 1 + τ²), cut off at 3, may have this Σ z².
+    """Return the smallest τ with which z ~ N(0, 1 + τ²), cut off at 4, may have this Σ z².
 
     >>> _least_spread(np.array([0.3, -1.2, 0.5, 1.4])), round(_least_spread(np.full(50, 1.5)), 2)
-    (0.0, 0.98)
+    (0.0, 0.76)
     """
     if len(ratios) < 2:
         return 0.0
@@ -78,7 +79,7 @@ def _least_spread(ratios: Floats) -> float:
 
 
 def _cut_moments(variance: float) -> tuple[float, float]:
-    """Return the mean and standard deviation of z² for a centred normal z within ±3."""
+    """Return the mean and standard deviation of z² for a centred normal z within ±4."""
     a = _FAR / np.sqrt(variance)
     share = 2 * float(np.exp(-(a**2) / 2) / np.sqrt(2 * np.pi) / (2 * special.ndtr(a) - 1))
     mean = variance * (1 - a * share)
@@ -87,16 +88,16 @@ def _cut_moments(variance: float) -> tuple[float, float]:
 
 
 def _factor(width: float) -> float:
-    """Return c with Φ(c + width) − Φ(−c) = 0.95.
+    """Return c with Φ(c + width) − Φ(−c) = 0.96.
 
     >>> round(_factor(0.0), 3), round(_factor(9.0), 3)
-    (1.96, 1.645)
+    (2.054, 1.751)
     """
-    low, high = 1.6, 2.0
+    low, high = 1.7, 2.1
     for _ in range(40):
         middle = (low + high) / 2
         covered = 1 - float(normal_above(middle + width)) - float(normal_above(middle))
-        low, high = (middle, high) if covered < 0.95 else (low, middle)
+        low, high = (middle, high) if covered < 0.96 else (low, middle)
     return high
 
 
