@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedtide.problems import MODELS, LowerBound4D, Quadratic, Regression
+from fedtide.problems import MODELS, Classification, Iid, LowerBound4D, Quadratic, Regression
 from fedtide.problems.weighted import weigh_objective
 from fedtide.training import Ball, Box, LocalTraining
 from fedtide.training.choose import can_compile, choose_trainer
@@ -24,11 +24,10 @@ TRAINERS = {
 }
 """Every trainer that is held to the reference: a new one is one line here."""
 
+HAS_COMPILER = can_compile(LowerBound4D().prepare(0, CPU, torch.float64))
 COMPILING = [
     pytest.mark.slow,
-    pytest.mark.skipif(
-        not can_compile(LowerBound4D().prepare(0, CPU, torch.float64)), reason="no C++ compiler"
-    ),
+    pytest.mark.skipif(not HAS_COMPILER, reason="no C++ compiler"),
 ]
 ALL = [
     pytest.param(name, marks=COMPILING if name.endswith("compiled") else []) for name in TRAINERS
@@ -262,3 +261,50 @@ def test_auto_falls_back_to_the_reference_where_stacking_fails(digits_task, monk
     trainer, why = choose_trainer("auto", digits_task, local_training(), clients=10)
     assert trainer.name == "reference"
     assert "no batching rule" in why
+
+
+@pytest.mark.parametrize("name", ["compiled", "threaded-compiled"])
+def test_without_a_compiler_nothing_is_compiled(name, digits_task, monkeypatch):
+    monkeypatch.setattr("shutil.which", lambda _: None)
+    trainer, why = choose_trainer(name, digits_task, local_training(), clients=1)
+    assert trainer.name == {"compiled": "stacked", "threaded-compiled": "threaded"}[name]
+    assert "compiler" in why
+
+
+@pytest.mark.parametrize("name", ["compiled", "threaded-compiled"])
+def test_compiling_can_be_forbidden(name, digits_task):
+    plain = {"compiled": "stacked", "threaded-compiled": "threaded"}[name]
+    trainer, why = choose_trainer(name, digits_task, local_training(), clients=1, compile=False)
+    assert trainer.name == plain
+    assert "not allowed" in why
+
+
+def test_a_compiler_that_fails_changes_nothing_but_the_speed(monkeypatch):
+    def fail(*_):
+        raise RuntimeError("g++: internal error")
+
+    monkeypatch.setattr("torch._inductor.compile", fail)
+    with pytest.warns(RuntimeWarning, match="not compiled: g\\+\\+"):
+        assert_equal_updates("compiled", quadratic()[1], LocalTraining(steps=2), [0, 2])
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not HAS_COMPILER, reason="no C++ compiler")
+def test_a_varying_cohort_compiles_no_more_than_there_are_chunk_sizes(monkeypatch):
+    task = Classification("digits", Iid(), clients=80).prepare(2, CPU, torch.float32)
+    local = LocalTraining(steps=2, lr=0.05, batch_size=4)
+    compile, compiled = torch._inductor.compile, []
+
+    def counted(recording, *rest):
+        compiled.append(recording)
+        return compile(recording, *rest)
+
+    monkeypatch.setattr("torch._inductor.compile", counted)
+    trainer, feed = StackedTrainer(task, local, compiled=True), Feed(task.population, local, 0)
+    draw = np.random.default_rng(3)
+    for size in [41, *draw.integers(1, 80, size=60)]:  # 41 = 25 + 10 + 5 + 1
+        cohort = np.sort(draw.choice(80, size, replace=False))
+        updates = trainer.train(Round(task.start, 0.05), feed.plan(cohort))
+        assert updates.shape == (size, task.layout.size)
+    assert len(compiled) == 4
+    assert torch._dynamo.utils.counters["frames"]["total"] == 0  # nothing is compiled elsewhere

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from sklearn.datasets import make_regression
 from torch import Tensor
 
 from fedtide.checks import at_least
@@ -59,6 +58,8 @@ class Regression(Problem):
 
     def prepare(self, seed: int, device: torch.device, dtype: torch.dtype) -> RegressionTask:
         """Return the task with the data of this seed."""
+        from sklearn.datasets import make_regression  # slow to import, and seldom needed
+
         features, targets = make_regression(
             self.samples,
             self.features,

@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 import polars as pl
-import yaml
 from numpy.typing import NDArray
 
 from fedtide.errors import BadInput
+from fedtide.simulation.experiment import read_yaml
 from fedtide.simulation.folder import RunFolder, numbered
 
 _APART = ("seed", "checkpoint", "trainer", "device", "max_stack_bytes", "log", "record_iterates")
@@ -115,7 +115,7 @@ def load(path: Path) -> FinishedRun | OtherRun:
     """Return the run of one folder."""
     folder = RunFolder(path)
     try:
-        experiment = yaml.safe_load(folder.experiment.read_text(encoding="utf-8"))
+        experiment = read_yaml(folder.experiment)
         if not folder.finished:
             return _other(folder, experiment)
         return FinishedRun(
@@ -125,7 +125,7 @@ def load(path: Path) -> FinishedRun | OtherRun:
             pl.read_parquet(folder.clients),
             float(json.loads(folder.timings.read_text(encoding="utf-8"))["rounds_per_second"]),
         )
-    except (OSError, ValueError, yaml.YAMLError, pl.exceptions.PolarsError) as error:
+    except (OSError, ValueError, pl.exceptions.PolarsError) as error:
         raise BadInput(
             f"{path}: cannot be read ({type(error).__name__}); run it again in another folder"
         ) from None

@@ -117,13 +117,16 @@ class Experiment:
         device: such as "cpu" or "cuda".
         trainer: "reference", "stacked", "compiled", or "auto", which measures and says what it
             picked.
+        compile: whether a trainer may compile the local steps, which takes seconds at first (and a
+            C++ compiler on CPU; without one nothing is compiled).
         on_nonfinite: what an update that is not finite does: "stop" ends the run, "drop" leaves the
             update out and logs it as reported but not used.
         log: the lowest stage that the participation log keeps.
         checkpoint: when a run with a folder is saved.
         record_iterates: whether to keep x_0, ..., x_T.
         max_stack_bytes: how much memory the updates of clients that train together may take; a
-            larger cohort trains in parts, with the same result to rounding.
+            larger cohort trains in parts, with the same result to rounding. More than the default
+            is slower: such memory is asked of the system anew in every round.
 
     Raises:
         BadInput: a value outside its range.
@@ -143,11 +146,12 @@ class Experiment:
     dtype: Literal["float32", "float64"] = "float32"
     device: str = "cpu"
     trainer: TrainerName = "auto"
+    compile: bool = True
     on_nonfinite: Literal["stop", "drop"] = "stop"
     log: Literal["available", "selected", "reported", "used"] = "available"
     checkpoint: Checkpoints = field(default_factory=Checkpoints)
     record_iterates: bool = False
-    max_stack_bytes: int = 2**28
+    max_stack_bytes: int = 2**25
 
     def __post_init__(self) -> None:
         at_least("rounds", self.rounds, 1)

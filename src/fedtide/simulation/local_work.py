@@ -18,6 +18,8 @@ from fedtide.training.choose import TrainerName, choose_trainer
 from fedtide.training.feed import Feed
 from fedtide.training.trainer import Round
 
+_COPIED = 2**21  # putting chunks together costs less than a further report up to so many bytes
+
 
 class LocalWork:
     """Plans minibatches, trains clients, and makes reports of their updates.
@@ -28,6 +30,7 @@ class LocalWork:
         seed: of the minibatches.
         trainer: its name.
         clients: how many clients are going to train in the whole run, about.
+        compile: whether compiling is allowed.
 
     Attributes:
         feed: the minibatches; what it has taken belongs to a checkpoint.
@@ -39,7 +42,13 @@ class LocalWork:
     """
 
     def __init__(
-        self, task: Task, local: LocalTraining, seed: int, trainer: TrainerName, clients: float
+        self,
+        task: Task,
+        local: LocalTraining,
+        seed: int,
+        trainer: TrainerName,
+        clients: float,
+        compile: bool = True,
     ) -> None:
         self._start, self._samples = task.start, task.population.samples
         with within("local"):
@@ -47,9 +56,18 @@ class LocalWork:
         if local.projection is not None:
             with within("local.projection"):
                 local.projection.check(task.layout.size)
-        self.trainer, self.choice = choose_trainer(trainer, task, local, clients)
+        self.trainer, self.choice = choose_trainer(trainer, task, local, clients, compile)
         one_step = LocalTraining(steps=1, lr=1.0)  # whatever else the local steps do to a gradient
-        self._slope, _ = choose_trainer(cast("TrainerName", self.trainer.name), task, one_step, 0)
+        name = cast("TrainerName", self.trainer.name)
+        self._slope, _ = choose_trainer(name, task, one_step, 0, compile)
+
+    def at_once(self, max_bytes: int) -> int:
+        """Return how many clients report together if their updates may take so much memory."""
+        model_bytes = len(self._start) * self._start.element_size()
+        fit, chunk = max(1, max_bytes // model_bytes), self.trainer.chunk
+        if chunk is None or fit <= chunk:
+            return fit
+        return chunk if chunk * model_bytes > _COPIED else fit - fit % chunk
 
     def reports(
         self, asked: Instructions, clients: Ids, weights: NDArray[np.float64], lr: float

@@ -71,6 +71,7 @@ class Run:
             seed,
             trainer or experiment.trainer,
             experiment.rounds * _mean_cohort(self.population),
+            experiment.compile,
         )
         with within("algorithm"):
             self.state = algorithm.init(self.task.start, self.population)
@@ -175,12 +176,10 @@ class Run:
                 return clients
             used = self._absorb(self._work.pooled(self.state.model, len(clients), lr))
             return clients if len(used) else clients[:0]
-        at_once = self.experiment.max_stack_bytes // (
-            self.task.layout.size * self.task.start.element_size()
-        )
+        at_once = self._work.at_once(self.experiment.max_stack_bytes)
         parts = [clients[:0]]
-        for first in range(0, len(clients), max(1, at_once)):
-            part = slice(first, first + max(1, at_once))
+        for first in range(0, len(clients), at_once):
+            part = slice(first, first + at_once)
             ids = torch.as_tensor(clients[part], device=self.task.start.device)
             asked = self.experiment.algorithm.instruct(self.state, ids)
             parts.append(self._absorb(self._work.reports(asked, clients[part], weights[part], lr)))

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import polars as pl
-import yaml
 
 from fedtide.errors import BadInput, did_you_mean
 from fedtide.report.figure import comparison_figure
 from fedtide.report.runs import flattened, load_run
+from fedtide.simulation.experiment import read_yaml
 from fedtide.simulation.folder import RunFolder
 
 STORE = "mlflow.db"
@@ -82,7 +82,7 @@ class MlflowTracker:
         folder = RunFolder(path)
         if there := self._there(folder):
             return there
-        experiment = yaml.safe_load(folder.experiment.read_text(encoding="utf-8"))
+        experiment = read_yaml(folder.experiment)
         run = self._client.create_run(
             self._experiment,
             run_name=_name(experiment),

@@ -83,7 +83,7 @@ class Block:
             y = _moved(y or x, along, minus_lr)
             if self.local.projection is not None:
                 y = self.tensors(self.local.projection(self.flat(y)))
-        return y + m if inputs.y else (self.flat(y) - inputs.x[0],)
+        return y + m if inputs.y else (self.flat(tuple(map(torch.sub, y, x))),)
 
     def tensors(self, flat: Tensor) -> Tensors:
         """Return models or corrections, shape (d,) or (S, d), tensor by tensor."""

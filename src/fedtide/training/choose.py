@@ -18,12 +18,16 @@ from fedtide.training.threaded import ThreadedTrainer
 from fedtide.training.trainer import Round, Trainer
 
 TrainerName = Literal["auto", "reference", "stacked", "compiled", "threaded", "threaded-compiled"]
+_UNCOMPILED: dict[TrainerName, TrainerName] = {
+    "compiled": "stacked",
+    "threaded-compiled": "threaded",
+}
 _PROBE = 8  # clients that a measurement trains
 _WORTH_COMPILING = 120.0  # seconds of training from which compiling, some ten seconds, pays
 
 
 def choose_trainer(
-    name: TrainerName, task: Task, local: LocalTraining, clients: float
+    name: TrainerName, task: Task, local: LocalTraining, clients: float, compile: bool = True
 ) -> tuple[Trainer, str]:
     """Return a trainer and, in words, why it was chosen.
 
@@ -33,7 +37,12 @@ def choose_trainer(
         task: what is learnt.
         local: what a client does in a round.
         clients: how many clients are going to train in the whole run, about.
+        compile: whether compiling is allowed.
     """
+    if name in _UNCOMPILED and not (compile and can_compile(task)):
+        plain = _UNCOMPILED[name]
+        why = "a C++ compiler (g++) was not found" if compile else "compiling is not allowed"
+        return _trainer(plain, task, local), f"{plain}: {name} was asked for, but {why}"
     if name != "auto":
         return _trainer(name, task, local), f"{name}, as asked for"
     seconds: dict[TrainerName, float] = {}
@@ -48,7 +57,8 @@ def choose_trainer(
             failed += f"; {candidate} fails on this model ({str(error).splitlines()[0]:.80})"
     best = min(seconds, key=seconds.__getitem__)
     gain = f"{seconds['reference'] / seconds[best]:.1f}x as fast as the reference{failed}"
-    if best != "reference" and seconds[best] * clients > _WORTH_COMPILING and can_compile(task):
+    worth_it = seconds[best] * clients > _WORTH_COMPILING and compile and can_compile(task)
+    if best != "reference" and worth_it:
         compiled: TrainerName = "compiled" if best == "stacked" else "threaded-compiled"
         return _trainer(compiled, task, local), f"{compiled}: {gain}, and compiled for a long run"
     return _trainer(best, task, local), f"{best}: {gain}"

@@ -15,7 +15,7 @@ from fedtide.training.steps import Steps
 from fedtide.training.trainer import Round, Trainer
 
 _SIZES = (25, 10, 5, 1)  # how many clients are trained together: a chunk should stay in cache,
-_BYTES = 64 * 2**20  # so models may not take more than this together
+_BYTES = 8 * 2**20  # so their models may not take more than this together
 _BLOCK = 8  # steps are recorded together, up to so many
 
 
@@ -34,6 +34,7 @@ class StackedTrainer(Trainer):
         self._steps = Steps(task, local, stacked=True, compiled=compiled, block=_BLOCK)
         most = max(1, _BYTES // (task.layout.size * task.start.element_size()))
         self._sizes = [size for size in _SIZES if size <= most]
+        self.chunk = self._sizes[0]
 
     @torch.no_grad()
     def train(self, round: Round, plan: Plan, drift: Tensor | None = None) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from threading import Lock
 from typing import Any
@@ -10,6 +11,7 @@ from weakref import WeakKeyDictionary
 import torch
 import torch._inductor
 from torch import Tensor
+from torch.fx import GraphModule
 
 from fedtide.problems.problem import Draws, Plan, Task
 from fedtide.training.block import Block, Inputs, Tensors
@@ -54,12 +56,12 @@ class Steps:
         """
         inputs = Inputs(
             x=(round.start,),
-            drift=() if drift is None else (drift,),
+            drift=() if drift is None else (drift.contiguous(),),
             mu=(round.start.new_tensor(round.mu),) if round.mu else (),
             lr=(round.start.new_tensor(round.lr),),
         )
         parts = list(_parts(plan, self._block))
-        draws = self._task.draws(plan)
+        draws = tuple(part.contiguous() for part in self._task.draws(plan))
         if len(parts) == 1:
             return self._run(round, plan, parts[0], draws, inputs)[0]
         every = (len(plan.clients),) if self._stacked else ()
@@ -101,12 +103,18 @@ class Steps:
 
     def _record(self, block: Block, inputs: Inputs) -> Recording:
         recording = record(lambda *tensors: block(inputs.of(tensors)), list(inputs.flat))
-        if not self._compiled:
-            return recording
-        compiled: Recording = torch._inductor.compile(
-            recording, list(inputs.flat), {"size_asserts": False}
-        )
-        return compiled
+        return _compiled(recording, [*inputs.flat]) if self._compiled else recording
+
+
+def _compiled(recording: GraphModule, examples: list[Any]) -> Recording:
+    """Return the compiled recording; the recording itself where the compiler fails."""
+    try:
+        compiled: Recording = torch._inductor.compile(recording, examples, {"size_asserts": False})
+    except RuntimeError as error:
+        reason = str(error).strip().splitlines()[0]
+        warnings.warn(f"local steps are not compiled: {reason}", RuntimeWarning, stacklevel=2)
+        return recording
+    return compiled
 
 
 def _parts(plan: Plan, most: int) -> Iterator[slice]:

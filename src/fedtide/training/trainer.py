@@ -36,9 +36,11 @@ class Trainer(ABC):
 
     Attributes:
         name: what experiment files call it.
+        chunk: how many clients it trains in one go, if it puts the updates of chunks together.
     """
 
     name: str
+    chunk: int | None = None
 
     @abstractmethod
     def train(self, round: Round, plan: Plan, drift: Tensor | None = None) -> Tensor:
