@@ -16,8 +16,7 @@ test: .venv/installed-dev
 	$(BIN)/pytest
 
 bench: .venv/installed-dev
-	$(BIN)/python benchmarks/cohort.py
-	$(BIN)/python benchmarks/population.py
+	$(BIN)/python benchmarks/page.py
 
 .venv/installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv

@@ -52,7 +52,9 @@ class Workload:
             frame = pl.DataFrame({"image": images, "label": labels})
             frame.write_parquet(folder / f"{name}.parquet")
 
-    def run(self, folder: Path, trainer: str) -> tuple[Run, float]:
+    def run(
+        self, folder: Path, trainer: str, evaluation: dict[str, object] | None = None
+    ) -> tuple[Run, float]:
         """Return a run that is under way, and the seconds of its first round, which prepares."""
         run = Run(
             Experiment.of(
@@ -68,7 +70,7 @@ class Workload:
                     "participation": {"type": "uniform", "size": self.cohort},
                     "algorithm": "fedavg",
                     "local": {"steps": self.steps, "batch_size": self.batch, "lr": self.lr},
-                    "evaluation": {"every": 0},
+                    "evaluation": evaluation or {"every": 0},
                     "trainer": trainer,
                 }
             )
