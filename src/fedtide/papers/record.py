@@ -19,7 +19,7 @@ import torch
 from fedtide.errors import BadInput
 from fedtide.papers.measures import Measure
 from fedtide.papers.plan import PlannedRun
-from fedtide.simulation.experiment import Experiment
+from fedtide.simulation.experiment import HOW, Experiment
 from fedtide.simulation.folder import write_text
 
 _POINTS = 30  # of a thinned curve
@@ -74,12 +74,9 @@ class Record:
         return _what(mine) == _what(run.resolved)
 
 
-_HOW = ("name", "checkpoint", "device", "log", "max_stack_bytes", "record_iterates", "trainer")
-
-
 def _what(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings without those that say how to run, not what."""
-    return {key: value for key, value in settings.items() if key not in _HOW}
+    return {key: value for key, value in settings.items() if key not in ("name", *HOW)}
 
 
 def record_of(

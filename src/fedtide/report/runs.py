@@ -13,10 +13,10 @@ import polars as pl
 from numpy.typing import NDArray
 
 from fedtide.errors import BadInput
-from fedtide.simulation.experiment import read_yaml
+from fedtide.simulation.experiment import HOW, read_yaml
 from fedtide.simulation.folder import RunFolder, numbered
 
-_APART = ("seed", "checkpoint", "trainer", "device", "max_stack_bytes", "log", "record_iterates")
+_APART = ("seed", *HOW)
 """What may differ between runs of one method."""
 
 

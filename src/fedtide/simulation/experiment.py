@@ -52,6 +52,10 @@ BUILDER = Builder(
 """Knows every class that an experiment file can name."""
 
 
+HOW = ("checkpoint", "compile", "device", "log", "max_stack_bytes", "record_iterates", "trainer")
+"""The fields of an experiment that say how it is run, not what is learnt."""
+
+
 @dataclass(frozen=True)
 class Evaluate:
     """When the model is evaluated.
