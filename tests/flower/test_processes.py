@@ -1,37 +1,25 @@
-"""The deployment with Flower's own processes: SuperLink, SuperNodes, TLS, node keys, and kills.
+"""The deployment with Flower's own processes: SuperLink, SuperNodes, TLS, node keys, and kills."""
 
-Everything waits for what it needs to see, with a deadline; nothing waits for a time.
-"""
-
-import importlib.util
 import os
 import signal
-import sqlite3
 import subprocess
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import fedtide as ft
-from fedtide.errors import BadInput
 from fedtide.flower.loopback import Loopback
 from fedtide.flower.tls import make_node_key
 from fedtide.participation.ledger import read_ledger, read_rounds
-from fedtide.simulation.checkpoint import load_newest
 
-pytestmark = pytest.mark.slow
+from .processes import APP, DEADLINE, ended, replayed, rows, saved, script, until
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("quick")]
 
 A = ft.algorithms
-APP = Path(__file__).parent / "app"
-_spec = importlib.util.spec_from_file_location("script", APP / "script.py")
-script = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(script)
-
 SITES = [f"site-{n}" for n in range(script.CLIENTS)]
-DEADLINE = 300.0
 METHODS = {
     "fedavg": A.FedAvg(),
     "fedau": A.FedAU(cutoff=2),
@@ -42,26 +30,13 @@ METHODS = {
 }
 
 
-@pytest.fixture(autouse=True)
-def quick(monkeypatch):
-    """Let Flower look for work more often than once a second."""
-    monkeypatch.setenv("FLWR_SUPEREXEC_TASK_POLL_INTERVAL", "0.2")
-
-
-def until(seen: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + DEADLINE
-    while not seen():
-        assert time.monotonic() < deadline, f"no {what} within {DEADLINE} s"
-        time.sleep(0.2)
-
-
 def log_of(run: subprocess.Popen) -> str:
     """Wait for a run to end and return its log."""
     return run.communicate(timeout=DEADLINE)[0].decode()
 
 
 def model(folder: Path, method: str) -> np.ndarray:
-    return load_newest(folder / f"state-{method}").tensors[STATE[method]].numpy()
+    return saved(folder, method).tensors[STATE[method]].numpy()
 
 
 STATE = dict.fromkeys(METHODS, "state.inner.model") | {
@@ -81,6 +56,7 @@ def test_tls_and_node_keys_keep_strangers_out_and_the_models_are_the_simulators(
         make_node_key(federation.folder / "stranger")  # and never registered
         stranger = federation.start_node("stranger", client=0)
         what = {"folder": tmp_path, "names": " ".join(SITES), "rounds": script.ROUNDS}
+        what |= {"scripted": 1, "min_nodes": script.CLIENTS}
         said = log_of(federation.submit(APP, methods=" ".join(METHODS), **what))
         assert stranger.wait(timeout=DEADLINE) != 0
     matrices, centers = script.problem()
@@ -104,31 +80,8 @@ def test_tls_and_node_keys_keep_strangers_out_and_the_models_are_the_simulators(
         assert used == [(t, SITES[n]) for t, n in zip(*script.THERE.nonzero(), strict=True)]
 
 
-def ended(path: Path) -> int:
-    try:
-        return len(read_rounds(f"sqlite:///{path}"))
-    except BadInput:  # it is not there yet
-        return 0
-
-
 def used_since(path: Path, name: str, t: int) -> bool:
-    log = read_ledger(f"sqlite:///{path}").filter(stage="used", client=name)
-    return len(log) > 0 and log["round"].max() >= t
-
-
-def replayed(path: Path, rounds: int) -> np.ndarray:
-    """Return MIFA's model, written out, for what the ledger says was used."""
-    with sqlite3.connect(path) as connection:
-        query = "SELECT round, client, asked FROM participation WHERE stage = 'used'"
-        used = connection.execute(query).fetchall()
-    history, memory = [np.zeros(3)], np.zeros((script.CLIENTS, 3))
-    for t in range(rounds):
-        for round, name, asked in used:
-            if round == t:
-                client = SITES.index(name)
-                memory[client] = script.update_of(client, history[t if asked is None else asked])
-        history.append(history[-1] + memory.mean(axis=0))
-    return history[-1]
+    return any(row.round >= t for row in rows(path, name, "used"))
 
 
 @pytest.fixture
@@ -168,4 +121,5 @@ def test_node_server_and_superlink_are_killed_and_the_federation_goes_on(federat
     said = log_of(federation.submit(APP, rounds=last, **what))
 
     assert read_rounds(f"sqlite:///{path}")["round"].to_list() == list(range(last)), said
-    np.testing.assert_allclose(model(tmp_path, "mifa"), replayed(path, last), rtol=1e-9)
+    replay = replayed("mifa", path, SITES, last)
+    np.testing.assert_allclose(model(tmp_path, "mifa"), replay, rtol=1e-9)

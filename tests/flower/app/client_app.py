@@ -1,7 +1,15 @@
-"""A client without PyTorch, which starts in no time: it follows the messages' records itself."""
+"""A client without PyTorch, which starts in no time: it follows the messages' records itself.
 
+What it `sends` is an "update" or, as its node config says: "nothing", ever; an update, "late": when
+the round that it is for has ended; or "nonsense": NaN for FedAvg, a wrong shape for all others.
+"""
+
+import sqlite3
+import threading
 import time
+from pathlib import Path
 
+import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from script import LR, STEPS, THERE, update_of
@@ -18,20 +26,34 @@ def tell_name(message, context):
 @app.train()
 def train(message, context):
     told, client = message.content["config"], int(context.node_config["client"])
-    t = told["server-round"] - 1
+    t, sends = told["server-round"] - 1, context.node_config.get("sends", "update")
     config = ConfigRecord({"server-round": t + 1, "client": told["fedtide-client"]})
     if told["scripted"] and not THERE[t, client]:
         config["declined"] = True
         return Message(RecordDict({"config": config}), reply_to=message)
-    time.sleep(float(context.node_config.get("seconds", 0)))
-    x = message.content["arrays"]["x"].numpy()
-    drift = message.content["drift"]["x"].numpy() if "drift" in message.content else 0.0
+    if sends == "nothing":
+        threading.Event().wait()
+    if sends == "late":
+        wait_for_the_end_of(t, Path(context.run_config["folder"]) / f"{told['method']}.db")
+    if sends == "nonsense":
+        update = np.full(3, np.nan) if told["method"] == "fedavg" else np.zeros(2)
+    else:
+        x = message.content["arrays"]["x"].numpy()
+        drift = message.content["drift"]["x"].numpy() if "drift" in message.content else 0.0
+        update = update_of(client, x, drift)
     config["followed"] = True
     content = RecordDict(
         {
-            "update": ArrayRecord({"x": Array(update_of(client, x, drift))}),
+            "update": ArrayRecord({"x": Array(update)}),
             "metrics": MetricRecord({"num-examples": 1, "lr": LR, "steps": STEPS}),
             "config": config,
         }
     )
     return Message(content, reply_to=message)
+
+
+def wait_for_the_end_of(t, ledger):
+    """Look into the ledger until it has round t."""
+    with sqlite3.connect(ledger) as connection:
+        while not connection.execute("SELECT 1 FROM rounds WHERE round = ?", (t,)).fetchone():
+            time.sleep(0.2)

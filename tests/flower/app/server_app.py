@@ -34,9 +34,9 @@ def main(grid, context):
             clients=names,
             state=folder / f"state-{method}",
             ledger=f"sqlite:///{folder / method}.db",
-            min_available_nodes=len(names) if len(methods) > 1 else 1,
+            min_available_nodes=config["min-nodes"],
         )
-        told = ConfigRecord({"scripted": len(methods) > 1})
+        told = ConfigRecord({"scripted": config["scripted"], "method": method})
         strategy.start(grid, initial, int(config["rounds"]), config["timeout"], told)
 
     with ThreadPoolExecutor(len(methods)) as pool:

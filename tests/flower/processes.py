@@ -1,0 +1,78 @@
+"""What tests with Flower's own processes share: their app, waiting, ledgers, models.
+
+Everything waits for what it needs to see, with a deadline; nothing waits for a time.
+"""
+
+import importlib.util
+import sqlite3
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from fedtide.errors import BadInput
+from fedtide.participation.ledger import read_rounds
+from fedtide.simulation.checkpoint import Checkpoint, load_newest
+
+DEADLINE = 300.0
+APP = Path(__file__).parent / "app"
+_spec = importlib.util.spec_from_file_location("script", APP / "script.py")
+script = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(script)
+
+
+class Row(NamedTuple):
+    """What one client did in one round; `asked`: the round whose message it answered."""
+
+    round: int
+    client: str
+    stage: str
+    asked: int
+
+
+def until(seen: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + DEADLINE
+    while not seen():
+        assert time.monotonic() < deadline, f"no {what} within {DEADLINE} s"
+        time.sleep(0.2)
+
+
+def ended(path: Path) -> int:
+    """Return how many rounds a ledger has."""
+    try:
+        return len(read_rounds(f"sqlite:///{path}"))
+    except BadInput:  # it is not there yet
+        return 0
+
+
+def rows(path: Path, client: str = "", stages: str = "") -> list[Row]:
+    """Return what a ledger says, of one client if one is named, in these stages if any are."""
+    with sqlite3.connect(path) as connection:
+        query = "SELECT round, client, stage, coalesce(asked, round) FROM participation"
+        found = [Row(*row) for row in connection.execute(query)]
+    return [
+        row
+        for row in sorted(found)
+        if client in ("", row.client) and row.stage in (stages or row.stage).split()
+    ]
+
+
+def replayed(method: str, path: Path, sites: list[str], rounds: int) -> np.ndarray:
+    """Return the model of "fedavg" or "mifa", written out, for what a ledger says was used."""
+    used = rows(path, stages="used")
+    history, memory = [np.zeros(3)], np.zeros((len(sites), 3))
+    for t in range(rounds):
+        step, now = np.zeros(3), [row for row in used if row.round == t]
+        for row in now:
+            client = sites.index(row.client)
+            memory[client] = script.update_of(client, history[row.asked])
+            step = step + memory[client] / len(now)
+        history.append(history[-1] + (step if method == "fedavg" else memory.mean(axis=0)))
+    return history[-1]
+
+
+def saved(folder: Path, method: str) -> Checkpoint:
+    """Return the state after the newest round."""
+    return load_newest(folder / f"state-{method}")

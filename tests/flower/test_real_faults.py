@@ -1,0 +1,90 @@
+"""Clients that are late, mute, senseless, dead or not there at all, as Flower's own processes."""
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedtide.flower.loopback import Loopback
+from fedtide.participation.ledger import read_rounds
+
+from .processes import APP, Row, ended, replayed, rows, saved, until
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("quick")]
+
+STEADY, LATE, BAD = SITES = ["site-0", "site-1", "site-2"]
+TIMEOUT = 8.0
+METHODS = ["fedavg", "mifa"]
+
+
+def late_answers(path: Path) -> list[Row]:
+    return rows(path, LATE, "reported used")
+
+
+def restart_until(back: Callable[[], bool], federation: Loopback, ledger: Path) -> None:
+    """Start the bad client's node again when it exits, once a round, as a supervisor does.
+
+    Flower takes the node for online, and refuses it, for up to a minute after its death.
+    """
+    node, since = None, 0
+
+    def seen() -> bool:
+        nonlocal node, since
+        if node is None or (node.poll() is not None and ended(ledger) > since):
+            since = ended(ledger)
+            node = federation.start_node(BAD, client=2, sends='"nonsense"')
+        return back()
+
+    until(seen, "reply of the node that came back")
+
+
+@pytest.fixture
+def ledgers(tmp_path) -> dict[str, Path]:
+    return {method: tmp_path / f"{method}.db" for method in METHODS}
+
+
+def test_nobody_then_a_steady_a_late_and_a_bad_client(tmp_path, ledgers):
+    """FedAvg and MIFA at once. The bad client is mute, is killed, comes back, sends nonsense."""
+    paths = ledgers.values()
+    with Loopback(tmp_path / "federation", tls=True) as federation:
+        federation.start_superlink()
+        what = {"folder": tmp_path, "names": " ".join(SITES), "timeout": TIMEOUT, "rounds": 1000}
+        run = federation.submit(APP, methods=" ".join(METHODS), **what)
+        for name in SITES:
+            federation.register(name)
+        until(lambda: all(ended(path) >= 2 for path in paths), "rounds without nodes")
+        federation.start_node(STEADY, client=0)
+        federation.start_node(LATE, client=1, sends='"late"')
+        mute = federation.start_node(BAD, client=2, sends='"nothing"')
+        until(lambda: all(rows(path, BAD, "selected") for path in paths), "silence")
+        mute.kill()
+        restart_until(
+            lambda: all(rows(path, BAD, "reported") for path in paths), federation, ledgers["mifa"]
+        )
+        until(lambda: all(rows(path, STEADY, "used") for path in paths), "timely answers")
+        until(lambda: all(len(late_answers(path)) >= 2 for path in paths), "late answers")
+        states = {method: saved(tmp_path, method) for method in METHODS}
+        until(lambda: all(ended(ledgers[m]) >= states[m].round for m in METHODS), "ledgers")
+        assert run.poll() is None
+        for process in federation.processes("flwr-serverapp"):  # it has most of its rounds to go
+            os.kill(process, signal.SIGKILL)
+    assert federation.processes() == []
+
+    for method, path in ledgers.items():
+        times = read_rounds(f"sqlite:///{path}")
+        assert times["round"].to_list() == list(range(len(times)))
+        assert min(row.round for row in rows(path)) >= 2
+        for row in rows(path, stages="selected"):  # nobody heard of them until the deadline
+            assert times["time"][row.round] - times["time"][row.round - 1] >= 0.99 * TIMEOUT
+        assert rows(path, BAD, "used") == []
+        asked = [row.asked for row in late_answers(path)]
+        assert asked == sorted(set(asked))
+        assert all(row.asked < row.round for row in late_answers(path))
+        wanted = "used" if method == "mifa" else "reported"
+        assert {row.stage for row in late_answers(path)} == {wanted}
+        model = states[method].tensors["state.model"].numpy()
+        replay = replayed(method, path, SITES, states[method].round)
+        np.testing.assert_allclose(model, replay, rtol=1e-9)
