@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-REPEATS = 15
+REPEATS = 7
 
 
 @dataclass

@@ -26,14 +26,14 @@ CUDA (`device: cuda`): tensors of the data, the models and the draws lie there.
 
 def main() -> None:
     """Measure, print and write."""
-    rooms = (cohort, cnn, population, memory, evaluation, peers)
+    rooms = (cohort, cnn, peers, population, memory, evaluation)
     text = f"# Benchmarks\n\nWritten by `make bench`. {machine()}.\n"
     for room in rooms:
         print(f"measuring {room.__name__}", file=sys.stderr, flush=True)
         part = room.section().markdown()
         print(part, flush=True)
         text += "\n" + part
-    PAGE.write_text(text + "\n" + GPU, encoding="utf-8")
+        PAGE.write_text(text + "\n" + GPU, encoding="utf-8")
 
 
 if __name__ == "__main__":

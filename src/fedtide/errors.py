@@ -39,8 +39,12 @@ class MissingExtra(BadInput, ImportError):
         )
 
 
-class Interrupted(Exception):
-    """What was asked for was asked to end, and is saved; its text says how to go on."""
+class Interrupted(BaseException):
+    """What was asked for was asked to end, and is saved; its text says how to go on.
+
+    It is no Exception, so that whoever takes any failure of a user's code for bad input lets it
+    pass.
+    """
 
 
 @contextmanager

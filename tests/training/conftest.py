@@ -58,3 +58,12 @@ def digits_task():
         "digits", Dirichlet(alpha=0.5), clients=40, model={"type": "mlp", "hidden": [8]}
     )
     return problem.prepare(1, torch.device("cpu"), torch.float64)
+
+
+@pytest.fixture(autouse=True)
+def _two_threads():
+    """Let the threaded trainer have two threads, whatever the test run was given."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
