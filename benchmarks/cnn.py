@@ -12,7 +12,7 @@ from fedtide.problems.models import model_of
 from measuring import Section, gains, in_turn, machine, medians
 from workload import PlainLoop, Workload
 
-WORK = Workload(25, 5, 16, "cnn-001-cifar10", shape=(3, 32, 32), clients=100, samples=80)
+WORK = Workload(25, 5, 16, "cnn-001-cifar10", shape=(3, 32, 32), clients=100, samples=80, lr=1e-7)
 TRAINERS = ("threaded", "threaded-compiled")
 REPEATS = 3
 
