@@ -1,11 +1,20 @@
-"""The ledger: rounds that are there wholly and once, whatever dies when, and what it refuses."""
+"""The ledger: rounds that are there wholly and once, whatever dies when, and what it refuses.
+
+With SQLite, and with a PostgreSQL server where the machine has one.
+"""
 
 import os
 import signal
 import sqlite3
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from importlib.util import find_spec
+from itertools import count
 from pathlib import Path
+from threading import Barrier
 
 import polars as pl
 import pytest
@@ -15,17 +24,50 @@ from polars.testing import assert_frame_equal
 
 pytest.importorskip("sqlalchemy", reason="the ledger needs fedtide[flower]")
 
+import sqlalchemy as sql
+
+import fedtide as ft
 from fedtide.errors import BadInput
 from fedtide.participation import STAGES, normalise_log, read_log, write_log
 from fedtide.participation.ledger import Entry, Ledger, read_ledger, read_rounds
+
+from .postgres import Server, programs, server
 
 NOW = 1_800_000_000.0
 files = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 
 
-@pytest.fixture
-def url(tmp_path: Path) -> str:
-    return f"sqlite:///{tmp_path / 'ledger.db'}"
+@pytest.fixture(scope="module")
+def postgres() -> Iterator[Server]:
+    found = programs()
+    if found is None:
+        pytest.skip("no PostgreSQL server on this machine: initdb is not on the PATH")
+    if find_spec("psycopg") is None:
+        pytest.skip("no driver for PostgreSQL: pip install 'psycopg[binary]'")
+    with server(found) as running:
+        yield running
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """Return the URL of a database without tables."""
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path / 'ledger.db'}"
+    return request.getfixturevalue("postgres").database()
+
+
+def run(url: str, statement: str) -> None:
+    engine = sql.create_engine(url)
+    with engine.begin() as connection:
+        connection.execute(sql.text(statement))
+    engine.dispose()
+
+
+def tables(url: str) -> list[str]:
+    engine = sql.create_engine(url)
+    found = sql.inspect(engine).get_table_names()
+    engine.dispose()
+    return found
 
 
 clients = st.sampled_from(["ann", "bob", "7", "ü/é", "it's"])
@@ -37,16 +79,14 @@ entries = st.builds(
     time=st.none() | st.floats(0, 4e9),
     asked=st.none() | st.integers(0, 2**40),
 )
-rounds = st.lists(st.lists(entries, unique_by=lambda entry: entry.client), max_size=5)
+rounds = st.lists(st.lists(entries, unique_by=lambda entry: entry.client), min_size=1, max_size=5)
+federations = count()
 
 
 @files
 @given(rounds)
-def test_what_is_committed_is_read_and_survives_a_file(tmp_path: Path, history: list[list[Entry]]):
-    path = tmp_path / "ledger.db"
-    path.unlink(missing_ok=True)
-    url = f"sqlite:///{path}"
-    ledger = Ledger(url)
+def test_what_is_committed_is_read(url: str, history: list[list[Entry]]):
+    ledger = Ledger(url, federation := f"federation {next(federations)}")
     for t, entries in enumerate(history):
         ledger.commit(t, entries, time=NOW + t)
     assert ledger.ended == len(history)
@@ -56,10 +96,10 @@ def test_what_is_committed_is_read_and_survives_a_file(tmp_path: Path, history: 
         for t, entries in enumerate(history)
         for e in entries
     ]
-    log = read_ledger(url)
+    log = read_ledger(f"{url}#{federation}")
     key = lambda row: (row["round"], row["client"].encode())  # noqa: E731
     assert sorted(log.to_dicts(), key=key) == sorted(wanted, key=key)
-    assert read_rounds(url).rows() == [(t, NOW + t) for t in range(len(history))]
+    assert read_rounds(f"{url}#{federation}").rows() == [(t, NOW + t) for t in range(len(history))]
     assert_frame_equal(normalise_log(log), log)
 
 
@@ -98,6 +138,65 @@ def test_federations_share_a_database(url: str):
         read_ledger(url)
     with pytest.raises(BadInput, match="no federation 'sout'; did you mean 'south'"):
         read_ledger(url + "#sout")
+
+
+def together(*work: Callable[[], None]) -> list[BaseException | None]:
+    """Do several things at once, and return what each of them raised."""
+    barrier = Barrier(len(work))
+
+    def begin(one: Callable[[], None]) -> BaseException | None:
+        barrier.wait()
+        try:
+            one()
+        except BadInput as error:
+            return error
+        return None
+
+    with ThreadPoolExecutor(len(work)) as pool:
+        return list(pool.map(begin, work))
+
+
+def test_two_writers_add_the_same_round_once(url: str):
+    writers = [Ledger(url), Ledger(url)]
+    for t in range(20):
+        same = [Entry("a", "used", 0.5, NOW), Entry("b", "used", 0.5, NOW)]
+        assert together(*(partial(w.commit, t, same, NOW) for w in writers)) == [None, None]
+    for t in range(20, 40):
+        work = [partial(w.commit, t, [Entry(f"c{i}", "used")], NOW) for i, w in enumerate(writers)]
+        [reason] = [error for error in together(*work) if error is not None]
+        assert "is there with other entries" in str(reason)
+    assert read_rounds(url)["round"].to_list() == list(range(40))
+    assert read_ledger(url).height == 2 * 20 + 20
+
+
+def test_federations_that_begin_together_make_the_tables_once(url: str):
+    names = [f"federation {n}" for n in range(4)]
+    work = [lambda name=name: Ledger(url, name).commit(0, [], NOW) for name in names]
+    assert together(*work) == [None] * 4
+    assert [read_rounds(f"{url}#{name}").height for name in names] == [1] * 4
+
+
+def test_a_server_that_crashed_and_is_back_has_all_rounds_and_takes_more(postgres: Server):
+    ledger = Ledger(url := postgres.database())
+    for t in range(3):
+        ledger.commit(t, [Entry("a", "used", 1.0, NOW)], NOW)
+        postgres.end(signal.SIGQUIT)  # at once, as in a crash: it recovers from its journal
+        with pytest.raises(BadInput, match=r"ledger: .* fails"):
+            ledger.commit(t + 1, [], NOW)
+        postgres.start()
+    ledger.commit(3, [], NOW)
+    assert read_rounds(url)["round"].to_list() == [0, 1, 2, 3]
+    assert read_ledger(url).height == 3
+
+
+def test_the_audit_reads_it_and_no_password_is_shown(url: str):
+    Ledger(url).commit(0, [Entry("ann", "used", 1.0, NOW), Entry("bob", "selected")], NOW)
+    assert ft.audit(url, clients=3).log.length == 1
+    if url.startswith("postgresql"):
+        secret = url.replace("@", ":secret@").replace("ledger_", "nobody_")
+        with pytest.raises(BadInput, match=r"ledger: .*:\*\*\*@") as refused:
+            ft.audit(secret)
+        assert "secret" not in str(refused.value)
 
 
 KILLED = """
@@ -154,16 +253,14 @@ Ledger(sys.argv[1])
 def test_the_tables_are_made_together(url: str, statement: str):
     command = [sys.executable, "-c", MAKING, url, statement]
     assert subprocess.run(command, check=False).returncode == -signal.SIGKILL
-    with sqlite3.connect(url.removeprefix("sqlite:///")) as connection:
-        assert connection.execute("SELECT * FROM sqlite_master").fetchall() == []
+    assert tables(url) == []
     Ledger(url).commit(0, [], NOW)
     assert read_rounds(url)["round"].to_list() == [0]
 
 
-def test_tables_of_another_version_are_refused(url: str, tmp_path: Path):
+def test_tables_of_another_version_are_refused(url: str):
     Ledger(url)
-    with sqlite3.connect(tmp_path / "ledger.db") as connection:
-        connection.execute("UPDATE fedtide_schema SET version = 9")
+    run(url, "UPDATE fedtide_schema SET version = 9")
     for refused in (Ledger, read_ledger):
         with pytest.raises(BadInput, match="tables of version 9, this fedtide reads 1"):
             refused(url)

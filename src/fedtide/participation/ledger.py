@@ -27,6 +27,9 @@ except ImportError:
 VERSION = 1
 """The version of the tables that this code writes and reads."""
 
+_LOCK = 0xFED71DE
+"""By which PostgreSQL knows who makes the tables."""
+
 _tables = sql.MetaData()
 _schema = sql.Table("fedtide_schema", _tables, sql.Column("version", sql.Integer, primary_key=True))
 _rounds = sql.Table(
@@ -79,8 +82,8 @@ class Ledger:
 
     Args:
         url: of the database, as SQLAlchemy has it: sqlite:///ledger.db is a file in the working
-            directory, postgresql://user@host/name a database on a server. The tables are made if
-            they are not there.
+            directory, postgresql+psycopg://user@host/name a database on a server. The tables are
+            made if they are not there.
         federation: whose rounds these are; one database may hold several.
 
     Raises:
@@ -95,20 +98,19 @@ class Ledger:
     def __init__(self, url: str, federation: str = "default") -> None:
         self.federation = federation
         self._engine = _engine(url)
-        with _complaints(url), self._engine.begin() as connection:
-            if self._engine.dialect.name == "sqlite":  # whose driver begins at the first row only
-                connection.exec_driver_sql("BEGIN IMMEDIATE")
+        with _complaints(self._engine), self._engine.begin() as connection:
+            _let_nobody_else_make_tables(connection)
             _tables.create_all(connection)
             versions = connection.scalars(sql.select(_schema.c.version)).all()
             if not versions:
                 connection.execute(_schema.insert().values(version=VERSION))
-        _check_version(url, versions or [VERSION])
+        _check_version(self._engine, versions or [VERSION])
 
     @property
     def ended(self) -> int:
         """How many rounds have ended: one more than the last round that was committed."""
         last = sql.select(sql.func.max(_rounds.c.round)).where(self._own(_rounds))
-        with _complaints(self._shown), self._engine.connect() as connection:
+        with _complaints(self._engine), self._engine.connect() as connection:
             found = connection.scalar(last)
         return 0 if found is None else int(found) + 1
 
@@ -126,22 +128,25 @@ class Ledger:
         Raises:
             BadInput: the round is there with other entries; the database fails.
         """
-        keys = {"federation": self.federation, "round": round}
-        rows = [keys | vars(entry) for entry in entries]
-        with _complaints(self._shown), self._engine.begin() as connection:
-            if self._there(connection, round, entries):
-                return
-            connection.execute(_rounds.insert().values(time=time, **keys))
-            if rows:
-                connection.execute(_participation.insert(), rows)
+        with _complaints(self._engine):
+            try:
+                self._add(round, entries, time)
+            except sql.exc.IntegrityError:  # another writer may have been faster: look again
+                self._add(round, entries, time)
 
     def close(self) -> None:
         """Let the database go."""
         self._engine.dispose()
 
-    @property
-    def _shown(self) -> str:
-        return self._engine.url.render_as_string(hide_password=True)
+    def _add(self, round: int, entries: Sequence[Entry], time: float) -> None:
+        keys = {"federation": self.federation, "round": round}
+        rows = [keys | vars(entry) for entry in entries]
+        with self._engine.begin() as connection:
+            if self._there(connection, round, entries):
+                return
+            connection.execute(_rounds.insert().values(time=time, **keys))
+            if rows:
+                connection.execute(_participation.insert(), rows)
 
     def _own(self, table: sql.Table) -> sql.ColumnElement[bool]:
         return table.c.federation == self.federation
@@ -198,8 +203,8 @@ def _read(url: str, table: sql.Table, *names: str) -> pl.DataFrame:
     engine = _engine(url)
     _refuse_missing_file(engine.url)
     try:
-        with _complaints(url), engine.connect() as connection:
-            _check_version(url, connection.scalars(sql.select(_schema.c.version)).all())
+        with _complaints(engine), engine.connect() as connection:
+            _check_version(engine, connection.scalars(sql.select(_schema.c.version)).all())
             own = table.c.federation == _federation(connection, federation)
             query = sql.select(*(table.c[name] for name in names)).where(own)
             rows = [tuple(row) for row in connection.execute(query)]
@@ -234,8 +239,8 @@ def _federation(connection: sql.Connection, name: str) -> str:
 
 
 def _engine(url: str) -> sql.Engine:
-    try:
-        return sql.create_engine(url)
+    try:  # a connection may have died between rounds, which are minutes apart: it is tried first
+        return sql.create_engine(url, pool_pre_ping=True)
     except sql.exc.ArgumentError:
         raise BadInput(f"ledger: {url!r} is no database URL; write sqlite:///ledger.db") from None
     except ImportError as error:
@@ -249,20 +254,33 @@ def _refuse_missing_file(url: sql.URL) -> None:
         raise BadInput(f"ledger: there is no database {file!r}; give the path of one")
 
 
-def _check_version(url: str, versions: Sequence[int]) -> None:
+def _let_nobody_else_make_tables(connection: sql.Connection) -> None:
+    """Hold off, until this transaction ends, whoever else would make the tables now."""
+    kind = connection.dialect.name
+    if kind == "sqlite":  # whose driver begins at the first row only
+        connection.exec_driver_sql("BEGIN IMMEDIATE")
+    if kind == "postgresql":
+        connection.execute(sql.select(sql.func.pg_advisory_xact_lock(_LOCK)))
+
+
+def _check_version(engine: sql.Engine, versions: Sequence[int]) -> None:
     if list(versions) != [VERSION]:
         found = ", ".join(map(str, versions)) or "none"
         raise BadInput(
-            f"ledger: {url!r} has tables of version {found}, this fedtide reads {VERSION}; "
-            "use the fedtide that wrote it"
+            f"ledger: {_shown(engine)!r} has tables of version {found}, this fedtide reads "
+            f"{VERSION}; use the fedtide that wrote it"
         )
 
 
+def _shown(engine: sql.Engine) -> str:
+    return engine.url.render_as_string(hide_password=True)
+
+
 @contextmanager
-def _complaints(url: str) -> Iterator[Any]:
+def _complaints(engine: sql.Engine) -> Iterator[Any]:
     """Turn what the database says into one sentence."""
     try:
         yield
     except sql.exc.SQLAlchemyError as error:
         reason = str(error).splitlines()[0]
-        raise BadInput(f"ledger: {url!r} fails ({reason}); check the database") from None
+        raise BadInput(f"ledger: {_shown(engine)!r} fails ({reason}); check the database") from None

@@ -1,0 +1,97 @@
+"""A PostgreSQL server of the tests' own: on the loopback device, in a folder that ends with it."""
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import count
+from pathlib import Path
+
+HOST, USER = "127.0.0.1", "fedtide"
+DEADLINE = 60.0
+_WAYS = ["-c", "fsync=off", "-c", "unix_socket_directories=", "-c", f"listen_addresses={HOST}"]
+
+
+def programs() -> Path | None:
+    """Return the folder of the server's programs, the newest of several; None: there are none."""
+    found = shutil.which("initdb")
+    if found is not None:
+        return Path(found).resolve().parent
+    versions = Path("/usr/lib/postgresql").glob("*/bin/initdb")
+    return max((path.parent for path in versions), key=lambda p: int(p.parent.name), default=None)
+
+
+class Server:
+    """A running server.
+
+    Args:
+        programs: the folder with initdb and postgres.
+        folder: for its files, where its user may write.
+        user: who runs it, which must not be root; None: whoever runs the tests.
+    """
+
+    def __init__(self, programs: Path, folder: Path, user: str | None) -> None:
+        self._programs, self._user = programs, user
+        self._folder, self._databases = folder, count(1)
+        with socket.socket() as probe:
+            probe.bind((HOST, 0))
+            self.port = probe.getsockname()[1]
+        how = f"--auth=trust --encoding=UTF8 --no-sync --username={USER} --pgdata=data"
+        command = [programs / "initdb", *how.split()]
+        subprocess.run(command, check=True, user=user, cwd=folder, capture_output=True)
+        self.start()
+
+    def start(self) -> None:
+        command = [self._programs / "postgres", "-D", self._folder / "data", "-p", str(self.port)]
+        with (self._folder / "log").open("ab") as log:
+            self.process = subprocess.Popen(
+                [*command, *_WAYS], user=self._user, cwd=self._folder, stdout=log, stderr=log
+            )
+        deadline = time.monotonic() + DEADLINE
+        while subprocess.run(self._ask("SELECT 1"), capture_output=True, check=False).returncode:
+            assert self.process.poll() is None, (self._folder / "log").read_text()
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+
+    def end(self, number: int) -> None:
+        """Send a signal, SIGINT to let it end in order or SIGQUIT for a crash, and wait."""
+        self.process.send_signal(number)
+        self.process.wait(timeout=DEADLINE)
+
+    def database(self) -> str:
+        """Return the URL of a new database."""
+        name = f"ledger_{next(self._databases)}"
+        self.run(f"CREATE DATABASE {name}")
+        return f"postgresql+psycopg://{USER}@{HOST}:{self.port}/{name}"
+
+    def run(self, statement: str, database: str = "postgres") -> str:
+        done = subprocess.run(
+            self._ask(statement, database), capture_output=True, text=True, check=True
+        )
+        return done.stdout.strip()
+
+    def _ask(self, statement: str, database: str = "postgres") -> list[str]:
+        where = ["-h", HOST, "-p", str(self.port), "-U", USER, "-d", database]
+        return [str(self._programs / "psql"), *where, "-qAt", "-c", statement]
+
+
+@contextmanager
+def server(programs: Path) -> Iterator[Server]:
+    """Run a server until the context is left."""
+    user = "nobody" if os.geteuid() == 0 else None
+    folder = Path(tempfile.mkdtemp(prefix="fedtide-postgres-"))
+    if user is not None:
+        shutil.chown(folder, user)
+    running = None
+    try:
+        running = Server(programs, folder, user)
+        yield running
+    finally:
+        if running is not None and running.process.poll() is None:
+            running.end(signal.SIGINT)
+        shutil.rmtree(folder, ignore_errors=True)
