@@ -10,7 +10,7 @@ import fedtide
 ROOT = Path(fedtide.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
 
-GROUND = {"errors", "checks", "randomness", "population"}
+GROUND = {"errors", "files", "checks", "randomness", "population"}
 MAY_IMPORT = {
     "participation": set(),
     "algorithms": set(),

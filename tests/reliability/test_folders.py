@@ -175,6 +175,18 @@ def test_other_files_of_the_user_are_left_alone(fields, results, tmp_path, monke
     assert results(tmp_path / "killed") == results(tmp_path / "whole")
 
 
+@pytest.mark.parametrize("name", [".metrics.parquet.part", "checkpoints/.tmpGZnQm1"])
+def test_what_a_kill_left_half_written_is_removed(name, fields, results, tmp_path, monkeypatch):
+    """safetensors writes to a file of its own beside the one it is given."""
+    ft.simulate(**fields, out=tmp_path / "whole")
+    killed_at(8, fields, tmp_path / "killed", monkeypatch)
+    draft = tmp_path / "killed" / name
+    draft.write_text("half")
+    ft.simulate(**fields, out=tmp_path / "killed", resume=True)
+    assert not draft.exists()
+    assert results(tmp_path / "killed") == results(tmp_path / "whole")
+
+
 # Finished runs.
 
 

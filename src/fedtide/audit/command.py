@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,6 +14,7 @@ from fedtide.audit.conditions import Training
 from fedtide.audit.report import audit
 from fedtide.audit.terminal import show
 from fedtide.errors import BadInput
+from fedtide.files import write_text
 
 
 def audit_command(
@@ -93,7 +93,8 @@ def audit_command(
             watch=lambda name, share: progress.update(task, description=name, completed=share),
         )
     if json_file is not None:
-        _write(json_file, json.dumps(_finite(found.plain()), indent=1, ensure_ascii=False))
+        text = json.dumps(_finite(found.plain()), indent=1, ensure_ascii=False) + "\n"
+        write_text(json_file, text, field="json", mend="choose another place")
     if html is not None:
         from fedtide.audit.page import write_page  # brings matplotlib
 
@@ -127,15 +128,3 @@ def _finite(value: Any) -> Any:
     if isinstance(value, float):
         return float(value) if abs(value) < float("inf") else None
     return value
-
-
-def _write(path: Path, text: str) -> None:
-    part = path.with_name(f".{path.name}.part")
-    try:
-        part.write_text(text + "\n", encoding="utf-8")
-        os.replace(part, path)
-    except OSError as error:
-        part.unlink(missing_ok=True)
-        raise BadInput(
-            f"out: {path} cannot be written ({error.strerror}); choose another"
-        ) from None

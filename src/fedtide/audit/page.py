@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ import numpy as np
 
 from fedtide.audit import figures, words
 from fedtide.audit.report import Audit
-from fedtide.errors import BadInput
+from fedtide.files import write_text
 
 _ROWS = 12
 
@@ -23,16 +22,7 @@ def write_page(audit: Audit, path: str | Path) -> None:
     Raises:
         BadInput: a place that cannot be written.
     """
-    path = Path(path)
-    part = path.with_name(f".{path.name}.part")
-    try:
-        part.write_text(render(audit), encoding="utf-8")
-        os.replace(part, path)
-    except OSError as error:
-        part.unlink(missing_ok=True)
-        raise BadInput(
-            f"html: {path} cannot be written ({error.strerror}); choose another place"
-        ) from None
+    write_text(Path(path), render(audit), field="html", mend="choose another place")
 
 
 def render(audit: Audit) -> str:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import safetensors.torch
@@ -12,6 +12,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from fedtide.algorithms.intervals import MeanHistory
+from fedtide.files import write_atomically
 from fedtide.flower.messages import Asked, Update
 from fedtide.problems.layout import Params
 
@@ -85,12 +86,9 @@ class Disk:
     def save(self, t: int, tensors: Params) -> None:
         """Write what belongs to round t, at once or not at all."""
         self._folder.mkdir(parents=True, exist_ok=True)
-        path = self._path(t)
-        draft = path.with_suffix(".part")
-        safetensors.torch.save_file({n: x.contiguous() for n, x in tensors.items()}, draft)
-        with draft.open("rb") as file:
-            os.fsync(file.fileno())
-        draft.replace(path)
+        whole = {name: tensor.contiguous() for name, tensor in tensors.items()}
+        save = partial(safetensors.torch.save_file, whole)
+        write_atomically(self._path(t), save, field="client", mend="make room")
 
     def load(self, t: int) -> dict[str, Tensor] | None:
         """Return what belongs to round t; None: it is not there, or broken."""

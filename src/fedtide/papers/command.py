@@ -11,6 +11,7 @@ from rich.console import Console
 
 from fedtide.checks import one_of
 from fedtide.errors import BadInput
+from fedtide.files import write_text
 from fedtide.papers.catalogue import load
 from fedtide.papers.comparison import compare, verdicts
 from fedtide.papers.document import write_document
@@ -21,7 +22,6 @@ from fedtide.papers.record import Record, load_records
 from fedtide.papers.running import run_all
 from fedtide.papers.study import study_of
 from fedtide.papers.terminal import judged, listing, side_by_side
-from fedtide.simulation.folder import write_text
 from fedtide.sweep.view import View
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import get_args
 
+from fedtide.files import write_text
 from fedtide.papers.catalogue import load, names
 from fedtide.papers.claims import RULE, Claim, Verdict, Word
 from fedtide.papers.comparison import (
@@ -23,7 +24,6 @@ from fedtide.papers.comparison import (
 from fedtide.papers.measures import Measure
 from fedtide.papers.paper import PaperExperiment, Scale
 from fedtide.papers.record import Record, load_records
-from fedtide.simulation.folder import write_text
 
 SCALES: tuple[Scale, Scale] = ("paper", "laptop")
 

@@ -17,10 +17,10 @@ import polars as pl
 import torch
 
 from fedtide.errors import BadInput
+from fedtide.files import write_text
 from fedtide.papers.measures import Measure
 from fedtide.papers.plan import PlannedRun
 from fedtide.simulation.experiment import HOW, Experiment
-from fedtide.simulation.folder import write_text
 
 _POINTS = 30  # of a thinned curve
 _CURVES = ("loss", "train_accuracy", "test_accuracy", "mse")

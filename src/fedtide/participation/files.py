@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from fedtide.errors import BadInput, did_you_mean
+from fedtide.files import write_atomically
 
 SUFFIXES = (".parquet", ".csv", ".jsonl", ".ndjson")
 
@@ -47,18 +48,16 @@ def write_table(field: str, path: str | Path, frame: pl.DataFrame) -> None:
     """Write the table; a file of that name is replaced at once or not at all.
 
     Raises:
-        BadInput: a suffix of no known kind.
+        BadInput: a suffix of no known kind, or a place that cannot be written.
     """
     path = Path(path)
     suffix = _suffix(field, path)
-    part = path.with_name(f".{path.name}.part")
-    if suffix == ".parquet":
-        frame.write_parquet(part)
-    elif suffix == ".csv":
-        frame.write_csv(part)
-    else:
-        frame.write_ndjson(part)
-    os.replace(part, path)
+    writers: dict[str, Callable[..., Any]] = {
+        ".parquet": frame.write_parquet,
+        ".csv": frame.write_csv,
+    }
+    write = writers.get(suffix, frame.write_ndjson)
+    write_atomically(path, write, field, mend="choose another place")
 
 
 def need_columns(field: str, frame: pl.DataFrame, names: Sequence[str], mend: str) -> None:

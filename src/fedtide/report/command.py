@@ -11,11 +11,11 @@ import typer
 from rich.console import Console
 
 from fedtide.errors import BadInput
+from fedtide.files import write_atomically, write_text
 from fedtide.report.compare import comparison, comparison_table
 from fedtide.report.drawing import saved
 from fedtide.report.page import Part, parts, render
 from fedtide.report.runs import OtherRun, survey
-from fedtide.simulation.folder import write_atomically, write_text
 
 
 def report_command(

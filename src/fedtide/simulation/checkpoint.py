@@ -14,7 +14,8 @@ import safetensors.torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from fedtide.simulation.folder import numbered, write_atomically
+from fedtide.files import write_atomically
+from fedtide.simulation.folder import numbered
 
 _logger = logging.getLogger("fedtide")
 

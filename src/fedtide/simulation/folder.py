@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
-import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import reduce
 from pathlib import Path
@@ -14,9 +13,9 @@ from typing import IO, Any
 
 import polars as pl
 import yaml
-from safetensors import SafetensorError
 
 from fedtide.errors import BadInput
+from fedtide.files import DRAFTS, draft_of, write_frame, write_text
 from fedtide.simulation.experiment import differences, read_yaml
 
 
@@ -44,7 +43,7 @@ class RunFolder:
         self.log_parts = self.path / "log"
         self._lock = self.path / ".lock"
         self.log_chain = ""
-        self._begun = (self._lock, _draft(self.experiment))  # of a run killed before it began
+        self._begun = (self._lock, draft_of(self.experiment))  # of a run killed before it began
 
     @property
     def finished(self) -> bool:
@@ -71,8 +70,9 @@ class RunFolder:
 
     def forget_after(self, ended: int) -> None:
         """Remove what was written after the checkpoint of round `ended`, and unfinished files."""
-        for draft in self.path.rglob(".*.part"):
-            draft.unlink()
+        for pattern in DRAFTS:
+            for draft in self.path.rglob(pattern):
+                draft.unlink()
         for folder, suffix in ((self.log_parts, "parquet"), (self.checkpoints, "safetensors")):
             for file in numbered(folder, suffix):
                 if int(file.stem) > ended:
@@ -161,41 +161,3 @@ def numbered(folder: Path, suffix: str) -> list[Path]:
     """Return the files in the folder that are named by a round, in the order of the rounds."""
     files = (file for file in folder.glob(f"*.{suffix}") if file.stem.isdecimal())
     return sorted(files, key=lambda file: int(file.stem))
-
-
-def _draft(path: Path) -> Path:
-    return path.with_name(f".{path.name}.part")
-
-
-def write_atomically(path: Path, write: Callable[[Path], Any]) -> None:
-    """Let `write` fill a file beside `path`, then put it in its place in one step.
-
-    Raises:
-        BadInput: the disk is full or the folder cannot be written; nothing is left behind.
-    """
-    draft = _draft(path)
-    try:
-        path.parent.mkdir(exist_ok=True)
-        write(draft)
-        with draft.open("rb") as file:
-            os.fsync(file.fileno())
-        draft.replace(path)
-    except (OSError, SafetensorError, pl.exceptions.ComputeError) as error:
-        draft.unlink(missing_ok=True)
-        reason = getattr(error, "strerror", None) or str(error)
-        raise BadInput(f"out: {path} cannot be written ({reason}); make room and resume") from None
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a text, atomically."""
-    write_atomically(path, lambda draft: draft.write_text(text, encoding="utf-8"))
-
-
-def write_json(path: Path, content: dict[str, Any]) -> None:
-    """Write a mapping as JSON, atomically."""
-    write_text(path, json.dumps(content, indent=2) + "\n")
-
-
-def write_frame(path: Path, frame: pl.DataFrame) -> None:
-    """Write a table as Parquet, atomically; the same rows give the same bytes."""
-    write_atomically(path, lambda draft: frame.rechunk().write_parquet(draft))

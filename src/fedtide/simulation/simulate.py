@@ -18,11 +18,12 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 
 from fedtide.errors import BadInput
+from fedtide.files import write_atomically, write_frame, write_json
 from fedtide.participation import log_of
 from fedtide.simulation.checkpoint import Checkpoint, load_newest, save
 from fedtide.simulation.experiment import Experiment
 from fedtide.simulation.finite import Diverged
-from fedtide.simulation.folder import RunFolder, write_atomically, write_frame, write_json
+from fedtide.simulation.folder import RunFolder
 from fedtide.simulation.interrupt import Interrupted, Interruption
 from fedtide.simulation.progress import Silent, Watcher
 from fedtide.simulation.run import Run

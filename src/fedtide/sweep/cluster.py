@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from fedtide.errors import BadInput
-from fedtide.simulation.folder import write_text
+from fedtide.files import write_text
 from fedtide.simulation.tasks import forget_prepared
 from fedtide.sweep.board import Board
 from fedtide.sweep.job import TRIES, Job, Outcome, perform

@@ -12,9 +12,10 @@ from typing import Any, Literal
 import yaml
 
 from fedtide.errors import BadInput
+from fedtide.files import write_json, write_text
 from fedtide.simulation.experiment import Experiment
 from fedtide.simulation.finite import Diverged
-from fedtide.simulation.folder import RunFolder, write_json, write_text
+from fedtide.simulation.folder import RunFolder
 from fedtide.simulation.interrupt import Interrupted
 from fedtide.simulation.progress import Watcher
 from fedtide.simulation.simulate import execute

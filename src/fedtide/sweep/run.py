@@ -11,7 +11,8 @@ import polars as pl
 import yaml
 
 from fedtide.errors import BadInput
-from fedtide.simulation.folder import RunFolder, write_frame, write_text
+from fedtide.files import write_frame, write_text
+from fedtide.simulation.folder import RunFolder
 from fedtide.simulation.interrupt import Interrupted, Interruption
 from fedtide.sweep.board import Board
 from fedtide.sweep.fit import check_runs
