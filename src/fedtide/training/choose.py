@@ -18,10 +18,11 @@ from fedtide.training.threaded import ThreadedTrainer
 from fedtide.training.trainer import Round, Trainer
 
 TrainerName = Literal["auto", "reference", "stacked", "compiled", "threaded", "threaded-compiled"]
-_UNCOMPILED: dict[TrainerName, TrainerName] = {
-    "compiled": "stacked",
-    "threaded-compiled": "threaded",
+_COMPILED: dict[TrainerName, TrainerName] = {
+    "stacked": "compiled",
+    "threaded": "threaded-compiled",
 }
+_UNCOMPILED = {compiled: plain for plain, compiled in _COMPILED.items()}
 _PROBE = 8  # clients that a measurement trains
 _WORTH_COMPILING = 120.0  # seconds of training from which compiling, some ten seconds, pays
 
@@ -58,8 +59,8 @@ def choose_trainer(
     best = min(seconds, key=seconds.__getitem__)
     gain = f"{seconds['reference'] / seconds[best]:.1f}x as fast as the reference{failed}"
     worth_it = seconds[best] * clients > _WORTH_COMPILING and compile and can_compile(task)
-    if best != "reference" and worth_it:
-        compiled: TrainerName = "compiled" if best == "stacked" else "threaded-compiled"
+    if best in _COMPILED and worth_it:
+        compiled = _COMPILED[best]
         return _trainer(compiled, task, local), f"{compiled}: {gain}, and compiled for a long run"
     return _trainer(best, task, local), f"{best}: {gain}"
 

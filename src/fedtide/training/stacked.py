@@ -30,7 +30,6 @@ class StackedTrainer(Trainer):
 
     def __init__(self, task: Task, local: LocalTraining, compiled: bool = False) -> None:
         self.name = "compiled" if compiled else "stacked"
-        self._task = task
         self._steps = Steps(task, local, stacked=True, compiled=compiled, block=_BLOCK)
         most = max(1, _BYTES // (task.layout.size * task.start.element_size()))
         self._sizes = [size for size in _SIZES if size <= most]

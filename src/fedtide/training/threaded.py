@@ -23,7 +23,6 @@ class ThreadedTrainer(Trainer):
 
     def __init__(self, task: Task, local: LocalTraining, compiled: bool = False) -> None:
         self.name = "threaded-compiled" if compiled else "threaded"
-        self._task = task
         self._steps = Steps(task, local, stacked=False, compiled=compiled, block=1)
         self._threads = torch.get_num_threads()
 
