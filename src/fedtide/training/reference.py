@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
+from fedtide.problems.layout import Params
 from fedtide.problems.problem import Batch, Plan, Task
 from fedtide.training.local import LocalTraining
 from fedtide.training.trainer import Round, Trainer, local_direction
@@ -36,7 +39,7 @@ class ReferenceTrainer(Trainer):
 
     def _train_client(self, round: Round, batches: list[Batch], drift: Tensor | None) -> Tensor:
         layout, projection = self._task.layout, self._local.projection
-        direction = local_direction(self._task, self._local, round.frozen)
+        direction = local_direction(self._task, self._local, round.frozen, _gradient)
         mu = round.start.new_tensor(round.mu) if round.mu else None
         x = y = layout.unflatten(round.start)
         m = {name: torch.zeros_like(tensor) for name, tensor in x.items()}
@@ -47,3 +50,23 @@ class ReferenceTrainer(Trainer):
             if projection is not None:
                 y = layout.unflatten(projection(layout.flatten(y)))
         return layout.flatten(y)
+
+
+def _gradient(loss: Callable[..., Tensor]) -> Callable[..., Params]:
+    """Return the gradient of a loss by its first argument.
+
+    It is what `torch.func.grad` returns, which would take a second to import the compiler first: a
+    second for every message to a client of a deployment.
+    """
+
+    def gradient(params: Params, *batch: Tensor) -> Params:
+        leaves = {name: tensor.detach().requires_grad_() for name, tensor in params.items()}
+        with torch.enable_grad():
+            value = loss(leaves, *batch)
+        slopes = torch.autograd.grad(value, list(leaves.values()), allow_unused=True)
+        return {
+            name: torch.zeros_like(tensor) if slope is None else slope
+            for (name, tensor), slope in zip(leaves.items(), slopes, strict=True)
+        }
+
+    return gradient

@@ -9,7 +9,6 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
-import torch._inductor
 from torch import Tensor
 from torch.fx import GraphModule
 

@@ -56,15 +56,20 @@ class Trainer(ABC):
 Direction = Callable[..., Params]
 
 
-def local_direction(task: Task, local: LocalTraining, frozen: bool = False) -> Direction:
+def local_direction(
+    task: Task,
+    local: LocalTraining,
+    frozen: bool = False,
+    differentiate: Callable[..., Direction] = torch.func.grad,
+) -> Direction:
     """Return what one client steps along, a pure function of tensors (see LocalTraining).
 
     direction(y, m, x, drift, mu, *batch) = β m + g(y) + λ y + drift + μ (y - x), where y, m, x and
     drift go by name; m is empty without momentum or at first, drift None without a correction, and
     mu, a 0-d tensor, None without a proximal term. With `frozen` the gradient is taken at x. The
-    step is y ← Π(y - γ direction), m ← direction.
+    step is y ← Π(y - γ direction), m ← direction. `differentiate` makes g of the loss.
     """
-    gradient = torch.func.grad(task.loss)
+    gradient = differentiate(task.loss)
 
     def direction(
         y: Params,
