@@ -53,7 +53,11 @@ class Workload:
             frame.write_parquet(folder / f"{name}.parquet")
 
     def run(
-        self, folder: Path, trainer: str, evaluation: dict[str, object] | None = None
+        self,
+        folder: Path,
+        trainer: str,
+        evaluation: dict[str, object] | None = None,
+        dtype: str = "float32",
     ) -> tuple[Run, float]:
         """Return a run that is under way, and the seconds of its first round, which prepares."""
         run = Run(
@@ -72,6 +76,7 @@ class Workload:
                     "local": {"steps": self.steps, "batch_size": self.batch, "lr": self.lr},
                     "evaluation": evaluation or {"every": 0},
                     "trainer": trainer,
+                    "dtype": dtype,
                 }
             )
         )

@@ -40,11 +40,11 @@ def cache(tmp_path, monkeypatch):
 
 @pytest.fixture
 def image_task(images):
-    """Return a function that prepares the images with a model in float64, for 6 uneven clients."""
+    """Return a function that prepares the images with a model, for 6 uneven clients."""
 
-    def prepare(model, **fields):
+    def prepare(model, dtype=torch.float64, **fields):
         problem = Classification(images, Dirichlet(alpha=0.1), clients=6, model=model, **fields)
-        task = problem.prepare(3, torch.device("cpu"), torch.float64)
+        task = problem.prepare(3, torch.device("cpu"), dtype)
         assert task.population.samples.min() < 8 < task.population.samples.max()
         return task
 

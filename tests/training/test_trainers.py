@@ -147,6 +147,25 @@ def test_every_model(name, model, image_task):
     assert_equal_updates(name, task, local, [2, 5], drift=True, mu=0.5, rounds=1)
 
 
+def flattening_by_view():
+    """Return a network that needs images in the plain order, as many do."""
+
+    class Network(torch.nn.Sequential):
+        def forward(self, x):
+            return self[2](self[1](self[0](x)).view(len(x), -1))
+
+    layers = torch.nn.Conv2d(3, 4, 3, padding=1), torch.nn.ReLU(), torch.nn.Linear(1024, 3)
+    return Network(*layers)
+
+
+@pytest.mark.parametrize("name", RECORDED)
+def test_a_network_that_needs_the_plain_order_of_images(name, image_task, monkeypatch):
+    monkeypatch.setattr("builtins.flattening_by_view", flattening_by_view, raising=False)
+    task = image_task({"type": "imported", "path": "builtins:flattening_by_view"})
+    assert_equal_updates(name, task, local_training(), [1, 4])
+    assert 0 <= task.evaluate(task.start).metrics["test_accuracy"] <= 1
+
+
 @pytest.mark.parametrize("name", ALL)
 def test_dropout_without_minibatches_and_augmentation(name, image_task):
     model = {"type": "cnn", "channels": [4], "hidden": [6], "dropout": 0.5}

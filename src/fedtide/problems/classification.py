@@ -20,7 +20,7 @@ from fedtide.population import Population
 from fedtide.problems.augment import AUGMENTATIONS, augmented
 from fedtide.problems.datasets import Dataset, Normalise, load
 from fedtide.problems.flower_partition import FlwrInstance
-from fedtide.problems.layout import Layout, Params
+from fedtide.problems.layout import Layout, Params, channels_last
 from fedtide.problems.models import Model, PureModel, model_of
 from fedtide.problems.models.initialisation import seeded
 from fedtide.problems.partition import Partition, Shards, StoredShards
@@ -97,7 +97,9 @@ class Classification(Problem):
         shards = self._shards(data, seed)
         shape = data.train.features.shape[1:]
         module = seeded(lambda: model_of(self.model).build(shape, data.classes), seed)
-        return ClassificationTask(data, shards, module.to(device, dtype), self._augmentations)
+        whole = torch.float32 if dtype == torch.bfloat16 else dtype
+        module = module.to(device, whole)
+        return ClassificationTask(data, shards, module, self._augmentations, dtype)
 
     def _shards(self, data: Dataset, seed: int) -> Shards:
         labels = data.train.labels
@@ -128,6 +130,7 @@ class ClassificationTask(Task):
         shards: who holds which training samples.
         module: the network, with its initial parameters, on the device and in the dtype of the run.
         augment: names of augmentations, in order.
+        training_dtype: in which numbers the network computes while it trains (see `PureModel`).
 
     Attributes:
         shards: who holds which training samples.
@@ -135,7 +138,12 @@ class ClassificationTask(Task):
     """
 
     def __init__(
-        self, data: Dataset, shards: Shards, module: torch.nn.Module, augment: Sequence[str] = ()
+        self,
+        data: Dataset,
+        shards: Shards,
+        module: torch.nn.Module,
+        augment: Sequence[str] = (),
+        training_dtype: torch.dtype | None = None,
     ) -> None:
         like = next(module.parameters(), torch.empty(0))
         place = like.device, like.dtype
@@ -151,10 +159,21 @@ class ClassificationTask(Task):
             samples=shards.sizes,
             class_shares=shards.class_shares(data.train.labels, data.classes),
         )
-        self.model = PureModel(module, self._train[:2], data.classes)
+        self.model = PureModel(module, self._train[:2], data.classes, training_dtype)
         self._random = bool(augment) or self.model.draws
         self.layout = Layout.of(self.model.params)
         self.start = self.layout.flatten(self.model.params)
+        self._channels_last = self._takes_channels_last()
+
+    @torch.no_grad()
+    def _takes_channels_last(self) -> bool:
+        """Say whether the network does without the plain order, which `x.view(B, -1)` needs."""
+        params = {name: channels_last(tensor) for name, tensor in self.model.params.items()}
+        try:
+            self.model.evaluate(params, channels_last(self._train[:2]))
+        except RuntimeError:
+            return False
+        return True
 
     def loss(self, params: Params, *batch: Tensor) -> Tensor:
         """Return the mean cross-entropy of the minibatch's samples, without the padding."""
@@ -190,6 +209,10 @@ class ClassificationTask(Task):
         if self._random and not self.model.draws:
             rest.pop()
         return (x, self._train_labels[samples], *rest)
+
+    def ordered(self, tensor: Tensor) -> Tensor:
+        """Return images and filters with the channels last, if the network takes them so."""
+        return channels_last(tensor) if self._channels_last else tensor
 
     def pooled(self) -> ClassificationTask:
         """Return the task of one client that holds all training samples."""
@@ -230,11 +253,11 @@ class ClassificationTask(Task):
         self, x: Tensor, features: Tensor, labels: Tensor
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Return each sample's loss, and 1 where the model is right or 0 where it is wrong."""
-        params = self.layout.unflatten(x)
+        params = {name: self.ordered(t) for name, t in self.layout.unflatten(x).items()}
         losses, right = [], []
         for first in range(0, len(labels), self._evaluated_at_once):
             part = slice(first, first + self._evaluated_at_once)
-            logits, y = self.model.evaluate(params, features[part]), labels[part]
+            logits, y = self.model.evaluate(params, self.ordered(features[part])), labels[part]
             losses.append(cross_entropy(logits, y, reduction="none"))
             right.append(logits.argmax(1) == y)
         return torch.cat(losses).double().cpu().numpy(), torch.cat(right).double().cpu().numpy()

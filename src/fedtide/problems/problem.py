@@ -138,6 +138,10 @@ class Task(ABC):
         """
         return draws
 
+    def ordered(self, tensor: Tensor) -> Tensor:
+        """Return images or filters of one client in the order in memory that is quickest for it."""
+        return tensor
+
     def batches(self, plan: Plan) -> Iterator[Batch]:
         """Return for each local step the arguments of `loss` for a cohort."""
         batch: Batch = ()
@@ -182,6 +186,12 @@ class Problem(ABC):
     @abstractmethod
     def prepare(self, seed: int, device: torch.device, dtype: torch.dtype) -> Task:
         """Return the task for this seed (which draws the partition and the initial model).
+
+        Args:
+            seed: of the run.
+            device: where the data and the model are.
+            dtype: of them. With bfloat16 a network computes its gradients in it, and everything
+                else is float32.
 
         Raises:
             BadInput: data that cannot be had or do not fit.

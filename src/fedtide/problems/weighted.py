@@ -50,6 +50,10 @@ class WeightedTask(Task):
         *plain, factors = draws
         return (*self._task.batch(*plain), factors)
 
+    def ordered(self, tensor: Tensor) -> Tensor:
+        """Return the plain task's order."""
+        return self._task.ordered(tensor)
+
     def evaluate(self, x: Tensor, clients: bool = True) -> Evaluation:
         """Return the task's evaluation with `loss` being Σ a_n F_n; client figures are plain."""
         plain = self._task.evaluate(x)

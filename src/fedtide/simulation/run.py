@@ -62,6 +62,8 @@ class Run:
         seed, algorithm = experiment.seed, experiment.algorithm
         with within("problem"):
             task = prepared(experiment.problem, seed, experiment.device, experiment.dtype)
+        if task.start.dtype == torch.bfloat16:
+            raise BadInput("dtype: bfloat16 is for networks; use float32 or float64 here")
         self.task = weigh_objective(task, experiment.objective)
         self.population, self._participation = _start_participation(experiment, self.task)
         check_fit(algorithm, experiment.local)

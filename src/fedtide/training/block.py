@@ -88,7 +88,7 @@ class Block:
     def tensors(self, flat: Tensor) -> Tensors:
         """Return models or corrections, shape (d,) or (S, d), tensor by tensor."""
         tensors = self.task.layout.unflatten(flat).values()
-        return tuple(tensors if self.stacked else map(_channels_last, tensors))
+        return tuple(tensors if self.stacked else map(self.task.ordered, tensors))
 
     def flat(self, tensors: Tensors) -> Tensor:
         """Return models as flat vectors, shape (S, d) if they are stacked, else (d,)."""
@@ -96,7 +96,7 @@ class Block:
 
     def _batch(self, draws: Draws) -> Batch:
         batch = self.task.batch(*draws)
-        return batch if self.stacked else tuple(_channels_last(part[0]) for part in batch)
+        return batch if self.stacked else tuple(self.task.ordered(part[0]) for part in batch)
 
     def _direction(
         self, x: Tensors, y: Tensors, m: Tensors, inputs: Inputs, batch: Batch
@@ -118,13 +118,6 @@ class Block:
 
     def _named(self, tensors: Tensors) -> Params:
         return dict(zip(self.task.layout.shapes, tensors, strict=False))
-
-
-def _channels_last(tensor: Tensor) -> Tensor:
-    """Return images and filters with the channels as the fastest dimension."""
-    if tensor.dim() != 4:
-        return tensor
-    return tensor.contiguous(memory_format=torch.channels_last)
 
 
 def _except(resting: Tensor, along: Tensor) -> Tensor:

@@ -22,6 +22,8 @@ class PureModel:
         module: the network; it is left alone.
         example: features of two or more samples, to try the network on.
         classes: C, how many logits a sample must get.
+        training_dtype: in which numbers it computes while it trains, with the parameters, logits
+            and gradients outside it as they are; None: in those of the parameters.
 
     Attributes:
         params: the trainable parameters by name.
@@ -32,25 +34,34 @@ class PureModel:
             running statistics, or draws random numbers outside of dropout layers.
     """
 
-    def __init__(self, module: nn.Module, example: Tensor, classes: int) -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        example: Tensor,
+        classes: int,
+        training_dtype: torch.dtype | None = None,
+    ) -> None:
         self.params: Params = {
             name: p.detach().clone() for name, p in module.named_parameters() if p.requires_grad
         }
         if not self.params:
             raise BadInput("model: it has no parameters to train; leave requires_grad at True")
         self._evaluating = copy.deepcopy(module).eval()
-        training, masks = key_dropout(copy.deepcopy(module).train())
+        self._dtype = training_dtype or example.dtype
+        training, masks = key_dropout(copy.deepcopy(module).train().to(self._dtype))
         self._training = (training, masks)
         self.draws = masks is not None
         self._of_thread = threading.local()
-        _check(training, masks, example, classes)
+        _check(training, masks, example.to(self._dtype), classes)
 
     def __call__(self, params: Params, x: Tensor, key: Tensor | None = None) -> Tensor:
         """Return the logits (B, C) in training; `key`, an int64 scalar, decides the dropout."""
         module, masks = self._training_module()
         if masks is not None:
             masks.begin(key)
-        return torch.func.functional_call(module, params, (x,))  # type: ignore[no-any-return]
+        inside = {name: tensor.to(self._dtype) for name, tensor in params.items()}
+        logits: Tensor = torch.func.functional_call(module, inside, (x.to(self._dtype),))
+        return logits.to(x.dtype)
 
     def evaluate(self, params: Params, x: Tensor) -> Tensor:
         """Return the logits (B, C), without dropout."""
