@@ -6,7 +6,9 @@ with error 5 by the SuperLink (node 1), an app that raises with error 2 by the n
 answered once; ids of another run are refused.
 """
 
+import math
 from collections.abc import Callable, Iterator
+from copy import deepcopy
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import count
@@ -36,6 +38,7 @@ class Node:
         name: with which the operator registered it.
         started: when it was started.
         tamper: changes a reply before it is sent.
+        state: what its app keeps from one message of a run to the next.
     """
 
     app: ClientApp
@@ -45,6 +48,7 @@ class Node:
     name: str = ""
     started: float = 0.0
     tamper: Callable[[Message], Message] = lambda reply: reply
+    state: RecordDict = field(default_factory=RecordDict)
     handled: int = 0
     free_at: float = 0.0
 
@@ -61,6 +65,7 @@ class FakeGrid(Grid):
     ids: Iterator[int] = field(default_factory=lambda: count(1))
     pushed: dict[str, float] = field(default_factory=dict)
     answered: dict[str, float] = field(default_factory=dict)
+    run_config: dict = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         # What a ServerApp's process is told when it starts; messages are stamped with it.
@@ -78,13 +83,16 @@ class FakeGrid(Grid):
         return SimpleNamespace(run_id=self.run_id)
 
     def set_run(self, run):
-        raise NotImplementedError
+        self.run_id = run.run_id
 
-    def create_message(self, *arguments, **named):
-        raise NotImplementedError
+    def create_message(self, content, message_type, dst_node_id, group_id, ttl=None):
+        return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
 
     def send_and_receive(self, messages, *, timeout=None):
-        raise NotImplementedError
+        ids = self.push_messages(messages)
+        last = max((self.pending[one][0] for one in ids), default=self.now)
+        self.now = min(last, math.inf if timeout is None else self.now + timeout)
+        return self.pull_messages(ids)
 
     def get_nodes(self):
         return [
@@ -125,11 +133,11 @@ class FakeGrid(Grid):
             run_id=self.run_id,
             node_id=message.metadata.dst_node_id,
             node_config=node.config,
-            state=RecordDict(),
-            run_config={},
+            state=node.state,
+            run_config=self.run_config,
         )
         try:
-            return node.app(message, context)
+            return node.app(deepcopy(message), context)  # nobody shares what is in a message
         except Exception as error:
             return Message(Error(APP_RAISED, repr(error)), reply_to=message)
 

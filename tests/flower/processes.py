@@ -8,6 +8,7 @@ import sqlite3
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import NamedTuple
 
 import numpy as np
@@ -18,9 +19,17 @@ from fedtide.simulation.checkpoint import Checkpoint, load_newest
 
 DEADLINE = 300.0
 APP = Path(__file__).parent / "app"
-_spec = importlib.util.spec_from_file_location("script", APP / "script.py")
-script = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(script)
+
+
+def _of_app(name: str) -> ModuleType:
+    """Return a module of the app, which is no package of these tests."""
+    spec = importlib.util.spec_from_file_location(name, APP / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+script, METHODS = _of_app("script"), _of_app("methods").METHODS
 
 
 class Row(NamedTuple):

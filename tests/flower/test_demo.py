@@ -12,8 +12,9 @@ from fedtide.flower import loopback
 from fedtide.flower.loopback import Loopback
 from fedtide.participation.ledger import read_ledger
 
+from .processes import DEADLINE
+
 FEDTIDE = str(Path(sys.executable).parent / "fedtide")
-DEADLINE = 300.0
 
 
 def left_behind(folder: Path) -> list[str]:

@@ -14,20 +14,11 @@ from fedtide.flower.loopback import Loopback
 from fedtide.flower.tls import make_node_key
 from fedtide.participation.ledger import read_ledger, read_rounds
 
-from .processes import APP, DEADLINE, ended, replayed, rows, saved, script, until
+from .processes import APP, DEADLINE, METHODS, ended, replayed, rows, saved, script, until
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("quick")]
+pytestmark = pytest.mark.slow
 
-A = ft.algorithms
 SITES = [f"site-{n}" for n in range(script.CLIENTS)]
-METHODS = {
-    "fedavg": A.FedAvg(),
-    "fedau": A.FedAU(cutoff=2),
-    "mifa": A.MIFA(),
-    "scaffold": A.Scaffold(),
-    "amplified": A.Amplified(period=2, factor=1.5, inner=A.FedAvg()),
-    "amplified-scaffold": A.AmplifiedScaffold(period=2, factor=1.3),
-}
 
 
 def log_of(run: subprocess.Popen) -> str:

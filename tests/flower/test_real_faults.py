@@ -13,7 +13,7 @@ from fedtide.participation.ledger import read_rounds
 
 from .processes import APP, Row, ended, replayed, rows, saved, until
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("quick")]
+pytestmark = pytest.mark.slow
 
 STEADY, LATE, BAD = SITES = ["site-0", "site-1", "site-2"]
 TIMEOUT = 8.0

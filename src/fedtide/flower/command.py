@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 import typer
 from rich.console import Console
 
-from fedtide.errors import BadInput, MissingExtra
+from fedtide.errors import BadInput, Interrupted, MissingExtra
 
 
 def flower_command(
@@ -37,8 +37,11 @@ def flower_command(
             raise MissingExtra("flower", "flower")
     if out is not None and out.exists():
         raise BadInput(f"out: {out} is there already; choose another")
-    with tempfile.TemporaryDirectory(prefix="fedtide-") as temporary:
-        _demo(out or Path(temporary) / "demo", rounds, tls)
+    try:
+        with tempfile.TemporaryDirectory(prefix="fedtide-") as temporary:
+            _demo(out or Path(temporary) / "demo", rounds, tls)
+    except Interrupted:
+        raise Interrupted("interrupted; all processes of the federation have ended") from None
 
 
 def _demo(folder: Path, rounds: int, tls: bool) -> None:

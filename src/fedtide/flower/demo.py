@@ -19,8 +19,9 @@ EVERY = {"site-0": 1, "site-1": 1, "site-2": 2, "site-3": 3, "site-4": 4}
 
 _CLIENT = "import flwr.supernode.cli, fedtide.flower.apps"
 """What a client imports, anew for every message."""
-_STARTS, _LOOKS = 15.0, 3.0
-"""Seconds until the first round begins, and between two looks of a SuperNode for a message."""
+_STARTS, _LOOKS, _OTHERS = 15.0, 3.0, 0.3
+"""Seconds until the first round begins and between two looks of a SuperNode for a message; how much
+Flower's own processes compute, as a share of what the clients do."""
 
 _ROUND = re.compile(r"\[ROUND (?P<number>\d+)/\d+\]")
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
@@ -106,8 +107,8 @@ def _seconds_of_a_round() -> float:
     """Measure how long a client starts; most of a round is that, for all of them at once."""
     began = time.monotonic()
     subprocess.run([sys.executable, "-c", _CLIENT], check=False, capture_output=True)
-    at_a_time = min(len(EVERY), os.cpu_count() or 1)
-    return _LOOKS + (time.monotonic() - began) * len(EVERY) / at_a_time
+    each, at_a_time = time.monotonic() - began, min(len(EVERY), os.cpu_count() or 1)
+    return _LOOKS + (1 + _OTHERS) * each * len(EVERY) / at_a_time
 
 
 def _clock(seconds: float) -> str:

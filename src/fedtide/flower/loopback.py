@@ -186,7 +186,7 @@ class Loopback:
             "FLWR_HOME": str(self.folder / "home"),
             "FLWR_TELEMETRY_ENABLED": "0",
             "FLWR_DISABLE_UPDATE_CHECK": "1",
-            "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2",  # seconds, not one as usual
+            "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.5",  # seconds between two looks for work
             "OMP_NUM_THREADS": "1",
             _MARK: str(self.folder),
         }

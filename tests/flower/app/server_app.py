@@ -6,18 +6,10 @@ from pathlib import Path
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord
 from flwr.serverapp import ServerApp
+from methods import METHODS
 
-from fedtide import algorithms as A
 from fedtide.flower import FedTide
 
-METHODS = {
-    "fedavg": A.FedAvg(),
-    "fedau": A.FedAU(cutoff=2),
-    "mifa": A.MIFA(),
-    "scaffold": A.Scaffold(),
-    "amplified": A.Amplified(period=2, factor=1.5, inner=A.FedAvg()),
-    "amplified-scaffold": A.AmplifiedScaffold(period=2, factor=1.3),
-}
 app = ServerApp()
 
 

@@ -1,0 +1,12 @@
+"""The methods that are tested with real processes: for the server and for the test."""
+
+from fedtide import algorithms as A
+
+METHODS = {
+    "fedavg": A.FedAvg(),
+    "fedau": A.FedAU(cutoff=2),
+    "mifa": A.MIFA(),
+    "scaffold": A.Scaffold(),
+    "amplified": A.Amplified(period=2, factor=1.5, inner=A.FedAvg()),
+    "amplified-scaffold": A.AmplifiedScaffold(period=2, factor=1.3),
+}
