@@ -14,14 +14,17 @@ from workload import PlainLoop, Workload
 
 WORK = Workload(25, 5, 16, "cnn-001-cifar10", shape=(3, 32, 32), clients=100, samples=80, lr=1e-7)
 TRAINERS = ("threaded", "threaded-compiled")
-REPEATS = 3
+KINDS = [(trainer, dtype) for dtype in ("float32", "bfloat16") for trainer in TRAINERS]
+REPEATS = 5
 
 
 def section() -> Section:
     """Measure the trainers in turn."""
     with TemporaryDirectory() as name:
         WORK.write_data(Path(name))
-        runs, prepared = zip(*(WORK.run(Path(name), trainer) for trainer in TRAINERS), strict=True)
+        runs, prepared = zip(
+            *(WORK.run(Path(name), trainer, dtype=dtype) for trainer, dtype in KINDS), strict=True
+        )
         loop = PlainLoop(WORK, model_of(WORK.model).build(WORK.shape, WORK.classes))
         times = in_turn([loop.round, *(run.round for run in runs)], REPEATS)
     found = Section(
@@ -30,18 +33,18 @@ def section() -> Section:
         "rounds of `ft.simulate` against a plain PyTorch loop with its minibatches ready in "
         f"memory. Medians of {REPEATS} repeats in turn. First round: what recording, or compiling "
         "without a cache, costs once.",
-        ("trainer", "samples/s", "gain", "first round s"),
+        ("trainer", "gradients in", "samples/s", "gain", "first round s"),
     )
     samples = WORK.cohort * WORK.steps * WORK.batch
     rows = zip(
-        ("plain loop", *TRAINERS),
+        (("plain loop", "float32"), *KINDS),
         medians(times),
         (1.0, *gains(times)),
         (0.0, *prepared),
         strict=True,
     )
-    for name, ms, gain, seconds in rows:
-        found.rows.append((name, f"{1000 * samples / ms:,.0f}", f"{gain:.1f}x", f"{seconds:.1f}"))
+    for kind, ms, gain, seconds in rows:
+        found.rows.append((*kind, f"{1000 * samples / ms:,.0f}", f"{gain:.1f}x", f"{seconds:.1f}"))
     return found
 
 

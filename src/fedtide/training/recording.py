@@ -28,7 +28,9 @@ def record(function: Callable[..., tuple[Tensor, ...]], examples: list[Tensor]) 
     >>> double(torch.ones(2))
     (tensor([2., 2.]),)
     """
-    module = make_fx(function)(*examples)
+    # The shapes are enough, and the compiler wants them all from one mode.
+    recorder = make_fx(function, tracing_mode="fake", _allow_non_fake_inputs=True)
+    module = recorder(*examples)
     _drop_no_ops(module.graph)
     module.graph.set_codegen(CodeGen())  # takes the tensors as they are: nothing is nested
     module.recompile()

@@ -102,15 +102,22 @@ class Steps:
 
     def _record(self, block: Block, inputs: Inputs) -> Recording:
         recording = record(lambda *tensors: block(inputs.of(tensors)), list(inputs.flat))
-        return _compiled(recording, [*inputs.flat]) if self._compiled else recording
+        return _compiled(recording, [*inputs.flat], self._stacked) if self._compiled else recording
 
 
-def _compiled(recording: GraphModule, examples: list[Any]) -> Recording:
-    """Return the compiled recording; the recording itself where the compiler fails."""
+def _compiled(recording: GraphModule, examples: list[Tensor], stacked: bool) -> Recording:
+    """Return the compiled recording; the recording itself where the compiler fails.
+
+    A stacked block is driven from Python, which is compiled sooner. That of one client on CPU is
+    one C++ function: threads run side by side only outside the interpreter's lock, which kernels
+    called from Python do not let go.
+    """
+    in_cpp = not stacked and examples[0].device.type == "cpu"
+    options = {"size_asserts": False, "cpp_wrapper": in_cpp}
     try:
-        compiled: Recording = torch._inductor.compile(recording, examples, {"size_asserts": False})
-    except RuntimeError as error:
-        reason = str(error).strip().splitlines()[0]
+        compiled: Recording = torch._inductor.compile(recording, [*examples], options)
+    except (RuntimeError, AssertionError) as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         warnings.warn(f"local steps are not compiled: {reason}", RuntimeWarning, stacklevel=2)
         return recording
     return compiled

@@ -11,6 +11,8 @@ from fedtide.training.parallel import side_by_side
 from fedtide.training.steps import Steps
 from fedtide.training.trainer import Round, Trainer
 
+_BLOCK = 5  # steps are compiled together, up to so many; compiling takes about as long for each
+
 
 class ThreadedTrainer(Trainer):
     """Trains one client per thread, each on one core, with channels-last images.
@@ -23,7 +25,8 @@ class ThreadedTrainer(Trainer):
 
     def __init__(self, task: Task, local: LocalTraining, compiled: bool = False) -> None:
         self.name = "threaded-compiled" if compiled else "threaded"
-        self._steps = Steps(task, local, stacked=False, compiled=compiled, block=1)
+        block = _BLOCK if compiled else 1
+        self._steps = Steps(task, local, stacked=False, compiled=compiled, block=block)
         self._threads = torch.get_num_threads()
 
     def train(self, round: Round, plan: Plan, drift: Tensor | None = None) -> Tensor:
