@@ -27,6 +27,7 @@ import pyarrow.parquet as pq
 
 from fedtide.audit import audit
 from fedtide.audit.attendance import Attendance, attend
+from fedtide.audit.noise import Noise
 from fedtide.audit.objective import find_objectives
 from fedtide.audit.pattern import find_pattern
 from fedtide.audit.rates import estimate_rates
@@ -112,7 +113,8 @@ def skews(logs: int, rounds: int) -> None:
             log = draw(Schedule(process), 100, rounds, seed)
             pattern = find_pattern(log)
             rates = estimate_rates(log, pattern)
-            found = find_objectives(log, pattern, rates, np.full(100, 0.01), 50)
+            noise = Noise(log, pattern, rates)
+            found = find_objectives(log, noise, rates, np.full(100, 0.01), 50)
             low, high = found.plain.interval
             covered += low <= exact + 1e-9 and exact <= high
         print(f"L1 skew {exact:.6f} of {name}: in the interval in {covered / logs:.3f} of the logs")

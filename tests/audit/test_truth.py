@@ -8,6 +8,7 @@ import pytest
 
 import fedtide as ft
 from fedtide.audit.advice import Advice
+from fedtide.audit.noise import Noise
 from fedtide.audit.objective import find_objectives
 from fedtide.audit.pattern import find_pattern
 from fedtide.audit.rates import estimate_rates
@@ -82,7 +83,8 @@ def test_the_exact_skew_of_paper_004(draw: Any) -> None:
     log = draw(Schedule(Weighted(10, np.exp(-np.arange(100) / 10).tolist())), 100, 2000, 5)
     pattern = find_pattern(log)
     rates = estimate_rates(log, pattern)
-    found = find_objectives(log, pattern, rates, np.full(100, 0.01), 50)
+    noise = Noise(log, pattern, rates)
+    found = find_objectives(log, noise, rates, np.full(100, 0.01), 50)
     low, high = found.plain.interval
     assert low <= 1.289078 <= high
     assert high - low < 0.05

@@ -110,7 +110,7 @@ def _fedavg(findings: Findings, fine: bool) -> Advice:
         reasons = [f"its L1 skew of {plain.l1_skew:.2f} is within what chance makes of none"]
     else:
         reasons = [
-            f"it minimises another objective: L1 skew {plain.l1_skew:.2f} "
+            f"it minimises another objective: L1 skew {plain.skew.likely:.2f} "
             f"({low:.2f} to {high:.2f}), {plain.total_variation:.0%} of the influence misplaced"
         ]
     return _advice(findings, "fedavg", {}, reasons, 0, 2, low if fine else plain.l1_skew)

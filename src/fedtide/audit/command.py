@@ -59,7 +59,7 @@ def audit_command(
     noise: Annotated[float, typer.Option("--sigma", help="σ of the stochastic gradients.")] = 1.0,
     divergence: Annotated[float, typer.Option("--delta", help="δ between clients.")] = 1.0,
     steps: Annotated[int, typer.Option(help="I, local steps in a round.")] = 1,
-    seed: Annotated[int, typer.Option(help="Of the bootstrap and the replay.")] = 0,
+    seed: Annotated[int, typer.Option(help="Of the replay.")] = 0,
 ) -> None:
     """Say whose model a participation log trains, and which method would fix it.
 

@@ -9,10 +9,10 @@ import polars as pl
 from numpy.typing import NDArray
 
 from fedtide.audit.attendance import Attendance, Floats, Ints
-from fedtide.audit.bootstrap import block_bootstrap, block_length, block_variance
+from fedtide.audit.noise import Noise, Parts
 from fedtide.audit.pattern import Pattern
 from fedtide.audit.rates import Rates, wilson
-from fedtide.audit.skew import skew_interval
+from fedtide.audit.skew import Skew, estimate_skew
 from fedtide.audit.weights import fedau_weights, participation_shares
 
 
@@ -23,14 +23,23 @@ class Objective:
     Args:
         method: of averaging.
         weights: w_n, shape (N,), summing to 1.
-        l1_skew: Σ |w_n − a_n| with a_n the wanted weights: 0 to 2.
-        interval: 95 % for the L1 skew.
+        skew: Σ |w_n − a_n| with a_n the wanted weights, 0 to 2: of this log, and what it says of
+            the process behind it.
     """
 
     method: str
     weights: Floats
-    l1_skew: float
-    interval: tuple[float, float]
+    skew: Skew
+
+    @property
+    def l1_skew(self) -> float:
+        """Σ |w_n − a_n| of this log."""
+        return self.skew.found
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """95 % for the L1 skew of the process behind the log."""
+        return self.skew.interval
 
     @property
     def total_variation(self) -> float:
@@ -49,7 +58,6 @@ class Objectives:
         wanted: a_n, (N,).
         low: lower end of a 95 % interval of each plain weight, (N,).
         high: upper end, (N,).
-        block: how many rounds a block of the bootstrap holds.
         chance: √(N Σ s_n²), with s_n the standard error of each plain weight.
     """
 
@@ -58,7 +66,6 @@ class Objectives:
     wanted: Floats
     low: Floats
     high: Floats
-    block: int
     chance: float
     given: Objective | None = None
 
@@ -100,113 +107,115 @@ class GroupShares:
 
 
 def find_objectives(
-    log: Attendance, pattern: Pattern, rates: Rates, wanted: Floats, cutoff: int
+    log: Attendance, noise: Noise, rates: Rates, wanted: Floats, cutoff: int
 ) -> Objectives:
     """Return the objectives that the methods minimise along the log.
 
-    The L1 skews' intervals are `skew_interval`'s, with the standard error of each weight
+    A client's part y of a round, 0 where it does not come, has the variance w_n (c_n − w_n), with
+    c_n = E[y²] / E[y]: with cohorts of one size M it is 1 / M, and y / c_n a coin. So weights have
+    the standard errors
 
-        s_n² = w_n (c_n − w_n) τ_n / T⁺        (c_n: `participation_shares`; τ_n: `Rates.time`)
-
-    and the block bootstrap of the rounds' h_t = Σ ψ_n 1[n in S_t] / |S_t|.
+        s_n² = w_n (c_n − w_n) τ_n / T
 
     Args:
         log: who took part.
-        pattern: which dependence the intervals respect.
+        noise: of means over the log's rounds.
         rates: of the clients.
         wanted: a_n, (N,).
         cutoff: K of FedAU.
     """
     weights, scale = participation_shares(log)
-    block = block_length(pattern, log.held)
     share = np.minimum(weights / scale, 1.0)
-    low, high = wilson(share, log.held / rates.time)
-    errors = np.sqrt(np.maximum(weights * (scale - weights), 0) * rates.time / log.held)
-    plain = _objective(log, "fedavg", weights, wanted, errors, block)
-    others = _others(log, rates, wanted, cutoff, block)
-    chance = float(np.sqrt(log.size * (errors**2).sum()))
-    given = _given(log, rates, wanted, block) if log.weights is not None else None
-    return Objectives(plain, others, wanted, low * scale, high * scale, block, chance, given)
+    low, high = wilson(share, log.held / noise.time, freedom=rates.freedom)
+    errors = _errors(weights, scale, noise.time / log.held)
+    return Objectives(
+        plain=_objective("fedavg", weights, scale, wanted, noise, log.shares),
+        others=[
+            _summed(log, "average-all", rates.estimate, rates, wanted, noise),
+            _summed(log, f"fedau({cutoff})", fedau_weights(log, cutoff), rates, wanted, noise),
+            _known(log, wanted),
+        ],
+        wanted=wanted,
+        low=np.minimum(low * scale, weights),
+        high=np.maximum(high * scale, weights),
+        chance=float(np.sqrt(log.size * (errors**2).sum())),
+        given=_given(log, wanted, noise) if log.weights is not None else None,
+    )
 
 
 def group_shares(
     log: Attendance,
     pattern: Pattern,
+    noise: Noise,
     absences: Ints,
     rates: Rates,
     objectives: Objectives,
     groupings: dict[str, pl.Series],
-    seed: int,
 ) -> list[GroupShares]:
     """Return how much each group of each grouping counts in plain averaging."""
     return [
-        _group(log, pattern, absences, rates, objectives, name, labels, seed)
+        _group(log, pattern, noise, absences, rates, objectives, name, labels)
         for name, labels in groupings.items()
     ]
 
 
+def _errors(weights: Floats, scale: Floats, time: Floats) -> Floats:
+    return np.asarray(np.sqrt(np.maximum(weights * (scale - weights), 0) * time))
+
+
 def _objective(
-    log: Attendance,
     method: str,
     weights: Floats,
+    scale: Floats,
     wanted: Floats,
-    errors: Floats,
-    block: int,
+    noise: Noise,
+    parts: Parts,
+    each: Floats | None = None,
 ) -> Objective:
-    gaps = weights - wanted
-    held = log.cohorts > 0
+    """Return the objective of weights that are the mean of what clients get in the rounds.
 
-    def variance(slopes: Floats) -> Floats:
-        series = [_per_round(log, slope) * log.shares for slope in slopes.T]
-        return block_variance(np.stack(series, axis=1)[held], block)
+    Args:
+        method: of averaging.
+        weights: w_n.
+        scale: c_n.
+        wanted: a_n.
+        noise: of means over the rounds.
+        parts: what everyone who comes gets in a round, (T,), or each entry, (E,).
+        each: how many times that a client gets; None: once.
+    """
+    rounds = noise.rounds(parts)
 
-    interval = skew_interval(gaps, errors, variance)
-    return Objective(method, weights, float(np.abs(gaps).sum()), interval)
+    def errors(assumed: Floats) -> Floats:
+        return _errors(assumed, scale, noise.time / rounds)
 
+    def variance(slopes: Floats) -> float:
+        return noise.variance(slopes if each is None else slopes * each, parts)
 
-def _others(
-    log: Attendance, rates: Rates, wanted: Floats, cutoff: int, block: int
-) -> list[Objective]:
-    seen = (log.counts > 0).astype(np.float64)
-    fedau = fedau_weights(log, cutoff)
-    certain = seen / seen.sum()
-    known = float(np.abs(certain - wanted).sum())
-    return [
-        _summed(log, "average-all", rates.estimate, rates, wanted, block),
-        _summed(log, f"fedau({cutoff})", fedau, rates, wanted, block),
-        Objective("known-rates", certain, known, (known, known)),
-    ]
+    return Objective(method, weights, estimate_skew(weights, wanted, errors, variance))
 
 
 def _summed(
-    log: Attendance,
-    method: str,
-    sums: Floats,
-    rates: Rates,
-    wanted: Floats,
-    block: int,
+    log: Attendance, method: str, sums: Floats, rates: Rates, wanted: Floats, noise: Noise
 ) -> Objective:
     """Return the objective of a method that adds up updates with a weight each, Σ ω_n 1[n in S_t].
 
-    ω_n is taken as given in the interval, which for FedAU is too wide: its weights make up for the
-    chance with which a client came.
+    ω_n is taken as given in the interval. FedAU's is not, but Σ_t ω_t^n over k intervals of mean μ
+    and variance σ² varies by k σ², relative to its square just as much as k does.
     """
     each = np.divide(sums, rates.estimate, out=np.zeros(len(sums)), where=rates.estimate > 0)
     each /= sums.sum()
-    weights = sums / sums.sum()
-    gaps = weights - wanted
-
-    def variance(slopes: Floats) -> Floats:
-        series = [_per_round(log, each * (slope - slope @ weights)) for slope in slopes.T]
-        return block_variance(np.stack(series, axis=1), block)
-
-    p = rates.estimate
-    errors = each * np.sqrt(p * (1 - p) * rates.time / log.length)
-    interval = skew_interval(gaps, errors, variance)
-    return Objective(method, weights, float(np.abs(gaps).sum()), interval)
+    ones = np.ones(log.length)
+    return _objective(method, sums / sums.sum(), each, wanted, noise, ones, each)
 
 
-def _given(log: Attendance, rates: Rates, wanted: Floats, block: int) -> Objective | None:
+def _known(log: Attendance, wanted: Floats) -> Objective:
+    """Return the objective of the very rates of this log: everyone who came counts alike."""
+    seen = (log.counts > 0).astype(np.float64)
+    left = float(np.abs(seen / seen.sum() - wanted).sum())
+    return Objective("known-rates", seen / seen.sum(), Skew(left, left, (left, left)))
+
+
+def _given(log: Attendance, wanted: Floats, noise: Noise) -> Objective | None:
     """Return the objective of the log's own weights; None where they are all 0."""
     assert log.weights is not None
     sums = np.bincount(log.clients, log.weights, minlength=log.size)
@@ -214,46 +223,20 @@ def _given(log: Attendance, rates: Rates, wanted: Floats, block: int) -> Objecti
     if total <= 0:
         return None
     squares = np.bincount(log.clients, log.weights.astype(np.float64) ** 2, minlength=log.size)
-    weights = sums / total
-    spread = np.maximum(squares - sums**2 / log.length, 0) * rates.time
-
-    def variance(slopes: Floats) -> Floats:
-        lines = [slope - float(slope @ weights) for slope in slopes.T]
-        series = [_per_round(log, line, log.weights) for line in lines]
-        return block_variance(np.stack(series, axis=1) * (log.length / total), block)
-
-    interval = skew_interval(weights - wanted, np.sqrt(spread) / total, variance)
-    return Objective("given", weights, float(np.abs(weights - wanted).sum()), interval)
-
-
-def _per_round(
-    log: Attendance, values: Floats, weights: NDArray[np.float32] | None = None
-) -> Floats:
-    """Return the sum of the values, times the weights, of each round's participants, (T,)."""
-    sums = np.zeros(log.length)
-    step = max(1, (1 << 22) * log.length // max(1, len(log.clients)))
-    for low in range(0, log.length, step):
-        high = min(low + step, log.length)
-        part = log.clients[log.starts[low] : log.starts[high]]
-        held = log.starts[low:high] < log.starts[low + 1 : high + 1]
-        if held.any():
-            begins = log.starts[low:high][held] - log.starts[low]
-            found = values[part]
-            if weights is not None:
-                found = found * weights[log.starts[low] : log.starts[high]]
-            sums[low:high][held] = np.add.reduceat(found, begins)
-    return sums
+    mean = np.divide(squares, sums, out=np.full(log.size, squares.sum() / total), where=sums > 0)
+    parts = log.weights * (log.length / total)
+    return _objective("given", sums / total, mean * log.length / total, wanted, noise, parts)
 
 
 def _group(
     log: Attendance,
     pattern: Pattern,
+    noise: Noise,
     absences: Ints,
     rates: Rates,
     objectives: Objectives,
     grouping: str,
     labels: pl.Series,
-    seed: int,
 ) -> GroupShares:
     names, codes = np.unique(labels.to_numpy(), return_inverse=True)
     size = len(names)
@@ -261,23 +244,31 @@ def _group(
     def total(values: Floats) -> Floats:
         return np.asarray(np.bincount(codes, weights=values, minlength=size))
 
-    series = np.stack([_per_round(log, (codes == g).astype(np.float64)) for g in range(size)], 1)
-    series = (series * log.shares[:, None])[log.cohorts > 0]
-    deviations = block_bootstrap(series, objectives.block, seed)
     weights, sizes = total(objectives.plain.weights), total(np.ones(len(codes)))
+    found = [noise.variance((codes == g) - weights[g], log.shares) for g in range(size)]
+    low, high = _around(weights, np.array(found), log.held)
     return GroupShares(
         grouping=grouping,
         names=[str(name) for name in names],
         sizes=sizes,
         wanted=total(objectives.wanted),
         weights=weights,
-        low=np.maximum(weights - np.quantile(deviations, 0.975, axis=0), 0),
-        high=np.minimum(weights - np.quantile(deviations, 0.025, axis=0), 1),
+        low=low,
+        high=high,
         rates=total(rates.estimate) / sizes,
         never=total((log.counts == 0).astype(np.float64)),
         absence=_longest(np.where(log.counts > 0, absences, 0), codes, size),
         patterns=[_commonest(pattern.clients[codes == g]) for g in range(size)],
     )
+
+
+def _around(shares: Floats, variances: Floats, rounds: int) -> tuple[Floats, Floats]:
+    """Return Wilson's intervals of shares with these variances: of as many draws as they imply."""
+    spread = shares * (1 - shares)
+    draws = np.where(spread > 1e-12, np.inf, rounds)
+    draws = np.divide(spread, variances, out=draws, where=(variances > 0) & (spread > 1e-12))
+    low, high = wilson(shares, draws)
+    return np.minimum(low, shares), np.maximum(high, shares)
 
 
 def _longest(absences: Ints, codes: Ints, size: int) -> Ints:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedtide.audit.advice import Advice
-from fedtide.audit.objective import GroupShares
+from fedtide.audit.objective import GroupShares, Objective
 
 if TYPE_CHECKING:
     from fedtide.audit.report import Audit
@@ -65,19 +65,22 @@ def _objective(audit: Audit, names: list[str]) -> dict[str, Any]:
     plain, given = objectives.plain, objectives.given
     return {
         "weights": dict(zip(names, plain.weights.tolist(), strict=True)),
-        "l1_skew": plain.l1_skew,
         "total_variation": plain.total_variation,
-        "l1_skew_interval": list(plain.interval),
-        "others": {
-            other.method: {"l1_skew": other.l1_skew, "l1_skew_interval": list(other.interval)}
-            for other in objectives.others
-        },
+        **_skew(plain),
+        "others": {other.method: _skew(other) for other in objectives.others},
         "given": given
         and {
             "weights": dict(zip(names, given.weights.tolist(), strict=True)),
-            "l1_skew": given.l1_skew,
-            "l1_skew_interval": list(given.interval),
+            **_skew(given),
         },
+    }
+
+
+def _skew(objective: Objective) -> dict[str, Any]:
+    return {
+        "l1_skew": objective.skew.found,
+        "l1_skew_without_chance": objective.skew.likely,
+        "l1_skew_interval": list(objective.skew.interval),
     }
 
 

@@ -21,6 +21,7 @@ class Rates:
         low: the lower end of the interval, (N,).
         high: the upper end, (N,).
         time: τ_n, how many rounds tell as much as an independent one, (N,).
+        freedom: degrees of freedom of Student's t in the intervals, (N,); infinite: normal.
         method: how the intervals were made, in a sentence.
         variation: the coefficient of variation of the rates of those who came.
         half: how many clients make half of all updates.
@@ -30,6 +31,7 @@ class Rates:
     low: Floats
     high: Floats
     time: Floats
+    freedom: Floats
     method: str
     variation: float
     half: int
@@ -73,20 +75,15 @@ def estimate_rates(log: Attendance, pattern: Pattern) -> Rates:
     k, length = log.counts.astype(np.float64), log.length
     estimate = k / length
     time, method = _times(log, pattern)
+    freedom = _freedom(estimate, time, pattern, length)
     if pattern.family == "regularized":
         low, high = np.maximum(k - 1, 0) / length, np.minimum(k + 1, length) / length
     else:
-        size = length / time
-        freedom: ArrayLike = np.inf
-        if pattern.family not in ("independent", "always", "cyclic"):
-            freedom = np.where(
-                time > 1.0, 2 * size * np.maximum(np.minimum(estimate, 1 - estimate), 1e-9), np.inf
-            )
-            freedom = np.maximum(freedom, 4.0)
         whole = estimate if pattern.profile is None else pattern.profile.rate
-        low, high = wilson(whole, size, freedom=freedom)
+        low, high = wilson(whole, length / time, freedom=freedom)
     low, high = np.minimum(low, estimate), np.maximum(high, estimate)
-    return Rates(estimate, low, high, time, method, _variation(estimate), half_of(log.counts))
+    half = half_of(log.counts)
+    return Rates(estimate, low, high, time, freedom, method, _variation(estimate), half)
 
 
 def half_of(counts: ArrayLike) -> int:
@@ -97,6 +94,13 @@ def half_of(counts: ArrayLike) -> int:
     """
     sums = np.cumsum(np.sort(np.asarray(counts))[::-1])
     return int(np.searchsorted(sums, sums[-1] / 2)) + 1
+
+
+def _freedom(estimate: Floats, time: Floats, pattern: Pattern, length: int) -> Floats:
+    if pattern.family not in ("markov", "drifting", "undecided"):
+        return np.full(len(time), np.inf)
+    rarer = np.maximum(np.minimum(estimate, 1 - estimate), 1e-9)
+    return np.where(time > 1.0, np.maximum(2 * length / time * rarer, 4.0), np.inf)
 
 
 def _times(log: Attendance, pattern: Pattern) -> tuple[Floats, str]:

@@ -14,6 +14,7 @@ from fedtide.audit.advice import Advice, Findings, advise, limits
 from fedtide.audit.attendance import Attendance, Floats
 from fedtide.audit.conditions import Training, learning_rates
 from fedtide.audit.coverage import Coverage, cover
+from fedtide.audit.noise import Noise
 from fedtide.audit.objective import GroupShares, Objectives, find_objectives, group_shares
 from fedtide.audit.pattern import Pattern, find_pattern
 from fedtide.audit.plain import plain_audit
@@ -114,7 +115,7 @@ def audit(
         dimension: d, the number of the model's parameters, for the cost of the methods.
         tolerance: how near to even a window must be to be called the amplification period.
         simulate: whether to replay each method on quadratics.
-        seed: of the bootstrap and the replay.
+        seed: of the replay.
         watch: is told what is being done, and how far it is.
 
     Raises:
@@ -134,15 +135,16 @@ def audit(
     rates = estimate_rates(attendance, pattern)
     cutoffs = find_cutoff(attendance, pattern.family == "independent")
     wanted = _wanted(known, attendance)
-    objectives = find_objectives(attendance, pattern, rates, wanted, cutoffs.best)
+    noise = Noise(attendance, pattern, rates)
+    objectives = find_objectives(attendance, noise, rates, wanted, cutoffs.best)
     shares = group_shares(
         attendance,
         pattern,
+        noise,
         coverage.absences,
         rates,
         objectives,
         known.groups if known else {},
-        seed,
     )
     watch("windows", 0.0)
     weights = objectives.plain.weights

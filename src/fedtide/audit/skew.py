@@ -1,8 +1,9 @@
-"""An interval for Σ |δ_n| from noisy estimates of the δ_n."""
+"""An interval for Σ |w_n − a_n| from noisy estimates of the w_n, which makes it look larger."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 from scipy import special
@@ -10,95 +11,150 @@ from scipy import special
 from fedtide.audit.attendance import Floats
 from fedtide.audit.laws import normal_above
 
-_FAR = 4.0
-"""A client of so many standard errors counts as far from its share, and has no bias."""
-_SURE = 2.326
-"""How many of its own standard errors the spread of the near ones is lowered."""
+_LEVEL = 0.04
+"""1 % less than asked for, because a sum of absolute values is skewed and its noise estimated."""
+_EVEN = 0.1
+_SHAPE = 0.1
+_STEPS = 18
+_LEAST = 1e-9
+"""The least standard deviation of X, relative to it."""
 
-Variance = Callable[[Floats], Floats]
-"""From slopes ψ, shape (N, 2), to the variance of Σ ψ_n δ̂_n, shape (2,)."""
+Errors = Callable[[Floats], Floats]
+"""From weights, shape (N,), to the standard errors with which a log shows them, (N,)."""
+Variance = Callable[[Floats], float]
+"""From slopes ψ, shape (N,), to the variance of Σ ψ_n ŵ_n."""
 
 
-def skew_interval(gaps: Floats, errors: Floats, variance: Variance) -> tuple[float, float]:
-    """Return a 95 % interval of Σ |δ_n|, between 0 and 2.
+@dataclass(frozen=True)
+class Skew:
+    """The L1 skew.
 
-    Noise makes absolute values too large, by B = Σ_n E|δ̂_n| − |δ_n|: by nothing where |δ_n| is far
-    above its error s_n, by s_n √(2/π) where it is 0. For the clients within 4 errors, with
-    z_n = δ̂_n / s_n, take δ_n / s_n ~ N(0, τ²), so that
+    Args:
+        found: Σ |ŵ_n − a_n|, of this log.
+        likely: without what its noise adds to it.
+        interval: 95 % for Σ |w_n − a_n| of the process behind the log.
+    """
 
-        B = Σ s_n √(2/π) (√(1 + τ²) − τ)
+    found: float
+    likely: float
+    interval: tuple[float, float]
 
-    and the smallest τ that their Σ z² allows at the level 0.01: 0, the most bias, where they may
-    all have their share. The interval is from
 
-        Σ|δ̂_n| − B − c σ_low   to   Σ|δ̂_n| + c σ_high,     c between 1.751 and 2.054
+def estimate_skew(weights: Floats, wanted: Floats, errors: Errors, variance: Variance) -> Skew:
+    """Return the L1 skew of these weights, between 0 and 2, with an interval.
 
-    and covers 95 % with the bias B as well as with none (Imbens and Manski 2004; 1 % is added,
-    because a sum of absolute values is skewed). About δ_n,
+    Noise makes absolute values too large: even weights alike look uneven. So each hypothesis is
+    asked what it would look like. The hypotheses have the gaps that were found, at another size,
+
+        δ_n(κ) = ± κ √((ŵ_n − a_n)² + s_n² / 10),    κ >= 0
+
+    (the tenth because found gaps are less alike than true ones). With s_n the standard error of
+    weights of a_n + δ_n and e_n the noise, X = Σ |δ_n + e_n| has the mean of folded normals, and as
 
         |δ_n + e| = mean + (2 Φ(δ_n / s_n) − 1) e + rest
 
-    so σ² is the bootstrap's variance of Σ (2 Φ − 1) e_n, which keeps the rounds' dependence, and
-    the sum of the rests' variances. At δ_n = 0 there is nothing but the rest.
+    the variance of Σ (2 Φ − 1) e_n, where the rounds' and the clients' dependence counts, plus that
+    of the rests. By how much the mean lies above Σ |δ_n|, B(κ), hangs on the shape of the gaps as
+    well, and is known to a tenth of B (1 − B / B(0)): this matters where clients are many.
+
+    `likely` is Σ |δ_n(κ)| where the mean is what was found. The interval holds those that a test
+    does not reject; X has no mean below that at κ = 0, and the test's order is that of the
+    likelihood ratio, so that it is one-sided there (Feldman and Cousins 1998).
 
     Args:
-        gaps: δ̂_n, shape (N,).
-        errors: s_n, (N,).
-        variance: of sums of the δ̂_n, by a bootstrap of the rounds.
+        weights: ŵ_n, shape (N,).
+        wanted: a_n, (N,).
+        errors: s_n, by the weights.
+        variance: of sums of the ŵ_n, dependence included.
     """
-    near = np.abs(gaps) < _FAR * errors
-    spread = _least_spread(gaps[near] / errors[near])
-    likely = np.where(near, gaps * spread**2 / (1 + spread**2), gaps)
-    slopes = np.stack([_slope(likely, errors), _slope(gaps, errors)], axis=1)
-    linear = variance(slopes)
-    rests = [_rest(likely, errors), _rest(gaps, errors)]
-    low_noise, high_noise = np.sqrt(linear + np.array(rests))
-    most = float(errors[near].sum()) * np.sqrt(2 / np.pi) * (np.hypot(1, spread) - spread)
-    factor = _factor(most / max(low_noise, high_noise, 1e-300))
-    skew = float(np.abs(gaps).sum())
-    low = max(0.0, skew - most - factor * float(low_noise))
-    return low, min(2.0, skew + factor * float(high_noise))
+    family = _Family(weights, wanted, errors, variance)
+    found = float(np.abs(weights - wanted).sum())
+    if family.size == 0 or family.law(1.0)[1] <= _LEAST * family.size:
+        return Skew(found, found, (found, found))
+    start = family.law(0.0)[0]
+
+    def accepted(kappa: float) -> bool:
+        mean, deviation = family.law(kappa)
+        above = (found - start) / deviation, max(0.0, mean - start) / deviation
+        return _p_value(*above) >= _LEVEL
+
+    top = _above(lambda kappa: family.law(kappa)[0] < found)
+    middle = _edge(lambda kappa: family.law(kappa)[0] < found, 0.0, top)
+    low = 0.0 if accepted(0.0) else _edge(lambda kappa: not accepted(kappa), 0.0, middle)
+    high = _edge(accepted, middle, _above(accepted, middle))
+    sizes = [min(2.0, kappa * family.size) for kappa in (middle, low, high)]
+    return Skew(found, sizes[0], (sizes[1], sizes[2]))
 
 
-def _least_spread(ratios: Floats) -> float:
-    """Return the smallest τ with which z ~ N(0, 1 + τ²), cut off at 4, may have this Σ z².
+class _Family:
+    """The hypotheses κ, and what Σ |δ_n + e_n| looks like under each.
 
-    >>> _least_spread(np.array([0.3, -1.2, 0.5, 1.4])), round(_least_spread(np.full(50, 1.5)), 2)
-    (0.0, 0.76)
+    Args:
+        weights, wanted, errors, variance: as of `estimate_skew`.
     """
-    if len(ratios) < 2:
-        return 0.0
-    found = float((ratios**2).mean())
-    low, high = 0.0, 8.0
-    for _ in range(40):
+
+    def __init__(self, weights: Floats, wanted: Floats, errors: Errors, variance: Variance) -> None:
+        self._weights, self._wanted, self._errors = weights, wanted, errors
+        shown = errors(weights)
+        gaps = weights - wanted
+        self._gaps = np.where(gaps < 0, -1.0, 1.0) * np.sqrt(gaps**2 + _EVEN * shown**2)
+        self.size = float(np.abs(self._gaps).sum())
+        self._most = float(_folded(np.zeros(len(wanted)), errors(wanted)).sum())
+        slopes = self._centred(_slope(self._gaps, shown))
+        apart = float((slopes**2 * shown**2).sum())
+        # How much the clients' noise hangs together is alike for all κ, and costs a pass each.
+        self._together = variance(slopes) / apart if apart > 0 else 1.0
+
+    def law(self, kappa: float) -> tuple[float, float]:
+        """Return the mean and standard deviation of Σ |δ_n + e_n|."""
+        gaps = kappa * self._gaps
+        errors = self._errors(np.clip(self._wanted + gaps, 0, 1))
+        folded, slope = _folded(gaps, errors), _slope(gaps, errors)
+        squares = errors**2
+        rest = np.maximum(squares + gaps**2 - folded**2 - slope**2 * squares, 0).sum()
+        linear = (self._centred(slope) ** 2 * squares).sum() * self._together
+        mean, bias = folded.sum(), folded.sum() - np.abs(gaps).sum()
+        shape = _SHAPE * bias * max(0.0, 1 - bias / self._most) if self._most > 0 else 0.0
+        return float(mean), max(float(np.sqrt(linear + rest + shape**2)), _LEAST * self.size)
+
+    def _centred(self, slopes: Floats) -> Floats:
+        """Return ψ_n − Σ ψ_m w_m: weights sum to 1, so what is common to all has no noise."""
+        return slopes - float(slopes @ self._weights)
+
+
+def _p_value(found: float, expected: float) -> float:
+    """Return P(a likelihood ratio as small) for a normal of which the mean is at least 0.
+
+    Args:
+        found: the value.
+        expected: its mean under the hypothesis, >= 0.
+
+    >>> round(_p_value(1.645, 0.0), 3), round(_p_value(8.0, 9.96), 3), _p_value(-1.0, 0.0)
+    (0.05, 0.05, 1.0)
+    """
+    square = (found - expected) ** 2 - (found**2 if found < 0 else 0.0)
+    distance = float(np.sqrt(max(square, 0.0)))
+    below = expected - distance
+    if below < 0:  # as unlikely as a value below 0, where the best mean is 0
+        below = (expected**2 - square) / (2 * expected) if expected > 0 else -np.inf
+    tails = float(normal_above(distance)) + float(normal_above(expected - below))
+    return 1.0 if distance == 0 else tails
+
+
+def _edge(holds: Callable[[float], bool], low: float, high: float) -> float:
+    """Return where the condition ceases to hold, between `low`, where it does, and `high`."""
+    for _ in range(_STEPS):
         middle = (low + high) / 2
-        mean, deviation = _cut_moments(1 + middle**2)
-        within = mean + _SURE * deviation / np.sqrt(len(ratios)) >= found
-        low, high = (low, middle) if within else (middle, high)
-    return 0.0 if high < 1e-6 else high
+        low, high = (middle, high) if holds(middle) else (low, middle)
+    return (low + high) / 2
 
 
-def _cut_moments(variance: float) -> tuple[float, float]:
-    """Return the mean and standard deviation of z² for a centred normal z within ±4."""
-    a = _FAR / np.sqrt(variance)
-    share = 2 * float(np.exp(-(a**2) / 2) / np.sqrt(2 * np.pi) / (2 * special.ndtr(a) - 1))
-    mean = variance * (1 - a * share)
-    fourth = variance**2 * (3 - (a**3 + 3 * a) * share)
-    return mean, float(np.sqrt(fourth - mean**2))
-
-
-def _factor(width: float) -> float:
-    """Return c with Φ(c + width) − Φ(−c) = 0.96.
-
-    >>> round(_factor(0.0), 3), round(_factor(9.0), 3)
-    (2.054, 1.751)
-    """
-    low, high = 1.7, 2.1
-    for _ in range(40):
-        middle = (low + high) / 2
-        covered = 1 - float(normal_above(middle + width)) - float(normal_above(middle))
-        low, high = (middle, high) if covered < 0.96 else (low, middle)
-    return high
+def _above(holds: Callable[[float], bool], low: float = 0.0) -> float:
+    """Return a κ above `low` at which the condition does not hold."""
+    kappa = max(2 * low, 1.0)
+    while holds(kappa) and kappa < 1e6:
+        kappa *= 2
+    return kappa
 
 
 def _slope(center: Floats, error: Floats) -> Floats:
@@ -113,10 +169,3 @@ def _folded(center: Floats, error: Floats) -> Floats:
     density = np.exp(-(ratio**2) / 2) / np.sqrt(2 * np.pi)
     folded = 2 * error * density + center * (2 * special.ndtr(ratio) - 1)
     return np.where(error > 0, folded, np.abs(center))
-
-
-def _rest(center: Floats, error: Floats) -> float:
-    """Return the variance of Σ |δ_n + e_n| that is not linear in the e_n."""
-    squares = error**2 + center**2 - _folded(center, error) ** 2
-    rest = squares - (_slope(center, error) * error) ** 2
-    return float(np.maximum(rest, 0).sum())

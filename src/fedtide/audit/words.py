@@ -7,6 +7,7 @@ import numpy as np
 from fedtide.audit.advice import Advice
 from fedtide.audit.objective import GroupShares
 from fedtide.audit.report import Audit
+from fedtide.audit.skew import Skew
 
 _NAMES = {
     "fedavg": "FedAvg",
@@ -22,14 +23,26 @@ _NAMES = {
 def verdict(audit: Audit) -> str:
     """Return whose model the log trains, in a sentence or two."""
     plain = audit.objectives.plain
-    low, high = plain.interval
     said = (
         f"Averaging over each round's participants puts {plain.total_variation:.0%} of the "
-        f"influence in the wrong place: L1 skew {plain.l1_skew:.3f} (95%: {low:.3f} to {high:.3f})"
+        f"influence in the wrong place: {skew(plain.skew)}"
     )
-    if low < 0.02:
+    if plain.interval[0] < 0.02:
         return f"{said}, which chance alone can explain."
     return f"{said}. {concentration(audit)}"
+
+
+def skew(found: Skew) -> str:
+    """Return an L1 skew with what the log says of the process behind it.
+
+    >>> skew(Skew(0.19, 0.021, (0.0, 0.06)))
+    'L1 skew 0.190, 0.021 without what chance adds (95%: 0.000 to 0.060)'
+    """
+    low, high = found.interval
+    said = f"L1 skew {found.found:.3f}"
+    if abs(found.found - found.likely) >= 0.001:
+        said += f", {found.likely:.3f} without what chance adds"
+    return f"{said} (95%: {low:.3f} to {high:.3f})"
 
 
 def concentration(audit: Audit) -> str:
@@ -42,10 +55,7 @@ def concentration(audit: Audit) -> str:
 def given(audit: Audit) -> str:
     """Return what the log's own weights make of it; nothing where it has none."""
     own = audit.objectives.given
-    if own is None:
-        return ""
-    low, high = own.interval
-    return f"those of the log make an L1 skew of {own.l1_skew:.3f} (95%: {low:.3f} to {high:.3f})"
+    return "" if own is None else f"with those of the log, {skew(own.skew)}"
 
 
 def coverage(audit: Audit) -> list[str]:
