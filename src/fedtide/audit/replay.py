@@ -13,6 +13,7 @@ from fedtide.audit.advice import Advice
 from fedtide.audit.attendance import Attendance, Floats
 from fedtide.population import Population
 from fedtide.randomness import generator
+from fedtide.training.parallel import single_threaded
 
 _ROUNDS = 2000
 _NUMBERS = 1 << 24
@@ -45,7 +46,8 @@ def replay(
     found = []
     for one in advice:
         algorithm, factor = _build(one, log)
-        end = mean_end(log, algorithm, centers, rounds, _SPEED / rounds / factor)
+        with single_threaded():  # the operations are so small that cores would only wait
+            end = mean_end(log, algorithm, centers, rounds, _SPEED / rounds / factor)
         distance, error = _distance(end - optimum, log.size)
         found.append(replace(one, simulated=(distance, float(np.hypot(error, chance / 1.96)))))
     return found

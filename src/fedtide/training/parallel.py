@@ -23,13 +23,13 @@ def side_by_side(do: Callable[[Item], None], items: Sequence[Item], threads: int
         torch.set_num_threads(1)
         do(item)
 
-    with _single_threaded(), ThreadPoolExecutor(threads) as pool:
+    with single_threaded(), ThreadPoolExecutor(threads) as pool:
         for _ in pool.map(alone, items):
             pass
 
 
 @contextmanager
-def _single_threaded() -> Iterator[None]:
+def single_threaded() -> Iterator[None]:
     """Let every operation of PyTorch use one core."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
