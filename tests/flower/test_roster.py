@@ -7,7 +7,7 @@ from fedtide.errors import BadInput
 from fedtide.flower.lock import held
 from fedtide.flower.roster import Roster
 from fedtide.flower.strategy import FedTide
-from fedtide.participation.ledger import read_ledger
+from fedtide.participation.ledger import read_ledger, read_rounds
 
 from .driver import deploy, federation, prepared, quadratic
 
@@ -132,6 +132,17 @@ def test_a_ledger_ahead_of_the_state_is_refused(tmp_path):
     deploy(federation(TASK, LOCAL), TASK, FedAvg(), rounds=2, ledger=url)
     with pytest.raises(BadInput, match="ledger: it has 2 rounds of 'default', the state 0"):
         deploy(federation(TASK, LOCAL), TASK, FedAvg(), rounds=2, ledger=url)
+
+
+def test_a_ledger_that_lacks_rounds_is_refused_and_one_may_begin_later(tmp_path):
+    early, late = (f"sqlite:///{tmp_path / name}" for name in ("early.db", "late.db"))
+    state = tmp_path / "state"
+    deploy(federation(TASK, LOCAL), TASK, FedAvg(), rounds=2, state=state, ledger=early)
+    deploy(federation(TASK, LOCAL), TASK, FedAvg(), rounds=4, state=state)
+    with pytest.raises(BadInput, match="ledger: it has 2 rounds of 'default', the state 4"):
+        deploy(federation(TASK, LOCAL), TASK, FedAvg(), rounds=6, state=state, ledger=early)
+    deploy(federation(TASK, LOCAL), TASK, FedAvg(), rounds=6, state=state, ledger=late)
+    assert read_rounds(late)["round"].to_list() == [3, 4, 5]
 
 
 def test_pooled_data_and_integer_models_are_refused():

@@ -285,11 +285,11 @@ class FedTide(Strategy):
         """Add the last saved round, if a crash came between the state and the ledger."""
         if self._ledger is None:
             return
-        ended = self._training.round
-        if self._ledger.ended > ended:
+        ended, there = self._training.round, self._ledger.ended
+        if there > ended or 0 < there < ended - 1:
             raise BadInput(
-                f"ledger: it has {self._ledger.ended} rounds of {self._ledger.federation!r}, the "
-                f"state {ended}; restore the state, or choose another name for the federation"
+                f"ledger: it has {there} rounds of {self._ledger.federation!r}, the state {ended}; "
+                "restore those that belong together, or choose another name for the federation"
             )
         if ended:
             self._ledger.commit(ended - 1, self._training.entries, self._training.ended_at)
