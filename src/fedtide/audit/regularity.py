@@ -58,7 +58,8 @@ def regularity(
     reached = [p for p in sorted(curve) if curve[p][0] <= floor + tolerance]
     if reached:  # look between the first that comes near and the one before it
         before = max((p for p in curve if p < reached[0]), default=0)
-        for p in np.unique(np.linspace(before + 1, reached[0], 24).astype(int)):
+        points = int(np.clip(_WORK / (2 * len(windows.rounds)), 10, 24))
+        for p in np.unique(np.linspace(before + 1, reached[0], points).astype(int)):
             curve.setdefault(int(p), windows.values(int(p)))
         reached = [p for p in sorted(curve) if curve[p][0] <= floor + tolerance]
     found = sorted(curve)
@@ -87,14 +88,16 @@ class _Windows:
             self.rounds = np.concatenate(parts)
         self._factor = len(log.clients) / max(1, int(counts.sum()))
         self._owner = np.repeat(chosen, counts)
+        self._new = np.ones(len(self._owner), dtype=bool)
+        self._new[1:] = self._owner[1:] != self._owner[:-1]
         self._share = log.shares[self.rounds]
 
     def values(self, period: int) -> tuple[float, float]:
         """Return the mean and the largest value over the windows of so many rounds."""
         log, count = self._log, self._log.length // period
         window = self.rounds // period
-        new = np.ones(len(window), dtype=bool)
-        new[1:] = (window[1:] != window[:-1]) | (self._owner[1:] != self._owner[:-1])
+        new = self._new.copy()
+        new[1:] |= window[1:] != window[:-1]
         begins = np.flatnonzero(new)
         mean = np.add.reduceat(self._share, begins) / period
         window, wanted = window[begins], self._wanted[self._owner[begins]]
