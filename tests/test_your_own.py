@@ -1,0 +1,56 @@
+"""Every block of docs/your-own.md does what the page says, in its order and in one folder."""
+
+import re
+import runpy
+import shlex
+import sys
+from pathlib import Path
+
+import polars as pl
+import pytest
+from typer.testing import CliRunner
+
+from fedtide.cli import app
+
+PAGE = Path(__file__).parents[1] / "docs" / "your-own.md"
+BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+NAME = re.compile(r"# (\S+\.(?:py|yaml))\n")
+
+
+@pytest.fixture
+def blocks(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield BLOCK.findall(PAGE.read_text(encoding="utf-8"))
+    for module in ("bounded", "sensornet"):
+        sys.modules.pop(module, None)
+
+
+def carry_out(number, language, text):
+    """Write a block that names its file; run the others."""
+    if named := NAME.match(text):
+        Path(named[1]).write_text(text, encoding="utf-8")
+    elif language == "python":
+        script = Path(f"block_{number}.py")
+        script.write_text(text, encoding="utf-8")
+        runpy.run_path(str(script), run_name="__main__")
+    else:
+        for command in text.splitlines():
+            done = CliRunner().invoke(app, shlex.split(command)[1:], catch_exceptions=False)
+            assert done.exit_code == 0, done.output
+
+
+def test_the_page(blocks, capsys):
+    for number, (language, text) in enumerate(blocks):
+        carry_out(number, language, text)
+    accuracies = [float(line.split()[-1]) for line in capsys.readouterr().out.splitlines()[:2]]
+    assert min(accuracies) > 0.7
+    learnt = pl.read_parquet("runs/sensors/metrics.parquet").row(-1, named=True)
+    assert learnt["test_accuracy"] > 0.9
+    assert Path("runs/sensors/report.html").stat().st_size > 10_000
+
+
+def test_the_method_is_no_longer_than_it_says(blocks):
+    method = next(text for _, text in blocks if text.startswith("# bounded.py"))
+    body = method.partition("@dataclass")[2]
+    assert len([line for line in body.splitlines() if line.strip()]) <= 30
