@@ -5,12 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedtide.audit.attendance import Attendance, Floats, Ints
 
 _ENTRIES = 4_000_000
 """Above so many entries, clients evenly spread over all of them stand for the rest."""
-_WORK = 30_000_000
+_FEW_ENTRIES, _MANY_CLIENTS = 250_000, 2000
+"""Above so many already, as long as so many clients are left."""
+_WORK = 12_000_000
 """How many entries are gone through for the whole curve, roughly."""
 
 
@@ -51,10 +54,10 @@ def regularity(
         tolerance: how near to the floor a window must come.
         cycle: the period of the pattern, whose multiples are looked at as well.
     """
-    windows = _Windows(log, wanted)
+    windows = _Windows(log, wanted, weights)
     periods = _grid(log.length, len(windows.rounds), cycle)
     curve = {int(p): windows.values(int(p)) for p in periods}
-    floor = float(log.size * ((weights - wanted) ** 2).sum())
+    floor = windows.floor
     reached = [p for p in sorted(curve) if curve[p][0] <= floor + tolerance]
     if reached:  # look between the first that comes near and the one before it
         before = max((p for p in curve if p < reached[0]), default=0)
@@ -76,21 +79,20 @@ def regularity(
 class _Windows:
     """The entries by client, so that those of one client in one window lie together."""
 
-    def __init__(self, log: Attendance, wanted: Floats) -> None:
+    def __init__(self, log: Attendance, wanted: Floats, weights: Floats) -> None:
         self._log, self._wanted = log, wanted
-        step = max(1, -(-len(log.clients) // _ENTRIES))
-        chosen = np.arange(0, log.size, step)
+        chosen = np.arange(0, log.size, _step(log))
         counts = log.counts[chosen]
-        if step == 1:
-            self.rounds = log.rounds
-        else:
-            parts = [log.rounds[log.begins[n] : log.begins[n + 1]] for n in chosen]
-            self.rounds = np.concatenate(parts)
+        self.rounds = log.rounds if len(chosen) == log.size else _of(log, chosen)
         self._factor = len(log.clients) / max(1, int(counts.sum()))
         self._owner = np.repeat(chosen, counts)
         self._new = np.ones(len(self._owner), dtype=bool)
         self._new[1:] = self._owner[1:] != self._owner[:-1]
         self._share = log.shares[self.rounds]
+        terms = weights**2 - 2 * weights * wanted
+        self.floor = float(log.size * ((weights - wanted) ** 2).sum())
+        # What the whole log leaves is known of all clients: they stand for the rest of the rest.
+        self._missed = log.size * float(terms.sum() - self._factor * terms[chosen].sum())
 
     def values(self, period: int) -> tuple[float, float]:
         """Return the mean and the largest value over the windows of so many rounds."""
@@ -103,8 +105,19 @@ class _Windows:
         window, wanted = window[begins], self._wanted[self._owner[begins]]
         terms = mean**2 - 2 * mean * wanted
         sums = np.bincount(window, weights=terms, minlength=count)[:count]
-        values = log.size * (self._factor * sums + (self._wanted**2).sum())
+        values = log.size * (self._factor * sums + (self._wanted**2).sum()) + self._missed
         return float(values.mean()), float(values.max())
+
+
+def _of(log: Attendance, clients: Ints) -> NDArray[np.int32]:
+    return np.concatenate([log.rounds[log.begins[n] : log.begins[n + 1]] for n in clients])
+
+
+def _step(log: Attendance) -> int:
+    """Return of how many clients one is looked at."""
+    entries = len(log.clients)
+    spared = min(-(-entries // _FEW_ENTRIES), log.size // _MANY_CLIENTS)
+    return max(1, -(-entries // _ENTRIES), spared)
 
 
 def _grid(length: int, entries: int, cycle: int | None) -> Ints:
