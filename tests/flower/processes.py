@@ -5,6 +5,8 @@ Everything waits for what it needs to see, with a deadline; nothing waits for a 
 
 import importlib.util
 import sqlite3
+import subprocess
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -46,6 +48,17 @@ def until(seen: Callable[[], bool], what: str) -> None:
     while not seen():
         assert time.monotonic() < deadline, f"no {what} within {DEADLINE} s"
         time.sleep(0.2)
+
+
+def heard(run: subprocess.Popen) -> list[str]:
+    """Return a list to which the lines that a run logs are added as they come."""
+    lines: list[str] = []
+
+    def listen() -> None:
+        lines.extend(line.decode(errors="replace") for line in run.stdout)
+
+    threading.Thread(target=listen, daemon=True).start()
+    return lines
 
 
 def ended(path: Path) -> int:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from fedtide.flower import loopback
+from fedtide.flower.demo import Forecast
 from fedtide.flower.loopback import Loopback
 from fedtide.participation.ledger import read_ledger
 
@@ -36,6 +37,7 @@ def test_a_federation_with_tls_runs_and_is_audited(tmp_path):
     command = [FEDTIDE, "flower", "demo", "--rounds", "1", "--tls", "--out", str(out)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=DEADLINE)
     assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.startswith("rounds: 1, each about ")
     assert "whose model" in done.stdout
     log = read_ledger(f"sqlite:///{out / 'ledger.db'}")
     assert log["client"].to_list() == [f"site-{n}" for n in range(5)]
@@ -57,6 +59,13 @@ def test_an_interrupted_demonstration_ends_all_its_processes(tmp_path):
     process.send_signal(signal.SIGINT)
     assert process.wait(timeout=60) == 130
     assert left_behind(out) == []
+
+
+def test_the_forecast_follows_the_rounds_that_have_ended():
+    forecast = Forecast(rounds=12, each=10.0)
+    assert forecast.left(1, now=100.0) == "2:00 min to go"
+    assert forecast.left(2, now=107.0) == "1:17 min to go"
+    assert forecast.left(3, now=140.0) == "3:20 min to go"
 
 
 def test_a_folder_that_is_there_is_refused(tmp_path):

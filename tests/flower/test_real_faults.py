@@ -1,4 +1,4 @@
-"""Clients that are late, mute, senseless, dead or not there at all, as Flower's own processes."""
+"""Clients that are late, mute, lying, dead or not there at all, as Flower's own processes."""
 
 import os
 import signal
@@ -11,17 +11,30 @@ import pytest
 from fedtide.flower.loopback import Loopback
 from fedtide.participation.ledger import read_rounds
 
-from .processes import APP, Row, ended, replayed, rows, saved, until
+from .processes import APP, Row, ended, heard, replayed, rows, saved, until
 
 pytestmark = pytest.mark.slow
 
 STEADY, LATE, BAD = SITES = ["site-0", "site-1", "site-2"]
 TIMEOUT = 8.0
-METHODS = ["fedavg", "mifa"]
+LIES = {
+    "fedavg": ["numbers that are not finite", f"claims to be '{STEADY}'"],
+    "mifa": ["of shape (2,)", "claims to answer round 1"],
+}
 
 
 def late_answers(path: Path) -> list[Row]:
     return rows(path, LATE, "reported used")
+
+
+def both_lies(path: Path) -> bool:
+    """Say whether the bad client told the lies of even and of odd rounds."""
+    return {row.asked % 2 for row in rows(path, BAD, "reported")} == {0, 1}
+
+
+def refused(said: list[str], lie: str) -> bool:
+    """Say whether the run logged that a reply of the bad client is not used because of this."""
+    return any(f"reply of {BAD} not used: it" in line and lie in line for line in said)
 
 
 def restart_until(back: Callable[[], bool], federation: Loopback, ledger: Path) -> None:
@@ -35,7 +48,7 @@ def restart_until(back: Callable[[], bool], federation: Loopback, ledger: Path) 
         nonlocal node, since
         if node is None or (node.poll() is not None and ended(ledger) > since):
             since = ended(ledger)
-            node = federation.start_node(BAD, client=2, sends='"nonsense"')
+            node = federation.start_node(BAD, client=2, sends='"lies"')
         return back()
 
     until(seen, "reply of the node that came back")
@@ -43,16 +56,17 @@ def restart_until(back: Callable[[], bool], federation: Loopback, ledger: Path) 
 
 @pytest.fixture
 def ledgers(tmp_path) -> dict[str, Path]:
-    return {method: tmp_path / f"{method}.db" for method in METHODS}
+    return {method: tmp_path / f"{method}.db" for method in LIES}
 
 
 def test_nobody_then_a_steady_a_late_and_a_bad_client(tmp_path, ledgers):
-    """FedAvg and MIFA at once. The bad client is mute, is killed, comes back, sends nonsense."""
+    """FedAvg and MIFA at once. The bad client is mute, is killed, comes back, and lies."""
     paths = ledgers.values()
     with Loopback(tmp_path / "federation", tls=True) as federation:
         federation.start_superlink()
         what = {"folder": tmp_path, "names": " ".join(SITES), "timeout": TIMEOUT, "rounds": 1000}
-        run = federation.submit(APP, methods=" ".join(METHODS), **what)
+        run = federation.submit(APP, methods=" ".join(LIES), **what)
+        said = heard(run)
         for name in SITES:
             federation.register(name)
         until(lambda: all(ended(path) >= 2 for path in paths), "rounds without nodes")
@@ -61,13 +75,13 @@ def test_nobody_then_a_steady_a_late_and_a_bad_client(tmp_path, ledgers):
         mute = federation.start_node(BAD, client=2, sends='"nothing"')
         until(lambda: all(rows(path, BAD, "selected") for path in paths), "silence")
         mute.kill()
-        restart_until(
-            lambda: all(rows(path, BAD, "reported") for path in paths), federation, ledgers["mifa"]
-        )
+        restart_until(lambda: all(both_lies(path) for path in paths), federation, ledgers["mifa"])
+        for lie in (lie for lies in LIES.values() for lie in lies):
+            until(lambda lie=lie: refused(said, lie), f"refusal of what {lie}")
         until(lambda: all(rows(path, STEADY, "used") for path in paths), "timely answers")
         until(lambda: all(len(late_answers(path)) >= 2 for path in paths), "late answers")
-        states = {method: saved(tmp_path, method) for method in METHODS}
-        until(lambda: all(ended(ledgers[m]) >= states[m].round for m in METHODS), "ledgers")
+        states = {method: saved(tmp_path, method) for method in LIES}
+        until(lambda: all(ended(ledgers[m]) >= states[m].round for m in LIES), "ledgers")
         assert run.poll() is None
         for process in federation.processes("flwr-serverapp"):  # it has most of its rounds to go
             os.kill(process, signal.SIGKILL)

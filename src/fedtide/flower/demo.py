@@ -44,7 +44,7 @@ def run_demo(folder: Path, rounds: int, tls: bool, say: Callable[[str], None]) -
     each = _seconds_of_a_round()
     names = 0 if tls else 1  # whom the operator has not registered is asked who it is
     whole = _clock(_STARTS + (names + rounds) * each)
-    say(f"{rounds} rounds of about {each:.0f} s each: {whole} in all")
+    say(f"rounds: {rounds}, each about {each:.0f} s; {whole} in all")
     with Loopback(folder, tls) as federation:
         federation.start_superlink()
         say(f"a SuperLink on {federation.address}" + (", TLS and node keys" if tls else ""))

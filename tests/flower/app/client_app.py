@@ -1,7 +1,8 @@
 """A client without PyTorch, which starts in no time: it follows the messages' records itself.
 
 What it `sends` is an "update" or, as its node config says: "nothing", ever; an update, "late": when
-the round that it is for has ended; or "nonsense": NaN for FedAvg, a wrong shape for all others.
+the round that it is for has ended; or "lies": NaN or another's name to FedAvg, a wrong shape or
+another round to all others.
 """
 
 import sqlite3
@@ -35,8 +36,8 @@ def train(message, context):
         threading.Event().wait()
     if sends == "late":
         wait_for_the_end_of(t, Path(context.run_config["folder"]) / f"{told['method']}.db")
-    if sends == "nonsense":
-        update = np.full(3, np.nan) if told["method"] == "fedavg" else np.zeros(2)
+    if sends == "lies":
+        update = lie(told["method"], t, config)
     else:
         x = message.content["arrays"]["x"].numpy()
         drift = message.content["drift"]["x"].numpy() if "drift" in message.content else 0.0
@@ -50,6 +51,14 @@ def train(message, context):
         }
     )
     return Message(content, reply_to=message)
+
+
+def lie(method, t, config):
+    """Return an update, and lie in it or in the config."""
+    if t % 2 == 0:
+        return np.full(3, np.nan) if method == "fedavg" else np.zeros(2)
+    config.update({"client": "site-0"} if method == "fedavg" else {"server-round": 1})
+    return np.ones(3)
 
 
 def wait_for_the_end_of(t, ledger):
