@@ -13,10 +13,9 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from fedtide.errors import BadInput
 from fedtide.papers.paper import MAIN, PaperExperiment
 from fedtide.papers.record import Record
-from fedtide.report.drawing import COLOURS
+from fedtide.report.drawing import COLOURS, plain_logarithms, write_figure
 
 Floats = NDArray[np.float64]
 
@@ -42,12 +41,7 @@ def draw(paper: PaperExperiment, records: Iterable[Record], path: Path) -> None:
     handles = {text: handle for panel in axes for handle, text in _legend(panel)}
     figure.legend(handles.values(), handles.keys(), loc="outside right center", frameon=False)
     figure.suptitle(f"{paper.title}\n({paper.reference})", fontsize="medium")
-    try:
-        figure.savefig(path, dpi=150)
-    except OSError as error:
-        raise BadInput(
-            f"out: {path} cannot be written ({error.strerror}); choose another"
-        ) from None
+    write_figure(figure, path)
 
 
 def _legend(panel: Axes) -> Iterable[tuple[Artist, str]]:
@@ -113,7 +107,7 @@ def _draw_panel(axes: Axes, paper: PaperExperiment, title: str, curves: Sequence
             low, high = mean - error, mean + error
             axes.fill_between(curve.x, low, high, color=colour, alpha=0.15, linewidth=0)
     if paper.figure.get("log"):
-        axes.set_yscale("log")
+        plain_logarithms(axes.yaxis)
     if paper.figure.get("x_log"):
         axes.set_xscale("symlog", linthresh=10)
     axes.set_title(title)

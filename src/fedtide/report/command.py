@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -11,9 +10,9 @@ import typer
 from rich.console import Console
 
 from fedtide.errors import BadInput
-from fedtide.files import write_atomically, write_text
+from fedtide.files import write_text
 from fedtide.report.compare import comparison, comparison_table
-from fedtide.report.drawing import saved
+from fedtide.report.drawing import write_figure
 from fedtide.report.page import Part, parts, render
 from fedtide.report.runs import OtherRun, survey
 
@@ -89,7 +88,7 @@ def write_figures(found: Sequence[Part], folder: Path) -> list[Path]:
             for form in ("png", "pdf"):
                 file = below / f"{one.name}.{form}"
                 _folder_of(file)
-                write_atomically(file, partial(Path.write_bytes, data=saved(one.figure, form)))
+                write_figure(one.figure, file, dpi=200)
                 written.append(file)
     return written
 

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import cycle
+from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
@@ -16,6 +17,8 @@ from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, StrMethodFormatter
 from numpy.typing import NDArray
+
+from fedtide.files import write_atomically
 
 Floats = NDArray[np.float64]
 
@@ -87,6 +90,16 @@ def saved(figure: Figure, form: str, dpi: int = 200) -> bytes:
     return file.getvalue()
 
 
+def write_figure(figure: Figure, path: Path, dpi: int = 150) -> None:
+    """Write a figure as PNG, PDF or SVG, by the suffix of `path`, at once or not at all.
+
+    Raises:
+        BadInput: the file cannot be written.
+    """
+    content = saved(figure, path.suffix.removeprefix("."), dpi)
+    write_atomically(path, lambda draft: draft.write_bytes(content), mend="choose another place")
+
+
 def svg(figure: Figure, title: str, name: str) -> str:
     """Return the figure as SVG that fills its column, with a title for those who do not see it.
 
@@ -108,7 +121,7 @@ def svg(figure: Figure, title: str, name: str) -> str:
 def over_rounds(panel: Axes) -> None:
     """Let the horizontal axis be that of the rounds."""
     panel.set_xlabel("round")
-    panel.xaxis.set_major_locator(MaxNLocator(integer=True))
+    panel.xaxis.set_major_locator(MaxNLocator(5, integer=True))
 
 
 def plain_logarithms(axis: Axis) -> None:

@@ -10,9 +10,8 @@ import polars as pl
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
-from fedtide.report.drawing import COLOURS
+from fedtide.report.drawing import COLOURS, plain_logarithms, write_figure
 from fedtide.report.runs import FinishedRun, by_method
 
 _RASTER_ROWS = 400  # clients in the raster; more are thinned out evenly
@@ -20,8 +19,12 @@ _RASTER_ROUNDS = 1200
 
 
 def draw_comparison(runs: Sequence[FinishedRun], path: Path) -> None:
-    """Draw the comparison of finished runs as PNG or PDF, by the suffix of `path`."""
-    comparison_figure(runs).savefig(path, dpi=150)
+    """Draw the comparison of finished runs as PNG or PDF, by the suffix of `path`.
+
+    Raises:
+        BadInput: the file cannot be written.
+    """
+    write_figure(comparison_figure(runs), path)
 
 
 def comparison_figure(runs: Sequence[FinishedRun]) -> Figure:
@@ -53,7 +56,7 @@ def draw_curves(axes: Axes, groups: Mapping[str, Sequence[FinishedRun]]) -> None
     seeds = max(len(group) for group in groups.values())
     over = f", mean ± std over {seeds} seeds" if seeds > 1 else ""
     if metric == "loss":
-        axes.set_yscale("log")
+        plain_logarithms(axes.yaxis)
         axes.set_ylabel("loss, mean over clients")
         axes.set_title(f"Loss{over}")
     else:
@@ -106,13 +109,9 @@ def draw_weights(axes: Axes, groups: Mapping[str, Sequence[FinishedRun]]) -> Non
     if low <= high:  # somebody took part
         axes.plot([low, high], [low, high], color="0.4", linewidth=1, linestyle="--", zorder=0)
         axes.legend(frameon=False)
-    axes.set_xscale("log")
-    axes.set_yscale("log")
     axes.set_xlabel("1 / participation rate $p_n$")
     for axis in (axes.xaxis, axes.yaxis):
-        axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-        axis.set_major_formatter(StrMethodFormatter("{x:g}"))
-        axis.set_minor_formatter(NullFormatter())
+        plain_logarithms(axis)
     axes.set_ylabel("relative weight of an update")
     axes.set_title("Weights; on the dashed line all count alike")
     axes.grid(alpha=0.25)
