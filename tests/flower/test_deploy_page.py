@@ -35,7 +35,7 @@ def test_the_certificate_is_for_sites_and_for_the_server_itself(tmp_path):
     server.verify_directly_issued_by(ca)
     names = server.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     assert ip_address("127.0.0.1") in names.get_values_for_type(x509.IPAddress)
-    address = re.search(r'address = "(.*):\d+"', PAGE)[1]
+    address = re.search(r'\[superlink\.ours\]\naddress = "(.*):\d+"', PAGE)[1]
     assert address in names.get_values_for_type(x509.DNSName)
     assert not os.stat(tmp_path / "server.key").st_mode & 0o077
 
