@@ -151,43 +151,21 @@ def test_families_periods_drift_and_rates(name: str) -> None:
         assert np.mean(covered) <= 0.97
 
 
-def decaying(random: Random, clients: int, rounds: int) -> Present:
-    return successive(random, np.exp(-np.arange(clients) / 10), clients // 10, rounds)
+def decaying(random: Random, clients: int, rounds: int) -> Known:
+    """Paper 004's law, stretched to so many clients; its rates are not needed."""
+    weights = np.exp(-np.arange(clients) * 10 / clients)
+    return Known(successive(random, weights, clients // 10, rounds), weights)
 
 
-def even(random: Random, clients: int, rounds: int) -> Present:
-    return uniform(random, clients, rounds).present
-
-
-def bursts(random: Random, clients: int, rounds: int) -> Present:
-    """Markov chains of correlation 0.75: there with 0.2 and 0.4 by turns."""
-    rates = np.where(np.arange(clients) % 2, 0.4, 0.2)
-    present = np.empty((rounds, clients), dtype=bool)
-    present[0] = random.random(clients) < rates
-    draws = random.random((rounds, clients))
-    for t in range(1, rounds):
-        present[t] = draws[t] < np.where(present[t - 1], 0.75 + 0.25 * rates, 0.25 * rates)
-    return present
-
-
-def coins(random: Random, clients: int, rounds: int) -> Present:
-    return random.random((rounds, clients)) < np.where(np.arange(clients) % 2, 0.4, 0.2)
-
-
-def skew_of_coins(clients: int) -> float:
-    """Enumerate how many of the others come: E[1 / |S|; n comes] of both kinds of client."""
+def skew_of(rates: NDArray[np.float64]) -> float:
+    """Enumerate how many of the others come: w_n ∝ p_n E[1 / (1 + others)]."""
     weights = []
-    for own, kinds in (
-        (0.2, (clients // 2 - 1, clients // 2)),
-        (0.4, (clients // 2, clients // 2 - 1)),
-    ):
+    for n, own in enumerate(rates):
         law = np.ones(1)
-        for rate, count in zip((0.2, 0.4), kinds, strict=True):
-            for _ in range(count):
-                law = np.convolve(law, [1 - rate, rate])
+        for rate in np.delete(rates, n):
+            law = np.convolve(law, [1 - rate, rate])
         weights.append(own * float((law / np.arange(1, len(law) + 1)).sum()))
-    low, high = np.array(weights) / sum(weights)
-    return float(high - low)
+    return float(np.abs(np.array(weights) / sum(weights) - 1 / len(rates)).sum())
 
 
 @pytest.mark.slow
@@ -195,24 +173,28 @@ def skew_of_coins(clients: int) -> float:
     ("draw", "clients", "rounds", "exact"),
     [
         (decaying, 100, 500, 1.289078),
-        (even, 100, 500, 0.0),
-        (even, 20, 200, 0.0),
-        (coins, 20, 500, skew_of_coins(20)),
-        (coins, 100, 500, skew_of_coins(100)),
-        (bursts, 20, 500, skew_of_coins(20)),
-        (bursts, 100, 500, skew_of_coins(100)),
+        (uniform, 100, 500, 0.0),
+        (uniform, 20, 200, 0.0),
+        (bernoulli, 20, 500, None),
+        (markov, 20, 500, None),
     ],
 )
 def test_intervals_of_the_skew(
-    draw: Callable[[Random, int, int], Present], clients: int, rounds: int, exact: float
+    draw: Callable[[Random, int, int], Known], clients: int, rounds: int, exact: float | None
 ) -> None:
-    """93 to 97 in 100, of paper 004's law, even selection, coins, and bursts with the same law."""
+    """93 to 97 in 100: paper 004's law, even selection, uneven rates; to 98 in bursts of the same.
+
+    Where presence lasts, cohorts of varying size make the weights' noise look somewhat larger than
+    it is, which docs/audit.md states.
+    """
     covered = []
     for seed in range(1000):
-        log = log_of(draw(np.random.default_rng(seed), clients, rounds))
+        known = draw(np.random.default_rng(seed), clients, rounds)
+        log = log_of(known.present)
         pattern = find_pattern(log)
         rates = estimate_rates(log, pattern)
         noise, wanted = Noise(log, pattern, rates), np.full(clients, 1 / clients)
         low, high = find_objectives(log, noise, rates, wanted, 50).plain.interval
-        covered.append(low <= exact + 1e-9 and exact <= high)
-    assert 0.93 <= np.mean(covered) <= 0.97
+        truth = skew_of(known.rates) if exact is None else exact
+        covered.append(low <= truth + 1e-9 and truth <= high)
+    assert 0.93 <= np.mean(covered) <= (0.98 if draw is markov else 0.97)
