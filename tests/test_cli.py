@@ -542,13 +542,6 @@ def test_misspelt_commands_and_options(arguments, fedtide):
 
 LONG = EXPERIMENT | {"rounds": 4000, "checkpoint": {"every": 100}}
 COMMAND = [sys.executable, "-c", "from fedtide.cli import main; main()"]
-RESULTS = (
-    "model.safetensors",
-    "metrics.parquet",
-    "participation.parquet",
-    "clients.parquet",
-    "summary.json",
-)
 
 
 def started(*arguments):
@@ -576,7 +569,7 @@ def reached(process, folder, t):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT], ids=str)
-def test_a_process_that_is_ended_goes_on(number, fedtide):
+def test_a_process_that_is_ended_goes_on(number, fedtide, results):
     file = write(LONG)
     assert fedtide("run", file, "--out", "whole")[0] == 0
     for t in (500, 1700):
@@ -594,13 +587,12 @@ def test_a_process_that_is_ended_goes_on(number, fedtide):
             assert int(last.split()[4]) == load_newest(Path("ended/checkpoints")).round
     assert not Path("ended/summary.json").exists()
     assert fedtide("run", file, "--out", "ended", "--resume")[0] == 0
-    for name in RESULTS:
-        assert Path("ended", name).read_bytes() == Path("whole", name).read_bytes()
+    assert results("ended") == results("whole")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL], ids=str)
-def test_a_study_with_workers_that_is_ended_goes_on(number, fedtide):
+def test_a_study_with_workers_that_is_ended_goes_on(number, fedtide, results):
     """More members than workers: one waits, and must not begin after the end was asked for."""
     file = write(LONG | {"rounds": 3000, "seeds": [1, 2, 3, 4, 5]})
     assert fedtide("run", file, "--out", "whole", "--workers", "2")[0] == 0
@@ -617,9 +609,7 @@ def test_a_study_with_workers_that_is_ended_goes_on(number, fedtide):
     status, _, err = fedtide("run", file, "--out", "ended", "--workers", "2", "--resume")
     assert status == 0, err
     for seed in range(1, 6):
-        for name in RESULTS:
-            file = f"small/seed-{seed}/{name}"
-            assert Path("ended", file).read_bytes() == Path("whole", file).read_bytes()
+        assert results(f"ended/small/seed-{seed}") == results(f"whole/small/seed-{seed}")
 
 
 @pytest.mark.slow

@@ -1,39 +1,9 @@
-"""What the tests of reliability share: a small experiment, and the bytes of its results."""
+"""What the tests of reliability share: a small experiment whose method keeps a memory."""
 
 import pytest
 
-RESULTS = (
-    "model.safetensors",
-    "metrics.parquet",
-    "participation.parquet",
-    "clients.parquet",
-    "summary.json",
-)
-
 
 @pytest.fixture
-def fields():
+def fields(regression):
     """Return the fields of a small experiment with minibatches, as plain data."""
-    return {
-        "problem": {
-            "type": "regression",
-            "clients": 6,
-            "samples": 62,
-            "features": 4,
-            "informative": 2,
-        },
-        "participation": {"type": "bernoulli", "rates": 0.5},
-        "algorithm": "fedau",
-        "local": {"steps": 2, "lr": 0.05, "batch_size": 4},
-        "rounds": 12,
-        "seed": 3,
-        "trainer": "stacked",
-        "evaluation": {"every": 5},
-        "checkpoint": {"every": 3},
-    }
-
-
-@pytest.fixture
-def results():
-    """Return a function that gives the bytes of all results in a run folder."""
-    return lambda folder: {name: (folder / name).read_bytes() for name in RESULTS}
+    return regression | {"algorithm": "fedau"}

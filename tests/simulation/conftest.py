@@ -1,45 +1,9 @@
-"""What the tests of runs share: a small experiment, and how two run folders are compared."""
+"""What the tests of runs share: how a run is killed."""
 
 import pytest
 
 import fedtide as ft
 from fedtide.simulation.run import Run
-
-RESULTS = (
-    "model.safetensors",
-    "metrics.parquet",
-    "participation.parquet",
-    "clients.parquet",
-    "summary.json",
-)
-
-
-@pytest.fixture
-def regression():
-    """Return the fields of a small experiment with minibatches, as plain data."""
-    return {
-        "problem": {
-            "type": "regression",
-            "clients": 6,
-            "samples": 62,
-            "features": 4,
-            "informative": 2,
-        },
-        "participation": {"type": "bernoulli", "rates": 0.5},
-        "algorithm": "fedavg",
-        "local": {"steps": 2, "lr": 0.05, "batch_size": 4},
-        "rounds": 12,
-        "seed": 3,
-        "trainer": "stacked",
-        "evaluation": {"every": 5},
-        "checkpoint": {"every": 3},
-    }
-
-
-@pytest.fixture
-def results():
-    """Return a function that gives the bytes of all results in a run folder."""
-    return lambda folder: {name: (folder / name).read_bytes() for name in RESULTS}
 
 
 class Killed(BaseException):

@@ -1,13 +1,9 @@
-"""What the tests of sweeps share: a small experiment, and what a run folder must hold."""
-
-from pathlib import Path
+"""What the tests of sweeps share: a small experiment and sweeps of it."""
 
 import pytest
 import yaml
 
 from fedtide.sweep import Sweep
-
-RESULTS = ("model.safetensors", "metrics.parquet", "participation.parquet", "clients.parquet")
 
 
 @pytest.fixture
@@ -40,9 +36,3 @@ def sweep(base, tmp_path):
         return Sweep.load(file, overrides)
 
     return load
-
-
-@pytest.fixture
-def results():
-    """Return a function that gives the bytes of all results in a run folder."""
-    return lambda folder: {name: (Path(folder) / name).read_bytes() for name in RESULTS}

@@ -1,0 +1,41 @@
+"""What tests of several rooms share: a small experiment, and the bytes of a run's results."""
+
+from pathlib import Path
+
+import pytest
+
+RESULTS = (
+    "model.safetensors",
+    "metrics.parquet",
+    "participation.parquet",
+    "clients.parquet",
+    "summary.json",
+)
+
+
+@pytest.fixture
+def regression():
+    """Return the fields of a small experiment with minibatches, as plain data."""
+    return {
+        "problem": {
+            "type": "regression",
+            "clients": 6,
+            "samples": 62,
+            "features": 4,
+            "informative": 2,
+        },
+        "participation": {"type": "bernoulli", "rates": 0.5},
+        "algorithm": "fedavg",
+        "local": {"steps": 2, "lr": 0.05, "batch_size": 4},
+        "rounds": 12,
+        "seed": 3,
+        "trainer": "stacked",
+        "evaluation": {"every": 5},
+        "checkpoint": {"every": 3},
+    }
+
+
+@pytest.fixture
+def results():
+    """Return a function that gives the bytes of all results in a run folder."""
+    return lambda folder: {name: Path(folder, name).read_bytes() for name in RESULTS}
