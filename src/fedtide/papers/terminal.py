@@ -22,21 +22,24 @@ from fedtide.papers.record import Record
 
 
 def listing(records: Iterable[Record]) -> Table:
-    """Return one line for each published experiment: its data, its cost, and what is recorded."""
+    """Return two lines for each published experiment: its data, cost and records, and its title."""
     count: dict[tuple[str, str], int] = {}
     for record in records:
         where = record.paper, record.scale
         count[where] = count.get(where, 0) + 1
-    table = _table("name", "what", "data", "paper scale", "recorded", "laptop scale", "recorded")
+    table = _table("experiment", "data", "paper scale", "laptop scale")
+    for column in table.columns[1:]:
+        column.no_wrap = True
     for name in names():
         paper = load(name)
-        cells = [name, paper.title, paper.dataset or "none"]
+        cells = [f"[bold]{name}[/bold]\n{paper.title}", paper.dataset or "none"]
         for scale in ("paper", "laptop"):
             if scale == "laptop" and paper.laptop is None:
-                cells += ["as paper", ""]
+                cells.append("as paper")
                 continue
             runs = len(plan(paper, "paper" if scale == "paper" else "laptop"))
-            cells += [duration(paper.minutes[scale]), f"{count.get((name, scale), 0)}/{runs}"]
+            done = count.get((name, scale), 0)
+            cells.append(f"{duration(paper.minutes[scale])}\n{done} of {runs} runs")
         table.add_row(*cells)
     return table
 
