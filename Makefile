@@ -13,7 +13,7 @@ test: .venv/installed-dev
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile --durations 25
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder --durations 25
 
 bench: .venv/installed-dev
 	$(BIN)/python benchmarks/page.py
