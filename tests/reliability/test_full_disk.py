@@ -4,8 +4,10 @@ import os
 import subprocess
 
 import pytest
+import torch
 
 import fedtide as ft
+from fedtide.algorithms.memory import ClientMemory
 from fedtide.simulation.checkpoint import load_newest
 
 PAGE = 4096
@@ -57,3 +59,13 @@ def test_a_run_on_a_full_disk(disk, fields, results, tmp_path):
         assert results(out) == results(tmp_path / "whole")
         subprocess.run(["rm", "-r", str(out)], check=True)
     assert 5 < refused < 20
+
+
+def test_a_memory_of_clients_on_a_full_disk(disk):
+    """26 rows of 40,000 bytes fit on a megabyte: they stay, and no signal ends the process."""
+    memory, row = ClientMemory.empty(100, torch.zeros(10_000), str(disk)), torch.ones(1, 10_000)
+    for client in range(26):
+        memory = memory.write(torch.tensor([client]), row * client)
+    with pytest.raises(ft.BadInput, match=r"^memory_folder: .* needs 40,000; make room and resume"):
+        memory.write(torch.tensor([26]), row)
+    assert torch.equal(memory.read(torch.arange(26)), row * torch.arange(26.0)[:, None])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -27,7 +28,7 @@ class ClientMemory:
         places: which row belongs to each client, -1 for none, shape (N,), int32.
         rows: shape (capacity, d), those of seen clients first.
         seen: how many clients have a row.
-        in_file: whether the rows lie in a file.
+        folder: of the file in which the rows lie; None: in RAM (or on the device).
 
     >>> memory = ClientMemory.empty(1_000_000, torch.zeros(2))
     >>> memory = memory.write(torch.tensor([7]), torch.tensor([[1.0, 2.0]]))
@@ -41,7 +42,7 @@ class ClientMemory:
     places: Tensor
     rows: Tensor
     seen: int = 0
-    in_file: bool = False
+    folder: str | None = None
 
     @classmethod
     def empty(cls, clients: int, like: Tensor, folder: str | None = None) -> ClientMemory:
@@ -58,7 +59,7 @@ class ClientMemory:
         places = torch.full((clients,), -1, dtype=torch.int32, device=like.device)
         if folder is None:
             return cls(places, like.new_empty(0, len(like)))
-        return cls(places, _file_rows(clients, like, folder), in_file=True)
+        return cls(places, _file_rows(clients, like, folder), folder=folder)
 
     @property
     def clients(self) -> int:
@@ -75,7 +76,11 @@ class ClientMemory:
         return rows.to(clients.device)
 
     def write(self, clients: Tensor, rows: Tensor) -> ClientMemory:
-        """Return the memory with these rows, shape (S, d), each client at most once."""
+        """Return the memory with these rows, shape (S, d), each client at most once.
+
+        Raises:
+            BadInput: the disk of the file has no room for the rows of clients not seen before.
+        """
         memory = self._with_room_for(clients[self.places[clients] < 0])
         places = memory.places[clients].to(memory.rows.device, torch.int64)
         memory.rows[places] = rows.to(memory.rows.device)
@@ -94,7 +99,8 @@ class ClientMemory:
         """Return the memory with what `packed` returned, in RAM or in a file as this one is."""
         places, rows = packed["places"].to(self.places.device), packed["rows"]
         seen = len(rows)
-        if self.in_file:
+        if self.folder is not None:
+            self._reserve(seen)
             self.rows[:seen] = rows
             rows = self.rows
         return replace(self, places=places, rows=rows.to(self.rows.device), seen=seen)
@@ -102,6 +108,7 @@ class ClientMemory:
     def _with_room_for(self, new: Tensor) -> ClientMemory:
         """Return the memory in which these clients, none of them seen, have rows."""
         seen = self.seen + len(new)
+        self._reserve(len(new))
         self.places[new] = torch.arange(self.seen, seen, dtype=torch.int32, device=new.device)
         rows = self.rows
         if seen > len(rows):
@@ -109,6 +116,18 @@ class ClientMemory:
             rows = rows.new_empty(capacity, rows.shape[1])
             rows[: self.seen] = self.rows[: self.seen]
         return replace(self, rows=rows, seen=seen)
+
+    def _reserve(self, rows: int) -> None:
+        """Refuse rows that the disk has no room for: writing them would end the process at once."""
+        if self.folder is None or not rows:
+            return
+        needed = rows * self.rows.shape[1] * self.rows.element_size()
+        free = shutil.disk_usage(self.folder).free
+        if needed > free:
+            raise BadInput(
+                f"memory_folder: {self.folder} has {free:,} bytes left and the memory of {rows} "
+                f"more clients needs {needed:,}; make room and resume"
+            )
 
 
 def _file_rows(clients: int, like: Tensor, folder: str) -> Tensor:
