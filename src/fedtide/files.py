@@ -13,7 +13,7 @@ from safetensors import SafetensorError
 
 from fedtide.errors import BadInput
 
-DRAFTS = (".*.part", ".tmp*")
+DRAFTS = (".*.part", ".tmp??????")
 """What unfinished files are called: ours, and those of safetensors inside them."""
 
 

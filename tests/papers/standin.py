@@ -2,6 +2,8 @@
 
 from copy import deepcopy
 
+from fedtide.problems.augment import changes_colours
+
 ROUNDS = 6
 
 
@@ -22,6 +24,8 @@ def small(settings):
     if plain["problem"]["type"] == "classification":
         plain["problem"]["dataset"] = "digits"
         plain["problem"].pop("samples", None)
+        if changes_colours(plain["problem"].get("augment") or ()):  # digits are no pixels of 0..255
+            plain["problem"]["augment"] = ["pad-crop", "flip"]
         if plain["problem"]["model"] != {"type": "logistic", "bias": False, "start": "zero"}:
             plain["problem"]["model"] = "logistic"
     shorten(plain["algorithm"])

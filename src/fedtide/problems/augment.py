@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from fedtide.errors import BadInput, did_you_mean
+from fedtide.problems.colour import COLOURS
+from fedtide.problems.datasets import Standard
 from fedtide.problems.draws import WORDS, words
 
 _MARGIN = 4
@@ -42,14 +46,36 @@ def flip(x: Tensor, draw: Tensor) -> Tensor:
     return torch.where(mirrored[:, None, None, None], x.flip(-1), x)
 
 
-AUGMENTATIONS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+PLACES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "flip": flip,
     "pad-crop": pad_crop,
 }
-"""What `augment` may list, by name."""
+"""What `augment` may list after the colours, by name."""
 
 
-def augmented(x: Tensor, names: Sequence[str], keys: Tensor) -> Tensor:
+def check_augmentations(names: Sequence[str]) -> None:
+    """Check that all names are known, and that colours come first.
+
+    Raises:
+        BadInput: an unknown name, or a colour after a crop, whose margin has no colour.
+    """
+    for name in names:
+        if name not in COLOURS and name not in PLACES:
+            near = did_you_mean(name, [*COLOURS, *PLACES])
+            raise BadInput(f"augment: unknown {name!r}; {near}")
+    for before, name in pairwise(names):
+        if before in PLACES and name in COLOURS:
+            raise BadInput(f"augment: {name!r} changes colours; list it before {before!r}")
+
+
+def changes_colours(names: Sequence[str]) -> bool:
+    """Say whether any of these changes colours, for which it needs to know the pixels."""
+    return any(name in COLOURS for name in names)
+
+
+def augmented(
+    x: Tensor, names: Sequence[str], keys: Tensor, standard: Standard | None = None
+) -> Tensor:
     """Return the minibatches x with these augmentations applied one after another.
 
     The authors' programs of the papers draw one window and one mirroring for a whole minibatch;
@@ -58,12 +84,19 @@ def augmented(x: Tensor, names: Sequence[str], keys: Tensor) -> Tensor:
 
     Args:
         x: images, shape (I, S, B, C, H, W).
-        names: which augmentations, in order.
+        names: which augmentations, in order, as `check_augmentations` wants them.
         keys: a word for every client and step, shape (I, S).
+        standard: how x was made of pixels; changes of colours need it.
     """
     samples = torch.arange(x.shape[2], device=x.device)
+    draws = [words(keys[..., None], _STREAM + n, samples).flatten() for n in range(len(names))]
     images = x.flatten(0, 2)
-    for number, name in enumerate(names):
-        draw = words(keys[..., None], _STREAM + number, samples).flatten()
-        images = AUGMENTATIONS[name](images, draw)
+    if colours := sum(name in COLOURS for name in names):
+        assert standard is not None
+        pixels = standard.pixels(images)
+        for name, draw in zip(names[:colours], draws[:colours], strict=True):
+            pixels = COLOURS[name](pixels, draw)
+        images = standard.apply(pixels)
+    for name, draw in zip(names[colours:], draws[colours:], strict=True):
+        images = PLACES[name](images, draw)
     return images.view_as(x)

@@ -15,9 +15,9 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy, log_softmax
 
 from fedtide.checks import one_of
-from fedtide.errors import BadInput, did_you_mean
+from fedtide.errors import BadInput
 from fedtide.population import Population
-from fedtide.problems.augment import AUGMENTATIONS, augmented
+from fedtide.problems.augment import augmented, changes_colours, check_augmentations
 from fedtide.problems.datasets import Dataset, Normalise, load
 from fedtide.problems.flower_partition import FlwrInstance
 from fedtide.problems.layout import Layout, Params, channels_last
@@ -39,8 +39,9 @@ class Classification(Problem):
         clients: N.
         model: a name in `MODELS`, an import path "package.module:Class", a mapping with `type` and
             its parameters, or a model object.
-        augment: changes to the training images, in order: "pad-crop" (4 zeros on every side, then a
-            random window) and "flip" (left to right with probability 1/2).
+        augment: changes to the training images, in order: first those of colours ("sharpen",
+            "jitter", "posterize", "equalize"; see `colour`), then "pad-crop" (4 zeros on every
+            side, then a random window) and "flip" (left to right with probability 1/2).
         normalise: a mean and a standard deviation for pixels / 255 instead of the data set's own;
             (0.5, 0.5) as Yan et al., (0, 1) for pixels in [0, 1], "pixels" for each pixel's own.
         samples: only the first so many training samples; None: all.
@@ -73,9 +74,7 @@ class Classification(Problem):
             raise BadInput(
                 f"partition: {self.partition!r} is no partition; give one such as Dirichlet(0.1)"
             )
-        for name in self._augmentations:
-            if name not in AUGMENTATIONS:
-                raise BadInput(f"augment: unknown {name!r}; {did_you_mean(name, AUGMENTATIONS)}")
+        check_augmentations(self._augmentations)
         if isinstance(self.normalise, str):
             one_of("normalise", self.normalise, Literal["pixels"])
         elif self.normalise is not None and (len(self.normalise) != 2 or self.normalise[1] <= 0):
@@ -94,6 +93,8 @@ class Classification(Problem):
         data = load(self.dataset, self.normalise, self.samples)
         if self._augmentations and data.train.features.ndim != 4:
             raise BadInput("augment: the features are no images; leave it out")
+        if changes_colours(self._augmentations) and data.train.features.dtype != np.uint8:
+            raise BadInput("augment: the images have no pixels of 0..255; leave out the colours")
         shards = self._shards(data, seed)
         shape = data.train.features.shape[1:]
         module = seeded(lambda: model_of(self.model).build(shape, data.classes), seed)
@@ -151,6 +152,7 @@ class ClassificationTask(Task):
         self._train_labels, self._test_labels = (
             torch.from_numpy(rows.labels).to(like.device) for rows in (data.train, data.test)
         )
+        self._standard = data.standard(*place)
         self._classes, self._augment = data.classes, augment
         self._evaluated_at_once = _evaluated_at_once(module, like.device)
         self.shards = shards
@@ -205,7 +207,7 @@ class ClassificationTask(Task):
         x = self._train.index_select(0, samples.flatten())
         x = x.view(*samples.shape, *self._train.shape[1:])
         if self._augment:
-            x = augmented(x[None], self._augment, rest[-1][None])[0]
+            x = augmented(x[None], self._augment, rest[-1][None], self._standard)[0]
         if self._random and not self.model.draws:
             rest.pop()
         return (x, self._train_labels[samples], *rest)

@@ -62,6 +62,26 @@ KNOWN = MappingProxyType(
 
 
 @dataclass(frozen=True, eq=False)
+class Standard:
+    """How pixels are standardised: x = (pixels / 255 − mean) / std.
+
+    Args:
+        mean, std: of each channel, (C, 1, 1), or of each pixel, (C, H, W).
+    """
+
+    mean: Tensor
+    std: Tensor
+
+    def apply(self, pixels: Tensor) -> Tensor:
+        """Return x for whole numbers 0..255, shape (n, C, H, W)."""
+        return pixels.to(self.mean).div_(255).sub_(self.mean).div_(self.std)
+
+    def pixels(self, x: Tensor) -> Tensor:
+        """Return the whole numbers that x was made of."""
+        return ((x * self.std + self.mean) * 255).round().long()
+
+
+@dataclass(frozen=True, eq=False)
 class Dataset:
     """Training and test samples.
 
@@ -78,16 +98,20 @@ class Dataset:
     mean: Sequence[float] | NDArray[np.float64] = (0.5,)
     std: Sequence[float] | NDArray[np.float64] = (0.5,)
 
-    def features(self, rows: Rows, device: torch.device, dtype: torch.dtype) -> Tensor:
-        """Return (pixels / 255 − mean) / std, or numbers as they are, on the device."""
-        features = torch.from_numpy(rows.features).to(device=device, dtype=dtype)
-        if rows.features.dtype != np.uint8:
-            return features
+    def standard(self, device: torch.device, dtype: torch.dtype) -> Standard:
+        """Return how pixels are standardised, on the device."""
         mean, std = (
-            features.new_tensor(np.reshape(c, np.shape(c) if np.ndim(c) == 3 else (-1, 1, 1)))
+            torch.tensor(np.reshape(c, np.shape(c) if np.ndim(c) == 3 else (-1, 1, 1)))
             for c in (self.mean, self.std)
         )
-        return features.div_(255).sub_(mean).div_(std)
+        return Standard(mean.to(device, dtype), std.to(device, dtype))
+
+    def features(self, rows: Rows, device: torch.device, dtype: torch.dtype) -> Tensor:
+        """Return standardised pixels, or numbers as they are, on the device."""
+        features = torch.from_numpy(rows.features).to(device)
+        if rows.features.dtype != np.uint8:
+            return features.to(dtype)
+        return self.standard(device, dtype).apply(features)
 
 
 Normalise = Sequence[float] | Literal["pixels"]

@@ -60,7 +60,9 @@ def report_command(
     finished, others = survey(folders)
     found = parts(finished, target, smooth)
     html = html or folders[0] / "report.html"
-    _folder_of(html)
+    _make(html.parent)
+    if html.is_dir():
+        raise BadInput(f"out: {html} is a folder; give a file, such as report.html")
     write_text(html, render(found, others, _title(found)))
     if figures is not None:
         write_figures(found, figures)
@@ -75,33 +77,27 @@ def _title(found: Sequence[Part]) -> str:
     return f"{names}: {listed if len(listed) <= 60 else f'{len(methods)} methods'}"
 
 
-def write_figures(found: Sequence[Part], folder: Path) -> list[Path]:
-    """Write every figure as PNG and PDF, fit for a paper, and return the files.
+def write_figures(found: Sequence[Part], folder: Path) -> None:
+    """Write every figure as PNG and PDF, fit for a paper.
 
     Raises:
         BadInput: a folder that cannot be written.
     """
-    written = []
     for number, part in enumerate(found, 1):
         below = folder / str(number) if len(found) > 1 else folder
+        _make(below)
         for one in (picture for group in part.pictures.values() for picture in group):
             for form in ("png", "pdf"):
-                file = below / f"{one.name}.{form}"
-                _folder_of(file)
-                write_figure(one.figure, file, dpi=200)
-                written.append(file)
-    return written
+                write_figure(one.figure, below / f"{one.name}.{form}", dpi=200)
 
 
-def _folder_of(file: Path) -> None:
+def _make(folder: Path) -> None:
     try:
-        file.parent.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise BadInput(
-            f"out: {file} cannot be written ({error.strerror}); choose another"
+            f"out: {folder} cannot be written ({error.strerror}); choose another"
         ) from None
-    if file.is_dir():
-        raise BadInput(f"out: {file} is a folder; give a file, such as report.html")
 
 
 def _show(found: Sequence[Part], others: Sequence[OtherRun]) -> None:

@@ -71,7 +71,7 @@ class RunFolder:
     def forget_after(self, ended: int) -> None:
         """Remove what was written after the checkpoint of round `ended`, and unfinished files."""
         for pattern in DRAFTS:
-            for draft in self.path.rglob(pattern):
+            for draft in filter(Path.is_file, self.path.rglob(pattern)):
                 draft.unlink()
         for folder, suffix in ((self.log_parts, "parquet"), (self.checkpoints, "safetensors")):
             for file in numbered(folder, suffix):
