@@ -2,11 +2,12 @@
 
     python benchmarks/audit.py speed [--rounds 10000] [--cohort 10000] [--clients 20000]
     python benchmarks/audit.py truth [--logs 1000] [--rounds 500]
+    python benchmarks/audit.py skews [--logs 1000] [--only Markov]
 
 `speed` writes a Parquet log of rounds × cohort rows and audits it in a process of its own. `truth`
 draws logs of known processes with N from 10 to 300 clients and prints, per family, how often it was
-recognised, how often the period was exact, and which share of the rates' intervals and of the
-L1 skew's covers the truth.
+recognised, how often the period was exact, and which share of the rates' intervals covers the
+truth; `skews`, how often the L1 skew's does.
 """
 
 from __future__ import annotations
@@ -18,12 +19,14 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
 from fedtide.audit import audit
 from fedtide.audit.attendance import Attendance, attend
@@ -44,6 +47,9 @@ from fedtide.participation import (
     skew,
 )
 from fedtide.population import Population
+
+Numbers = NDArray[np.float64]
+Present = NDArray[np.bool_]
 
 SIZES = (10, 20, 50, 100, 300)
 
@@ -99,25 +105,118 @@ def truth(logs: int, rounds: int) -> None:
         cover = f"{np.mean(covered):7.3f}" if covered else "      -"
         shown = f"{exact / logs:7.3f}" if period else "      -"
         print(f"{name:16} {right / logs:7.3f} {shown} {cover} {drifts / logs:7.3f}", flush=True)
-    skews(logs, rounds)
 
 
-def skews(logs: int, rounds: int) -> None:
-    """The law of paper 004, whose exact L1 skew is 1.289078, and uniform selection, 0."""
-    weights = np.exp(-np.arange(100) / 10)
-    for name, process in (("weighted", Weighted(10, weights.tolist())), ("uniform", Uniform(10))):
-        population = Population(100)
-        exact = skew(participation_weights(process, population))
-        covered = 0
-        for seed in range(logs):
-            log = draw(Schedule(process), 100, rounds, seed)
-            pattern = find_pattern(log)
+@dataclass(frozen=True)
+class Law:
+    """A process whose L1 skew is known.
+
+    Args:
+        skew: of its weights.
+        family: of its pattern.
+        draw: gives who comes, shape (T, N), from a generator and T.
+    """
+
+    skew: float
+    family: str
+    draw: Callable[[np.random.Generator, int], Present]
+
+
+def chains(rates: Numbers, correlations: Numbers | float = 0.0) -> Law:
+    """Clients who come and go on their own, each a stationary chain of two states."""
+    held = rates + (1 - rates) * correlations
+    back = rates * (1 - correlations)
+
+    def draw(random: np.random.Generator, rounds: int) -> Present:
+        draws = random.random((rounds, len(rates)))
+        present = draws < rates
+        for t in range(1, rounds if np.any(correlations) else 0):
+            present[t] = draws[t] < np.where(present[t - 1], held, back)
+        return present
+
+    return Law(independent_skew(rates), "markov" if np.any(correlations) else "independent", draw)
+
+
+def independent_skew(rates: Numbers) -> float:
+    """Enumerate how many of the others come: w_n ∝ p_n E[1 / (1 + others)]."""
+    weights = []
+    for n, own in enumerate(rates):
+        law = np.ones(1)
+        for rate in np.delete(rates, n):
+            law = np.convolve(law, [1 - rate, rate])
+        weights.append(own * float((law / np.arange(1, len(law) + 1)).sum()))
+    return float(np.abs(np.array(weights) / sum(weights) - 1 / len(rates)).sum())
+
+
+def successive(weights: Numbers) -> Law:
+    """A tenth of the clients, drawn one after another by weight: the first clocks to ring."""
+    clients, size = len(weights), len(weights) // 10
+
+    def draw(random: np.random.Generator, rounds: int) -> Present:
+        clocks = random.exponential(size=(rounds, clients)) / weights
+        present = np.zeros((rounds, clients), dtype=bool)
+        first = np.argpartition(clocks, size - 1, axis=1)[:, :size]
+        np.put_along_axis(present, first, True, axis=1)
+        return present
+
+    exact = skew(participation_weights(Weighted(size, weights.tolist()), Population(clients)))
+    return Law(exact, "independent", draw)
+
+
+def bursts(rates: Numbers) -> Law:
+    """From off to on with 0.05 at most, as `Markov` has it: the rarer, the less correlated."""
+    off_on = np.minimum(0.05, rates / (1 - rates))
+    return chains(rates, 1 - off_on / rates)
+
+
+def evenly(low: float, high: float, clients: int) -> Numbers:
+    return np.linspace(low, high, clients)
+
+
+LAWS: dict[str, Callable[[int], Law]] = {
+    "Bernoulli, uneven rates": lambda n: chains(np.array(uneven(n, 0))),
+    "Bernoulli, rates 0.15 to 0.3": lambda n: chains(evenly(0.15, 0.3, n)),
+    "Bernoulli, all 0.2": lambda n: chains(np.full(n, 0.2)),
+    "uniform, a tenth a round": lambda n: successive(np.ones(n)),
+    "paper 004's law, stretched to N clients": lambda n: successive(np.exp(-np.arange(n) * 10 / n)),
+    "every second client of threefold weight": lambda n: successive(1.0 + 2 * (np.arange(n) % 2)),
+    "weights from 1 to 2": lambda n: successive(evenly(1, 2, n)),
+    "Markov, correlation 0.3, uneven rates": lambda n: chains(np.array(uneven(n, 0)), 0.3),
+    "Markov, correlation up to 0.95, uneven rates": lambda n: bursts(np.array(uneven(n, 0))),
+    "Markov, correlation 0.67 to 0.83, rates 0.15 to 0.3": lambda n: bursts(evenly(0.15, 0.3, n)),
+    "Markov, correlation 0.75, all 0.2": lambda n: chains(np.full(n, 0.2), 0.75),
+}
+SHAPES = ((10, 500), (50, 200), (50, 500), (200, 500))
+
+
+def skews(logs: int, only: str) -> None:
+    """How often the 95 % interval of the L1 skew holds the true one; as a table in Markdown."""
+    print("| process | exact skew | " + " | ".join(f"{n}, {t}" for n, t in SHAPES) + " |")
+    print("|---|---|" + "---|" * len(SHAPES))
+    for name, make in LAWS.items():
+        if only in name:
+            laws = {clients: make(clients) for clients, _ in SHAPES}
+            exact = sorted(law.skew for law in laws.values())
+            shares = [covered(laws[clients], clients, rounds, logs) for clients, rounds in SHAPES]
+            cells = " | ".join(f"{share:.3f}" for share in shares)
+            print(f"| {name} | {exact[0]:.2f} to {exact[-1]:.2f} | {cells} |", flush=True)
+
+
+def covered(law: Law, clients: int, rounds: int, logs: int) -> float:
+    """Return the share of logs whose interval covers, among those of the right family."""
+    found = []
+    for seed in range(logs):
+        present = law.draw(np.random.default_rng(seed), rounds)
+        numbers, ids = np.nonzero(present)
+        names = pl.Series("client", np.arange(clients))
+        log = attend(names, numbers, ids.astype(np.int32), (0, rounds))
+        pattern = find_pattern(log)
+        if pattern.family == law.family:
             rates = estimate_rates(log, pattern)
-            noise = Noise(log, pattern, rates)
-            found = find_objectives(log, noise, rates, np.full(100, 0.01), 50)
-            low, high = found.plain.interval
-            covered += low <= exact + 1e-9 and exact <= high
-        print(f"L1 skew {exact:.6f} of {name}: in the interval in {covered / logs:.3f} of the logs")
+            noise, wanted = Noise(log, pattern, rates), np.full(clients, 1 / clients)
+            low, high = find_objectives(log, noise, rates, wanted, 50).plain.interval
+            found.append(low <= law.skew + 1e-9 and law.skew <= high)
+    return float(np.mean(found))
 
 
 def speed(rounds: int, cohort: int, clients: int) -> None:
@@ -165,6 +264,9 @@ def main() -> None:
     right = commands.add_parser("truth")
     right.add_argument("--logs", type=int, default=1000)
     right.add_argument("--rounds", type=int, default=500)
+    even = commands.add_parser("skews")
+    even.add_argument("--logs", type=int, default=1000)
+    even.add_argument("--only", default="")
     single = commands.add_parser("one")
     single.add_argument("path")
     given = parser.parse_args()
@@ -172,6 +274,8 @@ def main() -> None:
         speed(given.rounds, given.cohort, given.clients)
     elif given.command == "truth":
         truth(given.logs, given.rounds)
+    elif given.command == "skews":
+        skews(given.logs, given.only)
     else:
         one(given.path)
 

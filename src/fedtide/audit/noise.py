@@ -54,6 +54,27 @@ class Noise:
         series, _ = self._series(slopes, scale)
         return max(found, block_variance(series, block_length(self._pattern, len(series))))
 
+    def times(self, weights: Floats, scale: Floats, rounds: int) -> Floats:
+        """Return how many rounds tell as much as an independent one about each weight, (N,).
+
+        A client's part of a round varies because it comes or not, p (1 − p) m² with m the mean
+        when it comes, and because of how many others come, p m (c − m). The first lasts τ. So do
+        the others' comings and goings, but a product of two such chances is there only while both
+        last: of lag-1 correlation ρ², and time (1 + ρ²) / (1 − ρ²) = (τ + 1/τ) / 2.
+
+        Args:
+            weights: w, the mean part, shape (N,).
+            scale: c = E[part²] / E[part], (N,).
+            rounds: T.
+        """
+        rate = self._log.counts / rounds
+        mean = np.divide(weights, rate, out=np.zeros(len(rate)), where=rate > 0)
+        coming = rate * (1 - rate) * mean**2
+        whole = np.maximum(weights * (scale - weights), coming)
+        share = np.divide(coming, whole, out=np.ones(len(rate)), where=whole > 0)
+        both = rate * self.time + (1 - rate) * (self.time + 1 / np.maximum(self.time, 1)) / 2
+        return np.where(self.time > 1, share * self.time + (1 - share) * both, self.time)
+
     def rounds(self, scale: Parts) -> int:
         """Return T, how many rounds count."""
         of_rounds = len(scale) == self._log.length

@@ -115,7 +115,7 @@ def find_objectives(
     c_n = E[y²] / E[y]: with cohorts of one size M it is 1 / M, and y / c_n a coin. So weights have
     the standard errors
 
-        s_n² = w_n (c_n − w_n) τ_n / T
+        s_n² = w_n (c_n − w_n) τ_n / T,    τ_n of `Noise.times`
 
     Args:
         log: who took part.
@@ -126,8 +126,9 @@ def find_objectives(
     """
     weights, scale = participation_shares(log)
     share = np.minimum(weights / scale, 1.0)
-    low, high = wilson(share, log.held / noise.time, freedom=rates.freedom)
-    errors = _errors(weights, scale, noise.time / log.held)
+    time = noise.times(weights, scale, log.held)
+    low, high = wilson(share, log.held / time, freedom=rates.freedom)
+    errors = _errors(weights, scale, time / log.held)
     return Objectives(
         plain=_objective("fedavg", weights, scale, wanted, noise, log.shares),
         others=[
@@ -184,9 +185,10 @@ def _objective(
         each: how many times that a client gets; None: once.
     """
     rounds = noise.rounds(parts)
+    time = noise.times(weights, scale, rounds)
 
     def errors(assumed: Floats) -> Floats:
-        return _errors(assumed, scale, noise.time / rounds)
+        return _errors(assumed, scale, time / rounds)
 
     def variance(slopes: Floats) -> float:
         return noise.variance(slopes if each is None else slopes * each, parts)
