@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import yaml
@@ -20,6 +21,8 @@ def parse(text: str) -> Any:
 
     >>> parse("{rounds: 5, rates: &r [0.1, 0.2], again: *r}")
     {'rounds': 5, 'rates': [0.1, 0.2], 'again': [0.1, 0.2]}
+    >>> parse("{on: 0.9, start: off, compile: false}")
+    {'on': 0.9, 'start': 'off', 'compile': False}
     """
     try:
         return _Loader(text).get_single_data()
@@ -52,7 +55,16 @@ class _Loader(yaml.SafeLoader):
         return number
 
 
+_BOOL = "tag:yaml.org,2002:bool"
 _Loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_yaml_int)
+# As in YAML 1.2, only true and false are truth values: `on` and `off` are names of parameters.
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in resolvers if tag != _BOOL]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+_Loader.add_implicit_resolver(
+    _BOOL, re.compile("^(?:true|True|TRUE|false|False|FALSE)$"), [*"tTfF"]
+)
 
 
 def _size(node: yaml.Node, known: dict[int, int]) -> int:
