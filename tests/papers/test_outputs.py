@@ -86,6 +86,10 @@ def test_one_experiment_from_the_command_line(fedtide, tmp_path):
         (["002/synthetic", "--cases", "nosy"], "cases: unknown 'nosy'; did you mean 'noisy'?"),
         (["002/synthetic", "--seeds", "1,x"], "seeds: '1,x' is not a list of numbers"),
         (["004/skew", "--study", "x.yaml"], "study: 004/skew is computed, not trained"),
+        (
+            ["001/cifar10", "--cases", "bernoulli,cyclic", "--study", "x.yaml"],
+            "cases: a study has one case; choose one of bernoulli, cyclic",
+        ),
     ],
 )
 def test_bad_input(fedtide, arguments, sentence):
@@ -123,6 +127,9 @@ def test_a_study_file_asks_for_the_same_runs(fedtide, tmp_path, name):
 
 
 def test_what_methods_share_stands_at_the_top():
-    study = study_of(load("002/fashion-mnist"), "paper", "main")
+    study = study_of(load("002/fashion-mnist"), "paper")
     assert study["rounds"] == 2000
     assert set(study["methods"]["scaffold"]) == {"local", "algorithm"}
+    some = study_of(load("001/cifar10"), "paper", [2], ["fedau-50", "mifa"], ["cyclic"])
+    assert (some["seeds"], list(some["methods"])) == ([2], ["fedau-50", "mifa"])
+    assert some["participation"]["type"] == "cyclic"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 import yaml
@@ -52,7 +52,9 @@ def papers_command(
     ] = False,
     study: Annotated[
         Path | None,
-        typer.Option(help="Write a study file for `fedtide run` to start from; run nothing."),
+        typer.Option(
+            help="Write a study file of one case for `fedtide run` to start from; run nothing."
+        ),
     ] = None,
     write: Annotated[
         Path | None, typer.Option(help="Write the results document there; run nothing.")
@@ -74,20 +76,16 @@ def papers_command(
         return
     one_of("scale", scale, Scale)
     paper, size = load(name), _scale(scale)
+    some = _numbers(seeds), _words(methods), _words(cases)
     if study is not None:
-        _write_study(paper, size, cases, study)
-    else:
-        asked = plan(
-            paper,
-            size if paper.laptop is not None else "paper",  # they are the same
-            _numbers(seeds),
-            _words(methods),
-            _words(cases),
-        )
-        if not show:
-            with View(paper.name) as view:
-                run_all(paper, asked, out, records, workers, view)
-        _show(paper, asked[0].scale, load_records(records, paper.name), out)
+        write_text(study, _yaml(study_of(paper, size, *some)))
+        print(f"study: {study}; start it with: fedtide run {study}")
+        return
+    asked = plan(paper, size if paper.laptop is not None else "paper", *some)  # they are the same
+    if not show:
+        with View(paper.name) as view:
+            run_all(paper, asked, out, records, workers, view)
+    _show(paper, asked[0].scale, load_records(records, paper.name), out)
 
 
 def _scale(text: str) -> Scale:
@@ -108,11 +106,8 @@ def _show(paper: PaperExperiment, scale: Scale, found: list[Record], out: Path) 
     print(f"figure: {folder / f'{scale}.png'}")
 
 
-def _write_study(paper: PaperExperiment, scale: Scale, cases: str | None, file: Path) -> None:
-    case = (_words(cases) or [next(iter(paper.cases))])[0]
-    text = yaml.safe_dump(study_of(paper, scale, case), sort_keys=False, allow_unicode=True)
-    write_text(file, text)
-    print(f"study: {file}; start it with: fedtide run {file}")
+def _yaml(study: dict[str, Any]) -> str:
+    return yaml.safe_dump(study, sort_keys=False, allow_unicode=True)
 
 
 def _words(text: str | None) -> list[str] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from fedtide.errors import BadInput
@@ -9,18 +10,32 @@ from fedtide.papers.paper import PaperExperiment, Scale
 from fedtide.papers.plan import plan
 
 
-def study_of(paper: PaperExperiment, scale: Scale, case: str) -> dict[str, Any]:
+def study_of(
+    paper: PaperExperiment,
+    scale: Scale,
+    seeds: Sequence[int] | None = None,
+    methods: Sequence[str] | None = None,
+    cases: Sequence[str] | None = None,
+) -> dict[str, Any]:
     """Return one case of a published experiment in the form that `fedtide run` reads.
 
     What all methods share stands at the top, and what they do not under `methods`.
 
+    Args:
+        paper: the experiment.
+        scale: of it.
+        seeds, methods: some of them only.
+        cases: which one; None: the first.
+
     Raises:
-        BadInput: an unknown case, or an experiment that is computed, not trained.
+        BadInput: an unknown name, several cases, or an experiment that is computed, not trained.
     """
     if paper.compute is not None:
         raise BadInput(f"study: {paper.name} is computed, not trained; choose another experiment")
-    runs = plan(paper, scale, cases=[case])
-    seeds = list(dict.fromkeys(run.seed for run in runs))
+    case = [next(iter(paper.cases))] if cases is None else cases
+    if len(case) != 1:
+        raise BadInput(f"cases: a study has one case; choose one of {', '.join(case)}")
+    runs = plan(paper, scale, seeds, methods, case)
     settings = {
         run.method: {k: v for k, v in run.settings.items() if k not in ("name", "seed")}
         for run in runs
@@ -36,4 +51,5 @@ def study_of(paper: PaperExperiment, scale: Scale, case: str) -> dict[str, Any]:
         for method, plain in settings.items()
     }
     name = paper.name.replace("/", "-")
-    return {"name": name, "seeds": seeds, **shared, "methods": own}
+    held = list(dict.fromkeys(run.seed for run in runs))
+    return {"name": name, "seeds": held, **shared, "methods": own}
