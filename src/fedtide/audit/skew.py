@@ -15,8 +15,11 @@ from fedtide.audit.laws import normal_above
 _LEVEL = 0.045
 """Half a per cent less than asked for, because the noise is estimated and counts come in steps."""
 _EVEN = 0.1
+"""What share of their noise's variance evens out the gaps that were found."""
 _SHAPE = 0.1
+"""How far the bias of X is known, given its size."""
 _STEPS = 18
+"""Halvings that find an end of the interval."""
 _LEAST = 1e-9
 """The least standard deviation of X, relative to it."""
 
@@ -102,8 +105,8 @@ class _Family:
         gaps = weights - wanted
         self._gaps = np.where(gaps < 0, -1.0, 1.0) * np.sqrt(gaps**2 + _EVEN * shown**2)
         self.size = float(np.abs(self._gaps).sum())
-        self._most = float(_folded(np.zeros(len(wanted)), errors(wanted)).sum())
-        slopes = self._centred(_slope(self._gaps, shown))
+        self._most = float(errors(wanted).sum()) * math.sqrt(2 / math.pi)
+        slopes = self._centred(_absolute(self._gaps, shown)[1])
         apart = float((slopes**2 * shown**2).sum())
         # How much the clients' noise hangs together is alike for all κ, and costs a pass each.
         self._together = variance(slopes) / apart if apart > 0 else 1.0
@@ -112,14 +115,14 @@ class _Family:
         """Return the mean, standard deviation and skewness of Σ |δ_n + e_n|."""
         gaps = kappa * self._gaps
         errors = self._errors(np.clip(self._wanted + gaps, 0, 1))
-        folded, slope = _folded(gaps, errors), _slope(gaps, errors)
+        folded, slope, third = _absolute(gaps, errors)
         squares = errors**2
         rest = np.maximum(squares + gaps**2 - folded**2 - slope**2 * squares, 0).sum()
         linear = (self._centred(slope) ** 2 * squares).sum() * self._together
         mean, bias = folded.sum(), folded.sum() - np.abs(gaps).sum()
         shape = _SHAPE * bias * max(0.0, 1 - bias / self._most) if self._most > 0 else 0.0
         deviation = max(float(np.sqrt(linear + rest + shape**2)), _LEAST * self.size)
-        return float(mean), deviation, float(_third(gaps, errors, folded).sum()) / deviation**3
+        return float(mean), deviation, float(third.sum()) / deviation**3
 
     def _centred(self, slopes: Floats) -> Floats:
         """Return ψ_n − Σ ψ_m w_m: weights sum to 1, so what is common to all has no noise."""
@@ -174,24 +177,13 @@ def _above(holds: Callable[[float], bool], low: float = 0.0) -> float:
     return kappa
 
 
-def _slope(center: Floats, error: Floats) -> Floats:
-    """Return 2 Φ(δ / s) − 1."""
+def _absolute(center: Floats, error: Floats) -> tuple[Floats, Floats, Floats]:
+    """Return of |X|, for X normal: its mean, by how much that moves with X's, and its third central moment."""
     ratio = np.divide(center, error, out=np.sign(center) * 40.0, where=error > 0)
-    return np.asarray(2 * special.ndtr(ratio) - 1)
-
-
-def _third(center: Floats, error: Floats, folded: Floats) -> Floats:
-    """Return the third central moment of |X|, for X normal, from its mean."""
-    ratio = np.divide(np.abs(center), error, out=np.zeros_like(center), where=error > 0)
-    density = np.exp(-(ratio**2) / 2) * np.sqrt(2 / np.pi)
-    raw = (2 + ratio**2) * density + (ratio**3 + 3 * ratio) * (2 * special.ndtr(ratio) - 1)
-    third = error**3 * raw - 3 * folded * (error**2 + center**2) + 2 * folded**3
-    return np.where(ratio < 20, np.maximum(third, 0), 0)  # beyond, all but rounding cancels
-
-
-def _folded(center: Floats, error: Floats) -> Floats:
-    """Return E|X| for X normal with this centre and standard deviation."""
-    ratio = np.divide(center, error, out=np.zeros_like(center), where=error > 0)
-    density = np.exp(-(ratio**2) / 2) / np.sqrt(2 * np.pi)
-    folded = 2 * error * density + center * (2 * special.ndtr(ratio) - 1)
-    return np.where(error > 0, folded, np.abs(center))
+    square = ratio**2
+    density = np.exp(-square / 2) * np.sqrt(2 / np.pi)
+    slope = 2 * special.ndtr(ratio) - 1
+    mean = error * density + center * slope
+    raw = error**3 * ((2 + square) * density + (square + 3) * ratio * slope)
+    third = raw - 3 * mean * (error**2 + center**2) + 2 * mean**3  # about the mean
+    return mean, slope, np.where(square < 400, np.maximum(third, 0), 0)  # beyond, all cancels
