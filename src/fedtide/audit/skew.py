@@ -178,7 +178,7 @@ def _above(holds: Callable[[float], bool], low: float = 0.0) -> float:
 
 
 def _absolute(center: Floats, error: Floats) -> tuple[Floats, Floats, Floats]:
-    """Return of |X|, for X normal: its mean, by how much that moves with X's, and its third central moment."""
+    """Return of |X|, for X normal: its mean, how that moves with X's, its third central moment."""
     ratio = np.divide(center, error, out=np.sign(center) * 40.0, where=error > 0)
     square = ratio**2
     density = np.exp(-square / 2) * np.sqrt(2 / np.pi)
