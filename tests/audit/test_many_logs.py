@@ -157,6 +157,26 @@ def decaying(random: Random, clients: int, rounds: int) -> Known:
     return Known(successive(random, weights, clients // 10, rounds), weights)
 
 
+def halves(clients: int) -> NDArray[np.float64]:
+    return np.where(np.arange(clients) % 2, 0.4, 0.2)
+
+
+def coins(random: Random, clients: int, rounds: int) -> Known:
+    rates = halves(clients)
+    return Known(random.random((rounds, clients)) < rates, rates)
+
+
+def bursts(random: Random, clients: int, rounds: int) -> Known:
+    """Markov chains of correlation 0.75: there with 0.2 and 0.4 by turns."""
+    rates = halves(clients)
+    present = np.empty((rounds, clients), dtype=bool)
+    present[0] = random.random(clients) < rates
+    draws = random.random((rounds, clients))
+    for t in range(1, rounds):
+        present[t] = draws[t] < np.where(present[t - 1], 0.75 + 0.25 * rates, 0.25 * rates)
+    return Known(present, rates)
+
+
 def skew_of(rates: NDArray[np.float64]) -> float:
     """Enumerate how many of the others come: w_n ∝ p_n E[1 / (1 + others)]."""
     weights = []
@@ -168,6 +188,11 @@ def skew_of(rates: NDArray[np.float64]) -> float:
     return float(np.abs(np.array(weights) / sum(weights) - 1 / len(rates)).sum())
 
 
+TOO_NARROW = pytest.mark.xfail(
+    strict=True, reason="two kinds of clients in long bursts: 0.92 and 0.88, see docs/audit.md"
+)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("draw", "clients", "rounds", "exact"),
@@ -177,6 +202,10 @@ def skew_of(rates: NDArray[np.float64]) -> float:
         (uniform, 20, 200, 0.0),
         (bernoulli, 20, 500, None),
         (markov, 20, 500, None),
+        (coins, 20, 500, None),
+        (coins, 100, 500, None),
+        pytest.param(bursts, 20, 500, None, marks=TOO_NARROW),
+        pytest.param(bursts, 100, 500, None, marks=TOO_NARROW),
     ],
 )
 def test_intervals_of_the_skew(
