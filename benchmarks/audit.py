@@ -145,7 +145,7 @@ def independent_skew(rates: Numbers) -> float:
         for rate in np.delete(rates, n):
             law = np.convolve(law, [1 - rate, rate])
         weights.append(own * float((law / np.arange(1, len(law) + 1)).sum()))
-    return float(np.abs(np.array(weights) / sum(weights) - 1 / len(rates)).sum())
+    return skew(np.array(weights) / sum(weights))
 
 
 def successive(weights: Numbers) -> Law:

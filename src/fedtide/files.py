@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import polars as pl
+import yaml
 from safetensors import SafetensorError
 
 from fedtide.errors import BadInput
@@ -67,6 +68,11 @@ def write_text(
 def write_json(path: Path, content: dict[str, Any]) -> None:
     """Write a mapping as JSON, atomically."""
     write_text(path, json.dumps(content, indent=2) + "\n")
+
+
+def write_yaml(path: Path, content: dict[str, Any]) -> None:
+    """Write a mapping as YAML, its keys in their order, atomically."""
+    write_text(path, yaml.safe_dump(content, sort_keys=False, allow_unicode=True))
 
 
 def write_frame(path: Path, frame: pl.DataFrame) -> None:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-import yaml
 from rich.console import Console
 
 from fedtide.checks import one_of
 from fedtide.errors import BadInput
-from fedtide.files import write_text
+from fedtide.files import write_yaml
 from fedtide.papers.catalogue import load
 from fedtide.papers.comparison import compare, verdicts
 from fedtide.papers.document import write_document
@@ -78,7 +77,7 @@ def papers_command(
     paper, size = load(name), _scale(scale)
     some = _numbers(seeds), _words(methods), _words(cases)
     if study is not None:
-        write_text(study, _yaml(study_of(paper, size, *some)))
+        write_yaml(study, study_of(paper, size, *some))
         print(f"study: {study}; start it with: fedtide run {study}")
         return
     asked = plan(paper, size if paper.laptop is not None else "paper", *some)  # they are the same
@@ -104,10 +103,6 @@ def _show(paper: PaperExperiment, scale: Scale, found: list[Record], out: Path) 
     for suffix in ("png", "pdf"):
         draw(paper, [r for r in found if r.scale == scale], folder / f"{scale}.{suffix}")
     print(f"figure: {folder / f'{scale}.png'}")
-
-
-def _yaml(study: dict[str, Any]) -> str:
-    return yaml.safe_dump(study, sort_keys=False, allow_unicode=True)
 
 
 def _words(text: str | None) -> list[str] | None:

@@ -12,7 +12,7 @@ from torch.nn.functional import pad
 from fedtide.errors import BadInput, did_you_mean
 from fedtide.problems.colour import COLOURS
 from fedtide.problems.datasets import Standard
-from fedtide.problems.draws import WORDS, words
+from fedtide.problems.draws import WORDS, for_half, words
 
 _MARGIN = 4
 _STREAM = 1 << 16  # away from the streams of the dropout layers, which draw on the same keys
@@ -42,8 +42,7 @@ def flip(x: Tensor, draw: Tensor) -> Tensor:
         x: images, shape (M, C, H, W).
         draw: a word for each image, shape (M,); the lower half of the words mirrors.
     """
-    mirrored = draw < WORDS // 2
-    return torch.where(mirrored[:, None, None, None], x.flip(-1), x)
+    return for_half(draw, x.flip(-1), x)
 
 
 PLACES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {

@@ -6,6 +6,7 @@ they take any other, which torch's own random numbers are not.
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 _MASK = 0xFFFFFFFF
@@ -29,6 +30,16 @@ def words(key: Tensor, stream: int, index: Tensor) -> Tensor:
     low = mix(((key & _MASK) + stream * _GOLDEN) & _MASK)
     high = mix(((key >> 32) + low + _GOLDEN) & _MASK)
     return mix(mix(index ^ low) ^ high)
+
+
+def for_half(draw: Tensor, changed: Tensor, images: Tensor) -> Tensor:
+    """Return the changed images where the draw is in the lower half of the words, else the images.
+
+    Args:
+        draw: a word for each image, shape (M,).
+        changed, images: shape (M, C, H, W).
+    """
+    return torch.where((draw < WORDS // 2)[:, None, None, None], changed, images)
 
 
 def mix(word: Tensor) -> Tensor:

@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import IO, Any
 
 import polars as pl
-import yaml
 
 from fedtide.errors import BadInput
-from fedtide.files import DRAFTS, draft_of, write_frame, write_text
+from fedtide.files import DRAFTS, draft_of, write_frame, write_yaml
 from fedtide.simulation.experiment import differences, read_yaml
 
 
@@ -122,8 +121,7 @@ class RunFolder:
             try:
                 self.check(plain, resume)
                 if not self.experiment.exists():
-                    text = yaml.safe_dump(plain, sort_keys=False, allow_unicode=True)
-                    write_text(self.experiment, text)
+                    write_yaml(self.experiment, plain)
                 yield
             finally:
                 self._lock.unlink(missing_ok=True)

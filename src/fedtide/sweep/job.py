@@ -9,10 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
-
 from fedtide.errors import BadInput
-from fedtide.files import write_json, write_text
+from fedtide.files import write_json, write_yaml
 from fedtide.simulation.experiment import Experiment
 from fedtide.simulation.finite import Diverged
 from fedtide.simulation.folder import RunFolder
@@ -98,8 +96,7 @@ def note_failure(job: Job, outcome: Outcome) -> None:
     folder = RunFolder(job.folder)
     folder.path.mkdir(parents=True, exist_ok=True)
     if not folder.experiment.exists():
-        text = yaml.safe_dump(job.experiment.plain(), sort_keys=False, allow_unicode=True)
-        write_text(folder.experiment, text)
+        write_yaml(folder.experiment, job.experiment.plain())
     note = {"sentence": outcome.sentence, "lasting": outcome.lasting, "trace": outcome.trace}
     write_json(folder.failure, note)
 

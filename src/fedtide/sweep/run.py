@@ -8,10 +8,9 @@ from pathlib import Path
 
 import numpy as np
 import polars as pl
-import yaml
 
 from fedtide.errors import BadInput
-from fedtide.files import write_frame, write_text
+from fedtide.files import write_frame, write_yaml
 from fedtide.simulation.folder import RunFolder
 from fedtide.simulation.interrupt import Interrupted, Interruption
 from fedtide.sweep.board import Board
@@ -95,13 +94,13 @@ class _Running:
         """Run what is known, and what the strategy asks for."""
         if not self.sweep.alone:
             self.out.mkdir(parents=True, exist_ok=True)
-            write_text(self.out / FILE, _yaml(dict(self.sweep.plain)))
+            write_yaml(self.out / FILE, dict(self.sweep.plain))
         if self.sweep.strategy is None:
             self._batch(self.sweep.members)
             return
         found = self.sweep.strategy.search(self.sweep.settings, self._scores)
         self.best = {choice.best.label for choice in found if choice.best is not None}
-        write_text(self.out / BEST, _yaml(self.sweep.chosen(found)))
+        write_yaml(self.out / BEST, self.sweep.chosen(found))
 
     def frame(self) -> pl.DataFrame:
         """Return one row per run so far; a strategy says which of them won."""
@@ -201,7 +200,3 @@ class _Running:
         if outcome.state == "failed":
             note_failure(job, outcome)
         self._tell(self.members[job.path])
-
-
-def _yaml(plain: object) -> str:
-    return yaml.safe_dump(plain, sort_keys=False, allow_unicode=True)
