@@ -185,6 +185,9 @@ LAWS: dict[str, Callable[[int], Law]] = {
     "Markov, correlation up to 0.95, uneven rates": lambda n: bursts(np.array(uneven(n, 0))),
     "Markov, correlation 0.67 to 0.83, rates 0.15 to 0.3": lambda n: bursts(evenly(0.15, 0.3, n)),
     "Markov, correlation 0.75, all 0.2": lambda n: chains(np.full(n, 0.2), 0.75),
+    "Markov, correlation 0.75, 0.2 and 0.4 by turns": lambda n: chains(
+        np.where(np.arange(n) % 2, 0.4, 0.2), 0.75
+    ),
 }
 SHAPES = ((10, 500), (50, 200), (50, 500), (200, 500))
 

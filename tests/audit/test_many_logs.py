@@ -188,11 +188,6 @@ def skew_of(rates: NDArray[np.float64]) -> float:
     return float(np.abs(np.array(weights) / sum(weights) - 1 / len(rates)).sum())
 
 
-TOO_NARROW = pytest.mark.xfail(
-    strict=True, reason="two kinds of clients in long bursts: 0.92 and 0.88, see docs/audit.md"
-)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("draw", "clients", "rounds", "exact"),
@@ -204,8 +199,8 @@ TOO_NARROW = pytest.mark.xfail(
         (markov, 20, 500, None),
         (coins, 20, 500, None),
         (coins, 100, 500, None),
-        pytest.param(bursts, 20, 500, None, marks=TOO_NARROW),
-        pytest.param(bursts, 100, 500, None, marks=TOO_NARROW),
+        (bursts, 20, 500, None),
+        (bursts, 100, 500, None),
     ],
 )
 def test_intervals_of_the_skew(

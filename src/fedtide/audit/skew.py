@@ -16,9 +16,13 @@ _LEVEL = 0.045
 """Half a per cent less than asked for: the noise is estimated and counts come in steps. Of 0.04,
 0.045 and 0.05 the one whose coverages in docs/audit.md lie most evenly around 95 %."""
 _EVEN = 0.1
-"""What share of their noise's variance evens out the gaps that were found."""
-_SHAPE = 0.1
-"""How far the bias of X is known, given its size."""
+"""What share of their noise's variance the gaps that were found have at least."""
+_POWERS = np.linspace(1.0, 0.0, 6)
+"""Shapes of the true gaps, as powers of the found ones: from as unlike as those to all alike."""
+_BELOW = 0.7
+"""How far below 1 the power is thought to be beforehand, as a standard deviation."""
+_LEAST_SPREAD = 0.1
+"""How far at least the bias of X is unknown, given its size, as the shape may be none of those."""
 _STEPS = 18
 """Halvings that find an end of the interval."""
 _LEAST = 1e-9
@@ -49,20 +53,26 @@ def estimate_skew(weights: Floats, wanted: Floats, errors: Errors, variance: Var
     """Return the L1 skew of these weights, between 0 and 2, with an interval.
 
     Noise makes absolute values too large: even weights alike look uneven. So each hypothesis is
-    asked what it would look like. The hypotheses have the gaps that were found, at another size,
+    asked what it would look like. The hypotheses are gaps of one shape, at another size,
 
-        δ_n(κ) = ± κ √((ŵ_n − a_n)² + s_n² / 10),    κ >= 0
+        δ_n(κ) = κ δ_n,    |δ_n| ∝ ((ŵ_n − a_n)² + s_n² / 10)^(b/2),    κ >= 0,  0 <= b <= 1
 
-    (the tenth because found gaps are less alike than true ones). With s_n the standard error of
-    weights of a_n + δ_n and e_n the noise, X = Σ |δ_n + e_n| has the mean of folded normals, and as
+    With s_n the standard error of weights of a_n + δ_n and e_n the noise, X = Σ |δ_n + e_n| has the
+    mean of folded normals, and as
 
         |δ_n + e| = mean + (2 Φ(δ_n / s_n) − 1) e + rest
 
     the variance of Σ (2 Φ − 1) e_n, where the rounds' and the clients' dependence counts, plus that
-    of the rests. By how much the mean lies above Σ |δ_n|, B(κ), hangs on the shape of the gaps as
-    well, and is known to a tenth of B (1 − B / B(0)): this matters where clients are many. X leans
-    to the right by the third cumulants of folded normals: it is brought to a normal as if it were a
-    gamma variable (Wilson and Hilferty 1931), which matters where clients are few.
+    of the rests. X leans to the right by the third cumulants of folded normals: it is brought to a
+    normal as if it were a gamma variable (Wilson and Hilferty 1931), which matters where clients
+    are few.
+
+    By how much the mean lies above Σ |δ_n|, the bias B, hangs on the shape b as well, which matters
+    where clients are many: noise makes gaps less alike, and those of two kinds of clients look like
+    many kinds. So several b are asked for the mean of X at the size where Σ δ_n² is Σ (ŵ_n − a_n)²
+    − s_n². One is likely if that is what was found, and if it is near 1. The hypotheses have the
+    mean of the b, weighted by that. How B differs between them is one more part of X's standard
+    deviation, r B (1 − B / B(0)), with r what it is at this size, and 0.1 at least.
 
     `likely` is Σ |δ_n(κ)| where the mean is what was found. The interval holds those that a test
     does not reject; X has no mean below that at κ = 0, and the test's order is that of the
@@ -103,31 +113,77 @@ class _Family:
     def __init__(self, weights: Floats, wanted: Floats, errors: Errors, variance: Variance) -> None:
         self._weights, self._wanted, self._errors = weights, wanted, errors
         shown = errors(weights)
-        gaps = weights - wanted
-        self._gaps = np.where(gaps < 0, -1.0, 1.0) * np.sqrt(gaps**2 + _EVEN * shown**2)
-        self.size = float(np.abs(self._gaps).sum())
+        found = weights - wanted
+        sizes = np.sqrt(found**2 + _EVEN * shown**2)
+        self.size = float(sizes.sum())
+        self._signs = np.where(found < 0, -1.0, 1.0)
+        self._gaps = self._signs * sizes
+        self._spread = 0.0
         self._most = float(errors(wanted).sum()) * math.sqrt(2 / math.pi)
         slopes = self._centred(_absolute(self._gaps, shown)[1])
         apart = float((slopes**2 * shown**2).sum())
         # How much the clients' noise hangs together is alike for all κ, and costs a pass each.
         self._together = variance(slopes) / apart if apart > 0 else 1.0
+        if apart > 0:
+            squares = float((found**2 - shown**2).sum())
+            self._choose_shape(sizes, float(np.abs(found).sum()), max(0.0, squares))
 
     def law(self, kappa: float) -> tuple[float, float, float]:
         """Return the mean, standard deviation and skewness of Σ |δ_n + e_n|."""
-        gaps = kappa * self._gaps
+        return self._law(kappa * self._gaps)
+
+    def _law(self, gaps: Floats) -> tuple[float, float, float]:
         errors = self._errors(np.clip(self._wanted + gaps, 0, 1))
         folded, slope, third = _absolute(gaps, errors)
         squares = errors**2
         rest = np.maximum(squares + gaps**2 - folded**2 - slope**2 * squares, 0).sum()
         linear = (self._centred(slope) ** 2 * squares).sum() * self._together
-        mean, bias = folded.sum(), folded.sum() - np.abs(gaps).sum()
-        shape = _SHAPE * bias * max(0.0, 1 - bias / self._most) if self._most > 0 else 0.0
+        mean = float(folded.sum())
+        shape = self._spread * self._unknown(mean - float(np.abs(gaps).sum()))
         deviation = max(float(np.sqrt(linear + rest + shape**2)), _LEAST * self.size)
-        return float(mean), deviation, float(third.sum()) / deviation**3
+        return mean, deviation, float(third.sum()) / deviation**3
+
+    def _unknown(self, bias: float) -> float:
+        """Return B (1 − B / B(0)): all of a small bias; nothing of that of weights as wanted."""
+        return bias * max(0.0, 1 - bias / self._most) if self._most > 0 else 0.0
+
+    def _choose_shape(self, sizes: Floats, found: float, squares: float) -> None:
+        """Set the gaps at κ = 1, and how far their shape is unknown.
+
+        Args:
+            sizes: of the gaps that were found, shape (N,).
+            found: Σ |ŵ_n − a_n|.
+            squares: Σ δ_n², as it is estimated.
+        """
+        shapes = [self._of_power(sizes, power) for power in _POWERS]
+        scores = ((1 - _POWERS) / _BELOW) ** 2
+        for number, gaps in enumerate(shapes):
+            mean, deviation, _ = self._law(gaps * _scale(gaps, squares))
+            scores[number] += ((found - mean) / deviation) ** 2
+        likely = np.exp((scores.min() - scores) / 2)
+        likely /= likely.sum()
+        self._gaps = self._of_power(sizes, float((likely * _POWERS).sum()))
+        kappa = _scale(self._gaps, squares)
+        means = np.array([self._law(kappa * gaps)[0] for gaps in shapes])
+        mean = self.law(kappa)[0]
+        unknown = self._unknown(mean - kappa * self.size)
+        apart = math.sqrt(float((likely * (means - mean) ** 2).sum()))
+        known = unknown <= _LEAST * self.size
+        self._spread = _LEAST_SPREAD if known else max(_LEAST_SPREAD, apart / unknown)
+
+    def _of_power(self, sizes: Floats, power: float) -> Floats:
+        """Return gaps of this shape whose absolute values sum to `self.size`."""
+        shape: Floats = sizes**power
+        return self._signs * shape * (self.size / float(shape.sum()))
 
     def _centred(self, slopes: Floats) -> Floats:
         """Return ψ_n − Σ ψ_m w_m: weights sum to 1, so what is common to all has no noise."""
         return slopes - float((slopes * self._weights).sum())  # `@` would wait for other cores
+
+
+def _scale(gaps: Floats, squares: float) -> float:
+    """Return the κ at which the squares of these gaps sum to that."""
+    return math.sqrt(squares / float((gaps**2).sum()))
 
 
 def _upright(value: float, lean: float) -> float:
