@@ -58,16 +58,13 @@ def _row(work: Workload, folder: Path, trainer: str) -> tuple[str, ...]:
         train()
     times = in_turn([run.round, *trains])
     cells = [f"{medians(times)[0]:.1f}"]
-    for number, seeds in enumerate(SEEDS):
-        found = [
-            (
-                seeds * whole / (seeds * (whole - one) + together[number]),
-                seeds * one / together[number],
-            )
-            for whole, one, *together in times
-        ]
-        whole, training = (statistics.median(gains) for gains in zip(*found, strict=True))
-        cells.append(f"{whole:.2f}x ({training:.2f}x)")
+    for number, seeds in enumerate(SEEDS, start=2):
+        rounds, trainings = [], []
+        for measured in times:
+            a_round, training, together = measured[0], measured[1], measured[number]
+            trainings.append(seeds * training / together)
+            rounds.append(seeds * a_round / (seeds * (a_round - training) + together))
+        cells.append(f"{statistics.median(rounds):.2f}x ({statistics.median(trainings):.2f}x)")
     return tuple(cells)
 
 

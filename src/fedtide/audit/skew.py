@@ -13,8 +13,7 @@ from fedtide.audit.attendance import Floats
 from fedtide.audit.laws import normal_above
 
 _LEVEL = 0.045
-"""Half a per cent less than asked for: the noise is estimated and counts come in steps. Of 0.04,
-0.045 and 0.05 the one whose coverages in docs/audit.md lie most evenly around 95 %."""
+"""Half a per cent less than asked for: the noise is estimated and counts come in steps."""
 _EVEN = 0.1
 """What share of their noise's variance the gaps that were found have at least."""
 _POWERS = np.linspace(1.0, 0.0, 6)
@@ -118,7 +117,7 @@ class _Family:
         self.size = float(sizes.sum())
         self._signs = np.where(found < 0, -1.0, 1.0)
         self._gaps = self._signs * sizes
-        self._spread = 0.0
+        self._spread = 0.0  # until the shapes have been compared
         self._most = float(errors(wanted).sum()) * math.sqrt(2 / math.pi)
         slopes = self._centred(_absolute(self._gaps, shown)[1])
         apart = float((slopes**2 * shown**2).sum())
@@ -168,8 +167,9 @@ class _Family:
         mean = self.law(kappa)[0]
         unknown = self._unknown(mean - kappa * self.size)
         apart = math.sqrt(float((likely * (means - mean) ** 2).sum()))
-        known = unknown <= _LEAST * self.size
-        self._spread = _LEAST_SPREAD if known else max(_LEAST_SPREAD, apart / unknown)
+        self._spread = _LEAST_SPREAD
+        if unknown > _LEAST * self.size:
+            self._spread = max(_LEAST_SPREAD, apart / unknown)
 
     def _of_power(self, sizes: Floats, power: float) -> Floats:
         """Return gaps of this shape whose absolute values sum to `self.size`."""
