@@ -7,11 +7,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import click
 import polars as pl
 import pytest
+import typer
 import yaml
 
-from fedtide.cli import main
+from fedtide.cli import app, main
 from fedtide.simulation.checkpoint import load_newest
 
 EXPERIMENT = {
@@ -171,6 +173,15 @@ def test_help_teaches(fedtide):
         assert status == 0
         assert "Usage:" in out
     assert "rounds=50" in fedtide("run", "--help")[1]
+
+
+def test_the_list_of_commands_says_what_their_own_help_says():
+    group = typer.main.get_command(app)
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        listed = group.get_command(context, name)
+        _, command, _ = group.resolve_command(context, [name])
+        assert listed.help == " ".join(command.help.split("\n\n")[0].split())
 
 
 # How it refuses: one sentence that names the field and the mend, status 2, nothing written.

@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 from types import FrameType
+from typing import NamedTuple
 
 import click
 import typer
@@ -15,16 +16,45 @@ from typer.core import TyperGroup
 
 from fedtide.errors import BadInput, Interrupted, did_you_mean
 
+
+class _Command(NamedTuple):
+    """Where a command's function is, and the first sentence of its documentation."""
+
+    function: str
+    summary: str
+
+
 COMMANDS = {
-    "run": "fedtide.commands:run",
-    "sweep": "fedtide.sweep.command:sweep_command",
-    "papers": "fedtide.papers.command:papers_command",
-    "compare": "fedtide.commands:compare",
-    "report": "fedtide.report.command:report_command",
-    "audit": "fedtide.audit.command:audit_command",
-    "flower": "fedtide.flower.command:flower_command",
+    "run": _Command(
+        "fedtide.commands:run",
+        "Run an experiment, or several methods and seeds of one, and compare what comes out.",
+    ),
+    "sweep": _Command(
+        "fedtide.sweep.command:sweep_command",
+        "Run an experiment under grids and lists of values, methods and seeds.",
+    ),
+    "papers": _Command(
+        "fedtide.papers.command:papers_command",
+        "List the papers' experiments, or run one: published against measured, claim by claim.",
+    ),
+    "compare": _Command(
+        "fedtide.commands:compare",
+        "Compare finished runs: one row per method, mean ± standard deviation over its seeds.",
+    ),
+    "report": _Command(
+        "fedtide.report.command:report_command",
+        "Write a page on runs: how methods learn, who takes part, whose objective is minimised.",
+    ),
+    "audit": _Command(
+        "fedtide.audit.command:audit_command",
+        "Say whose model a participation log trains, and which method would fix it.",
+    ),
+    "flower": _Command(
+        "fedtide.flower.command:flower_command",
+        "Run a real federation on this machine: a SuperLink and five SuperNodes with Flower.",
+    ),
 }
-"""Where each command's function is. Only the one that is asked for is imported."""
+"""Only the command that is asked for is imported: a list of them should not wait for PyTorch."""
 
 _typer = functools.partial(
     typer.Typer, add_completion=False, rich_markup_mode="rich", pretty_exceptions_enable=False
@@ -32,18 +62,24 @@ _typer = functools.partial(
 
 
 class _Commands(TyperGroup):
-    """Finds commands by name when they are asked for."""
+    """Lists commands by their summaries, and imports the one that is run."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in COMMANDS:
-            ctx.fail(f"there is no command {cmd_name!r}; {did_you_mean(cmd_name, COMMANDS)}")
-        module, function = COMMANDS[cmd_name].split(":")
+        return click.Command(cmd_name, help=COMMANDS[cmd_name].summary)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name = args[0]
+        if name not in COMMANDS:
+            ctx.fail(f"there is no command {name!r}; {did_you_mean(name, COMMANDS)}")
+        module, function = COMMANDS[name].function.split(":")
         one = _typer()
-        one.command(cmd_name)(getattr(importlib.import_module(module), function))
-        return typer.main.get_command(one)
+        one.command(name)(getattr(importlib.import_module(module), function))
+        return name, typer.main.get_command(one), args[1:]
 
 
 app = _typer(cls=_Commands, no_args_is_help=True)

@@ -171,6 +171,7 @@ def _file(name: str, content: str | bytes) -> Callable[[Path], Path]:
     ("make", "message"),
     [
         (lambda d: d / "none.csv", "log: there is no file '.*none.csv'; give"),
+        (lambda d: d / "none", "log: there is no file '.*none'; give"),
         (_file("log.txt", "round"), "log: '.*' has a suffix of no known kind; "),
         (_file("log.parquet", ""), "log: '.*' is empty"),
         (_file("log.csv", ""), "log: '.*' is empty"),

@@ -11,7 +11,7 @@ from scipy import fft
 
 from fedtide.audit.attendance import Attendance, Floats, Ints
 
-_CELLS = 1 << 23
+_CELLS = 1 << 22
 """How many (client, round) cells the clients that stand for all others have at most."""
 _ROWS = 1 << 20
 """How many cells are transformed at a time."""
@@ -87,7 +87,7 @@ class Correlation:
 def correlate(log: Attendance, pieces: int = 1) -> Correlation | None:
     """Return the pooled autocorrelation; None where no client is sometimes there, sometimes not.
 
-    Above 8 million cells, clients that are spread evenly over all of them stand for the rest.
+    Above 4 million cells, clients that are spread evenly over all of them stand for the rest.
 
     Args:
         log: who took part.

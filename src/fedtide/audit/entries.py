@@ -87,8 +87,13 @@ class Entries:
         table = np.array(
             [self._codes.setdefault(name, len(self._codes)) for name in named], dtype=np.int32
         )
-        codes: NDArray[np.int32] = table[encoded.indices.to_numpy(zero_copy_only=False)]
+        codes: NDArray[np.int32] = table[_numbers(encoded.indices)]
         return codes
+
+
+def _numbers(column: pa.Array) -> NDArray[Any]:
+    """Return a column of numbers, none missing. (Arrow's `to_numpy` would import pandas first.)"""
+    return np.from_dlpack(column)
 
 
 def _rounds(column: pa.Array) -> Numbers:
@@ -96,7 +101,7 @@ def _rounds(column: pa.Array) -> Numbers:
         raise BadInput(f"round: it is missing in a row; {_NO_ROUND}")
     if not (pa.types.is_integer(column.type) or pa.types.is_floating(column.type)):
         raise BadInput(f"round: type {column.type} is no number; {_NO_ROUND}")
-    given: NDArray[Any] = column.to_numpy(zero_copy_only=False)
+    given = _numbers(column)
     with np.errstate(invalid="ignore"):  # what does not fit is refused below
         rounds = given.astype(np.int64, copy=False)
     wrong = (rounds < 0) | (rounds != given)
@@ -112,8 +117,8 @@ def _weights(column: pa.Array) -> NDArray[np.float32]:
         if column.null_count == len(column):
             return np.full(len(column), np.nan, dtype=np.float32)
         raise BadInput(f"weight: type {column.type} is no number; give numbers")
-    missing = column.is_null().to_numpy(zero_copy_only=False)
-    given = column.fill_null(0).to_numpy(zero_copy_only=False)
+    missing = _numbers(column.is_null().cast(pa.uint8())) > 0
+    given = _numbers(column.fill_null(0))
     wrong = ~((given >= 0) & (given < _MOST_WEIGHT))
     if wrong.any():
         raise BadInput(f"weight: {given[wrong][0]} is no weight; give numbers of at least 0")
@@ -147,8 +152,7 @@ def _used(stages: pa.Array) -> NDArray[np.bool_]:
             stage = str(known[code])
             raise BadInput(f"stage: {stage!r} is unknown; {did_you_mean(stage, STAGES)}")
     used = known.index("used") if "used" in known else -2
-    indices = stages.indices.fill_null(used).to_numpy(zero_copy_only=False)
-    return np.asarray(indices == used)
+    return np.asarray(_numbers(stages.indices.fill_null(used)) == used)
 
 
 def _names(seen: Sequence[int | str], roster: Roster | None, clients: int | None) -> pl.Series:

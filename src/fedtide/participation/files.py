@@ -30,9 +30,9 @@ def read_table(field: str, path: str | Path, client: str = "client") -> pl.DataF
         BadInput: a file that is missing, empty, broken or of an unknown kind.
     """
     path = Path(path)
-    suffix = _suffix(field, path)
     if not path.is_file():
         raise BadInput(f"{field}: there is no file {str(path)!r}; give the path of one")
+    suffix = _suffix(field, path)
     if path.stat().st_size == 0:
         raise BadInput(f"{field}: {str(path)!r} is empty; write it again")
     try:
