@@ -1,11 +1,12 @@
 """How fast an audit is, and how often it is right.
 
-    python benchmarks/audit.py speed [--rounds 10000] [--cohort 10000] [--clients 20000]
+    python benchmarks/audit.py speed [--rounds 10000] [--cohort 10000] [--clients 20000] [--times 1]
     python benchmarks/audit.py truth [--logs 1000] [--rounds 500]
     python benchmarks/audit.py skews [--logs 1000] [--only Markov]
 
-`speed` writes a Parquet log of rounds × cohort rows and audits it in a process of its own. `truth`
-draws logs of known processes with N from 10 to 300 clients and prints, per family, how often it was
+`speed` writes a Parquet log of rounds × cohort rows and audits it in a process of its own, step by
+step, then so many times by the command, of which it prints the median with its start. `truth` draws
+logs of known processes with N from 10 to 300 clients and prints, per family, how often it was
 recognised, how often the period was exact, and which share of the rates' intervals covers the
 truth; `skews`, how often the L1 skew's does.
 """
@@ -222,13 +223,21 @@ def covered(law: Law, clients: int, rounds: int, logs: int) -> float:
     return float(np.mean(found))
 
 
-def speed(rounds: int, cohort: int, clients: int) -> None:
+def speed(rounds: int, cohort: int, clients: int, times: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "log.parquet"
         write_log(path, rounds, cohort, clients)
         size = path.stat().st_size / 1e6
         print(f"{rounds * cohort:,} rows, {size:.0f} MB of Parquet")
         subprocess.run([sys.executable, __file__, "one", str(path)], check=True)
+        command = [sys.executable, "-c", "from fedtide.cli import main; main()", "audit", str(path)]
+        took = []
+        for _ in range(times):
+            began = time.perf_counter()
+            subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+            took.append(time.perf_counter() - began)
+        spread = f"{min(took):.2f} to {max(took):.2f} s"
+        print(f"{np.median(took):6.2f} s  the command, start included: median of {times}, {spread}")
 
 
 def write_log(path: Path, rounds: int, cohort: int, clients: int) -> None:
@@ -264,6 +273,7 @@ def main() -> None:
     fast.add_argument("--rounds", type=int, default=10_000)
     fast.add_argument("--cohort", type=int, default=10_000)
     fast.add_argument("--clients", type=int, default=20_000)
+    fast.add_argument("--times", type=int, default=1)
     right = commands.add_parser("truth")
     right.add_argument("--logs", type=int, default=1000)
     right.add_argument("--rounds", type=int, default=500)
@@ -274,7 +284,7 @@ def main() -> None:
     single.add_argument("path")
     given = parser.parse_args()
     if given.command == "speed":
-        speed(given.rounds, given.cohort, given.clients)
+        speed(given.rounds, given.cohort, given.clients, given.times)
     elif given.command == "truth":
         truth(given.logs, given.rounds)
     elif given.command == "skews":
