@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -15,7 +15,7 @@ from torch import Tensor
 from fedtide.errors import BadInput
 from fedtide.population import Population
 from fedtide.problems.layout import Layout, Params
-from fedtide.randomness import hashes
+from fedtide.randomness import further, hashes
 
 Batch = tuple[Tensor, ...]
 """What a loss needs beside the parameters: one client's minibatch, or a cohort's of one step."""
@@ -35,7 +35,8 @@ class Plan:
         mask: False where `positions` is padding, same shape; None where nothing is padded.
         active: False where a client has done its steps already, shape (I, S); None where all
             clients take the same number.
-        seed: of the random words.
+        streams: the random word of each client, (S,), from which those of its steps come; None:
+            those of the seed 0.
     """
 
     clients: NDArray[np.int64]
@@ -43,7 +44,37 @@ class Plan:
     positions: NDArray[np.int64] | None = None
     mask: NDArray[np.bool_] | None = None
     active: NDArray[np.bool_] | None = None
-    seed: int = 0
+    streams: NDArray[np.uint64] | None = None
+
+    @classmethod
+    def joined(cls, plans: Sequence[Plan], owners: Sequence[int], clients: int) -> Plan:
+        """Return the plan of the cohorts of several runs, for their joined task (`Task.joined`).
+
+        Args:
+            plans: of one `form`.
+            owners: r, the place of each one's run in the joined task.
+            clients: N of each run; its client n is client r N + n of the joined task.
+        """
+
+        def side_by_side(name: str, axis: int = 1) -> Any:
+            parts = [getattr(plan, name) for plan in plans]
+            return None if parts[0] is None else np.concatenate(parts, axis=axis)
+
+        first = clients * np.repeat(owners, [len(plan.clients) for plan in plans])
+        return cls(
+            clients=first + side_by_side("clients", axis=0),
+            numbers=side_by_side("numbers"),
+            positions=side_by_side("positions"),
+            mask=side_by_side("mask"),
+            active=side_by_side("active"),
+            streams=side_by_side("streams", axis=0),
+        )
+
+    @property
+    def form(self) -> tuple[Any, ...]:
+        """What plans that are to be joined must have in common: all shapes but for S."""
+        arrays = (self.numbers, self.positions, self.mask, self.active)
+        return tuple(None if one is None else (len(one), *one.shape[2:]) for one in arrays)
 
     @property
     def keys(self) -> NDArray[np.int64]:
@@ -51,7 +82,8 @@ class Plan:
 
         Whatever a step draws (dropout, augmentation, noise) is a function of it.
         """
-        return hashes(self.seed, "step", self.clients, self.numbers).view(np.int64)
+        streams = hashes(0, "step", self.clients) if self.streams is None else self.streams
+        return further(streams, self.numbers).view(np.int64)
 
     @property
     def steps(self) -> NDArray[np.int64]:
@@ -74,6 +106,7 @@ class Plan:
             positions=of(self.positions),
             mask=of(self.mask),
             active=of(self.active),
+            streams=None if self.streams is None else self.streams[which],
         )
 
     def alone(self, place: int) -> Plan:
@@ -167,6 +200,17 @@ class Task(ABC):
         """
         raise BadInput("algorithm: this problem cannot be pooled; choose a federated method")
 
+    def joined(self, others: Sequence[Self]) -> Task:
+        """Return the task whose clients are those of this task, then those of each of the others.
+
+        It is trained on and not evaluated, and needs to be there where the problem's `dimension`
+        is known.
+
+        Args:
+            others: of the same problem with other seeds.
+        """
+        raise NotImplementedError
+
 
 def each_step(draws: Draws, steps: int) -> Iterator[Draws]:
     """Yield what each of the steps draws; nothing, for a batch that is the same as before.
@@ -182,6 +226,11 @@ def each_step(draws: Draws, steps: int) -> Iterator[Draws]:
 
 class Problem(ABC):
     """What is learnt: a value (frozen dataclass), prepared once for a run."""
+
+    @property
+    def dimension(self) -> int | None:
+        """d, where it is known before the problem is prepared and seeds can be joined."""
+        return None
 
     @abstractmethod
     def prepare(self, seed: int, device: torch.device, dtype: torch.dtype) -> Task:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 from types import FrameType, TracebackType
-from typing import Self
+from typing import ClassVar, Self
 
 from fedtide.errors import Interrupted as Interrupted
 
@@ -13,20 +13,31 @@ from fedtide.errors import Interrupted as Interrupted
 class Interruption:
     """While it is entered, Ctrl-C and SIGTERM only set `asked`; a second Ctrl-C ends at once.
 
-    Signals can be caught in the main thread only; elsewhere nothing changes.
-
-    Attributes:
-        asked: whether the run has been asked to end.
+    Signals can be caught in the main thread only; in others, what that was asked counts.
     """
 
+    _in_main: ClassVar[Interruption | None] = None
+
     def __init__(self) -> None:
-        self.asked = False
+        self._asked = False
         self._before: dict[int, object] = {}
+        self._outer: Interruption | None = None
+
+    @property
+    def asked(self) -> bool:
+        """Whether the run has been asked to end."""
+        return self._asked or (self._outer is not None and self._outer.asked)
+
+    def ask(self) -> None:
+        """Ask the run to end, as a signal would."""
+        self._asked = True
 
     def __enter__(self) -> Self:
+        self._outer = Interruption._in_main
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM):
-                self._before[number] = signal.signal(number, self._ask)
+                self._before[number] = signal.signal(number, self._hear)
+            Interruption._in_main = self
         return self
 
     def __exit__(
@@ -35,10 +46,12 @@ class Interruption:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        if self._before:
+            Interruption._in_main = self._outer
         for number, handler in self._before.items():
             signal.signal(number, handler)  # type: ignore[arg-type]
 
-    def _ask(self, number: int, frame: FrameType | None) -> None:
-        if self.asked and number == signal.SIGINT:
+    def _hear(self, number: int, frame: FrameType | None) -> None:
+        if self._asked and number == signal.SIGINT:
             raise Interrupted("ended at once; --resume goes on from the last checkpoint")
-        self.asked = True
+        self.ask()

@@ -25,7 +25,7 @@ from fedtide.simulation.finite import check_loss, check_step, usable
 from fedtide.simulation.local_work import LocalWork, check_fit
 from fedtide.simulation.records import Tally, clients_table, metrics_row
 from fedtide.simulation.tasks import prepared
-from fedtide.training.choose import TrainerName
+from fedtide.training.choose import ChooseTrainer, TrainerName, choose_trainer
 
 
 @dataclass
@@ -49,6 +49,7 @@ class Run:
     Args:
         experiment: what to run.
         trainer: the trainer that an earlier part of this run picked; None picks by the experiment.
+        choose: chooses the trainers.
 
     Attributes:
         ended: how many rounds have ended.
@@ -57,7 +58,12 @@ class Run:
         log: rows of the participation log that nobody has taken away yet.
     """
 
-    def __init__(self, experiment: Experiment, trainer: TrainerName | None = None) -> None:
+    def __init__(
+        self,
+        experiment: Experiment,
+        trainer: TrainerName | None = None,
+        choose: ChooseTrainer = choose_trainer,
+    ) -> None:
         self.experiment = experiment
         seed, algorithm = experiment.seed, experiment.algorithm
         with within("problem"):
@@ -74,6 +80,7 @@ class Run:
             trainer or experiment.trainer,
             experiment.rounds * _mean_cohort(self.population),
             experiment.compile,
+            choose,
         )
         with within("algorithm"):
             self.state = algorithm.init(self.task.start, self.population)

@@ -27,6 +27,7 @@ from fedtide.simulation.folder import RunFolder
 from fedtide.simulation.interrupt import Interrupted, Interruption
 from fedtide.simulation.progress import Silent, Watcher
 from fedtide.simulation.run import Run
+from fedtide.training.choose import ChooseTrainer, choose_trainer
 
 
 @dataclass(frozen=True)
@@ -104,16 +105,17 @@ def execute(
     out: str | Path | None = None,
     resume: bool = False,
     watcher: Watcher | None = None,
+    choose: ChooseTrainer = choose_trainer,
 ) -> Result:
-    """Run an experiment, in memory or in the folder `out`."""
+    """Run an experiment, in memory or in the folder `out`, with trainers chosen by `choose`."""
     watcher = watcher or Silent()
     if out is None and resume:
         raise BadInput("resume: there is no folder to go on with; give it as out")
     with _enough_memory():
         return (
-            _in_memory(experiment, watcher)
+            _in_memory(Run(experiment, choose=choose), watcher)
             if out is None
-            else _in_folder(experiment, RunFolder(out), resume, watcher)
+            else _in_folder(experiment, RunFolder(out), resume, watcher, choose)
         )
 
 
@@ -132,16 +134,21 @@ def _enough_memory() -> Iterator[None]:
         ) from None
 
 
-def _in_memory(experiment: Experiment, watcher: Watcher) -> Result:
-    started = Run(experiment)
+def _in_memory(started: Run, watcher: Watcher) -> Result:
     _loop(started, watcher)
     return _result(started, log_of(started.log))
 
 
-def _in_folder(experiment: Experiment, folder: RunFolder, resume: bool, watcher: Watcher) -> Result:
+def _in_folder(
+    experiment: Experiment,
+    folder: RunFolder,
+    resume: bool,
+    watcher: Watcher,
+    choose: ChooseTrainer,
+) -> Result:
     plain = experiment.plain()
     folder.check(plain, resume)
-    started = _prepare(experiment, _last(folder) if resume else None, folder)
+    started = _prepare(experiment, _last(folder) if resume else None, folder, choose)
     with folder.held(plain, resume):
         if folder.finished:
             folder.drop_log_parts()
@@ -160,15 +167,20 @@ def _last(folder: RunFolder) -> Checkpoint | None:
     )
 
 
-def _prepare(experiment: Experiment, checkpoint: Checkpoint | None, folder: RunFolder) -> Run:
+def _prepare(
+    experiment: Experiment,
+    checkpoint: Checkpoint | None,
+    folder: RunFolder,
+    choose: ChooseTrainer,
+) -> Run:
     """Return the run, ready to start or to go on."""
     if checkpoint is None:
-        return Run(experiment)
+        return Run(experiment, choose=choose)
     with _understood(checkpoint, folder):
         threads, trainer, chain = (checkpoint.facts[name] for name in ("threads", "trainer", "log"))
     torch.set_num_threads(threads)  # sums are cut by threads: same bits
     folder.log_chain = chain
-    started = Run(experiment, trainer=trainer)
+    started = Run(experiment, trainer, choose)
     with _understood(checkpoint, folder):
         started.restore(checkpoint)
     return started

@@ -57,6 +57,14 @@ def sweep_command(
             show_default=False,
         ),
     ] = None,
+    stack_seeds: Annotated[
+        bool,
+        typer.Option(
+            "--stack-seeds",
+            help="Run the seeds of an experiment as one where its model is tiny (quadratics, "
+            "regression): faster, and the same to rounding.",
+        ),
+    ] = False,
     track: Track = None,
 ) -> None:
     """Run an experiment under grids and lists of values, methods and seeds.
@@ -71,7 +79,15 @@ def sweep_command(
     out = out or Path("runs") / sweep.name
     with View(sweep.name) as view:
         done = tracked(track, out, sweep.name)
-        frame = run_sweep(sweep, out, workers=workers, ray=ray, progress=view, done=done)
+        frame = run_sweep(
+            sweep,
+            out,
+            workers=workers,
+            ray=ray,
+            stack_seeds=stack_seeds,
+            progress=view,
+            done=done,
+        )
     show(frame, Console())
     print(f"results: {out / RESULTS}")
     if sweep.strategy is not None:

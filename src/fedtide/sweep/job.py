@@ -17,9 +17,13 @@ from fedtide.simulation.folder import RunFolder
 from fedtide.simulation.interrupt import Interrupted
 from fedtide.simulation.progress import Watcher
 from fedtide.simulation.simulate import execute
+from fedtide.simulation.together import Execute
 
 Tell = Callable[[int, float | None], None]
 """Takes how many rounds of a run are over, and the last loss."""
+
+Over = Callable[["Job", "Outcome"], None]
+"""Is told of every run that has ended."""
 
 TRIES = 3
 """How often a run may lose the process that it runs in before it counts as failed."""
@@ -76,7 +80,7 @@ class Notes(Watcher):
         self._tell(ended, loss)
 
 
-def perform(job: Job, tell: Tell) -> Outcome:
+def perform(job: Job, tell: Tell, execute: Execute = execute) -> Outcome:
     """Run the job and return what became of it; nothing but the end of the process gets out."""
     try:
         RunFolder(job.folder).failure.unlink(missing_ok=True)

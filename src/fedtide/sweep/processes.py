@@ -7,9 +7,8 @@ import signal
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from functools import partial
 from multiprocessing import connection, get_context, parent_process
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
@@ -18,12 +17,10 @@ import torch
 
 from fedtide.simulation.tasks import forget_prepared
 from fedtide.sweep.board import Board
-from fedtide.sweep.job import TRIES, Job, Outcome, perform
+from fedtide.sweep.job import TRIES, Job, Outcome, Over
+from fedtide.sweep.stacks import Stack, perform_all
 
 _TELL_SECONDS = 0.2  # between two reports of a worker, and between two looks at whether to stop
-
-Over = Callable[[Job, Outcome], None]
-"""Is told of every run that has ended."""
 
 
 def cores() -> int:
@@ -31,19 +28,22 @@ def cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def run_here(jobs: Sequence[Job], board: Board, over: Over, stopped: Callable[[], bool]) -> None:
-    """Run the jobs one after another in this process; the tasks of one are kept for the next."""
-    for job in jobs:
+def run_here(
+    stacks: Sequence[Stack], board: Board, over: Over, stopped: Callable[[], bool]
+) -> None:
+    """Run the stacks one after another in this process; the tasks of one are kept for the next."""
+    for stack in stacks:
         if stopped():
             return
-        board.begun(job.path)
-        over(job, perform(job, partial(board.moved, job.path)))
+        for job in stack:
+            board.begun(job.path)
+        perform_all(stack, board.moved, over, stopped)
 
 
 def run_in_processes(
-    jobs: Sequence[Job], workers: int, board: Board, over: Over, stopped: Callable[[], bool]
+    stacks: Sequence[Stack], workers: int, board: Board, over: Over, stopped: Callable[[], bool]
 ) -> None:
-    """Run the jobs in so many processes that share the cores.
+    """Run the stacks in so many processes that share the cores.
 
     A run whose process is lost (killed for its memory, say) goes on in a new one, `TRIES` times in
     all. When `stopped` says so, no job begins any more, and those under way are saved and ended.
@@ -51,13 +51,17 @@ def run_in_processes(
     forget_prepared()  # the workers prepare their own
     crew = _Crew(max(1, cores() // workers), board, over)
     try:
-        crew.run(deque(jobs), workers, stopped)
+        crew.run(deque(stacks), workers, stopped)
     finally:
         crew.dismiss()
 
 
 class _Worker:
-    """A process that runs one job at a time."""
+    """A process that runs one stack at a time.
+
+    Attributes:
+        jobs: those of its stack that have not ended, by their paths.
+    """
 
     def __init__(self, threads: int) -> None:
         context = get_context("spawn")
@@ -67,11 +71,11 @@ class _Worker:
         )
         self.process.start()
         theirs.close()
-        self.job: Job | None = None
+        self.jobs: dict[str, Job] = {}
 
-    def give(self, job: Job) -> None:
-        self.job = job
-        self.pipe.send(job)
+    def give(self, stack: Stack) -> None:
+        self.jobs = {job.path: job for job in stack}
+        self.pipe.send(stack)
 
 
 class _Crew:
@@ -81,17 +85,17 @@ class _Crew:
         self._threads, self._board, self._over = threads, board, over
         self._workers: list[_Worker] = []
 
-    def run(self, waiting: deque[Job], size: int, stopped: Callable[[], bool]) -> None:
-        """Run all jobs that wait."""
+    def run(self, waiting: deque[Stack], size: int, stopped: Callable[[], bool]) -> None:
+        """Run all stacks that wait."""
         while True:
             stop = stopped()
-            busy = [worker for worker in self._workers if worker.job is not None]
+            busy = [worker for worker in self._workers if worker.jobs]
             if stop:
                 for worker in busy:  # one that is only preparing hears it later
                     worker.process.terminate()
             else:
                 self._employ(waiting, size - len(busy))
-                busy = [worker for worker in self._workers if worker.job is not None]
+                busy = [worker for worker in self._workers if worker.jobs]
             if not busy:
                 return
             self._hear(busy, waiting)
@@ -103,40 +107,46 @@ class _Crew:
         for worker in self._workers:
             worker.process.join()
 
-    def _employ(self, waiting: deque[Job], places: int) -> None:
+    def _employ(self, waiting: deque[Stack], places: int) -> None:
         for _ in range(min(places, len(waiting))):
-            idle = [worker for worker in self._workers if worker.job is None]
+            idle = [worker for worker in self._workers if not worker.jobs]
             if not idle:
                 idle = [_Worker(self._threads)]
                 self._workers += idle
-            job = waiting.popleft()
-            idle[0].give(job)
-            self._board.begun(job.path)
+            stack = waiting.popleft()
+            idle[0].give(stack)
+            for job in stack:
+                self._board.begun(job.path)
 
-    def _hear(self, busy: list[_Worker], waiting: deque[Job]) -> None:
+    def _hear(self, busy: list[_Worker], waiting: deque[Stack]) -> None:
         by_pipe = {worker.pipe: worker for worker in busy}
         for pipe in connection.wait(list(by_pipe), timeout=_TELL_SECONDS):
             worker = by_pipe[pipe]  # type: ignore[index]
-            assert worker.job is not None
             try:
-                said = worker.pipe.recv()
+                path, said = worker.pipe.recv()
             except (EOFError, OSError):
-                self._lost(worker, worker.job, waiting)
+                self._lost(worker, waiting)
                 continue
             if isinstance(said, Outcome):
-                job, worker.job = worker.job, None
-                self._over(job, said)
+                self._over(worker.jobs.pop(path), said)
             else:
-                self._board.moved(worker.job.path, *said)
+                self._board.moved(path, *said)
 
-    def _lost(self, worker: _Worker, job: Job, waiting: deque[Job]) -> None:
+    def _lost(self, worker: _Worker, waiting: deque[Stack]) -> None:
         worker.process.join()
         self._workers.remove(worker)
-        job = replace(job, resume=True, lost=job.lost + 1)
-        if job.lost < TRIES:
-            waiting.appendleft(job)
-            return
-        self._over(job, lost(job, f"exit code {worker.process.exitcode}"))
+        again, given_up = after_a_loss(worker.jobs.values())
+        if again:
+            waiting.appendleft(again)
+        for job in given_up:
+            self._over(job, lost(job, f"exit code {worker.process.exitcode}"))
+
+
+def after_a_loss(jobs: Iterable[Job]) -> tuple[Stack, Stack]:
+    """Return those of the jobs that are tried once more, and those that were lost too often."""
+    counted = [replace(job, resume=True, lost=job.lost + 1) for job in jobs]
+    again = tuple(job for job in counted if job.lost < TRIES)
+    return again, tuple(job for job in counted if job.lost >= TRIES)
 
 
 def lost(job: Job, how: str) -> Outcome:
@@ -154,21 +164,21 @@ def _work(pipe: Connection, threads: int) -> None:
         signal.signal(number, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     while True:
-        job = pipe.recv()
-        pipe.send(perform(job, _Teller(pipe).tell))
+        perform_all(pipe.recv(), _Teller(pipe).tell, lambda job, said: pipe.send((job.path, said)))
 
 
 class _Teller:
-    """Tells the parent now and then how far a run is."""
+    """Tells the parent now and then how far each run is."""
 
     def __init__(self, pipe: Connection) -> None:
-        self._pipe, self._last = pipe, 0.0
+        self._pipe = pipe
+        self._last: dict[str, float] = {}
 
-    def tell(self, ended: int, loss: float | None) -> None:
+    def tell(self, path: str, ended: int, loss: float | None) -> None:
         now = time.monotonic()
-        if now - self._last > _TELL_SECONDS:
-            self._last = now
-            self._pipe.send((ended, loss))
+        if now - self._last.get(path, 0.0) > _TELL_SECONDS:
+            self._last[path] = now
+            self._pipe.send((path, (ended, loss)))
 
 
 def _end_with_parent() -> None:

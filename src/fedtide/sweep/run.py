@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -15,10 +16,11 @@ from fedtide.simulation.folder import RunFolder
 from fedtide.simulation.interrupt import Interrupted, Interruption
 from fedtide.sweep.board import Board
 from fedtide.sweep.fit import check_runs
-from fedtide.sweep.job import Job, Outcome, failure, note_failure
+from fedtide.sweep.job import Job, Outcome, Over, failure, note_failure
 from fedtide.sweep.members import Member, Setting
 from fedtide.sweep.processes import cores, run_here, run_in_processes
 from fedtide.sweep.results import RESULTS, results
+from fedtide.sweep.stacks import Grouped, one_by_one, seeds_together
 from fedtide.sweep.sweep import BEST, FILE, Sweep
 
 Progress = Callable[[Board], None]
@@ -34,6 +36,7 @@ def run_sweep(
     *,
     workers: int | None = None,
     ray: str | None = None,
+    stack_seeds: bool = False,
     strict: bool = False,
     resume: bool = True,
     progress: Progress | None = None,
@@ -50,6 +53,8 @@ def run_sweep(
         out: the folder.
         workers: how many runs at a time; None: one for each core.
         ray: the address of a Ray cluster that runs them; None: processes of this machine.
+        stack_seeds: whether the seeds of one experiment are run as one where its model is so small
+            that this is faster (see `seeds_together`). Results are then the same to rounding only.
         strict: whether the first run that fails ends the others and is raised. All runs are then
             prepared once before anything is written. Otherwise a failure is noted in the run's
             folder and the others go on.
@@ -63,7 +68,8 @@ def run_sweep(
     """
     out = Path(out)
     check_runs(sweep.members, out, strict, resume)
-    running = _Running(sweep, out, workers, ray, strict, resume, done, Board(progress))
+    grouped = seeds_together if stack_seeds else one_by_one
+    running = _Running(sweep, out, workers, ray, grouped, strict, resume, done, Board(progress))
     try:
         running.run()
     finally:
@@ -81,6 +87,7 @@ class _Running:
     out: Path
     workers: int | None
     ray: str | None
+    grouped: Grouped
     strict: bool
     resume: bool
     done: Done | None
@@ -131,14 +138,20 @@ class _Running:
             self.members.setdefault(member.path, member)
             self.board.add(member.path, member.experiment.rounds)
         jobs = [self._job(member) for member in members if not self._settled(member)]
-        workers = min(self.workers or cores(), len(jobs))
-        if self.ray is None and workers <= 1:
-            run_here(jobs, self.board, self._over, self._stopped)
+        if self.ray is None:
+            stacks = self.grouped(jobs, self.workers or cores())
+            workers = min(self.workers or cores(), len(stacks))
+            if workers <= 1:
+                run_here(stacks, self.board, self._over, self._stopped)
+            else:
+                self._side_by_side(partial(run_in_processes, stacks, workers))
         else:
-            self._side_by_side(jobs, workers)
+            from fedtide.sweep.cluster import run_on_ray
+
+            self._side_by_side(partial(run_on_ray, jobs, self.grouped, self.ray, self.workers))
         self._raise()
 
-    def _side_by_side(self, jobs: Sequence[Job], workers: int) -> None:
+    def _side_by_side(self, run: Callable[[Board, Over, Callable[[], bool]], None]) -> None:
         with Interruption() as interruption:
 
             def stopped() -> bool:
@@ -146,12 +159,7 @@ class _Running:
                     self.interrupted = "interrupted"
                 return self._stopped()
 
-            if self.ray is None:
-                run_in_processes(jobs, workers, self.board, self._over, stopped)
-            else:
-                from fedtide.sweep.cluster import run_on_ray
-
-                run_on_ray(jobs, self.ray, self.workers, self.board, self._over, stopped)
+            run(self.board, self._over, stopped)
 
     def _stopped(self) -> bool:
         return self.wrong is not None or bool(self.interrupted)
