@@ -13,7 +13,8 @@ from fedtide.errors import Interrupted as Interrupted
 class Interruption:
     """While it is entered, Ctrl-C and SIGTERM only set `asked`; a second Ctrl-C ends at once.
 
-    Signals can be caught in the main thread only; in others, what that was asked counts.
+    Signals can be caught in the main thread only. One that is entered in another thread has been
+    asked when the one of the main thread has.
     """
 
     _in_main: ClassVar[Interruption | None] = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -24,17 +24,24 @@ class _Chunks:
     """How a cohort is cut.
 
     Args:
-        sizes: how many clients are trained together, falling to 1.
+        sizes: how many clients are trained together, rising from 1.
         full: the share of a chunk that must be clients, and not repetitions of the last of them.
     """
 
     sizes: tuple[int, ...]
     full: float
 
+    def next(self, left: int) -> int:
+        """Return the size of the next chunk, with so many clients left."""
+        holds = next((size for size in self.sizes if size >= left), 0)
+        if holds and left >= self.full * holds:
+            return holds
+        return max(size for size in self.sizes if size <= left)
 
-_CHUNKS = _Chunks((25, 10, 5, 1), 0.8)
+
+_USUAL = _Chunks((1, 5, 10, 25), full=0.8)
 _SMALL_BYTES = 4 * 2**10
-_SMALL = _Chunks((100, 25, 5, 1), 1 / 3)
+_SMALL = _Chunks((1, 5, 10, 25, 100), full=1 / 3)
 """For models so small that a step costs as much for many as for one: calls, not arithmetic."""
 
 
@@ -51,15 +58,15 @@ class StackedTrainer(Trainer):
         self.name = "compiled" if compiled else "stacked"
         self._steps = Steps(task, local, stacked=True, compiled=compiled, block=_BLOCK)
         model = task.layout.size * task.start.element_size()
-        chunks = _SMALL if model <= _SMALL_BYTES else _CHUNKS
-        self._sizes = [size for size in chunks.sizes if size <= max(1, _BYTES // model)]
-        self._full, self.chunk = chunks.full, self._sizes[0]
+        chunks = _SMALL if model <= _SMALL_BYTES and not compiled else _USUAL
+        sizes = tuple(size for size in chunks.sizes if size <= max(1, _BYTES // model))
+        self._cut, self.chunk = replace(chunks, sizes=sizes), sizes[-1]
 
     @torch.no_grad()
     def train(self, round: Round, plan: Plan, drift: Tensor | None = None) -> Tensor:
         """Return the updates, shape (S, d)."""
         size = len(plan.clients)
-        if size in self._sizes:
+        if size in self._cut.sizes:
             return self._steps.take(round, plan, drift)
         if size == 0:
             return round.start.new_empty(0, round.start.shape[-1])
@@ -75,7 +82,6 @@ class StackedTrainer(Trainer):
         """Yield the places of each chunk, its last repeated up to one of the recorded sizes."""
         first = 0
         while first < clients:
-            left = clients - first
-            size = next((s for s in self._sizes if left >= self._full * s), self._sizes[-1])
+            size = self._cut.next(clients - first)
             yield np.arange(first, first + size).clip(max=clients - 1)
             first += size
