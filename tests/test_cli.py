@@ -529,6 +529,26 @@ def test_a_run_that_diverges_says_so(fedtide):
     assert said.endswith("; the checkpoint of round 0 is kept")
 
 
+def test_places_that_cannot_be_written(fedtide):
+    """A file stands where a folder is wanted."""
+    several = EXPERIMENT | {"rounds": 1, "seeds": [1, 2], "evaluation": {"every": 0}}
+    file, place = write(several), Path("file/folder")
+    Path("file").write_text("")
+    wanted = f"{place} cannot be written (Not a directory); choose another"
+    assert refused(fedtide("sweep", file, "--out", place)) == f"out: {wanted}"
+    assert refused(fedtide("run", file, "--out", place)) == f"out: {wanted}"
+    fedtide("run", file, "--out", "runs")
+    assert refused(fedtide("report", "runs", "--figures", place)) == f"out: {wanted}"
+    status, table, err = fedtide("papers", "004/skew", "--out", place, "--show")
+    assert (status, err) == (2, f"fedtide: out: {wanted.replace('folder', 'folder/004/skew')}\n")
+    assert "L1 skew" in table  # only the figure is missing
+    records = ["--records", "records", "--seeds", "0"]
+    refusal = refused(fedtide("papers", "002/synthetic", "--out", place, *records))
+    assert refusal.startswith("out: file/folder/002/synthetic")
+    refusal = refused(fedtide("papers", "004/skew", "--records", place))
+    assert refusal.startswith("records: file/folder/004/skew")
+
+
 def test_comparing_what_is_no_run(fedtide):
     Path("empty").mkdir()
     mend = "holds no run; give the folder that `fedtide run` wrote"

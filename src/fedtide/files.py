@@ -58,6 +58,20 @@ directory); make room and resume
         raise BadInput(f"{field}: {path} cannot be written ({reason}); {mend}") from None
 
 
+def make_folder(folder: Path, field: str = "out") -> None:
+    """Make a folder, and those above it that are missing.
+
+    Raises:
+        BadInput: it cannot be made.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BadInput(
+            f"{field}: {folder} cannot be written ({error.strerror}); choose another"
+        ) from None
+
+
 def write_text(
     path: Path, text: str, field: str = "out", mend: str = "make room and resume"
 ) -> None:

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from fedtide.checks import one_of
 from fedtide.errors import BadInput
-from fedtide.files import write_yaml
+from fedtide.files import make_folder, write_yaml
 from fedtide.papers.catalogue import load
 from fedtide.papers.comparison import compare, verdicts
 from fedtide.papers.document import write_document
@@ -99,7 +99,7 @@ def _show(paper: PaperExperiment, scale: Scale, found: list[Record], out: Path) 
     console.print(side_by_side(paper, rows))
     console.print(judged(verdicts(paper, rows)))
     folder = out / paper.name
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     for suffix in ("png", "pdf"):
         draw(paper, [r for r in found if r.scale == scale], folder / f"{scale}.{suffix}")
     print(f"figure: {folder / f'{scale}.png'}")

@@ -17,7 +17,7 @@ import polars as pl
 import torch
 
 from fedtide.errors import BadInput
-from fedtide.files import write_text
+from fedtide.files import make_folder, write_text
 from fedtide.papers.measures import Measure
 from fedtide.papers.plan import PlannedRun
 from fedtide.simulation.experiment import HOW, Experiment
@@ -143,12 +143,7 @@ def write_record(record: Record, folder: Path) -> Path:
         BadInput: the folder cannot be written.
     """
     file = record_file(folder, record.key)
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise BadInput(
-            f"records: {file.parent} cannot be written ({error.strerror}); choose another"
-        ) from None
+    make_folder(file.parent, field="records")
     write_text(file, _compact(asdict(record)))
     return file
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import polars as pl
 
 from fedtide.errors import BadInput
+from fedtide.files import make_folder
 from fedtide.papers.catalogue import load, names
 from fedtide.papers.computations import COMPUTATIONS
 from fedtide.papers.derived import DERIVED
@@ -79,7 +80,7 @@ def _train(
     plain = {"name": paper.name, "scale": runs[0].scale}
     sweep = Sweep(paper.name, members, (everything,), (), None, plain)
     place = out / paper.name / runs[0].scale
-    place.mkdir(parents=True, exist_ok=True)
+    make_folder(place)
     run_sweep(sweep, place, workers=workers, progress=progress, done=recorder)
 
 

@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 
 from fedtide.errors import BadInput
-from fedtide.files import write_text
+from fedtide.files import make_folder, write_text
 from fedtide.report.compare import comparison, comparison_table
 from fedtide.report.drawing import write_figure
 from fedtide.report.page import Part, parts, render
@@ -60,7 +60,7 @@ def report_command(
     finished, others = survey(folders)
     found = parts(finished, target, smooth)
     html = html or folders[0] / "report.html"
-    _make(html.parent)
+    make_folder(html.parent)
     if html.is_dir():
         raise BadInput(f"out: {html} is a folder; give a file, such as report.html")
     write_text(html, render(found, others, _title(found)))
@@ -85,19 +85,10 @@ def write_figures(found: Sequence[Part], folder: Path) -> None:
     """
     for number, part in enumerate(found, 1):
         below = folder / str(number) if len(found) > 1 else folder
-        _make(below)
+        make_folder(below)
         for one in (picture for group in part.pictures.values() for picture in group):
             for form in ("png", "pdf"):
                 write_figure(one.figure, below / f"{one.name}.{form}", dpi=200)
-
-
-def _make(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise BadInput(
-            f"out: {folder} cannot be written ({error.strerror}); choose another"
-        ) from None
 
 
 def _show(found: Sequence[Part], others: Sequence[OtherRun]) -> None:

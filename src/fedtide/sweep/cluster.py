@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from fedtide.errors import BadInput
-from fedtide.files import write_text
+from fedtide.files import make_folder, write_text
 from fedtide.simulation.tasks import forget_prepared
 from fedtide.sweep.board import Board
 from fedtide.sweep.job import Job, Outcome, Over
@@ -184,7 +184,7 @@ class _Unseen:
 def _token(folder: Path) -> Path:
     """Return a file beside the runs by which a node knows that it sees the same folder."""
     parent = folder.parent
-    parent.mkdir(parents=True, exist_ok=True)
+    make_folder(parent)
     token = parent / f".seen-{uuid.uuid4().hex}"
     write_text(token, "")
     return token

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fedtide.errors import BadInput
-from fedtide.files import write_json, write_yaml
+from fedtide.files import make_folder, write_json, write_yaml
 from fedtide.simulation.experiment import Experiment
 from fedtide.simulation.finite import Diverged
 from fedtide.simulation.folder import RunFolder
@@ -98,7 +98,7 @@ def perform(job: Job, tell: Tell, execute: Execute = execute) -> Outcome:
 def note_failure(job: Job, outcome: Outcome) -> None:
     """Write into the folder of a run why it failed, also where it never began."""
     folder = RunFolder(job.folder)
-    folder.path.mkdir(parents=True, exist_ok=True)
+    make_folder(folder.path)
     if not folder.experiment.exists():
         write_yaml(folder.experiment, job.experiment.plain())
     note = {"sentence": outcome.sentence, "lasting": outcome.lasting, "trace": outcome.trace}

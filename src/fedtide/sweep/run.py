@@ -11,7 +11,7 @@ import numpy as np
 import polars as pl
 
 from fedtide.errors import BadInput
-from fedtide.files import write_frame, write_yaml
+from fedtide.files import make_folder, write_frame, write_yaml
 from fedtide.simulation.folder import RunFolder
 from fedtide.simulation.interrupt import Interrupted, Interruption
 from fedtide.sweep.board import Board
@@ -100,7 +100,7 @@ class _Running:
     def run(self) -> None:
         """Run what is known, and what the strategy asks for."""
         if not self.sweep.alone:
-            self.out.mkdir(parents=True, exist_ok=True)
+            make_folder(self.out)
             write_yaml(self.out / FILE, dict(self.sweep.plain))
         if self.sweep.strategy is None:
             self._batch(self.sweep.members)
