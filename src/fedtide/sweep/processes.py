@@ -8,6 +8,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from multiprocessing import connection, get_context, parent_process
 from multiprocessing.connection import Connection
@@ -20,6 +21,7 @@ from fedtide.sweep.board import Board
 from fedtide.sweep.job import TRIES, Job, Outcome, Over
 from fedtide.sweep.stacks import Stack, perform_all
 
+_LEAVE_SECONDS = 5.0
 _TELL_SECONDS = 0.2  # between two reports of a worker, and between two looks at whether to stop
 
 
@@ -77,6 +79,13 @@ class _Worker:
         self.jobs = {job.path: job for job in stack}
         self.pipe.send(stack)
 
+    def leave(self) -> bool:
+        """Ask it to end, and say whether it can hear that."""
+        with suppress(OSError):
+            self.pipe.send(())
+            return True
+        return False
+
 
 class _Crew:
     """The workers and what they are at."""
@@ -101,10 +110,13 @@ class _Crew:
             self._hear(busy, waiting)
 
     def dismiss(self) -> None:
-        """End all workers."""
+        """End all workers, those that are idle in good order."""
         for worker in self._workers:
+            if worker.jobs or not worker.leave():
+                worker.process.kill()
+        for worker in self._workers:
+            worker.process.join(_LEAVE_SECONDS)
             worker.process.kill()
-        for worker in self._workers:
             worker.process.join()
 
     def _employ(self, waiting: deque[Stack], places: int) -> None:
@@ -163,8 +175,8 @@ def _work(pipe: Connection, threads: int) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):  # the loop of a run listens to the parent
         signal.signal(number, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    while True:
-        perform_all(pipe.recv(), _Teller(pipe).tell, lambda job, said: pipe.send((job.path, said)))
+    while stack := pipe.recv():
+        perform_all(stack, _Teller(pipe).tell, lambda job, said: pipe.send((job.path, said)))
 
 
 class _Teller:
