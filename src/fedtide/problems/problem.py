@@ -35,8 +35,9 @@ class Plan:
         mask: False where `positions` is padding, same shape; None where nothing is padded.
         active: False where a client has done its steps already, shape (I, S); None where all
             clients take the same number.
-        streams: the random word of each client, (S,), from which those of its steps come; None:
-            those of the seed 0.
+        seed: of the random words.
+        words: the random word of each client, (S,), from which those of its steps come, where it
+            is not that of the seed and the id: in a joined plan.
     """
 
     clients: NDArray[np.int64]
@@ -44,7 +45,8 @@ class Plan:
     positions: NDArray[np.int64] | None = None
     mask: NDArray[np.bool_] | None = None
     active: NDArray[np.bool_] | None = None
-    streams: NDArray[np.uint64] | None = None
+    seed: int = 0
+    words: NDArray[np.uint64] | None = None
 
     @classmethod
     def joined(cls, plans: Sequence[Plan], owners: Sequence[int], clients: int) -> Plan:
@@ -56,18 +58,19 @@ class Plan:
             clients: N of each run; its client n is client r N + n of the joined task.
         """
 
-        def side_by_side(name: str, axis: int = 1) -> Any:
+        def side_by_side(name: str) -> Any:
             parts = [getattr(plan, name) for plan in plans]
-            return None if parts[0] is None else np.concatenate(parts, axis=axis)
+            return None if parts[0] is None else np.concatenate(parts, axis=1)
 
-        first = clients * np.repeat(owners, [len(plan.clients) for plan in plans])
         return cls(
-            clients=first + side_by_side("clients", axis=0),
+            clients=np.concatenate(
+                [r * clients + p.clients for r, p in zip(owners, plans, strict=True)]
+            ),
             numbers=side_by_side("numbers"),
             positions=side_by_side("positions"),
             mask=side_by_side("mask"),
             active=side_by_side("active"),
-            streams=side_by_side("streams", axis=0),
+            words=np.concatenate([plan._words for plan in plans]),
         )
 
     @property
@@ -82,8 +85,11 @@ class Plan:
 
         Whatever a step draws (dropout, augmentation, noise) is a function of it.
         """
-        streams = hashes(0, "step", self.clients) if self.streams is None else self.streams
-        return further(streams, self.numbers).view(np.int64)
+        return further(self._words, self.numbers).view(np.int64)
+
+    @property
+    def _words(self) -> NDArray[np.uint64]:
+        return hashes(self.seed, "step", self.clients) if self.words is None else self.words
 
     @property
     def steps(self) -> NDArray[np.int64]:
@@ -106,7 +112,7 @@ class Plan:
             positions=of(self.positions),
             mask=of(self.mask),
             active=of(self.active),
-            streams=None if self.streams is None else self.streams[which],
+            words=None if self.words is None else self.words[which],
         )
 
     def alone(self, place: int) -> Plan:
@@ -203,13 +209,15 @@ class Task(ABC):
     def joined(self, others: Sequence[Self]) -> Task:
         """Return the task whose clients are those of this task, then those of each of the others.
 
-        It is trained on and not evaluated, and needs to be there where the problem's `dimension`
-        is known.
+        It is trained on and not evaluated. A problem that knows its `dimension` has such tasks.
 
         Args:
             others: of the same problem with other seeds.
+
+        Raises:
+            BadInput: the seeds of this problem cannot be joined.
         """
-        raise NotImplementedError
+        raise BadInput("problem: its seeds cannot be trained as one; leave out --stack-seeds")
 
 
 def each_step(draws: Draws, steps: int) -> Iterator[Draws]:

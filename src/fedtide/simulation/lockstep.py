@@ -8,6 +8,8 @@ from typing import Generic, TypeVar
 
 Question = TypeVar("Question")
 Answer = TypeVar("Answer")
+Function = Callable[[Callable[[Question], Answer]], None]
+"""Is given what it can ask by."""
 
 
 class Lockstep(Generic[Question, Answer]):
@@ -30,8 +32,8 @@ class Lockstep(Generic[Question, Answer]):
     def __init__(self, answer: Callable[[list[Question]], Sequence[Answer]]) -> None:
         self._answer = answer
 
-    def run(self, functions: Sequence[Callable[[Callable[[Question], Answer]], None]]) -> None:
-        """Run the functions, each with what it can ask by, to their ends.
+    def run(self, functions: Sequence[Function[Question, Answer]]) -> None:
+        """Run the functions to their ends.
 
         What answering raises, all get who have asked. What a function raises ends it alone; the
         first such error is raised when all have ended.
@@ -63,14 +65,13 @@ class _Turn(Generic[Question, Answer]):
     question: Question
     reply: Answer | Exception
 
-    def __init__(self, function: Callable[[Callable[[Question], Answer]], None]) -> None:
+    def __init__(self, function: Function[Question, Answer]) -> None:
         self.asks = False
         self.error: BaseException | None = None
         self._awake, self._asleep = Lock(), Lock()
         self._awake.acquire()
         self._asleep.acquire()
-        self._thread = Thread(target=self._live, args=(function,), daemon=True)
-        self._thread.start()
+        Thread(target=self._live, args=(function,), daemon=True).start()
 
     def go_on(self) -> None:
         """Wake it, and wait until it asks or has ended."""
@@ -78,7 +79,7 @@ class _Turn(Generic[Question, Answer]):
         self._awake.release()
         self._asleep.acquire()
 
-    def _live(self, function: Callable[[Callable[[Question], Answer]], None]) -> None:
+    def _live(self, function: Function[Question, Answer]) -> None:
         self._awake.acquire()
         try:
             function(self._ask)

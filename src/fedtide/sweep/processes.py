@@ -79,12 +79,10 @@ class _Worker:
         self.jobs = {job.path: job for job in stack}
         self.pipe.send(stack)
 
-    def leave(self) -> bool:
-        """Ask it to end, and say whether it can hear that."""
+    def leave(self) -> None:
+        """Ask it to end, if it has not done so already."""
         with suppress(OSError):
             self.pipe.send(())
-            return True
-        return False
 
 
 class _Crew:
@@ -112,8 +110,10 @@ class _Crew:
     def dismiss(self) -> None:
         """End all workers, those that are idle in good order."""
         for worker in self._workers:
-            if worker.jobs or not worker.leave():
+            if worker.jobs:
                 worker.process.kill()
+            else:
+                worker.leave()
         for worker in self._workers:
             worker.process.join(_LEAVE_SECONDS)
             worker.process.kill()

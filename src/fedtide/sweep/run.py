@@ -139,8 +139,9 @@ class _Running:
             self.board.add(member.path, member.experiment.rounds)
         jobs = [self._job(member) for member in members if not self._settled(member)]
         if self.ray is None:
-            stacks = self.grouped(jobs, self.workers or cores())
-            workers = min(self.workers or cores(), len(stacks))
+            workers = self.workers or cores()
+            stacks = self.grouped(jobs, workers)
+            workers = min(workers, len(stacks))
             if workers <= 1:
                 run_here(stacks, self.board, self._over, self._stopped)
             else:

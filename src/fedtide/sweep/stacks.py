@@ -10,7 +10,6 @@ from itertools import pairwise
 
 from fedtide.simulation.experiment import Experiment
 from fedtide.simulation.interrupt import Interruption
-from fedtide.simulation.simulate import execute
 from fedtide.simulation.together import Execute, execute_together
 from fedtide.sweep.job import Job, Over, perform
 
@@ -21,7 +20,7 @@ Grouped = Callable[[Sequence[Job], int], list[Stack]]
 """Makes stacks of jobs, for so many workers."""
 
 _LARGEST = 512
-"""The d up to which a local step takes as long for many clients as for one."""
+"""The d up to which a local step takes as long for many clients as for one: 4 KiB of float64."""
 _MOST = 20
 """Beyond so many seeds, what each does for itself is nearly all that is left."""
 
@@ -84,7 +83,8 @@ def perform_all(
             interruption.ask()
 
     if len(stack) == 1:
-        over(stack[0], perform(stack[0], partial(tell, stack[0].path), execute))
+        (job,) = stack
+        over(job, perform(job, partial(tell, job.path)))
         return
     with Interruption() as interruption:
         execute_together([partial(run, job) for job in stack])

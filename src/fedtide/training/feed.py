@@ -8,7 +8,6 @@ from numpy.typing import NDArray
 from fedtide.errors import BadInput
 from fedtide.population import Population
 from fedtide.problems.problem import Plan
-from fedtide.randomness import hashes
 from fedtide.training.local import LocalTraining
 from fedtide.training.shuffle import Epochs
 
@@ -67,17 +66,14 @@ class Feed:
             positions=positions,
             mask=mask,
             active=None if self._epochs is None else np.arange(len(number))[:, None] < steps,
-            streams=self._streams(clients),
+            seed=self._seed,
         )
 
     def whole(self, clients: Ints) -> Plan:
         """Return one step over all samples of these clients, which does not count as taken."""
         number = -1 - self.taken[clients].astype(np.int64)[None]
         positions, mask = (None, None) if self._sizes is None else self._all(clients)
-        return Plan(clients, number, positions, mask, streams=self._streams(clients))
-
-    def _streams(self, clients: Ints) -> NDArray[np.uint64]:
-        return hashes(self._seed, "step", clients)
+        return Plan(clients, number, positions, mask, seed=self._seed)
 
     def _steps_of(self, clients: Ints) -> Ints:
         if self._epochs is None:

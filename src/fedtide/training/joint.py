@@ -140,9 +140,9 @@ class _Kind:
         """Return the updates of cohorts of one form, one after another."""
         if self._trainer is None:  # by now all runs have said what their tasks are
             self._trainer = self._joint()
-        owners, plans = [one.owner for one in asked], [one.plan for one in asked]
-        places = list(map(list(self.tasks).index, owners))
-        each = self.tasks[owners[0]].population.clients
+        plans, everyone = [one.plan for one in asked], list(self.tasks)
+        places = [everyone.index(one.owner) for one in asked]
+        each = self.tasks[everyone[0]].population.clients
         starts = [one.round.start.expand(len(one.plan.clients), -1) for one in asked]
         drifts = [one.drift for one in asked if one.drift is not None]
         return self._trainer.train(
@@ -153,5 +153,5 @@ class _Kind:
 
     def _joint(self) -> Trainer:
         first, *others = self.tasks.values()
-        name = self.name
-        return choose_trainer(name, first.joined(others), self._local, 0, self._compile)[0]
+        joined = first.joined(others)
+        return choose_trainer(self.name, joined, self._local, 0, self._compile)[0]
