@@ -12,7 +12,6 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 import fedtide as ft
@@ -108,15 +107,6 @@ def test_a_cluster_gives_the_same_and_a_lost_task_is_run_again(cluster, sweep, r
     for one, other in zip(here["folder"], there["folder"], strict=True):
         if (Path(one) / "summary.json").exists():
             assert results(one) == results(other)
-
-
-@pytest.mark.slow
-def test_seeds_together_on_a_cluster(cluster, sweep, tmp_path):
-    found = sweep(seeds=[1, 2, 3], dtype="float64")
-    here = run_sweep(found, tmp_path / "here", workers=1)
-    there = run_sweep(found, tmp_path / "there", ray=cluster, workers=1, stack_seeds=True)
-    assert there["status"].to_list() == ["done"] * 3
-    np.testing.assert_allclose(there["loss"], here["loss"], rtol=1e-9)
 
 
 @pytest.mark.slow

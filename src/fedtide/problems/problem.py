@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import torch
@@ -36,8 +36,6 @@ class Plan:
         active: False where a client has done its steps already, shape (I, S); None where all
             clients take the same number.
         seed: of the random words.
-        words: the random word of each client, (S,), from which those of its steps come, where it
-            is not that of the seed and the id: in a joined plan.
     """
 
     clients: NDArray[np.int64]
@@ -46,38 +44,6 @@ class Plan:
     mask: NDArray[np.bool_] | None = None
     active: NDArray[np.bool_] | None = None
     seed: int = 0
-    words: NDArray[np.uint64] | None = None
-
-    @classmethod
-    def joined(cls, plans: Sequence[Plan], owners: Sequence[int], clients: int) -> Plan:
-        """Return the plan of the cohorts of several runs, for their joined task (`Task.joined`).
-
-        Args:
-            plans: of one `form`.
-            owners: r, the place of each one's run in the joined task.
-            clients: N of each run; its client n is client r N + n of the joined task.
-        """
-
-        def side_by_side(name: str) -> Any:
-            parts = [getattr(plan, name) for plan in plans]
-            return None if parts[0] is None else np.concatenate(parts, axis=1)
-
-        return cls(
-            clients=np.concatenate(
-                [r * clients + p.clients for r, p in zip(owners, plans, strict=True)]
-            ),
-            numbers=side_by_side("numbers"),
-            positions=side_by_side("positions"),
-            mask=side_by_side("mask"),
-            active=side_by_side("active"),
-            words=np.concatenate([plan._words for plan in plans]),
-        )
-
-    @property
-    def form(self) -> tuple[Any, ...]:
-        """What plans that are to be joined must have in common: all shapes but for S."""
-        arrays = (self.numbers, self.positions, self.mask, self.active)
-        return tuple(None if one is None else (len(one), *one.shape[2:]) for one in arrays)
 
     @property
     def keys(self) -> NDArray[np.int64]:
@@ -85,11 +51,8 @@ class Plan:
 
         Whatever a step draws (dropout, augmentation, noise) is a function of it.
         """
-        return further(self._words, self.numbers).view(np.int64)
-
-    @property
-    def _words(self) -> NDArray[np.uint64]:
-        return hashes(self.seed, "step", self.clients) if self.words is None else self.words
+        words = hashes(self.seed, "step", self.clients)
+        return further(words, self.numbers).view(np.int64)
 
     @property
     def steps(self) -> NDArray[np.int64]:
@@ -112,7 +75,6 @@ class Plan:
             positions=of(self.positions),
             mask=of(self.mask),
             active=of(self.active),
-            words=None if self.words is None else self.words[which],
         )
 
     def alone(self, place: int) -> Plan:
@@ -206,19 +168,6 @@ class Task(ABC):
         """
         raise BadInput("algorithm: this problem cannot be pooled; choose a federated method")
 
-    def joined(self, others: Sequence[Self]) -> Task:
-        """Return the task whose clients are those of this task, then those of each of the others.
-
-        It is trained on and not evaluated. A problem that knows its `dimension` has such tasks.
-
-        Args:
-            others: of the same problem with other seeds.
-
-        Raises:
-            BadInput: the seeds of this problem cannot be joined.
-        """
-        raise BadInput("problem: its seeds cannot be trained as one; leave out --stack-seeds")
-
 
 def each_step(draws: Draws, steps: int) -> Iterator[Draws]:
     """Yield what each of the steps draws; nothing, for a batch that is the same as before.
@@ -234,11 +183,6 @@ def each_step(draws: Draws, steps: int) -> Iterator[Draws]:
 
 class Problem(ABC):
     """What is learnt: a value (frozen dataclass), prepared once for a run."""
-
-    @property
-    def dimension(self) -> int | None:
-        """d, where it is known before the problem is prepared and seeds can be joined."""
-        return None
 
     @abstractmethod
     def prepare(self, seed: int, device: torch.device, dtype: torch.dtype) -> Task:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from copy import copy
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import torch
@@ -71,11 +70,6 @@ class Quadratic(Problem):
         """
         return cls(matrices=[[[2.0]], [[2.0]]], centers=[[first], [second]], start=[start])
 
-    @property
-    def dimension(self) -> int:
-        """d."""
-        return int(np.shape(self.centers)[1])
-
     def prepare(self, seed: int, device: torch.device, dtype: torch.dtype) -> QuadraticTask:
         """Return the task; nothing in it is random."""
         return QuadraticTask(self, device, dtype)
@@ -118,14 +112,6 @@ class QuadraticTask(Task):
         center = torch.linalg.pinv(a, hermitian=True) @ slope
         mean = Quadratic(a[None].cpu(), center[None].cpu(), self.start.cpu())
         return QuadraticTask(mean, self.start.device, self.start.dtype)
-
-    def joined(self, others: Sequence[Self]) -> QuadraticTask:
-        """Return the task with the functions of all."""
-        joined = copy(self)
-        joined._a = torch.cat([task._a for task in (self, *others)])
-        joined._e = torch.cat([task._e for task in (self, *others)])
-        joined.population = Population(len(joined._e))
-        return joined
 
 
 def _numbers(name: str, value: Any) -> NDArray[np.float64]:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Self
 
 import numpy as np
 import torch
@@ -57,11 +55,6 @@ class Regression(Problem):
             raise BadInput(f"informative: {self.informative} of {self.features} features")
         if self.samples < self.clients:
             raise BadInput(f"clients: {self.clients} clients for {self.samples} samples; use fewer")
-
-    @property
-    def dimension(self) -> int:
-        """d."""
-        return self.features
 
     def prepare(self, seed: int, device: torch.device, dtype: torch.dtype) -> RegressionTask:
         """Return the task with the data of this seed."""
@@ -120,11 +113,6 @@ class RegressionTask(Task):
         losses = 0.5 * ((self._x @ x - self._y) ** 2).double().mean(dim=1)
         loss = float(losses.mean())
         return Evaluation({"loss": loss, "mse": 2 * loss}, {"loss": losses.cpu().numpy()})
-
-    def joined(self, others: Sequence[Self]) -> RegressionTask:
-        """Return the task with the samples of all."""
-        tasks = (self, *others)
-        return RegressionTask(torch.cat([t._x for t in tasks]), torch.cat([t._y for t in tasks]))
 
     def pooled(self) -> RegressionTask:
         """Return the task of one client with all samples."""

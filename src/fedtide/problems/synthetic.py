@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from copy import copy
 from dataclasses import dataclass
-from typing import Literal, Self
+from typing import Literal
 
 import numpy as np
 import torch
@@ -54,11 +52,6 @@ class LowerBound4D(Problem):
         at_least("noise", self.noise, 0)
         one_of("logged", self.logged, Literal["consistent", "published"])
 
-    @property
-    def dimension(self) -> int:
-        """4."""
-        return 4
-
     def prepare(self, seed: int, device: torch.device, dtype: torch.dtype) -> LowerBound4DTask:
         """Return the task; the noise is drawn from the keys of the steps."""
         return LowerBound4DTask(self, device, dtype)
@@ -87,14 +80,6 @@ class LowerBound4DTask(Task):
         pooled._curvatures = self._curvatures.mean(dim=0, keepdim=True)
         pooled._slopes = self._slopes.mean(dim=0, keepdim=True)
         return pooled
-
-    def joined(self, others: Sequence[Self]) -> LowerBound4DTask:
-        """Return the task of the two clients as often as there are tasks."""
-        joined = copy(self)
-        joined._curvatures = torch.cat([task._curvatures for task in (self, *others)])
-        joined._slopes = torch.cat([task._slopes for task in (self, *others)])
-        joined.population = Population(len(joined._slopes))
-        return joined
 
     def loss(self, params: Params, *batch: Tensor) -> Tensor:
         """Return F_n(x) + ξ x_3, with the batch (k, l)."""

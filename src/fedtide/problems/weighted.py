@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from copy import copy
-from typing import Literal, Self
+from typing import Literal
 
 import numpy as np
 import torch
@@ -54,14 +53,6 @@ class WeightedTask(Task):
     def ordered(self, tensor: Tensor) -> Tensor:
         """Return the plain task's order."""
         return self._task.ordered(tensor)
-
-    def joined(self, others: Sequence[Self]) -> WeightedTask:
-        """Return the joined plain task with the factors of all; F is not its mean any more."""
-        joined = copy(self)
-        joined._task = self._task.joined([other._task for other in others])
-        joined.population = joined._task.population
-        joined._factors = torch.cat([task._factors for task in (self, *others)])
-        return joined
 
     def evaluate(self, x: Tensor, clients: bool = True) -> Evaluation:
         """Return the task's evaluation with `loss` being Σ a_n F_n; client figures are plain."""

@@ -14,7 +14,7 @@ from fedtide.errors import BadInput, within
 from fedtide.participation import Ids
 from fedtide.problems import Task
 from fedtide.training import LocalTraining
-from fedtide.training.choose import ChooseTrainer, TrainerName, choose_trainer
+from fedtide.training.choose import TrainerName, choose_trainer
 from fedtide.training.feed import Feed
 from fedtide.training.trainer import Round
 
@@ -31,7 +31,6 @@ class LocalWork:
         trainer: its name.
         clients: how many clients are going to train in the whole run, about.
         compile: whether compiling is allowed.
-        choose: chooses the trainers.
 
     Attributes:
         feed: the minibatches; what it has taken belongs to a checkpoint.
@@ -50,7 +49,6 @@ class LocalWork:
         trainer: TrainerName,
         clients: float,
         compile: bool = True,
-        choose: ChooseTrainer = choose_trainer,
     ) -> None:
         self._start, self._samples = task.start, task.population.samples
         with within("local"):
@@ -58,10 +56,10 @@ class LocalWork:
         if local.projection is not None:
             with within("local.projection"):
                 local.projection.check(task.layout.size)
-        self.trainer, self.choice = choose(trainer, task, local, clients, compile)
+        self.trainer, self.choice = choose_trainer(trainer, task, local, clients, compile)
         one_step = LocalTraining(steps=1, lr=1.0)  # whatever else the local steps do to a gradient
         name = cast("TrainerName", self.trainer.name)
-        self._slope, _ = choose(name, task, one_step, 0, compile)
+        self._slope, _ = choose_trainer(name, task, one_step, 0, compile)
 
     def at_once(self, max_bytes: int) -> int:
         """Return how many clients report together if their updates may take so much memory."""

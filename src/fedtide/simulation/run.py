@@ -25,7 +25,7 @@ from fedtide.simulation.finite import check_loss, check_step, usable
 from fedtide.simulation.local_work import LocalWork, check_fit
 from fedtide.simulation.records import Tally, clients_table, metrics_row
 from fedtide.simulation.tasks import prepared
-from fedtide.training.choose import ChooseTrainer, TrainerName, choose_trainer
+from fedtide.training.choose import TrainerName
 
 
 @dataclass
@@ -49,7 +49,6 @@ class Run:
     Args:
         experiment: what to run.
         trainer: the trainer that an earlier part of this run picked; None picks by the experiment.
-        choose: chooses the trainers.
 
     Attributes:
         ended: how many rounds have ended.
@@ -58,12 +57,7 @@ class Run:
         log: rows of the participation log that nobody has taken away yet.
     """
 
-    def __init__(
-        self,
-        experiment: Experiment,
-        trainer: TrainerName | None = None,
-        choose: ChooseTrainer = choose_trainer,
-    ) -> None:
+    def __init__(self, experiment: Experiment, trainer: TrainerName | None = None) -> None:
         self.experiment = experiment
         seed, algorithm = experiment.seed, experiment.algorithm
         with within("problem"):
@@ -80,7 +74,6 @@ class Run:
             trainer or experiment.trainer,
             experiment.rounds * _mean_cohort(self.population),
             experiment.compile,
-            choose,
         )
         with within("algorithm"):
             self.state = algorithm.init(self.task.start, self.population)

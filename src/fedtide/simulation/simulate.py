@@ -27,7 +27,6 @@ from fedtide.simulation.folder import RunFolder
 from fedtide.simulation.interrupt import Interrupted, Interruption
 from fedtide.simulation.progress import Silent, Watcher
 from fedtide.simulation.run import Run
-from fedtide.training.choose import ChooseTrainer, choose_trainer
 
 
 @dataclass(frozen=True)
@@ -105,17 +104,16 @@ def execute(
     out: str | Path | None = None,
     resume: bool = False,
     watcher: Watcher | None = None,
-    choose: ChooseTrainer = choose_trainer,
 ) -> Result:
-    """Run an experiment, in memory or in the folder `out`, with trainers chosen by `choose`."""
+    """Run an experiment, in memory or in the folder `out`."""
     watcher = watcher or Silent()
     if out is None and resume:
         raise BadInput("resume: there is no folder to go on with; give it as out")
     with _enough_memory():
         return (
-            _in_memory(Run(experiment, choose=choose), watcher)
+            _in_memory(Run(experiment), watcher)
             if out is None
-            else _in_folder(experiment, RunFolder(out), resume, watcher, choose)
+            else _in_folder(experiment, RunFolder(out), resume, watcher)
         )
 
 
@@ -144,11 +142,10 @@ def _in_folder(
     folder: RunFolder,
     resume: bool,
     watcher: Watcher,
-    choose: ChooseTrainer,
 ) -> Result:
     plain = experiment.plain()
     folder.check(plain, resume)
-    started = _prepare(experiment, _last(folder) if resume else None, folder, choose)
+    started = _prepare(experiment, _last(folder) if resume else None, folder)
     with folder.held(plain, resume):
         if folder.finished:
             folder.drop_log_parts()
@@ -171,16 +168,15 @@ def _prepare(
     experiment: Experiment,
     checkpoint: Checkpoint | None,
     folder: RunFolder,
-    choose: ChooseTrainer,
 ) -> Run:
     """Return the run, ready to start or to go on."""
     if checkpoint is None:
-        return Run(experiment, choose=choose)
+        return Run(experiment)
     with _understood(checkpoint, folder):
         threads, trainer, chain = (checkpoint.facts[name] for name in ("threads", "trainer", "log"))
     torch.set_num_threads(threads)  # sums are cut by threads: same bits
     folder.log_chain = chain
-    started = Run(experiment, trainer, choose)
+    started = Run(experiment, trainer)
     with _understood(checkpoint, folder):
         started.restore(checkpoint)
     return started

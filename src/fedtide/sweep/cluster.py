@@ -24,9 +24,8 @@ from fedtide.errors import BadInput
 from fedtide.files import make_folder, write_text
 from fedtide.simulation.tasks import forget_prepared
 from fedtide.sweep.board import Board
-from fedtide.sweep.job import Job, Outcome, Over
+from fedtide.sweep.job import TRIES, Job, Outcome, Over, perform
 from fedtide.sweep.processes import after_a_loss, lost
-from fedtide.sweep.stacks import Grouped, Stack, perform_all
 
 _KNOCK_SECONDS = 4.0
 _ANSWER_SECONDS = 12.0
@@ -38,7 +37,6 @@ _PROBE = (
 
 def run_on_ray(
     jobs: Sequence[Job],
-    grouped: Grouped,
     address: str,
     workers: int | None,
     board: Board,
@@ -49,7 +47,6 @@ def run_on_ray(
 
     Args:
         jobs: what to run; their folders must mean the same on every node.
-        grouped: makes stacks of them for so many workers.
         address: HOST:PORT of the head, a ray:// address, or "auto".
         workers: how many at a time; None: as many as the cluster has cores.
         board: is told of what begins and ends; rounds are not reported.
@@ -66,7 +63,7 @@ def run_on_ray(
         if jobs:
             cluster = _Cluster(ray, board, over)
             workers = workers or cluster.cores()
-            cluster.run(grouped([*map(_absolute, jobs)], workers), workers, stopped)
+            cluster.run([*map(_absolute, jobs)], workers, stopped)
     finally:
         ray.shutdown()
 
@@ -120,25 +117,24 @@ class _Cluster:
     ray: Any
     board: Board
     over: Over
-    running: dict[Any, Stack] = field(default_factory=dict)
+    running: dict[Any, Job] = field(default_factory=dict)
     asked: bool = False
 
-    def run(self, stacks: Sequence[Stack], workers: int, stopped: Callable[[], bool]) -> None:
-        """Run all stacks."""
+    def run(self, jobs: Sequence[Job], workers: int, stopped: Callable[[], bool]) -> None:
+        """Run all jobs."""
         forget_prepared()
         remote = self.ray.remote(num_cpus=1, max_retries=0)(_work)
-        token = _token(stacks[0][0].folder)
-        waiting = deque(stacks)
+        token = _token(jobs[0].folder)
+        waiting = deque(jobs)
         while waiting or self.running:
             if stopped():
                 waiting.clear()
                 self._cancel()
             places = workers - len(self.running)
             for _ in range(min(places, len(waiting))):
-                stack = waiting.popleft()
-                self.running[remote.remote(stack, token)] = stack
-                for job in stack:
-                    self.board.begun(job.path)
+                job = waiting.popleft()
+                self.running[remote.remote(job, token)] = job
+                self.board.begun(job.path)
             ended, _ = self.ray.wait(list(self.running), timeout=_LOOK_SECONDS)
             for reference in ended:
                 self._ended(reference, waiting)
@@ -155,23 +151,21 @@ class _Cluster:
             for reference in self.running:
                 self.ray.cancel(reference)
 
-    def _ended(self, reference: Any, waiting: deque[Stack]) -> None:
-        stack = self.running.pop(reference)
+    def _ended(self, reference: Any, waiting: deque[Job]) -> None:
+        job = self.running.pop(reference)
         try:
             found = self.ray.get(reference)
         except self.ray.exceptions.TaskCancelledError:
-            found = _interrupted(stack)
+            found = _INTERRUPTED
         except self.ray.exceptions.RayError as error:  # our own errors come back as outcomes
-            again, stack = after_a_loss(stack)
-            if self.asked:
-                again, stack = (), (*again, *stack)
-            if again:
-                waiting.appendleft(again)
-            found = {job.path: lost(job, type(error).__name__) for job in stack}
+            job = after_a_loss(job)
+            if job.lost < TRIES and not self.asked:
+                waiting.appendleft(job)
+                return
+            found = lost(job, type(error).__name__)
         if isinstance(found, _Unseen):
             raise BadInput(found.sentence)
-        for job in stack:
-            self.over(job, found[job.path])
+        self.over(job, found)
 
 
 @dataclass(frozen=True)
@@ -190,23 +184,17 @@ def _token(folder: Path) -> Path:
     return token
 
 
-def _interrupted(stack: Stack) -> dict[str, Outcome]:
-    return {job.path: Outcome("interrupted", "interrupted") for job in stack}
+_INTERRUPTED = Outcome("interrupted", "interrupted")
 
 
-def _work(stack: Stack, token: Path) -> dict[str, Outcome] | _Unseen:
-    """Run a stack on a node, and return what became of each job, by its path."""
+def _work(job: Job, token: Path) -> Outcome | _Unseen:
+    """Run a job on a node, and return what became of it."""
     if not token.exists():
         return _Unseen(
             f"out: the Ray node {socket.gethostname()} does not see {token.parent}; "
             "choose a folder that all nodes share"
         )
     torch.set_num_threads(1)
-    found: dict[str, Outcome] = {}
-
-    def over(job: Job, outcome: Outcome) -> None:
-        found[job.path] = outcome
-
     with suppress(KeyboardInterrupt):
-        perform_all(stack, lambda path, ended, loss: None, over)
-    return _interrupted(stack) | found
+        return perform(job, lambda ended, loss: None)
+    return _INTERRUPTED

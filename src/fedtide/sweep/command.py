@@ -57,14 +57,6 @@ def sweep_command(
             show_default=False,
         ),
     ] = None,
-    stack_seeds: Annotated[
-        bool,
-        typer.Option(
-            "--stack-seeds",
-            help="Run the seeds of an experiment as one where its model is tiny (quadratics, "
-            "regression): faster, and the same to rounding.",
-        ),
-    ] = False,
     track: Track = None,
 ) -> None:
     """Run an experiment under grids and lists of values, methods and seeds.
@@ -84,7 +76,6 @@ def sweep_command(
             out,
             workers=workers,
             ray=ray,
-            stack_seeds=stack_seeds,
             progress=view,
             done=done,
         )

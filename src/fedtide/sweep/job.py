@@ -17,7 +17,6 @@ from fedtide.simulation.folder import RunFolder
 from fedtide.simulation.interrupt import Interrupted
 from fedtide.simulation.progress import Watcher
 from fedtide.simulation.simulate import execute
-from fedtide.simulation.together import Execute
 
 Tell = Callable[[int, float | None], None]
 """Takes how many rounds of a run are over, and the last loss."""
@@ -80,7 +79,7 @@ class Notes(Watcher):
         self._tell(ended, loss)
 
 
-def perform(job: Job, tell: Tell, execute: Execute = execute) -> Outcome:
+def perform(job: Job, tell: Tell) -> Outcome:
     """Run the job and return what became of it; nothing but the end of the process gets out."""
     try:
         RunFolder(job.folder).failure.unlink(missing_ok=True)

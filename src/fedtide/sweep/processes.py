@@ -7,9 +7,10 @@ import signal
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from multiprocessing import connection, get_context, parent_process
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
@@ -18,8 +19,7 @@ import torch
 
 from fedtide.simulation.tasks import forget_prepared
 from fedtide.sweep.board import Board
-from fedtide.sweep.job import TRIES, Job, Outcome, Over
-from fedtide.sweep.stacks import Stack, perform_all
+from fedtide.sweep.job import TRIES, Job, Outcome, Over, perform
 
 _LEAVE_SECONDS = 5.0
 _TELL_SECONDS = 0.2  # between two reports of a worker, and between two looks at whether to stop
@@ -30,22 +30,19 @@ def cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def run_here(
-    stacks: Sequence[Stack], board: Board, over: Over, stopped: Callable[[], bool]
-) -> None:
-    """Run the stacks one after another in this process; the tasks of one are kept for the next."""
-    for stack in stacks:
+def run_here(jobs: Sequence[Job], board: Board, over: Over, stopped: Callable[[], bool]) -> None:
+    """Run the jobs one after another in this process; the tasks of one are kept for the next."""
+    for job in jobs:
         if stopped():
             return
-        for job in stack:
-            board.begun(job.path)
-        perform_all(stack, board.moved, over, stopped)
+        board.begun(job.path)
+        over(job, perform(job, partial(board.moved, job.path)))
 
 
 def run_in_processes(
-    stacks: Sequence[Stack], workers: int, board: Board, over: Over, stopped: Callable[[], bool]
+    jobs: Sequence[Job], workers: int, board: Board, over: Over, stopped: Callable[[], bool]
 ) -> None:
-    """Run the stacks in so many processes that share the cores.
+    """Run the jobs in so many processes that share the cores.
 
     A run whose process is lost (killed for its memory, say) goes on in a new one, `TRIES` times in
     all. When `stopped` says so, no job begins any more, and those under way are saved and ended.
@@ -53,16 +50,16 @@ def run_in_processes(
     forget_prepared()  # the workers prepare their own
     crew = _Crew(max(1, cores() // workers), board, over)
     try:
-        crew.run(deque(stacks), workers, stopped)
+        crew.run(deque(jobs), workers, stopped)
     finally:
         crew.dismiss()
 
 
 class _Worker:
-    """A process that runs one stack at a time.
+    """A process that runs one job at a time.
 
     Attributes:
-        jobs: those of its stack that have not ended, by their paths.
+        job: what it runs; None: nothing.
     """
 
     def __init__(self, threads: int) -> None:
@@ -73,16 +70,16 @@ class _Worker:
         )
         self.process.start()
         theirs.close()
-        self.jobs: dict[str, Job] = {}
+        self.job: Job | None = None
 
-    def give(self, stack: Stack) -> None:
-        self.jobs = {job.path: job for job in stack}
-        self.pipe.send(stack)
+    def give(self, job: Job) -> None:
+        self.job = job
+        self.pipe.send(job)
 
     def leave(self) -> None:
         """Ask it to end, if it has not done so already."""
         with suppress(OSError):
-            self.pipe.send(())
+            self.pipe.send(None)
 
 
 class _Crew:
@@ -92,17 +89,17 @@ class _Crew:
         self._threads, self._board, self._over = threads, board, over
         self._workers: list[_Worker] = []
 
-    def run(self, waiting: deque[Stack], size: int, stopped: Callable[[], bool]) -> None:
-        """Run all stacks that wait."""
+    def run(self, waiting: deque[Job], size: int, stopped: Callable[[], bool]) -> None:
+        """Run all jobs that wait."""
         while True:
             stop = stopped()
-            busy = [worker for worker in self._workers if worker.jobs]
+            busy = [worker for worker in self._workers if worker.job is not None]
             if stop:
                 for worker in busy:  # one that is only preparing hears it later
                     worker.process.terminate()
             else:
                 self._employ(waiting, size - len(busy))
-                busy = [worker for worker in self._workers if worker.jobs]
+                busy = [worker for worker in self._workers if worker.job is not None]
             if not busy:
                 return
             self._hear(busy, waiting)
@@ -110,7 +107,7 @@ class _Crew:
     def dismiss(self) -> None:
         """End all workers, those that are idle in good order."""
         for worker in self._workers:
-            if worker.jobs:
+            if worker.job is not None:
                 worker.process.kill()
             else:
                 worker.leave()
@@ -119,46 +116,46 @@ class _Crew:
             worker.process.kill()
             worker.process.join()
 
-    def _employ(self, waiting: deque[Stack], places: int) -> None:
+    def _employ(self, waiting: deque[Job], places: int) -> None:
         for _ in range(min(places, len(waiting))):
-            idle = [worker for worker in self._workers if not worker.jobs]
+            idle = [worker for worker in self._workers if worker.job is None]
             if not idle:
                 idle = [_Worker(self._threads)]
                 self._workers += idle
-            stack = waiting.popleft()
-            idle[0].give(stack)
-            for job in stack:
-                self._board.begun(job.path)
+            job = waiting.popleft()
+            idle[0].give(job)
+            self._board.begun(job.path)
 
-    def _hear(self, busy: list[_Worker], waiting: deque[Stack]) -> None:
+    def _hear(self, busy: list[_Worker], waiting: deque[Job]) -> None:
         by_pipe = {worker.pipe: worker for worker in busy}
         for pipe in connection.wait(list(by_pipe), timeout=_TELL_SECONDS):
             worker = by_pipe[pipe]  # type: ignore[index]
+            job = worker.job
+            assert job is not None
             try:
-                path, said = worker.pipe.recv()
+                said = worker.pipe.recv()
             except (EOFError, OSError):
-                self._lost(worker, waiting)
+                self._lost(worker, job, waiting)
                 continue
             if isinstance(said, Outcome):
-                self._over(worker.jobs.pop(path), said)
+                worker.job = None
+                self._over(job, said)
             else:
-                self._board.moved(path, *said)
+                self._board.moved(job.path, *said)
 
-    def _lost(self, worker: _Worker, waiting: deque[Stack]) -> None:
+    def _lost(self, worker: _Worker, job: Job, waiting: deque[Job]) -> None:
         worker.process.join()
         self._workers.remove(worker)
-        again, given_up = after_a_loss(worker.jobs.values())
-        if again:
-            waiting.appendleft(again)
-        for job in given_up:
+        job = after_a_loss(job)
+        if job.lost < TRIES:
+            waiting.appendleft(job)
+        else:
             self._over(job, lost(job, f"exit code {worker.process.exitcode}"))
 
 
-def after_a_loss(jobs: Iterable[Job]) -> tuple[Stack, Stack]:
-    """Return those of the jobs that are tried once more, and those that were lost too often."""
-    counted = [replace(job, resume=True, lost=job.lost + 1) for job in jobs]
-    again = tuple(job for job in counted if job.lost < TRIES)
-    return again, tuple(job for job in counted if job.lost >= TRIES)
+def after_a_loss(job: Job) -> Job:
+    """Return the job as it is tried once more, unless it has been lost `TRIES` times."""
+    return replace(job, resume=True, lost=job.lost + 1)
 
 
 def lost(job: Job, how: str) -> Outcome:
@@ -175,22 +172,22 @@ def _work(pipe: Connection, threads: int) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):  # the loop of a run listens to the parent
         signal.signal(number, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    while stack := pipe.recv():
-        perform_all(stack, _Teller(pipe).tell, lambda job, said: pipe.send((job.path, said)))
+    while (job := pipe.recv()) is not None:
+        pipe.send(perform(job, _Teller(pipe).tell))
 
 
 class _Teller:
-    """Tells the parent now and then how far each run is."""
+    """Tells the parent now and then how far the run is."""
 
     def __init__(self, pipe: Connection) -> None:
         self._pipe = pipe
-        self._last: dict[str, float] = {}
+        self._last = 0.0
 
-    def tell(self, path: str, ended: int, loss: float | None) -> None:
+    def tell(self, ended: int, loss: float | None) -> None:
         now = time.monotonic()
-        if now - self._last.get(path, 0.0) > _TELL_SECONDS:
-            self._last[path] = now
-            self._pipe.send((path, (ended, loss)))
+        if now - self._last > _TELL_SECONDS:
+            self._last = now
+            self._pipe.send((ended, loss))
 
 
 def _end_with_parent() -> None:

@@ -20,7 +20,6 @@ from fedtide.sweep.job import Job, Outcome, Over, failure, note_failure
 from fedtide.sweep.members import Member, Setting
 from fedtide.sweep.processes import cores, run_here, run_in_processes
 from fedtide.sweep.results import RESULTS, results
-from fedtide.sweep.stacks import Grouped, one_by_one, seeds_together
 from fedtide.sweep.sweep import BEST, FILE, Sweep
 
 Progress = Callable[[Board], None]
@@ -36,7 +35,6 @@ def run_sweep(
     *,
     workers: int | None = None,
     ray: str | None = None,
-    stack_seeds: bool = False,
     strict: bool = False,
     resume: bool = True,
     progress: Progress | None = None,
@@ -53,8 +51,6 @@ def run_sweep(
         out: the folder.
         workers: how many runs at a time; None: one for each core.
         ray: the address of a Ray cluster that runs them; None: processes of this machine.
-        stack_seeds: whether the seeds of one experiment are run as one where its model is so small
-            that this is faster (see `seeds_together`). Results are then the same to rounding only.
         strict: whether the first run that fails ends the others and is raised. All runs are then
             prepared once before anything is written. Otherwise a failure is noted in the run's
             folder and the others go on.
@@ -68,8 +64,7 @@ def run_sweep(
     """
     out = Path(out)
     check_runs(sweep.members, out, strict, resume)
-    grouped = seeds_together if stack_seeds else one_by_one
-    running = _Running(sweep, out, workers, ray, grouped, strict, resume, done, Board(progress))
+    running = _Running(sweep, out, workers, ray, strict, resume, done, Board(progress))
     try:
         running.run()
     finally:
@@ -87,7 +82,6 @@ class _Running:
     out: Path
     workers: int | None
     ray: str | None
-    grouped: Grouped
     strict: bool
     resume: bool
     done: Done | None
@@ -139,17 +133,15 @@ class _Running:
             self.board.add(member.path, member.experiment.rounds)
         jobs = [self._job(member) for member in members if not self._settled(member)]
         if self.ray is None:
-            workers = self.workers or cores()
-            stacks = self.grouped(jobs, workers)
-            workers = min(workers, len(stacks))
+            workers = min(self.workers or cores(), len(jobs))
             if workers <= 1:
-                run_here(stacks, self.board, self._over, self._stopped)
+                run_here(jobs, self.board, self._over, self._stopped)
             else:
-                self._side_by_side(partial(run_in_processes, stacks, workers))
+                self._side_by_side(partial(run_in_processes, jobs, workers))
         else:
             from fedtide.sweep.cluster import run_on_ray
 
-            self._side_by_side(partial(run_on_ray, jobs, self.grouped, self.ray, self.workers))
+            self._side_by_side(partial(run_on_ray, jobs, self.ray, self.workers))
         self._raise()
 
     def _side_by_side(self, run: Callable[[Board, Over, Callable[[], bool]], None]) -> None:

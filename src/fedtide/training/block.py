@@ -21,7 +21,7 @@ class Inputs(NamedTuple):
     """What a block depends on; empty is what there is not.
 
     Args:
-        x: the start model, flat; (S, d) where each client has its own.
+        x: the start model, flat.
         y: the models before the block, tensor by tensor; none if it is the whole round, from x on.
         m: the momentum before the block, likewise.
         drift: the corrections, flat.
@@ -104,8 +104,7 @@ class Block:
         """Return what the clients step along; they stand at x where there is no y."""
         direction = local_direction(self.task, self.local, self.frozen)
         if self.stacked:
-            of_x = 0 if inputs.x[0].dim() == 2 else None
-            over = (0 if y else of_x, 0, of_x, 0 if inputs.drift else None, None)
+            over = (0 if y else None, 0, None, 0 if inputs.drift else None, None)
             direction = torch.func.vmap(direction, in_dims=over + (0,) * len(batch))
         along = direction(
             self._named(y or x),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable
 from functools import partial
 from typing import Literal
 
@@ -19,9 +18,6 @@ from fedtide.training.threaded import ThreadedTrainer
 from fedtide.training.trainer import Round, Trainer
 
 TrainerName = Literal["auto", "reference", "stacked", "compiled", "threaded", "threaded-compiled"]
-ChooseTrainer = Callable[..., tuple[Trainer, str]]
-"""What is called like `choose_trainer`."""
-
 _COMPILED: dict[TrainerName, TrainerName] = {
     "stacked": "compiled",
     "threaded": "threaded-compiled",

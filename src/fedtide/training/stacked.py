@@ -69,11 +69,9 @@ class StackedTrainer(Trainer):
         if size in self._cut.sizes:
             return self._steps.take(round, plan, drift)
         if size == 0:
-            return round.start.new_empty(0, round.start.shape[-1])
+            return round.start.new_empty(0, len(round.start))
         chunks = [
-            self._steps.take(
-                round.take(places), plan.take(places), None if drift is None else drift[places]
-            )
+            self._steps.take(round, plan.take(places), None if drift is None else drift[places])
             for places in self._chunks(size)
         ]
         return torch.cat(chunks)[:size]

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from fedtide.problems.layout import Params
@@ -21,7 +19,7 @@ class Round:
     """What all clients of a cohort share in a round.
 
     Args:
-        start: x, shape (d,); (S, d) where the cohorts of several runs are trained as one.
+        start: x, shape (d,).
         lr: γ_t.
         mu: μ, the proximal weight.
         frozen: whether every gradient is taken at x, so that Δ_n = -γ Σ_k g_k(x).
@@ -31,10 +29,6 @@ class Round:
     lr: float
     mu: float = 0.0
     frozen: bool = False
-
-    def take(self, places: NDArray[np.int64]) -> Round:
-        """Return the round of the clients at these places of the cohort."""
-        return self if self.start.dim() == 1 else replace(self, start=self.start[places])
 
 
 class Trainer(ABC):
