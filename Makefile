@@ -1,10 +1,13 @@
 # Two commands do everything on a machine with Python 3.11 or newer, pip, make and gcc:
 #   make demo    install and run the main job
-#   make test    install and run every check
+#   make test    install, then lint, check types and run the fast tests
+# make test-all also runs the slower tests, by marker (see pyproject.toml).
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test bench clean
+MARKED := statistical or compile or process or flower or ray or fuzz
+
+.PHONY: demo test test-marked test-all bench clean
 
 demo: .venv/installed
 	$(BIN)/fedtide run examples/digits.yaml
@@ -13,7 +16,12 @@ test: .venv/installed-dev
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder --durations 25
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal --durations 25 -m 'not ($(MARKED))'
+
+test-marked: .venv/installed-dev
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal --durations 25 -m '$(MARKED)'
+
+test-all: test test-marked
 
 bench: .venv/installed-dev
 	$(BIN)/python benchmarks/page.py

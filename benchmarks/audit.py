@@ -29,12 +29,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from fedtide.audit import audit
-from fedtide.audit.attendance import Attendance, attend
-from fedtide.audit.noise import Noise
-from fedtide.audit.objective import find_objectives
-from fedtide.audit.pattern import find_pattern
-from fedtide.audit.rates import estimate_rates
+from fedtide.auditing import audit
+from fedtide.auditing.log.participation_log import ParticipationLog, attend
+from fedtide.auditing.statistics.influence import find_objectives
+from fedtide.auditing.statistics.pattern import find_pattern
+from fedtide.auditing.statistics.rate_estimates import estimate_rates
+from fedtide.auditing.statistics.variance import Noise
 from fedtide.participation import (
     Bernoulli,
     Cyclic,
@@ -77,7 +77,7 @@ FAMILIES: dict[str, tuple[str, int | None, Callable[[int, int], Schedule]]] = {
 }
 
 
-def draw(schedule: Schedule, clients: int, rounds: int, seed: int) -> Attendance:
+def draw(schedule: Schedule, clients: int, rounds: int, seed: int) -> ParticipationLog:
     running = schedule.start(Population(clients), seed)
     ids = [running.round(t).reported for t in range(rounds)]
     numbers = np.repeat(np.arange(rounds), [len(cohort) for cohort in ids])
@@ -86,9 +86,9 @@ def draw(schedule: Schedule, clients: int, rounds: int, seed: int) -> Attendance
 
 
 def truth(logs: int, rounds: int) -> None:
-    print(f"{'process':16} {'family':>7} {'period':>7} {'rates':>7} {'drift':>7}")
+    print(f"{'process':16} {'family':>7} {'period':>7} {'rates':>7} {'correction':>7}")
     for name, (family, period, make) in FAMILIES.items():
-        right = exact = drifts = 0
+        right = exact = corrections = 0
         covered: list[float] = []
         for seed in range(logs):
             clients = SIZES[seed % len(SIZES)]
@@ -96,7 +96,7 @@ def truth(logs: int, rounds: int) -> None:
             log = draw(schedule, clients, rounds, seed)
             found = find_pattern(log)
             right += found.family == family
-            drifts += found.family == "drifting"
+            corrections += found.family == "drifting"
             exact += found.period == period
             rates = schedule.known_rates(Population(clients), seed)
             got = estimate_rates(log, found)
@@ -105,7 +105,9 @@ def truth(logs: int, rounds: int) -> None:
                 covered.append(float(inside.mean()))
         cover = f"{np.mean(covered):7.3f}" if covered else "      -"
         shown = f"{exact / logs:7.3f}" if period else "      -"
-        print(f"{name:16} {right / logs:7.3f} {shown} {cover} {drifts / logs:7.3f}", flush=True)
+        print(
+            f"{name:16} {right / logs:7.3f} {shown} {cover} {corrections / logs:7.3f}", flush=True
+        )
 
 
 @dataclass(frozen=True)
@@ -230,7 +232,13 @@ def speed(rounds: int, cohort: int, clients: int, times: int) -> None:
         size = path.stat().st_size / 1e6
         print(f"{rounds * cohort:,} rows, {size:.0f} MB of Parquet")
         subprocess.run([sys.executable, __file__, "one", str(path)], check=True)
-        command = [sys.executable, "-c", "from fedtide.cli import main; main()", "audit", str(path)]
+        command = [
+            sys.executable,
+            "-c",
+            "from fedtide.cli.main import main; main()",
+            "audit",
+            str(path),
+        ]
         took = []
         for _ in range(times):
             began = time.perf_counter()

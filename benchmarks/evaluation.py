@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from fedtide.simulation.run import Run
+from fedtide.simulation.loop import Run
 from measuring import Section, machine
 from workload import Workload
 

@@ -15,7 +15,7 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
-from fedtide.algorithms import MIFA, Reports
+from fedtide.algorithms import MIFA, ClientUpdates
 from fedtide.population import Population
 from measuring import Section, machine
 
@@ -51,7 +51,7 @@ def measure(folder: str) -> None:
     before, began, rounds = _resident(), time.perf_counter(), 0
     for _ in range(2):
         for cohort in np.sort(seen.reshape(-1, COHORT), axis=1):
-            reports = Reports(
+            reports = ClientUpdates(
                 clients=torch.from_numpy(cohort),
                 weights=torch.full((COHORT,), 1 / COHORT),
                 updates=updates,

@@ -15,7 +15,7 @@ import statistics
 import time
 
 from fedtide.simulation.experiment import Experiment
-from fedtide.simulation.run import Run
+from fedtide.simulation.loop import Run
 from measuring import Section, machine
 
 COHORT, ROUNDS, REPEATS = 100, 40, 7
@@ -28,7 +28,7 @@ def experiment(process: str, clients: int) -> Experiment:
     participation = {"type": process, "rates": rate}
     if process == "cyclic":
         participation["period"] = max(100, round(1 / rate))
-    return Experiment.of(
+    return Experiment.from_dict(
         {
             "rounds": 10**6,
             "problem": {

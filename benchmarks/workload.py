@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from fedtide.simulation.experiment import Experiment
-from fedtide.simulation.run import Run
+from fedtide.simulation.loop import Run
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Workload:
     ) -> tuple[Run, float]:
         """Return a run that is under way, and the seconds of its first round, which prepares."""
         run = Run(
-            Experiment.of(
+            Experiment.from_dict(
                 {
                     "rounds": 10**6,
                     "problem": {

@@ -13,7 +13,7 @@ import pytest
 import typer
 import yaml
 
-from fedtide.cli import app, main
+from fedtide.cli.main import app, main
 from fedtide.simulation.checkpoint import load_newest
 
 EXPERIMENT = {
@@ -572,7 +572,7 @@ def test_misspelt_commands_and_options(arguments, fedtide):
 # The real thing, ended by signals
 
 LONG = EXPERIMENT | {"rounds": 4000, "checkpoint": {"every": 100}}
-COMMAND = [sys.executable, "-c", "from fedtide.cli import main; main()"]
+COMMAND = [sys.executable, "-c", "from fedtide.cli.main import main; main()"]
 
 
 def started(*arguments):

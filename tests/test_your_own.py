@@ -10,7 +10,7 @@ import polars as pl
 import pytest
 from typer.testing import CliRunner
 
-from fedtide.cli import app
+from fedtide.cli.main import app
 
 PAGE = Path(__file__).parents[1] / "docs" / "your-own.md"
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)

@@ -9,8 +9,8 @@ from flwr.client.mod import secaggplus_mod
 from flwr.clientapp import ClientApp
 from torch import Tensor
 
-from fedtide.flower import Asked, Update
-from fedtide.flower.memory import remembered
+from fedtide.flower import TrainRequest, Update
+from fedtide.flower.client.store import remembered
 
 SIZE, STEPS, LR = 10, 5, 0.05
 CLIP = 64.0
@@ -48,7 +48,7 @@ class Site(NumPyClient):
 
     def fit(self, parameters, config):
         """Train; the weight 1 says nothing of the site."""
-        asked = Asked(config["round"], accepted=config["accepted"], form=config["form"])
+        asked = TrainRequest(config["round"], accepted=config["accepted"], form=config["form"])
         sent = remembered(train(torch.from_numpy(parameters[0]), self._site), asked, self._memory)
         if float(sent.update["x"].abs().max()) > CLIP:
             raise ValueError("the update would be clipped: raise CLIP")

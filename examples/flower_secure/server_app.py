@@ -10,7 +10,7 @@ from flwr.server.workflow import DefaultWorkflow, SecAggPlusWorkflow
 from flwr.serverapp import Grid, ServerApp
 
 from fedtide.algorithms import FedAU
-from fedtide.flower import OnClients
+from fedtide.flower import ClientSideMemory
 
 FEWEST = 3
 """In a sum of two, each of them can tell what the other sent."""
@@ -20,7 +20,7 @@ class SecureFedAU(Strategy):
     """Steps along 1/N Σ ω_n Δ_n, of which it learns the sum alone."""
 
     def __init__(self, clients: int, cutoff: int) -> None:
-        self._clients, self._form = clients, OnClients(FedAU(cutoff=cutoff)).form
+        self._clients, self._form = clients, ClientSideMemory(FedAU(cutoff=cutoff)).form
         self._x, self._accepted = np.zeros(SIZE), {}
 
     def initialize_parameters(self, client_manager):

@@ -9,8 +9,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
-from fedtide.audit import audit
-from fedtide.errors import BadInput
+from fedtide.auditing import audit
+from fedtide.errors import InvalidInputError
 
 if TYPE_CHECKING:
     from fedtide import algorithms, participation, problems
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from fedtide.training import Ball, Box, InverseDecay, LocalTraining, Piecewise, StepDecay
 
 __all__ = [
-    "BadInput",
     "Ball",
     "Box",
     "Experiment",
+    "InvalidInputError",
     "InverseDecay",
     "LocalTraining",
     "Piecewise",

@@ -7,29 +7,29 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 
-class BadInput(ValueError):
+class InvalidInputError(ValueError):
     """An input that cannot be used; its text is one sentence that names the field and the mend.
 
     The command line prints the sentence and exits with status 2.
     """
 
-    def at(self, field: str) -> BadInput:
+    def prefixed(self, field: str) -> InvalidInputError:
         """Return the same complaint with `field` put before the field that it already names.
 
-        >>> str(BadInput("rates: 1.5 is not within [0, 1]").at("participation"))
+        >>> str(InvalidInputError("rates: 1.5 is not within [0, 1]").prefixed("participation"))
         'participation.rates: 1.5 is not within [0, 1]'
         """
-        return BadInput(f"{field}.{self}")
+        return InvalidInputError(f"{field}.{self}")
 
 
-class MissingExtra(BadInput, ImportError):
+class MissingExtraError(InvalidInputError, ImportError):
     """A library that only an extra brings; an ImportError, too, for whoever probes imports.
 
     Args:
         what: what needs the library; a complaint begins with it.
         extra: the extra of fedtide that brings it.
 
-    >>> str(MissingExtra("ledger", "flower"))
+    >>> str(MissingExtraError("ledger", "flower"))
     "ledger: a library is missing; install it with pip install 'fedtide[flower]'"
     """
 
@@ -48,18 +48,18 @@ class Interrupted(BaseException):
 
 
 @contextmanager
-def within(field: str) -> Iterator[None]:
+def error_prefix(field: str) -> Iterator[None]:
     """Put `field` before the field that a complaint raised inside names.
 
-    >>> with within("local"):
-    ...     raise BadInput("lr: 0 is not a positive number")
+    >>> with error_prefix("local"):
+    ...     raise InvalidInputError("lr: 0 is not a positive number")
     Traceback (most recent call last):
-    fedtide.errors.BadInput: local.lr: 0 is not a positive number
+    fedtide.errors.InvalidInputError: local.lr: 0 is not a positive number
     """
     try:
         yield
-    except BadInput as error:
-        raise error.at(field) from None
+    except InvalidInputError as error:
+        raise error.prefixed(field) from None
 
 
 def did_you_mean(name: str, options: Iterable[str]) -> str:

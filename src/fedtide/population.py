@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from fedtide.errors import BadInput
+from fedtide.errors import InvalidInputError
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Population:
             participation knows it; None where it does not.
 
     Raises:
-        BadInput: no clients, or an array whose first length is not N.
+        InvalidInputError: no clients, or an array whose first length is not N.
     """
 
     clients: int
@@ -33,8 +33,8 @@ class Population:
 
     def __post_init__(self) -> None:
         if self.clients < 1:
-            raise BadInput(f"clients: {self.clients} clients; at least 1 is needed")
+            raise InvalidInputError(f"clients: {self.clients} clients; at least 1 is needed")
         for name in ("samples", "class_shares", "rates"):
             array = getattr(self, name)
             if array is not None and len(array) != self.clients:
-                raise BadInput(f"{name}: {len(array)} entries for {self.clients} clients")
+                raise InvalidInputError(f"{name}: {len(array)} entries for {self.clients} clients")

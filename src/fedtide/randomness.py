@@ -30,25 +30,25 @@ def generator(seed: int, purpose: str, index: int = 0) -> np.random.Generator:
     return np.random.Generator(np.random.Philox(key=key, counter=counter))
 
 
-def hashes(seed: int, purpose: str, *indices: ArrayLike) -> NDArray[np.uint64]:
+def random_words(seed: int, purpose: str, *indices: ArrayLike) -> NDArray[np.uint64]:
     """Return one random 64-bit word for each element of the broadcast `indices`.
 
     The words are SplitMix64 outputs (Steele, Lea, Flood 2014) chained over the indices, so each is
     a pure function of its own (seed, purpose, indices), and an array costs a few vector operations.
 
-    >>> bool((hashes(0, "x", [3, 4], 1) == hashes(0, "x", [4, 3], 1)[::-1]).all())
+    >>> bool((random_words(0, "x", [3, 4], 1) == random_words(0, "x", [4, 3], 1)[::-1]).all())
     True
     """
     words: NDArray[np.uint64] = _first_word(seed, purpose)
     for index in indices:
-        words = further(words, index)
+        words = extend_hash(words, index)
     return words
 
 
-def further(words: NDArray[np.uint64], index: ArrayLike) -> NDArray[np.uint64]:
+def extend_hash(words: NDArray[np.uint64], index: ArrayLike) -> NDArray[np.uint64]:
     """Return the words of `hashes` for one more index.
 
-    >>> bool((further(hashes(0, "x", [3, 4]), 1) == hashes(0, "x", [3, 4], 1)).all())
+    >>> bool((extend_hash(random_words(0, "x", [3, 4]), 1) == random_words(0, "x", [3, 4], 1)).all())
     True
     """
     with np.errstate(over="ignore"):
@@ -62,7 +62,7 @@ def uniforms(seed: int, purpose: str, *indices: ArrayLike) -> NDArray[np.float64
     >>> bool(abs(u.mean() - 0.5) < 0.01)
     True
     """
-    return (hashes(seed, purpose, *indices) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    return (random_words(seed, purpose, *indices) >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
 @lru_cache(maxsize=256)

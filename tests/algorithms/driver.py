@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedtide.algorithms import Algorithm, Info, Instructions, Reports
+from fedtide.algorithms import Algorithm, ClientUpdates, Instructions, RoundInfo
 from fedtide.population import Population
 
 
@@ -45,11 +45,11 @@ class Quadratics:
 
 @dataclass
 class Driven:
-    """What a driven algorithm did: models x_0, ..., x_T, one Info a round, and its last state."""
+    """What a driven algorithm did: models x_0, ..., x_T, one RoundInfo a round, and its last state."""
 
     models: list[torch.Tensor]
     state: Any
-    infos: list[Info] = field(default_factory=list)
+    infos: list[RoundInfo] = field(default_factory=list)
 
     @property
     def iterates(self) -> np.ndarray:
@@ -95,20 +95,20 @@ def drive(
     return driven
 
 
-def train(algorithm, state, problem, part, q, lr, steps, dtype) -> Reports:
+def train(algorithm, state, problem, part, q, lr, steps, dtype) -> ClientUpdates:
     """Let a part of the cohort train as the algorithm instructs."""
     ids = torch.from_numpy(part)
     asked: Instructions = algorithm.instruct(state, ids)
     x = asked.model.double().numpy()
-    drift = None if asked.drift is None else asked.drift.double().numpy()
+    correction = None if asked.correction is None else asked.correction.double().numpy()
     updates, gradients = np.zeros((len(part), len(x))), np.zeros((len(part), len(x)))
     for s, n in enumerate(part):
         y = x.copy()
         for _ in range(steps):
-            g = problem.gradient(n, x if asked.frozen else y) + asked.mu * (y - x)
-            y = y - lr * (g if drift is None else g + drift[s])
+            g = problem.gradient(n, x if asked.gradients_at_start else y) + asked.mu * (y - x)
+            y = y - lr * (g if correction is None else g + correction[s])
         updates[s], gradients[s] = y - x, problem.gradient(n, x)
-    return Reports(
+    return ClientUpdates(
         clients=ids,
         weights=torch.as_tensor(q[part], dtype=dtype),
         updates=torch.as_tensor(updates, dtype=dtype),

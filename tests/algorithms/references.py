@@ -9,13 +9,13 @@ import math
 import numpy as np
 
 
-def local(problem, n, x, lr, steps, drift=0.0, mu=0.0):
+def local(problem, n, x, lr, steps, correction=0.0, mu=0.0):
     """I local steps from x; returns where they end and the raw gradients on the way."""
     y, gradients = x.copy(), []
     for _ in range(steps):
         g = problem.gradient(n, y)
         gradients.append(g)
-        y = y - lr * (g + drift + mu * (y - x))
+        y = y - lr * (g + correction + mu * (y - x))
     return y, gradients
 
 
@@ -144,7 +144,7 @@ def scaffold(problem, q, lr, steps, x, *, server_lr=1.0, option=2, weights="mean
     for t in range(len(q)):
         S, step, change = present(q[t]), np.zeros_like(x), np.zeros_like(x)
         for n in S:
-            y, _ = local(problem, n, x, lr[t], steps, drift=c - c_n[n])
+            y, _ = local(problem, n, x, lr[t], steps, correction=c - c_n[n])
             new = problem.gradient(n, x) if option == 1 else c_n[n] - c + (x - y) / (steps * lr[t])
             step += (1 / len(S) if weights == "mean" else q[t][n]) * (y - x)
             change += new - c_n[n]
@@ -163,7 +163,7 @@ def amplified_scaffold(problem, q, lr, steps, x, *, P, factor, weights="mean"):
         S, step = present(q[r]), np.zeros_like(x)
         for n in S:
             weight = 1 / len(S) if weights == "mean" else q[r][n]
-            y, gradients = local(problem, n, x, lr[r], steps, drift=G - G_n[n])
+            y, gradients = local(problem, n, x, lr[r], steps, correction=G - G_n[n])
             kept.append((n, weight, gradients))
             step += weight * (y - x)
         x, u = x + step, u + step

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from fedtide import algorithms as a
-from fedtide.errors import BadInput
+from fedtide.errors import InvalidInputError
 from fedtide.population import Population
 
 from .driver import Quadratics, drive
@@ -53,20 +53,20 @@ POPULATIONS = [
 
 @pytest.mark.parametrize(("make", "complaint"), PARAMETERS)
 def test_parameters(make, complaint):
-    with pytest.raises(BadInput, match=f"^{complaint}"):
+    with pytest.raises(InvalidInputError, match=f"^{complaint}"):
         make()
 
 
 @pytest.mark.parametrize(("method", "complaint"), POPULATIONS)
 def test_parameters_that_do_not_fit_the_population(method, complaint):
-    with pytest.raises(BadInput, match=f"^{complaint}"):
+    with pytest.raises(InvalidInputError, match=f"^{complaint}"):
         method.init(torch.zeros(1), Population(2))
 
 
 @pytest.mark.parametrize("method", [a.FedLaAvg(), a.Scaffold(), a.WaitForAll(1, "gradient")])
 def test_without_a_learning_rate_updates_say_nothing_of_gradients(method):
     problem = Quadratics.random(np.random.default_rng(0), 2)
-    with pytest.raises(BadInput, match=r"^lr: 0\.0 is not a positive number"):
+    with pytest.raises(InvalidInputError, match=r"^lr: 0\.0 is not a positive number"):
         drive(method, problem, np.ones((1, 2)), lr=0.0)
 
 
@@ -79,6 +79,6 @@ def test_methods_that_read_gradients_off_updates_say_so():
         a.Switch(first=a.FedAvg(), second=a.Scaffold(), at=3),
     ]
     others = [a.Scaffold(option=1), a.WaitForAll(1), a.FedLaAvg(), a.FedAdam(), a.FedProx(mu=1.0)]
-    assert all(method.raw_gradients for method in readers)
-    assert not any(method.raw_gradients for method in others)
+    assert all(method.requires_plain_sgd for method in readers)
+    assert not any(method.requires_plain_sgd for method in others)
     assert a.Averaged(a.CentralSGD()).centralised

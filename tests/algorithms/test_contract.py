@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedtide.algorithms import ALGORITHMS, FedAU
-from fedtide.algorithms.storage import pack, unpack
+from fedtide.algorithms.serialization import from_tensors, to_tensors
 from fedtide.population import Population
 
 from .driver import Quadratics, drive, random_table
@@ -103,7 +103,9 @@ def test_a_stored_state_goes_on_bit_for_bit(method, stop):
     whole = run(method)
     stopped = run(method, TABLES["random"][:stop]).state
     fresh = method.init(torch.from_numpy(START), Population(4, rates=RATES))
-    resumed = run(method, state=unpack(fresh, through_a_file(pack(stopped))), first=stop)
+    resumed = run(
+        method, state=from_tensors(fresh, through_a_file(to_tensors(stopped))), first=stop
+    )
     np.testing.assert_array_equal(resumed.iterates, whole.iterates[stop:])
     torch.testing.assert_close(method.output(resumed.state), method.output(whole.state))
 

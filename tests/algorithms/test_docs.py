@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from fedtide import algorithms as a
-from fedtide.algorithms.storage import pack
+from fedtide.algorithms.serialization import to_tensors
 
 from .driver import Quadratics, drive
 
@@ -64,7 +64,7 @@ def test_the_stored_numbers_are_those_that_the_page_says(name):
     came[:, :SEEN] = 1 / SEEN
     state = drive(METHODS[name], problem, came).state
 
-    arrays = [tensor for tensor in pack(state).values() if tensor.ndim]
+    arrays = [tensor for tensor in to_tensors(state).values() if tensor.ndim]
     floats = sum(tensor.numel() for tensor in arrays if tensor.is_floating_point())
     assert floats == value(server) + SEEN * value(client)
     assert sum(tensor.numel() for tensor in arrays) - floats == value(integers)

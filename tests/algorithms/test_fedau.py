@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedtide.algorithms import FedAU, FedAvg, Reports
+from fedtide.algorithms import ClientUpdates, FedAU, FedAvg
 from fedtide.population import Population
 
 from . import references as ref
@@ -32,7 +32,7 @@ def weights_of_every_round(method, present):
     for came in present:
         for n in np.flatnonzero(came)[::-1]:
             one = torch.ones(1)
-            report = Reports(torch.tensor([n]), one, one[:, None], 0.1, one)
+            report = ClientUpdates(torch.tensor([n]), one, one[:, None], 0.1, one)
             state = method.absorb(state, report)
         state, _ = method.step(state, 0.1)
         omegas.append(method.weights_of(state, torch.arange(N)))

@@ -114,7 +114,7 @@ def test_moving_a_wrapper_moves_what_it_wraps():
     method = a.Amplified(period=2, factor=2.0, inner=a.FedAdam(inner=a.Averaged(a.FedAU())))
     state = drive(method, PROBLEM, SOME[:5], start=START).state
     there = state.model + 1.0
-    moved = method.moved(state, there)
+    moved = method.with_model(state, there)
     while hasattr(moved, "inner"):
         assert moved.model is there
         moved = moved.inner

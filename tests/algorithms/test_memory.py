@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedtide.algorithms import MIFA
-from fedtide.algorithms.memory import ClientMemory
-from fedtide.algorithms.storage import pack, unpack
-from fedtide.errors import BadInput
+from fedtide.algorithms._client_memory import ClientMemory
+from fedtide.algorithms.serialization import from_tensors, to_tensors
+from fedtide.errors import InvalidInputError
 
 from .driver import Quadratics, drive, random_table
 
@@ -77,12 +77,12 @@ def test_a_method_with_its_memory_in_a_file_does_the_same(tmp_path):
     in_ram = drive(MIFA(), problem, table)
     in_file = drive(MIFA(memory_folder=str(tmp_path / "new")), problem, table)
     np.testing.assert_array_equal(in_ram.iterates, in_file.iterates)
-    restored = unpack(in_file.state, pack(in_ram.state))
+    restored = from_tensors(in_file.state, to_tensors(in_ram.state))
     everyone = torch.arange(4)
     assert torch.equal(restored.memory.read(everyone), in_ram.state.memory.read(everyone))
 
 
 def test_a_folder_that_cannot_hold_a_file_is_named(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(BadInput, match=r"^memory_folder: .*choose another"):
+    with pytest.raises(InvalidInputError, match=r"^memory_folder: .*choose another"):
         ClientMemory.empty(2, torch.zeros(2), str(tmp_path / "file"))

@@ -10,11 +10,11 @@ from flwr.app import Context
 
 import fedtide as ft
 from fedtide.algorithms import Instructions
-from fedtide.flower.apps import custom_client
-from fedtide.flower.messages import Asked, Update, record_of
-from fedtide.flower.strategy import FedTide
+from fedtide.flower.client.app import custom_client
+from fedtide.flower.protocol import TrainRequest, Update, record_of
+from fedtide.flower.server.strategy import FedTide
 from fedtide.problems import Task
-from fedtide.simulation.local_work import LocalWork
+from fedtide.simulation.local_round import LocalRound
 
 from .fake import FakeGrid, Node
 
@@ -45,15 +45,17 @@ def trains_like_the_simulator(task: Task, local: ft.LocalTraining, seed: int) ->
     def make(context: Context):
         number = int(context.node_config["partition-id"])
 
-        def train(model, asked: Asked) -> Update:
+        def train(model, asked: TrainRequest) -> Update:
             layout = task.layout
-            work = LocalWork(task, local, seed, "reference", 0)
-            work.feed.taken[number] = asked.taken
+            work = LocalRound(task, local, seed, "reference", 0)
+            work.feed.steps_taken[number] = asked.taken
             told = Instructions(
                 model=layout.flatten(model),
-                drift=None if asked.drift is None else layout.flatten(asked.drift)[None],
+                correction=None
+                if asked.correction is None
+                else layout.flatten(asked.correction)[None],
                 mu=asked.mu,
-                frozen=asked.frozen,
+                gradients_at_start=asked.gradients_at_start,
                 full_batch=asked.full_batch,
                 gradients=asked.gradients,
             )

@@ -20,7 +20,7 @@ from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
-from fedtide.flower.exchange import Clock
+from fedtide.flower.server.transport import Clock
 
 NODE_UNAVAILABLE, APP_RAISED = 5, 2
 _runs = count(1)

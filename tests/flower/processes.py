@@ -15,8 +15,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedtide.errors import BadInput
-from fedtide.participation.ledger import read_rounds
+from fedtide.errors import InvalidInputError
+from fedtide.participation.log.ledger import read_rounds
 from fedtide.simulation.checkpoint import Checkpoint, load_newest
 
 DEADLINE = 300.0
@@ -65,7 +65,7 @@ def ended(path: Path) -> int:
     """Return how many rounds a ledger has."""
     try:
         return len(read_rounds(f"sqlite:///{path}"))
-    except BadInput:  # it is not there yet
+    except InvalidInputError:  # it is not there yet
         return 0
 
 

@@ -8,7 +8,7 @@ from torch import nn
 
 import fedtide as ft
 from fedtide.flower import client, initial_arrays
-from fedtide.flower.strategy import FedTide
+from fedtide.flower.server.strategy import FedTide
 
 from .fake import FakeGrid, Node
 

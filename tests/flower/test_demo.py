@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from fedtide.flower import loopback
-from fedtide.flower.demo import Forecast
-from fedtide.flower.loopback import Loopback
-from fedtide.participation.ledger import read_ledger
+from fedtide.flower.dev import local_federation as loopback
+from fedtide.flower.dev.demo import Forecast
+from fedtide.flower.dev.local_federation import Loopback
+from fedtide.participation.log.ledger import read_ledger
 
 from .processes import DEADLINE
 

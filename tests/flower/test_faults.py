@@ -12,9 +12,9 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
 import fedtide as ft
-from fedtide.flower.exchange import Exchange
-from fedtide.flower.federation import Federation
-from fedtide.participation.ledger import Ledger, read_ledger, read_rounds
+from fedtide.flower.server.session import TrainingSession
+from fedtide.flower.server.transport import Exchange
+from fedtide.participation.log.ledger import Ledger, read_ledger, read_rounds
 
 from .driver import deploy, federation, model, prepared, quadratic, scripted
 from .fake import FakeGrid
@@ -307,8 +307,8 @@ def kill_in_call(monkeypatch, owner: type, name: str, number: int, after: bool) 
     [
         (Exchange, "send", 3),
         (Exchange, "collect", 4),
-        (Federation, "end_round", 3),
-        (Federation, "save", 3),
+        (TrainingSession, "end_round", 3),
+        (TrainingSession, "save", 3),
         (Ledger, "commit", 3),
         (Ledger, "commit", 1),
     ],

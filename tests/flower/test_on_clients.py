@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 import fedtide as ft
-from fedtide.errors import BadInput
-from fedtide.flower import FedTide, OnClients
-from fedtide.flower.federation import Federation
-from fedtide.participation.ledger import read_ledger
+from fedtide.errors import InvalidInputError
+from fedtide.flower import ClientSideMemory, FedTide
+from fedtide.flower.server.session import TrainingSession
+from fedtide.participation.log.ledger import read_ledger
 
 from .driver import deploy, federation, model, prepared, quadratic, scripted
 from .test_faults import Killed, kill_in_call, node_of
@@ -26,7 +26,7 @@ def test_the_models_are_those_of_the_plain_method(method, tmp_path):
     there = scripted(12, N)
     plain = deploy(federation(TASK, LOCAL, there), TASK, method, 12)
     grid = federation(TASK, LOCAL, there, memory=tmp_path)
-    on_clients = deploy(grid, TASK, OnClients(method), 12)
+    on_clients = deploy(grid, TASK, ClientSideMemory(method), 12)
     np.testing.assert_allclose(model(on_clients), model(plain), rtol=1e-10)
     assert not hasattr(on_clients.training.state, "memory")
 
@@ -35,7 +35,7 @@ def test_the_models_are_those_of_the_plain_method(method, tmp_path):
 def test_late_and_lost_reports_leave_nobody_out_of_step(method, tmp_path):
     """Replies that miss their round, or are never believed, are as if they had not been made."""
     models = []
-    for algorithm in (method, OnClients(method)):
+    for algorithm in (method, ClientSideMemory(method)):
         grid = federation(TASK, LOCAL, memory=tmp_path, seconds=lambda number: 20.0)
         node_of(grid, 3).seconds = lambda number: 0.1 if number == 0 else 70.0
         liar = node_of(grid, 1)
@@ -56,12 +56,12 @@ def test_a_server_killed_and_submitted_again_goes_on(method, tmp_path, monkeypat
     whole = deploy(federation(TASK, LOCAL, there), TASK, method, 8)
     options = {"rounds": 8, "state": tmp_path / "state"}
     with monkeypatch.context() as patch:
-        kill_in_call(patch, Federation, "save", 5, after=False)
+        kill_in_call(patch, TrainingSession, "save", 5, after=False)
         grid = federation(TASK, LOCAL, there, memory=tmp_path / "clients")
         with pytest.raises(Killed):
-            deploy(grid, TASK, OnClients(method), **options)
+            deploy(grid, TASK, ClientSideMemory(method), **options)
     grid = federation(TASK, LOCAL, there, memory=tmp_path / "clients")
-    again = deploy(grid, TASK, OnClients(method), **options)
+    again = deploy(grid, TASK, ClientSideMemory(method), **options)
     np.testing.assert_allclose(model(again), model(whole), rtol=1e-10)
 
 
@@ -89,7 +89,7 @@ def test_a_client_that_lost_its_disk_is_noticed_and_counts_like_one_that_stays_a
 ):
     url = f"sqlite:///{tmp_path / 'ledger.db'}"
     grid = losing(tmp_path / "clients", at=4)
-    strategy = deploy(grid, TASK, OnClients(method), 9, ledger=url)
+    strategy = deploy(grid, TASK, ClientSideMemory(method), 9, ledger=url)
     there = np.ones((9, N), dtype=bool)
     there[4:, 2] = False
     away = deploy(federation(TASK, LOCAL, there), TASK, method, 9)
@@ -102,7 +102,7 @@ def test_under_fedau_a_client_that_lost_its_disk_counts_anew(tmp_path):
     """Its weights are those of a client that came for the first time after the last report."""
     there = np.ones((12, N), dtype=bool)
     there[:, 2] = [1, 0, 1, 0, 0, 1, 0, 0, 0, 1, 0, 1]
-    strategy = deploy(losing(tmp_path, 9, there), TASK, OnClients(A.FedAU(cutoff=None)), 12)
+    strategy = deploy(losing(tmp_path, 9, there), TASK, ClientSideMemory(A.FedAU(cutoff=None)), 12)
     x = TASK.start.numpy()
     matrices, centers = np.array(quadratic().matrices), np.array(quadratic().centers)
     # ω of client 2: the mean of what it closed before; lost after round 5, it starts from round 6.
@@ -122,17 +122,17 @@ def test_under_fedau_a_client_that_lost_its_disk_counts_anew(tmp_path):
     "method", [A.MIFA(unseen="wait"), A.FedAU(average=0.5), A.FedAU(groups=[0, 0]), A.FedAvg()]
 )
 def test_methods_that_need_the_server_are_refused(method):
-    with pytest.raises(BadInput, match=r"method: .* needs what only the server knows"):
-        OnClients(method)
+    with pytest.raises(InvalidInputError, match=r"method: .* needs what only the server knows"):
+        ClientSideMemory(method)
 
 
 def test_a_switch_cannot_forget():
-    switch = A.Switch(first=A.FedAvg(), second=OnClients(A.MIFA()), at=3)
-    with pytest.raises(BadInput, match="algorithm: Switch cannot hold OnClients"):
+    switch = A.Switch(first=A.FedAvg(), second=ClientSideMemory(A.MIFA()), at=3)
+    with pytest.raises(InvalidInputError, match="algorithm: Switch cannot hold ClientSideMemory"):
         FedTide(switch, clients=2)
 
 
 def test_without_a_folder_nothing_is_used(tmp_path):
     url = f"sqlite:///{tmp_path / 'ledger.db'}"
-    deploy(federation(TASK, LOCAL), TASK, OnClients(A.MIFA()), 2, ledger=url)
+    deploy(federation(TASK, LOCAL), TASK, ClientSideMemory(A.MIFA()), 2, ledger=url)
     assert set(read_ledger(url)["stage"]) == {"selected"}

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 import fedtide as ft
-from fedtide.flower.loopback import Loopback
-from fedtide.flower.tls import make_node_key
-from fedtide.participation.ledger import read_ledger, read_rounds
+from fedtide.flower.dev.certificates import make_node_key
+from fedtide.flower.dev.local_federation import Loopback
+from fedtide.participation.log.ledger import read_ledger, read_rounds
 
 from .processes import APP, DEADLINE, METHODS, ended, replayed, rows, saved, script, until
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.slow
 SITES = [f"site-{n}" for n in range(script.CLIENTS)]
 
 
-def log_of(run: subprocess.Popen) -> str:
+def to_frame(run: subprocess.Popen) -> str:
     """Wait for a run to end and return its log."""
     return run.communicate(timeout=DEADLINE)[0].decode()
 
@@ -48,7 +48,7 @@ def test_tls_and_node_keys_keep_strangers_out_and_the_models_are_the_simulators(
         stranger = federation.start_node("stranger", client=0)
         what = {"folder": tmp_path, "names": " ".join(SITES), "rounds": script.ROUNDS}
         what |= {"scripted": 1, "min_nodes": script.CLIENTS}
-        said = log_of(federation.submit(APP, methods=" ".join(METHODS), **what))
+        said = to_frame(federation.submit(APP, methods=" ".join(METHODS), **what))
         assert stranger.wait(timeout=DEADLINE) != 0
     matrices, centers = script.problem()
     q = script.THERE / np.maximum(script.THERE.sum(axis=1, keepdims=True), 1)
@@ -109,7 +109,7 @@ def test_node_server_and_superlink_are_killed_and_the_federation_goes_on(federat
     superlink.wait()
     last = ended(path) + 2
     federation.start_superlink()
-    said = log_of(federation.submit(APP, rounds=last, **what))
+    said = to_frame(federation.submit(APP, rounds=last, **what))
 
     assert read_rounds(f"sqlite:///{path}")["round"].to_list() == list(range(last)), said
     replay = replayed("mifa", path, SITES, last)

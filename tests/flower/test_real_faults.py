@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedtide.flower.loopback import Loopback
-from fedtide.participation.ledger import read_rounds
+from fedtide.flower.dev.local_federation import Loopback
+from fedtide.participation.log.ledger import read_rounds
 
 from .processes import APP, Row, ended, heard, replayed, rows, saved, until
 

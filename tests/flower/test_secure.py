@@ -15,7 +15,7 @@ from flwr.common.secure_aggregation.secaggplus_constants import (
 from scipy import stats
 
 from fedtide.algorithms import FedAU
-from fedtide.flower import FedTide, OnClients, custom_client
+from fedtide.flower import ClientSideMemory, FedTide, custom_client
 
 from .fake import FakeGrid, Node
 
@@ -96,7 +96,7 @@ def run_open(example, memory: Path):
         memory=lambda context: memory,
     )
     grid = FakeGrid(nodes(app))
-    strategy = FedTide(OnClients(FedAU(cutoff=CUTOFF)), clients=SITES, clock=grid.clock)
+    strategy = FedTide(ClientSideMemory(FedAU(cutoff=CUTOFF)), clients=SITES, clock=grid.clock)
     start = ArrayRecord({"x": Array(np.zeros(client_app.SIZE))})
     strategy.start(grid, start, num_rounds=ROUNDS, timeout=60)
     return strategy.training.output.numpy()

@@ -2,7 +2,7 @@
 
 from copy import deepcopy
 
-from fedtide.problems.augment import changes_colours
+from fedtide.problems.augmentation import changes_colours
 
 ROUNDS = 6
 

@@ -3,7 +3,7 @@
 import polars as pl
 import pytest
 
-from fedtide import BadInput
+from fedtide import InvalidInputError
 from fedtide.papers.claims import Claim, judge
 from fedtide.papers.measures import Measure
 
@@ -120,7 +120,7 @@ def test_growing():
     ],
 )
 def test_bad_claims(fields, sentence):
-    with pytest.raises(BadInput, match=sentence):
+    with pytest.raises(InvalidInputError, match=sentence):
         Claim(says="", measure="m", method="a", **fields)
 
 

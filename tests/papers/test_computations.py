@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from fedtide.papers import load, load_records, plan
-from fedtide.papers.computations import weights_over_time
-from fedtide.papers.skew import local_maps, skew_gap, successive
+from fedtide.papers.analytic import weights_over_time
+from fedtide.papers.analytic_skew import local_maps, skew_gap, successive
 from fedtide.participation import Bernoulli
 from fedtide.population import Population
 

@@ -7,7 +7,7 @@ from tests.papers.standin import small
 
 import fedtide as ft
 from fedtide.papers import load, names, plan
-from fedtide.papers.computations import COMPUTATIONS
+from fedtide.papers.analytic import COMPUTATIONS
 
 TRAINED = [name for name in names() if load(name).compute is None]
 COMPUTED = [name for name in names() if load(name).compute is not None]
@@ -140,7 +140,7 @@ def test_local_rates_after_the_warm_up_of_paper_000():
         ("000/cifar10", "amplified", 4000, 5e-6),
     ]:
         (run,) = plan(load(name), seeds=[1], methods=[method])
-        local = ft.Experiment.of(run.settings).local
+        local = ft.Experiment.from_dict(run.settings).local
         assert local.rate(start - 1) == pytest.approx(local.lr)
         assert local.rate(start) == pytest.approx(rate, rel=1e-9)
 

@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 import fedtide as ft
-from fedtide.cli import main
+from fedtide.cli.main import main
 from fedtide.papers import load, load_records, names, plan
-from fedtide.papers.document import document
-from fedtide.papers.study import study_of
+from fedtide.papers.export import study_of
+from fedtide.papers.results_page import document
 from fedtide.sweep import Sweep
 
 ROOT = Path(__file__).parents[2]
@@ -101,7 +101,7 @@ def test_bad_input(fedtide, arguments, sentence):
 
 def test_data_that_cannot_be_had(fedtide, tmp_path, monkeypatch):
     """It says which files to put where, and what needs none, before anything is written."""
-    monkeypatch.setattr("fedtide.problems.datasets._from_hub", _offline)
+    monkeypatch.setattr("fedtide.problems.datasets.catalogue._from_hub", _offline)
     monkeypatch.setenv("FEDTIDE_DATA", str(tmp_path))
     out = tmp_path / "out"
     status, _, err = fedtide("papers", "001/svhn", "--out", str(out), "--records", str(out))
@@ -112,7 +112,7 @@ def test_data_that_cannot_be_had(fedtide, tmp_path, monkeypatch):
 
 
 def _offline(name):
-    raise ft.BadInput(f"dataset: {name!r} cannot be had; put {name}/train.parquet there")
+    raise ft.InvalidInputError(f"dataset: {name!r} cannot be had; put {name}/train.parquet there")
 
 
 @pytest.mark.parametrize("name", ["002/fashion-mnist", "003/mnist-logistic", "002/groups"])
@@ -121,7 +121,7 @@ def test_a_study_file_asks_for_the_same_runs(fedtide, tmp_path, name):
     case = next(iter(load(name).cases))
     status, _, _ = fedtide("papers", name, "--scale", "paper", "--study", str(file))
     assert status == 0
-    theirs = [member.experiment.plain() for member in Sweep.load(file).members]
+    theirs = [member.experiment.to_dict() for member in Sweep.load(file).members]
     ours = [run.resolved for run in plan(load(name), cases=[case])]
     assert theirs == ours
 

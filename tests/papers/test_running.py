@@ -7,14 +7,14 @@ import numpy as np
 import polars as pl
 import pytest
 
-from fedtide import BadInput
+from fedtide import InvalidInputError
 from fedtide.papers import plan
-from fedtide.papers.comparison import compare, verdicts
-from fedtide.papers.paper import paper_of
+from fedtide.papers.paper_runner import recorded, run_all
+from fedtide.papers.paper_spec import paper_of
+from fedtide.papers.published_comparison import compare, verdicts
 from fedtide.papers.record import load_records, record_file, record_of, write_record
-from fedtide.papers.running import recorded, run_all
-from fedtide.simulation.interrupt import Interrupted
-from fedtide.sweep.axes import merged
+from fedtide.simulation.interruption import Interrupted
+from fedtide.sweep.grid import merged
 
 PLAIN = {
     "title": "two clients",
@@ -72,7 +72,7 @@ def test_the_plan_on_a_laptop(paper):
 
 def test_parts_of_a_plan(paper):
     assert keys(plan(paper, seeds=[7], methods=["slow"])) == [("plain", "slow", 7)]
-    with pytest.raises(BadInput, match=r"^methods: unknown 'fats'; did you mean 'fast'\?"):
+    with pytest.raises(InvalidInputError, match=r"^methods: unknown 'fats'; did you mean 'fast'\?"):
         plan(paper, methods=["fats"])
 
 
@@ -139,7 +139,7 @@ def test_what_cannot_be_run_is_said(paper, tmp_path):
     wrong = replace(
         run, settings=merged(dict(run.settings), {"selection": {"type": "uniform-of", "size": 9}})
     )
-    with pytest.raises(BadInput, match=r"^plain/fast/seed-1\..*9"):
+    with pytest.raises(InvalidInputError, match=r"^plain/fast/seed-1\..*9"):
         run_all(paper, [wrong], tmp_path / "out", tmp_path / "records")
 
 
@@ -172,7 +172,7 @@ def test_records_are_small_and_survive_what_json_cannot_say(paper, tmp_path):
 
 def test_a_file_that_is_no_record_is_named(tmp_path):
     (tmp_path / "x.json").write_text(json.dumps({"a": 1}))
-    with pytest.raises(BadInput, match=r"^records: .*x\.json is no record of a run"):
+    with pytest.raises(InvalidInputError, match=r"^records: .*x\.json is no record of a run"):
         load_records(tmp_path)
 
 
@@ -189,6 +189,6 @@ def test_a_file_that_is_no_record_is_named(tmp_path):
     ],
 )
 def test_files_that_name_what_is_not_there(changes, sentence):
-    with pytest.raises(BadInput) as error:
+    with pytest.raises(InvalidInputError) as error:
         paper_of("999/test", PLAIN | changes)
     assert str(error.value).startswith(sentence)

@@ -7,19 +7,19 @@ import numpy as np
 import polars as pl
 import pytest
 
-from fedtide.errors import BadInput
+from fedtide.errors import InvalidInputError
 from fedtide.participation import (
+    Availability,
     Bernoulli,
     Correlated,
     Cyclic,
-    Drop,
     GroupCycle,
     LeastServed,
     LongestAbsent,
     Markov,
     Permutation,
     PermutationOf,
-    Process,
+    RandomDropout,
     Replay,
     Selection,
     SubsetLaw,
@@ -75,7 +75,7 @@ FOUR = Population(clients=4)
         (lambda: Table([[0.5, float("nan")]]), "weights: nan is not finite"),
         (lambda: Table([0.5, 0.5]), "weights: 1 dimensions; give an array of 2"),
         (lambda: Replay("log.csv", stage="use"), "stage: 'use' is unknown; did you mean 'used'"),
-        (lambda: Drop(1.2), "probability: 1.2 is not within"),
+        (lambda: RandomDropout(1.2), "probability: 1.2 is not within"),
         (lambda: UniformOf(0), "size: 0 is not"),
         (lambda: PermutationOf(0), "size: 0 is not"),
         (lambda: LongestAbsent(0), "size: 0 is not"),
@@ -89,7 +89,7 @@ FOUR = Population(clients=4)
     ],
 )
 def test_parameters_alone(make: Callable[[], object], message: str) -> None:
-    with pytest.raises(BadInput, match=message):
+    with pytest.raises(InvalidInputError, match=message):
         make()
 
 
@@ -110,10 +110,10 @@ def test_parameters_alone(make: Callable[[], object], message: str) -> None:
         (Replay(pl.DataFrame({"round": [0], "client": [4]})), "log: client 4 is not one of the 4"),
     ],
 )
-def test_parameters_that_do_not_fit_the_clients(process: Process, message: str) -> None:
-    with pytest.raises(BadInput, match=message):
+def test_parameters_that_do_not_fit_the_clients(process: Availability, message: str) -> None:
+    with pytest.raises(InvalidInputError, match=message):
         process.begin(FOUR, seed=0)
-    with pytest.raises(BadInput, match=message):
+    with pytest.raises(InvalidInputError, match=message):
         process.known_rates(FOUR, seed=0)
 
 
@@ -121,20 +121,20 @@ def test_parameters_that_do_not_fit_the_clients(process: Process, message: str) 
     "selection", [UniformOf(5), PermutationOf(5), LongestAbsent(5), LeastServed(5, 2)]
 )
 def test_selections_larger_than_the_population(selection: Selection) -> None:
-    with pytest.raises(BadInput, match="size: 5 of 4 clients"):
+    with pytest.raises(InvalidInputError, match="size: 5 of 4 clients"):
         selection.start(FOUR, seed=0)
 
 
 def test_table_files(tmp_path: Path) -> None:
     path = tmp_path / "table.csv"
     path.write_text("round,client\n0,1\n")
-    with pytest.raises(BadInput, match=r"weights: '.*table.csv' lacks weights"):
+    with pytest.raises(InvalidInputError, match=r"weights: '.*table.csv' lacks weights"):
         Table(path).begin(FOUR, seed=0)
     path.write_text("round,client,weight\n0,4,1\n")
-    with pytest.raises(BadInput, match="weights: client 4 is not one of the 4 clients"):
+    with pytest.raises(InvalidInputError, match="weights: client 4 is not one of the 4 clients"):
         Table(path).begin(FOUR, seed=0)
 
 
 def test_weights_of_nobody() -> None:
-    with pytest.raises(BadInput, match="participation: nobody ever takes part"):
+    with pytest.raises(InvalidInputError, match="participation: nobody ever takes part"):
         participation_weights(Bernoulli(np.zeros(4)), FOUR, rounds=10)

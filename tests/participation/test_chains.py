@@ -5,13 +5,13 @@ import pytest
 from numpy.typing import NDArray
 from scipy import stats
 
-from fedtide.participation import Bernoulli, Cyclic, Markov, Process
+from fedtide.participation import Availability, Bernoulli, Cyclic, Markov
 from fedtide.population import Population
 
 CLIENTS = 400
 
 
-def presence(process: Process, rounds: int, clients: int = CLIENTS, seed: int = 0) -> NDArray:
+def presence(process: Availability, rounds: int, clients: int = CLIENTS, seed: int = 0) -> NDArray:
     """Return who is available when, shape (T, N)."""
     running = process.begin(Population(clients=clients), seed)
     there = np.zeros((rounds, clients), dtype=bool)

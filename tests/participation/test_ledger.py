@@ -27,9 +27,9 @@ pytest.importorskip("sqlalchemy", reason="the ledger needs fedtide[flower]")
 import sqlalchemy as sql
 
 import fedtide as ft
-from fedtide.errors import BadInput
+from fedtide.errors import InvalidInputError
 from fedtide.participation import STAGES, normalise_log, read_log, write_log
-from fedtide.participation.ledger import Entry, Ledger, read_ledger, read_rounds
+from fedtide.participation.log.ledger import Entry, Ledger, read_ledger, read_rounds
 
 from .postgres import Server, programs, server
 
@@ -117,14 +117,16 @@ def test_a_round_is_added_once(url: str):
     Ledger(url).commit(4, entries[::-1], NOW + 1)
     assert len(read_ledger(url)) == 2
     for other in ([], entries[:1], [entries[0], Entry("b", "used", None, NOW, asked=3)]):
-        with pytest.raises(BadInput, match="ledger: round 4 of 'default' is there with other"):
+        with pytest.raises(
+            InvalidInputError, match="ledger: round 4 of 'default' is there with other"
+        ):
             Ledger(url).commit(4, other, NOW)
     assert len(read_ledger(url)) == 2
 
 
 def test_a_round_is_added_wholly_or_not_at_all(url: str):
     ledger = Ledger(url)
-    with pytest.raises(BadInput, match="ledger: "):
+    with pytest.raises(InvalidInputError, match="ledger: "):
         ledger.commit(0, [Entry("a", "used"), Entry("b", "used"), Entry("a", "used")], NOW)
     assert ledger.ended == 0
     assert read_ledger(url).is_empty()
@@ -134,9 +136,9 @@ def test_federations_share_a_database(url: str):
     for name in ("north", "south"):
         Ledger(url, name).commit(0, [Entry(f"{name}-1", "used", 1.0)], NOW)
     assert read_ledger(url + "#south")["client"].to_list() == ["south-1"]
-    with pytest.raises(BadInput, match="holds 2 federations; put #north"):
+    with pytest.raises(InvalidInputError, match="holds 2 federations; put #north"):
         read_ledger(url)
-    with pytest.raises(BadInput, match="no federation 'sout'; did you mean 'south'"):
+    with pytest.raises(InvalidInputError, match="no federation 'sout'; did you mean 'south'"):
         read_ledger(url + "#sout")
 
 
@@ -148,7 +150,7 @@ def together(*work: Callable[[], None]) -> list[BaseException | None]:
         barrier.wait()
         try:
             one()
-        except BadInput as error:
+        except InvalidInputError as error:
             return error
         return None
 
@@ -181,7 +183,7 @@ def test_a_server_that_crashed_and_is_back_has_all_rounds_and_takes_more(postgre
     for t in range(3):
         ledger.commit(t, [Entry("a", "used", 1.0, NOW)], NOW)
         postgres.end(signal.SIGQUIT)  # at once, as in a crash: it recovers from its journal
-        with pytest.raises(BadInput, match=r"ledger: .* fails"):
+        with pytest.raises(InvalidInputError, match=r"ledger: .* fails"):
             ledger.commit(t + 1, [], NOW)
         postgres.start()
     ledger.commit(3, [], NOW)
@@ -194,7 +196,7 @@ def test_the_audit_reads_it_and_no_password_is_shown(url: str):
     assert ft.audit(url, clients=3).log.length == 1
     if url.startswith("postgresql"):
         secret = url.replace("@", ":secret@").replace("ledger_", "nobody_")
-        with pytest.raises(BadInput, match=r"ledger: .*:\*\*\*@") as refused:
+        with pytest.raises(InvalidInputError, match=r"ledger: .*:\*\*\*@") as refused:
             ft.audit(secret)
         assert "secret" not in str(refused.value)
 
@@ -202,7 +204,7 @@ def test_the_audit_reads_it_and_no_password_is_shown(url: str):
 KILLED = """
 import os, signal, sys
 import sqlalchemy as sql
-from fedtide.participation.ledger import Entry, Ledger
+from fedtide.participation.log.ledger import Entry, Ledger
 
 ledger = Ledger(sys.argv[1])
 ledger.commit(0, [Entry("a", "used")], 0.0)
@@ -236,7 +238,7 @@ def test_a_writer_killed_in_a_round_leaves_the_rounds_before(url: str, event: st
 MAKING = """
 import os, signal, sys
 import sqlalchemy as sql
-from fedtide.participation.ledger import Ledger
+from fedtide.participation.log.ledger import Ledger
 
 @sql.event.listens_for(sql.Engine, "before_cursor_execute")
 def die(connection, cursor, statement, *rest):
@@ -262,7 +264,7 @@ def test_tables_of_another_version_are_refused(url: str):
     Ledger(url)
     run(url, "UPDATE fedtide_schema SET version = 9")
     for refused in (Ledger, read_ledger):
-        with pytest.raises(BadInput, match="tables of version 9, this fedtide reads 1"):
+        with pytest.raises(InvalidInputError, match="tables of version 9, this fedtide reads 1"):
             refused(url)
 
 
@@ -275,7 +277,7 @@ def test_tables_of_another_version_are_refused(url: str):
     ],
 )
 def test_what_cannot_be_read_is_refused(url: str, sentence: str):
-    with pytest.raises(BadInput, match=sentence):
+    with pytest.raises(InvalidInputError, match=sentence):
         read_ledger(url)
 
 
@@ -284,12 +286,12 @@ def test_a_file_that_is_no_ledger_is_refused(tmp_path: Path):
     sqlite3.connect(other).execute("CREATE TABLE x (y)").connection.close()
     (tmp_path / "text.db").write_text("no database" * 100)
     for name in ("other.db", "text.db"):
-        with pytest.raises(BadInput, match=r"ledger: .* fails"):
+        with pytest.raises(InvalidInputError, match=r"ledger: .* fails"):
             read_ledger(f"sqlite:///{tmp_path / name}")
 
 
 def test_an_unknown_stage_is_refused():
-    with pytest.raises(BadInput, match="stage: 'usd' is unknown; did you mean 'used'"):
+    with pytest.raises(InvalidInputError, match="stage: 'usd' is unknown; did you mean 'used'"):
         Entry("a", "usd")
 
 

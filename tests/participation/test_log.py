@@ -10,20 +10,20 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from polars.testing import assert_frame_equal
 
-from fedtide.errors import BadInput
+from fedtide.errors import InvalidInputError
 from fedtide.participation import (
     STAGES,
     Bernoulli,
-    Drop,
     Markov,
+    RandomDropout,
     Replay,
     Schedule,
     Stage,
     Table,
     UniformOf,
-    log_of,
     read_log,
-    records,
+    round_rows,
+    to_frame,
     write_log,
 )
 from fedtide.population import Population
@@ -93,12 +93,12 @@ def test_ids_of_csv_files_keep_their_zeros(tmp_path: Path) -> None:
 
 def logged(schedule: Schedule, rounds: int, lowest: str) -> pl.DataFrame:
     running = schedule.start(Population(clients=12), seed=6)
-    return log_of([records(running.round(t), lowest) for t in range(rounds)])
+    return to_frame([round_rows(running.round(t), lowest) for t in range(rounds)])
 
 
 @suffixes
 def test_replaying_a_log_gives_the_rounds_back(suffix: str, tmp_path: Path) -> None:
-    schedule = Schedule(Markov(0.4), UniformOf(3), Drop(0.2))
+    schedule = Schedule(Markov(0.4), UniformOf(3), RandomDropout(0.2))
     path = tmp_path / f"log{suffix}"
     write_log(path, logged(schedule, 50, "available"))
     population = Population(clients=12)
@@ -118,13 +118,13 @@ def test_replaying_a_log_gives_the_rounds_back(suffix: str, tmp_path: Path) -> N
 
 @pytest.mark.parametrize("lowest", STAGES)
 def test_records_name_the_furthest_stage(lowest: str) -> None:
-    schedule = Schedule(Bernoulli(0.6), UniformOf(4), Drop(0.4))
+    schedule = Schedule(Bernoulli(0.6), UniformOf(4), RandomDropout(0.4))
     population = Population(clients=12)
     running = schedule.start(population, seed=6)
     for t in range(30):
         who = running.round(t)
         used = who.reported[::2]
-        frame = log_of([records(who, lowest, used)])
+        frame = to_frame([round_rows(who, lowest, used)])
         expected = []
         for n in who.available.tolist():
             stage = sum(n in level for level in (who.selected, who.reported, used))
@@ -137,9 +137,9 @@ def test_records_name_the_furthest_stage(lowest: str) -> None:
 
 
 def test_the_log_of_nothing_can_be_written(tmp_path: Path) -> None:
-    write_log(tmp_path / "log.parquet", log_of([]))
+    write_log(tmp_path / "log.parquet", to_frame([]))
     assert read_log(tmp_path / "log.parquet").shape == (0, 4)
-    assert Replay(log_of([])).begin(Population(clients=2), 0).length == 0
+    assert Replay(to_frame([])).begin(Population(clients=2), 0).length == 0
 
 
 def test_a_table_file_is_a_table(tmp_path: Path) -> None:
@@ -205,26 +205,30 @@ def _file(name: str, content: str | bytes) -> Callable[[Path], Path]:
     ],
 )
 def test_refused_files(make: Callable[[Path], Path], message: str, tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match=message):
+    with pytest.raises(InvalidInputError, match=message):
         read_log(make(tmp_path))
 
 
 def test_refused_mappings(tmp_path: Path) -> None:
     path = tmp_path / "log.csv"
     path.write_text("round,client\n0,1\n")
-    with pytest.raises(BadInput, match="columns: a log has no 'rounds'; did you mean 'round'"):
+    with pytest.raises(
+        InvalidInputError, match="columns: a log has no 'rounds'; did you mean 'round'"
+    ):
         read_log(path, {"rounds": "round"})
-    with pytest.raises(BadInput, match="there is no column 'epoch' among 'round', 'client'"):
+    with pytest.raises(
+        InvalidInputError, match="there is no column 'epoch' among 'round', 'client'"
+    ):
         read_log(path, {"round": "epoch"})
 
 
 def test_mixed_objects_in_a_frame_are_refused() -> None:
     frame = pl.DataFrame({"round": [0, 0], "client": pl.Series([1, "a"], dtype=pl.Object)})
-    with pytest.raises(BadInput, match="client: client ids of type Object are mixed"):
+    with pytest.raises(InvalidInputError, match="client: client ids of type Object are mixed"):
         Replay(frame).begin(Population(clients=2), seed=0)
 
 
 def test_records_refuse_an_unknown_stage() -> None:
     running = Schedule(Bernoulli(0.5)).start(Population(clients=3), seed=0)
-    with pytest.raises(BadInput, match="stage: 'all' is unknown"):
-        records(running.round(0), lowest="all")
+    with pytest.raises(InvalidInputError, match="stage: 'all' is unknown"):
+        round_rows(running.round(0), lowest="all")

@@ -9,6 +9,7 @@ import pytest
 
 from fedtide.participation import (
     PROCESSES,
+    Availability,
     Bernoulli,
     Correlated,
     Cyclic,
@@ -16,7 +17,6 @@ from fedtide.participation import (
     GroupCycle,
     Markov,
     Permutation,
-    Process,
     Replay,
     SubsetLaw,
     Table,
@@ -29,13 +29,13 @@ from fedtide.population import Population
 ROUNDS = 60
 
 
-def _table(clients: int, folder: Path) -> Process:
+def _table(clients: int, folder: Path) -> Availability:
     rng = np.random.default_rng(1)
     table = rng.random((ROUNDS, clients)) * (rng.random((ROUNDS, clients)) < 0.3)
     return Table(table)
 
 
-def _table_file(clients: int, folder: Path) -> Process:
+def _table_file(clients: int, folder: Path) -> Availability:
     path = folder / "table.csv"
     rounds = list(range(ROUNDS))
     ids = [t % clients for t in rounds]
@@ -43,27 +43,27 @@ def _table_file(clients: int, folder: Path) -> Process:
     return Table(path)
 
 
-def _trace(clients: int, folder: Path) -> Process:
+def _trace(clients: int, folder: Path) -> Availability:
     path = folder / "trace.parquet"
     ids = np.arange(clients)
     pl.DataFrame({"client": ids, "start": 3.0 * ids, "end": 3.0 * ids + 10}).write_parquet(path)
     return Trace(path, round_seconds=1.5, repeat=True)
 
 
-def _replay(clients: int, folder: Path) -> Process:
+def _replay(clients: int, folder: Path) -> Availability:
     rounds = np.repeat(np.arange(ROUNDS), clients)
     ids = np.tile(np.arange(clients), ROUNDS)
     there = np.random.default_rng(2).random(len(ids)) < 0.4
     return Replay(pl.DataFrame({"round": rounds[there], "client": ids[there]}))
 
 
-def _halves(clients: int, folder: Path) -> Process:
+def _halves(clients: int, folder: Path) -> Availability:
     half = list(range(0, clients, 2))
     rest = list(range(1, clients, 2))
     return SubsetLaw([half, rest, []], [0.5, 0.3, 0.2])
 
 
-Factory = Callable[[int, Path], Process]
+Factory = Callable[[int, Path], Availability]
 CASES: list[tuple[str, str, Factory]] = [
     ("full", "", lambda n, d: Full()),
     ("table", "array", _table),
@@ -171,7 +171,7 @@ def test_only_what_is_recorded_has_an_end(name: str, factory: Factory, tmp_path:
 
 
 @pytest.mark.parametrize("process", [Bernoulli(0.5), Markov(0.5), Cyclic(0.5), Permutation(2)])
-def test_going_back_is_an_error(process: Process) -> None:
+def test_going_back_is_an_error(process: Availability) -> None:
     running = process.begin(Population(clients=4), seed=0)
     running.round(3)
     with pytest.raises(ValueError, match="round 3 asked after round 3"):

@@ -9,21 +9,21 @@ from scipy import stats
 from fedtide.participation import (
     SELECTIONS,
     All,
-    Available,
+    Availability,
+    AvailableClients,
     Bernoulli,
-    Drop,
     Full,
     GroupCycle,
     LeastServed,
     LongestAbsent,
     PermutationOf,
-    Process,
+    RandomDropout,
     Schedule,
     Selection,
     UniformOf,
 )
 from fedtide.population import Population
-from fedtide.randomness import hashes
+from fedtide.randomness import random_words
 
 CASES: dict[str, Selection] = {
     "all": All(),
@@ -36,8 +36,8 @@ every_selection = pytest.mark.parametrize("name", CASES)
 rounds_of_ids = st.lists(st.sets(st.integers(0, 9)).map(sorted), min_size=1, max_size=25)
 
 
-def available(ids: list[int]) -> Available:
-    return Available(np.array(ids, dtype=np.int64))
+def available(ids: list[int]) -> AvailableClients:
+    return AvailableClients(np.array(ids, dtype=np.int64))
 
 
 def test_every_selection_of_the_table_has_a_case() -> None:
@@ -61,7 +61,7 @@ def test_selected_are_sorted_available_and_as_many_as_asked(
 
 @every_selection
 def test_a_schedule_started_again_goes_on_alike(name: str) -> None:
-    schedule = Schedule(Bernoulli(0.4), CASES[name], Drop(0.3))
+    schedule = Schedule(Bernoulli(0.4), CASES[name], RandomDropout(0.3))
     population = Population(clients=20)
     steady = schedule.start(population, seed=3)
     rounds = [steady.round(t) for t in range(40)]
@@ -87,7 +87,7 @@ def test_permutation_of_consumes_a_list(rounds: list[list[int]], size: int, seed
     """The program's list of all clients, consumed one by one; nobody twice in a round."""
 
     def shuffled(number: int) -> list[int]:
-        words = hashes(seed, "permutation-of", number, np.arange(10)) >> np.uint64(1)
+        words = random_words(seed, "permutation-of", number, np.arange(10)) >> np.uint64(1)
         return sorted(range(10), key=lambda n: words[n])
 
     running = PermutationOf(size).start(Population(clients=10), seed)
@@ -139,14 +139,14 @@ def test_least_served_by_sorting(
         expected = sorted(ids, key=lambda n: (served[n], last[n], n))[:size]
         clients = np.array(ids, dtype=np.int64)
         weights = 1.0 / (1 + clients) if given_weights else None
-        chosen = running.select(t, Available(clients, weights))
+        chosen = running.select(t, AvailableClients(clients, weights))
         assert chosen.tolist() == sorted(expected)
         for n in expected:
             served[n] += 1 / (1 + n) if given_weights else 1 / len(expected)
             last[n] = t
 
 
-def irregularity(process: Process, selection: Selection, clients: int, period: int) -> float:
+def irregularity(process: Availability, selection: Selection, clients: int, period: int) -> float:
     """Return equation (15)'s N Σ_n (q̄_n − 1/N)², averaged over 20 windows of `period` rounds."""
     running = Schedule(process, selection).start(Population(clients=clients), seed=4)
     values = []
@@ -181,13 +181,13 @@ def test_least_served_is_the_most_regular() -> None:
 @given(seed=st.integers(0, 2**40), t=st.integers(0, 10**6), ids=st.sets(st.integers(0, 99)))
 def test_dropping_is_a_function_of_client_and_round(seed: int, t: int, ids: set[int]) -> None:
     clients = np.array(sorted(ids), dtype=np.int64)
-    everyone = Drop(0.4).mask(seed, t, np.arange(100))
-    np.testing.assert_array_equal(Drop(0.4).mask(seed, t, clients), everyone[clients])
+    everyone = RandomDropout(0.4).mask(seed, t, np.arange(100))
+    np.testing.assert_array_equal(RandomDropout(0.4).mask(seed, t, clients), everyone[clients])
 
 
 def test_drop_frequency() -> None:
     """Binomial over clients and over rounds, each wrong with probability 1e-6."""
-    masks = np.array([Drop(0.2).mask(1, t, np.arange(300)) for t in range(300)])
+    masks = np.array([RandomDropout(0.2).mask(1, t, np.arange(300)) for t in range(300)])
     assert stats.binomtest(int(masks.sum()), masks.size, 0.8).pvalue > 1e-6
     both = masks[1:] & masks[:-1]
     assert stats.binomtest(int(both.sum()), int(masks[:-1].sum()), 0.8).pvalue > 1e-6
@@ -202,15 +202,15 @@ def test_weights_are_those_of_the_process_or_one_over_the_reported() -> None:
     first, second = running.round(0), running.round(1)
     assert (first.reported.tolist(), first.weights.tolist()) == ([0], [0.2])
     assert (second.reported.tolist(), second.weights.tolist()) == ([1], [0.5])
-    who = Schedule(Full(), report=Drop(0.5)).start(population, seed=1).round(0)
+    who = Schedule(Full(), report=RandomDropout(0.5)).start(population, seed=1).round(0)
     np.testing.assert_allclose(who.weights, np.full(len(who.reported), 1 / len(who.reported)))
-    empty = Schedule(Full(), report=Drop(1.0)).start(population, seed=1).round(0)
+    empty = Schedule(Full(), report=RandomDropout(1.0)).start(population, seed=1).round(0)
     assert empty.weights.shape == (0,)
 
 
 def test_a_schedule_knows_rates_where_its_parts_do() -> None:
     population = Population(clients=4)
     np.testing.assert_allclose(
-        Schedule(Bernoulli(0.5), report=Drop(0.2)).known_rates(population, 0), 0.4
+        Schedule(Bernoulli(0.5), report=RandomDropout(0.2)).known_rates(population, 0), 0.4
     )
     assert Schedule(Bernoulli(0.5), UniformOf(1)).known_rates(population, 0) is None

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fedtide.errors import BadInput
+from fedtide.errors import InvalidInputError
 from fedtide.participation import Trace
 from fedtide.population import Population
 
@@ -123,18 +123,20 @@ def test_a_decimal_instant_hits_its_boundary(tmp_path: Path) -> None:
 )
 def test_bad_rows(rows: list[tuple[object, object, object]], message: str, tmp_path: Path) -> None:
     path = written(tmp_path / "trace.csv", rows)
-    with pytest.raises(BadInput, match=message):
+    with pytest.raises(InvalidInputError, match=message):
         Trace(path, 1.0).begin(Population(clients=2), seed=0)
 
 
 def test_bad_parameters(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match="round_seconds: 0 is not above 0"):
+    with pytest.raises(InvalidInputError, match="round_seconds: 0 is not above 0"):
         Trace("trace.csv", round_seconds=0)
-    with pytest.raises(BadInput, match="repeat: -1 is not above 0"):
+    with pytest.raises(InvalidInputError, match="repeat: -1 is not above 0"):
         Trace("trace.csv", round_seconds=1, repeat=-1)
     path = written(tmp_path / "trace.csv", [(0, 0, 10)])
-    with pytest.raises(BadInput, match="repeat: 5 seconds end before the trace does"):
+    with pytest.raises(InvalidInputError, match="repeat: 5 seconds end before the trace does"):
         Trace(path, 1, repeat=5).begin(Population(clients=1), seed=0)
     pl.DataFrame({"client": [0], "begin": [1], "end": [2]}).write_csv(path)
-    with pytest.raises(BadInput, match="there is no column 'start' among 'client', 'begin'"):
+    with pytest.raises(
+        InvalidInputError, match="there is no column 'start' among 'client', 'begin'"
+    ):
         Trace(path, 1).begin(Population(clients=1), seed=0)

@@ -6,9 +6,9 @@ import torch
 from scipy import stats
 from torch import nn
 
-from fedtide.problems.augment import augmented, flip, pad_crop
-from fedtide.problems.draws import WORDS, mix, words
-from fedtide.problems.dropout import Masks, key_dropout
+from fedtide.problems.augmentation import augmented, flip, pad_crop
+from fedtide.problems.device_random import WORDS, mix, words
+from fedtide.problems.models.keyed_dropout import Masks, key_dropout
 
 KEYS = torch.from_numpy(np.random.default_rng(0).integers(-(2**63), 2**63 - 1, (6, 5)))
 

@@ -8,13 +8,13 @@ import torch
 from sklearn.metrics import accuracy_score, log_loss
 from torch import nn
 
-from fedtide.errors import BadInput
-from fedtide.problems.augment import augmented
+from fedtide.errors import InvalidInputError
+from fedtide.problems.augmentation import augmented
+from fedtide.problems.base import BatchPlan
 from fedtide.problems.classification import Classification
-from fedtide.problems.datasets import load
-from fedtide.problems.partition import Partition, StoredShards
-from fedtide.problems.partitions import Dirichlet, Iid, MajorityClass, Natural
-from fedtide.problems.problem import Plan
+from fedtide.problems.datasets.catalogue import load
+from fedtide.problems.partitions.base import Partition, StoredShards
+from fedtide.problems.partitions.partitioners import Dirichlet, Iid, MajorityClass, Natural
 
 CPU, FLOAT = torch.device("cpu"), torch.float64
 DROPOUT = {"type": "cnn", "channels": [4], "kernel": 3, "padding": 1, "dropout": 0.3}
@@ -28,7 +28,7 @@ def plan_for(task, clients, steps=3, batch=4, masked=False, seed=0):
     draw = np.random.default_rng(seed)
     clients = np.array(clients)
     shape = (steps, len(clients), batch)
-    return Plan(
+    return BatchPlan(
         clients=clients,
         numbers=draw.integers(2**62, size=shape[:2]),
         positions=draw.integers(task.population.samples[clients][:, None], size=shape),
@@ -85,7 +85,7 @@ def test_a_batch_that_all_steps_share():
         task = prepared("digits", Iid(), 20, augment=augment)
         numbers = np.arange(6).reshape(3, 2)
         positions = np.tile(np.arange(4), (1, 2, 1))
-        x, y = stacked(task.batches(Plan(np.array([3, 11]), numbers, positions)))
+        x, y = stacked(task.batches(BatchPlan(np.array([3, 11]), numbers, positions)))
         assert x.shape[:3] == (3, 2, 4)
         assert torch.equal(y[0], y[1])
         assert torch.equal(x[0], x[1]) == (augment is None)
@@ -248,7 +248,7 @@ class LeavesOneOut(Partition):
 )  # fmt: skip
 def test_bad_inputs(arguments, complaint):
     given = {"dataset": "digits", "partition": Iid(), "clients": 10, **arguments}
-    with pytest.raises(BadInput, match=complaint):
+    with pytest.raises(InvalidInputError, match=complaint):
         prepared(**given)
 
 
@@ -259,5 +259,5 @@ def test_no_augmentation_of_what_is_no_image(tmp_path):
     for split in ("train", "test"):
         table = pa.table({"image": [[1.0], [2.0]], "label": [0, 1]})
         pq.write_table(table, tmp_path / f"{split}.parquet")
-    with pytest.raises(BadInput, match="augment: the features are no images"):
+    with pytest.raises(InvalidInputError, match="augment: the features are no images"):
         prepared(tmp_path, Iid(), 2, augment=["flip"])

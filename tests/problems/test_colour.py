@@ -8,12 +8,12 @@ import torch
 from PIL import Image, ImageEnhance, ImageOps
 from scipy import stats
 
-from fedtide.errors import BadInput
+from fedtide.errors import InvalidInputError
 from fedtide.problems import Classification, Iid
-from fedtide.problems.augment import augmented, check_augmentations
+from fedtide.problems.augmentation import augmented, check_augmentations
 from fedtide.problems.colour import COLOURS, jitter
-from fedtide.problems.datasets import Dataset
-from fedtide.problems.draws import WORDS, words
+from fedtide.problems.datasets.catalogue import Dataset
+from fedtide.problems.device_random import WORDS, words
 
 KEYS = torch.from_numpy(np.random.default_rng(3).integers(-(2**63), 2**63 - 1, (2, 3)))
 ALWAYS, NEVER = 0, WORDS - 1
@@ -124,11 +124,13 @@ def test_each_augmentation_has_its_own_draw():
 
 def test_bad_lists():
     with pytest.raises(
-        BadInput, match="augment: 'equalize' changes colours; list it before 'flip'"
+        InvalidInputError, match="augment: 'equalize' changes colours; list it before 'flip'"
     ):
         check_augmentations(["jitter", "flip", "equalize", "pad-crop"])
-    with pytest.raises(BadInput, match="augment: unknown 'equalise'; did you mean 'equalize'"):
+    with pytest.raises(
+        InvalidInputError, match="augment: unknown 'equalise'; did you mean 'equalize'"
+    ):
         check_augmentations(["equalise"])
     problem = Classification("digits", Iid(), 10, augment=["posterize"])
-    with pytest.raises(BadInput, match=r"augment: the images have no pixels of 0\.\.255"):
+    with pytest.raises(InvalidInputError, match=r"augment: the images have no pixels of 0\.\.255"):
         problem.prepare(seed=0, device=torch.device("cpu"), dtype=torch.float32)

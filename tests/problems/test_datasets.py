@@ -10,9 +10,9 @@ import torch
 from PIL import Image
 from sklearn.datasets import load_digits
 
-from fedtide.errors import BadInput
-from fedtide.problems import images
-from fedtide.problems.datasets import KNOWN, load
+from fedtide.errors import InvalidInputError
+from fedtide.problems.datasets import image_decoding as images
+from fedtide.problems.datasets.catalogue import KNOWN, load
 
 CPU, FLOAT = torch.device("cpu"), torch.float64
 
@@ -152,7 +152,9 @@ def test_no_hub_and_no_folder(monkeypatch):
 
     monkeypatch.delenv("FEDTIDE_DATA", raising=False)
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
-    with pytest.raises(BadInput, match=r"'cinic10' cannot be had .*put cinic10/train.parquet"):
+    with pytest.raises(
+        InvalidInputError, match=r"'cinic10' cannot be had .*put cinic10/train.parquet"
+    ):
         load("cinic10")
 
 
@@ -187,25 +189,27 @@ def png_bytes(size=4):
 def test_bad_files(tmp_path, train, complaint):
     write(tmp_path, "train", **train)
     write(tmp_path, "test", image=[[1.0]], label=[0])
-    with pytest.raises(BadInput, match=complaint):
+    with pytest.raises(InvalidInputError, match=complaint):
         load(tmp_path)
 
 
 def test_a_test_label_that_training_does_not_have(tmp_path):
     write(tmp_path, "train", image=[[1.0], [2.0]], label=[0, 1])
     write(tmp_path, "test", image=[[1.0]], label=[2])
-    with pytest.raises(BadInput, match=r"label: 2 in test\.parquet is out of range; .*0\.\.1"):
+    with pytest.raises(
+        InvalidInputError, match=r"label: 2 in test\.parquet is out of range; .*0\.\.1"
+    ):
         load(tmp_path)
 
 
 def test_missing_and_broken_files_and_unknown_names(tmp_path):
-    with pytest.raises(BadInput, match=r"dataset: there is no .*train\.parquet"):
+    with pytest.raises(InvalidInputError, match=r"dataset: there is no .*train\.parquet"):
         load(tmp_path)
     (tmp_path / "train.parquet").write_bytes(b"no parquet")
     (tmp_path / "test.parquet").write_bytes(b"no parquet")
-    with pytest.raises(BadInput, match="is not readable as Parquet"):
+    with pytest.raises(InvalidInputError, match="is not readable as Parquet"):
         load(tmp_path)
-    with pytest.raises(BadInput, match="unknown 'mnits'; did you mean 'mnist'"):
+    with pytest.raises(InvalidInputError, match="unknown 'mnits'; did you mean 'mnist'"):
         load("mnits")
 
 

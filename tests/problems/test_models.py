@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from fedtide.errors import BadInput
-from fedtide.problems.models import CNN, MLP, MODELS, Imported, Logistic, PureModel, model_of
+from fedtide.errors import InvalidInputError
+from fedtide.problems.models import CNN, MLP, MODELS, FunctionalModel, Imported, Logistic, model_of
 from fedtide.problems.models.initialisation import seeded
 from fedtide.simulation.experiment import BUILDER
 
@@ -30,7 +30,7 @@ PAPER_MODELS = [
 
 def pure(name, shape, classes, dtype=torch.float64):
     module = seeded(lambda: model_of(name).build(shape, classes), 1).to(dtype)
-    return PureModel(module, torch.zeros(2, *shape, dtype=dtype), classes)
+    return FunctionalModel(module, torch.zeros(2, *shape, dtype=dtype), classes)
 
 
 def test_all_named_models_are_checked_here():
@@ -98,7 +98,7 @@ def test_the_mean_over_masks_is_the_layer_without_dropout():
     # a linear model: E[mask·x/(1-p)]·w = x·w; 4000 keys, 5 standard errors
     module = nn.Sequential(nn.Flatten(), nn.Dropout(0.2), nn.Linear(9, 4)).double()
     x = torch.randn(2, 9, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-    model = PureModel(module, x, 4)
+    model = FunctionalModel(module, x, 4)
     keys = torch.from_numpy(np.random.default_rng(2).integers(2**62, size=4000))
     drawn = torch.func.vmap(lambda key: model(model.params, x, key))(keys)
     error = drawn.std(0) / math.sqrt(len(keys))
@@ -157,7 +157,7 @@ def test_threads_do_not_disturb_each_other():
 def test_frozen_parameters_stay():
     module = nn.Sequential(nn.Flatten(), nn.Linear(9, 4), nn.Linear(4, 3))
     module[1].requires_grad_(False)
-    model = PureModel(module, torch.zeros(2, 9), 3)
+    model = FunctionalModel(module, torch.zeros(2, 9), 3)
     assert list(model.params) == ["2.weight", "2.bias"]
 
 
@@ -187,14 +187,14 @@ class Noisy(nn.Module):
 )
 def test_networks_that_cannot_be_trained(module, complaint):
     before = torch.get_rng_state()
-    with pytest.raises(BadInput, match=complaint):
-        PureModel(module, torch.ones(2, 9), 3)
+    with pytest.raises(InvalidInputError, match=complaint):
+        FunctionalModel(module, torch.ones(2, 9), 3)
     assert torch.equal(before, torch.get_rng_state())
 
 
 def test_batch_norm_without_running_statistics_is_fine():
     norm = nn.BatchNorm1d(3, track_running_stats=False)
-    PureModel(nn.Sequential(nn.Linear(9, 3), norm), torch.ones(2, 9), 3)
+    FunctionalModel(nn.Sequential(nn.Linear(9, 3), norm), torch.ones(2, 9), 3)
 
 
 USER_MODULE = """
@@ -232,7 +232,7 @@ def test_bad_import_paths(user_module):
         (f"{user_module}:number", {}, "gives a int; it must give a torch.nn.Module"),
         (":Net", {}, "path: ':Net' is no import path"),
     ):
-        with pytest.raises(BadInput, match=complaint):
+        with pytest.raises(InvalidInputError, match=complaint):
             Imported(path, arguments).build((1, 8, 8), 10)
 
 
@@ -270,7 +270,7 @@ def test_forms_of_a_model(given, expected):
     ],
 )
 def test_bad_models(given, complaint):
-    with pytest.raises(BadInput, match=complaint):
+    with pytest.raises(InvalidInputError, match=complaint):
         model_of(given)
 
 
@@ -279,7 +279,7 @@ def test_bad_models(given, complaint):
     [((64,), "a CNN needs images"), ((1, 4, 4), "nothing is left of images")],
 )
 def test_cnns_need_images_large_enough(shape, complaint):
-    with pytest.raises(BadInput, match=complaint):
+    with pytest.raises(InvalidInputError, match=complaint):
         MODELS["cnn-003-cifar10"].build(shape, 10)
 
 
@@ -292,6 +292,6 @@ def test_cnns_need_images_large_enough(shape, complaint):
     ],
 )
 def test_what_a_folder_says_of_an_imported_model_makes_it_again(given):
-    plain = BUILDER.plain(given)
+    plain = BUILDER.to_dict(given)
     assert json.loads(json.dumps(plain)) == plain
     assert model_of(plain) == model_of(given)

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedtide.errors import BadInput
-from fedtide.problems.flower_partition import Flwr, FlwrInstance
-from fedtide.problems.partition import StoredShards
-from fedtide.problems.partitions import (
+from fedtide.errors import InvalidInputError
+from fedtide.problems.partitions.base import StoredShards
+from fedtide.problems.partitions.flwr_datasets import Flwr, FlwrInstance
+from fedtide.problems.partitions.partitioners import (
     PARTITIONS,
     Dirichlet,
     Iid,
@@ -196,7 +196,7 @@ def test_flwr_instances_can_be_split_again_and_see_other_columns():
     ],
 )
 def test_bad_inputs(make, complaint):
-    with pytest.raises(BadInput, match=complaint):
+    with pytest.raises(InvalidInputError, match=complaint):
         make()
 
 
@@ -211,7 +211,7 @@ def test_bad_inputs(make, complaint):
 )
 def test_bad_flwr_partitioners(partition, complaint):
     pytest.importorskip("flwr_datasets")
-    with pytest.raises(BadInput, match=complaint):
+    with pytest.raises(InvalidInputError, match=complaint):
         partition.split(LABELS, 20, 0)
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import fedtide as ft
-from fedtide import BadInput
+from fedtide import InvalidInputError
 from fedtide.problems import SharedPool
 
 LABELS = np.repeat(np.arange(5), [7, 1, 20, 11, 4])
@@ -61,7 +61,7 @@ def test_there_may_be_more_clients_than_samples():
 
 
 def test_bad_numbers_are_refused():
-    with pytest.raises(BadInput, match="samples: 0"):
+    with pytest.raises(InvalidInputError, match="samples: 0"):
         SharedPool(samples=0)
-    with pytest.raises(BadInput, match="classes: 6 of 5 classes"):
+    with pytest.raises(InvalidInputError, match="classes: 6 of 5 classes"):
         SharedPool(samples=3, classes=6).split(LABELS, clients=2, seed=0)

@@ -10,8 +10,8 @@ import polars as pl
 import pytest
 
 import fedtide as ft
-from fedtide.simulation.folder import RunFolder
-from fedtide.simulation.run import Run
+from fedtide.simulation.loop import Run
+from fedtide.simulation.run_folder import RunFolder
 
 
 class Killed(BaseException):
@@ -42,7 +42,7 @@ def try_often(folder, times, queue):
     run_folder = RunFolder(folder)
     for _ in range(times):
         try:
-            with run_folder.held({"rounds": 1}, resume=True):
+            with run_folder.lock({"rounds": 1}, resume=True):
                 held += 1
                 try:  # only one process can make a file that must not be there
                     os.close(os.open(folder / "inside", os.O_CREAT | os.O_EXCL))
@@ -50,7 +50,7 @@ def try_often(folder, times, queue):
                     crowded += 1
                 else:
                     os.unlink(folder / "inside")
-        except ft.BadInput:
+        except ft.InvalidInputError:
             continue
     queue.put((held, crowded))
 
@@ -82,8 +82,8 @@ def test_a_lock_that_was_removed_meanwhile_is_no_lock(tmp_path, monkeypatch):
 
     monkeypatch.setattr(fcntl, "flock", flock)
     with (
-        folder.held({"rounds": 1}, resume=False),
-        pytest.raises(ft.BadInput, match="is in use by another run"),
+        folder.lock({"rounds": 1}, resume=False),
+        pytest.raises(ft.InvalidInputError, match="is in use by another run"),
         RunFolder(tmp_path).held({"rounds": 1}, resume=True),
     ):
         pass
@@ -145,7 +145,7 @@ def test_a_damaged_part_of_the_log_is_not_counted_on(
 def test_a_checkpoint_of_another_version_is_refused(fields, tmp_path, monkeypatch):
     killed_at(8, fields, tmp_path / "killed", monkeypatch)
     monkeypatch.setattr(Run, "restore", lambda run, checkpoint: checkpoint.tensors["other"])
-    with pytest.raises(ft.BadInput) as error:
+    with pytest.raises(ft.InvalidInputError) as error:
         ft.simulate(**fields, out=tmp_path / "killed", resume=True)
     assert str(error.value) == (
         f"resume: the checkpoint of round 6 in {tmp_path / 'killed'} is of another version "
@@ -157,7 +157,7 @@ def test_a_checkpoint_of_another_version_is_refused(fields, tmp_path, monkeypatc
 def test_a_damaged_experiment_file(text, fields, tmp_path, monkeypatch):
     killed_at(8, fields, tmp_path / "killed", monkeypatch)
     (tmp_path / "killed" / "experiment.yaml").write_text(text)
-    with pytest.raises(ft.BadInput, match=r"experiment.yaml: (not YAML|holds no keys)"):
+    with pytest.raises(ft.InvalidInputError, match=r"experiment.yaml: (not YAML|holds no keys)"):
         ft.simulate(**fields, out=tmp_path / "killed", resume=True)
 
 
@@ -220,7 +220,7 @@ def test_a_finished_run_whose_last_checkpoint_is_damaged_is_read(fields, tmp_pat
 def test_damaged_results_are_refused(name, how, fields, tmp_path):
     ft.simulate(**fields, out=tmp_path)
     damage(tmp_path / name, how)
-    with pytest.raises(ft.BadInput) as error:
+    with pytest.raises(ft.InvalidInputError) as error:
         ft.simulate(**fields, out=tmp_path, resume=True)
     assert str(error.value).startswith(
         f"out: {tmp_path} is finished, but its results cannot be read ("
@@ -237,6 +237,6 @@ def test_a_kill_while_the_parts_of_the_log_are_removed(fields, tmp_path):
 
 
 def test_to_resume_takes_a_folder(fields):
-    with pytest.raises(ft.BadInput) as error:
+    with pytest.raises(ft.InvalidInputError) as error:
         ft.simulate(**fields, resume=True)
     assert str(error.value) == "resume: there is no folder to go on with; give it as out"

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import fedtide as ft
-from fedtide.algorithms.memory import ClientMemory
+from fedtide.algorithms._client_memory import ClientMemory
 from fedtide.simulation.checkpoint import load_newest
 
 PAGE = 4096
@@ -29,7 +29,7 @@ def outcome(fields, out):
     """Return what a run is refused with; nothing if it is not."""
     try:
         ft.simulate(**fields, out=out)
-    except ft.BadInput as error:
+    except ft.InvalidInputError as error:
         return str(error)
     return ""
 
@@ -66,6 +66,8 @@ def test_a_memory_of_clients_on_a_full_disk(disk):
     memory, row = ClientMemory.empty(100, torch.zeros(10_000), str(disk)), torch.ones(1, 10_000)
     for client in range(26):
         memory = memory.write(torch.tensor([client]), row * client)
-    with pytest.raises(ft.BadInput, match=r"^memory_folder: .* needs 40,000; make room and resume"):
+    with pytest.raises(
+        ft.InvalidInputError, match=r"^memory_folder: .* needs 40,000; make room and resume"
+    ):
         memory.write(torch.tensor([26]), row)
     assert torch.equal(memory.read(torch.arange(26)), row * torch.arange(26.0)[:, None])

@@ -17,9 +17,9 @@ import yaml
 
 import fedtide as ft
 from fedtide.algorithms import ALGORITHMS
-from fedtide.participation import PROCESSES, REPORTS, SELECTIONS
+from fedtide.participation import DROPOUTS, PROCESSES, SELECTIONS
 from fedtide.problems import PARTITIONS, PROBLEMS
-from fedtide.problems.models.table import MODEL_TYPES
+from fedtide.problems.models.registry import MODEL_TYPES
 from fedtide.simulation import execute
 from fedtide.training import PROJECTIONS, SCHEDULES
 
@@ -83,7 +83,7 @@ GOOD = {
         {"type": "longest-absent", "size": 1},
         {"type": "least-served", "size": 1, "period": 2},
     ],
-    "report": [{"type": "always"}, {"type": "drop", "probability": 0.5}],
+    "report": [{"type": "always"}, {"type": "random", "probability": 0.5}],
     "problem": [
         QUADRATIC,
         {"type": "lower-bound-4d", "noise": 0.5, "logged": "published"},
@@ -264,7 +264,7 @@ def tried(file):
     try:
         with within_seconds(60):
             return ft.Experiment.load(file)
-    except ft.BadInput as error:
+    except ft.InvalidInputError as error:
         said = str(error)
         assert SENTENCE.match(said), said
         assert said.isprintable(), said
@@ -294,13 +294,13 @@ def test_what_is_to_be_damaged_is_good(key, folder):
         fields = BASE | {"local": {"steps": 1, "lr": 0.1}, key: value}
         if isinstance(value, dict) and isinstance(value.get("rates"), dict):
             fields["problem"] = DIGITS
-        ft.Experiment.of(fields)
+        ft.Experiment.from_dict(fields)
         ft.simulate(**fields)
 
 
 def test_every_class_is_damaged():
     named = set(re.findall(r"'type': '([a-z0-9-]+)'", repr(GOOD)))
-    tables = (ALGORITHMS, PROCESSES, SELECTIONS, REPORTS, PROBLEMS, SCHEDULES, PROJECTIONS)
+    tables = (ALGORITHMS, PROCESSES, SELECTIONS, DROPOUTS, PROBLEMS, SCHEDULES, PROJECTIONS)
     others = set(PARTITIONS) - {"flwr"} | set(MODEL_TYPES) - {"imported"}
     assert named >= others.union(*tables)
 
@@ -347,8 +347,8 @@ def test_other_numbers_run_or_are_refused(part, folder):
         tree = good(draw)
         for _ in range(draw.choice([0, 1, 1, 2])):
             tree = renumbered(tree, draw)
-        with suppress(ft.BadInput):
-            experiment = ft.Experiment.of(tree)
+        with suppress(ft.InvalidInputError):
+            experiment = ft.Experiment.from_dict(tree)
             if small(experiment):
                 with within_seconds(60):
                     execute(experiment)
@@ -411,5 +411,7 @@ def test_aliases_are_fine_where_they_save_words(folder):
     ids=str,
 )
 def test_what_no_memory_holds(changes):
-    with pytest.raises(ft.BadInput, match=r"^problem: .* more memory than there is .*; give fewer"):
+    with pytest.raises(
+        ft.InvalidInputError, match=r"^problem: .* more memory than there is .*; give fewer"
+    ):
         ft.simulate(**BASE | changes)

@@ -78,7 +78,7 @@ def refused(use):
 def sentence(use):
     try:
         use()
-    except ft.BadInput as error:
+    except ft.InvalidInputError as error:
         return str(error)
     return None
 

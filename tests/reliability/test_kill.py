@@ -11,16 +11,16 @@ import json, os, random, select, signal, sys, torch
 torch.set_num_threads(1)
 from pathlib import Path
 import fedtide as ft
-from fedtide.problems.datasets import load
+from fedtide.problems.datasets.catalogue import load
 from fedtide.simulation import execute
-from fedtide.simulation.progress import Watcher
+from fedtide.simulation.callbacks import ProgressCallback
 
 folder, number = Path(sys.argv[1]), getattr(signal, sys.argv[2])
 experiment, kills = ft.Experiment.load(folder / "e.yaml"), int(sys.argv[3])
 draw, run, killed = random.Random(sys.argv[2]), 0, []
 load("digits")
 
-class Tell(Watcher):
+class Tell(ProgressCallback):
     def update(self, ended, rounds, loss):
         os.write(tell, b".")
 

@@ -12,17 +12,17 @@ torch.set_num_threads(1)
 from pathlib import Path
 import fedtide as ft
 from fedtide.simulation import execute
-from fedtide.simulation.progress import Watcher
+from fedtide.simulation.callbacks import ProgressCallback
 
 seen = {}
 
-class Weigh(Watcher):
+class Weigh(ProgressCallback):
     def update(self, ended, rounds, loss):
         if ended in (20_000, 100_000):
             status = Path("/proc/self/status").read_text()
             seen[ended] = int(re.search(r"VmRSS:\\s+(\\d+) kB", status)[1])
 
-experiment = ft.Experiment.of({
+experiment = ft.Experiment.from_dict({
     "problem": {"type": "quadratic", "matrices": [[[1.0]]] * 3, "centers": [[0.0], [1.0], [2.0]]},
     "participation": {"type": "uniform", "size": 1},
     "algorithm": "fedau",

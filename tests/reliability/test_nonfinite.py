@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import fedtide as ft
-from fedtide.algorithms import ALGORITHMS, Reports
-from fedtide.algorithms.storage import pack
+from fedtide.algorithms import ALGORITHMS, ClientUpdates
+from fedtide.algorithms.serialization import to_tensors
 from fedtide.population import Population
 
 METHODS = {name: [{}] for name in ALGORITHMS} | {
@@ -64,7 +64,7 @@ def test_a_dropped_client_leaves_no_trace(algorithm, at_once):
     how = {"on_nonfinite": "drop", "max_stack_bytes": at_once}
     dropped, never = run(algorithm, **how), run(algorithm, comes=(), **how)
     assert dropped.model.tolist() == pytest.approx(never.model.tolist(), rel=1e-12)
-    kept, expected = pack(dropped.state), pack(never.state)
+    kept, expected = to_tensors(dropped.state), to_tensors(never.state)
     assert kept.keys() == expected.keys()
     for name, value in kept.items():
         assert bool(torch.isfinite(value).all()), name
@@ -80,7 +80,7 @@ def test_stop_says_whose_update_it_was(algorithm):
     # Some ask all clients at the end of a period, or pool the data and meet them all at once.
     waits = algorithm["type"] == "wait-for-all" and "mode" not in algorithm
     t, client = (0, 0) if algorithm["type"] in POOLED else (2, 1) if waits else (4, 1)
-    with pytest.raises(ft.BadInput) as error:
+    with pytest.raises(ft.InvalidInputError) as error:
         run(algorithm)
     assert str(error.value) == (
         f"local.lr: an update in round {t} is not finite (clients {client}); lower lr, or leave "
@@ -96,14 +96,14 @@ def test_a_report_of_no_step_has_no_mean_gradient(name):
     method = ALGORITHMS[name](**given.get(name, {}))
     state = method.init(torch.zeros(1), Population(2))
     method.instruct(state, torch.tensor([0]))
-    reports = Reports(
+    reports = ClientUpdates(
         torch.tensor([0]), torch.ones(1), torch.zeros(1, 1), lr=0.1, steps=torch.tensor([0])
     )
     try:
         state, _ = method.step(method.absorb(state, reports), lr=0.1)
-    except ft.BadInput as error:
+    except ft.InvalidInputError as error:
         refusal = str(error)
     else:
         refusal = None
     assert refusal in (None, "steps: a client took no local step; leave its report out")
-    assert all(bool(torch.isfinite(value).all()) for value in pack(state).values())
+    assert all(bool(torch.isfinite(value).all()) for value in to_tensors(state).values())

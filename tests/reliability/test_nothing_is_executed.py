@@ -83,14 +83,14 @@ def test_a_crafted_run_folder(place, bomb, fields, tmp_path, results):
 @pytest.mark.parametrize("suffix", ["csv", "jsonl", "parquet"])
 def test_a_crafted_log(suffix, bomb, tmp_path):
     (tmp_path / f"log.{suffix}").write_bytes(bomb)
-    with pytest.raises(ft.BadInput, match=r"^log: "):
+    with pytest.raises(ft.InvalidInputError, match=r"^log: "):
         read_log(tmp_path / f"log.{suffix}")
 
 
 def test_a_crafted_experiment(tmp_path):
     text = f"name: !!python/object/apply:os.mkdir ['{tmp_path / 'pwned'}']\n"
     (tmp_path / "e.yaml").write_text(text)
-    with pytest.raises(ft.BadInput, match="not YAML in line 1"):
+    with pytest.raises(ft.InvalidInputError, match="not YAML in line 1"):
         ft.Experiment.load(tmp_path / "e.yaml")
     assert not (tmp_path / "pwned").exists()
 

@@ -5,9 +5,9 @@ import polars as pl
 import pytest
 
 import fedtide as ft
-from fedtide.report.compare import comparison, comparison_table
-from fedtide.report.figure import draw_comparison
-from fedtide.report.runs import load_runs
+from fedtide.report.comparison import comparison, comparison_table
+from fedtide.report.figures.run_comparison import draw_comparison
+from fedtide.report.loading import load_runs
 
 FIELDS = {
     "problem": {"type": "regression", "clients": 5, "samples": 50, "features": 3, "informative": 2},

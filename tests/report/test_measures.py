@@ -5,9 +5,9 @@ import polars as pl
 import pytest
 
 import fedtide as ft
-from fedtide.report.measures import influence, skew, smoothed, target
-from fedtide.report.runs import by_method, load_runs, survey
-from fedtide.report.weights import history
+from fedtide.report.loading import by_method, load_runs, survey
+from fedtide.report.summary import influence, skew, smoothed, target
+from fedtide.report.weight_replay import history
 
 P = np.array([0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2])
 
@@ -95,7 +95,7 @@ def test_by_default_every_method_gets_there(groups):
     ],
 )
 def test_bad_targets(wanted, sentence, groups):
-    with pytest.raises(ft.BadInput) as error:
+    with pytest.raises(ft.InvalidInputError) as error:
         target(groups, wanted)
     assert sentence in str(error.value)
 

@@ -8,9 +8,9 @@ import pytest
 from typer.testing import CliRunner
 
 import fedtide as ft
-from fedtide.cli import app
+from fedtide.cli.main import app
+from fedtide.report.loading import by_method, load_runs
 from fedtide.report.page import parts, verdict
-from fedtide.report.runs import by_method, load_runs
 
 
 class Outline(HTMLParser):
@@ -103,7 +103,9 @@ def test_different_problems_stand_one_after_another(report, runs_folder, fields,
     outline, _ = report(runs_folder, "other", "--html", "page.html")
     assert "cannot be compared" in " ".join(outline.words)
     assert len(set(outline.ids)) == len(outline.ids)
-    with pytest.raises(ft.BadInput, match=r"^target: the runs are of 2 different problems"):
+    with pytest.raises(
+        ft.InvalidInputError, match=r"^target: the runs are of 2 different problems"
+    ):
         report(runs_folder, "other", "--target", "loss=1")
 
 
@@ -118,9 +120,9 @@ def test_pages_of_one_run(participation, report, fields):
 def test_nothing_to_show(report, runs_folder, tmp_path):
     shutil.copytree(runs_folder / "plain" / "seed-1", tmp_path / "one")
     (tmp_path / "one" / "summary.json").unlink()
-    with pytest.raises(ft.BadInput, match=r"^report: no run has ended well"):
+    with pytest.raises(ft.InvalidInputError, match=r"^report: no run has ended well"):
         report("one")
-    with pytest.raises(ft.BadInput, match=r"^nowhere: holds no run"):
+    with pytest.raises(ft.InvalidInputError, match=r"^nowhere: holds no run"):
         report("nowhere")
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 import fedtide as ft
-from fedtide.simulation.run import Run
+from fedtide.simulation.loop import Run
 
 
 class Killed(BaseException):

@@ -7,13 +7,13 @@ import pytest
 import fedtide as ft
 
 
-def draws(seed=0):
+def numbers(seed=0):
     return np.random.default_rng(seed)
 
 
 def quadratic(clients=5, d=3, seed=0, start=True):
     """Return positive definite A_n (N, d, d), centres e_n (N, d) and x_0 (d,)."""
-    draw = draws(seed)
+    draw = numbers(seed)
     root = draw.normal(size=(clients, d, d))
     matrices = root @ root.transpose(0, 2, 1) / d + 0.5 * np.eye(d)
     return matrices, draw.normal(size=(clients, d)), draw.normal(size=d) if start else np.zeros(d)
@@ -41,7 +41,7 @@ def run(problem, participation, algorithm, rounds, local=None, **fields):
 
 def table(rounds, clients, seed=1):
     """Return weights with absent clients and two rounds without anybody."""
-    draw = draws(seed)
+    draw = numbers(seed)
     weights = draw.random((rounds, clients)) * (draw.random((rounds, clients)) < 0.5)
     weights[[0, rounds // 2]] = 0
     return weights
@@ -79,7 +79,9 @@ def test_given_weights_are_used_as_they_are_and_empty_rounds_move_nothing():
 
 
 def test_the_last_round_of_a_table_is_the_last_of_a_run():
-    with pytest.raises(ft.BadInput, match=r"^rounds: 11 rounds, but .* ends after 10; ask for at"):
+    with pytest.raises(
+        ft.InvalidInputError, match=r"^rounds: 11 rounds, but .* ends after 10; ask for at"
+    ):
         run(quadratic(), ft.participation.Table(weights=table(10, 5)), ft.algorithms.FedAvg(), 11)
 
 
@@ -90,7 +92,7 @@ def test_stages_of_selection_and_report():
         ft.algorithms.FedAvg(),
         40,
         selection=ft.participation.UniformOf(size=8),
-        report=ft.participation.Drop(probability=0.3),
+        report=ft.participation.RandomDropout(probability=0.3),
     )
     log = result.participation
     assert log["stage"].unique().sort().to_list() == ["available", "selected", "used"]
@@ -109,7 +111,7 @@ def test_stages_of_selection_and_report():
 def test_the_log_keeps_what_is_asked_for(lowest):
     how = {
         "selection": {"type": "uniform-of", "size": 3},
-        "report": {"type": "drop", "probability": 0.5},
+        "report": {"type": "random", "probability": 0.5},
     }
     everything = run(quadratic(), {"type": "bernoulli", "rates": 0.9}, "fedavg", 30, **how)
     kept = run(quadratic(), {"type": "bernoulli", "rates": 0.9}, "fedavg", 30, log=lowest, **how)
@@ -134,7 +136,7 @@ CLIENTS = 6
 
 
 def one_step_run(participation, algorithm, rounds=12_000, lr=0.02, seed=3, **fields):
-    """Return the mean of the late iterates with I = 1, so that no client drift blurs the fixed
+    """Return the mean of the late iterates with I = 1, so that no client correction blurs the fixed
     point: for quadratics it is then exact in expectation.
 
     With γ = 0.02 and curvatures of about 1 iterates forget within 1/γ = 50 rounds, so the mean over

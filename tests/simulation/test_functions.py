@@ -10,9 +10,9 @@ from sklearn.datasets import make_regression
 import fedtide as ft
 from fedtide.population import Population
 from fedtide.problems import LowerBound4D, Quadratic, Regression
-from fedtide.problems.weighted import weigh_objective
+from fedtide.problems.weighted_objective import weigh_objective
 from fedtide.training import LocalTraining
-from fedtide.training.feed import Feed
+from fedtide.training.minibatches import MinibatchPlanner
 
 CPU = torch.device("cpu")
 POINT = st.lists(st.floats(-10, 10), min_size=4, max_size=4)
@@ -20,7 +20,7 @@ POINT = st.lists(st.floats(-10, 10), min_size=4, max_size=4)
 
 def gradient(task, x, clients, local=None, rounds=1):
     """Return the gradients of all clients in every step of a round, shape (I, S, d)."""
-    feed = Feed(task.population, local or LocalTraining(steps=1), seed=5)
+    feed = MinibatchPlanner(task.population, local or LocalTraining(steps=1), seed=5)
     plan = [feed.plan(np.array(clients)) for _ in range(rounds)][-1]
     found = []
     for batches in task.batches(plan):
@@ -76,7 +76,9 @@ def test_lower_bound_starts_at_one_and_ends_at_zero():
 def noises(noise, steps=20_000):
     """Return ξ of both clients in every step: their third gradients at 0, where all else is 0."""
     task = LowerBound4D(noise=noise).prepare(0, CPU, torch.float64)
-    plan = Feed(Population(2), LocalTraining(steps=steps), seed=1).plan(np.array([0, 1]))
+    plan = MinibatchPlanner(Population(2), LocalTraining(steps=steps), seed=1).plan(
+        np.array([0, 1])
+    )
     batch = [torch.stack(part) for part in zip(*task.batches(plan), strict=True)]
     dims = (None, *[0] * len(batch))
     stacked = torch.func.vmap(torch.func.vmap(torch.func.grad(task.loss), dims), dims)
@@ -121,7 +123,7 @@ def test_regression_is_that_of_scikit_learn():
     features = (features - features.mean(0)) / features.std(0)
     rows = {tuple(row): y for row, y in zip(features.round(9).tolist(), targets, strict=True)}
     assert task.population.samples.tolist() == [10] * 4
-    plan = Feed(task.population, LocalTraining(steps=1), seed=0).plan(np.arange(4))
+    plan = MinibatchPlanner(task.population, LocalTraining(steps=1), seed=0).plan(np.arange(4))
     x, y = (tensor.numpy() for tensor in next(iter(task.batches(plan))))
     dealt = [tuple(row) for row in x.reshape(-1, 5).round(9).tolist()]
     assert len(set(dealt)) == 40  # everybody's own, two left out
@@ -143,9 +145,11 @@ def test_regression_minibatches_are_the_clients_own():
     task = Regression(clients=3, samples=30, features=2, informative=1).prepare(
         0, CPU, torch.float64
     )
-    everything = Feed(task.population, LocalTraining(steps=1), seed=0).plan(np.arange(3))
+    everything = MinibatchPlanner(task.population, LocalTraining(steps=1), seed=0).plan(
+        np.arange(3)
+    )
     own = [set(map(tuple, client.tolist())) for client in next(iter(task.batches(everything)))[0]]
-    plan = Feed(task.population, LocalTraining(steps=4, batch_size=3), seed=0).plan(
+    plan = MinibatchPlanner(task.population, LocalTraining(steps=4, batch_size=3), seed=0).plan(
         np.array([0, 2])
     )
     x = torch.stack([batch[0] for batch in task.batches(plan)])
@@ -197,7 +201,7 @@ def test_bad_objectives(objective, sentence):
     task = Quadratic(matrices=[np.eye(2)] * 3, centers=np.zeros((3, 2))).prepare(
         0, CPU, torch.float64
     )
-    with pytest.raises(ft.BadInput, match=f"^{sentence}"):
+    with pytest.raises(ft.InvalidInputError, match=f"^{sentence}"):
         weigh_objective(task, objective)
 
 
@@ -233,6 +237,6 @@ def test_bad_objectives(objective, sentence):
     ],
 )
 def test_bad_problems(make, sentence):
-    with pytest.raises(ft.BadInput) as error:
+    with pytest.raises(ft.InvalidInputError) as error:
         make()
     assert str(error.value).startswith(sentence)

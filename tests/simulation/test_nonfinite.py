@@ -28,7 +28,7 @@ def experiment(**changes):
 
 @pytest.mark.parametrize("trainer", ["reference", "stacked"])
 def test_stop_names_the_round_and_the_client(trainer):
-    with pytest.raises(ft.BadInput) as error:
+    with pytest.raises(ft.InvalidInputError) as error:
         ft.simulate(**experiment(trainer=trainer))
     assert str(error.value) == (
         "local.lr: an update in round 4 is not finite (clients 1); lower lr, or leave such updates "
@@ -38,14 +38,14 @@ def test_stop_names_the_round_and_the_client(trainer):
 
 def test_stop_keeps_the_last_good_checkpoint(tmp_path):
     out = tmp_path / "run"
-    with pytest.raises(ft.BadInput, match=r"; the checkpoint of round 4 is kept$"):
+    with pytest.raises(ft.InvalidInputError, match=r"; the checkpoint of round 4 is kept$"):
         ft.simulate(**experiment(), out=out)
     kept = load_newest(out / "checkpoints")
     assert kept.round == 4
     assert np.isfinite(kept.tensors["state.model"].numpy()).all()
     before = sorted(p.name for p in out.iterdir())
     assert before == ["checkpoints", "experiment.yaml", "log"]
-    with pytest.raises(ft.BadInput, match="round 4"):  # it ends in the same way
+    with pytest.raises(ft.InvalidInputError, match="round 4"):  # it ends in the same way
         ft.simulate(**experiment(), out=out, resume=True)
 
 
@@ -98,7 +98,9 @@ def test_large_but_finite_updates_are_used():
 def test_a_step_that_overflows_stops(on_nonfinite):
     """Every update is finite, their weighted sum is not: there is nothing to leave out."""
     problem = ft.problems.Quadratic(matrices=[[[1.0]]] * 2, centers=[[3e38], [3e38]], start=[0.0])
-    with pytest.raises(ft.BadInput, match=r"^local.lr: the step of round 0 .* \(clients 0, 1\); "):
+    with pytest.raises(
+        ft.InvalidInputError, match=r"^local.lr: the step of round 0 .* \(clients 0, 1\); "
+    ):
         ft.simulate(
             problem=problem,
             participation="full",
@@ -116,7 +118,7 @@ def test_a_loss_that_is_not_finite_stops_and_names_the_clients():
         matrices=[[[1.0]], [[1e30]], [[1.0]]], centers=[[0.0], [0.0], [0.0]], start=[1e10]
     )
     fields = {"participation": {"type": "table", "weights": [[1, 0, 1]]}, "algorithm": "fedavg"}
-    with pytest.raises(ft.BadInput) as error:
+    with pytest.raises(ft.InvalidInputError) as error:
         ft.simulate(
             problem=problem, local={"steps": 1, "lr": 0.1}, rounds=1, trainer="stacked", **fields
         )

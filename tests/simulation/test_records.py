@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 import fedtide as ft
 from fedtide.problems import Evaluation
-from fedtide.simulation.records import Tally, metrics_row, spread
+from fedtide.simulation.metrics import ParticipationTally, metrics_row, spread
 
 FIGURES = st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=50)
 
@@ -32,7 +32,7 @@ def test_spread(values, figure):
 
 def test_participation_loss_weighs_clients_by_how_they_came():
     """Σ p_n F_n with p_n the mean of 1[n in S] / |S| over the rounds with anybody."""
-    tally = Tally(3)
+    tally = ParticipationTally(3)
     for cohort in ([0], [0, 1], [], [0, 1, 2]):
         tally.add(np.array(cohort, dtype=np.int64), np.full(len(cohort), 0.5))
     p = np.array([1 + 1 / 2 + 1 / 3, 1 / 2 + 1 / 3, 1 / 3]) / 3
@@ -47,7 +47,7 @@ def test_participation_loss_weighs_clients_by_how_they_came():
 
 def test_before_anybody_came_there_is_no_participation_loss():
     evaluation = Evaluation({"loss": 1.0}, {"loss": np.ones(2)})
-    assert metrics_row(0, evaluation, Tally(2))["participation_loss"] is None
+    assert metrics_row(0, evaluation, ParticipationTally(2))["participation_loss"] is None
 
 
 @pytest.fixture(scope="module")

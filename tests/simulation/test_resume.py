@@ -10,7 +10,7 @@ import yaml
 
 import fedtide as ft
 from fedtide.algorithms import ALGORITHMS
-from fedtide.simulation import folder as folder_module
+from fedtide.simulation import run_folder as folder_module
 from fedtide.simulation.checkpoint import load_newest
 
 METHODS = {name: [{}] for name in ALGORITHMS} | {
@@ -59,7 +59,7 @@ PARTICIPATION = [
     {"selection": {"type": "least-served", "size": 2, "period": 5}},
     {
         "selection": {"type": "uniform-of", "size": 2},
-        "report": {"type": "drop", "probability": 0.5},
+        "report": {"type": "random", "probability": 0.5},
     },
 ]
 
@@ -207,7 +207,7 @@ def test_a_run_in_a_folder_is_the_run_in_memory(regression, tmp_path):
 def test_the_folder_tells_the_experiment(regression, tmp_path):
     ft.simulate(**regression, out=tmp_path / "run")
     again = ft.Experiment.load(tmp_path / "run" / "experiment.yaml")
-    assert again == ft.Experiment.of(regression)
+    assert again == ft.Experiment.from_dict(regression)
 
 
 # Refusals: one sentence, and the folder as it was.
@@ -221,16 +221,18 @@ def test_a_folder_that_is_not_empty(regression, tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
     before = contents(tmp_path)
     for resume, mend in ((False, "choose another, or go on with --resume"), (True, "holds no run")):
-        with pytest.raises(ft.BadInput, match=f"^out: .* is not empty; .*{mend}$"):
+        with pytest.raises(ft.InvalidInputError, match=f"^out: .* is not empty; .*{mend}$"):
             ft.simulate(**regression, out=tmp_path, resume=resume)
     assert contents(tmp_path) == before
 
 
 def test_a_file_instead_of_a_folder(regression, tmp_path):
     (tmp_path / "file").write_text("mine")
-    with pytest.raises(ft.BadInput, match=r"^out: .*file is a file; give a folder$"):
+    with pytest.raises(ft.InvalidInputError, match=r"^out: .*file is a file; give a folder$"):
         ft.simulate(**regression, out=tmp_path / "file")
-    with pytest.raises(ft.BadInput, match=r"^out: .* cannot be written \(.*\); choose another$"):
+    with pytest.raises(
+        ft.InvalidInputError, match=r"^out: .* cannot be written \(.*\); choose another$"
+    ):
         ft.simulate(**regression, out=tmp_path / "file" / "below")
 
 
@@ -238,7 +240,7 @@ def test_another_experiment(regression, killed_at, tmp_path):
     killed_at(8, regression, tmp_path / "run")
     before = contents(tmp_path)
     other = regression | {"seed": 4, "local": regression["local"] | {"lr": 0.1}}
-    with pytest.raises(ft.BadInput) as error:
+    with pytest.raises(ft.InvalidInputError) as error:
         ft.simulate(**other, out=tmp_path / "run", resume=True)
     assert str(error.value) == (
         f"resume: {tmp_path / 'run'} holds another experiment: local.lr (0.05 there, 0.1 here); "
@@ -249,7 +251,7 @@ def test_another_experiment(regression, killed_at, tmp_path):
 
 def test_a_folder_in_use(regression, tmp_path, monkeypatch):
     """The second run is refused while the first holds the folder, and changes nothing."""
-    from fedtide.simulation.run import Run
+    from fedtide.simulation.loop import Run
 
     said = []
     original = Run.round
@@ -258,7 +260,7 @@ def test_a_folder_in_use(regression, tmp_path, monkeypatch):
         original(run)
         if run.ended == 5 and not said:
             said.append("asked")
-            with pytest.raises(ft.BadInput) as error:
+            with pytest.raises(ft.InvalidInputError) as error:
                 ft.simulate(**regression, out=tmp_path / "run", resume=True)
             said.append(str(error.value))
 
@@ -274,7 +276,7 @@ def test_an_experiment_that_no_file_can_describe_needs_no_folder(regression, tmp
     log = pl.DataFrame({"round": list(range(12)), "client": [0] * 12})
     fields = regression | {"participation": ft.participation.Replay(log=log)}
     ft.simulate(**fields)
-    with pytest.raises(ft.BadInput, match=r"^out: a DataFrame object cannot be written"):
+    with pytest.raises(ft.InvalidInputError, match=r"^out: a DataFrame object cannot be written"):
         ft.simulate(**fields, out=tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
@@ -292,7 +294,9 @@ def test_a_full_disk(regression, results, tmp_path, monkeypatch):
 
     with monkeypatch.context() as patch:
         patch.setattr(folder_module.os, "fsync", full)
-        with pytest.raises(ft.BadInput, match=r"^out: .* cannot be written \(No space left"):
+        with pytest.raises(
+            ft.InvalidInputError, match=r"^out: .* cannot be written \(No space left"
+        ):
             ft.simulate(**regression, out=tmp_path / "run")
     assert not list((tmp_path / "run").rglob(".*"))
     ft.simulate(**regression, out=tmp_path / "run", resume=True)

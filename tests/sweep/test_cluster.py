@@ -112,7 +112,7 @@ def test_a_cluster_gives_the_same_and_a_lost_task_is_run_again(cluster, sweep, r
 @pytest.mark.slow
 def test_nobody_answers(sweep, tmp_path):
     began = time.monotonic()
-    with pytest.raises(ft.BadInput, match=r"^ray: nobody answers at '127.0.0.1:1'; start"):
+    with pytest.raises(ft.InvalidInputError, match=r"^ray: nobody answers at '127.0.0.1:1'; start"):
         run_sweep(sweep(seeds=[1, 2]), tmp_path / "out", ray="127.0.0.1:1")
     assert time.monotonic() - began < 20
     assert not (tmp_path / "out" / "small").exists()
@@ -123,11 +123,11 @@ def test_somebody_else_answers(sweep, tmp_path):
     """A server that says nothing: it is no Ray cluster."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"127.0.0.1:{server.getsockname()[1]}"
-        with pytest.raises(ft.BadInput, match=r"^ray: no Ray cluster answers at "):
+        with pytest.raises(ft.InvalidInputError, match=r"^ray: no Ray cluster answers at "):
             run_sweep(sweep(seeds=[1, 2]), tmp_path / "out", ray=address)
 
 
 @pytest.mark.parametrize("address", ["here", "127.0.0.1", "127.0.0.1:x"])
 def test_what_is_no_address(address, sweep, tmp_path):
-    with pytest.raises(ft.BadInput, match=r"^ray: '.*' is not HOST:PORT; start a cluster"):
+    with pytest.raises(ft.InvalidInputError, match=r"^ray: '.*' is not HOST:PORT; start a cluster"):
         run_sweep(sweep(seeds=[1, 2]), tmp_path / "out", ray=address)

@@ -38,7 +38,7 @@ def test_a_grid_is_every_combination_with_every_seed(sweep):
 def test_everything_else_is_as_the_file_says(sweep, base):
     member = sweep(grid={"local.lr": [0.2]}).members[0]
     wanted = base | {"local": base["local"] | {"lr": 0.2}, "name": "local.lr=0.2"}
-    assert member.experiment == ft.Experiment.of(wanted)
+    assert member.experiment == ft.Experiment.from_dict(wanted)
 
 
 def test_a_list_is_run_point_by_point_under_every_method(sweep):
@@ -150,7 +150,7 @@ def test_the_examples_can_be_read(file):
     ],
 )
 def test_bad_files(changes, sentence, sweep):
-    with pytest.raises(ft.BadInput) as error:
+    with pytest.raises(ft.InvalidInputError) as error:
         sweep(**changes)
     assert str(error.value).startswith(sentence)
 
@@ -193,7 +193,7 @@ def test_what_ended_is_not_run_again_and_a_sweep_can_grow(sweep, tmp_path):
 
 
 def test_an_unexpected_error_is_tried_again(sweep, tmp_path, monkeypatch):
-    from fedtide.simulation.run import Run
+    from fedtide.simulation.loop import Run
 
     original = Run.round
 
@@ -215,9 +215,13 @@ def test_folders_that_hold_something_else(sweep, tmp_path):
     full = tmp_path / "full"
     full.mkdir()
     (full / "notes.txt").write_text("mine")
-    with pytest.raises(ft.BadInput, match=r"full is not empty and holds no sweep; choose another$"):
+    with pytest.raises(
+        ft.InvalidInputError, match=r"full is not empty and holds no sweep; choose another$"
+    ):
         run_sweep(found, full)
     run_sweep(found, tmp_path / "out", workers=1)
     changed = sweep(["rounds=4"], seeds=[1, 2])
-    with pytest.raises(ft.BadInput, match=r"holds another experiment: rounds \(3 there, 4 here\)"):
+    with pytest.raises(
+        ft.InvalidInputError, match=r"holds another experiment: rounds \(3 there, 4 here\)"
+    ):
         run_sweep(changed, tmp_path / "out")

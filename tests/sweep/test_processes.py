@@ -16,7 +16,7 @@ from fedtide.sweep import Sweep, run_sweep
 
 pytestmark = pytest.mark.slow
 
-COMMAND = [sys.executable, "-c", "from fedtide.cli import main; main()", "sweep"]
+COMMAND = [sys.executable, "-c", "from fedtide.cli.main import main; main()", "sweep"]
 
 
 @pytest.fixture
@@ -60,7 +60,7 @@ def started(file, out):
 
 def test_a_sweep_that_loses_a_worker_and_is_killed_goes_on(long, results, tmp_path):
     """Runs that were finished are not run again; the others end as if nothing had happened."""
-    whole = run_sweep(Sweep.of(long), tmp_path / "whole", workers=1)
+    whole = run_sweep(Sweep.from_dict(long), tmp_path / "whole", workers=1)
     file, out = tmp_path / "sweep.yaml", tmp_path / "killed"
     file.write_text(yaml.safe_dump(long))
     process = started(file, out)
@@ -109,6 +109,6 @@ def test_one_whose_process_is_always_lost_fails_and_the_others_go_on(base, tmp_p
             {"name": "good", "problem.model": "logistic"},
         ],
     }
-    frame = run_sweep(Sweep.of(plain), tmp_path / "out", workers=2)
+    frame = run_sweep(Sweep.from_dict(plain), tmp_path / "out", workers=2)
     assert frame["status"].to_list() == ["failed", "done"]
     assert frame["error"][0].startswith("workers: deadly/seed-0 lost its process 3 times (exit")

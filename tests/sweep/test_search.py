@@ -27,7 +27,7 @@ def loss(base, seeds, method, lr, server_lr):
             plain["algorithm"]["server_lr"] = server_lr
         try:
             losses.append(ft.simulate(**plain).metrics["loss"][-1])
-        except ft.BadInput:
+        except ft.InvalidInputError:
             return float("inf")
     return float(np.mean(losses))
 
@@ -74,7 +74,7 @@ def test_it_goes_on_where_it_was(sweep, tmp_path, monkeypatch):
     found = sweep(seeds=[1, 2], strategy=strategy)
     first = run_sweep(found, tmp_path / "out", workers=1)
     monkeypatch.setattr(
-        "fedtide.sweep.run.run_here",
+        "fedtide.sweep.sweep_runner.run_here",
         lambda jobs, *_: (_ for _ in ()).throw(AssertionError(jobs)) if jobs else None,
     )
     assert run_sweep(found, tmp_path / "out", workers=1).equals(first)

@@ -20,7 +20,7 @@ def test_an_experiment_alone_is_a_sweep_of_one(sweep, base):
     found = sweep()
     assert found.name == "small"
     assert [member.path for member in found.members] == [""]
-    assert found.members[0].experiment == ft.Experiment.of(base)
+    assert found.members[0].experiment == ft.Experiment.from_dict(base)
 
 
 def test_a_file_without_a_name_is_called_by_its_own(base, tmp_path):
@@ -45,7 +45,7 @@ def test_all_methods_of_a_seed_come_before_the_next_seed(sweep):
 def test_seeds_alone(sweep, base):
     found = sweep(seeds=[1, 2])
     assert [member.path for member in found.members] == ["small/seed-1", "small/seed-2"]
-    assert found.members[1].experiment == ft.Experiment.of(base | {"seed": 2})
+    assert found.members[1].experiment == ft.Experiment.from_dict(base | {"seed": 2})
 
 
 def test_methods_change_key_by_key_but_types_as_a_whole(sweep):
@@ -89,7 +89,7 @@ def test_overrides_hold_for_all_methods(sweep):
     ],
 )
 def test_bad_sweeps(changes, sentence, sweep):
-    with pytest.raises(ft.BadInput) as error:
+    with pytest.raises(ft.InvalidInputError) as error:
         sweep(**changes)
     assert str(error.value).startswith(sentence)
 
@@ -119,7 +119,9 @@ def test_nothing_is_written_when_a_later_member_cannot_run(sweep, tmp_path):
     """FedAU's groups are only known not to fit once the clients are there."""
     methods = {"a": {}, "b": {"algorithm": {"type": "fedau", "groups": [0, 1]}}}
     found = sweep(methods=methods)
-    with pytest.raises(ft.BadInput, match=r"^b/seed-0\.algorithm\.groups: 2 group ids for 5"):
+    with pytest.raises(
+        ft.InvalidInputError, match=r"^b/seed-0\.algorithm\.groups: 2 group ids for 5"
+    ):
         run_sweep(found, tmp_path / "out", workers=1, strict=True)
     assert not (tmp_path / "out").exists()
 
@@ -131,7 +133,7 @@ def test_one_that_fails_ends_the_others_and_is_reported(sweep, tmp_path):
         "long": {"rounds": 200_000},
         "fails": {"local": {"lr": 1e30}, "rounds": 50},
     }
-    with pytest.raises(ft.BadInput, match=r"^local\.lr: .* is not finite \(clients"):
+    with pytest.raises(ft.InvalidInputError, match=r"^local\.lr: .* is not finite \(clients"):
         run_sweep(sweep(methods=methods), tmp_path / "out", workers=2, strict=True)
     assert list((tmp_path / "out" / "long" / "seed-0" / "checkpoints").iterdir())
     assert not (tmp_path / "out" / "long" / "seed-0" / "summary.json").exists()

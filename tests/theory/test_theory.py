@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import fedtide as ft
 from fedtide import theory
-from fedtide.errors import BadInput
+from fedtide.errors import InvalidInputError
 from fedtide.participation import Uniform
 from fedtide.population import Population
 
@@ -65,7 +65,7 @@ def test_step_sizes_keep_their_own_conditions() -> None:
     steps = theory.generalized_fedavg_steps(2.0, 1.0, 1.0, 5, 10, 100, 0.1)
     assert steps.local <= conditions.local
     assert steps.product <= conditions.product + 1e-15
-    with pytest.raises(BadInput, match="more than half"):
+    with pytest.raises(InvalidInputError, match="more than half"):
         theory.generalized_fedavg_conditions(1.0, 1, 60, rounds=100)
 
 
@@ -164,5 +164,5 @@ def test_amplified_scaffold_product_does_not_hang_on_the_period() -> None:
     ],
 )
 def test_bad_input(call: Any, field: str) -> None:
-    with pytest.raises(BadInput, match=f"^{field}: "):
+    with pytest.raises(InvalidInputError, match=f"^{field}: "):
         call()

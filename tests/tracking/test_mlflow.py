@@ -78,7 +78,7 @@ def test_a_run_is_tracked_once(tracked):
 def test_a_failed_run_says_why_and_is_written_anew_when_it_ends(tracked, tmp_path):
     _, tracks, _ = tracked
     out = tmp_path / "failed"
-    with pytest.raises(ft.BadInput):
+    with pytest.raises(ft.InvalidInputError):
         ft.simulate(**(FIELDS | {"local": {"steps": 2, "lr": 1e30}}), out=out)
     (out / "failure.json").write_text(json.dumps({"sentence": "local.lr: too high"}))
     client, run_id = mlflow.MlflowClient(tracks.uri), tracks.track(out)
@@ -100,6 +100,6 @@ def test_a_failed_run_says_why_and_is_written_anew_when_it_ends(tracked, tmp_pat
 def test_stores_that_cannot_be_used(wanted, sentence, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("notes.txt").write_text("no database")
-    with pytest.raises(ft.BadInput) as error:
+    with pytest.raises(ft.InvalidInputError) as error:
         tracker(wanted, tmp_path / "out", "experiment")
     assert str(error.value).startswith(sentence)

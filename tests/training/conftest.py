@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 
 from fedtide.problems import Classification
-from fedtide.problems.partitions import Dirichlet
+from fedtide.problems.partitions.partitioners import Dirichlet
 
 
 def _write(file, seed, count):

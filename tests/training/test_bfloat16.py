@@ -8,11 +8,11 @@ from torch.nn import functional
 import fedtide as ft
 from fedtide.problems.models import model_of
 from fedtide.training import LocalTraining
-from fedtide.training.feed import Feed
-from fedtide.training.reference import ReferenceTrainer
-from fedtide.training.stacked import StackedTrainer
-from fedtide.training.threaded import ThreadedTrainer
-from fedtide.training.trainer import Round
+from fedtide.training.minibatches import MinibatchPlanner
+from fedtide.training.trainers.base import RoundContext
+from fedtide.training.trainers.reference import ReferenceTrainer
+from fedtide.training.trainers.stacked import StackedTrainer
+from fedtide.training.trainers.threaded import ThreadedTrainer
 
 CNN = {"type": "cnn", "channels": [8, 8], "hidden": [16]}
 ONE_STEP = LocalTraining(steps=1, lr=0.1, batch_size=8)
@@ -21,8 +21,8 @@ ONE_STEP = LocalTraining(steps=1, lr=0.1, batch_size=8)
 def test_a_step_is_that_of_a_network_in_bfloat16_on_a_float32_model(image_task):
     task = image_task(CNN, dtype=torch.bfloat16)
     assert task.start.dtype == torch.float32
-    plan = Feed(task.population, ONE_STEP, seed=4).plan(np.array([4]))
-    found = ReferenceTrainer(task, ONE_STEP).train(Round(task.start, 0.1), plan)
+    plan = MinibatchPlanner(task.population, ONE_STEP, seed=4).plan(np.array([4]))
+    found = ReferenceTrainer(task, ONE_STEP).train(RoundContext(task.start, 0.1), plan)
 
     network = model_of(CNN).build((3, 16, 16), 3)
     torch.nn.utils.vector_to_parameters(task.start, network.parameters())
@@ -40,8 +40,8 @@ def test_a_step_is_that_of_float64_to_a_tenth(trainer, image_task):
     updates = []
     for dtype in (torch.bfloat16, torch.float64):
         task = image_task(CNN, dtype=dtype)
-        plan = Feed(task.population, ONE_STEP, seed=4).plan(np.array([1, 4]))
-        updates.append(trainer(task, ONE_STEP).train(Round(task.start, 0.1), plan).double())
+        plan = MinibatchPlanner(task.population, ONE_STEP, seed=4).plan(np.array([1, 4]))
+        updates.append(trainer(task, ONE_STEP).train(RoundContext(task.start, 0.1), plan).double())
     found, exact = updates
     assert (found - exact).norm() < 0.1 * exact.norm()
 
@@ -69,7 +69,7 @@ def test_the_model_learns_as_well():
 
 
 def test_only_networks_round_their_gradients():
-    with pytest.raises(ft.BadInput, match="dtype: bfloat16 is for networks; use float32"):
+    with pytest.raises(ft.InvalidInputError, match="dtype: bfloat16 is for networks; use float32"):
         ft.simulate(
             problem=ft.problems.LowerBound4D(),
             participation=ft.participation.Full(),

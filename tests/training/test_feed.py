@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedtide.errors import BadInput
+from fedtide.errors import InvalidInputError
 from fedtide.population import Population
-from fedtide.training import LocalTraining, shuffle
-from fedtide.training.feed import Feed
+from fedtide.training import LocalTraining, epoch_order
+from fedtide.training.minibatches import MinibatchPlanner
 
 SIZES = [1, 3, 4, 8, 9, 17, 40]
 
@@ -35,7 +35,7 @@ def used(feed, clients):
 
 def stream(local, sizes, seed, client, rounds):
     """Return all minibatches that a client uses in these rounds."""
-    feed = Feed(population(sizes), local, seed)
+    feed = MinibatchPlanner(population(sizes), local, seed)
     return [batch for _ in range(rounds) for batch in used(feed, [client])[0]]
 
 
@@ -72,7 +72,7 @@ def test_steps_run_through_shuffled_epochs_of_complete_batches(sizes, batch, ste
 def test_epochs_use_every_sample_once_each(sizes, batch, epochs, seed):
     """The last batch of an epoch is what is left, so clients take different numbers of steps."""
     local = LocalTraining(epochs=epochs, batch_size=batch)
-    feed = Feed(population(sizes), local, seed)
+    feed = MinibatchPlanner(population(sizes), local, seed)
     for _ in range(2):
         for size, batches in zip(sizes, used(feed, range(len(sizes))), strict=True):
             in_epoch = -(-size // min(batch, max(sizes)))
@@ -83,14 +83,14 @@ def test_epochs_use_every_sample_once_each(sizes, batch, epochs, seed):
 
 @pytest.mark.parametrize("steps", [{"steps": 3}, {"epochs": 2}])
 def test_full_batches(steps):
-    feed = Feed(population(), LocalTraining(**steps), seed=0)
+    feed = MinibatchPlanner(population(), LocalTraining(**steps), seed=0)
     count = steps.get("steps", steps.get("epochs"))
     for size, batches in zip(SIZES, used(feed, range(len(SIZES))), strict=True):
         assert [sorted(batch) for batch in batches] == [list(range(size))] * count
 
 
 def test_full_batches_on_request_whatever_the_batch_size_is():
-    feed = Feed(population(), LocalTraining(steps=2, batch_size=4), seed=0)
+    feed = MinibatchPlanner(population(), LocalTraining(steps=2, batch_size=4), seed=0)
     plan = feed.plan(np.arange(len(SIZES)), full_batch=True)
     assert plan.positions.shape == plan.mask.shape == (1, len(SIZES), max(SIZES))
     assert plan.mask.sum(axis=2).tolist() == [SIZES]
@@ -98,10 +98,12 @@ def test_full_batches_on_request_whatever_the_batch_size_is():
 
 
 def test_nothing_is_masked_where_all_batches_are_complete():
-    feed = Feed(population([8, 16, 9]), LocalTraining(steps=2, batch_size=4), seed=0)
+    feed = MinibatchPlanner(population([8, 16, 9]), LocalTraining(steps=2, batch_size=4), seed=0)
     assert feed.plan(np.arange(3)).mask is None
     assert (
-        Feed(population([8, 16]), LocalTraining(epochs=1, batch_size=4), 0).plan(np.arange(2)).mask
+        MinibatchPlanner(population([8, 16]), LocalTraining(epochs=1, batch_size=4), 0)
+        .plan(np.arange(2))
+        .mask
         is None
     )
 
@@ -109,7 +111,7 @@ def test_nothing_is_masked_where_all_batches_are_complete():
 def test_a_client_goes_its_own_way_whoever_else_takes_part():
     """Cohorts at random: what client n uses is the beginning of its own stream, in order."""
     local = LocalTraining(steps=3, batch_size=4)
-    feed = Feed(population(), local, seed=7)
+    feed = MinibatchPlanner(population(), local, seed=7)
     draw = np.random.default_rng(0)
     found = {client: [] for client in range(len(SIZES))}
     for _ in range(30):
@@ -123,16 +125,16 @@ def test_a_client_goes_its_own_way_whoever_else_takes_part():
 def test_orders_that_were_forgotten_come_back(monkeypatch):
     local = LocalTraining(steps=1, batch_size=4)
     expected = [stream(local, SIZES, 2, client, 25) for client in range(len(SIZES))]
-    monkeypatch.setattr(shuffle, "_KEPT", 0)
+    monkeypatch.setattr(epoch_order, "_KEPT", 0)
     assert [stream(local, SIZES, 2, client, 25) for client in range(len(SIZES))] == expected
 
 
 def test_a_feed_goes_on_from_what_was_taken():
     local = LocalTraining(steps=2, batch_size=4)
-    first = Feed(population(), local, seed=3)
+    first = MinibatchPlanner(population(), local, seed=3)
     for _ in range(5):
         first.plan(np.arange(len(SIZES)))
-    second = Feed(population(), local, seed=3)
+    second = MinibatchPlanner(population(), local, seed=3)
     second.taken[:] = first.taken
     ahead, behind = first.plan(np.arange(len(SIZES))), second.plan(np.arange(len(SIZES)))
     assert np.array_equal(ahead.positions, behind.positions)
@@ -152,7 +154,7 @@ def test_seeds_clients_and_epochs_are_shuffled_apart():
 
 def test_every_order_is_equally_likely():
     """χ² over the 24 orders of 4 samples in 2400 epochs; the seed is fixed, P(fail) < 1e-4."""
-    feed = Feed(population([4] * 2400), LocalTraining(steps=1, batch_size=4), seed=0)
+    feed = MinibatchPlanner(population([4] * 2400), LocalTraining(steps=1, batch_size=4), seed=0)
     orders = feed.plan(np.arange(2400)).positions[0]
     _, counts = np.unique(orders, axis=0, return_counts=True)
     assert len(counts) == 24
@@ -160,16 +162,16 @@ def test_every_order_is_equally_likely():
 
 
 def test_keys_differ_between_clients_and_steps_and_do_not_depend_on_the_cohort():
-    feed = Feed(population(), LocalTraining(steps=4, batch_size=2), seed=0)
+    feed = MinibatchPlanner(population(), LocalTraining(steps=4, batch_size=2), seed=0)
     both = [feed.plan(np.array([2, 5])).keys, feed.plan(np.array([2, 5])).keys]
     assert len(set(np.concatenate(both).flatten().tolist())) == 16
-    alone = Feed(population(), LocalTraining(steps=4, batch_size=2), seed=0)
+    alone = MinibatchPlanner(population(), LocalTraining(steps=4, batch_size=2), seed=0)
     assert np.array_equal(alone.plan(np.array([5])).keys[:, 0], both[0][:, 1])
     assert np.array_equal(alone.plan(np.array([5])).keys[:, 0], both[1][:, 1])
 
 
 def test_clients_of_functions_have_keys_but_no_samples():
-    plan = Feed(Population(3), LocalTraining(steps=2), seed=0).plan(np.array([0, 2]))
+    plan = MinibatchPlanner(Population(3), LocalTraining(steps=2), seed=0).plan(np.array([0, 2]))
     assert plan.positions is None
     assert plan.mask is None
     assert plan.keys.shape == (2, 2)
@@ -181,7 +183,7 @@ def test_nobody_trains_in_an_empty_round():
         LocalTraining(epochs=1),
         LocalTraining(steps=1),
     ):
-        plan = Feed(population(), local, seed=0).plan(np.array([], dtype=np.int64))
+        plan = MinibatchPlanner(population(), local, seed=0).plan(np.array([], dtype=np.int64))
         assert plan.steps.tolist() == []
 
 
@@ -190,12 +192,12 @@ def test_nobody_trains_in_an_empty_round():
     [(LocalTraining(steps=1, batch_size=4), "batch_size"), (LocalTraining(epochs=1), "epochs")],
 )
 def test_functions_have_no_batches(local, field):
-    with pytest.raises(BadInput, match=f"^{field}: .*; leave it out$"):
-        Feed(Population(3), local, seed=0)
+    with pytest.raises(InvalidInputError, match=f"^{field}: .*; leave it out$"):
+        MinibatchPlanner(Population(3), local, seed=0)
 
 
 def test_a_plan_of_some_of_its_clients():
-    feed = Feed(population(), LocalTraining(epochs=1, batch_size=4), seed=0)
+    feed = MinibatchPlanner(population(), LocalTraining(epochs=1, batch_size=4), seed=0)
     plan = feed.plan(np.arange(len(SIZES)))
     some = plan.take(np.array([4, 2, 2]))
     assert some.clients.tolist() == [4, 2, 2]

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedtide.errors import BadInput
+from fedtide.errors import InvalidInputError
 from fedtide.training import Ball, Box, InverseDecay, LocalTraining, Piecewise, StepDecay
 
 NUMBERS = st.floats(-100, 100)
@@ -116,6 +116,6 @@ def test_a_centre_keeps_double_precision():
     ],
 )
 def test_bad_input(make, sentence):
-    with pytest.raises(BadInput) as error:
+    with pytest.raises(InvalidInputError) as error:
         make()
     assert str(error.value).startswith(sentence)

@@ -5,14 +5,14 @@ import pytest
 import torch
 
 from fedtide.problems import MODELS, Classification, Iid, LowerBound4D, Quadratic, Regression
-from fedtide.problems.weighted import weigh_objective
+from fedtide.problems.weighted_objective import weigh_objective
 from fedtide.training import Ball, Box, LocalTraining
-from fedtide.training.choose import can_compile, choose_trainer
-from fedtide.training.feed import Feed
-from fedtide.training.reference import ReferenceTrainer
-from fedtide.training.stacked import StackedTrainer
-from fedtide.training.threaded import ThreadedTrainer
-from fedtide.training.trainer import Round
+from fedtide.training.minibatches import MinibatchPlanner
+from fedtide.training.trainers.base import RoundContext
+from fedtide.training.trainers.reference import ReferenceTrainer
+from fedtide.training.trainers.select import can_compile, choose_trainer
+from fedtide.training.trainers.stacked import StackedTrainer
+from fedtide.training.trainers.threaded import ThreadedTrainer
 
 CPU = torch.device("cpu")
 
@@ -67,14 +67,14 @@ def drifts(task, clients, seed=6):
     return 0.1 * torch.randn(*size, generator=draw, dtype=torch.float64)
 
 
-def trained(trainer, task, local, clients, drift=False, rounds=2, full_batch=False, **shared):
+def trained(trainer, task, local, clients, correction=False, rounds=2, full_batch=False, **shared):
     """Return the updates of a few rounds, (rounds, S, d); the first one warms recordings up."""
-    feed = Feed(task.population, local, seed=4)
-    correction = drifts(task, len(clients)) if drift else None
+    feed = MinibatchPlanner(task.population, local, seed=4)
+    correction = drifts(task, len(clients)) if correction else None
     return torch.stack(
         [
             trainer.train(
-                Round(nearby(task, seed=t), 0.05, **shared),
+                RoundContext(nearby(task, seed=t), 0.05, **shared),
                 feed.plan(np.asarray(clients), full_batch),
                 correction,
             )
@@ -103,22 +103,22 @@ def quadratic(clients=4, d=3, seed=0):
     return problem, problem.prepare(0, CPU, torch.float64)
 
 
-@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize("gradients_at_start", [False, True])
 @pytest.mark.parametrize("mu", [0.0, 0.7])
-@pytest.mark.parametrize("drift", [False, True])
+@pytest.mark.parametrize("correction", [False, True])
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 @pytest.mark.parametrize("radius", [None, 0.4])
-def test_the_reference_is_the_definition(frozen, mu, drift, momentum, radius):
+def test_the_reference_is_the_definition(gradients_at_start, mu, correction, momentum, radius):
     problem, task = quadratic()
     ball = None if radius is None else Ball(radius=radius, center=[0.1, 0.0, -0.1])
     local = LocalTraining(steps=4, lr=1.0, momentum=momentum, weight_decay=0.2, projection=ball)
     x = np.array([0.3, -0.2, 0.1])
-    correction = drifts(task, 4).numpy() if drift else np.zeros((4, 3))
+    correction = drifts(task, 4).numpy() if correction else np.zeros((4, 3))
     expected = []
     for n in range(4):
         y, m = x, np.zeros(3)
         for _ in range(4):
-            at = x if frozen else y
+            at = x if gradients_at_start else y
             gradient = problem.matrices[n] @ (at - problem.centers[n])
             m = momentum * m + gradient + 0.2 * y + correction[n] + mu * (y - x)
             y = y - 0.11 * m
@@ -126,10 +126,12 @@ def test_the_reference_is_the_definition(frozen, mu, drift, momentum, radius):
                 offset = y - [0.1, 0.0, -0.1]
                 y = y - offset + offset * min(1, radius / np.linalg.norm(offset))
         expected.append(y - x)
-    plan = Feed(task.population, local, seed=0).plan(np.arange(4))
-    shared = Round(torch.from_numpy(x), lr=0.11, mu=mu, frozen=frozen)
+    plan = MinibatchPlanner(task.population, local, seed=0).plan(np.arange(4))
+    shared = RoundContext(
+        torch.from_numpy(x), lr=0.11, mu=mu, gradients_at_start=gradients_at_start
+    )
     updates = ReferenceTrainer(task, local).train(
-        shared, plan, torch.from_numpy(correction) if drift else None
+        shared, plan, torch.from_numpy(correction) if correction else None
     )
     assert np.allclose(updates.numpy(), expected, rtol=1e-12, atol=1e-12)
 
@@ -144,7 +146,7 @@ def test_the_reference_is_the_definition(frozen, mu, drift, momentum, radius):
 def test_every_model(name, model, image_task):
     task = image_task(model)
     local = local_training(steps=2, momentum=0.5, weight_decay=0.01)
-    assert_equal_updates(name, task, local, [2, 5], drift=True, mu=0.5, rounds=1)
+    assert_equal_updates(name, task, local, [2, 5], correction=True, mu=0.5, rounds=1)
 
 
 def flattening_by_view():
@@ -187,7 +189,7 @@ def test_changes_of_colours(name, image_task):
 @pytest.mark.parametrize("options", OPTIONS)
 def test_every_option(name, options, digits_task):
     local = local_training(**OPTIONS[options])
-    assert_equal_updates(name, digits_task, local, [3, 8, 21], drift=True)
+    assert_equal_updates(name, digits_task, local, [3, 8, 21], correction=True)
 
 
 @pytest.mark.parametrize("name", RECORDED)
@@ -198,7 +200,7 @@ def test_every_option(name, options, digits_task):
 )
 def test_every_instruction(name, shared, digits_task):
     local = local_training(momentum=0.5)
-    assert_equal_updates(name, digits_task, local, [0, 1, 2, 30], drift=True, **shared)
+    assert_equal_updates(name, digits_task, local, [0, 1, 2, 30], correction=True, **shared)
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -207,7 +209,9 @@ def test_every_cohort_size(name):
     task = quadratic(clients=40)[1]
     sizes = [1, 8, 9, 33] if name == "compiled" else range(1, 41)
     for size in sizes:
-        assert_equal_updates(name, task, LocalTraining(steps=1), range(size), drift=True, rounds=1)
+        assert_equal_updates(
+            name, task, LocalTraining(steps=1), range(size), correction=True, rounds=1
+        )
 
 
 @pytest.mark.parametrize("name", RECORDED)
@@ -225,7 +229,7 @@ def test_problems_of_functions(name, problem):
     local = LocalTraining(
         steps=3, lr=0.05, batch_size=4 if task.population.samples is not None else None
     )
-    assert_equal_updates(name, task, local, clients, drift=True)
+    assert_equal_updates(name, task, local, clients, correction=True)
 
 
 def test_a_recording_serves_every_rate_and_proximal_weight(digits_task):
@@ -233,8 +237,8 @@ def test_a_recording_serves_every_rate_and_proximal_weight(digits_task):
     local = local_training()
     stacked, reference = StackedTrainer(digits_task, local), ReferenceTrainer(digits_task, local)
     for lr, mu in [(0.1, 0.0), (0.2, 0.3), (0.05, 0.6), (0.3, 0.0)]:
-        plan = Feed(digits_task.population, local, seed=1).plan(np.array([1, 2]))
-        shared = Round(nearby(digits_task), lr, mu)
+        plan = MinibatchPlanner(digits_task.population, local, seed=1).plan(np.array([1, 2]))
+        shared = RoundContext(nearby(digits_task), lr, mu)
         found, expected = stacked.train(shared, plan), reference.train(shared, plan)
         assert torch.allclose(found, expected, rtol=1e-9, atol=1e-9)
 
@@ -247,9 +251,9 @@ def test_recordings_of_different_settings_are_kept_apart():
     settings += [{"projection": Ball(radius=0.1, center=[c, 0, 0])} for c in (0.2, 0.3)]
     settings += [{"projection": Box(low=-0.1, high=high)} for high in (0.1, 0.2)]
     for options in settings:
-        for drift in (False, True):
+        for correction in (False, True):
             local = LocalTraining(steps=2, **options)
-            assert_equal_updates("stacked", task, local, [1, 3], drift=drift, rounds=1)
+            assert_equal_updates("stacked", task, local, [1, 3], correction=correction, rounds=1)
 
 
 @pytest.mark.parametrize("clients", [[4], [1, 2, 3]], ids=len)
@@ -259,11 +263,11 @@ def test_a_trainer_leaves_its_arguments_alone(name, clients, digits_task):
     trainer, _ = choose_trainer(name, digits_task, local, clients=1)
     start, correction = nearby(digits_task), drifts(digits_task, len(clients))
     before = start.clone(), correction.clone()
-    plan = Feed(digits_task.population, local, seed=1).plan(np.array(clients))
-    once = trainer.train(Round(start, 0.1), plan, correction)
+    plan = MinibatchPlanner(digits_task.population, local, seed=1).plan(np.array(clients))
+    once = trainer.train(RoundContext(start, 0.1), plan, correction)
     assert torch.equal(start, before[0])
     assert torch.equal(correction, before[1])
-    assert torch.equal(trainer.train(Round(start, 0.1), plan, correction), once)
+    assert torch.equal(trainer.train(RoundContext(start, 0.1), plan, correction), once)
 
 
 @pytest.mark.parametrize("name", ["reference", "stacked", "compiled"])
@@ -326,11 +330,14 @@ def test_a_varying_cohort_compiles_no_more_than_there_are_chunk_sizes(monkeypatc
         return compile(recording, *rest)
 
     monkeypatch.setattr("torch._inductor.compile", counted)
-    trainer, feed = StackedTrainer(task, local, compiled=True), Feed(task.population, local, 0)
+    trainer, feed = (
+        StackedTrainer(task, local, compiled=True),
+        MinibatchPlanner(task.population, local, 0),
+    )
     draw = np.random.default_rng(3)
     for size in [41, *draw.integers(1, 80, size=60)]:  # 41 = 25 + 10 + 5 + 1
         cohort = np.sort(draw.choice(80, size, replace=False))
-        updates = trainer.train(Round(task.start, 0.05), feed.plan(cohort))
+        updates = trainer.train(RoundContext(task.start, 0.05), feed.plan(cohort))
         assert updates.shape == (size, task.layout.size)
     assert len(compiled) == 4
     assert torch._dynamo.utils.counters["frames"]["total"] == 0  # nothing is compiled elsewhere

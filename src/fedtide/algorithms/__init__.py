@@ -1,9 +1,9 @@
 """How updates become the next model: one file per method."""
 
-from fedtide.algorithms.algorithm import Algorithm, Info, Instructions, Reports, State
 from fedtide.algorithms.amplified import Amplified
 from fedtide.algorithms.amplified_scaffold import AmplifiedScaffold
 from fedtide.algorithms.averaged import Averaged
+from fedtide.algorithms.base import Algorithm, ClientUpdates, Instructions, RoundInfo, State
 from fedtide.algorithms.central_sgd import CentralSGD
 from fedtide.algorithms.fedadam import FedAdam
 from fedtide.algorithms.fedau import FedAU
@@ -50,6 +50,7 @@ __all__ = [
     "AmplifiedScaffold",
     "Averaged",
     "CentralSGD",
+    "ClientUpdates",
     "FedAU",
     "FedAdam",
     "FedAvg",
@@ -58,10 +59,9 @@ __all__ = [
     "FedProx",
     "FedVARP",
     "FedYogi",
-    "Info",
     "Instructions",
     "KnownRates",
-    "Reports",
+    "RoundInfo",
     "Scaffold",
     "State",
     "Switch",

@@ -7,15 +7,15 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from fedtide.algorithms.algorithm import Algorithm, Info
+from fedtide.algorithms._wrapper import Wrapper, WrapperState
+from fedtide.algorithms.base import Algorithm, RoundInfo
 from fedtide.algorithms.fedavg import FedAvg
-from fedtide.algorithms.wrapper import Wrapped, Wrapper
-from fedtide.checks import at_least, positive
 from fedtide.population import Population
+from fedtide.validation import at_least, positive
 
 
 @dataclass(frozen=True)
-class AmplifiedState(Wrapped):
+class AmplifiedState(WrapperState):
     """The state of Amplified.
 
     Args:
@@ -47,12 +47,12 @@ class Amplified(Wrapper):
         start: the round in which the first period begins.
 
     Raises:
-        BadInput: a period below 1, a factor not positive, or a negative start.
+        InvalidInputError: a period below 1, a factor not positive, or a negative start.
 
-    >>> from fedtide.algorithms.algorithm import Reports
+    >>> from fedtide.algorithms.base import ClientUpdates
     >>> method = Amplified(period=2, factor=3.0)
     >>> state = method.init(torch.zeros(1), Population(1))
-    >>> reports = Reports(torch.tensor([0]), torch.ones(1), torch.ones(1, 1), 0.1, torch.ones(1))
+    >>> reports = ClientUpdates(torch.tensor([0]), torch.ones(1), torch.ones(1, 1), 0.1, torch.ones(1))
     >>> for _ in range(3):
     ...     state, info = method.step(method.absorb(state, reports), lr=0.1)
     ...     print(state.model.item())
@@ -75,7 +75,7 @@ class Amplified(Wrapper):
         """Return the state before round 0."""
         return AmplifiedState(self.inner.init(model, population), torch.zeros_like(model))
 
-    def step(self, state: AmplifiedState, lr: float) -> tuple[AmplifiedState, Info]:
+    def step(self, state: AmplifiedState, lr: float) -> tuple[AmplifiedState, RoundInfo]:
         """Let the inner method step; at the end of a period, step (η - 1) u further."""
         inner, info = self.inner.step(state.inner, lr)
         if state.round < self.start:
@@ -84,6 +84,6 @@ class Amplified(Wrapper):
         if (inner.round - self.start) % self.period:
             return AmplifiedState(inner, change), info
         further = (self.factor - 1.0) * change
-        inner = self.inner.moved(inner, inner.model + further)
+        inner = self.inner.with_model(inner, inner.model + further)
         direction = info.direction + further
         return AmplifiedState(inner, torch.zeros_like(change)), replace(info, direction=direction)

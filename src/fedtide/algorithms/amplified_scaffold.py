@@ -7,21 +7,21 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from fedtide.algorithms.algorithm import Info, Instructions, Reports
+from fedtide.algorithms._client_memory import ClientMemory
+from fedtide.algorithms._wrapper import Wrapper, WrapperState
 from fedtide.algorithms.amplified import Amplified
+from fedtide.algorithms.base import ClientUpdates, Instructions, RoundInfo
 from fedtide.algorithms.fedavg import FedAvg
 from fedtide.algorithms.gradients import mean_descents
-from fedtide.algorithms.memory import ClientMemory
 from fedtide.algorithms.scaffold import CohortWeights
-from fedtide.algorithms.wrapper import Wrapped, Wrapper
-from fedtide.checks import one_of
 from fedtide.population import Population
+from fedtide.validation import one_of
 
 _ROWS_AT_ONCE = 256  # control variates that are renewed together, to keep what is copied small
 
 
 @dataclass(frozen=True)
-class AmplifiedScaffoldState(Wrapped):
+class AmplifiedScaffoldState(WrapperState):
     """The state of AmplifiedScaffold.
 
     Args:
@@ -66,16 +66,16 @@ class AmplifiedScaffold(Wrapper):
         memory_folder: where files for the client memories lie; None keeps them in RAM.
 
     Raises:
-        BadInput: a period below 1, a factor not positive, unknown weights, or a folder that cannot
+        InvalidInputError: a period below 1, a factor not positive, unknown weights, or a folder that cannot
             be written.
 
     >>> method = AmplifiedScaffold(period=2, factor=1.5)
     >>> state = method.init(torch.zeros(1), Population(2))
     >>> for client in [0, 1]:
-    ...     reports = Reports(torch.tensor([client]), torch.ones(1), torch.tensor([[-0.2]]),
+    ...     reports = ClientUpdates(torch.tensor([client]), torch.ones(1), torch.tensor([[-0.2]]),
     ...                       lr=0.1, steps=torch.tensor([1 + client]))
     ...     state, info = method.step(method.absorb(state, reports), lr=0.1)
-    >>> state.model, method.instruct(state, torch.tensor([0, 1])).drift  # G_0 = 2, G_1 = 1
+    >>> state.model, method.instruct(state, torch.tensor([0, 1])).correction  # G_0 = 2, G_1 = 1
     (tensor([-0.6000]), tensor([[-0.5000], [ 0.5000]]))
     """
 
@@ -94,7 +94,7 @@ class AmplifiedScaffold(Wrapper):
         return Amplified(self.period, self.factor, FedAvg(weights=self.weights))
 
     @property
-    def raw_gradients(self) -> bool:
+    def requires_plain_sgd(self) -> bool:
         """It needs them."""
         return True
 
@@ -114,25 +114,29 @@ class AmplifiedScaffold(Wrapper):
 
     def instruct(self, state: AmplifiedScaffoldState, clients: Tensor) -> Instructions:
         """Return how to train: with G - G_n added to every gradient."""
-        return Instructions(state.model, drift=state.mean - state.control.read(clients))
+        return Instructions(state.model, correction=state.mean - state.control.read(clients))
 
-    def absorb(self, state: AmplifiedScaffoldState, reports: Reports) -> AmplifiedScaffoldState:
+    def absorb(
+        self, state: AmplifiedScaffoldState, reports: ClientUpdates
+    ) -> AmplifiedScaffoldState:
         """Fold in the updates, and keep the gradients that they show."""
-        drift = state.mean - state.control.read(reports.clients)
+        correction = state.mean - state.control.read(reports.clients)
         return replace(
             state,
             inner=self.inner.absorb(state.inner, reports),
-            reported=state.reported.write(reports.clients, mean_descents(reports) - drift),
+            reported=state.reported.write(reports.clients, mean_descents(reports) - correction),
         )
 
-    def step(self, state: AmplifiedScaffoldState, lr: float) -> tuple[AmplifiedScaffoldState, Info]:
+    def step(
+        self, state: AmplifiedScaffoldState, lr: float
+    ) -> tuple[AmplifiedScaffoldState, RoundInfo]:
         """Move the model; at the end of a window, renew the control variates."""
         state, info = super().step(state, lr)
         state = _counted(state, info)
         return (state if state.round % self.period else _renewed(state)), info
 
 
-def _counted(state: AmplifiedScaffoldState, info: Info) -> AmplifiedScaffoldState:
+def _counted(state: AmplifiedScaffoldState, info: RoundInfo) -> AmplifiedScaffoldState:
     """Add q_t^n ḡ_t^n of this round's reports to the window."""
     window = state.window
     parts = (torch.split(tensor, _ROWS_AT_ONCE) for tensor in (info.clients, info.weights))

@@ -6,14 +6,14 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from fedtide.algorithms.algorithm import Algorithm, Info
+from fedtide.algorithms._wrapper import Wrapper, WrapperState
+from fedtide.algorithms.base import Algorithm, RoundInfo
 from fedtide.algorithms.fedavg import FedAvg
-from fedtide.algorithms.wrapper import Wrapped, Wrapper
 from fedtide.population import Population
 
 
 @dataclass(frozen=True)
-class AveragedState(Wrapped):
+class AveragedState(WrapperState):
     """The state of Averaged.
 
     Args:
@@ -34,10 +34,10 @@ class Averaged(Wrapper):
         inner: the method whose iterates are averaged.
 
     >>> import torch
-    >>> from fedtide.algorithms.algorithm import Reports
+    >>> from fedtide.algorithms.base import ClientUpdates
     >>> method = Averaged()
     >>> state = method.init(torch.zeros(1), Population(1))
-    >>> reports = Reports(torch.tensor([0]), torch.ones(1), torch.ones(1, 1), 0.1, torch.ones(1))
+    >>> reports = ClientUpdates(torch.tensor([0]), torch.ones(1), torch.ones(1, 1), 0.1, torch.ones(1))
     >>> for _ in range(2):
     ...     state, info = method.step(method.absorb(state, reports), lr=0.1)
     >>> state.model, method.output(state)
@@ -50,16 +50,16 @@ class Averaged(Wrapper):
         """Return the state before round 0."""
         return AveragedState(self.inner.init(model, population), mean=model.clone())
 
-    def step(self, state: AveragedState, lr: float) -> tuple[AveragedState, Info]:
+    def step(self, state: AveragedState, lr: float) -> tuple[AveragedState, RoundInfo]:
         """Let the inner method step, and take its model into the mean."""
         inner, info = self.inner.step(state.inner, lr)
         mean = state.mean + (inner.model - state.mean) / inner.round
         return AveragedState(inner, mean), info
 
-    def moved(self, state: AveragedState, model: Tensor) -> AveragedState:
+    def with_model(self, state: AveragedState, model: Tensor) -> AveragedState:
         """Put another model in the place of the last iterate."""
         mean = state.mean + (model - state.model) / max(state.round, 1)
-        return AveragedState(self.inner.moved(state.inner, model), mean)
+        return AveragedState(self.inner.with_model(state.inner, model), mean)
 
     def output(self, state: AveragedState) -> Tensor:
         """Return the mean of the iterates."""

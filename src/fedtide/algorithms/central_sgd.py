@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedtide.algorithms.algorithm import Reports
-from fedtide.algorithms.weighted_sum import Sum, WeightedSum
+from fedtide.algorithms._weighted_sum import WeightedSum, WeightedSumState
+from fedtide.algorithms.base import ClientUpdates
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class CentralSGD(WeightedSum):
     >>> method.centralised
     True
     >>> state = method.init(torch.zeros(1), Population(1))
-    >>> reports = Reports(torch.tensor([0]), torch.ones(1), torch.ones(1, 1), 0.1, torch.ones(1))
+    >>> reports = ClientUpdates(torch.tensor([0]), torch.ones(1), torch.ones(1, 1), 0.1, torch.ones(1))
     >>> method.step(method.absorb(state, reports), lr=0.1)[0].model
     tensor([1.])
     """
@@ -34,10 +34,12 @@ class CentralSGD(WeightedSum):
         """It is."""
         return True
 
-    def weigh(self, state: Sum, reports: Reports) -> tuple[Sum, Tensor]:
+    def client_weights(
+        self, state: WeightedSumState, reports: ClientUpdates
+    ) -> tuple[WeightedSumState, Tensor]:
         """Return 1 for the one client there is."""
         return state, torch.ones_like(reports.weights)
 
-    def divisor(self, state: Sum) -> float:
+    def normaliser(self, state: WeightedSumState) -> float:
         """Return 1."""
         return 1.0

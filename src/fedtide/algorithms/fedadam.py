@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from fedtide.algorithms.adaptive import AdaptiveServer
+from fedtide.algorithms._adaptive_server import AdaptiveServer
 
 
 @dataclass(frozen=True)
@@ -30,14 +30,14 @@ class FedAdam(AdaptiveServer):
         inner: the method whose steps are Δ_t.
 
     Raises:
-        BadInput: a number outside its range.
+        InvalidInputError: a number outside its range.
 
     >>> import torch
-    >>> from fedtide.algorithms.algorithm import Reports
+    >>> from fedtide.algorithms.base import ClientUpdates
     >>> from fedtide.population import Population
     >>> method = FedAdam(server_lr=0.1, beta1=0.5, beta2=0.5, tau=1.0)
     >>> state = method.init(torch.zeros(1), Population(1))
-    >>> reports = Reports(torch.tensor([0]), torch.ones(1), torch.ones(1, 1), 0.1, torch.ones(1))
+    >>> reports = ClientUpdates(torch.tensor([0]), torch.ones(1), torch.ones(1, 1), 0.1, torch.ones(1))
     >>> method.step(method.absorb(state, reports), lr=0.1)[0].model  # m = 1/2, v = 1
     tensor([0.0250])
     """

@@ -10,23 +10,28 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedtide.algorithms.algorithm import Info, Reports
-from fedtide.algorithms.intervals import DecayedHistory, History, MeanHistory, PooledHistory
-from fedtide.algorithms.weighted_sum import Sum, WeightedSum
-from fedtide.checks import positive
-from fedtide.errors import BadInput
+from fedtide.algorithms._participation_intervals import (
+    DecayedMeanInterval,
+    IntervalStatistics,
+    MeanInterval,
+    PooledMeanInterval,
+)
+from fedtide.algorithms._weighted_sum import WeightedSum, WeightedSumState
+from fedtide.algorithms.base import ClientUpdates, RoundInfo
+from fedtide.errors import InvalidInputError
 from fedtide.population import Population
+from fedtide.validation import positive
 
 
 @dataclass(frozen=True)
-class FedAUState(Sum):
+class FedAUState(WeightedSumState):
     """The state of FedAU.
 
     Args:
         history: when each client was last seen and which intervals it has closed.
     """
 
-    history: History
+    history: IntervalStatistics
 
 
 @dataclass(frozen=True)
@@ -54,7 +59,7 @@ class FedAU(WeightedSum):
             None: each client has its own.
 
     Raises:
-        BadInput: η not positive, K < 1, an average that is neither, groups of another number than
+        InvalidInputError: η not positive, K < 1, an average that is neither, groups of another number than
             N, or groups together with β.
 
     >>> import torch
@@ -62,7 +67,7 @@ class FedAU(WeightedSum):
     >>> state = method.init(torch.zeros(1), Population(2))
     >>> for cohort in [[], [], [0], [], [0, 1]]:
     ...     ids = torch.tensor(cohort, dtype=torch.int64)
-    ...     reports = Reports(ids, torch.ones(len(ids)), torch.ones(len(ids), 1), 0.1, ids)
+    ...     reports = ClientUpdates(ids, torch.ones(len(ids)), torch.ones(len(ids), 1), 0.1, ids)
     ...     state, info = method.step(method.absorb(state, reports), lr=0.1)
     >>> method.weights_of(state, torch.tensor([0, 1]))  # client 0: 3, 2; client 1: 3 (cut off), 2
     tensor([2.5000, 2.5000], dtype=torch.float64)
@@ -76,47 +81,53 @@ class FedAU(WeightedSum):
     def __post_init__(self) -> None:
         positive("server_lr", self.server_lr)
         if self.cutoff is not None and self.cutoff < 1:
-            raise BadInput(f"cutoff: {self.cutoff} is not at least 1; leave it empty for ∞")
+            raise InvalidInputError(
+                f"cutoff: {self.cutoff} is not at least 1; leave it empty for ∞"
+            )
         if isinstance(self.average, str):
             if self.average != "mean":
-                raise BadInput(
+                raise InvalidInputError(
                     f"average: unknown {self.average!r}; use 'mean' or a decay between 0 and 1"
                 )
         elif not 0 < self.average < 1:
-            raise BadInput(f"average: the decay {self.average} is not between 0 and 1")
+            raise InvalidInputError(f"average: the decay {self.average} is not between 0 and 1")
         elif self.groups is not None:
-            raise BadInput("average: groups share a plain mean; use 'mean' with groups")
+            raise InvalidInputError("average: groups share a plain mean; use 'mean' with groups")
 
     def init(self, model: Tensor, population: Population) -> FedAUState:
         """Return the state before round 0, with nobody seen."""
         history = self._history(population.clients, model.device)
-        state: FedAUState = FedAUState.fresh(model, population, history=history)
+        state: FedAUState = FedAUState.initial(model, population, history=history)
         return state
 
-    def weigh(self, state: FedAUState, reports: Reports) -> tuple[FedAUState, Tensor]:
+    def client_weights(
+        self, state: FedAUState, reports: ClientUpdates
+    ) -> tuple[FedAUState, Tensor]:
         """Return ω_t^n, which depends on the rounds before t only."""
         return state, self.weights_of(state, reports.clients)
 
-    def divisor(self, state: FedAUState) -> float:
+    def normaliser(self, state: FedAUState) -> float:
         """Return N."""
         return float(state.population)
 
-    def step(self, state: FedAUState, lr: float) -> tuple[FedAUState, Info]:
+    def step(self, state: FedAUState, lr: float) -> tuple[FedAUState, RoundInfo]:
         """Move the model and note who took part."""
         history = state.history.record(state.round, state.clients)
         return super().step(replace(state, history=history), lr)
 
     def weights_of(self, state: FedAUState, clients: Tensor) -> Tensor:
         """Return the ω that these clients, shape (S,), would have in the round to come, (S,)."""
-        return state.history.means(state.round, clients)
+        return state.history.mean_interval(state.round, clients)
 
-    def _history(self, clients: int, device: torch.device) -> History:
+    def _history(self, clients: int, device: torch.device) -> IntervalStatistics:
         cutoff = self.cutoff or 0
         if self.groups is not None:
             if len(self.groups) != clients:
-                raise BadInput(f"groups: {len(self.groups)} group ids for {clients} clients")
+                raise InvalidInputError(
+                    f"groups: {len(self.groups)} group ids for {clients} clients"
+                )
             ids = np.unique(np.asarray(self.groups), return_inverse=True)[1]
-            return PooledHistory.empty(torch.as_tensor(ids, device=device), cutoff)
+            return PooledMeanInterval.empty(torch.as_tensor(ids, device=device), cutoff)
         if isinstance(self.average, float):
-            return DecayedHistory.empty(clients, cutoff, device, self.average)
-        return MeanHistory.empty(clients, cutoff, device)
+            return DecayedMeanInterval.empty(clients, cutoff, device, self.average)
+        return MeanInterval.empty(clients, cutoff, device)

@@ -8,11 +8,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fedtide.algorithms.algorithm import Reports
-from fedtide.algorithms.weighted_sum import Sum, WeightedSum
-from fedtide.checks import one_of, positive
-from fedtide.errors import BadInput
+from fedtide.algorithms._weighted_sum import WeightedSum, WeightedSumState
+from fedtide.algorithms.base import ClientUpdates
+from fedtide.errors import InvalidInputError
 from fedtide.population import Population
+from fedtide.validation import one_of, positive
 
 Weights = Literal["mean", "all", "data", "given"]
 
@@ -39,13 +39,13 @@ class FedAvg(WeightedSum):
         weights: which of the four.
 
     Raises:
-        BadInput: η not positive; an unknown weighting; "data" where clients hold no samples.
+        InvalidInputError: η not positive; an unknown weighting; "data" where clients hold no samples.
 
     >>> import torch
     >>> from fedtide.population import Population
     >>> method = FedAvg()
     >>> state = method.init(torch.zeros(1), Population(4))
-    >>> reports = Reports(torch.tensor([0, 2]), torch.tensor([0.5, 0.5]),
+    >>> reports = ClientUpdates(torch.tensor([0, 2]), torch.tensor([0.5, 0.5]),
     ...                   torch.tensor([[1.0], [3.0]]), lr=0.1, steps=torch.tensor([1, 1]))
     >>> state, info = method.step(method.absorb(state, reports), lr=0.1)
     >>> state.model
@@ -59,14 +59,18 @@ class FedAvg(WeightedSum):
         positive("server_lr", self.server_lr)
         one_of("weights", self.weights, Weights)
 
-    def init(self, model: Tensor, population: Population) -> Sum:
+    def init(self, model: Tensor, population: Population) -> WeightedSumState:
         """Return the state before round 0."""
         if self.weights == "data" and population.samples is None:
-            raise BadInput("weights: 'data' needs clients that hold samples; choose 'mean'")
-        state: Sum = Sum.fresh(model, population)
+            raise InvalidInputError(
+                "weights: 'data' needs clients that hold samples; choose 'mean'"
+            )
+        state: WeightedSumState = WeightedSumState.initial(model, population)
         return state
 
-    def weigh(self, state: Sum, reports: Reports) -> tuple[Sum, Tensor]:
+    def client_weights(
+        self, state: WeightedSumState, reports: ClientUpdates
+    ) -> tuple[WeightedSumState, Tensor]:
         """Return a_n: m_n for "data", q_t^n for "given", else 1."""
         if self.weights == "data":
             assert reports.samples is not None
@@ -75,7 +79,7 @@ class FedAvg(WeightedSum):
             return state, reports.weights
         return state, torch.ones_like(reports.weights)
 
-    def divisor(self, state: Sum) -> Tensor | float:
+    def normaliser(self, state: WeightedSumState) -> Tensor | float:
         """Return Σ a_n for "mean" and "data", N for "all", 1 for "given"."""
         if self.weights == "all":
             return float(state.population)

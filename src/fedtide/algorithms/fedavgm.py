@@ -8,18 +8,18 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fedtide.algorithms.algorithm import Algorithm, Info
+from fedtide.algorithms._wrapper import Wrapper, WrapperState
+from fedtide.algorithms.base import Algorithm, RoundInfo
 from fedtide.algorithms.fedavg import FedAvg
-from fedtide.algorithms.wrapper import Wrapped, Wrapper
-from fedtide.checks import one_of, positive
-from fedtide.errors import BadInput
+from fedtide.errors import InvalidInputError
 from fedtide.population import Population
+from fedtide.validation import one_of, positive
 
 Convention = Literal["sum", "ema"]
 
 
 @dataclass(frozen=True)
-class MomentumState(Wrapped):
+class MomentumState(WrapperState):
     """The state of FedAvgM.
 
     Args:
@@ -49,12 +49,12 @@ class FedAvgM(Wrapper):
         inner: the method whose steps are Δ_t.
 
     Raises:
-        BadInput: a number outside its range, or an unknown convention.
+        InvalidInputError: a number outside its range, or an unknown convention.
 
-    >>> from fedtide.algorithms.algorithm import Reports
+    >>> from fedtide.algorithms.base import ClientUpdates
     >>> method = FedAvgM(momentum=0.5)
     >>> state = method.init(torch.zeros(1), Population(1))
-    >>> reports = Reports(torch.tensor([0]), torch.ones(1), torch.ones(1, 1), 0.1, torch.ones(1))
+    >>> reports = ClientUpdates(torch.tensor([0]), torch.ones(1), torch.ones(1, 1), 0.1, torch.ones(1))
     >>> for _ in range(2):
     ...     state, info = method.step(method.absorb(state, reports), lr=0.1)
     >>> state.model  # 1 + 1.5
@@ -69,18 +69,18 @@ class FedAvgM(Wrapper):
     def __post_init__(self) -> None:
         positive("server_lr", self.server_lr)
         if not 0 <= self.momentum < 1:
-            raise BadInput(f"momentum: {self.momentum} is not within [0, 1)")
+            raise InvalidInputError(f"momentum: {self.momentum} is not within [0, 1)")
         one_of("convention", self.convention, Convention)
 
     def init(self, model: Tensor, population: Population) -> MomentumState:
         """Return the state before round 0."""
         return MomentumState(self.inner.init(model, population), m=torch.zeros_like(model))
 
-    def step(self, state: MomentumState, lr: float) -> tuple[MomentumState, Info]:
+    def step(self, state: MomentumState, lr: float) -> tuple[MomentumState, RoundInfo]:
         """Put the momentum in the place of the inner method's step."""
         inner, info = self.inner.step(state.inner, lr)
         share = 1.0 if self.convention == "sum" else 1.0 - self.momentum
         m = self.momentum * state.m + share * info.direction
         direction = self.server_lr * m
-        inner = self.inner.moved(inner, state.model + direction)
+        inner = self.inner.with_model(inner, state.model + direction)
         return MomentumState(inner, m), replace(info, direction=direction)

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from fedtide.algorithms.algorithm import Algorithm, Info, Reports
-from fedtide.algorithms.latest import Latest
-from fedtide.checks import positive
+from fedtide.algorithms._latest_updates import LatestUpdatesState
+from fedtide.algorithms.base import Algorithm, ClientUpdates, RoundInfo
 from fedtide.population import Population
+from fedtide.validation import positive
 
 
 @dataclass(frozen=True)
@@ -29,12 +29,12 @@ class FedLaAvg(Algorithm):
         memory_folder: where a file for the memory lies; None keeps it in RAM.
 
     Raises:
-        BadInput: a folder that cannot be written.
+        InvalidInputError: a folder that cannot be written.
 
     >>> import torch
     >>> method = FedLaAvg()
     >>> state = method.init(torch.zeros(1), Population(2))
-    >>> reports = Reports(torch.tensor([1]), torch.ones(1), torch.ones(1, 1), 0.1, torch.ones(1))
+    >>> reports = ClientUpdates(torch.tensor([1]), torch.ones(1), torch.ones(1, 1), 0.1, torch.ones(1))
     >>> state, info = method.step(method.absorb(state, reports), lr=0.1)
     >>> state, info = method.step(state, lr=0.01)
     >>> state.model
@@ -43,16 +43,16 @@ class FedLaAvg(Algorithm):
 
     memory_folder: str | None = None
 
-    def init(self, model: Tensor, population: Population) -> Latest:
+    def init(self, model: Tensor, population: Population) -> LatestUpdatesState:
         """Return the state before round 0, with all gradients zero."""
-        return Latest.fresh(model, population, self.memory_folder)
+        return LatestUpdatesState.initial(model, population, self.memory_folder)
 
-    def absorb(self, state: Latest, reports: Reports) -> Latest:
+    def absorb(self, state: LatestUpdatesState, reports: ClientUpdates) -> LatestUpdatesState:
         """Put these clients' sums of gradients (negated) in the place of their former ones."""
         positive("lr", reports.lr)
-        return state.noted(reports.clients, reports.updates / reports.lr)
+        return state.store(reports.clients, reports.updates / reports.lr)
 
-    def step(self, state: Latest, lr: float) -> tuple[Latest, Info]:
+    def step(self, state: LatestUpdatesState, lr: float) -> tuple[LatestUpdatesState, RoundInfo]:
         """Move the model along the mean of all latest sums of gradients."""
         direction = lr / state.population * (state.total + state.change)
-        return state.ended(direction, 1.0 / state.population)
+        return state.finish_round(direction, 1.0 / state.population)

@@ -7,10 +7,10 @@ from typing import Any
 
 from torch import Tensor
 
-from fedtide.algorithms.algorithm import Instructions
+from fedtide.algorithms._wrapper import Wrapper
+from fedtide.algorithms.base import Instructions
 from fedtide.algorithms.fedavg import FedAvg, Weights
-from fedtide.algorithms.wrapper import Wrapper
-from fedtide.checks import at_least
+from fedtide.validation import at_least
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class FedProx(Wrapper):
         weights: as for FedAvg.
 
     Raises:
-        BadInput: μ negative, or what FedAvg complains about.
+        InvalidInputError: μ negative, or what FedAvg complains about.
 
     >>> import torch
     >>> from fedtide.population import Population

@@ -8,10 +8,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fedtide.algorithms.algorithm import Algorithm, Info, Reports
-from fedtide.algorithms.latest import Latest
-from fedtide.checks import one_of, positive
+from fedtide.algorithms._latest_updates import LatestUpdatesState
+from fedtide.algorithms.base import Algorithm, ClientUpdates, RoundInfo
 from fedtide.population import Population
+from fedtide.validation import one_of, positive
 
 EmptyRounds = Literal["skip", "memory"]
 
@@ -34,13 +34,13 @@ class FedVARP(Algorithm):
         memory_folder: where a file for the memory lies; None keeps it in RAM.
 
     Raises:
-        BadInput: η not positive, an unknown `empty_rounds`, or a folder that cannot be written.
+        InvalidInputError: η not positive, an unknown `empty_rounds`, or a folder that cannot be written.
 
     >>> import torch
     >>> method = FedVARP()
     >>> state = method.init(torch.zeros(1), Population(2))
     >>> for client in [0, 1]:
-    ...     reports = Reports(torch.tensor([client]), torch.ones(1), torch.ones(1, 1), 0.1,
+    ...     reports = ClientUpdates(torch.tensor([client]), torch.ones(1), torch.ones(1, 1), 0.1,
     ...                       torch.ones(1))
     ...     state, info = method.step(method.absorb(state, reports), lr=0.1)
     >>> info.direction  # 1/2 of client 0's memory + (1 - 0) of client 1
@@ -55,19 +55,19 @@ class FedVARP(Algorithm):
         positive("server_lr", self.server_lr)
         one_of("empty_rounds", self.empty_rounds, EmptyRounds)
 
-    def init(self, model: Tensor, population: Population) -> Latest:
+    def init(self, model: Tensor, population: Population) -> LatestUpdatesState:
         """Return the state before round 0, with all memories zero."""
-        return Latest.fresh(model, population, self.memory_folder)
+        return LatestUpdatesState.initial(model, population, self.memory_folder)
 
-    def absorb(self, state: Latest, reports: Reports) -> Latest:
+    def absorb(self, state: LatestUpdatesState, reports: ClientUpdates) -> LatestUpdatesState:
         """Put these updates in the place of the clients' memories."""
-        return state.noted(reports.clients, reports.updates)
+        return state.store(reports.clients, reports.updates)
 
-    def step(self, state: Latest, lr: float) -> tuple[Latest, Info]:
+    def step(self, state: LatestUpdatesState, lr: float) -> tuple[LatestUpdatesState, RoundInfo]:
         """Move the model by the mean memory from before this round and the cohort's news."""
         cohort = len(state.clients)
         if cohort == 0 and self.empty_rounds == "skip":
-            return state.ended(torch.zeros_like(state.total), 0.0)
+            return state.finish_round(torch.zeros_like(state.total), 0.0)
         memory = self.server_lr / state.population
         news = self.server_lr / max(cohort, 1)
-        return state.ended(memory * state.total + news * state.change, news)
+        return state.finish_round(memory * state.total + news * state.change, news)

@@ -9,15 +9,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedtide.algorithms.algorithm import Reports
-from fedtide.algorithms.weighted_sum import Sum, WeightedSum
-from fedtide.checks import positive
-from fedtide.errors import BadInput
+from fedtide.algorithms._weighted_sum import WeightedSum, WeightedSumState
+from fedtide.algorithms.base import ClientUpdates
+from fedtide.errors import InvalidInputError
 from fedtide.population import Population
+from fedtide.validation import positive
 
 
 @dataclass(frozen=True)
-class KnownRatesState(Sum):
+class KnownRatesState(WeightedSumState):
     """The state of KnownRates.
 
     Args:
@@ -42,12 +42,12 @@ class KnownRates(WeightedSum):
         rates: p_n in (0, 1], shape (N,); None asks the participation process.
 
     Raises:
-        BadInput: η not positive; rates outside [0, 1], of another number than N, or unknown.
+        InvalidInputError: η not positive; rates outside [0, 1], of another number than N, or unknown.
 
     >>> import torch
     >>> method = KnownRates(rates=[0.5, 0.25])
     >>> state = method.init(torch.zeros(1), Population(2))
-    >>> reports = Reports(torch.tensor([1]), torch.tensor([1.0]), torch.tensor([[1.0]]),
+    >>> reports = ClientUpdates(torch.tensor([1]), torch.tensor([1.0]), torch.tensor([[1.0]]),
     ...                   lr=0.1, steps=torch.tensor([1]))
     >>> method.step(method.absorb(state, reports), lr=0.1)[0].model
     tensor([2.])
@@ -63,26 +63,30 @@ class KnownRates(WeightedSum):
         """Return the state before round 0, with the rates given or those of the population."""
         given = population.rates if self.rates is None else self.rates
         if given is None:
-            raise BadInput(
+            raise InvalidInputError(
                 "rates: this participation process does not know its rates; give one per client"
             )
         rates = np.asarray(given, dtype=np.float64)
         if rates.shape != (population.clients,):
-            raise BadInput(f"rates: {rates.size} rates for {population.clients} clients")
+            raise InvalidInputError(f"rates: {rates.size} rates for {population.clients} clients")
         if not ((rates >= 0) & (rates <= 1)).all():
-            raise BadInput("rates: a rate is not within [0, 1]; give probabilities")
+            raise InvalidInputError("rates: a rate is not within [0, 1]; give probabilities")
         tensor = torch.as_tensor(rates, dtype=torch.float64, device=model.device)
-        state: KnownRatesState = KnownRatesState.fresh(model, population, rates=tensor)
+        state: KnownRatesState = KnownRatesState.initial(model, population, rates=tensor)
         return state
 
-    def weigh(self, state: KnownRatesState, reports: Reports) -> tuple[KnownRatesState, Tensor]:
+    def client_weights(
+        self, state: KnownRatesState, reports: ClientUpdates
+    ) -> tuple[KnownRatesState, Tensor]:
         """Return a_n = 1 / p_n; a client that comes although its rate is 0 cannot be weighed."""
         rates = state.rates[reports.clients]
         if bool((rates == 0).any()):
             client = int(reports.clients[rates == 0][0])
-            raise BadInput(f"rates: client {client} took part although its rate is 0; correct it")
+            raise InvalidInputError(
+                f"rates: client {client} took part although its rate is 0; correct it"
+            )
         return state, 1.0 / rates
 
-    def divisor(self, state: KnownRatesState) -> float:
+    def normaliser(self, state: KnownRatesState) -> float:
         """Return N."""
         return float(state.population)

@@ -7,10 +7,10 @@ from typing import Literal
 
 from torch import Tensor
 
-from fedtide.algorithms.algorithm import Algorithm, Info, Reports
-from fedtide.algorithms.latest import Latest
-from fedtide.checks import one_of, positive
+from fedtide.algorithms._latest_updates import LatestUpdatesState
+from fedtide.algorithms.base import Algorithm, ClientUpdates, RoundInfo
 from fedtide.population import Population
+from fedtide.validation import one_of, positive
 
 Unseen = Literal["zero", "exclude", "wait"]
 
@@ -38,12 +38,12 @@ class MIFA(Algorithm):
         memory_folder: where a file for the memory lies; None keeps it in RAM.
 
     Raises:
-        BadInput: η not positive, an unknown `unseen`, or a folder that cannot be written.
+        InvalidInputError: η not positive, an unknown `unseen`, or a folder that cannot be written.
 
     >>> import torch
     >>> method = MIFA()
     >>> state = method.init(torch.zeros(1), Population(2))
-    >>> reports = Reports(torch.tensor([1]), torch.ones(1), torch.ones(1, 1), 0.1, torch.ones(1))
+    >>> reports = ClientUpdates(torch.tensor([1]), torch.ones(1), torch.ones(1, 1), 0.1, torch.ones(1))
     >>> state, info = method.step(method.absorb(state, reports), lr=0.1)
     >>> state, info = method.step(state, lr=0.1)  # nobody came: the memory steps again
     >>> state.model
@@ -58,20 +58,20 @@ class MIFA(Algorithm):
         positive("server_lr", self.server_lr)
         one_of("unseen", self.unseen, Unseen)
 
-    def init(self, model: Tensor, population: Population) -> Latest:
+    def init(self, model: Tensor, population: Population) -> LatestUpdatesState:
         """Return the state before round 0, with nobody seen."""
-        return Latest.fresh(model, population, self.memory_folder)
+        return LatestUpdatesState.initial(model, population, self.memory_folder)
 
-    def absorb(self, state: Latest, reports: Reports) -> Latest:
+    def absorb(self, state: LatestUpdatesState, reports: ClientUpdates) -> LatestUpdatesState:
         """Put these updates in the place of the clients' former ones."""
-        return state.noted(reports.clients, reports.updates)
+        return state.store(reports.clients, reports.updates)
 
-    def step(self, state: Latest, lr: float) -> tuple[Latest, Info]:
+    def step(self, state: LatestUpdatesState, lr: float) -> tuple[LatestUpdatesState, RoundInfo]:
         """Move the model by η / D times the sum of all latest updates."""
         weight = self._weight(state)
-        return state.ended(weight * (state.total + state.change), weight)
+        return state.finish_round(weight * (state.total + state.change), weight)
 
-    def _weight(self, state: Latest) -> float:
+    def _weight(self, state: LatestUpdatesState) -> float:
         """Return η / D, 0 while waiting."""
         seen = state.memory.seen
         if self.unseen == "exclude":

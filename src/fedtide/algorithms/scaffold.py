@@ -1,4 +1,4 @@
-"""SCAFFOLD: control variates that correct each client's drift."""
+"""SCAFFOLD: control variates that correct each client's correction."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fedtide.algorithms.algorithm import Info, Instructions, Reports
+from fedtide.algorithms._client_memory import ClientMemory
+from fedtide.algorithms._wrapper import Wrapper, WrapperState
+from fedtide.algorithms.base import ClientUpdates, Instructions, RoundInfo
 from fedtide.algorithms.fedavg import FedAvg
 from fedtide.algorithms.gradients import mean_descents
-from fedtide.algorithms.memory import ClientMemory
-from fedtide.algorithms.wrapper import Wrapped, Wrapper
-from fedtide.checks import one_of
-from fedtide.errors import BadInput
+from fedtide.errors import InvalidInputError
 from fedtide.population import Population
+from fedtide.validation import one_of
 
 CohortWeights = Literal["mean", "given"]
 
 
 @dataclass(frozen=True)
-class ScaffoldState(Wrapped):
+class ScaffoldState(WrapperState):
     """The state of Scaffold.
 
     Args:
@@ -57,15 +57,15 @@ class Scaffold(Wrapper):
         memory_folder: where a file for the c_n lies; None keeps them in RAM.
 
     Raises:
-        BadInput: η not positive, an option that is neither, unknown weights, or a folder that
+        InvalidInputError: η not positive, an option that is neither, unknown weights, or a folder that
             cannot be written.
 
     >>> method = Scaffold()
     >>> state = method.init(torch.zeros(1), Population(2))
-    >>> reports = Reports(torch.tensor([0]), torch.ones(1), torch.tensor([[-0.3]]), lr=0.1,
+    >>> reports = ClientUpdates(torch.tensor([0]), torch.ones(1), torch.tensor([[-0.3]]), lr=0.1,
     ...                   steps=torch.tensor([3]))
     >>> state, info = method.step(method.absorb(state, reports), lr=0.1)
-    >>> method.instruct(state, torch.tensor([0, 1])).drift  # c = 1/2, c_0 = 1, c_1 = 0
+    >>> method.instruct(state, torch.tensor([0, 1])).correction  # c = 1/2, c_0 = 1, c_1 = 0
     tensor([[-0.5000],
             [ 0.5000]])
     """
@@ -78,7 +78,9 @@ class Scaffold(Wrapper):
     def __post_init__(self) -> None:
         one_of("weights", self.weights, CohortWeights)
         if self.option not in (1, 2):
-            raise BadInput(f"option: {self.option} is neither 1 nor 2; 2 costs no further pass")
+            raise InvalidInputError(
+                f"option: {self.option} is neither 1 nor 2; 2 costs no further pass"
+            )
         _ = self.inner  # FedAvg checks η
 
     @property
@@ -87,7 +89,7 @@ class Scaffold(Wrapper):
         return FedAvg(self.server_lr, self.weights)
 
     @property
-    def raw_gradients(self) -> bool:
+    def requires_plain_sgd(self) -> bool:
         """Option 2 needs them."""
         return self.option == 2
 
@@ -102,10 +104,10 @@ class Scaffold(Wrapper):
 
     def instruct(self, state: ScaffoldState, clients: Tensor) -> Instructions:
         """Return how to train: with c - c_n added to every gradient."""
-        drift = state.mean - state.control.read(clients)
-        return Instructions(state.model, drift=drift, gradients=self.option == 1)
+        correction = state.mean - state.control.read(clients)
+        return Instructions(state.model, correction=correction, gradients=self.option == 1)
 
-    def absorb(self, state: ScaffoldState, reports: Reports) -> ScaffoldState:
+    def absorb(self, state: ScaffoldState, reports: ClientUpdates) -> ScaffoldState:
         """Fold in the updates and put new control variates in the place of the old."""
         old = state.control.read(reports.clients)
         new = self._controls(state, reports, old)
@@ -116,13 +118,13 @@ class Scaffold(Wrapper):
             change=state.change + (new - old).sum(dim=0),
         )
 
-    def step(self, state: ScaffoldState, lr: float) -> tuple[ScaffoldState, Info]:
+    def step(self, state: ScaffoldState, lr: float) -> tuple[ScaffoldState, RoundInfo]:
         """Move the model and c."""
         state, info = super().step(state, lr)
         mean = state.mean + state.change / state.control.clients
         return replace(state, mean=mean, change=torch.zeros_like(mean)), info
 
-    def _controls(self, state: ScaffoldState, reports: Reports, old: Tensor) -> Tensor:
+    def _controls(self, state: ScaffoldState, reports: ClientUpdates, old: Tensor) -> Tensor:
         """Return the new c_n of those who reported, shape (S, d)."""
         if self.option == 2:
             return mean_descents(reports) - (state.mean - old)

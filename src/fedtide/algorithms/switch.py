@@ -7,10 +7,10 @@ from typing import Any
 
 from torch import Tensor
 
-from fedtide.algorithms.algorithm import Algorithm, Info, Instructions, Reports
-from fedtide.checks import at_least
-from fedtide.errors import BadInput
+from fedtide.algorithms.base import Algorithm, ClientUpdates, Instructions, RoundInfo
+from fedtide.errors import InvalidInputError
 from fedtide.population import Population
+from fedtide.validation import at_least
 
 
 @dataclass(frozen=True)
@@ -55,13 +55,13 @@ class Switch(Algorithm):
         at: the round in which the second begins; 0 is the second alone.
 
     Raises:
-        BadInput: `at` negative, or one method that pools all data and one that does not.
+        InvalidInputError: `at` negative, or one method that pools all data and one that does not.
 
     >>> import torch
     >>> from fedtide.algorithms.fedavg import FedAvg
     >>> method = Switch(first=FedAvg(), second=FedAvg(server_lr=10.0), at=1)
     >>> state = method.init(torch.zeros(1), Population(1))
-    >>> reports = Reports(torch.tensor([0]), torch.ones(1), torch.ones(1, 1), 0.1, torch.ones(1))
+    >>> reports = ClientUpdates(torch.tensor([0]), torch.ones(1), torch.ones(1, 1), 0.1, torch.ones(1))
     >>> for _ in range(3):
     ...     state, info = method.step(method.absorb(state, reports), lr=0.1)
     >>> state.model
@@ -75,7 +75,9 @@ class Switch(Algorithm):
     def __post_init__(self) -> None:
         at_least("at", self.at, 0)
         if self.first.centralised != self.second.centralised:
-            raise BadInput("second: one method pools all data and one does not; choose two alike")
+            raise InvalidInputError(
+                "second: one method pools all data and one does not; choose two alike"
+            )
 
     @property
     def centralised(self) -> bool:
@@ -83,9 +85,9 @@ class Switch(Algorithm):
         return self.first.centralised
 
     @property
-    def raw_gradients(self) -> bool:
+    def requires_plain_sgd(self) -> bool:
         """Whether one of the methods needs them."""
-        return self.first.raw_gradients or self.second.raw_gradients
+        return self.first.requires_plain_sgd or self.second.requires_plain_sgd
 
     def init(self, model: Tensor, population: Population) -> SwitchState:
         """Return the state before round 0."""
@@ -101,22 +103,22 @@ class Switch(Algorithm):
         """Return how the method at work trains."""
         return self._active(state).instruct(state.active, clients)
 
-    def absorb(self, state: SwitchState, reports: Reports) -> SwitchState:
+    def absorb(self, state: SwitchState, reports: ClientUpdates) -> SwitchState:
         """Hand the reports to the method at work."""
         return _with_active(state, self._active(state).absorb(state.active, reports))
 
-    def step(self, state: SwitchState, lr: float) -> tuple[SwitchState, Info]:
+    def step(self, state: SwitchState, lr: float) -> tuple[SwitchState, RoundInfo]:
         """Let the method at work step; hand its model over when the time has come."""
         active, info = self._active(state).step(state.active, lr)
         state = replace(_with_active(state, active), round=state.round + 1)
         if state.round != self.at:
             return state, info
-        second = self.second.moved(state.second, state.model.clone())
+        second = self.second.with_model(state.second, state.model.clone())
         return replace(state, second=second, begun=True), info
 
-    def moved(self, state: SwitchState, model: Tensor) -> SwitchState:
+    def with_model(self, state: SwitchState, model: Tensor) -> SwitchState:
         """Move the model of the method at work."""
-        return _with_active(state, self._active(state).moved(state.active, model))
+        return _with_active(state, self._active(state).with_model(state.active, model))
 
     def output(self, state: SwitchState) -> Tensor:
         """Return what the method at work recommends."""

@@ -8,18 +8,18 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fedtide.algorithms.algorithm import Algorithm, Info, Instructions, Reports
+from fedtide.algorithms._weighted_sum import WeightedSumState
+from fedtide.algorithms.base import Algorithm, ClientUpdates, Instructions, RoundInfo
 from fedtide.algorithms.gradients import mean_descents
-from fedtide.algorithms.weighted_sum import Sum
-from fedtide.checks import at_least, one_of
 from fedtide.population import Population
+from fedtide.validation import at_least, one_of
 
 Mode = Literal["steps", "gradient"]
 Batch = Literal["minibatch", "full"]
 
 
 @dataclass(frozen=True)
-class WaitState(Sum):
+class WaitState(WeightedSumState):
     """The state of WaitForAll, whose total and weight run through a period.
 
     Args:
@@ -51,7 +51,7 @@ class WaitForAll(Algorithm):
         batch: "minibatch", or "full" for gradients over all of a client's samples.
 
     Raises:
-        BadInput: a period below 1, an unknown mode or batch.
+        InvalidInputError: a period below 1, an unknown mode or batch.
 
     >>> method = WaitForAll(period=2)
     >>> state = method.init(torch.zeros(1), Population(3))
@@ -72,13 +72,13 @@ class WaitForAll(Algorithm):
         one_of("batch", self.batch, Batch)
 
     @property
-    def raw_gradients(self) -> bool:
+    def requires_plain_sgd(self) -> bool:
         """The mode "gradient" needs them."""
         return self.mode == "gradient"
 
     def init(self, model: Tensor, population: Population) -> WaitState:
         """Return the state before round 0."""
-        state: WaitState = WaitState.fresh(model, population, weight=model.new_zeros(()))
+        state: WaitState = WaitState.initial(model, population, weight=model.new_zeros(()))
         return state
 
     def cohort(self, state: WaitState, clients: Tensor) -> Tensor:
@@ -90,10 +90,10 @@ class WaitForAll(Algorithm):
 
     def instruct(self, state: WaitState, clients: Tensor) -> Instructions:
         """Return how to train: at a frozen x for "gradient"."""
-        frozen, full = self.mode == "gradient", self.batch == "full"
-        return Instructions(state.model, frozen=frozen, full_batch=full)
+        at_start, full = self.mode == "gradient", self.batch == "full"
+        return Instructions(state.model, gradients_at_start=at_start, full_batch=full)
 
-    def absorb(self, state: WaitState, reports: Reports) -> WaitState:
+    def absorb(self, state: WaitState, reports: ClientUpdates) -> WaitState:
         """Add up the updates, or the gradients (negated) with their weights."""
         if self.mode == "gradient":
             rows, weights = -mean_descents(reports), reports.weights
@@ -107,17 +107,17 @@ class WaitForAll(Algorithm):
             weights=torch.cat([state.weights, self._factors(reports, weights)]),
         )
 
-    def step(self, state: WaitState, lr: float) -> tuple[WaitState, Info]:
+    def step(self, state: WaitState, lr: float) -> tuple[WaitState, RoundInfo]:
         """Move the model in the last round of a period."""
         ended = replace(
             state, round=state.round + 1, clients=state.clients[:0], weights=state.weights[:0]
         )
         if not self._due(state):
             none = torch.zeros_like(state.weights)
-            return ended, Info(state.clients, none, torch.zeros_like(state.total))
+            return ended, RoundInfo(state.clients, none, torch.zeros_like(state.total))
         rate = lr if self.mode == "gradient" else 1.0
         scale = torch.where(state.weight > 0, rate / state.weight, 0.0)
-        info = Info(state.clients, scale * state.weights, scale * state.total)
+        info = RoundInfo(state.clients, scale * state.weights, scale * state.total)
         return replace(
             ended,
             model=state.model + info.direction,
@@ -128,7 +128,7 @@ class WaitForAll(Algorithm):
     def _due(self, state: WaitState) -> bool:
         return (state.round + 1) % self.period == 0
 
-    def _factors(self, reports: Reports, weights: Tensor) -> Tensor:
+    def _factors(self, reports: ClientUpdates, weights: Tensor) -> Tensor:
         """Return what each update is multiplied by in the sum."""
         if self.mode == "steps":
             return weights

@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from fedtide.algorithms.algorithm import Info, Reports
+from fedtide.algorithms._weighted_sum import WeightedSum
+from fedtide.algorithms.base import ClientUpdates, RoundInfo
 from fedtide.algorithms.known_rates import KnownRates, KnownRatesState
-from fedtide.algorithms.weighted_sum import WeightedSum
 from fedtide.population import Population
 
 
@@ -31,11 +31,11 @@ class WeightedFedAvg(WeightedSum):
         normalise: which of the two.
 
     Raises:
-        BadInput: rates outside [0, 1], of another number than N, or unknown.
+        InvalidInputError: rates outside [0, 1], of another number than N, or unknown.
 
     >>> method = WeightedFedAvg(rates=[0.3, 0.1])
     >>> state = method.init(torch.zeros(1), Population(2))
-    >>> reports = Reports(torch.tensor([0, 1]), torch.ones(2), torch.tensor([[1.0], [5.0]]),
+    >>> reports = ClientUpdates(torch.tensor([0, 1]), torch.ones(2), torch.tensor([[1.0], [5.0]]),
     ...                   lr=0.1, steps=torch.tensor([1, 1]))
     >>> method.step(method.absorb(state, reports), lr=0.1)[0].model
     tensor([2.])
@@ -51,18 +51,20 @@ class WeightedFedAvg(WeightedSum):
         state = KnownRates(rates=self.rates).init(model, population)
         return replace(state, rates=state.rates / state.rates.sum())
 
-    def weigh(self, state: KnownRatesState, reports: Reports) -> tuple[KnownRatesState, Tensor]:
+    def client_weights(
+        self, state: KnownRatesState, reports: ClientUpdates
+    ) -> tuple[KnownRatesState, Tensor]:
         """Return a_n = p_n."""
         return state, state.rates[reports.clients]
 
-    def divisor(self, state: KnownRatesState) -> Tensor | float:
+    def normaliser(self, state: KnownRatesState) -> Tensor | float:
         """Return Σ p_n over the cohort (∞ where that is 0: no step), or |S| / N."""
         if not self.normalise:
             return len(state.clients) / state.population
         total = state.weights.sum()
         return torch.where(total > 0, total, torch.inf)
 
-    def step(self, state: KnownRatesState, lr: float) -> tuple[KnownRatesState, Info]:
+    def step(self, state: KnownRatesState, lr: float) -> tuple[KnownRatesState, RoundInfo]:
         """Move the model; as printed, x itself is scaled by the sum of the weights."""
         start, reported = state.model, len(state.clients) > 0
         state, info = super().step(state, lr)

@@ -5,25 +5,33 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from fedtide.errors import MissingExtra
+from fedtide.errors import MissingExtraError
 
 if TYPE_CHECKING:
-    from fedtide.flower.apps import client, custom_client
-    from fedtide.flower.messages import Asked, Update, initial_arrays
-    from fedtide.flower.on_clients import OnClients
-    from fedtide.flower.strategy import FedTide
+    from fedtide.algorithms.client_side_memory import ClientSideMemory
+    from fedtide.flower.client.app import client, custom_client
+    from fedtide.flower.protocol import TrainRequest, Update, initial_arrays
+    from fedtide.flower.server.strategy import FedTide
 
 _WHERE = {
-    "FedTide": "strategy",
-    "client": "apps",
-    "custom_client": "apps",
-    "Asked": "messages",
-    "Update": "messages",
-    "initial_arrays": "messages",
-    "OnClients": "on_clients",
+    "FedTide": "fedtide.flower.server.strategy",
+    "client": "fedtide.flower.client.app",
+    "custom_client": "fedtide.flower.client.app",
+    "TrainRequest": "fedtide.flower.protocol",
+    "Update": "fedtide.flower.protocol",
+    "initial_arrays": "fedtide.flower.protocol",
+    "ClientSideMemory": "fedtide.algorithms.client_side_memory",
 }
 
-__all__ = ["Asked", "FedTide", "OnClients", "Update", "client", "custom_client", "initial_arrays"]
+__all__ = [
+    "ClientSideMemory",
+    "FedTide",
+    "TrainRequest",
+    "Update",
+    "client",
+    "custom_client",
+    "initial_arrays",
+]
 
 
 def __getattr__(name: str) -> Any:
@@ -31,9 +39,9 @@ def __getattr__(name: str) -> Any:
     if name not in _WHERE:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
-        module = importlib.import_module(f"fedtide.flower.{_WHERE[name]}")
+        module = importlib.import_module(_WHERE[name])
     except ImportError as error:
         if error.name is None or error.name.partition(".")[0] == "fedtide":
             raise
-        raise MissingExtra("flower", "flower") from error
+        raise MissingExtraError("flower", "flower") from error
     return getattr(module, name)

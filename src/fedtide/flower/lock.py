@@ -8,7 +8,7 @@ from logging import getLogger
 from pathlib import Path
 from typing import IO
 
-from fedtide.errors import BadInput
+from fedtide.errors import InvalidInputError
 
 log = getLogger("flwr")
 
@@ -24,18 +24,22 @@ def held(folder: Path, patience: float) -> IO[str]:
         patience: how many seconds to wait for another run.
 
     Raises:
-        BadInput: another run is still using it, or it cannot be written.
+        InvalidInputError: another run is still using it, or it cannot be written.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
         file = (folder / ".lock").open("w")
     except OSError as error:
-        raise BadInput(f"state: {folder} cannot be written ({error}); choose another") from None
+        raise InvalidInputError(
+            f"state: {folder} cannot be written ({error}); choose another"
+        ) from None
     deadline = time.monotonic() + patience
     while not _locked(file):
         if time.monotonic() >= deadline:
             file.close()
-            raise BadInput(f"state: another run is using {folder}; stop it first (flwr stop)")
+            raise InvalidInputError(
+                f"state: another run is using {folder}; stop it first (flwr stop)"
+            )
         log.info("Waiting for another run to leave %s", folder)
         time.sleep(min(5.0, max(0.0, deadline - time.monotonic())))
     return file

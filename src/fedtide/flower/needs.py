@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from fedtide.algorithms import MIFA, Algorithm, FedLaAvg, FedVARP, Switch
-from fedtide.algorithms.wrapper import Wrapper
-from fedtide.errors import BadInput
-from fedtide.flower.on_clients import OnClients
+from fedtide.algorithms._wrapper import Wrapper
+from fedtide.algorithms.client_side_memory import ClientSideMemory
+from fedtide.errors import InvalidInputError
 
 
 def takes_late(algorithm: Algorithm) -> bool:
@@ -24,7 +24,7 @@ def takes_late(algorithm: Algorithm) -> bool:
     """
     if isinstance(algorithm, Switch):
         return takes_late(algorithm.first) and takes_late(algorithm.second)
-    if isinstance(algorithm, OnClients):
+    if isinstance(algorithm, ClientSideMemory):
         return takes_late(algorithm.method)
     if isinstance(algorithm, Wrapper):
         return takes_late(algorithm.inner)
@@ -38,22 +38,24 @@ def reads_steps(algorithm: Algorithm) -> bool:
     >>> reads_steps(Scaffold()), reads_steps(FedAvg())
     (True, False)
     """
-    return any(part.raw_gradients or isinstance(part, FedLaAvg) for part in _parts(algorithm))
+    return any(part.requires_plain_sgd or isinstance(part, FedLaAvg) for part in _parts(algorithm))
 
 
 def form_of(algorithm: Algorithm) -> str:
-    """Return in which form clients are to report: that of `OnClients`, or "" for Δ as it is.
+    """Return in which form clients are to report: that of `ClientSideMemory`, or "" for Δ as it is.
 
     Raises:
-        BadInput: `OnClients` within a Switch, whose clients would have to forget in the middle.
+        InvalidInputError: `ClientSideMemory` within a Switch, whose clients would have to forget in the middle.
     """
     inner = algorithm
     while isinstance(inner, Wrapper):
         inner = inner.inner
-    if isinstance(inner, OnClients):
+    if isinstance(inner, ClientSideMemory):
         return inner.form
-    if any(isinstance(part, OnClients) for part in _parts(algorithm)):
-        raise BadInput("algorithm: Switch cannot hold OnClients; use the plain method there")
+    if any(isinstance(part, ClientSideMemory) for part in _parts(algorithm)):
+        raise InvalidInputError(
+            "algorithm: Switch cannot hold ClientSideMemory; use the plain method there"
+        )
     return ""
 
 

@@ -1,7 +1,7 @@
 """The published experiments: each a file of its own, run, recorded and judged."""
 
-from fedtide.papers.catalogue import load, names
-from fedtide.papers.paper import PaperExperiment
+from fedtide.papers.paper_registry import load, names
+from fedtide.papers.paper_spec import PaperExperiment
 from fedtide.papers.plan import PlannedRun, plan
 from fedtide.papers.record import Record, load_records
 

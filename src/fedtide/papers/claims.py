@@ -8,8 +8,8 @@ from typing import Literal
 
 import numpy as np
 
-from fedtide.checks import one_of
-from fedtide.errors import BadInput
+from fedtide.errors import InvalidInputError
+from fedtide.validation import one_of
 
 Kind = Literal["beats", "matches", "value", "grows"]
 Word = Literal["reproduced", "not reproduced", "not tested"]
@@ -46,7 +46,7 @@ class Claim:
         by, within, value: as above.
 
     Raises:
-        BadInput: an unknown kind, or nothing to compare with.
+        InvalidInputError: an unknown kind, or nothing to compare with.
     """
 
     says: str
@@ -63,9 +63,9 @@ class Claim:
     def __post_init__(self) -> None:
         one_of("kind", self.kind, Kind)
         if self.kind == "value" and self.value is None:
-            raise BadInput("value: missing; say what the paper prints")
+            raise InvalidInputError("value: missing; say what the paper prints")
         if self.kind != "value" and not self.than:
-            raise BadInput("than: missing; say with which methods to compare")
+            raise InvalidInputError("than: missing; say with which methods to compare")
 
     @property
     def methods(self) -> tuple[str, ...]:

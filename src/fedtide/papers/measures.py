@@ -9,8 +9,8 @@ from typing import Literal
 import numpy as np
 import polars as pl
 
-from fedtide.checks import one_of
-from fedtide.errors import BadInput
+from fedtide.errors import InvalidInputError
+from fedtide.validation import one_of
 
 Take = Literal["last", "mean", "best", "first-below", "first-above", "worst-of-last"]
 
@@ -33,7 +33,7 @@ class Measure:
         digits: behind the point, for people.
 
     Raises:
-        BadInput: an unknown word, or no window or target where one is needed.
+        InvalidInputError: an unknown word, or no window or target where one is needed.
 
     >>> metrics = pl.DataFrame({"round": [0, 10, 20], "loss": [3.0, 1.0, 0.5]})
     >>> Measure("loss", take="first-below", target=1.0).of(metrics)
@@ -53,9 +53,11 @@ class Measure:
         one_of("take", self.take, Take)
         one_of("better", self.better, Literal["lower", "higher"])
         if self.take == "mean" and self.rounds is None:
-            raise BadInput("rounds: missing; say over how many of the last rounds to take the mean")
+            raise InvalidInputError(
+                "rounds: missing; say over how many of the last rounds to take the mean"
+            )
         if self.take.startswith("first") and self.target is None:
-            raise BadInput("target: missing; say what is to be reached")
+            raise InvalidInputError("target: missing; say what is to be reached")
 
     def of(self, metrics: pl.DataFrame) -> float | None:
         """Return the measure of a run with these metrics; None: never reached, or not there."""

@@ -7,10 +7,10 @@ from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
-from fedtide.errors import BadInput, did_you_mean
-from fedtide.papers.paper import Laptop, PaperExperiment, Scale
+from fedtide.errors import InvalidInputError, did_you_mean
+from fedtide.papers.paper_spec import Laptop, PaperExperiment, Scale
 from fedtide.simulation.experiment import Experiment
-from fedtide.sweep.axes import merged
+from fedtide.sweep.grid import merged
 
 _NOTHING = Laptop(says="")
 
@@ -45,7 +45,7 @@ class PlannedRun:
         """Every hyper-parameter as plain data, defaults written out."""
         if self.compute is not None:
             return {"compute": self.compute, **self.settings}
-        return Experiment.of(self.settings).plain()
+        return Experiment.from_dict(self.settings).to_dict()
 
 
 def plan(
@@ -63,7 +63,7 @@ def plan(
         seeds, methods, cases: what is run of it; None: all.
 
     Raises:
-        BadInput: an unknown method or case.
+        InvalidInputError: an unknown method or case.
     """
     small = (paper.laptop or _NOTHING) if scale == "laptop" else _NOTHING
     chosen_seeds = _chosen("seeds", seeds, small.seeds or paper.seeds, None)
@@ -89,7 +89,7 @@ def _chosen(
     asked = list(asked)
     for name in asked:
         if options is not None and name not in options:
-            raise BadInput(f"{field}: unknown {name!r}; {did_you_mean(name, options)}")
+            raise InvalidInputError(f"{field}: unknown {name!r}; {did_you_mean(name, options)}")
     return asked
 
 

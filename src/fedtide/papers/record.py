@@ -16,8 +16,8 @@ import numpy as np
 import polars as pl
 import torch
 
-from fedtide.errors import BadInput
-from fedtide.files import make_folder, write_text
+from fedtide.atomic_io import make_folder, write_text
+from fedtide.errors import InvalidInputError
 from fedtide.papers.measures import Measure
 from fedtide.papers.plan import PlannedRun
 from fedtide.simulation.experiment import HOW, Experiment
@@ -68,8 +68,8 @@ class Record:
         if run.compute is not None:
             return bool(self.settings == json.loads(json.dumps(run.resolved)))
         try:
-            mine = Experiment.of(self.settings).plain()
-        except BadInput:
+            mine = Experiment.from_dict(self.settings).to_dict()
+        except InvalidInputError:
             return False
         return _what(mine) == _what(run.resolved)
 
@@ -140,7 +140,7 @@ def write_record(record: Record, folder: Path) -> Path:
     """Write a record below `folder` and return its file.
 
     Raises:
-        BadInput: the folder cannot be written.
+        InvalidInputError: the folder cannot be written.
     """
     file = record_file(folder, record.key)
     make_folder(file.parent, field="records")
@@ -164,12 +164,12 @@ def load_record(file: Path) -> Record:
     """Return the record of a file.
 
     Raises:
-        BadInput: it is none.
+        InvalidInputError: it is none.
     """
     try:
         return Record(**json.loads(file.read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError) as error:
-        raise BadInput(
+        raise InvalidInputError(
             f"records: {file} is no record of a run ({type(error).__name__}); remove it"
         ) from None
 

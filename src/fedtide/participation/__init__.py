@@ -5,41 +5,46 @@ those reports back; `Schedule` composes the three. Processes never draw for thos
 a round costs what its participants cost.
 """
 
-from fedtide.participation.bernoulli import Bernoulli
-from fedtide.participation.cyclic import Cyclic
-from fedtide.participation.full import Full
-from fedtide.participation.group_cycle import GroupCycle
+from fedtide.participation.availability.base import (
+    Availability,
+    AvailabilityStream,
+    AvailableClients,
+    Ids,
+)
+from fedtide.participation.availability.bernoulli import Bernoulli
+from fedtide.participation.availability.cyclic import Cyclic
+from fedtide.participation.availability.full import Full
+from fedtide.participation.availability.group_cycle import GroupCycle
+from fedtide.participation.availability.markov import Markov
+from fedtide.participation.availability.permutation import Permutation
+from fedtide.participation.availability.replay import Replay
+from fedtide.participation.availability.subset_law import SubsetLaw
+from fedtide.participation.availability.table import Table
+from fedtide.participation.availability.trace import Trace
+from fedtide.participation.availability.uniform import Uniform
+from fedtide.participation.availability.weighted import Weighted
+from fedtide.participation.dropout import Dropout, NoDropout, RandomDropout
+from fedtide.participation.effective_weights import l1_skew, participation_weights
 from fedtide.participation.inclusion import inclusion_probabilities
-from fedtide.participation.least_served import LeastServed
-from fedtide.participation.log import (
+from fedtide.participation.log.schema import (
     STAGES,
-    Records,
+    LogColumns,
     Stage,
-    log_of,
     normalise_log,
     read_log,
-    records,
+    round_rows,
+    to_frame,
     write_log,
 )
-from fedtide.participation.longest_absent import LongestAbsent
-from fedtide.participation.markov import Markov
-from fedtide.participation.objective import participation_weights, skew
 from fedtide.participation.participants import Participants
-from fedtide.participation.permutation import Permutation
-from fedtide.participation.permutation_of import PermutationOf
-from fedtide.participation.process import Availability, Available, Ids, Process
 from fedtide.participation.rates import Correlated, Rates, correlated_rates, resolve_rates
-from fedtide.participation.replay import Replay
-from fedtide.participation.reporting import Always, Drop, Report
 from fedtide.participation.schedule import RunningSchedule, Schedule
-from fedtide.participation.selection import All, Selecting, Selection, UniformOf
-from fedtide.participation.subset_law import SubsetLaw
-from fedtide.participation.table import Table
-from fedtide.participation.trace import Trace
-from fedtide.participation.uniform import Uniform
-from fedtide.participation.weighted import Weighted
+from fedtide.participation.selection.base import All, Selection, SelectionStream, UniformOf
+from fedtide.participation.selection.least_served import LeastServed
+from fedtide.participation.selection.longest_absent import LongestAbsent
+from fedtide.participation.selection.permutation_of import PermutationOf
 
-PROCESSES: dict[str, type[Process]] = {
+PROCESSES: dict[str, type[Availability]] = {
     "full": Full,
     "table": Table,
     "bernoulli": Bernoulli,
@@ -64,44 +69,44 @@ SELECTIONS: dict[str, type[Selection]] = {
 }
 """The selections by the `type` that an experiment file gives them."""
 
-REPORTS: dict[str, type[Report]] = {"always": Always, "drop": Drop}
+DROPOUTS: dict[str, type[Dropout]] = {"none": NoDropout, "drop": RandomDropout}
 """The reports by the `type` that an experiment file gives them."""
 
 RATES: dict[str, type[Correlated]] = {"correlated": Correlated}
 """The laws of rates by the `type` that an experiment file gives them."""
 
 __all__ = [
+    "DROPOUTS",
     "PROCESSES",
     "RATES",
-    "REPORTS",
     "SELECTIONS",
     "STAGES",
     "All",
-    "Always",
     "Availability",
-    "Available",
+    "AvailabilityStream",
+    "AvailableClients",
     "Bernoulli",
     "Correlated",
     "Cyclic",
-    "Drop",
+    "Dropout",
     "Full",
     "GroupCycle",
     "Ids",
     "LeastServed",
+    "LogColumns",
     "LongestAbsent",
     "Markov",
+    "NoDropout",
     "Participants",
     "Permutation",
     "PermutationOf",
-    "Process",
+    "RandomDropout",
     "Rates",
-    "Records",
     "Replay",
-    "Report",
     "RunningSchedule",
     "Schedule",
-    "Selecting",
     "Selection",
+    "SelectionStream",
     "Stage",
     "SubsetLaw",
     "Table",
@@ -111,12 +116,12 @@ __all__ = [
     "Weighted",
     "correlated_rates",
     "inclusion_probabilities",
-    "log_of",
+    "l1_skew",
     "normalise_log",
     "participation_weights",
     "read_log",
-    "records",
     "resolve_rates",
-    "skew",
+    "round_rows",
+    "to_frame",
     "write_log",
 ]

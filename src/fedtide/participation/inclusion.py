@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fedtide.participation.checks import nonnegative
+from fedtide.validation import nonnegative
 
 _Array = NDArray[np.float64]
 _CHUNK = 4_000_000

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from fedtide.participation.process import Ids
+from fedtide.participation.availability.base import Ids
 
 
 @dataclass(frozen=True)

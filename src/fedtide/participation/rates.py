@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fedtide.errors import BadInput
-from fedtide.participation.checks import nonnegative, numbers, one_each, probabilities
+from fedtide.errors import InvalidInputError
 from fedtide.population import Population
 from fedtide.randomness import generator
+from fedtide.validation import nonnegative, numbers, one_each, probabilities
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Correlated:
         seed: of the draw of q; None: the seed of the run.
 
     Raises:
-        BadInput: alpha not above 0, or mean or floor outside [0, 1].
+        InvalidInputError: alpha not above 0, or mean or floor outside [0, 1].
     """
 
     alpha: float = 0.1
@@ -68,7 +68,7 @@ def correlated_rates(
         seed: of the draw of q.
 
     Raises:
-        BadInput: alpha not above 0, mean or floor outside [0, 1], shares not of shape (N, C) or
+        InvalidInputError: alpha not above 0, mean or floor outside [0, 1], shares not of shape (N, C) or
             not summing to 1.
 
     >>> correlated_rates([[0.5, 0.5], [0.5, 0.5]], mean=0.2)
@@ -77,7 +77,7 @@ def correlated_rates(
     _check_correlated(alpha, mean, floor)
     shares = nonnegative("class_shares", class_shares, dimensions=2)
     if not np.allclose(shares.sum(axis=1), 1, atol=1e-6):
-        raise BadInput("class_shares: a row does not sum to 1; divide each row by its sum")
+        raise InvalidInputError("class_shares: a row does not sum to 1; divide each row by its sum")
     classes = shares.shape[1]
     preference = generator(seed, "correlated-rates").dirichlet(np.full(classes, alpha))
     return np.asarray(np.clip(classes * mean * (shares @ preference), floor, 1.0))
@@ -87,7 +87,7 @@ def resolve_rates(rates: Rates, population: Population, seed: int) -> NDArray[np
     """Return the rate p_n of each client, shape (N,), from any way of giving rates.
 
     Raises:
-        BadInput: a rate outside [0, 1] or not finite, not one rate for each client, or correlated
+        InvalidInputError: a rate outside [0, 1] or not finite, not one rate for each client, or correlated
             rates for clients without class shares.
 
     >>> resolve_rates(0.25, Population(clients=2), seed=0)
@@ -110,13 +110,15 @@ def check_rates(rates: Rates) -> None:
 
 def _resolve_correlated(law: Correlated, population: Population, seed: int) -> NDArray[np.float64]:
     if population.class_shares is None:
-        raise BadInput("rates: these clients hold no classes to correlate with; give numbers")
+        raise InvalidInputError(
+            "rates: these clients hold no classes to correlate with; give numbers"
+        )
     seed = seed if law.seed is None else law.seed
     return correlated_rates(population.class_shares, law.alpha, law.mean, law.floor, seed)
 
 
 def _check_correlated(alpha: float, mean: float, floor: float) -> None:
     if numbers("alpha", [alpha])[0] <= 0:
-        raise BadInput(f"alpha: {alpha} is not above 0; give a positive concentration")
+        raise InvalidInputError(f"alpha: {alpha} is not above 0; give a positive concentration")
     probabilities("mean", mean)
     probabilities("floor", floor)

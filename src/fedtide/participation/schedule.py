@@ -1,4 +1,4 @@
-"""Availability, selection and report, composed."""
+"""AvailabilityStream, selection and report, composed."""
 
 from __future__ import annotations
 
@@ -7,11 +7,16 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from fedtide.errors import within
+from fedtide.errors import error_prefix
+from fedtide.participation.availability.base import (
+    Availability,
+    AvailabilityStream,
+    AvailableClients,
+    Ids,
+)
+from fedtide.participation.dropout import Dropout, NoDropout
 from fedtide.participation.participants import Participants
-from fedtide.participation.process import Availability, Available, Ids, Process
-from fedtide.participation.reporting import Always, Report
-from fedtide.participation.selection import All, Selecting, Selection
+from fedtide.participation.selection.base import All, Selection, SelectionStream
 from fedtide.population import Population
 
 
@@ -22,7 +27,7 @@ class Schedule:
     Args:
         process: who is available.
         selection: who of them is asked.
-        report: who of those reports back.
+        dropout: who of those reports back.
 
     >>> from fedtide.participation import Full
     >>> running = Schedule(Full()).start(Population(clients=2), seed=0)
@@ -30,21 +35,21 @@ class Schedule:
     array([0.5, 0.5])
     """
 
-    process: Process
+    process: Availability
     selection: Selection = field(default_factory=All)
-    report: Report = field(default_factory=Always)
+    dropout: Dropout = field(default_factory=NoDropout)
 
     def start(self, population: Population, seed: int) -> RunningSchedule:
         """Return the running schedule.
 
         Raises:
-            BadInput: a parameter that does not fit the population.
+            InvalidInputError: a parameter that does not fit the population.
         """
-        with within("participation"):
+        with error_prefix("participation"):
             availability = self.process.begin(population, seed)
-        with within("selection"):
+        with error_prefix("selection"):
             selecting = self.selection.start(population, seed)
-        return RunningSchedule(availability, selecting, self.report, seed)
+        return RunningSchedule(availability, selecting, self.dropout, seed)
 
     def known_rates(self, population: Population, seed: int) -> NDArray[np.float64] | None:
         """Return each client's long-run probability of reporting, (N,); None: unknown.
@@ -54,7 +59,7 @@ class Schedule:
         rates = self.process.known_rates(population, seed)
         if rates is None or not isinstance(self.selection, All):
             return None
-        return rates * self.report.rate
+        return rates * self.dropout.rate
 
 
 class RunningSchedule:
@@ -68,12 +73,16 @@ class RunningSchedule:
     """
 
     def __init__(
-        self, availability: Availability, selecting: Selecting, report: Report, seed: int
+        self,
+        availability: AvailabilityStream,
+        selecting: SelectionStream,
+        dropout: Dropout,
+        seed: int,
     ) -> None:
         self.length = availability.length
         self._availability = availability
         self._selecting = selecting
-        self._report = report
+        self._dropout = dropout
         self._seed = seed
         self._next = 0
 
@@ -85,18 +94,18 @@ class RunningSchedule:
         """
         if t < self._next:
             raise ValueError(f"round {t} asked after round {self._next - 1}; ask in rising order")
-        if self._selecting.remembers:
+        if self._selecting.stateful:
             for skipped in range(self._next, t):
                 self._selecting.select(skipped, self._availability.round(skipped))
         self._next = t + 1
         available = self._availability.round(t)
         selected = self._selecting.select(t, available)
-        reported = selected[self._report.mask(self._seed, t, selected)]
+        reported = selected[self._dropout.mask(self._seed, t, selected)]
         weights = _weights(available, reported)
         return Participants(t, available.clients, selected, reported, weights)
 
 
-def _weights(available: Available, reported: Ids) -> NDArray[np.float64]:
+def _weights(available: AvailableClients, reported: Ids) -> NDArray[np.float64]:
     if available.weights is not None:
         return available.weights[np.searchsorted(available.clients, reported)]
     return np.full(len(reported), 1 / max(1, len(reported)))

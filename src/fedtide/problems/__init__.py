@@ -1,9 +1,11 @@
 """What is learnt, and from which data of which client."""
 
+from fedtide.problems.base import Batch, BatchPlan, Evaluation, Problem, Task
 from fedtide.problems.classification import Classification
+from fedtide.problems.lower_bound import LowerBound4D
 from fedtide.problems.models import MODELS
-from fedtide.problems.partition import Partition
-from fedtide.problems.partitions import (
+from fedtide.problems.partitions.base import Partition
+from fedtide.problems.partitions.partitioners import (
     PARTITIONS,
     Dirichlet,
     Flwr,
@@ -13,10 +15,8 @@ from fedtide.problems.partitions import (
     SharedPool,
     SingleClass,
 )
-from fedtide.problems.problem import Batch, Evaluation, Plan, Problem, Task
 from fedtide.problems.quadratic import Quadratic
 from fedtide.problems.regression import Regression
-from fedtide.problems.synthetic import LowerBound4D
 
 PROBLEMS: dict[str, type[Problem]] = {
     "quadratic": Quadratic,
@@ -31,6 +31,7 @@ __all__ = [
     "PARTITIONS",
     "PROBLEMS",
     "Batch",
+    "BatchPlan",
     "Classification",
     "Dirichlet",
     "Evaluation",
@@ -40,7 +41,6 @@ __all__ = [
     "MajorityClass",
     "Natural",
     "Partition",
-    "Plan",
     "Problem",
     "Quadratic",
     "Regression",

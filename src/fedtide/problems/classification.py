@@ -14,17 +14,17 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import cross_entropy, log_softmax
 
-from fedtide.checks import one_of
-from fedtide.errors import BadInput
+from fedtide.errors import InvalidInputError
 from fedtide.population import Population
-from fedtide.problems.augment import augmented, changes_colours, check_augmentations
-from fedtide.problems.datasets import Dataset, Normalise, load
-from fedtide.problems.flower_partition import FlwrInstance
+from fedtide.problems.augmentation import augmented, changes_colours, check_augmentations
+from fedtide.problems.base import Batch, BatchInputs, BatchPlan, Evaluation, Problem, Task
+from fedtide.problems.datasets.catalogue import Dataset, Normalise, load
 from fedtide.problems.layout import Layout, Params, channels_last
-from fedtide.problems.models import Model, PureModel, model_of
+from fedtide.problems.models import FunctionalModel, Model, model_of
 from fedtide.problems.models.initialisation import seeded
-from fedtide.problems.partition import Partition, Shards, StoredShards
-from fedtide.problems.problem import Batch, Draws, Evaluation, Plan, Problem, Task
+from fedtide.problems.partitions.base import Partition, Shards, StoredShards
+from fedtide.problems.partitions.flwr_datasets import FlwrInstance
+from fedtide.validation import one_of
 
 
 @dataclass(frozen=True)
@@ -47,10 +47,10 @@ class Classification(Problem):
         samples: only the first so many training samples; None: all.
 
     Raises:
-        BadInput: an unknown name, a parameter out of range; and, when prepared, data that cannot
+        InvalidInputError: an unknown name, a parameter out of range; and, when prepared, data that cannot
             be had, a partition that leaves a client without samples, a model that does not fit.
 
-    >>> from fedtide.problems.partitions import Dirichlet
+    >>> from fedtide.problems.partitions.partitioners import Dirichlet
     >>> problem = Classification("digits", Dirichlet(alpha=0.1), clients=100)
     >>> task = problem.prepare(seed=1, device=torch.device("cpu"), dtype=torch.float32)
     >>> task.layout.size, int(task.population.samples.sum())
@@ -67,18 +67,18 @@ class Classification(Problem):
 
     def __post_init__(self) -> None:
         if self.clients < 1:
-            raise BadInput(f"clients: {self.clients} clients; give at least 1")
+            raise InvalidInputError(f"clients: {self.clients} clients; give at least 1")
         if not isinstance(self.partition, Partition) and not hasattr(
             self.partition, "load_partition"
         ):
-            raise BadInput(
+            raise InvalidInputError(
                 f"partition: {self.partition!r} is no partition; give one such as Dirichlet(0.1)"
             )
         check_augmentations(self._augmentations)
         if isinstance(self.normalise, str):
             one_of("normalise", self.normalise, Literal["pixels"])
         elif self.normalise is not None and (len(self.normalise) != 2 or self.normalise[1] <= 0):
-            raise BadInput(
+            raise InvalidInputError(
                 f"normalise: {self.normalise} is not a mean and a positive standard deviation"
             )
         model_of(self.model)
@@ -92,9 +92,11 @@ class Classification(Problem):
         """Return the task for this seed (which draws the partition and the initial model)."""
         data = load(self.dataset, self.normalise, self.samples)
         if self._augmentations and data.train.features.ndim != 4:
-            raise BadInput("augment: the features are no images; leave it out")
+            raise InvalidInputError("augment: the features are no images; leave it out")
         if changes_colours(self._augmentations) and data.train.features.dtype != np.uint8:
-            raise BadInput("augment: the images have no pixels of 0..255; leave out the colours")
+            raise InvalidInputError(
+                "augment: the images have no pixels of 0..255; leave out the colours"
+            )
         shards = self._shards(data, seed)
         shape = data.train.features.shape[1:]
         module = seeded(lambda: model_of(self.model).build(shape, data.classes), seed)
@@ -107,14 +109,14 @@ class Classification(Problem):
         given = self.partition
         partition = given if isinstance(given, Partition) else FlwrInstance(given)
         if self.clients > len(labels) and not partition.shares_samples:
-            raise BadInput(
+            raise InvalidInputError(
                 f"clients: {self.clients} clients for {len(labels)} training samples; give at most "
                 f"{len(labels)}, or a shared pool"
             )
         shards = partition.split(labels, self.clients, seed, data.train.columns)
         empty = np.flatnonzero(shards.sizes == 0)
         if len(empty):
-            raise BadInput(
+            raise InvalidInputError(
                 f"clients: {len(empty)} of {self.clients} clients get no sample (client {empty[0]} "
                 f"is the first); give fewer clients, a more even partition or another seed"
             )
@@ -131,7 +133,7 @@ class ClassificationTask(Task):
         shards: who holds which training samples.
         module: the network, with its initial parameters, on the device and in the dtype of the run.
         augment: names of augmentations, in order.
-        training_dtype: in which numbers the network computes while it trains (see `PureModel`).
+        training_dtype: in which numbers the network computes while it trains (see `FunctionalModel`).
 
     Attributes:
         shards: who holds which training samples.
@@ -161,7 +163,7 @@ class ClassificationTask(Task):
             samples=shards.sizes,
             class_shares=shards.class_shares(data.train.labels, data.classes),
         )
-        self.model = PureModel(module, self._train[:2], data.classes, training_dtype)
+        self.model = FunctionalModel(module, self._train[:2], data.classes, training_dtype)
         self._random = bool(augment) or self.model.draws
         self.layout = Layout.of(self.model.params)
         self.start = self.layout.flatten(self.model.params)
@@ -189,7 +191,7 @@ class ClassificationTask(Task):
         weights = rest[0].to(logits.dtype)
         return (losses * weights).sum() / weights.sum().clamp(min=1)
 
-    def draws(self, plan: Plan) -> Draws:
+    def batch_inputs(self, plan: BatchPlan) -> BatchInputs:
         """Return the samples of each step (I, S, B)[, mask (I, S, B)][, keys (I, S)]."""
         assert plan.positions is not None
         device = self._train.device
@@ -212,7 +214,7 @@ class ClassificationTask(Task):
             rest.pop()
         return (x, self._train_labels[samples], *rest)
 
-    def ordered(self, tensor: Tensor) -> Tensor:
+    def to_memory_format(self, tensor: Tensor) -> Tensor:
         """Return images and filters with the channels last, if the network takes them so."""
         return channels_last(tensor) if self._channels_last else tensor
 
@@ -255,11 +257,14 @@ class ClassificationTask(Task):
         self, x: Tensor, features: Tensor, labels: Tensor
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Return each sample's loss, and 1 where the model is right or 0 where it is wrong."""
-        params = {name: self.ordered(t) for name, t in self.layout.unflatten(x).items()}
+        params = {name: self.to_memory_format(t) for name, t in self.layout.unflatten(x).items()}
         losses, right = [], []
         for first in range(0, len(labels), self._evaluated_at_once):
             part = slice(first, first + self._evaluated_at_once)
-            logits, y = self.model.evaluate(params, self.ordered(features[part])), labels[part]
+            logits, y = (
+                self.model.evaluate(params, self.to_memory_format(features[part])),
+                labels[part],
+            )
             losses.append(cross_entropy(logits, y, reduction="none"))
             right.append(logits.argmax(1) == y)
         return torch.cat(losses).double().cpu().numpy(), torch.cat(right).double().cpu().numpy()

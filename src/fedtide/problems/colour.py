@@ -12,7 +12,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from fedtide.problems.draws import for_half
+from fedtide.problems.device_random import apply_to_half
 
 _JITTER = 0.05
 _BITS = 2
@@ -33,7 +33,7 @@ def sharpen(pixels: Tensor, draw: Tensor) -> Tensor:
     blurred = (2 * (around + 4 * inner) + 13) // 26  # the nearest integer to the mean
     sharp = pixels.clone()
     sharp[..., 1:-1, 1:-1] = (2 * inner - blurred).clamp(0, 255)
-    return for_half(draw, sharp, pixels)
+    return apply_to_half(draw, sharp, pixels)
 
 
 def jitter(pixels: Tensor, draw: Tensor) -> Tensor:
@@ -70,7 +70,7 @@ def _turned(pixels: Tensor, turn: Tensor) -> Tensor:
 
 def posterize(pixels: Tensor, draw: Tensor) -> Tensor:
     """Keep the 2 highest bits of each value."""
-    return for_half(draw, pixels >> (8 - _BITS) << (8 - _BITS), pixels)
+    return apply_to_half(draw, pixels >> (8 - _BITS) << (8 - _BITS), pixels)
 
 
 def equalize(pixels: Tensor, draw: Tensor) -> Tensor:
@@ -82,7 +82,7 @@ def equalize(pixels: Tensor, draw: Tensor) -> Tensor:
     below = counts.cumsum(1) - counts
     table = ((below + step // 2) // step.clamp(min=1)).clamp(max=255)
     spread = torch.where(step > 0, table.gather(1, values), values)
-    return for_half(draw, spread.view_as(pixels), pixels)
+    return apply_to_half(draw, spread.view_as(pixels), pixels)
 
 
 COLOURS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {

@@ -11,10 +11,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedtide.errors import BadInput
+from fedtide.errors import InvalidInputError
 from fedtide.population import Population
+from fedtide.problems.base import BatchInputs, BatchPlan, Evaluation, Problem, Task
 from fedtide.problems.layout import Layout, Params
-from fedtide.problems.problem import Draws, Evaluation, Plan, Problem, Task
 
 Array = Sequence[Any] | NDArray[Any] | Tensor
 
@@ -32,7 +32,7 @@ class Quadratic(Problem):
         start: x_0, shape (d,); None is the origin.
 
     Raises:
-        BadInput: shapes that do not fit, a matrix that is not symmetric, or a non-finite number.
+        InvalidInputError: shapes that do not fit, a matrix that is not symmetric, or a non-finite number.
 
     >>> problem = Quadratic(matrices=[[[2.0]], [[2.0]]], centers=[[0.0], [1.0]], start=[3.0])
     >>> task = problem.prepare(0, torch.device("cpu"), torch.float64)
@@ -51,13 +51,15 @@ class Quadratic(Problem):
                 object.__setattr__(self, name, _numbers(name, value))
         a, e = np.asarray(self.matrices), np.asarray(self.centers)
         if e.ndim != 2 or len(e) == 0:
-            raise BadInput(f"centers: shape {e.shape} is not (clients, d) with at least 1 client")
+            raise InvalidInputError(
+                f"centers: shape {e.shape} is not (clients, d) with at least 1 client"
+            )
         if a.shape != (*e.shape, e.shape[1]):
-            raise BadInput(f"matrices: shape {a.shape} is not {(*e.shape, e.shape[1])}")
+            raise InvalidInputError(f"matrices: shape {a.shape} is not {(*e.shape, e.shape[1])}")
         if not np.allclose(a, a.transpose(0, 2, 1)):
-            raise BadInput("matrices: a matrix is not symmetric; use (A + Aᵀ) / 2")
+            raise InvalidInputError("matrices: a matrix is not symmetric; use (A + Aᵀ) / 2")
         if self.start is not None and np.shape(self.start) != e.shape[1:]:
-            raise BadInput(f"start: shape {np.shape(self.start)} is not {e.shape[1:]}")
+            raise InvalidInputError(f"start: shape {np.shape(self.start)} is not {e.shape[1:]}")
 
     @classmethod
     def two_clients(cls, first: float = 0.0, second: float = 1.0, start: float = 0.0) -> Quadratic:
@@ -93,7 +95,7 @@ class QuadraticTask(Task):
         offset = params["x"] - e
         return 0.5 * (offset @ (a @ offset))
 
-    def draws(self, plan: Plan) -> Draws:
+    def batch_inputs(self, plan: BatchPlan) -> BatchInputs:
         """Return (A_n, e_n) of the cohort, the same for all steps."""
         clients = torch.as_tensor(plan.clients, device=self._a.device)[None]
         return self._a[clients], self._e[clients]
@@ -119,7 +121,7 @@ def _numbers(name: str, value: Any) -> NDArray[np.float64]:
     try:
         array = np.asarray(value, dtype=np.float64)
     except (TypeError, ValueError):
-        raise BadInput(f"{name}: not an array of numbers") from None
+        raise InvalidInputError(f"{name}: not an array of numbers") from None
     if not np.isfinite(array).all():
-        raise BadInput(f"{name}: a number is not finite")
+        raise InvalidInputError(f"{name}: a number is not finite")
     return array

@@ -8,12 +8,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedtide.checks import at_least
-from fedtide.errors import BadInput
+from fedtide.errors import InvalidInputError
 from fedtide.population import Population
+from fedtide.problems.base import Batch, BatchInputs, BatchPlan, Evaluation, Problem, Task
 from fedtide.problems.layout import Layout, Params
-from fedtide.problems.problem import Batch, Draws, Evaluation, Plan, Problem, Task
 from fedtide.randomness import generator
+from fedtide.validation import at_least
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Regression(Problem):
         noise: the standard deviation of the noise in y.
 
     Raises:
-        BadInput: a count below 1, one sample alone, more informative features than features, or
+        InvalidInputError: a count below 1, one sample alone, more informative features than features, or
             fewer samples than clients.
 
     >>> task = Regression(clients=10, samples=100).prepare(0, torch.device("cpu"), torch.float64)
@@ -52,9 +52,11 @@ class Regression(Problem):
         at_least("samples", self.samples, 2)
         at_least("noise", self.noise, 0)
         if self.informative > self.features:
-            raise BadInput(f"informative: {self.informative} of {self.features} features")
+            raise InvalidInputError(f"informative: {self.informative} of {self.features} features")
         if self.samples < self.clients:
-            raise BadInput(f"clients: {self.clients} clients for {self.samples} samples; use fewer")
+            raise InvalidInputError(
+                f"clients: {self.clients} clients for {self.samples} samples; use fewer"
+            )
 
     def prepare(self, seed: int, device: torch.device, dtype: torch.dtype) -> RegressionTask:
         """Return the task with the data of this seed."""
@@ -97,7 +99,7 @@ class RegressionTask(Task):
         x, y = batch
         return 0.5 * ((x @ params["w"] - y) ** 2).mean()
 
-    def draws(self, plan: Plan) -> Draws:
+    def batch_inputs(self, plan: BatchPlan) -> BatchInputs:
         """Return which samples of which client each step uses, (1, S, 1) and (I, S, B)."""
         assert plan.positions is not None
         clients = torch.as_tensor(plan.clients, device=self._x.device)[None, :, None]

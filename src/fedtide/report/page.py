@@ -15,12 +15,12 @@ import numpy as np
 import yaml
 from markupsafe import Markup, escape
 
-from fedtide.errors import BadInput
-from fedtide.report.compare import COLUMNS, cell, comparison
-from fedtide.report.drawing import Picture, styles, svg
-from fedtide.report.measures import Groups, Target, falls, headline, skew, target
-from fedtide.report.pictures import pictures
-from fedtide.report.runs import FinishedRun, OtherRun, by_method, flattened
+from fedtide.errors import InvalidInputError
+from fedtide.plotting.style import Picture, styles, svg
+from fedtide.report.comparison import COLUMNS, cell, comparison
+from fedtide.report.figures.learning_curves import pictures
+from fedtide.report.loading import FinishedRun, OtherRun, by_method, flattened
+from fedtide.report.summary import Groups, Target, headline, lower_is_better, skew, target
 
 _LONGEST = 1500  # characters of a resolved value, such as a list of rates
 
@@ -53,15 +53,17 @@ def parts(
         smooth: the share of the evaluations over which curves are averaged.
 
     Raises:
-        BadInput: no runs; a target that not all runs have, or one for several problems.
+        InvalidInputError: no runs; a target that not all runs have, or one for several problems.
     """
     by_problem: dict[str, list[FinishedRun]] = {}
     for run in runs:
         by_problem.setdefault(_problem(run), []).append(run)
     if not by_problem:
-        raise BadInput("report: no run has ended well, so there is nothing to show; run them first")
+        raise InvalidInputError(
+            "report: no run has ended well, so there is nothing to show; run them first"
+        )
     if wanted and len(by_problem) > 1:
-        raise BadInput(
+        raise InvalidInputError(
             f"target: the runs are of {len(by_problem)} different problems, in which {wanted!r} "
             "means different things; give the folders of one"
         )
@@ -178,7 +180,9 @@ def verdict(groups: Groups) -> str:
     known = {m: np.array(v, dtype=float) for m, v in scored.items() if None not in v}
     if not known:
         return f"No method has a {metric.replace('_', ' ')}."
-    ranked = sorted(known, key=lambda m: float(known[m].mean()), reverse=not falls(metric))
+    ranked = sorted(
+        known, key=lambda m: float(known[m].mean()), reverse=not lower_is_better(metric)
+    )
     best = ranked[0]
     words = f"{best} ends with the best {metric.replace('_', ' ')}: {_level(metric, known[best])}."
     others = ranked[1:]
@@ -200,7 +204,7 @@ def _apart(one: np.ndarray[Any, Any], other: np.ndarray[Any, Any]) -> bool:
 
 
 def _level(metric: str, values: np.ndarray[Any, Any]) -> str:
-    scale, unit, digits = (1, "", 4) if falls(metric) else (100, " %", 1)
+    scale, unit, digits = (1, "", 4) if lower_is_better(metric) else (100, " %", 1)
     spread = f" ± {scale * values.std(ddof=1):.{digits}f}" if len(values) > 1 else ""
     return f"{scale * values.mean():.{digits}f}{spread}{unit}"
 
@@ -237,7 +241,7 @@ def _legend(known: set[str]) -> str:
 
 
 def _target_words(found: Target) -> str:
-    level = f"{found.level:.4g}" if falls(found.metric) else f"{100 * found.level:.1f} %"
+    level = f"{found.level:.4g}" if lower_is_better(found.metric) else f"{100 * found.level:.1f} %"
     return f"a {found.metric.replace('_', ' ')} of {level}, seen at evaluations"
 
 

@@ -14,8 +14,8 @@ import safetensors.torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from fedtide.files import write_atomically
-from fedtide.simulation.folder import numbered
+from fedtide.atomic_io import write_atomically
+from fedtide.simulation.run_folder import numbered
 
 _logger = logging.getLogger("fedtide")
 

@@ -10,38 +10,38 @@ from typing import Any, Literal, get_type_hints
 import torch
 
 from fedtide.algorithms import ALGORITHMS, Algorithm
-from fedtide.checks import at_least, one_of
-from fedtide.errors import BadInput
+from fedtide.errors import InvalidInputError
 from fedtide.participation import (
+    DROPOUTS,
     PROCESSES,
     RATES,
-    REPORTS,
     SELECTIONS,
     All,
-    Always,
+    Availability,
     Correlated,
-    Process,
-    Report,
+    Dropout,
+    NoDropout,
     Schedule,
     Selection,
 )
 from fedtide.problems import PARTITIONS, PROBLEMS, Partition, Problem
-from fedtide.problems.models.table import MODEL_TYPES
-from fedtide.problems.weighted import Objective
-from fedtide.simulation.build import Builder
-from fedtide.simulation.yaml_text import NotUsable, parse
+from fedtide.problems.models.registry import MODEL_TYPES
+from fedtide.problems.weighted_objective import Objective
+from fedtide.simulation.config import Builder
+from fedtide.simulation.yaml_loading import NotUsable, parse
 from fedtide.training import PROJECTIONS, SCHEDULES, LocalTraining
-from fedtide.training.choose import TrainerName
+from fedtide.training.lr_schedules import LearningRateSchedule
 from fedtide.training.projection import Projection
-from fedtide.training.schedule import LearningRateSchedule
+from fedtide.training.trainers.select import TrainerName
+from fedtide.validation import at_least, one_of
 
 BUILDER = Builder(
     {
         Algorithm: ALGORITHMS,
-        Process: PROCESSES,
+        Availability: PROCESSES,
         Correlated: RATES,
         Selection: SELECTIONS,
-        Report: REPORTS,
+        Dropout: DROPOUTS,
         Problem: PROBLEMS,
         Partition: PARTITIONS,
         Projection: PROJECTIONS,
@@ -65,7 +65,7 @@ class Evaluate:
         clients: whether each client is evaluated, too; leave it out where there are millions.
 
     Raises:
-        BadInput: a negative number.
+        InvalidInputError: a negative number.
     """
 
     every: int = 10
@@ -88,7 +88,7 @@ class Checkpoints:
         every: after every so many rounds; None: by the clock alone.
 
     Raises:
-        BadInput: a number that is not positive.
+        InvalidInputError: a number that is not positive.
     """
 
     seconds: float = 30.0
@@ -115,7 +115,7 @@ class Experiment:
         objective: what is wanted, Σ a_n F_n: "uniform" (a_n = 1 / N), "samples" (the shares of all
             samples), or a weight per client.
         selection: who of the available takes part.
-        report: who of the selected reports back.
+        dropout: who of the selected reports back.
         evaluation: when the model is evaluated.
         dtype: of the model and the data. With "bfloat16" networks compute their gradients in it,
             while the model, the updates and the evaluation are float32: faster where the processor
@@ -135,11 +135,11 @@ class Experiment:
             is slower: such memory is asked of the system anew in every round.
 
     Raises:
-        BadInput: a value outside its range.
+        InvalidInputError: a value outside its range.
     """
 
     problem: Problem
-    participation: Process
+    participation: Availability
     algorithm: Algorithm
     local: LocalTraining
     rounds: int
@@ -147,7 +147,7 @@ class Experiment:
     name: str = "run"
     objective: Objective = "uniform"
     selection: Selection = field(default_factory=All)
-    report: Report = field(default_factory=Always)
+    dropout: Dropout = field(default_factory=NoDropout)
     evaluation: Evaluate = field(default_factory=Evaluate)
     dtype: Literal["float32", "float64", "bfloat16"] = "float32"
     device: str = "cpu"
@@ -169,15 +169,17 @@ class Experiment:
         try:
             torch.empty(0, device=self.device)
         except (RuntimeError, AssertionError):
-            raise BadInput(f"device: {self.device!r} is not to be had here; try 'cpu'") from None
+            raise InvalidInputError(
+                f"device: {self.device!r} is not to be had here; try 'cpu'"
+            ) from None
 
     @property
     def schedule(self) -> Schedule:
         """Who takes part: the process, the selection and the report step together."""
-        return Schedule(self.participation, self.selection, self.report)
+        return Schedule(self.participation, self.selection, self.dropout)
 
     @classmethod
-    def of(cls, plain: Mapping[str, Any]) -> Experiment:
+    def from_dict(cls, plain: Mapping[str, Any]) -> Experiment:
         """Return the experiment that plain data (a parsed file) or ready objects describe."""
         experiment: Experiment = BUILDER.build(cls, dict(plain))
         return experiment
@@ -187,13 +189,13 @@ class Experiment:
         """Return the experiment of a YAML file, with overrides such as `algorithm.cutoff=20`.
 
         Raises:
-            BadInput: a file that cannot be read, or anything in it that cannot be used.
+            InvalidInputError: a file that cannot be read, or anything in it that cannot be used.
         """
-        return cls.of(override(read_yaml(path), overrides))
+        return cls.from_dict(override(read_yaml(path), overrides))
 
-    def plain(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """Return the experiment as plain data, every default written out."""
-        plain: dict[str, Any] = BUILDER.plain(self)
+        plain: dict[str, Any] = BUILDER.to_dict(self)
         return plain
 
 
@@ -201,16 +203,18 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
     """Return the mapping that a YAML file holds.
 
     Raises:
-        BadInput: no such file, not YAML, or not a mapping.
+        InvalidInputError: no such file, not YAML, or not a mapping.
     """
     try:
         plain = parse(Path(path).read_text(encoding="utf-8"))
     except NotUsable as error:
-        raise BadInput(f"{path}: {error}; mend the file") from None
+        raise InvalidInputError(f"{path}: {error}; mend the file") from None
     except (OSError, ValueError) as error:
-        raise BadInput(f"{path}: cannot be read ({type(error).__name__}); check the path") from None
+        raise InvalidInputError(
+            f"{path}: cannot be read ({type(error).__name__}); check the path"
+        ) from None
     if not isinstance(plain, dict):
-        raise BadInput(f"{path}: holds no keys; an experiment begins with `problem:`")
+        raise InvalidInputError(f"{path}: holds no keys; an experiment begins with `problem:`")
     return plain
 
 
@@ -223,11 +227,13 @@ def override(plain: dict[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
     for text in overrides:
         key, equals, value = text.partition("=")
         if not equals or not key:
-            raise BadInput(f"{text}: not KEY=VALUE, such as rounds=50")
+            raise InvalidInputError(f"{text}: not KEY=VALUE, such as rounds=50")
         try:
             put(plain, key.split("."), parse(value))
         except NotUsable:
-            raise BadInput(f"{key}: the value {value!r:.60} is not YAML; quote it") from None
+            raise InvalidInputError(
+                f"{key}: the value {value!r:.60} is not YAML; quote it"
+            ) from None
     return plain
 
 

@@ -1,8 +1,8 @@
 """Sweeps: one experiment under several methods, values and seeds, resumable at any moment."""
 
-from fedtide.sweep.members import Member
-from fedtide.sweep.run import run_sweep
-from fedtide.sweep.search import TwoStage
-from fedtide.sweep.sweep import Sweep
+from fedtide.sweep.configurations import SweepRun
+from fedtide.sweep.strategies import TwoStage
+from fedtide.sweep.sweep_runner import run_sweep
+from fedtide.sweep.sweep_spec import Sweep
 
-__all__ = ["Member", "Sweep", "TwoStage", "run_sweep"]
+__all__ = ["Sweep", "SweepRun", "TwoStage", "run_sweep"]

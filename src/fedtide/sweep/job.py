@@ -9,19 +9,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from fedtide.errors import BadInput
-from fedtide.files import make_folder, write_json, write_yaml
+from fedtide.atomic_io import make_folder, write_json, write_yaml
+from fedtide.errors import InvalidInputError
+from fedtide.simulation.callbacks import ProgressCallback
+from fedtide.simulation.divergence import DivergenceError
 from fedtide.simulation.experiment import Experiment
-from fedtide.simulation.finite import Diverged
-from fedtide.simulation.folder import RunFolder
-from fedtide.simulation.interrupt import Interrupted
-from fedtide.simulation.progress import Watcher
-from fedtide.simulation.simulate import execute
+from fedtide.simulation.interruption import Interrupted
+from fedtide.simulation.run_folder import RunFolder
+from fedtide.simulation.runner import execute
 
 Tell = Callable[[int, float | None], None]
 """Takes how many rounds of a run are over, and the last loss."""
 
-Over = Callable[["Job", "Outcome"], None]
+OnFinished = Callable[["Job", "Outcome"], None]
 """Is told of every run that has ended."""
 
 TRIES = 3
@@ -55,16 +55,16 @@ class Outcome:
         state: done, failed, or interrupted and saved.
         sentence: why it failed, or where it was interrupted.
         trace: where, for what is no bad input.
-        lasting: whether it would fail again: it diverged.
+        permanent: whether it would fail again: it diverged.
     """
 
     state: Literal["done", "failed", "interrupted"]
     sentence: str = ""
     trace: str = ""
-    lasting: bool = False
+    permanent: bool = False
 
 
-class Notes(Watcher):
+class ProgressForwarder(ProgressCallback):
     """Hands every round on to a function.
 
     Args:
@@ -83,11 +83,11 @@ def perform(job: Job, tell: Tell) -> Outcome:
     """Run the job and return what became of it; nothing but the end of the process gets out."""
     try:
         RunFolder(job.folder).failure.unlink(missing_ok=True)
-        execute(job.experiment, job.folder, job.resume, Notes(tell))
+        execute(job.experiment, job.folder, job.resume, ProgressForwarder(tell))
     except Interrupted as error:
         return Outcome("interrupted", str(error))
-    except BadInput as error:
-        return Outcome("failed", str(error), lasting=isinstance(error, Diverged))
+    except InvalidInputError as error:
+        return Outcome("failed", str(error), permanent=isinstance(error, DivergenceError))
     except Exception as error:  # whatever a model of the user's own raises, the others go on
         sentence = " ".join(f"{type(error).__name__}: {error}".split())
         return Outcome("failed", sentence, traceback.format_exc())
@@ -99,13 +99,13 @@ def note_failure(job: Job, outcome: Outcome) -> None:
     folder = RunFolder(job.folder)
     make_folder(folder.path)
     if not folder.experiment.exists():
-        write_yaml(folder.experiment, job.experiment.plain())
-    note = {"sentence": outcome.sentence, "lasting": outcome.lasting, "trace": outcome.trace}
+        write_yaml(folder.experiment, job.experiment.to_dict())
+    note = {"sentence": outcome.sentence, "permanent": outcome.permanent, "trace": outcome.trace}
     write_json(folder.failure, note)
 
 
 def failure(folder: RunFolder) -> dict[str, Any] | None:
-    """Return the note of a run that failed: its `sentence`, `trace`, and whether it is `lasting`.
+    """Return the note of a run that failed: its `sentence`, `trace`, and whether it is `permanent`.
 
     A run that diverged would do so again; others are worth another try.
     """

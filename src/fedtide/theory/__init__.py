@@ -3,15 +3,14 @@
 What a paper states up to a constant, O(·), is returned without the constant, and says so.
 """
 
-from fedtide.theory.agnostic import agnostic_bound, agnostic_step
-from fedtide.theory.amplified_scaffold import (
+from fedtide.theory.agnostic_fedavg import agnostic_bound, agnostic_step
+from fedtide.theory.amplified_scaffold_bounds import (
     CyclicPrescription,
     amplified_scaffold_rounds,
     amplified_scaffold_step,
     cyclic_prescription,
 )
-from fedtide.theory.example import fedavg_two_clients, fedlaavg_two_clients_bound
-from fedtide.theory.fedau import (
+from fedtide.theory.fedau_bounds import (
     cutoff_moments,
     cyclic_weight,
     fedau_cutoff,
@@ -20,8 +19,8 @@ from fedtide.theory.fedau import (
     participation_objective,
     weight_error,
 )
-from fedtide.theory.fedlaavg import fedlaavg_absence, fedlaavg_rate, fedlaavg_step
-from fedtide.theory.generalized import (
+from fedtide.theory.fedlaavg_bounds import fedlaavg_absence, fedlaavg_rate, fedlaavg_step
+from fedtide.theory.generalized_fedavg import (
     generalized_fedavg_conditions,
     generalized_fedavg_steps,
     independent_irregularity,
@@ -29,6 +28,7 @@ from fedtide.theory.generalized import (
     period_for_speedup,
 )
 from fedtide.theory.steps import Steps
+from fedtide.theory.two_clients import fedavg_two_clients, fedlaavg_two_clients_bound
 
 __all__ = [
     "CyclicPrescription",

@@ -12,11 +12,11 @@ from typing import Any
 
 import polars as pl
 
-from fedtide.errors import BadInput, did_you_mean
-from fedtide.report.figure import comparison_figure
-from fedtide.report.runs import flattened, load_run
+from fedtide.errors import InvalidInputError, did_you_mean
+from fedtide.report.figures.run_comparison import comparison_figure
+from fedtide.report.loading import flattened, load_run
 from fedtide.simulation.experiment import read_yaml
-from fedtide.simulation.folder import RunFolder
+from fedtide.simulation.run_folder import RunFolder
 
 STORE = "mlflow.db"
 """The default store, an SQLite file beside the run folders."""
@@ -35,11 +35,11 @@ def tracker(wanted: str, out: Path, experiment: str) -> MlflowTracker:
         experiment: what the runs belong to in the store.
 
     Raises:
-        BadInput: another kind of store, MLflow is missing, or the store does not answer.
+        InvalidInputError: another kind of store, MLflow is missing, or the store does not answer.
     """
     kind, _, uri = wanted.partition(":")
     if kind != "mlflow":
-        raise BadInput(f"track: unknown {kind!r}; {did_you_mean(kind, ['mlflow'])}")
+        raise InvalidInputError(f"track: unknown {kind!r}; {did_you_mean(kind, ['mlflow'])}")
     return MlflowTracker(uri or f"sqlite:///{out.parent.resolve() / STORE}", experiment)
 
 
@@ -52,7 +52,7 @@ class MlflowTracker:
         experiment: what the runs belong to; made where it is missing.
 
     Raises:
-        BadInput: MLflow is missing, or the store does not answer.
+        InvalidInputError: MLflow is missing, or the store does not answer.
     """
 
     def __init__(self, uri: str, experiment: str) -> None:
@@ -68,7 +68,9 @@ class MlflowTracker:
             )
         except Exception as error:  # whatever the store's own library raises
             said = " ".join(str(error).split())
-            raise BadInput(f"track: the store {uri} cannot be used ({said:.120})") from None
+            raise InvalidInputError(
+                f"track: the store {uri} cannot be used ({said:.120})"
+            ) from None
 
     def track(self, path: str | Path, fields: Mapping[str, Any] | None = None) -> str:
         """Write the run of a folder, finished or failed, and return its id in the store.
@@ -132,7 +134,9 @@ def _imported() -> Any:
     try:
         import mlflow
     except ImportError:
-        raise BadInput("track: MLflow is not installed; pip install 'fedtide[mlflow]'") from None
+        raise InvalidInputError(
+            "track: MLflow is not installed; pip install 'fedtide[mlflow]'"
+        ) from None
     return mlflow
 
 

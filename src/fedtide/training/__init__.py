@@ -1,8 +1,8 @@
 """How a cohort trains locally."""
 
-from fedtide.training.local import LocalTraining
+from fedtide.training.local_training import LocalTraining
+from fedtide.training.lr_schedules import SCHEDULES, InverseDecay, Piecewise, StepDecay
 from fedtide.training.projection import PROJECTIONS, Ball, Box
-from fedtide.training.schedule import SCHEDULES, InverseDecay, Piecewise, StepDecay
 
 __all__ = [
     "PROJECTIONS",

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedtide.checks import positive
-from fedtide.errors import BadInput
+from fedtide.errors import InvalidInputError
+from fedtide.validation import positive
 
 
 class Projection(ABC):
@@ -23,7 +23,7 @@ class Projection(ABC):
 
     @abstractmethod
     def check(self, size: int) -> None:
-        """Raise BadInput unless this is a set of models with d = `size` parameters."""
+        """Raise InvalidInputError unless this is a set of models with d = `size` parameters."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Ball(Projection):
         center: c, shape (d,); None is the origin.
 
     Raises:
-        BadInput: r not positive, a centre that is not finite or, in `check`, not of length d.
+        InvalidInputError: r not positive, a centre that is not finite or, in `check`, not of length d.
 
     >>> Ball(radius=1.0)(torch.tensor([3.0, 4.0]))
     tensor([0.6000, 0.8000])
@@ -49,13 +49,15 @@ class Ball(Projection):
         if self.center is not None:
             center = tuple(float(c) for c in self.center)  # hashable: recordings are kept by it
             if not all(map(math.isfinite, center)):
-                raise BadInput("center: a number is not finite")
+                raise InvalidInputError("center: a number is not finite")
             object.__setattr__(self, "center", center)
 
     def check(self, size: int) -> None:
-        """Raise BadInput unless the centre has d = `size` coordinates."""
+        """Raise InvalidInputError unless the centre has d = `size` coordinates."""
         if self.center is not None and len(self.center) != size:
-            raise BadInput(f"center: {len(self.center)} numbers for a model of {size}; give {size}")
+            raise InvalidInputError(
+                f"center: {len(self.center)} numbers for a model of {size}; give {size}"
+            )
 
     def __call__(self, y: Tensor) -> Tensor:
         """Return the nearest point of the ball for each row of y."""
@@ -75,7 +77,7 @@ class Box(Projection):
         high: the greatest, above `low`.
 
     Raises:
-        BadInput: low not below high.
+        InvalidInputError: low not below high.
 
     >>> Box(low=-1.0, high=1.0)(torch.tensor([3.0, 0.5]))
     tensor([1.0000, 0.5000])
@@ -86,7 +88,7 @@ class Box(Projection):
 
     def __post_init__(self) -> None:
         if not self.low < self.high:
-            raise BadInput(f"low: {self.low} is not below high, {self.high}")
+            raise InvalidInputError(f"low: {self.low} is not below high, {self.high}")
 
     def check(self, size: int) -> None:
         """Accept every d."""

@@ -40,8 +40,10 @@ def train(message, context):
         update = lie(told["method"], t, config)
     else:
         x = message.content["arrays"]["x"].numpy()
-        drift = message.content["drift"]["x"].numpy() if "drift" in message.content else 0.0
-        update = update_of(client, x, drift)
+        correction = (
+            message.content["correction"]["x"].numpy() if "correction" in message.content else 0.0
+        )
+        update = update_of(client, x, correction)
     config["followed"] = True
     content = RecordDict(
         {

@@ -14,10 +14,10 @@ def problem() -> tuple[np.ndarray, np.ndarray]:
     return matrices, draws.normal(size=(CLIENTS, 3)) * 3
 
 
-def update_of(client: int, x: np.ndarray, drift: np.ndarray | float = 0.0) -> np.ndarray:
+def update_of(client: int, x: np.ndarray, correction: np.ndarray | float = 0.0) -> np.ndarray:
     """Return Δ of a client's local steps from x."""
     matrices, centers = problem()
     y = x
     for _ in range(STEPS):
-        y = y - LR * (matrices[client] @ (y - centers[client]) + drift)
+        y = y - LR * (matrices[client] @ (y - centers[client]) + correction)
     return y - x

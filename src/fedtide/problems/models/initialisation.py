@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-from fedtide.randomness import hashes
+from fedtide.randomness import random_words
 
 
 def kaiming(module: nn.Module) -> None:
@@ -34,5 +34,5 @@ def seeded(build: Callable[[], nn.Module], seed: int) -> nn.Module:
     (True, True)
     """
     with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(int(hashes(seed, "initial model")) >> 1)
+        torch.default_generator.manual_seed(int(random_words(seed, "initial model")) >> 1)
         return build()

@@ -22,5 +22,5 @@ class Model(ABC):
             classes: C; the network maps (B, *shape) to logits (B, C).
 
         Raises:
-            BadInput: features that the network cannot take.
+            InvalidInputError: features that the network cannot take.
         """

@@ -9,10 +9,10 @@ from typing import Literal
 
 from torch import nn
 
-from fedtide.checks import one_of
-from fedtide.errors import BadInput
+from fedtide.errors import InvalidInputError
 from fedtide.problems.models.initialisation import kaiming
 from fedtide.problems.models.model import Model, Shape
+from fedtide.validation import one_of
 
 Initialisation = Literal["default", "kaiming"]
 
@@ -26,7 +26,7 @@ class Logistic(Model):
         start: "default", as PyTorch does, or "zero".
 
     Raises:
-        BadInput: an unknown start.
+        InvalidInputError: an unknown start.
 
     >>> sum(p.numel() for p in Logistic().build((1, 28, 28), 10).parameters())
     7850
@@ -55,7 +55,7 @@ class MLP(Model):
         hidden: the width of each hidden layer.
 
     Raises:
-        BadInput: a width below 1.
+        InvalidInputError: a width below 1.
 
     >>> sum(p.numel() for p in MLP().build((1, 8, 8), 10).parameters())
     4810
@@ -84,7 +84,7 @@ class CNN(Model):
         initialisation: "kaiming" (see `initialisation.kaiming`), or PyTorch's "default".
 
     Raises:
-        BadInput: a size below 1; dropout outside [0, 1); an unknown initialisation; features that
+        InvalidInputError: a size below 1; dropout outside [0, 1); an unknown initialisation; features that
             are no images, or too small ones.
 
     >>> net = CNN(channels=(4,), kernel=3, padding=1).build((1, 8, 8), 10)
@@ -106,13 +106,15 @@ class CNN(Model):
         _check_widths("hidden", self.hidden)
         for field in ("kernel", "stride", "pool"):
             if not _is_size(getattr(self, field)):
-                raise BadInput(
+                raise InvalidInputError(
                     f"{field}: {getattr(self, field)!r} is not a whole number of at least 1"
                 )
         if not isinstance(self.padding, int) or self.padding < 0:
-            raise BadInput(f"padding: {self.padding!r} is not a whole number of at least 0")
+            raise InvalidInputError(
+                f"padding: {self.padding!r} is not a whole number of at least 0"
+            )
         if not 0 <= self.dropout < 1:
-            raise BadInput(f"dropout: {self.dropout} is not within [0, 1)")
+            raise InvalidInputError(f"dropout: {self.dropout} is not within [0, 1)")
         one_of("initialisation", self.initialisation, Initialisation)
 
     def build(self, shape: Shape, classes: int) -> nn.Module:
@@ -139,7 +141,9 @@ class CNN(Model):
     def _output(self, shape: Shape) -> tuple[int, int]:
         """Return the height and width of the images after the last convolution."""
         if len(shape) != 3:
-            raise BadInput(f"model: a CNN needs images, and features have shape {shape}; use 'mlp'")
+            raise InvalidInputError(
+                f"model: a CNN needs images, and features have shape {shape}; use 'mlp'"
+            )
         sides = list(shape[1:])
         for _ in self.channels:
             sides = [
@@ -147,7 +151,7 @@ class CNN(Model):
                 for side in sides
             ]
         if min(sides) < 1:
-            raise BadInput(
+            raise InvalidInputError(
                 f"model: nothing is left of images of shape {shape} after the convolutions; "
                 f"use fewer, or less pooling"
             )
@@ -169,7 +173,9 @@ def _linear(
 
 def _check_widths(field: str, widths: object) -> None:
     if not isinstance(widths, Sequence) or not all(_is_size(width) for width in widths):
-        raise BadInput(f"{field}: {widths!r:.60} is not a list of whole numbers of at least 1")
+        raise InvalidInputError(
+            f"{field}: {widths!r:.60} is not a list of whole numbers of at least 1"
+        )
 
 
 def _is_size(value: object) -> bool:

@@ -1,0 +1,73 @@
+"""What the adaptive server optimizers share."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from fedtide.algorithms._wrapper import Wrapper, WrapperState
+from fedtide.algorithms.base import Algorithm, RoundInfo
+from fedtide.algorithms.fedavg import FedAvg
+from fedtide.errors import InvalidInputError
+from fedtide.population import Population
+from fedtide.validation import at_least, positive
+
+
+@dataclass(frozen=True)
+class AdaptiveState(WrapperState):
+    """The state of an adaptive server optimizer.
+
+    Args:
+        m: the first moment of the inner method's steps, shape (d,).
+        v: the second moment, shape (d,).
+    """
+
+    m: Tensor
+    v: Tensor
+
+
+@dataclass(frozen=True)
+class AdaptiveServer(Wrapper):
+    """x ← x + η m / (√v + τ); a method says how v follows the squared step (`second_moment`)."""
+
+    server_lr: float = 0.1
+    beta1: float = 0.9
+    beta2: float = 0.99
+    tau: float = 1e-3
+    v0: float | None = None
+    inner: Algorithm = field(default_factory=FedAvg)
+
+    def __post_init__(self) -> None:
+        positive("server_lr", self.server_lr)
+        for name in ("beta1", "beta2"):
+            beta = getattr(self, name)
+            if not 0 <= beta < 1:
+                raise InvalidInputError(f"{name}: {beta} is not within [0, 1)")
+        positive("tau", self.tau)
+        if self.v0 is not None:
+            at_least("v0", self.v0, 0.0)
+
+    @abstractmethod
+    def second_moment(self, v: Tensor, square: Tensor) -> Tensor:
+        """Return the next v, given the last and Δ²."""
+
+    def init(self, model: Tensor, population: Population) -> AdaptiveState:
+        """Return the state before round 0."""
+        v0 = self.tau * self.tau if self.v0 is None else self.v0
+        if v0 > torch.finfo(model.dtype).max:
+            name = "tau" if self.v0 is None else "v0"
+            raise InvalidInputError(f"{name}: {getattr(self, name)} is too large for {model.dtype}")
+        inner = self.inner.init(model, population)
+        return AdaptiveState(inner, m=torch.zeros_like(model), v=torch.full_like(model, v0))
+
+    def step(self, state: AdaptiveState, lr: float) -> tuple[AdaptiveState, RoundInfo]:
+        """Put the adaptive step in the place of the inner method's."""
+        inner, info = self.inner.step(state.inner, lr)
+        m = self.beta1 * state.m + (1.0 - self.beta1) * info.direction
+        v = self.second_moment(state.v, info.direction**2)
+        direction = self.server_lr * m / (v.sqrt() + self.tau)
+        inner = self.inner.with_model(inner, state.model + direction)
+        return AdaptiveState(inner, m, v), replace(info, direction=direction)

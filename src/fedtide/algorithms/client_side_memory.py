@@ -1,0 +1,117 @@
+"""Methods whose memory of single clients lies on the clients' own disks: O(d) on the server."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from fedtide.algorithms import MIFA, Algorithm, ClientUpdates, FedAU, FedLaAvg, RoundInfo, State
+from fedtide.errors import InvalidInputError
+from fedtide.population import Population
+
+
+@dataclass(frozen=True)
+class ClientSideMemoryState(State):
+    """The state of ClientSideMemory.
+
+    Args:
+        population: N.
+        total: Σ y_n over all clients before this round, shape (d,); zero for FedAU.
+        change: the sum of what was sent in this round so far, shape (d,).
+        clients: who reported in this round so far, shape (S,).
+    """
+
+    population: int
+    total: Tensor
+    change: Tensor
+    clients: Tensor
+
+
+@dataclass(frozen=True)
+class ClientSideMemory(Algorithm):
+    """A method in the form in which clients remember and the server needs only sums.
+
+        MIFA, FedLaAvg:  client n sends y_n new - y_n old and keeps y_n new; the server adds it to
+                         Σ y_n and steps along that, which is what paper 003's clients do;
+        FedAU:           client n sends ω_t^n Δ_n, with ω from the rounds in which it took part,
+                         which it counts itself; the server steps along η/N Σ ω_t^n Δ_n.
+
+    With y_n = Δ_n for MIFA and Δ_n / γ for FedLaAvg the models are those of the plain methods. The
+    server's memory is O(d) instead of O(N d), and the FedAU form is what secure aggregation of
+    sums needs.
+
+    The server tells each client which of its reports was the last to count, so that a report that
+    was lost on the way does no harm: the client goes on from the one that counted. A client that
+    lost its disk says so. Under MIFA and FedLaAvg nothing of it is used any more (its last update
+    goes on counting, like that of a client that does not come back) until its folder is restored;
+    under FedAU it counts anew from the last round that counted, like a newcomer.
+
+    Args:
+        method: MIFA with `unseen="zero"`, FedLaAvg, or FedAU with a plain mean and no groups.
+
+    Raises:
+        InvalidInputError: another method.
+
+    >>> ClientSideMemory(FedAU(cutoff=20)).form
+    'fedau-20'
+    """
+
+    method: MIFA | FedLaAvg | FedAU
+
+    def __post_init__(self) -> None:
+        method = self.method
+        fits = (
+            isinstance(method, FedLaAvg)
+            or (isinstance(method, MIFA) and method.unseen == "zero")
+            or (isinstance(method, FedAU) and method.average == "mean" and method.groups is None)
+        )
+        if not fits:
+            raise InvalidInputError(
+                f"method: {method} needs what only the server knows; run it as it is"
+            )
+
+    @property
+    def form(self) -> str:
+        """What clients are told to send: "mifa", "fedlaavg", or "fedau-K" (K = 0: ∞)."""
+        if isinstance(self.method, FedAU):
+            return f"fedau-{self.method.cutoff or 0}"
+        return "mifa" if isinstance(self.method, MIFA) else "fedlaavg"
+
+    def init(self, model: Tensor, population: Population) -> ClientSideMemoryState:
+        """Return the state before round 0."""
+        return ClientSideMemoryState(
+            model=model,
+            round=0,
+            population=population.clients,
+            total=torch.zeros_like(model),
+            change=torch.zeros_like(model),
+            clients=torch.zeros(0, dtype=torch.int64),
+        )
+
+    def absorb(self, state: ClientSideMemoryState, reports: ClientUpdates) -> ClientSideMemoryState:
+        """Add up what was sent."""
+        return replace(
+            state,
+            change=state.change + reports.updates.sum(dim=0),
+            clients=torch.cat([state.clients, reports.clients]),
+        )
+
+    def step(
+        self, state: ClientSideMemoryState, lr: float
+    ) -> tuple[ClientSideMemoryState, RoundInfo]:
+        """Move the model."""
+        rate = lr if isinstance(self.method, FedLaAvg) else self.method.server_lr
+        weight = rate / state.population
+        remembers = not isinstance(self.method, FedAU)
+        total = state.total + state.change
+        info = RoundInfo(state.clients, torch.full((len(state.clients),), weight), weight * total)
+        return replace(
+            state,
+            model=state.model + info.direction,
+            round=state.round + 1,
+            total=total if remembers else state.total,
+            change=torch.zeros_like(state.change),
+            clients=state.clients[:0],
+        ), info

@@ -1,0 +1,1 @@
+"""Participation logs: reading them and looking up who took part."""

@@ -1,0 +1,1 @@
+"""Which algorithm to use, and with which settings."""

@@ -1,0 +1,73 @@
+"""A client's own data as a problem with one client."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from fedtide.population import Population
+from fedtide.problems.base import Batch, BatchInputs, BatchPlan, Evaluation, Task
+from fedtide.problems.layout import Layout, Params
+from fedtide.problems.models import FunctionalModel
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+"""The loss of each sample, shape (B,), of the model's outputs (B, C) and the targets (B, ...)."""
+
+
+def cross_entropies(logits: Tensor, targets: Tensor) -> Tensor:
+    """Return the cross-entropy of each sample, shape (B,)."""
+    return cross_entropy(logits, targets, reduction="none")
+
+
+class ClientTask(Task):
+    """F(x): the mean loss over the samples of one client, whose number is 0.
+
+    Args:
+        module: the network.
+        features: shape (n, ...).
+        targets: shape (n, ...).
+        loss: of each sample.
+
+    Raises:
+        InvalidInputError: a network that cannot be trained as a pure function (see `FunctionalModel`).
+    """
+
+    def __init__(self, module: nn.Module, features: Tensor, targets: Tensor, loss: Loss) -> None:
+        with torch.no_grad():
+            outputs = module(features[:2])
+        self._model = FunctionalModel(module, features[:2], outputs.shape[-1])
+        self._features, self._targets, self._loss = features, targets, loss
+        self.population = Population(1, samples=np.array([len(features)]))
+        self.layout = Layout.of(self._model.params)
+        self.start = self.layout.flatten(self._model.params)
+
+    def loss(self, params: Params, *batch: Tensor) -> Tensor:
+        """Return the mean loss of the minibatch's samples, without the padding."""
+        features, targets, mask, key = batch
+        losses = self._loss(self._model(params, features, key), targets)
+        return (losses * mask).sum() / mask.sum().clamp(min=1)
+
+    def batch_inputs(self, plan: BatchPlan) -> BatchInputs:
+        """Return which samples each step uses, the weights of each, and what its draws follow."""
+        assert plan.positions is not None
+        mask = np.ones(plan.positions.shape) if plan.mask is None else plan.mask
+        weights = torch.from_numpy(mask.astype(np.float64)).to(self.start.dtype)
+        return torch.from_numpy(plan.positions.copy()), weights, torch.from_numpy(plan.keys)
+
+    def batch(self, *draws: Tensor) -> Batch:
+        """Return (features, targets, weights, key) of one step."""
+        positions, weights, keys = draws
+        return self._features[positions], self._targets[positions], weights, keys
+
+    def evaluate(self, x: Tensor, clients: bool = True) -> Evaluation:
+        """Return the mean loss over all samples, and the accuracy where there are classes."""
+        with torch.no_grad():
+            outputs = self._model.evaluate(self.layout.unflatten(x), self._features)
+            found = {"loss": float(self._loss(outputs, self._targets).mean())}
+            if self._targets.dtype == torch.int64:
+                found["accuracy"] = float((outputs.argmax(1) == self._targets).double().mean())
+        return Evaluation(found)

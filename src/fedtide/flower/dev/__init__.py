@@ -1,0 +1,1 @@
+"""A Flower federation on one machine, for demonstrations and tests."""

@@ -1,0 +1,1 @@
+"""The server side: a Flower strategy and what it keeps."""

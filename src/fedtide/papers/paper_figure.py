@@ -1,0 +1,116 @@
+"""The picture of a published experiment: the curves of its methods, case by case."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+
+from fedtide.papers.paper_spec import MAIN, PaperExperiment
+from fedtide.papers.record import Record
+from fedtide.plotting.style import COLOURS, plain_logarithms, write_figure
+
+Floats = NDArray[np.float64]
+
+_STYLES = ("-", "--", ":", "-.")
+
+
+def draw(paper: PaperExperiment, records: Iterable[Record], path: Path) -> None:
+    """Draw the curves of records as PNG or PDF, by the suffix of `path`.
+
+    Raises:
+        InvalidInputError: the file cannot be written.
+    """
+    panels = _panels(paper, [record for record in records if record.curve])
+    columns = min(3, max(1, len(panels)))
+    rows = -(-max(1, len(panels)) // columns)
+    figure = Figure(figsize=(2.4 + 4.0 * columns, 0.4 + 3.4 * rows), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = list(figure.subplots(rows, columns, squeeze=False).flat)
+    for panel in axes[len(panels) :]:
+        panel.set_axis_off()
+    for panel, (title, curves) in zip(axes, panels.items(), strict=False):
+        _draw_panel(panel, paper, title, curves)
+    handles = {text: handle for panel in axes for handle, text in _legend(panel)}
+    figure.legend(handles.values(), handles.keys(), loc="outside right center", frameon=False)
+    figure.suptitle(f"{paper.title}\n({paper.reference})", fontsize="medium")
+    write_figure(figure, path)
+
+
+def _legend(panel: Axes) -> Iterable[tuple[Artist, str]]:
+    return zip(*panel.get_legend_handles_labels(), strict=True)
+
+
+@dataclass(frozen=True)
+class _Curve:
+    """What is drawn of a method: values at x, one row a seed."""
+
+    method: str
+    x: Floats
+    values: Floats
+
+
+def _panels(paper: PaperExperiment, records: Sequence[Record]) -> dict[str, list[_Curve]]:
+    """Return the curves of each panel: one for each case, or one over all cases."""
+    metric = paper.figure.get("metric", "loss")
+    groups = {
+        (case, method): runs
+        for case in paper.cases
+        for method in paper.methods
+        if (runs := [r for r in records if (r.case, r.method) == (case, method)])
+    }
+    if paper.figure.get("kind") == "cases":
+        return {"": _over_cases(paper, groups, metric)}
+    panels: dict[str, list[_Curve]] = {}
+    for (case, method), runs in groups.items():
+        shortest = min(len(run.curve["round"]) for run in runs)
+        values = [run.curve[metric][:shortest] for run in runs]
+        x = np.array(runs[0].curve["round"][:shortest], dtype=float)
+        curve = _Curve(method, x, np.array(values, dtype=float))
+        panels.setdefault("" if case == MAIN else case, []).append(curve)
+    return panels
+
+
+def _over_cases(
+    paper: PaperExperiment, groups: Mapping[tuple[str, str], Sequence[Record]], metric: str
+) -> list[_Curve]:
+    """Return one curve for each method over the cases, from the ends of the runs."""
+    curves = []
+    for method in paper.methods:
+        runs = [groups[case, method] for case in paper.cases if (case, method) in groups]
+        seeds = min(map(len, runs), default=0)
+        if seeds:
+            x = [run[0].final[paper.figure["x"]] for run in runs]
+            values = [[one.final[metric] for one in run[:seeds]] for run in runs]
+            points = np.array(values, dtype=float).T
+            curves.append(_Curve(method, np.array(x, dtype=float), points))
+    return curves
+
+
+def _draw_panel(axes: Axes, paper: PaperExperiment, title: str, curves: Sequence[_Curve]) -> None:
+    """Draw mean ± standard error over the seeds of each method."""
+    order = list(paper.methods)
+    for curve in curves:
+        i = order.index(curve.method)
+        colour, style = COLOURS[i % len(COLOURS)], _STYLES[i // len(COLOURS)]
+        seeds = len(curve.values)
+        mean, error = curve.values.mean(axis=0), curve.values.std(axis=0) / np.sqrt(seeds)
+        axes.plot(curve.x, mean, label=curve.method, color=colour, linestyle=style, linewidth=1.6)
+        if seeds > 1:
+            low, high = mean - error, mean + error
+            axes.fill_between(curve.x, low, high, color=colour, alpha=0.15, linewidth=0)
+    if paper.figure.get("log"):
+        plain_logarithms(axes.yaxis)
+    if paper.figure.get("x_log"):
+        axes.set_xscale("symlog", linthresh=10)
+    axes.set_title(title)
+    axes.set_xlabel(paper.figure.get("x_title", "round"))
+    axes.set_ylabel(paper.figure.get("y", paper.figure.get("metric", "loss")))
+    axes.grid(alpha=0.25)

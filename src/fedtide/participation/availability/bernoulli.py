@@ -1,0 +1,52 @@
+"""Independent coins."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedtide.participation.availability._renewal import Renewal, geometric
+from fedtide.participation.availability.base import Availability, AvailabilityStream, Ids
+from fedtide.participation.rates import Rates, check_rates, resolve_rates
+from fedtide.population import Population
+from fedtide.randomness import generator
+
+
+@dataclass(frozen=True)
+class Bernoulli(Availability):
+    """Client n is available with probability p_n, independently over rounds and clients.
+
+    What is drawn is the gap to a client's next appearance, P(gap = g) = p (1 − p)^(g−1), so that a
+    round costs O(S) for S available clients. (Wang & Ji 2024, FedAU, section 6.)
+
+    Args:
+        rates: p_n: one number, one for each client, or correlated with the clients' classes;
+            0 is never, 1 is always.
+
+    Raises:
+        InvalidInputError: rates outside [0, 1]; in `begin`, not one for each client.
+
+    >>> running = Bernoulli(rates=[1.0, 0.0, 1.0]).begin(Population(clients=3), seed=0)
+    >>> running.round(0).clients
+    array([0, 2])
+    """
+
+    rates: Rates
+
+    def __post_init__(self) -> None:
+        check_rates(self.rates)
+
+    def begin(self, population: Population, seed: int) -> AvailabilityStream:
+        """Return the running process."""
+        p = resolve_rates(self.rates, population, seed)
+
+        def gaps(t: int, ids: Ids) -> NDArray[np.int64]:
+            return geometric(generator(seed, "bernoulli", t), p[ids])
+
+        return Renewal(geometric(generator(seed, "bernoulli-first"), p) - 1, gaps)
+
+    def known_rates(self, population: Population, seed: int) -> NDArray[np.float64]:
+        """Return p_n."""
+        return resolve_rates(self.rates, population, seed)

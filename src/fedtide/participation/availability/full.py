@@ -1,0 +1,40 @@
+"""Everyone, always."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedtide.participation.availability.base import (
+    Availability,
+    AvailabilityStream,
+    AvailableClients,
+)
+from fedtide.population import Population
+
+
+@dataclass(frozen=True)
+class Full(Availability):
+    """Every client is available in every round.
+
+    >>> Full().begin(Population(clients=3), seed=0).round(7).clients
+    array([0, 1, 2])
+    """
+
+    def begin(self, population: Population, seed: int) -> AvailabilityStream:
+        """Return the running process."""
+        return _Everyone(population.clients)
+
+    def known_rates(self, population: Population, seed: int) -> NDArray[np.float64]:
+        """Return p_n = 1."""
+        return np.ones(population.clients)
+
+
+class _Everyone(AvailabilityStream):
+    def __init__(self, clients: int) -> None:
+        self._everyone = AvailableClients(np.arange(clients, dtype=np.int64))
+
+    def round(self, t: int) -> AvailableClients:
+        return self._everyone

@@ -1,0 +1,83 @@
+"""Regularized participation: everyone once before anyone returns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedtide.participation.availability._stepwise import Stepwise
+from fedtide.participation.availability.base import Availability, AvailabilityStream, Ids
+from fedtide.population import Population
+from fedtide.randomness import generator
+from fedtide.validation import cohort_fits, whole
+
+
+@dataclass(frozen=True)
+class Permutation(Availability):
+    """S clients a round, taken from the front of a random permutation of all N; then a new one.
+
+    Every client takes part exactly once in each of the stretches [kN, (k+1)N) of the sequence of
+    places tS, ..., tS + S − 1 that round t fills; where S divides N that is once every N/S rounds
+    (regularized participation: Wang & Ji 2022, proposition 4.2). Where it does not, the round in
+    which a permutation ends is filled from the next one; clients that are in the round already are
+    passed over and stand at the front of what is left. The authors' program lets such a client
+    take part twice in the round.
+
+    A new permutation costs O(N) once in N/S rounds, which is O(S) a round.
+
+    Args:
+        size: S.
+
+    Raises:
+        InvalidInputError: a size below 1; in `begin`, above N.
+
+    >>> running = Permutation(size=2).begin(Population(clients=4), seed=0)
+    >>> sorted(running.round(0).clients.tolist() + running.round(1).clients.tolist())
+    [0, 1, 2, 3]
+    """
+
+    size: int
+
+    def __post_init__(self) -> None:
+        whole("size", self.size)
+
+    def begin(self, population: Population, seed: int) -> AvailabilityStream:
+        """Return the running process."""
+        cohort_fits(self.size, population.clients)
+        return _Permutations(population.clients, self.size, seed)
+
+    def known_rates(self, population: Population, seed: int) -> NDArray[np.float64]:
+        """Return p_n = S/N."""
+        cohort_fits(self.size, population.clients)
+        return np.full(population.clients, self.size / population.clients)
+
+
+class _Permutations(Stepwise):
+    def __init__(self, clients: int, size: int, seed: int) -> None:
+        super().__init__()
+        self._clients = clients
+        self._size = size
+        self._seed = seed
+        self._cycle = 0
+        self._queue = np.empty(0, dtype=np.int32)
+
+    def _step(self, t: int) -> Ids:
+        ids = self._queue[: self._size]
+        self._queue = self._queue[self._size :]
+        if len(ids) < self._size:
+            ids = np.concatenate([ids, self._from_next(ids)])
+        return np.sort(ids).astype(np.int64)
+
+    def _from_next(self, ids: NDArray[np.int32]) -> NDArray[np.int32]:
+        """Open the next permutation and take from it what a round lacks that has `ids` already."""
+        draws = generator(self._seed, "permutation", self._cycle)
+        fresh = draws.permutation(np.arange(self._clients, dtype=np.int32))
+        self._cycle += 1
+        free = ~np.isin(fresh, ids)
+        lacking = self._size - len(ids)
+        cut = int(np.flatnonzero(free)[lacking - 1]) + 1
+        front, free = fresh[:cut], free[:cut]
+        self._queue = np.concatenate([front[~free], fresh[cut:]])
+        return front[free]

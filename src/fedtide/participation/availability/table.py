@@ -1,0 +1,83 @@
+"""Participation written out: a weight for each round and client."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedtide.errors import InvalidInputError, error_prefix
+from fedtide.participation.availability._recorded import Recorded, frequencies
+from fedtide.participation.availability.base import Availability, AvailabilityStream, Ids
+from fedtide.participation.log.client_ids import numbered_clients
+from fedtide.participation.log.schema import normalise_log
+from fedtide.participation.log.tables import need_columns, read_table
+from fedtide.population import Population
+from fedtide.validation import nonnegative
+
+Weights = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Table(Availability):
+    """Client n is available in round t with weight q_t^n where that is positive (Wang & Ji 2022).
+
+    Beyond the last row nobody is available; `length` of the running process says how many rows
+    there are.
+
+    Args:
+        weights: q, shape (T, N), 0 for absent; or the path of a Parquet, CSV or JSON lines file
+            with the columns round, client, weight, whose rows need not name the absent.
+
+    Raises:
+        InvalidInputError: a weight that is negative or not finite, an array that is not (T, N); in `begin`,
+            not one column for each client, and a file that cannot be used.
+
+    >>> running = Table(weights=[[0.5, 0.5], [0, 1]]).begin(Population(clients=2), seed=0)
+    >>> running.round(1)
+    AvailableClients(clients=array([1]), weights=array([1.]))
+    """
+
+    weights: str | Path | Sequence[Sequence[float]] | Weights
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.weights, str | Path):
+            nonnegative("weights", self.weights, dimensions=2)
+
+    def begin(self, population: Population, seed: int) -> AvailabilityStream:
+        """Return the running process."""
+        return Recorded(*self._entries(population.clients))
+
+    def known_rates(self, population: Population, seed: int) -> Weights:
+        """Return in which share of the T rounds each client is available."""
+        _, clients, _, length = self._entries(population.clients)
+        return frequencies(clients, population.clients, length)
+
+    def _entries(self, clients: int) -> tuple[NDArray[np.int64], Ids, Weights, int]:
+        """Return round, client and weight of each positive entry, and T."""
+        if isinstance(self.weights, str | Path):
+            return _from_file(self.weights, clients)
+        table = nonnegative("weights", self.weights, dimensions=2)
+        if table.shape[1] != clients:
+            raise InvalidInputError(
+                f"weights: {table.shape[1]} columns for {clients} clients; give one for each"
+            )
+        rounds, ids = np.nonzero(table)
+        return rounds, ids, table[rounds, ids], len(table)
+
+
+def _from_file(path: str | Path, clients: int) -> tuple[NDArray[np.int64], Ids, Weights, int]:
+    frame = read_table("weights", path)
+    need_columns("weights", frame, ["round", "client"], "name them like that")
+    with error_prefix("weights"):
+        log = normalise_log(frame)
+    if log["weight"].null_count():
+        raise InvalidInputError(f"weights: {str(path)!r} lacks weights; give round, client, weight")
+    length = 0 if log.is_empty() else int(log["round"].max()) + 1  # type: ignore[arg-type]
+    ids = numbered_clients("weights", log["client"], clients)
+    present = log["weight"].to_numpy() > 0
+    rounds, weights = log["round"].to_numpy(), log["weight"].to_numpy()
+    return rounds[present], ids[present], weights[present], length

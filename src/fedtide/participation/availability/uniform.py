@@ -1,0 +1,60 @@
+"""A fresh uniform sample of clients in every round."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedtide.participation.availability.base import (
+    Availability,
+    AvailabilityStream,
+    AvailableClients,
+)
+from fedtide.population import Population
+from fedtide.randomness import generator
+from fedtide.validation import cohort_fits, whole
+
+
+@dataclass(frozen=True)
+class Uniform(Availability):
+    """In every round S of the N clients, uniformly without replacement, rounds independent.
+
+    Args:
+        size: S.
+
+    Raises:
+        InvalidInputError: a size below 1; in `begin`, above N.
+
+    >>> running = Uniform(size=2).begin(Population(clients=1000), seed=0)
+    >>> len(running.round(3).clients)
+    2
+    """
+
+    size: int
+
+    def __post_init__(self) -> None:
+        whole("size", self.size)
+
+    def begin(self, population: Population, seed: int) -> AvailabilityStream:
+        """Return the running process."""
+        cohort_fits(self.size, population.clients)
+        return _Samples(population.clients, self.size, seed)
+
+    def known_rates(self, population: Population, seed: int) -> NDArray[np.float64]:
+        """Return p_n = S/N."""
+        cohort_fits(self.size, population.clients)
+        return np.full(population.clients, self.size / population.clients)
+
+
+class _Samples(AvailabilityStream):
+    def __init__(self, clients: int, size: int, seed: int) -> None:
+        self._clients = clients
+        self._size = size
+        self._seed = seed
+
+    def round(self, t: int) -> AvailableClients:
+        draws = generator(self._seed, "uniform", t)
+        clients = draws.choice(self._clients, self._size, replace=False, shuffle=False)
+        return AvailableClients(np.sort(clients))

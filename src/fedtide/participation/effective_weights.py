@@ -1,0 +1,79 @@
+"""Whose model plain averaging trains: the weights of the clients' losses, and how skewed they are.
+
+(Agnostic Federated Averaging, 2025, sections 2 and 5.)
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from fedtide.errors import InvalidInputError
+from fedtide.participation.availability.base import Availability
+from fedtide.participation.availability.full import Full
+from fedtide.participation.availability.permutation import Permutation
+from fedtide.participation.availability.subset_law import SubsetLaw
+from fedtide.participation.availability.uniform import Uniform
+from fedtide.participation.availability.weighted import Weighted
+from fedtide.population import Population
+from fedtide.validation import numbers
+
+
+def participation_weights(
+    process: Availability, population: Population, seed: int = 0, rounds: int = 20_000
+) -> NDArray[np.float64]:
+    """Return p_n = E[ 1[n ∈ S] / |S| ], shape (N,), summing to 1.
+
+    Averaging over the participants S minimises Σ p_n F_n (equation 3). Exact for sets of a fixed
+    size M, where p_n = P(n ∈ S)/M, and for an explicit law of subsets; otherwise the mean over
+    `rounds` rounds, those without participants left out.
+
+    Args:
+        process: who takes part.
+        population: the clients.
+        seed: of the process.
+        rounds: how many rounds are simulated where nothing exact is known.
+
+    Raises:
+        InvalidInputError: parameters that do not fit the population, or nobody in all rounds.
+
+    >>> participation_weights(SubsetLaw([[0, 1], [0]], [0.5, 0.5]), Population(clients=2))
+    array([0.75, 0.25])
+    """
+    weights = _exact(process, population, seed)
+    if weights is None:
+        weights = _simulated(process, population, seed, rounds)
+    if weights.sum() == 0:
+        raise InvalidInputError(
+            "participation: nobody ever takes part; raise the rates or the rounds"
+        )
+    return np.asarray(weights / weights.sum())
+
+
+def l1_skew(weights: ArrayLike) -> float:
+    """Return the L1 skew Σ |p_n − 1/N|, between 0 (uniform) and 2 (its section 5).
+
+    >>> l1_skew([0.75, 0.25])
+    0.5
+    """
+    p = numbers("weights", weights)
+    return float(np.abs(p - 1 / len(p)).sum())
+
+
+def _exact(process: Availability, population: Population, seed: int) -> NDArray[np.float64] | None:
+    if isinstance(process, SubsetLaw):
+        return process.shares(population)
+    if isinstance(process, Full | Uniform | Permutation | Weighted):
+        return process.known_rates(population, seed)
+    return None
+
+
+def _simulated(
+    process: Availability, population: Population, seed: int, rounds: int
+) -> NDArray[np.float64]:
+    running = process.begin(population, seed)
+    sums = np.zeros(population.clients)
+    for t in range(rounds):
+        clients = running.round(t).clients
+        sums[clients] += 1 / max(1, len(clients))
+    return sums

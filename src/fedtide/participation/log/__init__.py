@@ -1,0 +1,1 @@
+"""Participation logs: the schema, files and the ledger of a live federation."""

@@ -1,0 +1,1 @@
+"""Selections: which of the available clients are asked to train."""

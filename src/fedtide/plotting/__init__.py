@@ -1,0 +1,1 @@
+"""One style and one way to save a figure, for reports, audits and papers."""

@@ -1,0 +1,98 @@
+"""Encoded images to arrays, remembered on disk because decoding takes seconds."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import tempfile
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from fedtide.errors import InvalidInputError
+
+Pixels = NDArray[np.uint8]
+
+
+def decoded(encoded: Sequence[bytes | None]) -> Pixels:
+    """Return the images as one array of shape (n, C, H, W): C is 1 for grey ones, else 3.
+
+    Args:
+        encoded: the contents of image files (PNG, JPEG, …), one for each sample; the first decides
+            whether they are grey, and how large all have to be.
+
+    Raises:
+        InvalidInputError: an image that is missing, broken, or of another size than the first.
+    """
+    first = _opened(encoded[0], 0)
+    mode = "L" if first.mode in ("1", "L", "LA") else "RGB"
+    pixels = np.empty((len(encoded), first.height, first.width, len(mode)), dtype=np.uint8)
+    for number, content in enumerate(encoded):
+        image = _opened(content, number)
+        if image.size != first.size:
+            raise InvalidInputError(
+                f"image: sample {number} is {image.width}×{image.height} pixels and the first "
+                f"{first.width}×{first.height}; scale all to one size"
+            )
+        try:
+            converted = image if image.mode == mode else image.convert(mode)
+            pixels[number] = np.asarray(converted).reshape(pixels.shape[1:])
+        except OSError as error:
+            raise InvalidInputError(
+                f"image: sample {number} is broken ({error}); encode it anew"
+            ) from error
+    return np.ascontiguousarray(pixels.transpose(0, 3, 1, 2))
+
+
+def _opened(content: bytes | None, number: int) -> Image.Image:
+    if content is None:
+        raise InvalidInputError(f"image: sample {number} has no image; remove the row")
+    try:
+        return Image.open(io.BytesIO(content))
+    except OSError as error:
+        raise InvalidInputError(
+            f"image: sample {number} is not an encoded image ({error}); write PNG or JPEG bytes"
+        ) from error
+
+
+def remembered(file: Path, decode: Callable[[], Pixels]) -> Pixels:
+    """Return what `decode` makes of this file, or what it made of it the last time.
+
+    The memory is a folder: FEDTIDE_CACHE, else fedtide in XDG_CACHE_HOME, else in ~/.cache. A file
+    counts as the same while its path, size and time of change are the same. Where the folder cannot
+    be written, nothing is remembered.
+    """
+    status = file.stat()
+    identity = f"{file.resolve()} {status.st_size} {status.st_mtime_ns}"
+    name = hashlib.sha256(identity.encode()).hexdigest()[:32]
+    entry = _folder() / f"pixels-{name}.npy"
+    with suppress(OSError, ValueError, EOFError):
+        return np.asarray(np.load(entry, allow_pickle=False))
+    pixels = decode()
+    with suppress(OSError):
+        _write(entry, pixels)
+    return pixels
+
+
+def _folder() -> Path:
+    named = os.environ.get("FEDTIDE_CACHE")
+    if named:
+        return Path(named)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fedtide"
+
+
+def _write(entry: Path, pixels: Pixels) -> None:
+    """Write the array in one go, so that nobody ever reads half of it."""
+    entry.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile(dir=entry.parent, delete=False) as temporary:
+        try:
+            np.save(temporary, pixels)
+            os.replace(temporary.name, entry)
+        except OSError:
+            os.unlink(temporary.name)
+            raise

@@ -1,0 +1,103 @@
+"""What a run remembers of itself: metrics, who took part, and what each client counted."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from fedtide.population import Population
+from fedtide.problems.base import Evaluation
+
+Floats = NDArray[np.float64]
+
+
+class ParticipationTally:
+    """What each client has counted so far, O(cohort) per round.
+
+    Attributes:
+        used: in how many rounds each client's update was used, shape (N,).
+        share: Σ_t 1[n in S_t] / |S_t|, shape (N,): divided by `cohorts`, the weights of the
+            objective that averaging over the participating minimises (paper 004, equation 3).
+        effective: Σ_t N a_t^n, where a_t^n is the factor with which the update of client n entered
+            the step of round t, shape (N,).
+        cohorts: the number of rounds in which somebody's update was used.
+    """
+
+    def __init__(self, clients: int) -> None:
+        self.used = np.zeros(clients, dtype=np.int32)
+        self.share = np.zeros(clients)
+        self.effective = np.zeros(clients)
+        self.cohorts = 0
+
+    def add(self, clients: NDArray[np.int64], weights: Floats) -> None:
+        """Count one round in which these clients' updates entered the step with these factors."""
+        if len(clients):
+            self.used[clients] += 1
+            self.share[clients] += 1 / len(clients)
+            self.effective[clients] += len(self.used) * weights
+            self.cohorts += 1
+
+    def objective(self) -> Floats | None:
+        """Return the participation weights p_n, shape (N,), summing to 1; None before any round."""
+        return self.share / self.cohorts if self.cohorts else None
+
+
+def metrics_row(ended: int, evaluation: Evaluation, tally: ParticipationTally) -> dict[str, Any]:
+    """Return one row of the metrics: the problem's, and the spread of each client figure.
+
+    `participation_loss` is Σ p_n F_n(x) with the participation weights so far (paper 004, equation
+    3), next to `loss`, the mean over clients: far below it, the model serves whoever came.
+    """
+    row: dict[str, Any] = {"round": ended, **evaluation.metrics}
+    weights, losses = tally.objective(), evaluation.clients.get("loss")
+    if losses is not None:
+        with np.errstate(invalid="ignore", over="ignore"):  # a loss may be infinite
+            row["participation_loss"] = None if weights is None else float(weights @ losses)
+    for figure, values in evaluation.clients.items():
+        row |= {f"client_{figure}_{name}": value for name, value in spread(figure, values).items()}
+    return row
+
+
+def spread(figure: str, values: Floats) -> dict[str, float]:
+    """Return how a figure spreads over the clients.
+
+    `worst_tenth` is the mean over the tenth of the clients that fare worst: those with the highest
+    loss, or the lowest of any other figure.
+
+    >>> spread("accuracy", np.arange(20) / 20)["worst_tenth"]
+    0.025
+    """
+    ordered = np.sort(values)[:: -1 if figure == "loss" else 1]
+    with np.errstate(invalid="ignore", over="ignore"):  # a loss may be infinite
+        quantiles, std = np.quantile(values, [0.1, 0.5, 0.9]), values.std()
+    return {
+        "std": float(std),
+        "p10": float(quantiles[0]),
+        "p50": float(quantiles[1]),
+        "p90": float(quantiles[2]),
+        "worst_tenth": float(ordered[: max(1, len(values) // 10)].mean()),
+    }
+
+
+def clients_table(
+    population: Population, tally: ParticipationTally, evaluation: Evaluation, rounds: int
+) -> pl.DataFrame:
+    """Return one row per client: what it holds, how often it came, what it counted, how it fares.
+
+    `weight` is the mean of N a_t^n over the rounds in which the client's update was used: 1 / p_n
+    where an algorithm makes up for participation.
+    """
+    columns: dict[str, Any] = {"client": np.arange(population.clients)}
+    if population.samples is not None:
+        columns["samples"] = population.samples
+    if population.rates is not None:
+        columns["rate"] = population.rates
+    columns["participation"] = tally.used / rounds
+    columns["weight"] = np.divide(
+        tally.effective, tally.used, out=np.full(len(tally.used), np.nan), where=tally.used > 0
+    )
+    columns |= evaluation.clients
+    return pl.DataFrame(columns)

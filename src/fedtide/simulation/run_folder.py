@@ -1,0 +1,164 @@
+"""A run's folder: what lies where, written so that a kill at any moment loses nothing."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from functools import reduce
+from pathlib import Path
+from typing import IO, Any
+
+import polars as pl
+
+from fedtide.atomic_io import DRAFTS, draft_of, write_frame, write_yaml
+from fedtide.errors import InvalidInputError
+from fedtide.simulation.experiment import differences, read_yaml
+
+
+class RunFolder:
+    """The files of one run.
+
+    Args:
+        path: the folder; made when it is locked.
+
+    Attributes:
+        log_chain: a checksum of the parts of the log that have been written so far.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self.experiment = self.path / "experiment.yaml"
+        self.metrics = self.path / "metrics.parquet"
+        self.participation = self.path / "participation.parquet"
+        self.clients = self.path / "clients.parquet"
+        self.model = self.path / "model.safetensors"
+        self.summary = self.path / "summary.json"
+        self.timings = self.path / "timings.json"
+        self.failure = self.path / "failure.json"
+        self.checkpoints = self.path / "checkpoints"
+        self.log_parts = self.path / "log"
+        self._lock_file = self.path / ".lock"
+        self.log_chain = ""
+        self._begun = (
+            self._lock_file,
+            draft_of(self.experiment),
+        )  # of a run killed before it began
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run in this folder has ended; its summary is the last file to be written."""
+        return self.summary.exists()
+
+    def check(self, plain: dict[str, Any], resume: bool) -> None:
+        """Make sure that the folder can hold this experiment.
+
+        Raises:
+            InvalidInputError: not a folder, not empty without `resume`, or another experiment with it.
+        """
+        if self.path.exists() and not self.path.is_dir():
+            raise InvalidInputError(f"out: {self.path} is a file; give a folder")
+        if self.experiment.exists() and resume:
+            if changed := differences(read_yaml(self.experiment), plain):
+                raise InvalidInputError(
+                    f"resume: {self.path} holds another experiment: {'; '.join(changed)}; "
+                    "give the same one, or another folder"
+                )
+        elif self.path.exists() and any(p not in self._begun for p in self.path.iterdir()):
+            hint = "it holds no run" if resume else "choose another, or go on with --resume"
+            raise InvalidInputError(f"out: {self.path} is not empty; {hint}")
+
+    def truncate_after(self, ended: int) -> None:
+        """Remove what was written after the checkpoint of round `ended`, and unfinished files."""
+        for pattern in DRAFTS:
+            for draft in filter(Path.is_file, self.path.rglob(pattern)):
+                draft.unlink()
+        for folder, suffix in ((self.log_parts, "parquet"), (self.checkpoints, "safetensors")):
+            for file in numbered(folder, suffix):
+                if int(file.stem) > ended:
+                    file.unlink()
+
+    def add_to_log(self, ended: int, rows: pl.DataFrame) -> None:
+        """Write the rows since the last time as the part that ends with round `ended`."""
+        part = self.log_parts / f"{ended:09d}.parquet"
+        write_frame(part, rows)
+        self.log_chain = _chained(self.log_chain, part)
+
+    def chain_until(self, ended: int) -> str:
+        """Return the checksum of the parts of the log up to the one of round `ended`."""
+        parts = [p for p in numbered(self.log_parts, "parquet") if int(p.stem) <= ended]
+        return reduce(_chained, parts, "")
+
+    def read_log(self) -> list[pl.DataFrame]:
+        """Return the parts of the log in the order of the rounds."""
+        return [pl.read_parquet(part) for part in numbered(self.log_parts, "parquet")]
+
+    def drop_log_parts(self) -> None:
+        """Remove the parts of the log; the whole log is written."""
+        for part in numbered(self.log_parts, "parquet"):
+            part.unlink()
+        with suppress(OSError):  # there is none, or it holds what is not ours
+            self.log_parts.rmdir()
+
+    @contextmanager
+    def lock(self, plain: dict[str, Any], resume: bool) -> Iterator[None]:
+        """Make the folder that of this experiment and keep other processes out of it.
+
+        Raises:
+            InvalidInputError: as `check`; another process holds the folder; it cannot be written.
+        """
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            lock = _locked(self._lock_file)
+        except BlockingIOError:
+            raise InvalidInputError(
+                f"out: {self.path} is in use by another run; wait for it or choose another"
+            ) from None
+        except OSError as error:
+            raise InvalidInputError(
+                f"out: {self.path} cannot be written ({error.strerror}); choose another"
+            ) from None
+        with lock:
+            try:
+                self.check(plain, resume)
+                if not self.experiment.exists():
+                    write_yaml(self.experiment, plain)
+                yield
+            finally:
+                self._lock_file.unlink(missing_ok=True)
+
+
+def _locked(path: Path) -> IO[str]:
+    """Return the open lock file at `path`, held by this process until it is closed.
+
+    Whoever holds the lock removes the file before letting it go, so somebody else may come to hold
+    a file that is no longer in its place, beside a third who holds the new one: then try again.
+
+    Raises:
+        BlockingIOError: another process holds it.
+        OSError: it cannot be written.
+    """
+    while True:
+        file = path.open("w")
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            file.close()
+            raise
+        with suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(file.fileno()), path.stat()):
+                return file
+        file.close()
+
+
+def _chained(before: str, part: Path) -> str:
+    """Return the SHA-256 of what came before and of a file."""
+    return hashlib.sha256(before.encode() + part.read_bytes()).hexdigest()
+
+
+def numbered(folder: Path, suffix: str) -> list[Path]:
+    """Return the files in the folder that are named by a round, in the order of the rounds."""
+    files = (file for file in folder.glob(f"*.{suffix}") if file.stem.isdecimal())
+    return sorted(files, key=lambda file: int(file.stem))

@@ -1,0 +1,323 @@
+"""Running an experiment from Python: in memory, or in a folder that survives any kill."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import safetensors.torch
+import torch
+from numpy.typing import NDArray
+from safetensors import SafetensorError
+
+from fedtide.atomic_io import write_atomically, write_frame, write_json
+from fedtide.errors import InvalidInputError
+from fedtide.participation import to_frame
+from fedtide.simulation.callbacks import ProgressCallback, Silent
+from fedtide.simulation.checkpoint import Checkpoint, load_newest, save
+from fedtide.simulation.divergence import DivergenceError
+from fedtide.simulation.experiment import Experiment
+from fedtide.simulation.interruption import Interrupted, Interruption
+from fedtide.simulation.loop import Run
+from fedtide.simulation.run_folder import RunFolder
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a run gives.
+
+    Args:
+        model: the model after the last round, or what the algorithm recommends instead, (d,).
+        metrics: one row per evaluation: `round` (how many had ended), then the problem's metrics
+            and the spread of each client figure.
+        participation: the log: round, client, stage, weight.
+        clients: one row per client: its samples, participation, mean weight, and last figures.
+        state: the algorithm's final state; None for a finished run whose checkpoints are gone.
+        trainer: the trainer that was used, and why.
+        timings: seconds spent, and rounds per second.
+        iterates: x_0, ..., x_T, shape (rounds + 1, d); None unless `record_iterates`, and without
+            a state.
+        out: the run folder; None for a run in memory.
+    """
+
+    model: NDArray[Any]
+    metrics: pl.DataFrame
+    participation: pl.DataFrame
+    clients: pl.DataFrame
+    state: Any
+    trainer: str
+    timings: dict[str, float]
+    iterates: NDArray[Any] | None = None
+    out: Path | None = None
+
+
+def simulate(*, out: str | Path | None = None, resume: bool = False, **fields: Any) -> Result:
+    """Run an experiment given by the fields of `Experiment`, as objects or plain data.
+
+    Args:
+        out: a run folder to write; None runs in memory.
+        resume: go on with the run that the folder holds.
+        **fields: `problem`, `participation`, `algorithm`, `local`, `rounds` and any other field of
+            `Experiment`.
+
+    Raises:
+        InvalidInputError: anything that cannot be used, in one sentence.
+
+    >>> import fedtide as ft
+    >>> result = ft.simulate(
+    ...     problem=ft.problems.Quadratic(matrices=[[[1.0]], [[1.0]]], centers=[[0.0], [1.0]]),
+    ...     participation=ft.participation.Full(),
+    ...     algorithm=ft.algorithms.FedAvg(),
+    ...     local=ft.LocalTraining(steps=1, lr=0.5),
+    ...     rounds=20,
+    ...     dtype="float64",
+    ... )
+    >>> round(float(result.model[0]), 4)
+    0.5
+    """
+    return execute(Experiment.from_dict(fields), out=out, resume=resume)
+
+
+def run(
+    path: str | Path,
+    overrides: Iterable[str] = (),
+    out: str | Path | None = None,
+    resume: bool = False,
+) -> Result:
+    """Run the experiment of a YAML file, with overrides such as `algorithm.cutoff=20`.
+
+    Raises:
+        InvalidInputError: a file or a value that cannot be used, in one sentence.
+    """
+    return execute(Experiment.load(path, overrides), out=out, resume=resume)
+
+
+def execute(
+    experiment: Experiment,
+    out: str | Path | None = None,
+    resume: bool = False,
+    watcher: ProgressCallback | None = None,
+) -> Result:
+    """Run an experiment, in memory or in the folder `out`."""
+    watcher = watcher or Silent()
+    if out is None and resume:
+        raise InvalidInputError("resume: there is no folder to go on with; give it as out")
+    with _enough_memory():
+        return (
+            _in_memory(Run(experiment), watcher)
+            if out is None
+            else _in_folder(experiment, RunFolder(out), resume, watcher)
+        )
+
+
+@contextmanager
+def _enough_memory() -> Iterator[None]:
+    """Say in a sentence that there is not."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:  # the latter is what torch raises
+        if isinstance(error, RuntimeError) and "memory" not in str(error):
+            raise
+        reason = "".join(str(error).splitlines()[:1])
+        raise InvalidInputError(
+            f"problem: the run needs more memory than there is ({reason:.200}); give fewer "
+            "clients, samples or local steps, a smaller model, or a lower max_stack_bytes"
+        ) from None
+
+
+def _in_memory(started: Run, watcher: ProgressCallback) -> Result:
+    _loop(started, watcher)
+    return _result(started, to_frame(started.log))
+
+
+def _in_folder(
+    experiment: Experiment,
+    folder: RunFolder,
+    resume: bool,
+    watcher: ProgressCallback,
+) -> Result:
+    plain = experiment.to_dict()
+    folder.check(plain, resume)
+    started = _prepare(experiment, _last(folder) if resume else None, folder)
+    with folder.lock(plain, resume):
+        if folder.finished:
+            folder.drop_log_parts()
+            return _read(started, folder)
+        _loop_in_folder(started, folder, watcher)
+        log = _finish(started, folder)
+    return _result(started, log, folder.path)
+
+
+def _last(folder: RunFolder) -> Checkpoint | None:
+    """Return the last checkpoint that is whole, and so is the log that it counts on."""
+    if folder.finished:  # the parts of the log are one file now
+        return load_newest(folder.checkpoints)
+    return load_newest(
+        folder.checkpoints, lambda c: c.facts.get("log") == folder.chain_until(c.round)
+    )
+
+
+def _prepare(
+    experiment: Experiment,
+    checkpoint: Checkpoint | None,
+    folder: RunFolder,
+) -> Run:
+    """Return the run, ready to start or to go on."""
+    if checkpoint is None:
+        return Run(experiment)
+    with _understood(checkpoint, folder):
+        threads, trainer, chain = (checkpoint.facts[name] for name in ("threads", "trainer", "log"))
+    torch.set_num_threads(threads)  # sums are cut by threads: same bits
+    folder.log_chain = chain
+    started = Run(experiment, trainer)
+    with _understood(checkpoint, folder):
+        started.restore(checkpoint)
+    return started
+
+
+@contextmanager
+def _understood(checkpoint: Checkpoint, folder: RunFolder) -> Iterator[None]:
+    """Refuse a whole checkpoint that holds something else, as another version may write it."""
+    try:
+        yield
+    except (KeyError, TypeError, ValueError, RuntimeError) as error:
+        raise InvalidInputError(
+            f"resume: the checkpoint of round {checkpoint.round} in {folder.path} is of another "
+            f"version ({error!r:.80}); run it anew in another folder"
+        ) from None
+
+
+def _loop(run: Run, watcher: ProgressCallback) -> None:
+    """Run all rounds that are left, in memory."""
+    run.start()
+    while run.ended < run.experiment.rounds:
+        _advance(run, watcher)
+
+
+def _advance(run: Run, watcher: ProgressCallback) -> None:
+    run.round()
+    run.evaluate_if_due()
+    loss = run.metrics[-1].get("loss") if run.metrics else None
+    watcher.update(run.ended, run.experiment.rounds, loss)
+
+
+def _loop_in_folder(run: Run, folder: RunFolder, watcher: ProgressCallback) -> None:
+    """Run all rounds that are left, saving now and then, and once more at the end."""
+    folder.truncate_after(run.ended)
+    run.start()
+    if run.ended == 0:
+        _save(run, folder)
+    settings, saved = run.experiment.checkpoint, time.monotonic()
+    with Interruption() as interruption:
+        while run.ended < run.experiment.rounds:
+            try:
+                _advance(run, watcher)
+            except DivergenceError as error:
+                kept = load_newest(folder.checkpoints)
+                assert kept is not None
+                raise DivergenceError(
+                    f"{error}; the checkpoint of round {kept.round} is kept"
+                ) from None
+            due = settings.every is not None and run.ended % settings.every == 0
+            if due or interruption.asked or time.monotonic() - saved > settings.seconds:
+                _save(run, folder)
+                saved = time.monotonic()
+            if interruption.asked:
+                raise Interrupted(
+                    f"interrupted after round {run.ended} of {run.experiment.rounds}, saved in "
+                    f"{folder.path}; the same command with --resume goes on"
+                )
+    _save(run, folder)
+
+
+def _save(run: Run, folder: RunFolder) -> None:
+    """Write the log since the last time, then the checkpoint that counts on it."""
+    if run.log:
+        folder.add_to_log(run.ended, to_frame(run.log))
+        run.log.clear()
+    checkpoint = run.checkpoint()
+    facts = {**checkpoint.facts, "threads": torch.get_num_threads(), "log": folder.log_chain}
+    save(folder.checkpoints, Checkpoint(checkpoint.round, checkpoint.tensors, facts))
+
+
+def _finish(run: Run, folder: RunFolder) -> pl.DataFrame:
+    """Write the results and return the log; the summary says that all of them are there."""
+    log = pl.concat([to_frame(run.log), *folder.read_log()])
+    write_frame(folder.participation, log)
+    write_frame(folder.metrics, run.metrics_table())
+    write_frame(folder.clients, run.clients())
+    named = run.task.layout.unflatten(run.output())
+    tensors = {name: tensor.contiguous().cpu() for name, tensor in named.items()}
+    write_atomically(folder.model, lambda path: safetensors.torch.save_file(tensors, path))
+    write_json(folder.timings, _timings(run) | {"trainer": run.trainer_choice})
+    write_json(folder.summary, {"rounds": run.ended, "metrics": run.metrics[-1]})
+    folder.drop_log_parts()
+    return log
+
+
+def _read(run: Run, folder: RunFolder) -> Result:
+    """Return what a finished run left in its folder.
+
+    Raises:
+        InvalidInputError: a result that is missing or damaged.
+    """
+    try:
+        named = safetensors.torch.load_file(folder.model, device=run.experiment.device)
+        metrics, log, clients = map(
+            pl.read_parquet, (folder.metrics, folder.participation, folder.clients)
+        )
+        timings = json.loads(folder.timings.read_text(encoding="utf-8"))
+        model = run.task.layout.flatten(named).cpu().numpy()
+    except (OSError, SafetensorError, pl.exceptions.PolarsError, ValueError, KeyError) as error:
+        reason = str(error).splitlines()[0]
+        raise InvalidInputError(
+            f"out: {folder.path} is finished, but its results cannot be read ({reason}); "
+            "run it anew in another folder"
+        ) from None
+    whole = run.ended == run.experiment.rounds  # what only a checkpoint keeps
+    return Result(
+        model=model,
+        metrics=metrics,
+        participation=log,
+        clients=clients,
+        state=run.state if whole else None,
+        trainer=timings.pop("trainer", ""),
+        timings=timings,
+        iterates=_iterates(run) if whole else None,
+        out=folder.path,
+    )
+
+
+def _timings(run: Run) -> dict[str, Any]:
+    spent = run.timings
+    return {
+        "rounds": spent.rounds,
+        "training_seconds": spent.training,
+        "evaluation_seconds": spent.evaluation,
+        "rounds_per_second": spent.rounds / spent.training if spent.training else 0.0,
+    }
+
+
+def _iterates(run: Run) -> NDArray[Any] | None:
+    return np.stack([x.cpu().numpy() for x in run.iterates]) if run.iterates else None
+
+
+def _result(run: Run, participation: pl.DataFrame, out: Path | None = None) -> Result:
+    return Result(
+        model=run.output().cpu().numpy(),
+        metrics=run.metrics_table(),
+        participation=participation,
+        clients=run.clients(),
+        state=run.state,
+        trainer=run.trainer_choice,
+        timings=_timings(run),
+        iterates=_iterates(run),
+        out=out,
+    )

@@ -1,0 +1,95 @@
+"""Paper 002 (Amplified SCAFFOLD): how many rounds, and how many local steps."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from fedtide.validation import need_nonnegative, need_positive
+
+
+@dataclass(frozen=True)
+class CyclicPrescription:
+    """The constants of cyclic participation, with K̄ groups that take turns of g rounds.
+
+    Args:
+        period: P = g K̄.
+        weight_norm_squared: ρ² = 1 / S.
+        sampling: p_sample = min(1, S K̄ / N), how likely a client comes in its group's round.
+    """
+
+    period: int
+    weight_norm_squared: float
+    sampling: float
+
+
+def cyclic_prescription(
+    clients: int, cohort: int, groups: int, turn: int = 1
+) -> CyclicPrescription:
+    """Return P, ρ² and p_sample of cyclic participation.
+
+    Args:
+        clients: N.
+        cohort: S.
+        groups: K̄.
+        turn: g.
+
+    >>> cyclic_prescription(250, 10, 5, turn=4).period
+    20
+    """
+    need_positive(clients=clients, cohort=cohort, groups=groups, turn=turn)
+    return CyclicPrescription(turn * groups, 1 / cohort, min(1.0, cohort * groups / clients))
+
+
+def amplified_scaffold_rounds(
+    gap: float,
+    smoothness: float,
+    noise: float,
+    accuracy: float,
+    period: int,
+    weight_norm_squared: float,
+    sampling: float,
+) -> tuple[float, float]:
+    """Return R and I to reach a gradient norm ε (O(·), without the hidden constants).
+
+        R = Δ L P / (p_sample ε²),    I = ρ² σ² p_sample / (P ε²)
+
+    so that R I = Δ L ρ² σ² / ε⁴. With I < 1 one local step is enough.
+
+    Args:
+        gap: Δ = f(x_0) − f*.
+        smoothness: L.
+        noise: σ.
+        accuracy: ε.
+        period: P.
+        weight_norm_squared: ρ².
+        sampling: p_sample in (0, 1]; 1 for regularized participation.
+
+    >>> rounds, steps = amplified_scaffold_rounds(1.0, 1.0, 1.0, 0.1, 20, 0.1, 0.2)
+    >>> round(rounds), round(steps, 6)
+    (10000, 0.1)
+    """
+    need_positive(
+        gap=gap,
+        smoothness=smoothness,
+        accuracy=accuracy,
+        period=period,
+        weight_norm_squared=weight_norm_squared,
+        sampling=sampling,
+    )
+    need_nonnegative(noise=noise)
+    rounds = gap * smoothness * period / (sampling * accuracy**2)
+    steps = weight_norm_squared * noise**2 * sampling / (period * accuracy**2)
+    return rounds, steps
+
+
+def amplified_scaffold_step(smoothness: float, steps: int, period: int, sampling: float) -> float:
+    """Return √p_sample / (60 L I P), below which the step γ η has to stay.
+
+    The term is the one that is legible in the paper's conditions; there are further ones.
+
+    >>> round(amplified_scaffold_step(1.0, steps=1, period=10, sampling=0.36), 6)
+    0.001
+    """
+    need_positive(smoothness=smoothness, steps=steps, period=period, sampling=sampling)
+    return math.sqrt(sampling) / (60 * smoothness * steps * period)

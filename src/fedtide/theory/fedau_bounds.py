@@ -1,0 +1,187 @@
+"""Paper 001 (FedAU): what its weights estimate, and its step sizes."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from fedtide.errors import InvalidInputError
+from fedtide.theory.steps import Steps
+from fedtide.validation import need_nonnegative, need_positive
+
+Floats = NDArray[np.float64]
+
+
+def participation_objective(rates: ArrayLike, weights: ArrayLike) -> Floats:
+    """Return the weights of the objective that is minimised, shape (N,) (Theorem 1).
+
+    With constant weights ω_n and independent participation with rates p_n the objective is
+    (1 / P) Σ ω_n p_n F_n, P = Σ ω_n p_n.
+
+    >>> participation_objective([0.5, 0.25], [1.0, 1.0]).round(3)
+    array([0.667, 0.333])
+    """
+    p = _rates(rates) * np.asarray(weights, dtype=np.float64)
+    if not (np.isfinite(p).all() and (p >= 0).all() and p.sum() > 0):
+        raise InvalidInputError(
+            "weights: a weight is no number of at least 0, or all are 0; mend them"
+        )
+    return np.asarray(p / p.sum())
+
+
+def cutoff_moments(rates: ArrayLike, cutoff: int | None) -> tuple[Floats, Floats]:
+    """Return mean and variance of an interval S = min(G, K), G geometric (B.6), exactly.
+
+    With r = 1 − p:
+
+        E[S] = Σ_{k<K} r^k = (1 − r^K) / p,        E[S²] = Σ_{k<K} (2k + 1) r^k
+
+    so FedAU's weight tends to E[S], which falls short of 1 / p by r^K / p.
+
+    Args:
+        rates: p_n in (0, 1], any shape.
+        cutoff: K >= 1; None is ∞.
+
+    Raises:
+        InvalidInputError: a rate outside (0, 1], or K < 1.
+
+    >>> mean, variance = cutoff_moments(0.02, 50)
+    >>> float(mean.round(2)), float(variance.round(1))
+    (31.79, 315.8)
+    """
+    p = _rates(rates)
+    if (p == 0).any():
+        raise InvalidInputError("rates: 0 never comes, so its intervals have no mean; leave it out")
+    if cutoff is None:
+        return 1 / p, (1 - p) / p**2
+    if cutoff < 1:
+        raise InvalidInputError(f"cutoff: {cutoff} is not at least 1; give None for ∞")
+    r = 1 - p
+    last = r**cutoff
+    mean = (1 - last) / p
+    # Σ k r^k = (r − K r^K + (K − 1) r^(K+1)) / p²
+    weighted = (r - cutoff * last + (cutoff - 1) * last * r) / p**2
+    return mean, np.maximum(2 * weighted + mean - mean**2, 0.0)
+
+
+def cyclic_weight(active: int, inactive: int, cutoff: int) -> float:
+    """Return FedAU's long-run weight for a client that is there a rounds, then away b.
+
+    (a + b) / ((a − 1) + ⌈(b + 1) / K⌉): a cycle has a − 1 intervals of 1, and one of b + 1 that is
+    cut into pieces of K (from Algorithm 2).
+
+    >>> cyclic_weight(2, 98, 50)
+    33.333333333333336
+    """
+    need_positive(active=active, cutoff=cutoff)
+    need_nonnegative(inactive=inactive)
+    return (active + inactive) / ((active - 1) + math.ceil((inactive + 1) / cutoff))
+
+
+def weight_error(rates: ArrayLike, cutoff: int, rounds: int) -> float:
+    """Return K log T / T + mean (1 − p_n)^{2K} (Theorem 3; O(·), without the hidden constant).
+
+    The order of the error of the weights: the first term is their noise, the second their bias.
+
+    >>> round(weight_error([0.5], cutoff=3, rounds=1000), 4)
+    0.0363
+    """
+    need_positive(cutoff=cutoff)
+    if rounds < 2:
+        raise InvalidInputError(f"rounds: {rounds} is not at least 2; give T")
+    bias = float(np.mean((1 - _rates(rates)) ** (2 * cutoff)))
+    return cutoff * math.log(rounds) / rounds + bias
+
+
+def fedau_cutoff(rates: ArrayLike, rounds: int) -> int:
+    """Return K = ⌈log_c T⌉ with c = 1 / (1 − min p_n)² (Corollary 4).
+
+    >>> fedau_cutoff([0.1, 0.5], rounds=10_000)
+    44
+    """
+    smallest = float(_rates(rates).min())
+    if smallest == 0:
+        raise InvalidInputError("rates: 0 never comes, so no cutoff suffices; leave it out")
+    if smallest == 1 or rounds < 2:
+        return 1
+    return max(1, math.ceil(math.log(rounds) / (-2 * math.log1p(-smallest))))
+
+
+def fedau_step_conditions(
+    smoothness: float, steps: int, clients: int, rates: ArrayLike, weights: ArrayLike
+) -> Steps:
+    """Return the largest γ and, with it, the largest η of Theorem 2.
+
+        γ <= 1 / (4 √15 L I),    γ η <= min{ 1 / (4 L I), N / (54 L I Q) },
+        Q = max_t (1/N) Σ p_n (ω_t^n)²
+
+    Args:
+        smoothness: L.
+        steps: I.
+        clients: N.
+        rates: p_n, (N,).
+        weights: ω_n, (N,), for which Q is taken.
+
+    >>> round(fedau_step_conditions(1.0, 5, 2, [0.5, 0.5], [2.0, 2.0]).product, 5)
+    0.0037
+    """
+    need_positive(smoothness=smoothness, steps=steps, clients=clients)
+    q = _second_moment(rates, weights)
+    local = 1 / (4 * math.sqrt(15) * smoothness * steps)
+    product = min(1 / (4 * smoothness * steps), clients / (54 * smoothness * steps * q))
+    return Steps(local, product / local)
+
+
+def fedau_steps(
+    smoothness: float,
+    noise: float,
+    divergence: float,
+    gap: float,
+    steps: int,
+    rounds: int,
+    rates: ArrayLike,
+    weights: ArrayLike,
+) -> Steps:
+    """Return γ and η of Corollary 4.
+
+        γ = min{ 1 / (L I √T), 1 / (4 √15 L I) },
+        γ η = min{ √( F N / (Q (I δ² + σ²) L I T) ), 1 / (4 L I), N / (54 L I Q) }
+
+    Args:
+        smoothness: L.
+        noise: σ, of the stochastic gradients.
+        divergence: δ, of the clients' gradients.
+        gap: F = f(x_0) − f*.
+        steps: I.
+        rounds: T.
+        rates: p_n, (N,).
+        weights: ω_n, (N,).
+    """
+    need_positive(gap=gap, rounds=rounds)
+    need_nonnegative(noise=noise, divergence=divergence)
+    clients = len(np.atleast_1d(np.asarray(rates)))
+    most = fedau_step_conditions(smoothness, steps, clients, rates, weights)
+    local = min(1 / (smoothness * steps * math.sqrt(rounds)), most.local)
+    spread = steps * divergence**2 + noise**2
+    q = _second_moment(rates, weights)
+    product = most.product
+    if spread > 0:
+        root = math.sqrt(gap * clients / (q * spread * smoothness * steps * rounds))
+        product = min(root, product)
+    return Steps(local, product / local)
+
+
+def _second_moment(rates: ArrayLike, weights: ArrayLike) -> float:
+    """Return Q."""
+    q = float(np.mean(_rates(rates) * np.asarray(weights, dtype=np.float64) ** 2))
+    need_positive(weights=q)
+    return q
+
+
+def _rates(rates: ArrayLike) -> Floats:
+    p = np.asarray(rates, dtype=np.float64)
+    if p.size == 0 or not ((p >= 0) & (p <= 1)).all():
+        raise InvalidInputError("rates: a rate is not within [0, 1]; give probabilities")
+    return p

@@ -1,0 +1,63 @@
+"""Paper 003's Example 1: two clients that take turns, where everything is in closed form."""
+
+from __future__ import annotations
+
+import math
+
+from fedtide.errors import InvalidInputError
+from fedtide.validation import need_positive
+
+
+def fedavg_two_clients(
+    first: float, second: float, turns: tuple[int, int], lr: float, steps: int = 1
+) -> tuple[float, float]:
+    """Return where FedAvg on f_i(x) = (x − e_i)² ends up: after a whole period, and half-way.
+
+    Client 1 is there t_1 rounds, then client 2 for t_2. With r = 1 − 2γ the model at the ends of
+    periods tends, at the rate r^{I (t_1 + t_2)}, to
+
+        X = ( r^{I t_2} (e_1 − e_2) + e_2 − e_1 r^{I (t_1 + t_2)} ) / (1 − r^{I (t_1 + t_2)}),
+
+    at the ends of first turns to e_1 + r^{I t_1} (X − e_1). For γ → 0 both are the mean of the
+    centres weighted by the turns.
+
+    Args:
+        first: e_1.
+        second: e_2.
+        turns: t_1 and t_2.
+        lr: γ < 1/2.
+        steps: I.
+
+    >>> period, half = fedavg_two_clients(0.0, 1.0, (50, 150), lr=1e-6)
+    >>> round(period, 3), round(half, 3)
+    (0.75, 0.75)
+    """
+    need_positive(first_turn=turns[0], second_turn=turns[1], lr=lr, steps=steps)
+    if lr >= 0.5:
+        raise InvalidInputError(f"lr: {lr} is not below 1/2, where the steps overshoot; lower it")
+    logarithm = steps * math.log1p(-2 * lr)
+    one, two = math.exp(turns[0] * logarithm), math.exp(turns[1] * logarithm)
+    end = (two * (first - second) + second - first * one * two) / -math.expm1(
+        sum(turns) * logarithm
+    )
+    return end, first + one * (end - first)
+
+
+def fedlaavg_two_clients_bound(
+    start: float, first: float, second: float, turns: tuple[int, int], rounds: int
+) -> tuple[float, float]:
+    """Return γ and the bound of Theorem 2 on the squared distance of FedLaAvg's mean iterate.
+
+        γ = 1 / (2 √T),    (x̂ − x*)² <= (f(x_0) − f(x*)) / √T + I² G² / (4T),
+
+    I = max(t_1, t_2), G = max{2 |x_0 − x*|, |e_1 − e_2|}, f(x) = ½ Σ (x − e_i)², x* the mean of the
+    centres, x̂ the mean of x_0, ..., x_{T−1}.
+
+    >>> fedlaavg_two_clients_bound(0.0, 0.0, 1.0, (5, 5), 10_000)
+    (0.005, 0.003125)
+    """
+    need_positive(first_turn=turns[0], second_turn=turns[1], rounds=rounds)
+    middle = (first + second) / 2
+    largest = max(2 * abs(start - middle), abs(first - second))
+    bound = (start - middle) ** 2 / math.sqrt(rounds)
+    return 1 / (2 * math.sqrt(rounds)), bound + max(turns) ** 2 * largest**2 / (4 * rounds)

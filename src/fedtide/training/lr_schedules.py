@@ -1,0 +1,126 @@
+"""How the local learning rate γ_t changes over the rounds."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fedtide.errors import InvalidInputError
+from fedtide.validation import at_least, positive
+
+
+class LearningRateSchedule(ABC):
+    """γ_t = γ · factor(t): a value that every round asks anew."""
+
+    @abstractmethod
+    def factor(self, t: int) -> float:
+        """Return what γ is multiplied by in round t (0-based)."""
+
+
+@dataclass(frozen=True)
+class StepDecay(LearningRateSchedule):
+    """γ shrinks by `decay` in round `start` and then every `every` rounds, at most `times` times.
+
+    Paper 001 on CIFAR-100: StepDecay(decay=0.5, start=10_001, every=1000, times=10), with its
+    second step at 11,000 in the authors' program; paper 003: StepDecay(decay=0.9999, start=1).
+
+    Args:
+        decay: in (0, 1].
+        every: rounds between two steps, at least 1.
+        start: the round of the first step.
+        times: the greatest number of steps; None for no end.
+
+    Raises:
+        InvalidInputError: a decay outside (0, 1], a period below 1, or less than no steps.
+
+    >>> [StepDecay(decay=0.5, every=2, start=1).factor(t) for t in range(5)]
+    [1.0, 0.5, 0.5, 0.25, 0.25]
+    """
+
+    decay: float
+    every: int = 1
+    start: int = 1
+    times: int | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 < self.decay <= 1:
+            raise InvalidInputError(f"decay: {self.decay} is not within (0, 1]")
+        at_least("every", self.every, 1)
+        if self.times is not None:
+            at_least("times", self.times, 0)
+
+    def factor(self, t: int) -> float:
+        """Return decay to the power of the steps made by round t."""
+        steps = max(0, (t - self.start) // self.every + 1)
+        if self.times is not None:
+            steps = min(steps, self.times)
+        return float(self.decay**steps)
+
+
+@dataclass(frozen=True)
+class InverseDecay(LearningRateSchedule):
+    """γ_t = γ / (1 + t / every), as MIFA's authors use with every = 1.
+
+    Args:
+        every: after how many rounds γ is halved.
+
+    Raises:
+        InvalidInputError: `every` not positive.
+
+    >>> InverseDecay(every=10).factor(10)
+    0.5
+    """
+
+    every: float = 1.0
+
+    def __post_init__(self) -> None:
+        positive("every", self.every)
+
+    def factor(self, t: int) -> float:
+        """Return 1 / (1 + t / every)."""
+        return 1.0 / (1.0 + t / self.every)
+
+
+@dataclass(frozen=True)
+class Piecewise(LearningRateSchedule):
+    """γ is multiplied by factors[i] from round starts[i] on, and by 1 before starts[0].
+
+    Paper 000 trains 2000 rounds with γ = 0.1, then with 1e-5: starts=[2000], factors=[1e-4].
+
+    Args:
+        starts: rounds, increasing.
+        factors: as many positive numbers.
+
+    Raises:
+        InvalidInputError: rounds that do not increase, or another number of factors.
+
+    >>> [Piecewise(starts=[2], factors=[0.1]).factor(t) for t in (1, 2)]
+    [1.0, 0.1]
+    """
+
+    starts: Sequence[int]
+    factors: Sequence[float]
+
+    def __post_init__(self) -> None:
+        if len(self.starts) != len(self.factors):
+            raise InvalidInputError(
+                f"factors: {len(self.factors)} factors for {len(self.starts)} starts"
+            )
+        if list(self.starts) != sorted(set(self.starts)):
+            raise InvalidInputError("starts: the rounds do not increase; sort them")
+        for factor in self.factors:
+            positive("factors", factor)
+
+    def factor(self, t: int) -> float:
+        """Return the factor of the last start at or before round t."""
+        reached = [f for start, f in zip(self.starts, self.factors, strict=True) if start <= t]
+        return reached[-1] if reached else 1.0
+
+
+SCHEDULES: dict[str, type[LearningRateSchedule]] = {
+    "step": StepDecay,
+    "inverse": InverseDecay,
+    "piecewise": Piecewise,
+}
+"""The schedules by the name that experiment files use."""

@@ -1,0 +1,95 @@
+"""Which trainer is used, and why."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from functools import partial
+from typing import Literal
+
+import numpy as np
+
+from fedtide.problems.base import Task
+from fedtide.training.local_training import LocalTraining
+from fedtide.training.minibatches import MinibatchPlanner
+from fedtide.training.trainers.base import RoundContext, Trainer
+from fedtide.training.trainers.reference import ReferenceTrainer
+from fedtide.training.trainers.stacked import StackedTrainer
+from fedtide.training.trainers.threaded import ThreadedTrainer
+
+TrainerName = Literal["auto", "reference", "stacked", "compiled", "threaded", "threaded-compiled"]
+_COMPILED: dict[TrainerName, TrainerName] = {
+    "stacked": "compiled",
+    "threaded": "threaded-compiled",
+}
+_UNCOMPILED = {compiled: plain for plain, compiled in _COMPILED.items()}
+_PROBE = 8  # clients that a measurement trains
+_WORTH_COMPILING = {"stacked": 30.0, "threaded": 200.0}
+"""Seconds of training from which compiling pays: it costs 10 and 25, and saves half and a fifth."""
+
+
+def choose_trainer(
+    name: TrainerName, task: Task, local: LocalTraining, clients: float, compile: bool = True
+) -> tuple[Trainer, str]:
+    """Return a trainer and, in words, why it was chosen.
+
+    Args:
+        name: "auto" measures the trainers on a few clients, and compiles where the run is long
+            enough to pay for it and a C++ compiler is there.
+        task: what is learnt.
+        local: what a client does in a round.
+        clients: how many clients are going to train in the whole run, about.
+        compile: whether compiling is allowed.
+    """
+    if name in _UNCOMPILED and not (compile and can_compile(task)):
+        plain = _UNCOMPILED[name]
+        why = "a C++ compiler (g++) was not found" if compile else "compiling is not allowed"
+        return _trainer(plain, task, local), f"{plain}: {name} was asked for, but {why}"
+    if name != "auto":
+        return _trainer(name, task, local), f"{name}, as asked for"
+    seconds: dict[TrainerName, float] = {}
+    failed = ""
+    candidates: list[TrainerName] = ["reference", "stacked"]
+    if task.start.device.type == "cpu" and _has_filters(task):
+        candidates.append("threaded")
+    for candidate in candidates:
+        try:
+            seconds[candidate] = _seconds_per_client(_trainer(candidate, task, local), task, local)
+        except RuntimeError as error:  # a model that cannot be stacked, or not be recorded
+            failed += f"; {candidate} fails on this model ({str(error).splitlines()[0]:.80})"
+    best = min(seconds, key=seconds.__getitem__)
+    gain = f"{seconds['reference'] / seconds[best]:.1f}x as fast as the reference{failed}"
+    long = best in _COMPILED and seconds[best] * clients > _WORTH_COMPILING[best]
+    if long and compile and can_compile(task):
+        compiled = _COMPILED[best]
+        return _trainer(compiled, task, local), f"{compiled}: {gain}, and compiled for a long run"
+    return _trainer(best, task, local), f"{best}: {gain}"
+
+
+def can_compile(task: Task) -> bool:
+    """Say whether torch.compile finds what it needs: on CPU a C++ compiler."""
+    return task.start.device.type != "cpu" or shutil.which("g++") is not None
+
+
+def _trainer(name: TrainerName, task: Task, local: LocalTraining) -> Trainer:
+    if name == "reference":
+        return ReferenceTrainer(task, local)
+    kind = ThreadedTrainer if name.startswith("threaded") else StackedTrainer
+    return kind(task, local, compiled=name.endswith("compiled"))
+
+
+def _has_filters(task: Task) -> bool:
+    """Say whether the model has filters of convolutions, which do not stack well on CPU."""
+    return any(len(shape) == 4 for shape in task.layout.shapes.values())
+
+
+def _seconds_per_client(trainer: Trainer, task: Task, local: LocalTraining) -> float:
+    """Return how long a client's round takes, without the first round, which prepares."""
+    clients = np.arange(min(_PROBE, task.population.clients))
+    feed = MinibatchPlanner(task.population, local, seed=0)
+    train = partial(trainer.train, RoundContext(task.start, local.lr))
+    train(feed.plan(clients))
+    plan = feed.plan(clients)
+    began = time.perf_counter()
+    train(plan)
+    return (time.perf_counter() - began) / len(clients)

@@ -1,0 +1,149 @@
+"""Whatever a file holds, the answer is an audit or one sentence."""
+
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+
+import fedtide as ft
+from fedtide.errors import InvalidInputError
+from fedtide.participation import Trace
+from fedtide.population import Population
+
+ODD: list[Any] = [None, "", "x", -1, 0, 1, 7, 2**31, 2**63 - 1, -(2**63), 1.5, 1e308, "nan", True]
+ODD += ["used", "avaliable", "ünï", "0", "01", " 1", "1e3", "inf", [1], {"a": 1}, "\x00", "'; --"]
+
+
+def rows_of(source: random.Random, names: list[str]) -> list[dict[str, Any]]:
+    """Return a dozen honest rows, some of whose cells, names and rows are then spoilt."""
+    rows: list[dict[str, Any]] = [
+        {"round": t, "client": n, "stage": "used", "weight": 0.5}
+        for t in range(4)
+        for n in range(3)
+        if source.random() < 0.7
+    ]
+    rows = [{name: row[name] for name in names if name in row} for row in rows]
+    for _ in range(source.randrange(4)):
+        if rows:
+            row = source.choice(rows)
+            kind = source.randrange(4)
+            if kind == 0:
+                row[source.choice(names)] = source.choice(ODD)
+            elif kind == 1:
+                row.pop(source.choice(names), None)
+            elif kind == 2:
+                rows.append(dict(row))
+            else:
+                row[str(source.choice(ODD))] = source.choice(ODD)
+    return rows
+
+
+def as_text(rows: list[dict[str, Any]], suffix: str) -> bytes:
+    if suffix == ".jsonl":
+        return "\n".join(json.dumps(row) for row in rows).encode()
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    lines = [",".join(columns)]
+    lines += [",".join("" if row.get(c) is None else str(row[c]) for c in columns) for row in rows]
+    return "\n".join(lines).encode()
+
+
+def as_parquet(rows: list[dict[str, Any]], path: Path) -> bytes:
+    frame = pl.DataFrame(
+        {
+            name: pl.Series(name, [row.get(name) for row in rows], strict=False)
+            for name in dict.fromkeys(name for row in rows for name in row)
+        }
+    )
+    frame.write_parquet(path)
+    return path.read_bytes()
+
+
+def torn(source: random.Random, content: bytes) -> bytes:
+    """Return the bytes with some cut off, turned, doubled or put in."""
+    spoilt = bytearray(content)
+    for _ in range(source.randrange(3)):
+        if spoilt:
+            place = source.randrange(len(spoilt))
+            kind = source.randrange(4)
+            if kind == 0:
+                del spoilt[place:]
+            elif kind == 1:
+                spoilt[place] = source.randrange(256)
+            elif kind == 2:
+                spoilt[place:place] = spoilt[place : place + 8]
+            else:
+                spoilt[place:place] = source.choice([b"\xff", b'"', b"\n", b",", b"9" * 30])
+    return bytes(spoilt)
+
+
+def answers(use: Callable[[Path], object], path: Path) -> None:
+    """Let only InvalidInputError pass, of a single line; show the file that did otherwise."""
+    try:
+        use(path)
+    except InvalidInputError as error:
+        said = str(error)
+    except Exception as error:
+        error.add_note(repr(path.read_bytes()))
+        raise
+    else:
+        return
+    assert len(said.splitlines()) == 1, path.read_bytes()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".parquet"])
+def test_a_spoilt_log_is_audited_or_refused(tmp_path: Path, suffix: str) -> None:
+    source = random.Random(f"log{suffix}")
+    path = tmp_path / f"log{suffix}"
+    names = ["round", "client", "stage", "weight"]
+    for _ in range(1200):
+        rows = rows_of(source, names[: source.randrange(2, 5)])
+        try:
+            content = as_parquet(rows, path) if suffix == ".parquet" else as_text(rows, suffix)
+        except (pl.exceptions.PolarsError, TypeError, OverflowError):
+            continue
+        path.write_bytes(torn(source, content))
+        answers(lambda log: ft.audit(log, clients=source.choice([None, 3])), path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".parquet"])
+def test_a_spoilt_trace_is_followed_or_refused(tmp_path: Path, suffix: str) -> None:
+    source = random.Random(f"trace{suffix}")
+    path = tmp_path / f"trace{suffix}"
+
+    def follow(file: Path) -> None:
+        process = Trace(str(file), round_seconds=10.0, repeat=source.random() < 0.5)
+        running = process.begin(Population(3), 0)
+        assert all(0 <= n < 3 for t in range(5) for n in running.round(t).clients.tolist())
+
+    for _ in range(800):
+        rows = [
+            {"client": n, "start": 10.0 * t, "end": 10.0 * t + 5}
+            for n in range(3)
+            for t in range(3)
+        ]
+        for row in source.sample(rows, source.randrange(4)):
+            row[source.choice(["client", "start", "end"])] = source.choice(ODD)
+        try:
+            content = as_parquet(rows, path) if suffix == ".parquet" else as_text(rows, suffix)
+        except (pl.exceptions.PolarsError, TypeError, OverflowError):
+            continue
+        path.write_bytes(torn(source, content))
+        answers(follow, path)
+
+
+def test_the_fuzzer_makes_good_logs_too(tmp_path: Path) -> None:
+    """Else the tests above would only see what is refused at once."""
+    source, path, fine = random.Random(0), tmp_path / "log.csv", 0
+    for _ in range(40):
+        path.write_bytes(torn(source, as_text(rows_of(source, ["round", "client"]), ".csv")))
+        try:
+            fine += ft.audit(path).log.length > 0
+        except InvalidInputError:
+            continue
+    assert 5 <= fine <= 35
