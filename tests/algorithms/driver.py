@@ -7,7 +7,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedtide.algorithms import Algorithm, ClientUpdates, Instructions, RoundInfo
+from fedtide.algorithms import (
+    Algorithm,
+    ClientUpdates,
+    Cohort,
+    Instructions,
+    RoundDriver,
+    RoundInfo,
+)
 from fedtide.population import Population
 
 
@@ -45,7 +52,7 @@ class Quadratics:
 
 @dataclass
 class Driven:
-    """What a driven algorithm did: models x_0, ..., x_T, one RoundInfo a round, and its last state."""
+    """What a driven algorithm did: models x_0, ..., x_T, one RoundInfo per round, and its state."""
 
     models: list[torch.Tensor]
     state: Any
@@ -71,50 +78,54 @@ def drive(
     rates: np.ndarray | None = None,
 ) -> Driven:
     """Run the rounds of `table`, (T, N) with q_t^n or 0 for absent, from round `first` on."""
-    if state is None:
-        start = np.zeros(problem.e.shape[1]) if start is None else start
-        population = Population(problem.clients, rates=rates)
-        state = algorithm.init(torch.as_tensor(start, dtype=dtype), population)
-    driven = Driven([state.model], state)
+    start = np.zeros(problem.e.shape[1]) if start is None else start
+    population = Population(problem.clients, rates=rates)
+    driver = RoundDriver(algorithm, torch.as_tensor(start, dtype=dtype), population)
+    if state is not None:
+        driver.state = state
+    driven = Driven([driver.state.model], driver.state)
+    task = problem.pooled() if algorithm.centralised else problem
     for t in range(first, len(table)):
         rate = lr(t) if callable(lr) else lr
-        present = torch.from_numpy(np.flatnonzero(table[t]))
-        cohort = algorithm.cohort(driven.state, present).numpy()
+        clients = np.flatnonzero(table[t])
         if shuffle is not None:
-            cohort = shuffle.permutation(cohort)
-        taken, task = steps, problem
+            clients = shuffle.permutation(clients)
+        cohort = Cohort(torch.from_numpy(clients), torch.from_numpy(table[t][clients]))
+        cohort = driver.choose_cohort(cohort)
+        taken = steps
         if algorithm.centralised:
-            taken, task = steps * len(cohort), problem.pooled()
-            cohort = np.zeros(min(len(cohort), 1), dtype=np.int64)
-        for part in np.array_split(cohort, chunks):
-            reports = train(algorithm, driven.state, task, part, table[t], rate, taken, dtype)
-            driven.state = algorithm.absorb(driven.state, reports)
-        driven.state, info = algorithm.step(driven.state, rate)
-        driven.models.append(driven.state.model)
-        driven.infos.append(info)
+            taken = steps * len(cohort)
+            cohort = Cohort(torch.zeros_like(cohort.clients[:1]), cohort.weights[:1])
+        for part in np.array_split(np.arange(len(cohort)), chunks):
+            ids, q = cohort.clients[part], cohort.weights[part].to(dtype)
+            instructions = driver.instruct(ids)
+            driver.absorb(train(instructions, task, ids, q, rate, taken, dtype))
+        driven.infos.append(driver.step(rate))
+        driven.models.append(driver.state.model)
+    driven.state = driver.state
     return driven
 
 
-def train(algorithm, state, problem, part, q, lr, steps, dtype) -> ClientUpdates:
-    """Let a part of the cohort train as the algorithm instructs."""
-    ids = torch.from_numpy(part)
-    asked: Instructions = algorithm.instruct(state, ids)
-    x = asked.model.double().numpy()
-    correction = None if asked.correction is None else asked.correction.double().numpy()
-    updates, gradients = np.zeros((len(part), len(x))), np.zeros((len(part), len(x)))
-    for s, n in enumerate(part):
+def train(instructions: Instructions, problem, ids, q, lr, steps, dtype) -> ClientUpdates:
+    """Let clients train as the algorithm instructs, one literal step after another."""
+    x = instructions.model.double().numpy()
+    correction = instructions.correction
+    corrections = None if correction is None else correction.double().numpy()
+    deltas, gradients = np.zeros((len(ids), len(x))), np.zeros((len(ids), len(x)))
+    for s, n in enumerate(ids.tolist()):
         y = x.copy()
         for _ in range(steps):
-            g = problem.gradient(n, x if asked.gradients_at_start else y) + asked.mu * (y - x)
-            y = y - lr * (g if correction is None else g + correction[s])
-        updates[s], gradients[s] = y - x, problem.gradient(n, x)
+            g = problem.gradient(n, x if instructions.gradients_at_start else y)
+            g = g + instructions.mu * (y - x)
+            y = y - lr * (g if corrections is None else g + corrections[s])
+        deltas[s], gradients[s] = y - x, problem.gradient(n, x)
     return ClientUpdates(
         clients=ids,
-        weights=torch.as_tensor(q[part], dtype=dtype),
-        updates=torch.as_tensor(updates, dtype=dtype),
+        weights=q,
+        deltas=torch.as_tensor(deltas, dtype=dtype),
         lr=lr,
-        steps=torch.full((len(part),), steps),
-        gradients=torch.as_tensor(gradients, dtype=dtype) if asked.gradients else None,
+        steps=torch.full((len(ids),), steps),
+        gradients=torch.as_tensor(gradients, dtype=dtype) if instructions.gradients else None,
     )
 
 

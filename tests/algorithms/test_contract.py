@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedtide.algorithms import ALGORITHMS, FedAU
+from fedtide.algorithms import ALGORITHMS, Cohort, FedAU
 from fedtide.algorithms.serialization import from_tensors, to_tensors
 from fedtide.population import Population
 
@@ -71,7 +71,8 @@ def test_it_lists_who_reported_in_the_order_of_arrival(method):
     state = method.init(torch.from_numpy(START), Population(4, rates=RATES))
     present = torch.tensor([2, 0])
     driven = drive(method, PROBLEM, np.array([[0.4, 0.0, 0.6, 0.0]]), state=state)
-    trained = method.cohort(method.init(state.model, Population(4, rates=RATES)), present)
+    start = method.init(state.model, Population(4, rates=RATES))
+    trained = method.choose_cohort(start, Cohort.uniform(present)).clients
     assert driven.infos[0].clients.tolist() == sorted(trained.tolist())
 
 

@@ -28,14 +28,14 @@ def weights_of_every_round(method, present):
     """ω before each round and after the last, (T + 1, N), chunk by chunk."""
     N = len(present[0])
     state = method.init(torch.zeros(1), Population(N))
-    omegas = [method.weights_of(state, torch.arange(N))]
+    omegas = [method.omega(state, torch.arange(N))]
     for came in present:
         for n in np.flatnonzero(came)[::-1]:
             one = torch.ones(1)
             report = ClientUpdates(torch.tensor([n]), one, one[:, None], 0.1, one)
             state = method.absorb(state, report)
         state, _ = method.step(state, 0.1)
-        omegas.append(method.weights_of(state, torch.arange(N)))
+        omegas.append(method.omega(state, torch.arange(N)))
     return torch.stack(omegas).numpy()
 
 

@@ -1,10 +1,22 @@
 """How updates become the next model: one file per method."""
 
+from typing import Any
+
 from fedtide.algorithms.amplified import Amplified
 from fedtide.algorithms.amplified_scaffold import AmplifiedScaffold
 from fedtide.algorithms.averaged import Averaged
-from fedtide.algorithms.base import Algorithm, ClientUpdates, Instructions, RoundInfo, State
+from fedtide.algorithms.base import (
+    Algorithm,
+    AlgorithmState,
+    ClientUpdates,
+    Cohort,
+    Instructions,
+    RoundInfo,
+    State,
+)
 from fedtide.algorithms.central_sgd import CentralSGD
+from fedtide.algorithms.client_side_memory import ClientSideMemory
+from fedtide.algorithms.driver import RoundDriver
 from fedtide.algorithms.fedadam import FedAdam
 from fedtide.algorithms.fedau import FedAU
 from fedtide.algorithms.fedavg import FedAvg
@@ -20,7 +32,7 @@ from fedtide.algorithms.switch import Switch
 from fedtide.algorithms.wait_for_all import WaitForAll
 from fedtide.algorithms.weighted_fedavg import WeightedFedAvg
 
-ALGORITHMS: dict[str, type[Algorithm]] = {
+ALGORITHMS: dict[str, type[Algorithm[Any]]] = {
     "fedavg": FedAvg,
     "known-rates": KnownRates,
     "fedau": FedAU,
@@ -40,17 +52,20 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
     "averaged": Averaged,
     "central-sgd": CentralSGD,
 }
-"""The methods by the name that experiment files use."""
+"""The methods by the `type` that experiment files use."""
 
 __all__ = [
     "ALGORITHMS",
     "MIFA",
     "Algorithm",
+    "AlgorithmState",
     "Amplified",
     "AmplifiedScaffold",
     "Averaged",
     "CentralSGD",
+    "ClientSideMemory",
     "ClientUpdates",
+    "Cohort",
     "FedAU",
     "FedAdam",
     "FedAvg",
@@ -61,6 +76,7 @@ __all__ = [
     "FedYogi",
     "Instructions",
     "KnownRates",
+    "RoundDriver",
     "RoundInfo",
     "Scaffold",
     "State",

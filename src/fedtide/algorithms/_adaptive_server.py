@@ -1,9 +1,10 @@
-"""What the adaptive server optimizers share."""
+"""Adaptive server optimizers: what FedAdam and FedYogi have in common."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -30,15 +31,15 @@ class AdaptiveState(WrapperState):
 
 
 @dataclass(frozen=True)
-class AdaptiveServer(Wrapper):
-    """x ← x + η m / (√v + τ); a method says how v follows the squared step (`second_moment`)."""
+class AdaptiveServer(Wrapper[AdaptiveState]):
+    """x ← x + η m / (√v + τ); a method defines how v follows Δ² (`second_moment`)."""
 
     server_lr: float = 0.1
     beta1: float = 0.9
     beta2: float = 0.99
     tau: float = 1e-3
     v0: float | None = None
-    inner: Algorithm = field(default_factory=FedAvg)
+    inner: Algorithm[Any] = field(default_factory=FedAvg)
 
     def __post_init__(self) -> None:
         positive("server_lr", self.server_lr)
@@ -64,7 +65,7 @@ class AdaptiveServer(Wrapper):
         return AdaptiveState(inner, m=torch.zeros_like(model), v=torch.full_like(model, v0))
 
     def step(self, state: AdaptiveState, lr: float) -> tuple[AdaptiveState, RoundInfo]:
-        """Put the adaptive step in the place of the inner method's."""
+        """Take the adaptive step instead of the inner method's."""
         inner, info = self.inner.step(state.inner, lr)
         m = self.beta1 * state.m + (1.0 - self.beta1) * info.direction
         v = self.second_moment(state.v, info.direction**2)

@@ -1,4 +1,4 @@
-"""Memory of single clients: a row of d numbers for each client that ever needed one."""
+"""Per-client memory: a row of d numbers for each client that was ever written."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from fedtide.errors import InvalidInputError
 
 @dataclass(frozen=True)
 class ClientMemory:
-    """Rows of length d, one for each client that was ever written; the others read as zeros.
+    """One row of length d for each client that was ever written; the others read as zeros.
 
-    A population of N costs 4 N bytes plus the rows of those seen. Rows lie in RAM, growing by
-    doubling, or in a file without a name in a folder, where the disk holds what RAM cannot; the
-    file vanishes with the process, checkpoints keep the rows.
+    A population of N costs 4 N bytes plus the rows of the clients seen. Rows lie in RAM, in an
+    array that grows by doubling, or in an unnamed file in a folder, for memories larger than RAM.
+    The file disappears with the process; checkpoints contain the rows.
 
-    `write` reuses the rows of the memory that it is given.
+    `write` reuses the rows of its object.
 
     Args:
         places: which row belongs to each client, -1 for none, shape (N,), int32.
         rows: shape (capacity, d), those of seen clients first.
         seen: how many clients have a row.
-        folder: of the file in which the rows lie; None: in RAM (or on the device).
+        folder: of the file with the rows; None: in RAM (or on the device).
 
     >>> memory = ClientMemory.empty(1_000_000, torch.zeros(2))
     >>> memory = memory.write(torch.tensor([7]), torch.tensor([[1.0, 2.0]]))
@@ -51,10 +51,10 @@ class ClientMemory:
         Args:
             clients: N.
             like: a model, shape (d,), whose length, dtype and device the rows take.
-            folder: where the file lies; None keeps the rows in RAM (or on the device).
+            folder: for the file; None: in RAM (or on the device).
 
         Raises:
-            InvalidInputError: a folder in which no file can be made.
+            InvalidInputError: a folder in which no file can be created.
         """
         places = torch.full((clients,), -1, dtype=torch.int32, device=like.device)
         if folder is None:
@@ -79,25 +79,25 @@ class ClientMemory:
         """Return the memory with these rows, shape (S, d), each client at most once.
 
         Raises:
-            InvalidInputError: the disk of the file has no room for the rows of clients not seen before.
+            InvalidInputError: the disk has no room for the rows of clients not seen before.
         """
-        memory = self._with_room_for(clients[self.places[clients] < 0])
+        memory = self._with_rows_for(clients[self.places[clients] < 0])
         places = memory.places[clients].to(memory.rows.device, torch.int64)
         memory.rows[places] = rows.to(memory.rows.device)
         return memory
 
     def cleared(self) -> ClientMemory:
-        """Return the memory with nobody seen, keeping the room."""
+        """Return the memory with no client seen, keeping its capacity."""
         self.places.fill_(-1)
         return replace(self, seen=0)
 
-    def packed(self) -> dict[str, Tensor]:
-        """Return what must survive: whose the rows are, and the rows."""
+    def to_tensors(self) -> dict[str, Tensor]:
+        """Return the tensors to store: the positions of the rows, and the rows in use."""
         return {"places": self.places, "rows": self.rows[: self.seen]}
 
-    def unpacked(self, packed: Mapping[str, Tensor]) -> ClientMemory:
-        """Return the memory with what `packed` returned, in RAM or in a file as this one is."""
-        places, rows = packed["places"].to(self.places.device), packed["rows"]
+    def from_tensors(self, stored: Mapping[str, Tensor]) -> ClientMemory:
+        """Return the memory with the stored rows, in RAM or in a file as this one."""
+        places, rows = stored["places"].to(self.places.device), stored["rows"]
         seen = len(rows)
         if self.folder is not None:
             self._reserve(seen)
@@ -105,8 +105,8 @@ class ClientMemory:
             rows = self.rows
         return replace(self, places=places, rows=rows.to(self.rows.device), seen=seen)
 
-    def _with_room_for(self, new: Tensor) -> ClientMemory:
-        """Return the memory in which these clients, none of them seen, have rows."""
+    def _with_rows_for(self, new: Tensor) -> ClientMemory:
+        """Return the memory with rows for these clients, none of them seen before."""
         seen = self.seen + len(new)
         self._reserve(len(new))
         self.places[new] = torch.arange(self.seen, seen, dtype=torch.int32, device=new.device)
@@ -118,7 +118,7 @@ class ClientMemory:
         return replace(self, rows=rows, seen=seen)
 
     def _reserve(self, rows: int) -> None:
-        """Refuse rows that the disk has no room for: writing them would end the process at once."""
+        """Refuse rows that do not fit on the disk: writing them would kill the process."""
         if self.folder is None or not rows:
             return
         needed = rows * self.rows.shape[1] * self.rows.element_size()
@@ -126,12 +126,12 @@ class ClientMemory:
         if needed > free:
             raise InvalidInputError(
                 f"memory_folder: {self.folder} has {free:,} bytes left and the memory of {rows} "
-                f"more clients needs {needed:,}; make room and resume"
+                f"more clients needs {needed:,}; free disk space and resume"
             )
 
 
 def _file_rows(clients: int, like: Tensor, folder: str) -> Tensor:
-    """Return room for all clients in a sparse file: the disk holds only what is written."""
+    """Return rows for all clients in a sparse file, which takes space only for written rows."""
     try:
         Path(folder).mkdir(parents=True, exist_ok=True)
         with NamedTemporaryFile(dir=folder, prefix="fedtide-") as file:

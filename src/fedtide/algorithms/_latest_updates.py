@@ -1,4 +1,4 @@
-"""What the methods share that keep the latest update of every client."""
+"""The latest update of every client: what MIFA, FedLaAvg and FedVARP have in common."""
 
 from __future__ import annotations
 
@@ -8,39 +8,25 @@ import torch
 from torch import Tensor
 
 from fedtide.algorithms._client_memory import ClientMemory
-from fedtide.algorithms.base import RoundInfo, State, no_updates
+from fedtide.algorithms.base import Algorithm, RoundInfo, State, no_updates
 from fedtide.population import Population
 
 
 @dataclass(frozen=True)
 class LatestUpdatesState(State):
-    """The state of such a method.
+    """The state of a method that remembers each client's latest update.
 
     Args:
         memory: y_n, the latest row that each client sent.
         total: Σ y_n over all clients before this round, shape (d,).
-        change: Σ (new y_n - old y_n) over this round's reports so far, shape (d,).
-        clients: who reported in this round so far, shape (S,).
+        change: Σ (new y_n - old y_n) over this round's updates so far, shape (d,).
+        clients: whose updates arrived in this round so far, shape (S,).
     """
 
     memory: ClientMemory
     total: Tensor
     change: Tensor
     clients: Tensor
-
-    @classmethod
-    def initial(
-        cls, model: Tensor, population: Population, folder: str | None
-    ) -> LatestUpdatesState:
-        """Return the state before round 0, with the rows in RAM or in a file in `folder`."""
-        return cls(
-            model=model,
-            round=0,
-            memory=ClientMemory.empty(population.clients, model, folder),
-            total=torch.zeros_like(model),
-            change=torch.zeros_like(model),
-            clients=no_updates(model)[0],
-        )
 
     @property
     def population(self) -> int:
@@ -60,7 +46,7 @@ class LatestUpdatesState(State):
     def finish_round(
         self, direction: Tensor, weight: float
     ) -> tuple[LatestUpdatesState, RoundInfo]:
-        """Return what `step` returns when the round adds `direction` to the model.
+        """Return the result of `step` for a round that adds `direction` to the model.
 
         Args:
             direction: shape (d,).
@@ -76,3 +62,25 @@ class LatestUpdatesState(State):
             clients=self.clients[:0],
         )
         return state, RoundInfo(self.clients, weights, direction)
+
+
+class LatestUpdates(Algorithm[LatestUpdatesState]):
+    """Remembers the latest update of every client, in RAM or in a file in `memory_folder`."""
+
+    memory_folder: str | None
+
+    @property
+    def accepts_stale_updates(self) -> bool:
+        """Yes: a late update is newer than the one in memory."""
+        return True
+
+    def init(self, model: Tensor, population: Population) -> LatestUpdatesState:
+        """Return the state before round 0, with all memories zero."""
+        return LatestUpdatesState(
+            model=model,
+            round=0,
+            memory=ClientMemory.empty(population.clients, model, self.memory_folder),
+            total=torch.zeros_like(model),
+            change=torch.zeros_like(model),
+            clients=no_updates(model)[0],
+        )

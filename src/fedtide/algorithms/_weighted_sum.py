@@ -1,10 +1,10 @@
-"""What the averaging methods share: a sum of updates with a weight each, over a divisor."""
+"""A weighted sum of updates over a normaliser: what the averaging methods have in common."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -19,8 +19,8 @@ class WeightedSumState(State):
 
     Args:
         population: N, the number of clients.
-        total: Σ a_n Δ_n over this round's reports so far, shape (d,).
-        clients: who reported in this round so far, shape (S,).
+        total: Σ a_n Δ_n over this round's updates so far, shape (d,).
+        clients: whose updates arrived in this round so far, shape (S,).
         weights: their a_n, shape (S,).
     """
 
@@ -30,8 +30,8 @@ class WeightedSumState(State):
     weights: Tensor
 
     @classmethod
-    def initial(cls, model: Tensor, population: Population, **further: Any) -> Any:
-        """Return the state before round 0; `further` are the fields that a subclass adds."""
+    def initial(cls, model: Tensor, population: Population, **fields: Any) -> Self:
+        """Return the state before round 0; `fields` are those that a subclass adds."""
         clients, weights = no_updates(model)
         return cls(
             model=model,
@@ -40,40 +40,41 @@ class WeightedSumState(State):
             total=torch.zeros_like(model),
             clients=clients,
             weights=weights,
-            **further,
+            **fields,
         )
 
 
-class WeightedSum(Algorithm):
-    """x ← x + η / D Σ_{n in S} a_n Δ_n; a method says what a_n (`client_weights`) and D (`normaliser`) are."""
+SumT = TypeVar("SumT", bound=WeightedSumState)
+
+
+class WeightedSum(Algorithm[SumT]):
+    """x ← x + η / D Σ_{n in S} a_n Δ_n.
+
+    A method defines a_n (`client_weights`) and D (`normaliser`).
+    """
 
     server_lr: float
 
-    def init(self, model: Tensor, population: Population) -> Any:
-        """Return the state before round 0."""
-        return WeightedSumState.initial(model, population)
+    @abstractmethod
+    def client_weights(self, state: SumT, updates: ClientUpdates) -> Tensor:
+        """Return a_n of each update, shape (S,)."""
 
     @abstractmethod
-    def client_weights(self, state: Any, reports: ClientUpdates) -> tuple[Any, Tensor]:
-        """Return (the state with these clients noted, their a_n of shape (S,))."""
+    def normaliser(self, state: SumT) -> Tensor | float:
+        """Return D for the updates of this round, of which there is at least one."""
 
-    @abstractmethod
-    def normaliser(self, state: Any) -> Tensor | float:
-        """Return D for the reports of this round, of which there is at least one."""
-
-    def absorb(self, state: Any, reports: ClientUpdates) -> Any:
+    def absorb(self, state: SumT, updates: ClientUpdates) -> SumT:
         """Add Σ a_n Δ_n of this chunk."""
-        state, weights = self.client_weights(state, reports)
-        weights = weights.to(state.model.dtype)
+        weights = self.client_weights(state, updates).to(state.model.dtype)
         return replace(
             state,
-            total=state.total + weights @ reports.updates,
-            clients=torch.cat([state.clients, reports.clients]),
+            total=state.total + weights @ updates.deltas,
+            clients=torch.cat([state.clients, updates.clients]),
             weights=torch.cat([state.weights, weights]),
         )
 
-    def step(self, state: Any, lr: float) -> tuple[Any, RoundInfo]:
-        """Move the model by η / D times the sum; leave it where nobody reported."""
+    def step(self, state: SumT, lr: float) -> tuple[SumT, RoundInfo]:
+        """Move the model by η / D times the sum; an empty round leaves it where it is."""
         empty = len(state.clients) == 0
         scale = 0.0 if empty else self.server_lr / self.normaliser(state)
         info = RoundInfo(state.clients, state.weights * scale, state.total * scale)

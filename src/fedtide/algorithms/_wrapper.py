@@ -1,83 +1,97 @@
-"""What the methods share that build on another method."""
+"""Algorithms that build on another one: each method delegates to `inner` unless overridden."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeVar
 
 from torch import Tensor
 
-from fedtide.algorithms.base import Algorithm, ClientUpdates, Instructions, RoundInfo
-from fedtide.population import Population
+from fedtide.algorithms.base import (
+    Algorithm,
+    AlgorithmState,
+    ClientUpdates,
+    Cohort,
+    Instructions,
+    RoundInfo,
+)
 
 
 @dataclass(frozen=True)
 class WrapperState:
-    """The state of a wrapper: the inner method's state, which holds the model, and its own.
+    """The state of a wrapper: the state of the inner algorithm, which holds the model.
 
     Args:
-        inner: the state of the inner method.
+        inner: the state of the inner algorithm.
     """
 
-    inner: Any
+    inner: AlgorithmState
 
     @property
     def model(self) -> Tensor:
         """x_t, shape (d,)."""
-        model: Tensor = self.inner.model
-        return model
+        return self.inner.model
 
     @property
     def round(self) -> int:
-        """t, the number of rounds that have ended."""
-        ended: int = self.inner.round
-        return ended
+        """t, the number of completed rounds."""
+        return self.inner.round
 
 
-class Wrapper(Algorithm):
-    """A method that does as its inner method does, but for what it says itself."""
+WrapperT = TypeVar("WrapperT", bound=WrapperState)
 
-    if TYPE_CHECKING:  # a field of most wrappers, a property of the others
 
-        @property
-        def inner(self) -> Algorithm:
-            """The method inside."""
+class Wrapper(Algorithm[WrapperT]):
+    """Delegates to `inner` unless overridden."""
+
+    inner: Algorithm[Any]
 
     @property
     def centralised(self) -> bool:
-        """Whether the inner method is."""
+        """Whether the inner algorithm is."""
         return self.inner.centralised
 
     @property
     def requires_plain_sgd(self) -> bool:
-        """Whether the inner method needs them."""
+        """Whether the inner algorithm does."""
         return self.inner.requires_plain_sgd
 
-    def init(self, model: Tensor, population: Population) -> Any:
-        """Return the state before round 0."""
-        return WrapperState(self.inner.init(model, population))
+    @property
+    def uses_local_lr(self) -> bool:
+        """Whether the inner algorithm does."""
+        return self.inner.uses_local_lr
 
-    def cohort(self, state: Any, clients: Tensor) -> Tensor:
-        """Return whom the inner method trains."""
-        return self.inner.cohort(state.inner, clients)
+    @property
+    def accepts_stale_updates(self) -> bool:
+        """Whether the inner algorithm does."""
+        return self.inner.accepts_stale_updates
 
-    def instruct(self, state: Any, clients: Tensor) -> Instructions:
-        """Return how the inner method trains."""
+    @property
+    def client_form(self) -> str:
+        """The form that the inner algorithm asks for."""
+        return self.inner.client_form
+
+    def choose_cohort(self, state: WrapperT, cohort: Cohort) -> Cohort:
+        """Return the cohort that the inner algorithm trains."""
+        return self.inner.choose_cohort(state.inner, cohort)
+
+    def instruct(self, state: WrapperT, clients: Tensor) -> Instructions:
+        """Return the inner algorithm's instructions."""
         return self.inner.instruct(state.inner, clients)
 
-    def absorb(self, state: Any, reports: ClientUpdates) -> Any:
-        """Hand the reports to the inner method."""
-        return replace(state, inner=self.inner.absorb(state.inner, reports))
+    def absorb(self, state: WrapperT, updates: ClientUpdates) -> WrapperT:
+        """Pass the updates to the inner algorithm."""
+        return replace(state, inner=self.inner.absorb(state.inner, updates))
 
-    def step(self, state: Any, lr: float) -> tuple[Any, RoundInfo]:
-        """Step as the inner method does."""
+    def step(self, state: WrapperT, lr: float) -> tuple[WrapperT, RoundInfo]:
+        """Step as the inner algorithm does."""
         inner, info = self.inner.step(state.inner, lr)
         return replace(state, inner=inner), info
 
-    def with_model(self, state: Any, model: Tensor) -> Any:
-        """Move the inner method's model."""
+    def with_model(self, state: WrapperT, model: Tensor) -> WrapperT:
+        """Move the inner algorithm's model."""
         return replace(state, inner=self.inner.with_model(state.inner, model))
 
-    def output(self, state: Any) -> Tensor:
-        """Return what the inner method recommends."""
+    def output(self, state: WrapperT) -> Tensor:
+        """Return what the inner algorithm recommends."""
         return self.inner.output(state.inner)

@@ -1,8 +1,9 @@
-"""Amplification: what a whole period changed is done again, several times over."""
+"""Amplification: the change of a whole period, multiplied by a factor."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,24 +27,24 @@ class AmplifiedState(WrapperState):
 
 
 @dataclass(frozen=True)
-class Amplified(Wrapper):
+class Amplified(Wrapper[AmplifiedState]):
     """Generalized FedAvg with amplified updates (paper 000, Algorithm 1), around any method.
 
     With x_{t0} the model at the beginning of a period of P rounds and η the factor,
 
         x ← x_{t0} + η (x - x_{t0})        at the end of every period counted from `start`
 
-    Each period then acts like one large step along the average of all clients that came in it,
-    while γ is small enough that the order in which they came does not matter: P should cover a
-    whole cycle of availability. η < 1 damps. Before `start` nothing is amplified (the authors'
-    warm-up of 2000 or 4000 rounds). The change u = x - x_{t0} is summed up rather than taken as a
-    difference, so nothing cancels. Only the inner method's steps are amplified, not what wrappers
-    around this one add. The authors' program refuses η < 1; otherwise it does the same.
+    A period then acts like one large step along the average of all clients that took part in it,
+    with γ so small that their order does not matter; P should cover a whole cycle of availability.
+    η < 1 damps. Before `start` nothing is amplified (the authors' warm-up of 2000 or 4000 rounds).
+    The change u = x - x_{t0} is accumulated rather than computed as a difference, which would lose
+    digits. Only the steps of the inner method are amplified, not those of wrappers around this
+    one. The authors' program refuses η < 1 and otherwise does the same.
 
     Args:
         period: P >= 1, in rounds.
         factor: η > 0; 1 is the inner method.
-        inner: the method whose changes are amplified.
+        inner: the method whose steps are amplified.
         start: the round in which the first period begins.
 
     Raises:
@@ -52,9 +53,10 @@ class Amplified(Wrapper):
     >>> from fedtide.algorithms.base import ClientUpdates
     >>> method = Amplified(period=2, factor=3.0)
     >>> state = method.init(torch.zeros(1), Population(1))
-    >>> reports = ClientUpdates(torch.tensor([0]), torch.ones(1), torch.ones(1, 1), 0.1, torch.ones(1))
+    >>> one = torch.ones(1)
+    >>> updates = ClientUpdates(torch.tensor([0]), one, one[:, None], lr=0.1, steps=one)
     >>> for _ in range(3):
-    ...     state, info = method.step(method.absorb(state, reports), lr=0.1)
+    ...     state, info = method.step(method.absorb(state, updates), lr=0.1)
     ...     print(state.model.item())
     1.0
     6.0
@@ -63,7 +65,7 @@ class Amplified(Wrapper):
 
     period: int
     factor: float
-    inner: Algorithm = field(default_factory=FedAvg)
+    inner: Algorithm[Any] = field(default_factory=FedAvg)
     start: int = 0
 
     def __post_init__(self) -> None:
@@ -76,14 +78,14 @@ class Amplified(Wrapper):
         return AmplifiedState(self.inner.init(model, population), torch.zeros_like(model))
 
     def step(self, state: AmplifiedState, lr: float) -> tuple[AmplifiedState, RoundInfo]:
-        """Let the inner method step; at the end of a period, step (η - 1) u further."""
+        """Step as the inner method does; at the end of a period, step by (η - 1) u more."""
         inner, info = self.inner.step(state.inner, lr)
         if state.round < self.start:
             return replace(state, inner=inner), info
         change = state.change + info.direction
         if (inner.round - self.start) % self.period:
             return AmplifiedState(inner, change), info
-        further = (self.factor - 1.0) * change
-        inner = self.inner.with_model(inner, inner.model + further)
-        direction = info.direction + further
+        extra = (self.factor - 1.0) * change
+        inner = self.inner.with_model(inner, inner.model + extra)
+        direction = info.direction + extra
         return AmplifiedState(inner, torch.zeros_like(change)), replace(info, direction=direction)

@@ -8,39 +8,39 @@ import torch
 from torch import Tensor
 
 from fedtide.algorithms._client_memory import ClientMemory
-from fedtide.algorithms._wrapper import Wrapper, WrapperState
-from fedtide.algorithms.amplified import Amplified
+from fedtide.algorithms._weighted_sum import WeightedSumState
 from fedtide.algorithms.base import ClientUpdates, Instructions, RoundInfo
-from fedtide.algorithms.fedavg import FedAvg
-from fedtide.algorithms.gradients import mean_descents
+from fedtide.algorithms.fedavg import CohortAverage
 from fedtide.algorithms.scaffold import CohortWeights
 from fedtide.population import Population
-from fedtide.validation import one_of
+from fedtide.validation import at_least, one_of, positive
 
-_ROWS_AT_ONCE = 256  # control variates that are renewed together, to keep what is copied small
+_CHUNK_ROWS = 256  # control variates updated together, to keep temporary copies small
 
 
 @dataclass(frozen=True)
-class AmplifiedScaffoldState(WrapperState):
+class AmplifiedScaffoldState(WeightedSumState):
     """The state of AmplifiedScaffold.
 
     Args:
+        model_change: u = x - x_{t0}, what this window has added to the model, shape (d,).
         control: G_n of every client, fixed within a window.
-        mean: G = 1/N Σ G_n, shape (d,).
-        window: Σ_s q_s^n ḡ_s^n over the ended rounds of this window.
-        served: Σ_s q_s^n over the same, shape (N,).
-        reported: ḡ_t^n of this round, until the size of the cohort says what q_t^n is.
+        mean_control: G = 1/N Σ G_n, shape (d,).
+        window_gradients: Σ_s q_s^n ḡ_s^n over the completed rounds of this window.
+        window_weight: Σ_s q_s^n over the same rounds, shape (N,).
+        round_gradients: ḡ_t^n of this round, kept until the size of the cohort determines q_t^n.
     """
 
+    model_change: Tensor
     control: ClientMemory
-    mean: Tensor
-    window: ClientMemory
-    served: Tensor
-    reported: ClientMemory
+    mean_control: Tensor
+    window_gradients: ClientMemory
+    window_weight: Tensor
+    round_gradients: ClientMemory
 
 
 @dataclass(frozen=True)
-class AmplifiedScaffold(Wrapper):
+class AmplifiedScaffold(CohortAverage[AmplifiedScaffoldState]):
     """SCAFFOLD for periodic participation (paper 002, Algorithm 1).
 
     With windows of P rounds counted from round 0, in every round
@@ -53,28 +53,28 @@ class AmplifiedScaffold(Wrapper):
         G_n ← Σ_s q_s^n ḡ_s^n / Σ_s q_s^n  for clients with Σ_s q_s^n > 0; the others keep theirs
         G ← 1/N Σ G_n
 
-    G_n = 0 at first. The authors' program weighs all rounds of a window alike, which is the same
+    G_n = 0 at first. The authors' program weights all rounds of a window equally, which is the same
     where all positive q are equal. Their scripts call the local rate "eta" and the factor "gamma".
-    With P = 1 and factor 1 it is Scaffold's option 2, whoever comes (as long as all q > 0).
+    With P = 1 and factor 1 it is Scaffold's option 2, as long as all q > 0.
 
-    It reads the gradients off Δ_n, so it needs plain local SGD.
+    It recovers gradients from Δ_n, so it needs plain local SGD.
 
     Args:
         period: P >= 1, in rounds: a whole cycle of availability.
-        factor: the amplification; small γ · factor near the γ of Scaffold.
+        factor: the amplification; choose γ · factor near the γ of Scaffold.
         weights: "mean": q = 1 / |S_t|; "given": q_t^n as the participation gives it.
-        memory_folder: where files for the client memories lie; None keeps them in RAM.
+        memory_folder: folder for files with the client memories; None: in RAM.
 
     Raises:
-        InvalidInputError: a period below 1, a factor not positive, unknown weights, or a folder that cannot
-            be written.
+        InvalidInputError: a period below 1, a factor not positive, an unknown weighting, or a
+            folder that cannot be written.
 
     >>> method = AmplifiedScaffold(period=2, factor=1.5)
     >>> state = method.init(torch.zeros(1), Population(2))
     >>> for client in [0, 1]:
-    ...     reports = ClientUpdates(torch.tensor([client]), torch.ones(1), torch.tensor([[-0.2]]),
-    ...                       lr=0.1, steps=torch.tensor([1 + client]))
-    ...     state, info = method.step(method.absorb(state, reports), lr=0.1)
+    ...     updates = ClientUpdates(torch.tensor([client]), torch.ones(1), torch.tensor([[-0.2]]),
+    ...                             lr=0.1, steps=torch.tensor([1 + client]))
+    ...     state, info = method.step(method.absorb(state, updates), lr=0.1)
     >>> state.model, method.instruct(state, torch.tensor([0, 1])).correction  # G_0 = 2, G_1 = 1
     (tensor([-0.6000]), tensor([[-0.5000], [ 0.5000]]))
     """
@@ -84,81 +84,89 @@ class AmplifiedScaffold(Wrapper):
     weights: CohortWeights = "mean"
     memory_folder: str | None = None
 
-    def __post_init__(self) -> None:
-        one_of("weights", self.weights, CohortWeights)
-        _ = self.inner  # Amplified checks the other two
+    server_lr = 1.0
 
-    @property
-    def inner(self) -> Amplified:
-        """Amplified FedAvg."""
-        return Amplified(self.period, self.factor, FedAvg(weights=self.weights))
+    def __post_init__(self) -> None:
+        at_least("period", self.period, 1)
+        positive("factor", self.factor)
+        one_of("weights", self.weights, CohortWeights)
 
     @property
     def requires_plain_sgd(self) -> bool:
-        """It needs them."""
+        """Yes: control variates come from updates."""
         return True
 
     def init(self, model: Tensor, population: Population) -> AmplifiedScaffoldState:
         """Return the state before round 0, with all control variates zero."""
-        control, window, reported = (
+        control, window_gradients, round_gradients = (
             ClientMemory.empty(population.clients, model, self.memory_folder) for _ in range(3)
         )
-        return AmplifiedScaffoldState(
-            inner=self.inner.init(model, population),
+        return AmplifiedScaffoldState.initial(
+            model,
+            population,
+            model_change=torch.zeros_like(model),
             control=control,
-            mean=torch.zeros_like(model),
-            window=window,
-            served=model.new_zeros(population.clients),
-            reported=reported,
+            mean_control=torch.zeros_like(model),
+            window_gradients=window_gradients,
+            window_weight=model.new_zeros(population.clients),
+            round_gradients=round_gradients,
         )
 
     def instruct(self, state: AmplifiedScaffoldState, clients: Tensor) -> Instructions:
         """Return how to train: with G - G_n added to every gradient."""
-        return Instructions(state.model, correction=state.mean - state.control.read(clients))
+        return Instructions(
+            state.model, correction=state.mean_control - state.control.read(clients)
+        )
 
     def absorb(
-        self, state: AmplifiedScaffoldState, reports: ClientUpdates
+        self, state: AmplifiedScaffoldState, updates: ClientUpdates
     ) -> AmplifiedScaffoldState:
-        """Fold in the updates, and keep the gradients that they show."""
-        correction = state.mean - state.control.read(reports.clients)
+        """Fold in the updates, and keep the gradients recovered from them."""
+        correction = state.mean_control - state.control.read(updates.clients)
+        gradients = updates.mean_gradients() - correction
         return replace(
-            state,
-            inner=self.inner.absorb(state.inner, reports),
-            reported=state.reported.write(reports.clients, mean_descents(reports) - correction),
+            super().absorb(state, updates),
+            round_gradients=state.round_gradients.write(updates.clients, gradients),
         )
 
     def step(
         self, state: AmplifiedScaffoldState, lr: float
     ) -> tuple[AmplifiedScaffoldState, RoundInfo]:
-        """Move the model; at the end of a window, renew the control variates."""
+        """Move the model; at the end of a window, amplify and update the control variates."""
         state, info = super().step(state, lr)
-        state = _counted(state, info)
-        return (state if state.round % self.period else _renewed(state)), info
+        state = _accumulate_round(state, info)
+        change = state.model_change + info.direction
+        if state.round % self.period:
+            return replace(state, model_change=change), info
+        extra = (self.factor - 1.0) * change
+        info = replace(info, direction=info.direction + extra)
+        state = replace(state, model=state.model + extra, model_change=torch.zeros_like(change))
+        return _update_control_variates(state), info
 
 
-def _counted(state: AmplifiedScaffoldState, info: RoundInfo) -> AmplifiedScaffoldState:
-    """Add q_t^n ḡ_t^n of this round's reports to the window."""
-    window = state.window
-    parts = (torch.split(tensor, _ROWS_AT_ONCE) for tensor in (info.clients, info.weights))
-    for clients, q in zip(*parts, strict=True):
-        rows = window.read(clients) + q.unsqueeze(1) * state.reported.read(clients)
+def _accumulate_round(state: AmplifiedScaffoldState, info: RoundInfo) -> AmplifiedScaffoldState:
+    """Add q_t^n ḡ_t^n of this round's updates to the window."""
+    window = state.window_gradients
+    chunks = (torch.split(tensor, _CHUNK_ROWS) for tensor in (info.clients, info.weights))
+    for clients, q in zip(*chunks, strict=True):
+        rows = window.read(clients) + q.unsqueeze(1) * state.round_gradients.read(clients)
         window = window.write(clients, rows)
-        state.served[clients] += q
-    return replace(state, window=window, reported=state.reported.cleared())
+        state.window_weight[clients] += q
+    return replace(state, window_gradients=window, round_gradients=state.round_gradients.cleared())
 
 
-def _renewed(state: AmplifiedScaffoldState) -> AmplifiedScaffoldState:
-    """Give new control variates to whom the window served, and begin another window."""
-    control, change = state.control, torch.zeros_like(state.mean)
-    served = (state.served > 0).nonzero().flatten()
-    for clients in torch.split(served, _ROWS_AT_ONCE):
-        new = state.window.read(clients) / state.served[clients].unsqueeze(1)
+def _update_control_variates(state: AmplifiedScaffoldState) -> AmplifiedScaffoldState:
+    """Update G_n of the clients with weight in the window, and G; begin the next window."""
+    control, change = state.control, torch.zeros_like(state.mean_control)
+    served = (state.window_weight > 0).nonzero().flatten()
+    for clients in torch.split(served, _CHUNK_ROWS):
+        new = state.window_gradients.read(clients) / state.window_weight[clients].unsqueeze(1)
         change += (new - control.read(clients)).sum(dim=0)
         control = control.write(clients, new)
     return replace(
         state,
         control=control,
-        mean=state.mean + change / control.clients,
-        window=state.window.cleared(),
-        served=torch.zeros_like(state.served),
+        mean_control=state.mean_control + change / control.clients,
+        window_gradients=state.window_gradients.cleared(),
+        window_weight=torch.zeros_like(state.window_weight),
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from torch import Tensor
 
@@ -17,14 +18,14 @@ class AveragedState(WrapperState):
     """The state of Averaged.
 
     Args:
-        mean: (x_1 + ... + x_t) / t, shape (d,); x_0 before the first round has ended.
+        mean: (x_1 + ... + x_t) / t, shape (d,); x_0 before the end of the first round.
     """
 
     mean: Tensor
 
 
 @dataclass(frozen=True)
-class Averaged(Wrapper):
+class Averaged(Wrapper[AveragedState]):
     """Any method, whose output is the mean of its iterates x_1, ..., x_T.
 
     Training is that of the inner method; evaluations and the final model use the mean, as the
@@ -37,27 +38,28 @@ class Averaged(Wrapper):
     >>> from fedtide.algorithms.base import ClientUpdates
     >>> method = Averaged()
     >>> state = method.init(torch.zeros(1), Population(1))
-    >>> reports = ClientUpdates(torch.tensor([0]), torch.ones(1), torch.ones(1, 1), 0.1, torch.ones(1))
+    >>> one = torch.ones(1)
+    >>> updates = ClientUpdates(torch.tensor([0]), one, one[:, None], lr=0.1, steps=one)
     >>> for _ in range(2):
-    ...     state, info = method.step(method.absorb(state, reports), lr=0.1)
+    ...     state, info = method.step(method.absorb(state, updates), lr=0.1)
     >>> state.model, method.output(state)
     (tensor([2.]), tensor([1.5000]))
     """
 
-    inner: Algorithm = field(default_factory=FedAvg)
+    inner: Algorithm[Any] = field(default_factory=FedAvg)
 
     def init(self, model: Tensor, population: Population) -> AveragedState:
         """Return the state before round 0."""
         return AveragedState(self.inner.init(model, population), mean=model.clone())
 
     def step(self, state: AveragedState, lr: float) -> tuple[AveragedState, RoundInfo]:
-        """Let the inner method step, and take its model into the mean."""
+        """Step as the inner method does, and update the mean."""
         inner, info = self.inner.step(state.inner, lr)
         mean = state.mean + (inner.model - state.mean) / inner.round
         return AveragedState(inner, mean), info
 
     def with_model(self, state: AveragedState, model: Tensor) -> AveragedState:
-        """Put another model in the place of the last iterate."""
+        """Replace the last iterate, also in the mean."""
         mean = state.mean + (model - state.model) / max(state.round, 1)
         return AveragedState(self.inner.with_model(state.inner, model), mean)
 

@@ -1,34 +1,58 @@
-"""The contract of an algorithm: a pure state machine over the updates that arrived.
+"""The contract of an algorithm: a state machine over the updates that arrive.
 
-An algorithm never asks who runs it. In every round its driver (the simulator, a deployment, a test)
+An algorithm does not know who runs it. In every round its driver (see `RoundDriver`)
 
-1. asks `instruct` how the cohort shall train,
-2. hands the reports that come back to `absorb`, in as many chunks as it likes,
-3. calls `step` once, also when nobody reported.
+1. passes the clients that take part to `choose_cohort`,
+2. asks `instruct` how they should train,
+3. passes their updates to `absorb`, in as many chunks as it likes,
+4. calls `step` once, even if nobody reported.
+
+`init`, `choose_cohort`, `instruct` and `output` are pure functions. `absorb` and `step` return the
+next state and may reuse the memory of per-client rows in the state that they are given, because
+copying N × d numbers in every round would cost O(N). The model is never changed in place.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Generic, Protocol, TypeVar, cast
 
 import torch
 from torch import Tensor
 
+from fedtide.errors import InvalidInputError
 from fedtide.population import Population
+from fedtide.validation import positive
+
+
+class AlgorithmState(Protocol):
+    """Everything of an algorithm that must survive a crash: tensors, numbers and further states.
+
+    A state is a frozen dataclass. It belongs to its driver: once it was passed to `absorb` or
+    `step`, use the state that they return; to go back later, keep a deep copy.
+    """
+
+    @property
+    def model(self) -> Tensor:
+        """x_t, shape (d,); never changed in place."""
+
+    @property
+    def round(self) -> int:
+        """t, the number of completed rounds."""
+
+
+StateT = TypeVar("StateT", bound=AlgorithmState)
 
 
 @dataclass(frozen=True)
 class State:
-    """Everything of an algorithm that must survive a crash: tensors, numbers and further states.
-
-    A state belongs to whoever holds it: `absorb` and `step` may reuse the memory of the state that
-    they are given (rows kept for clients, never the model), so keep a deep copy to go back.
+    """The part of the state that every algorithm has.
 
     Args:
         model: x_t, shape (d,); never changed in place.
-        round: t, the number of rounds that have ended.
+        round: t, the number of completed rounds.
     """
 
     model: Tensor
@@ -36,16 +60,45 @@ class State:
 
 
 @dataclass(frozen=True)
+class Cohort:
+    """The clients that train in a round.
+
+    Args:
+        clients: their ids, sorted, shape (S,), int64.
+        weights: their participation weights q_t^n, shape (S,).
+    """
+
+    clients: Tensor
+    weights: Tensor
+
+    def __len__(self) -> int:
+        return len(self.clients)
+
+    @classmethod
+    def uniform(cls, clients: Tensor) -> Cohort:
+        """Return the cohort of these clients, shape (S,), with q = 1 / S each."""
+        weights = torch.full((len(clients),), 1 / max(1, len(clients)), dtype=torch.float64)
+        return cls(clients, weights.to(clients.device))
+
+    def split(self, size: int | None) -> Iterator[Cohort]:
+        """Yield the cohort in consecutive parts of at most `size` clients; None: in one part."""
+        size = size or max(1, len(self))
+        for first in range(0, len(self), size):
+            part = slice(first, first + size)
+            yield Cohort(self.clients[part], self.weights[part])
+
+
+@dataclass(frozen=True)
 class Instructions:
-    """How a cohort of S clients shall train.
+    """How a cohort of S clients should train.
 
     Args:
         model: x, where the local steps start, shape (d,).
-        correction: what is added to every local gradient of each client, shape (S, d); None: nothing.
+        correction: what is added to every local gradient of each client, shape (S, d); None: zero.
         mu: μ, the proximal weight: μ (y - x) is added to every local gradient.
         gradients_at_start: take every gradient at x itself, so that Δ_n = -γ Σ_k g_k(x).
-        full_batch: use all of a client's samples in every step, whatever the batch size is.
-        gradients: report ∇F_n(x) as well, over all of a client's samples and without correction.
+        full_batch: use all of a client's samples in every step, whatever the batch size.
+        gradients: also report ∇F_n(x), over all of a client's samples and without correction.
     """
 
     model: Tensor
@@ -55,15 +108,21 @@ class Instructions:
     full_batch: bool = False
     gradients: bool = False
 
+    def select(self, positions: Any) -> Instructions:
+        """Return the instructions of the clients at these positions of the cohort."""
+        if self.correction is None:
+            return self
+        return replace(self, correction=self.correction[positions])
+
 
 @dataclass(frozen=True)
 class ClientUpdates:
-    """What S clients sent back; each at most once in a round.
+    """What S clients sent back; each client at most once per round.
 
     Args:
         clients: their ids, shape (S,), int64.
         weights: the participation weights q_t^n, shape (S,).
-        updates: Δ_n = y_n - x, shape (S, d).
+        deltas: the updates Δ_n = y_n - x, shape (S, d).
         lr: γ, the local learning rate that they used.
         steps: I_n, how many local steps each took, shape (S,).
         samples: how many samples each holds, shape (S,); None where clients hold functions.
@@ -72,23 +131,37 @@ class ClientUpdates:
 
     clients: Tensor
     weights: Tensor
-    updates: Tensor
+    deltas: Tensor
     lr: float
     steps: Tensor
     samples: Tensor | None = None
     gradients: Tensor | None = None
 
-    def of(self, which: Tensor) -> ClientUpdates:
-        """Return the reports of some of the clients, given by their places or a mask."""
+    def select(self, which: Tensor) -> ClientUpdates:
+        """Return the updates of some of the clients, given by positions or a mask."""
         return replace(
             self,
             clients=self.clients[which],
             weights=self.weights[which],
-            updates=self.updates[which],
+            deltas=self.deltas[which],
             steps=self.steps[which],
             samples=None if self.samples is None else self.samples[which],
             gradients=None if self.gradients is None else self.gradients[which],
         )
+
+    def mean_gradients(self) -> Tensor:
+        """Return -Δ_n / (γ I_n), the mean direction of each client's local steps, shape (S, d).
+
+        With plain local SGD this is the mean of its stochastic gradients plus its correction.
+
+        Raises:
+            InvalidInputError: γ is not positive, or a client took no step.
+        """
+        positive("lr", self.lr)
+        if len(self.steps) and int(self.steps.min()) < 1:
+            raise InvalidInputError("steps: a client took no local step; leave its update out")
+        scale = -1.0 / (self.lr * self.steps.double())
+        return self.deltas * scale.to(self.deltas.dtype).unsqueeze(1)
 
 
 @dataclass(frozen=True)
@@ -96,8 +169,8 @@ class RoundInfo:
     """What happened in one round.
 
     Args:
-        clients: who reported, in the order of arrival, shape (S,).
-        weights: the factor with which each of their updates entered the step, shape (S,).
+        clients: whose updates arrived, in order of arrival, shape (S,).
+        weights: the factor a_t^n with which each of their updates entered the step, shape (S,).
         direction: what the round added to the model, shape (d,).
     """
 
@@ -106,70 +179,96 @@ class RoundInfo:
     direction: Tensor
 
 
-class Algorithm(ABC):
-    """How updates become the next model: a value (frozen dataclass) of its hyper-parameters."""
+class Algorithm(ABC, Generic[StateT]):
+    """How updates become the next model: a frozen dataclass of hyper-parameters.
+
+    The properties tell drivers what an algorithm needs; most algorithms keep the defaults.
+    """
 
     @property
     def centralised(self) -> bool:
         """Whether the data of all clients are pooled: the reference without federation.
 
-        The pooled data belong to client number 0, who trains as many steps as the cohort would
-        together.
+        The pooled data belong to client 0, who takes as many local steps as the whole cohort.
         """
         return False
 
     @property
     def requires_plain_sgd(self) -> bool:
-        """Whether the method takes the mean raw gradient out of an update, as -Δ / (γ I) - correction.
+        """Whether the method recovers mean gradients from updates (`ClientUpdates.mean_gradients`).
 
-        That holds for plain local SGD only: no projection, no momentum.
+        That is possible with plain local SGD only: without projection and without momentum.
         """
         return False
 
+    @property
+    def uses_local_lr(self) -> bool:
+        """Whether the method divides updates by the local learning rate γ."""
+        return self.requires_plain_sgd
+
+    @property
+    def accepts_stale_updates(self) -> bool:
+        """Whether an update is used that arrives after the round in which it was requested.
+
+        Methods that keep the latest update of every client can: a late one is newer than the one
+        they have. Averages of updates from this round's model cannot.
+        """
+        return False
+
+    @property
+    def client_form(self) -> str:
+        """In which form clients send their updates (see `ClientSideMemory`); "": Δ_n itself."""
+        return ""
+
     @abstractmethod
-    def init(self, model: Tensor, population: Population) -> Any:
+    def init(self, model: Tensor, population: Population) -> StateT:
         """Return the state before round 0, with `model` of shape (d,) as x_0.
 
         Raises:
             InvalidInputError: a hyper-parameter that does not fit the population.
         """
 
-    def cohort(self, state: Any, clients: Tensor) -> Tensor:
-        """Return who shall train in this round, shape (R,), when these clients, (S,), report.
+    def choose_cohort(self, state: StateT, cohort: Cohort) -> Cohort:
+        """Return the clients that train in this round, given those that take part.
 
-        All methods but those that wait train whoever reports.
+        All methods except those that wait train exactly the given cohort.
         """
-        return clients
+        return cohort
 
-    def instruct(self, state: Any, clients: Tensor) -> Instructions:
-        """Return how these clients, shape (S,), shall train in this round."""
+    def instruct(self, state: StateT, clients: Tensor) -> Instructions:
+        """Return how these clients, shape (S,), should train in this round."""
         return Instructions(state.model)
 
     @abstractmethod
-    def absorb(self, state: Any, reports: ClientUpdates) -> Any:
-        """Fold in a chunk of this round's reports; the order of chunks matters only to rounding."""
+    def absorb(self, state: StateT, updates: ClientUpdates) -> StateT:
+        """Fold in a chunk of this round's updates; the order of chunks affects only rounding.
+
+        May reuse the memory of per-client rows of `state`.
+        """
 
     @abstractmethod
-    def step(self, state: Any, lr: float) -> tuple[Any, RoundInfo]:
-        """End the round, an empty one too: move the model and say what happened.
+    def step(self, state: StateT, lr: float) -> tuple[StateT, RoundInfo]:
+        """End the round, also an empty one: move the model and say what happened.
+
+        May reuse the memory of per-client rows of `state`.
 
         Args:
-            state: with all of the round's reports folded in.
+            state: with all of the round's updates folded in.
             lr: γ_t, the local learning rate of this round, for methods that keep gradients.
         """
 
-    def with_model(self, state: Any, model: Tensor) -> Any:
-        """Return the state with another model, for whoever steers this algorithm from outside."""
-        return replace(state, model=model)
+    def with_model(self, state: StateT, model: Tensor) -> StateT:
+        """Return the state with another model, for wrappers that move the model themselves."""
+        moved: StateT = replace(cast("Any", state), model=model)
+        return moved
 
-    def output(self, state: Any) -> Tensor:
+    def output(self, state: StateT) -> Tensor:
         """Return the model that the algorithm recommends so far, shape (d,)."""
-        model: Tensor = state.model
-        return model
+        return state.model
 
 
 def no_updates(model: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the (clients, weights) of a round in which nobody has reported yet."""
+    """Return the empty (clients, weights) with which a round begins."""
     return (
         torch.zeros(0, dtype=torch.int64, device=model.device),
         torch.zeros(0, dtype=model.dtype, device=model.device),

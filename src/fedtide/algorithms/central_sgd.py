@@ -1,4 +1,4 @@
-"""SGD on the pooled data: the reference without federation."""
+"""SGD on the pooled data, the reference without federation."""
 
 from __future__ import annotations
 
@@ -9,21 +9,22 @@ from torch import Tensor
 
 from fedtide.algorithms._weighted_sum import WeightedSum, WeightedSumState
 from fedtide.algorithms.base import ClientUpdates
+from fedtide.population import Population
 
 
 @dataclass(frozen=True)
-class CentralSGD(WeightedSum):
+class CentralSGD(WeightedSum[WeightedSumState]):
     """Sequential SGD on the data of all clients together (paper 003's "sequential SGD").
 
         x ← x + Δ,  after as many local steps as the cohort would have taken together
 
-    >>> from fedtide.population import Population
     >>> method = CentralSGD()
     >>> method.centralised
     True
     >>> state = method.init(torch.zeros(1), Population(1))
-    >>> reports = ClientUpdates(torch.tensor([0]), torch.ones(1), torch.ones(1, 1), 0.1, torch.ones(1))
-    >>> method.step(method.absorb(state, reports), lr=0.1)[0].model
+    >>> one = torch.ones(1)
+    >>> updates = ClientUpdates(torch.tensor([0]), one, one[:, None], lr=0.1, steps=one)
+    >>> method.step(method.absorb(state, updates), lr=0.1)[0].model
     tensor([1.])
     """
 
@@ -31,14 +32,16 @@ class CentralSGD(WeightedSum):
 
     @property
     def centralised(self) -> bool:
-        """It is."""
+        """Yes: client 0 holds the data of all clients."""
         return True
 
-    def client_weights(
-        self, state: WeightedSumState, reports: ClientUpdates
-    ) -> tuple[WeightedSumState, Tensor]:
-        """Return 1 for the one client there is."""
-        return state, torch.ones_like(reports.weights)
+    def init(self, model: Tensor, population: Population) -> WeightedSumState:
+        """Return the state before round 0."""
+        return WeightedSumState.initial(model, population)
+
+    def client_weights(self, state: WeightedSumState, updates: ClientUpdates) -> Tensor:
+        """Return 1 for the only client."""
+        return torch.ones_like(updates.weights)
 
     def normaliser(self, state: WeightedSumState) -> float:
         """Return 1."""

@@ -1,4 +1,4 @@
-"""Methods whose memory of single clients lies on the clients' own disks: O(d) on the server."""
+"""Methods that keep per-client memory on the clients' own disks: O(d) on the server."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from fedtide.algorithms import MIFA, Algorithm, ClientUpdates, FedAU, FedLaAvg, RoundInfo, State
+from fedtide.algorithms.base import Algorithm, ClientUpdates, RoundInfo, State
+from fedtide.algorithms.fedau import FedAU
+from fedtide.algorithms.fedlaavg import FedLaAvg
+from fedtide.algorithms.mifa import MIFA
 from fedtide.errors import InvalidInputError
 from fedtide.population import Population
 
@@ -19,8 +22,8 @@ class ClientSideMemoryState(State):
     Args:
         population: N.
         total: Σ y_n over all clients before this round, shape (d,); zero for FedAU.
-        change: the sum of what was sent in this round so far, shape (d,).
-        clients: who reported in this round so far, shape (S,).
+        change: the sum of this round's updates so far, shape (d,).
+        clients: whose updates arrived in this round so far, shape (S,).
     """
 
     population: int
@@ -30,23 +33,23 @@ class ClientSideMemoryState(State):
 
 
 @dataclass(frozen=True)
-class ClientSideMemory(Algorithm):
-    """A method in the form in which clients remember and the server needs only sums.
+class ClientSideMemory(Algorithm[ClientSideMemoryState]):
+    """A method whose per-client memory lies on the clients, so that the server needs only sums.
 
         MIFA, FedLaAvg:  client n sends y_n new - y_n old and keeps y_n new; the server adds it to
-                         Σ y_n and steps along that, which is what paper 003's clients do;
+                         Σ y_n and steps along that sum, as the clients of paper 003 do;
         FedAU:           client n sends ω_t^n Δ_n, with ω from the rounds in which it took part,
                          which it counts itself; the server steps along η/N Σ ω_t^n Δ_n.
 
-    With y_n = Δ_n for MIFA and Δ_n / γ for FedLaAvg the models are those of the plain methods. The
-    server's memory is O(d) instead of O(N d), and the FedAU form is what secure aggregation of
-    sums needs.
+    With y_n = Δ_n for MIFA and Δ_n / γ for FedLaAvg, the models are those of the plain methods. The
+    server's memory is O(d) instead of O(N d), and the FedAU form needs no more than secure
+    aggregation of sums.
 
-    The server tells each client which of its reports was the last to count, so that a report that
-    was lost on the way does no harm: the client goes on from the one that counted. A client that
-    lost its disk says so. Under MIFA and FedLaAvg nothing of it is used any more (its last update
-    goes on counting, like that of a client that does not come back) until its folder is restored;
-    under FedAU it counts anew from the last round that counted, like a newcomer.
+    The server tells each client which of its updates was the last that counted, so a lost update
+    does no harm: the client continues from the one that counted. A client that lost its disk says
+    so. With MIFA and FedLaAvg the server then uses none of its updates until its folder is
+    restored; its last one continues to count, like that of a client that does not return. With
+    FedAU it continues like a new client from the last round that counted.
 
     Args:
         method: MIFA with `unseen="zero"`, FedLaAvg, or FedAU with a plain mean and no groups.
@@ -54,7 +57,7 @@ class ClientSideMemory(Algorithm):
     Raises:
         InvalidInputError: another method.
 
-    >>> ClientSideMemory(FedAU(cutoff=20)).form
+    >>> ClientSideMemory(FedAU(cutoff=20)).client_form
     'fedau-20'
     """
 
@@ -73,11 +76,21 @@ class ClientSideMemory(Algorithm):
             )
 
     @property
-    def form(self) -> str:
-        """What clients are told to send: "mifa", "fedlaavg", or "fedau-K" (K = 0: ∞)."""
+    def client_form(self) -> str:
+        """What clients send: "mifa", "fedlaavg", or "fedau-K" (K = 0: ∞)."""
         if isinstance(self.method, FedAU):
             return f"fedau-{self.method.cutoff or 0}"
         return "mifa" if isinstance(self.method, MIFA) else "fedlaavg"
+
+    @property
+    def accepts_stale_updates(self) -> bool:
+        """Whether the method does."""
+        return self.method.accepts_stale_updates
+
+    @property
+    def uses_local_lr(self) -> bool:
+        """Whether the method does."""
+        return self.method.uses_local_lr
 
     def init(self, model: Tensor, population: Population) -> ClientSideMemoryState:
         """Return the state before round 0."""
@@ -90,12 +103,12 @@ class ClientSideMemory(Algorithm):
             clients=torch.zeros(0, dtype=torch.int64),
         )
 
-    def absorb(self, state: ClientSideMemoryState, reports: ClientUpdates) -> ClientSideMemoryState:
-        """Add up what was sent."""
+    def absorb(self, state: ClientSideMemoryState, updates: ClientUpdates) -> ClientSideMemoryState:
+        """Add the updates of this chunk."""
         return replace(
             state,
-            change=state.change + reports.updates.sum(dim=0),
-            clients=torch.cat([state.clients, reports.clients]),
+            change=state.change + updates.deltas.sum(dim=0),
+            clients=torch.cat([state.clients, updates.clients]),
         )
 
     def step(

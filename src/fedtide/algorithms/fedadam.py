@@ -37,8 +37,9 @@ class FedAdam(AdaptiveServer):
     >>> from fedtide.population import Population
     >>> method = FedAdam(server_lr=0.1, beta1=0.5, beta2=0.5, tau=1.0)
     >>> state = method.init(torch.zeros(1), Population(1))
-    >>> reports = ClientUpdates(torch.tensor([0]), torch.ones(1), torch.ones(1, 1), 0.1, torch.ones(1))
-    >>> method.step(method.absorb(state, reports), lr=0.1)[0].model  # m = 1/2, v = 1
+    >>> one = torch.ones(1)
+    >>> updates = ClientUpdates(torch.tensor([0]), one, one[:, None], lr=0.1, steps=one)
+    >>> method.step(method.absorb(state, updates), lr=0.1)[0].model  # m = 1/2, v = 1
     tensor([0.0250])
     """
 

@@ -1,4 +1,4 @@
-"""FedAvg: the plain average of the updates, in the four readings that papers and programs use."""
+"""FedAvg: the average of the clients' models."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fedtide.algorithms._weighted_sum import WeightedSum, WeightedSumState
+from fedtide.algorithms._weighted_sum import SumT, WeightedSum, WeightedSumState
 from fedtide.algorithms.base import ClientUpdates
 from fedtide.errors import InvalidInputError
 from fedtide.population import Population
@@ -17,37 +17,68 @@ from fedtide.validation import one_of, positive
 Weights = Literal["mean", "all", "data", "given"]
 
 
+class CohortAverage(WeightedSum[SumT]):
+    """x ← x + η Σ_{n in S_t} q_n Δ_n, with q_n by the weighting `weights` (see `FedAvg`)."""
+
+    weights: Weights
+
+    def __post_init__(self) -> None:
+        positive("server_lr", self.server_lr)
+        one_of("weights", self.weights, Weights)
+
+    def require_samples(self, population: Population) -> None:
+        """Raise InvalidInputError if the weighting needs samples and the clients hold none."""
+        if self.weights == "data" and population.samples is None:
+            raise InvalidInputError("weights: 'data' needs clients that hold samples; use 'mean'")
+
+    def client_weights(self, state: SumT, updates: ClientUpdates) -> Tensor:
+        """Return a_n: m_n for "data", q_t^n for "given", else 1."""
+        if self.weights == "data":
+            assert updates.samples is not None
+            return updates.samples
+        if self.weights == "given":
+            return updates.weights
+        return torch.ones_like(updates.weights)
+
+    def normaliser(self, state: SumT) -> Tensor | float:
+        """Return Σ a_n for "mean" and "data", N for "all", 1 for "given"."""
+        if self.weights == "all":
+            return float(state.population)
+        return 1.0 if self.weights == "given" else state.weights.sum()
+
+
 @dataclass(frozen=True)
-class FedAvg(WeightedSum):
-    """Federated averaging (McMahan et al., 2017).
+class FedAvg(CohortAverage[WeightedSumState]):
+    """Federated averaging (McMahan et al., 2017; paper 000, Algorithm 1 with factor 1).
 
-    With the cohort S_t, updates Δ_n, server learning rate η and sample counts m_n,
+        x ← x + η Σ_{n in S_t} q_n Δ_n
 
-        mean:   x ← x + η / |S_t| Σ_{n in S_t} Δ_n
-        all:    x ← x + η / N     Σ_{n in S_t} Δ_n
-        data:   x ← x + η Σ_{n in S_t} m_n Δ_n / Σ_{n in S_t} m_n
-        given:  x ← x + η Σ_{n in S_t} q_t^n Δ_n
+    with, for the cohort S_t of clients whose updates are used and m_n samples at client n,
 
-    and x stays where nobody reports. "mean" is "average participating" and "all" is "average all"
-    of paper 001; "given" is Algorithm 1 of paper 000 without amplification: the weights are used as
-    the participation gives them and never renormalised. Under uneven participation all of these
-    minimise an objective in which client n counts in proportion to how often it takes part (paper
-    001, Theorem 1; paper 004, equation 3): "mean" is exactly what goes wrong.
+        mean:   q_n = 1 / |S_t|            paper 001's "average participating"
+        all:    q_n = 1 / N                paper 001's "average all"
+        data:   q_n = m_n / Σ_{S_t} m_k    weighted by sample counts
+        given:  q_n = q_t^n                as the participation gives it, never renormalised
+
+    An empty round leaves x where it is. With uneven participation each of these minimises an
+    objective in which client n counts in proportion to how often it takes part (paper 001,
+    Theorem 1; paper 004, equation 3).
 
     Args:
-        server_lr: η > 0; 1 puts the model at the average of the clients' models.
-        weights: which of the four.
+        server_lr: η > 0; 1 moves the model to the average of the clients' models.
+        weights: one of the four.
 
     Raises:
-        InvalidInputError: η not positive; an unknown weighting; "data" where clients hold no samples.
+        InvalidInputError: η not positive; an unknown weighting; "data" where clients hold no
+            samples.
 
     >>> import torch
     >>> from fedtide.population import Population
     >>> method = FedAvg()
     >>> state = method.init(torch.zeros(1), Population(4))
-    >>> reports = ClientUpdates(torch.tensor([0, 2]), torch.tensor([0.5, 0.5]),
-    ...                   torch.tensor([[1.0], [3.0]]), lr=0.1, steps=torch.tensor([1, 1]))
-    >>> state, info = method.step(method.absorb(state, reports), lr=0.1)
+    >>> updates = ClientUpdates(torch.tensor([0, 2]), torch.tensor([0.5, 0.5]),
+    ...                         torch.tensor([[1.0], [3.0]]), lr=0.1, steps=torch.tensor([1, 1]))
+    >>> state, info = method.step(method.absorb(state, updates), lr=0.1)
     >>> state.model
     tensor([2.])
     """
@@ -55,32 +86,7 @@ class FedAvg(WeightedSum):
     server_lr: float = 1.0
     weights: Weights = "mean"
 
-    def __post_init__(self) -> None:
-        positive("server_lr", self.server_lr)
-        one_of("weights", self.weights, Weights)
-
     def init(self, model: Tensor, population: Population) -> WeightedSumState:
         """Return the state before round 0."""
-        if self.weights == "data" and population.samples is None:
-            raise InvalidInputError(
-                "weights: 'data' needs clients that hold samples; choose 'mean'"
-            )
-        state: WeightedSumState = WeightedSumState.initial(model, population)
-        return state
-
-    def client_weights(
-        self, state: WeightedSumState, reports: ClientUpdates
-    ) -> tuple[WeightedSumState, Tensor]:
-        """Return a_n: m_n for "data", q_t^n for "given", else 1."""
-        if self.weights == "data":
-            assert reports.samples is not None
-            return state, reports.samples
-        if self.weights == "given":
-            return state, reports.weights
-        return state, torch.ones_like(reports.weights)
-
-    def normaliser(self, state: WeightedSumState) -> Tensor | float:
-        """Return Σ a_n for "mean" and "data", N for "all", 1 for "given"."""
-        if self.weights == "all":
-            return float(state.population)
-        return 1.0 if self.weights == "given" else state.weights.sum()
+        self.require_samples(population)
+        return WeightedSumState.initial(model, population)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -30,7 +30,7 @@ class MomentumState(WrapperState):
 
 
 @dataclass(frozen=True)
-class FedAvgM(Wrapper):
+class FedAvgM(Wrapper[MomentumState]):
     """Server momentum (Hsu et al., 2019; Reddi et al., 2021), around any method.
 
     With Δ_t the step that the inner method proposes and m = 0 at first,
@@ -54,9 +54,10 @@ class FedAvgM(Wrapper):
     >>> from fedtide.algorithms.base import ClientUpdates
     >>> method = FedAvgM(momentum=0.5)
     >>> state = method.init(torch.zeros(1), Population(1))
-    >>> reports = ClientUpdates(torch.tensor([0]), torch.ones(1), torch.ones(1, 1), 0.1, torch.ones(1))
+    >>> one = torch.ones(1)
+    >>> updates = ClientUpdates(torch.tensor([0]), one, one[:, None], lr=0.1, steps=one)
     >>> for _ in range(2):
-    ...     state, info = method.step(method.absorb(state, reports), lr=0.1)
+    ...     state, info = method.step(method.absorb(state, updates), lr=0.1)
     >>> state.model  # 1 + 1.5
     tensor([2.5000])
     """
@@ -64,7 +65,7 @@ class FedAvgM(Wrapper):
     server_lr: float = 1.0
     momentum: float = 0.9
     convention: Convention = "sum"
-    inner: Algorithm = field(default_factory=FedAvg)
+    inner: Algorithm[Any] = field(default_factory=FedAvg)
 
     def __post_init__(self) -> None:
         positive("server_lr", self.server_lr)
@@ -77,7 +78,7 @@ class FedAvgM(Wrapper):
         return MomentumState(self.inner.init(model, population), m=torch.zeros_like(model))
 
     def step(self, state: MomentumState, lr: float) -> tuple[MomentumState, RoundInfo]:
-        """Put the momentum in the place of the inner method's step."""
+        """Step along the momentum instead of the inner method's direction."""
         inner, info = self.inner.step(state.inner, lr)
         share = 1.0 if self.convention == "sum" else 1.0 - self.momentum
         m = self.momentum * state.m + share * info.direction

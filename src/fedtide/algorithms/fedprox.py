@@ -1,23 +1,23 @@
-"""FedProx: averaging of clients that are held near the server's model."""
+"""FedProx: averaging of clients that a proximal term keeps near the server's model."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 from torch import Tensor
 
-from fedtide.algorithms._wrapper import Wrapper
+from fedtide.algorithms._weighted_sum import WeightedSumState
 from fedtide.algorithms.base import Instructions
-from fedtide.algorithms.fedavg import FedAvg, Weights
+from fedtide.algorithms.fedavg import CohortAverage, Weights
+from fedtide.population import Population
 from fedtide.validation import at_least
 
 
 @dataclass(frozen=True)
-class FedProx(Wrapper):
+class FedProx(CohortAverage[WeightedSumState]):
     """Federated averaging with a proximal term (Li et al., 2020).
 
-    Clients descend F_n(y) + μ/2 ||y - x||², that is
+    Clients descend F_n(y) + μ/2 ||y - x||², that is,
 
         y ← y - γ ( g_n(y) + μ (y - x) )        I times from y = x,
 
@@ -29,7 +29,7 @@ class FedProx(Wrapper):
         weights: as for FedAvg.
 
     Raises:
-        InvalidInputError: μ negative, or what FedAvg complains about.
+        InvalidInputError: μ negative, or an input that FedAvg refuses.
 
     >>> import torch
     >>> from fedtide.population import Population
@@ -44,13 +44,13 @@ class FedProx(Wrapper):
 
     def __post_init__(self) -> None:
         at_least("mu", self.mu, 0.0)
-        _ = self.inner  # FedAvg checks the other two
+        super().__post_init__()
 
-    @property
-    def inner(self) -> FedAvg:
-        """FedAvg."""
-        return FedAvg(self.server_lr, self.weights)
+    def init(self, model: Tensor, population: Population) -> WeightedSumState:
+        """Return the state before round 0."""
+        self.require_samples(population)
+        return WeightedSumState.initial(model, population)
 
-    def instruct(self, state: Any, clients: Tensor) -> Instructions:
-        """Return how to train: held near x by μ."""
+    def instruct(self, state: WeightedSumState, clients: Tensor) -> Instructions:
+        """Return the instructions of FedAvg with the proximal weight μ."""
         return replace(super().instruct(state, clients), mu=self.mu)

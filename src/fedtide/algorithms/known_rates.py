@@ -1,4 +1,4 @@
-"""Averaging with known participation rates: what FedAU approaches without knowing them."""
+"""Averaging with known participation rates, which FedAU estimates."""
 
 from __future__ import annotations
 
@@ -28,28 +28,28 @@ class KnownRatesState(WeightedSumState):
 
 
 @dataclass(frozen=True)
-class KnownRates(WeightedSum):
-    """Averaging over all with each update divided by its client's participation rate.
+class KnownRates(WeightedSum[KnownRatesState]):
+    """Averaging in which each update is divided by its client's participation rate.
 
         x ← x + η / N Σ_{n in S_t} Δ_n / p_n
 
     The step is unbiased for the average over all clients (paper 001, Theorem 1 with ω_n = 1 / p_n:
     "known participation statistics" of its Table 1). 1 / p_n is not capped, as in the authors'
-    program: rare clients make large steps.
+    program, so rare clients make large steps.
 
     Args:
         server_lr: η > 0.
-        rates: p_n in (0, 1], shape (N,); None asks the participation process.
+        rates: p_n in (0, 1], shape (N,); None: those of the participation process.
 
     Raises:
-        InvalidInputError: η not positive; rates outside [0, 1], of another number than N, or unknown.
+        InvalidInputError: η not positive; rates outside [0, 1], not N of them, or unknown.
 
     >>> import torch
     >>> method = KnownRates(rates=[0.5, 0.25])
     >>> state = method.init(torch.zeros(1), Population(2))
-    >>> reports = ClientUpdates(torch.tensor([1]), torch.tensor([1.0]), torch.tensor([[1.0]]),
-    ...                   lr=0.1, steps=torch.tensor([1]))
-    >>> method.step(method.absorb(state, reports), lr=0.1)[0].model
+    >>> updates = ClientUpdates(torch.tensor([1]), torch.tensor([1.0]), torch.tensor([[1.0]]),
+    ...                         lr=0.1, steps=torch.tensor([1]))
+    >>> method.step(method.absorb(state, updates), lr=0.1)[0].model
     tensor([2.])
     """
 
@@ -68,24 +68,23 @@ class KnownRates(WeightedSum):
             )
         rates = np.asarray(given, dtype=np.float64)
         if rates.shape != (population.clients,):
-            raise InvalidInputError(f"rates: {rates.size} rates for {population.clients} clients")
+            raise InvalidInputError(
+                f"rates: {rates.size} rates for {population.clients} clients; give one for each"
+            )
         if not ((rates >= 0) & (rates <= 1)).all():
             raise InvalidInputError("rates: a rate is not within [0, 1]; give probabilities")
         tensor = torch.as_tensor(rates, dtype=torch.float64, device=model.device)
-        state: KnownRatesState = KnownRatesState.initial(model, population, rates=tensor)
-        return state
+        return KnownRatesState.initial(model, population, rates=tensor)
 
-    def client_weights(
-        self, state: KnownRatesState, reports: ClientUpdates
-    ) -> tuple[KnownRatesState, Tensor]:
-        """Return a_n = 1 / p_n; a client that comes although its rate is 0 cannot be weighed."""
-        rates = state.rates[reports.clients]
+    def client_weights(self, state: KnownRatesState, updates: ClientUpdates) -> Tensor:
+        """Return a_n = 1 / p_n; a client with rate 0 must not take part."""
+        rates = state.rates[updates.clients]
         if bool((rates == 0).any()):
-            client = int(reports.clients[rates == 0][0])
+            client = int(updates.clients[rates == 0][0])
             raise InvalidInputError(
-                f"rates: client {client} took part although its rate is 0; correct it"
+                f"rates: client {client} took part although its rate is 0; correct the rate"
             )
-        return state, 1.0 / rates
+        return 1.0 / rates
 
     def normaliser(self, state: KnownRatesState) -> float:
         """Return N."""

@@ -1,22 +1,19 @@
-"""MIFA: the mean of the latest updates of all clients, every round."""
+"""MIFA: in every round, a step along the mean of all clients' latest updates."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Literal
 
-from torch import Tensor
-
-from fedtide.algorithms._latest_updates import LatestUpdatesState
-from fedtide.algorithms.base import Algorithm, ClientUpdates, RoundInfo
-from fedtide.population import Population
+from fedtide.algorithms._latest_updates import LatestUpdates, LatestUpdatesState
+from fedtide.algorithms.base import ClientUpdates, RoundInfo
 from fedtide.validation import one_of, positive
 
 Unseen = Literal["zero", "exclude", "wait"]
 
 
 @dataclass(frozen=True)
-class MIFA(Algorithm):
+class MIFA(LatestUpdates):
     """Memory-augmented impatient federated averaging (Gu et al., 2021).
 
         y_n ← Δ_n  for n in S_t,        x ← x + η / D Σ_n y_n        in every round, empty ones too
@@ -25,27 +22,29 @@ class MIFA(Algorithm):
 
         zero:     D = N, the reading of paper 001's program;
         exclude:  D = the number of clients seen so far;
-        wait:     D = N, and x stays until all clients have been seen, which MIFA's theory assumes
-                  of round 0.
+        wait:     D = N, and x stays until all clients have been seen, as MIFA's theory assumes for
+                  round 0.
 
-    The memory keeps updates as they came: after γ was lowered, old ones still count in full, as in
-    paper 001's program. MIFA's own program keeps Δ_n / γ and steps with the current γ, which is
-    FedLaAvg here.
+    The memory keeps updates as they arrived: old ones still count in full after γ was lowered, as
+    in paper 001's program. MIFA's own program keeps Δ_n / γ and multiplies by the current γ; that
+    method is FedLaAvg here.
 
     Args:
         server_lr: η > 0.
-        unseen: what clients never seen count.
-        memory_folder: where a file for the memory lies; None keeps it in RAM.
+        unseen: how clients never seen count.
+        memory_folder: folder for a file with the memory; None: in RAM.
 
     Raises:
         InvalidInputError: η not positive, an unknown `unseen`, or a folder that cannot be written.
 
     >>> import torch
+    >>> from fedtide.population import Population
     >>> method = MIFA()
     >>> state = method.init(torch.zeros(1), Population(2))
-    >>> reports = ClientUpdates(torch.tensor([1]), torch.ones(1), torch.ones(1, 1), 0.1, torch.ones(1))
-    >>> state, info = method.step(method.absorb(state, reports), lr=0.1)
-    >>> state, info = method.step(state, lr=0.1)  # nobody came: the memory steps again
+    >>> one = torch.ones(1)
+    >>> updates = ClientUpdates(torch.tensor([1]), one, one[:, None], lr=0.1, steps=one)
+    >>> state, info = method.step(method.absorb(state, updates), lr=0.1)
+    >>> state, info = method.step(state, lr=0.1)  # an empty round: the memory steps again
     >>> state.model
     tensor([1.])
     """
@@ -58,13 +57,9 @@ class MIFA(Algorithm):
         positive("server_lr", self.server_lr)
         one_of("unseen", self.unseen, Unseen)
 
-    def init(self, model: Tensor, population: Population) -> LatestUpdatesState:
-        """Return the state before round 0, with nobody seen."""
-        return LatestUpdatesState.initial(model, population, self.memory_folder)
-
-    def absorb(self, state: LatestUpdatesState, reports: ClientUpdates) -> LatestUpdatesState:
-        """Put these updates in the place of the clients' former ones."""
-        return state.store(reports.clients, reports.updates)
+    def absorb(self, state: LatestUpdatesState, updates: ClientUpdates) -> LatestUpdatesState:
+        """Store these updates instead of the clients' previous ones."""
+        return state.store(updates.clients, updates.deltas)
 
     def step(self, state: LatestUpdatesState, lr: float) -> tuple[LatestUpdatesState, RoundInfo]:
         """Move the model by η / D times the sum of all latest updates."""

@@ -1,4 +1,4 @@
-"""SCAFFOLD: control variates that correct each client's correction."""
+"""SCAFFOLD: control variates that correct the drift of local steps."""
 
 from __future__ import annotations
 
@@ -9,34 +9,33 @@ import torch
 from torch import Tensor
 
 from fedtide.algorithms._client_memory import ClientMemory
-from fedtide.algorithms._wrapper import Wrapper, WrapperState
+from fedtide.algorithms._weighted_sum import WeightedSumState
 from fedtide.algorithms.base import ClientUpdates, Instructions, RoundInfo
-from fedtide.algorithms.fedavg import FedAvg
-from fedtide.algorithms.gradients import mean_descents
+from fedtide.algorithms.fedavg import CohortAverage
 from fedtide.errors import InvalidInputError
 from fedtide.population import Population
-from fedtide.validation import one_of
+from fedtide.validation import one_of, positive
 
 CohortWeights = Literal["mean", "given"]
 
 
 @dataclass(frozen=True)
-class ScaffoldState(WrapperState):
+class ScaffoldState(WeightedSumState):
     """The state of Scaffold.
 
     Args:
         control: c_n of every client.
-        mean: c = 1/N Σ c_n, as of the end of the last round, shape (d,).
-        change: Σ (new c_n - old c_n) over this round's reports so far, shape (d,).
+        mean_control: c = 1/N Σ c_n, as of the end of the last round, shape (d,).
+        change: Σ (new c_n - old c_n) over this round's updates so far, shape (d,).
     """
 
     control: ClientMemory
-    mean: Tensor
+    mean_control: Tensor
     change: Tensor
 
 
 @dataclass(frozen=True)
-class Scaffold(Wrapper):
+class Scaffold(CohortAverage[ScaffoldState]):
     """Stochastic controlled averaging (Karimireddy et al., 2020, Algorithm 1).
 
         y ← y - γ ( g_n(y) - c_n + c )                          I times from y = x
@@ -44,27 +43,27 @@ class Scaffold(Wrapper):
         c_n ← c_n - c - Δ_n / (γ I), the mean raw gradient      (option 2)
         x ← x + η Σ_{n in S_t} q_t^n Δ_n,        c ← c + 1/N Σ_{n in S_t} (new c_n - old c_n)
 
-    with c = c_n = 0 at first; the absent keep their c_n. Option 1 asks every client for a pass
+    with c = c_n = 0 at first; absent clients keep their c_n. Option 1 asks every client for a pass
     over all of its data at x besides its local steps, option 2 costs nothing. The authors of paper
     002 run option 2 with η = 1 and the plain mean.
 
-    Option 2 reads the gradients off Δ_n, so it needs plain local SGD.
+    Option 2 recovers gradients from Δ_n, so it needs plain local SGD.
 
     Args:
         server_lr: η > 0.
         option: 1 or 2.
         weights: "mean": q = 1 / |S_t|; "given": q_t^n as the participation gives it.
-        memory_folder: where a file for the c_n lies; None keeps them in RAM.
+        memory_folder: folder for a file with the c_n; None: in RAM.
 
     Raises:
-        InvalidInputError: η not positive, an option that is neither, unknown weights, or a folder that
-            cannot be written.
+        InvalidInputError: η not positive, an unknown option or weighting, or a folder that cannot
+            be written.
 
     >>> method = Scaffold()
     >>> state = method.init(torch.zeros(1), Population(2))
-    >>> reports = ClientUpdates(torch.tensor([0]), torch.ones(1), torch.tensor([[-0.3]]), lr=0.1,
-    ...                   steps=torch.tensor([3]))
-    >>> state, info = method.step(method.absorb(state, reports), lr=0.1)
+    >>> updates = ClientUpdates(torch.tensor([0]), torch.ones(1), torch.tensor([[-0.3]]), lr=0.1,
+    ...                         steps=torch.tensor([3]))
+    >>> state, info = method.step(method.absorb(state, updates), lr=0.1)
     >>> method.instruct(state, torch.tensor([0, 1])).correction  # c = 1/2, c_0 = 1, c_1 = 0
     tensor([[-0.5000],
             [ 0.5000]])
@@ -76,57 +75,50 @@ class Scaffold(Wrapper):
     memory_folder: str | None = None
 
     def __post_init__(self) -> None:
+        positive("server_lr", self.server_lr)
         one_of("weights", self.weights, CohortWeights)
         if self.option not in (1, 2):
-            raise InvalidInputError(
-                f"option: {self.option} is neither 1 nor 2; 2 costs no further pass"
-            )
-        _ = self.inner  # FedAvg checks η
-
-    @property
-    def inner(self) -> FedAvg:
-        """FedAvg."""
-        return FedAvg(self.server_lr, self.weights)
+            raise InvalidInputError(f"option: {self.option} is neither 1 nor 2; use 2, the cheaper")
 
     @property
     def requires_plain_sgd(self) -> bool:
-        """Option 2 needs them."""
+        """Whether control variates come from updates, as in option 2."""
         return self.option == 2
 
     def init(self, model: Tensor, population: Population) -> ScaffoldState:
         """Return the state before round 0, with all control variates zero."""
-        return ScaffoldState(
-            inner=self.inner.init(model, population),
+        return ScaffoldState.initial(
+            model,
+            population,
             control=ClientMemory.empty(population.clients, model, self.memory_folder),
-            mean=torch.zeros_like(model),
+            mean_control=torch.zeros_like(model),
             change=torch.zeros_like(model),
         )
 
     def instruct(self, state: ScaffoldState, clients: Tensor) -> Instructions:
         """Return how to train: with c - c_n added to every gradient."""
-        correction = state.mean - state.control.read(clients)
+        correction = state.mean_control - state.control.read(clients)
         return Instructions(state.model, correction=correction, gradients=self.option == 1)
 
-    def absorb(self, state: ScaffoldState, reports: ClientUpdates) -> ScaffoldState:
-        """Fold in the updates and put new control variates in the place of the old."""
-        old = state.control.read(reports.clients)
-        new = self._controls(state, reports, old)
+    def absorb(self, state: ScaffoldState, updates: ClientUpdates) -> ScaffoldState:
+        """Fold in the updates and replace the clients' control variates."""
+        old = state.control.read(updates.clients)
+        new = self._new_controls(state, updates, old)
         return replace(
-            state,
-            inner=self.inner.absorb(state.inner, reports),
-            control=state.control.write(reports.clients, new),
+            super().absorb(state, updates),
+            control=state.control.write(updates.clients, new),
             change=state.change + (new - old).sum(dim=0),
         )
 
     def step(self, state: ScaffoldState, lr: float) -> tuple[ScaffoldState, RoundInfo]:
         """Move the model and c."""
         state, info = super().step(state, lr)
-        mean = state.mean + state.change / state.control.clients
-        return replace(state, mean=mean, change=torch.zeros_like(mean)), info
+        mean = state.mean_control + state.change / state.population
+        return replace(state, mean_control=mean, change=torch.zeros_like(mean)), info
 
-    def _controls(self, state: ScaffoldState, reports: ClientUpdates, old: Tensor) -> Tensor:
-        """Return the new c_n of those who reported, shape (S, d)."""
+    def _new_controls(self, state: ScaffoldState, updates: ClientUpdates, old: Tensor) -> Tensor:
+        """Return the new c_n of the clients whose updates arrived, shape (S, d)."""
         if self.option == 2:
-            return mean_descents(reports) - (state.mean - old)
-        assert reports.gradients is not None, "option 1 was told to report gradients"
-        return reports.gradients
+            return updates.mean_gradients() - (state.mean_control - old)
+        assert updates.gradients is not None, "option 1 asks for gradients"
+        return updates.gradients

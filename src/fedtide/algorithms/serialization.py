@@ -1,4 +1,4 @@
-"""Between states and flat dictionaries of tensors, the form in which checkpoints keep them."""
+"""Conversion of states to flat dictionaries of tensors, as checkpoints store them, and back."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from torch import Tensor
 
 
 @runtime_checkable
-class Packable(Protocol):
-    """A part of a state that says itself what must survive."""
+class TensorConvertible(Protocol):
+    """A part of a state that defines its own stored form."""
 
-    def packed(self) -> Mapping[str, Tensor]:
-        """Return what must survive, by name."""
+    def to_tensors(self) -> Mapping[str, Tensor]:
+        """Return the tensors to store, by name."""
 
-    def unpacked(self, packed: Mapping[str, Tensor]) -> Self:
-        """Return this part with what `packed` returned."""
+    def from_tensors(self, stored: Mapping[str, Tensor]) -> Self:
+        """Return this part with the stored tensors."""
 
 
 def to_tensors(state: Any, prefix: str = "") -> dict[str, Tensor]:
@@ -28,26 +28,26 @@ def to_tensors(state: Any, prefix: str = "") -> dict[str, Tensor]:
     >>> to_tensors(State(torch.zeros(2), 7))
     {'model': tensor([0., 0.]), 'round': tensor(7)}
     """
-    packed: dict[str, Tensor] = {}
+    stored: dict[str, Tensor] = {}
     for field in fields(state):
         value, path = getattr(state, field.name), prefix + field.name
-        if isinstance(value, Packable):
-            packed |= {f"{path}.{name}": tensor for name, tensor in value.packed().items()}
+        if isinstance(value, TensorConvertible):
+            stored |= {f"{path}.{name}": tensor for name, tensor in value.to_tensors().items()}
         elif is_dataclass(value):
-            packed |= to_tensors(value, path + ".")
+            stored |= to_tensors(value, path + ".")
         elif isinstance(value, Tensor):
-            packed[path] = value
+            stored[path] = value
         elif isinstance(value, bool | int):
-            packed[path] = torch.tensor(int(value), dtype=torch.int64)
+            stored[path] = torch.tensor(int(value), dtype=torch.int64)
         elif isinstance(value, float):
-            packed[path] = torch.tensor(value, dtype=torch.float64)
+            stored[path] = torch.tensor(value, dtype=torch.float64)
         elif value is not None:
             raise TypeError(f"{path} is a {type(value).__name__}, which a state cannot hold")
-    return packed
+    return stored
 
 
-def from_tensors(template: Any, packed: Mapping[str, Tensor], prefix: str = "") -> Any:
-    """Return `template` (such as a fresh state) with the values of `packed`: the inverse of pack.
+def from_tensors(template: Any, stored: Mapping[str, Tensor], prefix: str = "") -> Any:
+    """Return `template`, such as an initial state, with the values of `stored`.
 
     >>> from fedtide.algorithms.base import State
     >>> old = State(torch.ones(2), 7)
@@ -57,14 +57,14 @@ def from_tensors(template: Any, packed: Mapping[str, Tensor], prefix: str = "") 
     changes: dict[str, Any] = {}
     for field in fields(template):
         value, path = getattr(template, field.name), prefix + field.name
-        if isinstance(value, Packable):
+        if isinstance(value, TensorConvertible):
             start = path + "."
-            part = {n.removeprefix(start): t for n, t in packed.items() if n.startswith(start)}
-            changes[field.name] = value.unpacked(part)
+            part = {n.removeprefix(start): t for n, t in stored.items() if n.startswith(start)}
+            changes[field.name] = value.from_tensors(part)
         elif is_dataclass(value):
-            changes[field.name] = from_tensors(value, packed, path + ".")
+            changes[field.name] = from_tensors(value, stored, path + ".")
         elif isinstance(value, Tensor):
-            changes[field.name] = packed[path].to(value.device)
+            changes[field.name] = stored[path].to(value.device)
         elif value is not None:
-            changes[field.name] = type(value)(packed[path].item())
+            changes[field.name] = type(value)(stored[path].item())
     return replace(template, **changes)

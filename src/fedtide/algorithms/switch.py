@@ -7,7 +7,14 @@ from typing import Any
 
 from torch import Tensor
 
-from fedtide.algorithms.base import Algorithm, ClientUpdates, Instructions, RoundInfo
+from fedtide.algorithms.base import (
+    Algorithm,
+    AlgorithmState,
+    ClientUpdates,
+    Cohort,
+    Instructions,
+    RoundInfo,
+)
 from fedtide.errors import InvalidInputError
 from fedtide.population import Population
 from fedtide.validation import at_least
@@ -18,36 +25,35 @@ class SwitchState:
     """The state of Switch.
 
     Args:
-        round: t, the number of rounds that have ended.
+        round: t, the number of completed rounds.
         first: the state of the first method.
-        second: the state of the second, which waits in its round 0 until the switch.
-        begun: whether the second method is at work.
+        second: the state of the second, which stays before its round 0 until the switch.
+        switched: whether the second method is active.
     """
 
     round: int
-    first: Any
-    second: Any
-    begun: bool
+    first: AlgorithmState
+    second: AlgorithmState
+    switched: bool
 
     @property
-    def active(self) -> Any:
-        """The state of the method at work."""
-        return self.second if self.begun else self.first
+    def active(self) -> AlgorithmState:
+        """The state of the active method."""
+        return self.second if self.switched else self.first
 
     @property
     def model(self) -> Tensor:
         """x_t, shape (d,)."""
-        model: Tensor = self.active.model
-        return model
+        return self.active.model
 
 
 @dataclass(frozen=True)
-class Switch(Algorithm):
-    """One method until round `at`, then another, which goes on from the model that it finds.
+class Switch(Algorithm[SwitchState]):
+    """One method until round `at`, then another, which continues from the current model.
 
-    The second method starts afresh: its round 0 is round `at`, from which it counts periods and
-    absences. So a warm-up of plain averaging (paper 000) or of FedAvg before FedLaAvg (paper 003)
-    is `Switch(first=FedAvg(), second=..., at=2000)`.
+    The second method starts without history: its round 0 is round `at`, from which it counts
+    periods and absences. A warm-up by FedAvg (before amplification in paper 000, before FedLaAvg in
+    paper 003) is `Switch(first=FedAvg(), second=..., at=2000)`.
 
     Args:
         first: the method of the rounds before `at`.
@@ -55,79 +61,97 @@ class Switch(Algorithm):
         at: the round in which the second begins; 0 is the second alone.
 
     Raises:
-        InvalidInputError: `at` negative, or one method that pools all data and one that does not.
+        InvalidInputError: `at` negative, only one of the methods pools the data, or one of them
+            keeps its memory on the clients.
 
     >>> import torch
     >>> from fedtide.algorithms.fedavg import FedAvg
     >>> method = Switch(first=FedAvg(), second=FedAvg(server_lr=10.0), at=1)
     >>> state = method.init(torch.zeros(1), Population(1))
-    >>> reports = ClientUpdates(torch.tensor([0]), torch.ones(1), torch.ones(1, 1), 0.1, torch.ones(1))
+    >>> one = torch.ones(1)
+    >>> updates = ClientUpdates(torch.tensor([0]), one, one[:, None], lr=0.1, steps=one)
     >>> for _ in range(3):
-    ...     state, info = method.step(method.absorb(state, reports), lr=0.1)
+    ...     state, info = method.step(method.absorb(state, updates), lr=0.1)
     >>> state.model
     tensor([21.])
     """
 
-    first: Algorithm
-    second: Algorithm
+    first: Algorithm[Any]
+    second: Algorithm[Any]
     at: int
 
     def __post_init__(self) -> None:
         at_least("at", self.at, 0)
         if self.first.centralised != self.second.centralised:
             raise InvalidInputError(
-                "second: one method pools all data and one does not; choose two alike"
+                "second: one method pools all data and the other does not; give two of one kind"
             )
+        for name in ("first", "second"):
+            if getattr(self, name).client_form:
+                raise InvalidInputError(
+                    f"{name}: clients cannot change the form of their updates during a run; give "
+                    "the method without ClientSideMemory"
+                )
 
     @property
     def centralised(self) -> bool:
-        """Whether both methods are."""
+        """Whether both methods pool the data."""
         return self.first.centralised
 
     @property
     def requires_plain_sgd(self) -> bool:
-        """Whether one of the methods needs them."""
+        """Whether one of the methods does."""
         return self.first.requires_plain_sgd or self.second.requires_plain_sgd
+
+    @property
+    def uses_local_lr(self) -> bool:
+        """Whether one of the methods does."""
+        return self.first.uses_local_lr or self.second.uses_local_lr
+
+    @property
+    def accepts_stale_updates(self) -> bool:
+        """Whether both methods do."""
+        return self.first.accepts_stale_updates and self.second.accepts_stale_updates
 
     def init(self, model: Tensor, population: Population) -> SwitchState:
         """Return the state before round 0."""
         first = self.first.init(model, population)
         second = self.second.init(model.clone(), population)
-        return SwitchState(0, first, second, begun=self.at == 0)
+        return SwitchState(0, first, second, switched=self.at == 0)
 
-    def cohort(self, state: SwitchState, clients: Tensor) -> Tensor:
-        """Return whom the method at work trains."""
-        return self._active(state).cohort(state.active, clients)
+    def choose_cohort(self, state: SwitchState, cohort: Cohort) -> Cohort:
+        """Return the cohort that the active method trains."""
+        return self._active(state).choose_cohort(state.active, cohort)
 
     def instruct(self, state: SwitchState, clients: Tensor) -> Instructions:
-        """Return how the method at work trains."""
+        """Return the active method's instructions."""
         return self._active(state).instruct(state.active, clients)
 
-    def absorb(self, state: SwitchState, reports: ClientUpdates) -> SwitchState:
-        """Hand the reports to the method at work."""
-        return _with_active(state, self._active(state).absorb(state.active, reports))
+    def absorb(self, state: SwitchState, updates: ClientUpdates) -> SwitchState:
+        """Pass the updates to the active method."""
+        return _with_active(state, self._active(state).absorb(state.active, updates))
 
     def step(self, state: SwitchState, lr: float) -> tuple[SwitchState, RoundInfo]:
-        """Let the method at work step; hand its model over when the time has come."""
+        """Step as the active method does; after round `at` - 1, pass its model to the second."""
         active, info = self._active(state).step(state.active, lr)
         state = replace(_with_active(state, active), round=state.round + 1)
         if state.round != self.at:
             return state, info
         second = self.second.with_model(state.second, state.model.clone())
-        return replace(state, second=second, begun=True), info
+        return replace(state, second=second, switched=True), info
 
     def with_model(self, state: SwitchState, model: Tensor) -> SwitchState:
-        """Move the model of the method at work."""
+        """Move the model of the active method."""
         return _with_active(state, self._active(state).with_model(state.active, model))
 
     def output(self, state: SwitchState) -> Tensor:
-        """Return what the method at work recommends."""
+        """Return what the active method recommends."""
         return self._active(state).output(state.active)
 
-    def _active(self, state: SwitchState) -> Algorithm:
-        return self.second if state.begun else self.first
+    def _active(self, state: SwitchState) -> Algorithm[Any]:
+        return self.second if state.switched else self.first
 
 
-def _with_active(state: SwitchState, active: Any) -> SwitchState:
-    """Return the state with another state of the method at work."""
-    return replace(state, second=active) if state.begun else replace(state, first=active)
+def _with_active(state: SwitchState, active: AlgorithmState) -> SwitchState:
+    """Return the state with another state of the active method."""
+    return replace(state, second=active) if state.switched else replace(state, first=active)

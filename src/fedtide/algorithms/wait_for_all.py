@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from fedtide.algorithms._weighted_sum import WeightedSumState
-from fedtide.algorithms.base import Algorithm, ClientUpdates, Instructions, RoundInfo
-from fedtide.algorithms.gradients import mean_descents
+from fedtide.algorithms.base import Algorithm, ClientUpdates, Cohort, Instructions, RoundInfo
 from fedtide.population import Population
 from fedtide.validation import at_least, one_of
 
@@ -20,30 +19,30 @@ Batch = Literal["minibatch", "full"]
 
 @dataclass(frozen=True)
 class WaitState(WeightedSumState):
-    """The state of WaitForAll, whose total and weight run through a period.
+    """The state of WaitForAll; `total` and `weight` accumulate over a period.
 
     Args:
-        weight: the sum of the weights of what is in the total, a scalar.
+        weight: the sum of the weights in `total`, a scalar.
     """
 
     weight: Tensor
 
 
 @dataclass(frozen=True)
-class WaitForAll(Algorithm):
+class WaitForAll(Algorithm[WaitState]):
     """One server step in every period of P rounds (paper 000's wait-minibatch and wait-full).
 
     steps (the authors' program): in the last round of each period all N clients, available or not,
-    make I local steps; nobody trains in the other rounds.
+    make I local steps; no client trains in the other rounds.
 
         x ← x + 1/N Σ_n Δ_n
 
-    gradient (the paper's section 5): whoever comes sends its mean gradient at x, which stays for
-    the whole period; at its end one SGD step follows their mean, weighted by participation.
+    gradient (the paper's section 5): clients that take part send their mean gradient at x, which
+    does not change within a period; one SGD step along their weighted mean ends the period.
 
         x ← x - γ_t Σ_s Σ_n q_s^n ḡ_s^n / Σ_s Σ_n q_s^n
 
-    Periods are counted from round 0. A period without reports leaves x where it is.
+    Periods are counted from round 0. A period without updates leaves x where it is.
 
     Args:
         period: P >= 1, in rounds.
@@ -55,10 +54,11 @@ class WaitForAll(Algorithm):
 
     >>> method = WaitForAll(period=2)
     >>> state = method.init(torch.zeros(1), Population(3))
-    >>> method.cohort(state, torch.tensor([1]))
+    >>> present = Cohort.uniform(torch.tensor([1]))
+    >>> method.choose_cohort(state, present).clients
     tensor([], dtype=torch.int64)
     >>> state, info = method.step(state, lr=0.1)
-    >>> method.cohort(state, torch.tensor([1]))
+    >>> method.choose_cohort(state, present).clients
     tensor([0, 1, 2])
     """
 
@@ -73,38 +73,37 @@ class WaitForAll(Algorithm):
 
     @property
     def requires_plain_sgd(self) -> bool:
-        """The mode "gradient" needs them."""
+        """Whether gradients come from updates, as in the mode "gradient"."""
         return self.mode == "gradient"
 
     def init(self, model: Tensor, population: Population) -> WaitState:
         """Return the state before round 0."""
-        state: WaitState = WaitState.initial(model, population, weight=model.new_zeros(()))
-        return state
+        return WaitState.initial(model, population, weight=model.new_zeros(()))
 
-    def cohort(self, state: WaitState, clients: Tensor) -> Tensor:
-        """Return whoever comes, or, for "steps", all clients in a period's last round and none."""
+    def choose_cohort(self, state: WaitState, cohort: Cohort) -> Cohort:
+        """Return the cohort ("gradient"), or all clients in the last round of a period ("steps")."""
         if self.mode == "gradient":
-            return clients
-        everyone = torch.arange(state.population, device=clients.device)
-        return everyone if self._due(state) else everyone[:0]
+            return cohort
+        size = state.population if self._is_due(state) else 0
+        return Cohort.uniform(torch.arange(size, device=cohort.clients.device))
 
     def instruct(self, state: WaitState, clients: Tensor) -> Instructions:
-        """Return how to train: at a frozen x for "gradient"."""
+        """Return how to train: with all gradients at x for "gradient"."""
         at_start, full = self.mode == "gradient", self.batch == "full"
         return Instructions(state.model, gradients_at_start=at_start, full_batch=full)
 
-    def absorb(self, state: WaitState, reports: ClientUpdates) -> WaitState:
-        """Add up the updates, or the gradients (negated) with their weights."""
+    def absorb(self, state: WaitState, updates: ClientUpdates) -> WaitState:
+        """Add the updates, or the gradients (negated) times their weights."""
         if self.mode == "gradient":
-            rows, weights = -mean_descents(reports), reports.weights
+            rows, weights = -updates.mean_gradients(), updates.weights
         else:
-            rows, weights = reports.updates, torch.ones_like(reports.weights)
+            rows, weights = updates.deltas, torch.ones_like(updates.weights)
         return replace(
             state,
             total=state.total + weights @ rows,
             weight=state.weight + weights.sum(),
-            clients=torch.cat([state.clients, reports.clients]),
-            weights=torch.cat([state.weights, self._factors(reports, weights)]),
+            clients=torch.cat([state.clients, updates.clients]),
+            weights=torch.cat([state.weights, self._factors(updates, weights)]),
         )
 
     def step(self, state: WaitState, lr: float) -> tuple[WaitState, RoundInfo]:
@@ -112,7 +111,7 @@ class WaitForAll(Algorithm):
         ended = replace(
             state, round=state.round + 1, clients=state.clients[:0], weights=state.weights[:0]
         )
-        if not self._due(state):
+        if not self._is_due(state):
             none = torch.zeros_like(state.weights)
             return ended, RoundInfo(state.clients, none, torch.zeros_like(state.total))
         rate = lr if self.mode == "gradient" else 1.0
@@ -125,11 +124,11 @@ class WaitForAll(Algorithm):
             weight=torch.zeros_like(state.weight),
         ), info
 
-    def _due(self, state: WaitState) -> bool:
+    def _is_due(self, state: WaitState) -> bool:
         return (state.round + 1) % self.period == 0
 
-    def _factors(self, reports: ClientUpdates, weights: Tensor) -> Tensor:
+    def _factors(self, updates: ClientUpdates, weights: Tensor) -> Tensor:
         """Return what each update is multiplied by in the sum."""
         if self.mode == "steps":
             return weights
-        return weights / (reports.lr * reports.steps).to(weights.dtype)
+        return weights / (updates.lr * updates.steps).to(weights.dtype)

@@ -1,4 +1,4 @@
-"""Averaging weighted by participation: what agnostic averaging is compared with."""
+"""Averaging weighted by participation, the counterpart of agnostic averaging."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ from fedtide.population import Population
 
 
 @dataclass(frozen=True)
-class WeightedFedAvg(WeightedSum):
+class WeightedFedAvg(WeightedSum[KnownRatesState]):
     """Models averaged with the participation weights p_n (paper 004, equation 10).
 
         normalise:  x ← Σ_{n in S_t} p_n (x + Δ_n) / Σ_{n in S_t} p_n    (the authors' notebook)
         otherwise:  x ← N / |S_t| Σ_{n in S_t} p_n (x + Δ_n)             (the equation as printed)
 
-    and x stays where nobody reports. As printed the weights of a cohort do not sum to 1: under
-    skewed participation x diverges to infinity. Averaging over the cohort already minimises
-    Σ p_n F_n (paper 004, equation 3); weighing by p_n once more counts it twice.
+    An empty round leaves x where it is. As printed, the weights of a cohort do not sum to 1, and x
+    diverges under skewed participation. Averaging over the cohort already minimises Σ p_n F_n
+    (paper 004, equation 3); weighting by p_n counts participation twice.
 
     Args:
-        rates: p_n, shape (N,), up to a common factor: probabilities of taking part will do; None
-            asks the participation process.
-        normalise: which of the two.
+        rates: p_n, shape (N,), up to a common factor, such as probabilities of taking part; None:
+            those of the participation process.
+        normalise: whether the weights of a cohort are divided by their sum.
 
     Raises:
-        InvalidInputError: rates outside [0, 1], of another number than N, or unknown.
+        InvalidInputError: rates outside [0, 1], not N of them, or unknown.
 
     >>> method = WeightedFedAvg(rates=[0.3, 0.1])
     >>> state = method.init(torch.zeros(1), Population(2))
-    >>> reports = ClientUpdates(torch.tensor([0, 1]), torch.ones(2), torch.tensor([[1.0], [5.0]]),
-    ...                   lr=0.1, steps=torch.tensor([1, 1]))
-    >>> method.step(method.absorb(state, reports), lr=0.1)[0].model
+    >>> updates = ClientUpdates(torch.tensor([0, 1]), torch.ones(2), torch.tensor([[1.0], [5.0]]),
+    ...                         lr=0.1, steps=torch.tensor([1, 1]))
+    >>> method.step(method.absorb(state, updates), lr=0.1)[0].model
     tensor([2.])
     """
 
@@ -51,11 +51,9 @@ class WeightedFedAvg(WeightedSum):
         state = KnownRates(rates=self.rates).init(model, population)
         return replace(state, rates=state.rates / state.rates.sum())
 
-    def client_weights(
-        self, state: KnownRatesState, reports: ClientUpdates
-    ) -> tuple[KnownRatesState, Tensor]:
+    def client_weights(self, state: KnownRatesState, updates: ClientUpdates) -> Tensor:
         """Return a_n = p_n."""
-        return state, state.rates[reports.clients]
+        return state.rates[updates.clients]
 
     def normaliser(self, state: KnownRatesState) -> Tensor | float:
         """Return Σ p_n over the cohort (∞ where that is 0: no step), or |S| / N."""

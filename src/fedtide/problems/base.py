@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -29,7 +29,7 @@ class BatchPlan:
 
     Args:
         clients: the clients' ids, shape (S,).
-        step_index: which of its local steps in the whole run each step of a client is, shape (I, S).
+        step_index: the index in the whole run of each local step of each client, shape (I, S).
         positions: which of its own samples each client uses, shape (I, S, B), or (1, S, B) where
             every step uses the same; None where clients hold no samples.
         mask: False where `positions` is padding, same shape; None where nothing is padded.
@@ -62,8 +62,8 @@ class BatchPlan:
         steps: NDArray[np.int64] = self.active.sum(axis=0, dtype=np.int64)
         return steps
 
-    def take(self, which: NDArray[np.int64]) -> BatchPlan:
-        """Return the plan of the clients at these places of the cohort, shape (R,)."""
+    def select(self, which: NDArray[np.int64]) -> BatchPlan:
+        """Return the plan of the clients at these positions of the cohort, shape (R,)."""
 
         def of(array: NDArray[Any] | None) -> Any:
             return None if array is None else array[:, which]
@@ -77,9 +77,9 @@ class BatchPlan:
             active=of(self.active),
         )
 
-    def single_client(self, place: int) -> BatchPlan:
-        """Return the plan of the one client at this place of the cohort, with its own steps."""
-        own, steps = self.take(np.array([place])), self.steps[place]
+    def single_client(self, position: int) -> BatchPlan:
+        """Return the plan of the client at this position of the cohort, with its own steps."""
+        own, steps = self.select(np.array([position])), self.steps[position]
         return replace(
             own,
             step_index=own.step_index[:steps],
@@ -150,6 +150,21 @@ class Task(ABC):
             batch = self.batch(*draws) if draws else batch
             yield batch
 
+    def gradient(self, x: Tensor, plan: BatchPlan) -> Tensor:
+        """Return each client's gradient at x on the batch of the plan's first step, shape (S, d).
+
+        Args:
+            x: the model, shape (d,).
+            plan: whose first step says which samples are used, such as all of a client's.
+        """
+        params, gradient = self.layout.unflatten(x), loss_gradient(self.loss)
+        batch = next(self.batches(plan))
+        rows = [
+            self.layout.flatten(gradient(params, *(part[s] for part in batch)))
+            for s in range(len(plan.clients))
+        ]
+        return torch.stack(rows)
+
     @abstractmethod
     def evaluate(self, x: Tensor, clients: bool = True) -> Evaluation:
         """Return how good the model x, shape (d,), is.
@@ -169,6 +184,26 @@ class Task(ABC):
         raise InvalidInputError(
             "algorithm: this problem cannot be pooled; choose a federated method"
         )
+
+
+def loss_gradient(loss: Callable[..., Tensor]) -> Callable[..., Params]:
+    """Return the gradient of a loss with respect to its first argument, named tensors.
+
+    Equivalent to `torch.func.grad`, whose first use imports the compiler and takes a second: too
+    long for a client of a deployment, which answers each message in a new process.
+    """
+
+    def gradient(params: Params, *batch: Tensor) -> Params:
+        leaves = {name: tensor.detach().requires_grad_() for name, tensor in params.items()}
+        with torch.enable_grad():
+            value = loss(leaves, *batch)
+        slopes = torch.autograd.grad(value, list(leaves.values()), allow_unused=True)
+        return {
+            name: torch.zeros_like(tensor) if slope is None else slope
+            for (name, tensor), slope in zip(leaves.items(), slopes, strict=True)
+        }
+
+    return gradient
 
 
 def each_step(draws: BatchInputs, steps: int) -> Iterator[BatchInputs]:

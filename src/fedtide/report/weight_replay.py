@@ -1,4 +1,4 @@
-"""What each client's update counted, round by round: the algorithm replayed over the log."""
+"""The weight of each client's update, round by round, by replaying the algorithm on the log."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import polars as pl
 import torch
 from numpy.typing import NDArray
 
-from fedtide.algorithms import Algorithm, ClientUpdates
+from fedtide.algorithms import ClientUpdates, Cohort, Instructions, RoundDriver
 from fedtide.errors import InvalidInputError
 from fedtide.population import Population
 from fedtide.report.loading import FinishedRun
@@ -18,39 +18,39 @@ from fedtide.simulation import Experiment
 
 Floats = NDArray[np.float64]
 
-_ROUNDS = 5000  # what is replayed at most
+_ROUNDS = 5000  # replayed at most
 
 
 @dataclass(frozen=True)
 class WeightHistory:
-    """The weights of the clients that were used, one entry for each round and client.
+    """The weights of used updates, one entry per round and client.
 
     Args:
         rounds: t, shape (M,).
         clients: n, shape (M,).
-        weights: N a_t^n, scaled so that a client counts 1 in a round on average over all clients
-            and rounds, shape (M,): 1 / p_n where clients count alike.
+        weights: N a_t^n, scaled to a mean of 1 per round over all clients and rounds, shape
+            (M,): 1 / p_n if all clients count equally.
     """
 
     rounds: NDArray[np.int64]
     clients: NDArray[np.int64]
     weights: Floats
 
-    def of(self, client: int) -> tuple[NDArray[np.int64], Floats]:
-        """Return the rounds in which a client was used, and what it counted."""
+    def select(self, client: int) -> tuple[NDArray[np.int64], Floats]:
+        """Return the rounds in which a client's update was used, and its weights."""
         here = self.clients == client
         return self.rounds[here], self.weights[here]
 
 
 def history(run: FinishedRun) -> WeightHistory | None:
-    """Return what every update of a run counted; None where the method cannot be replayed.
+    """Return the weight of every update of a run; None if the method cannot be replayed.
 
-    Weights depend on who took part, not on what was learnt, so the algorithm is run over the log
-    with a model of one number whose updates are 0; the first 5000 rounds are.
+    Weights depend on who took part, not on what was learnt, so the algorithm is replayed on the log
+    with a model of one number and updates of 0, for at most 5000 rounds.
     """
     try:
         experiment = Experiment.from_dict(run.experiment)
-    except InvalidInputError:  # a class that is not to be had here
+    except InvalidInputError:  # a class that is not available here
         return None
     if experiment.algorithm.centralised:
         return None
@@ -66,63 +66,46 @@ def history(run: FinishedRun) -> WeightHistory | None:
 def _replayed(
     experiment: Experiment, run: FinishedRun
 ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64], Floats]]:
-    """Yield, for every round with somebody, the round, the clients and N a_t^n."""
-    algorithm, size = experiment.algorithm, len(run.clients)
-    state = algorithm.init(torch.zeros(1, dtype=torch.float64), _population(run))
-    present = _present(run)
+    """Yield, for every round with an update, the round, the clients and N a_t^n."""
+    size, participants = len(run.clients), _participants(run)
+    start = torch.zeros(1, dtype=torch.float64)
+    driver = RoundDriver(experiment.algorithm, start, _population(run))
+    samples = None
+    if "samples" in run.clients.columns:
+        samples = torch.from_numpy(run.clients["samples"].to_numpy(writable=True))
+
+    def train(instructions: Instructions, cohort: Cohort) -> ClientUpdates:
+        zeros = torch.zeros((len(cohort), 1), dtype=torch.float64)
+        return ClientUpdates(
+            clients=cohort.clients,
+            weights=cohort.weights,
+            deltas=zeros,
+            lr=lr,
+            steps=torch.ones(len(cohort), dtype=torch.int64),
+            samples=None if samples is None else samples[cohort.clients],
+            gradients=zeros,
+        )
+
     for t in range(min(experiment.rounds, _ROUNDS)):
-        clients, weights = present.get(t, (_NOBODY, np.zeros(0)))
         lr = experiment.local.rate(t)
-        if len(clients):
-            state = _absorbed(algorithm, state, clients, weights, run, lr)
-        state, info = algorithm.step(state, lr)
+        info = driver.run(participants.get(t, _EMPTY), lr, train)
         if len(info.clients):
             ids = info.clients.numpy()
             yield np.full(len(ids), t), ids, size * info.weights.double().numpy()
 
 
-_NOBODY = np.zeros(0, dtype=np.int64)
+_EMPTY = Cohort.uniform(torch.zeros(0, dtype=torch.int64))
 
 
-def _absorbed(
-    algorithm: Algorithm,
-    state: object,
-    clients: NDArray[np.int64],
-    weights: Floats,
-    run: FinishedRun,
-    lr: float,
-) -> object:
-    """Let the algorithm fold in updates of 0 from those it wants of these clients."""
-    reported = torch.from_numpy(clients)
-    chosen = algorithm.cohort(state, reported)
-    if chosen is not reported:
-        weights = np.full(len(chosen), 1 / max(1, len(chosen)))
-    if not len(chosen):
-        return state
-    zeros = torch.zeros((len(chosen), 1), dtype=torch.float64)
-    samples = None
-    if "samples" in run.clients.columns:
-        samples = torch.from_numpy(run.clients["samples"].to_numpy()[chosen.numpy()])
-    algorithm.instruct(state, chosen)
-    reports = ClientUpdates(
-        clients=chosen,
-        weights=torch.from_numpy(weights),
-        updates=zeros,
-        lr=lr,
-        steps=torch.ones(len(chosen), dtype=torch.int64),
-        samples=samples,
-        gradients=zeros,
-    )
-    return algorithm.absorb(state, reports)
-
-
-def _present(run: FinishedRun) -> dict[int, tuple[NDArray[np.int64], Floats]]:
-    """Return the clients that reported, and their weights, by round."""
+def _participants(run: FinishedRun) -> dict[int, Cohort]:
+    """Return the clients that reported, with their weights, by round."""
     log = pl.read_parquet(run.folder.participation)
     log = log.filter(pl.col("stage").is_in(["reported", "used"]), pl.col("round") < _ROUNDS)
     grouped = log.group_by("round").agg("client", pl.col("weight").fill_null(0.0))
     return {
-        t: (np.array(clients, dtype=np.int64), np.array(weights))
+        t: Cohort(
+            torch.tensor(clients, dtype=torch.int64), torch.tensor(weights, dtype=torch.float64)
+        )
         for t, clients, weights in grouped.iter_rows()
     }
 

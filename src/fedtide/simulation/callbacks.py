@@ -1,4 +1,4 @@
-"""Who is told of a run under way."""
+"""Callbacks that a run reports its progress to."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from abc import ABC, abstractmethod
 
 
 class ProgressCallback(ABC):
-    """Is told of every round; the loop does not care what it does with it."""
+    """Is called after every round; what it does cannot affect the run."""
 
     @abstractmethod
     def update(self, ended: int, rounds: int, loss: float | None) -> None:
-        """Take note that `ended` of `rounds` rounds are over, with the last loss evaluated."""
+        """Receive that `ended` of `rounds` rounds are completed, and the last evaluated loss."""
 
 
-class Silent(ProgressCallback):
-    """Shows nothing."""
+class NoProgress(ProgressCallback):
+    """Ignores the progress."""
 
     def update(self, ended: int, rounds: int, loss: float | None) -> None:
-        """Show nothing."""
+        """Do nothing."""

@@ -1,4 +1,4 @@
-"""Checkpoints: one safetensors file each, recognised by its checksum; the last two are kept."""
+"""Checkpoints: one safetensors file each, verified by a checksum; the last two are kept."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _logger = logging.getLogger("fedtide")
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A run after `round` rounds.
+    """The state of a run after `round` rounds.
 
     Args:
-        round: how many rounds have ended.
-        tensors: everything that is numbers.
+        round: the number of completed rounds.
+        tensors: all tensors of the state.
         facts: everything else, as JSON.
     """
 
@@ -49,26 +49,26 @@ def save(folder: Path, checkpoint: Checkpoint) -> None:
 
 
 def load_newest(
-    folder: Path, usable: Callable[[Checkpoint], bool] = lambda checkpoint: True
+    folder: Path, is_usable: Callable[[Checkpoint], bool] = lambda checkpoint: True
 ) -> Checkpoint | None:
-    """Return the newest checkpoint that is whole and usable; None where there is none.
+    """Return the newest intact and usable checkpoint, or None.
 
-    What is passed over is named in a warning (logger "fedtide").
+    A warning (logger "fedtide") names every checkpoint that is skipped.
     """
     for path in reversed(numbered(folder, "safetensors")):
         checkpoint = _load(path)
-        if checkpoint is not None and usable(checkpoint):
+        if checkpoint is not None and is_usable(checkpoint):
             return checkpoint
         _logger.warning(
-            "%s or the log that it counts on is damaged; going on from the checkpoint before it, "
-            "or from the beginning where there is none",
+            "%s, or the log that it relies on, is damaged; continuing from the checkpoint before "
+            "it, or from the beginning if it was the first",
             path,
         )
     return None
 
 
 def _load(path: Path) -> Checkpoint | None:
-    """Return the checkpoint in a file, or None if the file is not as it was written."""
+    """Return the checkpoint in a file, or None if the file is damaged."""
     try:
         tensors = safetensors.torch.load_file(path)
         with safe_open(path, framework="pt") as file:

@@ -1,7 +1,7 @@
-"""Between plain data (what a YAML file holds) and the objects of an experiment.
+"""Conversion of plain data (the content of a YAML file) to the objects of an experiment, and back.
 
-Every configured thing is a frozen dataclass. A room's table names its classes; the annotations of
-the fields say what goes where. So a new method, process or partition needs no code here.
+Every configurable object is a frozen dataclass. Registries map `type` names to classes, and the
+annotations of the fields say what goes where, so a new method or process needs no code here.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ from torch import Tensor
 
 from fedtide.errors import InvalidInputError, did_you_mean
 
-Families = Mapping[type, Mapping[str, type]]
-"""The tables: for each base class, its classes by the name that `type:` takes."""
+Registries = Mapping[type, Mapping[str, type]]
+"""For each base class, its classes by the name that `type:` takes."""
 
 
 class Builder:
     """Builds objects from plain data, and plain data from objects.
 
     Args:
-        families: the tables of all rooms.
-        built_elsewhere: further classes by the name that `type:` takes, whose own room builds them.
+        registries: of all base classes.
+        named_only: further classes with a `type` name that are not built here.
     """
 
     def __init__(
-        self, families: Families, built_elsewhere: Mapping[str, type] = types.MappingProxyType({})
+        self, registries: Registries, named_only: Mapping[str, type] = types.MappingProxyType({})
     ) -> None:
-        self._families = families
-        tables = (*families.values(), built_elsewhere)
+        self._registries = registries
+        tables = (*registries.values(), named_only)
         self._names = {cls: name for table in tables for name, cls in table.items()}
 
     def build(self, kind: Any, value: Any, path: str = "") -> Any:
@@ -51,27 +51,28 @@ class Builder:
             InvalidInputError: with the path of the field and the mend.
         """
         members = get_args(kind) if _is_union(kind) else (kind,)
-        for member in members:
+        for annotation in members:
+            member = get_origin(annotation) or annotation
             if not isinstance(member, type):
                 continue
-            if member in self._families and (len(members) == 1 or _names_one(member, value)):
-                return self._of_family(member, value, path)
+            if member in self._registries and (len(members) == 1 or _is_registered(member, value)):
+                return self._build_registered(member, value, path)
             if is_dataclass(member) and isinstance(value, member):
                 return value
             if is_dataclass(member) and isinstance(value, Mapping):
-                return self._of_class(member, value, path)
+                return self._build_dataclass(member, value, path)
             if is_dataclass(member) and len(members) == 1:
                 keys = ", ".join(field.name for field in fields(member))
                 raise InvalidInputError(
-                    f"{path}: {value!r:.60} is no mapping; give its keys ({keys})"
+                    f"{path}: {value!r:.60} is not a mapping; give its keys ({keys})"
                 )
-        return _leaf(kind, value, path)
+        return _convert(kind, value, path)
 
     def to_dict(self, thing: Any) -> Any:
-        """Return the plain data from which `build` makes the same object again.
+        """Return plain data from which `build` makes an equal object.
 
         Raises:
-            InvalidInputError: an object that a file cannot describe.
+            InvalidInputError: an object that plain data cannot describe.
         """
         if is_dataclass(thing) and not isinstance(thing, type):
             name = self._names.get(type(thing))
@@ -92,11 +93,11 @@ class Builder:
             "describe it by name, or run without a folder"
         )
 
-    def _of_family(self, base: type, value: Any, path: str) -> Any:
-        """Return one of the classes of a table: from an object, a type name, or a mapping."""
+    def _build_registered(self, base: type, value: Any, path: str) -> Any:
+        """Return an object of a registered class: from an object, a type name, or a mapping."""
         if isinstance(value, base):
             return value
-        table = self._families[base]
+        table = self._registries[base]
         if not isinstance(value, str | Mapping):
             raise InvalidInputError(
                 f"{path}: {value!r:.60} is not a `type`; {did_you_mean('', table)}"
@@ -109,10 +110,10 @@ class Builder:
             raise InvalidInputError(
                 f"{_join(path, 'type')}: unknown {name!r:.60}; {did_you_mean(str(name), table)}"
             )
-        return self._of_class(table[name], value, path)
+        return self._build_dataclass(table[name], value, path)
 
-    def _of_class(self, cls: type, value: Mapping[str, Any], path: str) -> Any:
-        """Return the dataclass with these fields."""
+    def _build_dataclass(self, cls: type, value: Mapping[str, Any], path: str) -> Any:
+        """Return an object of this dataclass with these fields."""
         hints = get_type_hints(cls)
         known = {field.name: field for field in fields(cls) if field.init}
         for key in value:
@@ -123,7 +124,7 @@ class Builder:
         for name, field in known.items():
             required = field.default is MISSING and field.default_factory is MISSING
             if required and name not in value:
-                raise InvalidInputError(f"{_join(path, name)}: missing; give it a value")
+                raise InvalidInputError(f"{_join(path, name)}: missing; give a value")
         built = {key: self.build(hints[key], v, _join(path, key)) for key, v in value.items()}
         try:
             return cls(**built)
@@ -132,7 +133,7 @@ class Builder:
 
 
 def _join(path: str, key: Any) -> str:
-    """Return the dotted path of a key; a key that does not fit one line is written as Python does.
+    """Return the dotted path of a key; unprintable and long keys are quoted.
 
     >>> _join("local", "lr"), _join("", "l\\n")
     ('local.lr', "'l\\\\n'")
@@ -147,13 +148,13 @@ def _is_union(kind: Any) -> bool:
     return get_origin(kind) in (Union, types.UnionType)
 
 
-def _names_one(base: type, value: Any) -> bool:
-    """Say whether a value for a union with other things is meant for the table of `base`."""
+def _is_registered(base: type, value: Any) -> bool:
+    """Return whether a value of a union type describes an object of a registered class."""
     return isinstance(value, base | Mapping) or (isinstance(value, str) and not _is_number(value))
 
 
 def _is_number(text: str) -> bool:
-    """Say whether a string is a number that YAML did not take for one, such as 1e-3."""
+    """Return whether a string is a number that YAML did not recognise, such as 1e-3."""
     try:
         float(text)
     except ValueError:
@@ -161,8 +162,8 @@ def _is_number(text: str) -> bool:
     return True
 
 
-def _leaf(kind: Any, value: Any, path: str) -> Any:
-    """Return a value of a plain type, converted as pydantic converts (`"1e-3"` is a float)."""
+def _convert(kind: Any, value: Any, path: str) -> Any:
+    """Return a value of a plain type, converted by pydantic (`"1e-3"` becomes a float)."""
     try:
         built = _adapter(kind).validate_python(value)
     except ValidationError as error:
@@ -179,9 +180,7 @@ def _leaf(kind: Any, value: Any, path: str) -> Any:
 def _refuse_huge(value: Any, path: str) -> None:
     """Refuse whole numbers of more than 64 bits, which no array can hold."""
     if isinstance(value, int) and not -(2**63) <= value < 2**63:
-        raise InvalidInputError(
-            f"{path}: {value!r:.60} is too large a number; give one below 2**63"
-        )
+        raise InvalidInputError(f"{path}: {value!r:.60} is too large; give a number below 2**63")
     if isinstance(value, list | tuple):
         for part in value:
             _refuse_huge(part, path)
@@ -189,17 +188,19 @@ def _refuse_huge(value: Any, path: str) -> None:
 
 @lru_cache(maxsize=512)
 def _adapter(kind: Any) -> TypeAdapter[Any]:
-    """Return pydantic's reader of an annotation; classes it does not know are checked as such."""
+    """Return pydantic's adapter of an annotation; unknown classes are checked by isinstance."""
     try:
-        return TypeAdapter(_known(kind), config=ConfigDict(arbitrary_types_allowed=True))
+        return TypeAdapter(
+            _without_array_types(kind), config=ConfigDict(arbitrary_types_allowed=True)
+        )
     except PydanticSchemaGenerationError:
         return TypeAdapter(Any)
 
 
-def _known(kind: Any) -> Any:
-    """Return the annotation with every NumPy array type replaced by the bare class."""
+def _without_array_types(kind: Any) -> Any:
+    """Return the annotation with NumPy array types replaced by the class `np.ndarray`."""
     if get_origin(kind) is np.ndarray:
         return np.ndarray
     if _is_union(kind):
-        return Union[tuple(_known(member) for member in get_args(kind))]  # noqa: UP007
+        return Union[tuple(_without_array_types(member) for member in get_args(kind))]  # noqa: UP007
     return kind

@@ -1,4 +1,4 @@
-"""The experiment: everything that decides a run, as one value or one YAML file."""
+"""The experiment: everything that determines a run, as one object or one YAML file."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from fedtide.problems import PARTITIONS, PROBLEMS, Partition, Problem
 from fedtide.problems.models.registry import MODEL_TYPES
 from fedtide.problems.weighted_objective import Objective
 from fedtide.simulation.config import Builder
-from fedtide.simulation.yaml_loading import NotUsable, parse
+from fedtide.simulation.yaml_loading import YamlError, parse
 from fedtide.training import PROJECTIONS, SCHEDULES, LocalTraining
 from fedtide.training.lr_schedules import LearningRateSchedule
 from fedtide.training.projection import Projection
@@ -47,13 +47,16 @@ BUILDER = Builder(
         Projection: PROJECTIONS,
         LearningRateSchedule: SCHEDULES,
     },
-    built_elsewhere=MODEL_TYPES,
+    named_only=MODEL_TYPES,
 )
-"""Knows every class that an experiment file can name."""
+"""Builds every class that an experiment file can name."""
 
 
 HOW = ("checkpoint", "compile", "device", "log", "max_stack_bytes", "record_iterates", "trainer")
-"""The fields of an experiment that say how it is run, not what is learnt."""
+"""The fields of an experiment that say how it is computed, not what is learnt."""
+
+
+LogStage = Literal["available", "selected", "reported", "used"]
 
 
 @dataclass(frozen=True)
@@ -61,8 +64,8 @@ class Evaluate:
     """When the model is evaluated.
 
     Args:
-        every: after every so many rounds, and before the first; 0: only after the last round.
-        clients: whether each client is evaluated, too; leave it out where there are millions.
+        every: in rounds, counted from the initial model; 0: only after the last round.
+        clients: whether each client is evaluated as well; switch it off for millions of clients.
 
     Raises:
         InvalidInputError: a negative number.
@@ -75,17 +78,17 @@ class Evaluate:
         at_least("every", self.every, 0)
 
     def due(self, ended: int, rounds: int) -> bool:
-        """Say whether to evaluate when this many of the rounds have ended."""
+        """Return whether an evaluation is due after `ended` of `rounds` rounds."""
         return ended == rounds or (self.every > 0 and ended % self.every == 0)
 
 
 @dataclass(frozen=True)
 class Checkpoints:
-    """When a run with a folder is saved; what is saved does not depend on it.
+    """When the checkpoints of a run with a folder are written; results do not depend on it.
 
     Args:
-        seconds: after so many seconds since the last time.
-        every: after every so many rounds; None: by the clock alone.
+        seconds: between two checkpoints.
+        every: in rounds, in addition; None: by the clock alone.
 
     Raises:
         InvalidInputError: a number that is not positive.
@@ -102,37 +105,38 @@ class Checkpoints:
 
 @dataclass(frozen=True)
 class Experiment:
-    """Everything that decides a run.
+    """Everything that determines a run.
 
     Args:
         problem: what is learnt, and from which clients.
-        participation: who could take part, round by round.
+        participation: which clients are available in each round.
         algorithm: how updates become the next model.
         local: what a client does in a round.
         rounds: T >= 1.
-        seed: of everything random.
-        name: for people.
-        objective: what is wanted, Σ a_n F_n: "uniform" (a_n = 1 / N), "samples" (the shares of all
-            samples), or a weight per client.
-        selection: who of the available takes part.
-        dropout: who of the selected reports back.
+        seed: of all random draws.
+        name: shown in tables and figures.
+        objective: the weights of Σ a_n F_n: "uniform" (a_n = 1 / N), "samples" (each client's share
+            of all samples), or a weight per client.
+        selection: which of the available clients are selected.
+        dropout: the dropout model: which of the selected clients report.
         evaluation: when the model is evaluated.
-        dtype: of the model and the data. With "bfloat16" networks compute their gradients in it,
-            while the model, the updates and the evaluation are float32: faster where the processor
-            has matrix units for it, and rounded to three digits.
+        dtype: of the model and the data. With "bfloat16", networks compute gradients in it, while
+            the model, the updates and the evaluation are float32: faster on processors with matrix
+            units for it, and rounded to three digits.
         device: such as "cpu" or "cuda".
-        trainer: "reference", "stacked", "compiled", or "auto", which measures and says what it
-            picked.
-        compile: whether a trainer may compile the local steps, which takes seconds at first (and a
-            C++ compiler on CPU; without one nothing is compiled).
-        on_nonfinite: what an update that is not finite does: "stop" ends the run, "drop" leaves the
-            update out and logs it as reported but not used.
+        trainer: "reference" (readable, slow), "stacked" (a chunk of clients at once), "compiled"
+            (the same, compiled), "threaded" (one client per thread, for convolutions on CPU),
+            "threaded-compiled", or "auto", which measures them and reports its choice.
+        compile: whether a trainer may compile the local steps, which takes seconds in the first
+            round and, on CPU, needs a C++ compiler.
+        on_nonfinite: what happens to an update that is not finite: "stop" ends the run, "drop"
+            ignores the update and logs it as reported but not used.
         log: the lowest stage that the participation log keeps.
         checkpoint: when a run with a folder is saved.
         record_iterates: whether to keep x_0, ..., x_T.
-        max_stack_bytes: how much memory the updates of clients that train together may take; a
-            larger cohort trains in parts, with the same result to rounding. More than the default
-            is slower: such memory is asked of the system anew in every round.
+        max_stack_bytes: the memory that the updates of clients trained together may take; larger
+            cohorts train in chunks, with the same result up to rounding. More than the default is
+            slower, because such memory is allocated again in every round.
 
     Raises:
         InvalidInputError: a value outside its range.
@@ -140,7 +144,7 @@ class Experiment:
 
     problem: Problem
     participation: Availability
-    algorithm: Algorithm
+    algorithm: Algorithm[Any]
     local: LocalTraining
     rounds: int
     seed: int = 0
@@ -154,7 +158,7 @@ class Experiment:
     trainer: TrainerName = "auto"
     compile: bool = True
     on_nonfinite: Literal["stop", "drop"] = "stop"
-    log: Literal["available", "selected", "reported", "used"] = "available"
+    log: LogStage = "available"
     checkpoint: Checkpoints = field(default_factory=Checkpoints)
     record_iterates: bool = False
     max_stack_bytes: int = 2**25
@@ -170,17 +174,17 @@ class Experiment:
             torch.empty(0, device=self.device)
         except (RuntimeError, AssertionError):
             raise InvalidInputError(
-                f"device: {self.device!r} is not to be had here; try 'cpu'"
+                f"device: {self.device!r} is not available; use 'cpu'"
             ) from None
 
     @property
     def schedule(self) -> Schedule:
-        """Who takes part: the process, the selection and the report step together."""
+        """The availability process, the selection and the dropout model together."""
         return Schedule(self.participation, self.selection, self.dropout)
 
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any]) -> Experiment:
-        """Return the experiment that plain data (a parsed file) or ready objects describe."""
+        """Return the experiment described by plain data (a parsed file) or finished objects."""
         experiment: Experiment = BUILDER.build(cls, dict(plain))
         return experiment
 
@@ -194,7 +198,7 @@ class Experiment:
         return cls.from_dict(override(read_yaml(path), overrides))
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the experiment as plain data, every default written out."""
+        """Return the experiment as plain data, including all defaults."""
         plain: dict[str, Any] = BUILDER.to_dict(self)
         return plain
 
@@ -207,19 +211,19 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
     """
     try:
         plain = parse(Path(path).read_text(encoding="utf-8"))
-    except NotUsable as error:
-        raise InvalidInputError(f"{path}: {error}; mend the file") from None
+    except YamlError as error:
+        raise InvalidInputError(f"{path}: {error}; correct the file") from None
     except (OSError, ValueError) as error:
         raise InvalidInputError(
             f"{path}: cannot be read ({type(error).__name__}); check the path"
         ) from None
     if not isinstance(plain, dict):
-        raise InvalidInputError(f"{path}: holds no keys; an experiment begins with `problem:`")
+        raise InvalidInputError(f"{path}: not a mapping; an experiment begins with `problem:`")
     return plain
 
 
 def override(plain: dict[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
-    """Return the plain data with `KEY=VALUE`s put in; keys are dotted, values are YAML.
+    """Return the plain data with `KEY=VALUE`s applied; keys are dotted, values are YAML.
 
     >>> override({"algorithm": "fedau"}, ["algorithm.cutoff=20", "rounds=5"])
     {'algorithm': {'type': 'fedau', 'cutoff': 20}, 'rounds': 5}
@@ -227,10 +231,10 @@ def override(plain: dict[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
     for text in overrides:
         key, equals, value = text.partition("=")
         if not equals or not key:
-            raise InvalidInputError(f"{text}: not KEY=VALUE, such as rounds=50")
+            raise InvalidInputError(f"{text}: not KEY=VALUE; write for example rounds=50")
         try:
             put(plain, key.split("."), parse(value))
-        except NotUsable:
+        except YamlError:
             raise InvalidInputError(
                 f"{key}: the value {value!r:.60} is not YAML; quote it"
             ) from None
@@ -238,7 +242,7 @@ def override(plain: dict[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
 
 
 def put(plain: dict[str, Any], keys: list[str], value: Any) -> None:
-    """Set plain[k_1]...[k_n] = value, making mappings on the way (a bare name becomes a type)."""
+    """Set plain[k_1]...[k_n] = value, creating mappings (a bare name becomes a `type`)."""
     for key in keys[:-1]:
         inner = plain.get(key)
         if isinstance(inner, str):
@@ -252,7 +256,7 @@ def differences(old: Any, new: Any, path: str = "") -> list[str]:
     """Return the dotted keys in which two pieces of plain data differ, with both values.
 
     >>> differences({"rounds": 5, "local": {"lr": 0.1}}, {"rounds": 6, "local": {"lr": 0.1}})
-    ['rounds (5 there, 6 here)']
+    ['rounds (was 5, is 6)']
     """
     if isinstance(old, dict) and isinstance(new, dict):
         keys = list(dict.fromkeys([*old, *new]))
@@ -261,7 +265,7 @@ def differences(old: Any, new: Any, path: str = "") -> list[str]:
             for key in keys
             for line in differences(old.get(key), new.get(key), f"{path}.{key}" if path else key)
         ]
-    return [] if old == new else [f"{path} ({old!r:.40} there, {new!r:.40} here)"]
+    return [] if old == new else [f"{path} (was {old!r:.40}, is {new!r:.40})"]
 
 
 REQUIRED = {
@@ -269,4 +273,4 @@ REQUIRED = {
     for field in fields(Experiment)
     if field.default is MISSING and field.default_factory is MISSING
 }
-"""The keys that every experiment gives."""
+"""The keys that every experiment must have."""

@@ -1,4 +1,4 @@
-"""Ending a run in good order when somebody asks for it."""
+"""Signals that end a run cleanly."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from fedtide.errors import Interrupted as Interrupted
 
 
 class Interruption:
-    """While it is entered, Ctrl-C and SIGTERM only set `asked`; a second Ctrl-C ends at once.
+    """A context in which Ctrl-C and SIGTERM only set `requested`; a second Ctrl-C ends at once.
 
-    Signals can be caught in the main thread only; elsewhere nothing changes.
+    Signals can be handled in the main thread only; in other threads the context does nothing.
 
     Attributes:
-        asked: whether the run has been asked to end.
+        requested: whether the run was asked to end.
     """
 
     def __init__(self) -> None:
-        self.asked = False
+        self.requested = False
         self._before: dict[int, object] = {}
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM):
-                self._before[number] = signal.signal(number, self._ask)
+                self._before[number] = signal.signal(number, self._request)
         return self
 
     def __exit__(
@@ -38,7 +38,7 @@ class Interruption:
         for number, handler in self._before.items():
             signal.signal(number, handler)  # type: ignore[arg-type]
 
-    def _ask(self, number: int, frame: FrameType | None) -> None:
-        if self.asked and number == signal.SIGINT:
-            raise Interrupted("ended at once; --resume goes on from the last checkpoint")
-        self.asked = True
+    def _request(self, number: int, frame: FrameType | None) -> None:
+        if self.requested and number == signal.SIGINT:
+            raise Interrupted("ended at once; continue from the last checkpoint with --resume")
+        self.requested = True

@@ -1,4 +1,4 @@
-"""The loop: one experiment, round by round."""
+"""The simulation loop: one experiment, round by round."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ from typing import Any
 import numpy as np
 import polars as pl
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from fedtide.algorithms import ClientUpdates, RoundInfo
+from fedtide.algorithms import ClientUpdates, Cohort, Instructions, RoundDriver, RoundInfo
 from fedtide.algorithms.serialization import from_tensors, to_tensors
 from fedtide.errors import InvalidInputError, error_prefix
 from fedtide.participation import Ids, LogColumns, Participants, RunningSchedule, round_rows
@@ -22,7 +21,7 @@ from fedtide.problems.weighted_objective import weigh_objective
 from fedtide.simulation.checkpoint import Checkpoint
 from fedtide.simulation.divergence import check_loss, check_step, drop_or_raise_nonfinite
 from fedtide.simulation.experiment import Experiment
-from fedtide.simulation.local_round import LocalRound, check_fit
+from fedtide.simulation.local_round import LocalRound, require_plain_sgd
 from fedtide.simulation.metrics import ParticipationTally, clients_table, metrics_row
 from fedtide.simulation.task_cache import prepare_cached
 from fedtide.training.trainers.select import TrainerName
@@ -30,7 +29,7 @@ from fedtide.training.trainers.select import TrainerName
 
 @dataclass
 class Timings:
-    """Where the seconds of a run went; kept apart from its results, which never depend on them.
+    """The seconds that a run took; kept apart from its results, which do not depend on them.
 
     Args:
         rounds: rounds run in this process.
@@ -44,17 +43,18 @@ class Timings:
 
 
 class Run:
-    """One experiment under way.
+    """An experiment while it runs.
 
     Args:
         experiment: what to run.
-        trainer: the trainer that an earlier part of this run picked; None picks by the experiment.
+        trainer: the trainer with which an earlier part of this run was computed; None: that of the
+            experiment.
 
     Attributes:
-        ended: how many rounds have ended.
-        state: the algorithm's state.
+        ended: the number of completed rounds.
+        driver: holds the algorithm's state.
         metrics: one mapping per evaluation.
-        log: rows of the participation log that nobody has taken away yet.
+        log: the rows of the participation log that have not been written yet.
     """
 
     def __init__(self, experiment: Experiment, trainer: TrainerName | None = None) -> None:
@@ -66,17 +66,17 @@ class Run:
             raise InvalidInputError("dtype: bfloat16 is for networks; use float32 or float64 here")
         self.task = weigh_objective(task, experiment.objective)
         self.population, self._participation = _start_participation(experiment, self.task)
-        check_fit(algorithm, experiment.local)
-        self._work = LocalRound(
+        require_plain_sgd(algorithm, experiment.local)
+        self._local = LocalRound(
             self.task.pooled() if algorithm.centralised else self.task,
             experiment.local,
             seed,
             trainer or experiment.trainer,
-            experiment.rounds * _mean_cohort(self.population),
+            experiment.rounds * _mean_cohort_size(self.population),
             experiment.compile,
         )
         with error_prefix("algorithm"):
-            self.state = algorithm.init(self.task.start, self.population)
+            self.driver = RoundDriver(algorithm, self.task.start, self.population)
         self.ended = 0
         self.tally = ParticipationTally(self.population.clients)
         self.log: list[LogColumns] = []
@@ -88,44 +88,41 @@ class Run:
     @property
     def trainer_choice(self) -> str:
         """The trainer and why it was chosen, for people."""
-        return self._work.choice
+        return self._local.choice
 
     def start(self) -> None:
-        """Evaluate the initial model, if this is the beginning and the experiment asks for it."""
+        """Evaluate the initial model, at the beginning and if the experiment asks for it."""
         if self.ended == 0 and not self.metrics:
             self.evaluate_if_due()
 
     def round(self) -> None:
         """Run one round."""
-        t, began = self.ended, time.perf_counter()
-        # 1. Who takes part, and who of them reports back.
-        present = self._participation.round(t)
-        # 2. They train as the algorithm says, and it folds in what they report.
-        lr = self.experiment.local.rate(t)
-        used = self._train(present, lr)
-        # 3. The model moves.
-        self.state, info = self.experiment.algorithm.step(self.state, lr)
+        t, start = self.ended, time.perf_counter()
+        # 1. The participation says which clients take part, and which of them report.
+        participants = self._participation.round(t)
+        # 2. They train as instructed, the algorithm absorbs their updates and moves the model.
+        info, used = self._run_algorithm(participants)
         check_step(info, t)
-        # 4. The round is written down.
-        self._record(present, used, info)
+        # 3. The round is recorded.
+        self._record(participants, used, info)
         self.ended = t + 1
         self.timings.rounds += 1
-        self.timings.training += time.perf_counter() - began
+        self.timings.training += time.perf_counter() - start
 
     def evaluate_if_due(self) -> None:
-        """Evaluate the algorithm's output if the experiment asks for it now."""
+        """Evaluate the algorithm's output if an evaluation is due."""
         if not self.experiment.evaluation.due(self.ended, self.experiment.rounds):
             return
-        began = time.perf_counter()
+        start = time.perf_counter()
         self.evaluation = self._evaluate()
         self.metrics.append(metrics_row(self.ended, self.evaluation, self.tally))
-        self.timings.evaluation += time.perf_counter() - began
+        self.timings.evaluation += time.perf_counter() - start
         if self.experiment.on_nonfinite == "stop":
             check_loss(self.evaluation, self.ended)
 
     def output(self) -> Tensor:
         """Return the model that the algorithm recommends so far, shape (d,)."""
-        return self.experiment.algorithm.output(self.state)
+        return self.driver.output
 
     def _evaluate(self) -> Evaluation:
         return self.task.evaluate(self.output(), self.experiment.evaluation.clients)
@@ -140,9 +137,11 @@ class Run:
         return clients_table(self.population, self.tally, evaluation, self.ended)
 
     def checkpoint(self) -> Checkpoint:
-        """Return everything from which `restore` goes on."""
-        tensors = {f"state.{name}": tensor for name, tensor in to_tensors(self.state).items()}
-        tensors["feed.taken"] = torch.from_numpy(self._work.feed.steps_taken)
+        """Return everything that `restore` needs."""
+        tensors = {
+            f"state.{name}": tensor for name, tensor in to_tensors(self.driver.state).items()
+        }
+        tensors["steps_taken"] = torch.from_numpy(self._local.planner.steps_taken)
         for name in ("used", "share", "effective"):
             tensors[f"tally.{name}"] = torch.from_numpy(getattr(self.tally, name))
         if self.iterates:
@@ -150,18 +149,18 @@ class Run:
         facts = {
             "cohorts": self.tally.cohorts,
             "metrics": self.metrics,
-            "trainer": self._work.trainer.name,
+            "trainer": self._local.trainer.name,
         }
         return Checkpoint(self.ended, tensors, facts)
 
     def restore(self, checkpoint: Checkpoint) -> None:
-        """Go on from a checkpoint of the same experiment."""
+        """Continue from a checkpoint of the same experiment."""
         tensors = dict(checkpoint.tensors)
         state = {
             name.removeprefix("state."): t for name, t in tensors.items() if name[:6] == "state."
         }
-        self.state = from_tensors(self.state, state)
-        self._work.feed.steps_taken[:] = tensors["feed.taken"].numpy()
+        self.driver.state = from_tensors(self.driver.state, state)
+        self._local.planner.steps_taken[:] = tensors["steps_taken"].numpy()
         for name in ("used", "share", "effective"):
             getattr(self.tally, name)[:] = tensors[f"tally.{name}"].numpy()
         self.tally.cohorts = checkpoint.facts["cohorts"]
@@ -170,54 +169,46 @@ class Run:
             self.iterates = list(tensors["iterates"].to(self.task.start.device))
         self.ended = checkpoint.round
 
-    def _train(self, present: Participants, lr: float) -> Ids:
-        """Let the cohort train and the algorithm fold in what it reports; return who was used."""
-        clients, weights = self._cohort(present)
-        if self.experiment.algorithm.centralised:
-            if len(clients) == 0:
-                return clients
-            used = self._absorb(self._work.pooled(self.state.model, len(clients), lr))
-            return clients if len(used) else clients[:0]
-        at_once = self._work.chunk_size(self.experiment.max_stack_bytes)
-        parts = [clients[:0]]
-        for first in range(0, len(clients), at_once):
-            part = slice(first, first + at_once)
-            ids = torch.as_tensor(clients[part], device=self.task.start.device)
-            asked = self.experiment.algorithm.instruct(self.state, ids)
-            parts.append(self._absorb(self._work.reports(asked, clients[part], weights[part], lr)))
-        return np.concatenate(parts)
+    def _run_algorithm(self, participants: Participants) -> tuple[RoundInfo, Ids]:
+        """Run the algorithm's round; return what happened, and the clients whose updates count."""
+        experiment, t, start = self.experiment, self.ended, self.task.start
+        lr, centralised = experiment.local.rate(t), experiment.algorithm.centralised
+        used: list[Ids] = [participants.reported[:0]]
 
-    def _absorb(self, reports: ClientUpdates) -> Ids:
-        """Let the algorithm fold in the reports that are finite, and return whose they are."""
-        reports = drop_or_raise_nonfinite(reports, self.ended, self.experiment.on_nonfinite)
-        self.state = self.experiment.algorithm.absorb(self.state, reports)
-        used: Ids = reports.clients.cpu().numpy()
-        return used
+        def train(instructions: Instructions, cohort: Cohort) -> ClientUpdates:
+            updates = (
+                self._local.train_pooled(instructions.model, len(cohort), lr)
+                if centralised
+                else self._local.train(instructions, cohort, lr)
+            )
+            updates = drop_or_raise_nonfinite(updates, t, experiment.on_nonfinite)
+            clients = cohort.clients if centralised else updates.clients
+            used.append(clients.cpu().numpy() if len(updates.clients) else used[0])
+            return updates
 
-    def _cohort(self, present: Participants) -> tuple[Ids, NDArray[np.float64]]:
-        """Return who trains in this round, and their participation weights."""
-        reported = torch.from_numpy(present.reported)
-        chosen = self.experiment.algorithm.cohort(self.state, reported)
-        if chosen is reported:
-            return present.reported, present.weights
-        clients = chosen.numpy()
-        return clients, np.full(len(clients), 1 / max(1, len(clients)))
+        cohort = Cohort(
+            torch.as_tensor(participants.reported, device=start.device),
+            torch.as_tensor(participants.weights, device=start.device),
+        )
+        size = None if centralised else self._local.chunk_size(experiment.max_stack_bytes)
+        info = self.driver.run(cohort, lr, train, size)
+        return info, np.concatenate(used)
 
-    def _record(self, present: Participants, used: Ids, info: RoundInfo) -> None:
-        known = present.reported
+    def _record(self, participants: Participants, used: Ids, info: RoundInfo) -> None:
+        known = participants.reported
         if not np.array_equal(used, known):
             known = np.intersect1d(known, used, assume_unique=True)
-        self.log.append(round_rows(present, self.experiment.log, known))
+        self.log.append(round_rows(participants, self.experiment.log, known))
         self.tally.add(info.clients.cpu().numpy(), info.weights.double().cpu().numpy())
         if self.iterates:
-            self.iterates.append(self.state.model)
+            self.iterates.append(self.driver.state.model)
 
 
 def _start_participation(experiment: Experiment, task: Task) -> tuple[Population, RunningSchedule]:
-    """Return what is known about the clients, their rates included, and who takes part.
+    """Return the population with its participation rates, and the started schedule.
 
     Raises:
-        InvalidInputError: participation that does not fit the clients, or that ends before the run.
+        InvalidInputError: participation that does not fit the clients, or is shorter than the run.
     """
     schedule, seed = experiment.schedule, experiment.seed
     with error_prefix("participation"):
@@ -233,6 +224,6 @@ def _start_participation(experiment: Experiment, task: Task) -> tuple[Population
     return population, participation
 
 
-def _mean_cohort(population: Population) -> float:
-    """Return how many clients take part in a round, about: all where it is not known."""
+def _mean_cohort_size(population: Population) -> float:
+    """Return the mean number of clients per round; all clients if it is unknown."""
     return float(population.clients if population.rates is None else population.rates.sum())

@@ -1,4 +1,4 @@
-"""What a run remembers of itself: metrics, who took part, and what each client counted."""
+"""Metrics of a run, and what each client contributed to it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Floats = NDArray[np.float64]
 
 
 class ParticipationTally:
-    """What each client has counted so far, O(cohort) per round.
+    """Counts of each client's contributions so far, O(cohort) per round.
 
     Attributes:
         used: in how many rounds each client's update was used, shape (N,).
@@ -23,7 +23,7 @@ class ParticipationTally:
             objective that averaging over the participating minimises (paper 004, equation 3).
         effective: Σ_t N a_t^n, where a_t^n is the factor with which the update of client n entered
             the step of round t, shape (N,).
-        cohorts: the number of rounds in which somebody's update was used.
+        cohorts: the number of rounds with at least one used update.
     """
 
     def __init__(self, clients: int) -> None:
@@ -33,7 +33,7 @@ class ParticipationTally:
         self.cohorts = 0
 
     def add(self, clients: NDArray[np.int64], weights: Floats) -> None:
-        """Count one round in which these clients' updates entered the step with these factors."""
+        """Count a round in which these clients' updates entered the step with these factors."""
         if len(clients):
             self.used[clients] += 1
             self.share[clients] += 1 / len(clients)
@@ -46,10 +46,11 @@ class ParticipationTally:
 
 
 def metrics_row(ended: int, evaluation: Evaluation, tally: ParticipationTally) -> dict[str, Any]:
-    """Return one row of the metrics: the problem's, and the spread of each client figure.
+    """Return one row of metrics: those of the problem, and the spread of each client metric.
 
     `participation_loss` is Σ p_n F_n(x) with the participation weights so far (paper 004, equation
-    3), next to `loss`, the mean over clients: far below it, the model serves whoever came.
+    3), in contrast to `loss`, the mean over clients. If it is far lower, the model favours the
+    clients that take part most.
     """
     row: dict[str, Any] = {"round": ended, **evaluation.metrics}
     weights, losses = tally.objective(), evaluation.clients.get("loss")
@@ -62,10 +63,10 @@ def metrics_row(ended: int, evaluation: Evaluation, tally: ParticipationTally) -
 
 
 def spread(figure: str, values: Floats) -> dict[str, float]:
-    """Return how a figure spreads over the clients.
+    """Return the spread of a metric over the clients.
 
-    `worst_tenth` is the mean over the tenth of the clients that fare worst: those with the highest
-    loss, or the lowest of any other figure.
+    `worst_tenth` is the mean over the worst tenth of the clients: those with the highest loss, or
+    the lowest value of any other metric.
 
     >>> spread("accuracy", np.arange(20) / 20)["worst_tenth"]
     0.025
@@ -85,10 +86,10 @@ def spread(figure: str, values: Floats) -> dict[str, float]:
 def clients_table(
     population: Population, tally: ParticipationTally, evaluation: Evaluation, rounds: int
 ) -> pl.DataFrame:
-    """Return one row per client: what it holds, how often it came, what it counted, how it fares.
+    """Return one row per client: samples, participation, mean weight and last metrics.
 
     `weight` is the mean of N a_t^n over the rounds in which the client's update was used: 1 / p_n
-    where an algorithm makes up for participation.
+    for an algorithm that compensates for uneven participation.
     """
     columns: dict[str, Any] = {"client": np.arange(population.clients)}
     if population.samples is not None:

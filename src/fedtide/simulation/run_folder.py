@@ -1,4 +1,4 @@
-"""A run's folder: what lies where, written so that a kill at any moment loses nothing."""
+"""The folder of a run: its files, written so that a kill at any moment loses nothing."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ class RunFolder:
     """The files of one run.
 
     Args:
-        path: the folder; made when it is locked.
+        path: the folder; created when it is locked.
 
     Attributes:
-        log_chain: a checksum of the parts of the log that have been written so far.
+        log_chain: a chained checksum of the parts of the log written so far.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -42,36 +42,37 @@ class RunFolder:
         self.log_parts = self.path / "log"
         self._lock_file = self.path / ".lock"
         self.log_chain = ""
-        self._begun = (
+        self._initial_files = (
             self._lock_file,
             draft_of(self.experiment),
-        )  # of a run killed before it began
+        )  # of a run killed at its start
 
     @property
     def finished(self) -> bool:
-        """Whether the run in this folder has ended; its summary is the last file to be written."""
+        """Whether the run is complete; its summary is the last file to be written."""
         return self.summary.exists()
 
-    def check(self, plain: dict[str, Any], resume: bool) -> None:
-        """Make sure that the folder can hold this experiment.
+    def check(self, experiment: dict[str, Any], resume: bool) -> None:
+        """Check that the folder can hold this experiment.
 
         Raises:
-            InvalidInputError: not a folder, not empty without `resume`, or another experiment with it.
+            InvalidInputError: not a folder, not empty without `resume`, or a folder of another
+                experiment with `resume`.
         """
         if self.path.exists() and not self.path.is_dir():
             raise InvalidInputError(f"out: {self.path} is a file; give a folder")
         if self.experiment.exists() and resume:
-            if changed := differences(read_yaml(self.experiment), plain):
+            if changed := differences(read_yaml(self.experiment), experiment):
                 raise InvalidInputError(
                     f"resume: {self.path} holds another experiment: {'; '.join(changed)}; "
-                    "give the same one, or another folder"
+                    "give the same experiment or another folder"
                 )
-        elif self.path.exists() and any(p not in self._begun for p in self.path.iterdir()):
-            hint = "it holds no run" if resume else "choose another, or go on with --resume"
+        elif self.path.exists() and any(p not in self._initial_files for p in self.path.iterdir()):
+            hint = "it holds no run" if resume else "choose another, or continue with --resume"
             raise InvalidInputError(f"out: {self.path} is not empty; {hint}")
 
     def truncate_after(self, ended: int) -> None:
-        """Remove what was written after the checkpoint of round `ended`, and unfinished files."""
+        """Remove what was written after the checkpoint of round `ended`, and partial files."""
         for pattern in DRAFTS:
             for draft in filter(Path.is_file, self.path.rglob(pattern)):
                 draft.unlink()
@@ -81,33 +82,33 @@ class RunFolder:
                     file.unlink()
 
     def add_to_log(self, ended: int, rows: pl.DataFrame) -> None:
-        """Write the rows since the last time as the part that ends with round `ended`."""
+        """Write the rows since the last call as the part of the log up to round `ended`."""
         part = self.log_parts / f"{ended:09d}.parquet"
         write_frame(part, rows)
-        self.log_chain = _chained(self.log_chain, part)
+        self.log_chain = _chain(self.log_chain, part)
 
     def chain_until(self, ended: int) -> str:
         """Return the checksum of the parts of the log up to the one of round `ended`."""
         parts = [p for p in numbered(self.log_parts, "parquet") if int(p.stem) <= ended]
-        return reduce(_chained, parts, "")
+        return reduce(_chain, parts, "")
 
     def read_log(self) -> list[pl.DataFrame]:
-        """Return the parts of the log in the order of the rounds."""
+        """Return the parts of the log in order."""
         return [pl.read_parquet(part) for part in numbered(self.log_parts, "parquet")]
 
     def drop_log_parts(self) -> None:
-        """Remove the parts of the log; the whole log is written."""
+        """Remove the parts of the log, once the whole log is written."""
         for part in numbered(self.log_parts, "parquet"):
             part.unlink()
-        with suppress(OSError):  # there is none, or it holds what is not ours
+        with suppress(OSError):  # it does not exist, or holds other files
             self.log_parts.rmdir()
 
     @contextmanager
-    def lock(self, plain: dict[str, Any], resume: bool) -> Iterator[None]:
-        """Make the folder that of this experiment and keep other processes out of it.
+    def lock(self, experiment: dict[str, Any], resume: bool) -> Iterator[None]:
+        """Create the folder for this experiment and lock it against other processes.
 
         Raises:
-            InvalidInputError: as `check`; another process holds the folder; it cannot be written.
+            InvalidInputError: as `check`; the folder is in use, or cannot be written.
         """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
@@ -122,9 +123,9 @@ class RunFolder:
             ) from None
         with lock:
             try:
-                self.check(plain, resume)
+                self.check(experiment, resume)
                 if not self.experiment.exists():
-                    write_yaml(self.experiment, plain)
+                    write_yaml(self.experiment, experiment)
                 yield
             finally:
                 self._lock_file.unlink(missing_ok=True)
@@ -153,12 +154,12 @@ def _locked(path: Path) -> IO[str]:
         file.close()
 
 
-def _chained(before: str, part: Path) -> str:
-    """Return the SHA-256 of what came before and of a file."""
+def _chain(before: str, part: Path) -> str:
+    """Return the SHA-256 of the previous checksum and a file."""
     return hashlib.sha256(before.encode() + part.read_bytes()).hexdigest()
 
 
 def numbered(folder: Path, suffix: str) -> list[Path]:
-    """Return the files in the folder that are named by a round, in the order of the rounds."""
+    """Return the files in the folder that are named by a round, in the order of rounds."""
     files = (file for file in folder.glob(f"*.{suffix}") if file.stem.isdecimal())
     return sorted(files, key=lambda file: int(file.stem))

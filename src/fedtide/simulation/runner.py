@@ -1,14 +1,14 @@
-"""Running an experiment from Python: in memory, or in a folder that survives any kill."""
+"""Running an experiment: in memory, or in a folder from which it can be resumed at any time."""
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import polars as pl
@@ -17,29 +17,34 @@ import torch
 from numpy.typing import NDArray
 from safetensors import SafetensorError
 
+from fedtide.algorithms import Algorithm
 from fedtide.atomic_io import write_atomically, write_frame, write_json
 from fedtide.errors import InvalidInputError
-from fedtide.participation import to_frame
-from fedtide.simulation.callbacks import ProgressCallback, Silent
+from fedtide.participation import Availability, Dropout, Selection, to_frame
+from fedtide.problems import Problem
+from fedtide.problems.weighted_objective import Objective
+from fedtide.simulation.callbacks import NoProgress, ProgressCallback
 from fedtide.simulation.checkpoint import Checkpoint, load_newest, save
-from fedtide.simulation.divergence import DivergenceError
-from fedtide.simulation.experiment import Experiment
+from fedtide.simulation.divergence import DivergenceError, OnNonfinite
+from fedtide.simulation.experiment import Checkpoints, Evaluate, Experiment, LogStage
 from fedtide.simulation.interruption import Interrupted, Interruption
 from fedtide.simulation.loop import Run
 from fedtide.simulation.run_folder import RunFolder
+from fedtide.training import LocalTraining
+from fedtide.training.trainers.select import TrainerName
 
 
 @dataclass(frozen=True)
 class Result:
-    """What a run gives.
+    """The result of a run.
 
     Args:
         model: the model after the last round, or what the algorithm recommends instead, (d,).
-        metrics: one row per evaluation: `round` (how many had ended), then the problem's metrics
-            and the spread of each client figure.
+        metrics: one row per evaluation: `round` (the number of completed rounds), the problem's
+            metrics, and the spread of each client metric.
         participation: the log: round, client, stage, weight.
-        clients: one row per client: its samples, participation, mean weight, and last figures.
-        state: the algorithm's final state; None for a finished run whose checkpoints are gone.
+        clients: one row per client: samples, participation, mean weight and last metrics.
+        state: the algorithm's final state; None for a finished run without checkpoints.
         trainer: the trainer that was used, and why.
         timings: seconds spent, and rounds per second.
         iterates: x_0, ..., x_T, shape (rounds + 1, d); None unless `record_iterates`, and without
@@ -58,17 +63,47 @@ class Result:
     out: Path | None = None
 
 
-def simulate(*, out: str | Path | None = None, resume: bool = False, **fields: Any) -> Result:
-    """Run an experiment given by the fields of `Experiment`, as objects or plain data.
+_EVALUATE, _CHECKPOINTS = Evaluate(), Checkpoints()  # the defaults of `simulate`
+
+Config = Mapping[str, Any]
+"""Plain data as in an experiment file: the fields of an object, and its `type`."""
+
+
+def simulate(
+    *,
+    problem: Problem | Config | str,
+    participation: Availability | Config | str,
+    algorithm: Algorithm[Any] | Config | str,
+    local: LocalTraining | Config,
+    rounds: int,
+    seed: int = 0,
+    name: str = "run",
+    objective: Objective = "uniform",
+    selection: Selection | Config | str = "all",
+    dropout: Dropout | Config | str = "none",
+    evaluation: Evaluate | Config = _EVALUATE,
+    dtype: Literal["float32", "float64", "bfloat16"] = "float32",
+    device: str = "cpu",
+    trainer: TrainerName = "auto",
+    compile: bool = True,
+    on_nonfinite: OnNonfinite = "stop",
+    log: LogStage = "available",
+    checkpoint: Checkpoints | Config = _CHECKPOINTS,
+    record_iterates: bool = False,
+    max_stack_bytes: int = 2**25,
+    out: str | Path | None = None,
+    resume: bool = False,
+) -> Result:
+    """Run an experiment, given as objects or as plain data.
+
+    The arguments are the fields of `Experiment`, which explains them, and
 
     Args:
-        out: a run folder to write; None runs in memory.
-        resume: go on with the run that the folder holds.
-        **fields: `problem`, `participation`, `algorithm`, `local`, `rounds` and any other field of
-            `Experiment`.
+        out: the run folder to write; None: run in memory.
+        resume: whether to continue the run in the folder.
 
     Raises:
-        InvalidInputError: anything that cannot be used, in one sentence.
+        InvalidInputError: any input that cannot be used.
 
     >>> import fedtide as ft
     >>> result = ft.simulate(
@@ -82,7 +117,10 @@ def simulate(*, out: str | Path | None = None, resume: bool = False, **fields: A
     >>> round(float(result.model[0]), 4)
     0.5
     """
-    return execute(Experiment.from_dict(fields), out=out, resume=resume)
+    given = dict(locals())
+    for name in ("out", "resume"):
+        del given[name]
+    return execute(Experiment.from_dict(given), out=out, resume=resume)
 
 
 def run(
@@ -103,23 +141,23 @@ def execute(
     experiment: Experiment,
     out: str | Path | None = None,
     resume: bool = False,
-    watcher: ProgressCallback | None = None,
+    progress: ProgressCallback | None = None,
 ) -> Result:
     """Run an experiment, in memory or in the folder `out`."""
-    watcher = watcher or Silent()
+    progress = progress or NoProgress()
     if out is None and resume:
-        raise InvalidInputError("resume: there is no folder to go on with; give it as out")
-    with _enough_memory():
+        raise InvalidInputError("resume: no folder to continue; give it as out")
+    with _memory_errors():
         return (
-            _in_memory(Run(experiment), watcher)
+            _in_memory(Run(experiment), progress)
             if out is None
-            else _in_folder(experiment, RunFolder(out), resume, watcher)
+            else _in_folder(experiment, RunFolder(out), resume, progress)
         )
 
 
 @contextmanager
-def _enough_memory() -> Iterator[None]:
-    """Say in a sentence that there is not."""
+def _memory_errors() -> Iterator[None]:
+    """Turn memory errors into an InvalidInputError."""
     try:
         yield
     except (MemoryError, RuntimeError) as error:  # the latter is what torch raises
@@ -127,21 +165,21 @@ def _enough_memory() -> Iterator[None]:
             raise
         reason = "".join(str(error).splitlines()[:1])
         raise InvalidInputError(
-            f"problem: the run needs more memory than there is ({reason:.200}); give fewer "
-            "clients, samples or local steps, a smaller model, or a lower max_stack_bytes"
+            f"problem: not enough memory ({reason:.200}); give fewer clients, samples or local "
+            "steps, a smaller model, or a lower max_stack_bytes"
         ) from None
 
 
-def _in_memory(started: Run, watcher: ProgressCallback) -> Result:
-    _loop(started, watcher)
-    return _result(started, to_frame(started.log))
+def _in_memory(run: Run, progress: ProgressCallback) -> Result:
+    _loop(run, progress)
+    return _result(run, to_frame(run.log))
 
 
 def _in_folder(
     experiment: Experiment,
     folder: RunFolder,
     resume: bool,
-    watcher: ProgressCallback,
+    progress: ProgressCallback,
 ) -> Result:
     plain = experiment.to_dict()
     folder.check(plain, resume)
@@ -150,13 +188,13 @@ def _in_folder(
         if folder.finished:
             folder.drop_log_parts()
             return _read(started, folder)
-        _loop_in_folder(started, folder, watcher)
+        _loop_in_folder(started, folder, progress)
         log = _finish(started, folder)
     return _result(started, log, folder.path)
 
 
 def _last(folder: RunFolder) -> Checkpoint | None:
-    """Return the last checkpoint that is whole, and so is the log that it counts on."""
+    """Return the last intact checkpoint whose log is intact, too."""
     if folder.finished:  # the parts of the log are one file now
         return load_newest(folder.checkpoints)
     return load_newest(
@@ -169,47 +207,47 @@ def _prepare(
     checkpoint: Checkpoint | None,
     folder: RunFolder,
 ) -> Run:
-    """Return the run, ready to start or to go on."""
+    """Return the run, ready to start or to continue."""
     if checkpoint is None:
         return Run(experiment)
-    with _understood(checkpoint, folder):
+    with _version_errors(checkpoint, folder):
         threads, trainer, chain = (checkpoint.facts[name] for name in ("threads", "trainer", "log"))
-    torch.set_num_threads(threads)  # sums are cut by threads: same bits
+    torch.set_num_threads(threads)  # sums are split by threads: needed for the same bits
     folder.log_chain = chain
     started = Run(experiment, trainer)
-    with _understood(checkpoint, folder):
+    with _version_errors(checkpoint, folder):
         started.restore(checkpoint)
     return started
 
 
 @contextmanager
-def _understood(checkpoint: Checkpoint, folder: RunFolder) -> Iterator[None]:
-    """Refuse a whole checkpoint that holds something else, as another version may write it."""
+def _version_errors(checkpoint: Checkpoint, folder: RunFolder) -> Iterator[None]:
+    """Refuse an intact checkpoint with other contents, as another version may write it."""
     try:
         yield
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
         raise InvalidInputError(
             f"resume: the checkpoint of round {checkpoint.round} in {folder.path} is of another "
-            f"version ({error!r:.80}); run it anew in another folder"
+            f"version ({error!r:.80}); start again in another folder"
         ) from None
 
 
-def _loop(run: Run, watcher: ProgressCallback) -> None:
-    """Run all rounds that are left, in memory."""
+def _loop(run: Run, progress: ProgressCallback) -> None:
+    """Run the remaining rounds in memory."""
     run.start()
     while run.ended < run.experiment.rounds:
-        _advance(run, watcher)
+        _advance(run, progress)
 
 
-def _advance(run: Run, watcher: ProgressCallback) -> None:
+def _advance(run: Run, progress: ProgressCallback) -> None:
     run.round()
     run.evaluate_if_due()
     loss = run.metrics[-1].get("loss") if run.metrics else None
-    watcher.update(run.ended, run.experiment.rounds, loss)
+    progress.update(run.ended, run.experiment.rounds, loss)
 
 
-def _loop_in_folder(run: Run, folder: RunFolder, watcher: ProgressCallback) -> None:
-    """Run all rounds that are left, saving now and then, and once more at the end."""
+def _loop_in_folder(run: Run, folder: RunFolder, progress: ProgressCallback) -> None:
+    """Run the remaining rounds, saving checkpoints on the way and at the end."""
     folder.truncate_after(run.ended)
     run.start()
     if run.ended == 0:
@@ -218,7 +256,7 @@ def _loop_in_folder(run: Run, folder: RunFolder, watcher: ProgressCallback) -> N
     with Interruption() as interruption:
         while run.ended < run.experiment.rounds:
             try:
-                _advance(run, watcher)
+                _advance(run, progress)
             except DivergenceError as error:
                 kept = load_newest(folder.checkpoints)
                 assert kept is not None
@@ -226,19 +264,19 @@ def _loop_in_folder(run: Run, folder: RunFolder, watcher: ProgressCallback) -> N
                     f"{error}; the checkpoint of round {kept.round} is kept"
                 ) from None
             due = settings.every is not None and run.ended % settings.every == 0
-            if due or interruption.asked or time.monotonic() - saved > settings.seconds:
+            if due or interruption.requested or time.monotonic() - saved > settings.seconds:
                 _save(run, folder)
                 saved = time.monotonic()
-            if interruption.asked:
+            if interruption.requested:
                 raise Interrupted(
                     f"interrupted after round {run.ended} of {run.experiment.rounds}, saved in "
-                    f"{folder.path}; the same command with --resume goes on"
+                    f"{folder.path}; continue with the same command and --resume"
                 )
     _save(run, folder)
 
 
 def _save(run: Run, folder: RunFolder) -> None:
-    """Write the log since the last time, then the checkpoint that counts on it."""
+    """Write the new part of the log, then the checkpoint that relies on it."""
     if run.log:
         folder.add_to_log(run.ended, to_frame(run.log))
         run.log.clear()
@@ -248,7 +286,7 @@ def _save(run: Run, folder: RunFolder) -> None:
 
 
 def _finish(run: Run, folder: RunFolder) -> pl.DataFrame:
-    """Write the results and return the log; the summary says that all of them are there."""
+    """Write the results and return the log; the summary, written last, marks them complete."""
     log = pl.concat([to_frame(run.log), *folder.read_log()])
     write_frame(folder.participation, log)
     write_frame(folder.metrics, run.metrics_table())
@@ -263,10 +301,10 @@ def _finish(run: Run, folder: RunFolder) -> pl.DataFrame:
 
 
 def _read(run: Run, folder: RunFolder) -> Result:
-    """Return what a finished run left in its folder.
+    """Return the result that a finished run left in its folder.
 
     Raises:
-        InvalidInputError: a result that is missing or damaged.
+        InvalidInputError: a missing or damaged file.
     """
     try:
         named = safetensors.torch.load_file(folder.model, device=run.experiment.device)
@@ -279,15 +317,15 @@ def _read(run: Run, folder: RunFolder) -> Result:
         reason = str(error).splitlines()[0]
         raise InvalidInputError(
             f"out: {folder.path} is finished, but its results cannot be read ({reason}); "
-            "run it anew in another folder"
+            "start again in another folder"
         ) from None
-    whole = run.ended == run.experiment.rounds  # what only a checkpoint keeps
+    whole = run.ended == run.experiment.rounds  # only a checkpoint contains the state
     return Result(
         model=model,
         metrics=metrics,
         participation=log,
         clients=clients,
-        state=run.state if whole else None,
+        state=run.driver.state if whole else None,
         trainer=timings.pop("trainer", ""),
         timings=timings,
         iterates=_iterates(run) if whole else None,
@@ -315,7 +353,7 @@ def _result(run: Run, participation: pl.DataFrame, out: Path | None = None) -> R
         metrics=run.metrics_table(),
         participation=participation,
         clients=run.clients(),
-        state=run.state,
+        state=run.driver.state,
         trainer=run.trainer_choice,
         timings=_timings(run),
         iterates=_iterates(run),

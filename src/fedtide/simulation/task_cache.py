@@ -1,4 +1,4 @@
-"""Prepared tasks, kept for the other methods of a sweep."""
+"""A cache of prepared tasks, which the methods of a sweep share."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ import torch
 
 from fedtide.problems import Problem, Task
 
-_Wanted = tuple[Problem, int, str, str]
-_kept: list[tuple[_Wanted, Task]] = []
+_Key = tuple[Problem, int, str, str]
+_cached: list[tuple[_Key, Task]] = []
 
 
 def prepare_cached(problem: Problem, seed: int, device: str, dtype: str) -> Task:
-    """Return the task of a problem; the last two are kept, for the other methods of a sweep."""
+    """Return the task of a problem, from the cache of the last two if possible."""
     wanted = (problem, seed, device, dtype)
-    for key, task in _kept:
+    for key, task in _cached:
         if key == wanted:
             return task
     task = problem.prepare(seed, torch.device(device), getattr(torch, dtype))
-    _kept[:] = [*_kept[-1:], (wanted, task)]
+    _cached[:] = [*_cached[-1:], (wanted, task)]
     return task
 
 
 def clear_task_cache() -> None:
-    """Give back the memory of the tasks that are kept."""
-    _kept.clear()
+    """Free the memory of the cached tasks."""
+    _cached.clear()

@@ -1,4 +1,4 @@
-"""Reading YAML that anybody may have written: plain data, or a complaint, whatever it holds."""
+"""Safe YAML loading: plain data or an error, whatever the text contains."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import Any
 import yaml
 
 
-class NotUsable(ValueError):
-    """A text that is no YAML, or no plain data; says what is wrong with it."""
+class YamlError(ValueError):
+    """A text is not YAML or not plain data; the message says why."""
 
 
 def parse(text: str) -> Any:
     """Return the plain data that a YAML text describes; nothing in it is executed.
 
     Raises:
-        NotUsable: no YAML, a value that its type does not have (such as a 99th month), a key that
-            is there twice, data that contain themselves, or aliases that blow up.
+        YamlError: not YAML, an impossible value (such as month 99), a duplicate key, data that
+            contain themselves, or aliases that expand to far more data than the text.
 
     >>> parse("{rounds: 5, rates: &r [0.1, 0.2], again: *r}")
     {'rounds': 5, 'rates': [0.1, 0.2], 'again': [0.1, 0.2]}
@@ -28,36 +28,36 @@ def parse(text: str) -> Any:
         return _Loader(text).get_single_data()
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
-        raise NotUsable("not YAML" + (f" in line {mark.line + 1}" if mark else "")) from None
+        raise YamlError("not YAML" + (f" in line {mark.line + 1}" if mark else "")) from None
     except RecursionError:
-        raise NotUsable("nested too deeply") from None
-    except NotUsable:
+        raise YamlError("nested too deeply") from None
+    except YamlError:
         raise
     except (ValueError, TypeError, LookupError, AttributeError, OverflowError) as error:
-        # what the safe loader's own conversions raise: dates, numbers of 5000 digits, `!!int x`
-        raise NotUsable(f"not YAML ({str(error).splitlines()[0]:.80})") from None
+        # raised by conversions of the safe loader: dates, numbers of 5000 digits, `!!int x`
+        raise YamlError(f"not YAML ({str(error).splitlines()[0]:.80})") from None
 
 
 class _Loader(yaml.SafeLoader):
-    """The safe loader, which looks at what it is going to make before it makes it."""
+    """The safe loader, with limits on what a document may expand to."""
 
     def construct_document(self, node: yaml.Node) -> Any:
-        """Return the data, unless there are far more of them than the text is long."""
+        """Return the data, unless aliases expand to far more than the text."""
         if _size(node, {}) > 10 * self.index + 1000:
-            raise NotUsable("not plain: its aliases make more than ten times as much of it")
+            raise YamlError("not plain: its aliases expand to more than ten times its length")
         return super().construct_document(node)
 
     def construct_yaml_int(self, node: yaml.ScalarNode) -> int:
-        """Return a whole number, unless it is longer than any other number."""
+        """Return a whole number of at most 1024 bits."""
         number = int(super().construct_yaml_int(node))
         if number.bit_length() > 1024:
-            raise NotUsable(f"not plain: a whole number of {number.bit_length()} bits")
+            raise YamlError(f"not plain: a whole number of {number.bit_length()} bits")
         return number
 
 
 _BOOL = "tag:yaml.org,2002:bool"
 _Loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_yaml_int)
-# As in YAML 1.2, only true and false are truth values: `on` and `off` are names of parameters.
+# As in YAML 1.2, only true and false are booleans: `on` and `off` are parameter names.
 _Loader.yaml_implicit_resolvers = {
     first: [(tag, pattern) for tag, pattern in resolvers if tag != _BOOL]
     for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
@@ -68,9 +68,9 @@ _Loader.add_implicit_resolver(
 
 
 def _size(node: yaml.Node, known: dict[int, int]) -> int:
-    """Return how many values there are when every alias is written out."""
+    """Return the number of values with every alias expanded."""
     if id(node) not in known:
-        known[id(node)] = -1  # until it is known
+        known[id(node)] = -1  # being computed
         parts: list[yaml.Node] = []
         if isinstance(node, yaml.SequenceNode):
             parts = node.value
@@ -79,18 +79,16 @@ def _size(node: yaml.Node, known: dict[int, int]) -> int:
             parts = [part for pair in node.value for part in pair]
         known[id(node)] = 1 + sum(_size(part, known) for part in parts)
     if known[id(node)] < 0:
-        raise NotUsable("not plain: an alias stands inside of what it refers to")
+        raise YamlError("not plain: an alias refers to data that contain it")
     return known[id(node)]
 
 
 def _refuse_repeated(node: yaml.MappingNode) -> None:
-    """Refuse a key that is there twice: the first value would be forgotten in silence."""
+    """Refuse duplicate keys, whose first value would be lost silently."""
     seen: set[str] = set()
     for key, _ in node.value:
         if isinstance(key, yaml.ScalarNode):
             if key.value in seen:
                 line = key.start_mark.line + 1
-                raise NotUsable(
-                    f"not YAML in line {line}, the key {key.value!r:.60} is there twice"
-                )
+                raise YamlError(f"not YAML in line {line}, the key {key.value!r:.60} is duplicate")
             seen.add(key.value)

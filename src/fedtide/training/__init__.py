@@ -1,4 +1,4 @@
-"""How a cohort trains locally."""
+"""Local training of a cohort of clients."""
 
 from fedtide.training.local_training import LocalTraining
 from fedtide.training.lr_schedules import SCHEDULES, InverseDecay, Piecewise, StepDecay

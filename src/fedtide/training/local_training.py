@@ -1,4 +1,4 @@
-"""What every client does locally in a round."""
+"""The local training of a client in a round."""
 
 from __future__ import annotations
 
@@ -14,25 +14,26 @@ from fedtide.validation import at_least, positive
 class LocalTraining:
     """Local stochastic gradient descent, I steps from y = x:
 
-        y ← Π( y - γ_t m ),  m ← β m + g(y) + λ y + drift_n + μ (y - x),  Δ_n = y - x
+        y ← Π( y - γ_t m ),  m ← β m + g(y) + λ y + correction_n + μ (y - x),  Δ_n = y - x
 
-    where drift_n and μ come from the algorithm and m starts at 0 in every round.
+    where correction_n and μ come from the algorithm, and m = 0 at the beginning of every round.
 
     Args:
-        steps: I >= 1, the local steps of a round; None where `epochs` says it.
+        steps: I >= 1, the local steps of a round; None if `epochs` is given.
         lr: γ > 0.
         batch_size: samples per step; None uses all of a client's samples in every step. Minibatches
-            run through shuffled epochs that last over the rounds; with `steps` an incomplete last
-            batch of an epoch is left out (a client with fewer samples than a batch uses them all).
-        epochs: passes over the client's samples in a round, instead of `steps`; an incomplete last
-            batch is used, so clients may take different numbers of steps.
-        schedule: how γ changes over the rounds; None keeps it.
+            run through shuffled epochs that continue from round to round; with `steps`, the last
+            batch of an epoch is dropped if incomplete (a client with fewer samples than a batch
+            uses all of them).
+        epochs: passes over the client's samples in a round, instead of `steps`; incomplete last
+            batches are used, so clients may take different numbers of steps.
+        schedule: how γ changes over the rounds; None: constant.
         projection: Π, a feasible set; None: no projection.
         momentum: β in [0, 1).
         weight_decay: λ >= 0.
 
     Raises:
-        InvalidInputError: a value outside its range, neither or both of steps and epochs.
+        InvalidInputError: a value outside its range, or not exactly one of steps and epochs.
 
     >>> LocalTraining(steps=5, lr=0.1, batch_size=16).rate(0)
     0.1
@@ -49,7 +50,7 @@ class LocalTraining:
 
     def __post_init__(self) -> None:
         if (self.steps is None) == (self.epochs is None):
-            raise InvalidInputError("steps: give either steps or epochs")
+            raise InvalidInputError("steps: give exactly one of steps and epochs")
         for name in ("steps", "epochs", "batch_size"):
             value = getattr(self, name)
             if value is not None and value < 1:

@@ -1,4 +1,4 @@
-"""How the local learning rate γ_t changes over the rounds."""
+"""Schedules of the local learning rate γ_t."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from fedtide.validation import at_least, positive
 
 
 class LearningRateSchedule(ABC):
-    """γ_t = γ · factor(t): a value that every round asks anew."""
+    """γ_t = γ · factor(t)."""
 
     @abstractmethod
     def factor(self, t: int) -> float:
-        """Return what γ is multiplied by in round t (0-based)."""
+        """Return the factor of γ in round t (0-based)."""
 
 
 @dataclass(frozen=True)
@@ -29,10 +29,10 @@ class StepDecay(LearningRateSchedule):
         decay: in (0, 1].
         every: rounds between two steps, at least 1.
         start: the round of the first step.
-        times: the greatest number of steps; None for no end.
+        times: the maximal number of steps; None: unlimited.
 
     Raises:
-        InvalidInputError: a decay outside (0, 1], a period below 1, or less than no steps.
+        InvalidInputError: a decay outside (0, 1], a period below 1, or a negative number of steps.
 
     >>> [StepDecay(decay=0.5, every=2, start=1).factor(t) for t in range(5)]
     [1.0, 0.5, 0.5, 0.25, 0.25]
@@ -51,7 +51,7 @@ class StepDecay(LearningRateSchedule):
             at_least("times", self.times, 0)
 
     def factor(self, t: int) -> float:
-        """Return decay to the power of the steps made by round t."""
+        """Return decay to the power of the number of steps up to round t."""
         steps = max(0, (t - self.start) // self.every + 1)
         if self.times is not None:
             steps = min(steps, self.times)

@@ -1,4 +1,4 @@
-"""Which samples a client uses in which local step."""
+"""Minibatch planning: which samples a client uses in which local step."""
 
 from __future__ import annotations
 
@@ -15,16 +15,19 @@ Ints = NDArray[np.int64]
 
 
 class MinibatchPlanner:
-    """Plans the minibatches of a run: shuffled epochs that go on from round to round.
+    """Plans the minibatches of a run: shuffled epochs that continue from round to round.
 
-    The b-th local step that client n ever takes uses the batch number b mod B_n of its epoch number
-    b div B_n, where B_n is its number of batches in an epoch; the order of an epoch is a function
-    of (seed, n, epoch). So `taken`, the steps taken so far, is all there is to remember.
+    The b-th local step of client n in the run uses batch b mod B_n of its epoch b div B_n, where
+    B_n is its number of batches per epoch; the order of an epoch is a function of (seed, n, epoch).
+    So `steps_taken` is the only state.
 
     Args:
         population: whose `samples` say how many samples each client holds (None: functions).
         local: steps, epochs and batch size.
         seed: of the run.
+
+    Attributes:
+        steps_taken: how many local steps each client has taken so far, shape (N,).
 
     Raises:
         InvalidInputError: a batch size or epochs where clients hold no samples.
@@ -39,43 +42,43 @@ class MinibatchPlanner:
             if local.batch_size is not None or local.epochs is not None:
                 field = "batch_size" if local.batch_size is not None else "epochs"
                 raise InvalidInputError(
-                    f"{field}: the clients of this problem hold no samples; leave it out"
+                    f"{field}: the clients of this problem hold no samples; remove it"
                 )
             return
         self._largest, self._smallest = int(self._sizes.max()), int(self._sizes.min())
-        self._shuffled = EpochOrders(self._sizes, seed)
+        self._orders = EpochOrders(self._sizes, seed)
         self._batch = min(local.batch_size or self._largest, self._largest)
         self._full = local.batch_size is None
         self._even = bool((self._sizes % self._batch == 0).all())
 
     def plan(self, clients: Ints, full_batch: bool = False) -> BatchPlan:
-        """Return the local steps to come of these clients, shape (S,), and count them as taken.
+        """Return the next local steps of these clients, shape (S,), and count them as taken.
 
         Args:
-            clients: who trains.
-            full_batch: every step uses all samples, whatever the batch size is.
+            clients: the clients that train.
+            full_batch: whether every step uses all samples, whatever the batch size.
         """
         steps = self._steps_of(clients)
-        number = np.arange(steps.max(initial=0))[:, None] + self.steps_taken[clients].astype(
+        index = np.arange(steps.max(initial=0))[:, None] + self.steps_taken[clients].astype(
             np.int64
         )
         self.steps_taken[clients] += steps.astype(np.int32)
         full = self._sizes is not None and (full_batch or self._full)
-        positions, mask = self._all(clients) if full else self._minibatches(clients, number)
+        positions, mask = self._all(clients) if full else self._minibatches(clients, index)
         return BatchPlan(
             clients=clients,
-            step_index=number,
+            step_index=index,
             positions=positions,
             mask=mask,
-            active=None if self._epochs is None else np.arange(len(number))[:, None] < steps,
+            active=None if self._epochs is None else np.arange(len(index))[:, None] < steps,
             seed=self._seed,
         )
 
     def full_batch_plan(self, clients: Ints) -> BatchPlan:
         """Return one step over all samples of these clients, which does not count as taken."""
-        number = -1 - self.steps_taken[clients].astype(np.int64)[None]
+        index = -1 - self.steps_taken[clients].astype(np.int64)[None]
         positions, mask = (None, None) if self._sizes is None else self._all(clients)
-        return BatchPlan(clients, number, positions, mask, seed=self._seed)
+        return BatchPlan(clients, index, positions, mask, seed=self._seed)
 
     def _steps_of(self, clients: Ints) -> Ints:
         if self._epochs is None:
@@ -91,15 +94,15 @@ class MinibatchPlanner:
         return -(-sizes // self._batch)
 
     def _minibatches(
-        self, clients: Ints, number: Ints
+        self, clients: Ints, index: Ints
     ) -> tuple[Ints | None, NDArray[np.bool_] | None]:
         """Return the positions (I, S, B) of the batches with these numbers, (I, S), and mask."""
         if self._sizes is None or len(clients) == 0:
             return None, None
         sizes = self._sizes[clients][:, None]
-        epochs, batches = np.divmod(number, self._batches_of(clients))
+        epochs, batches = np.divmod(index, self._batches_of(clients))
         place = batches[..., None] * self._batch + np.arange(self._batch)
-        positions = self._shuffled.lookup(clients, epochs, np.minimum(place, sizes - 1))
+        positions = self._orders.lookup(clients, epochs, np.minimum(place, sizes - 1))
         short = self._smallest < self._batch
         cut = self._epochs is not None and not self._even
         return positions, place < sizes if short or cut else None

@@ -1,4 +1,4 @@
-"""Feasible sets: where the models of clients are kept during local training."""
+"""Feasible sets, to which local models are projected after every step."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Projection(ABC):
 
     @abstractmethod
     def check(self, size: int) -> None:
-        """Raise InvalidInputError unless this is a set of models with d = `size` parameters."""
+        """Raise InvalidInputError unless the set has d = `size` dimensions."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,8 @@ class Ball(Projection):
         center: c, shape (d,); None is the origin.
 
     Raises:
-        InvalidInputError: r not positive, a centre that is not finite or, in `check`, not of length d.
+        InvalidInputError: r not positive, a centre that is not finite, or (in `check`) not of
+            length d.
 
     >>> Ball(radius=1.0)(torch.tensor([3.0, 4.0]))
     tensor([0.6000, 0.8000])
@@ -47,9 +48,11 @@ class Ball(Projection):
     def __post_init__(self) -> None:
         positive("radius", self.radius)
         if self.center is not None:
-            center = tuple(float(c) for c in self.center)  # hashable: recordings are kept by it
+            center = tuple(
+                float(c) for c in self.center
+            )  # hashable: captured blocks are cached by it
             if not all(map(math.isfinite, center)):
-                raise InvalidInputError("center: a number is not finite")
+                raise InvalidInputError("center: a number is not finite; give finite numbers")
             object.__setattr__(self, "center", center)
 
     def check(self, size: int) -> None:

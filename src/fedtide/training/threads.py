@@ -1,4 +1,4 @@
-"""Doing several things side by side, each on one core."""
+"""Running a function on several threads, each on one core."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ Item = TypeVar("Item")
 
 
 def map_threads(do: Callable[[Item], None], items: Sequence[Item], threads: int) -> None:
-    """Do something with each of the items, in so many threads whose operations use one core each.
+    """Call `do` with each item, on `threads` threads whose tensor operations use one core each.
 
-    Operations of PyTorch that are small gain little from more cores and lose much where the cores
-    are busy, since they wait for one another after each operation.
+    Small operations gain little from more cores, and lose much on busy ones, because cores wait
+    for one another after each operation.
     """
 
     def run_alone(item: Item) -> None:
@@ -30,7 +30,7 @@ def map_threads(do: Callable[[Item], None], items: Sequence[Item], threads: int)
 
 @contextmanager
 def single_threaded() -> Iterator[None]:
-    """Let every operation of PyTorch use one core."""
+    """Limit tensor operations to one core within the context."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

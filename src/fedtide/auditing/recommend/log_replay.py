@@ -1,14 +1,22 @@
-"""Replaying the log on quadratics: how far from the wanted optimum each method ends up."""
+"""Replaying a log on quadratics: how far from the wanted optimum each method ends."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 
-from fedtide.algorithms import ALGORITHMS, Algorithm, ClientUpdates
+from fedtide.algorithms import (
+    ALGORITHMS,
+    Algorithm,
+    ClientUpdates,
+    Cohort,
+    Instructions,
+    RoundDriver,
+)
 from fedtide.auditing.log.participation_log import Floats, ParticipationLog
 from fedtide.auditing.recommend.ranking import Advice
 from fedtide.population import Population
@@ -18,19 +26,19 @@ from fedtide.training.threads import single_threaded
 _ROUNDS = 2000
 _NUMBERS = 1 << 24
 _SPEED = 12.0
-"""How many time constants the replayed rounds are: e^−12 of the start is left."""
+"""The length of a replay in time constants: e^−12 of the initial distance remains."""
 
 
 def replay(
     log: ParticipationLog, advice: list[Advice], wanted: Floats, chance: float, seed: int
 ) -> list[Advice]:
-    """Return the advice with what a replay of each method shows.
+    """Return the advice with the result of replaying each method.
 
-    Client n has F_n(x) = ½ ‖x − e_n‖², e_n normal, and takes one exact gradient step a round: the
-    algorithms are the very objects that train elsewhere. A method that ends at Σ v_n e_n is
-    expected √Σ (v_n − a_n)² from the optimum Σ a_n e_n; √N times that is said, 0 for the wanted
-    objective. The end is the mean of the iterates of the last third. The first 2000 rounds of the
-    log are replayed (all where it is shorter), at a step that forgets the start e^12 times.
+    Client n has F_n(x) = ½ ‖x − e_n‖² with normal e_n and takes one exact gradient step per round;
+    the algorithms are the objects that train elsewhere. A method that ends at Σ v_n e_n is
+    expected √Σ (v_n − a_n)² from the optimum Σ a_n e_n; the result is √N times that distance, 0 for
+    the wanted objective. The end is the mean of the last third of the iterates. The first 2000
+    rounds of the log are replayed, with a step that reduces the initial distance to e^−12.
 
     Args:
         log: who took part.
@@ -46,7 +54,7 @@ def replay(
     found = []
     for one in advice:
         algorithm, factor = _build(one, log)
-        with single_threaded():  # the operations are so small that cores would only wait
+        with single_threaded():  # the operations are too small for several cores
             end = mean_end(log, algorithm, centers, rounds, _SPEED / rounds / factor)
         distance, error = _distance(end - optimum, log.size)
         found.append(replace(one, simulated=(distance, float(np.hypot(error, chance / 1.96)))))
@@ -54,44 +62,40 @@ def replay(
 
 
 def mean_end(
-    log: ParticipationLog, algorithm: Algorithm, centers: Floats, rounds: int, lr: float
+    log: ParticipationLog, algorithm: Algorithm[Any], centers: Floats, rounds: int, lr: float
 ) -> Floats:
-    """Return the mean of the last third of the iterates of a method, shape (d,).
+    """Return the mean of the last third of a method's iterates, shape (d,).
 
     Args:
         log: who takes part.
         algorithm: the method.
-        centers: e_n, shape (N, d); the start is 0.
-        rounds: how many of the log's rounds.
+        centers: e_n, shape (N, d); x_0 = 0.
+        rounds: how many rounds of the log are replayed.
         lr: γ.
     """
     targets = torch.from_numpy(centers)
-    state = algorithm.init(torch.zeros(centers.shape[1], dtype=targets.dtype), _population(log))
+    driver = RoundDriver(algorithm, torch.zeros_like(targets[0]), _population(log))
     total, kept = torch.zeros_like(targets[0]), max(1, rounds // 3)
     for t in range(rounds):
         clients = torch.from_numpy(log.clients[log.starts[t] : log.starts[t + 1]].astype(np.int64))
-        if len(clients):
-            state = algorithm.absorb(state, _reports(algorithm, state, clients, targets, lr))
-        state, _ = algorithm.step(state, lr)
+        driver.run(Cohort.uniform(clients), lr, partial(_train, targets, lr))
         if t >= rounds - kept:
-            total += state.model
+            total += driver.state.model
     return np.asarray((total / kept).numpy())
 
 
-def _reports(
-    algorithm: Algorithm, state: Any, clients: torch.Tensor, targets: torch.Tensor, lr: float
+def _train(
+    targets: torch.Tensor, lr: float, instructions: Instructions, cohort: Cohort
 ) -> ClientUpdates:
     """Return the updates of one exact gradient step, Δ_n = −γ (x − e_n + correction_n)."""
-    asked = algorithm.instruct(state, clients)
-    gradients = asked.model - targets[clients]
-    correction = 0.0 if asked.correction is None else asked.correction
-    count = len(clients)
+    gradients = instructions.model - targets[cohort.clients]
+    correction = 0.0 if instructions.correction is None else instructions.correction
     return ClientUpdates(
-        clients=clients,
-        weights=torch.full((count,), 1 / count, dtype=targets.dtype),
-        updates=-lr * (gradients + correction),
+        clients=cohort.clients,
+        weights=cohort.weights,
+        deltas=-lr * (gradients + correction),
         lr=lr,
-        steps=torch.ones(count, dtype=torch.int64),
+        steps=torch.ones(len(cohort), dtype=torch.int64),
     )
 
 
@@ -107,8 +111,8 @@ def _distance(gap: Floats, clients: int) -> tuple[float, float]:
     return distance, error
 
 
-def _build(advice: Advice, log: ParticipationLog) -> tuple[Algorithm, float]:
-    """Return the method, and by what the local step is divided so that all are equally fast."""
+def _build(advice: Advice, log: ParticipationLog) -> tuple[Algorithm[Any], float]:
+    """Return the method, and the divisor of the local step that makes all equally fast."""
     parameters = dict(advice.parameters)
     parameters.pop("rates", None)  # those of this log are in the population
     if "inner" in parameters:

@@ -61,7 +61,7 @@ def _weights_over_time(groups: Groups) -> Figure | None:
         for method, one in found.items():
             if one is None:
                 continue
-            rounds, counted = one.of(client)
+            rounds, counted = one.select(client)
             at, mean = _neighbours(rounds, counted)
             panel.plot(
                 at,

@@ -1,66 +1,110 @@
-"""Recording what a function of tensors does, once, to replay it without asking again.
+"""Capturing what a function of tensors does as a graph, to run it again without tracing.
 
-`torch.func` works out every call anew: which operations a gradient stacked over clients comes to.
-For models as small as those of federated learning that costs more than the operations do.
+`torch.func` traces every call: which operations the gradient of a stacked model amounts to. For
+models as small as those of federated learning, tracing takes longer than the operations.
+
+This module alone uses private interfaces of PyTorch: `make_fx` and the node metadata of FX graphs
+(`capture`), and TorchInductor's entry point for graphs (`compile_graph`). Each falls back to what
+it was given when anything in them fails, with one warning: then training is slower, not different.
 """
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.fx import Graph, GraphModule, Node
-from torch.fx.experimental.proxy_tensor import make_fx
-from torch.fx.graph import CodeGen
 
-Recording = Callable[..., tuple[Tensor, ...]]
+TensorFunction = Callable[..., tuple[Tensor, ...]]
 
-_aten = torch.ops.aten
-_RESHAPES = (_aten.expand.default, _aten.view.default, _aten._unsafe_view.default)
+_RESHAPES = ("aten.expand.default", "aten.view.default", "aten._unsafe_view.default")
 
 
-def record(function: Callable[..., tuple[Tensor, ...]], examples: list[Tensor]) -> GraphModule:
-    """Return what `function` does with tensors of the shapes of `examples`, as plain operations.
+def capture(function: TensorFunction, examples: list[Tensor]) -> TensorFunction:
+    """Return a graph of what `function` does with tensors of the shapes of `examples`.
 
-    >>> double = record(lambda x: (x + x,), [torch.zeros(2)])
+    If the function cannot be captured, it is returned itself, with a warning. An error of the
+    function itself is raised.
+
+    >>> double = capture(lambda x: (x + x,), [torch.zeros(2)])
     >>> double(torch.ones(2))
     (tensor([2., 2.]),)
     """
-    # The shapes are enough, and the compiler wants them all from one mode.
-    recorder = make_fx(function, tracing_mode="fake", _allow_non_fake_inputs=True)
-    module = recorder(*examples)
-    _drop_no_ops(module.graph)
+    try:
+        return _captured(function, examples)
+    except Exception as error:
+        function(*examples)  # raises if the function is at fault
+        _warn(f"local steps are not captured and run slower: {_first_line(error)}")
+        return function
+
+
+def compile_graph(
+    graph: TensorFunction, examples: list[Tensor], single_function: bool
+) -> TensorFunction:
+    """Return the graph compiled by TorchInductor, or the graph itself if that fails.
+
+    Args:
+        graph: as `capture` returns it.
+        examples: tensors of the shapes that it takes.
+        single_function: compile to one C++ function, which threads can run in parallel because it
+            runs outside the interpreter's lock. Kernels called from Python compile sooner, but do
+            not release the lock.
+    """
+    options = {"size_asserts": False, "cpp_wrapper": single_function}
+    try:
+        inductor: Any = torch._inductor
+        compiled: TensorFunction = inductor.compile(graph, [*examples], options)
+    except Exception as error:
+        _warn(f"local steps are not compiled: {_first_line(error)}")
+        return graph
+    return compiled
+
+
+def _captured(function: TensorFunction, examples: list[Tensor]) -> TensorFunction:
+    from torch.fx.experimental.proxy_tensor import make_fx
+    from torch.fx.graph import CodeGen
+
+    # Shapes are enough, and the compiler wants all of them from one mode.
+    module = make_fx(function, tracing_mode="fake", _allow_non_fake_inputs=True)(*examples)
+    _remove_no_ops(module.graph)
     module.graph.set_codegen(CodeGen())  # takes the tensors as they are: nothing is nested
     module.recompile()
     return module
 
 
-def _drop_no_ops(graph: Graph) -> None:
-    """Remove the operations that stacking leaves behind without any effect."""
+def _remove_no_ops(graph: Any) -> None:
+    """Remove the operations without effect that stacking leaves behind."""
     for node in list(graph.nodes):
-        same = _same_as(node)
+        same = _find_equal(node)
         if same is not None:
             node.replace_all_uses_with(same)
     graph.eliminate_dead_code()
 
 
-def _same_as(node: Node) -> Node | None:
-    """Return the earlier node whose value this one repeats, if there is one."""
+def _find_equal(node: Any) -> Any:
+    """Return the earlier node whose value this one repeats; None: it does something."""
     source = node.args[0] if node.op == "call_function" and node.args else None
-    if not isinstance(source, Node):
+    if not isinstance(source, torch.fx.Node):
         return None
-    if node.target in _RESHAPES and _shape(node) == _shape(source):
+    operation = str(node.target)
+    if operation in _RESHAPES and node.meta["val"].shape == source.meta["val"].shape:
         return source
-    if node.target is _aten.mul.Scalar and node.args[1] == 1:
+    if operation == "aten.mul.Scalar" and node.args[1] == 1:
         return source
-    undone = node.target is source.target is _aten.transpose.int
-    if undone and set(node.args[1:]) == set(source.args[1:]):
+    is_undone = operation == str(source.target) == "aten.transpose.int"
+    if is_undone and set(node.args[1:]) == set(source.args[1:]):
         before = source.args[0]
-        return before if isinstance(before, Node) else None
+        return before if isinstance(before, torch.fx.Node) else None
     return None
 
 
-def _shape(node: Node) -> Any:
-    return node.meta["val"].shape
+@cache
+def _warn(text: str) -> None:
+    warnings.warn(text, RuntimeWarning, stacklevel=3)
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

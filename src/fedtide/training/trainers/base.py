@@ -1,57 +1,38 @@
-"""The contract of a trainer, and the local step that every trainer takes."""
+"""The contract of a trainer, and the direction of a local step that all trainers share."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from fedtide.algorithms.base import Instructions
 from fedtide.problems.base import BatchPlan, Task
 from fedtide.problems.layout import Params
 from fedtide.training.local_training import LocalTraining
 
 
-@dataclass(frozen=True)
-class RoundContext:
-    """What all clients of a cohort share in a round.
-
-    Args:
-        start: x, shape (d,).
-        lr: γ_t.
-        mu: μ, the proximal weight.
-        gradients_at_start: whether every gradient is taken at x, so that Δ_n = -γ Σ_k g_k(x).
-    """
-
-    start: Tensor
-    lr: float
-    mu: float = 0.0
-    gradients_at_start: bool = False
-
-
 class Trainer(ABC):
-    """Trains a cohort: the same updates, to rounding, whichever trainer it is.
+    """Trains a cohort; all trainers give the same updates up to rounding.
 
     Attributes:
-        name: what experiment files call it.
-        chunk: how many clients it trains in one go, if it puts the updates of chunks together.
+        name: its name in experiment files.
+        chunk: how many clients it trains at once, if it concatenates the updates of chunks.
     """
 
     name: str
     chunk: int | None = None
 
     @abstractmethod
-    def train(
-        self, round: RoundContext, plan: BatchPlan, correction: Tensor | None = None
-    ) -> Tensor:
+    def train(self, instructions: Instructions, plan: BatchPlan, lr: float) -> Tensor:
         """Return the updates Δ_n = y_n - x of the plan's clients, shape (S, d).
 
         Args:
-            round: what the clients share.
-            plan: their local steps.
-            correction: what is added to every local gradient of each client, shape (S, d).
+            instructions: how the cohort trains; corrections in the order of the plan's clients.
+            plan: the minibatches of their local steps.
+            lr: γ_t.
         """
 
 
@@ -64,12 +45,13 @@ def local_direction(
     gradients_at_start: bool = False,
     differentiate: Callable[..., Direction] = torch.func.grad,
 ) -> Direction:
-    """Return what one client steps along, a pure function of tensors (see LocalTraining).
+    """Return the direction of one client's local step, a pure function of tensors.
 
-    direction(y, m, x, correction, mu, *batch) = β m + g(y) + λ y + correction + μ (y - x), where y, m, x and
-    correction go by name; m is empty without momentum or at first, correction None without a correction, and
-    mu, a 0-d tensor, None without a proximal term. With `gradients_at_start` the gradient is taken at x. The
-    step is y ← Π(y - γ direction), m ← direction. `differentiate` makes g of the loss.
+    direction(y, m, x, correction, mu, *batch) = β m + g(y) + λ y + correction + μ (y - x), with y,
+    m, x and correction as named tensors; m is empty without momentum and in the first step,
+    correction is None without one, and mu, a 0-d tensor, is None without a proximal term. With
+    `gradients_at_start`, g is taken at x. The step is y ← Π(y - γ direction), m ← direction (see
+    `LocalTraining`). `differentiate` turns the loss into g.
     """
     gradient = differentiate(task.loss)
 

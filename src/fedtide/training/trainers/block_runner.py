@@ -1,32 +1,29 @@
-"""The local steps of one client, or of a stacked chunk of clients, recorded and replayed."""
+"""Running the local steps of one client, or of a stacked chunk of clients, block by block."""
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator
 from threading import Lock
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
-from torch import Tensor
-from torch.fx import GraphModule
 
+from fedtide.algorithms.base import Instructions
 from fedtide.problems.base import BatchInputs, BatchPlan, Task
 from fedtide.training.local_training import LocalTraining
-from fedtide.training.trainers._graph_capture import Recording, record
-from fedtide.training.trainers.base import RoundContext
+from fedtide.training.trainers._graph_capture import TensorFunction, capture, compile_graph
 from fedtide.training.trainers.step_block import BlockInputs, StepBlock, Tensors
 
-_RECORDED: WeakKeyDictionary[Task, dict[Any, Recording]] = WeakKeyDictionary()
-"""The recorded blocks of each task that is alive; runs of several methods on it share them."""
-_recording = Lock()
+_CAPTURED: WeakKeyDictionary[Task, dict[Any, TensorFunction]] = WeakKeyDictionary()
+"""The captured blocks of each live task; runs of several methods on one task share them."""
+_capturing = Lock()
 
 
 class BlockRunner:
-    """Takes local steps with tensors that are those of one client, or stacked over a chunk.
+    """Runs local steps on tensors of one client, or stacked over a chunk of clients.
 
-    A block of steps is recorded once for each set of shapes, and compiled if asked for. Between the
+    A block of steps is captured once per set of shapes, and compiled if asked for. Between the
     steps of a compiled block nothing returns to Python, and a minibatch is used while it is in
     cache.
 
@@ -34,107 +31,100 @@ class BlockRunner:
         task: what is learnt.
         local: what a client does in a round.
         stacked: whether models and batches have a leading dimension over clients.
-        compiled: whether to compile (which needs a C++ compiler on CPU).
-        block: how many steps a block has at most.
+        compiled: whether to compile (needs a C++ compiler on CPU).
+        block_steps: how many steps a block has at most.
     """
 
     def __init__(
-        self, task: Task, local: LocalTraining, stacked: bool, compiled: bool, block: int
+        self, task: Task, local: LocalTraining, stacked: bool, compiled: bool, block_steps: int
     ) -> None:
         self._task, self._local = task, local
-        self._stacked, self._compiled, self._block = stacked, compiled, block
-        self._recorded = _RECORDED.setdefault(task, {})
+        self._stacked, self._compiled, self._block_steps = stacked, compiled, block_steps
+        self._captured = _CAPTURED.setdefault(task, {})
 
-    def take(self, round: RoundContext, plan: BatchPlan, correction: Tensor | None) -> Tensor:
+    def run(self, instructions: Instructions, plan: BatchPlan, lr: float) -> torch.Tensor:
         """Return the updates Δ_n of the chunk, shape (S, d), or of the one client, shape (d,).
 
         Args:
-            round: what the clients share.
+            instructions: how to train; the correction has shape (S, d), or (d,) for one client.
             plan: the steps of the chunk, or of the one client.
-            correction: the corrections, shape (S, d), or (d,) of the one client.
+            lr: γ.
         """
+        x, correction = instructions.model, instructions.correction
+        at_start = instructions.gradients_at_start
         inputs = BlockInputs(
-            x=(round.start,),
+            x=(x,),
             correction=() if correction is None else (correction.contiguous(),),
-            mu=(round.start.new_tensor(round.mu),) if round.mu else (),
-            lr=(round.start.new_tensor(round.lr),),
+            mu=(x.new_tensor(instructions.mu),) if instructions.mu else (),
+            lr=(x.new_tensor(lr),),
         )
-        parts = list(_parts(plan, self._block))
-        draws = tuple(part.contiguous() for part in self._task.batch_inputs(plan))
+        parts = list(_split_steps(plan, self._block_steps))
+        batch_inputs = tuple(part.contiguous() for part in self._task.batch_inputs(plan))
         if len(parts) == 1:
-            return self._run(round, plan, parts[0], draws, inputs)[0]
-        every = (len(plan.clients),) if self._stacked else ()
-        block = self._block_of(round, 0)
-        y = block.tensors(round.start.expand(*every, -1).clone())
+            return self._run_block(at_start, plan, parts[0], batch_inputs, inputs)[0]
+        leading = (len(plan.clients),) if self._stacked else ()
+        block = self._block(at_start, 0)
+        y = block.tensors(x.expand(*leading, -1).clone())
         m = tuple(map(torch.zeros_like, y)) if self._local.momentum else ()
         for part in parts:
-            moved = self._run(round, plan, part, draws, inputs._replace(y=y, m=m))
+            inputs = inputs._replace(y=y, m=m)
+            moved = self._run_block(at_start, plan, part, batch_inputs, inputs)
             y, m = moved[: len(y)], moved[len(y) :]
-        return block.flat(y) - round.start
+        return block.flat(y) - x
 
-    def _run(
+    def _run_block(
         self,
-        round: RoundContext,
+        at_start: bool,
         plan: BatchPlan,
         part: slice,
-        draws: BatchInputs,
+        batch_inputs: BatchInputs,
         inputs: BlockInputs,
     ) -> Tensors:
-        """Take these of the plan's steps."""
+        """Run these of the plan's steps."""
         inputs = inputs._replace(
-            resting=_resting(plan, part, round.start.device),
-            draws=tuple(steps if len(steps) == 1 else steps[part] for steps in draws),
+            idle=_idle(plan, part, inputs.x[0].device),
+            batch_inputs=tuple(steps if len(steps) == 1 else steps[part] for steps in batch_inputs),
         )
-        block = self._block_of(round, part.stop - part.start)
-        return self._recording_of(block, inputs)(*inputs.flat)
+        block = self._block(at_start, part.stop - part.start)
+        return self._function(block, inputs)(*inputs.flat)
 
-    def _block_of(self, round: RoundContext, steps: int) -> StepBlock:
-        return StepBlock(self._task, self._local, self._stacked, round.gradients_at_start, steps)
+    def _block(self, at_start: bool, steps: int) -> StepBlock:
+        return StepBlock(self._task, self._local, self._stacked, at_start, steps)
 
-    def _recording_of(self, block: StepBlock, inputs: BlockInputs) -> Recording:
-        """Return the block for inputs of these shapes."""
+    def _function(self, block: StepBlock, inputs: BlockInputs) -> TensorFunction:
+        """Return the block for inputs of these shapes, captured if it was not before."""
         local = self._local
         key = (
             (self._compiled, block.stacked, block.gradients_at_start, block.steps),
             (local.momentum, local.weight_decay, local.projection),
             tuple(tuple((t.shape, t.stride(), t.dtype) for t in group) for group in inputs),
         )
-        found = self._recorded.get(key)
-        if found is None:
-            with _recording:
-                found = self._recorded.get(key)
-                if found is None:  # another thread may have been quicker
-                    found = self._recorded[key] = self._record(block, inputs)
-        return found
+        function = self._captured.get(key)
+        if function is None:
+            with _capturing:
+                function = self._captured.get(key)
+                if function is None:  # another thread may have been faster
+                    function = self._captured[key] = self._capture(block, inputs)
+        return function
 
-    def _record(self, block: StepBlock, inputs: BlockInputs) -> Recording:
-        recording = record(lambda *tensors: block(inputs.of(tensors)), list(inputs.flat))
-        return _compiled(recording, [*inputs.flat], self._stacked) if self._compiled else recording
+    def _capture(self, block: StepBlock, inputs: BlockInputs) -> TensorFunction:
+        examples = list(inputs.flat)
 
+        def function(*tensors: torch.Tensor) -> Tensors:
+            return block(inputs.with_tensors(tensors))
 
-def _compiled(recording: GraphModule, examples: list[Tensor], stacked: bool) -> Recording:
-    """Return the compiled recording; the recording itself where the compiler fails.
-
-    A stacked block is driven from Python, which is compiled sooner. That of one client on CPU is
-    one C++ function: threads run side by side only outside the interpreter's lock, which kernels
-    called from Python do not let go.
-    """
-    in_cpp = not stacked and examples[0].device.type == "cpu"
-    options = {"size_asserts": False, "cpp_wrapper": in_cpp}
-    try:
-        compiled: Recording = torch._inductor.compile(recording, [*examples], options)
-    except (RuntimeError, AssertionError) as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        warnings.warn(f"local steps are not compiled: {reason}", RuntimeWarning, stacklevel=2)
-        return recording
-    return compiled
+        graph = capture(function, examples)
+        if not self._compiled or graph is function:
+            return graph
+        single_function = not self._stacked and examples[0].device.type == "cpu"
+        return compile_graph(graph, examples, single_function)
 
 
-def _parts(plan: BatchPlan, most: int) -> Iterator[slice]:
-    """Yield blocks of steps, `most` in each while they last.
+def _split_steps(plan: BatchPlan, most: int) -> Iterator[slice]:
+    """Yield blocks of `most` steps, and of the steps that remain.
 
-    What is left is one block more; or one for each step, where the number of steps varies from
-    round to round, since a block is recorded for every length.
+    These are one block more; or one block per step where the number of steps varies from round to
+    round, since a block is captured for every length.
     """
     steps = len(plan.step_index)
     whole = steps - steps % most
@@ -145,8 +135,8 @@ def _parts(plan: BatchPlan, most: int) -> Iterator[slice]:
         yield slice(first, first + size)
 
 
-def _resting(plan: BatchPlan, part: slice, device: torch.device) -> Tensors:
-    """Return which clients have done their steps already, (I, S)."""
+def _idle(plan: BatchPlan, part: slice, device: torch.device) -> Tensors:
+    """Return which clients have finished their steps, (I, S)."""
     if plan.active is None:
         return ()
     return (torch.as_tensor(~plan.active[part], device=device),)

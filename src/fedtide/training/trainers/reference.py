@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
-from fedtide.problems.base import Batch, BatchPlan, Task
-from fedtide.problems.layout import Params
+from fedtide.algorithms.base import Instructions
+from fedtide.problems.base import Batch, BatchPlan, Task, loss_gradient
 from fedtide.training.local_training import LocalTraining
-from fedtide.training.trainers.base import RoundContext, Trainer, local_direction
+from fedtide.training.trainers.base import Trainer, local_direction
 
 
 class ReferenceTrainer(Trainer):
-    """Trains client by client with plain tensors; what the faster trainers are held to.
+    """Trains client by client with plain tensors; the faster trainers are tested equal to it.
 
     Args:
         task: what is learnt.
@@ -26,51 +24,28 @@ class ReferenceTrainer(Trainer):
     def __init__(self, task: Task, local: LocalTraining) -> None:
         self._task, self._local = task, local
 
-    def train(
-        self, round: RoundContext, plan: BatchPlan, correction: Tensor | None = None
-    ) -> Tensor:
+    def train(self, instructions: Instructions, plan: BatchPlan, lr: float) -> Tensor:
         """Return the updates, shape (S, d)."""
-        updates = torch.empty(len(plan.clients), len(round.start)).to(round.start)
+        start = instructions.model
+        updates = torch.empty(len(plan.clients), len(start)).to(start)
         batches = list(self._task.batches(plan))
         for s, steps in enumerate(plan.steps.tolist()):
             own = [tuple(tensor[s] for tensor in batch) for batch in batches[:steps]]
-            client_correction = None if correction is None else correction[s]
-            model = self._train_client(round, own, client_correction)
-            updates[s] = model - round.start
+            updates[s] = self._train_client(instructions.select(s), own, lr) - start
         return updates
 
-    def _train_client(
-        self, round: RoundContext, batches: list[Batch], correction: Tensor | None
-    ) -> Tensor:
+    def _train_client(self, instructions: Instructions, batches: list[Batch], lr: float) -> Tensor:
         layout, projection = self._task.layout, self._local.projection
-        direction = local_direction(self._task, self._local, round.gradients_at_start, _gradient)
-        mu = round.start.new_tensor(round.mu) if round.mu else None
-        x = y = layout.unflatten(round.start)
+        at_start, start = instructions.gradients_at_start, instructions.model
+        direction = local_direction(self._task, self._local, at_start, loss_gradient)
+        mu = start.new_tensor(instructions.mu) if instructions.mu else None
+        flat = instructions.correction
+        correction = None if flat is None else layout.unflatten(flat)
+        x = y = layout.unflatten(start)
         m = {name: torch.zeros_like(tensor) for name, tensor in x.items()}
-        corrections = None if correction is None else layout.unflatten(correction)
         for batch in batches:
-            m = direction(y, m, x, corrections, mu, *batch)
-            y = {name: y[name] - round.lr * m[name] for name in y}
+            m = direction(y, m, x, correction, mu, *batch)
+            y = {name: y[name] - lr * m[name] for name in y}
             if projection is not None:
                 y = layout.unflatten(projection(layout.flatten(y)))
         return layout.flatten(y)
-
-
-def _gradient(loss: Callable[..., Tensor]) -> Callable[..., Params]:
-    """Return the gradient of a loss by its first argument.
-
-    It is what `torch.func.grad` returns, which would take a second to import the compiler first: a
-    second for every message to a client of a deployment.
-    """
-
-    def gradient(params: Params, *batch: Tensor) -> Params:
-        leaves = {name: tensor.detach().requires_grad_() for name, tensor in params.items()}
-        with torch.enable_grad():
-            value = loss(leaves, *batch)
-        slopes = torch.autograd.grad(value, list(leaves.values()), allow_unused=True)
-        return {
-            name: torch.zeros_like(tensor) if slope is None else slope
-            for (name, tensor), slope in zip(leaves.items(), slopes, strict=True)
-        }
-
-    return gradient

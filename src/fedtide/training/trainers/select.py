@@ -1,18 +1,18 @@
-"""Which trainer is used, and why."""
+"""Selecting the trainer of a run."""
 
 from __future__ import annotations
 
 import shutil
 import time
-from functools import partial
 from typing import Literal
 
 import numpy as np
 
+from fedtide.algorithms.base import Instructions
 from fedtide.problems.base import Task
 from fedtide.training.local_training import LocalTraining
 from fedtide.training.minibatches import MinibatchPlanner
-from fedtide.training.trainers.base import RoundContext, Trainer
+from fedtide.training.trainers.base import Trainer
 from fedtide.training.trainers.reference import ReferenceTrainer
 from fedtide.training.trainers.stacked import StackedTrainer
 from fedtide.training.trainers.threaded import ThreadedTrainer
@@ -23,39 +23,39 @@ _COMPILED: dict[TrainerName, TrainerName] = {
     "threaded": "threaded-compiled",
 }
 _UNCOMPILED = {compiled: plain for plain, compiled in _COMPILED.items()}
-_PROBE = 8  # clients that a measurement trains
+_PROBE = 8  # clients trained per measurement
 _WORTH_COMPILING = {"stacked": 30.0, "threaded": 200.0}
-"""Seconds of training from which compiling pays: it costs 10 and 25, and saves half and a fifth."""
+"""Seconds of training from which compiling pays: it takes 10 and 25, and saves 1/2 and 1/5."""
 
 
 def choose_trainer(
     name: TrainerName, task: Task, local: LocalTraining, clients: float, compile: bool = True
 ) -> tuple[Trainer, str]:
-    """Return a trainer and, in words, why it was chosen.
+    """Return a trainer and a sentence that says why it was chosen.
 
     Args:
-        name: "auto" measures the trainers on a few clients, and compiles where the run is long
-            enough to pay for it and a C++ compiler is there.
+        name: "auto" measures the trainers on a few clients, and compiles if the run is long enough
+            to pay for it and a C++ compiler is available.
         task: what is learnt.
         local: what a client does in a round.
-        clients: how many clients are going to train in the whole run, about.
+        clients: roughly how many client updates the whole run computes.
         compile: whether compiling is allowed.
     """
     if name in _UNCOMPILED and not (compile and can_compile(task)):
         plain = _UNCOMPILED[name]
-        why = "a C++ compiler (g++) was not found" if compile else "compiling is not allowed"
-        return _trainer(plain, task, local), f"{plain}: {name} was asked for, but {why}"
+        why = "a C++ compiler (g++) was not found" if compile else "compile is false"
+        return _trainer(plain, task, local), f"{plain}: {name} was requested, but {why}"
     if name != "auto":
-        return _trainer(name, task, local), f"{name}, as asked for"
+        return _trainer(name, task, local), f"{name}, as requested"
     seconds: dict[TrainerName, float] = {}
     failed = ""
     candidates: list[TrainerName] = ["reference", "stacked"]
-    if task.start.device.type == "cpu" and _has_filters(task):
+    if task.start.device.type == "cpu" and _has_convolutions(task):
         candidates.append("threaded")
     for candidate in candidates:
         try:
             seconds[candidate] = _seconds_per_client(_trainer(candidate, task, local), task, local)
-        except RuntimeError as error:  # a model that cannot be stacked, or not be recorded
+        except RuntimeError as error:  # a model that cannot be stacked
             failed += f"; {candidate} fails on this model ({str(error).splitlines()[0]:.80})"
     best = min(seconds, key=seconds.__getitem__)
     gain = f"{seconds['reference'] / seconds[best]:.1f}x as fast as the reference{failed}"
@@ -67,7 +67,7 @@ def choose_trainer(
 
 
 def can_compile(task: Task) -> bool:
-    """Say whether torch.compile finds what it needs: on CPU a C++ compiler."""
+    """Return whether local steps can be compiled; on CPU that needs a C++ compiler."""
     return task.start.device.type != "cpu" or shutil.which("g++") is not None
 
 
@@ -78,18 +78,18 @@ def _trainer(name: TrainerName, task: Task, local: LocalTraining) -> Trainer:
     return kind(task, local, compiled=name.endswith("compiled"))
 
 
-def _has_filters(task: Task) -> bool:
-    """Say whether the model has filters of convolutions, which do not stack well on CPU."""
+def _has_convolutions(task: Task) -> bool:
+    """Return whether the model has convolutions, which do not stack well on CPU."""
     return any(len(shape) == 4 for shape in task.layout.shapes.values())
 
 
 def _seconds_per_client(trainer: Trainer, task: Task, local: LocalTraining) -> float:
-    """Return how long a client's round takes, without the first round, which prepares."""
+    """Return how long a client's second round takes; the first one captures the steps."""
     clients = np.arange(min(_PROBE, task.population.clients))
-    feed = MinibatchPlanner(task.population, local, seed=0)
-    train = partial(trainer.train, RoundContext(task.start, local.lr))
-    train(feed.plan(clients))
-    plan = feed.plan(clients)
-    began = time.perf_counter()
-    train(plan)
-    return (time.perf_counter() - began) / len(clients)
+    planner = MinibatchPlanner(task.population, local, seed=0)
+    instructions = Instructions(task.start)
+    trainer.train(instructions, planner.plan(clients), local.lr)
+    plan = planner.plan(clients)
+    start = time.perf_counter()
+    trainer.train(instructions, plan, local.lr)
+    return (time.perf_counter() - start) / len(clients)

@@ -10,78 +10,77 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedtide.algorithms.base import Instructions
 from fedtide.problems.base import BatchPlan, Task
 from fedtide.training.local_training import LocalTraining
-from fedtide.training.trainers.base import RoundContext, Trainer
+from fedtide.training.trainers.base import Trainer
 from fedtide.training.trainers.block_runner import BlockRunner
 
-_BLOCK = 8  # steps are recorded together, up to so many
-_BYTES = 8 * 2**20  # a chunk should stay in cache: its models may not take more together
+_BLOCK_STEPS = 8  # steps captured together at most
+_CHUNK_BYTES = 8 * 2**20  # the models of a chunk should fit into the cache together
 
 
 @dataclass(frozen=True)
 class _Chunks:
-    """How a cohort is cut.
+    """How a cohort is divided into chunks.
 
     Args:
-        sizes: how many clients are trained together, rising from 1.
-        full: the share of a chunk that must be clients, and not repetitions of the last of them.
+        sizes: the sizes that chunks may have, increasing from 1.
+        full: the minimal share of a chunk that is clients rather than copies of the last one.
     """
 
     sizes: tuple[int, ...]
     full: float
 
     def next(self, left: int) -> int:
-        """Return the size of the next chunk, with so many clients left."""
-        holds = next((size for size in self.sizes if size >= left), 0)
-        if holds and left >= self.full * holds:
-            return holds
+        """Return the size of the next chunk when `left` clients remain."""
+        enough = next((size for size in self.sizes if size >= left), 0)
+        if enough and left >= self.full * enough:
+            return enough
         return max(size for size in self.sizes if size <= left)
 
 
 _USUAL = _Chunks((1, 5, 10, 25), full=0.8)
 _SMALL_BYTES = 4 * 2**10
 _SMALL = _Chunks((1, 5, 10, 25, 100), full=1 / 3)
-"""For models so small that a step costs as much for many as for one: calls, not arithmetic."""
+"""For models so small that a step takes as long for 100 clients as for one."""
 
 
 class StackedTrainer(Trainer):
-    """Takes each local step for a whole chunk of clients in one go (`torch.func.vmap`, recorded).
+    """Takes each local step for a whole chunk of clients at once (`torch.func.vmap`, captured).
 
     Args:
         task: what is learnt.
         local: what a client does in a round.
-        compiled: whether to use torch.compile (which needs a C++ compiler on CPU).
+        compiled: whether to compile the local steps (needs a C++ compiler on CPU).
     """
 
     def __init__(self, task: Task, local: LocalTraining, compiled: bool = False) -> None:
         self.name = "compiled" if compiled else "stacked"
-        self._steps = BlockRunner(task, local, stacked=True, compiled=compiled, block=_BLOCK)
+        self._runner = BlockRunner(
+            task, local, stacked=True, compiled=compiled, block_steps=_BLOCK_STEPS
+        )
         model = task.layout.size * task.start.element_size()
         chunks = _SMALL if model <= _SMALL_BYTES and not compiled else _USUAL
-        sizes = tuple(size for size in chunks.sizes if size <= max(1, _BYTES // model))
+        sizes = tuple(size for size in chunks.sizes if size <= max(1, _CHUNK_BYTES // model))
         self._cut, self.chunk = replace(chunks, sizes=sizes), sizes[-1]
 
     @torch.no_grad()
-    def train(
-        self, round: RoundContext, plan: BatchPlan, correction: Tensor | None = None
-    ) -> Tensor:
+    def train(self, instructions: Instructions, plan: BatchPlan, lr: float) -> Tensor:
         """Return the updates, shape (S, d)."""
         size = len(plan.clients)
         if size in self._cut.sizes:
-            return self._steps.take(round, plan, correction)
+            return self._runner.run(instructions, plan, lr)
         if size == 0:
-            return round.start.new_empty(0, len(round.start))
+            return instructions.model.new_empty(0, len(instructions.model))
         chunks = [
-            self._steps.take(
-                round, plan.take(places), None if correction is None else correction[places]
-            )
-            for places in self._chunks(size)
+            self._runner.run(instructions.select(positions), plan.select(positions), lr)
+            for positions in self._chunks(size)
         ]
         return torch.cat(chunks)[:size]
 
     def _chunks(self, clients: int) -> Iterator[NDArray[np.int64]]:
-        """Yield the places of each chunk, its last repeated up to one of the recorded sizes."""
+        """Yield the positions of each chunk; its last client is repeated to fill the chunk."""
         first = 0
         while first < clients:
             size = self._cut.next(clients - first)

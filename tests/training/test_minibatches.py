@@ -19,9 +19,9 @@ def population(sizes=SIZES):
     return Population(len(sizes), samples=np.array(sizes))
 
 
-def used(feed, clients):
+def used(planner, clients):
     """Return, for each client, the list of its minibatches in this round, without padding."""
-    plan = feed.plan(np.array(clients))
+    plan = planner.plan(np.array(clients))
     assert plan.clients.tolist() == list(clients)
     batches = []
     for s in range(len(clients)):
@@ -35,8 +35,8 @@ def used(feed, clients):
 
 def stream(local, sizes, seed, client, rounds):
     """Return all minibatches that a client uses in these rounds."""
-    feed = MinibatchPlanner(population(sizes), local, seed)
-    return [batch for _ in range(rounds) for batch in used(feed, [client])[0]]
+    planner = MinibatchPlanner(population(sizes), local, seed)
+    return [batch for _ in range(rounds) for batch in used(planner, [client])[0]]
 
 
 @settings(deadline=None, max_examples=60)
@@ -72,9 +72,9 @@ def test_steps_run_through_shuffled_epochs_of_complete_batches(sizes, batch, ste
 def test_epochs_use_every_sample_once_each(sizes, batch, epochs, seed):
     """The last batch of an epoch is what is left, so clients take different numbers of steps."""
     local = LocalTraining(epochs=epochs, batch_size=batch)
-    feed = MinibatchPlanner(population(sizes), local, seed)
+    planner = MinibatchPlanner(population(sizes), local, seed)
     for _ in range(2):
-        for size, batches in zip(sizes, used(feed, range(len(sizes))), strict=True):
+        for size, batches in zip(sizes, used(planner, range(len(sizes))), strict=True):
             in_epoch = -(-size // min(batch, max(sizes)))
             assert len(batches) == epochs * in_epoch
             for start in range(0, len(batches), in_epoch):
@@ -83,23 +83,23 @@ def test_epochs_use_every_sample_once_each(sizes, batch, epochs, seed):
 
 @pytest.mark.parametrize("steps", [{"steps": 3}, {"epochs": 2}])
 def test_full_batches(steps):
-    feed = MinibatchPlanner(population(), LocalTraining(**steps), seed=0)
+    planner = MinibatchPlanner(population(), LocalTraining(**steps), seed=0)
     count = steps.get("steps", steps.get("epochs"))
-    for size, batches in zip(SIZES, used(feed, range(len(SIZES))), strict=True):
+    for size, batches in zip(SIZES, used(planner, range(len(SIZES))), strict=True):
         assert [sorted(batch) for batch in batches] == [list(range(size))] * count
 
 
 def test_full_batches_on_request_whatever_the_batch_size_is():
-    feed = MinibatchPlanner(population(), LocalTraining(steps=2, batch_size=4), seed=0)
-    plan = feed.plan(np.arange(len(SIZES)), full_batch=True)
+    planner = MinibatchPlanner(population(), LocalTraining(steps=2, batch_size=4), seed=0)
+    plan = planner.plan(np.arange(len(SIZES)), full_batch=True)
     assert plan.positions.shape == plan.mask.shape == (1, len(SIZES), max(SIZES))
     assert plan.mask.sum(axis=2).tolist() == [SIZES]
     assert plan.steps.tolist() == [2] * len(SIZES)
 
 
 def test_nothing_is_masked_where_all_batches_are_complete():
-    feed = MinibatchPlanner(population([8, 16, 9]), LocalTraining(steps=2, batch_size=4), seed=0)
-    assert feed.plan(np.arange(3)).mask is None
+    planner = MinibatchPlanner(population([8, 16, 9]), LocalTraining(steps=2, batch_size=4), seed=0)
+    assert planner.plan(np.arange(3)).mask is None
     assert (
         MinibatchPlanner(population([8, 16]), LocalTraining(epochs=1, batch_size=4), 0)
         .plan(np.arange(2))
@@ -111,12 +111,12 @@ def test_nothing_is_masked_where_all_batches_are_complete():
 def test_a_client_goes_its_own_way_whoever_else_takes_part():
     """Cohorts at random: what client n uses is the beginning of its own stream, in order."""
     local = LocalTraining(steps=3, batch_size=4)
-    feed = MinibatchPlanner(population(), local, seed=7)
+    planner = MinibatchPlanner(population(), local, seed=7)
     draw = np.random.default_rng(0)
     found = {client: [] for client in range(len(SIZES))}
     for _ in range(30):
         cohort = np.flatnonzero(draw.random(len(SIZES)) < 0.4)
-        for client, batches in zip(cohort, used(feed, cohort), strict=True):
+        for client, batches in zip(cohort, used(planner, cohort), strict=True):
             found[client] += batches
     for client, batches in found.items():
         assert batches == stream(local, SIZES, 7, client, len(batches) // 3)
@@ -129,7 +129,7 @@ def test_orders_that_were_forgotten_come_back(monkeypatch):
     assert [stream(local, SIZES, 2, client, 25) for client in range(len(SIZES))] == expected
 
 
-def test_a_feed_goes_on_from_what_was_taken():
+def test_a_planner_goes_on_from_what_was_taken():
     local = LocalTraining(steps=2, batch_size=4)
     first = MinibatchPlanner(population(), local, seed=3)
     for _ in range(5):
@@ -154,16 +154,16 @@ def test_seeds_clients_and_epochs_are_shuffled_apart():
 
 def test_every_order_is_equally_likely():
     """χ² over the 24 orders of 4 samples in 2400 epochs; the seed is fixed, P(fail) < 1e-4."""
-    feed = MinibatchPlanner(population([4] * 2400), LocalTraining(steps=1, batch_size=4), seed=0)
-    orders = feed.plan(np.arange(2400)).positions[0]
+    planner = MinibatchPlanner(population([4] * 2400), LocalTraining(steps=1, batch_size=4), seed=0)
+    orders = planner.plan(np.arange(2400)).positions[0]
     _, counts = np.unique(orders, axis=0, return_counts=True)
     assert len(counts) == 24
     assert ((counts - 100) ** 2 / 100).sum() < 58.6  # the 0.9999 quantile of χ² with 23 degrees
 
 
 def test_keys_differ_between_clients_and_steps_and_do_not_depend_on_the_cohort():
-    feed = MinibatchPlanner(population(), LocalTraining(steps=4, batch_size=2), seed=0)
-    both = [feed.plan(np.array([2, 5])).keys, feed.plan(np.array([2, 5])).keys]
+    planner = MinibatchPlanner(population(), LocalTraining(steps=4, batch_size=2), seed=0)
+    both = [planner.plan(np.array([2, 5])).keys, planner.plan(np.array([2, 5])).keys]
     assert len(set(np.concatenate(both).flatten().tolist())) == 16
     alone = MinibatchPlanner(population(), LocalTraining(steps=4, batch_size=2), seed=0)
     assert np.array_equal(alone.plan(np.array([5])).keys[:, 0], both[0][:, 1])
@@ -197,9 +197,9 @@ def test_functions_have_no_batches(local, field):
 
 
 def test_a_plan_of_some_of_its_clients():
-    feed = MinibatchPlanner(population(), LocalTraining(epochs=1, batch_size=4), seed=0)
-    plan = feed.plan(np.arange(len(SIZES)))
-    some = plan.take(np.array([4, 2, 2]))
+    planner = MinibatchPlanner(population(), LocalTraining(epochs=1, batch_size=4), seed=0)
+    plan = planner.plan(np.arange(len(SIZES)))
+    some = plan.select(np.array([4, 2, 2]))
     assert some.clients.tolist() == [4, 2, 2]
     assert some.steps.tolist() == plan.steps[[4, 2, 2]].tolist()
     assert np.array_equal(some.positions, plan.positions[:, [4, 2, 2]])

@@ -1,0 +1,88 @@
+"""The one driver of a round: simulator, deployment, replays and reports all use it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Generic
+
+from torch import Tensor
+
+from fedtide.algorithms.base import (
+    Algorithm,
+    ClientUpdates,
+    Cohort,
+    Instructions,
+    RoundInfo,
+    StateT,
+)
+from fedtide.population import Population
+
+Train = Callable[[Instructions, Cohort], ClientUpdates]
+"""Trains a part of a cohort as instructed and returns the updates that arrived."""
+
+
+class RoundDriver(Generic[StateT]):
+    """Owns the state of an algorithm and takes it through rounds.
+
+    `run` is a whole round. Where training takes time, as in a deployment, the same four steps are
+    called one by one: `choose_cohort`, `instruct`, `absorb` for every chunk of updates, `step`.
+
+    Args:
+        algorithm: what is driven.
+        model: x_0, shape (d,).
+        population: the clients.
+
+    Attributes:
+        state: of the algorithm.
+
+    >>> import torch
+    >>> from fedtide.algorithms.fedavg import FedAvg
+    >>> driver = RoundDriver(FedAvg(), torch.zeros(1), Population(2))
+    >>> def train(instructions, cohort):
+    ...     ones = torch.ones(len(cohort))
+    ...     return ClientUpdates(cohort.clients, cohort.weights, ones[:, None], 0.1, ones)
+    >>> info = driver.run(Cohort.uniform(torch.tensor([0, 1])), lr=0.1, train=train)
+    >>> driver.state.model, info.weights
+    (tensor([1.]), tensor([0.5000, 0.5000]))
+    """
+
+    def __init__(self, algorithm: Algorithm[StateT], model: Tensor, population: Population) -> None:
+        self.algorithm = algorithm
+        self.state = algorithm.init(model, population)
+
+    @property
+    def output(self) -> Tensor:
+        """The model that the algorithm recommends so far, shape (d,)."""
+        return self.algorithm.output(self.state)
+
+    def run(
+        self, cohort: Cohort, lr: float, train: Train, chunk_size: int | None = None
+    ) -> RoundInfo:
+        """Run one round and return what happened.
+
+        Args:
+            cohort: the clients that take part.
+            lr: γ_t, the local learning rate of this round.
+            train: trains a chunk of the cohort; it may leave clients out.
+            chunk_size: how many clients train together at most; None: all.
+        """
+        for chunk in self.choose_cohort(cohort).split(chunk_size):
+            self.absorb(train(self.instruct(chunk.clients), chunk))
+        return self.step(lr)
+
+    def choose_cohort(self, cohort: Cohort) -> Cohort:
+        """Return the clients that train, given those that take part."""
+        return self.algorithm.choose_cohort(self.state, cohort)
+
+    def instruct(self, clients: Tensor) -> Instructions:
+        """Return how these clients, shape (S,), should train."""
+        return self.algorithm.instruct(self.state, clients)
+
+    def absorb(self, updates: ClientUpdates) -> None:
+        """Fold in a chunk of the round's updates."""
+        self.state = self.algorithm.absorb(self.state, updates)
+
+    def step(self, lr: float) -> RoundInfo:
+        """End the round and return what happened; `lr` is γ_t."""
+        self.state, info = self.algorithm.step(self.state, lr)
+        return info

@@ -1,0 +1,97 @@
+"""The adapter of PyTorch's private interfaces: whatever fails in them, training goes on."""
+
+import numpy as np
+import pytest
+import torch
+from torch.fx.experimental import proxy_tensor
+
+from fedtide.algorithms import Instructions
+from fedtide.problems import Quadratic
+from fedtide.training import LocalTraining
+from fedtide.training.minibatches import MinibatchPlanner
+from fedtide.training.trainers import _graph_capture
+from fedtide.training.trainers.reference import ReferenceTrainer
+from fedtide.training.trainers.stacked import StackedTrainer
+
+FAILURES = [
+    AttributeError("module has no attribute"),
+    TypeError("got an unexpected keyword argument"),
+    ImportError("cannot import name"),
+    RuntimeError("g++: internal error"),
+    AssertionError(),
+]
+"""How an upgrade of PyTorch breaks a private interface."""
+
+every_failure = pytest.mark.parametrize("error", FAILURES, ids=lambda error: type(error).__name__)
+
+
+@pytest.fixture(autouse=True)
+def _warn_again():
+    _graph_capture._warn.cache_clear()
+
+
+def updates(trainer):
+    """Return the updates of two rounds of a trainer on quadratics, (2, 3, 2)."""
+    matrices = [np.diag([1.0, 2.0]), np.diag([3.0, 0.5]), np.eye(2)]
+    centers = np.array([[0.0, 1.0], [1.0, 1.0], [-1.0, 2.0]])
+    task = Quadratic(matrices, centers).prepare(0, torch.device("cpu"), torch.float64)
+    local = LocalTraining(steps=3, momentum=0.5)
+    planner = MinibatchPlanner(task.population, local, seed=0)
+    made = trainer(task, local)
+    plans = [planner.plan(np.arange(3)) for _ in range(2)]
+    return torch.stack([made.train(Instructions(task.start), plan, 0.1) for plan in plans])
+
+
+def raising(error):
+    def fail(*_, **__):
+        raise error
+
+    return fail
+
+
+@every_failure
+def test_plain_vmap_replaces_graphs_that_cannot_be_captured(error, monkeypatch):
+    monkeypatch.setattr(proxy_tensor, "make_fx", raising(error))
+    with pytest.warns(RuntimeWarning, match="not captured") as warned:
+        found = updates(StackedTrainer)
+    assert len(warned) == 1
+    assert torch.allclose(found, updates(ReferenceTrainer), rtol=1e-12, atol=1e-12)
+
+
+def test_plain_vmap_replaces_a_capture_function_that_was_removed(monkeypatch):
+    monkeypatch.delattr(proxy_tensor, "make_fx")
+    with pytest.warns(RuntimeWarning, match="not captured"):
+        found = updates(StackedTrainer)
+    assert torch.allclose(found, updates(ReferenceTrainer), rtol=1e-12, atol=1e-12)
+
+
+@every_failure
+def test_graphs_without_the_expected_metadata_are_not_used(error, monkeypatch):
+    monkeypatch.setattr(_graph_capture, "_find_equal", raising(error))
+    with pytest.warns(RuntimeWarning, match="not captured"):
+        found = updates(StackedTrainer)
+    assert torch.allclose(found, updates(ReferenceTrainer), rtol=1e-12, atol=1e-12)
+
+
+@every_failure
+def test_graphs_that_cannot_be_compiled_run_uncompiled(error, monkeypatch):
+    monkeypatch.setattr("torch._inductor.compile", raising(error))
+    with pytest.warns(RuntimeWarning, match="not compiled") as warned:
+        found = updates(lambda task, local: StackedTrainer(task, local, compiled=True))
+    assert len(warned) == 1
+    assert torch.allclose(found, updates(ReferenceTrainer), rtol=1e-12, atol=1e-12)
+
+
+def test_a_graph_that_was_not_captured_is_not_compiled_either(monkeypatch):
+    monkeypatch.setattr(proxy_tensor, "make_fx", raising(AttributeError("gone")))
+    with pytest.warns(RuntimeWarning) as warned:
+        updates(lambda task, local: StackedTrainer(task, local, compiled=True))
+    assert len(warned) == 1
+
+
+def test_an_error_of_the_function_itself_is_raised():
+    def fail(x):
+        raise ZeroDivisionError("the model's fault")
+
+    with pytest.raises(ZeroDivisionError, match="the model's fault"):
+        _graph_capture.capture(fail, [torch.zeros(1)])
