@@ -1,4 +1,4 @@
-"""What is known about the clients before anything is trained."""
+"""The population of clients, as known before training."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ class Population:
 
     Args:
         clients: N, the number of clients; their ids are 0..N-1.
-        samples: how many samples each client holds, shape (N,); None where clients hold functions.
+        samples: the number of samples of each client, shape (N,); None if clients hold functions.
         class_shares: the share of each class in each client's samples, shape (N, C), rows summing
-            to 1; None where there are no classes.
-        rates: the long-run participation probability p_n of each client, shape (N,), where the
-            participation knows it; None where it does not.
+            to 1; None without classes.
+        rates: the participation rate p_n of each client, its long-run probability of taking part,
+            shape (N,); None if unknown.
 
     Raises:
         InvalidInputError: no clients, or an array whose first length is not N.
