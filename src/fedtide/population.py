@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedtide.errors import InvalidInputError
+from fedtide.validation import require_one_per_client
 
 
 @dataclass(frozen=True)
@@ -33,8 +34,8 @@ class Population:
 
     def __post_init__(self) -> None:
         if self.clients < 1:
-            raise InvalidInputError(f"clients: {self.clients} clients; at least 1 is needed")
+            raise InvalidInputError(f"clients: {self.clients} clients; give at least 1")
         for name in ("samples", "class_shares", "rates"):
             array = getattr(self, name)
-            if array is not None and len(array) != self.clients:
-                raise InvalidInputError(f"{name}: {len(array)} entries for {self.clients} clients")
+            if array is not None:
+                require_one_per_client(name, array, self.clients)

@@ -63,7 +63,7 @@ def assert_rejected(call: Callable[[], object], start: str) -> None:
         (lambda: GroupCycle(2, [5, -1]), "rounds: -1"),
         (lambda: GroupCycle(2, [5, 1, 2]), "rounds: 3 turns for 2 groups"),
         (lambda: GroupCycle([0, 1, 2], [5, 1]), "rounds: 2 turns for 3 groups"),
-        (lambda: GroupCycle(2, 5, offset="rndm"), "offset: 'rndm'"),
+        (lambda: GroupCycle(2, 5, offset="rndm"), "offset: unknown 'rndm'"),
         (lambda: GroupCycle(2, 5, offset=-1), "offset: -1"),
         (lambda: GroupCycle(2, 5, on=1.1), "on: 1.1"),
         (lambda: GroupCycle(2, 5, off=-1), "off: -1"),

@@ -59,7 +59,7 @@ class GroupCycle(Availability):
         if isinstance(self.offset, str):
             if self.offset != "random":
                 raise InvalidInputError(
-                    f"offset: {self.offset!r} is unknown; give 'random' or a number"
+                    f"offset: unknown {self.offset!r}; give 'random' or a number"
                 )
         else:
             require_whole_number("offset", self.offset, low=0)
@@ -84,13 +84,13 @@ class GroupCycle(Availability):
 
     def _turns(self) -> NDArray[np.int64]:
         """Return the length of each group's turn, (K,)."""
-        known = self._count_groups()
+        count = self._count_groups()
         if np.ndim(self.rounds) == 0:
-            return np.full(known, self.rounds, dtype=np.int64)
+            return np.full(count, self.rounds, dtype=np.int64)
         turns = np.asarray(self.rounds, dtype=np.int64)
-        if len(turns) < known or (np.ndim(self.groups) == 0 and len(turns) != known):
+        if len(turns) < count or (np.ndim(self.groups) == 0 and len(turns) != count):
             raise InvalidInputError(
-                f"rounds: {len(turns)} turns for {known} groups; give one for each"
+                f"rounds: {len(turns)} turns for {count} groups; give one for each"
             )
         return turns
 

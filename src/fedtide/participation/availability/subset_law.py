@@ -22,9 +22,9 @@ from fedtide.validation import require_probabilities
 
 @dataclass(frozen=True)
 class SubsetLaw(Availability):
-    """In every round, the set A is available with probability q(A) (Agnostic FedAvg 2025).
+    """Independent rounds in which the set A is available with probability q(A).
 
-    Rounds are independent.
+    Source: Agnostic FedAvg 2025.
 
     Args:
         subsets: the sets A, each a list of client ids; an empty list is a round without clients.
@@ -57,29 +57,26 @@ class SubsetLaw(Availability):
 
     def begin(self, population: Population, seed: int) -> AvailabilityStream:
         """Start the process."""
-        return _SubsetLawStream(
-            self._sets(population.clients), np.asarray(self.probabilities), seed
-        )
+        sets = self._sorted_sets(population.clients)
+        return _SubsetLawStream(sets, np.asarray(self.probabilities), seed)
 
     def known_rates(self, population: Population, seed: int) -> NDArray[np.float64]:
         """Return P(n ∈ A) = Σ_A q(A) 1[n ∈ A]."""
-        return self._sum_over_subsets(
-            population.clients, np.asarray(self.probabilities, dtype=np.float64)
-        )
+        return self._sum_terms(population.clients, np.asarray(self.probabilities))
 
     def shares(self, population: Population) -> NDArray[np.float64]:
-        """Return E[1[n ∈ A] / |A|] = Σ_A q(A) / |A| 1[n ∈ A] (equation 3 there)."""
+        """Return E[1[n ∈ A] / |A|] = Σ_A q(A) / |A| 1[n ∈ A] (its equation 3)."""
         sizes = np.array([max(1, len(subset)) for subset in self.subsets])
-        return self._sum_over_subsets(population.clients, np.asarray(self.probabilities) / sizes)
+        return self._sum_terms(population.clients, np.asarray(self.probabilities) / sizes)
 
-    def _sum_over_subsets(self, clients: int, terms: NDArray[np.float64]) -> NDArray[np.float64]:
+    def _sum_terms(self, clients: int, terms: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return for each client the sum of the terms of the subsets that contain it."""
         sums = np.zeros(clients)
-        for subset, term in zip(self._sets(clients), terms, strict=True):
+        for subset, term in zip(self._sorted_sets(clients), terms, strict=True):
             sums[subset] += term
         return sums
 
-    def _sets(self, clients: int) -> list[Ids]:
+    def _sorted_sets(self, clients: int) -> list[Ids]:
         sets = [np.sort(np.asarray(subset, dtype=np.int64)) for subset in self.subsets]
         for number, subset in enumerate(sets):
             if len(subset) and subset[-1] >= clients:

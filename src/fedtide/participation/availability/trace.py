@@ -25,7 +25,7 @@ from fedtide.validation import require_numbers
 
 _Times = NDArray[np.float64]
 
-_MAX_COUNTED_ROUNDS = 100_000  # counted in seconds
+_MAX_COUNTED_ROUNDS = 100_000  # which take seconds to count
 
 
 @dataclass(frozen=True)
@@ -66,10 +66,10 @@ class Trace(Availability):
     def begin(self, population: Population, seed: int) -> AvailabilityStream:
         """Start the process."""
         clients, starts, ends = self._intervals(population.clients)
-        step, period = self._step(), self._period(ends)
+        step, period = _to_decimal(self.round_seconds), self._period(ends)
         length = None
         if period is None:
-            length = -(-_decimal(ends.max(initial=0.0)) // step)
+            length = -(-_to_decimal(ends.max(initial=0.0)) // step)
         return _TraceStream(IntervalIndex(clients, starts, ends), step, period, length)
 
     def known_rates(self, population: Population, seed: int) -> _Times | None:
@@ -77,7 +77,8 @@ class Trace(Availability):
 
         None (unknown) unless the trace repeats after a whole number of rounds, at most 100,000.
         """
-        period, step = self._period(self._intervals(population.clients)[2]), self._step()
+        _, _, ends = self._intervals(population.clients)
+        step, period = _to_decimal(self.round_seconds), self._period(ends)
         if period is None or period % step or period / step > _MAX_COUNTED_ROUNDS:
             return None
         rounds = int(period / step)
@@ -86,9 +87,6 @@ class Trace(Availability):
         for t in range(rounds):
             counts[running.round(t).clients] += 1
         return counts / rounds
-
-    def _step(self) -> Fraction:
-        return _decimal(self.round_seconds)
 
     def _period(self, ends: _Times) -> Fraction | None:
         """Return the seconds after which the trace starts again; None: never."""
@@ -100,14 +98,14 @@ class Trace(Availability):
                 f"repeat: {self.repeat} seconds are shorter than the trace ({ends.max()}); "
                 "give at least its length"
             )
-        return _decimal(period)
+        return _to_decimal(period)
 
     def _intervals(self, clients: int) -> tuple[Ids, _Times, _Times]:
         """Return client, start and end of every nonempty interval, ordered by client and start."""
         frame = read_table("file", self.file)
         need_columns("file", frame, ["client", "start", "end"], "rename the column")
         names = normalise_clients("file", frame["client"])
-        starts, ends = _seconds(frame["start"]), _seconds(frame["end"])
+        starts, ends = _parse_times(frame["start"]), _parse_times(frame["end"])
         _reject_reversed(names, starts, ends)
         ids = number_clients("file", names, clients)
         order = np.lexsort((starts, ids))
@@ -133,7 +131,7 @@ class _TraceStream(AvailabilityStream):
         return AvailableClients(self._intervals.clients_at(float(instant)))
 
 
-def _decimal(seconds: float) -> Fraction:
+def _to_decimal(seconds: float) -> Fraction:
     """Return `seconds` as the exact value of its shortest decimal notation."""
     return Fraction(str(seconds))
 
@@ -145,7 +143,7 @@ def _require_seconds(field: str, seconds: float) -> None:
         )
 
 
-def _seconds(column: pl.Series) -> _Times:
+def _parse_times(column: pl.Series) -> _Times:
     """Return a column of times as numbers of at least 0."""
     times = require_numbers("file", column.cast(pl.Float64, strict=False).to_numpy())
     if len(times) and times.min() < 0:

@@ -19,9 +19,7 @@ from fedtide.validation import require_cohort_size, require_whole_number
 
 @dataclass(frozen=True)
 class Uniform(Availability):
-    """In every round, a uniform sample of S of the N clients without replacement.
-
-    Rounds are independent.
+    """In every round an independent uniform sample of S of the N clients, without replacement.
 
     Args:
         size: S.

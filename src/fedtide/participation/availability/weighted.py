@@ -64,16 +64,16 @@ class Weighted(Availability):
 
     def begin(self, population: Population, seed: int) -> AvailabilityStream:
         """Start the process."""
-        return _WeightedStream(self._weights(population.clients), self.size, seed)
+        return _WeightedStream(self._weights_for(population.clients), self.size, seed)
 
     def known_rates(self, population: Population, seed: int) -> NDArray[np.float64] | None:
         """Return the exact inclusion probabilities if N·S is at most a million, else None."""
-        weights = self._weights(population.clients)
+        weights = self._weights_for(population.clients)
         if len(weights) * self.size > _MAX_EXACT_WORK:
             return None
         return inclusion_probabilities(weights, self.size)
 
-    def _weights(self, clients: int) -> NDArray[np.float64]:
+    def _weights_for(self, clients: int) -> NDArray[np.float64]:
         weights = require_nonnegative("weights", self.weights)
         require_one_per_client("weights", weights, clients)
         require_cohort_size(self.size, clients)
@@ -102,9 +102,8 @@ class _WeightedStream(AvailabilityStream):
     def _draw_rest(self, random: np.random.Generator, ids: Ids) -> Ids:
         """Draw the clients after `ids`: the smallest of exponential times with rates w_n."""
         with np.errstate(divide="ignore"):
-            log_times = np.log(random.standard_exponential(len(self._weights))) - np.log(
-                self._weights
-            )
+            exponentials = random.standard_exponential(len(self._weights))
+            log_times = np.log(exponentials) - np.log(self._weights)
         log_times[ids] = np.inf
         missing = self._size - len(ids)
         return np.argpartition(log_times, missing - 1)[:missing]

@@ -34,7 +34,7 @@ def read_table(field: str, path: str | Path, client: str = "client") -> pl.DataF
         raise InvalidInputError(
             f"{field}: no file {str(path)!r}; give the path of an existing file"
         )
-    suffix = _suffix(field, path)
+    suffix = _require_suffix(field, path)
     if path.stat().st_size == 0:
         raise InvalidInputError(f"{field}: {str(path)!r} is empty; write it again")
     try:
@@ -53,7 +53,7 @@ def write_table(field: str, path: str | Path, frame: pl.DataFrame) -> None:
         InvalidInputError: an unknown suffix, or a path that cannot be written.
     """
     path = Path(path)
-    suffix = _suffix(field, path)
+    suffix = _require_suffix(field, path)
     writers: dict[str, Callable[..., Any]] = {
         ".parquet": frame.write_parquet,
         ".csv": frame.write_csv,
@@ -70,7 +70,7 @@ def need_columns(field: str, frame: pl.DataFrame, names: Sequence[str], hint: st
             raise InvalidInputError(f"{field}: no column {name!r} among {columns}; {hint}")
 
 
-def _suffix(field: str, path: Path) -> str:
+def _require_suffix(field: str, path: Path) -> str:
     suffix = path.suffix.lower()
     if suffix not in SUFFIXES:
         hint = did_you_mean(suffix, SUFFIXES)
