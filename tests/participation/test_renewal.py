@@ -48,14 +48,14 @@ def test_rate_zero_is_never_and_rate_one_always_available(process: type) -> None
 @pytest.mark.parametrize("max_on", [0.05, 0.4])
 def test_markov_transition_frequencies(p: float, max_on: float) -> None:
     """Both transitions and the first round, as in the paper; each wrong with probability 1e-6."""
-    coming, leaving = max_on, max_on * (1 / p - 1)
-    if leaving > 1:
-        coming, leaving = p / (1 - p), 1.0
+    on, off = max_on, max_on * (1 / p - 1)
+    if off > 1:
+        on, off = p / (1 - p), 1.0
     available = simulate(Markov(p, max_on=max_on), rounds=400)
     before, after = available[:-1], available[1:]
     assert is_plausible(available[0].sum(), CLIENTS, p)
-    assert is_plausible((~before & after).sum(), (~before).sum(), coming)
-    assert is_plausible((before & ~after).sum(), before.sum(), leaving)
+    assert is_plausible((~before & after).sum(), (~before).sum(), on)
+    assert is_plausible((before & ~after).sum(), before.sum(), off)
 
 
 def test_markov_autocorrelation() -> None:

@@ -45,7 +45,7 @@ def participation_weights(
         weights = _simulate(process, population, seed, rounds)
     if weights.sum() == 0:
         raise InvalidInputError(
-            "participation: nobody ever takes part; raise the rates or the rounds"
+            "participation: no client ever takes part; raise the rates or the rounds"
         )
     return np.asarray(weights / weights.sum())
 

@@ -1,7 +1,7 @@
 """Streams that step through the rounds, and renewal processes on top of them.
 
-A renewal process is given by the first round in which each client is available and by the gaps
-between its available rounds.
+A renewal process is given by each client's first available round and the gaps between its available
+rounds.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The participation log: which clients were available, selected, reported and used.
 
 One row for each (round, client): `round` (int64), `client` (int64 or string), `stage` (the
-furthest that the client reached), `weight` (its q_t^n, or null), and `time` where it is known.
+furthest that the client reached), `weight` (its q_t^n, or null), and `time` if known.
 """
 
 from __future__ import annotations
@@ -100,7 +100,8 @@ def round_rows(
     reported = participants.reported
     used = reported if used is None else used
     levels = (participants.available, participants.selected, reported, used)
-    start = _stage_index(lowest)
+    one_of("stage", lowest, STAGES)
+    start = STAGES.index(lowest)
     clients = levels[start]
     stage = np.full(len(clients), start, dtype=np.uint8)
     for level in levels[start + 1 :]:
@@ -167,7 +168,7 @@ def _parse_stages(frame: pl.DataFrame) -> pl.Series:
         return pl.Series("stage", ["used"], dtype=Stage).new_from_index(0, len(frame))
     stages = frame["stage"].cast(pl.String).fill_null("used")
     for stage in stages.unique():
-        _stage_index(stage)
+        one_of("stage", stage, STAGES)
     return stages.cast(Stage)
 
 
@@ -196,8 +197,3 @@ def _reject_duplicates(log: pl.DataFrame) -> None:
         raise InvalidInputError(
             f"client: {client!r} is twice in round {t}; keep one row, of the furthest stage"
         )
-
-
-def _stage_index(stage: str) -> int:
-    one_of("stage", stage, STAGES)
-    return STAGES.index(stage)

@@ -14,7 +14,7 @@ from fedtide.validation import require_cohort_size, require_whole_number
 
 @dataclass(frozen=True)
 class LongestAbsent(Selection):
-    """The S available clients whose last selection is the longest ago (Yan et al., FedLaAvg).
+    """The S available clients whose last selection was longest ago (Yan et al., FedLaAvg).
 
     Clients that were never selected come first; ties go to the lower id. All take part if fewer
     than S are available. Stores 4 bytes per client.
