@@ -58,6 +58,7 @@ def test_markov_transition_frequencies(p: float, max_on: float) -> None:
     assert is_plausible((before & ~after).sum(), before.sum(), off)
 
 
+@pytest.mark.statistical
 def test_markov_autocorrelation() -> None:
     """Lag k correlates by (1 − a − b)^k = 0.9^k; the tolerance is 6 standard errors (1e-8)."""
     available = simulate(Markov(0.5), rounds=1000).astype(float) - 0.5
@@ -114,6 +115,7 @@ def test_cyclic_off_start_waits_uniformly() -> None:
     assert not available[first + 3, np.arange(20_000)].any()
 
 
+@pytest.mark.statistical
 def test_rare_clients_are_available_at_their_rate() -> None:
     """10⁶ clients of rate 1e-6 over 300 rounds: Poisson with mean 300; 6 deviations (1e-8)."""
     count = 0

@@ -15,6 +15,7 @@ from fedtide.participation import (
 from fedtide.population import Population
 
 
+@pytest.mark.statistical
 def test_uniform_sets_are_equally_likely() -> None:
     """A chi-squared test over the 15 pairs of 6 clients, wrong with probability 1e-6."""
     running = Uniform(2).begin(Population(clients=6), seed=0)
@@ -48,6 +49,7 @@ def test_permutation_balances_counts_for_any_size(clients: int, data: st.DataObj
         assert counts.max() - counts.min() <= (0 if whole else 2)
 
 
+@pytest.mark.statistical
 def test_permutation_orders_are_random() -> None:
     """The first client of 3000 cycles of 5 is uniform; chi-squared, wrong with 1e-6."""
     running = Permutation(1).begin(Population(clients=5), seed=0)
@@ -55,6 +57,7 @@ def test_permutation_orders_are_random() -> None:
     assert stats.chisquare(np.bincount(firsts, minlength=5)).pvalue > 1e-6
 
 
+@pytest.mark.statistical
 @pytest.mark.parametrize(
     ("clients", "size", "decay"), [(100, 10, 10), (30, 20, 3), (8, 7, 0.5), (40, 3, 1000)]
 )
@@ -73,6 +76,7 @@ def test_weighted_frequencies_match_inclusion_probabilities(
     assert (np.abs(counts - 4000 * rates) <= 6 * np.sqrt(4000 * rates * (1 - rates)) + 1).all()
 
 
+@pytest.mark.statistical
 def test_weighted_pairs_have_their_probabilities() -> None:
     """All pairs of 4 clients against enumeration; chi-squared, wrong with probability 1e-6."""
     weights = [5.0, 2.0, 1.0, 0.2]
@@ -94,6 +98,7 @@ def test_rates_of_large_weighted_processes_are_unknown() -> None:
     assert process.known_rates(Population(clients=10_000), seed=0) is None
 
 
+@pytest.mark.statistical
 def test_subset_law_frequencies() -> None:
     """Chi-squared over three subsets, wrong with probability 1e-6."""
     subsets, q = [[0, 1], [2], []], [0.5, 0.3, 0.2]

@@ -71,6 +71,7 @@ def test_a_restarted_schedule_repeats_its_rounds(name: str) -> None:
             np.testing.assert_array_equal(getattr(ours, stage), getattr(theirs, stage))
 
 
+@pytest.mark.statistical
 def test_uniform_of_is_uniform() -> None:
     """Chi-squared over 5 available clients, wrong with probability 1e-6."""
     running = UniformOf(1).start(Population(clients=10), seed=0)
