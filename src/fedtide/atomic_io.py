@@ -1,4 +1,4 @@
-"""Writes files so that a kill, a full disk or a second reader never meets half of one."""
+"""Atomic file writes: a crash, a full disk or a concurrent reader never sees a partial file."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from safetensors import SafetensorError
 from fedtide.errors import InvalidInputError
 
 DRAFTS = (".*.part", ".tmp??????")
-"""What unfinished files are called: ours, and those of safetensors inside them."""
+"""Glob patterns of unfinished files, of `write_atomically` and of safetensors."""
 
 
 def draft_of(path: Path) -> Path:
-    """Return where a file is written before it takes its place."""
+    """Return the temporary path to which a file is written before it is renamed to `path`."""
     return path.with_name(f".{path.name}.part")
 
 
@@ -27,23 +27,23 @@ def write_atomically(
     path: Path,
     write: Callable[[Path], Any],
     field: str = "out",
-    hint: str = "make room and resume",
+    hint: str = "free some disk space and resume",
 ) -> None:
-    """Let `write` fill a file beside `path`, then put it in its place in one step.
+    """Let `write` fill a temporary file beside `path`, then rename it to `path`.
 
     Args:
-        path: the file's place; its folder is made if only that is missing.
-        write: is given the path to write to.
-        field, hint: what the sentence names, and what it asks for, where this fails.
+        path: of the file; its folder is created if only that is missing.
+        write: writes the content to the path that it is given.
+        field: the field that an error names.
+        hint: the fix that an error suggests.
 
     Raises:
-        InvalidInputError: the disk is full or the folder cannot be written; nothing is left behind.
+        InvalidInputError: the disk is full or the folder is not writable; nothing is left behind.
 
     Example:
-        >>> write_atomically(Path("no/such/folder/a.txt"), Path.touch, field="json")
+        >>> write_text(Path("no/such/folder/a.txt"), "", field="json")
         Traceback (most recent call last):
-        fedtide.errors.InvalidInputError: json: no/such/folder/a.txt cannot be written (No such file or \
-directory); make room and resume
+        fedtide.errors.InvalidInputError: json: no/such/folder/a.txt cannot be written (...); ...
     """
     draft = draft_of(path)
     try:
@@ -59,10 +59,10 @@ directory); make room and resume
 
 
 def make_folder(folder: Path, field: str = "out") -> None:
-    """Make a folder, and those above it that are missing.
+    """Create a folder and its missing parents.
 
     Raises:
-        InvalidInputError: it cannot be made.
+        InvalidInputError: the folder cannot be created.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -73,22 +73,22 @@ def make_folder(folder: Path, field: str = "out") -> None:
 
 
 def write_text(
-    path: Path, text: str, field: str = "out", hint: str = "make room and resume"
+    path: Path, text: str, field: str = "out", hint: str = "free some disk space and resume"
 ) -> None:
-    """Write a text, atomically."""
+    """Write text atomically."""
     write_atomically(path, lambda draft: draft.write_text(text, encoding="utf-8"), field, hint)
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:
-    """Write a mapping as JSON, atomically."""
+    """Write a mapping as JSON atomically."""
     write_text(path, json.dumps(content, indent=2) + "\n")
 
 
 def write_yaml(path: Path, content: dict[str, Any]) -> None:
-    """Write a mapping as YAML, its keys in their order, atomically."""
+    """Write a mapping as YAML atomically, keeping the order of its keys."""
     write_text(path, yaml.safe_dump(content, sort_keys=False, allow_unicode=True))
 
 
 def write_frame(path: Path, frame: pl.DataFrame) -> None:
-    """Write a table as Parquet, atomically; the same rows give the same bytes."""
+    """Write a table as Parquet atomically; equal rows give equal bytes."""
     write_atomically(path, lambda draft: frame.rechunk().write_parquet(draft))

@@ -1,4 +1,4 @@
-"""How fedtide says that it cannot go on: an input that cannot be used, or somebody who asked."""
+"""Exceptions of fedtide and helpers for their messages."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from contextlib import contextmanager
 
 
 class InvalidInputError(ValueError):
-    """An input that cannot be used; its text is one sentence that names the field and the mend.
+    """An input is invalid; the message reads `field: what is wrong; hint`.
 
-    The command line prints the sentence and exits with status 2.
+    The command line prints the message and exits with status 2.
     """
 
     def prefixed(self, field: str) -> InvalidInputError:
-        """Return the same complaint with `field` put before the field that it already names.
+        """Return the same error with `field` put before the field that it already names.
 
         >>> str(InvalidInputError("rates: 1.5 is not within [0, 1]").prefixed("participation"))
         'participation.rates: 1.5 is not within [0, 1]'
@@ -23,11 +23,11 @@ class InvalidInputError(ValueError):
 
 
 class MissingExtraError(InvalidInputError, ImportError):
-    """A library that only an extra brings; an ImportError, too, for whoever probes imports.
+    """A library of an optional extra is not installed (also an ImportError).
 
     Args:
-        what: what needs the library; a complaint begins with it.
-        extra: the extra of fedtide that brings it.
+        what: the feature that needs the library; the message begins with it.
+        extra: the extra of fedtide that installs it.
 
     >>> str(MissingExtraError("ledger", "flower"))
     "ledger: a library is missing; install it with pip install 'fedtide[flower]'"
@@ -40,16 +40,16 @@ class MissingExtraError(InvalidInputError, ImportError):
 
 
 class Interrupted(BaseException):
-    """What was asked for was asked to end, and is saved; its text says how to go on.
+    """A run was asked to stop and its state is saved; the message says how to resume.
 
-    It is no Exception, so that whoever takes any failure of a user's code for bad input lets it
+    Like KeyboardInterrupt it is not an Exception, so that handlers of errors in user code let it
     pass.
     """
 
 
 @contextmanager
 def error_prefix(field: str) -> Iterator[None]:
-    """Put `field` before the field that a complaint raised inside names.
+    """Prefix the field named by any InvalidInputError raised in this context with `field`.
 
     >>> with error_prefix("local"):
     ...     raise InvalidInputError("lr: 0 is not a positive number")
@@ -63,7 +63,7 @@ def error_prefix(field: str) -> Iterator[None]:
 
 
 def did_you_mean(name: str, options: Iterable[str]) -> str:
-    """Return what to add to a complaint about an unknown `name`: the nearest option, or all.
+    """Return the hint for an unknown `name`: the closest option, or else all of them.
 
     >>> did_you_mean("fedua", ["fedavg", "fedau"])
     "did you mean 'fedau'?"
@@ -71,7 +71,7 @@ def did_you_mean(name: str, options: Iterable[str]) -> str:
     "choose one of 'fedau', 'fedavg'"
     """
     options = sorted(options)
-    nearest = difflib.get_close_matches(name, options, n=1, cutoff=0.5)
-    if nearest:
-        return f"did you mean {nearest[0]!r}?"
+    closest = difflib.get_close_matches(name, options, n=1, cutoff=0.5)
+    if closest:
+        return f"did you mean {closest[0]!r}?"
     return "choose one of " + ", ".join(repr(option) for option in options)

@@ -1,4 +1,4 @@
-"""What is known about the clients before anything is trained."""
+"""The population of clients, as known before training."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedtide.errors import InvalidInputError
+from fedtide.validation import require_one_per_client
 
 
 @dataclass(frozen=True)
@@ -16,11 +17,11 @@ class Population:
 
     Args:
         clients: N, the number of clients; their ids are 0..N-1.
-        samples: how many samples each client holds, shape (N,); None where clients hold functions.
+        samples: the number of samples of each client, shape (N,); None if clients hold functions.
         class_shares: the share of each class in each client's samples, shape (N, C), rows summing
-            to 1; None where there are no classes.
-        rates: the long-run participation probability p_n of each client, shape (N,), where the
-            participation knows it; None where it does not.
+            to 1; None without classes.
+        rates: the participation rate p_n of each client, its long-run probability of taking part,
+            shape (N,); None if unknown.
 
     Raises:
         InvalidInputError: no clients, or an array whose first length is not N.
@@ -33,8 +34,8 @@ class Population:
 
     def __post_init__(self) -> None:
         if self.clients < 1:
-            raise InvalidInputError(f"clients: {self.clients} clients; at least 1 is needed")
+            raise InvalidInputError(f"clients: {self.clients} clients; give at least 1")
         for name in ("samples", "class_shares", "rates"):
             array = getattr(self, name)
-            if array is not None and len(array) != self.clients:
-                raise InvalidInputError(f"{name}: {len(array)} entries for {self.clients} clients")
+            if array is not None:
+                require_one_per_client(name, array, self.clients)

@@ -1,8 +1,8 @@
 """Counter-based randomness: every draw is a pure function of (seed, purpose, index).
 
-Nothing in fedtide carries the state of a random generator. Whoever needs randomness says what it is
-for and for which round, client or step, and gets the same draws whenever and in whatever order it
-asks; this is what lets a run that was killed go on bit for bit.
+Nothing in fedtide keeps the state of a random generator. Every draw names its purpose and its
+round, client or step, and does not depend on the order of draws, so an interrupted run resumes bit
+for bit.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _MASK = (1 << 64) - 1
 
 
 def generator(seed: int, purpose: str, index: int = 0) -> np.random.Generator:
-    """Return the generator of (seed, purpose, index): a Philox stream of its own for each index.
+    """Return the generator of (seed, purpose, index): an independent Philox stream for each index.
 
     >>> generator(1, "bernoulli", 7).integers(100) == generator(1, "bernoulli", 7).integers(100)
     np.True_
@@ -33,8 +33,8 @@ def generator(seed: int, purpose: str, index: int = 0) -> np.random.Generator:
 def random_words(seed: int, purpose: str, *indices: ArrayLike) -> NDArray[np.uint64]:
     """Return one random 64-bit word for each element of the broadcast `indices`.
 
-    The words are SplitMix64 outputs (Steele, Lea, Flood 2014) chained over the indices, so each is
-    a pure function of its own (seed, purpose, indices), and an array costs a few vector operations.
+    The words are SplitMix64 outputs (Steele, Lea, Flood 2014) chained over the indices: each is a
+    pure function of its (seed, purpose, indices), and an array costs a few vector operations.
 
     >>> bool((random_words(0, "x", [3, 4], 1) == random_words(0, "x", [4, 3], 1)[::-1]).all())
     True
@@ -46,9 +46,10 @@ def random_words(seed: int, purpose: str, *indices: ArrayLike) -> NDArray[np.uin
 
 
 def extend_hash(words: NDArray[np.uint64], index: ArrayLike) -> NDArray[np.uint64]:
-    """Return the words of `hashes` for one more index.
+    """Return the words of `random_words` for one more index.
 
-    >>> bool((extend_hash(random_words(0, "x", [3, 4]), 1) == random_words(0, "x", [3, 4], 1)).all())
+    >>> words = extend_hash(random_words(0, "x", [3, 4]), 1)
+    >>> bool((words == random_words(0, "x", [3, 4], 1)).all())
     True
     """
     with np.errstate(over="ignore"):

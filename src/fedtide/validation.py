@@ -1,4 +1,4 @@
-"""Checks that hyper-parameters share."""
+"""Validation of arguments: numbers, choices and arrays with one entry per client."""
 
 from __future__ import annotations
 
@@ -26,31 +26,43 @@ def at_least(field: str, value: float, low: float) -> None:
         raise InvalidInputError(f"{field}: {value} is not a number of at least {low:g}")
 
 
-def one_of(field: str, value: str, literal: Any) -> None:
-    """Raise InvalidInputError unless `value` is one of the strings of the Literal type."""
-    options = get_args(literal)
+def need_positive(**values: float) -> None:
+    """Raise InvalidInputError unless every value is a finite number above 0."""
+    for name, value in values.items():
+        positive(name, value)
+
+
+def need_nonnegative(**values: float) -> None:
+    """Raise InvalidInputError unless every value is a finite number of at least 0."""
+    for name, value in values.items():
+        at_least(name, value, 0)
+
+
+def one_of(field: str, value: str, options: Any) -> None:
+    """Raise InvalidInputError unless `value` is one of the options (strings or a Literal type)."""
+    options = get_args(options) or options
     if value not in options:
         raise InvalidInputError(f"{field}: unknown {value!r}; {did_you_mean(str(value), options)}")
 
 
-def whole(field: str, value: object, least: int = 1) -> None:
-    """Refuse what is not a whole number of at least `least`."""
-    if isinstance(value, bool) or not isinstance(value, Integral) or int(value) < least:
+def require_whole_number(field: str, value: object, low: int = 1) -> None:
+    """Raise InvalidInputError unless `value` is an integer from `low` to 2⁶³ − 1."""
+    if isinstance(value, bool) or not isinstance(value, Integral) or int(value) < low:
         raise InvalidInputError(
-            f"{field}: {value!r} is not a whole number; give one of at least {least}"
+            f"{field}: {value!r} is not a whole number; give one of at least {low}"
         )
     if int(value) >= 2**63:
         raise InvalidInputError(f"{field}: {value!r:.60} is too large; give a number below 2**63")
 
 
-def cohort_fits(size: int, clients: int) -> None:
-    """Refuse a cohort that is larger than the population."""
+def require_cohort_size(size: int, clients: int) -> None:
+    """Raise InvalidInputError if a cohort of `size` exceeds the population."""
     if size > clients:
         raise InvalidInputError(f"size: {size} of {clients} clients; give at most {clients}")
 
 
-def numbers(field: str, values: ArrayLike, dimensions: int = 1) -> Numbers:
-    """Return `values` as finite float64 numbers, or refuse them."""
+def require_numbers(field: str, values: ArrayLike, dimensions: int = 1) -> Numbers:
+    """Return `values` as a float64 array; raise InvalidInputError unless all are finite."""
     try:
         array = np.asarray(values, dtype=np.float64)
     except (TypeError, ValueError):
@@ -63,38 +75,30 @@ def numbers(field: str, values: ArrayLike, dimensions: int = 1) -> Numbers:
     return array
 
 
-def nonnegative(field: str, values: ArrayLike, dimensions: int = 1) -> Numbers:
-    """Return `values` as finite numbers of at least 0, or refuse them."""
-    array = numbers(field, values, dimensions)
+def require_nonnegative(field: str, values: ArrayLike, dimensions: int = 1) -> Numbers:
+    """Return `values` as a float64 array; raise InvalidInputError unless finite and >= 0."""
+    array = require_numbers(field, values, dimensions)
     if array.size and array.min() < 0:
         raise InvalidInputError(f"{field}: {array.min():g} is negative; give numbers of at least 0")
     return array
 
 
-def probabilities(field: str, values: ArrayLike) -> Numbers:
-    """Return one number or an array (S,) as probabilities of shape (1,) or (S,), or refuse them."""
-    array = numbers(field, np.atleast_1d(np.asarray(values)))
-    if array.size and not (array.min() >= 0 and array.max() <= 1):
-        worst = array[(array < 0) | (array > 1)][0]
-        raise InvalidInputError(f"{field}: {worst:g} is not within [0, 1]; give probabilities")
+def require_probabilities(field: str, values: ArrayLike) -> Numbers:
+    """Return a number or an array (S,) as an array (1,) or (S,).
+
+    Raises:
+        InvalidInputError: an entry outside [0, 1].
+    """
+    array = require_numbers(field, np.atleast_1d(np.asarray(values)))
+    outside = array[(array < 0) | (array > 1)]
+    if outside.size:
+        raise InvalidInputError(f"{field}: {outside[0]:g} is not within [0, 1]; give probabilities")
     return array
 
 
-def one_each(field: str, array: NDArray[np.generic], clients: int) -> None:
-    """Refuse an array that has not one entry for each client."""
+def require_one_per_client(field: str, array: NDArray[np.generic], clients: int) -> None:
+    """Raise InvalidInputError unless `array` has one entry for each client."""
     if len(array) != clients:
         raise InvalidInputError(
             f"{field}: {len(array)} entries for {clients} clients; give one for each"
         )
-
-
-def need_positive(**values: float) -> None:
-    """Raise InvalidInputError unless every value is a finite number above 0."""
-    for name, value in values.items():
-        positive(name, value)
-
-
-def need_nonnegative(**values: float) -> None:
-    """Raise InvalidInputError unless every value is a finite number of at least 0."""
-    for name, value in values.items():
-        at_least(name, value, 0)

@@ -1,4 +1,4 @@
-"""A PostgreSQL server of the tests' own: on the loopback device, in a folder that ends with it."""
+"""A temporary PostgreSQL server for tests, on the loopback device."""
 
 import os
 import shutil
@@ -14,14 +14,14 @@ from pathlib import Path
 
 HOST, USER = "127.0.0.1", "fedtide"
 DEADLINE = 60.0
-_WAYS = ["-c", "fsync=off", "-c", "unix_socket_directories=", "-c", f"listen_addresses={HOST}"]
+_OPTIONS = ["-c", "fsync=off", "-c", "unix_socket_directories=", "-c", f"listen_addresses={HOST}"]
 
 
-def programs() -> Path | None:
-    """Return the folder of the server's programs, the newest of several; None: there are none."""
-    found = shutil.which("initdb")
-    if found is not None:
-        return Path(found).resolve().parent
+def find_programs() -> Path | None:
+    """Return the folder of the newest PostgreSQL programs; None: not installed."""
+    initdb = shutil.which("initdb")
+    if initdb is not None:
+        return Path(initdb).resolve().parent
     versions = Path("/usr/lib/postgresql").glob("*/bin/initdb")
     return max((path.parent for path in versions), key=lambda p: int(p.parent.name), default=None)
 
@@ -31,8 +31,8 @@ class Server:
 
     Args:
         programs: the folder with initdb and postgres.
-        folder: for its files, where its user may write.
-        user: who runs it, which must not be root; None: whoever runs the tests.
+        folder: for its files, writable by `user`.
+        user: the user that runs it, not root; None: the current user.
     """
 
     def __init__(self, programs: Path, folder: Path, user: str | None) -> None:
@@ -41,8 +41,8 @@ class Server:
         with socket.socket() as probe:
             probe.bind((HOST, 0))
             self.port = probe.getsockname()[1]
-        how = f"--auth=trust --encoding=UTF8 --no-sync --username={USER} --pgdata=data"
-        command = [programs / "initdb", *how.split()]
+        options = f"--auth=trust --encoding=UTF8 --no-sync --username={USER} --pgdata=data"
+        command = [programs / "initdb", *options.split()]
         subprocess.run(command, check=True, user=user, cwd=folder, capture_output=True)
         self.start()
 
@@ -50,16 +50,16 @@ class Server:
         command = [self._programs / "postgres", "-D", self._folder / "data", "-p", str(self.port)]
         with (self._folder / "log").open("ab") as log:
             self.process = subprocess.Popen(
-                [*command, *_WAYS], user=self._user, cwd=self._folder, stdout=log, stderr=log
+                [*command, *_OPTIONS], user=self._user, cwd=self._folder, stdout=log, stderr=log
             )
         deadline = time.monotonic() + DEADLINE
-        while subprocess.run(self._ask("SELECT 1"), capture_output=True, check=False).returncode:
+        while subprocess.run(self._psql("SELECT 1"), capture_output=True, check=False).returncode:
             assert self.process.poll() is None, (self._folder / "log").read_text()
             assert time.monotonic() < deadline
             time.sleep(0.1)
 
-    def end(self, number: int) -> None:
-        """Send a signal, SIGINT to let it end in order or SIGQUIT for a crash, and wait."""
+    def stop(self, number: int) -> None:
+        """Send a signal (SIGINT: orderly shutdown, SIGQUIT: crash) and wait for the end."""
         self.process.send_signal(number)
         self.process.wait(timeout=DEADLINE)
 
@@ -71,17 +71,17 @@ class Server:
 
     def run(self, statement: str, database: str = "postgres") -> str:
         done = subprocess.run(
-            self._ask(statement, database), capture_output=True, text=True, check=True
+            self._psql(statement, database), capture_output=True, text=True, check=True
         )
         return done.stdout.strip()
 
-    def _ask(self, statement: str, database: str = "postgres") -> list[str]:
-        where = ["-h", HOST, "-p", str(self.port), "-U", USER, "-d", database]
-        return [str(self._programs / "psql"), *where, "-qAt", "-c", statement]
+    def _psql(self, statement: str, database: str = "postgres") -> list[str]:
+        options = ["-h", HOST, "-p", str(self.port), "-U", USER, "-d", database]
+        return [str(self._programs / "psql"), *options, "-qAt", "-c", statement]
 
 
 @contextmanager
-def server(programs: Path) -> Iterator[Server]:
+def run_server(programs: Path) -> Iterator[Server]:
     """Run a server until the context is left."""
     user = "nobody" if os.geteuid() == 0 else None
     folder = Path(tempfile.mkdtemp(prefix="fedtide-postgres-"))
@@ -93,5 +93,5 @@ def server(programs: Path) -> Iterator[Server]:
         yield running
     finally:
         if running is not None and running.process.poll() is None:
-            running.end(signal.SIGINT)
+            running.stop(signal.SIGINT)
         shutil.rmtree(folder, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""Rates: resolution and the correlated law, against the literal formula."""
+"""Rates: resolution, and correlated rates against their formula."""
 
 import numpy as np
 import pytest
@@ -31,6 +31,7 @@ def test_correlated_rates_follow_the_formula(
     np.testing.assert_allclose(rates, expected, rtol=1e-12, atol=1e-15)
 
 
+@pytest.mark.statistical
 def test_correlated_rates_have_the_given_mean() -> None:
     """Over 4000 draws of q, E p = mean for any shares; tolerance 6 standard errors (1e-8)."""
     shares = np.array([[1.0, 0, 0, 0, 0], [0.5, 0.5, 0, 0, 0]])
@@ -39,7 +40,7 @@ def test_correlated_rates_have_the_given_mean() -> None:
     assert (np.abs(draws.mean(axis=0) - 0.1) < 6 * error).all()
 
 
-def test_every_way_of_giving_rates() -> None:
+def test_numbers_arrays_and_correlated_rates_are_resolved() -> None:
     shares = np.array([[1.0, 0.0], [0.2, 0.8]])
     population = Population(clients=2, class_shares=shares)
     assert resolve_rates(0.3, population, 0).tolist() == [0.3, 0.3]
@@ -53,6 +54,6 @@ def test_every_way_of_giving_rates() -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_small_concentrations_are_fine(seed: int) -> None:
+def test_small_concentrations_keep_the_mean(seed: int) -> None:
     rates = correlated_rates(np.eye(10), alpha=0.01, mean=0.1, seed=seed)
     assert rates.sum() == pytest.approx(1.0)

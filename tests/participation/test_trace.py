@@ -1,4 +1,4 @@
-"""Traces against a brute-force reading of the intervals in whole tenths of seconds."""
+"""Traces against a brute-force search of the intervals."""
 
 from pathlib import Path
 
@@ -17,7 +17,7 @@ tenths = st.integers(0, 120)
 files = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 
 
-def written(path: Path, rows: list[tuple[object, object, object]]) -> Path:
+def write_trace(path: Path, rows: list[tuple[object, object, object]]) -> Path:
     pl.DataFrame(rows, schema=["client", "start", "end"], orient="row").write_csv(path)
     return path
 
@@ -34,11 +34,11 @@ def intervals(draw: st.DrawFn) -> list[tuple[int, int, int]]:
 
 @files
 @given(rows=intervals(), step=st.integers(1, 15), repeat=st.integers(0, 130), data=st.data())
-def test_every_round_by_brute_force(
+def test_every_round_matches_brute_force(
     rows: list[tuple[int, int, int]], step: int, repeat: int, data: st.DataObject, tmp_path: Path
 ) -> None:
     """Everything in tenths of seconds, so that decimals meet binary fractions at boundaries."""
-    path = written(tmp_path / "trace.csv", [(c, f"{a / 10}", f"{b / 10}") for c, a, b in rows])
+    path = write_trace(tmp_path / "trace.csv", [(c, f"{a / 10}", f"{b / 10}") for c, a, b in rows])
     last = max(b for _, a, b in rows if a < b) if any(a < b for _, a, b in rows) else 0
     repeats: bool | float = False
     if repeat % 3 == 1:
@@ -56,8 +56,8 @@ def test_every_round_by_brute_force(
         assert running.round(t).clients.tolist() == expected
 
 
-def test_boundaries_and_repeats(tmp_path: Path) -> None:
-    path = written(tmp_path / "trace.csv", [(0, 0, 10), (1, 10, 20), (0, 20, 30)])
+def test_interval_boundaries_and_repeats(tmp_path: Path) -> None:
+    path = write_trace(tmp_path / "trace.csv", [(0, 0, 10), (1, 10, 20), (0, 20, 30)])
     running = Trace(path, round_seconds=10).begin(Population(clients=2), seed=0)
     assert [running.round(t).clients.tolist() for t in range(4)] == [[0], [1], [0], []]
     assert running.length == 3
@@ -74,19 +74,19 @@ def test_boundaries_and_repeats(tmp_path: Path) -> None:
 
 
 def test_rates_are_shares_of_the_rounds(tmp_path: Path) -> None:
-    path = written(tmp_path / "trace.csv", [(0, 0, 10), (1, 5, 20), (0, 15, 20)])
+    path = write_trace(tmp_path / "trace.csv", [(0, 0, 10), (1, 5, 20), (0, 15, 20)])
     rates = Trace(path, 5, repeat=True).known_rates(Population(clients=3), seed=0)
     assert rates is not None
     assert rates.tolist() == [0.75, 0.75, 0.0]
 
 
 def test_strings_are_numbered_in_sorted_order(tmp_path: Path) -> None:
-    path = written(tmp_path / "trace.csv", [("zoe", 0, 1), ("ann", 0, 2), ("bob", 1, 2)])
+    path = write_trace(tmp_path / "trace.csv", [("zoe", 0, 1), ("ann", 0, 2), ("bob", 1, 2)])
     running = Trace(path, 1).begin(Population(clients=3), seed=0)
     assert [running.round(t).clients.tolist() for t in range(2)] == [[0, 2], [0, 1]]
 
 
-def test_many_intervals_of_all_lengths(tmp_path: Path) -> None:
+def test_many_intervals_of_different_lengths(tmp_path: Path) -> None:
     """Lengths over 12 powers of 2; the reference compares all intervals with each instant."""
     rng = np.random.default_rng(0)
     clients = np.arange(3000)
@@ -96,47 +96,47 @@ def test_many_intervals_of_all_lengths(tmp_path: Path) -> None:
     pl.DataFrame({"client": clients, "start": starts, "end": ends}).write_parquet(path)
     running = Trace(path, 7.25).begin(Population(clients=3000), seed=0)
     for t in range(150):
-        there = (starts <= 7.25 * t) & (7.25 * t < ends)
-        np.testing.assert_array_equal(running.round(t).clients, clients[there])
+        available = (starts <= 7.25 * t) & (7.25 * t < ends)
+        np.testing.assert_array_equal(running.round(t).clients, clients[available])
 
 
-def test_a_decimal_instant_hits_its_boundary(tmp_path: Path) -> None:
+def test_decimal_instants_meet_interval_boundaries(tmp_path: Path) -> None:
     """Round 100 of 0.57 s is at 57 s, where 0.57 * 100 in binary is below it."""
     assert 0.57 * 100 < 57
-    path = written(tmp_path / "trace.csv", [(0, 57, 58)])
+    path = write_trace(tmp_path / "trace.csv", [(0, 57, 58)])
     running = Trace(path, 0.57).begin(Population(clients=1), seed=0)
     assert running.round(100).clients.tolist() == [0]
 
 
 @pytest.mark.parametrize(
-    ("rows", "message"),
+    ("rows", "start"),
     [
-        ([(0, 5, 3)], "file: client 0 has an interval from 5.0 to 3.0; put the earlier"),
-        ([("a", 0, 5), ("a", 4, 6)], "file: client 'a' has an interval until 5.0 and another"),
-        ([(9, 0, 5)], "file: client 9 is not one of the 2 clients"),
+        ([(0, 5, 3)], "file: client 0"),
+        ([("a", 0, 5), ("a", 4, 6)], "file: client 'a'"),
+        ([(9, 0, 5)], "file: client 9"),
         ([("a", 0, 1), ("b", 0, 1), ("c", 0, 1)], "file: 3 different clients"),
-        ([(0, -1, 5)], "file: start -1.0 is before the start"),
-        ([(0, "nan", 5)], "file: nan is not finite"),
-        ([(0, "noon", 5)], "file: nan is not finite"),
+        ([(0, -1, 5)], "file: start -1.0"),
+        ([(0, "nan", 5)], "file: nan"),
+        ([(0, "noon", 5)], "file: nan"),
         ([(None, 0, 5)], "file: the client is missing in row 0"),
     ],
 )
-def test_bad_rows(rows: list[tuple[object, object, object]], message: str, tmp_path: Path) -> None:
-    path = written(tmp_path / "trace.csv", rows)
-    with pytest.raises(InvalidInputError, match=message):
+def test_invalid_rows_are_rejected(
+    rows: list[tuple[object, object, object]], start: str, tmp_path: Path
+) -> None:
+    path = write_trace(tmp_path / "trace.csv", rows)
+    with pytest.raises(InvalidInputError, match=f"^{start}.*; .+"):
         Trace(path, 1.0).begin(Population(clients=2), seed=0)
 
 
-def test_bad_parameters(tmp_path: Path) -> None:
-    with pytest.raises(InvalidInputError, match="round_seconds: 0 is not above 0"):
+def test_invalid_parameters_are_rejected(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInputError, match=r"^round_seconds: 0 .*; "):
         Trace("trace.csv", round_seconds=0)
-    with pytest.raises(InvalidInputError, match="repeat: -1 is not above 0"):
+    with pytest.raises(InvalidInputError, match=r"^repeat: -1 .*; "):
         Trace("trace.csv", round_seconds=1, repeat=-1)
-    path = written(tmp_path / "trace.csv", [(0, 0, 10)])
-    with pytest.raises(InvalidInputError, match="repeat: 5 seconds end before the trace does"):
+    path = write_trace(tmp_path / "trace.csv", [(0, 0, 10)])
+    with pytest.raises(InvalidInputError, match=r"^repeat: 5 .*; "):
         Trace(path, 1, repeat=5).begin(Population(clients=1), seed=0)
     pl.DataFrame({"client": [0], "begin": [1], "end": [2]}).write_csv(path)
-    with pytest.raises(
-        InvalidInputError, match="there is no column 'start' among 'client', 'begin'"
-    ):
+    with pytest.raises(InvalidInputError, match=r"^file: .*'start'.*'client', 'begin'.*; "):
         Trace(path, 1).begin(Population(clients=1), seed=0)

@@ -1,8 +1,8 @@
-"""Who takes part, round by round.
+"""Client participation, round by round.
 
-An availability process says who could take part, a selection who of them does, and a report who of
-those reports back; `Schedule` composes the three. Processes never draw for those who are absent, so
-a round costs what its participants cost.
+An availability process gives the available clients, a selection chooses among them, and a dropout
+model decides which of those report back; `Schedule` composes the three. No process draws random
+numbers for absent clients, so a round costs O(available clients).
 """
 
 from fedtide.participation.availability.base import (
@@ -36,13 +36,13 @@ from fedtide.participation.log.schema import (
     to_frame,
     write_log,
 )
-from fedtide.participation.participants import Participants
 from fedtide.participation.rates import Correlated, Rates, correlated_rates, resolve_rates
-from fedtide.participation.schedule import RunningSchedule, Schedule
-from fedtide.participation.selection.base import All, Selection, SelectionStream, UniformOf
+from fedtide.participation.schedule import Participants, RunningSchedule, Schedule
+from fedtide.participation.selection.base import Selection, SelectionStream
 from fedtide.participation.selection.least_served import LeastServed
 from fedtide.participation.selection.longest_absent import LongestAbsent
 from fedtide.participation.selection.permutation_of import PermutationOf
+from fedtide.participation.selection.uniform_of import All, UniformOf
 
 PROCESSES: dict[str, type[Availability]] = {
     "full": Full,
@@ -58,7 +58,7 @@ PROCESSES: dict[str, type[Availability]] = {
     "trace": Trace,
     "replay": Replay,
 }
-"""The processes by the `type` that an experiment file gives them."""
+"""Availability processes by their `type` in experiment files."""
 
 SELECTIONS: dict[str, type[Selection]] = {
     "all": All,
@@ -67,13 +67,13 @@ SELECTIONS: dict[str, type[Selection]] = {
     "longest-absent": LongestAbsent,
     "least-served": LeastServed,
 }
-"""The selections by the `type` that an experiment file gives them."""
+"""Selections by their `type` in experiment files."""
 
-DROPOUTS: dict[str, type[Dropout]] = {"none": NoDropout, "drop": RandomDropout}
-"""The reports by the `type` that an experiment file gives them."""
+DROPOUTS: dict[str, type[Dropout]] = {"none": NoDropout, "random": RandomDropout}
+"""Dropout models by their `type` in experiment files."""
 
 RATES: dict[str, type[Correlated]] = {"correlated": Correlated}
-"""The laws of rates by the `type` that an experiment file gives them."""
+"""Models of rates by their `type` in experiment files."""
 
 __all__ = [
     "DROPOUTS",

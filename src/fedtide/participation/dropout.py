@@ -1,4 +1,4 @@
-"""Who of the selected reports back."""
+"""Dropout models: which of the selected clients report back."""
 
 from __future__ import annotations
 
@@ -10,39 +10,36 @@ from numpy.typing import NDArray
 
 from fedtide.participation.availability.base import Ids
 from fedtide.randomness import uniforms
-from fedtide.validation import probabilities
+from fedtide.validation import require_probabilities
 
 
 class Dropout(ABC):
-    """Who of the selected reports back: a value (frozen dataclass)."""
+    """A dropout model: a value (a frozen dataclass)."""
 
     @abstractmethod
-    def mask(self, seed: int, t: int, clients: Ids) -> NDArray[np.bool_]:
+    def draw_mask(self, seed: int, t: int, clients: Ids) -> NDArray[np.bool_]:
         """Return whether each client reports in round t; a pure function of (seed, t, client)."""
 
     @property
     @abstractmethod
-    def rate(self) -> float:
+    def reporting_probability(self) -> float:
         """The long-run probability that a selected client reports."""
 
 
 @dataclass(frozen=True)
 class NoDropout(Dropout):
-    """Everyone who was selected reports."""
+    """Every selected client reports."""
 
-    def mask(self, seed: int, t: int, clients: Ids) -> NDArray[np.bool_]:
-        """Return True for each."""
+    reporting_probability = 1.0
+
+    def draw_mask(self, seed: int, t: int, clients: Ids) -> NDArray[np.bool_]:
+        """Return all True."""
         return np.ones(len(clients), dtype=np.bool_)
-
-    @property
-    def rate(self) -> float:
-        """1."""
-        return 1.0
 
 
 @dataclass(frozen=True)
 class RandomDropout(Dropout):
-    """A selected client fails to report with a probability, independently over rounds and clients.
+    """Each selected client fails to report with a probability, independently of all else.
 
     Args:
         probability: of failing, within [0, 1].
@@ -50,20 +47,20 @@ class RandomDropout(Dropout):
     Raises:
         InvalidInputError: a probability outside [0, 1].
 
-    >>> RandomDropout(probability=1.0).mask(0, 3, np.array([5, 8]))
+    >>> RandomDropout(probability=1.0).draw_mask(0, 3, np.array([5, 8]))
     array([False, False])
     """
 
     probability: float
 
     def __post_init__(self) -> None:
-        probabilities("probability", self.probability)
+        require_probabilities("probability", self.probability)
 
-    def mask(self, seed: int, t: int, clients: Ids) -> NDArray[np.bool_]:
-        """Return False for those who fail."""
+    def draw_mask(self, seed: int, t: int, clients: Ids) -> NDArray[np.bool_]:
+        """Return False for the clients that fail."""
         return uniforms(seed, "drop", t, clients) >= self.probability
 
     @property
-    def rate(self) -> float:
+    def reporting_probability(self) -> float:
         """1 − probability."""
         return 1.0 - self.probability

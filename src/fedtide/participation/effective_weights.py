@@ -1,6 +1,6 @@
-"""Whose model plain averaging trains: the weights of the clients' losses, and how skewed they are.
+"""The clients' weights in the objective that plain averaging minimises, and their L1 skew.
 
-(Agnostic Federated Averaging, 2025, sections 2 and 5.)
+Source: Agnostic Federated Averaging, 2025, sections 2 and 5.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from fedtide.participation.availability.subset_law import SubsetLaw
 from fedtide.participation.availability.uniform import Uniform
 from fedtide.participation.availability.weighted import Weighted
 from fedtide.population import Population
-from fedtide.validation import numbers
+from fedtide.validation import require_numbers
 
 
 def participation_weights(
@@ -25,42 +25,44 @@ def participation_weights(
     """Return p_n = E[ 1[n ∈ S] / |S| ], shape (N,), summing to 1.
 
     Averaging over the participants S minimises Σ p_n F_n (equation 3). Exact for sets of a fixed
-    size M, where p_n = P(n ∈ S)/M, and for an explicit law of subsets; otherwise the mean over
-    `rounds` rounds, those without participants left out.
+    size M, where p_n = P(n ∈ S)/M, and for `SubsetLaw`; otherwise the mean over `rounds` rounds,
+    without those that have no participants.
 
     Args:
-        process: who takes part.
+        process: the availability process.
         population: the clients.
         seed: of the process.
-        rounds: how many rounds are simulated where nothing exact is known.
+        rounds: the number of rounds to simulate if no exact result is known.
 
     Raises:
-        InvalidInputError: parameters that do not fit the population, or nobody in all rounds.
+        InvalidInputError: parameters that do not fit the population, or no participants at all.
 
     >>> participation_weights(SubsetLaw([[0, 1], [0]], [0.5, 0.5]), Population(clients=2))
     array([0.75, 0.25])
     """
-    weights = _exact(process, population, seed)
+    weights = _compute_exactly(process, population, seed)
     if weights is None:
-        weights = _simulated(process, population, seed, rounds)
+        weights = _simulate(process, population, seed, rounds)
     if weights.sum() == 0:
         raise InvalidInputError(
-            "participation: nobody ever takes part; raise the rates or the rounds"
+            "participation: no client ever takes part; raise the rates or the rounds"
         )
     return np.asarray(weights / weights.sum())
 
 
 def l1_skew(weights: ArrayLike) -> float:
-    """Return the L1 skew Σ |p_n − 1/N|, between 0 (uniform) and 2 (its section 5).
+    """Return the L1 skew Σ |p_n − 1/N|, between 0 (uniform) and 2 (section 5).
 
     >>> l1_skew([0.75, 0.25])
     0.5
     """
-    p = numbers("weights", weights)
+    p = require_numbers("weights", weights)
     return float(np.abs(p - 1 / len(p)).sum())
 
 
-def _exact(process: Availability, population: Population, seed: int) -> NDArray[np.float64] | None:
+def _compute_exactly(
+    process: Availability, population: Population, seed: int
+) -> NDArray[np.float64] | None:
     if isinstance(process, SubsetLaw):
         return process.shares(population)
     if isinstance(process, Full | Uniform | Permutation | Weighted):
@@ -68,7 +70,7 @@ def _exact(process: Availability, population: Population, seed: int) -> NDArray[
     return None
 
 
-def _simulated(
+def _simulate(
     process: Availability, population: Population, seed: int, rounds: int
 ) -> NDArray[np.float64]:
     running = process.begin(population, seed)

@@ -1,4 +1,4 @@
-"""How often each client takes part: a number, one for each client, or correlated with its data."""
+"""Participation rates: one number, one for each client, or correlated with the clients' data."""
 
 from __future__ import annotations
 
@@ -11,18 +11,23 @@ from numpy.typing import ArrayLike, NDArray
 from fedtide.errors import InvalidInputError
 from fedtide.population import Population
 from fedtide.randomness import generator
-from fedtide.validation import nonnegative, numbers, one_each, probabilities
+from fedtide.validation import (
+    require_nonnegative,
+    require_numbers,
+    require_one_per_client,
+    require_probabilities,
+)
 
 
 @dataclass(frozen=True)
 class Correlated:
-    """Rates that follow from a client's classes, as in FedAU's experiments (section 6).
+    """Rates that depend on each client's classes, as in FedAU's experiments (section 6).
 
     Resolved with the population's class shares; see `correlated_rates` for the formula.
 
     Args:
         alpha: concentration of the Dirichlet draw of the classes' preferences q; the smaller, the
-            more a few classes decide who takes part.
+            fewer classes determine the rates.
         mean: the expected rate before floor and cap.
         floor: the smallest rate.
         seed: of the draw of q; None: the seed of the run.
@@ -41,7 +46,7 @@ class Correlated:
 
 
 Rates = float | Sequence[float] | NDArray[np.float64] | Correlated
-"""One number for all clients, one for each client, or a law that is resolved in `begin`."""
+"""One number for all clients, one for each client, or correlated rates, resolved in `begin`."""
 
 
 def correlated_rates(
@@ -57,7 +62,7 @@ def correlated_rates(
 
         p_n = min(1, max(floor, C · mean · ⟨κ_n, q⟩)),
 
-    as in FedAU's experiments (Wang & Ji 2024, section 6). Rates are not rescaled: a floor lifts
+    as in FedAU's experiments (Wang & Ji 2024, section 6). Rates are not rescaled: a floor raises
     their mean. The authors' program has no cap at 1 (it is never reached with C · mean <= 1).
 
     Args:
@@ -68,14 +73,14 @@ def correlated_rates(
         seed: of the draw of q.
 
     Raises:
-        InvalidInputError: alpha not above 0, mean or floor outside [0, 1], shares not of shape (N, C) or
-            not summing to 1.
+        InvalidInputError: alpha not above 0, mean or floor outside [0, 1], shares not of shape
+            (N, C) or not summing to 1.
 
     >>> correlated_rates([[0.5, 0.5], [0.5, 0.5]], mean=0.2)
     array([0.2, 0.2])
     """
     _check_correlated(alpha, mean, floor)
-    shares = nonnegative("class_shares", class_shares, dimensions=2)
+    shares = require_nonnegative("class_shares", class_shares, dimensions=2)
     if not np.allclose(shares.sum(axis=1), 1, atol=1e-6):
         raise InvalidInputError("class_shares: a row does not sum to 1; divide each row by its sum")
     classes = shares.shape[1]
@@ -84,41 +89,41 @@ def correlated_rates(
 
 
 def resolve_rates(rates: Rates, population: Population, seed: int) -> NDArray[np.float64]:
-    """Return the rate p_n of each client, shape (N,), from any way of giving rates.
+    """Return the rate p_n of each client, shape (N,).
 
     Raises:
-        InvalidInputError: a rate outside [0, 1] or not finite, not one rate for each client, or correlated
-            rates for clients without class shares.
+        InvalidInputError: a rate outside [0, 1] or not finite, not one rate for each client, or
+            correlated rates for clients without class shares.
 
     >>> resolve_rates(0.25, Population(clients=2), seed=0)
     array([0.25, 0.25])
     """
     if isinstance(rates, Correlated):
         return _resolve_correlated(rates, population, seed)
-    array = probabilities("rates", rates)
+    array = require_probabilities("rates", rates)
     if np.ndim(rates) == 0:
         return np.full(population.clients, array[0])
-    one_each("rates", array, population.clients)
+    require_one_per_client("rates", array, population.clients)
     return array
 
 
 def check_rates(rates: Rates) -> None:
-    """Refuse rates that fit no population."""
+    """Raise InvalidInputError for rates that fit no population."""
     if not isinstance(rates, Correlated):
-        probabilities("rates", rates)
+        require_probabilities("rates", rates)
 
 
 def _resolve_correlated(law: Correlated, population: Population, seed: int) -> NDArray[np.float64]:
     if population.class_shares is None:
         raise InvalidInputError(
-            "rates: these clients hold no classes to correlate with; give numbers"
+            "rates: these clients have no class shares to correlate with; give numbers"
         )
     seed = seed if law.seed is None else law.seed
     return correlated_rates(population.class_shares, law.alpha, law.mean, law.floor, seed)
 
 
 def _check_correlated(alpha: float, mean: float, floor: float) -> None:
-    if numbers("alpha", [alpha])[0] <= 0:
+    if require_numbers("alpha", [alpha])[0] <= 0:
         raise InvalidInputError(f"alpha: {alpha} is not above 0; give a positive concentration")
-    probabilities("mean", mean)
-    probabilities("floor", floor)
+    require_probabilities("mean", mean)
+    require_probabilities("floor", floor)

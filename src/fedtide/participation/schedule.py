@@ -1,4 +1,4 @@
-"""AvailabilityStream, selection and report, composed."""
+"""Availability, selection and dropout, composed into the participants of each round."""
 
 from __future__ import annotations
 
@@ -8,26 +8,41 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedtide.errors import error_prefix
-from fedtide.participation.availability.base import (
-    Availability,
-    AvailabilityStream,
-    AvailableClients,
-    Ids,
-)
+from fedtide.participation.availability.base import Availability, AvailabilityStream, Ids
 from fedtide.participation.dropout import Dropout, NoDropout
-from fedtide.participation.participants import Participants
-from fedtide.participation.selection.base import All, Selection, SelectionStream
+from fedtide.participation.selection.base import Selection, SelectionStream
+from fedtide.participation.selection.uniform_of import All
 from fedtide.population import Population
 
 
 @dataclass(frozen=True)
-class Schedule:
-    """Who takes part in each round: the available, of them the selected, of them the reporting.
+class Participants:
+    """The clients of one round: available ⊇ selected ⊇ reported, each sorted.
 
     Args:
-        process: who is available.
-        selection: who of them is asked.
-        dropout: who of those reports back.
+        round: t.
+        available: the clients that could have taken part.
+        selected: the clients that were asked to train.
+        reported: the clients that reported back.
+        weights: q_t^n of each client that reported: the weight given by the availability process,
+            or else 1 / number reported; shape of `reported`.
+    """
+
+    round: int
+    available: Ids
+    selected: Ids
+    reported: Ids
+    weights: NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """The participants of each round: some are available, of these some selected, some report.
+
+    Args:
+        process: the availability process.
+        selection: which of the available clients are asked to train.
+        dropout: which of the selected clients report back.
 
     >>> from fedtide.participation import Full
     >>> running = Schedule(Full()).start(Population(clients=2), seed=0)
@@ -40,72 +55,66 @@ class Schedule:
     dropout: Dropout = field(default_factory=NoDropout)
 
     def start(self, population: Population, seed: int) -> RunningSchedule:
-        """Return the running schedule.
+        """Start the availability process and the selection.
 
         Raises:
-            InvalidInputError: a parameter that does not fit the population.
+            InvalidInputError: a parameter does not fit the population.
         """
         with error_prefix("participation"):
             availability = self.process.begin(population, seed)
         with error_prefix("selection"):
-            selecting = self.selection.start(population, seed)
-        return RunningSchedule(availability, selecting, self.dropout, seed)
+            selection = self.selection.start(population, seed)
+        return RunningSchedule(availability, selection, self.dropout, seed)
 
     def known_rates(self, population: Population, seed: int) -> NDArray[np.float64] | None:
         """Return each client's long-run probability of reporting, (N,); None: unknown.
 
-        It is known where the process knows its own and everyone available is selected.
+        Known if the process knows its rates and every available client is selected.
         """
         rates = self.process.known_rates(population, seed)
         if rates is None or not isinstance(self.selection, All):
             return None
-        return rates * self.dropout.rate
+        return rates * self.dropout.reporting_probability
 
 
 class RunningSchedule:
-    """A started schedule. Rounds are asked for in increasing order; gaps are allowed.
+    """A started schedule, asked for rounds in increasing order; rounds may be skipped.
 
-    Two that were started alike give the same round t, whatever was asked of them before: where the
-    selection remembers, the rounds not asked for are gone through as well.
+    Two schedules that are started alike give the same round t, whichever rounds were asked for
+    before: if the selection is stateful, it also steps through the rounds that are skipped.
 
     Attributes:
-        length: how many rounds the process covers; None: endless.
+        length: the number of rounds that the process covers; None: endless.
     """
 
     def __init__(
         self,
         availability: AvailabilityStream,
-        selecting: SelectionStream,
+        selection: SelectionStream,
         dropout: Dropout,
         seed: int,
     ) -> None:
         self.length = availability.length
         self._availability = availability
-        self._selecting = selecting
+        self._selection = selection
         self._dropout = dropout
         self._seed = seed
         self._next = 0
 
     def round(self, t: int) -> Participants:
-        """Return who takes part in round t.
+        """Return the participants of round t.
 
         Raises:
-            ValueError: t does not come after every round asked before.
+            ValueError: t is not larger than every round asked for before.
         """
         if t < self._next:
             raise ValueError(f"round {t} asked after round {self._next - 1}; ask in rising order")
-        if self._selecting.stateful:
+        if self._selection.stateful:
             for skipped in range(self._next, t):
-                self._selecting.select(skipped, self._availability.round(skipped))
+                self._selection.select(skipped, self._availability.round(skipped))
         self._next = t + 1
         available = self._availability.round(t)
-        selected = self._selecting.select(t, available)
-        reported = selected[self._dropout.mask(self._seed, t, selected)]
-        weights = _weights(available, reported)
+        selected = self._selection.select(t, available)
+        reported = selected[self._dropout.draw_mask(self._seed, t, selected)]
+        weights = available.weights_of(reported)
         return Participants(t, available.clients, selected, reported, weights)
-
-
-def _weights(available: AvailableClients, reported: Ids) -> NDArray[np.float64]:
-    if available.weights is not None:
-        return available.weights[np.searchsorted(available.clients, reported)]
-    return np.full(len(reported), 1 / max(1, len(reported)))

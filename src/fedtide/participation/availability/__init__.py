@@ -1,1 +1,1 @@
-"""AvailabilityStream processes: which clients could take part in each round."""
+"""Availability processes: which clients could take part in each round."""

@@ -1,4 +1,4 @@
-"""Which of many intervals hold an instant."""
+"""An index of time intervals: which of them contain an instant."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from fedtide.participation.availability.base import Ids
 _Times = NDArray[np.float64]
 
 
-class Intervals:
-    """Half-open intervals [start, end), searched by instant without a cursor.
+class IntervalIndex:
+    """Half-open intervals [start, end), searchable by instant in any order.
 
-    Intervals are filed by length, those of [2^(k−1), 2^k) together, and each file is sorted by
-    start. Those that hold s start within (s − 2^k, s]; of what starts there, all with a start
-    after s − 2^(k−1) hold s, so at worst a constant share of what is looked at is looked at in
-    vain when starts are spread evenly.
+    Intervals are grouped by length, those of [2^(k−1), 2^k) in one level, and sorted by start
+    within a level. Those that contain s start within (s − 2^k, s]; all that start after
+    s − 2^(k−1) contain s. So if starts are spread evenly, the share of intervals that are scanned
+    without a match is bounded.
 
     Args:
-        clients: whose interval it is, (E,).
+        clients: the client of each interval, (E,).
         starts: (E,).
         ends: (E,), each after its start.
 
-    >>> intervals = Intervals(np.array([4, 7]), np.array([0.0, 5.0]), np.array([6.0, 8.0]))
-    >>> intervals.at(5.0), intervals.at(6.0)
+    >>> intervals = IntervalIndex(np.array([4, 7]), np.array([0.0, 5.0]), np.array([6.0, 8.0]))
+    >>> intervals.clients_at(5.0), intervals.clients_at(6.0)
     (array([4, 7]), array([7]))
     """
 
@@ -34,16 +34,17 @@ class Intervals:
         self._clients = clients[order].astype(np.int32)
         self._starts = starts[order]
         self._ends = ends[order]
-        levels, first = np.unique(exponents[order], return_index=True)
+        exponents, first = np.unique(exponents[order], return_index=True)
         bounds = [*first.tolist(), len(order)]
-        self._files = list(zip(np.ldexp(1.0, levels).tolist(), bounds, bounds[1:], strict=False))
+        longest = np.ldexp(1.0, exponents).tolist()
+        self._levels = list(zip(longest, bounds, bounds[1:], strict=False))
 
-    def at(self, instant: float) -> Ids:
-        """Return whose intervals hold the instant, sorted."""
-        found = [self._in_file(instant, *file) for file in self._files]
+    def clients_at(self, instant: float) -> Ids:
+        """Return the clients with an interval that contains the instant, sorted."""
+        found = [self._search(instant, *level) for level in self._levels]
         return np.sort(np.concatenate([np.empty(0, dtype=np.int32), *found])).astype(np.int64)
 
-    def _in_file(self, instant: float, longest: float, low: int, high: int) -> NDArray[np.int32]:
+    def _search(self, instant: float, longest: float, low: int, high: int) -> NDArray[np.int32]:
         starts = self._starts[low:high]
         left = low + int(np.searchsorted(starts, instant - longest, side="left"))
         right = low + int(np.searchsorted(starts, instant, side="right"))

@@ -1,4 +1,4 @@
-"""Participation that is known in advance, round by round."""
+"""Availability that is recorded in advance, round by round."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from numpy.typing import NDArray
 from fedtide.participation.availability.base import AvailabilityStream, AvailableClients, Ids
 
 
-class Recorded(AvailabilityStream):
-    """A started process that looks its rounds up; any order of rounds is fine.
+class RecordedStream(AvailabilityStream):
+    """A stream of recorded rounds, which may be asked for in any order.
 
     Args:
         rounds: the round of each entry, shape (E,).
         clients: its client, (E,); a client at most once in a round.
         weights: its weight, (E,), or None.
-        length: how many rounds are known; nobody is available afterwards.
+        length: the number of recorded rounds; nobody is available afterwards.
     """
 
     def __init__(
@@ -32,12 +32,12 @@ class Recorded(AvailabilityStream):
         self.length = length
 
     def round(self, t: int) -> AvailableClients:
-        """Return who is available in round t, with their weights."""
+        """Return the clients available in round t, with their weights."""
         low, high = np.searchsorted(self._rounds, np.array([t, t + 1]))
         weights = None if self._weights is None else self._weights[low:high]
         return AvailableClients(self._clients[low:high], weights)
 
 
-def frequencies(clients: Ids, population: int, rounds: int) -> NDArray[np.float64]:
-    """Return in which share of the rounds each client has an entry, shape (N,)."""
+def recorded_rates(clients: Ids, population: int, rounds: int) -> NDArray[np.float64]:
+    """Return the share of the recorded rounds in which each client is available, shape (N,)."""
     return np.bincount(clients, minlength=population) / max(1, rounds)

@@ -1,4 +1,4 @@
-"""The contract of an availability process: who could take part in round t."""
+"""Contracts of availability processes: which clients could take part in round t."""
 
 from __future__ import annotations
 
@@ -20,43 +20,50 @@ class AvailableClients:
 
     Args:
         clients: their ids, sorted, shape (S,).
-        weights: the weight q_t^n that the participation gives each of them, shape (S,); None where
-            it gives none (whoever needs one then takes 1 / cohort size).
+        weights: the participation weight q_t^n of each of them, shape (S,); None if the process
+            gives no weights.
     """
 
     clients: Ids
     weights: NDArray[np.float64] | None = None
 
+    def weights_of(self, clients: Ids) -> NDArray[np.float64]:
+        """Return q_t^n of some of the clients; 1 / their number if the process gives no weights."""
+        if self.weights is None:
+            return np.full(len(clients), 1 / max(1, len(clients)))
+        return self.weights[np.searchsorted(self.clients, clients)]
+
 
 class AvailabilityStream(ABC):
-    """A started process. Rounds are asked for in increasing order; gaps are allowed.
+    """A started process, asked for rounds in increasing order; rounds may be skipped.
 
-    Its draws are keyed by (seed, round or client), so that a second one, started from the same
-    process, population and seed, gives the same clients in round t whichever rounds were asked
-    before: a run that was killed in round t starts anew and asks for round t.
+    Draws are keyed by (seed, round or client): a second stream, started from the same process,
+    population and seed, gives the same clients in round t whichever rounds were asked for before.
+    So a run that is resumed at round t starts a new stream and asks for round t.
 
     Attributes:
-        length: how many rounds its data cover, after which nobody is available; None: endless.
+        length: the number of rounds that the data cover, after which nobody is available; None:
+            endless.
     """
 
     length: int | None = None
 
     @abstractmethod
     def round(self, t: int) -> AvailableClients:
-        """Return who is available in round t (0-based, larger than any round asked before)."""
+        """Return the clients available in round t (0-based, larger than any asked for before)."""
 
 
 class Availability(ABC):
-    """Who could take part, round by round: a value (frozen dataclass), started for a population."""
+    """An availability process: a value (a frozen dataclass), started for a population."""
 
     @abstractmethod
     def begin(self, population: Population, seed: int) -> AvailabilityStream:
-        """Return the running process for these clients.
+        """Start the process for these clients.
 
-        (Not called `start` or `rates` like elsewhere: parameters of processes have those names.)
+        The method is called `begin` because `start` is a parameter of `Cyclic`.
 
         Raises:
-            InvalidInputError: a parameter that does not fit the population.
+            InvalidInputError: a parameter does not fit the population.
         """
 
     def known_rates(self, population: Population, seed: int) -> NDArray[np.float64] | None:

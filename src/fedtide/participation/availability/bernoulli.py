@@ -1,4 +1,4 @@
-"""Independent coins."""
+"""Independent Bernoulli availability."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from fedtide.participation.availability._renewal import Renewal, geometric
+from fedtide.participation.availability._renewal import RenewalStream, draw_geometric
 from fedtide.participation.availability.base import Availability, AvailabilityStream, Ids
 from fedtide.participation.rates import Rates, check_rates, resolve_rates
 from fedtide.population import Population
@@ -18,12 +18,11 @@ from fedtide.randomness import generator
 class Bernoulli(Availability):
     """Client n is available with probability p_n, independently over rounds and clients.
 
-    What is drawn is the gap to a client's next appearance, P(gap = g) = p (1 − p)^(g−1), so that a
+    The gaps between a client's available rounds are drawn, P(gap = g) = p (1 − p)^(g−1), so a
     round costs O(S) for S available clients. (Wang & Ji 2024, FedAU, section 6.)
 
     Args:
-        rates: p_n: one number, one for each client, or correlated with the clients' classes;
-            0 is never, 1 is always.
+        rates: p_n: one number, one for each client, or `Correlated`; 0 means never, 1 always.
 
     Raises:
         InvalidInputError: rates outside [0, 1]; in `begin`, not one for each client.
@@ -39,13 +38,13 @@ class Bernoulli(Availability):
         check_rates(self.rates)
 
     def begin(self, population: Population, seed: int) -> AvailabilityStream:
-        """Return the running process."""
+        """Start the process."""
         p = resolve_rates(self.rates, population, seed)
 
-        def gaps(t: int, ids: Ids) -> NDArray[np.int64]:
-            return geometric(generator(seed, "bernoulli", t), p[ids])
+        def draw_gaps(t: int, ids: Ids) -> NDArray[np.int64]:
+            return draw_geometric(generator(seed, "bernoulli", t), p[ids])
 
-        return Renewal(geometric(generator(seed, "bernoulli-first"), p) - 1, gaps)
+        return RenewalStream(draw_geometric(generator(seed, "bernoulli-first"), p) - 1, draw_gaps)
 
     def known_rates(self, population: Population, seed: int) -> NDArray[np.float64]:
         """Return p_n."""

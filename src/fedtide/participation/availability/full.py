@@ -1,4 +1,4 @@
-"""Everyone, always."""
+"""Full availability."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ class Full(Availability):
     """
 
     def begin(self, population: Population, seed: int) -> AvailabilityStream:
-        """Return the running process."""
-        return _Everyone(population.clients)
+        """Start the process."""
+        return _FullStream(population.clients)
 
     def known_rates(self, population: Population, seed: int) -> NDArray[np.float64]:
         """Return p_n = 1."""
         return np.ones(population.clients)
 
 
-class _Everyone(AvailabilityStream):
+class _FullStream(AvailabilityStream):
     def __init__(self, clients: int) -> None:
-        self._everyone = AvailableClients(np.arange(clients, dtype=np.int64))
+        self._available = AvailableClients(np.arange(clients, dtype=np.int64))
 
     def round(self, t: int) -> AvailableClients:
-        return self._everyone
+        return self._available

@@ -1,4 +1,4 @@
-"""Groups of clients that take turns: nights around the globe."""
+"""Groups of clients that are available in turn, as with day and night."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fedtide.participation.availability.base import (
 )
 from fedtide.population import Population
 from fedtide.randomness import generator, uniforms
-from fedtide.validation import one_each, probabilities, whole
+from fedtide.validation import require_one_per_client, require_probabilities, require_whole_number
 
 
 @dataclass(frozen=True)
@@ -31,15 +31,16 @@ class GroupCycle(Availability):
     Args:
         groups: the group of each client, numbered from 0, shape (N,); or K: equal blocks of
             consecutive clients, block k ending before client round((k+1) N / K).
-        rounds: g, how many rounds a turn lasts: one number, or one for each group.
-        offset: o; "random": drawn once, uniform on 0..g_0 − 1, so that group 0 always comes first
-            and its first turn is cut short (as in the authors' programs).
-        on: the probability that a client is available, each round anew, in its group's turn.
-        off: the same outside of its turn.
+        rounds: g, the length of a turn: one number, or one for each group.
+        offset: o; "random": drawn once, uniform on 0..g_0 − 1, so group 0 comes first and its first
+            turn may be cut short (as in the authors' programs).
+        on: the probability that a client is available in a round of its group's turn, independent
+            over rounds and clients.
+        off: the same outside its group's turn.
 
     Raises:
-        InvalidInputError: a turn that is no positive number of rounds, a negative or unknown offset, on or
-            off outside [0, 1], groups that do not fit `rounds` or (in `begin`) the population.
+        InvalidInputError: a turn below 1 round, a negative or unknown offset, on or off outside
+            [0, 1], groups that do not fit `rounds` or (in `begin`) the population.
 
     >>> running = GroupCycle(groups=2, rounds=[2, 1], offset=0).begin(Population(clients=4), seed=0)
     >>> [running.round(t).clients.tolist() for t in range(4)]
@@ -54,54 +55,55 @@ class GroupCycle(Availability):
 
     def __post_init__(self) -> None:
         for turn in np.atleast_1d(np.asarray(self.rounds, dtype=object)):
-            whole("rounds", turn)
+            require_whole_number("rounds", turn)
         if isinstance(self.offset, str):
             if self.offset != "random":
                 raise InvalidInputError(
-                    f"offset: {self.offset!r} is unknown; give 'random' or a number"
+                    f"offset: unknown {self.offset!r}; give 'random' or a number"
                 )
         else:
-            whole("offset", self.offset, least=0)
-        probabilities("on", self.on)
-        probabilities("off", self.off)
+            require_whole_number("offset", self.offset, low=0)
+        require_probabilities("on", self.on)
+        require_probabilities("off", self.off)
         self._turns()
 
     def begin(self, population: Population, seed: int) -> AvailabilityStream:
-        """Return the running process."""
+        """Start the process."""
         turns = self._turns()
         labels = self._labels(population.clients)
         offset = self.offset
         if isinstance(offset, str):
             offset = int(turns[0] * uniforms(seed, "group-cycle-offset"))
-        return _Turns(labels, turns, offset, (self.on, self.off), seed)
+        return _GroupCycleStream(labels, turns, offset, self.on, self.off, seed)
 
     def known_rates(self, population: Population, seed: int) -> NDArray[np.float64]:
-        """Return on · s + off · (1 − s), where s is the share of the rounds that a group has."""
+        """Return on · s + off · (1 − s), with s the share of rounds that are its group's turn."""
         turns = self._turns()
         share = (turns / turns.sum())[self._labels(population.clients)]
         return np.asarray(self.on * share + self.off * (1 - share))
 
     def _turns(self) -> NDArray[np.int64]:
         """Return the length of each group's turn, (K,)."""
-        known = self._check_labels()
+        count = self._count_groups()
         if np.ndim(self.rounds) == 0:
-            return np.full(known, self.rounds, dtype=np.int64)
+            return np.full(count, self.rounds, dtype=np.int64)
         turns = np.asarray(self.rounds, dtype=np.int64)
-        if len(turns) < known or (np.ndim(self.groups) == 0 and len(turns) != known):
+        if len(turns) < count or (np.ndim(self.groups) == 0 and len(turns) != count):
             raise InvalidInputError(
-                f"rounds: {len(turns)} turns for {known} groups; give one for each"
+                f"rounds: {len(turns)} turns for {count} groups; give one for each"
             )
         return turns
 
-    def _check_labels(self) -> int:
-        """Return how many groups `groups` names."""
+    def _count_groups(self) -> int:
+        """Return the number of groups that `groups` names."""
         if np.ndim(self.groups) == 0:
-            whole("groups", self.groups)
+            require_whole_number("groups", self.groups)
             return int(self.groups)  # type: ignore[arg-type]
         labels = np.asarray(self.groups)
         if labels.ndim != 1 or labels.dtype.kind not in "iu" or not labels.size or labels.min() < 0:
             raise InvalidInputError(
-                "groups: give a number of groups, or a group 0, 1, ... for each client"
+                "groups: not an array of group numbers; give a number of groups, or a group 0, 1, "
+                "... for each client"
             )
         return int(labels.max()) + 1
 
@@ -109,9 +111,9 @@ class GroupCycle(Availability):
         """Return the group of each client, (N,)."""
         if np.ndim(self.groups) > 0:
             labels = np.asarray(self.groups, dtype=np.int32)
-            one_each("groups", labels, clients)
+            require_one_per_client("groups", labels, clients)
             return labels
-        count = self._check_labels()
+        count = self._count_groups()
         if count > clients:
             raise InvalidInputError(
                 f"groups: {count} groups of {clients} clients; give at most {clients}"
@@ -120,40 +122,42 @@ class GroupCycle(Availability):
         return np.searchsorted(ends, np.arange(clients), side="right").astype(np.int32)
 
 
-class _Turns(AvailabilityStream):
-    """The clients lie ordered by group; whoever has its turn is one stretch of that order."""
+class _GroupCycleStream(AvailabilityStream):
+    """Clients are stored in order of group, so the group whose turn it is is one slice."""
 
     def __init__(
         self,
         labels: NDArray[np.int32],
         turns: NDArray[np.int64],
         offset: int,
-        chances: tuple[float, float],
+        on: float,
+        off: float,
         seed: int,
     ) -> None:
         self._order = np.argsort(labels, kind="stable").astype(np.int32)
         self._bounds = np.concatenate([[0], np.cumsum(np.bincount(labels, minlength=len(turns)))])
         self._ends = np.cumsum(turns)
         self._offset = offset
-        self._on, self._off = chances
+        self._on = on
+        self._off = off
         self._seed = seed
 
     def round(self, t: int) -> AvailableClients:
         position = (t + self._offset) % self._ends[-1]
         group = int(np.searchsorted(self._ends, position, side="right"))
         low, high = self._bounds[group : group + 2].tolist()
-        draws = generator(self._seed, "group-cycle", t)
-        inside = low + _thinned(draws, high - low, self._on)
-        outside = _thinned(draws, len(self._order) - (high - low), self._off)
+        random = generator(self._seed, "group-cycle", t)
+        inside = low + _thin(random, high - low, self._on)
+        outside = _thin(random, len(self._order) - (high - low), self._off)
         places = np.concatenate([inside, np.where(outside < low, outside, outside + high - low)])
         return AvailableClients(np.sort(self._order[places]).astype(np.int64))
 
 
-def _thinned(draws: np.random.Generator, count: int, chance: float) -> Ids:
-    """Return the members of 0..count−1, each kept with probability `chance`; O(number kept)."""
-    if chance == 0:
+def _thin(random: np.random.Generator, count: int, probability: float) -> Ids:
+    """Return 0..count−1, each kept independently with the given probability; O(number kept)."""
+    if probability == 0:
         return np.empty(0, dtype=np.int64)
-    if chance == 1:
+    if probability == 1:
         return np.arange(count)
-    kept = draws.binomial(count, chance)
-    return draws.choice(count, kept, replace=False, shuffle=False)
+    kept = random.binomial(count, probability)
+    return random.choice(count, kept, replace=False, shuffle=False)

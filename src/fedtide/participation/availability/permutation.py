@@ -1,4 +1,4 @@
-"""Regularized participation: everyone once before anyone returns."""
+"""Regularized participation: every client once before any client returns."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from fedtide.participation.availability._stepwise import Stepwise
+from fedtide.participation.availability._renewal import StepwiseStream
 from fedtide.participation.availability.base import Availability, AvailabilityStream, Ids
 from fedtide.population import Population
 from fedtide.randomness import generator
-from fedtide.validation import cohort_fits, whole
+from fedtide.validation import require_cohort_size, require_whole_number
 
 
 @dataclass(frozen=True)
 class Permutation(Availability):
     """S clients a round, taken from the front of a random permutation of all N; then a new one.
 
-    Every client takes part exactly once in each of the stretches [kN, (k+1)N) of the sequence of
-    places tS, ..., tS + S − 1 that round t fills; where S divides N that is once every N/S rounds
-    (regularized participation: Wang & Ji 2022, proposition 4.2). Where it does not, the round in
-    which a permutation ends is filled from the next one; clients that are in the round already are
-    passed over and stand at the front of what is left. The authors' program lets such a client
-    take part twice in the round.
+    Round t fills the places tS, ..., tS + S − 1, and every client appears exactly once among the
+    places kN, ..., (k+1)N − 1 for each k; if S divides N, that is once every N/S rounds
+    (regularized participation: Wang & Ji 2022, proposition 4.2). If it does not, the round in which
+    a permutation ends is filled from the next one; clients that are already in the round are
+    skipped and stay at the front of the rest. The authors' program lets such a client take part
+    twice in the round.
 
     A new permutation costs O(N) once in N/S rounds, which is O(S) a round.
 
@@ -41,20 +41,20 @@ class Permutation(Availability):
     size: int
 
     def __post_init__(self) -> None:
-        whole("size", self.size)
+        require_whole_number("size", self.size)
 
     def begin(self, population: Population, seed: int) -> AvailabilityStream:
-        """Return the running process."""
-        cohort_fits(self.size, population.clients)
-        return _Permutations(population.clients, self.size, seed)
+        """Start the process."""
+        require_cohort_size(self.size, population.clients)
+        return _PermutationStream(population.clients, self.size, seed)
 
     def known_rates(self, population: Population, seed: int) -> NDArray[np.float64]:
         """Return p_n = S/N."""
-        cohort_fits(self.size, population.clients)
+        require_cohort_size(self.size, population.clients)
         return np.full(population.clients, self.size / population.clients)
 
 
-class _Permutations(Stepwise):
+class _PermutationStream(StepwiseStream):
     def __init__(self, clients: int, size: int, seed: int) -> None:
         super().__init__()
         self._clients = clients
@@ -67,17 +67,17 @@ class _Permutations(Stepwise):
         ids = self._queue[: self._size]
         self._queue = self._queue[self._size :]
         if len(ids) < self._size:
-            ids = np.concatenate([ids, self._from_next(ids)])
+            ids = np.concatenate([ids, self._take_from_next(ids)])
         return np.sort(ids).astype(np.int64)
 
-    def _from_next(self, ids: NDArray[np.int32]) -> NDArray[np.int32]:
-        """Open the next permutation and take from it what a round lacks that has `ids` already."""
-        draws = generator(self._seed, "permutation", self._cycle)
-        fresh = draws.permutation(np.arange(self._clients, dtype=np.int32))
+    def _take_from_next(self, ids: NDArray[np.int32]) -> NDArray[np.int32]:
+        """Start the next permutation and take the clients missing from a round with `ids`."""
+        random = generator(self._seed, "permutation", self._cycle)
+        fresh = random.permutation(np.arange(self._clients, dtype=np.int32))
         self._cycle += 1
         free = ~np.isin(fresh, ids)
-        lacking = self._size - len(ids)
-        cut = int(np.flatnonzero(free)[lacking - 1]) + 1
+        missing = self._size - len(ids)
+        cut = int(np.flatnonzero(free)[missing - 1]) + 1
         front, free = fresh[:cut], free[:cut]
         self._queue = np.concatenate([front[~free], fresh[cut:]])
         return front[free]

@@ -1,4 +1,4 @@
-"""An explicit law over sets of clients."""
+"""An explicit distribution over sets of clients."""
 
 from __future__ import annotations
 
@@ -17,20 +17,22 @@ from fedtide.participation.availability.base import (
 )
 from fedtide.population import Population
 from fedtide.randomness import uniforms
-from fedtide.validation import probabilities
+from fedtide.validation import require_probabilities
 
 
 @dataclass(frozen=True)
 class SubsetLaw(Availability):
-    """In every round the set A with probability q(A), rounds independent (Agnostic FedAvg 2025).
+    """Independent rounds in which the set A is available with probability q(A).
+
+    Source: Agnostic FedAvg 2025.
 
     Args:
         subsets: the sets A, each a list of client ids; an empty list is a round without clients.
         probabilities: q(A), summing to 1.
 
     Raises:
-        InvalidInputError: not one probability for each subset, probabilities outside [0, 1] or not summing
-            to 1, a client twice in a subset or of negative id; in `begin`, an id beyond N − 1.
+        InvalidInputError: not one probability for each subset, probabilities outside [0, 1] or not
+            summing to 1, a repeated or negative id in a subset; in `begin`, an id above N − 1.
 
     >>> law = SubsetLaw(subsets=[[2, 0], [1]], probabilities=[1.0, 0.0])
     >>> law.begin(Population(clients=3), seed=0).round(5).clients
@@ -41,50 +43,51 @@ class SubsetLaw(Availability):
     probabilities: Sequence[float] | NDArray[np.float64]
 
     def __post_init__(self) -> None:
-        q = probabilities("probabilities", self.probabilities)
+        q = require_probabilities("probabilities", self.probabilities)
         if len(q) != len(self.subsets):
             raise InvalidInputError(
                 f"probabilities: {len(q)} for {len(self.subsets)} subsets; give one for each"
             )
         if abs(q.sum() - 1) > 1e-9:
             raise InvalidInputError(
-                f"probabilities: they sum to {q.sum():.10g}; divide them by their sum"
+                f"probabilities: the sum is {q.sum():.10g}; divide them by their sum"
             )
         for number, subset in enumerate(self.subsets):
             _check_subset(number, np.asarray(subset))
 
     def begin(self, population: Population, seed: int) -> AvailabilityStream:
-        """Return the running process."""
-        return _Law(self._sets(population.clients), np.asarray(self.probabilities), seed)
+        """Start the process."""
+        sets = self._sorted_sets(population.clients)
+        return _SubsetLawStream(sets, np.asarray(self.probabilities), seed)
 
     def known_rates(self, population: Population, seed: int) -> NDArray[np.float64]:
         """Return P(n ∈ A) = Σ_A q(A) 1[n ∈ A]."""
-        return self._sums(population.clients, np.asarray(self.probabilities, dtype=np.float64))
+        return self._sum_terms(population.clients, np.asarray(self.probabilities))
 
     def shares(self, population: Population) -> NDArray[np.float64]:
         """Return E[1[n ∈ A] / |A|] = Σ_A q(A) / |A| 1[n ∈ A] (its equation 3)."""
         sizes = np.array([max(1, len(subset)) for subset in self.subsets])
-        return self._sums(population.clients, np.asarray(self.probabilities) / sizes)
+        return self._sum_terms(population.clients, np.asarray(self.probabilities) / sizes)
 
-    def _sums(self, clients: int, terms: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return for each client the sum of the terms of its subsets."""
+    def _sum_terms(self, clients: int, terms: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return for each client the sum of the terms of the subsets that contain it."""
         sums = np.zeros(clients)
-        for subset, term in zip(self._sets(clients), terms, strict=True):
+        for subset, term in zip(self._sorted_sets(clients), terms, strict=True):
             sums[subset] += term
         return sums
 
-    def _sets(self, clients: int) -> list[Ids]:
+    def _sorted_sets(self, clients: int) -> list[Ids]:
         sets = [np.sort(np.asarray(subset, dtype=np.int64)) for subset in self.subsets]
         for number, subset in enumerate(sets):
             if len(subset) and subset[-1] >= clients:
                 raise InvalidInputError(
-                    f"subsets: subset {number} has client {subset[-1]}, and there are {clients}; "
+                    f"subsets: subset {number} has client {subset[-1]} of {clients} clients; "
                     f"give ids from 0 to {clients - 1}"
                 )
         return sets
 
 
-class _Law(AvailabilityStream):
+class _SubsetLawStream(AvailabilityStream):
     def __init__(self, sets: list[Ids], q: NDArray[np.float64], seed: int) -> None:
         self._sets = [AvailableClients(clients) for clients in sets]
         total = np.cumsum(q)
@@ -104,4 +107,4 @@ def _check_subset(number: int, subset: NDArray[np.generic]) -> None:
             f"subsets: subset {number} is not a list of client ids; give ids from 0"
         )
     if len(np.unique(subset)) < len(subset):
-        raise InvalidInputError(f"subsets: a client is twice in subset {number}; name each once")
+        raise InvalidInputError(f"subsets: subset {number} repeats a client; list each client once")

@@ -1,4 +1,4 @@
-"""Participation written out: a weight for each round and client."""
+"""Availability given as a table of weights by round and client."""
 
 from __future__ import annotations
 
@@ -10,31 +10,30 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedtide.errors import InvalidInputError, error_prefix
-from fedtide.participation.availability._recorded import Recorded, frequencies
+from fedtide.participation.availability._recorded import RecordedStream, recorded_rates
 from fedtide.participation.availability.base import Availability, AvailabilityStream, Ids
-from fedtide.participation.log.client_ids import numbered_clients
+from fedtide.participation.log.client_ids import number_clients
 from fedtide.participation.log.schema import normalise_log
 from fedtide.participation.log.tables import need_columns, read_table
 from fedtide.population import Population
-from fedtide.validation import nonnegative
+from fedtide.validation import require_nonnegative
 
 Weights = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class Table(Availability):
-    """Client n is available in round t with weight q_t^n where that is positive (Wang & Ji 2022).
+    """Client n is available in round t with weight q_t^n if that is positive (Wang & Ji 2022).
 
-    Beyond the last row nobody is available; `length` of the running process says how many rows
-    there are.
+    Nobody is available after the last row; the `length` of the stream is the number of rows.
 
     Args:
         weights: q, shape (T, N), 0 for absent; or the path of a Parquet, CSV or JSON lines file
-            with the columns round, client, weight, whose rows need not name the absent.
+            with the columns round, client, weight; rows of absent clients may be left out.
 
     Raises:
-        InvalidInputError: a weight that is negative or not finite, an array that is not (T, N); in `begin`,
-            not one column for each client, and a file that cannot be used.
+        InvalidInputError: a weight that is negative or not finite, an array that is not
+            two-dimensional; in `begin`, not one column for each client, or an invalid file.
 
     >>> running = Table(weights=[[0.5, 0.5], [0, 1]]).begin(Population(clients=2), seed=0)
     >>> running.round(1)
@@ -45,22 +44,22 @@ class Table(Availability):
 
     def __post_init__(self) -> None:
         if not isinstance(self.weights, str | Path):
-            nonnegative("weights", self.weights, dimensions=2)
+            require_nonnegative("weights", self.weights, dimensions=2)
 
     def begin(self, population: Population, seed: int) -> AvailabilityStream:
-        """Return the running process."""
-        return Recorded(*self._entries(population.clients))
+        """Start the process."""
+        return RecordedStream(*self._entries(population.clients))
 
     def known_rates(self, population: Population, seed: int) -> Weights:
-        """Return in which share of the T rounds each client is available."""
+        """Return the share of the T rounds in which each client is available."""
         _, clients, _, length = self._entries(population.clients)
-        return frequencies(clients, population.clients, length)
+        return recorded_rates(clients, population.clients, length)
 
     def _entries(self, clients: int) -> tuple[NDArray[np.int64], Ids, Weights, int]:
         """Return round, client and weight of each positive entry, and T."""
         if isinstance(self.weights, str | Path):
-            return _from_file(self.weights, clients)
-        table = nonnegative("weights", self.weights, dimensions=2)
+            return _read_entries(self.weights, clients)
+        table = require_nonnegative("weights", self.weights, dimensions=2)
         if table.shape[1] != clients:
             raise InvalidInputError(
                 f"weights: {table.shape[1]} columns for {clients} clients; give one for each"
@@ -69,15 +68,15 @@ class Table(Availability):
         return rounds, ids, table[rounds, ids], len(table)
 
 
-def _from_file(path: str | Path, clients: int) -> tuple[NDArray[np.int64], Ids, Weights, int]:
+def _read_entries(path: str | Path, clients: int) -> tuple[NDArray[np.int64], Ids, Weights, int]:
     frame = read_table("weights", path)
-    need_columns("weights", frame, ["round", "client"], "name them like that")
+    need_columns("weights", frame, ["round", "client"], "rename the column")
     with error_prefix("weights"):
         log = normalise_log(frame)
     if log["weight"].null_count():
-        raise InvalidInputError(f"weights: {str(path)!r} lacks weights; give round, client, weight")
+        raise InvalidInputError(f"weights: {str(path)!r} lacks weights; give each row a weight")
     length = 0 if log.is_empty() else int(log["round"].max()) + 1  # type: ignore[arg-type]
-    ids = numbered_clients("weights", log["client"], clients)
+    ids = number_clients("weights", log["client"], clients)
     present = log["weight"].to_numpy() > 0
     rounds, weights = log["round"].to_numpy(), log["weight"].to_numpy()
     return rounds[present], ids[present], weights[present], length

@@ -1,4 +1,4 @@
-"""A fresh uniform sample of clients in every round."""
+"""Independent uniform samples of clients."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from fedtide.participation.availability.base import (
 )
 from fedtide.population import Population
 from fedtide.randomness import generator
-from fedtide.validation import cohort_fits, whole
+from fedtide.validation import require_cohort_size, require_whole_number
 
 
 @dataclass(frozen=True)
 class Uniform(Availability):
-    """In every round S of the N clients, uniformly without replacement, rounds independent.
+    """In every round an independent uniform sample of S of the N clients, without replacement.
 
     Args:
         size: S.
@@ -35,26 +35,26 @@ class Uniform(Availability):
     size: int
 
     def __post_init__(self) -> None:
-        whole("size", self.size)
+        require_whole_number("size", self.size)
 
     def begin(self, population: Population, seed: int) -> AvailabilityStream:
-        """Return the running process."""
-        cohort_fits(self.size, population.clients)
-        return _Samples(population.clients, self.size, seed)
+        """Start the process."""
+        require_cohort_size(self.size, population.clients)
+        return _UniformStream(population.clients, self.size, seed)
 
     def known_rates(self, population: Population, seed: int) -> NDArray[np.float64]:
         """Return p_n = S/N."""
-        cohort_fits(self.size, population.clients)
+        require_cohort_size(self.size, population.clients)
         return np.full(population.clients, self.size / population.clients)
 
 
-class _Samples(AvailabilityStream):
+class _UniformStream(AvailabilityStream):
     def __init__(self, clients: int, size: int, seed: int) -> None:
         self._clients = clients
         self._size = size
         self._seed = seed
 
     def round(self, t: int) -> AvailableClients:
-        draws = generator(self._seed, "uniform", t)
-        clients = draws.choice(self._clients, self._size, replace=False, shuffle=False)
+        random = generator(self._seed, "uniform", t)
+        clients = random.choice(self._clients, self._size, replace=False, shuffle=False)
         return AvailableClients(np.sort(clients))

@@ -1,1 +1,1 @@
-"""Participation logs: the schema, files and the ledger of a live federation."""
+"""Participation logs: schema, files, and the ledger of a live federation."""

@@ -1,4 +1,4 @@
-"""From the client ids of a file to 0..N−1."""
+"""Client ids as they are in a file, and their numbers 0..N−1."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ def normalise_clients(field: str, column: pl.Series) -> pl.Series:
     Whole numbers beyond 64 bits become strings.
 
     Raises:
-        InvalidInputError: ids that are neither whole numbers nor strings, or missing.
+        InvalidInputError: ids that are missing, or neither whole numbers nor strings.
     """
     if column.null_count():
         raise InvalidInputError(
-            f"{field}: the client is missing in row {_first_null(column)}; name it"
+            f"{field}: the client is missing in row {column.is_null().arg_max()}; give its id"
         )
     if column.dtype.is_integer():
         fits = column.is_empty() or column.cast(pl.Int64, strict=False).null_count() == 0
@@ -28,31 +28,30 @@ def normalise_clients(field: str, column: pl.Series) -> pl.Series:
     if column.is_empty():
         return column.cast(pl.Int64)
     raise InvalidInputError(
-        f"{field}: client ids of type {column.dtype} are mixed or no ids; "
-        "give whole numbers only or strings only"
+        f"{field}: client ids have type {column.dtype}; give whole numbers only or strings only"
     )
 
 
-def numbered_clients(field: str, column: pl.Series, clients: int) -> Ids:
-    """Return ids of 0..N−1: whole numbers as they are, strings by their place in sorted order.
+def number_clients(field: str, column: pl.Series, clients: int) -> Ids:
+    """Return ids in 0..N−1: whole numbers unchanged, strings by their position in sorted order.
 
     Args:
-        field: what a complaint names.
+        field: the field that an error names.
         column: as `normalise_clients` returns it, any length.
         clients: N.
 
     Raises:
-        InvalidInputError: a number that is not within 0..N−1, or more than N different strings.
+        InvalidInputError: a number outside 0..N−1, or more than N different strings.
 
-    >>> numbered_clients("file", pl.Series(["b", "a", "b"]), clients=2)
+    >>> number_clients("file", pl.Series(["b", "a", "b"]), clients=2)
     array([1, 0, 1])
     """
     if column.dtype == pl.String:
         distinct = column.unique().sort()
         if len(distinct) > clients:
             raise InvalidInputError(
-                f"{field}: {len(distinct)} different clients, and the problem has {clients}; "
-                "give a file of as many clients"
+                f"{field}: {len(distinct)} different clients, but the problem has {clients}; "
+                f"give at most {clients}"
             )
         return distinct.search_sorted(column).to_numpy().astype("int64")
     ids = column.to_numpy()
@@ -63,7 +62,3 @@ def numbered_clients(field: str, column: pl.Series, clients: int) -> Ids:
             f"number them from 0 to {clients - 1}"
         )
     return ids
-
-
-def _first_null(column: pl.Series) -> int:
-    return int(column.is_null().arg_max() or 0)

@@ -1,9 +1,9 @@
-"""The ledger: a participation log in a database, to which rounds are added one by one.
+"""The ledger: the participation log of a live federation in a database, written round by round.
 
-Three tables, which plain SQL may read: `rounds` (federation, round, time: every round that has
-ended, also those in which nobody took part), `participation` (federation, round, client, stage,
-weight, time, asked: the log) and `fedtide_schema` (version). A database may hold the ledgers of
-several federations.
+It has three tables, which plain SQL may read: `rounds` (federation, round, time: every round that
+has ended, including empty ones), `participation` (federation, round, client, stage, weight, time,
+asked: the log) and `fedtide_schema` (version). A database may hold the ledgers of several
+federations.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import polars as pl
 
 from fedtide.errors import InvalidInputError, MissingExtraError, did_you_mean
 from fedtide.participation.log.schema import STAGES, normalise_log
+from fedtide.validation import one_of
 
 try:
     import sqlalchemy as sql
@@ -25,10 +26,10 @@ except ImportError:
     raise MissingExtraError("ledger", "flower") from None
 
 VERSION = 1
-"""The version of the tables that this code writes and reads."""
+"""The version of the tables."""
 
-_LOCK = 0xFED71DE
-"""By which PostgreSQL knows who makes the tables."""
+_LOCK_KEY = 0xFED71DE
+"""The key of the PostgreSQL advisory lock on creating the tables."""
 
 _tables = sql.MetaData()
 _schema = sql.Table("fedtide_schema", _tables, sql.Column("version", sql.Integer, primary_key=True))
@@ -55,15 +56,15 @@ _participation = sql.Table(
 
 @dataclass(frozen=True)
 class Entry:
-    """What one client did in one round.
+    """One client's row of the log in one round.
 
     Args:
         client: its name.
-        stage: the furthest that it reached, one of STAGES.
-        weight: its q_t^n; None where its update was not used.
-        time: when that was, in seconds since 1970 (UTC); None: not known.
-        asked: the round in which it was asked for what it reported in this one; None: this round,
-            or nothing was reported.
+        stage: the furthest stage that it reached, one of STAGES.
+        weight: its q_t^n; None if its update was not used.
+        time: when it reached the stage, in seconds since 1970 (UTC); None: unknown.
+        asked: the round in which the reported update was requested; None: this round, or nothing
+            was reported.
     """
 
     client: str
@@ -73,23 +74,21 @@ class Entry:
     asked: int | None = None
 
     def __post_init__(self) -> None:
-        if self.stage not in STAGES:
-            raise InvalidInputError(
-                f"stage: {self.stage!r} is unknown; {did_you_mean(self.stage, STAGES)}"
-            )
+        one_of("stage", self.stage, STAGES)
 
 
 class Ledger:
     """The ledger of one federation, open for writing.
 
     Args:
-        url: of the database, as SQLAlchemy has it: sqlite:///ledger.db is a file in the working
-            directory, postgresql+psycopg://user@host/name a database on a server. The tables are
-            made if they are not there.
-        federation: whose rounds these are; one database may hold several.
+        url: the SQLAlchemy URL of the database: sqlite:///ledger.db is a file in the working
+            directory, postgresql+psycopg://user@host/name a database on a server. Missing tables
+            are created.
+        federation: the name of the federation; one database may hold several.
 
     Raises:
-        InvalidInputError: a database that cannot be reached or written, or tables of another version.
+        InvalidInputError: a database that cannot be reached or written, or tables of another
+            version.
 
     >>> ledger = Ledger("sqlite://", "example")
     >>> ledger.commit(0, [Entry("ann", "used", 1.0)], time=1.8e9)
@@ -99,9 +98,9 @@ class Ledger:
 
     def __init__(self, url: str, federation: str = "default") -> None:
         self.federation = federation
-        self._engine = _engine(url)
-        with _complaints(self._engine), self._engine.begin() as connection:
-            _let_nobody_else_make_tables(connection)
+        self._engine = _create_engine(url)
+        with _database_errors(self._engine), self._engine.begin() as connection:
+            _lock_table_creation(connection)
             _tables.create_all(connection)
             versions = connection.scalars(sql.select(_schema.c.version)).all()
             if not versions:
@@ -110,17 +109,17 @@ class Ledger:
 
     @property
     def ended(self) -> int:
-        """How many rounds have ended: one more than the last round that was committed."""
-        last = sql.select(sql.func.max(_rounds.c.round)).where(self._own(_rounds))
-        with _complaints(self._engine), self._engine.connect() as connection:
-            found = connection.scalar(last)
-        return 0 if found is None else int(found) + 1
+        """The number of rounds that have ended: the last committed round plus 1."""
+        last = sql.select(sql.func.max(_rounds.c.round)).where(self._in_federation(_rounds))
+        with _database_errors(self._engine), self._engine.connect() as connection:
+            t = connection.scalar(last)
+        return 0 if t is None else int(t) + 1
 
     def commit(self, round: int, entries: Sequence[Entry], time: float) -> None:
-        """Add a round: all of it or, whatever happens meanwhile, nothing.
+        """Add a round in one transaction.
 
-        A round that is there already, with the same entries, is left as it is, so whoever does not
-        know whether a commit came through may repeat it.
+        Committing a round again with the same entries changes nothing, so a commit whose outcome is
+        unknown may be repeated.
 
         Args:
             round: t.
@@ -128,52 +127,54 @@ class Ledger:
             time: when the round ended, in seconds since 1970 (UTC).
 
         Raises:
-            InvalidInputError: the round is there with other entries; the database fails.
+            InvalidInputError: the round was committed with other entries; the database fails.
         """
-        with _complaints(self._engine):
+        with _database_errors(self._engine):
             try:
                 self._add(round, entries, time)
-            except sql.exc.IntegrityError:  # another writer may have been faster: look again
+            except sql.exc.IntegrityError:  # another writer was faster: compare its entries
                 self._add(round, entries, time)
 
     def close(self) -> None:
-        """Let the database go."""
+        """Close the connections to the database."""
         self._engine.dispose()
 
     def _add(self, round: int, entries: Sequence[Entry], time: float) -> None:
         keys = {"federation": self.federation, "round": round}
         rows = [keys | vars(entry) for entry in entries]
         with self._engine.begin() as connection:
-            if self._there(connection, round, entries):
+            if self._is_committed(connection, round, entries):
                 return
             connection.execute(_rounds.insert().values(time=time, **keys))
             if rows:
                 connection.execute(_participation.insert(), rows)
 
-    def _own(self, table: sql.Table) -> sql.ColumnElement[bool]:
+    def _in_federation(self, table: sql.Table) -> sql.ColumnElement[bool]:
         return table.c.federation == self.federation
 
-    def _there(self, connection: sql.Connection, round: int, entries: Sequence[Entry]) -> bool:
-        """Say whether the round is there, and make sure that it is the same one."""
-        of_round = self._own(_rounds) & (_rounds.c.round == round)
+    def _is_committed(
+        self, connection: sql.Connection, round: int, entries: Sequence[Entry]
+    ) -> bool:
+        """Return whether the round is committed; raise InvalidInputError if its entries differ."""
+        of_round = self._in_federation(_rounds) & (_rounds.c.round == round)
         if connection.execute(sql.select(_rounds).where(of_round)).first() is None:
             return False
         columns = [_participation.c[name] for name in Entry.__dataclass_fields__]
-        of_round = self._own(_participation) & (_participation.c.round == round)
-        there = {tuple(row) for row in connection.execute(sql.select(*columns).where(of_round))}
-        if there != {astuple(entry) for entry in entries}:
+        of_round = self._in_federation(_participation) & (_participation.c.round == round)
+        committed = {tuple(row) for row in connection.execute(sql.select(*columns).where(of_round))}
+        if committed != {astuple(entry) for entry in entries}:
             raise InvalidInputError(
-                f"ledger: round {round} of {self.federation!r} is there with other entries; "
+                f"ledger: round {round} of {self.federation!r} was committed with other entries; "
                 "restore the state that belongs to this ledger, or choose another federation"
             )
         return True
 
 
 def read_ledger(url: str) -> pl.DataFrame:
-    """Return the participation log in a ledger, as `read_log` returns that in a file.
+    """Return the participation log in a ledger, in the form of `read_log`.
 
     Args:
-        url: of the database; where it holds several federations, name one after #:
+        url: of the database; if it holds several federations, followed by # and the name of one:
             sqlite:///ledger.db#clinics.
 
     Returns:
@@ -181,33 +182,33 @@ def read_ledger(url: str) -> pl.DataFrame:
         round and client.
 
     Raises:
-        InvalidInputError: a database that cannot be read or holds no ledger of this version; a federation
-            that is not there, or several and none is named.
+        InvalidInputError: a database that cannot be read or holds no ledger of this version; an
+            unknown federation, or several and none is named.
     """
     log = normalise_log(_read(url, _participation, "round", "client", "stage", "weight", "time"))
     return log.with_columns(pl.col("time").cast(pl.Float64)).sort("round", "client")
 
 
 def read_rounds(url: str) -> pl.DataFrame:
-    """Return which rounds have ended, those without participants too, and when: round, time.
+    """Return the rounds that have ended, including empty ones, with the columns round and time.
 
     Args:
-        url: as `read_ledger` has it.
+        url: as in `read_ledger`.
 
     Raises:
-        InvalidInputError: as `read_ledger`.
+        InvalidInputError: as in `read_ledger`.
     """
     return _read(url, _rounds, "round", "time").sort("round")
 
 
 def _read(url: str, table: sql.Table, *names: str) -> pl.DataFrame:
     url, _, federation = url.partition("#")
-    engine = _engine(url)
-    _refuse_missing_file(engine.url)
+    engine = _create_engine(url)
+    _reject_missing_file(engine.url)
     try:
-        with _complaints(engine), engine.connect() as connection:
+        with _database_errors(engine), engine.connect() as connection:
             _check_version(engine, connection.scalars(sql.select(_schema.c.version)).all())
-            own = table.c.federation == _federation(connection, federation)
+            own = table.c.federation == _find_federation(connection, federation)
             query = sql.select(*(table.c[name] for name in names)).where(own)
             rows = [tuple(row) for row in connection.execute(query)]
     finally:
@@ -225,70 +226,68 @@ _types: dict[str, type[pl.DataType]] = {
 }
 
 
-def _federation(connection: sql.Connection, name: str) -> str:
-    """Return the federation of that name, or the only one there is where none is given."""
-    there = connection.scalars(sql.select(_rounds.c.federation).distinct()).all()
-    if name in there:
+def _find_federation(connection: sql.Connection, name: str) -> str:
+    """Return `name` if that federation exists; the only federation if `name` is empty."""
+    names = connection.scalars(sql.select(_rounds.c.federation).distinct()).all()
+    if name in names:
         return name
     if name:
+        raise InvalidInputError(f"ledger: no federation {name!r}; {did_you_mean(name, names)}")
+    if len(names) > 1:
         raise InvalidInputError(
-            f"ledger: there is no federation {name!r}; {did_you_mean(name, there)}"
+            f"ledger: the database holds {len(names)} federations; append #{min(names)} or another "
+            "name to the URL"
         )
-    if len(there) > 1:
-        raise InvalidInputError(
-            f"ledger: it holds {len(there)} federations; put #{min(there)} or another of "
-            "them after the URL"
-        )
-    return there[0] if there else ""
+    return names[0] if names else ""
 
 
-def _engine(url: str) -> sql.Engine:
-    try:  # a connection may have died between rounds, which are minutes apart: it is tried first
+def _create_engine(url: str) -> sql.Engine:
+    try:  # pool_pre_ping replaces connections that died between rounds, which are minutes apart
         return sql.create_engine(url, pool_pre_ping=True)
     except sql.exc.ArgumentError:
         raise InvalidInputError(
-            f"ledger: {url!r} is no database URL; write sqlite:///ledger.db"
+            f"ledger: {url!r} is not a database URL; write sqlite:///ledger.db"
         ) from None
     except ImportError as error:
         raise InvalidInputError(f"ledger: {error}; install the driver of this database") from None
 
 
-def _refuse_missing_file(url: sql.URL) -> None:
-    """Refuse a file that is not there, which SQLite would make."""
+def _reject_missing_file(url: sql.URL) -> None:
+    """Raise InvalidInputError for a missing file, which SQLite would create."""
     file = url.database
     if url.get_backend_name() == "sqlite" and file and not Path(file).is_file():
-        raise InvalidInputError(f"ledger: there is no database {file!r}; give the path of one")
+        raise InvalidInputError(f"ledger: no database {file!r}; give the path of an existing file")
 
 
-def _let_nobody_else_make_tables(connection: sql.Connection) -> None:
-    """Hold off, until this transaction ends, whoever else would make the tables now."""
+def _lock_table_creation(connection: sql.Connection) -> None:
+    """Keep other writers from creating the tables until this transaction ends."""
     kind = connection.dialect.name
-    if kind == "sqlite":  # whose driver begins at the first row only
+    if kind == "sqlite":  # its driver begins a transaction at the first row only
         connection.exec_driver_sql("BEGIN IMMEDIATE")
     if kind == "postgresql":
-        connection.execute(sql.select(sql.func.pg_advisory_xact_lock(_LOCK)))
+        connection.execute(sql.select(sql.func.pg_advisory_xact_lock(_LOCK_KEY)))
 
 
 def _check_version(engine: sql.Engine, versions: Sequence[int]) -> None:
     if list(versions) != [VERSION]:
         found = ", ".join(map(str, versions)) or "none"
         raise InvalidInputError(
-            f"ledger: {_shown(engine)!r} has tables of version {found}, this fedtide reads "
+            f"ledger: {_masked_url(engine)!r} has tables of version {found}, this fedtide reads "
             f"{VERSION}; use the fedtide that wrote it"
         )
 
 
-def _shown(engine: sql.Engine) -> str:
+def _masked_url(engine: sql.Engine) -> str:
     return engine.url.render_as_string(hide_password=True)
 
 
 @contextmanager
-def _complaints(engine: sql.Engine) -> Iterator[Any]:
-    """Turn what the database says into one sentence."""
+def _database_errors(engine: sql.Engine) -> Iterator[Any]:
+    """Turn errors of the database into an InvalidInputError."""
     try:
         yield
     except sql.exc.SQLAlchemyError as error:
         reason = str(error).splitlines()[0]
         raise InvalidInputError(
-            f"ledger: {_shown(engine)!r} fails ({reason}); check the database"
+            f"ledger: {_masked_url(engine)!r} fails ({reason}); check the database"
         ) from None

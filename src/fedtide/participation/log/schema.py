@@ -1,7 +1,7 @@
-"""The participation log: who was available, selected, reported and used, in one plain table.
+"""The participation log: which clients were available, selected, reported and used.
 
 One row for each (round, client): `round` (int64), `client` (int64 or string), `stage` (the
-furthest that the client reached), `weight` (its q_t^n, or null), and `time` where it is known.
+furthest that the client reached), `weight` (its q_t^n, or null), and `time` if known.
 """
 
 from __future__ import annotations
@@ -13,72 +13,72 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from fedtide.errors import InvalidInputError, did_you_mean
+from fedtide.errors import InvalidInputError
 from fedtide.participation.availability.base import Ids
 from fedtide.participation.log.client_ids import normalise_clients
 from fedtide.participation.log.tables import need_columns, read_table, write_table
-from fedtide.participation.participants import Participants
+from fedtide.participation.schedule import Participants
+from fedtide.validation import one_of
 
 STAGES = ("available", "selected", "reported", "used")
-"""How far a client came in a round, in rising order."""
+"""The stages of a client in a round, in rising order."""
 
 Stage = pl.Enum(STAGES)
-"""The type of the column `stage`."""
+"""The Polars type of the column `stage`."""
 
 LogColumns = Mapping[str, NDArray[np.generic]]
-"""Log rows as columns: round, client, stage (its place in STAGES), weight (NaN: none)."""
+"""Log rows as columns: round, client, stage (its index in STAGES), weight (NaN: none)."""
 
 
 def read_log(path: str | Path, columns: Mapping[str, str] | None = None) -> pl.DataFrame:
-    """Return the participation log in a Parquet, CSV or JSON lines file, checked.
+    """Read and validate the participation log in a Parquet, CSV or JSON lines file.
 
     Args:
         path: of the file: .parquet, .csv, .jsonl or .ndjson.
-        columns: what the file calls a column of the log, such as {"round": "server_round"}.
+        columns: the file's names of log columns, such as {"round": "server_round"}.
 
     Returns:
-        round (Int64), client (Int64 or String), stage (Enum of STAGES; "used" where the file says
-        nothing), weight (Float64, null where it says nothing), and time if the file has it; in the
-        order of the file.
+        round (Int64), client (Int64 or String), stage (Enum of STAGES; "used" if missing), weight
+        (Float64, null if missing), and time if the file has it; in the order of the file.
 
     Raises:
-        InvalidInputError: a file that is missing, empty, broken or of an unknown kind, or rows that
-            `normalise_log` refuses.
+        InvalidInputError: a file that is missing, empty, damaged or of an unknown type, or rows
+            that `normalise_log` rejects.
     """
     client = (columns or {}).get("client", "client")
     return normalise_log(read_table("log", path, client), columns)
 
 
 def write_log(path: str | Path, frame: pl.DataFrame) -> None:
-    """Write a participation log, as Parquet, CSV or JSON lines by the suffix, atomically.
+    """Write a participation log atomically as Parquet, CSV or JSON lines, by the suffix.
 
     Raises:
-        InvalidInputError: a suffix of no known kind, or rows that `normalise_log` refuses.
+        InvalidInputError: an unknown suffix, or rows that `normalise_log` rejects.
     """
     write_table("log", path, normalise_log(frame))
 
 
 def normalise_log(frame: pl.DataFrame, columns: Mapping[str, str] | None = None) -> pl.DataFrame:
-    """Return the table as `read_log` does, checked.
+    """Validate a table and return it in the form of `read_log`.
 
     Raises:
-        InvalidInputError: no column round or client; a round that is no whole number or negative; client
-            ids that are mixed or missing; an unknown stage; a weight that is negative or not
-            finite; a client twice in a round.
+        InvalidInputError: no column round or client; a round that is negative or not a whole
+            number; client ids that are mixed or missing; an unknown stage; a weight that is
+            negative or not finite; a client twice in a round.
 
     >>> normalise_log(pl.DataFrame({"round": [0], "client": ["ann"]})).row(0)
     (0, 'ann', 'used', None)
     """
-    frame = _renamed(frame, columns or {})
+    frame = _rename_columns(frame, columns or {})
     log = pl.DataFrame(
         {
-            "round": _rounds(frame["round"]),
+            "round": _parse_rounds(frame["round"]),
             "client": normalise_clients("client", frame["client"]),
-            "stage": _stages(frame),
-            "weight": _weights(frame),
+            "stage": _parse_stages(frame),
+            "weight": _parse_weights(frame),
         }
     )
-    _refuse_repeated(log)
+    _reject_duplicates(log)
     if "time" in frame.columns:
         log = log.with_columns(frame["time"])
     return log
@@ -87,12 +87,12 @@ def normalise_log(frame: pl.DataFrame, columns: Mapping[str, str] | None = None)
 def round_rows(
     participants: Participants, lowest: str = "used", used: Ids | None = None
 ) -> dict[str, NDArray[np.generic]]:
-    """Return one round's log rows as columns; O(rows).
+    """Return the log rows of one round as columns; O(rows).
 
     Args:
         participants: the round.
-        lowest: the lowest stage to be logged: "available" logs everyone who could have come.
-        used: the clients whose updates were used, sorted; None: all who reported.
+        lowest: the lowest stage to be logged; "available" logs every available client.
+        used: the clients whose updates were used, sorted; None: all that reported.
 
     Raises:
         InvalidInputError: an unknown stage.
@@ -100,27 +100,28 @@ def round_rows(
     reported = participants.reported
     used = reported if used is None else used
     levels = (participants.available, participants.selected, reported, used)
-    start = _stage_number(lowest)
+    one_of("stage", lowest, STAGES)
+    start = STAGES.index(lowest)
     clients = levels[start]
     stage = np.full(len(clients), start, dtype=np.uint8)
     for level in levels[start + 1 :]:
-        stage[_places(level, clients)] += 1
+        stage[_positions(level, clients)] += 1
     if clients is used:
-        weight = participants.weights[_places(used, reported)]
+        weight = participants.weights[_positions(used, reported)]
     else:
         weight = np.full(len(clients), np.nan)
-        weight[_places(reported, clients)] = participants.weights
+        weight[_positions(reported, clients)] = participants.weights
     rounds = np.full(len(clients), participants.round, dtype=np.int64)
     return {"round": rounds, "client": clients, "stage": stage, "weight": weight}
 
 
-def _places(some: Ids, all: Ids) -> Ids | slice:
-    """Return where `some` stand in `all`, which holds them; both sorted."""
-    return slice(None) if len(some) == len(all) else np.searchsorted(all, some)
+def _positions(subset: Ids, clients: Ids) -> Ids | slice:
+    """Return the positions of `subset` in `clients`; both sorted."""
+    return slice(None) if len(subset) == len(clients) else np.searchsorted(clients, subset)
 
 
 def to_frame(rows: Sequence[LogColumns]) -> pl.DataFrame:
-    """Return the participation log of many rounds' `records`, in their order."""
+    """Return the participation log of many rounds' `round_rows`, in their order."""
     if not rows:
         return pl.DataFrame(
             schema={"round": pl.Int64, "client": pl.Int64, "stage": Stage, "weight": pl.Float64}
@@ -133,14 +134,13 @@ def to_frame(rows: Sequence[LogColumns]) -> pl.DataFrame:
     )
 
 
-def _renamed(frame: pl.DataFrame, columns: Mapping[str, str]) -> pl.DataFrame:
+def _rename_columns(frame: pl.DataFrame, columns: Mapping[str, str]) -> pl.DataFrame:
     known = ("round", "client", "stage", "weight", "time")
     for name in columns:
-        if name not in known:
-            raise InvalidInputError(f"columns: a log has no {name!r}; {did_you_mean(name, known)}")
-    hint = "name it like that, or say what it is called with columns={'round': ..., ...}"
-    need_columns("log", frame, [*columns.values()], "columns= may name only those")
-    # A column that stands in for another hides one of that other name.
+        one_of("columns", name, known)
+    hint = "rename a column, or give its name with columns={'round': ..., ...}"
+    need_columns("log", frame, [*columns.values()], "columns= may name only these")
+    # A column that is mapped to a name replaces the column of that name.
     frame = frame.drop(
         [name for name in columns if name in frame.columns and columns[name] != name]
     )
@@ -149,55 +149,51 @@ def _renamed(frame: pl.DataFrame, columns: Mapping[str, str]) -> pl.DataFrame:
     return frame
 
 
-def _rounds(column: pl.Series) -> pl.Series:
+def _parse_rounds(column: pl.Series) -> pl.Series:
     if column.is_empty():
         return column.cast(pl.Int64, strict=False)
     if not column.dtype.is_numeric():
         raise InvalidInputError(
-            f"round: type {column.dtype} is no number; give whole numbers from 0"
+            f"round: type {column.dtype} is not numeric; give whole numbers from 0"
         )
     rounds = column.cast(pl.Int64, strict=False)
     wrong = column.filter((rounds != column).fill_null(True) | (rounds < 0).fill_null(True))
     if len(wrong):
-        raise InvalidInputError(f"round: {wrong[0]} is no round; give whole numbers from 0")
+        raise InvalidInputError(f"round: {wrong[0]} is not a round; give whole numbers from 0")
     return rounds
 
 
-def _stages(frame: pl.DataFrame) -> pl.Series:
+def _parse_stages(frame: pl.DataFrame) -> pl.Series:
     if "stage" not in frame.columns:
         return pl.Series("stage", ["used"], dtype=Stage).new_from_index(0, len(frame))
     stages = frame["stage"].cast(pl.String).fill_null("used")
     for stage in stages.unique():
-        _stage_number(stage)
+        one_of("stage", stage, STAGES)
     return stages.cast(Stage)
 
 
-def _weights(frame: pl.DataFrame) -> pl.Series:
+def _parse_weights(frame: pl.DataFrame) -> pl.Series:
     if "weight" not in frame.columns:
         return pl.Series("weight", [None], dtype=pl.Float64).new_from_index(0, len(frame))
     column = frame["weight"]
     try:
         weights = column.cast(pl.Float64)
     except pl.exceptions.PolarsError:
-        raise InvalidInputError(f"weight: type {column.dtype} is no number; give numbers") from None
+        raise InvalidInputError(
+            f"weight: type {column.dtype} is not numeric; give numbers"
+        ) from None
     wrong = weights.filter(~weights.is_finite() | (weights < 0))
     if len(wrong):
         raise InvalidInputError(
-            f"weight: {wrong[0]} is no weight; give finite numbers of at least 0"
+            f"weight: {wrong[0]} is not a weight; give finite numbers of at least 0"
         )
     return weights
 
 
-def _refuse_repeated(log: pl.DataFrame) -> None:
+def _reject_duplicates(log: pl.DataFrame) -> None:
     repeated = log.filter(log.select("round", "client").is_duplicated())
     if len(repeated):
         t, client = repeated.select("round", "client").row(0)
         raise InvalidInputError(
             f"client: {client!r} is twice in round {t}; keep one row, of the furthest stage"
         )
-
-
-def _stage_number(stage: str) -> int:
-    if stage not in STAGES:
-        raise InvalidInputError(f"stage: {stage!r} is unknown; {did_you_mean(stage, STAGES)}")
-    return STAGES.index(stage)

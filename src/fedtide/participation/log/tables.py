@@ -1,4 +1,4 @@
-"""Reading and writing small tables: Parquet, CSV or JSON lines, by the file's suffix."""
+"""Reading and writing tables as Parquet, CSV or JSON lines, by the suffix of the file."""
 
 from __future__ import annotations
 
@@ -21,18 +21,20 @@ def read_table(field: str, path: str | Path, client: str = "client") -> pl.DataF
     """Return the table in the file; the column `client` holds whole numbers or strings.
 
     Args:
-        field: what a complaint names.
+        field: the field that an error names.
         path: of the file.
-        client: the column of client ids. A CSV file does not say whether 7 is a number: ids are
-            numbers if all of them look like whole numbers of 64 bits, without leading zeros.
+        client: the column of client ids. In a CSV file they are numbers if all of them are written
+            as whole numbers of 64 bits without leading zeros.
 
     Raises:
-        InvalidInputError: a file that is missing, empty, broken or of an unknown kind.
+        InvalidInputError: a file that is missing, empty, damaged or of an unknown type.
     """
     path = Path(path)
     if not path.is_file():
-        raise InvalidInputError(f"{field}: there is no file {str(path)!r}; give the path of one")
-    suffix = _suffix(field, path)
+        raise InvalidInputError(
+            f"{field}: no file {str(path)!r}; give the path of an existing file"
+        )
+    suffix = _require_suffix(field, path)
     if path.stat().st_size == 0:
         raise InvalidInputError(f"{field}: {str(path)!r} is empty; write it again")
     try:
@@ -40,39 +42,39 @@ def read_table(field: str, path: str | Path, client: str = "client") -> pl.DataF
     except (pl.exceptions.PolarsError, pa.ArrowException, OSError, ValueError) as error:
         reason = str(error).splitlines()[0]
         raise InvalidInputError(
-            f"{field}: {str(path)!r} is no readable {suffix} file ({reason}); write it again"
+            f"{field}: {str(path)!r} is not a readable {suffix} file ({reason}); write it again"
         ) from None
 
 
 def write_table(field: str, path: str | Path, frame: pl.DataFrame) -> None:
-    """Write the table; a file of that name is replaced at once or not at all.
+    """Write the table atomically.
 
     Raises:
-        InvalidInputError: a suffix of no known kind, or a place that cannot be written.
+        InvalidInputError: an unknown suffix, or a path that cannot be written.
     """
     path = Path(path)
-    suffix = _suffix(field, path)
+    suffix = _require_suffix(field, path)
     writers: dict[str, Callable[..., Any]] = {
         ".parquet": frame.write_parquet,
         ".csv": frame.write_csv,
     }
     write = writers.get(suffix, frame.write_ndjson)
-    write_atomically(path, write, field, hint="choose another place")
+    write_atomically(path, write, field, hint="choose another path")
 
 
 def need_columns(field: str, frame: pl.DataFrame, names: Sequence[str], hint: str) -> None:
-    """Refuse a table that lacks one of the columns `names`, saying which it has."""
+    """Raise InvalidInputError, naming the table's columns, if one of `names` is missing."""
     for name in names:
         if name not in frame.columns:
-            there = ", ".join(repr(column) for column in frame.columns)
-            raise InvalidInputError(f"{field}: there is no column {name!r} among {there}; {hint}")
+            columns = ", ".join(repr(column) for column in frame.columns)
+            raise InvalidInputError(f"{field}: no column {name!r} among {columns}; {hint}")
 
 
-def _suffix(field: str, path: Path) -> str:
+def _require_suffix(field: str, path: Path) -> str:
     suffix = path.suffix.lower()
     if suffix not in SUFFIXES:
         hint = did_you_mean(suffix, SUFFIXES)
-        raise InvalidInputError(f"{field}: {str(path)!r} has a suffix of no known kind; {hint}")
+        raise InvalidInputError(f"{field}: {str(path)!r} has an unknown suffix; {hint}")
     return suffix
 
 
@@ -82,22 +84,22 @@ def _read(path: Path, suffix: str, client: str) -> pl.DataFrame:
     if suffix == ".csv":
         strings = {client: pl.String}
         frame = pl.read_csv(path, infer_schema_length=None, schema_overrides=strings)
-        return _numbered(frame, client)
+        return _parse_ids(frame, client)
     frame = pl.read_ndjson(path, infer_schema_length=None)
-    _refuse_mixed(path, frame, client)
+    _reject_mixed_ids(path, frame, client)
     return frame
 
 
 def _read_parquet(path: Path) -> pl.DataFrame:
-    """Return the table; PyArrow refuses torn files, over some of which Polars panics."""
+    """Return the table, read by PyArrow: on some truncated files Polars panics."""
     with pq.ParquetFile(path) as file:
         table = file.read()
     table.validate(full=True)
     return pl.DataFrame(pa.table(table.columns, names=table.column_names))  # without metadata
 
 
-def _numbered(frame: pl.DataFrame, client: str) -> pl.DataFrame:
-    """Turn a column of strings that all look like whole numbers into numbers."""
+def _parse_ids(frame: pl.DataFrame, client: str) -> pl.DataFrame:
+    """Convert the column to numbers if all its strings are written as whole numbers."""
     if client not in frame.columns or frame[client].null_count() == len(frame):
         return frame
     if not frame[client].str.contains(r"^(0|-?[1-9][0-9]*)$").all():
@@ -106,8 +108,8 @@ def _numbered(frame: pl.DataFrame, client: str) -> pl.DataFrame:
     return frame if ids.null_count() > frame[client].null_count() else frame.with_columns(ids)
 
 
-def _refuse_mixed(path: Path, frame: pl.DataFrame, client: str) -> None:
-    """Refuse JSON numbers among JSON strings, which Polars would turn into strings."""
+def _reject_mixed_ids(path: Path, frame: pl.DataFrame, client: str) -> None:
+    """Raise ValueError for JSON numbers among strings, which Polars would convert silently."""
     if client not in frame.columns or frame[client].dtype != pl.String:
         return
     with path.open(encoding="utf-8") as lines:

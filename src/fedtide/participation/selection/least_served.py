@@ -1,27 +1,26 @@
-"""Whoever has had the least weight in the current window."""
+"""Selection of the clients with the least accumulated weight in the current window."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fedtide.participation.availability.base import AvailableClients, Ids
 from fedtide.participation.selection.base import Selection, SelectionStream
 from fedtide.population import Population
-from fedtide.validation import cohort_fits, whole
+from fedtide.validation import require_cohort_size, require_whole_number
 
 
 @dataclass(frozen=True)
 class LeastServed(Selection):
     """The S available clients with the least accumulated weight Σ q in the current window.
 
-    Windows of P rounds begin in rounds 0, P, 2P, ...; the weight of a selected client is the one
-    that the process gives, else one over the number selected. Ties go to the client not selected
-    for longest, then to the lower id. This drives the window means q̄_n towards each other, which is
-    what makes equation (15) of Wang & Ji 2022 small (their section 5). All take part where fewer
-    than S are available. Remembers 16 bytes a client.
+    Windows of P rounds begin in rounds 0, P, 2P, ...; the weight of a selected client is that of
+    the availability process, or else 1 / number selected. Ties go to the client not selected for
+    longest, then to the lower id. The window means q̄_n approach each other, which makes equation
+    (15) of Wang & Ji 2022 small (their section 5). All take part if fewer than S are available.
+    Stores 16 bytes per client.
 
     Args:
         size: S.
@@ -39,17 +38,17 @@ class LeastServed(Selection):
     period: int
 
     def __post_init__(self) -> None:
-        whole("size", self.size)
-        whole("period", self.period)
+        require_whole_number("size", self.size)
+        require_whole_number("period", self.period)
 
     def start(self, population: Population, seed: int) -> SelectionStream:
-        """Return the running selection."""
-        cohort_fits(self.size, population.clients)
-        return _Serving(population.clients, self.size, self.period)
+        """Start the selection."""
+        require_cohort_size(self.size, population.clients)
+        return _LeastServedStream(population.clients, self.size, self.period)
 
 
-class _Serving(SelectionStream):
-    """A client's sum counts only if it is of the current window, so no window clears N sums."""
+class _LeastServedStream(SelectionStream):
+    """Each sum is stored with its window, so that a new window need not reset N sums."""
 
     def __init__(self, clients: int, size: int, period: int) -> None:
         self._sum = np.zeros(clients)
@@ -63,15 +62,9 @@ class _Serving(SelectionStream):
         window = t // self._period
         served = np.where(self._window[clients] == window, self._sum[clients], 0.0)
         order = np.lexsort((self._last[clients], served))
-        places = np.sort(order[: self._size])
-        chosen = clients[places]
-        self._sum[chosen] = served[places] + _weights(available, places)
-        self._window[chosen] = window
-        self._last[chosen] = t
-        return chosen
-
-
-def _weights(available: AvailableClients, places: Ids) -> NDArray[np.float64]:
-    if available.weights is not None:
-        return available.weights[places]
-    return np.full(len(places), 1 / max(1, len(places)))
+        positions = np.sort(order[: self._size])
+        selected = clients[positions]
+        self._sum[selected] = served[positions] + available.weights_of(selected)
+        self._window[selected] = window
+        self._last[selected] = t
+        return selected

@@ -1,4 +1,4 @@
-"""Whoever has not been selected for longest."""
+"""Selection of the clients that were not selected for longest."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ import numpy as np
 from fedtide.participation.availability.base import AvailableClients, Ids
 from fedtide.participation.selection.base import Selection, SelectionStream
 from fedtide.population import Population
-from fedtide.validation import cohort_fits, whole
+from fedtide.validation import require_cohort_size, require_whole_number
 
 
 @dataclass(frozen=True)
 class LongestAbsent(Selection):
-    """The S available clients whose last selection lies furthest back (Yan et al., FedLaAvg).
+    """The S available clients whose last selection was longest ago (Yan et al., FedLaAvg).
 
-    Never selected comes before any selected; ties go to the lower id. All take part where fewer
-    than S are available. Remembers 4 bytes a client.
+    Clients that were never selected come first; ties go to the lower id. All take part if fewer
+    than S are available. Stores 4 bytes per client.
 
     Args:
         size: S.
@@ -33,15 +33,15 @@ class LongestAbsent(Selection):
     size: int
 
     def __post_init__(self) -> None:
-        whole("size", self.size)
+        require_whole_number("size", self.size)
 
     def start(self, population: Population, seed: int) -> SelectionStream:
-        """Return the running selection."""
-        cohort_fits(self.size, population.clients)
-        return _Waiting(population.clients, self.size)
+        """Start the selection."""
+        require_cohort_size(self.size, population.clients)
+        return _LongestAbsentStream(population.clients, self.size)
 
 
-class _Waiting(SelectionStream):
+class _LongestAbsentStream(SelectionStream):
     def __init__(self, clients: int, size: int) -> None:
         self._last = np.full(clients, -1, dtype=np.int32)
         self._size = size
@@ -49,6 +49,6 @@ class _Waiting(SelectionStream):
     def select(self, t: int, available: AvailableClients) -> Ids:
         clients = available.clients
         order = np.argsort(self._last[clients], kind="stable")
-        chosen = np.sort(clients[order[: self._size]])
-        self._last[chosen] = t
-        return chosen
+        selected = np.sort(clients[order[: self._size]])
+        self._last[selected] = t
+        return selected

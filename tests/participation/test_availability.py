@@ -1,4 +1,4 @@
-"""What holds of every availability process; a new one needs one line in CASES."""
+"""The contract of every availability process; a new one needs one line in CASES."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -53,8 +53,8 @@ def _trace(clients: int, folder: Path) -> Availability:
 def _replay(clients: int, folder: Path) -> Availability:
     rounds = np.repeat(np.arange(ROUNDS), clients)
     ids = np.tile(np.arange(clients), ROUNDS)
-    there = np.random.default_rng(2).random(len(ids)) < 0.4
-    return Replay(pl.DataFrame({"round": rounds[there], "client": ids[there]}))
+    available = np.random.default_rng(2).random(len(ids)) < 0.4
+    return Replay(pl.DataFrame({"round": rounds[available], "client": ids[available]}))
 
 
 def _halves(clients: int, folder: Path) -> Availability:
@@ -93,7 +93,7 @@ def _population(clients: int) -> Population:
     return Population(clients=clients, class_shares=shares)
 
 
-def test_every_process_of_the_table_has_a_case() -> None:
+def test_every_registered_process_has_a_case() -> None:
     assert {case[0] for case in CASES} == set(PROCESSES)
 
 
@@ -115,22 +115,22 @@ def test_rounds_are_sorted_distinct_ids_within_range(
 
 
 @every_process
-def test_a_round_is_the_same_whatever_was_asked_before(
+def test_rounds_do_not_depend_on_the_rounds_asked_before(
     name: str, factory: Factory, tmp_path: Path
 ) -> None:
     process, population = factory(25, tmp_path), _population(25)
-    steady = process.begin(population, seed=5)
-    rounds = [steady.round(t) for t in range(ROUNDS)]
-    gappy = process.begin(population, seed=5)
+    complete = process.begin(population, seed=5)
+    rounds = [complete.round(t) for t in range(ROUNDS)]
+    skipping = process.begin(population, seed=5)
     for t in (2, 3, 17, 40, ROUNDS - 1):
-        np.testing.assert_array_equal(gappy.round(t).clients, rounds[t].clients)
+        np.testing.assert_array_equal(skipping.round(t).clients, rounds[t].clients)
     restarted = process.begin(population, seed=5)
     for t in range(31, ROUNDS):
         np.testing.assert_array_equal(restarted.round(t).clients, rounds[t].clients)
 
 
 @every_process
-def test_the_seed_matters_where_there_is_chance(
+def test_the_seed_changes_random_processes_only(
     name: str, factory: Factory, tmp_path: Path
 ) -> None:
     process, population = factory(25, tmp_path), _population(25)
@@ -143,7 +143,7 @@ def test_the_seed_matters_where_there_is_chance(
 
 
 @every_process
-def test_known_rates_are_the_frequencies(name: str, factory: Factory, tmp_path: Path) -> None:
+def test_known_rates_match_the_frequencies(name: str, factory: Factory, tmp_path: Path) -> None:
     """Over 2000 rounds; 6 standard errors of the slowest case, about 1e-8 for each client."""
     process, population = factory(25, tmp_path), _population(25)
     running = process.begin(population, seed=5)
@@ -163,7 +163,7 @@ def test_known_rates_are_the_frequencies(name: str, factory: Factory, tmp_path: 
 
 
 @every_process
-def test_only_what_is_recorded_has_an_end(name: str, factory: Factory, tmp_path: Path) -> None:
+def test_only_recorded_processes_have_a_length(name: str, factory: Factory, tmp_path: Path) -> None:
     running = factory(25, tmp_path).begin(_population(25), seed=0)
     assert running.length == (ROUNDS if name in {"table", "replay"} else None)
     if running.length is not None:
@@ -171,7 +171,7 @@ def test_only_what_is_recorded_has_an_end(name: str, factory: Factory, tmp_path:
 
 
 @pytest.mark.parametrize("process", [Bernoulli(0.5), Markov(0.5), Cyclic(0.5), Permutation(2)])
-def test_going_back_is_an_error(process: Availability) -> None:
+def test_asking_for_an_earlier_round_raises(process: Availability) -> None:
     running = process.begin(Population(clients=4), seed=0)
     running.round(3)
     with pytest.raises(ValueError, match="round 3 asked after round 3"):

@@ -1,4 +1,4 @@
-"""Groups that take turns, against the literal formulas."""
+"""Group cycles against their formulas, written out literally."""
 
 import numpy as np
 import pytest
@@ -37,6 +37,7 @@ def test_unequal_turns_of_labelled_groups(labels: list[int], turns: list[int], o
         assert running.round(t).clients.tolist() == [n for n, m in enumerate(labels) if m == k]
 
 
+@pytest.mark.statistical
 def test_random_offset_is_uniform_over_the_first_turn() -> None:
     """A chi-squared test over 3000 seeds, wrong with probability 1e-6."""
     remaining = []
@@ -55,22 +56,24 @@ def test_soft_turns_are_independent_coins() -> None:
     labels = np.arange(clients) % 3
     process = GroupCycle(labels, rounds=2, offset=0, on=0.7, off=0.1)
     running = process.begin(Population(clients=clients), seed=1)
-    there = np.zeros((rounds, clients), dtype=bool)
+    available = np.zeros((rounds, clients), dtype=bool)
     for t in range(rounds):
-        there[t, running.round(t).clients] = True
+        available[t, running.round(t).clients] = True
     turn = (np.arange(rounds)[:, None] // 2) % 3 == labels[None, :]
-    for mask, chance in ((turn, 0.7), (~turn, 0.1)):
-        assert stats.binomtest(int(there[mask].sum()), int(mask.sum()), chance).pvalue > 1e-6
-    per_client = there.sum(axis=0)
+    for mask, probability in ((turn, 0.7), (~turn, 0.1)):
+        assert (
+            stats.binomtest(int(available[mask].sum()), int(mask.sum()), probability).pvalue > 1e-6
+        )
+    per_client = available.sum(axis=0)
     expected = turn.sum(axis=0) * 0.7 + (~turn).sum(axis=0) * 0.1
     assert (np.abs(per_client - expected) < 6 * np.sqrt(expected)).all()
-    again = there[1:] & there[:-1] & turn[1:] & turn[:-1]
-    before = there[:-1] & turn[1:] & turn[:-1]
+    again = available[1:] & available[:-1] & turn[1:] & turn[:-1]
+    before = available[:-1] & turn[1:] & turn[:-1]
     assert stats.binomtest(int(again.sum()), int(before.sum()), 0.7).pvalue > 1e-6
 
 
 @pytest.mark.parametrize(("on", "off"), [(1.0, 1.0), (0.0, 0.0), (0.0, 1.0)])
-def test_the_ends_of_on_and_off(on: float, off: float) -> None:
+def test_on_and_off_probabilities_of_zero_and_one(on: float, off: float) -> None:
     running = GroupCycle(2, 1, 0, on, off).begin(Population(clients=4), seed=0)
     expected = [0, 1] * int(on) + [2, 3] * int(off)
     assert running.round(0).clients.tolist() == expected

@@ -1,4 +1,4 @@
-"""What holds of every selection, and each against a literal reference."""
+"""The contract of every selection, and each against a literal reference."""
 
 import numpy as np
 import pytest
@@ -12,7 +12,6 @@ from fedtide.participation import (
     Availability,
     AvailableClients,
     Bernoulli,
-    Full,
     GroupCycle,
     LeastServed,
     LongestAbsent,
@@ -40,31 +39,31 @@ def available(ids: list[int]) -> AvailableClients:
     return AvailableClients(np.array(ids, dtype=np.int64))
 
 
-def test_every_selection_of_the_table_has_a_case() -> None:
+def test_every_registered_selection_has_a_case() -> None:
     assert set(CASES) == set(SELECTIONS)
 
 
 @every_selection
 @given(rounds=rounds_of_ids)
-def test_selected_are_sorted_available_and_as_many_as_asked(
+def test_selected_clients_are_sorted_available_and_of_the_given_number(
     name: str, rounds: list[list[int]]
 ) -> None:
     assert isinstance(CASES[name], SELECTIONS[name])
     running = CASES[name].start(Population(clients=10), seed=0)
     for t, ids in enumerate(rounds):
-        chosen = running.select(t, available(ids))
-        assert chosen.dtype == np.int64
-        assert (np.diff(chosen) > 0).all()
-        assert set(chosen.tolist()) <= set(ids)
-        assert len(chosen) == (len(ids) if name == "all" else min(4, len(ids)))
+        selected = running.select(t, available(ids))
+        assert selected.dtype == np.int64
+        assert (np.diff(selected) > 0).all()
+        assert set(selected.tolist()) <= set(ids)
+        assert len(selected) == (len(ids) if name == "all" else min(4, len(ids)))
 
 
 @every_selection
-def test_a_schedule_started_again_goes_on_alike(name: str) -> None:
+def test_a_restarted_schedule_repeats_its_rounds(name: str) -> None:
     schedule = Schedule(Bernoulli(0.4), CASES[name], RandomDropout(0.3))
     population = Population(clients=20)
-    steady = schedule.start(population, seed=3)
-    rounds = [steady.round(t) for t in range(40)]
+    complete = schedule.start(population, seed=3)
+    rounds = [complete.round(t) for t in range(40)]
     again = schedule.start(population, seed=3)
     for t in (11, 12, 30, 39):
         ours, theirs = again.round(t), rounds[t]
@@ -72,6 +71,7 @@ def test_a_schedule_started_again_goes_on_alike(name: str) -> None:
             np.testing.assert_array_equal(getattr(ours, stage), getattr(theirs, stage))
 
 
+@pytest.mark.statistical
 def test_uniform_of_is_uniform() -> None:
     """Chi-squared over 5 available clients, wrong with probability 1e-6."""
     running = UniformOf(1).start(Population(clients=10), seed=0)
@@ -83,8 +83,10 @@ def test_uniform_of_is_uniform() -> None:
 
 
 @given(rounds=rounds_of_ids, size=st.integers(1, 10), seed=st.integers(0, 2**32))
-def test_permutation_of_consumes_a_list(rounds: list[list[int]], size: int, seed: int) -> None:
-    """The program's list of all clients, consumed one by one; nobody twice in a round."""
+def test_permutation_of_consumes_a_shuffled_list(
+    rounds: list[list[int]], size: int, seed: int
+) -> None:
+    """The authors' shuffled list, consumed one by one; no client twice in a round."""
 
     def shuffled(number: int) -> list[int]:
         words = random_words(seed, "permutation-of", number, np.arange(10)) >> np.uint64(1)
@@ -93,18 +95,18 @@ def test_permutation_of_consumes_a_list(rounds: list[list[int]], size: int, seed
     running = PermutationOf(size).start(Population(clients=10), seed)
     number, queue = 0, shuffled(0)
     for t, ids in enumerate(rounds):
-        chosen: list[int] = []
-        while len(chosen) < min(size, len(ids)):
+        selected: list[int] = []
+        while len(selected) < min(size, len(ids)):
             if not queue:
                 number += 1
                 queue = shuffled(number)
             n = queue.pop(0)
-            if n in ids and n not in chosen:
-                chosen.append(n)
-        assert running.select(t, available(ids)).tolist() == sorted(chosen)
+            if n in ids and n not in selected:
+                selected.append(n)
+        assert running.select(t, available(ids)).tolist() == sorted(selected)
 
 
-def test_permutation_of_everyone_is_regular() -> None:
+def test_permutation_of_all_clients_is_regular() -> None:
     running = PermutationOf(3).start(Population(clients=12), seed=0)
     for _ in range(5):
         rounds = [running.select(t, available(list(range(12)))) for t in range(4)]
@@ -112,7 +114,7 @@ def test_permutation_of_everyone_is_regular() -> None:
 
 
 @given(rounds=rounds_of_ids, size=st.integers(1, 10))
-def test_longest_absent_by_sorting(rounds: list[list[int]], size: int) -> None:
+def test_longest_absent_sorts_by_last_selection(rounds: list[list[int]], size: int) -> None:
     running = LongestAbsent(size).start(Population(clients=10), seed=0)
     last = dict.fromkeys(range(10), -1)
     for t, ids in enumerate(rounds):
@@ -127,7 +129,7 @@ def test_longest_absent_by_sorting(rounds: list[list[int]], size: int) -> None:
     period=st.integers(1, 8),
     given_weights=st.booleans(),
 )
-def test_least_served_by_sorting(
+def test_least_served_sorts_by_accumulated_weight(
     rounds: list[list[int]], size: int, period: int, given_weights: bool
 ) -> None:
     running = LeastServed(size, period).start(Population(clients=10), seed=0)
@@ -139,14 +141,16 @@ def test_least_served_by_sorting(
         expected = sorted(ids, key=lambda n: (served[n], last[n], n))[:size]
         clients = np.array(ids, dtype=np.int64)
         weights = 1.0 / (1 + clients) if given_weights else None
-        chosen = running.select(t, AvailableClients(clients, weights))
-        assert chosen.tolist() == sorted(expected)
+        selected = running.select(t, AvailableClients(clients, weights))
+        assert selected.tolist() == sorted(expected)
         for n in expected:
             served[n] += 1 / (1 + n) if given_weights else 1 / len(expected)
             last[n] = t
 
 
-def irregularity(process: Availability, selection: Selection, clients: int, period: int) -> float:
+def mean_irregularity(
+    process: Availability, selection: Selection, clients: int, period: int
+) -> float:
     """Return equation (15)'s N Σ_n (q̄_n − 1/N)², averaged over 20 windows of `period` rounds."""
     running = Schedule(process, selection).start(Population(clients=clients), seed=4)
     values = []
@@ -159,15 +163,16 @@ def irregularity(process: Availability, selection: Selection, clients: int, peri
     return float(np.mean(values))
 
 
+@pytest.mark.statistical
 def test_least_served_is_the_most_regular() -> None:
     """5 groups of 10 clients, 4 of them a round, turns of 10 rounds, windows of one cycle (50).
 
-    Per window a client should be picked 4 times. At random that has variance 4 · 0.6 about, a
-    permutation leaves some, the least served leaves none; the asserted factors are wide.
+    A regular selection picks each client 4 times per window. At random this number has a variance
+    of about 4 · 0.6; a permutation leaves some variance and the least served none.
     """
     process = GroupCycle(groups=5, rounds=10, offset=3)
     values = {
-        name: irregularity(process, selection, clients=50, period=50)
+        name: mean_irregularity(process, selection, clients=50, period=50)
         for name, selection in {
             "uniform": UniformOf(4),
             "permutation": PermutationOf(4),
@@ -176,41 +181,3 @@ def test_least_served_is_the_most_regular() -> None:
     }
     assert values["least"] < 1e-20
     assert 0 < values["permutation"] < values["uniform"] / 3
-
-
-@given(seed=st.integers(0, 2**40), t=st.integers(0, 10**6), ids=st.sets(st.integers(0, 99)))
-def test_dropping_is_a_function_of_client_and_round(seed: int, t: int, ids: set[int]) -> None:
-    clients = np.array(sorted(ids), dtype=np.int64)
-    everyone = RandomDropout(0.4).mask(seed, t, np.arange(100))
-    np.testing.assert_array_equal(RandomDropout(0.4).mask(seed, t, clients), everyone[clients])
-
-
-def test_drop_frequency() -> None:
-    """Binomial over clients and over rounds, each wrong with probability 1e-6."""
-    masks = np.array([RandomDropout(0.2).mask(1, t, np.arange(300)) for t in range(300)])
-    assert stats.binomtest(int(masks.sum()), masks.size, 0.8).pvalue > 1e-6
-    both = masks[1:] & masks[:-1]
-    assert stats.binomtest(int(both.sum()), int(masks[:-1].sum()), 0.8).pvalue > 1e-6
-
-
-def test_weights_are_those_of_the_process_or_one_over_the_reported() -> None:
-    from fedtide.participation import Table
-
-    population = Population(clients=3)
-    table = Table([[0.2, 0.0, 0.7], [0.1, 0.5, 0.4]])
-    running = Schedule(table, LongestAbsent(1)).start(population, seed=0)
-    first, second = running.round(0), running.round(1)
-    assert (first.reported.tolist(), first.weights.tolist()) == ([0], [0.2])
-    assert (second.reported.tolist(), second.weights.tolist()) == ([1], [0.5])
-    who = Schedule(Full(), report=RandomDropout(0.5)).start(population, seed=1).round(0)
-    np.testing.assert_allclose(who.weights, np.full(len(who.reported), 1 / len(who.reported)))
-    empty = Schedule(Full(), report=RandomDropout(1.0)).start(population, seed=1).round(0)
-    assert empty.weights.shape == (0,)
-
-
-def test_a_schedule_knows_rates_where_its_parts_do() -> None:
-    population = Population(clients=4)
-    np.testing.assert_allclose(
-        Schedule(Bernoulli(0.5), report=RandomDropout(0.2)).known_rates(population, 0), 0.4
-    )
-    assert Schedule(Bernoulli(0.5), UniformOf(1)).known_rates(population, 0) is None

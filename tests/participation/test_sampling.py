@@ -1,6 +1,4 @@
-"""Sampling without replacement: uniform, permutations, by weight, by an explicit law."""
-
-from itertools import permutations
+"""Sampling processes: uniform, permutation, weighted and subset law."""
 
 import numpy as np
 import pytest
@@ -9,19 +7,15 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from fedtide.participation import (
-    Bernoulli,
-    Full,
     Permutation,
     SubsetLaw,
     Uniform,
     Weighted,
-    inclusion_probabilities,
-    l1_skew,
-    participation_weights,
 )
 from fedtide.population import Population
 
 
+@pytest.mark.statistical
 def test_uniform_sets_are_equally_likely() -> None:
     """A chi-squared test over the 15 pairs of 6 clients, wrong with probability 1e-6."""
     running = Uniform(2).begin(Population(clients=6), seed=0)
@@ -33,7 +27,7 @@ def test_uniform_sets_are_equally_likely() -> None:
 
 
 @given(size=st.integers(1, 6), cohorts=st.integers(1, 6), seed=st.integers(0, 2**40))
-def test_permutation_has_everyone_once_a_cycle(size: int, cohorts: int, seed: int) -> None:
+def test_permutation_has_every_client_once_per_cycle(size: int, cohorts: int, seed: int) -> None:
     running = Permutation(size).begin(Population(clients=size * cohorts), seed)
     for cycle in range(4):
         rounds = [running.round(cycle * cohorts + k).clients for k in range(cohorts)]
@@ -41,8 +35,8 @@ def test_permutation_has_everyone_once_a_cycle(size: int, cohorts: int, seed: in
 
 
 @given(clients=st.integers(1, 12), data=st.data())
-def test_permutation_of_any_size(clients: int, data: st.DataObject) -> None:
-    """Rounds are full, and after whole permutations all clients have the same count."""
+def test_permutation_balances_counts_for_any_size(clients: int, data: st.DataObject) -> None:
+    """Rounds are full, and after each complete permutation all clients have the same count."""
     size = data.draw(st.integers(1, clients))
     running = Permutation(size).begin(Population(clients=clients), seed=data.draw(st.integers(0)))
     counts = np.zeros(clients, dtype=int)
@@ -50,11 +44,12 @@ def test_permutation_of_any_size(clients: int, data: st.DataObject) -> None:
         ids = running.round(t).clients
         assert len(set(ids.tolist())) == size
         counts[ids] += 1
-        # In the round that a permutation ends in, someone may be in the next one already.
+        # The round in which a permutation ends may already contain clients of the next one.
         whole = (t + 1) * size % clients == 0
         assert counts.max() - counts.min() <= (0 if whole else 2)
 
 
+@pytest.mark.statistical
 def test_permutation_orders_are_random() -> None:
     """The first client of 3000 cycles of 5 is uniform; chi-squared, wrong with 1e-6."""
     running = Permutation(1).begin(Population(clients=5), seed=0)
@@ -62,49 +57,13 @@ def test_permutation_orders_are_random() -> None:
     assert stats.chisquare(np.bincount(firsts, minlength=5)).pvalue > 1e-6
 
 
-def successive(weights: list[float], size: int) -> np.ndarray:
-    """Enumerate all ordered picks: the definition of successive sampling."""
-    result = np.zeros(len(weights))
-    for picks in permutations(range(len(weights)), size):
-        probability, left = 1.0, sum(weights)
-        for n in picks:
-            probability *= weights[n] / left
-            left -= weights[n]
-        result[list(picks)] += probability
-    return result
-
-
-@given(
-    weights=st.lists(st.floats(0.01, 100), min_size=2, max_size=6),
-    data=st.data(),
-)
-def test_inclusion_probabilities_by_enumeration(weights: list[float], data: st.DataObject) -> None:
-    size = data.draw(st.integers(1, len(weights) - 1))
-    exact = successive(weights, size)
-    np.testing.assert_allclose(inclusion_probabilities(weights, size), exact, atol=1e-9)
-
-
-def test_inclusion_probabilities_at_the_ends() -> None:
-    weights = np.array([0.0, 1.0, 3.0])
-    np.testing.assert_allclose(inclusion_probabilities(weights, 1), weights / 4, atol=1e-12)
-    np.testing.assert_array_equal(inclusion_probabilities(weights, 2), [0, 1, 1])
-    equal = inclusion_probabilities(np.ones(500), 60)
-    np.testing.assert_allclose(equal, 60 / 500, atol=1e-10)
-
-
-def test_exact_skew_of_the_agnostic_paper() -> None:
-    """N = 100, M = 10, w = exp(−i/10): 1.289078, and .7248, .6894, .6532 for the first three."""
-    process = Weighted(10, np.exp(-np.arange(100) / 10))
-    population = Population(clients=100)
-    p = participation_weights(process, population)
-    assert l1_skew(p) == pytest.approx(1.289078, abs=1e-6)
-    np.testing.assert_allclose(10 * p[:3], [0.7248, 0.6894, 0.6532], atol=5e-5)
-
-
+@pytest.mark.statistical
 @pytest.mark.parametrize(
     ("clients", "size", "decay"), [(100, 10, 10), (30, 20, 3), (8, 7, 0.5), (40, 3, 1000)]
 )
-def test_weighted_frequencies(clients: int, size: int, decay: float) -> None:
+def test_weighted_frequencies_match_inclusion_probabilities(
+    clients: int, size: int, decay: float
+) -> None:
     """Against the exact probabilities over 4000 rounds, 6 standard errors plus one (1e-8 each)."""
     process = Weighted(size, np.exp(-np.arange(clients) / decay))
     running = process.begin(Population(clients=clients), seed=2)
@@ -117,7 +76,8 @@ def test_weighted_frequencies(clients: int, size: int, decay: float) -> None:
     assert (np.abs(counts - 4000 * rates) <= 6 * np.sqrt(4000 * rates * (1 - rates)) + 1).all()
 
 
-def test_weighted_pairs_follow_the_law() -> None:
+@pytest.mark.statistical
+def test_weighted_pairs_have_their_probabilities() -> None:
     """All pairs of 4 clients against enumeration; chi-squared, wrong with probability 1e-6."""
     weights = [5.0, 2.0, 1.0, 0.2]
     expected = np.zeros((4, 4))
@@ -133,11 +93,12 @@ def test_weighted_pairs_follow_the_law() -> None:
     assert stats.chisquare(counts[upper], 5000 * expected[upper]).pvalue > 1e-6
 
 
-def test_inclusion_is_unknown_where_it_would_take_long() -> None:
+def test_rates_of_large_weighted_processes_are_unknown() -> None:
     process = Weighted(200, np.ones(10_000))
     assert process.known_rates(Population(clients=10_000), seed=0) is None
 
 
+@pytest.mark.statistical
 def test_subset_law_frequencies() -> None:
     """Chi-squared over three subsets, wrong with probability 1e-6."""
     subsets, q = [[0, 1], [2], []], [0.5, 0.3, 0.2]
@@ -146,21 +107,3 @@ def test_subset_law_frequencies() -> None:
     counts = [seen.count(subset) for subset in subsets]
     assert sum(counts) == 3000
     assert stats.chisquare(counts, 3000 * np.array(q)).pvalue > 1e-6
-
-
-def test_participation_weights() -> None:
-    four = Population(clients=4)
-    np.testing.assert_allclose(participation_weights(Full(), four), 0.25)
-    np.testing.assert_allclose(participation_weights(Uniform(3), four), 0.25)
-    law = SubsetLaw([[0, 1], [2], []], [0.5, 0.3, 0.2])
-    expected = np.array([0.25, 0.25, 0.3, 0]) / 0.8
-    np.testing.assert_allclose(participation_weights(law, four), expected)
-
-
-def test_participation_weights_by_simulation() -> None:
-    """Two clients of rates p, q: E[1/|S|; n ∈ S] by hand; 20 000 rounds, tolerance 6 errors."""
-    p, q = 0.8, 0.3
-    nonempty = 1 - (1 - p) * (1 - q)
-    exact = (p * (1 - q) + p * q / 2) / nonempty
-    weights = participation_weights(Bernoulli([p, q]), Population(clients=2))
-    assert abs(weights[0] - exact) < 6 * 0.5 / np.sqrt(20_000 * nonempty)

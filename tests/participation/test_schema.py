@@ -1,4 +1,4 @@
-"""The participation log: round trips, replays, and what it refuses."""
+"""The participation log: round trips, replays and invalid files."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -29,7 +29,7 @@ from fedtide.participation import (
 from fedtide.population import Population
 
 files = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
-# Control and surrogate characters are no part of any client's name in plain-text files.
+# Client names in plain-text files contain no control or surrogate characters.
 names = st.text(st.characters(exclude_categories=["C"], codec="utf-8"), min_size=1, max_size=8)
 names = names.filter(lambda name: not name.lstrip("-").isdigit() and name == name.strip())
 suffixes = pytest.mark.parametrize("suffix", [".parquet", ".csv", ".jsonl"])
@@ -53,10 +53,11 @@ def logs(draw: st.DrawFn) -> pl.DataFrame:
     )
 
 
+@pytest.mark.fuzz
 @suffixes
 @files
 @given(log=logs())
-def test_round_trip(suffix: str, log: pl.DataFrame, tmp_path: Path) -> None:
+def test_round_trip_of_generated_logs(suffix: str, log: pl.DataFrame, tmp_path: Path) -> None:
     path = tmp_path / f"log{suffix}"
     write_log(path, log)
     assert_frame_equal(read_log(path), log, check_exact=True)
@@ -74,14 +75,14 @@ def test_missing_columns_are_filled(tmp_path: Path) -> None:
     assert log["time"].to_list() == [1.5, 2.5]
 
 
-def test_a_mapped_column_wins_over_one_of_the_same_name(tmp_path: Path) -> None:
+def test_a_mapped_column_replaces_one_of_the_same_name(tmp_path: Path) -> None:
     path = tmp_path / "log.csv"
     path.write_text("round,epoch,client\n0,7,1\n0,8,1\n")
     log = read_log(path, {"round": "epoch"})
     assert log["round"].to_list() == [7, 8]
 
 
-def test_ids_of_csv_files_keep_their_zeros(tmp_path: Path) -> None:
+def test_ids_in_csv_files_keep_leading_zeros(tmp_path: Path) -> None:
     path = tmp_path / "log.csv"
     path.write_text("round,client\n0,007\n0,7\n")
     assert read_log(path)["client"].to_list() == ["007", "7"]
@@ -91,16 +92,16 @@ def test_ids_of_csv_files_keep_their_zeros(tmp_path: Path) -> None:
     assert read_log(path)["client"].to_list() == ["18446744073709551615"]
 
 
-def logged(schedule: Schedule, rounds: int, lowest: str) -> pl.DataFrame:
+def simulate_log(schedule: Schedule, rounds: int, lowest: str) -> pl.DataFrame:
     running = schedule.start(Population(clients=12), seed=6)
     return to_frame([round_rows(running.round(t), lowest) for t in range(rounds)])
 
 
 @suffixes
-def test_replaying_a_log_gives_the_rounds_back(suffix: str, tmp_path: Path) -> None:
+def test_replaying_a_log_repeats_its_rounds(suffix: str, tmp_path: Path) -> None:
     schedule = Schedule(Markov(0.4), UniformOf(3), RandomDropout(0.2))
     path = tmp_path / f"log{suffix}"
-    write_log(path, logged(schedule, 50, "available"))
+    write_log(path, simulate_log(schedule, 50, "available"))
     population = Population(clients=12)
     first = schedule.start(population, seed=6)
     used = Replay(path).begin(population, seed=0)
@@ -117,7 +118,7 @@ def test_replaying_a_log_gives_the_rounds_back(suffix: str, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("lowest", STAGES)
-def test_records_name_the_furthest_stage(lowest: str) -> None:
+def test_rows_name_the_furthest_stage(lowest: str) -> None:
     schedule = Schedule(Bernoulli(0.6), UniformOf(4), RandomDropout(0.4))
     population = Population(clients=12)
     running = schedule.start(population, seed=6)
@@ -136,13 +137,13 @@ def test_records_name_the_furthest_stage(lowest: str) -> None:
         assert frame.rows() == expected
 
 
-def test_the_log_of_nothing_can_be_written(tmp_path: Path) -> None:
+def test_an_empty_log_can_be_written(tmp_path: Path) -> None:
     write_log(tmp_path / "log.parquet", to_frame([]))
     assert read_log(tmp_path / "log.parquet").shape == (0, 4)
     assert Replay(to_frame([])).begin(Population(clients=2), 0).length == 0
 
 
-def test_a_table_file_is_a_table(tmp_path: Path) -> None:
+def test_a_table_file_gives_the_same_rounds_as_its_array(tmp_path: Path) -> None:
     table = np.array([[0.5, 0, 0.5], [0, 0, 0], [0.2, 0.3, 0.5]])
     rounds, clients = np.nonzero(table + 1)
     path = tmp_path / "table.parquet"
@@ -168,67 +169,61 @@ def _file(name: str, content: str | bytes) -> Callable[[Path], Path]:
 
 
 @pytest.mark.parametrize(
-    ("make", "message"),
+    ("make", "start", "word"),
     [
-        (lambda d: d / "none.csv", "log: there is no file '.*none.csv'; give"),
-        (lambda d: d / "none", "log: there is no file '.*none'; give"),
-        (_file("log.txt", "round"), "log: '.*' has a suffix of no known kind; "),
-        (_file("log.parquet", ""), "log: '.*' is empty"),
-        (_file("log.csv", ""), "log: '.*' is empty"),
-        (_file("log.jsonl", ""), "log: '.*' is empty"),
-        (_file("log.parquet", b"PAR1 cut short"), "log: '.*' is no readable .parquet file"),
-        (_file("log.jsonl", '{"round": 1,\n'), "log: '.*' is no readable .jsonl file"),
-        (_file("log.csv", b"\xff\xfe\x00\x01\x00"), "log: "),
-        (
-            _file("log.csv", "rnd,client\n0,1\n"),
-            "log: there is no column 'round' among 'rnd', 'client'; name .* columns=",
-        ),
-        (_file("log.csv", "round,client\n0,1\n1,2\n0,1\n"), "client: 1 is twice in round 0"),
-        (_file("log.csv", "round,client\n-1,1\n"), "round: -1 is no round"),
-        (_file("log.csv", "round,client\n1.5,1\n"), "round: 1.5 is no round"),
-        (_file("log.csv", "round,client\n,1\n"), "round: "),
-        (_file("log.csv", "round,client\nx,1\n"), "round: type String is no number"),
-        (_file("log.csv", "round,client\n0,\n1,2\n"), "client: the client is missing in row 0"),
+        (lambda d: d / "none.csv", "log: ", "none.csv"),
+        (lambda d: d / "none", "log: ", "none"),
+        (_file("log.txt", "round"), "log: ", "suffix"),
+        (_file("log.parquet", ""), "log: ", "empty"),
+        (_file("log.csv", ""), "log: ", "empty"),
+        (_file("log.jsonl", ""), "log: ", "empty"),
+        (_file("log.parquet", b"PAR1 cut short"), "log: ", "readable .parquet"),
+        (_file("log.jsonl", '{"round": 1,\n'), "log: ", "readable .jsonl"),
+        (_file("log.csv", b"\xff\xfe\x00\x01\x00"), "log: ", ""),
+        (_file("log.csv", "rnd,client\n0,1\n"), "log: ", "'round' among 'rnd', 'client'"),
+        (_file("log.csv", "round,client\n0,1\n1,2\n0,1\n"), "client: 1", "round 0"),
+        (_file("log.csv", "round,client\n-1,1\n"), "round: -1", ""),
+        (_file("log.csv", "round,client\n1.5,1\n"), "round: 1.5", ""),
+        (_file("log.csv", "round,client\n,1\n"), "round: ", ""),
+        (_file("log.csv", "round,client\nx,1\n"), "round: ", "String"),
+        (_file("log.csv", "round,client\n0,\n1,2\n"), "client: ", "missing in row 0"),
         (
             _file("log.jsonl", '{"round":0,"client":1}\n{"round":0,"client":"a"}\n'),
-            "line 1 has a number among string client ids",
+            "log: ",
+            "line 1",
         ),
-        (_file("log.jsonl", '{"round":0,"client":1.5}\n'), "client: .* give whole numbers only"),
-        (
-            _file("log.csv", "round,client,stage\n0,1,slected\n"),
-            "stage: 'slected' is unknown; did you mean 'selected'",
-        ),
-        (_file("log.csv", "round,client,weight\n0,1,nan\n"), "weight: nan is no weight"),
-        (_file("log.csv", "round,client,weight\n0,1,inf\n"), "weight: inf is no weight"),
-        (_file("log.csv", "round,client,weight\n0,1,-1\n"), "weight: -1.0 is no weight"),
-        (_file("log.csv", "round,client,weight\n0,1,much\n"), "weight: type String is no number"),
+        (_file("log.jsonl", '{"round":0,"client":1.5}\n'), "client: ", "Float64"),
+        (_file("log.csv", "round,client,stage\n0,1,slected\n"), "stage: ", "'selected'"),
+        (_file("log.csv", "round,client,weight\n0,1,nan\n"), "weight: nan", ""),
+        (_file("log.csv", "round,client,weight\n0,1,inf\n"), "weight: inf", ""),
+        (_file("log.csv", "round,client,weight\n0,1,-1\n"), "weight: -1.0", ""),
+        (_file("log.csv", "round,client,weight\n0,1,much\n"), "weight: ", "String"),
     ],
 )
-def test_refused_files(make: Callable[[Path], Path], message: str, tmp_path: Path) -> None:
-    with pytest.raises(InvalidInputError, match=message):
+def test_invalid_files_are_rejected(
+    make: Callable[[Path], Path], start: str, word: str, tmp_path: Path
+) -> None:
+    with pytest.raises(InvalidInputError, match=rf"^{start}.*; .+") as error:
         read_log(make(tmp_path))
+    assert word in str(error.value)
 
 
-def test_refused_mappings(tmp_path: Path) -> None:
+def test_invalid_column_names_are_rejected(tmp_path: Path) -> None:
     path = tmp_path / "log.csv"
     path.write_text("round,client\n0,1\n")
-    with pytest.raises(
-        InvalidInputError, match="columns: a log has no 'rounds'; did you mean 'round'"
-    ):
+    with pytest.raises(InvalidInputError, match=r"^columns: .*'rounds'; did you mean 'round'"):
         read_log(path, {"rounds": "round"})
-    with pytest.raises(
-        InvalidInputError, match="there is no column 'epoch' among 'round', 'client'"
-    ):
+    with pytest.raises(InvalidInputError, match=r"^log: .*'epoch' among 'round', 'client'; "):
         read_log(path, {"round": "epoch"})
 
 
-def test_mixed_objects_in_a_frame_are_refused() -> None:
+def test_client_ids_of_mixed_types_in_a_frame_are_rejected() -> None:
     frame = pl.DataFrame({"round": [0, 0], "client": pl.Series([1, "a"], dtype=pl.Object)})
-    with pytest.raises(InvalidInputError, match="client: client ids of type Object are mixed"):
+    with pytest.raises(InvalidInputError, match=r"^client: .* Object; "):
         Replay(frame).begin(Population(clients=2), seed=0)
 
 
-def test_records_refuse_an_unknown_stage() -> None:
+def test_rows_of_an_unknown_stage_are_rejected() -> None:
     running = Schedule(Bernoulli(0.5)).start(Population(clients=3), seed=0)
-    with pytest.raises(InvalidInputError, match="stage: 'all' is unknown"):
+    with pytest.raises(InvalidInputError, match=r"^stage: .*'all'; "):
         round_rows(running.round(0), lowest="all")

@@ -1,0 +1,43 @@
+"""Effective weights of plain averaging and their L1 skew."""
+
+import numpy as np
+import pytest
+
+from fedtide.participation import (
+    Bernoulli,
+    Full,
+    SubsetLaw,
+    Uniform,
+    Weighted,
+    l1_skew,
+    participation_weights,
+)
+from fedtide.population import Population
+
+
+def test_l1_skew_of_the_agnostic_fedavg_paper() -> None:
+    """N = 100, M = 10, w = exp(−i/10): 1.289078, and .7248, .6894, .6532 for the first three."""
+    process = Weighted(10, np.exp(-np.arange(100) / 10))
+    population = Population(clients=100)
+    p = participation_weights(process, population)
+    assert l1_skew(p) == pytest.approx(1.289078, abs=1e-6)
+    np.testing.assert_allclose(10 * p[:3], [0.7248, 0.6894, 0.6532], atol=5e-5)
+
+
+def test_participation_weights_of_known_processes() -> None:
+    four = Population(clients=4)
+    np.testing.assert_allclose(participation_weights(Full(), four), 0.25)
+    np.testing.assert_allclose(participation_weights(Uniform(3), four), 0.25)
+    law = SubsetLaw([[0, 1], [2], []], [0.5, 0.3, 0.2])
+    expected = np.array([0.25, 0.25, 0.3, 0]) / 0.8
+    np.testing.assert_allclose(participation_weights(law, four), expected)
+
+
+@pytest.mark.statistical
+def test_participation_weights_by_simulation() -> None:
+    """Two clients of rates p, q against E[1[n ∈ S] / |S|]; 20 000 rounds, 6 standard errors."""
+    p, q = 0.8, 0.3
+    nonempty = 1 - (1 - p) * (1 - q)
+    exact = (p * (1 - q) + p * q / 2) / nonempty
+    weights = participation_weights(Bernoulli([p, q]), Population(clients=2))
+    assert abs(weights[0] - exact) < 6 * 0.5 / np.sqrt(20_000 * nonempty)
