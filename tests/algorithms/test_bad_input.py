@@ -1,4 +1,4 @@
-"""Every complaint begins with the field and says the mend."""
+"""Errors name the field and the value."""
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ from .driver import Quadratics, drive
 PARAMETERS = [
     (lambda: a.FedAvg(server_lr=0.0), "server_lr: 0.0 is not a positive number"),
     (lambda: a.FedAvg(weights="meen"), "weights: unknown 'meen'; did you mean 'mean'"),
-    (lambda: a.FedAU(cutoff=0), "cutoff: 0 is not at least 1"),
+    (lambda: a.FedAU(cutoff=0), "cutoff: 0 is below 1"),
     (lambda: a.FedAU(average=1.5), "average: the decay 1.5"),
     (lambda: a.FedAU(average="median"), "average: unknown 'median'"),
     (lambda: a.FedAU(average=0.5, groups=[0]), "average: groups share"),
@@ -37,8 +37,12 @@ PARAMETERS = [
     (lambda: a.WaitForAll(period=1, batch="all"), "batch: unknown 'all'"),
     (lambda: a.Switch(first=a.FedAvg(), second=a.MIFA(), at=-1), "at: -1 is not"),
     (
+        lambda: a.Switch(first=a.FedAvg(), second=a.ClientSideMemory(a.MIFA()), at=1),
+        "second: clients cannot change the form",
+    ),
+    (
         lambda: a.Switch(first=a.CentralSGD(), second=a.MIFA(), at=1),
-        "second: one method pools all data",
+        "second: one method pools",
     ),
 ]
 POPULATIONS = [
@@ -64,14 +68,14 @@ def test_parameters_that_do_not_fit_the_population(method, complaint):
 
 
 @pytest.mark.parametrize("method", [a.FedLaAvg(), a.Scaffold(), a.WaitForAll(1, "gradient")])
-def test_without_a_learning_rate_updates_say_nothing_of_gradients(method):
+def test_gradients_cannot_be_recovered_without_a_learning_rate(method):
     problem = Quadratics.random(np.random.default_rng(0), 2)
     with pytest.raises(InvalidInputError, match=r"^lr: 0\.0 is not a positive number"):
         drive(method, problem, np.ones((1, 2)), lr=0.0)
 
 
-def test_methods_that_read_gradients_off_updates_say_so():
-    readers = [
+def test_methods_that_recover_gradients_require_plain_sgd():
+    plain = [
         a.Scaffold(),
         a.AmplifiedScaffold(period=1, factor=1.0),
         a.WaitForAll(1, mode="gradient"),
@@ -79,6 +83,30 @@ def test_methods_that_read_gradients_off_updates_say_so():
         a.Switch(first=a.FedAvg(), second=a.Scaffold(), at=3),
     ]
     others = [a.Scaffold(option=1), a.WaitForAll(1), a.FedLaAvg(), a.FedAdam(), a.FedProx(mu=1.0)]
-    assert all(method.requires_plain_sgd for method in readers)
+    assert all(method.requires_plain_sgd for method in plain)
     assert not any(method.requires_plain_sgd for method in others)
     assert a.Averaged(a.CentralSGD()).centralised
+
+
+def test_methods_that_remember_latest_updates_accept_stale_ones():
+    memory = [a.MIFA(), a.FedLaAvg(), a.FedVARP(), a.ClientSideMemory(a.MIFA())]
+    memory += [a.Amplified(period=5, factor=2.0, inner=a.MIFA())]
+    memory += [a.Switch(first=a.MIFA(), second=a.FedVARP(), at=3)]
+    others = [a.FedAU(), a.Scaffold(), a.ClientSideMemory(a.FedAU()), a.FedAdam()]
+    others += [a.Switch(first=a.FedAvg(), second=a.MIFA(), at=3)]
+    assert all(method.accepts_stale_updates for method in memory)
+    assert not any(method.accepts_stale_updates for method in others)
+
+
+def test_methods_that_divide_by_the_local_learning_rate_say_so():
+    users = [a.FedLaAvg(), a.Scaffold(), a.ClientSideMemory(a.FedLaAvg())]
+    users += [a.Averaged(a.FedLaAvg()), a.Switch(first=a.FedAvg(), second=a.FedLaAvg(), at=1)]
+    others = [a.FedAvg(), a.MIFA(), a.Scaffold(option=1), a.ClientSideMemory(a.FedAU())]
+    assert all(method.uses_local_lr for method in users)
+    assert not any(method.uses_local_lr for method in others)
+
+
+def test_only_client_side_memory_changes_the_form_of_updates():
+    method = a.Amplified(period=5, factor=2.0, inner=a.ClientSideMemory(a.FedAU(cutoff=7)))
+    assert method.client_form == "fedau-7"
+    assert {a.FedAU().client_form, a.Averaged(a.MIFA()).client_form} == {""}

@@ -67,7 +67,7 @@ def test_fedlaavg_keeps_theorem_2(t1, t2, x0, T):
     assert (mean - optimum) ** 2 <= bound
 
 
-@pytest.mark.slow
+@pytest.mark.statistical
 def test_under_alternating_groups_fedavg_ends_wrong_and_the_remedies_do_not():
     """The authors' toy of paper 003: e = 0, 1 | 10, 11, groups of 50 and 150 rounds, 10 local
     steps; the optimum is 5.5. FedAvg swings between the two ends of Example 1's cycle."""
@@ -86,7 +86,7 @@ def test_under_alternating_groups_fedavg_ends_wrong_and_the_remedies_do_not():
         assert end == pytest.approx(5.5, abs=0.05)
 
 
-@pytest.mark.slow
+@pytest.mark.statistical
 def test_amplification_and_periodic_control_variates_undo_cyclic_availability():
     """Two groups of 10 rounds each. Amplified FedAvg's bias is of order γ P; amplified SCAFFOLD's
     fixed point is the optimum itself, as every window sees each client equally often. MIFA and

@@ -67,7 +67,7 @@ def first_below(values, every=1):
     return int(np.flatnonzero(values[::every] <= 0.2)[0]) * every
 
 
-@pytest.mark.slow
+@pytest.mark.statistical
 @every_case
 def test_with_noise_as_logged(method, lr, published, consistent, exact):
     xs = iterates(method, lr, noise=1.0)
@@ -75,7 +75,7 @@ def test_with_noise_as_logged(method, lr, published, consistent, exact):
     assert first_below(objective(xs, CONSISTENT), every=100) == consistent
 
 
-@pytest.mark.slow
+@pytest.mark.statistical
 @every_case
 def test_without_noise_to_the_round(method, lr, published, consistent, exact):
     xs = iterates(method, lr, noise=0.0)

@@ -191,10 +191,10 @@ def test_a_weighted_task_has_weighted_gradients_and_loss():
     ("objective", "sentence"),
     [
         ([1, 2], "objective: 2 weights for 3 clients"),
-        ([1, 2, -1], "objective: weights must be finite, not negative, and not all 0"),
-        ([0, 0, 0], "objective: weights must be finite, not negative, and not all 0"),
-        ([1, 2, float("nan")], "objective: weights must be finite, not negative, and not all 0"),
-        ("samples", "objective: 'samples' needs clients that hold samples; use 'uniform'"),
+        ([1, 2, -1], "objective: weights must be"),
+        ([0, 0, 0], "objective: weights must be"),
+        ([1, 2, float("nan")], "objective: weights must be"),
+        ("samples", "objective: 'samples' needs clients that hold samples"),
     ],
 )
 def test_bad_objectives(objective, sentence):

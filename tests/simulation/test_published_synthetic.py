@@ -23,7 +23,7 @@ def rounds_to_target(algorithm, lr, logged):
     return result.metrics.filter(pl.col("loss") <= 0.2)["round"].min()
 
 
-@pytest.mark.slow
+@pytest.mark.statistical
 @pytest.mark.parametrize(
     ("algorithm", "lr", "published"),
     [

@@ -220,18 +220,18 @@ def contents(folder):
 def test_a_folder_that_is_not_empty(regression, tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
     before = contents(tmp_path)
-    for resume, mend in ((False, "choose another, or go on with --resume"), (True, "holds no run")):
-        with pytest.raises(ft.InvalidInputError, match=f"^out: .* is not empty; .*{mend}$"):
+    for resume, hint in ((False, "--resume"), (True, "holds no run")):
+        with pytest.raises(ft.InvalidInputError, match=f"^out: .* is not empty; .*{hint}"):
             ft.simulate(**regression, out=tmp_path, resume=resume)
     assert contents(tmp_path) == before
 
 
 def test_a_file_instead_of_a_folder(regression, tmp_path):
     (tmp_path / "file").write_text("mine")
-    with pytest.raises(ft.InvalidInputError, match=r"^out: .*file is a file; give a folder$"):
+    with pytest.raises(ft.InvalidInputError, match=r"^out: .*file is a file; "):
         ft.simulate(**regression, out=tmp_path / "file")
     with pytest.raises(
-        ft.InvalidInputError, match=r"^out: .* cannot be written \(.*\); choose another$"
+        ft.InvalidInputError, match=r"^out: .* cannot be written \(.*\); "
     ):
         ft.simulate(**regression, out=tmp_path / "file" / "below")
 
@@ -242,10 +242,10 @@ def test_another_experiment(regression, killed_at, tmp_path):
     other = regression | {"seed": 4, "local": regression["local"] | {"lr": 0.1}}
     with pytest.raises(ft.InvalidInputError) as error:
         ft.simulate(**other, out=tmp_path / "run", resume=True)
-    assert str(error.value) == (
-        f"resume: {tmp_path / 'run'} holds another experiment: local.lr (0.05 there, 0.1 here); "
-        "seed (3 there, 4 here); give the same one, or another folder"
-    )
+    said = str(error.value)
+    assert said.startswith(f"resume: {tmp_path / 'run'} ")
+    for difference in ("local.lr (was 0.05, is 0.1)", "seed (was 3, is 4)"):
+        assert difference in said
     assert contents(tmp_path) == before
 
 
@@ -267,7 +267,7 @@ def test_a_folder_in_use(regression, tmp_path, monkeypatch):
     monkeypatch.setattr(Run, "round", round)
     ft.simulate(**regression, out=tmp_path / "run")
     out = tmp_path / "run"
-    assert said[1] == f"out: {out} is in use by another run; wait for it or choose another"
+    assert said[1].startswith(f"out: {out} is in use by another run; ")
 
 
 def test_an_experiment_that_no_file_can_describe_needs_no_folder(regression, tmp_path):

@@ -192,7 +192,7 @@ def test_nobody_trains_in_an_empty_round():
     [(LocalTraining(steps=1, batch_size=4), "batch_size"), (LocalTraining(epochs=1), "epochs")],
 )
 def test_functions_have_no_batches(local, field):
-    with pytest.raises(InvalidInputError, match=f"^{field}: .*; leave it out$"):
+    with pytest.raises(InvalidInputError, match=f"^{field}: .*; remove it"):
         MinibatchPlanner(Population(3), local, seed=0)
 
 
