@@ -7,7 +7,7 @@ BIN := .venv/bin
 
 MARKED := statistical or compile or process or flower or ray or fuzz
 
-.PHONY: demo test test-marked test-all bench clean
+.PHONY: demo test test-marked test-all coverage bench clean
 
 demo: .venv/installed
 	$(BIN)/fedtide run examples/digits.yaml
@@ -23,6 +23,9 @@ test-marked: .venv/installed-dev
 
 test-all: test test-marked
 
+coverage: .venv/installed-dev
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal -m 'not ($(MARKED))' --cov --cov-report=term:skip-covered --cov-report=html
+
 bench: .venv/installed-dev
 	$(BIN)/python benchmarks/page.py
 
@@ -37,4 +40,4 @@ bench: .venv/installed-dev
 	touch $@
 
 clean:
-	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv htmlcov .coverage .mypy_cache .ruff_cache .pytest_cache .hypothesis

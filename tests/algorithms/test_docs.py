@@ -1,4 +1,4 @@
-"""docs/methods.md says what the methods keep; here it is counted."""
+"""The tables of docs/methods.md: complete, and the stored numbers as counted."""
 
 import re
 from pathlib import Path
@@ -51,14 +51,14 @@ def value(formula):
     return eval(formula, {"__builtins__": {}}, names)
 
 
-@pytest.mark.parametrize("heading", ["What they do", "What they keep", "What is proved"])
+@pytest.mark.parametrize("heading", ["Update rules", "State and communication", "Guarantees"])
 def test_every_method_has_a_row_in_every_table(heading):
     assert list(rows(heading)) == list(a.ALGORITHMS)
 
 
 @pytest.mark.parametrize("name", a.ALGORITHMS)
 def test_the_stored_numbers_are_those_that_the_page_says(name):
-    server, client, integers = rows("What they keep")[name][:3]
+    server, client, integers = rows("State and communication")[name][:3]
     problem = Quadratics.random(np.random.default_rng(0), N, D)
     came = np.zeros((2, N))
     came[:, :SEEN] = 1 / SEEN
