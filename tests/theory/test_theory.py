@@ -48,7 +48,7 @@ def test_cyclic_weight_by_algorithm_2(active: int, inactive: int, cutoff: int) -
 
 
 def test_fedau_cutoff_and_moments_on_the_example_of_paper_001() -> None:
-    """At p = 0.02 and K = 50 the mean is 31.79 instead of 1 / p = 50; K = ⌈log_c T⌉, c = 1 / 0.98²."""
+    """The mean is 31.79 at p = 0.02 and K = 50; K = ⌈log_c T⌉ with c = 1 / 0.98²."""
     assert float(theory.cutoff_moments(0.02, 50)[0]) == pytest.approx(31.79, abs=0.005)
     cutoff = theory.fedau_cutoff([0.02, 0.5], 10_000)
     assert (1 / 0.98**2) ** (cutoff - 1) < 10_000 <= (1 / 0.98**2) ** cutoff
@@ -66,7 +66,7 @@ def test_learning_rates_stay_within_their_limits() -> None:
     chosen = theory.generalized_fedavg_steps(2.0, 1.0, 1.0, 5, 10, 100, 0.1)
     assert chosen.local <= limits.local
     assert chosen.product <= limits.product + 1e-15
-    with pytest.raises(InvalidInputError, match="^period: "):
+    with pytest.raises(InvalidInputError, match=r"^period: "):
         theory.generalized_fedavg_learning_rate_limits(1.0, 1, 60, rounds=100)
 
 
