@@ -78,14 +78,25 @@ def test_claim_must_hold_in_every_case_and_against_every_method():
 
 def test_diverged_method_loses():
     assert judge_table(BEATS, {("main", "a"): [1], ("main", "b"): [None]}).outcome == "reproduced"
-    assert judge_table(BEATS, {("main", "a"): [None], ("main", "b"): [1]}).outcome == "not reproduced"
-    assert judge_table(BEATS, {("main", "a"): [None], ("main", "b"): [None]}).outcome == "not reproduced"
+    assert (
+        judge_table(BEATS, {("main", "a"): [None], ("main", "b"): [1]}).outcome == "not reproduced"
+    )
+    assert (
+        judge_table(BEATS, {("main", "a"): [None], ("main", "b"): [None]}).outcome
+        == "not reproduced"
+    )
 
 
 def test_claim_that_methods_match():
     claim = Claim(statement="", measure="m", method="a", than=["b"], kind="matches", within=0.5)
-    assert judge_table(claim, {("main", "a"): [1, 2], ("main", "b"): [1.4, 2.4]}).outcome == "reproduced"
-    assert judge_table(claim, {("main", "a"): [1, 2], ("main", "b"): [2, 3]}).outcome == "not reproduced"
+    assert (
+        judge_table(claim, {("main", "a"): [1, 2], ("main", "b"): [1.4, 2.4]}).outcome
+        == "reproduced"
+    )
+    assert (
+        judge_table(claim, {("main", "a"): [1, 2], ("main", "b"): [2, 3]}).outcome
+        == "not reproduced"
+    )
 
 
 def test_claim_of_a_published_value():

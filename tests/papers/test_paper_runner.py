@@ -1,4 +1,4 @@
-"""Running what is planned: recorded once, resumed, and judged by what is on disk."""
+"""Planning, running, recording and comparing a published experiment."""
 
 import json
 from dataclasses import replace
@@ -9,10 +9,16 @@ import pytest
 
 from fedtide import InvalidInputError
 from fedtide.papers import plan
-from fedtide.papers.paper_runner import recorded, run_all
-from fedtide.papers.paper_spec import paper_of
-from fedtide.papers.published_comparison import compare, verdicts
-from fedtide.papers.record import load_records, record_file, record_of, write_record
+from fedtide.papers.paper_runner import run_paper
+from fedtide.papers.paper_spec import parse_paper
+from fedtide.papers.published_comparison import compare, judge_claims
+from fedtide.papers.record import (
+    find_record,
+    load_records,
+    make_record,
+    record_path,
+    write_record,
+)
 from fedtide.simulation.interruption import Interrupted
 from fedtide.sweep.grid import merged
 
@@ -38,22 +44,49 @@ PLAIN = {
     "measures": {"loss": {"metric": "loss"}},
     "published": {"plain": {"fast": {"loss": [0.13, 0.01]}}},
     "claims": [
-        {"says": "", "measure": "loss", "method": "fast", "than": ["slow"], "cases": ["plain"]}
+        {"statement": "", "measure": "loss", "method": "fast", "than": ["slow"], "cases": ["plain"]}
     ],
-    "laptop": {"says": "shorter", "seeds": [1], "cases": ["plain"], "experiment": {"rounds": 2}},
+    "laptop": {
+        "description": "shorter",
+        "seeds": [1],
+        "cases": ["plain"],
+        "experiment": {"rounds": 2},
+    },
 }
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def paper():
-    return paper_of("999/test", PLAIN)
+    return parse_paper("999/test", PLAIN)
+
+
+@pytest.fixture(scope="module")
+def finished(paper, tmp_path_factory):
+    """Return the folder of the records after all runs of the paper, and the records."""
+    folder = tmp_path_factory.mktemp("finished")
+    return folder / "records", run_paper(paper, plan(paper), folder / "out", folder / "records")
+
+
+@pytest.fixture
+def fast_run(paper):
+    """Return one planned run."""
+    (run,) = plan(paper, seeds=[1], methods=["fast"], cases=["plain"])
+    return run
+
+
+def change(run, changes):
+    return replace(run, settings=merged(dict(run.settings), changes))
+
+
+def without_time(records):
+    return [replace(record, seconds=0.0) for record in records]
 
 
 def keys(runs):
     return [(run.case, run.method, run.seed) for run in runs]
 
 
-def test_the_plan_at_full_scale(paper):
+def test_plan_at_paper_scale(paper):
     assert keys(plan(paper)) == [
         ("plain", "fast", 1),
         ("plain", "slow", 1),
@@ -64,87 +97,78 @@ def test_the_plan_at_full_scale(paper):
     ]
 
 
-def test_the_plan_on_a_laptop(paper):
+def test_plan_at_laptop_scale(paper):
     runs = plan(paper, "laptop")
     assert keys(runs) == [("plain", "fast", 1), ("plain", "slow", 1)]
     assert {run.resolved["rounds"] for run in runs} == {2}
 
 
-def test_parts_of_a_plan(paper):
+def test_plan_of_chosen_seeds_and_methods(paper):
     assert keys(plan(paper, seeds=[7], methods=["slow"])) == [("plain", "slow", 7)]
-    with pytest.raises(InvalidInputError, match=r"^methods: unknown 'fats'; did you mean 'fast'\?"):
+    with pytest.raises(InvalidInputError, match=r"^methods: .*'fast'"):
         plan(paper, methods=["fats"])
 
 
-def test_running_records_every_run_and_no_run_twice(paper, tmp_path):
+def test_every_run_is_recorded(finished):
     """x halves its distance to 1/2 in each round: F after 4 rounds is 1/8 + (1/2)² 2⁻⁸ / 2."""
-    records = run_all(paper, plan(paper), tmp_path / "out", tmp_path / "records")
+    folder, records = finished
     (fast, *_) = [r for r in records if r.method == "fast" and r.case == "plain"]
     assert fast.measures["loss"] == pytest.approx(1 / 8 + 0.25 / 2**8 / 2, rel=1e-6)
     assert fast.curve["round"] == [0, 1, 2, 3, 4]
     assert fast.settings["local"]["lr"] == 0.5
-    assert load_records(tmp_path / "records") == sorted(
-        records, key=lambda r: record_file(tmp_path, r.key)
-    )
-    changed = list((tmp_path / "out").rglob("summary.json"))
-    for file in changed:
-        file.unlink()
-    again = run_all(paper, plan(paper), tmp_path / "out", tmp_path / "records")
-    assert again == records
-    assert not list((tmp_path / "out").rglob("summary.json"))  # nothing was run again
+    assert load_records(folder) == sorted(records, key=lambda r: record_path(folder, r.key))
 
 
-def test_a_record_of_other_settings_does_not_count(paper, tmp_path):
-    runs = plan(paper, seeds=[1], methods=["fast"], cases=["plain"])
-    run_all(paper, runs, tmp_path / "out", tmp_path / "records")
-    assert recorded(runs[0], tmp_path / "records") is not None
-    other = replace(runs[0], settings=merged(dict(runs[0].settings), {"local": {"lr": 0.25}}))
-    assert recorded(other, tmp_path / "records") is None
-    how = {"max_stack_bytes": 1000, "trainer": "stacked", "log": "used"}
-    same = replace(runs[0], settings=merged(dict(runs[0].settings), how))
-    assert recorded(same, tmp_path / "records") is not None
+def test_recorded_runs_are_not_repeated(paper, finished, tmp_path):
+    folder, records = finished
+    assert run_paper(paper, plan(paper), tmp_path / "out", folder) == records
+    assert not (tmp_path / "out").exists()
 
 
-def test_what_diverges_is_recorded_as_such(paper, tmp_path):
-    (run,) = plan(paper, seeds=[1], methods=["fast"], cases=["plain"])
-    wild = replace(run, settings=merged(dict(run.settings), {"local": {"lr": 1e200}}))
-    (record,) = run_all(paper, [wild], tmp_path / "out", tmp_path / "records")
+def test_record_matches_only_runs_with_its_settings(fast_run, finished):
+    folder, _ = finished
+    assert find_record(fast_run, folder) is not None
+    assert find_record(change(fast_run, {"local": {"lr": 0.25}}), folder) is None
+    execution = {"max_stack_bytes": 1000, "trainer": "stacked", "log": "used"}
+    assert find_record(change(fast_run, execution), folder) is not None
+
+
+def test_divergence_is_recorded(paper, fast_run, tmp_path):
+    wild = change(fast_run, {"local": {"lr": 1e200}})
+    (record,) = run_paper(paper, [wild], tmp_path / "out", tmp_path / "records")
     assert record.measures == {"loss": None}
-    assert record.stopped == "local.lr: the loss is inf after 1 rounds (clients 0, 1)"
+    assert record.stopped.startswith("local.lr: ")
+    assert "inf after 1 round" in record.stopped
 
 
-def test_an_interrupted_experiment_goes_on_where_it_was(paper, tmp_path):
-    """6 runs; it ends while the second one runs, whose record is not there then."""
-    whole = run_all(paper, plan(paper), tmp_path / "a", tmp_path / "whole")
+def test_interrupted_experiment_resumes(paper, finished, tmp_path):
+    """The experiment is interrupted during its second of six runs."""
 
-    def interrupt(board):
-        if board.ended >= 6:
-            raise Interrupted("asked to end")
+    def interrupt(progress):
+        if progress.ended >= 6:
+            raise Interrupted("interrupted")
 
     with pytest.raises(Interrupted):
-        run_all(paper, plan(paper), tmp_path / "b", tmp_path / "part", progress=interrupt)
+        run_paper(paper, plan(paper), tmp_path / "out", tmp_path / "part", progress=interrupt)
     assert len(load_records(tmp_path / "part")) == 1
-    rest = run_all(paper, plan(paper), tmp_path / "b", tmp_path / "part")
-    assert [replace(r, seconds=0.0) for r in rest] == [replace(r, seconds=0.0) for r in whole]
+    records = run_paper(paper, plan(paper), tmp_path / "out", tmp_path / "part")
+    assert without_time(records) == without_time(finished[1])
 
 
-def test_two_at_a_time_are_as_one_by_one(paper, tmp_path):
-    one = run_all(paper, plan(paper), tmp_path / "a", tmp_path / "one")
-    two = run_all(paper, plan(paper), tmp_path / "b", tmp_path / "two", workers=2)
-    assert [replace(r, seconds=0.0) for r in two] == [replace(r, seconds=0.0) for r in one]
+@pytest.mark.process
+def test_two_workers_give_the_same_records(paper, finished, tmp_path):
+    records = run_paper(paper, plan(paper), tmp_path / "out", tmp_path / "records", workers=2)
+    assert without_time(records) == without_time(finished[1])
 
 
-def test_what_cannot_be_run_is_said(paper, tmp_path):
-    (run,) = plan(paper, seeds=[1], methods=["fast"], cases=["plain"])
-    wrong = replace(
-        run, settings=merged(dict(run.settings), {"selection": {"type": "uniform-of", "size": 9}})
-    )
+def test_failure_names_the_run(paper, fast_run, tmp_path):
+    wrong = change(fast_run, {"selection": {"type": "uniform-of", "size": 9}})
     with pytest.raises(InvalidInputError, match=r"^plain/fast/seed-1\..*9"):
-        run_all(paper, [wrong], tmp_path / "out", tmp_path / "records")
+        run_paper(paper, [wrong], tmp_path / "out", tmp_path / "records")
 
 
-def test_published_against_measured(paper, tmp_path):
-    records = run_all(paper, plan(paper), tmp_path / "out", tmp_path / "records")
+def test_comparison_of_published_and_measured_numbers(paper, finished):
+    _, records = finished
     rows = compare(paper, records, "paper")
     assert [(row.case, row.method, row.seeds, row.planned) for row in rows] == [
         ("plain", "fast", 2, 2),
@@ -152,16 +176,15 @@ def test_published_against_measured(paper, tmp_path):
         ("long", "fast", 2, 2),
     ]
     assert rows[0].cells["loss"].published == (0.13, 0.01)
-    ((_, verdict),) = verdicts(paper, rows)
-    assert verdict.word == "reproduced"
-    ((_, untested),) = verdicts(paper, compare(paper, records, "laptop"))
-    assert untested.word == "not tested"
+    ((_, verdict),) = judge_claims(paper, rows)
+    assert verdict.outcome == "reproduced"
+    ((_, untested),) = judge_claims(paper, compare(paper, records, "laptop"))
+    assert untested.outcome == "not tested"
 
 
-def test_records_are_small_and_survive_what_json_cannot_say(paper, tmp_path):
-    (run,) = plan(paper, seeds=[1], methods=["fast"], cases=["plain"])
+def test_records_are_small_and_store_infinity_as_none(paper, fast_run, tmp_path):
     frame = pl.DataFrame({"round": range(1000), "loss": np.r_[np.inf, np.linspace(1, 0.1, 999)]})
-    record = record_of(run, paper.measures, frame, 1.23)
+    record = make_record(fast_run, paper.measures, frame, 1.23)
     file = write_record(record, tmp_path)
     assert file.stat().st_size < 4000
     assert load_records(tmp_path) == [record]
@@ -170,25 +193,25 @@ def test_records_are_small_and_survive_what_json_cannot_say(paper, tmp_path):
     assert record.curve["round"][-1] == 999
 
 
-def test_a_file_that_is_no_record_is_named(tmp_path):
+def test_invalid_record_file_is_named(tmp_path):
     (tmp_path / "x.json").write_text(json.dumps({"a": 1}))
-    with pytest.raises(InvalidInputError, match=r"^records: .*x\.json is no record of a run"):
+    with pytest.raises(InvalidInputError, match=r"^records: .*x\.json .*;"):
         load_records(tmp_path)
 
 
 @pytest.mark.parametrize(
-    ("changes", "sentence"),
+    ("changes", "prefix"),
     [
-        ({"colour": 1}, "999/test: unknown key 'colour'"),
-        ({"published": {"plane": {}}}, "999/test.published: unknown 'plane'; did you mean 'plain'"),
-        ({"published": {"plain": {"fats": {}}}}, "999/test.published.plain: unknown 'fats'"),
+        ({"colour": 1}, "999/test: unknown key 'colour';"),
+        ({"published": {"plane": {}}}, "999/test.published: unknown 'plane';"),
+        ({"published": {"plain": {"fats": {}}}}, "999/test.published.plain: unknown 'fats';"),
         (
-            {"claims": [{"says": "", "measure": "lost", "method": "fast", "than": ["slow"]}]},
-            "999/test.claims.0: unknown 'lost'; did you mean 'loss'",
+            {"claims": [{"statement": "", "measure": "lost", "method": "fast", "than": ["slow"]}]},
+            "999/test.claims.0: unknown 'lost';",
         ),
     ],
 )
-def test_files_that_name_what_is_not_there(changes, sentence):
+def test_unknown_names_in_a_paper_file(changes, prefix):
     with pytest.raises(InvalidInputError) as error:
-        paper_of("999/test", PLAIN | changes)
-    assert str(error.value).startswith(sentence)
+        parse_paper("999/test", PLAIN | changes)
+    assert str(error.value).startswith(prefix)

@@ -65,8 +65,9 @@ class Record:
 
     def matches(self, run: PlannedRun) -> bool:
         """Return whether the record is of a run with the settings of this planned run."""
-        if run.compute is not None:
-            return bool(self.settings == json.loads(json.dumps(run.resolved)))
+        planned = json.loads(json.dumps(run.resolved))
+        if self.settings == planned or run.compute is not None:
+            return bool(self.settings == planned)
         try:
             settings = Experiment.from_dict(self.settings).to_dict()
         except InvalidInputError:
