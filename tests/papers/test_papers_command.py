@@ -39,7 +39,7 @@ def test_list_names_every_experiment(fedtide, tmp_path):
 def test_run_one_experiment(fedtide, monkeypatch, tmp_path):
     """FedAvg on the two clients of Example 1: x = X (1 − 0.99^200) after 200 rounds from 0."""
     paper = load("003/example-1")
-    two_clients = {**paper.cases["two-clients"], "rounds": 200}
+    two_clients = {**paper.cases["two-clients"], "rounds": 200, "trainer": "reference"}
     shorter = replace(paper, cases={**paper.cases, "two-clients": two_clients})
     monkeypatch.setattr("fedtide.cli.papers.load", lambda name: shorter)
     folders = [
