@@ -4,7 +4,7 @@ from copy import deepcopy
 
 from fedtide.problems.augmentation import changes_colours
 
-ROUNDS = 6
+ROUNDS = 4
 
 
 def shrink(settings):

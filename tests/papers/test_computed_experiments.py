@@ -19,7 +19,7 @@ from fedtide.population import Population
 RECORDS = Path(__file__).parents[2] / "results"
 
 
-def recorded(paper, case, method, measure):
+def recorded_measures(paper, case, method, measure):
     """Return the measure of every recorded seed."""
     return [
         record.measures[measure]
@@ -43,18 +43,18 @@ def simulate_turns(first, second, turns, lr, steps):
 def test_recorded_example_1_of_paper_003():
     """The four clients are two pairs with the means 0.5 and 10.5."""
     half, end = simulate_turns(0.5, 10.5, (50, 150), 1e-4, 10)
-    (x,) = recorded("003/example-1", "four-clients", "fedavg", "x")
-    (x_half,) = recorded("003/example-1", "four-clients-after-first-turn", "fedavg", "x")
+    (x,) = recorded_measures("003/example-1", "four-clients", "fedavg", "x")
+    (x_half,) = recorded_measures("003/example-1", "four-clients-after-first-turn", "fedavg", "x")
     assert x == pytest.approx(end, abs=1e-6)
     assert x_half == pytest.approx(half, abs=1e-6)
     _, two = simulate_turns(0.0, 1.0, (5, 15), 0.005, 1)
-    (x,) = recorded("003/example-1", "two-clients", "fedavg", "x")
+    (x,) = recorded_measures("003/example-1", "two-clients", "fedavg", "x")
     assert x == pytest.approx(two, abs=1e-6)
 
 
 def test_recorded_run_satisfies_theorem_2_of_paper_003():
     """(x̂ − x*)² <= 0.25/100 + 15²·1/(4·10⁴) = 0.008125."""
-    (excess,) = recorded("003/example-1", "two-clients", "fedlaavg-mean", "excess")
+    (excess,) = recorded_measures("003/example-1", "two-clients", "fedlaavg-mean", "excess")
     assert 0 < excess < 0.008125
 
 
@@ -145,9 +145,9 @@ def test_weights_over_time_by_algorithm_2(cutoff):
 
 def test_recorded_weights_match_the_closed_forms():
     """(1 − 0.98^50) / 0.02 = 31.79; a cycle of 2 in 100 rounds with K = 50: 100 / 3."""
-    (weight,) = recorded("001/weights", "bernoulli-0.02", "fedau-50", "weight")
+    (weight,) = recorded_measures("001/weights", "bernoulli-0.02", "fedau-50", "weight")
     assert weight == pytest.approx((1 - 0.98**50) / 0.02, rel=0.003)
-    (weight,) = recorded("001/weights", "cyclic-0.02", "fedau-50", "weight")
+    (weight,) = recorded_measures("001/weights", "cyclic-0.02", "fedau-50", "weight")
     assert weight == pytest.approx(100 / 3, rel=0.005)
 
 
@@ -155,6 +155,6 @@ def test_recorded_rounds_of_paper_002_match_the_published_ones():
     """800, 1900 and 4800 rounds in every seed."""
     published = {"amplified-scaffold": 800, "scaffold": 1900, "fedavg": 4800}
     for method, rounds in published.items():
-        measured = recorded("002/synthetic", "noisy", method, "rounds")
+        measured = recorded_measures("002/synthetic", "noisy", method, "rounds")
         assert measured
         assert all(abs(value - rounds) <= 100 for value in measured)

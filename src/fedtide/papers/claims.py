@@ -104,12 +104,14 @@ def judge(
     cases = [case for case in claim.cases or cases if case in cases]
     if not cases or (claim.cases and len(cases) < len(claim.cases) and claim.kind == "grows"):
         return NOT_TESTED
-    judge = _Judge(claim, values, 1.0 if higher else -1.0, digits)
+    comparisons = _Judge(claim, values, 1.0 if higher else -1.0, digits)
     if claim.kind == "value":
-        return _combine([judge.compare_value(case) for case in cases])
+        return _combine([comparisons.compare_value(case) for case in cases])
     if claim.kind == "grows":
-        return _combine([judge.compare_growth(other, cases) for other in claim.than])
-    return _combine([judge.compare_pair(case, other) for case in cases for other in claim.than])
+        return _combine([comparisons.compare_growth(other, cases) for other in claim.than])
+    return _combine(
+        [comparisons.compare_pair(case, other) for case in cases for other in claim.than]
+    )
 
 
 @dataclass(frozen=True)
