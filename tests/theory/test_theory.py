@@ -1,4 +1,4 @@
-"""The papers' bounds, against enumeration, simulation, and their own statements."""
+"""The papers' bounds against enumeration, simulation and the papers' own examples."""
 
 import math
 from typing import Any
@@ -16,86 +16,91 @@ from fedtide.population import Population
 
 
 @given(p=st.floats(0.01, 1.0), cutoff=st.integers(1, 60))
-def test_moments_of_cut_off_intervals(p: float, cutoff: int) -> None:
-    """By summing over the law: P(S = k) = p r^{k−1} for k < K, the rest at K."""
+def test_cutoff_moments_by_enumeration(p: float, cutoff: int) -> None:
+    """P(S = k) = p r^{k−1} for k < K, and the remaining probability at K."""
     k = np.arange(1, cutoff + 1)
-    law = p * (1 - p) ** (k - 1)
-    law[-1] = (1 - p) ** (cutoff - 1)
-    mean = (law * k).sum()
-    got = theory.cutoff_moments(p, cutoff)
-    assert float(got[0]) == pytest.approx(mean)
-    assert float(got[1]) == pytest.approx((law * k**2).sum() - mean**2, abs=1e-6)
+    probabilities = p * (1 - p) ** (k - 1)
+    probabilities[-1] = (1 - p) ** (cutoff - 1)
+    expected = (probabilities * k).sum()
+    mean, variance = theory.cutoff_moments(p, cutoff)
+    assert float(mean) == pytest.approx(expected)
+    second_moment = (probabilities * k**2).sum()
+    assert float(variance) == pytest.approx(second_moment - expected**2, abs=1e-6)
 
 
-def test_moments_without_cutoff_are_the_limit() -> None:
+def test_cutoff_moments_without_cutoff_are_the_limit() -> None:
     limit = theory.cutoff_moments(0.3, None)
     np.testing.assert_allclose(theory.cutoff_moments(0.3, 500), limit)
     assert float(limit[0]) == pytest.approx(1 / 0.3)
 
 
 @given(active=st.integers(1, 9), inactive=st.integers(0, 20), cutoff=st.integers(1, 12))
-def test_cyclic_weight_by_the_algorithm(active: int, inactive: int, cutoff: int) -> None:
-    """Algorithm 2 of paper 001 along many cycles."""
-    closed, waited = [], 0
+def test_cyclic_weight_by_algorithm_2(active: int, inactive: int, cutoff: int) -> None:
+    """Algorithm 2 of paper 001 over 200 cycles."""
+    intervals, waited = [], 0
     for t in range(200 * (active + inactive)):
         waited += 1
         if t % (active + inactive) < active or waited == cutoff:
-            closed.append(waited)
+            intervals.append(waited)
             waited = 0
-    expected = np.mean(closed)
+    expected = np.mean(intervals)
     assert theory.cyclic_weight(active, inactive, cutoff) == pytest.approx(expected, rel=0.02)
 
 
-def test_paper_001_on_its_own_example() -> None:
-    """p = 0.02, K = 50: 31.79 where 1 / p is 50; c = 1 / 0.98², K = ⌈log_c T⌉."""
+def test_fedau_cutoff_and_moments_on_the_example_of_paper_001() -> None:
+    """The mean is 31.79 at p = 0.02 and K = 50; K = ⌈log_c T⌉ with c = 1 / 0.98²."""
     assert float(theory.cutoff_moments(0.02, 50)[0]) == pytest.approx(31.79, abs=0.005)
     cutoff = theory.fedau_cutoff([0.02, 0.5], 10_000)
     assert (1 / 0.98**2) ** (cutoff - 1) < 10_000 <= (1 / 0.98**2) ** cutoff
 
 
-def test_step_sizes_keep_their_own_conditions() -> None:
+def test_learning_rates_stay_within_their_limits() -> None:
     rates, weights = np.array([0.1, 0.5]), np.array([10.0, 2.0])
-    most = theory.fedau_step_conditions(2.0, 5, 2, rates, weights)
+    limits = theory.fedau_learning_rate_limits(2.0, 5, 2, rates, weights)
     chosen = theory.fedau_steps(2.0, 1.0, 1.0, 1.0, 5, 1000, rates, weights)
-    assert chosen.local <= most.local
-    assert chosen.product <= most.product
+    assert chosen.local <= limits.local
+    assert chosen.product <= limits.product
     q = float(np.mean(rates * weights**2))
-    assert most.product == pytest.approx(min(1 / 40, 2 / (54 * 2 * 5 * q)))
-    conditions = theory.generalized_fedavg_conditions(2.0, 5, 10, rounds=100)
-    steps = theory.generalized_fedavg_steps(2.0, 1.0, 1.0, 5, 10, 100, 0.1)
-    assert steps.local <= conditions.local
-    assert steps.product <= conditions.product + 1e-15
-    with pytest.raises(InvalidInputError, match="more than half"):
-        theory.generalized_fedavg_conditions(1.0, 1, 60, rounds=100)
+    assert limits.product == pytest.approx(min(1 / 40, 2 / (54 * 2 * 5 * q)))
+    limits = theory.generalized_fedavg_learning_rate_limits(2.0, 5, 10, rounds=100)
+    chosen = theory.generalized_fedavg_steps(2.0, 1.0, 1.0, 5, 10, 100, 0.1)
+    assert chosen.local <= limits.local
+    assert chosen.product <= limits.product + 1e-15
+    with pytest.raises(InvalidInputError, match=r"^period: "):
+        theory.generalized_fedavg_learning_rate_limits(1.0, 1, 60, rounds=100)
 
 
-def test_noise_free_steps_of_paper_000() -> None:
+def test_learning_rates_of_paper_000_without_noise() -> None:
     noisy = theory.generalized_fedavg_steps(1.0, 1e-9, 1.0, 1, 1, 10**8, 0.1)
     exact = theory.generalized_fedavg_steps(1.0, 0.0, 1.0, 1, 1, 10**8, 0.1)
     assert exact.server == pytest.approx(120.0)
     assert noisy.server <= 12 * math.sqrt(10**8)
 
 
-def test_independent_windows_have_the_stated_irregularity() -> None:
-    """Uniform selection of 4 of 20: mean of 4000 windows, standard error below 1 %, 5 allowed."""
+@pytest.mark.statistical
+def test_irregularity_of_independent_windows() -> None:
+    """Uniform selection of 4 of 20: mean over 4000 windows, within 5 standard errors of 1 %.
+
+    Error probability: below 1e-6.
+    """
     clients, size, period = 20, 4, 5
     running = Uniform(size).begin(Population(clients), seed=0)
-    found = []
+    irregularities = []
     for window in range(4000):
         q = np.zeros(clients)
         for t in range(period):
             q[running.round(window * period + t).clients] += 1 / size / period
-        found.append(theory.irregularity_bound(q, 1.0))
+        irregularities.append(theory.irregularity_bound(q, 1.0))
     p = size / clients
     deviation = math.sqrt(p * (1 - p)) / size
     expected = theory.independent_irregularity(clients, deviation, period, 1.0)
-    assert np.mean(found) == pytest.approx(expected, rel=0.05)
+    assert np.mean(irregularities) == pytest.approx(expected, rel=0.05)
 
 
-def test_two_clients_by_training() -> None:
-    """Paper 003's Example 1 with local steps, simulated until nothing moves."""
+def test_fedavg_two_clients_by_training() -> None:
+    """Paper 003's Example 1 with local steps, until the iterates repeat to 1e-12."""
     first, second, turns, lr, steps = 0.0, 1.0, (3, 5), 0.05, 2
-    rounds = 40 * sum(turns)
+    rounds = 20 * sum(turns)
     weights = np.zeros((rounds, 2))
     weights[np.arange(rounds) % sum(turns) < turns[0], 0] = 1
     weights[np.arange(rounds) % sum(turns) >= turns[0], 1] = 1
@@ -114,7 +119,7 @@ def test_two_clients_by_training() -> None:
     assert trained.iterates[-1 - turns[1], 0] == pytest.approx(half, abs=1e-9)
 
 
-def test_fedlaavg_keeps_its_bound() -> None:
+def test_fedlaavg_stays_below_its_bound() -> None:
     turns, rounds = (5, 10), 3000
     lr, bound = theory.fedlaavg_two_clients_bound(3.0, 0.0, 1.0, turns, rounds)
     x, stored, total = 3.0, [0.0, 0.0], 0.0
@@ -126,8 +131,8 @@ def test_fedlaavg_keeps_its_bound() -> None:
     assert (total / rounds - 0.5) ** 2 <= bound
 
 
-def test_fedlaavg_absence_by_picking_the_longest_absent() -> None:
-    """All available every round (E = 1): everyone comes once in ⌈N / K⌉ rounds."""
+def test_fedlaavg_absence_when_selecting_the_longest_absent() -> None:
+    """All clients are available (E = 1), so each is selected once in ⌈N / K⌉ rounds."""
     clients, cohort = 10, 3
     last = np.zeros(clients, dtype=int)
     oldest = 0
@@ -137,19 +142,19 @@ def test_fedlaavg_absence_by_picking_the_longest_absent() -> None:
     assert oldest <= theory.fedlaavg_absence(clients, cohort, 1)
 
 
-def test_agnostic_bound_is_smallest_near_its_step() -> None:
-    """With σ = G = 0 only the start is left; more rounds never hurt."""
+def test_agnostic_bound_without_noise_and_with_more_rounds() -> None:
+    """With σ = G = 0 only the initial distance remains; more rounds lower the bound."""
     assert theory.agnostic_bound(2.0, 0, 0, 1, 0.1, 5, 10) == pytest.approx(4 / (2 * 0.1 * 50))
     long, short = (theory.agnostic_bound(1, 1, 1, 1, 0.01, 5, t) for t in (1000, 100))
     assert long < short
 
 
-def test_amplified_scaffold_product_does_not_hang_on_the_period() -> None:
+def test_amplified_scaffold_total_steps_do_not_depend_on_the_period() -> None:
     one = theory.amplified_scaffold_rounds(1, 2, 3, 0.1, 20, 0.1, 0.2)
     other = theory.amplified_scaffold_rounds(1, 2, 3, 0.1, 50, 0.1, 1.0)
     assert one[0] * one[1] == pytest.approx(other[0] * other[1])
-    found = theory.cyclic_prescription(250, 10, 5, turn=100)
-    assert (found.period, found.weight_norm_squared, found.sampling) == (500, 0.1, 0.2)
+    constants = theory.cyclic_constants(250, 10, 5, turn=100)
+    assert (constants.period, constants.weight_norm_squared, constants.sampling) == (500, 0.1, 0.2)
 
 
 @pytest.mark.parametrize(
@@ -159,10 +164,10 @@ def test_amplified_scaffold_product_does_not_hang_on_the_period() -> None:
         (lambda: theory.cutoff_moments(0.5, 0), "cutoff"),
         (lambda: theory.fedau_cutoff([1.5], 10), "rates"),
         (lambda: theory.fedavg_two_clients(0, 1, (1, 1), 0.6), "lr"),
-        (lambda: theory.agnostic_step(0, 1), "rounds"),
+        (lambda: theory.agnostic_learning_rate(0, 1), "rounds"),
         (lambda: theory.weight_error([0.5], 3, 1), "rounds"),
     ],
 )
-def test_bad_input(call: Any, field: str) -> None:
+def test_invalid_input_names_the_field(call: Any, field: str) -> None:
     with pytest.raises(InvalidInputError, match=f"^{field}: "):
         call()

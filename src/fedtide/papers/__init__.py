@@ -1,4 +1,4 @@
-"""The published experiments: each a file of its own, run, recorded and judged."""
+"""The published experiments of the five papers: specified, run, recorded and compared."""
 
 from fedtide.papers.paper_registry import load, names
 from fedtide.papers.paper_spec import PaperExperiment

@@ -1,4 +1,4 @@
-"""A published experiment as a study file, to start one's own from."""
+"""Exports a published experiment as a sweep file, the start of an experiment of one's own."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fedtide.papers.paper_spec import PaperExperiment, Scale
 from fedtide.papers.plan import plan
 
 
-def study_of(
+def export_sweep(
     paper: PaperExperiment,
     scale: Scale,
     seeds: Sequence[int] | None = None,
@@ -19,25 +19,25 @@ def study_of(
 ) -> dict[str, Any]:
     """Return one case of a published experiment in the form that `fedtide run` reads.
 
-    What all methods share stands at the top, and what they do not under `methods`.
+    Settings that all methods share are at the top, the others under `methods`.
 
     Args:
         paper: the experiment.
-        scale: of it.
-        seeds, methods: some of them only.
-        cases: which one; None: the first.
+        scale: "paper" or "laptop".
+        seeds, methods: a part of its runs; None: all.
+        cases: the one case; None: the first.
 
     Raises:
-        InvalidInputError: an unknown name, several cases, or an experiment that is computed, not trained.
+        InvalidInputError: an unknown name, several cases, or an experiment without training.
     """
     if paper.compute is not None:
         raise InvalidInputError(
-            f"study: {paper.name} is computed, not trained; choose another experiment"
+            f"export: {paper.name} is computed, not trained; choose another experiment"
         )
-    case = [next(iter(paper.cases))] if cases is None else cases
-    if len(case) != 1:
-        raise InvalidInputError(f"cases: a study has one case; choose one of {', '.join(case)}")
-    runs = plan(paper, scale, seeds, methods, case)
+    cases = [next(iter(paper.cases))] if cases is None else cases
+    if len(cases) != 1:
+        raise InvalidInputError(f"cases: a sweep has one case; choose one of {', '.join(cases)}")
+    runs = plan(paper, scale, seeds, methods, cases)
     settings = {
         run.method: {k: v for k, v in run.settings.items() if k not in ("name", "seed")}
         for run in runs
@@ -52,6 +52,6 @@ def study_of(
         method: {key: value for key, value in plain.items() if key not in shared}
         for method, plain in settings.items()
     }
+    seeds = list(dict.fromkeys(run.seed for run in runs))
     name = paper.name.replace("/", "-")
-    held = list(dict.fromkeys(run.seed for run in runs))
-    return {"name": name, "seeds": held, **shared, "methods": own}
+    return {"name": name, "seeds": seeds, **shared, "methods": own}

@@ -1,18 +1,21 @@
-"""What is read off a run to be compared with what was printed."""
+"""The numbers that are read off a run to compare them with published ones."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
 import polars as pl
+from safetensors.numpy import load_file
 
 from fedtide.errors import InvalidInputError
 from fedtide.validation import one_of
 
 Take = Literal["last", "mean", "best", "first-below", "first-above", "worst-of-last"]
+Better = Literal["lower", "higher"]
 
 
 @dataclass(frozen=True)
@@ -21,22 +24,22 @@ class Measure:
 
     Args:
         metric: a column of the run's metrics.
-        title: for people; None: the metric.
+        title: its name in tables; None: the metric.
         take: "last", the last evaluation; "mean", the mean of the evaluations in the last `rounds`
             rounds; "best", the best of all; "first-below" and "first-above", the first evaluated
-            round in which the metric is at most, or at least, `target`; "worst-of-last", the
-            evaluation that 90 % of the last tenth of the evaluations are no worse than.
-        rounds: the length of the window of "mean".
-        target: of "first-below" and "first-above".
-        better: which way is better.
-        percent: whether it is a share, to be shown in per cent.
-        digits: behind the point, for people.
+            round in which the metric is at most, or at least, `target`; "worst-of-last", the value
+            that 90 % of the last tenth of the evaluations reach or beat.
+        rounds: the window of "mean".
+        target: the threshold of "first-below" and "first-above".
+        better: whether lower or higher values are better.
+        percent: whether the metric is a share that is shown in per cent.
+        digits: decimals in tables.
 
     Raises:
-        InvalidInputError: an unknown word, or no window or target where one is needed.
+        InvalidInputError: an unknown option, or a missing window or target.
 
     >>> metrics = pl.DataFrame({"round": [0, 10, 20], "loss": [3.0, 1.0, 0.5]})
-    >>> Measure("loss", take="first-below", target=1.0).of(metrics)
+    >>> Measure("loss", take="first-below", target=1.0).read(metrics)
     10.0
     """
 
@@ -45,34 +48,31 @@ class Measure:
     take: Take = "last"
     rounds: int | None = None
     target: float | None = None
-    better: Literal["lower", "higher"] = "lower"
+    better: Better = "lower"
     percent: bool = False
     digits: int = 2
 
     def __post_init__(self) -> None:
         one_of("take", self.take, Take)
-        one_of("better", self.better, Literal["lower", "higher"])
+        one_of("better", self.better, Better)
         if self.take == "mean" and self.rounds is None:
-            raise InvalidInputError(
-                "rounds: missing; say over how many of the last rounds to take the mean"
-            )
+            raise InvalidInputError("rounds: missing; give the number of last rounds to average")
         if self.take.startswith("first") and self.target is None:
-            raise InvalidInputError("target: missing; say what is to be reached")
+            raise InvalidInputError("target: missing; give the value to reach")
 
-    def of(self, metrics: pl.DataFrame) -> float | None:
-        """Return the measure of a run with these metrics; None: never reached, or not there."""
+    def read(self, metrics: pl.DataFrame) -> float | None:
+        """Return the measure of a run; None: the target was never reached, or no such metric."""
         if self.metric not in metrics.columns:
             return None
         rounds, values = metrics["round"].to_numpy(), metrics[self.metric].to_numpy().astype(float)
         if self.take.startswith("first"):
-            return self._first(rounds, values)
+            return self._first_round(rounds, values)
         if self.take == "mean":
             assert self.rounds is not None
             values = values[rounds > rounds[-1] - self.rounds]
-        scale = 100.0 if self.percent else 1.0
-        return scale * float(self._taken(values))
+        return (100.0 if self.percent else 1.0) * float(self._reduce(values))
 
-    def _taken(self, values: np.ndarray) -> float:
+    def _reduce(self, values: np.ndarray) -> float:
         best, worst = (np.max, 0.1) if self.better == "higher" else (np.min, 0.9)
         if self.take == "best":
             return float(best(values))
@@ -80,13 +80,34 @@ class Measure:
             return float(np.quantile(values[-max(1, len(values) // 10) :], worst))
         return float(np.mean(values) if self.take == "mean" else values[-1])
 
-    def _first(self, rounds: np.ndarray, values: np.ndarray) -> float | None:
+    def _first_round(self, rounds: np.ndarray, values: np.ndarray) -> float | None:
         assert self.target is not None
         below = self.take == "first-below"
         reached = np.flatnonzero(values <= self.target if below else values >= self.target)
         return float(rounds[reached[0]]) if len(reached) else None
 
-    def show(self, values: Sequence[float], std: float | None = None) -> str:
-        """Return a mean for people, with its standard deviation if there is one."""
+    def format(self, values: Sequence[float], std: float | None = None) -> str:
+        """Return the mean of `values` as text, with its standard deviation if there is one."""
         mean = f"{np.mean(values):.{self.digits}f}"
         return mean if std is None else f"{mean} ± {std:.{self.digits}f}"
+
+
+def add_excess_and_model(
+    metrics: pl.DataFrame, settings: Mapping[str, Any], model_file: Path
+) -> pl.DataFrame:
+    """Add `excess`, f(x) − f*, and `x`, the final model in the last row.
+
+    For clients (x − e_n)² in one dimension and f their mean, f* is the variance of the e_n.
+    """
+    centers = np.asarray(settings["problem"]["centers"], dtype=float)
+    (model,) = load_file(model_file).values()
+    at_end = [None] * (len(metrics) - 1) + [float(model.item())]
+    return metrics.with_columns(
+        excess=pl.col("loss") - float(centers.var()), x=pl.Series(at_end, dtype=pl.Float64)
+    )
+
+
+DERIVED_METRICS: dict[str, Callable[[pl.DataFrame, Mapping[str, Any], Path], pl.DataFrame]] = {
+    "one-dimensional": add_excess_and_model
+}
+"""The functions that `derive` may name: from metrics, settings and model file to metrics."""

@@ -1,10 +1,9 @@
-"""The picture of a published experiment: the curves of its methods, case by case."""
+"""The figure of a published experiment: the curves of its methods, one panel per case."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 from matplotlib.artist import Artist
@@ -15,19 +14,15 @@ from numpy.typing import NDArray
 
 from fedtide.papers.paper_spec import MAIN, PaperExperiment
 from fedtide.papers.record import Record
-from fedtide.plotting.style import COLOURS, plain_logarithms, write_figure
+from fedtide.plotting.style import COLOURS, plain_logarithms
 
 Floats = NDArray[np.float64]
 
 _STYLES = ("-", "--", ":", "-.")
 
 
-def draw(paper: PaperExperiment, records: Iterable[Record], path: Path) -> None:
-    """Draw the curves of records as PNG or PDF, by the suffix of `path`.
-
-    Raises:
-        InvalidInputError: the file cannot be written.
-    """
+def draw_figure(paper: PaperExperiment, records: Iterable[Record]) -> Figure:
+    """Return the figure of the records' curves."""
     panels = _panels(paper, [record for record in records if record.curve])
     columns = min(3, max(1, len(panels)))
     rows = -(-max(1, len(panels)) // columns)
@@ -38,19 +33,17 @@ def draw(paper: PaperExperiment, records: Iterable[Record], path: Path) -> None:
         panel.set_axis_off()
     for panel, (title, curves) in zip(axes, panels.items(), strict=False):
         _draw_panel(panel, paper, title, curves)
-    handles = {text: handle for panel in axes for handle, text in _legend(panel)}
+    handles: dict[str, Artist] = {}
+    for panel in axes:
+        handles |= {line.get_label(): line for line in panel.get_lines()}
     figure.legend(handles.values(), handles.keys(), loc="outside right center", frameon=False)
     figure.suptitle(f"{paper.title}\n({paper.reference})", fontsize="medium")
-    write_figure(figure, path)
-
-
-def _legend(panel: Axes) -> Iterable[tuple[Artist, str]]:
-    return zip(*panel.get_legend_handles_labels(), strict=True)
+    return figure
 
 
 @dataclass(frozen=True)
 class _Curve:
-    """What is drawn of a method: values at x, one row a seed."""
+    """The curve of a method: values at x, one row per seed."""
 
     method: str
     x: Floats
@@ -58,7 +51,7 @@ class _Curve:
 
 
 def _panels(paper: PaperExperiment, records: Sequence[Record]) -> dict[str, list[_Curve]]:
-    """Return the curves of each panel: one for each case, or one over all cases."""
+    """Return the curves of each panel: a panel for each case, or one over all cases."""
     metric = paper.figure.get("metric", "loss")
     groups = {
         (case, method): runs
@@ -67,7 +60,7 @@ def _panels(paper: PaperExperiment, records: Sequence[Record]) -> dict[str, list
         if (runs := [r for r in records if (r.case, r.method) == (case, method)])
     }
     if paper.figure.get("kind") == "cases":
-        return {"": _over_cases(paper, groups, metric)}
+        return {"": _curves_over_cases(paper, groups, metric)}
     panels: dict[str, list[_Curve]] = {}
     for (case, method), runs in groups.items():
         shortest = min(len(run.curve["round"]) for run in runs)
@@ -78,10 +71,10 @@ def _panels(paper: PaperExperiment, records: Sequence[Record]) -> dict[str, list
     return panels
 
 
-def _over_cases(
+def _curves_over_cases(
     paper: PaperExperiment, groups: Mapping[tuple[str, str], Sequence[Record]], metric: str
 ) -> list[_Curve]:
-    """Return one curve for each method over the cases, from the ends of the runs."""
+    """Return the final metric of each method over the cases."""
     curves = []
     for method in paper.methods:
         runs = [groups[case, method] for case in paper.cases if (case, method) in groups]
@@ -95,13 +88,15 @@ def _over_cases(
 
 
 def _draw_panel(axes: Axes, paper: PaperExperiment, title: str, curves: Sequence[_Curve]) -> None:
-    """Draw mean ± standard error over the seeds of each method."""
+    """Draw the mean ± standard error over the seeds of each method."""
     order = list(paper.methods)
     for curve in curves:
         i = order.index(curve.method)
         colour, style = COLOURS[i % len(COLOURS)], _STYLES[i // len(COLOURS)]
         seeds = len(curve.values)
         mean, error = curve.values.mean(axis=0), curve.values.std(axis=0) / np.sqrt(seeds)
+        if paper.figure.get("log"):
+            mean = np.where(mean > 0, mean, np.nan)
         axes.plot(curve.x, mean, label=curve.method, color=colour, linestyle=style, linewidth=1.6)
         if seeds > 1:
             low, high = mean - error, mean + error

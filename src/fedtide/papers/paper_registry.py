@@ -1,12 +1,11 @@
-"""The files of the published experiments."""
+"""The registry of the published experiments: one YAML file each, in a folder per paper."""
 
 from __future__ import annotations
 
 from functools import cache
 from pathlib import Path
 
-from fedtide.errors import InvalidInputError, did_you_mean
-from fedtide.papers.paper_spec import PaperExperiment, paper_of
+from fedtide.papers.paper_spec import PaperExperiment, check_option, parse_paper
 from fedtide.simulation.experiment import read_yaml
 
 _FOLDER = Path(__file__).parent
@@ -30,6 +29,5 @@ def load(name: str) -> PaperExperiment:
     Raises:
         InvalidInputError: an unknown name.
     """
-    if name not in names():
-        raise InvalidInputError(f"name: unknown {name!r}; {did_you_mean(name, names())}")
-    return paper_of(name, read_yaml(_FOLDER / f"{name}.yaml"))
+    check_option("name", name, dict.fromkeys(names()))
+    return parse_paper(name, read_yaml(_FOLDER / f"{name}.yaml"))

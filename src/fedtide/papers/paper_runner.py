@@ -1,4 +1,4 @@
-"""Runs what is planned and not recorded yet, one record a run."""
+"""Runs the planned runs that have no record yet, and writes one record for each."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import polars as pl
 
 from fedtide.atomic_io import make_folder
 from fedtide.errors import InvalidInputError
-from fedtide.papers.analytic import COMPUTATIONS
-from fedtide.papers.derived_metrics import DERIVED
+from fedtide.papers.computed_experiments import COMPUTATIONS
+from fedtide.papers.measures import DERIVED_METRICS
 from fedtide.papers.paper_registry import load, names
 from fedtide.papers.paper_spec import PaperExperiment
 from fedtide.papers.plan import PlannedRun
-from fedtide.papers.record import Record, load_record, record_file, record_of, write_record
+from fedtide.papers.record import Record, find_record, make_record, write_record
 from fedtide.problems.datasets import catalogue
 from fedtide.simulation.experiment import Experiment
 from fedtide.simulation.run_folder import RunFolder
@@ -26,7 +26,7 @@ from fedtide.sweep.job import failure
 from fedtide.sweep.sweep_runner import Progress
 
 
-def run_all(
+def run_paper(
     paper: PaperExperiment,
     runs: Sequence[PlannedRun],
     out: Path,
@@ -34,32 +34,34 @@ def run_all(
     workers: int | None = 1,
     progress: Progress | None = None,
 ) -> list[Record]:
-    """Run what has no fitting record yet, and return the records of all runs.
+    """Run the planned runs that have no matching record, and return the records of all of them.
 
-    A run that was interrupted goes on where it was saved. One that diverges is recorded as such.
+    An interrupted run resumes at its checkpoint. A run that diverges is recorded as diverged.
 
     Args:
         paper: the published experiment.
-        runs: of its plan, all at one scale.
-        out: below which the run folders lie.
-        records: below which the records lie.
+        runs: runs of its plan, all at one scale.
+        out: the folder of the run folders.
+        records: the folder of the records.
         workers: how many runs at a time; None: one for each core.
-        progress: is given the board of the runs whenever something on it has changed.
+        progress: is called with the progress of the runs after every change.
 
     Raises:
-        InvalidInputError: data that cannot be had, or a run that cannot be made here.
-        Interrupted: asked to end; what was running is saved.
+        InvalidInputError: missing data, or a run that fails for another reason than divergence.
+        Interrupted: the user interrupted; running work has been saved.
     """
-    left = [run for run in runs if recorded(run, records) is None]
-    check_data(left)
-    for run in left:
-        if run.compute is not None:
+    missing = [run for run in runs if find_record(run, records) is None]
+    check_datasets(missing)
+    trained = []
+    for run in missing:
+        if run.compute is None:
+            trained.append(run)
+        else:
             metrics = COMPUTATIONS[run.compute](run.settings)
-            write_record(record_of(run, paper.measures, metrics, seconds=0.0), records)
-    trained = [run for run in left if run.compute is None]
+            write_record(make_record(run, paper.measures, metrics, seconds=0.0), records)
     if trained:
         _train(paper, trained, out, records, workers, progress)
-    return [record for run in runs if (record := recorded(run, records)) is not None]
+    return [record for run in runs if (record := find_record(run, records)) is not None]
 
 
 def _train(
@@ -70,7 +72,7 @@ def _train(
     workers: int | None,
     progress: Progress | None,
 ) -> None:
-    """Make the runs as a sweep, and record each when it has ended."""
+    """Execute the runs as a sweep, and record each when it ends."""
     recorder = _Recorder(paper, {run.folder: run for run in runs}, records)
     members = tuple(
         SweepRun(
@@ -78,17 +80,17 @@ def _train(
         )
         for run in runs
     )
-    everything = Configuration("", {}, (), {})  # the runs differ in more than a sweep's fields
+    configuration = Configuration("", {}, (), {})  # the runs differ in more than a sweep's fields
     plain = {"name": paper.name, "scale": runs[0].scale}
-    sweep = Sweep(paper.name, members, (everything,), (), None, plain)
-    place = out / paper.name / runs[0].scale
-    make_folder(place)
-    run_sweep(sweep, place, workers=workers, progress=progress, done=recorder)
+    sweep = Sweep(paper.name, members, (configuration,), (), None, plain)
+    folder = out / paper.name / runs[0].scale
+    make_folder(folder)
+    run_sweep(sweep, folder, workers=workers, progress=progress, done=recorder)
 
 
 @dataclass(frozen=True)
 class _Recorder:
-    """LogColumns each run that a sweep hands on."""
+    """Writes the record of each run that a sweep has ended."""
 
     paper: PaperExperiment
     runs: Mapping[str, PlannedRun]
@@ -98,7 +100,7 @@ class _Recorder:
         """Write the record of a run that has finished or diverged.
 
         Raises:
-            InvalidInputError: it failed for another reason.
+            InvalidInputError: the run failed for another reason.
         """
         run, folder = self.runs[member.path], RunFolder(path)
         write_record(self._record(run, folder), self.records)
@@ -108,36 +110,28 @@ class _Recorder:
         if (note := failure(folder)) is not None:
             if not note["permanent"]:
                 raise InvalidInputError(f"{run.folder}.{note['sentence']}")
-            why = note["sentence"].partition(";")[0]
-            return record_of(run, measures, pl.DataFrame(), 0.0, stopped=why)
+            reason = note["sentence"].partition(";")[0]
+            return make_record(run, measures, pl.DataFrame(), 0.0, stopped=reason)
         metrics = pl.read_parquet(folder.metrics)
         if self.paper.derive is not None:
-            metrics = DERIVED[self.paper.derive](metrics, run, folder)
+            metrics = DERIVED_METRICS[self.paper.derive](metrics, run.settings, folder.model)
         timings = json.loads(folder.timings.read_text(encoding="utf-8"))
         seconds = timings["training_seconds"] + timings["evaluation_seconds"]
-        return record_of(run, measures, metrics, seconds)
+        return make_record(run, measures, metrics, seconds)
 
 
-def check_data(runs: Iterable[PlannedRun]) -> None:
-    """Make sure that the data of all runs can be had, before the first one is made.
+def check_datasets(runs: Iterable[PlannedRun]) -> None:
+    """Check that the data sets of all runs are available.
 
     Raises:
-        InvalidInputError: with the files that are missing, and what needs none.
+        InvalidInputError: with the missing files, and the experiments that need no data.
     """
     problems = [run.settings.get("problem", {}) for run in runs]
     for dataset in {p["dataset"] for p in problems if "dataset" in p}:
         try:
             catalogue.load(dataset)
         except InvalidInputError as error:
-            free = ", ".join(name for name in names() if load(name).dataset is None)
+            without_data = ", ".join(name for name in names() if load(name).dataset is None)
             raise InvalidInputError(
-                f"{error}; at any scale, no data are needed for {free}"
+                f"{error}; experiments that need no data: {without_data}"
             ) from None
-
-
-def recorded(run: PlannedRun, records: Path) -> Record | None:
-    """Return the record of a run with its present settings, if there is one."""
-    key = (run.paper, run.scale, run.case, run.method, run.seed)
-    file = record_file(records, key)
-    record = load_record(file) if file.exists() else None
-    return record if record is not None and record.fits(run) else None

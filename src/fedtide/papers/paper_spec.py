@@ -1,4 +1,4 @@
-"""One published experiment: how it was run, what was printed, and what is claimed."""
+"""The specification of a published experiment: its runs, the published numbers and the claims."""
 
 from __future__ import annotations
 
@@ -12,26 +12,29 @@ from fedtide.papers.measures import Measure
 from fedtide.simulation.experiment import BUILDER
 
 Scale = Literal["paper", "laptop"]
-"""The size of the original, or a stated smaller version of the same question."""
+"""The published size, or a smaller version of the same question."""
 
-Published = Mapping[str, Mapping[str, Mapping[str, Any]]]
+SCALES: tuple[Scale, ...] = ("paper", "laptop")
+
+PublishedNumbers = Mapping[str, Mapping[str, Mapping[str, Any]]]
 """Numbers by case, method and measure: a number, or a number and its standard deviation."""
 
-Plain = Mapping[str, Any]
+MAIN = "main"
+"""The name of the only case of an experiment without cases."""
 
 
 @dataclass(frozen=True)
-class Laptop:
+class LaptopScale:
     """How the smaller version differs.
 
     Args:
-        says: what is smaller, for people.
+        description: what is smaller, in words.
         seeds, cases, methods: what is run; None: as at full scale.
         experiment: changes to every run.
-        by_case, by_method: further changes to the runs of a case, or of a method.
+        by_case, by_method: further changes to the runs of a case or a method.
     """
 
-    says: str
+    description: str
     seeds: list[int] | None = None
     cases: list[str] | None = None
     methods: list[str] | None = None
@@ -42,40 +45,40 @@ class Laptop:
 
 @dataclass(frozen=True)
 class PaperExperiment:
-    """A published experiment, as its file says it.
+    """A published experiment as its file specifies it.
 
     Args:
         name: the paper and the experiment, such as "002/synthetic".
-        title: for people.
-        reference: where in the paper.
+        title: what it studies, in words.
+        reference: the place in the paper.
         experiment: the keys of an experiment that all runs share.
-        seeds: of the runs.
+        seeds: the seeds of the runs.
         methods: what each method changes, by name.
         cases: what each case changes, by name; under `methods` also what it changes in a method.
-        measures: what is read off a run, by name.
-        published: what the paper prints.
-        program: what the authors' program gives where that was found out.
-        claims: what the paper says of the methods.
-        minutes: how long all runs take on two cores, about, at each scale.
-        unknown: what the paper leaves unknown, and what stands in.
+        measures: the numbers that are read off a run, by name.
+        published: the numbers in the paper.
+        program: the numbers of the authors' program, where known.
+        claims: the paper's statements about the methods.
+        minutes: the approximate time of all runs on two cores, by scale.
+        unknown: what the paper leaves unknown, and the substitute.
         choices: where the paper and its authors' program differ, and how to choose.
-        notes: what else a reader must know.
-        compute: the computation that takes the place of training, if one does.
-        derive: what adds columns to the metrics of a run, if anything does.
-        figure: the metric of the figure's curves, and whether it is logarithmic.
-        laptop: the smaller version; None: the original is small enough.
+        notes: further remarks.
+        compute: the computation that replaces training, if any.
+        derive: the function that adds columns to a run's metrics, if any.
+        figure: the metric of the figure and the options of its axes.
+        laptop: the smaller version; None: the published size is small enough.
     """
 
     name: str
     title: str
     reference: str
-    experiment: Plain
+    experiment: Mapping[str, Any]
     seeds: Sequence[int]
-    methods: Mapping[str, Plain]
-    cases: Mapping[str, Plain]
+    methods: Mapping[str, Mapping[str, Any]]
+    cases: Mapping[str, Mapping[str, Any]]
     measures: Mapping[str, Measure]
-    published: Published
-    program: Published
+    published: PublishedNumbers
+    program: PublishedNumbers
     claims: Sequence[Claim]
     minutes: Mapping[str, float]
     unknown: Sequence[str] = ()
@@ -84,78 +87,74 @@ class PaperExperiment:
     compute: str | None = None
     derive: str | None = None
     figure: Mapping[str, Any] = field(default_factory=dict)
-    laptop: Laptop | None = None
+    laptop: LaptopScale | None = None
 
     @property
     def dataset(self) -> str | None:
-        """The data set of all cases, or of the first, if there is one."""
+        """The first data set that the experiment or one of its cases names."""
         problems = [self.experiment, *self.cases.values()]
         names = [p.get("problem", {}).get("dataset") for p in problems]
         return next((name for name in names if name is not None), None)
 
 
-MAIN = "main"
-"""The name of the only case of an experiment without cases."""
-
-
-def paper_of(name: str, plain: Mapping[str, Any]) -> PaperExperiment:
+def parse_paper(name: str, plain: Mapping[str, Any]) -> PaperExperiment:
     """Return the experiment that the plain data of its file describe.
 
     Raises:
-        InvalidInputError: an unknown key, or a claim about what is not there.
+        InvalidInputError: an unknown key, or an unknown case, method or measure.
     """
     known = {f.name for f in fields(PaperExperiment)} - {"name"}
     for key in plain:
         if key not in known:
             raise InvalidInputError(f"{name}: unknown key {key!r}; {did_you_mean(key, known)}")
-    plain = expanded(plain)
+    plain = expand(plain)
     with error_prefix(name):
         built = dict(plain) | {
             "cases": plain.get("cases") or {MAIN: {}},
-            "measures": _each(Measure, plain["measures"], "measures"),
+            "measures": {
+                key: BUILDER.build(Measure, value, f"measures.{key}")
+                for key, value in plain["measures"].items()
+            },
             "claims": [BUILDER.build(Claim, c, "claims") for c in plain.get("claims", ())],
             "published": plain.get("published", {}),
             "program": plain.get("program", {}),
         }
         if plain.get("laptop") is not None:
-            built["laptop"] = BUILDER.build(Laptop, plain["laptop"], "laptop")
+            built["laptop"] = BUILDER.build(LaptopScale, plain["laptop"], "laptop")
         paper = PaperExperiment(name=name, **built)
-        _check(paper)
+        _check_names(paper)
     return paper
 
 
-def _each(kind: type, plain: Mapping[str, Any], path: str) -> dict[str, Any]:
-    return {name: BUILDER.build(kind, p, f"{path}.{name}") for name, p in plain.items()}
-
-
-def _check(paper: PaperExperiment) -> None:
-    """Make sure that all that is named is there."""
-    for label, table in (("published", paper.published), ("program", paper.program)):
+def _check_names(paper: PaperExperiment) -> None:
+    """Check that all cases, methods and measures that the file names exist."""
+    for table_name, table in (("published", paper.published), ("program", paper.program)):
         for case, rows in table.items():
-            _known(f"{label}", case, paper.cases)
+            check_option(table_name, case, paper.cases)
             for method, numbers in rows.items():
-                _known(f"{label}.{case}", method, paper.methods)
+                check_option(f"{table_name}.{case}", method, paper.methods)
                 for measure in numbers:
-                    _known(f"{label}.{case}.{method}", measure, paper.measures)
+                    check_option(f"{table_name}.{case}.{method}", measure, paper.measures)
     for i, claim in enumerate(paper.claims):
         for method in claim.methods:
-            _known(f"claims.{i}", method, paper.methods)
+            check_option(f"claims.{i}", method, paper.methods)
         for case in claim.cases or ():
-            _known(f"claims.{i}", case, paper.cases)
-        _known(f"claims.{i}", claim.measure, paper.measures)
+            check_option(f"claims.{i}", case, paper.cases)
+        check_option(f"claims.{i}", claim.measure, paper.measures)
 
 
-def _known(field_name: str, name: str, options: Mapping[str, Any]) -> None:
+def check_option(field_name: str, name: str, options: Mapping[str, Any]) -> None:
+    """Raise InvalidInputError unless `name` is one of the options."""
     if name not in options:
         raise InvalidInputError(f"{field_name}: unknown {name!r}; {did_you_mean(name, options)}")
 
 
-def expanded(value: Any) -> Any:
-    """Return plain data with two abbreviations of long lists written out.
+def expand(value: Any) -> Any:
+    """Return plain data with the two abbreviations of long lists written out.
 
-    >>> expanded({"repeat": [[0, 2], [1, 3]]})
+    >>> expand({"repeat": [[0, 2], [1, 3]]})
     [0, 0, 1, 1, 1]
-    >>> expanded({"geometric": {"ratio": 0.5, "count": 3}})
+    >>> expand({"geometric": {"ratio": 0.5, "count": 3}})
     [1.0, 0.5, 0.25]
     """
     if isinstance(value, Mapping):
@@ -164,5 +163,5 @@ def expanded(value: Any) -> Any:
         if set(value) == {"geometric"}:
             ratio, count = value["geometric"]["ratio"], value["geometric"]["count"]
             return [float(ratio) ** i for i in range(count)]
-        return {key: expanded(inner) for key, inner in value.items()}
-    return [expanded(inner) for inner in value] if isinstance(value, list) else value
+        return {key: expand(inner) for key, inner in value.items()}
+    return [expand(inner) for inner in value] if isinstance(value, list) else value

@@ -1,4 +1,4 @@
-"""Which runs an experiment asks for: all cases, methods and seeds."""
+"""The runs of a published experiment: all its cases, methods and seeds at a scale."""
 
 from __future__ import annotations
 
@@ -7,12 +7,11 @@ from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
-from fedtide.errors import InvalidInputError, did_you_mean
-from fedtide.papers.paper_spec import Laptop, PaperExperiment, Scale
+from fedtide.papers.paper_spec import LaptopScale, PaperExperiment, Scale, check_option
 from fedtide.simulation.experiment import Experiment
 from fedtide.sweep.grid import merged
 
-_NOTHING = Laptop(says="")
+_NO_CHANGES = LaptopScale(description="")
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,7 +23,7 @@ class PlannedRun:
         scale: "paper" or "laptop".
         case, method, seed: which of its runs.
         settings: the plain data of an `Experiment`, or the parameters of a computation.
-        compute: the computation's name; None: it is trained.
+        compute: the computation's name; None: the run is trained.
     """
 
     paper: str
@@ -36,8 +35,13 @@ class PlannedRun:
     compute: str | None = None
 
     @property
+    def key(self) -> tuple[str, str, str, str, int]:
+        """What identifies the run among all runs of all experiments."""
+        return self.paper, self.scale, self.case, self.method, self.seed
+
+    @property
     def folder(self) -> str:
-        """Where it lies among the runs of its experiment and scale."""
+        """The run folder, relative to that of the experiment and scale."""
         return f"{self.case}/{self.method}/seed-{self.seed}"
 
     @property
@@ -55,61 +59,60 @@ def plan(
     methods: Iterable[str] | None = None,
     cases: Iterable[str] | None = None,
 ) -> list[PlannedRun]:
-    """Return the runs at a scale: all methods of a case and a seed before the next seed.
+    """Return the runs at a scale: case by case, seed by seed, method by method.
 
     Args:
         paper: the published experiment.
         scale: "paper" or "laptop"; they are the same where the experiment has no smaller version.
-        seeds, methods, cases: what is run of it; None: all.
+        seeds, methods, cases: a part of its runs; None: all.
 
     Raises:
         InvalidInputError: an unknown method or case.
     """
-    small = (paper.laptop or _NOTHING) if scale == "laptop" else _NOTHING
-    chosen_seeds = _chosen("seeds", seeds, small.seeds or paper.seeds, None)
+    laptop = (paper.laptop or _NO_CHANGES) if scale == "laptop" else _NO_CHANGES
+    seeds = list(laptop.seeds or paper.seeds if seeds is None else seeds)
+    methods = _select("methods", methods, laptop.methods, paper.methods)
+    cases = _select("cases", cases, laptop.cases, paper.cases)
     return [
         PlannedRun(paper.name, scale, case, method, seed, settings | {"seed": seed}, paper.compute)
-        for case in _chosen("cases", cases, small.cases or list(paper.cases), paper.cases)
-        for seed in chosen_seeds
-        for method in _chosen(
-            "methods", methods, small.methods or list(paper.methods), paper.methods
-        )
-        if (settings := _settings(paper, small, case, method)) is not None
+        for case in cases
+        for seed in seeds
+        for method in methods
+        if (settings := _settings(paper, laptop, case, method)) is not None
     ]
 
 
-def _chosen(
+def _select(
     field: str,
-    asked: Iterable[Any] | None,
-    default: Sequence[Any],
-    options: Mapping[str, Any] | None,
-) -> list[Any]:
-    if asked is None:
-        return list(default)
-    asked = list(asked)
-    for name in asked:
-        if options is not None and name not in options:
-            raise InvalidInputError(f"{field}: unknown {name!r}; {did_you_mean(name, options)}")
-    return asked
+    wanted: Iterable[str] | None,
+    at_scale: Sequence[str] | None,
+    options: Mapping[str, Any],
+) -> list[str]:
+    """Return the wanted names, or else those of the scale, or else all."""
+    if wanted is None:
+        return list(at_scale or options)
+    wanted = list(wanted)
+    for name in wanted:
+        check_option(field, name, options)
+    return wanted
 
 
 def _settings(
-    paper: PaperExperiment, small: Laptop, case: str, method: str
+    paper: PaperExperiment, laptop: LaptopScale, case: str, method: str
 ) -> dict[str, Any] | None:
-    """Return the settings of a run without its seed; None: the case goes without the method."""
-    of_case = dict(paper.cases[case])
-    in_case = of_case.pop("methods", {})
-    own = in_case.get(method, {})
-    if own is None:
+    """Return the settings of a run without its seed; None: the case leaves the method out."""
+    case_changes = dict(paper.cases[case])
+    method_in_case = case_changes.pop("methods", {}).get(method, {})
+    if method_in_case is None:
         return None
     settings = deepcopy(dict(paper.experiment))
     for changes in (
-        of_case,
+        case_changes,
         paper.methods[method],
-        own,
-        small.experiment,
-        small.by_case.get(case, {}),
-        small.by_method.get(method, {}),
+        method_in_case,
+        laptop.experiment,
+        laptop.by_case.get(case, {}),
+        laptop.by_method.get(method, {}),
     ):
         settings = merged(settings, changes)
     return settings if paper.compute is not None else {"name": method, **settings}

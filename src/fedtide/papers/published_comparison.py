@@ -1,4 +1,4 @@
-"""Published against measured: one row per case and method."""
+"""Compares published with measured numbers: one row per case and method."""
 
 from __future__ import annotations
 
@@ -8,11 +8,14 @@ from functools import partial
 
 import numpy as np
 
-from fedtide.papers.claims import Claim, Values, Verdict, judge
+from fedtide.papers.claims import Claim, Verdict, judge
 from fedtide.papers.measures import Measure
-from fedtide.papers.paper_spec import MAIN, PaperExperiment, Published, Scale
+from fedtide.papers.paper_spec import MAIN, PaperExperiment, PublishedNumbers, Scale
 from fedtide.papers.plan import plan
 from fedtide.papers.record import Record
+
+Number = tuple[float, float | None]
+"""A published number and its standard deviation, if known."""
 
 
 @dataclass(frozen=True)
@@ -20,20 +23,20 @@ class Cell:
     """One measure of one method in one case.
 
     Args:
-        published: what the paper prints, and its standard deviation, as far as it does.
-        program: the same of the authors' program.
-        values: what was measured, by seed; None: diverged, or never reached.
-        stopped: in how many seeds the run diverged.
+        published: the number in the paper, if any.
+        program: the number of the authors' program, if any.
+        values: the measured numbers by seed; None: diverged, or never reached.
+        diverged: the number of runs that diverged.
     """
 
-    published: tuple[float, float | None] | None
-    program: tuple[float, float | None] | None
+    published: Number | None
+    program: Number | None
     values: Mapping[int, float | None]
-    stopped: int
+    diverged: int
 
     @property
     def numbers(self) -> list[float]:
-        """What was measured in the seeds that give a number."""
+        """The measured numbers of the seeds that give one."""
         return [value for value in self.values.values() if value is not None]
 
 
@@ -42,10 +45,10 @@ class Row:
     """All measures of one method in one case.
 
     Args:
-        case, method: which.
-        cells: by measure.
-        seeds: how many runs are recorded.
-        planned: how many were planned.
+        case, method: the row's case and method.
+        cells: its cells by measure.
+        seeds: the number of recorded runs.
+        planned: the number of planned runs.
         stopped: why a run ended early, if one did.
     """
 
@@ -56,104 +59,95 @@ class Row:
     planned: int
     stopped: str | None
 
+    @property
+    def label(self) -> str:
+        """The row's name in tables."""
+        return self.method if self.case == MAIN else f"{self.case}: {self.method}"
+
 
 def compare(paper: PaperExperiment, records: Iterable[Record], scale: Scale) -> list[Row]:
     """Return one row for each case and method that is planned at a scale.
 
-    LogColumns of other settings than the present ones do not count.
+    Records with other settings than the planned ones are ignored.
     """
-    found = {record.key: record for record in records}
-    groups: dict[tuple[str, str], list[Record]] = {}
-    planned: dict[tuple[str, str], int] = {}
+    by_key = {record.key: record for record in records}
+    groups: dict[tuple[str, str], list[Record | None]] = {}
     for run in plan(paper, scale):
-        where = run.case, run.method
-        planned[where] = planned.get(where, 0) + 1
-        record = found.get((paper.name, scale, run.case, run.method, run.seed))
-        groups.setdefault(where, [])
-        if record is not None and record.fits(run):
-            groups[where].append(record)
-    return [_row(paper, where, runs, planned[where]) for where, runs in groups.items()]
+        record = by_key.get(run.key)
+        matching = record if record is not None and record.matches(run) else None
+        groups.setdefault((run.case, run.method), []).append(matching)
+    return [_row(paper, case, method, found) for (case, method), found in groups.items()]
 
 
-def _row(
-    paper: PaperExperiment, where: tuple[str, str], runs: Sequence[Record], planned: int
-) -> Row:
-    case, method = where
+def _row(paper: PaperExperiment, case: str, method: str, records: Sequence[Record | None]) -> Row:
+    """Return the row of the planned runs of a method; None stands for a run without record."""
+    recorded = [record for record in records if record is not None]
+    reasons = [record.stopped for record in recorded if record.stopped is not None]
     cells = {
         name: Cell(
-            published=_pair(paper.published, case, method, name),
-            program=_pair(paper.program, case, method, name),
-            values={run.seed: run.measures.get(name) for run in runs},
-            stopped=sum(run.stopped is not None for run in runs),
+            published=_number(paper.published, case, method, name),
+            program=_number(paper.program, case, method, name),
+            values={record.seed: record.measures.get(name) for record in recorded},
+            diverged=len(reasons),
         )
         for name in paper.measures
     }
-    sentences = [run.stopped for run in runs if run.stopped is not None]
-    return Row(case, method, cells, len(runs), planned, sentences[0] if sentences else None)
+    return Row(case, method, cells, len(recorded), len(records), next(iter(reasons), None))
 
 
-def _pair(
-    table: Published, case: str, method: str, measure: str
-) -> tuple[float, float | None] | None:
-    """Return a printed number and its standard deviation."""
+def _number(table: PublishedNumbers, case: str, method: str, measure: str) -> Number | None:
     value = table.get(case, {}).get(method, {}).get(measure)
     if value is None:
         return None
     return (float(value[0]), float(value[1])) if isinstance(value, list) else (float(value), None)
 
 
-def verdicts(paper: PaperExperiment, rows: Sequence[Row]) -> list[tuple[Claim, Verdict]]:
-    """Return every claim of the paper with what the rows of one scale say of it."""
-    cases = list(dict.fromkeys(row.case for row in rows))
+def judge_claims(paper: PaperExperiment, rows: Sequence[Row]) -> list[tuple[Claim, Verdict]]:
+    """Return every claim of the paper with its verdict by the rows of one scale."""
     by_place = {(row.case, row.method): row for row in rows}
-    result = []
+    cases = list(dict.fromkeys(row.case for row in rows))
+
+    def values(measure: str, case: str, method: str) -> Mapping[int, float | None]:
+        row = by_place.get((case, method))
+        return {} if row is None else row.cells[measure].values
+
+    verdicts = []
     for claim in paper.claims:
         measure = paper.measures[claim.measure]
-        values: Values = partial(_values, by_place, claim.measure)
         present = [case for case in cases if (case, claim.method) in by_place]
+        of_measure = partial(values, claim.measure)
         higher = measure.better == "higher"
-        result.append((claim, judge(claim, present, values, higher, measure.digits)))
-    return result
+        verdicts.append((claim, judge(claim, present, of_measure, higher, measure.digits)))
+    return verdicts
 
 
-def _values(
-    rows: Mapping[tuple[str, str], Row], measure: str, case: str, method: str
-) -> Mapping[int, float | None]:
-    row = rows.get((case, method))
-    return {} if row is None else row.cells[measure].values
-
-
-def has_printed(table: Published, measure: str) -> bool:
-    """Say whether there is a printed number of this measure for any method."""
+def has_number(table: PublishedNumbers, measure: str) -> bool:
+    """Return whether the table has a number of this measure for any method."""
     return any(measure in numbers for rows in table.values() for numbers in rows.values())
 
 
-def published_text(cell: Cell, measure: Measure) -> str:
-    """Return what the paper prints, for people."""
-    if cell.published is None:
-        return ""
-    value, std = cell.published
-    return measure.show([value], std)
+def format_published(cell: Cell, measure: Measure) -> str:
+    """Return the number in the paper as text."""
+    return _format(cell.published, measure)
 
 
-def program_text(cell: Cell, measure: Measure) -> str:
-    """Return what the authors' program gives, for people."""
-    return "" if cell.program is None else measure.show([cell.program[0]], cell.program[1])
+def format_program(cell: Cell, measure: Measure) -> str:
+    """Return the number of the authors' program as text."""
+    return _format(cell.program, measure)
 
 
-def measured_text(cell: Cell, measure: Measure) -> str:
-    """Return what was measured, for people: mean ± standard deviation over the seeds."""
+def _format(number: Number | None, measure: Measure) -> str:
+    return "" if number is None else measure.format([number[0]], number[1])
+
+
+def format_measured(cell: Cell, measure: Measure) -> str:
+    """Return the measured number as text: mean ± standard deviation over the seeds."""
     if not cell.values:
         return "not run"
     numbers = cell.numbers
-    lacking = len(cell.values) - len(numbers)
-    note = "" if not lacking else ("diverged" if cell.stopped else "never reached")
+    missing = len(cell.values) - len(numbers)
+    reason = "diverged" if cell.diverged else "never reached"
     if not numbers:
-        return note
+        return reason
     std = float(np.std(numbers, ddof=1)) if len(numbers) > 1 else None
-    return measure.show(numbers, std) + (f" ({lacking} {note})" if lacking else "")
-
-
-def place(row: Row) -> str:
-    """Return the name of a row, for people."""
-    return row.method if row.case == MAIN else f"{row.case}: {row.method}"
+    return measure.format(numbers, std) + (f" ({missing} {reason})" if missing else "")

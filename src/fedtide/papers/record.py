@@ -1,4 +1,4 @@
-"""The small record that a run leaves behind, from which everything that people read is made."""
+"""The small record of a run, the source of every published table and figure."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ _CURVES = ("loss", "train_accuracy", "test_accuracy", "mse")
 
 @dataclass(frozen=True)
 class Record:
-    """What is kept of one run.
+    """The record of one run.
 
     Args:
-        paper, scale, case, method, seed: which run of which experiment.
-        measures: what is compared, by name; None where the run gives no such number.
+        paper, scale, case, method, seed: the run and its experiment.
+        measures: the compared numbers by name; None where the run gives no number.
         final: the metrics of the last evaluation.
-        curve: `round` and a few metrics at some thirty evaluations.
+        curve: `round` and a few metrics at about thirty evaluations.
         settings: every hyper-parameter.
-        stopped: why the run ended before its last round; None: it did not.
-        seconds: of training and evaluation.
-        rounds: how many ended.
-        version: of fedtide and PyTorch.
-        machine: processor and cores.
+        stopped: why the run ended before its last round; None: it ended regularly.
+        seconds: the time of training and evaluation.
+        rounds: the completed rounds.
+        version: the versions of fedtide and PyTorch.
+        machine: the processor and its number of cores.
     """
 
     paper: str
@@ -60,26 +60,27 @@ class Record:
 
     @property
     def key(self) -> tuple[str, str, str, str, int]:
-        """What tells runs apart."""
+        """What identifies the run among all runs of all experiments."""
         return self.paper, self.scale, self.case, self.method, self.seed
 
-    def fits(self, run: PlannedRun) -> bool:
-        """Say whether the record is of a run with these very settings."""
-        if run.compute is not None:
-            return bool(self.settings == json.loads(json.dumps(run.resolved)))
+    def matches(self, run: PlannedRun) -> bool:
+        """Return whether the record is of a run with the settings of this planned run."""
+        planned = json.loads(json.dumps(run.resolved))
+        if self.settings == planned or run.compute is not None:
+            return bool(self.settings == planned)
         try:
-            mine = Experiment.from_dict(self.settings).to_dict()
+            settings = Experiment.from_dict(self.settings).to_dict()
         except InvalidInputError:
             return False
-        return _what(mine) == _what(run.resolved)
+        return _without_execution(settings) == _without_execution(run.resolved)
 
 
-def _what(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings without those that say how to run, not what."""
+def _without_execution(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings without the name and those that do not change what is learnt."""
     return {key: value for key, value in settings.items() if key not in ("name", *HOW)}
 
 
-def record_of(
+def make_record(
     run: PlannedRun,
     measures: Mapping[str, Measure],
     metrics: pl.DataFrame,
@@ -88,45 +89,45 @@ def record_of(
 ) -> Record:
     """Return the record of a run with these metrics, one row per evaluation."""
     last = metrics.row(-1, named=True) if len(metrics) else {}
-    found = {name: None if stopped else measure.of(metrics) for name, measure in measures.items()}
+    values = {name: None if stopped else m.read(metrics) for name, m in measures.items()}
     return Record(
         paper=run.paper,
         scale=run.scale,
         case=run.case,
         method=run.method,
         seed=run.seed,
-        measures={name: _short(value, 8) for name, value in found.items()},
-        final={name: _short(value) for name, value in last.items()},
-        curve=_thinned(metrics, [measure.metric for measure in measures.values()]),
+        measures={name: _round(value, 8) for name, value in values.items()},
+        final={name: _round(value) for name, value in last.items()},
+        curve=_thin(metrics, [measure.metric for measure in measures.values()]),
         settings=run.resolved,
         stopped=stopped,
         seconds=round(seconds, 1),
         rounds=int(last.get("round", 0)),
         version=f"fedtide {version('fedtide')}, PyTorch {torch.__version__.split('+')[0]}",
-        machine=machine(),
+        machine=_machine(),
     )
 
 
-def _thinned(metrics: pl.DataFrame, wanted: Iterable[str]) -> dict[str, list[float | None]]:
-    """Return about thirty rows of the metrics, the last among them."""
+def _thin(metrics: pl.DataFrame, wanted: Iterable[str]) -> dict[str, list[float | None]]:
+    """Return the wanted columns at about thirty evaluations, the last included."""
     names = [n for n in dict.fromkeys(["round", *_CURVES, *wanted]) if n in metrics.columns]
     if len(metrics) == 0:
         return {}
     rows = np.unique(np.linspace(0, len(metrics) - 1, min(_POINTS, len(metrics))).round())
     kept = metrics[rows.astype(int).tolist()]
-    return {name: [_short(value) for value in kept[name].to_list()] for name in names}
+    return {name: [_round(value) for value in kept[name].to_list()] for name in names}
 
 
-def _short(value: Any, digits: int = 5) -> Any:
-    """Return a number with so many significant digits; None for what JSON cannot say."""
+def _round(value: Any, digits: int = 5) -> Any:
+    """Return a float with `digits` significant digits; None if it is not finite."""
     if not isinstance(value, float):
         return value
     return float(f"{value:.{digits}g}") if np.isfinite(value) else None
 
 
 @cache
-def machine() -> str:
-    """Return the name of the processor and how many cores there are."""
+def _machine() -> str:
+    """Return the name of the processor and the number of cores."""
     name = platform.processor() or platform.machine()
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
@@ -137,41 +138,45 @@ def machine() -> str:
 
 
 def write_record(record: Record, folder: Path) -> Path:
-    """Write a record below `folder` and return its file.
+    """Write a record below `folder` and return its path.
 
     Raises:
         InvalidInputError: the folder cannot be written.
     """
-    file = record_file(folder, record.key)
+    file = record_path(folder, record.key)
     make_folder(file.parent, field="records")
-    write_text(file, _compact(asdict(record)))
+    lines = (
+        f" {json.dumps(k)}: {json.dumps(v, ensure_ascii=False)}" for k, v in asdict(record).items()
+    )
+    write_text(file, "{\n" + ",\n".join(lines) + "\n}\n")
     return file
 
 
-def record_file(folder: Path, key: tuple[str, str, str, str, int]) -> Path:
-    """Return where the record of a run lies."""
+def record_path(folder: Path, key: tuple[str, str, str, str, int]) -> Path:
+    """Return the path of a run's record below `folder`."""
     paper, scale, case, method, seed = key
     return folder / paper / scale / case / f"{method}.{seed}.json"
 
 
-def _compact(plain: dict[str, Any]) -> str:
-    """Return JSON with one line for each field."""
-    lines = (f" {json.dumps(k)}: {json.dumps(v, ensure_ascii=False)}" for k, v in plain.items())
-    return "{\n" + ",\n".join(lines) + "\n}\n"
-
-
 def load_record(file: Path) -> Record:
-    """Return the record of a file.
+    """Return the record in a file.
 
     Raises:
-        InvalidInputError: it is none.
+        InvalidInputError: the file is not a record.
     """
     try:
         return Record(**json.loads(file.read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError) as error:
         raise InvalidInputError(
-            f"records: {file} is no record of a run ({type(error).__name__}); remove it"
+            f"records: {file} is not the record of a run ({type(error).__name__}); remove it"
         ) from None
+
+
+def find_record(run: PlannedRun, folder: Path) -> Record | None:
+    """Return the record of a planned run if there is one with its present settings."""
+    file = record_path(folder, run.key)
+    record = load_record(file) if file.exists() else None
+    return record if record is not None and record.matches(run) else None
 
 
 def load_records(folder: Path, paper: str | None = None) -> list[Record]:

@@ -124,11 +124,25 @@ def over_rounds(panel: Axes) -> None:
     panel.xaxis.set_major_locator(MaxNLocator(5, integer=True))
 
 
+class _PlainLogLocator(LogLocator):
+    """Ticks at 1, 2 and 5 of each decade; powers of ten on long axes, even steps on short ones."""
+
+    def tick_values(self, vmin: float, vmax: float) -> Any:
+        """Return the first of these three kinds of ticks that puts 2 to 10 of them in view."""
+        low, high = sorted((vmin, vmax))
+        for subs in ((1, 2, 5), (1,)):
+            self.set_params(subs=subs)
+            ticks = np.asarray(super().tick_values(vmin, vmax))
+            if 2 <= ((low <= ticks) & (ticks <= high)).sum() <= 10:
+                return ticks
+        return MaxNLocator(4, steps=[1, 2, 5, 10]).tick_values(low, high)
+
+
 def plain_logarithms(axis: Axis) -> None:
     """Make an axis logarithmic with plain numbers."""
     axes = axis.axes
     (axes.set_xscale if axis is axes.xaxis else axes.set_yscale)("log")
-    axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axis.set_major_locator(_PlainLogLocator())
     axis.set_major_formatter(StrMethodFormatter("{x:g}"))
     axis.set_minor_formatter(NullFormatter())
 

@@ -1,4 +1,4 @@
-"""Paper 004 (agnostic FedAvg): its bound."""
+"""Paper 004 (agnostic FedAvg): its learning rate and its bound."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import math
 from fedtide.validation import need_nonnegative, need_positive
 
 
-def agnostic_step(rounds: int, steps: int) -> float:
+def agnostic_learning_rate(rounds: int, steps: int) -> float:
     """Return η = 1 / √(T H) (Θ(·), without the hidden constant).
 
-    >>> agnostic_step(rounds=100, steps=4)
+    >>> agnostic_learning_rate(rounds=100, steps=4)
     0.05
     """
     need_positive(rounds=rounds, steps=steps)
@@ -33,8 +33,8 @@ def agnostic_bound(
     Args:
         distance: ‖θ_0 − θ*‖.
         noise: σ.
-        gradient: G, which bounds the gradients.
-        smoothness: l, in the last term (the paper's Lipschitz constant).
+        gradient: G, the bound on the gradients.
+        smoothness: l, the paper's Lipschitz constant.
         lr: η.
         steps: H.
         rounds: T.

@@ -1,4 +1,4 @@
-"""Paper 002 (Amplified SCAFFOLD): how many rounds, and how many local steps."""
+"""Paper 002 (Amplified SCAFFOLD): numbers of rounds and local steps, and a learning-rate limit."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from fedtide.validation import need_nonnegative, need_positive
 
 
 @dataclass(frozen=True)
-class CyclicPrescription:
-    """The constants of cyclic participation, with K̄ groups that take turns of g rounds.
+class CyclicConstants:
+    """The constants of cyclic participation, where K̄ groups take turns of g rounds.
 
     Args:
         period: P = g K̄.
         weight_norm_squared: ρ² = 1 / S.
-        sampling: p_sample = min(1, S K̄ / N), how likely a client comes in its group's round.
+        sampling: p_sample = min(1, S K̄ / N), the probability that a client of the
+            active group is sampled.
     """
 
     period: int
@@ -23,9 +24,7 @@ class CyclicPrescription:
     sampling: float
 
 
-def cyclic_prescription(
-    clients: int, cohort: int, groups: int, turn: int = 1
-) -> CyclicPrescription:
+def cyclic_constants(clients: int, cohort: int, groups: int, turn: int = 1) -> CyclicConstants:
     """Return P, ρ² and p_sample of cyclic participation.
 
     Args:
@@ -34,11 +33,11 @@ def cyclic_prescription(
         groups: K̄.
         turn: g.
 
-    >>> cyclic_prescription(250, 10, 5, turn=4).period
+    >>> cyclic_constants(250, 10, 5, turn=4).period
     20
     """
     need_positive(clients=clients, cohort=cohort, groups=groups, turn=turn)
-    return CyclicPrescription(turn * groups, 1 / cohort, min(1.0, cohort * groups / clients))
+    return CyclicConstants(turn * groups, 1 / cohort, min(1.0, cohort * groups / clients))
 
 
 def amplified_scaffold_rounds(
@@ -50,11 +49,11 @@ def amplified_scaffold_rounds(
     weight_norm_squared: float,
     sampling: float,
 ) -> tuple[float, float]:
-    """Return R and I to reach a gradient norm ε (O(·), without the hidden constants).
+    """Return the R and I that reach a gradient norm ε (O(·), without the hidden constants).
 
         R = Δ L P / (p_sample ε²),    I = ρ² σ² p_sample / (P ε²)
 
-    so that R I = Δ L ρ² σ² / ε⁴. With I < 1 one local step is enough.
+    so that R I = Δ L ρ² σ² / ε⁴. If I < 1, one local step is enough.
 
     Args:
         gap: Δ = f(x_0) − f*.
@@ -83,12 +82,14 @@ def amplified_scaffold_rounds(
     return rounds, steps
 
 
-def amplified_scaffold_step(smoothness: float, steps: int, period: int, sampling: float) -> float:
-    """Return √p_sample / (60 L I P), below which the step γ η has to stay.
+def amplified_scaffold_learning_rate_limit(
+    smoothness: float, steps: int, period: int, sampling: float
+) -> float:
+    """Return √p_sample / (60 L I P), an upper bound on γ η.
 
-    The term is the one that is legible in the paper's conditions; there are further ones.
+    Of the conditions in the paper, it is the only one that is legible in the available copy.
 
-    >>> round(amplified_scaffold_step(1.0, steps=1, period=10, sampling=0.36), 6)
+    >>> round(amplified_scaffold_learning_rate_limit(1.0, steps=1, period=10, sampling=0.36), 6)
     0.001
     """
     need_positive(smoothness=smoothness, steps=steps, period=period, sampling=sampling)

@@ -1,4 +1,4 @@
-"""Paper 001 (FedAU): what its weights estimate, and its step sizes."""
+"""Paper 001 (FedAU): moments of its weights, its cutoff and its learning rates."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fedtide.errors import InvalidInputError
-from fedtide.theory.steps import Steps
+from fedtide.theory.learning_rates import LearningRates
 from fedtide.validation import need_nonnegative, need_positive
 
 Floats = NDArray[np.float64]
 
 
 def participation_objective(rates: ArrayLike, weights: ArrayLike) -> Floats:
-    """Return the weights of the objective that is minimised, shape (N,) (Theorem 1).
+    """Return the weights of the objective that training minimises, shape (N,) (Theorem 1).
 
     With constant weights ω_n and independent participation with rates p_n the objective is
     (1 / P) Σ ω_n p_n F_n, P = Σ ω_n p_n.
@@ -26,19 +26,19 @@ def participation_objective(rates: ArrayLike, weights: ArrayLike) -> Floats:
     p = _rates(rates) * np.asarray(weights, dtype=np.float64)
     if not (np.isfinite(p).all() and (p >= 0).all() and p.sum() > 0):
         raise InvalidInputError(
-            "weights: a weight is no number of at least 0, or all are 0; mend them"
+            "weights: negative, not finite, or all 0; give nonnegative numbers, one above 0"
         )
     return np.asarray(p / p.sum())
 
 
 def cutoff_moments(rates: ArrayLike, cutoff: int | None) -> tuple[Floats, Floats]:
-    """Return mean and variance of an interval S = min(G, K), G geometric (B.6), exactly.
+    """Return the exact mean and variance of an interval S = min(G, K), G geometric (B.6).
 
     With r = 1 − p:
 
         E[S] = Σ_{k<K} r^k = (1 − r^K) / p,        E[S²] = Σ_{k<K} (2k + 1) r^k
 
-    so FedAU's weight tends to E[S], which falls short of 1 / p by r^K / p.
+    FedAU's weight tends to E[S], which is smaller than 1 / p by r^K / p.
 
     Args:
         rates: p_n in (0, 1], any shape.
@@ -53,7 +53,7 @@ def cutoff_moments(rates: ArrayLike, cutoff: int | None) -> tuple[Floats, Floats
     """
     p = _rates(rates)
     if (p == 0).any():
-        raise InvalidInputError("rates: 0 never comes, so its intervals have no mean; leave it out")
+        raise InvalidInputError("rates: at rate 0 intervals have no mean; leave such clients out")
     if cutoff is None:
         return 1 / p, (1 - p) / p**2
     if cutoff < 1:
@@ -67,10 +67,10 @@ def cutoff_moments(rates: ArrayLike, cutoff: int | None) -> tuple[Floats, Floats
 
 
 def cyclic_weight(active: int, inactive: int, cutoff: int) -> float:
-    """Return FedAU's long-run weight for a client that is there a rounds, then away b.
+    """Return FedAU's long-run weight of a client that is active a rounds, then inactive b.
 
-    (a + b) / ((a − 1) + ⌈(b + 1) / K⌉): a cycle has a − 1 intervals of 1, and one of b + 1 that is
-    cut into pieces of K (from Algorithm 2).
+    (a + b) / ((a − 1) + ⌈(b + 1) / K⌉): a cycle has a − 1 intervals of length 1 and one of
+    length b + 1, cut into pieces of K (from Algorithm 2).
 
     >>> cyclic_weight(2, 98, 50)
     33.333333333333336
@@ -83,7 +83,7 @@ def cyclic_weight(active: int, inactive: int, cutoff: int) -> float:
 def weight_error(rates: ArrayLike, cutoff: int, rounds: int) -> float:
     """Return K log T / T + mean (1 − p_n)^{2K} (Theorem 3; O(·), without the hidden constant).
 
-    The order of the error of the weights: the first term is their noise, the second their bias.
+    This is the order of the weights' error: the first term is noise, the second bias.
 
     >>> round(weight_error([0.5], cutoff=3, rounds=1000), 4)
     0.0363
@@ -103,16 +103,16 @@ def fedau_cutoff(rates: ArrayLike, rounds: int) -> int:
     """
     smallest = float(_rates(rates).min())
     if smallest == 0:
-        raise InvalidInputError("rates: 0 never comes, so no cutoff suffices; leave it out")
+        raise InvalidInputError("rates: at rate 0 no cutoff suffices; leave such clients out")
     if smallest == 1 or rounds < 2:
         return 1
     return max(1, math.ceil(math.log(rounds) / (-2 * math.log1p(-smallest))))
 
 
-def fedau_step_conditions(
+def fedau_learning_rate_limits(
     smoothness: float, steps: int, clients: int, rates: ArrayLike, weights: ArrayLike
-) -> Steps:
-    """Return the largest γ and, with it, the largest η of Theorem 2.
+) -> LearningRates:
+    """Return the largest γ of Theorem 2, and the largest η for that γ.
 
         γ <= 1 / (4 √15 L I),    γ η <= min{ 1 / (4 L I), N / (54 L I Q) },
         Q = max_t (1/N) Σ p_n (ω_t^n)²
@@ -122,16 +122,16 @@ def fedau_step_conditions(
         steps: I.
         clients: N.
         rates: p_n, (N,).
-        weights: ω_n, (N,), for which Q is taken.
+        weights: ω_n, (N,), constant over the rounds.
 
-    >>> round(fedau_step_conditions(1.0, 5, 2, [0.5, 0.5], [2.0, 2.0]).product, 5)
+    >>> round(fedau_learning_rate_limits(1.0, 5, 2, [0.5, 0.5], [2.0, 2.0]).product, 5)
     0.0037
     """
     need_positive(smoothness=smoothness, steps=steps, clients=clients)
     q = _second_moment(rates, weights)
     local = 1 / (4 * math.sqrt(15) * smoothness * steps)
     product = min(1 / (4 * smoothness * steps), clients / (54 * smoothness * steps * q))
-    return Steps(local, product / local)
+    return LearningRates(local, product / local)
 
 
 def fedau_steps(
@@ -143,7 +143,7 @@ def fedau_steps(
     rounds: int,
     rates: ArrayLike,
     weights: ArrayLike,
-) -> Steps:
+) -> LearningRates:
     """Return γ and η of Corollary 4.
 
         γ = min{ 1 / (L I √T), 1 / (4 √15 L I) },
@@ -162,19 +162,19 @@ def fedau_steps(
     need_positive(gap=gap, rounds=rounds)
     need_nonnegative(noise=noise, divergence=divergence)
     clients = len(np.atleast_1d(np.asarray(rates)))
-    most = fedau_step_conditions(smoothness, steps, clients, rates, weights)
-    local = min(1 / (smoothness * steps * math.sqrt(rounds)), most.local)
+    largest = fedau_learning_rate_limits(smoothness, steps, clients, rates, weights)
+    local = min(1 / (smoothness * steps * math.sqrt(rounds)), largest.local)
     spread = steps * divergence**2 + noise**2
     q = _second_moment(rates, weights)
-    product = most.product
+    product = largest.product
     if spread > 0:
         root = math.sqrt(gap * clients / (q * spread * smoothness * steps * rounds))
         product = min(root, product)
-    return Steps(local, product / local)
+    return LearningRates(local, product / local)
 
 
 def _second_moment(rates: ArrayLike, weights: ArrayLike) -> float:
-    """Return Q."""
+    """Return Q = (1/N) Σ p_n ω_n²."""
     q = float(np.mean(_rates(rates) * np.asarray(weights, dtype=np.float64) ** 2))
     need_positive(weights=q)
     return q
@@ -183,5 +183,5 @@ def _second_moment(rates: ArrayLike, weights: ArrayLike) -> float:
 def _rates(rates: ArrayLike) -> Floats:
     p = np.asarray(rates, dtype=np.float64)
     if p.size == 0 or not ((p >= 0) & (p <= 1)).all():
-        raise InvalidInputError("rates: a rate is not within [0, 1]; give probabilities")
+        raise InvalidInputError("rates: empty or not within [0, 1]; give probabilities")
     return p

@@ -1,19 +1,20 @@
-"""Paper 003 (FedLaAvg): absence, step size, and rate."""
+"""Paper 003 (FedLaAvg): absence, learning rate, convergence rate, and Example 1."""
 
 from __future__ import annotations
 
 import math
 
+from fedtide.errors import InvalidInputError
 from fedtide.validation import need_positive
 
 
 def fedlaavg_absence(clients: int, cohort: int, longest: int) -> int:
-    """Return ⌈N / K⌉ E − 1, the longest that a stored gradient gets old (Lemma 1).
+    """Return ⌈N / K⌉ E − 1, the largest age of a stored gradient in rounds (Lemma 1).
 
     Args:
         clients: N.
-        cohort: K, how many clients are picked, those absent for the longest first.
-        longest: E: every client is available at least once in any E rounds.
+        cohort: K, the clients selected in a round, those absent for longest first.
+        longest: E; every client is available at least once in any E rounds.
 
     >>> fedlaavg_absence(1000, 100, 10)
     99
@@ -22,7 +23,7 @@ def fedlaavg_absence(clients: int, cohort: int, longest: int) -> int:
     return -(-clients // cohort) * longest - 1
 
 
-def fedlaavg_step(
+def fedlaavg_learning_rate(
     smoothness: float, clients: int, share: float, longest: int, rounds: int, steps: int = 1
 ) -> float:
     """Return γ = β^{1/2} N^{1/4} / (2 L C E^{1/2} R^{1/2}).
@@ -35,7 +36,7 @@ def fedlaavg_step(
         rounds: R.
         steps: C, local steps in a round.
 
-    >>> fedlaavg_step(1.0, 16, 0.25, 1, 100)
+    >>> fedlaavg_learning_rate(1.0, 16, 0.25, 1, 100)
     0.05
     """
     need_positive(
@@ -52,7 +53,7 @@ def fedlaavg_step(
 
 
 def fedlaavg_rate(clients: int, longest: int, rounds: int, share: float) -> tuple[float, bool]:
-    """Return E^{1/2} / (N^{1/4} T^{1/2}) (O(·), without the constant), and whether it holds yet.
+    """Return E^{1/2} / (N^{1/4} T^{1/2}) (O(·), without the constant), and whether it holds.
 
     It holds for T > E N^{3/2} / β: a sublinear speedup in N.
 
@@ -62,3 +63,58 @@ def fedlaavg_rate(clients: int, longest: int, rounds: int, share: float) -> tupl
     need_positive(clients=clients, longest=longest, rounds=rounds, share=share)
     rate = math.sqrt(longest) / (clients**0.25 * math.sqrt(rounds))
     return rate, rounds > longest * clients**1.5 / share
+
+
+def fedavg_two_clients(
+    first: float, second: float, turns: tuple[int, int], lr: float, steps: int = 1
+) -> tuple[float, float]:
+    """Return the limits of FedAvg on f_i(x) = (x − e_i)² after whole periods and after first turns.
+
+    Paper 003's Example 1: client 1 is available for t_1 rounds, then client 2 for t_2. With
+    r = 1 − 2γ, the model at the ends of periods converges at the rate r^{I (t_1 + t_2)} to
+
+        X = ( r^{I t_2} (e_1 − e_2) + e_2 − e_1 r^{I (t_1 + t_2)} ) / (1 − r^{I (t_1 + t_2)}),
+
+    and at the ends of first turns to e_1 + r^{I t_1} (X − e_1). For γ → 0 both are the mean of the
+    centres weighted by the turns.
+
+    Args:
+        first: e_1.
+        second: e_2.
+        turns: t_1 and t_2.
+        lr: γ < 1/2.
+        steps: I.
+
+    >>> period, half = fedavg_two_clients(0.0, 1.0, (50, 150), lr=1e-6)
+    >>> round(period, 3), round(half, 3)
+    (0.75, 0.75)
+    """
+    need_positive(first_turn=turns[0], second_turn=turns[1], lr=lr, steps=steps)
+    if lr >= 0.5:
+        raise InvalidInputError(f"lr: {lr} makes the steps overshoot; give less than 1/2")
+    logarithm = steps * math.log1p(-2 * lr)
+    one, two = math.exp(turns[0] * logarithm), math.exp(turns[1] * logarithm)
+    end = (two * (first - second) + second - first * one * two) / -math.expm1(
+        sum(turns) * logarithm
+    )
+    return end, first + one * (end - first)
+
+
+def fedlaavg_two_clients_bound(
+    start: float, first: float, second: float, turns: tuple[int, int], rounds: int
+) -> tuple[float, float]:
+    """Return γ and the bound of Theorem 2 on the squared distance of FedLaAvg's mean iterate.
+
+        γ = 1 / (2 √T),    (x̂ − x*)² <= (f(x_0) − f(x*)) / √T + I² G² / (4T),
+
+    I = max(t_1, t_2), G = max{2 |x_0 − x*|, |e_1 − e_2|}, f(x) = ½ Σ (x − e_i)², x* the mean of the
+    centres, x̂ the mean of x_0, ..., x_{T−1}.
+
+    >>> fedlaavg_two_clients_bound(0.0, 0.0, 1.0, (5, 5), 10_000)
+    (0.005, 0.003125)
+    """
+    need_positive(first_turn=turns[0], second_turn=turns[1], rounds=rounds)
+    middle = (first + second) / 2
+    largest = max(2 * abs(start - middle), abs(first - second))
+    bound = (start - middle) ** 2 / math.sqrt(rounds)
+    return 1 / (2 * math.sqrt(rounds)), bound + max(turns) ** 2 * largest**2 / (4 * rounds)

@@ -1,4 +1,4 @@
-"""Paper 000 (generalized FedAvg with amplification): step sizes, and how regular windows are."""
+"""Paper 000 (amplified FedAvg): learning rates and the irregularity of windows."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from fedtide.errors import InvalidInputError
-from fedtide.theory.steps import Steps
+from fedtide.theory.learning_rates import LearningRates
 from fedtide.validation import need_nonnegative, need_positive
 
 
-def generalized_fedavg_conditions(
+def generalized_fedavg_learning_rate_limits(
     smoothness: float, steps: int, period: int, rounds: int | None = None
-) -> Steps:
-    """Return the largest γ and, with it, the largest η of Theorem 3.1.
+) -> LearningRates:
+    """Return the largest γ of Theorem 3.1, and the largest η for that γ.
 
         γ <= 1 / (12 L I P),    γ η <= 1 / (L I P),    P <= T / 2
 
@@ -23,12 +23,12 @@ def generalized_fedavg_conditions(
         smoothness: L.
         steps: I.
         period: P.
-        rounds: T, to check the last condition; None leaves it.
+        rounds: T, to check the last condition; None skips it.
 
     Raises:
-        InvalidInputError: a number that is not positive, or P > T / 2.
+        InvalidInputError: a number is not positive, or P > T / 2.
 
-    >>> generalized_fedavg_conditions(1.0, steps=5, period=10).server
+    >>> generalized_fedavg_learning_rate_limits(1.0, steps=5, period=10).server
     12.0
     """
     need_positive(smoothness=smoothness, steps=steps, period=period)
@@ -37,7 +37,7 @@ def generalized_fedavg_conditions(
             f"period: {period} is more than half of {rounds} rounds; shorten it"
         )
     local = 1 / (12 * smoothness * steps * period)
-    return Steps(local, 12.0)
+    return LearningRates(local, 12.0)
 
 
 def generalized_fedavg_steps(
@@ -48,7 +48,7 @@ def generalized_fedavg_steps(
     period: int,
     rounds: int,
     weight_norm: float,
-) -> Steps:
+) -> LearningRates:
     """Return γ and η of Corollary 3.2, or of Corollary 3.3 where σ = 0.
 
         γ = 1 / (12 L I P √T),    η = min{ 12 P √(L I F) / (σ ρ), 12 √T }     (3.2)
@@ -78,8 +78,8 @@ def generalized_fedavg_steps(
     local = 1 / (12 * smoothness * steps * period * math.sqrt(rounds))
     server = 12 * period * math.sqrt(smoothness * steps * gap) / weight_norm
     if noise == 0:
-        return Steps(local, server)
-    return Steps(local, min(server / noise, 12 * math.sqrt(rounds)))
+        return LearningRates(local, server)
+    return LearningRates(local, min(server / noise, 12 * math.sqrt(rounds)))
 
 
 def irregularity_bound(window_weights: ArrayLike, divergence: float) -> float:
@@ -102,7 +102,7 @@ def irregularity_bound(window_weights: ArrayLike, divergence: float) -> float:
 def independent_irregularity(
     clients: int, deviation: float, period: int, divergence: float
 ) -> float:
-    """Return N² δ² v² / P: E of the bound of equation 15 for rounds that are independent.
+    """Return N² δ² v² / P, the expected bound of equation 15 for independent rounds.
 
     Args:
         clients: N.

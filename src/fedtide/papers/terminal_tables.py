@@ -1,7 +1,8 @@
-"""What the terminal shows of published experiments."""
+"""The tables of published experiments in the terminal."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from rich import box
@@ -9,45 +10,41 @@ from rich.table import Table
 
 from fedtide.papers.claims import Claim, Verdict
 from fedtide.papers.paper_registry import load, names
-from fedtide.papers.paper_spec import PaperExperiment
+from fedtide.papers.paper_spec import SCALES, PaperExperiment
 from fedtide.papers.plan import plan
 from fedtide.papers.published_comparison import (
     Row,
-    has_printed,
-    measured_text,
-    place,
-    published_text,
+    format_measured,
+    format_published,
+    has_number,
 )
 from fedtide.papers.record import Record
 
 
-def listing(records: Iterable[Record]) -> Table:
-    """Return two lines for each published experiment: its data, cost and records, and its title."""
-    count: dict[tuple[str, str], int] = {}
-    for record in records:
-        where = record.paper, record.scale
-        count[where] = count.get(where, 0) + 1
+def experiments_table(records: Iterable[Record]) -> Table:
+    """Return a table of all published experiments with their data, cost and records."""
+    count = Counter((record.paper, record.scale) for record in records)
     table = _table("experiment", "data", "paper scale", "laptop scale")
     for column in table.columns[1:]:
         column.no_wrap = True
     for name in names():
         paper = load(name)
         cells = [f"[bold]{name}[/bold]\n{paper.title}", paper.dataset or "none"]
-        for scale in ("paper", "laptop"):
+        for scale in SCALES:
             if scale == "laptop" and paper.laptop is None:
                 cells.append("as paper")
                 continue
-            runs = len(plan(paper, "paper" if scale == "paper" else "laptop"))
-            done = count.get((name, scale), 0)
-            cells.append(f"{duration(paper.minutes[scale])}\n{done} of {runs} runs")
+            runs = len(plan(paper, scale))
+            done = count[name, scale]
+            cells.append(f"{format_minutes(paper.minutes[scale])}\n{done} of {runs} runs")
         table.add_row(*cells)
     return table
 
 
-def duration(minutes: float) -> str:
-    """Return minutes for people.
+def format_minutes(minutes: float) -> str:
+    """Return a duration in a readable unit.
 
-    >>> duration(40), duration(300), duration(9000)
+    >>> format_minutes(40), format_minutes(300), format_minutes(9000)
     ('40 min', '5 h', '6 days')
     """
     if minutes < 120:
@@ -55,31 +52,29 @@ def duration(minutes: float) -> str:
     return f"{minutes / 60:.0f} h" if minutes < 72 * 60 else f"{minutes / 60 / 24:.0f} days"
 
 
-def side_by_side(paper: PaperExperiment, rows: Sequence[Row]) -> Table:
-    """Return published against measured."""
-    heads, printed = (
-        ["method"],
-        {name: has_printed(paper.published, name) for name in paper.measures},
-    )
+def comparison_table(paper: PaperExperiment, rows: Sequence[Row]) -> Table:
+    """Return a table of published and measured numbers."""
+    published = {name: has_number(paper.published, name) for name in paper.measures}
+    heads = ["method"]
     for name, measure in paper.measures.items():
         title = measure.title or measure.metric
-        heads += [f"{title}\npublished"] * printed[name] + [f"{title}\nmeasured"]
+        heads += [f"{title}\npublished"] * published[name] + [f"{title}\nmeasured"]
     table = _table(*heads, "seeds", title=f"{paper.name}: {paper.title}")
     for row in rows:
-        cells = [place(row)]
+        cells = [row.label]
         for name, measure in paper.measures.items():
             cell = row.cells[name]
-            cells += [published_text(cell, measure)] * printed[name]
-            cells.append(measured_text(cell, measure))
+            cells += [format_published(cell, measure)] * published[name]
+            cells.append(format_measured(cell, measure))
         table.add_row(*cells, f"{row.seeds}/{row.planned}")
     return table
 
 
-def judged(verdicts: Sequence[tuple[Claim, Verdict]]) -> Table:
-    """Return the claims and whether they are borne out."""
-    table = _table("claim", "found", "numbers")
+def claims_table(verdicts: Sequence[tuple[Claim, Verdict]]) -> Table:
+    """Return a table of the claims and their verdicts."""
+    table = _table("claim", "outcome", "numbers")
     for claim, verdict in verdicts:
-        table.add_row(claim.says, verdict.word, verdict.numbers)
+        table.add_row(claim.statement, verdict.outcome, verdict.numbers)
     return table
 
 

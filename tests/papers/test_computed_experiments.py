@@ -1,4 +1,4 @@
-"""The computed experiments, and the recorded closed forms, against independent computation."""
+"""The computed experiments, and recorded runs, against independent computation."""
 
 from itertools import permutations
 from pathlib import Path
@@ -7,15 +7,19 @@ import numpy as np
 import pytest
 
 from fedtide.papers import load, load_records, plan
-from fedtide.papers.analytic import weights_over_time
-from fedtide.papers.analytic_skew import local_maps, skew_gap, successive
+from fedtide.papers.computed_experiments import (
+    draw_successively,
+    local_maps,
+    skew_gap,
+    weights_over_time,
+)
 from fedtide.participation import Bernoulli
 from fedtide.population import Population
 
 RECORDS = Path(__file__).parents[2] / "results"
 
 
-def recorded(paper, case, method, measure):
+def recorded_measures(paper, case, method, measure):
     """Return the measure of every recorded seed."""
     return [
         record.measures[measure]
@@ -24,8 +28,8 @@ def recorded(paper, case, method, measure):
     ]
 
 
-def cycle_of_fedavg(first, second, turns, lr, steps):
-    """Return x after the first turn and after both, by repeating the local steps literally."""
+def simulate_turns(first, second, turns, lr, steps):
+    """Return FedAvg's x after the first turn and after both, local step by local step."""
     x = 0.0
     for _ in range(400):
         for _ in range(turns[0] * steps):
@@ -36,25 +40,25 @@ def cycle_of_fedavg(first, second, turns, lr, steps):
     return half, x
 
 
-def test_example_1_of_paper_003_as_recorded():
-    """The four clients are two pairs, with the means 0.5 and 10.5."""
-    half, end = cycle_of_fedavg(0.5, 10.5, (50, 150), 1e-4, 10)
-    (x,) = recorded("003/example-1", "four-clients", "fedavg", "x")
-    (x_half,) = recorded("003/example-1", "four-clients-after-first-turn", "fedavg", "x")
+def test_recorded_example_1_of_paper_003():
+    """The four clients are two pairs with the means 0.5 and 10.5."""
+    half, end = simulate_turns(0.5, 10.5, (50, 150), 1e-4, 10)
+    (x,) = recorded_measures("003/example-1", "four-clients", "fedavg", "x")
+    (x_half,) = recorded_measures("003/example-1", "four-clients-after-first-turn", "fedavg", "x")
     assert x == pytest.approx(end, abs=1e-6)
     assert x_half == pytest.approx(half, abs=1e-6)
-    _, two = cycle_of_fedavg(0.0, 1.0, (5, 15), 0.005, 1)
-    (x,) = recorded("003/example-1", "two-clients", "fedavg", "x")
+    _, two = simulate_turns(0.0, 1.0, (5, 15), 0.005, 1)
+    (x,) = recorded_measures("003/example-1", "two-clients", "fedavg", "x")
     assert x == pytest.approx(two, abs=1e-6)
 
 
-def test_theorem_2_of_paper_003_holds_for_the_recorded_run():
+def test_recorded_run_satisfies_theorem_2_of_paper_003():
     """(x̂ − x*)² <= 0.25/100 + 15²·1/(4·10⁴) = 0.008125."""
-    (excess,) = recorded("003/example-1", "two-clients", "fedlaavg-mean", "excess")
+    (excess,) = recorded_measures("003/example-1", "two-clients", "fedlaavg-mean", "excess")
     assert 0 < excess < 0.008125
 
 
-def test_local_maps_are_gradient_descent():
+def test_local_maps_equal_gradient_descent():
     draws = np.random.default_rng(0)
     x, y = draws.normal(size=(3, 7, 4)), draws.normal(size=(3, 7))
     matrices, vectors = local_maps(x, y, lr=0.05, steps=6)
@@ -67,7 +71,7 @@ def test_local_maps_are_gradient_descent():
 
 
 def exact_inclusion(weights, size):
-    """Return P(n in S) by going through all orders in which clients can be picked."""
+    """Return P(n in S) by enumerating all orders in which clients can be drawn."""
     p = np.zeros(len(weights))
     for order in permutations(range(len(weights)), size):
         left, chance = sum(weights), 1.0
@@ -78,18 +82,19 @@ def exact_inclusion(weights, size):
     return p
 
 
-def test_cohorts_are_successive_samples():
-    """40,000 draws: each share within 4 standard errors, which fails in 3 of 10,000 runs."""
+@pytest.mark.statistical
+def test_draw_successively_has_the_exact_inclusion_probabilities():
+    """40,000 draws, each share within 4 standard errors. Error probability: 3 in 10,000."""
     weights = np.array([5.0, 3.0, 2.0, 1.0, 0.5])
     rounds = 40_000
-    cohorts = successive(np.random.default_rng(1), weights, 2, rounds)
+    cohorts = draw_successively(np.random.default_rng(1), weights, 2, rounds)
     assert all(len(set(cohort)) == 2 for cohort in cohorts[:100].tolist())
     p = exact_inclusion(weights, 2)
-    found = np.bincount(cohorts.ravel(), minlength=5) / rounds
-    assert (np.abs(found - p) < 4 * np.sqrt(p * (1 - p) / rounds)).all()
+    shares = np.bincount(cohorts.ravel(), minlength=5) / rounds
+    assert (np.abs(shares - p) < 4 * np.sqrt(p * (1 - p) / rounds)).all()
 
 
-def test_the_l1_skew_of_a_small_law():
+def test_exact_l1_skew_of_five_clients():
     settings = {
         "problem": {"clients": 5, "samples": 20, "features": 2, "informative": 1},
         "ratio": 0.5,
@@ -106,17 +111,17 @@ def test_the_l1_skew_of_a_small_law():
     assert l1 == pytest.approx(np.abs(shares - 0.2).sum(), abs=1e-9)
 
 
-def test_without_skew_there_is_no_gap():
+def test_gap_is_zero_without_skew():
     (run,) = plan(load("004/skew"), seeds=[0], methods=["weighted"], cases=["uniform"])
     short = dict(run.settings) | {"rounds": 30, "estimates": 10}
     short["problem"] = {"clients": 20, "samples": 100, "features": 3, "informative": 2}
     assert np.abs(skew_gap(short | {"size": 4})["gap"].to_numpy()).max() < 1e-9
 
 
-def algorithm_2(present, cutoff):
+def algorithm_2(available, cutoff):
     """Return the weight before the last round by paper 001's Algorithm 2, line by line."""
     count, length, weight = 0, 0, 1.0
-    for here in present:
+    for here in available:
         length += 1
         if here or length == cutoff:
             weight = length if count == 0 else (count * weight + length) / (count + 1)
@@ -129,27 +134,27 @@ def test_weights_over_time_by_algorithm_2(cutoff):
     plain = {"type": "bernoulli", "rates": 0.3}
     settings = {"participation": plain, "clients": 8, "rounds": 60, "cutoff": cutoff, "seed": 3}
     last = weights_over_time(settings).row(-1, named=True)
-    running = Bernoulli(0.3).begin(Population(8), 3)
-    came = np.zeros((60, 8), dtype=bool)
+    stream = Bernoulli(0.3).begin(Population(8), 3)
+    available = np.zeros((60, 8), dtype=bool)
     for t in range(60):
-        came[t, running.round(t).clients] = True
-    weights = [algorithm_2(came[:, n], cutoff or 10**9) for n in range(8)]
+        available[t, stream.round(t).clients] = True
+    weights = [algorithm_2(available[:, n], cutoff or 10**9) for n in range(8)]
     assert last["weight"] == pytest.approx(np.mean(weights), rel=1e-12)
-    assert last["count"] == came.sum(axis=0).mean()
+    assert last["count"] == available.sum(axis=0).mean()
 
 
-def test_recorded_weights_by_the_closed_forms():
+def test_recorded_weights_match_the_closed_forms():
     """(1 − 0.98^50) / 0.02 = 31.79; a cycle of 2 in 100 rounds with K = 50: 100 / 3."""
-    (weight,) = recorded("001/weights", "bernoulli-0.02", "fedau-50", "weight")
+    (weight,) = recorded_measures("001/weights", "bernoulli-0.02", "fedau-50", "weight")
     assert weight == pytest.approx((1 - 0.98**50) / 0.02, rel=0.003)
-    (weight,) = recorded("001/weights", "cyclic-0.02", "fedau-50", "weight")
+    (weight,) = recorded_measures("001/weights", "cyclic-0.02", "fedau-50", "weight")
     assert weight == pytest.approx(100 / 3, rel=0.005)
 
 
-def test_recorded_synthetic_rounds_of_paper_002():
-    """800, 1900 and 4800 rounds, as printed; another noise moves none of them."""
-    printed = {"amplified-scaffold": 800, "scaffold": 1900, "fedavg": 4800}
-    for method, rounds in printed.items():
-        found = recorded("002/synthetic", "noisy", method, "rounds")
-        assert found
-        assert all(abs(one - rounds) <= 100 for one in found)
+def test_recorded_rounds_of_paper_002_match_the_published_ones():
+    """800, 1900 and 4800 rounds in every seed."""
+    published = {"amplified-scaffold": 800, "scaffold": 1900, "fedavg": 4800}
+    for method, rounds in published.items():
+        measured = recorded_measures("002/synthetic", "noisy", method, "rounds")
+        assert measured
+        assert all(abs(value - rounds) <= 100 for value in measured)

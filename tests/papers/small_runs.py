@@ -1,14 +1,14 @@
-"""Makes a run of any paper's file so small that it takes a moment and needs no data."""
+"""Shrinks a published run so that it takes a moment and needs no downloaded data."""
 
 from copy import deepcopy
 
 from fedtide.problems.augmentation import changes_colours
 
-ROUNDS = 6
+ROUNDS = 4
 
 
-def small(settings):
-    """Return the settings with digits for data, few clients, and windows that close in time."""
+def shrink(settings):
+    """Return the settings with the digits data, few clients and rounds, and short periods."""
     plain = deepcopy(dict(settings))
     plain |= {"rounds": ROUNDS, "evaluation": {"every": 2}, "trainer": "reference"}
     plain["local"]["steps"] = min(plain["local"]["steps"], 2)
@@ -24,18 +24,18 @@ def small(settings):
     if plain["problem"]["type"] == "classification":
         plain["problem"]["dataset"] = "digits"
         plain["problem"].pop("samples", None)
-        if changes_colours(plain["problem"].get("augment") or ()):  # digits are no pixels of 0..255
+        if changes_colours(plain["problem"].get("augment") or ()):  # digits have no 0..255 pixels
             plain["problem"]["augment"] = ["pad-crop", "flip"]
         if plain["problem"]["model"] != {"type": "logistic", "bias": False, "start": "zero"}:
             plain["problem"]["model"] = "logistic"
-    shorten(plain["algorithm"])
+    shorten_periods(plain["algorithm"])
     return plain
 
 
-def shorten(algorithm):
-    """Bring every period, start and switch of an algorithm within the rounds."""
+def shorten_periods(algorithm):
+    """Set every period, start and switch of an algorithm to 2 rounds at most."""
     for key, value in algorithm.items():
         if key in ("period", "start", "at"):
             algorithm[key] = min(value, 2)
         elif isinstance(value, dict):
-            shorten(value)
+            shorten_periods(value)

@@ -1,4 +1,4 @@
-"""A pair of learning rates."""
+"""The pair of learning rates that the theorems prescribe."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Steps:
+class LearningRates:
     """Learning rates that a theorem prescribes, or the largest that it allows.
 
     Args:
@@ -19,5 +19,5 @@ class Steps:
 
     @property
     def product(self) -> float:
-        """γ η, which moves the model."""
+        """The effective learning rate γ η."""
         return self.local * self.server

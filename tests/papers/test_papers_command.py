@@ -1,0 +1,120 @@
+"""The command `fedtide papers` and the sweep files it exports."""
+
+from dataclasses import replace
+
+import pytest
+
+import fedtide as ft
+from fedtide.cli.main import main
+from fedtide.papers import load, load_records, names, plan
+from fedtide.papers.export import export_sweep
+from fedtide.sweep import Sweep
+from fedtide.theory import fedavg_two_clients
+
+
+@pytest.fixture
+def fedtide(monkeypatch, capsys):
+    """Return a function that runs the command line and returns its status, output and errors."""
+
+    def run(*arguments):
+        monkeypatch.setattr("sys.argv", ["fedtide", *arguments])
+        monkeypatch.setenv("COLUMNS", "200")
+        try:
+            main()
+            status = 0
+        except SystemExit as end:
+            status = end.code or 0
+        captured = capsys.readouterr()
+        return status, captured.out, captured.err
+
+    return run
+
+
+def test_list_names_every_experiment(fedtide, tmp_path):
+    status, out, _ = fedtide("papers", "--records", str(tmp_path))
+    assert status == 0
+    assert all(name in out for name in names())
+
+
+def test_run_one_experiment(fedtide, monkeypatch, tmp_path):
+    """FedAvg on the two clients of Example 1: x = X (1 − 0.99^200) after 200 rounds from 0."""
+    paper = load("003/example-1")
+    two_clients = {**paper.cases["two-clients"], "rounds": 200, "trainer": "reference"}
+    shorter = replace(paper, cases={**paper.cases, "two-clients": two_clients})
+    monkeypatch.setattr("fedtide.cli.papers.load", lambda name: shorter)
+    folders = [
+        "--workers",
+        "1",
+        "--out",
+        str(tmp_path / "runs"),
+        "--records",
+        str(tmp_path / "records"),
+    ]
+    chosen = ["--cases", "two-clients", "--methods", "fedavg"]
+    status, out, _ = fedtide("papers", "003/example-1", *chosen, *folders)
+    assert status == 0
+    limit, _ = fedavg_two_clients(0.0, 1.0, (5, 15), lr=0.005)
+    assert f"{limit * (1 - 0.99**200):.4f}" in out
+    assert "not run" in out
+    for suffix in ("png", "pdf"):
+        figure = tmp_path / "runs" / "003" / "example-1" / f"paper.{suffix}"
+        assert figure.stat().st_size > 1000
+    assert len(load_records(tmp_path / "records")) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "prefix"),
+    [
+        (["002/syntetic"], "name: unknown '002/syntetic';"),
+        (["002/synthetic", "--scale", "lap"], "scale: unknown 'lap';"),
+        (["002/synthetic", "--methods", "fedav"], "methods: unknown 'fedav';"),
+        (["002/synthetic", "--cases", "nosy"], "cases: unknown 'nosy';"),
+        (["002/synthetic", "--seeds", "1,x"], "seeds: '1,x' is not"),
+        (["004/skew", "--export", "x.yaml"], "export: 004/skew"),
+        (["001/cifar10", "--cases", "bernoulli,cyclic", "--export", "x.yaml"], "cases: "),
+    ],
+)
+def test_invalid_input_names_the_field(fedtide, arguments, prefix):
+    status, _, err = fedtide("papers", *arguments)
+    assert status == 2
+    assert err.startswith(f"fedtide: {prefix}")
+    assert ";" in err
+    assert err.count("\n") == 1
+
+
+def test_missing_data_stops_before_anything_is_written(fedtide, tmp_path, monkeypatch):
+    """The error names the missing files and the experiments that need none."""
+    monkeypatch.setattr("fedtide.problems.datasets.catalogue._from_hub", _offline)
+    monkeypatch.setenv("FEDTIDE_DATA", str(tmp_path))
+    out = tmp_path / "out"
+    status, _, err = fedtide("papers", "001/svhn", "--out", str(out), "--records", str(out))
+    assert status == 2
+    assert "svhn/train.parquet" in err
+    assert "002/synthetic" in err
+    assert not out.exists()
+
+
+def _offline(name):
+    raise ft.InvalidInputError(
+        f"dataset: {name!r} is not available; put {name}/train.parquet there"
+    )
+
+
+@pytest.mark.parametrize("name", ["002/fashion-mnist", "003/mnist-logistic", "002/groups"])
+def test_exported_sweep_has_the_same_runs(fedtide, tmp_path, name):
+    file = tmp_path / "sweep.yaml"
+    case = next(iter(load(name).cases))
+    status, _, _ = fedtide("papers", name, "--scale", "paper", "--export", str(file))
+    assert status == 0
+    exported = [member.experiment.to_dict() for member in Sweep.load(file).members]
+    planned = [run.resolved for run in plan(load(name), cases=[case])]
+    assert exported == planned
+
+
+def test_exported_sweep_has_shared_settings_at_the_top():
+    sweep = export_sweep(load("002/fashion-mnist"), "paper")
+    assert sweep["rounds"] == 2000
+    assert set(sweep["methods"]["scaffold"]) == {"local", "algorithm"}
+    part = export_sweep(load("001/cifar10"), "paper", [2], ["fedau-50", "mifa"], ["cyclic"])
+    assert (part["seeds"], list(part["methods"])) == ([2], ["fedau-50", "mifa"])
+    assert part["participation"]["type"] == "cyclic"
