@@ -10,7 +10,7 @@ import polars as pl
 import torch
 from numpy.typing import NDArray
 
-from fedtide.algorithms._participation_intervals import MeanInterval
+from fedtide.algorithms.fedau import MeanInterval
 from fedtide.participation import PROCESSES
 from fedtide.participation.inclusion import inclusion_probabilities
 from fedtide.population import Population

@@ -9,7 +9,7 @@ from __future__ import annotations
 import types
 from collections.abc import Mapping
 from dataclasses import MISSING, fields, is_dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
@@ -114,7 +114,7 @@ class Builder:
 
     def _build_dataclass(self, cls: type, value: Mapping[str, Any], path: str) -> Any:
         """Return an object of this dataclass with these fields."""
-        hints = get_type_hints(cls)
+        hints = _type_hints(cls)
         known = {field.name: field for field in fields(cls) if field.init}
         for key in value:
             if key not in known:
@@ -184,6 +184,11 @@ def _refuse_huge(value: Any, path: str) -> None:
     if isinstance(value, list | tuple):
         for part in value:
             _refuse_huge(part, path)
+
+
+@cache
+def _type_hints(cls: type) -> dict[str, Any]:
+    return get_type_hints(cls)
 
 
 @lru_cache(maxsize=512)

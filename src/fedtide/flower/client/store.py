@@ -11,7 +11,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from fedtide.algorithms._participation_intervals import MeanInterval
+from fedtide.algorithms.fedau import MeanInterval
 from fedtide.atomic_io import write_atomically
 from fedtide.flower.protocol import TrainRequest, Update
 from fedtide.problems.layout import Params

@@ -1,0 +1,137 @@
+"""The structure of the package: imports point one way, and names are found once."""
+
+import ast
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+import fedtide
+
+ROOT = Path(fedtide.__file__).parent
+FILES = sorted(path for path in ROOT.rglob("*.py") if "examples" not in path.parts)
+
+BASICS = {"errors", "validation", "randomness", "population", "atomic_io", "locking"}
+MAY_IMPORT = {
+    "participation": set(),
+    "algorithms": set(),
+    "problems": set(),
+    "plotting": set(),
+    "theory": set(),
+    "training": {"problems", "algorithms"},
+    "simulation": {"participation", "algorithms", "problems", "training"},
+    "auditing": {
+        "participation",
+        "algorithms",
+        "problems",
+        "training",
+        "simulation",
+        "theory",
+        "plotting",
+    },
+    "flower": {"participation", "algorithms", "problems", "training", "simulation", "auditing"},
+    "tracking": {"simulation", "report"},
+    "report": {"simulation", "participation", "algorithms", "plotting", "auditing"},
+    "sweep": {"simulation", "tracking"},
+    "papers": {
+        "participation",
+        "algorithms",
+        "problems",
+        "training",
+        "simulation",
+        "sweep",
+        "report",
+        "theory",
+        "plotting",
+    },
+}
+"""What each package may import besides itself and the basics; all others are on top of them."""
+
+PRIVATE = {
+    "torch._inductor": "training/trainers/_graph_capture.py",
+    "torch.fx": "training/trainers/_graph_capture.py",
+}
+"""Private interfaces, and the only module that may use them."""
+
+
+def imported(file):
+    """Return the dotted names that a file imports, anywhere in the file."""
+    names = set()
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        if isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{file}: relative import"
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return names
+
+
+def packages_imported(file):
+    """Return the packages of fedtide that a file imports."""
+    return {name.split(".")[1] for name in imported(file) if name.startswith("fedtide.")}
+
+
+def package(file):
+    """Return the package of a file, or the name of a module at the top level."""
+    return file.relative_to(ROOT).parts[0].removesuffix(".py")
+
+
+@pytest.mark.parametrize("name", MAY_IMPORT)
+def test_a_package_imports_only_the_packages_below_it(name):
+    allowed = {name} | BASICS | MAY_IMPORT[name]
+    for file in FILES:
+        if package(file) == name:
+            used = packages_imported(file)
+            assert used <= allowed, f"{file.relative_to(ROOT)} imports {sorted(used - allowed)}"
+
+
+@pytest.mark.parametrize("name", sorted(BASICS))
+def test_the_basics_import_only_each_other(name):
+    assert packages_imported(ROOT / f"{name}.py") <= BASICS - {name}
+
+
+def test_every_package_is_listed():
+    packages = {path.name for path in ROOT.iterdir() if (path / "__init__.py").exists()}
+    assert packages <= set(MAY_IMPORT) | {"cli", "examples"}
+
+
+def test_imports_have_no_cycle():
+    below = {name: set(others) for name, others in MAY_IMPORT.items()}
+    while below:
+        free = {name for name, others in below.items() if not others & set(below)}
+        assert free, f"a cycle among {sorted(below)}"
+        below = {name: others for name, others in below.items() if name not in free}
+
+
+def test_participation_needs_no_torch_and_algorithms_read_no_files():
+    for file in FILES:
+        libraries = {name.split(".")[0] for name in imported(file)}
+        if package(file) == "participation":
+            assert "torch" not in libraries
+        if package(file) == "algorithms":
+            assert "polars" not in libraries
+
+
+def test_module_names_are_unique():
+    names = Counter(file.name for file in FILES)
+    repeated = {name for name, count in names.items() if count > 1}
+    assert repeated <= {"__init__.py", "base.py", "api.py"}
+
+
+@pytest.mark.parametrize("interface", PRIVATE)
+def test_private_interfaces_are_used_in_one_module_only(interface):
+    for file in FILES:
+        if interface in file.read_text(encoding="utf-8"):
+            assert file.relative_to(ROOT).as_posix() == PRIVATE[interface]
+
+
+def test_algorithms_are_driven_in_one_place():
+    """Only the driver of a round, and algorithms that wrap others, call their methods."""
+    for file in FILES:
+        if package(file) == "algorithms":
+            continue
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+                called, owner = node.func.attr, ast.unparse(node.func.value)
+                driven = called in {"absorb", "instruct", "choose_cohort"}
+                assert not (driven and "algorithm" in owner), f"{file}: {owner}.{called}"
