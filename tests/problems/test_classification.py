@@ -226,7 +226,7 @@ def test_a_flwr_partitioner_object_is_a_partition():
 
 class LeavesOneOut(Partition):
     def split(self, labels, clients, seed, columns=None):
-        return StoredShards.of_owners(np.zeros(len(labels), dtype=np.int64), clients)
+        return StoredShards.from_owners(np.zeros(len(labels), dtype=np.int64), clients)
 
 
 @pytest.mark.parametrize(

@@ -137,7 +137,7 @@ def test_natural_gives_one_client_per_value():
 
 def test_shards_average_and_count_by_client():
     lists = [np.array([3, 1]), np.array([0]), np.array([2, 4, 5])]
-    shards = StoredShards.of_lists(lists)
+    shards = StoredShards.from_lists(lists)
     values, labels = np.arange(6) ** 2.0, np.array([0, 2, 1, 2, 1, 1])
     assert shards.averages(values) == pytest.approx([5.0, 0.0, 15.0])
     assert shards.class_shares(labels, 3) == pytest.approx(
@@ -146,7 +146,7 @@ def test_shards_average_and_count_by_client():
 
 
 def test_locate_takes_leading_dimensions():
-    shards = StoredShards.of_lists([np.array([3, 1]), np.array([0, 2])])
+    shards = StoredShards.from_lists([np.array([3, 1]), np.array([0, 2])])
     positions = np.array([[[0, 1], [1, 1]], [[1, 0], [0, 1]]])  # (I, S, B)
     found = shards.locate(np.array([1, 0]), positions)
     assert found.tolist() == [[[0, 2], [1, 1]], [[2, 0], [3, 1]]]
