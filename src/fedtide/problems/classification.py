@@ -261,12 +261,11 @@ class ClassificationTask(Task):
         """Return the loss of each sample, and 1 if it is classified correctly, else 0."""
         params = {name: self.to_memory_format(t) for name, t in self.layout.unflatten(x).items()}
         losses, correct = [], []
-        for inputs, y in zip(
-            *(torch.split(t, self._chunk) for t in (features, labels)), strict=True
-        ):
-            logits = self.model.evaluate(params, self.to_memory_format(inputs))
-            losses.append(cross_entropy(logits, y, reduction="none"))
-            correct.append(logits.argmax(1) == y)
+        for first in range(0, len(labels), self._chunk):
+            part = slice(first, first + self._chunk)
+            logits = self.model.evaluate(params, self.to_memory_format(features[part]))
+            losses.append(cross_entropy(logits, labels[part], reduction="none"))
+            correct.append(logits.argmax(1) == labels[part])
         return torch.cat(losses).double().cpu().numpy(), torch.cat(correct).double().cpu().numpy()
 
     def _client_test_accuracy(self, correct: NDArray[np.float64]) -> NDArray[np.float64]:
