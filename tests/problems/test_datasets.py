@@ -181,7 +181,7 @@ def png_bytes(size=4):
          "^dataset: .*no rows; give"),
         ({"image": [png_bytes(), b"junk"], "label": [0, 1]}, "^image: sample 1 .*; write"),
         ({"image": [png_bytes(), None], "label": [0, 1]}, "^image: sample 1 .*; remove"),
-        ({"image": [png_bytes(), png_bytes(5)], "label": [0, 1]}, "^image: sample 1 .* 5×5 .* 4×4; "),
+        ({"image": [png_bytes(), png_bytes(5)], "label": [0, 1]}, "^image: sample 1 .*5×5 .*4×4; "),
         ({"image": [png_bytes(), png_bytes(64)[:-30]], "label": [0, 1]}, "^image: sample 1 .*; "),
         ({"image": [[1.0, 2.0]] * 2, "label": [0, 1]}, r"^dataset: .*\(2,\).*\(1,\); give"),
     ],

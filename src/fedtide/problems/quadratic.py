@@ -46,7 +46,7 @@ class Quadratic(Problem):
     start: Array | None = None
 
     def __post_init__(self) -> None:
-        for name, dimensions in (("matrices", 3), ("centers", 2), ("start", 1)):
+        for name, dimensions in (("centers", 2), ("matrices", 3), ("start", 1)):
             value = getattr(self, name)
             if value is not None:
                 object.__setattr__(self, name, numbers(name, value, dimensions))
@@ -55,11 +55,15 @@ class Quadratic(Problem):
             raise InvalidInputError("centers: no clients; give at least 1")
         expected = (*e.shape, e.shape[1])
         if a.shape != expected:
-            raise InvalidInputError(f"matrices: shape {a.shape}; give (N, d, d) = {expected}")
+            raise InvalidInputError(
+                f"matrices: shape {a.shape} is not {expected}; give one matrix per center"
+            )
         if not np.allclose(a, a.transpose(0, 2, 1)):
             raise InvalidInputError("matrices: a matrix is not symmetric; use (A + Aᵀ) / 2")
         if self.start is not None and np.shape(self.start) != e.shape[1:]:
-            raise InvalidInputError(f"start: shape {np.shape(self.start)}; give {e.shape[1:]}")
+            raise InvalidInputError(
+                f"start: shape {np.shape(self.start)} is not {e.shape[1:]}; give d numbers"
+            )
 
     @classmethod
     def two_clients(cls, first: float = 0.0, second: float = 1.0, start: float = 0.0) -> Quadratic:

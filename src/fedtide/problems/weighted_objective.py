@@ -77,7 +77,9 @@ def weigh_objective(task: Task, objective: Objective) -> Task:
 def _read_weights(population: Population, objective: Objective) -> NDArray[np.float64]:
     if objective == "samples":
         if population.samples is None:
-            raise InvalidInputError("objective: the clients hold no samples; use 'uniform'")
+            raise InvalidInputError(
+                "objective: 'samples' needs clients that hold samples; use 'uniform'"
+            )
         return population.samples.astype(np.float64)
     weights = np.asarray(objective, dtype=np.float64)
     if weights.shape != (population.clients,):
@@ -86,6 +88,6 @@ def _read_weights(population: Population, objective: Objective) -> NDArray[np.fl
         )
     if not (np.isfinite(weights) & (weights >= 0)).all() or weights.sum() == 0:
         raise InvalidInputError(
-            "objective: a weight is negative or not finite, or all are 0; give positive numbers"
+            "objective: weights must be finite, not negative, and not all 0; give positive numbers"
         )
     return weights
