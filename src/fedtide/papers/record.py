@@ -65,8 +65,9 @@ class Record:
 
     def fits(self, run: PlannedRun) -> bool:
         """Say whether the record is of a run with these very settings."""
-        if run.compute is not None:
-            return bool(self.settings == json.loads(json.dumps(run.resolved)))
+        planned = json.loads(json.dumps(run.resolved))
+        if self.settings == planned or run.compute is not None:
+            return bool(self.settings == planned)
         try:
             mine = Experiment.from_dict(self.settings).to_dict()
         except InvalidInputError:
