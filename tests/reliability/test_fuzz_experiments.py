@@ -357,7 +357,7 @@ def test_other_numbers_run_or_are_refused(part, folder):
     assert sorted(folder.iterdir()) == before
 
 
-NESTED = "[" * 800 + "]" * 800
+NESTED = "[" * 700 + "]" * 700
 BOMB = "\n".join(f"    - &a{i} [{','.join([f'*a{i - 1}'] * 10) if i else '1,1'}]" for i in range(9))
 MERGES = "".join(f"a{i}: &a{i} {{<<: [{','.join([f'*a{i - 1}'] * 10)}]}}\n" for i in range(1, 9))
 
