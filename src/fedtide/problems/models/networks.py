@@ -149,7 +149,7 @@ class CNN(Model):
         if min(sides) < 1:
             raise InvalidInputError(
                 f"model: images of shape {shape} are too small for the convolutions; use fewer "
-                f"channels entries, or less pooling"
+                f"of them, or less pooling"
             )
         return sides[0], sides[1]
 
