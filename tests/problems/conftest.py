@@ -1,4 +1,4 @@
-"""Data sets for the tests: tiny ones made on the spot, and the real ones where they lie."""
+"""Data sets for the tests: small generated ones, and the real ones in FEDTIDE_DATA."""
 
 import io
 import os
@@ -25,7 +25,7 @@ def write_split(file, pixels, labels, **columns):
     pq.write_table(pa.table({"image": images, "label": list(labels), **columns}), file)
 
 
-def colours(seed, count, size=8):
+def random_images(seed, count, size=8):
     """Return random colour images and labels of 3 classes."""
     draw = np.random.default_rng(seed)
     pixels = draw.integers(256, size=(count, size, size, 3), dtype=np.uint8)
@@ -34,7 +34,7 @@ def colours(seed, count, size=8):
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path, monkeypatch):
-    """Keep decoded images of the tests out of the user's cache."""
+    """Use a cache of decoded images per test instead of the user's."""
     monkeypatch.setenv("FEDTIDE_CACHE", str(tmp_path / "cache"))
     return tmp_path / "cache"
 
@@ -42,7 +42,7 @@ def cache(tmp_path, monkeypatch):
 @pytest.fixture
 def folder(tmp_path):
     """Return a folder with 40 training and 12 test images, 8×8 in colour, of 3 classes."""
-    train, test = colours(1, 40), colours(2, 12)
+    train, test = random_images(1, 40), random_images(2, 12)
     writers = [f"w{i % 4}" for i in range(40)]
     write_split(tmp_path / "tiny" / "train.parquet", *train, writer=writers)
     write_split(tmp_path / "tiny" / "test.parquet", *test)

@@ -1,4 +1,4 @@
-"""Partitions: literal readings of the papers, and what must hold for any data."""
+"""Partitions against literal implementations of the papers, and properties for any data."""
 
 from itertools import chain
 
@@ -8,15 +8,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedtide.errors import InvalidInputError
-from fedtide.problems.partitions.base import StoredShards
-from fedtide.problems.partitions.flwr_datasets import Flwr, FlwrInstance
-from fedtide.problems.partitions.partitioners import (
-    PARTITIONS,
+from fedtide.problems.partitions import (
     Dirichlet,
+    Flwr,
+    FlwrInstance,
     Iid,
     MajorityClass,
     Natural,
     SingleClass,
+    StoredShards,
 )
 from fedtide.randomness import generator
 
@@ -44,13 +44,13 @@ def all_samples(shards):
 def test_every_sample_belongs_to_exactly_one_client(partition, labels, clients, seed):
     labels = np.array(labels)
     shards = partition.split(labels, clients, seed)
-    held = [sample for client in all_samples(shards) for sample in client]
+    samples = [sample for client in all_samples(shards) for sample in client]
     assert len(shards.sizes) == clients
-    assert sorted(held) == list(range(len(labels)))
+    assert sorted(samples) == list(range(len(labels)))
 
 
 @pytest.mark.parametrize("partition", [Iid(), Dirichlet(0.1), MajorityClass(0.3), SingleClass()])
-def test_the_seed_decides(partition):
+def test_the_seed_determines_the_partition(partition):
     first, again, other = (all_samples(partition.split(LABELS, 50, seed)) for seed in (1, 1, 2))
     assert first == again
     assert first != other
@@ -61,7 +61,7 @@ def test_iid_sizes_differ_by_at_most_one():
     assert sizes.max() - sizes.min() == 1
 
 
-def test_dirichlet_cuts_each_class_as_the_paper_says():
+def test_dirichlet_divides_each_class_as_in_the_paper():
     clients, alpha, seed = 30, 0.1, 5
     kappa = generator(seed, "partition").dirichlet([alpha] * 10, clients)
     expected = [[] for _ in range(clients)]
@@ -70,19 +70,19 @@ def test_dirichlet_cuts_each_class_as_the_paper_says():
         begin, cumulated, total = 0, 0.0, sum(kappa[n][label] for n in range(clients))
         for n in range(clients):
             cumulated += kappa[n][label]
-            end = round(len(samples) * (cumulated / total))  # Python rounds halves to the even
+            end = round(len(samples) * (cumulated / total))  # Python rounds halves to even
             expected[n] += samples[begin:end]
             begin = end
     shards = Dirichlet(alpha).split(LABELS, clients, seed)
     assert [sorted(held) for held in expected] == all_samples(shards)
 
 
-def test_dirichlet_with_large_alpha_gives_everyone_all_classes():
+def test_dirichlet_with_large_alpha_gives_all_clients_the_same_shares():
     shares = Dirichlet(1e4).split(LABELS, 10, 0).class_shares(LABELS, 10)
     assert np.abs(shares - np.bincount(LABELS) / len(LABELS)).max() < 0.02
 
 
-def test_majority_class_deals_samples_one_by_one_as_the_program_does():
+def test_majority_class_assigns_samples_as_the_authors_program():
     clients, similarity, seed = 25, 0.2, 3
     draw = generator(seed, "partition")
     foreign = draw.random(len(LABELS)) < similarity
@@ -95,7 +95,7 @@ def test_majority_class_deals_samples_one_by_one_as_the_program_does():
     assert all_samples(MajorityClass(similarity).split(LABELS, clients, seed)) == held
 
 
-def test_majority_share_of_the_papers_setting():
+def test_majority_class_share_in_the_papers_setting():
     labels = np.random.default_rng(1).permutation(np.repeat(np.arange(10), 6000))
     shards = MajorityClass(0.05).split(labels, 250, 1)
     shares = shards.class_shares(labels, 10)
@@ -120,7 +120,7 @@ def test_single_class_sizes_follow_the_clipped_normal():
     assert (shards.class_shares(LABELS, 10).max(axis=1) == 1).all()
 
 
-def test_single_class_of_the_papers_setting():
+def test_single_class_sizes_in_the_papers_setting():
     labels = np.repeat(np.arange(10), 5000)
     sizes = SingleClass().split(labels, 1000, 1).sizes
     assert sizes.mean() == 50
@@ -135,21 +135,21 @@ def test_natural_gives_one_client_per_value():
     assert all_samples(shards) == [[1], [0, 2], [3]]
 
 
-def test_shards_average_and_count_by_client():
+def test_shards_give_means_and_class_shares_by_client():
     lists = [np.array([3, 1]), np.array([0]), np.array([2, 4, 5])]
-    shards = StoredShards.of_lists(lists)
+    shards = StoredShards.from_lists(lists)
     values, labels = np.arange(6) ** 2.0, np.array([0, 2, 1, 2, 1, 1])
-    assert shards.averages(values) == pytest.approx([5.0, 0.0, 15.0])
+    assert shards.client_means(values) == pytest.approx([5.0, 0.0, 15.0])
     assert shards.class_shares(labels, 3) == pytest.approx(
         np.array([[0, 0, 1], [1, 0, 0], [0, 1, 0]])
     )
 
 
-def test_locate_takes_leading_dimensions():
-    shards = StoredShards.of_lists([np.array([3, 1]), np.array([0, 2])])
+def test_locate_accepts_leading_dimensions():
+    shards = StoredShards.from_lists([np.array([3, 1]), np.array([0, 2])])
     positions = np.array([[[0, 1], [1, 1]], [[1, 0], [0, 1]]])  # (I, S, B)
-    found = shards.locate(np.array([1, 0]), positions)
-    assert found.tolist() == [[[0, 2], [1, 1]], [[2, 0], [3, 1]]]
+    samples = shards.locate(np.array([1, 0]), positions)
+    assert samples.tolist() == [[[0, 2], [1, 1]], [[2, 0], [3, 1]]]
 
 
 @pytest.mark.parametrize(
@@ -166,7 +166,7 @@ def test_flwr_partitioners_by_name(name):
         assert ((shards.class_shares(LABELS, 10) > 0).sum(axis=1) == 2).all()
 
 
-def test_flwr_instances_can_be_split_again_and_see_other_columns():
+def test_flwr_instances_can_be_reused_and_use_other_columns():
     partitioner = pytest.importorskip("flwr_datasets.partitioner")
     partition = FlwrInstance(partitioner.NaturalIdPartitioner("writer"))
     columns = {"writer": np.array(["b", "a", "b"])}
@@ -178,24 +178,30 @@ def test_flwr_instances_can_be_split_again_and_see_other_columns():
 @pytest.mark.parametrize(
     ("make", "complaint"),
     [
-        (lambda: Dirichlet(0), "alpha: 0 is not a positive number"),
-        (lambda: MajorityClass(1.5), "similarity: 1.5 is not within"),
-        (lambda: SingleClass(-1), "mean: -1 is not a positive number"),
-        (lambda: SingleClass(5, 2.5), "spread: 2.5 lets the size"),
-        (lambda: SingleClass(5, -1), "spread: -1"),
-        (lambda: MajorityClass(0).split(LABELS, 5, 0), "clients: 5 clients for 10 classes"),
-        (lambda: SingleClass().split(LABELS, 5, 0), "clients: 5 clients for 10 classes"),
+        (lambda: Dirichlet(0), "^alpha: 0 "),
+        (lambda: MajorityClass(1.5), "^similarity: 1.5 .*; "),
+        (lambda: SingleClass(-1), "^mean: -1 "),
+        (lambda: SingleClass(5, 2.5), "^spread: .*2.5.*; "),
+        (lambda: SingleClass(5, -1), "^spread: .*-1"),
+        (
+            lambda: MajorityClass(0).split(LABELS, 5, 0),
+            "^clients: 5 .* 10 classes; .*at least 10",
+        ),
+        (
+            lambda: SingleClass().split(LABELS, 5, 0),
+            "^clients: 5 .* 10 classes; .*at least 10",
+        ),
         (
             lambda: Natural("writre").split(LABELS, 5, 0, {"writer": LABELS}),
-            "column: the training data has no 'writre'; did you mean 'writer'",
+            "^column: .*'writre'; did you mean 'writer'",
         ),
         (
             lambda: Natural("writer").split(LABELS, 5, 0, {"writer": LABELS}),
-            "clients: 5 clients, but column 'writer' has 10 values; give clients: 10",
+            "^clients: 5 .*'writer'.*; give clients: 10",
         ),
     ],
 )
-def test_bad_inputs(make, complaint):
+def test_invalid_inputs_name_the_field(make, complaint):
     with pytest.raises(InvalidInputError, match=complaint):
         make()
 
@@ -203,20 +209,16 @@ def test_bad_inputs(make, complaint):
 @pytest.mark.parametrize(
     ("partition", "complaint"),
     [
-        (Flwr("DirichletPartitoner"), "name: unknown .*did you mean 'DirichletPartitioner'"),
-        (Flwr("DirichletPartitioner"), "arguments: DirichletPartitioner refuses them"),
-        (Flwr("IidPartitioner", {"num_partitions": 7}), "makes 7 partitions; give clients: 7"),
-        (Flwr("NaturalIdPartitioner", {"partition_by": "x"}), "cannot split this data"),
+        (Flwr("DirichletPartitoner"), "^name: .*; did you mean 'DirichletPartitioner'"),
+        (Flwr("DirichletPartitioner"), "^arguments: DirichletPartitioner .*; give"),
+        (
+            Flwr("IidPartitioner", {"num_partitions": 7}),
+            "^clients: .*; give clients: 7",
+        ),
+        (Flwr("NaturalIdPartitioner", {"partition_by": "x"}), "^partition: .*cannot split.*; use"),
     ],
 )
-def test_bad_flwr_partitioners(partition, complaint):
+def test_invalid_flwr_partitioners_are_refused(partition, complaint):
     pytest.importorskip("flwr_datasets")
     with pytest.raises(InvalidInputError, match=complaint):
         partition.split(LABELS, 20, 0)
-
-
-def test_the_table_names_all():
-    assert sorted(PARTITIONS) == [
-        "dirichlet", "flwr", "iid", "majority-class", "natural", "shared-pool",
-        "single-class",
-    ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""A disk that is really full: one sentence, nothing damaged, and the run goes on later."""
+"""A full disk: one sentence, nothing damaged, and the run can be resumed."""
 
 import os
 import subprocess
@@ -25,8 +25,8 @@ def disk(tmp_path):
     subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
-def outcome(fields, out):
-    """Return what a run is refused with; nothing if it is not."""
+def run(fields, out):
+    """Run an experiment and return the error message, empty if there is none."""
     try:
         ft.simulate(**fields, out=out)
     except ft.InvalidInputError as error:
@@ -34,40 +34,37 @@ def outcome(fields, out):
     return ""
 
 
-@pytest.mark.slow
-def test_a_run_on_a_full_disk(disk, fields, results, tmp_path):
-    """The disk fills up at the first file, at the last, and at those between."""
-    ft.simulate(**fields, out=tmp_path / "whole")
+@pytest.mark.process
+def test_a_run_on_a_full_disk_ends_in_one_sentence_and_resumes(disk, fields, results, whole):
+    """The disk is full at the first file, at the last, and at those between."""
     refused = 0
     for pages in range(0, 40, 2):
         out, filler = disk / "run", disk / "filler"
         out.mkdir()
         space = os.statvfs(disk)
         filler.write_bytes(b"x" * (space.f_bavail - pages) * PAGE)
-        said = outcome(fields, out)
-        if said:
+        message = run(fields, out)
+        if message:
             refused += 1
-            assert said.startswith(f"out: {out}")
-            assert "No space left on device" in said
-            assert "\n" not in said
+            assert message.startswith(f"out: {out}")
+            assert "No space left on device" in message
+            assert "\n" not in message
             assert not list(out.rglob(".*.part"))
         rounds = [int(file.stem) for file in out.glob("checkpoints/*.safetensors")]
         kept = load_newest(out / "checkpoints")
         assert (kept.round if kept else None) == max(rounds, default=None)
         filler.unlink()
         ft.simulate(**fields, out=out, resume=True)
-        assert results(out) == results(tmp_path / "whole")
+        assert results(out) == results(whole)
         subprocess.run(["rm", "-r", str(out)], check=True)
     assert 5 < refused < 20
 
 
-def test_a_memory_of_clients_on_a_full_disk(disk):
-    """26 rows of 40,000 bytes fit on a megabyte: they stay, and no signal ends the process."""
+def test_the_client_memory_on_a_full_disk_keeps_its_rows(disk):
+    """26 rows of 40,000 bytes fit on a megabyte: they stay, and no SIGBUS ends the process."""
     memory, row = ClientMemory.empty(100, torch.zeros(10_000), str(disk)), torch.ones(1, 10_000)
     for client in range(26):
         memory = memory.write(torch.tensor([client]), row * client)
-    with pytest.raises(
-        ft.InvalidInputError, match=r"^memory_folder: .* needs 40,000; make room and resume"
-    ):
+    with pytest.raises(ft.InvalidInputError, match=r"^memory_folder: .* 40,000.*; make room"):
         memory.write(torch.tensor([26]), row)
     assert torch.equal(memory.read(torch.arange(26)), row * torch.arange(26.0)[:, None])

@@ -1,4 +1,4 @@
-"""Thousands of broken logs and traces, of every kind of file: one sentence or a usable table."""
+"""Damaged logs and traces in every file format: one sentence or a valid table."""
 
 import random
 from itertools import pairwise
@@ -45,7 +45,7 @@ WORDS = [
 ]  # fmt: skip
 
 
-def damaged(content, draw):
+def damage(content, draw):
     first = draw.randrange(len(content) + 1)
     last = min(len(content), first + draw.choice([0, 1, 2, 8, 50]))
     how = draw.randrange(6)
@@ -58,41 +58,37 @@ def damaged(content, draw):
     return content[:first] + draw.choice(WORDS) + content[last:]
 
 
-def written(frame, file, draw):
-    """Write the table, and damage the file."""
+def write_damaged(frame, file, draw):
+    """Write the table and damage the file."""
     write = {".parquet": frame.write_parquet, ".csv": frame.write_csv, ".jsonl": frame.write_ndjson}
     write[file.suffix](file)
     content = file.read_bytes()
     for _ in range(draw.choice([1, 1, 2, 4])):
-        content = damaged(content, draw)
+        content = damage(content, draw)
     file.write_bytes(content)
 
 
-def refused(use):
-    """Say whether something is refused, in one sentence."""
-    said = sentence(use)
-    assert said is None or (": " in said and "\n" not in said), said
-    return said is not None
-
-
-def sentence(use):
+def is_refused(use):
+    """Return whether an input is refused, in one sentence."""
+    message = None
     try:
         use()
     except ft.InvalidInputError as error:
-        return str(error)
-    return None
+        message = str(error)
+    assert message is None or (": " in message and "\n" not in message), message
+    return message is not None
 
 
-@pytest.mark.slow
+@pytest.mark.fuzz
 @pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".parquet"])
-def test_damaged_logs(suffix, tmp_path):
+def test_damaged_logs_are_refused_or_valid(suffix, tmp_path):
     file, kept = tmp_path / f"log{suffix}", 0
     for number in range(300):
         draw = random.Random(number)
-        written(log(draw), file, draw)
+        write_damaged(log(draw), file, draw)
         for process in (Table(weights=file), Replay(log=file)):
-            refused(lambda process=process: process.begin(CLIENTS, seed=0).round(0))
-        if not refused(lambda: read_log(file)):
+            is_refused(lambda process=process: process.begin(CLIENTS, seed=0).round(0))
+        if not is_refused(lambda: read_log(file)):
             frame = read_log(file)
             kept += 1
             assert frame["round"].min() is None or frame["round"].min() >= 0
@@ -101,17 +97,17 @@ def test_damaged_logs(suffix, tmp_path):
     assert list(tmp_path.iterdir()) == [file]
 
 
-@pytest.mark.slow
+@pytest.mark.fuzz
 @pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".parquet"])
-def test_damaged_traces(suffix, tmp_path):
+def test_damaged_traces_are_refused_or_valid(suffix, tmp_path):
     file, kept = tmp_path / f"trace{suffix}", 0
     for number in range(300):
         draw = random.Random(number)
-        written(trace(draw), file, draw)
+        write_damaged(trace(draw), file, draw)
         process = Trace(
             file=file, round_seconds=draw.choice([1, 0.1, 7]), repeat=draw.random() < 0.5
         )
-        if not refused(lambda process=process: process.begin(CLIENTS, seed=0)):
+        if not is_refused(lambda process=process: process.begin(CLIENTS, seed=0)):
             running = process.begin(CLIENTS, seed=0)
             kept += 1
             for t in (0, 3, 10**6):

@@ -1,17 +1,17 @@
-"""What is learnt, and from which data of which client."""
+"""Problems: the objective and which data each client holds."""
 
 from fedtide.problems.base import Batch, BatchPlan, Evaluation, Problem, Task
 from fedtide.problems.classification import Classification
 from fedtide.problems.lower_bound import LowerBound4D
 from fedtide.problems.models import MODELS
-from fedtide.problems.partitions.base import Partition
-from fedtide.problems.partitions.partitioners import (
+from fedtide.problems.partitions import (
     PARTITIONS,
     Dirichlet,
     Flwr,
     Iid,
     MajorityClass,
     Natural,
+    Partition,
     SharedPool,
     SingleClass,
 )
@@ -24,7 +24,7 @@ PROBLEMS: dict[str, type[Problem]] = {
     "regression": Regression,
     "classification": Classification,
 }
-"""The problems by the `type` that an experiment file gives them."""
+"""The problems by their `type` in an experiment file."""
 
 __all__ = [
     "MODELS",

@@ -1,7 +1,7 @@
-"""Counter-based draws on the device: a word is a function of (key, stream, index) and nothing else.
+"""Counter-based random numbers on the device: a word is a pure function of (key, stream, index).
 
-They are made of integer operations that `torch.func.vmap`, `make_fx` and `torch.compile` take as
-they take any other, which torch's own random numbers are not.
+They use integer operations only, so that `torch.func.vmap`, `make_fx` and `torch.compile` accept
+them, unlike torch's own generators.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def words(key: Tensor, stream: int, index: Tensor) -> Tensor:
 
     Args:
         key: a random 64-bit word for each client and step, int64.
-        stream: what the draws are for; different streams of one key are unrelated.
+        stream: the purpose of the draws; different streams of one key are independent.
         index: counts the draws, int64, within 0..2³²−1.
 
     >>> import torch
@@ -32,21 +32,21 @@ def words(key: Tensor, stream: int, index: Tensor) -> Tensor:
     return mix(mix(index ^ low) ^ high)
 
 
+def mix(word: Tensor) -> Tensor:
+    """Scramble 32-bit words (a bijection of C. Wellons' hash prospector, bias 0.107).
+
+    Both multipliers are below 2³¹, so that no product overflows the int64 that holds it.
+    """
+    word = ((word ^ (word >> 16)) * 0x21F0AAAD) & _MASK
+    word = ((word ^ (word >> 15)) * 0x735A2D97) & _MASK
+    return word ^ (word >> 15)
+
+
 def apply_to_half(draw: Tensor, changed: Tensor, images: Tensor) -> Tensor:
-    """Return the changed images where the draw is in the lower half of the words, else the images.
+    """Return the changed image where the draw is below 2³¹, the original elsewhere.
 
     Args:
         draw: a word for each image, shape (M,).
         changed, images: shape (M, C, H, W).
     """
     return torch.where((draw < WORDS // 2)[:, None, None, None], changed, images)
-
-
-def mix(word: Tensor) -> Tensor:
-    """Scramble 32-bit words (a bijection of C. Wellons' hash prospector, bias 0.107).
-
-    Both multipliers lie below 2³¹, so that no product overflows the int64 that holds it.
-    """
-    word = ((word ^ (word >> 16)) * 0x21F0AAAD) & _MASK
-    word = ((word ^ (word >> 15)) * 0x735A2D97) & _MASK
-    return word ^ (word >> 15)

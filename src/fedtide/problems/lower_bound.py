@@ -1,4 +1,4 @@
-"""The two-client lower-bound problem on which paper 002 compares its methods."""
+"""The two-client lower-bound problem that paper 002 compares its algorithms on."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ B = np.sqrt(MU) * C / np.sqrt(H)
 
 @dataclass(frozen=True)
 class LowerBound4D(Problem):
-    """Two clients in four dimensions that pull the fourth coordinate apart (paper 002, synthetic).
+    """Two clients in four dimensions that disagree on the fourth coordinate (paper 002, synthetic).
 
     With μ = 1, H = 16, L = 2, λ = 1, c = 1, ζ = 16 and b = √μ c / √H = 0.25,
 
@@ -29,16 +29,17 @@ class LowerBound4D(Problem):
         g(x)   = (μ / 2) (x_1 - c)² + (H / 2) (x_2 - b)² + (H / 8) (x_3² + max(0, x_3)²),
 
     from x_0 = 0. Every local step adds ξ ~ N(0, noise²) to the third coordinate of the gradient.
-    The mean of the two is minimal, and 0, at (1, 0.25, 0, 0).
+    The minimum of (F_0 + F_1) / 2 is 0, at (1, 0.25, 0, 0).
 
     Args:
-        noise: the standard deviation of ξ; 0 is exact.
-        logged: which objective the metric `loss` is: "consistent", the mean of F_0 and F_1, with
-            (L + λ) / 8 · x_4²; or "published", the authors' program's, with (L + λ) / 4 · x_4².
-            The difference moves the published round counts (800 and 1900 instead of 600 and 1500).
+        noise: the standard deviation of ξ; 0 gives exact gradients.
+        logged: what the metric `loss` is: "consistent", (F_0 + F_1) / 2, which contains
+            (L + λ) / 8 · x_4²; or "published", as the authors' program logs it, with
+            (L + λ) / 4 · x_4². The choice changes the published round counts (800 and 1900 instead
+            of 600 and 1500).
 
     Raises:
-        InvalidInputError: negative noise or another objective.
+        InvalidInputError: negative noise or an unknown objective.
 
     >>> task = LowerBound4D().prepare(0, torch.device("cpu"), torch.float64)
     >>> task.evaluate(task.start).metrics["loss"]
@@ -53,15 +54,15 @@ class LowerBound4D(Problem):
         one_of("logged", self.logged, Literal["consistent", "published"])
 
     def prepare(self, seed: int, device: torch.device, dtype: torch.dtype) -> LowerBound4DTask:
-        """Return the task; the noise is drawn from the keys of the steps."""
+        """Return the task; the noise is a function of the keys of the steps."""
         return LowerBound4DTask(self, device, dtype)
 
 
 class LowerBound4DTask(Task):
     """The two clients on a device.
 
-    Both functions have the form ½ Σ k_j (x_j - c_j)² + (H / 8) max(0, x_3)² + Σ l_j x_j; the noise
-    is part of the slope l_3.
+    Both functions are ½ Σ k_j (x_j - c_j)² + (H / 8) max(0, x_3)² + Σ l_j x_j; the slope l_3 is the
+    noise.
     """
 
     def __init__(self, problem: LowerBound4D, device: torch.device, dtype: torch.dtype) -> None:
@@ -74,7 +75,7 @@ class LowerBound4DTask(Task):
         self._slopes = self.start.new_tensor([[0, 0, 0, ZETA], [0, 0, 0, -ZETA]])
 
     def pooled(self) -> LowerBound4DTask:
-        """Return the task of the mean of the two."""
+        """Return the task of the mean function (F_0 + F_1) / 2."""
         pooled = LowerBound4DTask(self._problem, self.start.device, self.start.dtype)
         pooled.population = Population(1)
         pooled._curvatures = self._curvatures.mean(dim=0, keepdim=True)
@@ -101,7 +102,7 @@ class LowerBound4DTask(Task):
         return self._curvatures[clients][None], slopes
 
     def evaluate(self, x: Tensor, clients: bool = True) -> Evaluation:
-        """Return the logged objective and both clients' own."""
+        """Return the logged objective as `loss`, and F_0(x) and F_1(x)."""
         losses = self.loss({"x": x}, self._curvatures, self._slopes).double().cpu().numpy()
         loss = float(losses.mean())
         if self._problem.logged == "published":

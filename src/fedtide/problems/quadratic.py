@@ -1,4 +1,4 @@
-"""Quadratic clients: the problem on which everything can be computed by hand."""
+"""Quadratic clients, whose optimum and trajectories have closed forms."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ from fedtide.errors import InvalidInputError
 from fedtide.population import Population
 from fedtide.problems.base import BatchInputs, BatchPlan, Evaluation, Problem, Task
 from fedtide.problems.layout import Layout, Params
+from fedtide.validation import numbers
 
 Array = Sequence[Any] | NDArray[Any] | Tensor
 
 
 @dataclass(frozen=True, eq=False)
 class Quadratic(Problem):
-    """F_n(x) = ½ (x - e_n)ᵀ A_n (x - e_n), learnt with exact gradients.
+    """F_n(x) = ½ (x - e_n)ᵀ A_n (x - e_n), with exact gradients.
 
     The objective is the mean of the F_n, minimal at x* = (Σ A_n)⁻¹ Σ A_n e_n where Σ A_n is
     invertible. Metrics: `loss`, the mean of F_n(x); clients: `loss`, F_n(x).
@@ -32,7 +33,7 @@ class Quadratic(Problem):
         start: x_0, shape (d,); None is the origin.
 
     Raises:
-        InvalidInputError: shapes that do not fit, a matrix that is not symmetric, or a non-finite number.
+        InvalidInputError: incompatible shapes, an asymmetric matrix, or a non-finite number.
 
     >>> problem = Quadratic(matrices=[[[2.0]], [[2.0]]], centers=[[0.0], [1.0]], start=[3.0])
     >>> task = problem.prepare(0, torch.device("cpu"), torch.float64)
@@ -45,21 +46,24 @@ class Quadratic(Problem):
     start: Array | None = None
 
     def __post_init__(self) -> None:
-        for name in ("matrices", "centers", "start"):
+        for name, dimensions in (("centers", 2), ("matrices", 3), ("start", 1)):
             value = getattr(self, name)
             if value is not None:
-                object.__setattr__(self, name, _numbers(name, value))
+                object.__setattr__(self, name, numbers(name, value, dimensions))
         a, e = np.asarray(self.matrices), np.asarray(self.centers)
-        if e.ndim != 2 or len(e) == 0:
+        if len(e) == 0:
+            raise InvalidInputError("centers: no clients; give at least 1")
+        expected = (*e.shape, e.shape[1])
+        if a.shape != expected:
             raise InvalidInputError(
-                f"centers: shape {e.shape} is not (clients, d) with at least 1 client"
+                f"matrices: shape {a.shape} is not {expected}; give one matrix per center"
             )
-        if a.shape != (*e.shape, e.shape[1]):
-            raise InvalidInputError(f"matrices: shape {a.shape} is not {(*e.shape, e.shape[1])}")
         if not np.allclose(a, a.transpose(0, 2, 1)):
             raise InvalidInputError("matrices: a matrix is not symmetric; use (A + Aᵀ) / 2")
         if self.start is not None and np.shape(self.start) != e.shape[1:]:
-            raise InvalidInputError(f"start: shape {np.shape(self.start)} is not {e.shape[1:]}")
+            raise InvalidInputError(
+                f"start: shape {np.shape(self.start)} is not {e.shape[1:]}; give d numbers"
+            )
 
     @classmethod
     def two_clients(cls, first: float = 0.0, second: float = 1.0, start: float = 0.0) -> Quadratic:
@@ -73,7 +77,7 @@ class Quadratic(Problem):
         return cls(matrices=[[[2.0]], [[2.0]]], centers=[[first], [second]], start=[start])
 
     def prepare(self, seed: int, device: torch.device, dtype: torch.dtype) -> QuadraticTask:
-        """Return the task; nothing in it is random."""
+        """Return the task; it is deterministic."""
         return QuadraticTask(self, device, dtype)
 
 
@@ -114,14 +118,3 @@ class QuadraticTask(Task):
         center = torch.linalg.pinv(a, hermitian=True) @ slope
         mean = Quadratic(a[None].cpu(), center[None].cpu(), self.start.cpu())
         return QuadraticTask(mean, self.start.device, self.start.dtype)
-
-
-def _numbers(name: str, value: Any) -> NDArray[np.float64]:
-    """Return a finite float64 array from an array, list or tensor."""
-    try:
-        array = np.asarray(value, dtype=np.float64)
-    except (TypeError, ValueError):
-        raise InvalidInputError(f"{name}: not an array of numbers") from None
-    if not np.isfinite(array).all():
-        raise InvalidInputError(f"{name}: a number is not finite")
-    return array

@@ -1,4 +1,4 @@
-"""Other objectives than the plain mean over clients: Σ a_n F_n for any problem and any method."""
+"""Weighted objectives Σ a_n F_n for any task and any algorithm."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from fedtide.problems.base import Batch, BatchInputs, BatchPlan, Evaluation, Tas
 from fedtide.problems.layout import Params
 
 Objective = Literal["uniform", "samples"] | Sequence[float]
-"""The a_n: 1 / N, the share of all samples, or given numbers, which are divided by their sum."""
+"""The a_n: 1 / N, the share of all samples, or numbers that are divided by their sum."""
 
 
 class WeightedTask(Task):
-    """A task whose client n learns N a_n F_n, so that the mean over clients is Σ a_n F_n.
+    """A task in which client n minimises N a_n F_n, so that the mean over clients is Σ a_n F_n.
 
-    Whatever finds the minimiser of the mean then finds that of Σ a_n F_n, so no algorithm needs to
-    know (paper 001, appendix A.1; paper 003 scales its losses by N m_n / Σ m likewise).
+    An algorithm that minimises the mean therefore minimises Σ a_n F_n without further changes
+    (paper 001, appendix A.1; paper 003 scales its losses by N m_n / Σ m likewise).
 
     Args:
-        task: the task with the plain F_n.
+        task: the task with the original F_n.
         weights: a_n >= 0 summing to 1, shape (N,).
     """
 
@@ -36,45 +36,45 @@ class WeightedTask(Task):
         self._factors = torch.as_tensor(len(weights) * weights).to(task.start)
 
     def loss(self, params: Params, *batch: Tensor) -> Tensor:
-        """Return N a_n times the loss, the factor being the last part of the batch."""
+        """Return N a_n times the loss; the factor N a_n is the last part of the batch."""
         *rest, factor = batch
         return factor * self._task.loss(params, *rest)
 
     def batch_inputs(self, plan: BatchPlan) -> BatchInputs:
-        """Return the draws of the plain task and the clients' factors (1, S)."""
+        """Return the inputs of the original task and the clients' factors (1, S)."""
         clients = torch.as_tensor(plan.clients, device=self.start.device)[None]
         return (*self._task.batch_inputs(plan), self._factors[clients])
 
-    def batch(self, *draws: Tensor) -> Batch:
-        """Return the plain batch with the clients' factors."""
-        *plain, factors = draws
-        return (*self._task.batch(*plain), factors)
+    def batch(self, *inputs: Tensor) -> Batch:
+        """Return the original batch with the clients' factors."""
+        *original, factors = inputs
+        return (*self._task.batch(*original), factors)
 
     def to_memory_format(self, tensor: Tensor) -> Tensor:
-        """Return the plain task's order."""
+        """Return the tensor in the memory format of the original task."""
         return self._task.to_memory_format(tensor)
 
     def evaluate(self, x: Tensor, clients: bool = True) -> Evaluation:
-        """Return the task's evaluation with `loss` being Σ a_n F_n; client figures are plain."""
-        plain = self._task.evaluate(x)
-        loss = float(self._weights @ plain.clients["loss"])
-        return Evaluation({**plain.metrics, "loss": loss}, plain.clients)
+        """Return the original evaluation with `loss` = Σ a_n F_n; client figures are unweighted."""
+        result = self._task.evaluate(x)
+        loss = float(self._weights @ result.clients["loss"])
+        return Evaluation({**result.metrics, "loss": loss}, result.clients)
 
 
 def weigh_objective(task: Task, objective: Objective) -> Task:
-    """Return the task whose mean over clients is the wanted objective.
+    """Return the task whose mean over clients is this objective.
 
     Raises:
-        InvalidInputError: another number of weights than N, a weight that is negative or not finite, or
-            "samples" where clients hold none.
+        InvalidInputError: the number of weights is not N, a weight is negative or not finite, all
+            are 0, or "samples" where clients hold none.
     """
     if objective == "uniform":
         return task
-    weights = _weights(task.population, objective)
+    weights = _read_weights(task.population, objective)
     return WeightedTask(task, weights / weights.sum())
 
 
-def _weights(population: Population, objective: Objective) -> NDArray[np.float64]:
+def _read_weights(population: Population, objective: Objective) -> NDArray[np.float64]:
     if objective == "samples":
         if population.samples is None:
             raise InvalidInputError(
@@ -84,8 +84,10 @@ def _weights(population: Population, objective: Objective) -> NDArray[np.float64
     weights = np.asarray(objective, dtype=np.float64)
     if weights.shape != (population.clients,):
         raise InvalidInputError(
-            f"objective: {weights.size} weights for {population.clients} clients"
+            f"objective: {weights.size} weights for {population.clients} clients; give one for each"
         )
     if not (np.isfinite(weights) & (weights >= 0)).all() or weights.sum() == 0:
-        raise InvalidInputError("objective: weights must be finite, not negative, and not all 0")
+        raise InvalidInputError(
+            "objective: weights must be finite, not negative, and not all 0; give positive numbers"
+        )
     return weights

@@ -25,7 +25,7 @@ from fedtide.participation import (
     Selection,
 )
 from fedtide.problems import PARTITIONS, PROBLEMS, Partition, Problem
-from fedtide.problems.models.registry import MODEL_TYPES
+from fedtide.problems.models.model_registry import MODEL_TYPES
 from fedtide.problems.weighted_objective import Objective
 from fedtide.simulation.config import Builder
 from fedtide.simulation.yaml_loading import YamlError, parse

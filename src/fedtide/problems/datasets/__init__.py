@@ -1,1 +1,1 @@
-"""Data sets: where they come from, and their samples as arrays."""
+"""Data sets: loading them by name or from a folder, as arrays of features and labels."""

@@ -1,4 +1,4 @@
-"""Labelled data sets: bundled, in a folder, or from the Hugging Face hub."""
+"""Labelled data sets: bundled, from a folder, or from the Hugging Face hub."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedtide.errors import InvalidInputError, did_you_mean
-from fedtide.problems.datasets.parquet import Rows, read_folder, rows_of
+from fedtide.problems.datasets.parquet import Rows, read_folder, read_table
 
 _CIFAR = ((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010))
 _GREY = ((0.1307,), (0.3081,))
@@ -24,12 +24,12 @@ _GREY = ((0.1307,), (0.3081,))
 
 @dataclass(frozen=True)
 class DatasetInfo:
-    """What is known about a published data set.
+    """The source and constants of a published data set.
 
     Args:
         hub: its name on the Hugging Face hub, and the configuration.
         classes: C.
-        mean, std: of each channel's pixels / 255, by which the papers' programs standardise.
+        mean, std: of each channel's pixels / 255, as the papers' programs standardise.
     """
 
     hub: tuple[str, ...]
@@ -58,12 +58,12 @@ KNOWN = MappingProxyType(
         ),
     }
 )
-"""The published data sets that can be named, beside the bundled "digits"."""
+"""The published data sets by name; "digits" is bundled."""
 
 
 @dataclass(frozen=True, eq=False)
 class PixelStandardisation:
-    """How pixels are standardised: x = (pixels / 255 − mean) / std.
+    """The standardisation of pixels: x = (pixels / 255 − mean) / std.
 
     Args:
         mean, std: of each channel, (C, 1, 1), or of each pixel, (C, H, W).
@@ -73,11 +73,11 @@ class PixelStandardisation:
     std: Tensor
 
     def apply(self, pixels: Tensor) -> Tensor:
-        """Return x for whole numbers 0..255, shape (n, C, H, W)."""
+        """Return x for integer pixels 0..255, shape (n, C, H, W)."""
         return pixels.to(self.mean).div_(255).sub_(self.mean).div_(self.std)
 
     def pixels(self, x: Tensor) -> Tensor:
-        """Return the whole numbers that x was made of."""
+        """Return the integer pixels that `apply` maps to x."""
         return ((x * self.std + self.mean) * 255).round().long()
 
 
@@ -88,8 +88,8 @@ class Dataset:
     Args:
         train, test: the rows; features are uint8 pixels (n, C, H, W), or numbers (n, …).
         classes: C; labels are 0..C-1.
-        mean, std: by which pixels / 255 are standardised, one for each channel, one for all, or one
-            for each pixel, (C, H, W).
+        mean, std: of pixels / 255 in the standardisation: one per channel, one for all, or one per
+            pixel, (C, H, W).
     """
 
     train: Rows
@@ -98,8 +98,8 @@ class Dataset:
     mean: Sequence[float] | NDArray[np.float64] = (0.5,)
     std: Sequence[float] | NDArray[np.float64] = (0.5,)
 
-    def standard(self, device: torch.device, dtype: torch.dtype) -> PixelStandardisation:
-        """Return how pixels are standardised, on the device."""
+    def standardisation(self, device: torch.device, dtype: torch.dtype) -> PixelStandardisation:
+        """Return the standardisation of pixels, on the device."""
         mean, std = (
             torch.tensor(np.reshape(c, np.shape(c) if np.ndim(c) == 3 else (-1, 1, 1)))
             for c in (self.mean, self.std)
@@ -107,11 +107,11 @@ class Dataset:
         return PixelStandardisation(mean.to(device, dtype), std.to(device, dtype))
 
     def features(self, rows: Rows, device: torch.device, dtype: torch.dtype) -> Tensor:
-        """Return standardised pixels, or numbers as they are, on the device."""
+        """Return the standardised pixels, or the unchanged numbers, on the device."""
         features = torch.from_numpy(rows.features).to(device)
         if rows.features.dtype != np.uint8:
             return features.to(dtype)
-        return self.standard(device, dtype).apply(features)
+        return self.standardisation(device, dtype).apply(features)
 
 
 Normalise = Sequence[float] | Literal["pixels"]
@@ -123,46 +123,46 @@ def load(
 ) -> Dataset:
     """Return a data set by name, or from a folder with train.parquet and test.parquet.
 
-    A published data set is looked for in the folder of its name in $FEDTIDE_DATA, then on the
-    Hugging Face hub. Its pixels are standardised by its known constants (and so are those of any
-    folder that bears its name); those of others are brought to [-1, 1].
+    A published data set is read from the folder of its name in $FEDTIDE_DATA if it exists, else
+    from the Hugging Face hub. Its pixels, and those of any folder of the same name, are
+    standardised by its constants in `KNOWN`; those of other data sets are scaled to [-1, 1].
 
-    "digits" are scikit-learn's 1,797 handwritten digits, 8×8 pixels of 0..16, here divided by 16.
-    They come without a test set: a fifth, drawn once for all and stratified, is set aside.
+    "digits" are scikit-learn's 1,797 handwritten digits, 8×8 pixels of 0..16, divided by 16. A
+    fixed, stratified fifth of them is the test set.
 
     Args:
         dataset: "digits", a name in `KNOWN`, or a folder.
-        normalise: a mean and a standard deviation for pixels / 255 instead of the known ones;
-            (0, 1) leaves them in [0, 1], and "pixels" standardises each pixel by the training
-            samples (those that never change become 0).
-        samples: only the first so many training samples; None: all.
+        normalise: a mean and a standard deviation for pixels / 255 instead of the default ones;
+            (0, 1) leaves them in [0, 1], and "pixels" standardises each pixel by its own mean and
+            standard deviation over the training samples (constant pixels become 0).
+        samples: use only the first `samples` training samples; None: all.
 
     Raises:
-        InvalidInputError: an unknown name, a folder without the files, files that cannot be read.
+        InvalidInputError: an unknown name, a folder without the files, or unreadable files.
 
     >>> digits = load("digits")
     >>> digits.train.features.shape, digits.test.features.shape, digits.classes
     ((1437, 1, 8, 8), (360, 1, 8, 8), 10)
     """
-    found = _digits() if dataset == "digits" else _published(dataset)
+    data = _load_digits() if dataset == "digits" else _load_images(dataset)
     if samples is not None:
-        found = replace(found, train=_first(found.train, samples))
-    return found if normalise is None else _normalised(found, normalise)
+        data = replace(data, train=_take_first(data.train, samples))
+    return data if normalise is None else _set_constants(data, normalise)
 
 
-def _published(dataset: str | Path) -> Dataset:
+def _load_images(dataset: str | Path) -> Dataset:
     name = Path(dataset).name
-    folder = _folder(dataset)
+    folder = _find_folder(dataset)
     train, test = _from_hub(name) if folder is None else read_folder(folder)
     known = KNOWN.get(name)
     classes = known.classes if known else int(train.labels.max()) + 1
-    _check(train, test, classes)
+    _check_splits(train, test, classes)
     mean, std = (known.mean, known.std) if known else ((0.5,), (0.5,))
     return Dataset(train, test, classes, mean, std)
 
 
-def _first(rows: Rows, samples: int) -> Rows:
-    """Return the first so many rows."""
+def _take_first(rows: Rows, samples: int) -> Rows:
+    """Return the first `samples` rows."""
     if not 1 <= samples <= len(rows.labels):
         raise InvalidInputError(
             f"samples: {samples} of {len(rows.labels)} training samples; give at least 1 and at "
@@ -172,8 +172,8 @@ def _first(rows: Rows, samples: int) -> Rows:
     return Rows(rows.features[:samples], rows.labels[:samples], MappingProxyType(columns))
 
 
-def _normalised(data: Dataset, normalise: Normalise) -> Dataset:
-    """Return the data with other constants; numbers that are no pixels stay as they are."""
+def _set_constants(data: Dataset, normalise: Normalise) -> Dataset:
+    """Return the data with other constants for the standardisation of pixels."""
     if not isinstance(normalise, str):
         return replace(data, mean=(normalise[0],), std=(normalise[1],))
     pixels = data.train.features / 255.0
@@ -181,12 +181,12 @@ def _normalised(data: Dataset, normalise: Normalise) -> Dataset:
     return replace(data, mean=mean, std=np.where(std > 0, std, 1.0))
 
 
-def _folder(dataset: str | Path) -> Path | None:
-    """Return where the files are; None: on the hub."""
-    named = Path(os.environ.get("FEDTIDE_DATA", ""), dataset)
+def _find_folder(dataset: str | Path) -> Path | None:
+    """Return the folder with the files; None if the hub has them."""
     if dataset in KNOWN:
-        here = "FEDTIDE_DATA" in os.environ and (named / "train.parquet").exists()
-        return named if here else None
+        folder = Path(os.environ.get("FEDTIDE_DATA", ""), dataset)
+        local = "FEDTIDE_DATA" in os.environ and (folder / "train.parquet").exists()
+        return folder if local else None
     if Path(dataset).is_dir():
         return Path(dataset)
     raise InvalidInputError(
@@ -195,11 +195,11 @@ def _folder(dataset: str | Path) -> Path | None:
     )
 
 
-def _check(train: Rows, test: Rows, classes: int) -> None:
+def _check_splits(train: Rows, test: Rows, classes: int) -> None:
     if train.features.shape[1:] != test.features.shape[1:]:
         raise InvalidInputError(
             f"dataset: training samples have shape {train.features.shape[1:]} and test samples "
-            f"{test.features.shape[1:]}; give both the same"
+            f"{test.features.shape[1:]}; give both the same shape"
         )
     if classes > len(train.labels):
         raise InvalidInputError(
@@ -210,13 +210,13 @@ def _check(train: Rows, test: Rows, classes: int) -> None:
         wrong = rows.labels[(rows.labels < 0) | (rows.labels >= classes)]
         if len(wrong):
             raise InvalidInputError(
-                f"label: {wrong[0]} in {file}.parquet is out of range; labels must lie within "
+                f"label: {wrong[0]} in {file}.parquet is out of range; give labels within "
                 f"0..{classes - 1}"
             )
 
 
 @lru_cache(maxsize=1)
-def _digits() -> Dataset:
+def _load_digits() -> Dataset:
     from sklearn.datasets import load_digits
     from sklearn.model_selection import train_test_split
 
@@ -226,26 +226,25 @@ def _digits() -> Dataset:
     train, test = train_test_split(
         np.arange(len(labels)), test_size=0.2, stratify=labels, random_state=0
     )
-    first, second = (_labelled(features[part], labels[part]) for part in (train, test))
-    return Dataset(first, second, classes=10)
-
-
-def _labelled(features: NDArray[Any], labels: NDArray[np.int64]) -> Rows:
-    return Rows(features, labels, MappingProxyType({"label": labels}))
+    splits = (
+        Rows(features[part], labels[part], MappingProxyType({"label": labels[part]}))
+        for part in (train, test)
+    )
+    return Dataset(next(splits), next(splits), classes=10)
 
 
 @lru_cache(maxsize=2)
 def _from_hub(name: str) -> tuple[Rows, Rows]:
-    """Return the training and test rows of a data set on the hub, or of its local copy."""
+    """Return the training and test rows of a data set on the hub, or of its cached copy."""
     from datasets import Image, load_dataset
 
     try:
         splits = load_dataset(*KNOWN[name].hub)
     except Exception as error:
         raise InvalidInputError(
-            f"dataset: {name!r} cannot be had from the Hugging Face hub "
+            f"dataset: {name!r} cannot be loaded from the Hugging Face hub "
             f"({type(error).__name__}); go online, or put {name}/train.parquet and "
-            f"{name}/test.parquet into the folder that FEDTIDE_DATA names"
+            f"{name}/test.parquet into the folder FEDTIDE_DATA"
         ) from error
     rows = []
     for split in ("train", "test"):
@@ -253,5 +252,5 @@ def _from_hub(name: str) -> tuple[Rows, Rows]:
         for column, feature in data.features.items():
             if isinstance(feature, Image):
                 data = data.cast_column(column, Image(decode=False))
-        rows.append(rows_of(data.with_format("arrow")[:], f"{name}, split {split}"))
+        rows.append(read_table(data.with_format("arrow")[:], f"{name}, split {split}"))
     return rows[0], rows[1]

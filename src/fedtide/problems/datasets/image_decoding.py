@@ -1,4 +1,4 @@
-"""Encoded images to arrays, remembered on disk because decoding takes seconds."""
+"""Decoding of image files to arrays, with a cache on disk because it takes seconds."""
 
 from __future__ import annotations
 
@@ -19,39 +19,39 @@ from fedtide.errors import InvalidInputError
 Pixels = NDArray[np.uint8]
 
 
-def decoded(encoded: Sequence[bytes | None]) -> Pixels:
-    """Return the images as one array of shape (n, C, H, W): C is 1 for grey ones, else 3.
+def decode_images(encoded: Sequence[bytes | None]) -> Pixels:
+    """Return the images as one array of shape (n, C, H, W): C is 1 for grey images, else 3.
 
     Args:
-        encoded: the contents of image files (PNG, JPEG, …), one for each sample; the first decides
-            whether they are grey, and how large all have to be.
+        encoded: the contents of image files (PNG, JPEG, …), one per sample; the first determines
+            the number of channels and the size.
 
     Raises:
-        InvalidInputError: an image that is missing, broken, or of another size than the first.
+        InvalidInputError: an image is missing, broken, or of another size than the first.
     """
-    first = _opened(encoded[0], 0)
+    first = _open_image(encoded[0], 0)
     mode = "L" if first.mode in ("1", "L", "LA") else "RGB"
     pixels = np.empty((len(encoded), first.height, first.width, len(mode)), dtype=np.uint8)
     for number, content in enumerate(encoded):
-        image = _opened(content, number)
+        image = _open_image(content, number)
         if image.size != first.size:
             raise InvalidInputError(
                 f"image: sample {number} is {image.width}×{image.height} pixels and the first "
-                f"{first.width}×{first.height}; scale all to one size"
+                f"{first.width}×{first.height}; scale all to the same size"
             )
         try:
             converted = image if image.mode == mode else image.convert(mode)
             pixels[number] = np.asarray(converted).reshape(pixels.shape[1:])
         except OSError as error:
             raise InvalidInputError(
-                f"image: sample {number} is broken ({error}); encode it anew"
+                f"image: sample {number} is broken ({error}); encode it again"
             ) from error
     return np.ascontiguousarray(pixels.transpose(0, 3, 1, 2))
 
 
-def _opened(content: bytes | None, number: int) -> Image.Image:
+def _open_image(content: bytes | None, number: int) -> Image.Image:
     if content is None:
-        raise InvalidInputError(f"image: sample {number} has no image; remove the row")
+        raise InvalidInputError(f"image: sample {number} has no image; remove its row")
     try:
         return Image.open(io.BytesIO(content))
     except OSError as error:
@@ -60,17 +60,17 @@ def _opened(content: bytes | None, number: int) -> Image.Image:
         ) from error
 
 
-def remembered(file: Path, decode: Callable[[], Pixels]) -> Pixels:
-    """Return what `decode` makes of this file, or what it made of it the last time.
+def decode_cached(file: Path, decode: Callable[[], Pixels]) -> Pixels:
+    """Return the result of `decode` for this file, from the cache if it is there.
 
-    The memory is a folder: FEDTIDE_CACHE, else fedtide in XDG_CACHE_HOME, else in ~/.cache. A file
-    counts as the same while its path, size and time of change are the same. Where the folder cannot
-    be written, nothing is remembered.
+    The cache is the folder FEDTIDE_CACHE, else fedtide in XDG_CACHE_HOME, else in ~/.cache. An
+    entry is valid while the file's path, size and modification time are the same. If the folder
+    cannot be written, nothing is cached.
     """
     status = file.stat()
     identity = f"{file.resolve()} {status.st_size} {status.st_mtime_ns}"
     name = hashlib.sha256(identity.encode()).hexdigest()[:32]
-    entry = _folder() / f"pixels-{name}.npy"
+    entry = _cache_folder() / f"pixels-{name}.npy"
     with suppress(OSError, ValueError, EOFError):
         return np.asarray(np.load(entry, allow_pickle=False))
     pixels = decode()
@@ -79,15 +79,14 @@ def remembered(file: Path, decode: Callable[[], Pixels]) -> Pixels:
     return pixels
 
 
-def _folder() -> Path:
-    named = os.environ.get("FEDTIDE_CACHE")
-    if named:
-        return Path(named)
+def _cache_folder() -> Path:
+    if folder := os.environ.get("FEDTIDE_CACHE"):
+        return Path(folder)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fedtide"
 
 
 def _write(entry: Path, pixels: Pixels) -> None:
-    """Write the array in one go, so that nobody ever reads half of it."""
+    """Write the array atomically; other processes may write the same entry."""
     entry.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile(dir=entry.parent, delete=False) as temporary:
         try:

@@ -1,4 +1,4 @@
-"""Rows of features and labels from Parquet files in the Hugging Face form."""
+"""Features and labels from Parquet files as Hugging Face writes them."""
 
 from __future__ import annotations
 
@@ -15,20 +15,23 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from fedtide.errors import InvalidInputError
-from fedtide.problems.datasets.image_decoding import Pixels, decoded, remembered
+from fedtide.problems.datasets.image_decoding import Pixels, decode_cached, decode_images
 
 _IMAGE = ("image", "img")
-_LABEL = ("label", "fine_label")  # as CIFAR-100's are called on the hub
+_LABEL = ("label", "fine_label")  # of CIFAR-100 on the hub
+
+
+Cache = Callable[[Callable[[], Pixels]], Pixels]
 
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """The samples of a file, in its order.
+    """The samples of a file, in file order.
 
     Args:
         features: uint8 pixels (n, C, H, W), or float32 numbers (n, …).
         labels: shape (n,).
-        columns: every column but the image, by name, each of shape (n,).
+        columns: all columns except the image, by name, each of shape (n,).
     """
 
     features: NDArray[Any]
@@ -40,16 +43,16 @@ def read_folder(folder: Path) -> tuple[Rows, Rows]:
     """Return the rows of train.parquet and of test.parquet.
 
     Raises:
-        InvalidInputError: a file that is missing or broken, or columns that are.
+        InvalidInputError: a file or a column is missing or broken.
     """
-    train, test = (_read(folder / f"{split}.parquet") for split in ("train", "test"))
+    train, test = (_read_file(folder / f"{split}.parquet") for split in ("train", "test"))
     return train, test
 
 
-def _read(file: Path) -> Rows:
+def _read_file(file: Path) -> Rows:
     if not file.is_file():
         raise InvalidInputError(
-            f"dataset: there is no {file}; write it with the columns image and label"
+            f"dataset: {file} does not exist; write it with the columns image and label"
         )
     status = file.stat()
     return _read_version(file, status.st_size, status.st_mtime_ns)
@@ -57,70 +60,65 @@ def _read(file: Path) -> Rows:
 
 @lru_cache(maxsize=8)
 def _read_version(file: Path, size: int, time: int) -> Rows:
-    """Read a file; its size and time tell its versions apart in the cache of this function."""
+    """Read a file; its size and modification time identify its version in this function's cache."""
     try:
         table = pq.read_table(file)
     except (OSError, pa.ArrowException) as error:
         raise InvalidInputError(
             f"dataset: {file} is not readable as Parquet ({str(error).splitlines()[0]}); write it "
-            f"anew with the columns image and label"
+            f"again with the columns image and label"
         ) from error
-    return rows_of(table, str(file), lambda decode: remembered(file, decode))
+    return read_table(table, str(file), lambda decode: decode_cached(file, decode))
 
 
-def rows_of(
-    table: pa.Table,
-    where: str,
-    remember: Callable[[Callable[[], Pixels]], Pixels] = lambda decode: decode(),
-) -> Rows:
-    """Return the rows of a table with an image (or features) and a label in each.
+def read_table(table: pa.Table, source: str, cache: Cache = lambda decode: decode()) -> Rows:
+    """Return the features and labels of a table.
 
     Args:
         table: `image` (or `img`): encoded bytes, alone or in a struct as Hugging Face writes them,
-            or a list of numbers, nested at will, that is taken as it is; `label` (or
-            `fine_label`): integers.
-        where: the name of the table, for complaints.
-        remember: wraps the decoding of images, which is slow.
+            or (nested) lists of numbers, used unchanged; `label` (or `fine_label`): integers.
+        source: the name of the table in error messages.
+        cache: wraps the decoding of images, which is slow.
 
     Raises:
-        InvalidInputError: no rows; a column that is missing or of another type; broken images; features
-            that are not finite or not all of one shape.
+        InvalidInputError: there are no rows, a column is missing or has another type, images are
+            broken, or features are not finite or differ in shape.
     """
-    image, label = (_column(table, names, where) for names in (_IMAGE, _LABEL))
+    image, label = (_find_column(table, names, source) for names in (_IMAGE, _LABEL))
     if table.num_rows == 0:
-        raise InvalidInputError(f"dataset: {where} has no rows; at least one sample is needed")
+        raise InvalidInputError(f"dataset: {source} has no rows; give at least one")
     values = table[label].combine_chunks()
     if not pa.types.is_integer(values.type) or values.null_count:
-        raise InvalidInputError(f"label: {where} holds {values.type}; give an integer in every row")
+        raise InvalidInputError(f"label: {source} holds {values.type}; give an integer in each row")
     labels = values.to_numpy().astype(np.int64)
     try:
-        features = _features(table[image].combine_chunks(), remember)
+        features = _read_features(table[image].combine_chunks(), cache)
     except InvalidInputError as error:
-        raise InvalidInputError(f"{error} ({where})") from error
+        raise InvalidInputError(f"{error} ({source})") from error
     others = [name for name in table.column_names if name not in (image, label)]
     columns = {name: table[name].to_numpy() for name in others}
     return Rows(features, labels, MappingProxyType({**columns, "label": labels}))
 
 
-def _column(table: pa.Table, names: Sequence[str], where: str) -> str:
+def _find_column(table: pa.Table, names: Sequence[str], source: str) -> str:
     for name in names:
         if name in table.column_names:
             return name
     raise InvalidInputError(
-        f"dataset: {where} has no column {names[0]!r} but {table.column_names}; rename the one "
+        f"dataset: {source} has no column {names[0]!r} but {table.column_names}; rename the column "
         f"that holds it"
     )
 
 
-def _features(column: pa.Array, remember: Callable[[Callable[[], Pixels]], Pixels]) -> NDArray[Any]:
+def _read_features(column: pa.Array, cache: Cache) -> NDArray[Any]:
     if pa.types.is_struct(column.type):
         column = column.field("bytes")
     if pa.types.is_binary(column.type) or pa.types.is_large_binary(column.type):
-        return remember(lambda: decoded(column.to_pylist()))
-    return _numbers(column)
+        return cache(lambda: decode_images(column.to_pylist()))
+    return _read_numbers(column)
 
 
-def _numbers(column: pa.Array) -> NDArray[np.float32]:
+def _read_numbers(column: pa.Array) -> NDArray[np.float32]:
     """Return lists of numbers as one array, shape (n, …)."""
     try:
         features = np.array(column.to_pylist(), dtype=np.float32)

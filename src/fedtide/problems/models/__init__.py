@@ -1,10 +1,10 @@
-"""What is trained: networks by name, with parameters, or of the user's own."""
+"""Models: the networks of the papers, networks by their parameters, and user-defined ones."""
 
+from fedtide.problems.models.base import Model
 from fedtide.problems.models.functional import FunctionalModel
 from fedtide.problems.models.import_path import Imported
-from fedtide.problems.models.model import Model
+from fedtide.problems.models.model_registry import MODEL_TYPES, MODELS, model_of
 from fedtide.problems.models.networks import CNN, MLP, Logistic
-from fedtide.problems.models.registry import MODEL_TYPES, MODELS, model_of
 
 __all__ = [
     "CNN",

@@ -1,4 +1,4 @@
-"""How the parameters of a model start."""
+"""Initial parameters of a model."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from torch import nn
 from fedtide.randomness import random_words
 
 
-def kaiming(module: nn.Module) -> None:
-    """Draw all layers but the last as the programs of Wang & Ji (2022, 2024) do.
+def initialise_kaiming(module: nn.Module) -> None:
+    """Initialise a network as the programs of Wang & Ji (2022, 2024) do.
 
     Weights ~ N(0, 2 / fan_in) and zero biases for convolutions and hidden linear layers; the last
     layer keeps PyTorch's U(±1/√fan_in) for weights and biases.
@@ -23,13 +23,13 @@ def kaiming(module: nn.Module) -> None:
             nn.init.zeros_(layer.bias)
 
 
-def seeded(build: Callable[[], nn.Module], seed: int) -> nn.Module:
-    """Return what `build` makes when torch's random numbers start from `seed`.
+def build_seeded(build: Callable[[], nn.Module], seed: int) -> nn.Module:
+    """Return the module that `build` returns when torch's generator is seeded with `seed`.
 
-    The global generator is as it was afterwards.
+    The state of the global generator is restored.
 
     >>> before = torch.get_rng_state()
-    >>> a, b = (seeded(lambda: nn.Linear(2, 1), seed=3) for _ in range(2))
+    >>> a, b = (build_seeded(lambda: nn.Linear(2, 1), seed=3) for _ in range(2))
     >>> bool((a.weight == b.weight).all()), bool((before == torch.get_rng_state()).all())
     (True, True)
     """

@@ -1,9 +1,8 @@
-"""Dropout whose masks are functions of a key, so that a step can be stacked and repeated."""
+"""Dropout whose masks are pure functions of a key, for stacked and reproducible steps."""
 
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,13 +13,13 @@ _ELEMENTS = (nn.Dropout,)
 _CHANNELS = (nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
 
 
-class Masks:
-    """BatchInputs the masks of one forward pass, a fresh one for each call of a dropout layer.
+class DropoutMasks:
+    """The dropout masks of one forward pass, one for each call of a dropout layer.
 
-    Element e of the c-th call is kept if the word of (key, c, e) is below (1 − p)·2³².
+    Element e of call c is kept if the word of (key, c, e) is below (1 − p)·2³².
 
-    >>> masks = Masks()
-    >>> masks.begin(torch.tensor(7))
+    >>> masks = DropoutMasks()
+    >>> masks.start_pass(torch.tensor(7))
     >>> masks.draw((6,), 0.5).tolist()
     [False, True, False, False, False, True]
     """
@@ -29,8 +28,8 @@ class Masks:
         self._key: Tensor | None = None
         self._calls = 0
 
-    def begin(self, key: Tensor | None) -> None:
-        """Start a forward pass whose masks are functions of `key`, an int64 scalar."""
+    def start_pass(self, key: Tensor | None) -> None:
+        """Start a forward pass with masks drawn from `key`, an int64 scalar."""
         self._key, self._calls = key, 0
 
     def draw(self, shape: tuple[int, ...], p: float) -> Tensor:
@@ -47,30 +46,30 @@ class KeyedDropout(nn.Module):
 
     Args:
         p: the probability of zeroing.
-        masks: where the masks come from.
-        channels: zero whole channels (Dropout1d, 2d, 3d): one draw for each x[b, c].
+        masks: the source of the masks.
+        channels: whether to zero whole channels, one draw per x[b, c] (Dropout1d, 2d, 3d).
     """
 
-    def __init__(self, p: float, masks: Masks, channels: bool) -> None:
+    def __init__(self, p: float, masks: DropoutMasks, channels: bool) -> None:
         super().__init__()
         self.p, self.masks, self.channels = p, masks, channels
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return x with its dropped elements at 0 and the others divided by 1 − p."""
+        """Return x with dropped elements set to 0 and the others divided by 1 − p."""
         if self.p == 1:
             return x * 0
         shape = (*x.shape[:2], *[1] * (x.dim() - 2)) if self.channels else tuple(x.shape)
         return x * self.masks.draw(shape, self.p) / (1 - self.p)
 
 
-def key_dropout(module: nn.Module) -> tuple[nn.Module, Masks | None]:
-    """Replace the dropout layers of `module`; return it and the source of their masks, if any.
+def replace_dropout(module: nn.Module) -> tuple[nn.Module, DropoutMasks | None]:
+    """Replace the dropout layers of `module` by keyed ones; return it and their masks, if any.
 
-    >>> module, masks = key_dropout(nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.5)))
+    >>> module, masks = replace_dropout(nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.5)))
     >>> module[1], masks is None
     (KeyedDropout(), False)
     """
-    masks = Masks()
+    masks = DropoutMasks()
     root = nn.ModuleDict({"root": module})
     active = [
         (name, layer)
@@ -78,9 +77,5 @@ def key_dropout(module: nn.Module) -> tuple[nn.Module, Masks | None]:
         if isinstance(layer, _ELEMENTS + _CHANNELS) and layer.p > 0
     ]
     for name, layer in active:
-        root.set_submodule(name, _keyed(layer, masks))
+        root.set_submodule(name, KeyedDropout(layer.p, masks, isinstance(layer, _CHANNELS)))
     return root["root"], masks if active else None
-
-
-def _keyed(layer: Any, masks: Masks) -> KeyedDropout:
-    return KeyedDropout(layer.p, masks, isinstance(layer, _CHANNELS))

@@ -1,4 +1,4 @@
-"""The networks of the papers."""
+"""The architectures: logistic regression, multilayer perceptron and convolutional network."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Literal
 from torch import nn
 
 from fedtide.errors import InvalidInputError
-from fedtide.problems.models.initialisation import kaiming
-from fedtide.problems.models.model import Model, Shape
-from fedtide.validation import one_of
+from fedtide.problems.models.base import Model, Shape
+from fedtide.problems.models.initialisation import initialise_kaiming
+from fedtide.validation import one_of, whole
 
 Initialisation = Literal["default", "kaiming"]
 
@@ -22,11 +22,11 @@ class Logistic(Model):
     """Multinomial logistic regression: one linear layer.
 
     Args:
-        bias: whether there is one.
-        start: "default", as PyTorch does, or "zero".
+        bias: whether the layer has a bias.
+        start: the initial parameters: PyTorch's "default" or "zero".
 
     Raises:
-        InvalidInputError: an unknown start.
+        InvalidInputError: start is unknown.
 
     >>> sum(p.numel() for p in Logistic().build((1, 28, 28), 10).parameters())
     7850
@@ -49,13 +49,13 @@ class Logistic(Model):
 
 @dataclass(frozen=True)
 class MLP(Model):
-    """Linear layers with ReLU between them, started as PyTorch does.
+    """Linear layers with ReLU between them, with PyTorch's initial parameters.
 
     Args:
         hidden: the width of each hidden layer.
 
     Raises:
-        InvalidInputError: a width below 1.
+        InvalidInputError: a width is below 1.
 
     >>> sum(p.numel() for p in MLP().build((1, 8, 8), 10).parameters())
     4810
@@ -76,16 +76,16 @@ class CNN(Model):
     """Convolutions with ReLU and maximum pooling, then linear layers with ReLU.
 
     Args:
-        channels: how many channels each convolution makes.
+        channels: the output channels of each convolution.
         kernel, stride, padding: of each convolution, in pixels.
-        pool: the side of the pooling window after each convolution; 1: no pooling.
+        pool: the side of the pooling window after each convolution, in pixels; 1: no pooling.
         hidden: the width of each hidden linear layer.
         dropout: the probability of zeroing an input of a linear layer in training.
-        initialisation: "kaiming" (see `initialisation.kaiming`), or PyTorch's "default".
+        initialisation: "kaiming" (see `initialise_kaiming`), or PyTorch's "default".
 
     Raises:
-        InvalidInputError: a size below 1; dropout outside [0, 1); an unknown initialisation; features that
-            are no images, or too small ones.
+        InvalidInputError: a size below 1, dropout outside [0, 1), an unknown initialisation, or
+            features that are not images or too small.
 
     >>> net = CNN(channels=(4,), kernel=3, padding=1).build((1, 8, 8), 10)
     >>> sum(p.numel() for p in net.parameters())  # 4·(9+1) + 4·4·4·10 + 10
@@ -105,21 +105,17 @@ class CNN(Model):
         _check_widths("channels", self.channels)
         _check_widths("hidden", self.hidden)
         for field in ("kernel", "stride", "pool"):
-            if not _is_size(getattr(self, field)):
-                raise InvalidInputError(
-                    f"{field}: {getattr(self, field)!r} is not a whole number of at least 1"
-                )
-        if not isinstance(self.padding, int) or self.padding < 0:
-            raise InvalidInputError(
-                f"padding: {self.padding!r} is not a whole number of at least 0"
-            )
+            whole(field, getattr(self, field))
+        whole("padding", self.padding, least=0)
         if not 0 <= self.dropout < 1:
-            raise InvalidInputError(f"dropout: {self.dropout} is not within [0, 1)")
+            raise InvalidInputError(
+                f"dropout: {self.dropout} is not within [0, 1); give a probability below 1"
+            )
         one_of("initialisation", self.initialisation, Initialisation)
 
     def build(self, shape: Shape, classes: int) -> nn.Module:
         """Return the network."""
-        height, width = self._output(shape)
+        height, width = self._output_size(shape)
         features = self.channels[-1] * height * width if self.channels else math.prod(shape)
         module = nn.Sequential(
             *self._convolutions(shape[0]),
@@ -127,7 +123,7 @@ class CNN(Model):
             *_linear(features, self.hidden, classes, self.dropout),
         )
         if self.initialisation == "kaiming":
-            kaiming(module)
+            initialise_kaiming(module)
         return module
 
     def _convolutions(self, inputs: int) -> Iterator[nn.Module]:
@@ -138,11 +134,11 @@ class CNN(Model):
                 yield nn.MaxPool2d(self.pool)
             inputs = outputs
 
-    def _output(self, shape: Shape) -> tuple[int, int]:
+    def _output_size(self, shape: Shape) -> tuple[int, int]:
         """Return the height and width of the images after the last convolution."""
         if len(shape) != 3:
             raise InvalidInputError(
-                f"model: a CNN needs images, and features have shape {shape}; use 'mlp'"
+                f"model: a CNN needs images, but features have shape {shape}; use 'mlp'"
             )
         sides = list(shape[1:])
         for _ in self.channels:
@@ -152,8 +148,8 @@ class CNN(Model):
             ]
         if min(sides) < 1:
             raise InvalidInputError(
-                f"model: nothing is left of images of shape {shape} after the convolutions; "
-                f"use fewer, or less pooling"
+                f"model: images of shape {shape} are too small for the convolutions; use fewer "
+                f"of them, or less pooling"
             )
         return sides[0], sides[1]
 
@@ -161,7 +157,7 @@ class CNN(Model):
 def _linear(
     inputs: int, hidden: Sequence[int], classes: int, dropout: float
 ) -> Iterator[nn.Module]:
-    """Yield linear layers through these widths, each after dropout, with ReLU between them."""
+    """Yield linear layers of these widths, each after dropout, with ReLU between them."""
     for number, outputs in enumerate([*hidden, classes]):
         if number > 0:
             yield nn.ReLU()
@@ -172,11 +168,7 @@ def _linear(
 
 
 def _check_widths(field: str, widths: object) -> None:
-    if not isinstance(widths, Sequence) or not all(_is_size(width) for width in widths):
-        raise InvalidInputError(
-            f"{field}: {widths!r:.60} is not a list of whole numbers of at least 1"
-        )
-
-
-def _is_size(value: object) -> bool:
-    return isinstance(value, int) and value >= 1
+    if not isinstance(widths, Sequence):
+        raise InvalidInputError(f"{field}: {widths!r:.60} is not a list; give a list of widths")
+    for width in widths:
+        whole(field, width)

@@ -1,4 +1,4 @@
-"""The contract of a partition: which samples each client holds."""
+"""The contract of a partition, and the two ways to say which samples each client holds."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NO_COLUMNS: Columns = MappingProxyType({})
 
 
 class Shards(ABC):
-    """Who holds which training samples.
+    """Which client holds which training samples.
 
     Attributes:
         sizes: how many samples each client holds, shape (N,).
@@ -27,18 +27,18 @@ class Shards(ABC):
 
     @abstractmethod
     def locate(self, clients: Ints, positions: Ints) -> Ints:
-        """Return which training samples these are.
+        """Return the training samples at these positions among the clients' own samples.
 
         Args:
             clients: client ids, shape (S,).
-            positions: which of its own samples, counted from 0, for each client, shape (..., S, B).
+            positions: positions among a client's own samples, from 0, shape (..., S, B).
 
         Returns:
             Indices into the training set, same shape as `positions`.
         """
 
-    def averages(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return each client's mean of its samples' values.
+    def client_means(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return the mean of `values` over the samples of each client.
 
         Args:
             values: one number for each training sample, shape (n,).
@@ -46,20 +46,20 @@ class Shards(ABC):
         Returns:
             Shape (N,).
         """
-        owners, samples = self._pairs()
+        owners, samples = self._list_pairs()
         sums = np.bincount(owners, weights=values[samples], minlength=len(self.sizes))
         return sums / self.sizes
 
     def class_shares(self, labels: Ints, classes: int) -> NDArray[np.float64]:
         """Return the share of each class in each client's samples, shape (N, classes)."""
-        owners, samples = self._pairs()
+        owners, samples = self._list_pairs()
         counts = np.bincount(
             owners * classes + labels[samples], minlength=len(self.sizes) * classes
         )
         return counts.reshape(-1, classes) / self.sizes[:, None]
 
-    def _pairs(self) -> tuple[Ints, Ints]:
-        """Return the owner and the index of every sample that a client holds."""
+    def _list_pairs(self) -> tuple[Ints, Ints]:
+        """Return the owner and the index of every sample held by a client."""
         owners = np.repeat(np.arange(len(self.sizes)), self.sizes)
         first = np.repeat(np.cumsum(self.sizes) - self.sizes, self.sizes)
         positions = np.arange(len(owners)) - first
@@ -68,21 +68,21 @@ class Shards(ABC):
 
 @dataclass(frozen=True, eq=False)
 class StoredShards(Shards):
-    """Shards written out: the samples of client n are `samples[offsets[n]:offsets[n + 1]]`.
+    """Shards as arrays: client n holds `samples[offsets[n]:offsets[n + 1]]`.
 
     Args:
         samples: indices into the training set, client after client.
-        offsets: where each client's begin, and the end, shape (N + 1,).
+        offsets: the boundaries between clients, shape (N + 1,).
     """
 
     samples: Ints
     offsets: Ints
 
     @classmethod
-    def of_lists(cls, lists: Sequence[NDArray[np.integer[Any]]]) -> StoredShards:
-        """Return the shards of clients that hold these samples.
+    def from_lists(cls, lists: Sequence[NDArray[np.integer[Any]]]) -> StoredShards:
+        """Return the shards in which client n holds the samples `lists[n]`.
 
-        >>> shards = StoredShards.of_lists([np.array([4, 2]), np.array([0])])
+        >>> shards = StoredShards.from_lists([np.array([4, 2]), np.array([0])])
         >>> shards.sizes, shards.locate(np.array([1, 0]), np.array([[0], [1]])).tolist()
         (array([2, 1]), [[0], [2]])
         """
@@ -90,7 +90,7 @@ class StoredShards(Shards):
         return cls(np.concatenate(lists).astype(np.int64), offsets)
 
     @classmethod
-    def of_owners(cls, owners: Ints, clients: int) -> StoredShards:
+    def from_owners(cls, owners: Ints, clients: int) -> StoredShards:
         """Return the shards in which sample i belongs to client `owners[i]`, shape (n,)."""
         sizes = np.bincount(owners, minlength=clients)
         return cls(np.argsort(owners, kind="stable"), np.concatenate([[0], np.cumsum(sizes)]))
@@ -101,29 +101,29 @@ class StoredShards(Shards):
         return np.diff(self.offsets)
 
     def locate(self, clients: Ints, positions: Ints) -> Ints:
-        """Return which training samples these are, same shape as `positions`."""
-        found: Ints = self.samples[self.offsets[clients][:, None] + positions]
-        return found
+        """Return the training samples at these positions, same shape as `positions`."""
+        samples: Ints = self.samples[self.offsets[clients][:, None] + positions]
+        return samples
 
 
 class Partition(ABC):
-    """How the training samples are dealt out: a value (frozen dataclass)."""
+    """A rule that divides the training samples among clients (a frozen dataclass)."""
 
     @property
     def shares_samples(self) -> bool:
-        """Whether clients may hold the same samples, so that there may be more of them."""
+        """Whether clients may hold the same samples; then N may exceed the number of samples."""
         return False
 
     @abstractmethod
     def split(self, labels: Ints, clients: int, seed: int, columns: Columns = NO_COLUMNS) -> Shards:
-        """Return who holds which samples.
+        """Return which client holds which samples.
 
         Args:
             labels: the class of each training sample, in file order, shape (n,).
             clients: N, the number of clients.
-            seed: of the draws; same seed, same shards.
-            columns: what else the file says of each sample, by name, each of shape (n,).
+            seed: of the random draws.
+            columns: the file's other columns by name, each of shape (n,).
 
         Raises:
-            InvalidInputError: samples that cannot be dealt out in this way.
+            InvalidInputError: the samples cannot be divided in this way.
         """

@@ -1,4 +1,4 @@
-"""Partitions of Flower's flwr-datasets."""
+"""Partitions by the partitioners of Flower's flwr-datasets."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ _SAMPLE = "fedtide_sample"
 
 @dataclass(frozen=True)
 class Flwr(Partition):
-    """Asks a partitioner of flwr-datasets (extra `partitioners`), by its class name.
+    """Uses a partitioner of flwr-datasets (extra `partitioners`), given by its class name.
 
-    What the partitioner takes and `arguments` leaves out is filled in: `num_partitions` with the
-    number of clients, `partition_by` with "label", `seed` with the run's seed.
+    Arguments of the constructor that are missing from `arguments` get defaults: `num_partitions` is
+    the number of clients, `partition_by` is "label", `seed` is the run's seed.
 
     Args:
         name: a class of `flwr_datasets.partitioner`, such as "DirichletPartitioner".
         arguments: of its constructor, by name.
 
     Raises:
-        InvalidInputError: flwr-datasets is not installed; an unknown name; arguments that the partitioner
-            refuses; a number of clients that is not that of its partitions.
+        InvalidInputError: flwr-datasets is not installed, the name is unknown, the partitioner
+            rejects the arguments, or the number of its partitions is not N.
 
     >>> labels = np.tile([0, 1], 50)
     >>> Flwr("IidPartitioner").split(labels, clients=4, seed=0).sizes
@@ -47,36 +47,38 @@ class Flwr(Partition):
     arguments: Mapping[str, Any] = field(default_factory=dict)
 
     def split(self, labels: Ints, clients: int, seed: int, columns: Columns = NO_COLUMNS) -> Shards:
-        """Return who holds which samples."""
-        constructor = _constructor(self.name)
+        """Return which client holds which samples."""
+        constructor = _find_partitioner(self.name)
         defaults = {"num_partitions": clients, "partition_by": "label", "seed": seed}
-        taken = inspect.signature(constructor).parameters
-        filled = {name: value for name, value in defaults.items() if name in taken}
+        parameters = inspect.signature(constructor).parameters
+        arguments = {name: value for name, value in defaults.items() if name in parameters}
         try:
-            partitioner = constructor(**{**filled, **self.arguments})
+            partitioner = constructor(**arguments | dict(self.arguments))
         except (TypeError, ValueError) as error:
-            raise InvalidInputError(f"arguments: {self.name} refuses them: {error}") from error
+            raise InvalidInputError(
+                f"arguments: {self.name} rejects them ({error}); give those that it takes"
+            ) from error
         return FlwrInstance(partitioner).split(labels, clients, seed, columns)
 
 
 @dataclass(frozen=True)
 class FlwrInstance(Partition):
-    """Asks this partitioner object of flwr-datasets.
+    """Uses a partitioner object of flwr-datasets.
 
     Args:
-        partitioner: an instance that has not been given a dataset.
+        partitioner: an instance without a dataset.
 
     Raises:
-        InvalidInputError: a partitioner that fails, or that makes another number of partitions.
+        InvalidInputError: the partitioner fails, or the number of its partitions is not N.
     """
 
     partitioner: Any
 
     def split(self, labels: Ints, clients: int, seed: int, columns: Columns = NO_COLUMNS) -> Shards:
-        """Return who holds which samples."""
+        """Return which client holds which samples."""
         from datasets import Dataset
 
-        # a partitioner takes a dataset only once, and this value may be split more often
+        # a partitioner takes only one dataset, and `split` may be called again
         partitioner = copy.deepcopy(self.partitioner)
         table = {**columns, "label": labels, _SAMPLE: np.arange(len(labels))}
         try:
@@ -85,16 +87,18 @@ class FlwrInstance(Partition):
             lists = [np.array(partitioner.load_partition(n)[_SAMPLE]) for n in range(count)]
         except Exception as error:
             name = type(partitioner).__name__
-            raise InvalidInputError(f"partition: {name} cannot split this data: {error}") from error
+            raise InvalidInputError(
+                f"partition: {name} cannot split these data ({error}); use another partitioner"
+            ) from error
         if count != clients:
             raise InvalidInputError(
                 f"clients: {clients} clients, but {type(partitioner).__name__} makes {count} "
                 f"partitions; give clients: {count}"
             )
-        return StoredShards.of_lists(lists)
+        return StoredShards.from_lists(lists)
 
 
-def _constructor(name: str) -> Any:
+def _find_partitioner(name: str) -> Any:
     try:
         from flwr_datasets import partitioner
     except ImportError as error:

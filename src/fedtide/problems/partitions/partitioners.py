@@ -1,4 +1,4 @@
-"""The partitions of the papers."""
+"""The partitions of the papers: iid, Dirichlet, majority class, single class, and by column."""
 
 from __future__ import annotations
 
@@ -18,22 +18,20 @@ from fedtide.problems.partitions.base import (
     Shards,
     StoredShards,
 )
-from fedtide.problems.partitions.flwr_datasets import Flwr
-from fedtide.problems.partitions.shared_pool import SharedPool
 from fedtide.randomness import generator
 from fedtide.validation import positive
 
 
 @dataclass(frozen=True)
 class Iid(Partition):
-    """Shuffles all samples and deals them out evenly; sizes differ by at most one.
+    """Shuffles all samples and divides them evenly; sizes differ by at most one.
 
     >>> Iid().split(np.zeros(10, dtype=int), clients=4, seed=0).sizes
     array([2, 3, 2, 3])
     """
 
     def split(self, labels: Ints, clients: int, seed: int, columns: Columns = NO_COLUMNS) -> Shards:
-        """Return who holds which samples."""
+        """Return which client holds which samples."""
         order = generator(seed, "partition").permutation(len(labels))
         return StoredShards(order, np.arange(clients + 1) * len(labels) // clients)
 
@@ -43,12 +41,12 @@ class Dirichlet(Partition):
     """Gives each client its own mixture of classes (Wang & Ji 2024, section 6).
 
     Client n draws κ_n ~ Dir(α, …, α) over the classes. The n_i samples of class i, in file order,
-    are cut into consecutive pieces, one a client, whose boundaries are
-    round(n_i · (κ_1i + … + κ_ni) / Σ_m κ_mi), halves to the even. All samples are dealt out, and
-    clients hold different numbers of them. A class in which nobody has a share is cut evenly.
+    are cut into consecutive pieces, one per client, whose boundaries are
+    round(n_i · (κ_1i + … + κ_ni) / Σ_m κ_mi), halves to even. Every sample is assigned, and client
+    sizes differ. A class in which every share is 0 is divided evenly.
 
     Args:
-        alpha: α > 0; small: few classes per client, large: all alike. The paper takes 0.1.
+        alpha: α > 0; small: few classes per client, large: all clients alike. The paper uses 0.1.
 
     Raises:
         InvalidInputError: alpha is not a positive number.
@@ -64,30 +62,30 @@ class Dirichlet(Partition):
         positive("alpha", self.alpha)
 
     def split(self, labels: Ints, clients: int, seed: int, columns: Columns = NO_COLUMNS) -> Shards:
-        """Return who holds which samples."""
+        """Return which client holds which samples."""
         classes = int(labels.max()) + 1
         shares = generator(seed, "partition").dirichlet(np.full(classes, self.alpha), clients)
         owners = np.empty_like(labels)
         for label in range(classes):
             samples = np.flatnonzero(labels == label)
-            owners[samples] = _cut(len(samples), shares[:, label])
-        return StoredShards.of_owners(owners, clients)
+            owners[samples] = _divide(len(samples), shares[:, label])
+        return StoredShards.from_owners(owners, clients)
 
 
 @dataclass(frozen=True)
 class MajorityClass(Partition):
     """Gives each client mostly one class (Wang & Ji 2022; Crawshaw & Liu 2024).
 
-    Class i belongs to the clients round(i·N/C) .. round((i+1)·N/C) − 1. Samples are dealt out in
-    file order: with probability s to any of the N clients, all equally likely (its class's own
-    included), otherwise to the client of its class that holds the fewest samples so far, the lower
-    id of equals.
+    Class i belongs to the clients round(i·N/C) .. round((i+1)·N/C) − 1. Samples are assigned in
+    file order: with probability s to one of all N clients, uniformly, otherwise to the client of
+    its class with the fewest samples so far (ties: the lowest id).
 
     Args:
-        similarity: s within [0, 1]; 0: one class per client, 1: all alike. The papers take 0.05.
+        similarity: s within [0, 1]; 0: one class per client, 1: all clients alike. The papers use
+            0.05.
 
     Raises:
-        InvalidInputError: similarity outside [0, 1]; fewer clients than classes.
+        InvalidInputError: similarity is outside [0, 1], or there are fewer clients than classes.
 
     >>> labels = np.tile([0, 1], 50)
     >>> MajorityClass(similarity=0).split(labels, clients=4, seed=0).class_shares(labels, 2)
@@ -98,33 +96,35 @@ class MajorityClass(Partition):
 
     def __post_init__(self) -> None:
         if not 0 <= self.similarity <= 1:
-            raise InvalidInputError(f"similarity: {self.similarity} is not within [0, 1]")
+            raise InvalidInputError(
+                f"similarity: {self.similarity} is not within [0, 1]; give a probability"
+            )
 
     def split(self, labels: Ints, clients: int, seed: int, columns: Columns = NO_COLUMNS) -> Shards:
-        """Return who holds which samples."""
+        """Return which client holds which samples."""
         bounds = _class_bounds(labels, clients)
         draw = generator(seed, "partition")
         foreign = draw.random(len(labels)) < self.similarity
         anyone = draw.integers(clients, size=len(labels))
-        owners = _deal(labels, np.where(foreign, anyone, -1), bounds)
-        return StoredShards.of_owners(owners, clients)
+        owners = _assign(labels, np.where(foreign, anyone, -1), bounds)
+        return StoredShards.from_owners(owners, clients)
 
 
 @dataclass(frozen=True)
 class SingleClass(Partition):
-    """Gives each client samples of one class only, in varying numbers (Yan et al., section 5).
+    """Gives each client samples of a single class, with varying sizes (Yan et al., section 5).
 
     Class i belongs to the clients round(i·N/C) .. round((i+1)·N/C) − 1. A client's size is drawn
     from N(mean, spread²), clipped to mean ± 2·spread, and scaled so that the sizes of a class's
-    clients add up to the class; its samples are consecutive in file order. So only spread / mean
-    matters: with the defaults, the sizes have a standard deviation of about a fifth of their mean.
+    clients add up to the class; its samples are consecutive in file order. Only spread / mean
+    matters: with the defaults, the standard deviation of the sizes is about a fifth of their mean.
 
     Args:
         mean: the mean size, before scaling.
         spread: the standard deviation of the sizes, before scaling; at least 0, below mean / 2.
 
     Raises:
-        InvalidInputError: sizes that could be 0 or less; fewer clients than classes.
+        InvalidInputError: sizes could be 0 or less, or there are fewer clients than classes.
 
     >>> labels = np.tile([0, 1], 50)
     >>> SingleClass(spread=0).split(labels, clients=4, seed=0).sizes
@@ -138,25 +138,25 @@ class SingleClass(Partition):
         positive("mean", self.mean)
         if not 0 <= 2 * self.spread < self.mean:
             raise InvalidInputError(
-                f"spread: {self.spread} lets the size mean - 2 spread fall to "
+                f"spread: with {self.spread} the least size, mean - 2 spread, is "
                 f"{self.mean - 2 * self.spread}; give at least 0 and less than mean / 2"
             )
 
     def split(self, labels: Ints, clients: int, seed: int, columns: Columns = NO_COLUMNS) -> Shards:
-        """Return who holds which samples."""
+        """Return which client holds which samples."""
         bounds = _class_bounds(labels, clients)
-        drawn = generator(seed, "partition").normal(self.mean, self.spread, clients)
-        sizes = drawn.clip(self.mean - 2 * self.spread, self.mean + 2 * self.spread)
+        draws = generator(seed, "partition").normal(self.mean, self.spread, clients)
+        sizes = draws.clip(self.mean - 2 * self.spread, self.mean + 2 * self.spread)
         owners = np.empty_like(labels)
         for label, (first, last) in enumerate(pairwise(bounds)):
             samples = np.flatnonzero(labels == label)
-            owners[samples] = first + _cut(len(samples), sizes[first:last])
-        return StoredShards.of_owners(owners, clients)
+            owners[samples] = first + _divide(len(samples), sizes[first:last])
+        return StoredShards.from_owners(owners, clients)
 
 
 @dataclass(frozen=True)
 class Natural(Partition):
-    """Makes one client of each value of a column: writers, devices, hospitals.
+    """Creates one client per distinct value of a column, such as writers, devices or hospitals.
 
     Client n is the n-th of the sorted values.
 
@@ -164,7 +164,7 @@ class Natural(Partition):
         column: a column of train.parquet beside the image ("label" gives one client per class).
 
     Raises:
-        InvalidInputError: a column that is not there; a number of clients that is not that of its values.
+        InvalidInputError: the column is missing, or N is not the number of its distinct values.
 
     >>> labels = np.array([3, 3, 5])
     >>> Natural("label").split(labels, clients=2, seed=0, columns={"label": labels}).sizes
@@ -174,10 +174,10 @@ class Natural(Partition):
     column: str
 
     def split(self, labels: Ints, clients: int, seed: int, columns: Columns = NO_COLUMNS) -> Shards:
-        """Return who holds which samples."""
+        """Return which client holds which samples."""
         if self.column not in columns:
             raise InvalidInputError(
-                f"column: the training data has no {self.column!r}; "
+                f"column: the training data have no {self.column!r}; "
                 f"{did_you_mean(self.column, columns)}"
             )
         values, owners = np.unique(columns[self.column], return_inverse=True)
@@ -186,11 +186,11 @@ class Natural(Partition):
                 f"clients: {clients} clients, but column {self.column!r} has {len(values)} values; "
                 f"give clients: {len(values)}"
             )
-        return StoredShards.of_owners(owners.astype(np.int64), clients)
+        return StoredShards.from_owners(owners.astype(np.int64), clients)
 
 
-def _cut(samples: int, weights: NDArray[np.float64]) -> Ints:
-    """Return the owner of each of a row of samples cut into pieces in proportion to `weights`."""
+def _divide(samples: int, weights: NDArray[np.float64]) -> Ints:
+    """Return the owner of each sample when a row is cut into pieces proportional to `weights`."""
     if not weights.sum() > 0:
         weights = np.ones(len(weights))
     cumulated = np.cumsum(weights)
@@ -199,18 +199,18 @@ def _cut(samples: int, weights: NDArray[np.float64]) -> Ints:
 
 
 def _class_bounds(labels: Ints, clients: int) -> Ints:
-    """Return round(i·N/C) for i = 0..C, where the clients of class i begin."""
+    """Return round(i·N/C) for i = 0..C: the first client of each class, and N."""
     classes = int(labels.max()) + 1
     if clients < classes:
         raise InvalidInputError(
-            f"clients: {clients} clients for {classes} classes, and each client has a class of "
-            f"its own; give at least {classes}"
+            f"clients: {clients} clients for {classes} classes; each class needs a client, give at "
+            f"least {classes}"
         )
     return np.rint(np.arange(classes + 1) * clients / classes).astype(np.int64)
 
 
-def _deal(labels: Ints, forced: Ints, bounds: Ints) -> Ints:
-    """Return the owner of each sample: the `forced` one, or (-1) its class's smallest client."""
+def _assign(labels: Ints, forced: Ints, bounds: Ints) -> Ints:
+    """Return the owner of each sample: the forced one or, for -1, its class's smallest client."""
     sizes = [0] * int(bounds[-1])
     heaps = [
         [(0, client) for client in range(first, last)] for first, last in pairwise(bounds.tolist())
@@ -218,39 +218,16 @@ def _deal(labels: Ints, forced: Ints, bounds: Ints) -> Ints:
     owners = np.empty_like(labels)
     for sample, (label, owner) in enumerate(zip(labels.tolist(), forced.tolist(), strict=True)):
         if owner < 0:
-            owner = _smallest(heaps[label], sizes)
+            owner = _find_smallest(heaps[label], sizes)
         sizes[owner] += 1
         owners[sample] = owner
     return owners
 
 
-def _smallest(heap: list[tuple[int, int]], sizes: list[int]) -> int:
-    """Return the client of least (size, id), renewing the entries that have grown since."""
+def _find_smallest(heap: list[tuple[int, int]], sizes: list[int]) -> int:
+    """Return the client of least (size, id); entries of clients that have grown are updated."""
     size, client = heap[0]
     while size != sizes[client]:
         heapq.heapreplace(heap, (sizes[client], client))
         size, client = heap[0]
     return client
-
-
-PARTITIONS: dict[str, type[Partition]] = {
-    "iid": Iid,
-    "dirichlet": Dirichlet,
-    "majority-class": MajorityClass,
-    "single-class": SingleClass,
-    "natural": Natural,
-    "shared-pool": SharedPool,
-    "flwr": Flwr,
-}
-"""The partitions by the `type` that experiment files give."""
-
-__all__ = [
-    "PARTITIONS",
-    "Dirichlet",
-    "Flwr",
-    "Iid",
-    "MajorityClass",
-    "Natural",
-    "SharedPool",
-    "SingleClass",
-]

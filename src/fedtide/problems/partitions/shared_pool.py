@@ -1,4 +1,4 @@
-"""Clients by rule: millions of them, none of whose sample lists is ever written down."""
+"""A partition for millions of clients, whose samples are computed instead of stored."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from fedtide.problems.partitions.base import NO_COLUMNS, Columns, Ints, Partitio
 from fedtide.randomness import random_words
 from fedtide.validation import at_least
 
-_AT_ONCE = 2**16  # clients whose samples are looked up together
+_BLOCK = 2**16  # clients whose samples are computed together
 
 
 @dataclass(frozen=True)
 class SharedPool(Partition):
-    """Each client holds so many samples of a pool that all share, drawn with replacement.
+    """Gives each client `samples` draws, with replacement, from a pool that all clients share.
 
-    Which ones is a function of (seed, client, position), so that clients cost no memory: for
-    simulating more clients than there are samples.
+    A draw is a function of (seed, client, position), so that clients take no memory and may
+    outnumber the samples.
 
     Args:
-        samples: how many each client holds.
-        classes: how many classes it holds them of, in equal parts (the same class may be drawn
+        samples: how many samples each client holds.
+        classes: how many classes they come from, in equal parts (the same class may be drawn
             twice); None draws from the whole pool.
 
     Raises:
@@ -46,21 +46,21 @@ class SharedPool(Partition):
 
     @property
     def shares_samples(self) -> bool:
-        """There may be more clients than samples."""
+        """True: clients may hold the same samples."""
         return True
 
     def split(self, labels: Ints, clients: int, seed: int, columns: Columns = NO_COLUMNS) -> Shards:
-        """Return who holds which samples."""
+        """Return which client holds which samples."""
         present = np.unique(labels)
         if self.classes is not None and self.classes > len(present):
             raise InvalidInputError(
-                f"classes: {self.classes} of {len(present)} classes; give fewer"
+                f"classes: {self.classes} of {len(present)} classes; give at most {len(present)}"
             )
         return PoolShards(self, labels, clients, seed)
 
 
 class PoolShards(Shards):
-    """Shards by rule.
+    """Shards whose samples are computed from (seed, client, position).
 
     Args:
         rule: the partition.
@@ -77,7 +77,7 @@ class PoolShards(Shards):
         self._starts = np.cumsum(self._counts) - self._counts
 
     def locate(self, clients: Ints, positions: Ints) -> Ints:
-        """Return which training samples these are, same shape as `positions`."""
+        """Return the training samples at these positions, same shape as `positions`."""
         owner = np.broadcast_to(clients[:, None], positions.shape)
         draw = random_words(self._seed, "pool", owner, positions)
         if self._classes is None:
@@ -85,30 +85,30 @@ class PoolShards(Shards):
         kind = random_words(self._seed, "classes", owner, positions % self._classes)
         chosen = (kind % np.uint64(len(self._counts))).astype(np.int64)
         within = (draw % self._counts[chosen].astype(np.uint64)).astype(np.int64)
-        found: Ints = self._by_class[self._starts[chosen] + within]
-        return found
+        samples: Ints = self._by_class[self._starts[chosen] + within]
+        return samples
 
-    def averages(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return each client's mean of its samples' values, shape (N,)."""
+    def client_means(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return the mean of `values` over the samples of each client, shape (N,)."""
         means = [values[samples].mean(axis=1) for samples in self._blocks()]
         return np.concatenate(means)
 
     def class_shares(self, labels: Ints, classes: int) -> NDArray[np.float64]:
-        """Return the share of each class, (N, classes): the pool's own where nobody chooses."""
+        """Return the share of each class, (N, classes); without `classes`, the pool's shares."""
         if self._classes is None:
             pool = np.bincount(labels, minlength=classes) / len(labels)
             return np.broadcast_to(pool, (len(self.sizes), classes))
-        return np.concatenate([_shares(labels[block], classes) for block in self._blocks()])
+        return np.concatenate([_row_shares(labels[block], classes) for block in self._blocks()])
 
     def _blocks(self) -> Iterator[Ints]:
         """Yield the samples of all clients, block by block, each of shape (clients, samples)."""
         positions = np.arange(self.sizes[0])
-        for first in range(0, len(self.sizes), _AT_ONCE):
-            block = np.arange(first, min(first + _AT_ONCE, len(self.sizes)))
+        for first in range(0, len(self.sizes), _BLOCK):
+            block = np.arange(first, min(first + _BLOCK, len(self.sizes)))
             yield self.locate(block, np.broadcast_to(positions, (len(block), len(positions))))
 
 
-def _shares(labels: Ints, classes: int) -> NDArray[np.float64]:
+def _row_shares(labels: Ints, classes: int) -> NDArray[np.float64]:
     """Return the share of each class in each row of labels."""
     rows = np.arange(len(labels))[:, None]
     counts = np.bincount((rows * classes + labels).ravel(), minlength=len(labels) * classes)

@@ -1,4 +1,4 @@
-"""The contract of a model: which network for these features and classes."""
+"""The contract of a model."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from abc import ABC, abstractmethod
 from torch import nn
 
 Shape = tuple[int, ...]
-"""The shape of one sample's features: (C, H, W) for images, (F,) for others."""
+"""The shape of one sample's features: (C, H, W) for images, (F,) for vectors."""
 
 
 class Model(ABC):
-    """Which network is trained: a value (frozen dataclass), built for the data of a problem."""
+    """A network architecture (a frozen dataclass), built for the shape of the data."""
 
     @abstractmethod
     def build(self, shape: Shape, classes: int) -> nn.Module:
@@ -22,5 +22,5 @@ class Model(ABC):
             classes: C; the network maps (B, *shape) to logits (B, C).
 
         Raises:
-            InvalidInputError: features that the network cannot take.
+            InvalidInputError: the network does not fit the features.
         """

@@ -1,4 +1,4 @@
-"""The models by name."""
+"""The registry of models by name."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import fields
 from typing import Any
 
 from fedtide.errors import InvalidInputError, did_you_mean
+from fedtide.problems.models.base import Model
 from fedtide.problems.models.import_path import Imported
-from fedtide.problems.models.model import Model
 from fedtide.problems.models.networks import CNN, MLP, Logistic
 
 MODELS: dict[str, Model] = {
@@ -23,7 +23,7 @@ MODELS: dict[str, Model] = {
     "cnn-002-cifar10": CNN(channels=(64,), stride=2, pool=1, initialisation="default"),
     "cnn-003-cifar10": CNN(channels=(6, 16), padding=0, hidden=(120, 84), initialisation="default"),
 }
-"""The models that `model` may name: those of the papers, each for the data set of its name.
+"""The models by name: those of the papers, each for the data set in its name.
 
 | name | paper | parameters |
 |---|---|---|
@@ -45,11 +45,11 @@ MODEL_TYPES: dict[str, type[Model]] = {
     "cnn": CNN,
     "imported": Imported,
 }
-"""The models with parameters, by the `type` that experiment files give."""
+"""The models with parameters, by their `type` in an experiment file."""
 
 
 def model_of(given: str | Mapping[str, Any] | Model) -> Model:
-    """Return the model that a name, an import path, or a mapping with `type` stands for.
+    """Return the model given by a name, an import path, or a mapping with `type`.
 
     Raises:
         InvalidInputError: an unknown name, type or parameter.
@@ -62,28 +62,25 @@ def model_of(given: str | Mapping[str, Any] | Model) -> Model:
     if isinstance(given, Model):
         return given
     if isinstance(given, str):
-        return Imported(given) if ":" in given else _named(given)
+        if ":" in given:
+            return Imported(given)
+        if given in MODELS:
+            return MODELS[given]
+        hint = f"{did_you_mean(given, MODELS)}, or give package.module:Class"
+        raise InvalidInputError(f"model: unknown {given!r}; {hint}")
     parameters = dict(given)
     name = str(parameters.pop("type", ""))
     if ":" in name:
-        return _made(Imported, {"path": name, **parameters})
+        return _build(Imported, {"path": name, **parameters})
     if not parameters and name in MODELS:
         return MODELS[name]
     if name not in MODEL_TYPES:
         raise InvalidInputError(f"model.type: unknown {name!r}; {did_you_mean(name, MODEL_TYPES)}")
-    return _made(MODEL_TYPES[name], parameters)
+    return _build(MODEL_TYPES[name], parameters)
 
 
-def _named(name: str) -> Model:
-    if name not in MODELS:
-        raise InvalidInputError(
-            f"model: unknown {name!r}; {did_you_mean(name, MODELS)}, or give package.module:Class"
-        )
-    return MODELS[name]
-
-
-def _made(kind: type[Model], parameters: Mapping[str, Any]) -> Model:
-    """Return the model of this kind with these parameters."""
+def _build(kind: type[Model], parameters: Mapping[str, Any]) -> Model:
+    """Return the model of this class with these parameters."""
     known = [field.name for field in fields(kind)]  # type: ignore[arg-type]
     for name in parameters:
         if name not in known:
