@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from fedtide.problems.models import model_of
+from fedtide.problems.models import resolve_model
 from measuring import Section, gains, in_turn, machine, medians
 from workload import PlainLoop, Workload
 
@@ -25,7 +25,7 @@ def section() -> Section:
         runs, prepared = zip(
             *(WORK.run(Path(name), trainer, dtype=dtype) for trainer, dtype in KINDS), strict=True
         )
-        loop = PlainLoop(WORK, model_of(WORK.model).build(WORK.shape, WORK.classes))
+        loop = PlainLoop(WORK, resolve_model(WORK.model).build(WORK.shape, WORK.classes))
         times = in_turn([loop.round, *(run.round for run in runs)], REPEATS)
     found = Section(
         "A convolutional network",

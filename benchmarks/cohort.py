@@ -12,7 +12,7 @@ from __future__ import annotations
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from fedtide.problems.models import model_of
+from fedtide.problems.models import resolve_model
 from measuring import Section, gains, in_turn, machine, medians
 from workload import PlainLoop, Workload
 
@@ -56,7 +56,7 @@ def _row(work: Workload) -> tuple[str, ...]:
     with TemporaryDirectory() as name:
         work.write_data(Path(name))
         runs, prepared = zip(*(work.run(Path(name), trainer) for trainer in TRAINERS), strict=True)
-        loop = PlainLoop(work, model_of(work.model).build(work.shape, work.classes))
+        loop = PlainLoop(work, resolve_model(work.model).build(work.shape, work.classes))
         times = in_turn([loop.round, *(run.round for run in runs)])
     (plain, stacked, compiled), gained = medians(times), gains(times)
     return (

@@ -14,11 +14,11 @@ from safetensors import SafetensorError
 
 from fedtide.errors import InvalidInputError
 
-DRAFTS = (".*.part", ".tmp??????")
+DRAFT_PATTERNS = (".*.part", ".tmp??????")
 """Glob patterns of unfinished files, of `write_atomically` and of safetensors."""
 
 
-def draft_of(path: Path) -> Path:
+def draft_path(path: Path) -> Path:
     """Return the temporary path to which a file is written before it is renamed to `path`."""
     return path.with_name(f".{path.name}.part")
 
@@ -45,7 +45,7 @@ def write_atomically(
         Traceback (most recent call last):
         fedtide.errors.InvalidInputError: json: no/such/folder/a.txt cannot be written (...); ...
     """
-    draft = draft_of(path)
+    draft = draft_path(path)
     try:
         path.parent.mkdir(exist_ok=True)
         write(draft)

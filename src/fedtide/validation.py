@@ -14,31 +14,31 @@ from fedtide.errors import InvalidInputError, did_you_mean
 Numbers = NDArray[np.float64]
 
 
-def positive(field: str, value: float) -> None:
+def require_positive(field: str, value: float) -> None:
     """Raise InvalidInputError unless `value` is a finite number above 0."""
     if not (math.isfinite(value) and value > 0):
         raise InvalidInputError(f"{field}: {value} is not a positive number")
 
 
-def at_least(field: str, value: float, low: float) -> None:
+def require_at_least(field: str, value: float, low: float) -> None:
     """Raise InvalidInputError unless `value` is a finite number of at least `low`."""
     if not (math.isfinite(value) and value >= low):
         raise InvalidInputError(f"{field}: {value} is not a number of at least {low:g}")
 
 
-def need_positive(**values: float) -> None:
+def require_all_positive(**values: float) -> None:
     """Raise InvalidInputError unless every value is a finite number above 0."""
     for name, value in values.items():
-        positive(name, value)
+        require_positive(name, value)
 
 
-def need_nonnegative(**values: float) -> None:
+def require_all_nonnegative(**values: float) -> None:
     """Raise InvalidInputError unless every value is a finite number of at least 0."""
     for name, value in values.items():
-        at_least(name, value, 0)
+        require_at_least(name, value, 0)
 
 
-def one_of(field: str, value: str, options: Any) -> None:
+def require_choice(field: str, value: str, options: Any) -> None:
     """Raise InvalidInputError unless `value` is one of the options (strings or a Literal type)."""
     options = get_args(options) or options
     if value not in options:

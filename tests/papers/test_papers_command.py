@@ -84,7 +84,7 @@ def test_invalid_input_names_the_field(fedtide, arguments, prefix):
 
 def test_missing_data_stops_before_anything_is_written(fedtide, tmp_path, monkeypatch):
     """The error names the missing files and the experiments that need none."""
-    monkeypatch.setattr("fedtide.problems.datasets.catalogue._from_hub", _offline)
+    monkeypatch.setattr("fedtide.problems.datasets.catalogue._load_from_hub", _offline)
     monkeypatch.setenv("FEDTIDE_DATA", str(tmp_path))
     out = tmp_path / "out"
     status, _, err = fedtide("papers", "001/svhn", "--out", str(out), "--records", str(out))

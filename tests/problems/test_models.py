@@ -10,7 +10,15 @@ import torch
 from torch import nn
 
 from fedtide.errors import InvalidInputError
-from fedtide.problems.models import CNN, MLP, MODELS, FunctionalModel, Imported, Logistic, model_of
+from fedtide.problems.models import (
+    CNN,
+    MLP,
+    MODELS,
+    FunctionalModel,
+    Imported,
+    Logistic,
+    resolve_model,
+)
 from fedtide.problems.models.initialisation import build_seeded
 from fedtide.simulation.experiment import BUILDER
 
@@ -29,7 +37,7 @@ PAPER_MODELS = [
 
 
 def make_functional(name, shape, classes, dtype=torch.float64):
-    module = build_seeded(lambda: model_of(name).build(shape, classes), 1).to(dtype)
+    module = build_seeded(lambda: resolve_model(name).build(shape, classes), 1).to(dtype)
     return FunctionalModel(module, torch.zeros(2, *shape, dtype=dtype), classes)
 
 
@@ -219,10 +227,10 @@ def user_module(tmp_path, monkeypatch):
 
 
 def test_modules_in_the_working_directory_are_found(user_module):
-    net = model_of(f"{user_module}:Net").build((1, 8, 8), 10)
+    net = resolve_model(f"{user_module}:Net").build((1, 8, 8), 10)
     assert net(torch.zeros(2, 1, 8, 8)).shape == (2, 10)
     given = {"type": f"{user_module}:Net", "arguments": {"width": 7}}
-    assert model_of(given).build((1, 8, 8), 7).linear.out_features == 7
+    assert resolve_model(given).build((1, 8, 8), 7).linear.out_features == 7
 
 
 def test_invalid_import_paths_are_refused(user_module):
@@ -248,7 +256,7 @@ def test_invalid_import_paths_are_refused(user_module):
     ],
 )
 def test_a_model_by_name_mapping_or_object(given, expected):
-    assert model_of(given) == expected
+    assert resolve_model(given) == expected
 
 
 @pytest.mark.parametrize(
@@ -275,7 +283,7 @@ def test_a_model_by_name_mapping_or_object(given, expected):
 )
 def test_invalid_models_are_refused(given, complaint):
     with pytest.raises(InvalidInputError, match=complaint):
-        model_of(given)
+        resolve_model(given)
 
 
 @pytest.mark.parametrize(
@@ -298,4 +306,4 @@ def test_a_cnn_needs_images_that_are_large_enough(shape, complaint):
 def test_imported_models_survive_serialisation(given):
     plain = BUILDER.to_dict(given)
     assert json.loads(json.dumps(plain)) == plain
-    assert model_of(plain) == model_of(given)
+    assert resolve_model(plain) == resolve_model(given)

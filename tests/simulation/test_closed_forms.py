@@ -79,9 +79,7 @@ def test_given_weights_are_used_as_they_are_and_empty_rounds_move_nothing():
 
 
 def test_the_last_round_of_a_table_is_the_last_of_a_run():
-    with pytest.raises(
-        ft.InvalidInputError, match=r"^rounds: 11 rounds, .* 10"
-    ):
+    with pytest.raises(ft.InvalidInputError, match=r"^rounds: 11 rounds, .* 10"):
         run(quadratic(), ft.participation.Table(weights=table(10, 5)), ft.algorithms.FedAvg(), 11)
 
 

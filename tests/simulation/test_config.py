@@ -124,9 +124,7 @@ def test_every_class_says_what_is_missing(base, name):
     for field in fields(TABLES[base][name]):
         if field.default is MISSING and field.default_factory is MISSING:
             short = {k: v for k, v in VALUES[name].items() if k != field.name}
-            with pytest.raises(
-                ft.InvalidInputError, match=f"^{field.name}: missing; "
-            ):
+            with pytest.raises(ft.InvalidInputError, match=f"^{field.name}: missing; "):
                 BUILDER.build(base, {"type": name, **short})
 
 
@@ -238,9 +236,9 @@ def test_arrays_become_lists_and_paths_words(tmp_path):
 
 @pytest.mark.parametrize("model", [MLP(hidden=[3]), CNN(channels=(2,), dropout=0.5)], ids=repr)
 def test_models_given_as_objects_are_written_by_their_type(model):
-    from fedtide.problems.models import model_of
+    from fedtide.problems.models import resolve_model
 
     problem = ft.problems.Classification("digits", ft.problems.Iid(), 5, model=model)
     plain = yaml.safe_load(yaml.safe_dump(BUILDER.to_dict(problem)))
-    again = model_of(BUILDER.build(Problem, plain).model)
+    again = resolve_model(BUILDER.build(Problem, plain).model)
     assert BUILDER.to_dict(again) == BUILDER.to_dict(model)

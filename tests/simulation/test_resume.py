@@ -230,9 +230,7 @@ def test_a_file_instead_of_a_folder(regression, tmp_path):
     (tmp_path / "file").write_text("mine")
     with pytest.raises(ft.InvalidInputError, match=r"^out: .*file is a file; "):
         ft.simulate(**regression, out=tmp_path / "file")
-    with pytest.raises(
-        ft.InvalidInputError, match=r"^out: .* cannot be written \(.*\); "
-    ):
+    with pytest.raises(ft.InvalidInputError, match=r"^out: .* cannot be written \(.*\); "):
         ft.simulate(**regression, out=tmp_path / "file" / "below")
 
 

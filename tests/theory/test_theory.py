@@ -57,13 +57,13 @@ def test_fedau_cutoff_and_moments_on_the_example_of_paper_001() -> None:
 def test_learning_rates_stay_within_their_limits() -> None:
     rates, weights = np.array([0.1, 0.5]), np.array([10.0, 2.0])
     limits = theory.fedau_learning_rate_limits(2.0, 5, 2, rates, weights)
-    chosen = theory.fedau_steps(2.0, 1.0, 1.0, 1.0, 5, 1000, rates, weights)
+    chosen = theory.fedau_learning_rates(2.0, 1.0, 1.0, 1.0, 5, 1000, rates, weights)
     assert chosen.local <= limits.local
     assert chosen.product <= limits.product
     q = float(np.mean(rates * weights**2))
     assert limits.product == pytest.approx(min(1 / 40, 2 / (54 * 2 * 5 * q)))
     limits = theory.generalized_fedavg_learning_rate_limits(2.0, 5, 10, rounds=100)
-    chosen = theory.generalized_fedavg_steps(2.0, 1.0, 1.0, 5, 10, 100, 0.1)
+    chosen = theory.generalized_fedavg_learning_rates(2.0, 1.0, 1.0, 5, 10, 100, 0.1)
     assert chosen.local <= limits.local
     assert chosen.product <= limits.product + 1e-15
     with pytest.raises(InvalidInputError, match=r"^period: "):
@@ -71,8 +71,8 @@ def test_learning_rates_stay_within_their_limits() -> None:
 
 
 def test_learning_rates_of_paper_000_without_noise() -> None:
-    noisy = theory.generalized_fedavg_steps(1.0, 1e-9, 1.0, 1, 1, 10**8, 0.1)
-    exact = theory.generalized_fedavg_steps(1.0, 0.0, 1.0, 1, 1, 10**8, 0.1)
+    noisy = theory.generalized_fedavg_learning_rates(1.0, 1e-9, 1.0, 1, 1, 10**8, 0.1)
+    exact = theory.generalized_fedavg_learning_rates(1.0, 0.0, 1.0, 1, 1, 10**8, 0.1)
     assert exact.server == pytest.approx(120.0)
     assert noisy.server <= 12 * math.sqrt(10**8)
 

@@ -7,7 +7,7 @@ from torch.nn import functional
 
 import fedtide as ft
 from fedtide.algorithms import Instructions
-from fedtide.problems.models import model_of
+from fedtide.problems.models import resolve_model
 from fedtide.training import LocalTraining
 from fedtide.training.minibatches import MinibatchPlanner
 from fedtide.training.trainers.reference import ReferenceTrainer
@@ -24,7 +24,7 @@ def test_a_step_is_that_of_a_network_in_bfloat16_on_a_float32_model(image_task):
     plan = MinibatchPlanner(task.population, ONE_STEP, seed=4).plan(np.array([4]))
     found = ReferenceTrainer(task, ONE_STEP).train(Instructions(task.start), plan, 0.1)
 
-    network = model_of(CNN).build((3, 16, 16), 3)
+    network = resolve_model(CNN).build((3, 16, 16), 3)
     torch.nn.utils.vector_to_parameters(task.start, network.parameters())
     images, labels, real = (part[0] for part in next(task.batches(plan)))
     logits = network.to(torch.bfloat16)(images.to(torch.bfloat16)).float()

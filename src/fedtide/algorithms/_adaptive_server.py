@@ -14,7 +14,7 @@ from fedtide.algorithms.base import Algorithm, RoundInfo
 from fedtide.algorithms.fedavg import FedAvg
 from fedtide.errors import InvalidInputError
 from fedtide.population import Population
-from fedtide.validation import at_least, positive
+from fedtide.validation import require_at_least, require_positive
 
 
 @dataclass(frozen=True)
@@ -42,14 +42,14 @@ class AdaptiveServer(Wrapper[AdaptiveState]):
     inner: Algorithm[Any] = field(default_factory=FedAvg)
 
     def __post_init__(self) -> None:
-        positive("server_lr", self.server_lr)
+        require_positive("server_lr", self.server_lr)
         for name in ("beta1", "beta2"):
             beta = getattr(self, name)
             if not 0 <= beta < 1:
                 raise InvalidInputError(f"{name}: {beta} is not within [0, 1)")
-        positive("tau", self.tau)
+        require_positive("tau", self.tau)
         if self.v0 is not None:
-            at_least("v0", self.v0, 0.0)
+            require_at_least("v0", self.v0, 0.0)
 
     @abstractmethod
     def second_moment(self, v: Tensor, square: Tensor) -> Tensor:

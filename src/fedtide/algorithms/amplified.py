@@ -12,7 +12,7 @@ from fedtide.algorithms._wrapper import Wrapper, WrapperState
 from fedtide.algorithms.base import Algorithm, RoundInfo
 from fedtide.algorithms.fedavg import FedAvg
 from fedtide.population import Population
-from fedtide.validation import at_least, positive
+from fedtide.validation import require_at_least, require_positive
 
 
 @dataclass(frozen=True)
@@ -69,9 +69,9 @@ class Amplified(Wrapper[AmplifiedState]):
     start: int = 0
 
     def __post_init__(self) -> None:
-        at_least("period", self.period, 1)
-        positive("factor", self.factor)
-        at_least("start", self.start, 0)
+        require_at_least("period", self.period, 1)
+        require_positive("factor", self.factor)
+        require_at_least("start", self.start, 0)
 
     def init(self, model: Tensor, population: Population) -> AmplifiedState:
         """Return the state before round 0."""

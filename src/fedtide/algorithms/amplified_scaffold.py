@@ -13,7 +13,7 @@ from fedtide.algorithms.base import ClientUpdates, Instructions, RoundInfo
 from fedtide.algorithms.fedavg import CohortAverage
 from fedtide.algorithms.scaffold import CohortWeights
 from fedtide.population import Population
-from fedtide.validation import at_least, one_of, positive
+from fedtide.validation import require_at_least, require_choice, require_positive
 
 _CHUNK_ROWS = 256  # control variates updated together, to keep temporary copies small
 
@@ -87,9 +87,9 @@ class AmplifiedScaffold(CohortAverage[AmplifiedScaffoldState]):
     server_lr = 1.0
 
     def __post_init__(self) -> None:
-        at_least("period", self.period, 1)
-        positive("factor", self.factor)
-        one_of("weights", self.weights, CohortWeights)
+        require_at_least("period", self.period, 1)
+        require_positive("factor", self.factor)
+        require_choice("weights", self.weights, CohortWeights)
 
     @property
     def requires_plain_sgd(self) -> bool:

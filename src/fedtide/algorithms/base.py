@@ -24,7 +24,7 @@ from torch import Tensor
 
 from fedtide.errors import InvalidInputError
 from fedtide.population import Population
-from fedtide.validation import positive
+from fedtide.validation import require_positive
 
 
 class AlgorithmState(Protocol):
@@ -157,7 +157,7 @@ class ClientUpdates:
         Raises:
             InvalidInputError: γ is not positive, or a client took no step.
         """
-        positive("lr", self.lr)
+        require_positive("lr", self.lr)
         if len(self.steps) and int(self.steps.min()) < 1:
             raise InvalidInputError("steps: a client took no local step; leave its update out")
         scale = -1.0 / (self.lr * self.steps.double())

@@ -27,7 +27,7 @@ from fedtide.algorithms._weighted_sum import WeightedSum, WeightedSumState
 from fedtide.algorithms.base import ClientUpdates, RoundInfo
 from fedtide.errors import InvalidInputError
 from fedtide.population import Population
-from fedtide.validation import positive
+from fedtide.validation import require_positive
 
 
 @dataclass(frozen=True)
@@ -250,7 +250,7 @@ class FedAU(WeightedSum[FedAUState]):
     groups: Sequence[int | str] | None = None
 
     def __post_init__(self) -> None:
-        positive("server_lr", self.server_lr)
+        require_positive("server_lr", self.server_lr)
         if self.cutoff is not None and self.cutoff < 1:
             raise InvalidInputError(f"cutoff: {self.cutoff} is below 1; leave it empty for ∞")
         if isinstance(self.average, str):

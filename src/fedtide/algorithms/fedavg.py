@@ -12,7 +12,7 @@ from fedtide.algorithms._weighted_sum import SumT, WeightedSum, WeightedSumState
 from fedtide.algorithms.base import ClientUpdates
 from fedtide.errors import InvalidInputError
 from fedtide.population import Population
-from fedtide.validation import one_of, positive
+from fedtide.validation import require_choice, require_positive
 
 Weights = Literal["mean", "all", "data", "given"]
 
@@ -23,8 +23,8 @@ class CohortAverage(WeightedSum[SumT]):
     weights: Weights
 
     def __post_init__(self) -> None:
-        positive("server_lr", self.server_lr)
-        one_of("weights", self.weights, Weights)
+        require_positive("server_lr", self.server_lr)
+        require_choice("weights", self.weights, Weights)
 
     def require_samples(self, population: Population) -> None:
         """Raise InvalidInputError if the weighting needs samples and the clients hold none."""

@@ -13,7 +13,7 @@ from fedtide.algorithms.base import Algorithm, RoundInfo
 from fedtide.algorithms.fedavg import FedAvg
 from fedtide.errors import InvalidInputError
 from fedtide.population import Population
-from fedtide.validation import one_of, positive
+from fedtide.validation import require_choice, require_positive
 
 Convention = Literal["sum", "ema"]
 
@@ -68,10 +68,10 @@ class FedAvgM(Wrapper[MomentumState]):
     inner: Algorithm[Any] = field(default_factory=FedAvg)
 
     def __post_init__(self) -> None:
-        positive("server_lr", self.server_lr)
+        require_positive("server_lr", self.server_lr)
         if not 0 <= self.momentum < 1:
             raise InvalidInputError(f"momentum: {self.momentum} is not within [0, 1)")
-        one_of("convention", self.convention, Convention)
+        require_choice("convention", self.convention, Convention)
 
     def init(self, model: Tensor, population: Population) -> MomentumState:
         """Return the state before round 0."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from fedtide.algorithms._latest_updates import LatestUpdates, LatestUpdatesState
 from fedtide.algorithms.base import ClientUpdates, RoundInfo
-from fedtide.validation import positive
+from fedtide.validation import require_positive
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class FedLaAvg(LatestUpdates):
 
     def absorb(self, state: LatestUpdatesState, updates: ClientUpdates) -> LatestUpdatesState:
         """Store these clients' sums of gradients (negated) instead of their previous ones."""
-        positive("lr", updates.lr)
+        require_positive("lr", updates.lr)
         return state.store(updates.clients, updates.deltas / updates.lr)
 
     def step(self, state: LatestUpdatesState, lr: float) -> tuple[LatestUpdatesState, RoundInfo]:

@@ -10,7 +10,7 @@ from fedtide.algorithms._weighted_sum import WeightedSumState
 from fedtide.algorithms.base import Instructions
 from fedtide.algorithms.fedavg import CohortAverage, Weights
 from fedtide.population import Population
-from fedtide.validation import at_least
+from fedtide.validation import require_at_least
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class FedProx(CohortAverage[WeightedSumState]):
     weights: Weights = "mean"
 
     def __post_init__(self) -> None:
-        at_least("mu", self.mu, 0.0)
+        require_at_least("mu", self.mu, 0.0)
         super().__post_init__()
 
     def init(self, model: Tensor, population: Population) -> WeightedSumState:

@@ -9,7 +9,7 @@ import torch
 
 from fedtide.algorithms._latest_updates import LatestUpdates, LatestUpdatesState
 from fedtide.algorithms.base import ClientUpdates, RoundInfo
-from fedtide.validation import one_of, positive
+from fedtide.validation import require_choice, require_positive
 
 EmptyRounds = Literal["skip", "memory"]
 
@@ -52,8 +52,8 @@ class FedVARP(LatestUpdates):
     memory_folder: str | None = None
 
     def __post_init__(self) -> None:
-        positive("server_lr", self.server_lr)
-        one_of("empty_rounds", self.empty_rounds, EmptyRounds)
+        require_positive("server_lr", self.server_lr)
+        require_choice("empty_rounds", self.empty_rounds, EmptyRounds)
 
     def absorb(self, state: LatestUpdatesState, updates: ClientUpdates) -> LatestUpdatesState:
         """Store these updates instead of the clients' previous ones."""

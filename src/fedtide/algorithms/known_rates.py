@@ -13,7 +13,7 @@ from fedtide.algorithms._weighted_sum import WeightedSum, WeightedSumState
 from fedtide.algorithms.base import ClientUpdates
 from fedtide.errors import InvalidInputError
 from fedtide.population import Population
-from fedtide.validation import positive
+from fedtide.validation import require_positive
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class KnownRates(WeightedSum[KnownRatesState]):
     rates: Sequence[float] | None = None
 
     def __post_init__(self) -> None:
-        positive("server_lr", self.server_lr)
+        require_positive("server_lr", self.server_lr)
 
     def init(self, model: Tensor, population: Population) -> KnownRatesState:
         """Return the state before round 0, with the rates given or those of the population."""

@@ -7,7 +7,7 @@ from typing import Literal
 
 from fedtide.algorithms._latest_updates import LatestUpdates, LatestUpdatesState
 from fedtide.algorithms.base import ClientUpdates, RoundInfo
-from fedtide.validation import one_of, positive
+from fedtide.validation import require_choice, require_positive
 
 Unseen = Literal["zero", "exclude", "wait"]
 
@@ -54,8 +54,8 @@ class MIFA(LatestUpdates):
     memory_folder: str | None = None
 
     def __post_init__(self) -> None:
-        positive("server_lr", self.server_lr)
-        one_of("unseen", self.unseen, Unseen)
+        require_positive("server_lr", self.server_lr)
+        require_choice("unseen", self.unseen, Unseen)
 
     def absorb(self, state: LatestUpdatesState, updates: ClientUpdates) -> LatestUpdatesState:
         """Store these updates instead of the clients' previous ones."""

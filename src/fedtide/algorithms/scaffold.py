@@ -14,7 +14,7 @@ from fedtide.algorithms.base import ClientUpdates, Instructions, RoundInfo
 from fedtide.algorithms.fedavg import CohortAverage
 from fedtide.errors import InvalidInputError
 from fedtide.population import Population
-from fedtide.validation import one_of, positive
+from fedtide.validation import require_choice, require_positive
 
 CohortWeights = Literal["mean", "given"]
 
@@ -75,8 +75,8 @@ class Scaffold(CohortAverage[ScaffoldState]):
     memory_folder: str | None = None
 
     def __post_init__(self) -> None:
-        positive("server_lr", self.server_lr)
-        one_of("weights", self.weights, CohortWeights)
+        require_positive("server_lr", self.server_lr)
+        require_choice("weights", self.weights, CohortWeights)
         if self.option not in (1, 2):
             raise InvalidInputError(f"option: {self.option} is neither 1 nor 2; use 2, the cheaper")
 

@@ -17,7 +17,7 @@ from fedtide.algorithms.base import (
 )
 from fedtide.errors import InvalidInputError
 from fedtide.population import Population
-from fedtide.validation import at_least
+from fedtide.validation import require_at_least
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class Switch(Algorithm[SwitchState]):
     at: int
 
     def __post_init__(self) -> None:
-        at_least("at", self.at, 0)
+        require_at_least("at", self.at, 0)
         if self.first.centralised != self.second.centralised:
             raise InvalidInputError(
                 "second: one method pools all data and the other does not; give two of one kind"

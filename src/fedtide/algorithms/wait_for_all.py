@@ -11,7 +11,7 @@ from torch import Tensor
 from fedtide.algorithms._weighted_sum import WeightedSumState
 from fedtide.algorithms.base import Algorithm, ClientUpdates, Cohort, Instructions, RoundInfo
 from fedtide.population import Population
-from fedtide.validation import at_least, one_of
+from fedtide.validation import require_at_least, require_choice
 
 Mode = Literal["steps", "gradient"]
 Batch = Literal["minibatch", "full"]
@@ -67,9 +67,9 @@ class WaitForAll(Algorithm[WaitState]):
     batch: Batch = "minibatch"
 
     def __post_init__(self) -> None:
-        at_least("period", self.period, 1)
-        one_of("mode", self.mode, Mode)
-        one_of("batch", self.batch, Batch)
+        require_at_least("period", self.period, 1)
+        require_choice("mode", self.mode, Mode)
+        require_choice("batch", self.batch, Batch)
 
     @property
     def requires_plain_sgd(self) -> bool:

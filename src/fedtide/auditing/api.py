@@ -29,7 +29,7 @@ from fedtide.auditing.statistics.rate_estimates import Rates, estimate_rates
 from fedtide.auditing.statistics.variance import Noise
 from fedtide.auditing.statistics.windows import Regularity, regularity
 from fedtide.errors import InvalidInputError
-from fedtide.validation import at_least, positive
+from fedtide.validation import require_at_least, require_positive
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,8 +130,8 @@ def audit(
     >>> round(found.objectives.plain.l1_skew, 4), found.coverage.longest_absence
     (0.6667, 2)
     """
-    at_least("dimension", dimension, 1)
-    positive("tolerance", tolerance)
+    require_at_least("dimension", dimension, 1)
+    require_positive("tolerance", tolerance)
     known = _roster(roster, groups)
     attendance = read_attendance(log, clients, known, columns, watch)
     watch("pattern", 0.0)

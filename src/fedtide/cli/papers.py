@@ -22,7 +22,7 @@ from fedtide.papers.record import Record, load_records
 from fedtide.papers.results_page import write_results
 from fedtide.papers.terminal_tables import claims_table, comparison_table, experiments_table
 from fedtide.plotting.style import write_figure
-from fedtide.validation import one_of
+from fedtide.validation import require_choice
 
 
 def papers_command(
@@ -71,7 +71,7 @@ def papers_command(
     if name is None:
         Console().print(experiments_table(load_records(records)))
         return
-    one_of("scale", scale, Scale)
+    require_choice("scale", scale, Scale)
     paper = load(name)
     size: Scale = "paper" if scale == "paper" or paper.laptop is None else "laptop"
     part = _parse_seeds(seeds), _split(methods), _split(cases)

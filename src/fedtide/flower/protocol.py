@@ -43,7 +43,7 @@ def layout_of(arrays: ArrayRecord) -> tuple[Layout, Tensor]:
         raise InvalidInputError(
             f"initial_arrays: {found}; give floating-point arrays of one type, without counters"
         )
-    layout = Layout.of(tensors)
+    layout = Layout.from_params(tensors)
     return layout, layout.flatten(tensors)
 
 

@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 
 from fedtide.errors import InvalidInputError
-from fedtide.validation import one_of
+from fedtide.validation import require_choice
 
 Kind = Literal["beats", "matches", "value", "grows"]
 Outcome = Literal["reproduced", "not reproduced", "not tested"]
@@ -61,7 +61,7 @@ class Claim:
     value: float | None = None
 
     def __post_init__(self) -> None:
-        one_of("kind", self.kind, Kind)
+        require_choice("kind", self.kind, Kind)
         if self.kind == "value" and self.value is None:
             raise InvalidInputError("value: missing; give the published number")
         if self.kind != "value" and not self.than:

@@ -12,7 +12,7 @@ import polars as pl
 from safetensors.numpy import load_file
 
 from fedtide.errors import InvalidInputError
-from fedtide.validation import one_of
+from fedtide.validation import require_choice
 
 Take = Literal["last", "mean", "best", "first-below", "first-above", "worst-of-last"]
 Better = Literal["lower", "higher"]
@@ -53,8 +53,8 @@ class Measure:
     digits: int = 2
 
     def __post_init__(self) -> None:
-        one_of("take", self.take, Take)
-        one_of("better", self.better, Better)
+        require_choice("take", self.take, Take)
+        require_choice("better", self.better, Better)
         if self.take == "mean" and self.rounds is None:
             raise InvalidInputError("rounds: missing; give the number of last rounds to average")
         if self.take.startswith("first") and self.target is None:

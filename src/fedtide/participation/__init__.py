@@ -37,7 +37,7 @@ from fedtide.participation.log.schema import (
     write_log,
 )
 from fedtide.participation.rates import Correlated, Rates, correlated_rates, resolve_rates
-from fedtide.participation.schedule import Participants, RunningSchedule, Schedule
+from fedtide.participation.schedule import Participants, Schedule, ScheduleStream
 from fedtide.participation.selection.base import Selection, SelectionStream
 from fedtide.participation.selection.least_served import LeastServed
 from fedtide.participation.selection.longest_absent import LongestAbsent
@@ -103,8 +103,8 @@ __all__ = [
     "RandomDropout",
     "Rates",
     "Replay",
-    "RunningSchedule",
     "Schedule",
+    "ScheduleStream",
     "Selection",
     "SelectionStream",
     "Stage",

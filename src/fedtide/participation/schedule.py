@@ -54,7 +54,7 @@ class Schedule:
     selection: Selection = field(default_factory=All)
     dropout: Dropout = field(default_factory=NoDropout)
 
-    def start(self, population: Population, seed: int) -> RunningSchedule:
+    def start(self, population: Population, seed: int) -> ScheduleStream:
         """Start the availability process and the selection.
 
         Raises:
@@ -64,7 +64,7 @@ class Schedule:
             availability = self.process.begin(population, seed)
         with error_prefix("selection"):
             selection = self.selection.start(population, seed)
-        return RunningSchedule(availability, selection, self.dropout, seed)
+        return ScheduleStream(availability, selection, self.dropout, seed)
 
     def known_rates(self, population: Population, seed: int) -> NDArray[np.float64] | None:
         """Return each client's long-run probability of reporting, (N,); None: unknown.
@@ -77,7 +77,7 @@ class Schedule:
         return rates * self.dropout.reporting_probability
 
 
-class RunningSchedule:
+class ScheduleStream:
     """A started schedule, asked for rounds in increasing order; rounds may be skipped.
 
     Two schedules that are started alike give the same round t, whichever rounds were asked for

@@ -20,10 +20,10 @@ from fedtide.problems.augmentation import augment, changes_colours, check_augmen
 from fedtide.problems.base import Batch, BatchInputs, BatchPlan, Evaluation, Problem, Task
 from fedtide.problems.datasets.catalogue import Dataset, Normalise, load
 from fedtide.problems.layout import Layout, Params, to_channels_last
-from fedtide.problems.models import FunctionalModel, Model, model_of
+from fedtide.problems.models import FunctionalModel, Model, resolve_model
 from fedtide.problems.models.initialisation import build_seeded
 from fedtide.problems.partitions import FlwrInstance, Partition, Shards, StoredShards
-from fedtide.validation import one_of
+from fedtide.validation import require_choice
 
 
 @dataclass(frozen=True)
@@ -77,12 +77,12 @@ class Classification(Problem):
             )
         check_augmentations(self._augmentations)
         if isinstance(self.normalise, str):
-            one_of("normalise", self.normalise, Literal["pixels"])
+            require_choice("normalise", self.normalise, Literal["pixels"])
         elif self.normalise is not None and (len(self.normalise) != 2 or self.normalise[1] <= 0):
             raise InvalidInputError(
                 f"normalise: {self.normalise}; give a mean and a positive standard deviation"
             )
-        model_of(self.model)
+        resolve_model(self.model)
 
     @property
     def _augmentations(self) -> tuple[str, ...]:
@@ -100,7 +100,7 @@ class Classification(Problem):
             )
         shards = self._split(data, seed)
         shape = data.train.features.shape[1:]
-        module = build_seeded(lambda: model_of(self.model).build(shape, data.classes), seed)
+        module = build_seeded(lambda: resolve_model(self.model).build(shape, data.classes), seed)
         module = module.to(device, torch.float32 if dtype == torch.bfloat16 else dtype)
         return ClassificationTask(data, shards, module, self._augmentations, dtype)
 
@@ -167,7 +167,7 @@ class ClassificationTask(Task):
         )
         self.model = FunctionalModel(module, self._train[:2], data.classes, training_dtype)
         self._needs_keys = bool(augmentations) or self.model.draws
-        self.layout = Layout.of(self.model.params)
+        self.layout = Layout.from_params(self.model.params)
         self.start = self.layout.flatten(self.model.params)
         self._channels_last = self._accepts_channels_last()
 

@@ -30,7 +30,7 @@ class Layout:
     shapes: Mapping[str, tuple[int, ...]]
 
     @classmethod
-    def of(cls, params: Mapping[str, Tensor]) -> Layout:
+    def from_params(cls, params: Mapping[str, Tensor]) -> Layout:
         """Return the layout of these (unstacked) tensors."""
         return cls({name: tuple(tensor.shape) for name, tensor in params.items()})
 

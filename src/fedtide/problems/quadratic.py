@@ -15,7 +15,7 @@ from fedtide.errors import InvalidInputError
 from fedtide.population import Population
 from fedtide.problems.base import BatchInputs, BatchPlan, Evaluation, Problem, Task
 from fedtide.problems.layout import Layout, Params
-from fedtide.validation import numbers
+from fedtide.validation import require_numbers
 
 Array = Sequence[Any] | NDArray[Any] | Tensor
 
@@ -49,7 +49,7 @@ class Quadratic(Problem):
         for name, dimensions in (("centers", 2), ("matrices", 3), ("start", 1)):
             value = getattr(self, name)
             if value is not None:
-                object.__setattr__(self, name, numbers(name, value, dimensions))
+                object.__setattr__(self, name, require_numbers(name, value, dimensions))
         a, e = np.asarray(self.matrices), np.asarray(self.centers)
         if len(e) == 0:
             raise InvalidInputError("centers: no clients; give at least 1")

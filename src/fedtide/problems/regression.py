@@ -13,7 +13,7 @@ from fedtide.population import Population
 from fedtide.problems.base import Batch, BatchInputs, BatchPlan, Evaluation, Problem, Task
 from fedtide.problems.layout import Layout, Params
 from fedtide.randomness import generator
-from fedtide.validation import at_least
+from fedtide.validation import require_at_least
 
 
 @dataclass(frozen=True)
@@ -48,9 +48,9 @@ class Regression(Problem):
 
     def __post_init__(self) -> None:
         for name in ("clients", "features", "informative"):
-            at_least(name, getattr(self, name), 1)
-        at_least("samples", self.samples, 2)
-        at_least("noise", self.noise, 0)
+            require_at_least(name, getattr(self, name), 1)
+        require_at_least("samples", self.samples, 2)
+        require_at_least("noise", self.noise, 0)
         if self.informative > self.features:
             raise InvalidInputError(
                 f"informative: {self.informative} of {self.features} features; give at most "

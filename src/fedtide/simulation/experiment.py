@@ -33,7 +33,7 @@ from fedtide.training import PROJECTIONS, SCHEDULES, LocalTraining
 from fedtide.training.lr_schedules import LearningRateSchedule
 from fedtide.training.projection import Projection
 from fedtide.training.trainers.select import TrainerName
-from fedtide.validation import at_least, one_of
+from fedtide.validation import require_at_least, require_choice
 
 BUILDER = Builder(
     {
@@ -75,7 +75,7 @@ class Evaluate:
     clients: bool = True
 
     def __post_init__(self) -> None:
-        at_least("every", self.every, 0)
+        require_at_least("every", self.every, 0)
 
     def due(self, ended: int, rounds: int) -> bool:
         """Return whether an evaluation is due after `ended` of `rounds` rounds."""
@@ -98,9 +98,9 @@ class Checkpoints:
     every: int | None = None
 
     def __post_init__(self) -> None:
-        at_least("seconds", self.seconds, 0)
+        require_at_least("seconds", self.seconds, 0)
         if self.every is not None:
-            at_least("every", self.every, 1)
+            require_at_least("every", self.every, 1)
 
 
 @dataclass(frozen=True)
@@ -164,12 +164,12 @@ class Experiment:
     max_stack_bytes: int = 2**25
 
     def __post_init__(self) -> None:
-        at_least("rounds", self.rounds, 1)
-        at_least("max_stack_bytes", self.max_stack_bytes, 1)
-        at_least("seed", self.seed, 0)
+        require_at_least("rounds", self.rounds, 1)
+        require_at_least("max_stack_bytes", self.max_stack_bytes, 1)
+        require_at_least("seed", self.seed, 0)
         hints = get_type_hints(Experiment)
         for name in ("dtype", "trainer", "on_nonfinite", "log"):
-            one_of(name, getattr(self, name), hints[name])
+            require_choice(name, getattr(self, name), hints[name])
         try:
             torch.empty(0, device=self.device)
         except (RuntimeError, AssertionError):

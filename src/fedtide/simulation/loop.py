@@ -14,7 +14,7 @@ from torch import Tensor
 from fedtide.algorithms import ClientUpdates, Cohort, Instructions, RoundDriver, RoundInfo
 from fedtide.algorithms.serialization import from_tensors, to_tensors
 from fedtide.errors import InvalidInputError, error_prefix
-from fedtide.participation import Ids, LogColumns, Participants, RunningSchedule, round_rows
+from fedtide.participation import Ids, LogColumns, Participants, ScheduleStream, round_rows
 from fedtide.population import Population
 from fedtide.problems import Evaluation, Task
 from fedtide.problems.weighted_objective import weigh_objective
@@ -204,7 +204,7 @@ class Run:
             self.iterates.append(self.driver.state.model)
 
 
-def _start_participation(experiment: Experiment, task: Task) -> tuple[Population, RunningSchedule]:
+def _start_participation(experiment: Experiment, task: Task) -> tuple[Population, ScheduleStream]:
     """Return the population with its participation rates, and the started schedule.
 
     Raises:

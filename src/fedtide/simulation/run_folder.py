@@ -13,7 +13,7 @@ from typing import IO, Any
 
 import polars as pl
 
-from fedtide.atomic_io import DRAFTS, draft_of, write_frame, write_yaml
+from fedtide.atomic_io import DRAFT_PATTERNS, draft_path, write_frame, write_yaml
 from fedtide.errors import InvalidInputError
 from fedtide.simulation.experiment import differences, read_yaml
 
@@ -44,7 +44,7 @@ class RunFolder:
         self.log_chain = ""
         self._initial_files = (
             self._lock_file,
-            draft_of(self.experiment),
+            draft_path(self.experiment),
         )  # of a run killed at its start
 
     @property
@@ -73,7 +73,7 @@ class RunFolder:
 
     def truncate_after(self, ended: int) -> None:
         """Remove what was written after the checkpoint of round `ended`, and partial files."""
-        for pattern in DRAFTS:
+        for pattern in DRAFT_PATTERNS:
             for draft in filter(Path.is_file, self.path.rglob(pattern)):
                 draft.unlink()
         for folder, suffix in ((self.log_parts, "parquet"), (self.checkpoints, "safetensors")):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from fedtide.validation import need_nonnegative, need_positive
+from fedtide.validation import require_all_nonnegative, require_all_positive
 
 
 def agnostic_learning_rate(rounds: int, steps: int) -> float:
@@ -13,7 +13,7 @@ def agnostic_learning_rate(rounds: int, steps: int) -> float:
     >>> agnostic_learning_rate(rounds=100, steps=4)
     0.05
     """
-    need_positive(rounds=rounds, steps=steps)
+    require_all_positive(rounds=rounds, steps=steps)
     return 1 / math.sqrt(rounds * steps)
 
 
@@ -42,7 +42,9 @@ def agnostic_bound(
     >>> agnostic_bound(1.0, 0.0, 1.0, 1.0, 0.01, 10, 100)
     0.465
     """
-    need_nonnegative(distance=distance, noise=noise, gradient=gradient, smoothness=smoothness)
-    need_positive(lr=lr, steps=steps, rounds=rounds)
+    require_all_nonnegative(
+        distance=distance, noise=noise, gradient=gradient, smoothness=smoothness
+    )
+    require_all_positive(lr=lr, steps=steps, rounds=rounds)
     start = distance**2 / (2 * lr * steps * rounds)
     return start + lr * noise**2 + 1.5 * lr * gradient**2 + 4 * smoothness * lr * gradient * steps

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from fedtide.validation import need_nonnegative, need_positive
+from fedtide.validation import require_all_nonnegative, require_all_positive
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ def cyclic_constants(clients: int, cohort: int, groups: int, turn: int = 1) -> C
     >>> cyclic_constants(250, 10, 5, turn=4).period
     20
     """
-    need_positive(clients=clients, cohort=cohort, groups=groups, turn=turn)
+    require_all_positive(clients=clients, cohort=cohort, groups=groups, turn=turn)
     return CyclicConstants(turn * groups, 1 / cohort, min(1.0, cohort * groups / clients))
 
 
@@ -68,7 +68,7 @@ def amplified_scaffold_rounds(
     >>> round(rounds), round(steps, 6)
     (10000, 0.1)
     """
-    need_positive(
+    require_all_positive(
         gap=gap,
         smoothness=smoothness,
         accuracy=accuracy,
@@ -76,7 +76,7 @@ def amplified_scaffold_rounds(
         weight_norm_squared=weight_norm_squared,
         sampling=sampling,
     )
-    need_nonnegative(noise=noise)
+    require_all_nonnegative(noise=noise)
     rounds = gap * smoothness * period / (sampling * accuracy**2)
     steps = weight_norm_squared * noise**2 * sampling / (period * accuracy**2)
     return rounds, steps
@@ -92,5 +92,5 @@ def amplified_scaffold_learning_rate_limit(
     >>> round(amplified_scaffold_learning_rate_limit(1.0, steps=1, period=10, sampling=0.36), 6)
     0.001
     """
-    need_positive(smoothness=smoothness, steps=steps, period=period, sampling=sampling)
+    require_all_positive(smoothness=smoothness, steps=steps, period=period, sampling=sampling)
     return math.sqrt(sampling) / (60 * smoothness * steps * period)

@@ -9,7 +9,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from fedtide.errors import InvalidInputError
 from fedtide.theory.learning_rates import LearningRates
-from fedtide.validation import need_nonnegative, need_positive
+from fedtide.validation import require_all_nonnegative, require_all_positive
 
 Floats = NDArray[np.float64]
 
@@ -75,8 +75,8 @@ def cyclic_weight(active: int, inactive: int, cutoff: int) -> float:
     >>> cyclic_weight(2, 98, 50)
     33.333333333333336
     """
-    need_positive(active=active, cutoff=cutoff)
-    need_nonnegative(inactive=inactive)
+    require_all_positive(active=active, cutoff=cutoff)
+    require_all_nonnegative(inactive=inactive)
     return (active + inactive) / ((active - 1) + math.ceil((inactive + 1) / cutoff))
 
 
@@ -88,7 +88,7 @@ def weight_error(rates: ArrayLike, cutoff: int, rounds: int) -> float:
     >>> round(weight_error([0.5], cutoff=3, rounds=1000), 4)
     0.0363
     """
-    need_positive(cutoff=cutoff)
+    require_all_positive(cutoff=cutoff)
     if rounds < 2:
         raise InvalidInputError(f"rounds: {rounds} is not at least 2; give T")
     bias = float(np.mean((1 - _rates(rates)) ** (2 * cutoff)))
@@ -127,14 +127,14 @@ def fedau_learning_rate_limits(
     >>> round(fedau_learning_rate_limits(1.0, 5, 2, [0.5, 0.5], [2.0, 2.0]).product, 5)
     0.0037
     """
-    need_positive(smoothness=smoothness, steps=steps, clients=clients)
+    require_all_positive(smoothness=smoothness, steps=steps, clients=clients)
     q = _second_moment(rates, weights)
     local = 1 / (4 * math.sqrt(15) * smoothness * steps)
     product = min(1 / (4 * smoothness * steps), clients / (54 * smoothness * steps * q))
     return LearningRates(local, product / local)
 
 
-def fedau_steps(
+def fedau_learning_rates(
     smoothness: float,
     noise: float,
     divergence: float,
@@ -159,8 +159,8 @@ def fedau_steps(
         rates: p_n, (N,).
         weights: ω_n, (N,).
     """
-    need_positive(gap=gap, rounds=rounds)
-    need_nonnegative(noise=noise, divergence=divergence)
+    require_all_positive(gap=gap, rounds=rounds)
+    require_all_nonnegative(noise=noise, divergence=divergence)
     clients = len(np.atleast_1d(np.asarray(rates)))
     largest = fedau_learning_rate_limits(smoothness, steps, clients, rates, weights)
     local = min(1 / (smoothness * steps * math.sqrt(rounds)), largest.local)
@@ -176,7 +176,7 @@ def fedau_steps(
 def _second_moment(rates: ArrayLike, weights: ArrayLike) -> float:
     """Return Q = (1/N) Σ p_n ω_n²."""
     q = float(np.mean(_rates(rates) * np.asarray(weights, dtype=np.float64) ** 2))
-    need_positive(weights=q)
+    require_all_positive(weights=q)
     return q
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from fedtide.errors import InvalidInputError
-from fedtide.validation import need_positive
+from fedtide.validation import require_all_positive
 
 
 def fedlaavg_absence(clients: int, cohort: int, longest: int) -> int:
@@ -19,7 +19,7 @@ def fedlaavg_absence(clients: int, cohort: int, longest: int) -> int:
     >>> fedlaavg_absence(1000, 100, 10)
     99
     """
-    need_positive(clients=clients, cohort=cohort, longest=longest)
+    require_all_positive(clients=clients, cohort=cohort, longest=longest)
     return -(-clients // cohort) * longest - 1
 
 
@@ -39,7 +39,7 @@ def fedlaavg_learning_rate(
     >>> fedlaavg_learning_rate(1.0, 16, 0.25, 1, 100)
     0.05
     """
-    need_positive(
+    require_all_positive(
         smoothness=smoothness,
         clients=clients,
         share=share,
@@ -60,7 +60,7 @@ def fedlaavg_rate(clients: int, longest: int, rounds: int, share: float) -> tupl
     >>> fedlaavg_rate(16, 1, 10_000, 0.25)
     (0.005, True)
     """
-    need_positive(clients=clients, longest=longest, rounds=rounds, share=share)
+    require_all_positive(clients=clients, longest=longest, rounds=rounds, share=share)
     rate = math.sqrt(longest) / (clients**0.25 * math.sqrt(rounds))
     return rate, rounds > longest * clients**1.5 / share
 
@@ -89,7 +89,7 @@ def fedavg_two_clients(
     >>> round(period, 3), round(half, 3)
     (0.75, 0.75)
     """
-    need_positive(first_turn=turns[0], second_turn=turns[1], lr=lr, steps=steps)
+    require_all_positive(first_turn=turns[0], second_turn=turns[1], lr=lr, steps=steps)
     if lr >= 0.5:
         raise InvalidInputError(f"lr: {lr} makes the steps overshoot; give less than 1/2")
     logarithm = steps * math.log1p(-2 * lr)
@@ -113,7 +113,7 @@ def fedlaavg_two_clients_bound(
     >>> fedlaavg_two_clients_bound(0.0, 0.0, 1.0, (5, 5), 10_000)
     (0.005, 0.003125)
     """
-    need_positive(first_turn=turns[0], second_turn=turns[1], rounds=rounds)
+    require_all_positive(first_turn=turns[0], second_turn=turns[1], rounds=rounds)
     middle = (first + second) / 2
     largest = max(2 * abs(start - middle), abs(first - second))
     bound = (start - middle) ** 2 / math.sqrt(rounds)

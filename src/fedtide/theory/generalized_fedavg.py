@@ -9,7 +9,7 @@ from numpy.typing import ArrayLike
 
 from fedtide.errors import InvalidInputError
 from fedtide.theory.learning_rates import LearningRates
-from fedtide.validation import need_nonnegative, need_positive
+from fedtide.validation import require_all_nonnegative, require_all_positive
 
 
 def generalized_fedavg_learning_rate_limits(
@@ -31,7 +31,7 @@ def generalized_fedavg_learning_rate_limits(
     >>> generalized_fedavg_learning_rate_limits(1.0, steps=5, period=10).server
     12.0
     """
-    need_positive(smoothness=smoothness, steps=steps, period=period)
+    require_all_positive(smoothness=smoothness, steps=steps, period=period)
     if rounds is not None and period > rounds / 2:
         raise InvalidInputError(
             f"period: {period} is more than half of {rounds} rounds; shorten it"
@@ -40,7 +40,7 @@ def generalized_fedavg_learning_rate_limits(
     return LearningRates(local, 12.0)
 
 
-def generalized_fedavg_steps(
+def generalized_fedavg_learning_rates(
     smoothness: float,
     noise: float,
     gap: float,
@@ -63,10 +63,10 @@ def generalized_fedavg_steps(
         rounds: T.
         weight_norm: ρ, with ρ² >= Σ (q_t^n)²: 1 / √S for S equal participants.
 
-    >>> generalized_fedavg_steps(1.0, 1.0, 1.0, 1, 1, 100, 0.1).server
+    >>> generalized_fedavg_learning_rates(1.0, 1.0, 1.0, 1, 1, 100, 0.1).server
     120.0
     """
-    need_positive(
+    require_all_positive(
         smoothness=smoothness,
         gap=gap,
         steps=steps,
@@ -74,7 +74,7 @@ def generalized_fedavg_steps(
         rounds=rounds,
         weight_norm=weight_norm,
     )
-    need_nonnegative(noise=noise)
+    require_all_nonnegative(noise=noise)
     local = 1 / (12 * smoothness * steps * period * math.sqrt(rounds))
     server = 12 * period * math.sqrt(smoothness * steps * gap) / weight_norm
     if noise == 0:
@@ -94,7 +94,7 @@ def irregularity_bound(window_weights: ArrayLike, divergence: float) -> float:
     >>> irregularity_bound([0.75, 0.25], 1.0)
     0.25
     """
-    need_nonnegative(divergence=divergence)
+    require_all_nonnegative(divergence=divergence)
     q = np.asarray(window_weights, dtype=np.float64)
     return float(len(q) * ((q - q.mean()) ** 2).sum() * divergence**2)
 
@@ -113,8 +113,8 @@ def independent_irregularity(
     >>> round(independent_irregularity(10, 0.1, 5, 1.0), 6)
     0.2
     """
-    need_positive(clients=clients, period=period)
-    need_nonnegative(deviation=deviation, divergence=divergence)
+    require_all_positive(clients=clients, period=period)
+    require_all_nonnegative(deviation=deviation, divergence=divergence)
     return clients**2 * divergence**2 * deviation**2 / period
 
 
@@ -124,5 +124,5 @@ def period_for_speedup(deviation: float, clients: int, steps: int, rounds: int) 
     >>> period_for_speedup(0.01, 100, 1, 100)
     100.0
     """
-    need_positive(deviation=deviation, clients=clients, steps=steps, rounds=rounds)
+    require_all_positive(deviation=deviation, clients=clients, steps=steps, rounds=rounds)
     return deviation**2 * clients**2 * math.sqrt(clients * steps * rounds)

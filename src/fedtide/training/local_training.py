@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from fedtide.errors import InvalidInputError
 from fedtide.training.lr_schedules import LearningRateSchedule
 from fedtide.training.projection import Projection
-from fedtide.validation import at_least, positive
+from fedtide.validation import require_at_least, require_positive
 
 
 @dataclass(frozen=True)
@@ -55,10 +55,10 @@ class LocalTraining:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise InvalidInputError(f"{name}: {value} is not at least 1")
-        positive("lr", self.lr)
+        require_positive("lr", self.lr)
         if not 0 <= self.momentum < 1:
             raise InvalidInputError(f"momentum: {self.momentum} is not within [0, 1)")
-        at_least("weight_decay", self.weight_decay, 0)
+        require_at_least("weight_decay", self.weight_decay, 0)
 
     def rate(self, t: int) -> float:
         """Return γ_t, the local learning rate of round t."""

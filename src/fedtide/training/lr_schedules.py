@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fedtide.errors import InvalidInputError
-from fedtide.validation import at_least, positive
+from fedtide.validation import require_at_least, require_positive
 
 
 class LearningRateSchedule(ABC):
@@ -46,9 +46,9 @@ class StepDecay(LearningRateSchedule):
     def __post_init__(self) -> None:
         if not 0 < self.decay <= 1:
             raise InvalidInputError(f"decay: {self.decay} is not within (0, 1]")
-        at_least("every", self.every, 1)
+        require_at_least("every", self.every, 1)
         if self.times is not None:
-            at_least("times", self.times, 0)
+            require_at_least("times", self.times, 0)
 
     def factor(self, t: int) -> float:
         """Return decay to the power of the number of steps up to round t."""
@@ -75,7 +75,7 @@ class InverseDecay(LearningRateSchedule):
     every: float = 1.0
 
     def __post_init__(self) -> None:
-        positive("every", self.every)
+        require_positive("every", self.every)
 
     def factor(self, t: int) -> float:
         """Return 1 / (1 + t / every)."""
@@ -110,7 +110,7 @@ class Piecewise(LearningRateSchedule):
         if list(self.starts) != sorted(set(self.starts)):
             raise InvalidInputError("starts: the rounds do not increase; sort them")
         for factor in self.factors:
-            positive("factors", factor)
+            require_positive("factors", factor)
 
     def factor(self, t: int) -> float:
         """Return the factor of the last start at or before round t."""

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fedtide.errors import InvalidInputError
-from fedtide.validation import positive
+from fedtide.validation import require_positive
 
 
 class Projection(ABC):
@@ -46,7 +46,7 @@ class Ball(Projection):
     center: Sequence[float] | None = None
 
     def __post_init__(self) -> None:
-        positive("radius", self.radius)
+        require_positive("radius", self.radius)
         if self.center is not None:
             center = tuple(
                 float(c) for c in self.center

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from fedtide.errors import InvalidInputError, did_you_mean
 from fedtide.participation.log.client_ids import normalise_clients
-from fedtide.participation.log.tables import need_columns, read_table
+from fedtide.participation.log.tables import read_table, require_columns
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,7 +44,7 @@ def read_roster(path: str | Path, group: str | None = None) -> ClientTable:
 
 def roster_of(frame: pl.DataFrame, group: str | None = None) -> ClientTable:
     """Return the roster in a table, as `read_roster` does from a file."""
-    need_columns("roster", frame, ["client"], "name the column of client ids 'client'")
+    require_columns("roster", frame, ["client"], "name the column of client ids 'client'")
     names = normalise_clients("roster", frame["client"])
     if names.is_empty():
         raise InvalidInputError("roster: it names no clients; give one row for each client")

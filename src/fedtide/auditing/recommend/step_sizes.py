@@ -9,7 +9,7 @@ import numpy as np
 from fedtide import theory
 from fedtide.auditing.log.participation_log import ParticipationLog
 from fedtide.auditing.statistics.rate_estimates import Rates
-from fedtide.validation import at_least, positive
+from fedtide.validation import require_at_least, require_positive
 
 
 @dataclass(frozen=True)
@@ -35,10 +35,10 @@ class Training:
 
     def __post_init__(self) -> None:
         for name in ("smoothness", "gap"):
-            positive(name, getattr(self, name))
+            require_positive(name, getattr(self, name))
         for name in ("noise", "divergence"):
-            at_least(name, getattr(self, name), 0)
-        at_least("steps", self.steps, 1)
+            require_at_least(name, getattr(self, name), 0)
+        require_at_least("steps", self.steps, 1)
 
 
 def learning_rates(
@@ -52,11 +52,11 @@ def learning_rates(
     seen = rates.estimate > 0
     p = rates.estimate[seen]
     given = (training.smoothness, training.noise, training.divergence, training.gap)
-    fedau = theory.fedau_steps(*given, training.steps, log.length, p, 1 / p)
+    fedau = theory.fedau_learning_rates(*given, training.steps, log.length, p, 1 / p)
     found = {"fedau": {"lr": fedau.local, "server_lr": fedau.server}}
     if period and period <= log.length / 2:
         weight_norm = float(np.sqrt(log.shares.max()))
-        amplified = theory.generalized_fedavg_steps(
+        amplified = theory.generalized_fedavg_learning_rates(
             training.smoothness,
             training.noise,
             training.gap,

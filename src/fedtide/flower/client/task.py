@@ -42,7 +42,7 @@ class ClientTask(Task):
         self._model = FunctionalModel(module, features[:2], outputs.shape[-1])
         self._features, self._targets, self._loss = features, targets, loss
         self.population = Population(1, samples=np.array([len(features)]))
-        self.layout = Layout.of(self._model.params)
+        self.layout = Layout.from_params(self._model.params)
         self.start = self.layout.flatten(self._model.params)
 
     def loss(self, params: Params, *batch: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from fedtide.participation.availability.base import Availability, AvailabilitySt
 from fedtide.participation.rates import Rates, check_rates, resolve_rates
 from fedtide.population import Population
 from fedtide.randomness import generator
-from fedtide.validation import one_of, require_whole_number
+from fedtide.validation import require_choice, require_whole_number
 
 STARTS = ("stationary", "off")
 """The phases in which clients may start."""
@@ -58,7 +58,7 @@ class Cyclic(Availability):
             raise InvalidInputError(
                 f"period: {self.period} rounds are too many; give at most {_MAX_PERIOD}"
             )
-        one_of("start", self.start, STARTS)
+        require_choice("start", self.start, STARTS)
 
     def begin(self, population: Population, seed: int) -> AvailabilityStream:
         """Start the process."""

@@ -14,7 +14,7 @@ from fedtide.participation.availability.base import Availability, AvailabilitySt
 from fedtide.participation.log.client_ids import number_clients
 from fedtide.participation.log.schema import STAGES, normalise_log, read_log
 from fedtide.population import Population
-from fedtide.validation import one_of
+from fedtide.validation import require_choice
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Replay(Availability):
     stage: str = "used"
 
     def __post_init__(self) -> None:
-        one_of("stage", self.stage, STAGES)
+        require_choice("stage", self.stage, STAGES)
 
     def begin(self, population: Population, seed: int) -> AvailabilityStream:
         """Start the process."""

@@ -14,7 +14,7 @@ from fedtide.participation.availability._recorded import RecordedStream, recorde
 from fedtide.participation.availability.base import Availability, AvailabilityStream, Ids
 from fedtide.participation.log.client_ids import number_clients
 from fedtide.participation.log.schema import normalise_log
-from fedtide.participation.log.tables import need_columns, read_table
+from fedtide.participation.log.tables import read_table, require_columns
 from fedtide.population import Population
 from fedtide.validation import require_nonnegative
 
@@ -70,7 +70,7 @@ class Table(Availability):
 
 def _read_entries(path: str | Path, clients: int) -> tuple[NDArray[np.int64], Ids, Weights, int]:
     frame = read_table("weights", path)
-    need_columns("weights", frame, ["round", "client"], "rename the column")
+    require_columns("weights", frame, ["round", "client"], "rename the column")
     with error_prefix("weights"):
         log = normalise_log(frame)
     if log["weight"].null_count():

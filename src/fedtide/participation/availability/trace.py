@@ -19,7 +19,7 @@ from fedtide.participation.availability.base import (
     Ids,
 )
 from fedtide.participation.log.client_ids import normalise_clients, number_clients
-from fedtide.participation.log.tables import need_columns, read_table
+from fedtide.participation.log.tables import read_table, require_columns
 from fedtide.population import Population
 from fedtide.validation import require_numbers
 
@@ -103,7 +103,7 @@ class Trace(Availability):
     def _intervals(self, clients: int) -> tuple[Ids, _Times, _Times]:
         """Return client, start and end of every nonempty interval, ordered by client and start."""
         frame = read_table("file", self.file)
-        need_columns("file", frame, ["client", "start", "end"], "rename the column")
+        require_columns("file", frame, ["client", "start", "end"], "rename the column")
         names = normalise_clients("file", frame["client"])
         starts, ends = _parse_times(frame["start"]), _parse_times(frame["end"])
         _reject_reversed(names, starts, ends)

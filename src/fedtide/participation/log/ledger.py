@@ -18,7 +18,7 @@ import polars as pl
 
 from fedtide.errors import InvalidInputError, MissingExtraError, did_you_mean
 from fedtide.participation.log.schema import STAGES, normalise_log
-from fedtide.validation import one_of
+from fedtide.validation import require_choice
 
 try:
     import sqlalchemy as sql
@@ -74,7 +74,7 @@ class Entry:
     asked: int | None = None
 
     def __post_init__(self) -> None:
-        one_of("stage", self.stage, STAGES)
+        require_choice("stage", self.stage, STAGES)
 
 
 class Ledger:

@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 from fedtide.errors import InvalidInputError
 from fedtide.participation.availability.base import Ids
 from fedtide.participation.log.client_ids import normalise_clients
-from fedtide.participation.log.tables import need_columns, read_table, write_table
+from fedtide.participation.log.tables import read_table, require_columns, write_table
 from fedtide.participation.schedule import Participants
-from fedtide.validation import one_of
+from fedtide.validation import require_choice
 
 STAGES = ("available", "selected", "reported", "used")
 """The stages of a client in a round, in rising order."""
@@ -100,7 +100,7 @@ def round_rows(
     reported = participants.reported
     used = reported if used is None else used
     levels = (participants.available, participants.selected, reported, used)
-    one_of("stage", lowest, STAGES)
+    require_choice("stage", lowest, STAGES)
     start = STAGES.index(lowest)
     clients = levels[start]
     stage = np.full(len(clients), start, dtype=np.uint8)
@@ -137,15 +137,15 @@ def to_frame(rows: Sequence[LogColumns]) -> pl.DataFrame:
 def _rename_columns(frame: pl.DataFrame, columns: Mapping[str, str]) -> pl.DataFrame:
     known = ("round", "client", "stage", "weight", "time")
     for name in columns:
-        one_of("columns", name, known)
+        require_choice("columns", name, known)
     hint = "rename a column, or give its name with columns={'round': ..., ...}"
-    need_columns("log", frame, [*columns.values()], "columns= may name only these")
+    require_columns("log", frame, [*columns.values()], "columns= may name only these")
     # A column that is mapped to a name replaces the column of that name.
     frame = frame.drop(
         [name for name in columns if name in frame.columns and columns[name] != name]
     )
     frame = frame.rename({theirs: ours for ours, theirs in columns.items()})
-    need_columns("log", frame, ["round", "client"], hint)
+    require_columns("log", frame, ["round", "client"], hint)
     return frame
 
 
@@ -168,7 +168,7 @@ def _parse_stages(frame: pl.DataFrame) -> pl.Series:
         return pl.Series("stage", ["used"], dtype=Stage).new_from_index(0, len(frame))
     stages = frame["stage"].cast(pl.String).fill_null("used")
     for stage in stages.unique():
-        one_of("stage", stage, STAGES)
+        require_choice("stage", stage, STAGES)
     return stages.cast(Stage)
 
 

@@ -62,7 +62,7 @@ def write_table(field: str, path: str | Path, frame: pl.DataFrame) -> None:
     write_atomically(path, write, field, hint="choose another path")
 
 
-def need_columns(field: str, frame: pl.DataFrame, names: Sequence[str], hint: str) -> None:
+def require_columns(field: str, frame: pl.DataFrame, names: Sequence[str], hint: str) -> None:
     """Raise InvalidInputError, naming the table's columns, if one of `names` is missing."""
     for name in names:
         if name not in frame.columns:

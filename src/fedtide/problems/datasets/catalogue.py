@@ -153,7 +153,7 @@ def load(
 def _load_images(dataset: str | Path) -> Dataset:
     name = Path(dataset).name
     folder = _find_folder(dataset)
-    train, test = _from_hub(name) if folder is None else read_folder(folder)
+    train, test = _load_from_hub(name) if folder is None else read_folder(folder)
     known = KNOWN.get(name)
     classes = known.classes if known else int(train.labels.max()) + 1
     _check_splits(train, test, classes)
@@ -234,7 +234,7 @@ def _load_digits() -> Dataset:
 
 
 @lru_cache(maxsize=2)
-def _from_hub(name: str) -> tuple[Rows, Rows]:
+def _load_from_hub(name: str) -> tuple[Rows, Rows]:
     """Return the training and test rows of a data set on the hub, or of its cached copy."""
     from datasets import Image, load_dataset
 

@@ -3,7 +3,7 @@
 from fedtide.problems.models.base import Model
 from fedtide.problems.models.functional import FunctionalModel
 from fedtide.problems.models.import_path import Imported
-from fedtide.problems.models.model_registry import MODEL_TYPES, MODELS, model_of
+from fedtide.problems.models.model_registry import MODEL_TYPES, MODELS, resolve_model
 from fedtide.problems.models.networks import CNN, MLP, Logistic
 
 __all__ = [
@@ -15,5 +15,5 @@ __all__ = [
     "Imported",
     "Logistic",
     "Model",
-    "model_of",
+    "resolve_model",
 ]

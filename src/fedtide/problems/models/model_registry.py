@@ -48,15 +48,15 @@ MODEL_TYPES: dict[str, type[Model]] = {
 """The models with parameters, by their `type` in an experiment file."""
 
 
-def model_of(given: str | Mapping[str, Any] | Model) -> Model:
+def resolve_model(given: str | Mapping[str, Any] | Model) -> Model:
     """Return the model given by a name, an import path, or a mapping with `type`.
 
     Raises:
         InvalidInputError: an unknown name, type or parameter.
 
-    >>> model_of({"type": "mlp", "hidden": [200, 200]})
+    >>> resolve_model({"type": "mlp", "hidden": [200, 200]})
     MLP(hidden=[200, 200])
-    >>> model_of("package.module:Class")
+    >>> resolve_model("package.module:Class")
     Imported(path='package.module:Class', arguments={})
     """
     if isinstance(given, Model):

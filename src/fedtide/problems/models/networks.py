@@ -12,7 +12,7 @@ from torch import nn
 from fedtide.errors import InvalidInputError
 from fedtide.problems.models.base import Model, Shape
 from fedtide.problems.models.initialisation import initialise_kaiming
-from fedtide.validation import one_of, whole
+from fedtide.validation import require_choice, require_whole_number
 
 Initialisation = Literal["default", "kaiming"]
 
@@ -36,7 +36,7 @@ class Logistic(Model):
     start: Literal["default", "zero"] = "default"
 
     def __post_init__(self) -> None:
-        one_of("start", self.start, Literal["default", "zero"])
+        require_choice("start", self.start, Literal["default", "zero"])
 
     def build(self, shape: Shape, classes: int) -> nn.Module:
         """Return the network."""
@@ -105,13 +105,13 @@ class CNN(Model):
         _check_widths("channels", self.channels)
         _check_widths("hidden", self.hidden)
         for field in ("kernel", "stride", "pool"):
-            whole(field, getattr(self, field))
-        whole("padding", self.padding, least=0)
+            require_whole_number(field, getattr(self, field))
+        require_whole_number("padding", self.padding, low=0)
         if not 0 <= self.dropout < 1:
             raise InvalidInputError(
                 f"dropout: {self.dropout} is not within [0, 1); give a probability below 1"
             )
-        one_of("initialisation", self.initialisation, Initialisation)
+        require_choice("initialisation", self.initialisation, Initialisation)
 
     def build(self, shape: Shape, classes: int) -> nn.Module:
         """Return the network."""
@@ -171,4 +171,4 @@ def _check_widths(field: str, widths: object) -> None:
     if not isinstance(widths, Sequence):
         raise InvalidInputError(f"{field}: {widths!r:.60} is not a list; give a list of widths")
     for width in widths:
-        whole(field, width)
+        require_whole_number(field, width)

@@ -19,7 +19,7 @@ from fedtide.problems.partitions.base import (
     StoredShards,
 )
 from fedtide.randomness import generator
-from fedtide.validation import positive
+from fedtide.validation import require_positive
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Dirichlet(Partition):
     alpha: float
 
     def __post_init__(self) -> None:
-        positive("alpha", self.alpha)
+        require_positive("alpha", self.alpha)
 
     def split(self, labels: Ints, clients: int, seed: int, columns: Columns = NO_COLUMNS) -> Shards:
         """Return which client holds which samples."""
@@ -135,7 +135,7 @@ class SingleClass(Partition):
     spread: float = 1.0
 
     def __post_init__(self) -> None:
-        positive("mean", self.mean)
+        require_positive("mean", self.mean)
         if not 0 <= 2 * self.spread < self.mean:
             raise InvalidInputError(
                 f"spread: with {self.spread} the least size, mean - 2 spread, is "

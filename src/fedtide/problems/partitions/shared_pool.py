@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from fedtide.errors import InvalidInputError
 from fedtide.problems.partitions.base import NO_COLUMNS, Columns, Ints, Partition, Shards
 from fedtide.randomness import random_words
-from fedtide.validation import at_least
+from fedtide.validation import require_at_least
 
 _BLOCK = 2**16  # clients whose samples are computed together
 
@@ -40,9 +40,9 @@ class SharedPool(Partition):
     classes: int | None = None
 
     def __post_init__(self) -> None:
-        at_least("samples", self.samples, 1)
+        require_at_least("samples", self.samples, 1)
         if self.classes is not None:
-            at_least("classes", self.classes, 1)
+            require_at_least("classes", self.classes, 1)
 
     @property
     def shares_samples(self) -> bool:
