@@ -1,10 +1,10 @@
-"""What needs a library that only an extra brings is left out, and said, where it is missing."""
+"""Skips modules and tests whose libraries come with an extra that is not installed."""
 
 from importlib.util import find_spec
 
 NEEDS = {
     "flwr": ["src/fedtide/flower/*", "tests/flower/*"],
-    "sqlalchemy": ["src/fedtide/participation/ledger.py", "src/fedtide/flower/*", "tests/flower/*"],
+    "sqlalchemy": ["src/fedtide/participation/log/ledger.py", "src/fedtide/flower/*", "tests/flower/*"],
 }
 
 missing = [library for library in NEEDS if find_spec(library) is None]
@@ -12,5 +12,5 @@ collect_ignore_glob = sorted({path for library in missing for path in NEEDS[libr
 
 
 def pytest_report_header() -> list[str]:
-    """Say what is skipped."""
+    """List what is skipped."""
     return [f"{library} is missing: {', '.join(NEEDS[library])} skipped" for library in missing]

@@ -1,4 +1,4 @@
-"""What tests of several rooms share: a small experiment, and the bytes of a run's results."""
+"""Fixtures of several packages: a small experiment, and the bytes of a run's results."""
 
 from pathlib import Path
 

@@ -18,14 +18,14 @@ from fedtide.problems.layout import Layout, Params
 from fedtide.randomness import extend_hash, random_words
 
 Batch = tuple[Tensor, ...]
-"""What a loss needs beside the parameters: one client's minibatch, or a cohort's of one step."""
+"""The arguments of a loss besides the parameters: a client's minibatch, or a cohort's."""
 BatchInputs = tuple[Tensor, ...]
-"""What batches are made of: which samples, which random words, which clients' functions."""
+"""What batches are computed from: indices of samples, random words, clients' functions."""
 
 
 @dataclass(frozen=True)
 class BatchPlan:
-    """What the local steps of a cohort of S clients draw on; the step comes first.
+    """The minibatches of the local steps of S clients; the first dimension is the step.
 
     Args:
         clients: the clients' ids, shape (S,).
@@ -33,7 +33,7 @@ class BatchPlan:
         positions: which of its own samples each client uses, shape (I, S, B), or (1, S, B) where
             every step uses the same; None where clients hold no samples.
         mask: False where `positions` is padding, same shape; None where nothing is padded.
-        active: False where a client has done its steps already, shape (I, S); None where all
+        active: False where a client has finished its steps, shape (I, S); None where all
             clients take the same number.
         seed: of the random words.
     """
@@ -49,7 +49,7 @@ class BatchPlan:
     def keys(self) -> NDArray[np.int64]:
         """A random word for every client and step, shape (I, S).
 
-        Whatever a step draws (dropout, augmentation, noise) is a function of it.
+        All random draws of a step (dropout, augmentation, noise) are functions of it.
         """
         words = random_words(self.seed, "step", self.clients)
         return extend_hash(words, self.step_index).view(np.int64)
@@ -91,11 +91,11 @@ class BatchPlan:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """How good a model is.
+    """The metrics of a model.
 
     Args:
-        metrics: the problem's figures by name, such as `train_loss` or `test_accuracy` (0 to 1).
-        clients: figures of each client by name, each of shape (N,); `loss` is F_n(x).
+        metrics: of the problem by name, such as `loss` or `test_accuracy` (0 to 1).
+        clients: per-client metrics by name, each of shape (N,); `loss` is F_n(x).
     """
 
     metrics: Mapping[str, float]
@@ -103,7 +103,7 @@ class Evaluation:
 
 
 class Task(ABC):
-    """A prepared problem: data on the device, ready to be trained on.
+    """A prepared problem, with its data on the device.
 
     Attributes:
         population: what is known about the clients; `samples` is None where they hold functions.
@@ -125,29 +125,29 @@ class Task(ABC):
 
     @abstractmethod
     def batch_inputs(self, plan: BatchPlan) -> BatchInputs:
-        """Return what the batches of the local steps are made of, each part of shape (I, S, ...).
+        """Return what the batches of the local steps are computed from, parts of shape (I, S, ...).
 
         A part that is the same for all steps may have the shape (1, S, ...).
         """
 
-    def batch(self, *draws: Tensor) -> Batch:
-        """Return the arguments of `loss` for a cohort from the draws of one step: shapes (S, ...).
+    def batch(self, *inputs: Tensor) -> Batch:
+        """Return the arguments of `loss` for a cohort from the inputs of one step, shapes (S, ...).
 
-        It must be pure and made of torch operations, so that it can be recorded and compiled
-        together with the steps: what is gathered just before it is used is still in cache. Here
-        the draws are the batch.
+        It must be pure and consist of torch operations, so that it can be captured and compiled
+        together with the steps: samples gathered just before their use are still in cache. By
+        default, the inputs are the batch.
         """
-        return draws
+        return inputs
 
     def to_memory_format(self, tensor: Tensor) -> Tensor:
-        """Return images or filters of one client in the order in memory that is quickest for it."""
+        """Return one client's images or filters in the memory format that is fastest for them."""
         return tensor
 
     def batches(self, plan: BatchPlan) -> Iterator[Batch]:
-        """Return for each local step the arguments of `loss` for a cohort."""
+        """Yield the arguments of `loss` for a cohort, step by step."""
         batch: Batch = ()
-        for draws in each_step(self.batch_inputs(plan), len(plan.step_index)):
-            batch = self.batch(*draws) if draws else batch
+        for inputs in each_step(self.batch_inputs(plan), len(plan.step_index)):
+            batch = self.batch(*inputs) if inputs else batch
             yield batch
 
     def gradient(self, x: Tensor, plan: BatchPlan) -> Tensor:
@@ -155,7 +155,7 @@ class Task(ABC):
 
         Args:
             x: the model, shape (d,).
-            plan: whose first step says which samples are used, such as all of a client's.
+            plan: its first step says which samples are used, such as all of a client's.
         """
         params, gradient = self.layout.unflatten(x), loss_gradient(self.loss)
         batch = next(self.batches(plan))
@@ -167,16 +167,16 @@ class Task(ABC):
 
     @abstractmethod
     def evaluate(self, x: Tensor, clients: bool = True) -> Evaluation:
-        """Return how good the model x, shape (d,), is.
+        """Return the metrics of the model x.
 
         Args:
-            x: the model.
-            clients: whether figures of each client are wanted; where there are millions they are
-                not, and may be left out.
+            x: the model, shape (d,).
+            clients: whether per-client metrics are needed; without them, millions of clients are
+                possible.
         """
 
     def pooled(self) -> Task:
-        """Return the task of a single client that holds what all clients hold.
+        """Return the task of a single client that holds the data of all clients.
 
         Raises:
             InvalidInputError: the task cannot be pooled.
@@ -206,20 +206,20 @@ def loss_gradient(loss: Callable[..., Tensor]) -> Callable[..., Params]:
     return gradient
 
 
-def each_step(draws: BatchInputs, steps: int) -> Iterator[BatchInputs]:
-    """Yield what each of the steps draws; nothing, for a batch that is the same as before.
+def each_step(inputs: BatchInputs, steps: int) -> Iterator[BatchInputs]:
+    """Yield the inputs of each step; () if its batch is that of the step before.
 
     Args:
-        draws: parts of shape (I, S, ...) or (1, S, ...).
+        inputs: parts of shape (I, S, ...) or (1, S, ...).
         steps: I.
     """
-    fixed = all(len(part) == 1 for part in draws)
+    fixed = all(len(part) == 1 for part in inputs)
     for k in range(steps):
-        yield () if fixed and k else tuple(part[min(k, len(part) - 1)] for part in draws)
+        yield () if fixed and k else tuple(part[min(k, len(part) - 1)] for part in inputs)
 
 
 class Problem(ABC):
-    """What is learnt: a value (frozen dataclass), prepared once for a run."""
+    """What is learnt: a frozen dataclass, prepared once per run."""
 
     @abstractmethod
     def prepare(self, seed: int, device: torch.device, dtype: torch.dtype) -> Task:
@@ -227,10 +227,10 @@ class Problem(ABC):
 
         Args:
             seed: of the run.
-            device: where the data and the model are.
-            dtype: of them. With bfloat16 a network computes its gradients in it, and everything
-                else is float32.
+            device: of the data and the model.
+            dtype: of the data and the model. With bfloat16 a network computes its gradients in
+                it, and everything else is float32.
 
         Raises:
-            InvalidInputError: data that cannot be had or do not fit.
+            InvalidInputError: data that are missing or do not fit.
         """
