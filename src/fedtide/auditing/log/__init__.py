@@ -1,1 +1,1 @@
-"""Participation logs: reading them and looking up who took part."""
+"""Participation logs: reading them, and indexing them by round and by client."""
