@@ -165,7 +165,8 @@ def draw_windows(audit: Audit) -> str:
     axes.axhline(target, color=_ORANGE, linewidth=1, linestyle="--", label="tolerance")
     if found.period:
         axes.axvline(found.period, color=_GREEN, linewidth=1)
-        axes.annotate(f" P = {found.period}", (found.period, target), color=_GREEN, va="bottom")
+        place, coordinates = (found.period, 0.45), ("data", "axes fraction")
+        axes.annotate(f" P = {found.period}", place, xycoords=coordinates, color=_GREEN)
     for axis in (axes.xaxis, axes.yaxis):
         style.plain_logarithms(axis)
     axes.set_xlabel("window P, in rounds")
