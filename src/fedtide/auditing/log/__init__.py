@@ -1,1 +1,1 @@
-"""Participation logs: reading them, and indexing them by round and by client."""
+"""Participation logs: reading, and indexing by round and by client."""

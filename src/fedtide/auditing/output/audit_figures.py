@@ -152,21 +152,21 @@ def draw_autocorrelation(audit: Audit) -> str:
 
 def draw_windows(audit: Audit) -> str:
     """Draw the irregularity of windows against their length."""
-    found = audit.regularity
+    regularity = audit.regularity
     figure, axes = _new_figure()
     for values, colour, width, label in (
-        (found.values, _BLUE, 1.5, "mean over the windows"),
-        (found.worst, _GREY, 1.0, "maximum"),
+        (regularity.values, _BLUE, 1.5, "mean over the windows"),
+        (regularity.worst, _GREY, 1.0, "maximum"),
     ):
         axes.plot(
-            found.periods, np.maximum(values, 1e-9), color=colour, linewidth=width, label=label
+            regularity.periods, np.maximum(values, 1e-9), color=colour, linewidth=width, label=label
         )
-    target = found.floor + found.tolerance
+    target = regularity.floor + regularity.tolerance
     axes.axhline(target, color=_ORANGE, linewidth=1, linestyle="--", label="tolerance")
-    if found.period:
-        axes.axvline(found.period, color=_GREEN, linewidth=1)
-        place, coordinates = (found.period, 0.45), ("data", "axes fraction")
-        axes.annotate(f" P = {found.period}", place, xycoords=coordinates, color=_GREEN)
+    if regularity.period:
+        axes.axvline(regularity.period, color=_GREEN, linewidth=1)
+        place, coordinates = (regularity.period, 0.45), ("data", "axes fraction")
+        axes.annotate(f" P = {regularity.period}", place, xycoords=coordinates, color=_GREEN)
     for axis in (axes.xaxis, axes.yaxis):
         style.plain_logarithms(axis)
     axes.set_xlabel("window P, in rounds")

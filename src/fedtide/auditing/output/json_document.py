@@ -109,7 +109,10 @@ def _build_pattern(audit: Audit, names: list[str]) -> dict[str, Any]:
         "period": pattern.period,
         "parameters": pattern.parameters,
         "mixing_time": pattern.mixing_time,
-        "evidence": [vars(one) for one in pattern.evidence],
+        "evidence": [
+            {"test": one.test, "found": one.result, "p_value": one.p_value}
+            for one in pattern.evidence
+        ],
         "clients": dict(zip(names, pattern.clients.tolist(), strict=True)),
     }
 

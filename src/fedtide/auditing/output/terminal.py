@@ -16,7 +16,7 @@ from fedtide.auditing.output import text
 def show(audit: Audit, console: Console) -> None:
     """Print a summary of at most about 40 lines."""
     verdict = text.describe_objective(audit)
-    console.print(Panel(verdict, title="effective objective", title_align="left"))
+    console.print(Panel(verdict, title="whose model", title_align="left"))
     facts = Table.grid(padding=(0, 2))
     facts.add_column(style="bold", no_wrap=True)
     facts.add_column()

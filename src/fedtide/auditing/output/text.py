@@ -51,12 +51,14 @@ def describe_coverage(audit: Audit) -> list[str]:
         f"{log.size:,} clients, {log.length:,} rounds ({rounds}), {len(log.clients):,} updates, "
         f"cohorts of {coverage.cohort['smallest']:.0f} to {coverage.cohort['largest']:.0f} "
         f"(mean {coverage.cohort['mean']:.1f})",
-        f"{never:,} clients never took part" if never else "every client took part at least once",
+        f"{never:,} of {log.size:,} clients never took part"
+        if never
+        else "every client took part at least once",
         f"longest absence {coverage.longest_absence:,} rounds, median absence "
         f"{coverage.typical_absence:g}",
     ]
     if coverage.empty_rounds:
-        lines.append(f"{coverage.empty_rounds:,} rounds without participants")
+        lines.append(f"empty rounds: {coverage.empty_rounds:,}")
     return lines
 
 
@@ -66,7 +68,7 @@ def describe_rates(audit: Audit) -> str:
     low, middle, high = np.quantile(rates.estimate[rates.estimate > 0], [0.1, 0.5, 0.9])
     return (
         f"median {middle:.3g}; 10% of the clients below {low:.3g}, 10% above {high:.3g}; "
-        f"{rates.clients_for_half:,} clients made half of all updates"
+        f"half of all updates are from {rates.clients_for_half:,} of {audit.log.size:,} clients"
     )
 
 
@@ -111,13 +113,15 @@ def describe_pattern(audit: Audit) -> str:
 
 def describe_window(audit: Audit) -> str:
     """Return the amplification period in a sentence."""
-    found = audit.regularity
-    if found.period is None:
-        return f"no window of up to half of the log is within {found.tolerance:g} of the whole log"
-    text = f"windows of {found.period:,} rounds are regular to within {found.tolerance:g}"
-    if found.floor > found.tolerance:
+    windows = audit.regularity
+    if windows.period is None:
+        return (
+            f"no window of up to half of the log is within {windows.tolerance:g} of the whole log"
+        )
+    text = f"windows of {windows.period:,} rounds are regular to within {windows.tolerance:g}"
+    if windows.floor > windows.tolerance:
         text += (
-            f" of the value for the whole log ({found.floor:.2f}), which is due to unequal rates "
+            f" of the value for the whole log ({windows.floor:.2f}), which is due to unequal rates "
             "and remains in any window"
         )
     return text

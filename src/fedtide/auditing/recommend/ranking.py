@@ -107,7 +107,10 @@ def list_limits(findings: Findings) -> list[str]:
             "them"
         )
     if once := int((findings.log.counts == 1).sum()):
-        limits.append(f"{once:,} clients took part once: their influence rests on a single update")
+        limits.append(
+            f"{once:,} of {findings.log.size:,} clients took part only once: their influence rests "
+            "on a single update"
+        )
     if findings.pattern.family == "drifting":
         limits.append("the rates drift: results for this log may not hold for the next one")
     return limits
@@ -199,7 +202,7 @@ def _amplified_scaffold(findings: Findings) -> Advice:
 
 def _mifa(findings: Findings) -> Advice:
     reasons = [
-        "the latest update of every client has the weight 1 / N in each round, whoever takes part",
+        "the latest update of every client has the weight 1 / N in every round, present or not",
         f"updates become up to {findings.coverage.longest_absence:,} rounds old, which requires "
         "correspondingly small steps",
     ]

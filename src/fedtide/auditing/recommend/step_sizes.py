@@ -53,7 +53,7 @@ def recommend_learning_rates(
     p = rates.estimate[seen]
     constants = (training.smoothness, training.noise, training.divergence, training.gap)
     fedau = theory.fedau_steps(*constants, training.steps, log.length, p, 1 / p)
-    found = {"fedau": {"lr": fedau.local, "server_lr": fedau.server}}
+    recommended = {"fedau": {"lr": fedau.local, "server_lr": fedau.server}}
     if period and period <= log.length / 2:
         weight_norm = float(np.sqrt(log.cohort_weights.max()))
         amplified = theory.generalized_fedavg_steps(
@@ -65,5 +65,5 @@ def recommend_learning_rates(
             log.length,
             weight_norm,
         )
-        found["amplified"] = {"lr": amplified.local, "factor": amplified.server}
-    return found
+        recommended["amplified"] = {"lr": amplified.local, "factor": amplified.server}
+    return recommended

@@ -70,8 +70,8 @@ def measure_group_influence(
         return np.asarray(np.bincount(codes, weights=values, minlength=size))
 
     weights, sizes = total(objectives.plain.weights), total(np.ones(len(codes)))
-    found = [variances.variance((codes == g) - weights[g], log.cohort_weights) for g in range(size)]
-    low, high = _wilson_from_variance(weights, np.array(found), log.nonempty_rounds)
+    noise = [variances.variance((codes == g) - weights[g], log.cohort_weights) for g in range(size)]
+    low, high = _wilson_from_variance(weights, np.array(noise), log.nonempty_rounds)
     absence = np.zeros(size, dtype=np.int64)
     np.maximum.at(absence, codes, np.where(log.counts > 0, coverage.absences, 0))
     return GroupInfluence(

@@ -38,16 +38,16 @@ _DRIFT_LEVEL = 0.002
 
 @dataclass(frozen=True)
 class Evidence:
-    """The result of one test.
+    """One test.
 
     Args:
         test: its name.
-        found: the result, in words.
+        result: in words.
         p_value: the probability of a result at least as extreme if the effect is absent.
     """
 
     test: str
-    found: str
+    result: str
     p_value: float
 
 

@@ -91,13 +91,13 @@ def run_lag_one_tests(runs: RunCounts) -> tuple[Floats, float]:
         two-sided p-values, shape (N,); and z of the sum over the clients, positive if presence
         persists.
     """
-    found = runs.ones - runs.pairs
+    counts = runs.ones - runs.pairs
     mean, variance = runs_moments(runs.ones, runs.length)
     total = float(np.sqrt(variance.sum()))
-    z = float((mean - found).sum()) / total if total > 0 else 0.0
+    z = float((mean - counts).sum()) / total if total > 0 else 0.0
     varying = variance > 0
-    p = np.ones(len(found))
-    p[varying] = runs_p_value(found[varying], runs.ones[varying], runs.length)
+    p = np.ones(len(counts))
+    p[varying] = runs_p_value(counts[varying], runs.ones[varying], runs.length)
     return p, z
 
 

@@ -48,11 +48,11 @@ class VarianceModel:
             series, rounds = self._round_series(slopes, scale)
             return _residual_variance(series, rounds, self._pattern.period)
         series, _ = self._round_series(slopes * np.sqrt(self._time), scale)
-        found = float(series.var() / len(series))
+        variance = float(series.var() / len(series))
         if self._pattern.family not in ("drifting", "undecided"):
-            return found
+            return variance
         series, _ = self._round_series(slopes, scale)
-        return max(found, block_variance(series, _block_length(self._pattern, len(series))))
+        return max(variance, block_variance(series, _block_length(self._pattern, len(series))))
 
     def weight_times(self, weights: Floats, scale: Floats, rounds: int) -> Floats:
         """Return the integrated autocorrelation time of each client's weight, in rounds, (N,).
