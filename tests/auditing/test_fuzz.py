@@ -11,7 +11,7 @@ import pytest
 
 import fedtide as ft
 from fedtide.errors import InvalidInputError
-from fedtide.participation import Trace
+from fedtide.participation import Schedule, Trace
 from fedtide.population import Population
 
 ODD: list[Any] = [None, "", "x", -1, 0, 1, 7, 2**31, 2**63 - 1, -(2**63), 1.5, 1e308, "nan", True]
@@ -118,8 +118,8 @@ def test_damaged_trace_is_read_or_refused(tmp_path: Path, suffix: str) -> None:
 
     def read(file: Path) -> None:
         process = Trace(str(file), round_seconds=10.0, repeat=source.random() < 0.5)
-        stream = process.start(Population(3), 0)
-        assert all(0 <= n < 3 for t in range(5) for n in stream.round(t).clients.tolist())
+        stream = Schedule(process).start(Population(3), 0)
+        assert all(0 <= n < 3 for t in range(5) for n in stream.round(t).reported.tolist())
 
     for _ in range(800):
         rows = [

@@ -1,4 +1,7 @@
-"""The columns of a participation log: finding them by name and parsing their values."""
+"""The columns of a participation log: finding them by name and parsing their values.
+
+Every function raises InvalidInputError for columns or values that it cannot use.
+"""
 
 from __future__ import annotations
 
@@ -30,9 +33,6 @@ def find_columns(available: Sequence[str], columns: Mapping[str, str]) -> dict[s
         available: the names of the log's columns.
         columns: names given by the user, such as {"round": "server_round"}.
 
-    Raises:
-        InvalidInputError: an unknown key in `columns`, or a missing column.
-
     >>> find_columns(["server_round", "client"], {"round": "server_round"})
     {'round': 'server_round', 'client': 'client'}
     """
@@ -57,11 +57,7 @@ def find_columns(available: Sequence[str], columns: Mapping[str, str]) -> dict[s
 
 
 def parse_rounds(column: pa.Array) -> NDArray[np.int32] | NDArray[np.int64]:
-    """Return the round numbers, as int32 where they fit.
-
-    Raises:
-        InvalidInputError: missing values, or values other than whole numbers from 0.
-    """
+    """Return the round numbers, as int32 where they fit."""
     if column.null_count:
         raise InvalidInputError(f"round: a row has no round; {_ROUND_HINT}")
     if not _is_number(column.type):
@@ -77,11 +73,7 @@ def parse_rounds(column: pa.Array) -> NDArray[np.int32] | NDArray[np.int64]:
 
 
 def parse_clients(column: pa.Array) -> pa.DictionaryArray:
-    """Return the client ids, whole numbers or strings, dictionary-encoded.
-
-    Raises:
-        InvalidInputError: missing values, or ids of another or of mixed type.
-    """
+    """Return the client ids, whole numbers or strings, dictionary-encoded."""
     if column.null_count:
         raise InvalidInputError("client: a row has no client; give every row a client id")
     encoded = pa.types.is_dictionary(column.type)
@@ -106,11 +98,7 @@ def parse_codes(encoded: pa.DictionaryArray) -> NDArray[Any]:
 
 
 def parse_used(column: pa.Array) -> NDArray[np.bool_]:
-    """Return which rows reached the stage "used"; rows without a stage count as used.
-
-    Raises:
-        InvalidInputError: an unknown stage.
-    """
+    """Return which rows reached the stage "used"; rows without a stage count as used."""
     stages = column if pa.types.is_dictionary(column.type) else column.dictionary_encode()
     names = stages.dictionary.to_pylist()
     for code in pc.unique(stages.indices.drop_null()).to_pylist():
@@ -124,11 +112,7 @@ def parse_used(column: pa.Array) -> NDArray[np.bool_]:
 
 
 def parse_weights(column: pa.Array) -> NDArray[np.float32]:
-    """Return the participation weights, NaN where missing.
-
-    Raises:
-        InvalidInputError: values other than numbers of at least 0.
-    """
+    """Return the participation weights, NaN where missing."""
     if not _is_number(column.type):
         if column.null_count == len(column):
             return np.full(len(column), np.nan, dtype=np.float32)

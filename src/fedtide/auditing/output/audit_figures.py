@@ -55,15 +55,10 @@ def draw_raster(audit: Audit) -> str:
     means = sums.reshape(rows, columns) / area
     top = max(float(np.quantile(means[means > 0], 0.98)), 1e-9) if means.any() else 1.0
     figure, axes = _new_figure(height=2.8)
-    axes.imshow(
-        np.minimum(np.rint(means / top * _SHADES), _SHADES),
-        aspect="auto",
-        extent=(log.first_round, log.first_round + log.length, log.size, 0.0),
-        interpolation="nearest",
-        cmap="Blues",
-        vmin=0,
-        vmax=_SHADES,
-    )
+    shades = np.minimum(np.rint(means / top * _SHADES), _SHADES)
+    extent = (log.first_round, log.first_round + log.length, log.size, 0.0)
+    image = axes.imshow(shades, aspect="auto", extent=extent, interpolation="nearest", cmap="Blues")
+    image.set_clim(0, _SHADES)
     axes.set_xlabel("round")
     axes.set_ylabel("clients, by rate")
     _use_whole_numbers(axes.xaxis, axes.yaxis)
@@ -77,15 +72,8 @@ def draw_rates(audit: Audit) -> str:
     rank, chosen = _sample_ranks(len(order))
     order = order[chosen]
     figure, axes = _new_figure()
-    axes.fill_between(
-        rank,
-        rates.low[order],
-        rates.high[order],
-        color=_BLUE,
-        alpha=0.25,
-        linewidth=0,
-        label="95% interval",
-    )
+    low, high = rates.low[order], rates.high[order]
+    axes.fill_between(rank, low, high, color=_BLUE, alpha=0.25, linewidth=0, label="95% interval")
     axes.plot(rank, rates.estimate[order], color=_BLUE, linewidth=1.5, label="rate")
     axes.set_xlabel("clients, by rate")
     axes.set_ylabel("rounds taken part in")

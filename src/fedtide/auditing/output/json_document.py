@@ -102,17 +102,14 @@ def _build_group(group: GroupInfluence) -> dict[str, Any]:
 
 
 def _build_pattern(audit: Audit, names: list[str]) -> dict[str, Any]:
-    pattern = audit.pattern
+    pattern, evidence = audit.pattern, audit.pattern.evidence
     return {
         "family": pattern.family,
         "confidence": pattern.confidence,
         "period": pattern.period,
         "parameters": pattern.parameters,
         "mixing_time": pattern.mixing_time,
-        "evidence": [
-            {"test": one.test, "found": one.result, "p_value": one.p_value}
-            for one in pattern.evidence
-        ],
+        "evidence": [{"test": e.test, "found": e.result, "p_value": e.p_value} for e in evidence],
         "clients": dict(zip(names, pattern.clients.tolist(), strict=True)),
     }
 

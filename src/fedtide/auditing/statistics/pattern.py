@@ -87,27 +87,16 @@ class Pattern:
 
 @dataclass(frozen=True, eq=False)
 class _TestResults:
-    """All test statistics, before a family is chosen.
-
-    Args:
-        log: the participation log.
-        run_counts: pattern counts of each client.
-        correlation: pooled autocorrelation.
-        lag_one: p-value of each client and pooled z of the test for dependence between neighbours.
-        second_order: z and effect of the test for dependence beyond the previous round.
-        period: the best candidate for the period.
-        drift: comparison of the halves.
-        window: the window of the dispersion, in rounds.
-    """
+    """All test statistics, before a family is chosen."""
 
     log: ParticipationLog
     run_counts: RunCounts
     correlation: Autocorrelation
-    lag_one: tuple[Floats, float]
-    second_order: tuple[float, float]
+    lag_one: tuple[Floats, float]  # p-value of each client, pooled z
+    second_order: tuple[float, float]  # z, effect
     period: PeriodCandidate | None
     drift: Drift
-    window: int
+    window: int  # of the dispersion, in rounds
 
     @cached_property
     def dispersion(self) -> tuple[float, float]:

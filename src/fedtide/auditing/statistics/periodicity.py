@@ -108,8 +108,7 @@ def fold_over_period(log: ParticipationLog, period: int) -> CycleProfile:
         cell = owner * period + log.rounds[begin:end] % period
         counts = np.bincount(cell, minlength=(high - low) * period).reshape(-1, period)
         parts.append(_profile(counts.astype(np.float64), visits))
-    columns = [np.concatenate(column) for column in zip(*parts, strict=True)]
-    explained, p_value, on, phase, rate = columns
+    explained, p_value, on, phase, rate = map(np.concatenate, zip(*parts, strict=True))
     return CycleProfile(period, explained, p_value < 0.001, on, phase, rate, log.length / period)
 
 

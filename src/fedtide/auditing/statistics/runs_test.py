@@ -67,18 +67,11 @@ def count_runs(log: ParticipationLog) -> RunCounts:
         twice[1:] = adjacent[1:] & adjacent[:-1]
         for row, marked in enumerate((adjacent, twice, gaps == 2)):
             counts[row, clients] = _count_per_client(marked, starts)
-    pairs, triples, returns = counts
-    return RunCounts(
-        length=log.length,
-        ones=log.counts.astype(np.float64),
-        first=_presence(log, 0),
-        last=_presence(log, log.length - 1),
-        pairs=pairs,
-        triples=triples,
-        returns=returns,
-        second=_presence(log, 1),
-        second_last=_presence(log, log.length - 2),
+    ones, (pairs, triples, returns) = log.counts.astype(np.float64), counts
+    first, last, second, second_last = (
+        _presence(log, t) for t in (0, log.length - 1, 1, log.length - 2)
     )
+    return RunCounts(log.length, ones, first, last, pairs, triples, returns, second, second_last)
 
 
 def run_lag_one_tests(runs: RunCounts) -> tuple[Floats, float]:
