@@ -1,14 +1,14 @@
-"""How fast an audit is, and how often it is right.
+"""Speed and accuracy of the audit.
 
     python benchmarks/audit.py speed [--rounds 10000] [--cohort 10000] [--clients 20000] [--times 1]
     python benchmarks/audit.py truth [--logs 1000] [--rounds 500]
     python benchmarks/audit.py skews [--logs 1000] [--only Markov]
 
-`speed` writes a Parquet log of rounds × cohort rows and audits it in a process of its own, step by
-step, then so many times by the command, of which it prints the median with its start. `truth` draws
-logs of known processes with N from 10 to 300 clients and prints, per family, how often it was
-recognised, how often the period was exact, and which share of the rates' intervals covers the
-truth; `skews`, how often the L1 skew's does.
+`speed` writes a Parquet log of rounds × cohort rows, audits it in a separate process, step by step,
+and then prints the median time of the command, start-up included. `truth` draws logs of known
+processes with N from 10 to 300 clients and prints, per family, how often the family was recognised
+and the period exact, the share of the rates' intervals that cover the truth, and how often drift
+was reported. `skews` prints the coverage of the L1 skew's interval.
 """
 
 from __future__ import annotations
@@ -29,12 +29,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from fedtide.auditing import audit
-from fedtide.auditing.log.participation_log import ParticipationLog, attend
-from fedtide.auditing.statistics.influence import find_objectives
+from fedtide.auditing import ParticipationLog, audit
+from fedtide.auditing.statistics.influence import compare_objectives
 from fedtide.auditing.statistics.pattern import find_pattern
 from fedtide.auditing.statistics.rate_estimates import estimate_rates
-from fedtide.auditing.statistics.variance import Noise
+from fedtide.auditing.statistics.variance import VarianceModel
 from fedtide.participation import (
     Bernoulli,
     Cyclic,
@@ -44,8 +43,8 @@ from fedtide.participation import (
     Schedule,
     Uniform,
     Weighted,
+    l1_skew,
     participation_weights,
-    skew,
 )
 from fedtide.population import Population
 
@@ -78,17 +77,19 @@ FAMILIES: dict[str, tuple[str, int | None, Callable[[int, int], Schedule]]] = {
 
 
 def draw(schedule: Schedule, clients: int, rounds: int, seed: int) -> ParticipationLog:
-    running = schedule.start(Population(clients), seed)
-    ids = [running.round(t).reported for t in range(rounds)]
+    stream = schedule.start(Population(clients), seed)
+    ids = [stream.round(t).reported for t in range(rounds)]
     numbers = np.repeat(np.arange(rounds), [len(cohort) for cohort in ids])
     names = pl.Series("client", np.arange(clients))
-    return attend(names, numbers, np.concatenate(ids).astype(np.int32), (0, rounds))
+    return ParticipationLog.from_entries(
+        names, numbers, np.concatenate(ids).astype(np.int32), (0, rounds)
+    )
 
 
 def truth(logs: int, rounds: int) -> None:
-    print(f"{'process':16} {'family':>7} {'period':>7} {'rates':>7} {'correction':>7}")
+    print(f"{'process':16} {'family':>7} {'period':>7} {'rates':>7} {'drift':>7}")
     for name, (family, period, make) in FAMILIES.items():
-        right = exact = corrections = 0
+        right = exact = drifting = 0
         covered: list[float] = []
         for seed in range(logs):
             clients = SIZES[seed % len(SIZES)]
@@ -96,7 +97,7 @@ def truth(logs: int, rounds: int) -> None:
             log = draw(schedule, clients, rounds, seed)
             found = find_pattern(log)
             right += found.family == family
-            corrections += found.family == "drifting"
+            drifting += found.family == "drifting"
             exact += found.period == period
             rates = schedule.known_rates(Population(clients), seed)
             got = estimate_rates(log, found)
@@ -105,19 +106,17 @@ def truth(logs: int, rounds: int) -> None:
                 covered.append(float(inside.mean()))
         cover = f"{np.mean(covered):7.3f}" if covered else "      -"
         shown = f"{exact / logs:7.3f}" if period else "      -"
-        print(
-            f"{name:16} {right / logs:7.3f} {shown} {cover} {corrections / logs:7.3f}", flush=True
-        )
+        print(f"{name:16} {right / logs:7.3f} {shown} {cover} {drifting / logs:7.3f}", flush=True)
 
 
 @dataclass(frozen=True)
-class Law:
-    """A process whose L1 skew is known.
+class KnownProcess:
+    """A process of known L1 skew.
 
     Args:
-        skew: of its weights.
-        family: of its pattern.
-        draw: gives who comes, shape (T, N), from a generator and T.
+        skew: the exact L1 skew.
+        family: the true family.
+        draw: samples participation, shape (T, N), from a generator and T.
     """
 
     skew: float
@@ -125,34 +124,36 @@ class Law:
     draw: Callable[[np.random.Generator, int], Present]
 
 
-def chains(rates: Numbers, correlations: Numbers | float = 0.0) -> Law:
-    """Clients who come and go on their own, each a stationary chain of two states."""
-    held = rates + (1 - rates) * correlations
+def chains(rates: Numbers, correlations: Numbers | float = 0.0) -> KnownProcess:
+    """Independent clients, each a stationary two-state chain."""
+    stay = rates + (1 - rates) * correlations
     back = rates * (1 - correlations)
 
     def draw(random: np.random.Generator, rounds: int) -> Present:
         draws = random.random((rounds, len(rates)))
         present = draws < rates
         for t in range(1, rounds if np.any(correlations) else 0):
-            present[t] = draws[t] < np.where(present[t - 1], held, back)
+            present[t] = draws[t] < np.where(present[t - 1], stay, back)
         return present
 
-    return Law(independent_skew(rates), "markov" if np.any(correlations) else "independent", draw)
+    return KnownProcess(
+        independent_skew(rates), "markov" if np.any(correlations) else "independent", draw
+    )
 
 
 def independent_skew(rates: Numbers) -> float:
-    """Enumerate how many of the others come: w_n ∝ p_n E[1 / (1 + others)]."""
+    """Exact skew of independent clients: w_n ∝ p_n E[1 / (1 + others present)]."""
     weights = []
     for n, own in enumerate(rates):
-        law = np.ones(1)
+        distribution = np.ones(1)
         for rate in np.delete(rates, n):
-            law = np.convolve(law, [1 - rate, rate])
-        weights.append(own * float((law / np.arange(1, len(law) + 1)).sum()))
-    return skew(np.array(weights) / sum(weights))
+            distribution = np.convolve(distribution, [1 - rate, rate])
+        weights.append(own * float((distribution / np.arange(1, len(distribution) + 1)).sum()))
+    return l1_skew(np.array(weights) / sum(weights))
 
 
-def successive(weights: Numbers) -> Law:
-    """A tenth of the clients, drawn one after another by weight: the first clocks to ring."""
+def successive(weights: Numbers) -> KnownProcess:
+    """A tenth of the clients, drawn one after another by weight (exponential clocks)."""
     clients, size = len(weights), len(weights) // 10
 
     def draw(random: np.random.Generator, rounds: int) -> Present:
@@ -162,12 +163,12 @@ def successive(weights: Numbers) -> Law:
         np.put_along_axis(present, first, True, axis=1)
         return present
 
-    exact = skew(participation_weights(Weighted(size, weights.tolist()), Population(clients)))
-    return Law(exact, "independent", draw)
+    exact = l1_skew(participation_weights(Weighted(size, weights.tolist()), Population(clients)))
+    return KnownProcess(exact, "independent", draw)
 
 
-def bursts(rates: Numbers) -> Law:
-    """From off to on with 0.05 at most, as `Markov` has it: the rarer, the less correlated."""
+def bursts(rates: Numbers) -> KnownProcess:
+    """P(off → on) at most 0.05, as in `Markov`: rarer clients are less correlated."""
     off_on = np.minimum(0.05, rates / (1 - rates))
     return chains(rates, 1 - off_on / rates)
 
@@ -176,12 +177,14 @@ def evenly(low: float, high: float, clients: int) -> Numbers:
     return np.linspace(low, high, clients)
 
 
-LAWS: dict[str, Callable[[int], Law]] = {
+PROCESSES: dict[str, Callable[[int], KnownProcess]] = {
     "Bernoulli, uneven rates": lambda n: chains(np.array(uneven(n, 0))),
     "Bernoulli, rates 0.15 to 0.3": lambda n: chains(evenly(0.15, 0.3, n)),
     "Bernoulli, all 0.2": lambda n: chains(np.full(n, 0.2)),
     "uniform, a tenth a round": lambda n: successive(np.ones(n)),
-    "paper 004's law, stretched to N clients": lambda n: successive(np.exp(-np.arange(n) * 10 / n)),
+    "paper 004's weights, stretched to N clients": lambda n: successive(
+        np.exp(-np.arange(n) * 10 / n)
+    ),
     "every second client of threefold weight": lambda n: successive(1.0 + 2 * (np.arange(n) % 2)),
     "weights from 1 to 2": lambda n: successive(evenly(1, 2, n)),
     "Markov, correlation 0.3, uneven rates": lambda n: chains(np.array(uneven(n, 0)), 0.3),
@@ -196,32 +199,32 @@ SHAPES = ((10, 500), (50, 200), (50, 500), (200, 500))
 
 
 def skews(logs: int, only: str) -> None:
-    """How often the 95 % interval of the L1 skew holds the true one; as a table in Markdown."""
+    """Print the coverage of the 95% interval of the L1 skew, as a Markdown table."""
     print("| process | exact skew | " + " | ".join(f"{n}, {t}" for n, t in SHAPES) + " |")
     print("|---|---|" + "---|" * len(SHAPES))
-    for name, make in LAWS.items():
+    for name, make in PROCESSES.items():
         if only in name:
-            laws = {clients: make(clients) for clients, _ in SHAPES}
-            exact = sorted(law.skew for law in laws.values())
-            shares = [covered(laws[clients], clients, rounds, logs) for clients, rounds in SHAPES]
+            known = {clients: make(clients) for clients, _ in SHAPES}
+            exact = sorted(process.skew for process in known.values())
+            shares = [coverage(known[clients], clients, rounds, logs) for clients, rounds in SHAPES]
             cells = " | ".join(f"{share:.3f}" for share in shares)
             print(f"| {name} | {exact[0]:.2f} to {exact[-1]:.2f} | {cells} |", flush=True)
 
 
-def covered(law: Law, clients: int, rounds: int, logs: int) -> float:
-    """Return the share of logs whose interval covers, among those of the right family."""
+def coverage(process: KnownProcess, clients: int, rounds: int, logs: int) -> float:
+    """Return the share of intervals that cover, among logs whose family is recognised."""
     found = []
     for seed in range(logs):
-        present = law.draw(np.random.default_rng(seed), rounds)
+        present = process.draw(np.random.default_rng(seed), rounds)
         numbers, ids = np.nonzero(present)
         names = pl.Series("client", np.arange(clients))
-        log = attend(names, numbers, ids.astype(np.int32), (0, rounds))
+        log = ParticipationLog.from_entries(names, numbers, ids.astype(np.int32), (0, rounds))
         pattern = find_pattern(log)
-        if pattern.family == law.family:
+        if pattern.family == process.family:
             rates = estimate_rates(log, pattern)
-            noise, wanted = Noise(log, pattern, rates), np.full(clients, 1 / clients)
-            low, high = find_objectives(log, noise, rates, wanted, 50).plain.interval
-            found.append(low <= law.skew + 1e-9 and law.skew <= high)
+            variances, wanted = VarianceModel(log, pattern, rates), np.full(clients, 1 / clients)
+            low, high = compare_objectives(log, variances, rates, wanted, 50).plain.interval
+            found.append(low <= process.skew + 1e-9 and process.skew <= high)
     return float(np.mean(found))
 
 
@@ -245,7 +248,9 @@ def speed(rounds: int, cohort: int, clients: int, times: int) -> None:
             subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
             took.append(time.perf_counter() - began)
         spread = f"{min(took):.2f} to {max(took):.2f} s"
-        print(f"{np.median(took):6.2f} s  the command, start included: median of {times}, {spread}")
+        print(
+            f"{np.median(took):6.2f} s  the command, start-up included: median of {times}, {spread}"
+        )
 
 
 def write_log(path: Path, rounds: int, cohort: int, clients: int) -> None:
@@ -254,9 +259,9 @@ def write_log(path: Path, rounds: int, cohort: int, clients: int) -> None:
     step = max(1, 2_000_000 // cohort)
     with pq.ParquetWriter(path, schema) as file:
         for low in range(0, rounds, step):
-            held = np.arange(low, min(low + step, rounds))
-            ids = [np.sort(random.choice(clients, cohort, replace=False)) for _ in held]
-            columns = {"round": np.repeat(held, cohort), "client": np.concatenate(ids)}
+            numbers = np.arange(low, min(low + step, rounds))
+            ids = [np.sort(random.choice(clients, cohort, replace=False)) for _ in numbers]
+            columns = {"round": np.repeat(numbers, cohort), "client": np.concatenate(ids)}
             file.write_table(pa.table(columns, schema=schema))
 
 

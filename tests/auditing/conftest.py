@@ -1,4 +1,4 @@
-"""Logs for the tests of the audit."""
+"""Participation logs for the tests of the audit."""
 
 from collections.abc import Callable, Sequence
 
@@ -6,55 +6,56 @@ import numpy as np
 import polars as pl
 import pytest
 
-from fedtide.auditing.log.participation_log import ParticipationLog, attend
+from fedtide.auditing import ParticipationLog
 from fedtide.participation import Schedule
 from fedtide.population import Population
 
-Draw = Callable[[Schedule, int, int, int], ParticipationLog]
-OfRounds = Callable[[Sequence[Sequence[int]], int], ParticipationLog]
+Simulate = Callable[[Schedule, int, int, int], ParticipationLog]
+FromCohorts = Callable[[Sequence[Sequence[int]], int], ParticipationLog]
 
 
-def _of_rounds(cohorts: Sequence[Sequence[int]], clients: int) -> ParticipationLog:
-    numbers = np.repeat(np.arange(len(cohorts)), [len(cohort) for cohort in cohorts])
+def _from_cohorts(cohorts: Sequence[Sequence[int]], clients: int) -> ParticipationLog:
+    rounds = np.repeat(np.arange(len(cohorts)), [len(cohort) for cohort in cohorts])
     ids = np.array([n for cohort in cohorts for n in cohort], dtype=np.int32)
-    return attend(pl.Series("client", np.arange(clients)), numbers, ids, (0, len(cohorts)))
+    names = pl.Series("client", np.arange(clients))
+    return ParticipationLog.from_entries(names, rounds, ids, (0, len(cohorts)))
 
 
-def _draw(schedule: Schedule, clients: int, rounds: int, seed: int) -> ParticipationLog:
-    running = schedule.start(Population(clients), seed)
-    return _of_rounds([running.round(t).reported.tolist() for t in range(rounds)], clients)
+def _simulate(schedule: Schedule, clients: int, rounds: int, seed: int) -> ParticipationLog:
+    stream = schedule.start(Population(clients), seed)
+    return _from_cohorts([stream.round(t).reported.tolist() for t in range(rounds)], clients)
 
 
-def _table(log: ParticipationLog) -> pl.DataFrame:
-    rounds = np.repeat(np.arange(log.length), log.cohorts) + log.first
+def _to_frame(log: ParticipationLog) -> pl.DataFrame:
+    rounds = np.repeat(np.arange(log.length), log.cohorts) + log.first_round
     return pl.DataFrame({"round": rounds, "client": log.clients.astype(np.int64)})
 
 
-def _uneven(clients: int, seed: int) -> list[float]:
+def _uneven_rates(clients: int, seed: int) -> list[float]:
     draws = np.random.default_rng(seed).gamma(1.0, 0.15, clients)
     rates: list[float] = np.clip(draws, 0.02, 0.9).tolist()
     return rates
 
 
 @pytest.fixture(scope="session")
-def of_rounds() -> OfRounds:
-    """Return the attendance of cohorts given round by round."""
-    return _of_rounds
+def from_cohorts() -> FromCohorts:
+    """Build a log from the cohorts of its rounds: (cohorts, clients)."""
+    return _from_cohorts
 
 
 @pytest.fixture(scope="session")
-def draw() -> Draw:
-    """Return the attendance of a schedule: (schedule, clients, rounds, seed)."""
-    return _draw
+def simulate_log() -> Simulate:
+    """Build the log of a schedule: (schedule, clients, rounds, seed)."""
+    return _simulate
 
 
 @pytest.fixture(scope="session")
-def table() -> Callable[[ParticipationLog], pl.DataFrame]:
-    """Return the log of an attendance, as a user would have it."""
-    return _table
+def to_frame() -> Callable[[ParticipationLog], pl.DataFrame]:
+    """Convert a log to the rows a user would have."""
+    return _to_frame
 
 
 @pytest.fixture(scope="session")
-def uneven() -> Callable[[int, int], list[float]]:
-    """Return rates between 0.02 and 0.9: (clients, seed)."""
-    return _uneven
+def uneven_rates() -> Callable[[int, int], list[float]]:
+    """Draw rates between 0.02 and 0.9: (clients, seed)."""
+    return _uneven_rates

@@ -1,4 +1,4 @@
-"""Whatever a file holds, the answer is an audit or one sentence."""
+"""Damaged files are read or refused in one sentence, never with another exception."""
 
 import json
 import random
@@ -11,7 +11,7 @@ import pytest
 
 import fedtide as ft
 from fedtide.errors import InvalidInputError
-from fedtide.participation import Trace
+from fedtide.participation import Schedule, Trace
 from fedtide.population import Population
 
 ODD: list[Any] = [None, "", "x", -1, 0, 1, 7, 2**31, 2**63 - 1, -(2**63), 1.5, 1e308, "nan", True]
@@ -19,7 +19,7 @@ ODD += ["used", "avaliable", "ünï", "0", "01", " 1", "1e3", "inf", [1], {"a": 
 
 
 def rows_of(source: random.Random, names: list[str]) -> list[dict[str, Any]]:
-    """Return a dozen honest rows, some of whose cells, names and rows are then spoilt."""
+    """Return a dozen valid rows, some of them then altered."""
     rows: list[dict[str, Any]] = [
         {"round": t, "client": n, "stage": "used", "weight": 0.5}
         for t in range(4)
@@ -62,41 +62,41 @@ def as_parquet(rows: list[dict[str, Any]], path: Path) -> bytes:
     return path.read_bytes()
 
 
-def torn(source: random.Random, content: bytes) -> bytes:
-    """Return the bytes with some cut off, turned, doubled or put in."""
-    spoilt = bytearray(content)
+def damage(source: random.Random, content: bytes) -> bytes:
+    """Return the bytes with some truncated, changed, repeated or inserted."""
+    damaged = bytearray(content)
     for _ in range(source.randrange(3)):
-        if spoilt:
-            place = source.randrange(len(spoilt))
+        if damaged:
+            place = source.randrange(len(damaged))
             kind = source.randrange(4)
             if kind == 0:
-                del spoilt[place:]
+                del damaged[place:]
             elif kind == 1:
-                spoilt[place] = source.randrange(256)
+                damaged[place] = source.randrange(256)
             elif kind == 2:
-                spoilt[place:place] = spoilt[place : place + 8]
+                damaged[place:place] = damaged[place : place + 8]
             else:
-                spoilt[place:place] = source.choice([b"\xff", b'"', b"\n", b",", b"9" * 30])
-    return bytes(spoilt)
+                damaged[place:place] = source.choice([b"\xff", b'"', b"\n", b",", b"9" * 30])
+    return bytes(damaged)
 
 
-def answers(use: Callable[[Path], object], path: Path) -> None:
-    """Let only InvalidInputError pass, of a single line; show the file that did otherwise."""
+def check_outcome(use: Callable[[Path], object], path: Path) -> None:
+    """Allow only success or a one-line InvalidInputError; attach the file to anything else."""
     try:
         use(path)
     except InvalidInputError as error:
-        said = str(error)
+        message = str(error)
     except Exception as error:
         error.add_note(repr(path.read_bytes()))
         raise
     else:
         return
-    assert len(said.splitlines()) == 1, path.read_bytes()
+    assert len(message.splitlines()) == 1, path.read_bytes()
 
 
-@pytest.mark.slow
+@pytest.mark.fuzz
 @pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".parquet"])
-def test_a_spoilt_log_is_audited_or_refused(tmp_path: Path, suffix: str) -> None:
+def test_damaged_log_is_audited_or_refused(tmp_path: Path, suffix: str) -> None:
     source = random.Random(f"log{suffix}")
     path = tmp_path / f"log{suffix}"
     names = ["round", "client", "stage", "weight"]
@@ -106,20 +106,20 @@ def test_a_spoilt_log_is_audited_or_refused(tmp_path: Path, suffix: str) -> None
             content = as_parquet(rows, path) if suffix == ".parquet" else as_text(rows, suffix)
         except (pl.exceptions.PolarsError, TypeError, OverflowError):
             continue
-        path.write_bytes(torn(source, content))
-        answers(lambda log: ft.audit(log, clients=source.choice([None, 3])), path)
+        path.write_bytes(damage(source, content))
+        check_outcome(lambda log: ft.audit(log, clients=source.choice([None, 3])), path)
 
 
-@pytest.mark.slow
+@pytest.mark.fuzz
 @pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".parquet"])
-def test_a_spoilt_trace_is_followed_or_refused(tmp_path: Path, suffix: str) -> None:
+def test_damaged_trace_is_read_or_refused(tmp_path: Path, suffix: str) -> None:
     source = random.Random(f"trace{suffix}")
     path = tmp_path / f"trace{suffix}"
 
-    def follow(file: Path) -> None:
+    def read(file: Path) -> None:
         process = Trace(str(file), round_seconds=10.0, repeat=source.random() < 0.5)
-        running = process.begin(Population(3), 0)
-        assert all(0 <= n < 3 for t in range(5) for n in running.round(t).clients.tolist())
+        stream = Schedule(process).start(Population(3), 0)
+        assert all(0 <= n < 3 for t in range(5) for n in stream.round(t).reported.tolist())
 
     for _ in range(800):
         rows = [
@@ -133,17 +133,17 @@ def test_a_spoilt_trace_is_followed_or_refused(tmp_path: Path, suffix: str) -> N
             content = as_parquet(rows, path) if suffix == ".parquet" else as_text(rows, suffix)
         except (pl.exceptions.PolarsError, TypeError, OverflowError):
             continue
-        path.write_bytes(torn(source, content))
-        answers(follow, path)
+        path.write_bytes(damage(source, content))
+        check_outcome(read, path)
 
 
-def test_the_fuzzer_makes_good_logs_too(tmp_path: Path) -> None:
-    """Else the tests above would only see what is refused at once."""
-    source, path, fine = random.Random(0), tmp_path / "log.csv", 0
+def test_some_generated_logs_are_valid(tmp_path: Path) -> None:
+    """Otherwise the tests above would exercise refusals only."""
+    source, path, valid = random.Random(0), tmp_path / "log.csv", 0
     for _ in range(40):
-        path.write_bytes(torn(source, as_text(rows_of(source, ["round", "client"]), ".csv")))
+        path.write_bytes(damage(source, as_text(rows_of(source, ["round", "client"]), ".csv")))
         try:
-            fine += ft.audit(path).log.length > 0
+            valid += ft.audit(path).log.length > 0
         except InvalidInputError:
             continue
-    assert 5 <= fine <= 35
+    assert 5 <= valid <= 35

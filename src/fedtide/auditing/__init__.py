@@ -1,9 +1,9 @@
-"""What a participation log says: whose model it trains, and which method would fix it."""
+"""Auditing of participation logs: the objective that training minimises, and better methods."""
 
 from fedtide.auditing.api import Audit, audit
-from fedtide.auditing.log.client_table import ClientTable, read_roster
+from fedtide.auditing.log.client_table import ClientTable
 from fedtide.auditing.log.participation_log import ParticipationLog
 from fedtide.auditing.recommend.ranking import Advice
 from fedtide.auditing.recommend.step_sizes import Training
 
-__all__ = ["Advice", "Audit", "ClientTable", "ParticipationLog", "Training", "audit", "read_roster"]
+__all__ = ["Advice", "Audit", "ClientTable", "ParticipationLog", "Training", "audit"]

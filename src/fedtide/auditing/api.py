@@ -1,4 +1,4 @@
-"""The audit of a log: everything that was found, in one object."""
+"""The audit of a participation log: the function and its result."""
 
 from __future__ import annotations
 
@@ -10,52 +10,48 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from fedtide.auditing.log.client_table import ClientTable, read_roster, roster_of
+from fedtide.auditing.log.client_table import ClientTable
 from fedtide.auditing.log.participation_log import Floats, ParticipationLog
-from fedtide.auditing.log.reader import Log, Watch, read_attendance
-from fedtide.auditing.output.json_document import plain_audit
-from fedtide.auditing.recommend.cutoff import Cutoffs, find_cutoff
-from fedtide.auditing.recommend.ranking import Advice, Findings, advise, limits
-from fedtide.auditing.recommend.step_sizes import Training, learning_rates
-from fedtide.auditing.statistics.coverage import Coverage, cover
-from fedtide.auditing.statistics.influence import (
-    EffectiveObjectives,
-    GroupShares,
-    find_objectives,
-    group_shares,
-)
+from fedtide.auditing.log.reader import LogSource, OnProgress, read_participation_log
+from fedtide.auditing.output.json_document import build_document
+from fedtide.auditing.recommend.cutoff import Cutoffs, choose_cutoff
+from fedtide.auditing.recommend.ranking import Advice, Findings, list_limits, rank_methods
+from fedtide.auditing.recommend.step_sizes import Training, recommend_learning_rates
+from fedtide.auditing.statistics.coverage import Coverage, measure_coverage
+from fedtide.auditing.statistics.group_influence import GroupInfluence, measure_group_influence
+from fedtide.auditing.statistics.influence import ObjectiveComparison, compare_objectives
 from fedtide.auditing.statistics.pattern import Pattern, find_pattern
-from fedtide.auditing.statistics.rate_estimates import Rates, estimate_rates
-from fedtide.auditing.statistics.variance import Noise
-from fedtide.auditing.statistics.windows import Regularity, regularity
+from fedtide.auditing.statistics.rate_estimates import RateEstimates, estimate_rates
+from fedtide.auditing.statistics.variance import VarianceModel
+from fedtide.auditing.statistics.windows import Regularity, measure_regularity
 from fedtide.errors import InvalidInputError
 from fedtide.validation import require_at_least, require_positive
 
 
 @dataclass(frozen=True, eq=False)
 class Audit:
-    """What a participation log says.
+    """The result of an audit.
 
     Args:
-        log: who took part in which round.
-        coverage: who was seen, how long clients stay away, how large cohorts are.
-        rates: how often each client comes, with intervals.
-        objectives: what averaging over the cohort minimises, and what other averages would.
-        groups: how much each group counts; one entry for each grouping of the roster.
+        log: the participation log.
+        coverage: clients seen, absences, cohort sizes.
+        rates: participation rates with confidence intervals.
+        objectives: the objective of averaging over the cohort, and of other ways of averaging.
+        groups: the influence of groups, one entry per grouping of the roster.
         pattern: how clients come and go, with the tests behind it.
-        regularity: how even windows of P rounds are.
-        cutoffs: how well FedAU's weights fit with each cutoff.
-        learning_rates: by method, where the training was described.
+        regularity: the regularity of windows of P rounds.
+        cutoffs: the error of FedAU's weights for each cutoff.
+        learning_rates: by method, if `training` was given.
         advice: the methods, best first.
-        limits: what no method can mend.
+        limits: what no method can correct, in sentences.
         simulated: whether the methods were replayed.
     """
 
     log: ParticipationLog
     coverage: Coverage
-    rates: Rates
-    objectives: EffectiveObjectives
-    groups: list[GroupShares]
+    rates: RateEstimates
+    objectives: ObjectiveComparison
+    groups: list[GroupInfluence]
     pattern: Pattern
     regularity: Regularity
     cutoffs: Cutoffs
@@ -65,8 +61,7 @@ class Audit:
     simulated: bool
 
     def clients(self) -> pl.DataFrame:
-        """Return one row per client: how often it comes, what it counts, its pattern."""
-        plain, wanted = self.objectives.plain.weights, self.objectives.wanted
+        """Return one row per client: its rate, influence, longest absence and pattern."""
         return pl.DataFrame(
             {
                 "client": self.log.names,
@@ -74,22 +69,22 @@ class Audit:
                 "rate": self.rates.estimate,
                 "rate_low": self.rates.low,
                 "rate_high": self.rates.high,
-                "weight": plain,
+                "weight": self.objectives.plain.weights,
                 "weight_low": self.objectives.low,
                 "weight_high": self.objectives.high,
-                "times_its_share": plain / np.maximum(wanted, 1e-300),
+                "times_its_share": self.objectives.ratios,
                 "longest_absence": self.coverage.absences,
                 "pattern": self.pattern.clients,
             }
         )
 
-    def plain(self) -> dict[str, Any]:
-        """Return the audit as plain data, the content of its JSON."""
-        return plain_audit(self)
+    def to_dict(self) -> dict[str, Any]:
+        """Return the audit as nested dicts, lists, numbers and strings: the content of `--json`."""
+        return build_document(self)
 
 
 def audit(
-    log: Log,
+    log: LogSource,
     *,
     clients: int | None = None,
     roster: str | Path | pl.DataFrame | ClientTable | None = None,
@@ -100,106 +95,106 @@ def audit(
     tolerance: float = 0.1,
     simulate: bool = False,
     seed: int = 0,
-    watch: Watch = lambda task, share: None,
+    watch: OnProgress = lambda task, share: None,
 ) -> Audit:
-    """Say whose model a participation log trains. Needs no data and no model.
+    """Audit a participation log: which objective its training minimises, and how to correct it.
 
-    Rounds count from the first of the log to the last; one without rows is a round with nobody.
-    Rows may come in any order.
+    Needs no data and no model. Rounds count from the first to the last of the log; a round without
+    rows is an empty round. Rows may be in any order.
 
     Args:
-        log: a Parquet, CSV or JSON lines file with columns `round` and `client` (and `stage`), the
-            folder of a run, the URL of a deployment's ledger (sqlite:///ledger.db), or a DataFrame.
-        clients: N; ids that are numbers must then be 0..N − 1. None: the clients of the roster, of
-            the run, or those that the log names.
-        roster: who could have come: a file or table with a column `client`, columns of groups, and
-            perhaps `weight`, how much each is meant to count (else all alike).
-        groups: the column of the roster to report by; None: all that have few values.
-        columns: what the log calls its columns, such as {"round": "server_round"}.
-        training: L, σ, δ and the like, for the theorems' learning rates.
-        dimension: d, the number of the model's parameters, for the cost of the methods.
-        tolerance: how near to even a window must be to be called the amplification period.
-        simulate: whether to replay each method on quadratics.
+        log: a Parquet, CSV or JSON lines file with columns `round` and `client` (and `stage`), a
+            run folder, the URL of a ledger (sqlite:///ledger.db), or a DataFrame.
+        clients: N; numeric ids must then be 0..N − 1. None: the clients of the roster, of the run,
+            or of the log.
+        roster: all clients of the federation: a file or table with a column `client`, columns of
+            groups, and optionally `weight`, the wanted weight of each client (default: equal).
+        groups: the column of the roster to group by; None: all columns with few values.
+        columns: the log's names of its columns, such as {"round": "server_round"}.
+        training: L, σ, δ and others, for the learning rates of the theorems.
+        dimension: the number of model parameters d, for the cost of the methods.
+        tolerance: the accepted irregularity of a window of the amplification period.
+        simulate: whether to replay each method along the log on quadratics.
         seed: of the replay.
-        watch: is told what is being done, and how far it is.
+        watch: called with the current step and the completed share of it.
 
     Raises:
-        InvalidInputError: anything that cannot be used, in one sentence.
+        InvalidInputError: a log, roster or argument that cannot be used.
 
-    >>> found = audit(pl.DataFrame({"round": [0, 0, 1, 2], "client": ["ann", "bob", "ann", "ann"]}))
-    >>> round(found.objectives.plain.l1_skew, 4), found.coverage.longest_absence
+    >>> result = audit(
+    ...     pl.DataFrame({"round": [0, 0, 1, 2], "client": ["ann", "bob", "ann", "ann"]})
+    ... )
+    >>> round(result.objectives.plain.l1_skew, 4), result.coverage.longest_absence
     (0.6667, 2)
     """
     require_at_least("dimension", dimension, 1)
     require_positive("tolerance", tolerance)
-    known = _roster(roster, groups)
-    attendance = read_attendance(log, clients, known, columns, watch)
+    table = _read_roster(roster, groups)
+    entries = read_participation_log(log, clients, table, columns, watch)
     watch("pattern", 0.0)
-    coverage, pattern = cover(attendance), find_pattern(attendance)
+    coverage, pattern = measure_coverage(entries), find_pattern(entries)
     watch("rates and objective", 0.0)
-    rates = estimate_rates(attendance, pattern)
-    cutoffs = find_cutoff(attendance, pattern.family == "independent")
-    wanted = _wanted(known, attendance)
-    noise = Noise(attendance, pattern, rates)
-    objectives = find_objectives(attendance, noise, rates, wanted, cutoffs.best)
-    shares = group_shares(
-        attendance,
-        pattern,
-        noise,
-        coverage.absences,
-        rates,
-        objectives,
-        known.groups if known else {},
-    )
-    watch("windows", 0.0)
-    weights = objectives.plain.weights
-    windows = regularity(attendance, wanted, weights, tolerance, pattern.period)
-    findings = Findings(
-        attendance, coverage, rates, objectives, pattern, windows, cutoffs.best, dimension
-    )
-    advice = advise(findings)
-    if simulate:
-        from fedtide.auditing.recommend.log_replay import (
-            replay,  # brings PyTorch, which nothing else here needs
+    rates = estimate_rates(entries, pattern)
+    cutoffs = choose_cutoff(entries, pattern.family == "independent")
+    variances = VarianceModel(entries, pattern, rates)
+    wanted = _wanted_weights(table, entries.size)
+    objectives = compare_objectives(entries, variances, rates, wanted, cutoffs.best)
+    groupings = table.groups.items() if table else ()
+    influence = [
+        measure_group_influence(
+            name, labels, entries, coverage, pattern, rates, objectives, variances
         )
+        for name, labels in groupings
+    ]
+    watch("windows", 0.0)
+    regularity = measure_regularity(
+        entries, wanted, objectives.plain.weights, tolerance, pattern.period
+    )
+    findings = Findings(
+        entries, coverage, rates, objectives, pattern, regularity, cutoffs.best, dimension
+    )
+    advice = rank_methods(findings)
+    if simulate:
+        from fedtide.auditing.recommend.log_replay import replay  # imports PyTorch
 
         watch("replaying", 0.0)
-        advice = replay(attendance, advice, wanted, objectives.chance, seed)
+        advice = replay(entries, advice, wanted, objectives.chance, seed)
+    learning_rates = {}
+    if training is not None:
+        learning_rates = recommend_learning_rates(entries, rates, training, regularity.period)
     return Audit(
-        log=attendance,
+        log=entries,
         coverage=coverage,
         rates=rates,
         objectives=objectives,
-        groups=shares,
+        groups=influence,
         pattern=pattern,
-        regularity=windows,
+        regularity=regularity,
         cutoffs=cutoffs,
-        learning_rates=(
-            learning_rates(attendance, rates, training, windows.period) if training else {}
-        ),
+        learning_rates=learning_rates,
         advice=advice,
-        limits=limits(findings),
+        limits=list_limits(findings),
         simulated=simulate,
     )
 
 
-def _roster(
+def _read_roster(
     roster: str | Path | pl.DataFrame | ClientTable | None, groups: str | None
 ) -> ClientTable | None:
     if roster is None:
         if groups is not None:
             raise InvalidInputError(
-                f"groups: {groups!r} is a column of a roster; give one with --roster"
+                f"groups: {groups!r} names a column of a roster; give the roster with --roster"
             )
         return None
     if isinstance(roster, ClientTable):
         return roster
     if isinstance(roster, pl.DataFrame):
-        return roster_of(roster, groups)
-    return read_roster(roster, groups)
+        return ClientTable.from_frame(roster, groups)
+    return ClientTable.from_file(roster, groups)
 
 
-def _wanted(roster: ClientTable | None, log: ParticipationLog) -> Floats:
-    if roster is not None and roster.wanted is not None:
-        return roster.wanted
-    return np.full(log.size, 1 / log.size)
+def _wanted_weights(table: ClientTable | None, clients: int) -> Floats:
+    if table is not None and table.wanted is not None:
+        return table.wanted
+    return np.full(clients, 1 / clients)

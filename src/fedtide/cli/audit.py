@@ -1,4 +1,4 @@
-"""`fedtide audit`."""
+"""The command `fedtide audit`."""
 
 from __future__ import annotations
 
@@ -21,50 +21,54 @@ def audit_command(
     log: Annotated[
         str,
         typer.Argument(
-            help="A participation log (.parquet, .csv, .jsonl), a run's folder, or the URL of a "
-            "deployment's ledger (sqlite:///ledger.db).",
+            help="A participation log (.parquet, .csv, .jsonl), a run folder, or the URL of a "
+            "ledger (sqlite:///ledger.db).",
             show_default=False,
         ),
     ],
     clients: Annotated[
-        int | None, typer.Option(help="How many clients there are, those that never came included.")
+        int | None, typer.Option(help="Number of clients, including those that never took part.")
     ] = None,
     roster: Annotated[
         Path | None,
-        typer.Option(help="A table of the clients: column 'client', columns of groups, 'weight'."),
+        typer.Option(help="A table of all clients: column 'client', columns of groups, 'weight'."),
     ] = None,
     groups: Annotated[
-        str | None, typer.Option(metavar="COLUMN", help="The roster's column to report by.")
+        str | None, typer.Option(metavar="COLUMN", help="The column of the roster to group by.")
     ] = None,
     columns: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME=COLUMN", help="What the log calls round, client or stage."),
+        typer.Option(
+            metavar="NAME=COLUMN", help="The log's name of the column round, client or stage."
+        ),
     ] = None,
     json_file: Annotated[
-        Path | None, typer.Option("--json", help="Write everything there, for machines.")
+        Path | None, typer.Option("--json", help="Write all results to this JSON file.")
     ] = None,
-    html: Annotated[Path | None, typer.Option(help="Write the page there.")] = None,
+    html: Annotated[Path | None, typer.Option(help="Write the page to this file.")] = None,
     simulate: Annotated[
-        bool, typer.Option("--simulate", help="Check the advice: replay it on quadratics.")
+        bool,
+        typer.Option("--simulate", help="Check the ranking: replay each method on quadratics."),
     ] = False,
     dimension: Annotated[
-        int, typer.Option(help="The number of the model's parameters, for the methods' cost.")
+        int, typer.Option(help="Number of model parameters, for the cost of the methods.")
     ] = 1_000_000,
     tolerance: Annotated[
-        float, typer.Option(help="How near to even a window must be (paper 000, equation 15).")
+        float, typer.Option(help="Accepted irregularity of a window (paper 000, equation 15).")
     ] = 0.1,
     smoothness: Annotated[
-        float | None, typer.Option("-L", "--smoothness", help="L: learning rates by the theorems.")
+        float | None,
+        typer.Option("-L", "--smoothness", help="L: prints the theorems' learning rates."),
     ] = None,
     noise: Annotated[float, typer.Option("--sigma", help="σ of the stochastic gradients.")] = 1.0,
     divergence: Annotated[float, typer.Option("--delta", help="δ between clients.")] = 1.0,
-    steps: Annotated[int, typer.Option(help="I, local steps in a round.")] = 1,
-    seed: Annotated[int, typer.Option(help="Of the replay.")] = 0,
+    steps: Annotated[int, typer.Option(help="I, local steps per round.")] = 1,
+    seed: Annotated[int, typer.Option(help="Seed of the replay.")] = 0,
 ) -> None:
-    """Say whose model a participation log trains, and which method would fix it.
+    """Report which objective a participation log trains on, and which method corrects it.
 
     Needs neither data nor a model: one row for each round and client that took part is enough.
-    Rounds count from the first to the last of the log; a round without rows is one with nobody.
+    Rounds count from the first to the last of the log; a round without rows is an empty round.
 
     Examples:
 
@@ -77,14 +81,14 @@ def audit_command(
     training = None
     if smoothness is not None:
         training = Training(smoothness, noise, divergence, steps=steps)
-    with _progress() as progress:
+    with _new_progress() as progress:
         task = progress.add_task("reading", total=1.0)
-        found = audit(
+        result = audit(
             log,
             clients=clients,
             roster=roster,
             groups=groups,
-            columns=_mapping(columns or []),
+            columns=_parse_columns(columns or []),
             training=training,
             dimension=dimension,
             tolerance=tolerance,
@@ -93,23 +97,23 @@ def audit_command(
             watch=lambda name, share: progress.update(task, description=name, completed=share),
         )
     if json_file is not None:
-        text = json.dumps(_finite(found.plain()), indent=1, ensure_ascii=False) + "\n"
-        write_text(json_file, text, field="json", hint="choose another place")
+        text = json.dumps(_to_json(result.to_dict()), indent=1, ensure_ascii=False) + "\n"
+        write_text(json_file, text, field="json", hint="choose another path")
     if html is not None:
-        from fedtide.auditing.output.html_page import write_page  # brings matplotlib
+        from fedtide.auditing.output.html_page import write_page  # imports Matplotlib
 
-        write_page(found, html)
-    show(found, Console())
+        write_page(result, html)
+    show(result, Console())
 
 
-def _progress() -> Progress:
+def _new_progress() -> Progress:
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     console = Console(stderr=True)
     return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
 
 
-def _mapping(pairs: list[str]) -> dict[str, str]:
-    """Return what was given as NAME=COLUMN."""
+def _parse_columns(pairs: list[str]) -> dict[str, str]:
+    """Return the mapping given as NAME=COLUMN pairs."""
     mapping = {}
     for pair in pairs:
         name, sign, column = pair.partition("=")
@@ -121,12 +125,12 @@ def _mapping(pairs: list[str]) -> dict[str, str]:
     return mapping
 
 
-def _finite(value: Any) -> Any:
-    """Return plain data with NumPy's numbers as Python's, and None for what JSON cannot say."""
+def _to_json(value: Any) -> Any:
+    """Return nested data with plain floats, and None for infinite or NaN ones."""
     if isinstance(value, dict):
-        return {key: _finite(inner) for key, inner in value.items()}
+        return {key: _to_json(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(inner) for inner in value]
+        return [_to_json(inner) for inner in value]
     if isinstance(value, float):
         return float(value) if abs(value) < float("inf") else None
     return value

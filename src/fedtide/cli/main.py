@@ -47,7 +47,7 @@ COMMANDS = {
     ),
     "audit": _Command(
         "fedtide.cli.audit:audit_command",
-        "Say whose model a participation log trains, and which method would fix it.",
+        "Report which objective a participation log trains on, and which method corrects it.",
     ),
     "flower": _Command(
         "fedtide.cli.flower:flower_command",

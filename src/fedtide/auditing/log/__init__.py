@@ -1,1 +1,1 @@
-"""Participation logs: reading them and looking up who took part."""
+"""Participation logs: reading, and indexing by round and by client."""

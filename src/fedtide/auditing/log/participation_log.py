@@ -1,4 +1,4 @@
-"""Who took part in which round, sorted by round and by client: what all of the audit reads."""
+"""A participation log in memory, indexed by round and by client."""
 
 from __future__ import annotations
 
@@ -16,159 +16,157 @@ from fedtide.errors import InvalidInputError
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
-_MOST_ROUNDS = 20_000_000
+_MAX_ROUNDS = 20_000_000
 _CHUNK = 8_000_000
-"""How many entries are worked on at a time, so that no temporary is large."""
+"""Entries per chunk; bounds the size of temporaries."""
 
 
 @dataclass(frozen=True, eq=False)
 class ParticipationLog:
     """N clients, T rounds, and E entries "client n took part in round t".
 
-    Both orders are kept, in 8 bytes an entry, so that a question about rounds and a question about
-    clients each cost one pass.
+    Entries are stored in both orders, 8 bytes each, so that a statistic over rounds and a statistic
+    over clients each take one pass.
 
     Args:
-        names: the clients' ids, shape (N,), those who never came included.
-        first: the number that the log gives to its first round; here rounds count from 0.
+        names: the clients' ids, shape (N,), including clients that never took part.
+        first_round: the number of the first round in the source; rounds here count from 0.
         starts: the entries of round t are starts[t]..starts[t + 1] of `clients`, shape (T + 1,).
-        clients: the place in `names` of each entry's client, by round, shape (E,).
-        begins: the entries of client n are begins[n]..begins[n + 1] of `rounds`, shape (N + 1,).
-        rounds: the rounds of each client, rising, shape (E,).
-        weights: q_t^n of each entry, by round, (E,), where the log has them.
+        clients: the index in `names` of each entry's client, by round, shape (E,).
+        client_starts: the entries of client n are client_starts[n]..client_starts[n + 1] of
+            `rounds`, shape (N + 1,).
+        rounds: the rounds of each client, ascending, shape (E,).
+        weights: the participation weight q_t^n of each entry, by round, (E,); None if not recorded.
     """
 
     names: pl.Series
-    first: int
+    first_round: int
     starts: Ints
     clients: NDArray[np.int32]
-    begins: Ints
+    client_starts: Ints
     rounds: NDArray[np.int32]
     weights: NDArray[np.float32] | None = None
 
+    @classmethod
+    def from_entries(
+        cls,
+        names: pl.Series,
+        rounds: NDArray[np.integer],
+        clients: NDArray[np.int32],
+        span: tuple[int, int] | None = None,
+        weights: NDArray[np.float32] | None = None,
+    ) -> ParticipationLog:
+        """Index entries given in any order.
+
+        Args:
+            names: the clients' ids, shape (N,).
+            rounds: the round of each entry, shape (E,).
+            clients: the index in `names` of each entry's client, (E,).
+            span: first round and one past the last round; None: as far as the entries reach.
+                Rounds without entries are empty rounds.
+            weights: q_t^n of each entry, (E,); None if not recorded.
+
+        Raises:
+            InvalidInputError: no entries, a client twice in a round, or timestamps instead of
+                rounds.
+
+        >>> log = ParticipationLog.from_entries(
+        ...     pl.Series([7, 9]), np.array([4, 5, 5]), np.array([1, 0, 1], dtype=np.int32)
+        ... )
+        >>> log.length, log.first_round, log.counts
+        (2, 4, array([1, 2]))
+        """
+        if len(rounds) == 0:
+            raise InvalidInputError(
+                "log: no client takes part in any round; give rows with the stage 'used'"
+            )
+        first, end = span or (int(rounds.min()), int(rounds.max()) + 1)
+        length = end - first
+        _check_length(length, len(rounds))
+        shifted: NDArray[np.int32] = (rounds - first).astype(np.int32, copy=False)
+        if (shifted[1:] < shifted[:-1]).any():
+            order = np.argsort(shifted, kind="stable")
+            shifted, clients = shifted[order], clients[order]
+            weights = None if weights is None else weights[order]
+        starts = np.zeros(length + 1, dtype=np.int64)
+        np.cumsum(np.bincount(shifted, minlength=length), out=starts[1:])
+        # CSR to CSC is a counting sort: linear time, and each client's rounds stay ascending.
+        # 32-bit offsets, where they suffice, make SciPy use 32-bit indices too.
+        offsets = starts.astype(np.int32) if starts[-1] < 2**31 else starts
+        ones = np.ones(len(clients), dtype=np.int8)
+        by_client = sparse.csr_array((ones, clients, offsets), shape=(length, len(names))).tocsc()
+        client_starts = by_client.indptr.astype(np.int64)
+        log = cls(names, first, starts, clients, client_starts, by_client.indices, weights)
+        log._check_unique()
+        return log
+
     @property
     def size(self) -> int:
-        """N."""
-        return len(self.begins) - 1
+        """The number of clients, N."""
+        return len(self.client_starts) - 1
 
     @property
     def length(self) -> int:
-        """T."""
+        """The number of rounds, T."""
         return len(self.starts) - 1
 
     @cached_property
     def cohorts(self) -> Ints:
-        """|S_t|, shape (T,)."""
+        """The cohort size |S_t| of each round, shape (T,)."""
         return np.diff(self.starts)
 
     @cached_property
     def counts(self) -> Ints:
-        """In how many rounds each client took part, shape (N,)."""
-        return np.diff(self.begins)
+        """The number of rounds each client took part in, shape (N,)."""
+        return np.diff(self.client_starts)
 
     @cached_property
-    def shares(self) -> Floats:
-        """1 / |S_t|, shape (T,); 0 where nobody came."""
+    def cohort_weights(self) -> Floats:
+        """1 / |S_t|, shape (T,); 0 in empty rounds."""
         return np.where(self.cohorts > 0, 1 / np.maximum(self.cohorts, 1), 0.0)
 
     @cached_property
-    def held(self) -> int:
-        """T⁺, in how many rounds somebody took part."""
+    def nonempty_rounds(self) -> int:
+        """The number of rounds with at least one participant, T⁺."""
         return int((self.cohorts > 0).sum())
 
-    def by_client(self) -> Iterator[tuple[slice, slice, NDArray[np.int64]]]:
-        """Go through the clients in chunks: (their places, their entries, where each begins)."""
+    def iter_client_chunks(self) -> Iterator[tuple[slice, slice, Ints]]:
+        """Iterate over consecutive clients: (clients, their entries, where each client starts)."""
         low = 0
         while low < self.size:
-            high = int(np.searchsorted(self.begins, self.begins[low] + _CHUNK, side="right")) - 1
+            end = self.client_starts[low] + _CHUNK
+            high = int(np.searchsorted(self.client_starts, end, side="right")) - 1
             high = min(max(high, low + 1), self.size)
-            entries = slice(int(self.begins[low]), int(self.begins[high]))
-            yield slice(low, high), entries, self.begins[low : high + 1] - self.begins[low]
+            bounds = self.client_starts[low : high + 1]
+            yield slice(low, high), slice(int(bounds[0]), int(bounds[-1])), bounds - bounds[0]
             low = high
 
-    def dense(self, chosen: Ints) -> NDArray[np.float32]:
-        """Return the indicators of these clients, shape (len(chosen), T)."""
-        table = np.zeros((len(chosen), self.length), dtype=np.float32)
-        for row, n in enumerate(chosen):
-            table[row, self.rounds[self.begins[n] : self.begins[n + 1]]] = 1
+    def indicators(self, clients: Ints) -> NDArray[np.float32]:
+        """Return the 0/1 participation series of these clients, shape (len(clients), T)."""
+        table = np.zeros((len(clients), self.length), dtype=np.float32)
+        for row, n in enumerate(clients):
+            table[row, self.rounds[self.client_starts[n] : self.client_starts[n + 1]]] = 1
         return table
 
+    def _check_unique(self) -> None:
+        """Raise InvalidInputError if a client has two entries in one round."""
+        for _, entries, starts in self.iter_client_chunks():
+            rounds = self.rounds[entries]
+            repeated = np.flatnonzero(rounds[1:] == rounds[:-1]) + 1
+            repeated = repeated[~np.isin(repeated, starts)]
+            if len(repeated):
+                entry = entries.start + int(repeated[0])
+                n = int(np.searchsorted(self.client_starts, entry, side="right")) - 1
+                t = self.first_round + int(self.rounds[entry])
+                raise InvalidInputError(
+                    f"client: {self.names[n]!r} appears twice in round {t}; keep only the row with "
+                    "the last stage it reached"
+                )
 
-def attend(
-    names: pl.Series,
-    rounds: NDArray[np.integer],
-    clients: NDArray[np.int32],
-    span: tuple[int, int] | None = None,
-    weights: NDArray[np.float32] | None = None,
-) -> ParticipationLog:
-    """Return the attendance of these entries.
 
-    Args:
-        names: the clients' ids, shape (N,).
-        rounds: the round of each entry, in any order, shape (E,).
-        clients: the place in `names` of its client, (E,).
-        span: the first round that is covered and the one after the last; None: as the entries say.
-            Rounds without entries count as rounds with nobody.
-        weights: q_t^n of each entry, (E,); None: not known.
-
-    Raises:
-        InvalidInputError: no entries, a client twice in a round, or rounds that look like something else.
-
-    >>> log = attend(pl.Series([7, 9]), np.array([4, 5, 5]), np.array([1, 0, 1], dtype=np.int32))
-    >>> log.length, log.first, log.counts
-    (2, 4, array([1, 2]))
-    """
-    if len(rounds) == 0:
+def _check_length(length: int, entries: int) -> None:
+    if length > _MAX_ROUNDS or (length > 10_000 and length > 1000 * entries):
         raise InvalidInputError(
-            "log: nobody takes part in it; give a log with rows of the stage 'used'"
+            f"round: {entries:,} rows span {length:,} rounds, so they look like timestamps; "
+            "name the column of round numbers with --columns round=NAME"
         )
-    first, end = span or (int(rounds.min()), int(rounds.max()) + 1)
-    length = end - first
-    _refuse_long(length, len(rounds))
-    counted: NDArray[np.int32] = (rounds - first).astype(np.int32, copy=False)
-    if (counted[1:] < counted[:-1]).any():
-        order = np.argsort(counted, kind="stable")
-        counted, clients = counted[order], clients[order]
-        weights = None if weights is None else weights[order]
-    starts = _offsets(counted, length)
-    # Turning rows into columns is a counting sort: linear, and it leaves the rounds rising.
-    ones = np.ones(len(clients), dtype=np.int8)
-    table = sparse.csr_array((ones, clients, _index(starts)), shape=(length, len(names))).tocsc()
-    begins = table.indptr.astype(np.int64)
-    log = ParticipationLog(names, first, starts, clients, begins, table.indices, weights)
-    _refuse_repeated(log)
-    return log
-
-
-def _offsets(rounds: NDArray[np.int32], length: int) -> Ints:
-    starts = np.zeros(length + 1, dtype=np.int64)
-    np.cumsum(np.bincount(rounds, minlength=length), out=starts[1:])
-    return starts
-
-
-def _index(starts: Ints) -> NDArray[np.integer]:
-    """Return the offsets in the narrow type that SciPy then uses for the indices as well."""
-    return starts.astype(np.int32) if starts[-1] < 2**31 else starts
-
-
-def _refuse_long(length: int, entries: int) -> None:
-    if length > _MOST_ROUNDS or (length > 10_000 and length > 1000 * entries):
-        raise InvalidInputError(
-            f"round: {entries:,} rows over {length:,} rounds look like times, not rounds; "
-            "name the column that counts rounds with --columns round=NAME"
-        )
-
-
-def _refuse_repeated(log: ParticipationLog) -> None:
-    for _, entries, begins in log.by_client():
-        rounds = log.rounds[entries]
-        again = np.flatnonzero(rounds[1:] == rounds[:-1]) + 1
-        again = again[~np.isin(again, begins)]
-        if len(again):
-            place = entries.start + int(again[0])
-            n = int(np.searchsorted(log.begins, place, side="right")) - 1
-            t = log.first + int(log.rounds[place])
-            raise InvalidInputError(
-                f"client: {log.names[n]!r} is twice in round {t}; keep one row, of the furthest "
-                "stage"
-            )

@@ -1,1 +1,1 @@
-"""An audit as text, JSON, HTML and figures."""
+"""Presentations of an audit: terminal, HTML page and JSON."""

@@ -1,206 +1,184 @@
-"""The figures of the page, as SVG that stands in the text."""
+"""The figures of the audit page, as inline SVG."""
 
 from __future__ import annotations
-
-import io
-import re
-from typing import Any
 
 import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
-from numpy.typing import NDArray
 
 from fedtide.auditing.api import Audit
+from fedtide.auditing.log.participation_log import Floats, Ints
+from fedtide.plotting import style
 
-BLUE, ORANGE, GREEN, GREY = "#0072B2", "#D55E00", "#009E73", "#8a8f98"
+_BLUE, _GREEN, _ORANGE = style.COLOURS[0], style.COLOURS[2], style.COLOURS[4]
+_GREY, _INK = "#8a8f98", "#333333"
 _RASTER = (200, 400)
-"""Rows and columns of the raster at most; each cell is the mean of what falls into it."""
+"""Maximum rows and columns of the raster; each cell is the mean over what it covers."""
 _SHADES = 24
-_POINTS = 300
-"""Clients that are drawn in a line, evenly spread over all."""
-
-_STYLE: dict[Any, Any] = {
-    "font.size": 10.5,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.edgecolor": GREY,
-    "axes.labelcolor": "#333",
-    "xtick.color": "#555",
-    "ytick.color": "#555",
-    "svg.fonttype": "none",
-    "svg.hashsalt": "fedtide",
-    "font.family": "sans-serif",
-}
+"""Shades of the raster; few, so that the image compresses well."""
+_MAX_POINTS = 300
+"""Maximum clients in a line plot, evenly spaced over all."""
+_MAX_LAGS = 2000
+_MAX_BARS = 40
 
 
-def raster(audit: Audit) -> str:
-    """Draw who took part when: clients by rate, rounds from left to right."""
+def draw_figures(audit: Audit) -> dict[str, str]:
+    """Return the SVG of each figure by name; "pattern" is empty without an autocorrelation."""
+    return {
+        "raster": draw_raster(audit),
+        "rates": draw_rates(audit),
+        "influence": draw_group_influence(audit) if audit.groups else draw_influence(audit),
+        "pattern": draw_autocorrelation(audit),
+        "windows": draw_windows(audit),
+    }
+
+
+def draw_raster(audit: Audit) -> str:
+    """Draw participation by round (horizontal) and client (vertical, by descending rate)."""
     log = audit.log
     order = np.argsort(-log.counts, kind="stable")
     rows, columns = min(_RASTER[0], log.size), min(_RASTER[1], log.length)
-    place = np.empty(log.size, dtype=np.int64)
-    place[order] = np.arange(log.size) * rows // log.size
-    image = np.zeros(rows * columns)
+    row_of = np.empty(log.size, dtype=np.int64)
+    row_of[order] = np.arange(log.size) * rows // log.size
+    sums = np.zeros(rows * columns)
     for low in range(0, len(log.clients), 1 << 23):
         part = slice(low, min(low + (1 << 23), len(log.clients)))
         rounds = np.searchsorted(log.starts, np.arange(part.start, part.stop), side="right") - 1
-        cell = place[log.clients[part]] * columns + rounds * columns // log.length
-        image += np.bincount(cell, minlength=rows * columns)
+        cell = row_of[log.clients[part]] * columns + rounds * columns // log.length
+        sums += np.bincount(cell, minlength=rows * columns)
     area = np.outer(
-        np.bincount(place, minlength=rows),
+        np.bincount(row_of, minlength=rows),
         np.bincount(np.arange(log.length) * columns // log.length, minlength=columns),
     )
-    figure, axes = _new(height=2.8)
-    shown = image.reshape(rows, columns) / area
-    top = max(float(np.quantile(shown[shown > 0], 0.98)), 1e-9) if shown.any() else 1.0
-    shades = np.minimum(np.rint(shown / top * _SHADES), _SHADES)  # few, so that it packs well
-    extent = (log.first, log.first + log.length, log.size, 0.0)
-    look: dict[str, Any] = {"cmap": "Blues", "vmin": 0, "vmax": _SHADES}
-    axes.imshow(shades, aspect="auto", extent=extent, interpolation="nearest", **look)
+    means = sums.reshape(rows, columns) / area
+    top = max(float(np.quantile(means[means > 0], 0.98)), 1e-9) if means.any() else 1.0
+    figure, axes = _new_figure(height=2.8)
+    shades = np.minimum(np.rint(means / top * _SHADES), _SHADES)
+    extent = (log.first_round, log.first_round + log.length, log.size, 0.0)
+    image = axes.imshow(shades, aspect="auto", extent=extent, interpolation="nearest", cmap="Blues")
+    image.set_clim(0, _SHADES)
     axes.set_xlabel("round")
     axes.set_ylabel("clients, by rate")
-    _whole(axes.xaxis, axes.yaxis)
-    return _svg(figure, "Who took part in which round")
+    _use_whole_numbers(axes.xaxis, axes.yaxis)
+    return style.svg(figure, "Participation by round and client", "raster")
 
 
-def rates(audit: Audit) -> str:
-    """Draw every client's rate with its interval, in rising order."""
-    found = audit.rates
-    order = np.argsort(found.estimate, kind="stable")
-    if len(order) > _POINTS:
-        order = order[np.linspace(0, len(order) - 1, _POINTS).astype(int)]
-    place = np.linspace(1, audit.log.size, len(order))
-    figure, axes = _new()
-    low, high = found.low[order], found.high[order]
-    axes.fill_between(place, low, high, color=BLUE, alpha=0.25, linewidth=0, label="95% interval")
-    axes.plot(place, found.estimate[order], color=BLUE, linewidth=1.5, label="rate")
+def draw_rates(audit: Audit) -> str:
+    """Draw every client's rate with its interval, in ascending order."""
+    rates = audit.rates
+    order = np.argsort(rates.estimate, kind="stable")
+    rank, chosen = _sample_ranks(len(order))
+    order = order[chosen]
+    figure, axes = _new_figure()
+    low, high = rates.low[order], rates.high[order]
+    axes.fill_between(rank, low, high, color=_BLUE, alpha=0.25, linewidth=0, label="95% interval")
+    axes.plot(rank, rates.estimate[order], color=_BLUE, linewidth=1.5, label="rate")
     axes.set_xlabel("clients, by rate")
     axes.set_ylabel("rounds taken part in")
     axes.yaxis.set_major_formatter(mpl.ticker.PercentFormatter(1.0))
-    _whole(axes.xaxis)
+    _use_whole_numbers(axes.xaxis)
     axes.set_ylim(bottom=0)
-    axes.legend(frameon=False)
-    return _svg(figure, "Participation rates of the clients with intervals")
+    style.legend(axes, 2)
+    return style.svg(figure, "Participation rates of the clients with 95% intervals", "rates")
 
 
-def shares(audit: Audit) -> str:
-    """Draw how many times its share each client, or each group, counts."""
-    if audit.groups:
-        group = audit.groups[0]
-        order = np.argsort(group.ratios)[-40:]
-        figure, axes = _new(height=max(1.8, 0.3 * len(order) + 0.8))
-        wanted = np.maximum(group.wanted[order], 1e-300)
-        ratios = group.ratios[order]
-        colours = [ORANGE if ratio > 1 else BLUE for ratio in ratios]
-        axes.barh(np.arange(len(order)), ratios, color=colours, alpha=0.8)
-        ends = np.abs(np.stack([group.low[order] / wanted, group.high[order] / wanted]) - ratios)
-        axes.errorbar(
-            ratios, np.arange(len(order)), xerr=ends, fmt="none", ecolor="#333", capsize=3
-        )
-        axes.set_yticks(np.arange(len(order)), [_short(group.names[g]) for g in order])
-        axes.axvline(1, color="#333", linewidth=1)
-        axes.set_xlabel("times its share")
-        return _svg(figure, f"How many times its share each {group.grouping} counts")
-    ratios = np.sort(audit.objectives.plain.weights / np.maximum(audit.objectives.wanted, 1e-300))
-    chosen = np.linspace(0, len(ratios) - 1, min(_POINTS, len(ratios))).astype(int)
-    place = np.linspace(1, len(ratios), len(chosen))
-    figure, axes = _new()
-    shown = ratios[chosen]
-    axes.fill_between(
-        place, shown, 1, where=(shown >= 1).tolist(), color=ORANGE, alpha=0.6, step="mid"
-    )
-    axes.fill_between(
-        place, shown, 1, where=(shown <= 1).tolist(), color=BLUE, alpha=0.6, step="mid"
-    )
-    axes.axhline(1, color="#333", linewidth=1)
-    axes.set_xlabel("clients, by weight")
-    _whole(axes.xaxis)
+def draw_influence(audit: Audit) -> str:
+    """Draw the influence of each client relative to its share, in ascending order."""
+    ratios = np.sort(audit.objectives.ratios)
+    rank, chosen = _sample_ranks(len(ratios))
+    ratios = ratios[chosen]
+    figure, axes = _new_figure()
+    for side, colour in ((ratios >= 1, _ORANGE), (ratios <= 1, _BLUE)):
+        axes.fill_between(rank, ratios, 1, where=side.tolist(), color=colour, alpha=0.6, step="mid")
+    axes.axhline(1, color=_INK, linewidth=1)
+    axes.set_xlabel("clients, by influence")
     axes.set_ylabel("times its share")
+    _use_whole_numbers(axes.xaxis)
     axes.set_ylim(bottom=0)
-    return _svg(figure, "How many times its share each client counts")
+    return style.svg(figure, "Influence of each client relative to its share", "influence")
 
 
-def pattern(audit: Audit) -> str:
-    """Draw the pooled autocorrelation against the lag, with the noise around 0."""
-    correlation = audit.pattern.correlation
+def draw_group_influence(audit: Audit) -> str:
+    """Draw the influence of each group of the first grouping relative to its share."""
+    groups = audit.groups[0]
+    order = np.argsort(groups.ratios)[-_MAX_BARS:]
+    wanted = np.maximum(groups.wanted[order], 1e-300)
+    ratios, places = groups.ratios[order], np.arange(len(order))
+    errors = np.abs(np.stack([groups.low[order] / wanted, groups.high[order] / wanted]) - ratios)
+    figure, axes = _new_figure(height=max(1.8, 0.3 * len(order) + 0.8))
+    colours = [_ORANGE if ratio > 1 else _BLUE for ratio in ratios]
+    axes.barh(places, ratios, color=colours, alpha=0.8)
+    axes.errorbar(ratios, places, xerr=errors, fmt="none", ecolor=_INK, capsize=3)
+    axes.set_yticks(places, [_shorten(groups.names[g]) for g in order])
+    axes.axvline(1, color=_INK, linewidth=1)
+    axes.set_xlabel("times its share")
+    return style.svg(figure, "Influence of each group relative to its share", "influence")
+
+
+def draw_autocorrelation(audit: Audit) -> str:
+    """Draw the pooled autocorrelation against the lag, with the range of chance."""
+    correlation, period = audit.pattern.correlation, audit.pattern.period
     if correlation is None:
         return ""
-    period = audit.pattern.period
-    most = min(
-        correlation.length // 2, max(60, 3 * period if period else 0, len(correlation.short))
-    )
-    lags = _thinned(np.arange(1, max(2, most)))
-    figure, axes = _new()
-    noise = 2 * correlation.noise(lags)
-    axes.fill_between(lags, -noise, noise, color=GREY, alpha=0.25, linewidth=0, label="chance")
-    axes.plot(lags, correlation.values[lags], color=BLUE, linewidth=1.4, label="correlation")
+    wanted = max(60, 3 * period if period else 0, len(correlation.significant))
+    last = max(2, min(correlation.length // 2, wanted))
+    lags = np.arange(1, last, -(-(last - 1) // _MAX_LAGS))
+    noise = 2 * correlation.standard_error(lags)
+    figure, axes = _new_figure()
+    axes.fill_between(lags, -noise, noise, color=_GREY, alpha=0.25, linewidth=0, label="chance")
+    axes.plot(lags, correlation.values[lags], color=_BLUE, linewidth=1.4, label="autocorrelation")
     if period:
         for multiple in range(period, int(lags[-1]) + 1, period):
-            axes.axvline(multiple, color=ORANGE, linewidth=1, linestyle=":")
-    axes.set_xlabel("rounds apart")
-    axes.set_ylabel("correlation")
-    axes.legend(frameon=False)
-    return _svg(figure, "Correlation of a client's participation in rounds apart")
+            axes.axvline(multiple, color=_ORANGE, linewidth=1, linestyle=":")
+    axes.set_xlabel("lag in rounds")
+    axes.set_ylabel("autocorrelation")
+    style.legend(axes, 2)
+    return style.svg(figure, "Autocorrelation of participation against the lag", "pattern")
 
 
-def window(audit: Audit) -> str:
+def draw_windows(audit: Audit) -> str:
     """Draw the irregularity of windows against their length."""
-    found = audit.regularity
-    figure, axes = _new()
-    axes.plot(
-        found.periods, np.maximum(found.values, 1e-9), color=BLUE, label="mean of the windows"
-    )
-    axes.plot(found.periods, np.maximum(found.worst, 1e-9), color=GREY, linewidth=1, label="worst")
-    target = found.floor + found.tolerance
-    axes.axhline(target, color=ORANGE, linewidth=1, linestyle="--", label="near enough")
-    if found.period:
-        axes.axvline(found.period, color=GREEN, linewidth=1)
-        axes.annotate(f" P = {found.period}", (found.period, target), color=GREEN, va="bottom")
-    axes.set_xscale("log")
-    axes.set_yscale("log")
+    regularity = audit.regularity
+    figure, axes = _new_figure()
+    for values, colour, width, label in (
+        (regularity.values, _BLUE, 1.5, "mean over the windows"),
+        (regularity.worst, _GREY, 1.0, "maximum"),
+    ):
+        axes.plot(
+            regularity.periods, np.maximum(values, 1e-9), color=colour, linewidth=width, label=label
+        )
+    target = regularity.floor + regularity.tolerance
+    axes.axhline(target, color=_ORANGE, linewidth=1, linestyle="--", label="tolerance")
+    if regularity.period:
+        axes.axvline(regularity.period, color=_GREEN, linewidth=1)
+        place, coordinates = (regularity.period, 0.45), ("data", "axes fraction")
+        axes.annotate(f" P = {regularity.period}", place, xycoords=coordinates, color=_GREEN)
     for axis in (axes.xaxis, axes.yaxis):
-        axis.set_major_formatter("{x:g}")
-        axis.set_minor_formatter("")
+        style.plain_logarithms(axis)
     axes.set_xlabel("window P, in rounds")
     axes.set_ylabel("N Σ (q̄ − a)²")
-    axes.legend(frameon=False, loc="lower left")
-    return _svg(figure, "Irregularity of windows against their length")
+    style.legend(axes, 3)
+    return style.svg(figure, "Irregularity of windows against their length", "windows")
 
 
-def _thinned(lags: NDArray[np.int64]) -> NDArray[np.int64]:
-    return lags if len(lags) <= 2000 else lags[:: -(-len(lags) // 2000)]
+def _sample_ranks(count: int) -> tuple[Floats, Ints]:
+    """Return ranks 1..count, at most 300 and evenly spaced, and the matching indices."""
+    chosen = np.linspace(0, count - 1, min(_MAX_POINTS, count)).astype(np.int64)
+    return np.linspace(1, count, len(chosen)), chosen
 
 
-def _short(name: str, most: int = 18) -> str:
+def _shorten(name: str, most: int = 18) -> str:
     return name if len(name) <= most else f"{name[: most - 1]}…"
 
 
-def _whole(*axes: Axis) -> None:
-    """Label axes that count with whole numbers."""
+def _use_whole_numbers(*axes: Axis) -> None:
     for axis in axes:
         axis.set_major_locator(mpl.ticker.MaxNLocator("auto", integer=True))
         axis.set_major_formatter("{x:,.0f}")
 
 
-def _new(height: float = 2.6) -> tuple[Figure, Axes]:
-    with mpl.rc_context(_STYLE):
-        figure = Figure(figsize=(5.0, height), layout="constrained")
-        return figure, figure.subplots()
-
-
-def _svg(figure: Figure, title: str) -> str:
-    """Return the figure as SVG that fills its column, with a title for those who do not see it."""
-    text = io.StringIO()
-    with mpl.rc_context(_STYLE):
-        figure.savefig(text, format="svg", transparent=True, metadata={"Date": None})
-    svg = text.getvalue()
-    svg = svg[svg.index("<svg") :]
-    svg = re.sub(
-        r'width="[\d.]+pt" height="[\d.]+pt"', f'role="img" aria-label="{title}"', svg, count=1
-    )
-    prefix = re.sub(r"\W", "", title)[:24]  # ids must differ between the figures of a page
-    svg = re.sub(r'(id="|href="#|url\(#)', rf"\g<1>{prefix}-", svg)
-    return svg.replace("DejaVu Sans", "inherit")
+def _new_figure(height: float = 2.6) -> tuple[Figure, Axes]:
+    figure, panels = style.axes(height, width=5.0)
+    return figure, panels[0]

@@ -1,4 +1,4 @@
-"""The audit as plain data: the content of its JSON."""
+"""The audit as a JSON document."""
 
 from __future__ import annotations
 
@@ -7,29 +7,30 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedtide.auditing.recommend.ranking import Advice
-from fedtide.auditing.statistics.influence import GroupShares, Objective
+from fedtide.auditing.statistics.group_influence import GroupInfluence
+from fedtide.auditing.statistics.influence import EffectiveObjective
 
 if TYPE_CHECKING:
     from fedtide.auditing.api import Audit
 
 
-def plain_audit(audit: Audit) -> dict[str, Any]:
+def build_document(audit: Audit) -> dict[str, Any]:
     """Return the audit as nested dicts, lists, numbers and strings."""
     names = [str(name) for name in audit.log.names.to_list()]
     never = [names[n] for n in audit.coverage.never]
     return {
         "clients": audit.log.size,
         "rounds": audit.log.length,
-        "first_round": audit.log.first,
+        "first_round": audit.log.first_round,
         "never_seen": len(never),
         "never_seen_clients": never,
-        "coverage": _coverage(audit),
-        "rates": _rates(audit, names),
+        "coverage": _build_coverage(audit),
+        "rates": _build_rates(audit, names),
         "rate_variation": audit.rates.variation,
-        "clients_of_half_of_updates": audit.rates.half,
-        "objective": _objective(audit, names),
-        "groups": {group.grouping: _group(group) for group in audit.groups},
-        "pattern": _pattern(audit, names),
+        "clients_of_half_of_updates": audit.rates.clients_for_half,
+        "objective": _build_objective(audit, names),
+        "groups": {group.grouping: _build_group(group) for group in audit.groups},
+        "pattern": _build_pattern(audit, names),
         "regularity": [
             {"period": int(p), "value": float(v)}
             for p, v in zip(audit.regularity.periods, audit.regularity.values, strict=True)
@@ -40,12 +41,12 @@ def plain_audit(audit: Audit) -> dict[str, Any]:
             "period": audit.regularity.period,
             "learning_rates": audit.learning_rates,
         },
-        "advice": [_advice(one) for one in audit.advice],
+        "advice": [_build_advice(one) for one in audit.advice],
         "limits": audit.limits,
     }
 
 
-def _coverage(audit: Audit) -> dict[str, Any]:
+def _build_coverage(audit: Audit) -> dict[str, Any]:
     coverage = audit.coverage
     return {
         "longest_absence": coverage.longest_absence,
@@ -55,36 +56,36 @@ def _coverage(audit: Audit) -> dict[str, Any]:
     }
 
 
-def _rates(audit: Audit, names: list[str]) -> dict[str, list[float]]:
+def _build_rates(audit: Audit, names: list[str]) -> dict[str, list[float]]:
     table = np.stack([audit.rates.low, audit.rates.estimate, audit.rates.high], axis=1)
     return dict(zip(names, table.tolist(), strict=True))
 
 
-def _objective(audit: Audit, names: list[str]) -> dict[str, Any]:
+def _build_objective(audit: Audit, names: list[str]) -> dict[str, Any]:
     objectives = audit.objectives
     plain, given = objectives.plain, objectives.given
     return {
         "weights": dict(zip(names, plain.weights.tolist(), strict=True)),
         "total_variation": plain.total_variation,
-        **_skew(plain),
-        "others": {other.method: _skew(other) for other in objectives.others},
+        **_build_skew(plain),
+        "others": {other.method: _build_skew(other) for other in objectives.others},
         "given": given
         and {
             "weights": dict(zip(names, given.weights.tolist(), strict=True)),
-            **_skew(given),
+            **_build_skew(given),
         },
     }
 
 
-def _skew(objective: Objective) -> dict[str, Any]:
+def _build_skew(objective: EffectiveObjective) -> dict[str, Any]:
     return {
-        "l1_skew": objective.skew.found,
-        "l1_skew_without_chance": objective.skew.likely,
+        "l1_skew": objective.skew.observed,
+        "l1_skew_without_chance": objective.skew.corrected,
         "l1_skew_interval": list(objective.skew.interval),
     }
 
 
-def _group(group: GroupShares) -> dict[str, Any]:
+def _build_group(group: GroupInfluence) -> dict[str, Any]:
     return {
         name: {
             "clients": int(group.sizes[g]),
@@ -100,20 +101,20 @@ def _group(group: GroupShares) -> dict[str, Any]:
     }
 
 
-def _pattern(audit: Audit, names: list[str]) -> dict[str, Any]:
-    pattern = audit.pattern
+def _build_pattern(audit: Audit, names: list[str]) -> dict[str, Any]:
+    pattern, evidence = audit.pattern, audit.pattern.evidence
     return {
         "family": pattern.family,
         "confidence": pattern.confidence,
         "period": pattern.period,
         "parameters": pattern.parameters,
         "mixing_time": pattern.mixing_time,
-        "evidence": [vars(one) for one in pattern.evidence],
+        "evidence": [{"test": e.test, "found": e.result, "p_value": e.p_value} for e in evidence],
         "clients": dict(zip(names, pattern.clients.tolist(), strict=True)),
     }
 
 
-def _advice(advice: Advice) -> dict[str, Any]:
+def _build_advice(advice: Advice) -> dict[str, Any]:
     simulated = None
     if advice.simulated is not None:
         simulated = {"distance": advice.simulated[0], "error": advice.simulated[1]}

@@ -1,4 +1,4 @@
-"""The audit on one screen."""
+"""The summary of an audit on the terminal."""
 
 from __future__ import annotations
 
@@ -10,46 +10,46 @@ from rich.table import Table
 from rich.text import Text
 
 from fedtide.auditing.api import Audit
-from fedtide.auditing.output import text as words
+from fedtide.auditing.output import text
 
 
 def show(audit: Audit, console: Console) -> None:
-    """Print the summary: at most about 40 lines."""
-    console.print(Panel(words.verdict(audit), title="whose model", title_align="left"))
+    """Print a summary of at most about 40 lines."""
+    verdict = text.describe_objective(audit)
+    console.print(Panel(verdict, title="whose model", title_align="left"))
     facts = Table.grid(padding=(0, 2))
     facts.add_column(style="bold", no_wrap=True)
     facts.add_column()
-    for name, text in _facts(audit):
-        facts.add_row(name, escape(text))
-    console.print(Group(facts, Text(), _extremes(audit), Text(), _advice(audit)))
-    for line in [*audit.limits, words.comparison(audit)]:
+    for name, value in _list_facts(audit):
+        facts.add_row(name, escape(value))
+    console.print(Group(facts, Text(), _list_extremes(audit), Text(), _list_advice(audit)))
+    for line in [*audit.limits, text.compare_replays(audit)]:
         if line:
             console.print(f"[yellow]•[/yellow] {escape(line)}")
 
 
-def _facts(audit: Audit) -> list[tuple[str, str]]:
+def _list_facts(audit: Audit) -> list[tuple[str, str]]:
     facts = [
-        ("coverage", "; ".join(words.coverage(audit))),
-        ("rates", words.rates(audit).removeprefix("rates: ")),
-        ("pattern", words.pattern(audit)),
-        ("windows", words.window(audit)),
+        ("coverage", "; ".join(text.describe_coverage(audit))),
+        ("rates", text.describe_rates(audit)),
+        ("pattern", text.describe_pattern(audit)),
+        ("windows", text.describe_window(audit)),
     ]
     if audit.objectives.given:
-        facts.insert(2, ("weights", words.given(audit)))
-    facts += [("groups", "; ".join(words.groups(shares))) for shares in audit.groups[:2]]
+        facts.insert(2, ("weights", text.describe_given_weights(audit)))
+    facts += [("groups", "; ".join(text.describe_groups(group))) for group in audit.groups[:2]]
     for method, numbers in audit.learning_rates.items():
         rates = ", ".join(f"{name} {value:.3g}" for name, value in numbers.items())
         facts.append((f"steps, {method}", rates))
     return facts
 
 
-def _extremes(audit: Audit, most: int = 4) -> RenderableType:
-    """Return who counts most and least."""
+def _list_extremes(audit: Audit, most: int = 4) -> RenderableType:
+    """Return the clients with the most and the least influence for their share."""
     table = Table(box=None, pad_edge=False, header_style="dim")
-    for name in ("counts too much", "times its share", "counts too little", "times its share"):
+    for name in ("over-represented", "times its share", "under-represented", "times its share"):
         table.add_column(name, justify="right" if name.startswith("times") else "left")
-    wanted = np.maximum(audit.objectives.wanted, 1e-300)
-    ratios = audit.objectives.plain.weights / wanted
+    ratios = audit.objectives.ratios
     seen = np.flatnonzero(audit.log.counts > 0)
     order = seen[np.argsort(ratios[seen], kind="stable")]
     for high, low in list(zip(order[::-1], order, strict=True))[: min(most, len(order) // 2)]:
@@ -58,16 +58,16 @@ def _extremes(audit: Audit, most: int = 4) -> RenderableType:
     return table
 
 
-def _advice(audit: Audit, most: int = 3) -> RenderableType:
-    """Return the first methods, each with its costs in a line and its first reason below."""
+def _list_advice(audit: Audit, most: int = 3) -> RenderableType:
+    """Return the first methods, each with its costs and its first reason."""
     table = Table.grid(padding=(0, 1))
-    for place, one in enumerate(audit.advice[:most], start=1):
-        numbers = [f"L1 skew left {one.remaining:.2f}"]
-        if one.simulated:
-            numbers.append(f"replayed {one.simulated[0]:.2f} ± {1.96 * one.simulated[1]:.2f}")
-        numbers.append(f"{words.amount(one.memory_floats)} numbers of memory")
-        title = Text(words.method(one), style="bold")
-        title.append(f"  {' · '.join(numbers)}", style="not bold dim")
-        table.add_row(f"{place}.", title)
-        table.add_row("", Text(one.reasons[0]))
+    for rank, advice in enumerate(audit.advice[:most], start=1):
+        costs = [f"remaining L1 skew {advice.remaining:.2f}"]
+        if advice.simulated:
+            costs.append(f"replay {advice.simulated[0]:.2f} ± {1.96 * advice.simulated[1]:.2f}")
+        costs.append(f"{text.format_count(advice.memory_floats)} numbers stored")
+        title = Text(text.format_method(advice), style="bold")
+        title.append(f"  {' · '.join(costs)}", style="not bold dim")
+        table.add_row(f"{rank}.", title)
+        table.add_row("", Text(advice.reasons[0]))
     return table

@@ -1,1 +1,1 @@
-"""Which algorithm to use, and with which settings."""
+"""Recommended methods and settings."""

@@ -1,4 +1,4 @@
-"""FedAU's cutoff, by the bias and the variance of its weights on this log."""
+"""The cutoff of FedAU with the smallest mean squared error of its weights on a log."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ import numpy as np
 from fedtide.auditing.log.participation_log import Floats, ParticipationLog
 from fedtide.theory import cutoff_moments
 
-_ENTRIES = 2_000_000
+_MAX_ENTRIES = 2_000_000
 _CANDIDATES = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000)
 
 
 @dataclass(frozen=True, eq=False)
 class Cutoffs:
-    """How well FedAU's weights fit with each cutoff.
+    """The error of FedAU's weights for each cutoff.
 
     Args:
-        cutoffs: K, rising, shape (C,).
-        bias: the root mean square over the clients of p_n E[ω_n] − 1, (C,).
-        deviation: the root mean square of the standard deviation of p_n ω_n, (C,).
-        best: the K of the smallest sum of squares.
+        cutoffs: K, ascending, shape (C,).
+        bias: root mean square over the clients of p_n E[ω_n] − 1, (C,).
+        deviation: root mean square of the standard deviation of p_n ω_n, (C,).
+        best: the K with the smallest bias² + deviation².
     """
 
     cutoffs: list[int]
@@ -30,28 +30,28 @@ class Cutoffs:
     best: int
 
 
-def find_cutoff(log: ParticipationLog, independent: bool) -> Cutoffs:
-    """Return how FedAU's weights fit for cutoffs K from 1 to T.
+def choose_cutoff(log: ParticipationLog, independent: bool) -> Cutoffs:
+    """Return the error of FedAU's weights for cutoffs K from 1 to T.
 
-    The weight ω is a mean of m closed intervals. With E and V the mean and variance of an interval,
-    cut off at K,  bias = p E − 1  and  variance = p² V / m. For independent rounds E and V are the
-    exact moments of the cut-off geometric law (paper 001, B.6; `theory.cutoff_moments`), otherwise
-    those of the client's own intervals; m is T / E.
+    The weight ω is a mean of m = T / E closed intervals. With E and V the mean and variance of an
+    interval cut off at K,  bias = p E − 1  and  variance = p² V / m. For independent rounds E and V
+    are the exact moments of the truncated geometric distribution (paper 001, B.6;
+    `theory.cutoff_moments`), otherwise those of the client's own intervals.
 
     Args:
-        log: who took part; above two million entries, evenly spread clients stand for all.
-        independent: whether rounds are independent.
+        log: the participation log; above two million entries, evenly spaced clients are used.
+        independent: whether the rounds are independent.
     """
-    candidates = [k for k in _CANDIDATES if k < log.length] + [log.length]
+    candidates = [*(k for k in _CANDIDATES if k < log.length), log.length]
     seen = np.flatnonzero(log.counts > 0)
-    chosen = seen[:: max(1, -(-len(log.clients) // _ENTRIES))]
+    chosen = seen[:: max(1, -(-len(log.clients) // _MAX_ENTRIES))]
     rate = log.counts[chosen] / log.length
     bias, deviation = [], []
     for cutoff in candidates:
         if independent:
             mean, variance = cutoff_moments(rate, cutoff)
         else:
-            mean, variance = _own_moments(log, chosen, cutoff)
+            mean, variance = _interval_moments(log, chosen, cutoff)
         bias.append(float(np.sqrt(np.mean((rate * mean - 1) ** 2))))
         relative = rate**2 * variance * mean / log.length
         deviation.append(float(np.sqrt(np.mean(relative))))
@@ -60,23 +60,25 @@ def find_cutoff(log: ParticipationLog, independent: bool) -> Cutoffs:
     return Cutoffs(candidates, np.array(bias), np.array(deviation), best)
 
 
-def _own_moments(log: ParticipationLog, chosen: np.ndarray, cutoff: int) -> tuple[Floats, Floats]:
-    """Return the mean and variance of each client's own intervals, cut off at K."""
+def _interval_moments(
+    log: ParticipationLog, chosen: np.ndarray, cutoff: int
+) -> tuple[Floats, Floats]:
+    """Return the mean and variance of each client's intervals, cut off at K."""
     counts = log.counts[chosen]
-    parts = [log.rounds[log.begins[n] : log.begins[n + 1]] for n in chosen]
+    parts = [log.rounds[log.client_starts[n] : log.client_starts[n + 1]] for n in chosen]
     rounds = np.concatenate(parts).astype(np.int64)
-    begins = np.concatenate([[0], np.cumsum(counts)])
+    starts = np.concatenate([[0], np.cumsum(counts)])
     gaps = np.diff(rounds, prepend=-1)
-    gaps[begins[:-1]] = rounds[begins[:-1]] + 1
+    gaps[starts[:-1]] = rounds[starts[:-1]] + 1
     cut = (gaps - 1) // cutoff
     rest = gaps - cut * cutoff
-    tail = (log.length - 1 - rounds[begins[1:] - 1]) // cutoff
-    number = np.add.reduceat(cut + 1, begins[:-1]) + tail
-    total = np.add.reduceat(gaps, begins[:-1]) + tail * cutoff
-    squares = np.add.reduceat(cut * cutoff**2 + rest**2, begins[:-1]) + tail * cutoff**2
+    tail = (log.length - 1 - rounds[starts[1:] - 1]) // cutoff
+    number = np.add.reduceat(cut + 1, starts[:-1]) + tail
+    total = np.add.reduceat(gaps, starts[:-1]) + tail * cutoff
+    squares = np.add.reduceat(cut * cutoff**2 + rest**2, starts[:-1]) + tail * cutoff**2
     mean = total / number
     variance = squares / number - mean**2
-    few = number < 4  # too few to know their variance: that of independent rounds
+    few = number < 4  # too few to estimate the variance: use that of independent rounds
     if few.any():
         variance[few] = cutoff_moments(counts[few] / log.length, cutoff)[1]
     return mean, np.maximum(variance, 0)

@@ -1,4 +1,4 @@
-"""Which methods fit the log, ranked, with reasons from its numbers, and what each costs."""
+"""A ranking of methods for a log, with reasons, settings and costs."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import numpy as np
 
 from fedtide.auditing.log.participation_log import ParticipationLog
 from fedtide.auditing.statistics.coverage import Coverage
-from fedtide.auditing.statistics.influence import EffectiveObjectives
+from fedtide.auditing.statistics.influence import ObjectiveComparison
 from fedtide.auditing.statistics.pattern import Pattern
-from fedtide.auditing.statistics.rate_estimates import Rates
+from fedtide.auditing.statistics.rate_estimates import RateEstimates
 from fedtide.auditing.statistics.windows import Regularity
 
 Memory = Literal["light", "heavy"]
@@ -19,17 +19,17 @@ Memory = Literal["light", "heavy"]
 
 @dataclass(frozen=True)
 class Advice:
-    """One method.
+    """A recommended method.
 
     Args:
         algorithm: its `type` in an experiment file.
         parameters: its parameters there.
-        reasons: why it stands where it stands, in sentences.
+        reasons: for its rank, in sentences.
         memory: "light", O(N + d), or "heavy", O(N d).
-        memory_floats: how many numbers the server keeps beyond the model.
-        message_floats: how many numbers go to and from a participant in a round, together.
-        remaining: the L1 skew that is expected to be left.
-        simulated: its distance from the wanted optimum in a replay, and the error of that.
+        memory_floats: numbers stored by the server beyond the model.
+        message_floats: numbers sent to and from a participant per round, together.
+        remaining: the L1 skew expected to remain.
+        simulated: distance from the wanted optimum in a replay, and its standard error.
     """
 
     algorithm: str
@@ -44,31 +44,46 @@ class Advice:
 
 @dataclass(frozen=True, eq=False)
 class Findings:
-    """What the advice rests on; the fields are the parts of an audit."""
+    """The parts of an audit that the ranking uses."""
 
     log: ParticipationLog
     coverage: Coverage
-    rates: Rates
-    objectives: EffectiveObjectives
+    rates: RateEstimates
+    objectives: ObjectiveComparison
     pattern: Pattern
     regularity: Regularity
     cutoff: int
     dimension: int
 
+    @property
+    def plain_suffices(self) -> bool:
+        """Whether chance alone explains the skew of averaging over the cohort, or it is small."""
+        plain = self.objectives.plain
+        return (plain.interval[0] < 0.02 and plain.interval[1] < 0.5) or plain.l1_skew < 0.05
 
-def advise(findings: Findings) -> list[Advice]:
-    """Return the methods, best first: those that mend what is wrong here, light before heavy.
+    @property
+    def window(self) -> int:
+        """The period of sufficiently regular windows, rounded up to whole cycles."""
+        cycle, window = self.pattern.period or 1, self.regularity.period or 1
+        return -(-window // cycle) * cycle
 
-    Where averaging over the cohort already minimises what is wanted, as far as the log can tell, it
-    comes first. Otherwise the methods come by the L1 skew that they leave, in steps of 0.05. For
-    memory of N d numbers, and updates from old models in it, 0.15 is added, and 0.1 more for every
-    factor 10 above 10⁸ numbers.
+    @property
+    def table_floats(self) -> int:
+        """The size of a table of d numbers for every client that took part."""
+        return int((self.log.counts > 0).sum()) * self.dimension
+
+
+def rank_methods(findings: Findings) -> list[Advice]:
+    """Return the methods, best first.
+
+    If the log gives no evidence that averaging over the cohort misses the wanted objective, it
+    comes first. The others are ordered by the L1 skew they leave, in steps of 0.05. A memory of N d
+    numbers, which also means stale updates, costs 0.15, and 0.1 more for every factor of 10 above
+    10⁸ numbers.
     """
-    fine = _plain_is_fine(findings)
-    listed = [_fedavg(findings, fine), _fedau(findings), _known(findings), _all(findings)]
+    listed = [_fedavg(findings), _fedau(findings), _known_rates(findings), _average_all(findings)]
     if findings.pattern.family == "cyclic" and findings.regularity.period:
-        listed.append(_amplified(findings, fine))
-        listed.append(_amplified_scaffold(findings))
+        listed += [_amplified(findings), _amplified_scaffold(findings)]
     listed += [_mifa(findings), _fedvarp(findings)]
 
     def rank(advice: Advice) -> tuple[bool, float, bool, float]:
@@ -77,145 +92,132 @@ def advise(findings: Findings) -> list[Advice]:
         if advice.memory == "heavy":
             handicap = 0.15 + 0.1 * max(0.0, float(np.log10(advice.memory_floats / 1e8)))
         level = np.floor((advice.remaining + handicap) / 0.05)
-        return (not (fine and plain), float(level), advice.memory == "heavy", advice.remaining)
+        first = findings.plain_suffices and plain
+        return (not first, float(level), advice.memory == "heavy", advice.remaining)
 
     return sorted(listed, key=rank)
 
 
-def limits(findings: Findings) -> list[str]:
-    """Return what no method can mend, in sentences."""
-    said = []
-    never = len(findings.coverage.never)
-    if never:
-        said.append(
-            f"{never:,} of {findings.log.size:,} clients never came: no method can learn from them"
+def list_limits(findings: Findings) -> list[str]:
+    """Return what no method can correct, in sentences."""
+    limits = []
+    if never := len(findings.coverage.never):
+        limits.append(
+            f"{never:,} of {findings.log.size:,} clients never took part: no method can learn from "
+            "them"
         )
-    once = int((findings.log.counts == 1).sum())
-    if once:
-        said.append(f"{once:,} clients came once: their weight rests on a single update")
+    if once := int((findings.log.counts == 1).sum()):
+        limits.append(
+            f"{once:,} of {findings.log.size:,} clients took part only once: their influence rests "
+            "on a single update"
+        )
     if findings.pattern.family == "drifting":
-        said.append("the rates change: what held in this log need not hold in the next")
-    return said
+        limits.append("the rates drift: results for this log may not hold for the next one")
+    return limits
 
 
-def _plain_is_fine(findings: Findings) -> bool:
-    plain = findings.objectives.plain
-    return (plain.interval[0] < 0.02 and plain.interval[1] < 0.5) or plain.l1_skew < 0.05
-
-
-def _fedavg(findings: Findings, fine: bool) -> Advice:
+def _fedavg(findings: Findings) -> Advice:
     plain = findings.objectives.plain
     low, high = plain.interval
-    if fine:
-        reasons = [f"its L1 skew of {plain.l1_skew:.2f} is within what chance makes of none"]
+    if findings.plain_suffices:
+        reasons = [f"its L1 skew of {plain.l1_skew:.2f} is no larger than chance explains"]
+        remaining = low
     else:
         reasons = [
-            f"it minimises another objective: L1 skew {plain.skew.likely:.2f} "
+            f"it minimises another objective: L1 skew {plain.skew.corrected:.2f} "
             f"({low:.2f} to {high:.2f}), {plain.total_variation:.0%} of the influence misplaced"
         ]
-    return _advice(findings, "fedavg", {}, reasons, 0, 2, low if fine else plain.l1_skew)
+        remaining = plain.l1_skew
+    return _advice(findings, "fedavg", {}, reasons, 0, 2, remaining)
 
 
 def _fedau(findings: Findings) -> Advice:
     skew = findings.objectives.others[1].l1_skew
     reasons = [
-        f"it learns 1 / p_n as it goes; the weights that it would have given here leave an L1 skew "
-        f"of {skew:.2f}, its start included",
-        f"K = {findings.cutoff} balances bias and variance of the weights on this log",
+        "it estimates 1 / p_n during training; on this log its weights leave an L1 skew of "
+        f"{skew:.2f}, including the start-up phase",
+        f"K = {findings.cutoff} minimises bias² + variance of its weights on this log",
     ]
     size = 2 * findings.log.size
     return _advice(findings, "fedau", {"cutoff": findings.cutoff}, reasons, size, 2, skew)
 
 
-def _known(findings: Findings) -> Advice:
+def _known_rates(findings: Findings) -> Advice:
     rates = findings.rates
     seen = rates.estimate > 0
     relative = (rates.high - rates.low)[seen] / (2 * 1.96 * rates.estimate[seen])
-    left = findings.objectives.others[2].l1_skew
+    remaining = findings.objectives.others[2].l1_skew
     never = len(findings.coverage.never)
-    but = f" but the {never:,} clients that never came" if never else ""
+    but = f", except for the {never:,} clients that never took part" if never else ""
     reasons = [
-        "divide each update by the rate of its client that this audit found: nothing is left on "
-        f"this log{but}",
+        "it divides each update by the client's rate; with the rates of this audit, no skew "
+        f"remains on this log{but}",
         f"the rates are known to within {np.minimum(relative, 1).mean():.0%} on average, and the "
-        f"rarest client weighs {1 / rates.estimate[seen].min():,.0f}; if they may change, FedAU "
-        "follows",
+        f"rarest client gets the weight {1 / rates.estimate[seen].min():,.0f}; FedAU is safer if "
+        "the rates may change",
     ]
     if findings.pattern.family == "drifting":
-        reasons[0] = "the rates that this audit found change, so they need not hold in the next run"
-        left += 0.3
+        reasons[0] = "the rates drift, so the rates of this audit may not hold for the next run"
+        remaining += 0.3
     if relative.mean() > 0.3:
-        reasons[0] = "the log is too short to know the rates well enough to divide by them"
-        left += 0.4
+        reasons[0] = "the log is too short to estimate the rates well enough to divide by them"
+        remaining += 0.4
     parameters = {"rates": "the column 'rate' of this audit"}
-    return _advice(findings, "known-rates", parameters, reasons, findings.log.size, 2, left)
+    return _advice(findings, "known-rates", parameters, reasons, findings.log.size, 2, remaining)
 
 
-def _all(findings: Findings) -> Advice:
+def _average_all(findings: Findings) -> Advice:
     skew = findings.objectives.others[0].l1_skew
-    reasons = [f"averaging over all weighs clients by how often they come: L1 skew {skew:.2f}"]
+    reasons = [f"averaging over all clients weights each by its rate: L1 skew {skew:.2f}"]
     return _advice(findings, "fedavg", {"weights": "all"}, reasons, 0, 2, skew)
 
 
-def _amplified(findings: Findings, fine: bool) -> Advice:
-    period = _whole_cycles(findings)
+def _amplified(findings: Findings) -> Advice:
     inner: dict[str, Any] = {"type": "fedavg"}
     skew = findings.objectives.plain.l1_skew
-    if not fine:
+    if not findings.plain_suffices:
         inner = {"type": "fedau", "cutoff": findings.cutoff}
         skew = findings.objectives.others[1].l1_skew
     reasons = [
-        f"participation repeats every {findings.pattern.period} rounds, so within a round the "
-        "cohort is one-sided whatever its weights",
-        f"windows of P = {period} rounds are as even as the log gets; a small local step, amplified"
-        " once a window, follows their mean",
+        f"participation repeats every {findings.pattern.period} rounds, so a single cohort is "
+        "one-sided whatever its weights",
+        f"windows of P = {findings.window} rounds are as regular as this log gets; small local "
+        "steps, amplified once per window, follow the mean over the window",
     ]
-    parameters = {"period": period, "factor": 2.0, "inner": inner}
-    size = findings.dimension + (0 if fine else 2 * findings.log.size)
+    parameters = {"period": findings.window, "factor": 2.0, "inner": inner}
+    size = findings.dimension + (0 if findings.plain_suffices else 2 * findings.log.size)
     return _advice(findings, "amplified", parameters, reasons, size, 2, skew)
 
 
 def _amplified_scaffold(findings: Findings) -> Advice:
-    period = _whole_cycles(findings)
     reasons = [
-        f"control variates over windows of P = {period} rounds cancel the turns of the groups; "
-        "what is left is the weight of each client within a window"
+        f"control variates over windows of P = {findings.window} rounds cancel the bias of taking "
+        "turns; only the unequal weights within a window remain"
     ]
-    parameters = {"period": period, "factor": 1.5}
-    size = _rows(findings) + 2 * findings.dimension
-    left = findings.objectives.others[2].l1_skew
-    return _advice(findings, "amplified-scaffold", parameters, reasons, size, 4, left)
-
-
-def _whole_cycles(findings: Findings) -> int:
-    """Return the window that is even enough, rounded up to whole cycles."""
-    cycle, window = findings.pattern.period or 1, findings.regularity.period or 1
-    return -(-window // cycle) * cycle
+    parameters = {"period": findings.window, "factor": 1.5}
+    size = findings.table_floats + 2 * findings.dimension
+    remaining = findings.objectives.others[2].l1_skew
+    return _advice(findings, "amplified-scaffold", parameters, reasons, size, 4, remaining)
 
 
 def _mifa(findings: Findings) -> Advice:
-    absence = findings.coverage.longest_absence
     reasons = [
-        "the latest update of every client counts 1 / N each round, whoever comes",
-        f"updates get up to {absence:,} rounds old, so steps must be small against that",
+        "the latest update of every client has the weight 1 / N in every round, present or not",
+        f"updates become up to {findings.coverage.longest_absence:,} rounds old, which requires "
+        "correspondingly small steps",
     ]
-    left = findings.objectives.others[2].l1_skew
-    return _advice(findings, "mifa", {}, reasons, _rows(findings) + findings.dimension, 2, left)
+    size = findings.table_floats + findings.dimension
+    return _advice(findings, "mifa", {}, reasons, size, 2, findings.objectives.others[2].l1_skew)
 
 
 def _fedvarp(findings: Findings) -> Advice:
     reasons = [
-        "memories take the variance out of the cohort; unequal rates are mended as far as the "
-        "clients' updates are as the memories say"
+        "stored updates remove the variance due to the choice of the cohort; unequal rates are "
+        "corrected as far as clients' updates resemble their stored ones"
     ]
-    left = findings.objectives.others[2].l1_skew + 0.05
-    size = _rows(findings) + findings.dimension
-    return _advice(findings, "fedvarp", {}, reasons, size, 2, left)
-
-
-def _rows(findings: Findings) -> int:
-    """Return the size of a row of d numbers for every client that came."""
-    return int((findings.log.counts > 0).sum()) * findings.dimension
+    size = findings.table_floats + findings.dimension
+    remaining = findings.objectives.others[2].l1_skew + 0.05
+    return _advice(findings, "fedvarp", {}, reasons, size, 2, remaining)
 
 
 def _advice(

@@ -1,4 +1,4 @@
-"""What the papers' theorems ask of the learning rates, for the numbers of this log."""
+"""Learning rates from the papers' theorems, for the rates of a log."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ import numpy as np
 
 from fedtide import theory
 from fedtide.auditing.log.participation_log import ParticipationLog
-from fedtide.auditing.statistics.rate_estimates import Rates
+from fedtide.auditing.statistics.rate_estimates import RateEstimates
 from fedtide.validation import require_at_least, require_positive
 
 
 @dataclass(frozen=True)
 class Training:
-    """What the user knows of the training.
+    """Constants of the training problem.
 
     Args:
-        smoothness: L, of the clients' losses.
-        noise: σ, of their stochastic gradients.
-        divergence: δ, of their gradients from each other.
+        smoothness: L of the clients' losses.
+        noise: σ of their stochastic gradients.
+        divergence: δ between their gradients.
         gap: F = f(x_0) − f*.
         steps: I, local steps in a round.
 
@@ -41,21 +41,21 @@ class Training:
         require_at_least("steps", self.steps, 1)
 
 
-def learning_rates(
-    log: ParticipationLog, rates: Rates, training: Training, period: int | None
+def recommend_learning_rates(
+    log: ParticipationLog, rates: RateEstimates, training: Training, period: int | None
 ) -> dict[str, dict[str, float]]:
-    """Return γ and η of each method, from `fedtide.theory`, at the rates of this log.
+    """Return the local and server learning rate of each method, from `fedtide.theory`.
 
-    FedAU: Corollary 4 of paper 001 with ω_n = 1 / p_n. Amplified: Corollary 3.2 of paper 000 with
-    the period from the window curve and ρ² the largest Σ (q_t^n)² = 1 / |S_t| of the log.
+    FedAU: Corollary 4 of paper 001 with ω_n = 1 / p_n. Amplified, where the window curve gives a
+    period: Corollary 3.2 of paper 000 with ρ² the largest Σ (q_t^n)² = 1 / |S_t| of the log.
     """
     seen = rates.estimate > 0
     p = rates.estimate[seen]
-    given = (training.smoothness, training.noise, training.divergence, training.gap)
-    fedau = theory.fedau_learning_rates(*given, training.steps, log.length, p, 1 / p)
-    found = {"fedau": {"lr": fedau.local, "server_lr": fedau.server}}
+    constants = (training.smoothness, training.noise, training.divergence, training.gap)
+    fedau = theory.fedau_learning_rates(*constants, training.steps, log.length, p, 1 / p)
+    recommended = {"fedau": {"lr": fedau.local, "server_lr": fedau.server}}
     if period and period <= log.length / 2:
-        weight_norm = float(np.sqrt(log.shares.max()))
+        weight_norm = float(np.sqrt(log.cohort_weights.max()))
         amplified = theory.generalized_fedavg_learning_rates(
             training.smoothness,
             training.noise,
@@ -65,5 +65,5 @@ def learning_rates(
             log.length,
             weight_norm,
         )
-        found["amplified"] = {"lr": amplified.local, "factor": amplified.server}
-    return found
+        recommended["amplified"] = {"lr": amplified.local, "factor": amplified.server}
+    return recommended

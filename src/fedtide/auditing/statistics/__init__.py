@@ -1,1 +1,1 @@
-"""What is estimated from a participation log, and the tests behind it."""
+"""Statistics of a participation log and the tests behind them."""

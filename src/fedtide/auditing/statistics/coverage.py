@@ -1,4 +1,4 @@
-"""Who was seen, and for how long they stay away."""
+"""Coverage of a log: clients seen, absences, cohort sizes."""
 
 from __future__ import annotations
 
@@ -14,15 +14,14 @@ class Coverage:
     """What a log covers.
 
     Args:
-        never: the places of the clients that never came.
-        absences: the longest absence of each client, in rounds, shape (N,), the times before its
-            first and after its last round included; T for those who never came.
-        longest_absence: the longest of those who came; 1 more is E of FedLaAvg (paper 003): every
-            client came at least once in any E rounds.
-        typical_absence: the median of all absences of at least one round between two appearances.
-        empty_rounds: how many rounds nobody took part in.
-        cohort: the smallest, median, mean and largest number of participants, empty rounds
-            included.
+        never: the indices of clients that never took part.
+        absences: the longest absence of each client in rounds, shape (N,), including the rounds
+            before its first and after its last participation; T for clients that never took part.
+        longest_absence: the longest among clients that took part; plus 1, it is E of FedLaAvg
+            (paper 003): every client took part at least once in any E consecutive rounds.
+        typical_absence: the median length of the gaps between two participations.
+        empty_rounds: the number of rounds without participants.
+        cohort: the smallest, median, mean and largest cohort size, empty rounds included.
     """
 
     never: Ints
@@ -33,31 +32,30 @@ class Coverage:
     cohort: dict[str, float]
 
 
-def cover(log: ParticipationLog) -> Coverage:
-    """Return the coverage of a log."""
+def measure_coverage(log: ParticipationLog) -> Coverage:
+    """Return the coverage of a log, in one pass over its entries."""
     absences = np.full(log.size, log.length, dtype=np.int64)
-    tally = np.zeros(log.length + 1, dtype=np.int64)
-    for places, entries, begins in log.by_client():
+    histogram = np.zeros(log.length + 1, dtype=np.int64)
+    for clients, entries, starts in log.iter_client_chunks():
         rounds = log.rounds[entries]
-        seen = begins[1:] > begins[:-1]
-        starts = begins[:-1][seen]
-        away = np.diff(rounds, prepend=-1) - 1
-        away[starts] = rounds[starts]  # away before its first round
-        if len(starts):
-            longest = np.maximum.reduceat(away, starts)
-            after = log.length - 1 - rounds[begins[1:][seen] - 1]
-            part = absences[places]
-            part[seen] = np.maximum(longest, after)
-        between = np.ones(len(away), dtype=bool)
-        between[starts] = False
-        tally += np.bincount(away[between], minlength=log.length + 1)
-    seen_at_all = log.counts > 0
+        seen = starts[1:] > starts[:-1]
+        first = starts[:-1][seen]
+        gaps = np.diff(rounds, prepend=-1) - 1
+        gaps[first] = rounds[first]  # the rounds before the first participation
+        if len(first):
+            longest = np.maximum.reduceat(gaps, first)
+            after = log.length - 1 - rounds[starts[1:][seen] - 1]
+            absences[clients][seen] = np.maximum(longest, after)
+        between = np.ones(len(gaps), dtype=bool)
+        between[first] = False
+        histogram += np.bincount(gaps[between], minlength=log.length + 1)
+    ever_seen = log.counts > 0
     cohorts = log.cohorts
     return Coverage(
-        never=np.flatnonzero(~seen_at_all),
+        never=np.flatnonzero(~ever_seen),
         absences=absences,
-        longest_absence=int(absences[seen_at_all].max()),
-        typical_absence=_median(tally),
+        longest_absence=int(absences[ever_seen].max()),
+        typical_absence=_median_gap(histogram),
         empty_rounds=int((cohorts == 0).sum()),
         cohort={
             "smallest": float(cohorts.min()),
@@ -68,9 +66,9 @@ def cover(log: ParticipationLog) -> Coverage:
     )
 
 
-def _median(tally: Ints) -> float:
-    """Return the median absence of at least one round, from how often each length occurred."""
-    sums = np.cumsum(tally[1:])
+def _median_gap(histogram: Ints) -> float:
+    """Return the median gap of at least one round from the number of gaps of each length."""
+    sums = np.cumsum(histogram[1:])
     if sums[-1] == 0:
         return 0.0
     low = int(np.searchsorted(sums, (sums[-1] + 1) // 2)) + 1

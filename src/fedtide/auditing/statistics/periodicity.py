@@ -1,29 +1,30 @@
-"""Does participation repeat, and after how many rounds?"""
+"""Periodic participation: the period, and how each client lies in the cycle."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedtide.auditing.log.participation_log import Floats
-from fedtide.auditing.statistics.autocorrelation import Correlation
-from fedtide.auditing.statistics.distributions import normal_above
+from fedtide.auditing.log.participation_log import Floats, ParticipationLog
+from fedtide.auditing.statistics.autocorrelation import Autocorrelation
+from fedtide.auditing.statistics.distributions import chi2_sf, normal_sf
 
-_MOST = 5000
-"""The longest period that is looked for."""
+_MAX_PERIOD = 5000
+_MAX_CELLS = 1 << 25
 
 
 @dataclass(frozen=True)
-class Period:
+class PeriodCandidate:
     """A candidate for the period.
 
     Args:
         rounds: c.
         strength: the mean of R over the multiples of c: 1 for a strict cycle.
-        rise: how far these stand above the lags half-way between them.
-        p_value: of the weaker of the two, for all candidates together.
+        rise: the excess of R at these lags over the lags half-way between them.
+        p_value: of the weaker of the two, for all candidates together (Bonferroni).
     """
 
     rounds: int
@@ -32,31 +33,103 @@ class Period:
     p_value: float
 
 
-def find_period(correlation: Correlation) -> Period | None:
-    """Return the best candidate for the period, from 2 to T / 2 rounds.
+@dataclass(frozen=True, eq=False)
+class CycleProfile:
+    """The clients' participation folded over a period of c rounds.
+
+    Args:
+        period: c.
+        explained: share of each client's variance explained by the position in the cycle, chance
+            deducted, shape (N,).
+        repeats: whether the position in the cycle matters (χ² test, level 0.001), (N,).
+        on: share of the cycle's positions at which the client takes part more often than on
+            average, (N,).
+        phase: the circular mean position of the client's participations, in rounds from the start
+            of the cycle, (N,); NaN if undefined.
+        rate: the rate over whole cycles, unaffected by an incomplete last cycle, (N,).
+        visits: the number of cycles in the log.
+    """
+
+    period: int
+    explained: Floats
+    repeats: NDArray[np.bool_]
+    on: Floats
+    phase: Floats
+    rate: Floats
+    visits: float
+
+    def summary(self) -> dict[str, Any]:
+        """Return the median share of the cycle that clients are on, and the groups of phases."""
+        cyclic = self.repeats & np.isfinite(self.phase)
+        if not cyclic.any():
+            return {"on_fraction": None, "phases": 0, "explained": 0.0}
+        centers = group_phases(self.phase[cyclic], self.period)
+        # With less than one participation per position, the positions above average are chance.
+        known = self.visits * float(np.median(self.rate[cyclic])) >= 1
+        return {
+            "on_fraction": float(np.median(self.on[cyclic])) if known else None,
+            "phases": len(centers),
+            "phase_centers": [round(float(center), 1) for center in centers],
+            "explained": float(np.mean(self.explained[cyclic])),
+        }
+
+
+def find_period(correlation: Autocorrelation) -> PeriodCandidate | None:
+    """Return the best candidate for the period, from 2 to T / 2 rounds; None in shorter logs.
 
     With weights T − j c over the multiples j c < T, it maximises the smaller of
 
         C(c) = mean of R(j c)    and    D(c) = mean of R(j c) − (R((j − ½) c) + R((j + ½) c)) / 2
 
-    over their standard deviations where nothing repeats. A correlation that only dies out has
-    D <= 0, because it is convex; one that is negative at short lags, as where everybody comes once
-    before anyone returns, has C <= 0. What repeats after c repeats after 2 c as well: the smallest
-    divisor that is as strong is taken.
+    relative to their standard deviations without periodicity. A correlation that only decays has
+    D <= 0, because it is convex; one that is negative at short lags, as in permutations, has
+    C <= 0. A period c implies the period 2 c: the smallest divisor of equal strength is returned.
     """
-    most = min(correlation.length // 2, _MOST)
+    most = min(correlation.length // 2, _MAX_PERIOD)
     if most < 2:
         return None
     candidates = np.arange(2, most + 1)
     strength, rise, noise = np.array([_score(correlation, int(c)) for c in candidates]).T
     weaker = np.minimum(strength, rise / np.sqrt(1.5))
-    best = _smallest(strength, rise, noise)
-    p = min(1.0, len(candidates) * float(normal_above(weaker[best] / noise[best])))
-    return Period(int(candidates[best]), float(strength[best]), float(rise[best]), p)
+    best = _select_shortest(strength, rise, noise)
+    p = min(1.0, len(candidates) * float(normal_sf(weaker[best] / noise[best])))
+    return PeriodCandidate(int(candidates[best]), float(strength[best]), float(rise[best]), p)
 
 
-def _smallest(strength: Floats, rise: Floats, noise: Floats) -> int:
-    """Return the place of the best, or of the shortest period of which it is a multiple."""
+def fold_over_period(log: ParticipationLog, period: int) -> CycleProfile:
+    """Return how the clients lie in a cycle of this length; one pass, in chunks of clients."""
+    parts = []
+    chunk = max(1, _MAX_CELLS // period)
+    visits = np.bincount(np.arange(log.length) % period, minlength=period).astype(np.float64)
+    for low in range(0, log.size, chunk):
+        high = min(low + chunk, log.size)
+        begin, end = int(log.client_starts[low]), int(log.client_starts[high])
+        owner = np.repeat(np.arange(high - low), log.counts[low:high])
+        cell = owner * period + log.rounds[begin:end] % period
+        counts = np.bincount(cell, minlength=(high - low) * period).reshape(-1, period)
+        parts.append(_profile(counts.astype(np.float64), visits))
+    explained, p_value, on, phase, rate = map(np.concatenate, zip(*parts, strict=True))
+    return CycleProfile(period, explained, p_value < 0.001, on, phase, rate, log.length / period)
+
+
+def group_phases(phases: Floats, period: int) -> Floats:
+    """Return the centres of the groups of phases, split at gaps of a twelfth of a cycle.
+
+    >>> group_phases(np.array([1.0, 2.0, 50.0, 51.0, 99.0]), 100).round(1)
+    array([50.5,  0.7])
+    """
+    order = np.sort(phases)
+    gaps = np.diff(np.concatenate([order, [order[0] + period]]))
+    cuts = np.flatnonzero(gaps > period / 12)
+    if len(cuts) < 2:
+        return np.array([_circular_mean(order, period)]) if len(cuts) else np.empty(0)
+    rotated = np.concatenate([order[cuts[0] + 1 :], order[: cuts[0] + 1] + period])
+    pieces = np.split(rotated, (cuts[1:] - cuts[0]).tolist())
+    return np.array([_circular_mean(piece, period) for piece in pieces if len(piece)])
+
+
+def _select_shortest(strength: Floats, rise: Floats, noise: Floats) -> int:
+    """Return the index of the best candidate, or of its smallest divisor of equal strength."""
     best = int(np.argmax(np.minimum(strength, rise)))
     period = best + 2
     enough = 0.97 * strength[best] - 3 * noise[best]
@@ -70,24 +143,48 @@ def _smallest(strength: Floats, rise: Floats, noise: Floats) -> int:
     return int(near[np.argmax((strength + rise)[near])])
 
 
-def _score(correlation: Correlation, c: int) -> tuple[float, float, float]:
-    """Return C(c), D(c), and the standard deviation of C(c) where nothing repeats."""
+def _score(correlation: Autocorrelation, c: int) -> tuple[float, float, float]:
+    """Return C(c), D(c), and the standard deviation of C(c) without periodicity."""
     length, r = correlation.length, correlation.values
     lags = np.arange(c, length, c)
     weights = (length - lags).astype(np.float64)
     strength = float(weights @ r[lags] / weights.sum())
     inner = lags[lags + (c + 1) // 2 < length]
-    noise = float(np.sqrt(correlation.spread / (correlation.clients * weights.sum())))
+    pairs = correlation.effective_clients * weights.sum()
+    noise = float(np.sqrt(correlation.bartlett_factor / pairs))
     if len(inner) == 0:
         return strength, -1.0, noise
-    between = _between(r, inner - c / 2) + _between(r, inner + c / 2)
+    between = _interpolate(r, inner - c / 2) + _interpolate(r, inner + c / 2)
     inner_weights = weights[: len(inner)]
     rise = float(inner_weights @ (r[inner] - between / 2) / inner_weights.sum())
     return strength, rise, noise
 
 
-def _between(r: Floats, lags: NDArray[np.floating]) -> Floats:
-    """Return R at these lags, half-way between two where they are no whole numbers."""
+def _interpolate(r: Floats, lags: NDArray[np.floating]) -> Floats:
+    """Return R at these lags, averaging the two neighbours of a half-integer lag."""
     low = np.floor(lags).astype(np.int64)
     high = np.minimum(np.ceil(lags).astype(np.int64), len(r) - 1)
     return np.asarray((r[low] + r[high]) / 2)
+
+
+def _profile(counts: Floats, visits: Floats) -> tuple[Floats, Floats, Floats, Floats, Floats]:
+    """Return explained, p-value, on, phase and rate from counts by client and position."""
+    length, period = visits.sum(), len(visits)
+    rate = counts.sum(axis=1) / length
+    variance = np.maximum(rate * (1 - rate), 1e-12)
+    excess = counts - np.outer(rate, visits)
+    chi2 = (excess**2 / visits).sum(axis=1) / variance
+    chi2[(rate == 0) | (rate == 1)] = 0
+    explained = np.clip((chi2 - (period - 1)) / max(length - (period - 1), 1), 0, 1)
+    on = (excess > 0).mean(axis=1)
+    angle = np.exp(2j * np.pi * (np.arange(period) + 0.5) / period)
+    resultant = (counts / visits) @ angle
+    phase = np.angle(resultant) / (2 * np.pi) * period % period
+    phase[np.abs(resultant) < 1e-9] = np.nan
+    p_value = chi2_sf(chi2, period - 1)
+    return explained, p_value, on, phase, (counts / visits).mean(axis=1)
+
+
+def _circular_mean(phases: Floats, period: int) -> float:
+    resultant = np.exp(2j * np.pi * phases / period).mean()
+    return float(np.angle(resultant) / (2 * np.pi) * period % period)

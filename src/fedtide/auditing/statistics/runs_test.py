@@ -1,7 +1,6 @@
-"""Runs of presence: does a client's coming hang on whether it came a round before, or two?
+"""Tests for dependence between rounds, from the runs of each client's participation.
 
-All counts come from the gaps between a client's rounds, so they cost one pass over the entries,
-whatever N and T are.
+All counts come from the gaps between a client's rounds, in one pass over the entries.
 """
 
 from __future__ import annotations
@@ -11,23 +10,23 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedtide.auditing.log.participation_log import Floats, Ints, ParticipationLog
-from fedtide.auditing.statistics.distributions import runs_two_sided
+from fedtide.auditing.statistics.distributions import runs_moments, runs_p_value
 
 
 @dataclass(frozen=True, eq=False)
-class Runs:
-    """Counts of patterns in each client's 0/1 series, all of shape (N,), float64.
+class RunCounts:
+    """Pattern counts in each client's 0/1 series, all of shape (N,), float64.
 
     Args:
         length: T.
-        ones: k, in how many rounds it was there.
-        first: whether it was there in the first round.
-        last: whether it was there in the last.
-        pairs: how often 11 occurs.
-        triples: how often 111 occurs.
-        returns: how often 101 occurs.
-        early: whether it was there in round 1.
-        late: whether it was there in round T − 2.
+        ones: k, the number of rounds with the client present.
+        first: 1 if it was present in round 0.
+        last: 1 if it was present in round T − 1.
+        pairs: occurrences of 11.
+        triples: occurrences of 111.
+        returns: occurrences of 101.
+        second: 1 if it was present in round 1.
+        second_last: 1 if it was present in round T − 2.
     """
 
     length: int
@@ -37,12 +36,12 @@ class Runs:
     pairs: Floats
     triples: Floats
     returns: Floats
-    early: Floats
-    late: Floats
+    second: Floats
+    second_last: Floats
 
     @property
-    def chances(self) -> tuple[Floats, Floats]:
-        """The estimates of a = P(off → on) and b = P(on → off), with half a count added to each."""
+    def transition_probabilities(self) -> tuple[Floats, Floats]:
+        """Estimates of a = P(off → on) and b = P(on → off), half a count added to each outcome."""
         from_on = self.ones - self.last
         from_off = self.length - 1 - from_on
         on_off = from_on - self.pairs
@@ -51,77 +50,76 @@ class Runs:
 
     @property
     def correlation(self) -> Floats:
-        """ρ = 1 − a − b, mended for its bias of −(1 + 3ρ) / T (Kendall 1954), within ±0.999."""
-        a, b = self.chances
+        """ρ = 1 − a − b, corrected for its bias −(1 + 3ρ) / T (Kendall 1954), within ±0.999."""
+        a, b = self.transition_probabilities
         rho = 1 - a - b
         return np.clip(rho + (1 + 3 * rho) / self.length, -0.999, 1 - 1 / self.length)
 
 
-def count_runs(log: ParticipationLog) -> Runs:
-    """Return the counts of every client; one pass."""
+def count_runs(log: ParticipationLog) -> RunCounts:
+    """Return the pattern counts of every client, in one pass."""
     counts = np.zeros((3, log.size))
-    for places, entries, begins in log.by_client():
+    for clients, entries, starts in log.iter_client_chunks():
         gaps = np.diff(log.rounds[entries])
-        gaps[begins[1:-1][(begins[1:-1] > 0) & (begins[1:-1] <= len(gaps))] - 1] = 0
+        gaps[starts[1:-1][(starts[1:-1] > 0) & (starts[1:-1] <= len(gaps))] - 1] = 0
         adjacent = gaps == 1
         twice = np.zeros_like(adjacent)
         twice[1:] = adjacent[1:] & adjacent[:-1]
-        for row, where in enumerate((adjacent, twice, gaps == 2)):
-            counts[row, places] = _per_client(where, begins)
-    ends = [_there(log, t) for t in (0, log.length - 1, 1, log.length - 2)]
-    ones = log.counts.astype(np.float64)
-    first, last, early, late = ends
-    pairs, triples, returns = counts
-    return Runs(log.length, ones, first, last, pairs, triples, returns, early, late)
+        for row, marked in enumerate((adjacent, twice, gaps == 2)):
+            counts[row, clients] = _count_per_client(marked, starts)
+    ones, (pairs, triples, returns) = log.counts.astype(np.float64), counts
+    first, last, second, second_last = (
+        _presence(log, t) for t in (0, log.length - 1, 1, log.length - 2)
+    )
+    return RunCounts(log.length, ones, first, last, pairs, triples, returns, second, second_last)
 
 
-def dependence_tests(runs: Runs) -> tuple[Floats, float]:
-    """Test each client, and all together, for dependence on the round before.
+def run_lag_one_tests(runs: RunCounts) -> tuple[Floats, float]:
+    """Test each client, and all clients together, for dependence on the previous round.
 
-    Given k ones in T rounds of which every arrangement is equally likely, the number of runs
-    k − #11 is hypergeometric (Wald and Wolfowitz 1940):  C(k−1, r−1) C(T−k+1, r) / C(T, k).
+    Given k ones in T rounds, all arrangements equally likely, the number of runs k − #11 is
+    hypergeometric (Wald and Wolfowitz 1940).
 
     Returns:
-        two-sided p-values, shape (N,); and z of the sum over the
-        clients, positive where presence lasts.
+        two-sided p-values, shape (N,); and z of the sum over the clients, positive if presence
+        persists.
     """
-    k, length = runs.ones, float(runs.length)
-    found = k - runs.pairs
-    mean = k * (length - k + 1) / length
-    variance = mean * (k - 1) * (length - k) / (length * max(length - 1, 1))
+    counts = runs.ones - runs.pairs
+    mean, variance = runs_moments(runs.ones, runs.length)
     total = float(np.sqrt(variance.sum()))
-    z = float((mean - found).sum()) / total if total > 0 else 0.0
+    z = float((mean - counts).sum()) / total if total > 0 else 0.0
     varying = variance > 0
-    p = np.ones(len(k))
-    p[varying] = runs_two_sided(found[varying], k[varying], runs.length)
+    p = np.ones(len(counts))
+    p[varying] = runs_p_value(counts[varying], runs.ones[varying], runs.length)
     return p, z
 
 
-def memory_test(runs: Runs) -> tuple[float, float]:
-    """Test whether one round back is all that matters: z and effect, pooled over the clients.
+def run_second_order_test(runs: RunCounts) -> tuple[float, float]:
+    """Test for dependence beyond the previous round; return z and effect, pooled over clients.
 
-    Given the round between, x_t and x_{t+2} are independent in a Markov chain: the 2 × 2 tables of
-    every client and every middle are added up (Cochran, Mantel and Haenszel). The effect is the
-    common correlation, (observed − expected) / Σ variance-like margins.
+    In a Markov chain x_t and x_{t+2} are independent given the round between: the 2 × 2 tables of
+    every client and every middle state are combined (Cochran, Mantel and Haenszel). The effect is
+    the common correlation: Σ (observed − expected) relative to its largest possible value.
     """
     m = float(runs.length - 2)
     if m < 3:
         return 0.0, 0.0
-    on = runs.ones - runs.first - runs.last  # the middle is on
-    before = runs.pairs - runs.last * runs.late  # 11?
-    after = runs.pairs - runs.first * runs.early  # ?11
-    z_on = _tables(runs.triples, before, after, on)
-    off = m - on
-    before = runs.ones - runs.last - runs.late - before  # 10?, x_t with t <= T - 3
-    after = runs.ones - runs.first - runs.early - after  # ?01
-    z_off = _tables(runs.returns, before, after, off)
-    excess, variance, scale = (a + b for a, b in zip(z_on, z_off, strict=True))
+    on = runs.ones - runs.first - runs.last  # middle round on
+    before = runs.pairs - runs.last * runs.second_last  # 11?
+    after = runs.pairs - runs.first * runs.second  # ?11
+    sums_on = _combine_tables(runs.triples, before, after, on)
+    before = runs.ones - runs.last - runs.second_last - before  # 10?, x_t with t <= T - 3
+    after = runs.ones - runs.first - runs.second - after  # ?01
+    sums_off = _combine_tables(runs.returns, before, after, m - on)
+    excess, variance, scale = (a + b for a, b in zip(sums_on, sums_off, strict=True))
     if variance <= 0:
         return 0.0, 0.0
     return excess / np.sqrt(variance), excess / scale
 
 
-def _tables(both: Floats, rows: Floats, columns: Floats, total: Floats) -> tuple[float, ...]:
+def _combine_tables(
+    both: Floats, rows: Floats, columns: Floats, total: Floats
+) -> tuple[float, ...]:
     """Return Σ (observed − expected), Σ hypergeometric variance, and Σ of the largest excess."""
     total = np.maximum(total, 2)
     excess = both - rows * columns / total
@@ -130,16 +128,17 @@ def _tables(both: Floats, rows: Floats, columns: Floats, total: Floats) -> tuple
     return float(excess.sum()), float(spread.sum()), float(np.sqrt(spread * (total - 1)).sum())
 
 
-def _per_client(where: np.ndarray, begins: Ints) -> Floats:
-    """Return how many of the marked gaps each client has; gap i lies before entry i + 1."""
-    totals = np.concatenate([[0], np.cumsum(where)])
-    low = np.minimum(begins[:-1], len(where))
-    high = np.maximum(low, np.minimum(begins[1:] - 1, len(where)))
+def _count_per_client(marked: np.ndarray, starts: Ints) -> Floats:
+    """Return each client's number of marked gaps; gap i lies before entry i + 1."""
+    totals = np.concatenate([[0], np.cumsum(marked)])
+    low = np.minimum(starts[:-1], len(marked))
+    high = np.maximum(low, np.minimum(starts[1:] - 1, len(marked)))
     return np.asarray(totals[high] - totals[low], dtype=np.float64)
 
 
-def _there(log: ParticipationLog, t: int) -> Floats:
-    there = np.zeros(log.size)
+def _presence(log: ParticipationLog, t: int) -> Floats:
+    """Return 1 for the clients present in round t, shape (N,)."""
+    present = np.zeros(log.size)
     if 0 <= t < log.length:
-        there[log.clients[log.starts[t] : log.starts[t + 1]]] = 1
-    return there
+        present[log.clients[log.starts[t] : log.starts[t + 1]]] = 1
+    return present

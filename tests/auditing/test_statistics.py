@@ -1,4 +1,4 @@
-"""Everything that is counted, against counting it the slow way."""
+"""Statistics of small random logs against brute-force computations."""
 
 from itertools import combinations
 from typing import Any
@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from fedtide.auditing.statistics.coverage import cover
-from fedtide.auditing.statistics.rate_estimates import half_of, wilson
-from fedtide.auditing.statistics.runs_test import count_runs, dependence_tests
-from fedtide.auditing.statistics.weights import fedau_weights, participation_shares
-from fedtide.auditing.statistics.windows import regularity
+from fedtide.auditing.statistics.coverage import measure_coverage
+from fedtide.auditing.statistics.influence import average_fedau_weights, average_over_cohorts
+from fedtide.auditing.statistics.rate_estimates import count_clients_for_half, wilson_interval
+from fedtide.auditing.statistics.runs_test import count_runs, run_lag_one_tests
+from fedtide.auditing.statistics.windows import measure_regularity
 
 tables = st.integers(2, 5).flatmap(
     lambda n: st.lists(
@@ -22,24 +22,24 @@ tables = st.integers(2, 5).flatmap(
 )
 
 
-def to_frame(of_rounds: Any, rows: list[list[bool]]) -> tuple[Any, NDArray[np.bool_]]:
+def build_log(from_cohorts: Any, rows: list[list[bool]]) -> tuple[Any, NDArray[np.bool_]]:
     present = np.array(rows)
     cohorts = [np.flatnonzero(row).tolist() for row in present]
-    return of_rounds(cohorts, present.shape[1]), present
+    return from_cohorts(cohorts, present.shape[1]), present
 
 
 @given(rows=tables)
-def test_orders_hold_the_same(of_rounds: Any, rows: list[list[bool]]) -> None:
-    log, present = to_frame(of_rounds, rows)
+def test_both_orders_hold_the_same_entries(from_cohorts: Any, rows: list[list[bool]]) -> None:
+    log, present = build_log(from_cohorts, rows)
     np.testing.assert_array_equal(log.counts, present.sum(axis=0))
     np.testing.assert_array_equal(log.cohorts, present.sum(axis=1))
-    np.testing.assert_array_equal(log.dense(np.arange(log.size)), present.T)
+    np.testing.assert_array_equal(log.indicators(np.arange(log.size)), present.T)
 
 
 @given(rows=tables)
-def test_absences(of_rounds: Any, rows: list[list[bool]]) -> None:
-    log, present = to_frame(of_rounds, rows)
-    found = cover(log)
+def test_coverage_counts_absences(from_cohorts: Any, rows: list[list[bool]]) -> None:
+    log, present = build_log(from_cohorts, rows)
+    found = measure_coverage(log)
     between = []
     for n in range(log.size):
         runs = "".join("1" if there else "0" for there in present[:, n]).split("1")
@@ -51,8 +51,8 @@ def test_absences(of_rounds: Any, rows: list[list[bool]]) -> None:
 
 
 @given(rows=tables)
-def test_runs(of_rounds: Any, rows: list[list[bool]]) -> None:
-    log, present = to_frame(of_rounds, rows)
+def test_run_counts(from_cohorts: Any, rows: list[list[bool]]) -> None:
+    log, present = build_log(from_cohorts, rows)
     found = count_runs(log)
     x = present.astype(int)
     np.testing.assert_array_equal(found.pairs, (x[1:] * x[:-1]).sum(axis=0))
@@ -61,11 +61,11 @@ def test_runs(of_rounds: Any, rows: list[list[bool]]) -> None:
 
 
 @pytest.mark.parametrize("present", [(0, 1, 2, 6), (0, 3, 5), (1, 2), (0, 2, 4, 6)])
-def test_the_runs_test_is_exact(of_rounds: Any, present: tuple[int, ...]) -> None:
-    """The law of the number of runs, by going through all arrangements."""
+def test_runs_test_is_exact(from_cohorts: Any, present: tuple[int, ...]) -> None:
+    """Against the number of runs in all arrangements."""
     length = 7
-    log = of_rounds([[0] if t in present else [] for t in range(length)], 1)
-    p, _ = dependence_tests(count_runs(log))
+    log = from_cohorts([[0] if t in present else [] for t in range(length)], 1)
+    p, _ = run_lag_one_tests(count_runs(log))
 
     def runs(places: tuple[int, ...]) -> int:
         return sum(t - 1 not in places for t in places)
@@ -77,21 +77,21 @@ def test_the_runs_test_is_exact(of_rounds: Any, present: tuple[int, ...]) -> Non
 
 
 @given(rows=tables)
-def test_shares_and_their_scale(of_rounds: Any, rows: list[list[bool]]) -> None:
-    log, present = to_frame(of_rounds, rows)
+def test_cohort_average_weights_and_scale(from_cohorts: Any, rows: list[list[bool]]) -> None:
+    log, present = build_log(from_cohorts, rows)
     held = present[present.any(axis=1)]
     y = held / held.sum(axis=1, keepdims=True)
-    weights, scale = participation_shares(log)
+    weights, scale = average_over_cohorts(log)
     np.testing.assert_allclose(weights, y.mean(axis=0))
     np.testing.assert_allclose(weights * (scale - weights), y.var(axis=0), atol=1e-12)
 
 
 @given(rows=tables, cutoff=st.one_of(st.none(), st.integers(1, 8)))
-def test_fedau_weights_by_its_listing(
-    of_rounds: Any, rows: list[list[bool]], cutoff: int | None
+def test_fedau_weights_match_the_algorithm(
+    from_cohorts: Any, rows: list[list[bool]], cutoff: int | None
 ) -> None:
-    """Algorithm 2 of paper 001, client by client and round by round."""
-    log, present = to_frame(of_rounds, rows)
+    """Against Algorithm 2 of paper 001, client by client and round by round."""
+    log, present = build_log(from_cohorts, rows)
     expected = np.zeros(log.size)
     for n in range(log.size):
         closed: list[int] = []
@@ -103,17 +103,17 @@ def test_fedau_weights_by_its_listing(
                     closed.append(waited)
                     waited = 0
             expected[n] += there * (np.mean(closed) if closed else 1.0)
-    np.testing.assert_allclose(fedau_weights(log, cutoff), expected / log.length)
+    np.testing.assert_allclose(average_fedau_weights(log, cutoff), expected / log.length)
 
 
 @given(rows=tables)
-def test_windows(of_rounds: Any, rows: list[list[bool]]) -> None:
-    log, present = to_frame(of_rounds, rows)
+def test_regularity_of_windows(from_cohorts: Any, rows: list[list[bool]]) -> None:
+    log, present = build_log(from_cohorts, rows)
     size = log.size
     y = present / np.maximum(present.sum(axis=1, keepdims=True), 1)
     wanted = np.full(size, 1 / size)
-    weights, _ = participation_shares(log)
-    found = regularity(log, wanted, weights, 0.1, None)
+    weights, _ = average_over_cohorts(log)
+    found = measure_regularity(log, wanted, weights, 0.1, None)
     for period, value, worst in zip(found.periods, found.values, found.worst, strict=True):
         cut = len(y) // period * period
         means = y[:cut].reshape(-1, period, size).mean(axis=1)
@@ -125,14 +125,14 @@ def test_windows(of_rounds: Any, rows: list[list[bool]]) -> None:
 
 
 @given(st.lists(st.integers(0, 50), min_size=1).filter(any))
-def test_half_of_all_updates(counts: list[int]) -> None:
-    half = half_of(counts)
+def test_clients_for_half_of_all_updates(counts: list[int]) -> None:
+    half = count_clients_for_half(counts)
     rising = sorted(counts, reverse=True)
     assert 2 * sum(rising[:half]) >= sum(counts) > 2 * sum(rising[: half - 1])
 
 
-def test_wilson_solves_its_equation() -> None:
-    """The ends are the rates from which the share is 1.96 standard deviations away."""
-    low, high = wilson(0.3, 40)
+def test_wilson_interval_solves_its_equation() -> None:
+    """The share lies 1.96 standard deviations from both ends."""
+    low, high = wilson_interval(0.3, 40)
     for end in (float(low), float(high)):
         assert abs(0.3 - end) / np.sqrt(end * (1 - end) / 40) == pytest.approx(1.959964, abs=1e-5)

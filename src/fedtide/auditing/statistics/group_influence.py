@@ -1,0 +1,103 @@
+"""Influence of groups of clients."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from fedtide.auditing.log.participation_log import Floats, Ints, ParticipationLog
+from fedtide.auditing.statistics.coverage import Coverage
+from fedtide.auditing.statistics.influence import ObjectiveComparison
+from fedtide.auditing.statistics.pattern import Pattern
+from fedtide.auditing.statistics.rate_estimates import RateEstimates, wilson_interval
+from fedtide.auditing.statistics.variance import VarianceModel
+
+
+@dataclass(frozen=True, eq=False)
+class GroupInfluence:
+    """The influence of each group under averaging over the cohort.
+
+    Args:
+        grouping: the column of the client table.
+        names: of the groups, shape (G,).
+        sizes: the number of clients, (G,).
+        wanted: the sum of the wanted weights, (G,).
+        weights: the sum of the plain weights, (G,).
+        low: lower end of a 95% interval of `weights`, (G,).
+        high: upper end, (G,).
+        rates: the mean participation rate, (G,).
+        never: the number of clients that never took part, (G,).
+        absence: the longest absence of clients that took part, (G,); 0 if none did.
+        patterns: the most frequent pattern of the group's clients, (G,).
+    """
+
+    grouping: str
+    names: list[str]
+    sizes: Floats
+    wanted: Floats
+    weights: Floats
+    low: Floats
+    high: Floats
+    rates: Floats
+    never: Floats
+    absence: Ints
+    patterns: list[str]
+
+    @property
+    def ratios(self) -> Floats:
+        """Each group's weight over its wanted weight, (G,)."""
+        return self.weights / np.maximum(self.wanted, 1e-300)
+
+
+def measure_group_influence(
+    grouping: str,
+    labels: pl.Series,
+    log: ParticipationLog,
+    coverage: Coverage,
+    pattern: Pattern,
+    rates: RateEstimates,
+    objectives: ObjectiveComparison,
+    variances: VarianceModel,
+) -> GroupInfluence:
+    """Return the influence of each group; `labels` names the group of each client, (N,)."""
+    names, codes = np.unique(labels.to_numpy(), return_inverse=True)
+    size = len(names)
+
+    def total(values: Floats) -> Floats:
+        return np.asarray(np.bincount(codes, weights=values, minlength=size))
+
+    weights, sizes = total(objectives.plain.weights), total(np.ones(len(codes)))
+    noise = [variances.variance((codes == g) - weights[g], log.cohort_weights) for g in range(size)]
+    low, high = _wilson_from_variance(weights, np.array(noise), log.nonempty_rounds)
+    absence = np.zeros(size, dtype=np.int64)
+    np.maximum.at(absence, codes, np.where(log.counts > 0, coverage.absences, 0))
+    return GroupInfluence(
+        grouping=grouping,
+        names=[str(name) for name in names],
+        sizes=sizes,
+        wanted=total(objectives.wanted),
+        weights=weights,
+        low=low,
+        high=high,
+        rates=total(rates.estimate) / sizes,
+        never=total((log.counts == 0).astype(np.float64)),
+        absence=absence,
+        patterns=[_most_frequent(pattern.clients[codes == g]) for g in range(size)],
+    )
+
+
+def _wilson_from_variance(shares: Floats, variances: Floats, rounds: int) -> tuple[Floats, Floats]:
+    """Return Wilson's intervals with the number of draws that the variances imply."""
+    spread = shares * (1 - shares)
+    draws = np.where(spread > 1e-12, np.inf, rounds)
+    draws = np.divide(spread, variances, out=draws, where=(variances > 0) & (spread > 1e-12))
+    low, high = wilson_interval(shares, draws)
+    return np.minimum(low, shares), np.maximum(high, shares)
+
+
+def _most_frequent(families: NDArray[np.str_]) -> str:
+    names, counts = np.unique(families, return_counts=True)
+    return str(names[np.argmax(counts)])

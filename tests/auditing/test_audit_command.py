@@ -1,0 +1,86 @@
+"""The command `fedtide audit`."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from fedtide.cli.main import app, main
+from fedtide.participation import GroupCycle, Schedule, UniformOf
+
+
+def test_command_writes_json_and_page(tmp_path: Path, simulate_log: Any, to_frame: Any) -> None:
+    log = simulate_log(Schedule(GroupCycle(4, 10), UniformOf(3)), 20, 400, 0)
+    to_frame(log).rename({"round": "rnd"}).write_csv(tmp_path / "log.csv")
+    arguments = ["audit", str(tmp_path / "log.csv"), "--columns", "round=rnd", "--clients", "25"]
+    arguments += ["--json", str(tmp_path / "a.json"), "--html", str(tmp_path / "a.html")]
+    done = CliRunner().invoke(app, [*arguments, "-L", "1.0"])
+    assert done.exit_code == 0, done.output
+    document = json.loads((tmp_path / "a.json").read_text())
+    assert document["never_seen"] == 5
+    assert document["pattern"]["family"] == "cyclic"
+    assert document["pattern"]["period"] == 40
+    assert document["settings"]["learning_rates"]["fedau"]["lr"] > 0
+    assert "Never took part" in (tmp_path / "a.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("content", "options", "field", "word"),
+    [
+        ("", [], "log", "empty"),
+        ("round,client\n", [], "log", "used"),
+        ("server_round,client\n0,1\n", [], "log", "--columns round=server_round"),
+        ("round,client\n0,1\n0,1\n", [], "client", "round 0"),
+        ("round,client\n0,5\n", ["--clients", "3"], "client", "3 clients"),
+        ("round,client\n0.5,1\n", [], "round", "0.5"),
+        ("round,client\n0,\n", [], "client", "row"),
+        ("round,client\n0,1\n", ["--roster", "no.csv"], "roster", "no.csv"),
+        ("round,client\n0,1\n", ["--groups", "region"], "groups", "--roster"),
+        ("round,client\n0,1\n", ["--columns", "round"], "columns", "NAME=COLUMN"),
+        ("round,client\n0,1\n", ["--html", "no/where/a.html"], "html", "no/where/a.html"),
+    ],
+)
+def test_command_reports_invalid_input_in_one_line(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    content: str,
+    options: list[str],
+    field: str,
+    word: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("log.csv").write_text(content)
+    monkeypatch.setattr(sys, "argv", ["fedtide", "audit", "log.csv", *options])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    message = capsys.readouterr().err
+    assert ended.value.code == 2
+    assert message.count("\n") == 1
+    assert f"{field}: " in message
+    assert word in message
+
+
+@pytest.mark.process
+def test_invalid_input_exits_with_status_2(tmp_path: Path) -> None:
+    path = tmp_path / "log.parquet"
+    path.touch()
+    code = "from fedtide.cli.main import main; main()"
+    command = [sys.executable, "-c", code, "audit", str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert "empty" in done.stderr
+
+
+@pytest.mark.process
+def test_command_starts_without_slow_imports() -> None:
+    """Each of these takes longer to import than a log of a million rows to read."""
+    code = "import sys, fedtide.cli.main, fedtide.cli.audit; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    slow = {"torch", "matplotlib", "sklearn", "datasets", "pandas", "scipy.stats", "sqlalchemy"}
+    assert not slow & set(done.stdout.split())

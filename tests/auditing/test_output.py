@@ -1,0 +1,125 @@
+"""The presentations of an audit: JSON, terminal and HTML page."""
+
+import io
+import json
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rich.console import Console
+
+import fedtide as ft
+from fedtide.auditing import Audit
+from fedtide.auditing.output.html_page import render_page
+from fedtide.auditing.output.terminal import show
+from fedtide.participation import Bernoulli, Schedule
+
+
+def print_summary(result: Audit) -> str:
+    file = io.StringIO()
+    show(result, Console(file=file, width=80))
+    return file.getvalue()
+
+
+@pytest.fixture(scope="module")
+def result(simulate_log: Any, to_frame: Any) -> Audit:
+    """The audit of a log in which the night shift has 8/3 of its share of the influence."""
+    rates = [0.6 if n % 4 == 0 else 0.1 for n in range(40)]
+    log = simulate_log(Schedule(Bernoulli(rates)), 40, 400, 0)
+    shifts = ["night" if n % 4 == 0 else "day" for n in range(40)]
+    roster = pl.DataFrame({"client": np.arange(40), "shift": shifts})
+    return ft.audit(to_frame(log), roster=roster, simulate=True, training=None)
+
+
+def test_over_represented_group_is_measured(result: Audit) -> None:
+    """Expected: night has the rate 0.6 and a quarter of the clients: 0.6 / (0.6 + 0.3) = 2/3."""
+    groups = result.groups[0]
+    night = groups.names.index("night")
+    assert groups.low[night] <= 0.667 + 0.01 <= groups.high[night] + 0.03
+    assert groups.ratios[night] == pytest.approx(8 / 3, rel=0.05)
+    assert groups.weights.sum() == pytest.approx(1)
+
+
+def test_clients_are_one_row_each(result: Audit) -> None:
+    table = result.clients()
+    assert table.height == 40
+    assert table["rate"].to_list() == (result.log.counts / 400).tolist()
+    assert table["weight"].sum() == pytest.approx(1)
+
+
+def test_json_has_the_promised_keys(result: Audit) -> None:
+    document = json.loads(json.dumps(result.to_dict()))
+    assert (document["clients"], document["rounds"], document["never_seen"]) == (40, 400, 0)
+    assert set(document["coverage"]) >= {"longest_absence", "empty_rounds"}
+    low, estimate, high = document["rates"]["0"]
+    assert low < estimate == result.log.counts[0] / 400 < high
+    objective = document["objective"]
+    assert sum(objective["weights"].values()) == pytest.approx(1)
+    assert objective["l1_skew"] == pytest.approx(2 * objective["total_variation"])
+    assert objective["l1_skew_interval"][0] < objective["l1_skew"]
+    assert set(document["pattern"]) >= {"family", "confidence", "period", "parameters"}
+    assert set(document["regularity"][0]) == {"period", "value"}
+    assert set(document["settings"]) >= {"cutoff", "period"}
+    keys = {"algorithm", "parameters", "reasons", "memory_floats"}
+    assert all(set(advice) >= keys for advice in document["advice"])
+
+
+def test_summary_fits_on_one_screen(result: Audit) -> None:
+    text = print_summary(result)
+    assert "shift night" in text
+    assert "times its share" in text
+    assert len(text.splitlines()) <= 40
+
+
+def test_page_is_self_contained(result: Audit) -> None:
+    page = render_page(result)
+    for external in ("<script", "<link", 'src="http', "@import", "url(http"):
+        assert external not in page
+    assert page.count("<svg") == 5
+    assert "width=device-width" in page
+
+
+def test_client_names_are_escaped() -> None:
+    log = pl.DataFrame({"round": [0, 1, 2, 3], "client": ["<b>", "<b>", "[red]", "<b>"]})
+    result = ft.audit(log)
+    page = render_page(result)
+    assert "<b></td>" not in page
+    assert "&lt;b&gt;" in page
+    assert "[red]" in print_summary(result)
+
+
+def check_log(rows: list[tuple[int, int]]) -> Audit:
+    log = pl.DataFrame(rows, schema=["round", "client"], orient="row")
+    result = ft.audit(log, clients=6, simulate=True)
+    document = json.dumps(result.to_dict(), allow_nan=False)
+    assert json.loads(document)["never_seen"] == 6 - log["client"].n_unique()
+    print_summary(result)
+    return result
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [(0, 0)],
+        [(7, 5)],
+        [(0, 0), (1, 0)],
+        [(0, 0), (0, 1), (3, 0)],
+        [(0, 2), (30, 2)],
+        [(t, n) for t in range(4) for n in range(6)],
+        [(t, t % 6) for t in range(24)],
+    ],
+)
+def test_tiny_logs_are_audited(rows: list[tuple[int, int]]) -> None:
+    check_log(rows)
+
+
+@pytest.mark.fuzz
+@settings(deadline=None, max_examples=40)
+@given(
+    st.lists(st.tuples(st.integers(0, 30), st.integers(0, 5)), min_size=1, max_size=60, unique=True)
+)
+def test_every_small_log_is_audited(rows: list[tuple[int, int]]) -> None:
+    assert "Whose model" in render_page(check_log(rows))

@@ -1,0 +1,60 @@
+"""The pattern found in logs of known processes; seeds are fixed."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedtide.auditing.statistics.pattern import find_pattern
+from fedtide.participation import (
+    Availability,
+    Bernoulli,
+    Cyclic,
+    GroupCycle,
+    Markov,
+    Permutation,
+    Schedule,
+    Uniform,
+)
+
+
+@pytest.mark.parametrize(
+    ("process", "family", "period"),
+    [
+        (Bernoulli, "independent", None),
+        (lambda rates: Uniform(4), "independent", None),
+        (Markov, "markov", None),
+        (lambda rates: Cyclic(rates, period=100), "cyclic", 100),
+        (lambda rates: Cyclic(rates, period=24), "cyclic", 24),
+        (lambda rates: GroupCycle(3, 20, on=0.5, off=0.05), "cyclic", 60),
+        (lambda rates: Permutation(4), "regularized", None),
+    ],
+    ids=["bernoulli", "uniform", "markov", "cyclic", "short cycle", "group cycle", "permutation"],
+)
+def test_family_and_period_are_recognised(
+    simulate_log: Any, uneven_rates: Any, process: Any, family: str, period: int | None
+) -> None:
+    availability: Availability = process(uneven_rates(40, 3))
+    found = find_pattern(simulate_log(Schedule(availability), 40, 500, 3))
+    assert (found.family, found.period) == (family, period)
+    assert found.confidence > 0.99
+
+
+def test_changing_rates_are_drift(from_cohorts: Any) -> None:
+    random = np.random.default_rng(0)
+    cohorts = [
+        np.flatnonzero(random.random(30) < (0.1 if t < 250 else 0.3)).tolist() for t in range(500)
+    ]
+    assert find_pattern(from_cohorts(cohorts, 30)).family == "drifting"
+
+
+def test_constant_presence_is_always(from_cohorts: Any) -> None:
+    found = find_pattern(from_cohorts([[0, 1]] * 20, 3))
+    assert found.family == "always"
+    assert found.clients.tolist() == ["always", "always", "never"]
+
+
+def test_short_log_is_undecided(from_cohorts: Any) -> None:
+    random = np.random.default_rng(1)
+    cohorts = [np.flatnonzero(random.random(4) < 0.5).tolist() for _ in range(20)]
+    assert find_pattern(from_cohorts(cohorts, 4)).family == "undecided"

@@ -1,0 +1,158 @@
+"""Reading logs and rosters: what is accepted, and one-sentence errors for the rest."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+
+import fedtide as ft
+from fedtide.errors import InvalidInputError
+from fedtide.participation.log.ledger import Entry, Ledger
+
+GOOD = pl.DataFrame({"round": [0, 0, 1, 3], "client": [0, 1, 0, 2]})
+ROSTER = pl.DataFrame({"client": [0, 1, 2], "region": ["a", "b", "b"]})
+
+
+def error_of(log: object, **options: object) -> str:
+    with pytest.raises(InvalidInputError) as caught:
+        ft.audit(log, **options)  # type: ignore[arg-type]
+    sentence = str(caught.value)
+    assert "\n" not in sentence
+    return sentence
+
+
+def check_error(sentence: str, field: str, *words: str) -> None:
+    """The error names the field first, contains the words and gives a hint."""
+    assert sentence.startswith(f"{field}: "), sentence
+    assert "; " in sentence
+    assert all(word in sentence for word in words), sentence
+
+
+def test_rows_in_any_order_and_missing_rounds_are_accepted(tmp_path: Path) -> None:
+    GOOD.sample(fraction=1.0, shuffle=True, seed=1).write_parquet(tmp_path / "log.parquet")
+    result = ft.audit(tmp_path / "log.parquet")
+    assert (result.log.length, result.coverage.empty_rounds) == (4, 1)
+    assert result.log.counts.tolist() == [2, 1, 1]
+
+
+def test_client_twice_in_a_round_is_refused(tmp_path: Path) -> None:
+    rows = pl.DataFrame({"round": [5, 6, 6], "client": [1, 7, 7]})
+    check_error(error_of(rows), "client", "7", "round 6")
+    rows.write_parquet(tmp_path / "log.parquet")
+    check_error(error_of(tmp_path / "log.parquet"), "client", "7", "round 6")
+
+
+def test_client_outside_the_federation_is_refused() -> None:
+    check_error(error_of(GOOD, clients=2), "client", "2 clients", "--roster")
+    names = GOOD.with_columns(pl.col("client").cast(pl.String))
+    check_error(error_of(names, clients=2), "clients", "3")
+    check_error(error_of(GOOD, roster=ROSTER.head(2)), "client", "--roster")
+
+
+def test_mixed_and_fractional_ids_are_refused(tmp_path: Path) -> None:
+    lines = [{"round": 0, "client": 1}, {"round": 1, "client": "a"}]
+    path = tmp_path / "log.jsonl"
+    path.write_text("\n".join(map(json.dumps, lines)))
+    assert "string" in error_of(path)
+    check_error(error_of(pl.DataFrame({"round": [0], "client": [0.5]})), "client", "type")
+
+
+def test_log_without_participants_is_refused(tmp_path: Path) -> None:
+    check_error(error_of(GOOD.head(0)), "log", "used")
+    check_error(error_of(GOOD.with_columns(stage=pl.lit("available"))), "log", "used")
+    GOOD.head(0).write_parquet(tmp_path / "log.parquet")
+    check_error(error_of(tmp_path / "log.parquet"), "log", "used")
+
+
+def test_missing_column_suggests_a_mapping() -> None:
+    rows = GOOD.rename({"round": "server_round"})
+    check_error(error_of(rows), "log", "--columns round=server_round")
+    assert ft.audit(rows, columns={"round": "server_round"}).log.length == 4
+    check_error(error_of(rows, columns={"round": "rnd"}), "columns", "'rnd'")
+    check_error(error_of(rows, columns={"rounds": "server_round"}), "columns", "'round'")
+
+
+@pytest.mark.parametrize("suffix", [".parquet", ".csv", ".jsonl"])
+def test_empty_and_missing_files_are_refused(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"log{suffix}"
+    path.touch()
+    check_error(error_of(path), "log", "empty")
+    check_error(error_of(tmp_path / f"other{suffix}"), "log", f"other{suffix}")
+
+
+def test_truncated_parquet_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "log.parquet"
+    GOOD.write_parquet(path)
+    path.write_bytes(path.read_bytes()[:-20])
+    check_error(error_of(path), "log", "log.parquet")
+
+
+def test_timestamps_and_negative_rounds_are_refused() -> None:
+    rows = pl.DataFrame({"round": [1_700_000_000, 1_700_500_000], "client": [0, 1]})
+    check_error(error_of(rows), "round", "--columns")
+    check_error(error_of(pl.DataFrame({"round": [-1], "client": [0]})), "round", "-1")
+
+
+def test_many_rounds_of_one_client_each_are_accepted(tmp_path: Path) -> None:
+    """As in the logs of asynchronous training."""
+    path = tmp_path / "log.csv"
+    clients = np.random.default_rng(0).integers(5, size=100_000)
+    pl.DataFrame({"round": np.arange(100_000), "client": clients}).write_csv(path)
+    result = ft.audit(path)
+    assert result.log.length == 100_000
+    assert result.pattern.family == "independent"
+
+
+def test_unknown_stage_suggests_the_nearest() -> None:
+    check_error(error_of(GOOD.with_columns(stage=pl.lit("usd"))), "stage", "'used'")
+
+
+def test_invalid_rosters_are_refused() -> None:
+    twice = pl.DataFrame({"client": [0, 0]})
+    check_error(error_of(GOOD, roster=twice), "roster", "twice")
+    check_error(error_of(GOOD, roster=twice.head(0)), "roster", "empty")
+    check_error(error_of(GOOD, roster=pl.DataFrame({"id": [0]})), "roster", "'client'")
+    check_error(error_of(GOOD, roster=ROSTER, groups="regoin"), "groups", "'region'")
+    check_error(error_of(GOOD, groups="region"), "groups", "--roster")
+    check_error(error_of(GOOD, roster=ROSTER, clients=3), "clients", "roster")
+    negative = ROSTER.with_columns(weight=pl.lit(-1.0))
+    check_error(error_of(GOOD, roster=negative), "roster", "weight")
+
+
+def test_ledger_of_a_deployment_is_read(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'ledger.db'}"
+    assert "ledger.db" in error_of(url)
+    ledger = Ledger(url)
+    ledger.commit(0, [], time=0.0)
+    ledger.commit(1, [Entry("ann", "used", 0.75), Entry("bob", "selected")], time=1.0)
+    ledger.commit(2, [Entry("ann", "used", 1.0), Entry("cid", "used", 0.25)], time=2.0)
+    ledger.close()
+    result = ft.audit(url)
+    assert (result.log.first_round, result.log.length, len(result.coverage.never)) == (0, 3, 1)
+    assert result.objectives.given is not None
+    assert result.objectives.given.weights.tolist() == [0.875, 0.0, 0.125]
+    assert "'x'" in error_of(f"{url}#x")
+
+
+def test_run_folder_gives_clients_and_empty_rounds(tmp_path: Path) -> None:
+    ft.simulate(
+        problem=ft.problems.Quadratic(np.ones((6, 1, 1)), np.zeros((6, 1))),
+        participation=ft.participation.Bernoulli([0.0, 0.1, 0.1, 0.1, 0.1, 0.1]),
+        algorithm=ft.algorithms.FedAvg(),
+        local=ft.LocalTraining(steps=1, lr=0.1),
+        rounds=30,
+        out=tmp_path / "run",
+        trainer="reference",
+    )
+    result = ft.audit(tmp_path / "run")
+    assert (result.log.size, result.log.length) == (6, 30)
+    assert 0 in result.coverage.never
+    check_error(error_of(tmp_path), "log", "participation.parquet")
+
+
+def test_negative_weights_are_refused_and_absent_ones_ignored() -> None:
+    check_error(error_of(GOOD.with_columns(weight=pl.lit(-1.0))), "weight", "-1.0")
+    assert ft.audit(GOOD.with_columns(weight=pl.lit(None))).objectives.given is None
+    assert ft.audit(GOOD.with_columns(weight=pl.lit(0.0))).objectives.given is None
