@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 import fedtide as ft
 from fedtide.cli.main import app
-from fedtide.report.loading import by_method, load_runs
+from fedtide.report.loading import group_by_method, load_runs
 from fedtide.report.page import parts, verdict
 
 
@@ -127,7 +127,7 @@ def test_nothing_to_show(report, runs_folder, tmp_path):
 
 
 def test_the_verdict_names_the_best_and_who_is_within_error(runs_folder):
-    groups = by_method(load_runs([runs_folder]))
+    groups = group_by_method(load_runs([runs_folder]))
     ends = {m: [run.metrics["loss"][-1] for run in group] for m, group in groups.items()}
     best = min(ends, key=lambda method: sum(ends[method]))
     assert verdict(groups).startswith(f"{best} ends with the best loss: {sum(ends[best]) / 2:.4f}")

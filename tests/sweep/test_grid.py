@@ -21,7 +21,7 @@ def values(found, *fields):
             experiment = getattr(experiment, name)
         return experiment
 
-    return [tuple(value(member.experiment, field) for field in fields) for member in found.members]
+    return [tuple(value(member.experiment, field) for field in fields) for member in found.runs]
 
 
 def test_a_grid_is_every_combination_with_every_seed(sweep):
@@ -29,14 +29,14 @@ def test_a_grid_is_every_combination_with_every_seed(sweep):
     found = sweep(grid={"local.lr": rates, "algorithm.cutoff": cutoffs}, seeds=seeds)
     asked = [(lr, k, seed) for seed in seeds for lr, k in itertools.product(rates, cutoffs)]
     assert values(found, "local.lr", "algorithm.cutoff", "seed") == asked
-    assert [tuple(member.fields.values()) for member in found.members] == asked
-    assert found.members[0].path == "local.lr=0.1,algorithm.cutoff=5/seed-1"
-    assert found.members[1].path == "local.lr=0.1,algorithm.cutoff=none/seed-1"
-    assert len({member.path for member in found.members}) == len(asked)
+    assert [tuple(member.fields.values()) for member in found.runs] == asked
+    assert found.runs[0].path == "local.lr=0.1,algorithm.cutoff=5/seed-1"
+    assert found.runs[1].path == "local.lr=0.1,algorithm.cutoff=none/seed-1"
+    assert len({member.path for member in found.runs}) == len(asked)
 
 
 def test_everything_else_is_as_the_file_says(sweep, base):
-    member = sweep(grid={"local.lr": [0.2]}).members[0]
+    member = sweep(grid={"local.lr": [0.2]}).runs[0]
     wanted = base | {"local": base["local"] | {"lr": 0.2}, "name": "local.lr=0.2"}
     assert member.experiment == ft.Experiment.from_dict(wanted)
 
@@ -46,7 +46,7 @@ def test_a_list_is_run_point_by_point_under_every_method(sweep):
         methods={"a": {}, "b": {"algorithm": "fedavg"}},
         list=[{"local.lr": 0.1, "local.steps": 7}, {"name": "slow", "local.lr": 0.01}],
     )
-    assert [member.path for member in found.members] == [
+    assert [member.path for member in found.runs] == [
         "a/local.lr=0.1,local.steps=7/seed-0",
         "a/slow/seed-0",
         "b/local.lr=0.1,local.steps=7/seed-0",
@@ -58,18 +58,18 @@ def test_a_list_is_run_point_by_point_under_every_method(sweep):
 def test_whole_parts_are_varied_under_labels(sweep):
     processes = {"rare": {"type": "bernoulli", "rates": 0.1}, "all": "full"}
     found = sweep(grid={"participation": processes})
-    assert [member.path for member in found.members] == [
+    assert [member.path for member in found.runs] == [
         "participation=rare/seed-0",
         "participation=all/seed-0",
     ]
-    assert found.members[1].experiment.participation == ft.participation.Full()
-    assert found.members[1].fields == {"participation": "all", "seed": 0}
+    assert found.runs[1].experiment.participation == ft.participation.Full()
+    assert found.runs[1].fields == {"participation": "all", "seed": 0}
 
 
 def test_what_no_folder_can_be_called_gets_a_fingerprint_that_stays(sweep):
     many = [[0.1] * 5, [0.2] * 5, {"type": "correlated", "alpha": 0.1}]
-    paths = [m.path for m in sweep(grid={"participation.rates": many[:2]}).members]
-    again = [m.path for m in sweep(grid={"participation.rates": many[1::-1]}).members]
+    paths = [m.path for m in sweep(grid={"participation.rates": many[:2]}).runs]
+    again = [m.path for m in sweep(grid={"participation.rates": many[1::-1]}).runs]
     assert len(set(paths)) == 2
     assert paths == again[::-1]
     assert all("/seed-" in path and "[" not in path for path in paths)
@@ -77,11 +77,11 @@ def test_what_no_folder_can_be_called_gets_a_fingerprint_that_stays(sweep):
 
 def test_numbers_that_yaml_takes_for_words_are_numbers(sweep):
     found = sweep(grid={"local.lr": ["1e-3", 0.1]})
-    assert [member.path.split("/")[0] for member in found.members] == [
+    assert [member.path.split("/")[0] for member in found.runs] == [
         "local.lr=0.001",
         "local.lr=0.1",
     ]
-    assert [member.fields["local.lr"] for member in found.members] == [0.001, 0.1]
+    assert [member.fields["local.lr"] for member in found.runs] == [0.001, 0.1]
 
 
 def test_a_base_holds_where_the_file_is_silent(base, tmp_path):
@@ -98,13 +98,13 @@ def test_methods_and_seeds_replace_those_of_the_base(base, tmp_path):
     (tmp_path / "base.yaml").write_text(yaml.safe_dump(below))
     file = tmp_path / "sweep.yaml"
     file.write_text(yaml.safe_dump({"base": "base.yaml", "methods": {"b": {}, "c": {}}}))
-    paths = [member.path for member in Sweep.load(file).members]
+    paths = [member.path for member in Sweep.load(file).runs]
     assert paths == ["b/seed-1", "c/seed-1", "b/seed-2", "c/seed-2"]
 
 
 @pytest.mark.parametrize("file", sorted(EXAMPLES.glob("*.yaml")), ids=lambda file: file.stem)
 def test_the_examples_can_be_read(file):
-    assert Sweep.load(file).members
+    assert Sweep.load(file).runs
 
 
 @pytest.mark.parametrize(
@@ -165,7 +165,7 @@ def test_a_failure_is_noted_and_the_others_go_on(sweep, results, tmp_path):
     assert frame["local.lr"].to_list() == [0.05, 1e30] * 2
     assert frame["seed"].to_list() == [1, 1, 2, 2]
     assert frame.equals(pl.read_parquet(out / "results.parquet"))
-    last = pl.read_parquet(out / found.members[0].path / "metrics.parquet").row(-1, named=True)
+    last = pl.read_parquet(out / found.runs[0].path / "metrics.parquet").row(-1, named=True)
     assert frame["loss"][0] == last["loss"]
 
 
@@ -179,7 +179,7 @@ def test_one_that_cannot_begin_is_a_failure_too(sweep, tmp_path):
 
 def test_what_ended_is_not_run_again_and_a_sweep_can_grow(sweep, tmp_path):
     def files(found):
-        there = [tmp_path / "out" / member.path / "experiment.yaml" for member in found.members]
+        there = [tmp_path / "out" / member.path / "experiment.yaml" for member in found.runs]
         return [file.stat().st_mtime_ns for file in there]
 
     small = sweep(grid={"local.lr": [0.05, 1e30]})

@@ -9,7 +9,7 @@ import safetensors.numpy
 import yaml
 
 import fedtide as ft
-from fedtide.tracking import tracker
+from fedtide.tracking import make_tracker
 
 mlflow = pytest.importorskip("mlflow")
 
@@ -29,7 +29,7 @@ def tracked(tmp_path_factory):
     """Return a finished run in the default store: its folder, its tracker, its id."""
     out = tmp_path_factory.mktemp("runs") / "one"
     ft.simulate(**FIELDS, name="it's a", seed=3, out=out)
-    tracks = tracker("mlflow", out, "experiment")
+    tracks = make_tracker("mlflow", out, "experiment")
     return out, tracks, tracks.track(out, {"method": "fedau", "local.lr": 0.05})
 
 
@@ -72,7 +72,7 @@ def test_artifacts_can_be_fetched(tracked, tmp_path):
 def test_a_run_is_tracked_once(tracked):
     out, tracks, run_id = tracked
     assert tracks.track(out) == run_id
-    assert tracker("mlflow", out, "experiment").track(out) == run_id
+    assert make_tracker("mlflow", out, "experiment").track(out) == run_id
 
 
 def test_a_failed_run_says_why_and_is_written_anew_when_it_ends(tracked, tmp_path):
@@ -101,5 +101,5 @@ def test_stores_that_cannot_be_used(wanted, sentence, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("notes.txt").write_text("no database")
     with pytest.raises(ft.InvalidInputError) as error:
-        tracker(wanted, tmp_path / "out", "experiment")
+        make_tracker(wanted, tmp_path / "out", "experiment")
     assert str(error.value).startswith(sentence)

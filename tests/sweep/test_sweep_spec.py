@@ -19,8 +19,8 @@ def run(found, out):
 def test_an_experiment_alone_is_a_sweep_of_one(sweep, base):
     found = sweep()
     assert found.name == "small"
-    assert [member.path for member in found.members] == [""]
-    assert found.members[0].experiment == ft.Experiment.from_dict(base)
+    assert [member.path for member in found.runs] == [""]
+    assert found.runs[0].experiment == ft.Experiment.from_dict(base)
 
 
 def test_a_file_without_a_name_is_called_by_its_own(base, tmp_path):
@@ -32,20 +32,20 @@ def test_a_file_without_a_name_is_called_by_its_own(base, tmp_path):
 def test_all_methods_of_a_seed_come_before_the_next_seed(sweep):
     methods = {"a": {}, "b": {"algorithm": "fedavg"}}
     found = sweep(seeds=[3, 1], methods=methods)
-    assert [member.path for member in found.members] == [
+    assert [member.path for member in found.runs] == [
         "a/seed-3",
         "b/seed-3",
         "a/seed-1",
         "b/seed-1",
     ]
-    assert [member.experiment.seed for member in found.members] == [3, 3, 1, 1]
-    assert [member.experiment.name for member in found.members] == ["a", "b", "a", "b"]
+    assert [member.experiment.seed for member in found.runs] == [3, 3, 1, 1]
+    assert [member.experiment.name for member in found.runs] == ["a", "b", "a", "b"]
 
 
 def test_seeds_alone(sweep, base):
     found = sweep(seeds=[1, 2])
-    assert [member.path for member in found.members] == ["small/seed-1", "small/seed-2"]
-    assert found.members[1].experiment == ft.Experiment.from_dict(base | {"seed": 2})
+    assert [member.path for member in found.runs] == ["small/seed-1", "small/seed-2"]
+    assert found.runs[1].experiment == ft.Experiment.from_dict(base | {"seed": 2})
 
 
 def test_methods_change_key_by_key_but_types_as_a_whole(sweep):
@@ -55,7 +55,7 @@ def test_methods_change_key_by_key_but_types_as_a_whole(sweep):
         "key": {"algorithm": {"cutoff": 9}},
         "deep": {"participation": {"rates": [0.1, 0.2, 0.3, 0.4, 0.5]}, "rounds": 7},
     }
-    rate, whole, key, deep = [m.experiment for m in sweep(methods=methods, seed=4).members]
+    rate, whole, key, deep = [m.experiment for m in sweep(methods=methods, seed=4).runs]
     assert rate.local == ft.LocalTraining(steps=2, lr=0.3, batch_size=4)
     assert rate.algorithm == ft.algorithms.FedAU(cutoff=7, server_lr=2.0)
     assert whole.algorithm == ft.algorithms.FedAU()
@@ -68,7 +68,7 @@ def test_methods_change_key_by_key_but_types_as_a_whole(sweep):
 def test_overrides_hold_for_all_methods(sweep):
     methods = {"a": {}, "b": {"algorithm": "fedavg"}}
     found = sweep(["rounds=9", "seeds=[5]"], seeds=[1, 2], methods=methods)
-    assert [(m.experiment.rounds, m.experiment.seed) for m in found.members] == [(9, 5), (9, 5)]
+    assert [(m.experiment.rounds, m.experiment.seed) for m in found.runs] == [(9, 5), (9, 5)]
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def test_bad_sweeps(changes, sentence, sweep):
 def test_members_run_as_they_would_alone(sweep, results, tmp_path):
     found = sweep(seeds=[1, 2], methods={"a": {}, "b": {"algorithm": "fedavg"}})
     folders = run(found, tmp_path / "out")
-    for member, folder in zip(found.members, folders, strict=True):
+    for member, folder in zip(found.runs, folders, strict=True):
         alone = tmp_path / "alone" / member.path
         ft.simulate(**vars(member.experiment), out=alone)
         assert results(folder) == results(alone)

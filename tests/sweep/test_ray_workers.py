@@ -91,7 +91,7 @@ def test_a_cluster_gives_the_same_and_a_lost_task_is_run_again(cluster, sweep, r
     killed = threading.Event()
 
     def kill():
-        first = tmp_path / "there" / found.members[0].path
+        first = tmp_path / "there" / found.runs[0].path
         waited(lambda: any(first.glob("checkpoints/*200.safetensors")))
         os.kill(holder(first / ".lock"), signal.SIGKILL)
         killed.set()

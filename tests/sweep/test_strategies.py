@@ -49,7 +49,7 @@ def test_it_finds_what_a_loop_finds(base, sweep, tmp_path):
             assert set(won["algorithm.server_lr"]) == {eta}
     # Three γ, then two more η than η = 1, for two methods; three γ for the other; two seeds each.
     assert len(frame) == 2 * (2 * (3 + 2) + 3)
-    assert len(Sweep.load(tmp_path / "out" / "best.yaml").members) == 3
+    assert len(Sweep.load(tmp_path / "out" / "best.yaml").runs) == 3
 
 
 def test_a_method_that_always_fails_is_left_out(sweep, tmp_path):
@@ -74,7 +74,7 @@ def test_it_goes_on_where_it_was(sweep, tmp_path, monkeypatch):
     found = sweep(seeds=[1, 2], strategy=strategy)
     first = run_sweep(found, tmp_path / "out", workers=1)
     monkeypatch.setattr(
-        "fedtide.sweep.sweep_runner.run_here",
+        "fedtide.sweep.sweep_runner.run_sequentially",
         lambda jobs, *_: (_ for _ in ()).throw(AssertionError(jobs)) if jobs else None,
     )
     assert run_sweep(found, tmp_path / "out", workers=1).equals(first)

@@ -1,12 +1,14 @@
 """What a report computes beyond the metrics, against the formulas and the runs' own tables."""
 
+from dataclasses import replace
+
 import numpy as np
 import polars as pl
 import pytest
 
 import fedtide as ft
-from fedtide.report.loading import by_method, load_runs, survey
-from fedtide.report.summary import influence, skew, smoothed, target
+from fedtide.report.loading import group_by_method, load_runs, find_runs
+from fedtide.report.summary import influence, lower_is_better, skew, smoothed, target
 from fedtide.report.weight_replay import history
 
 P = np.array([0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2])
@@ -14,7 +16,7 @@ P = np.array([0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2])
 
 @pytest.fixture(scope="module")
 def groups(runs_folder):
-    return by_method(load_runs([runs_folder]))
+    return group_by_method(load_runs([runs_folder]))
 
 
 def counts(run):
@@ -57,10 +59,10 @@ def test_influence_is_what_moved_the_model(groups):
     run = groups["plain"][0]
     there = counts(run)
     shares = (there / np.maximum(there.sum(axis=1, keepdims=True), 1)).sum(axis=0)
-    assert np.allclose(influence(run), shares / shares.sum())
+    assert np.allclose(client_influence(run), shares / shares.sum())
     assert skew(run) == pytest.approx(np.abs(shares / shares.sum() - 1 / 8).sum())
     known = (there / P).sum(axis=0)
-    assert np.allclose(influence(groups["known"][0]), known / known.sum())
+    assert np.allclose(client_influence(groups["known"][0]), known / known.sum())
 
 
 def test_a_target_is_reached_at_the_first_evaluation_that_is_there(groups):
@@ -117,7 +119,7 @@ def test_one_name_for_two_experiments_is_two_methods(runs_folder, fields, tmp_pa
                 seed=seed,
                 out=tmp_path / f"{steps}-{seed}",
             )
-    found = by_method(load_runs([tmp_path]))
+    found = group_by_method(load_runs([tmp_path]))
     assert {name: len(group) for name, group in found.items()} == {
         "one (local.steps=2)": 2,
         "one (local.steps=3)": 2,
@@ -125,5 +127,41 @@ def test_one_name_for_two_experiments_is_two_methods(runs_folder, fields, tmp_pa
 
 
 def test_a_run_that_is_named_twice_counts_once(runs_folder):
-    finished, _ = survey([runs_folder, runs_folder / "plain", runs_folder / "plain" / "seed-1"])
+    finished, _ = find_runs([runs_folder, runs_folder / "plain", runs_folder / "plain" / "seed-1"])
     assert len(finished) == 6
+
+
+LOWER = (
+    "loss",
+    "test_loss",
+    "participation_loss",
+    "client_loss_worst_tenth",
+    "mse",
+    "test_mse",
+    "client_mae_p90",
+    "rmse",
+    "error_rate",
+    "perplexity",
+    "client_test_accuracy_std",
+)
+HIGHER = ("test_accuracy", "client_test_accuracy_worst_tenth", "r2", "auc", "rounds_per_second")
+
+
+@pytest.mark.parametrize("metric", LOWER)
+def test_a_loss_an_error_or_a_spread_is_better_when_lower(metric):
+    assert lower_is_better(metric)
+
+
+@pytest.mark.parametrize("metric", HIGHER)
+def test_any_other_metric_is_better_when_higher(metric):
+    assert not lower_is_better(metric)
+
+
+def test_the_target_of_an_error_is_reached_from_above(groups):
+    """The loss under the name of an error gives the same table."""
+    renamed = {
+        method: [replace(run, metrics=run.metrics.rename({"loss": "rmse"})) for run in group]
+        for method, group in groups.items()
+    }
+    level = 0.5 * groups["plain"][0].metrics["loss"][0]
+    assert target(renamed, f"rmse={level}").rows == target(groups, f"loss={level}").rows
