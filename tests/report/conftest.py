@@ -1,4 +1,4 @@
-"""Runs to report on: two methods under two seeds, on a problem with clients of known rates."""
+"""Runs to report on: three methods under two seeds, with known participation rates."""
 
 import pytest
 

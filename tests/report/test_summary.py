@@ -1,4 +1,4 @@
-"""What a report computes beyond the metrics, against the formulas and the runs' own tables."""
+"""Influence, targets and grouping of runs, against formulas and the runs' own tables."""
 
 from dataclasses import replace
 
@@ -7,8 +7,15 @@ import polars as pl
 import pytest
 
 import fedtide as ft
-from fedtide.report.loading import group_by_method, load_runs, find_runs
-from fedtide.report.summary import influence, lower_is_better, skew, smoothed, target
+from fedtide.report.loading import find_runs, group_by_method, load_runs
+from fedtide.report.summary import (
+    client_influence,
+    l1_skew,
+    lower_is_better,
+    measure_target,
+    smooth,
+    unique_participation,
+)
 from fedtide.report.weight_replay import history
 
 P = np.array([0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2])
@@ -55,19 +62,19 @@ def test_weights_over_time_agree_with_the_run(groups):
             assert np.mean(weights) == pytest.approx(mean[client] / scale)
 
 
-def test_influence_is_what_moved_the_model(groups):
+def test_influence_is_the_share_in_what_moved_the_model(groups):
     run = groups["plain"][0]
     there = counts(run)
     shares = (there / np.maximum(there.sum(axis=1, keepdims=True), 1)).sum(axis=0)
     assert np.allclose(client_influence(run), shares / shares.sum())
-    assert skew(run) == pytest.approx(np.abs(shares / shares.sum() - 1 / 8).sum())
+    assert l1_skew(run) == pytest.approx(np.abs(shares / shares.sum() - 1 / 8).sum())
     known = (there / P).sum(axis=0)
     assert np.allclose(client_influence(groups["known"][0]), known / known.sum())
 
 
-def test_a_target_is_reached_at_the_first_evaluation_that_is_there(groups):
+def test_a_target_is_reached_at_the_first_evaluation_that_meets_it(groups):
     level = 0.5 * groups["plain"][0].metrics["loss"][0]
-    rows = {row[0]: row for row in target(groups, f"loss={level}").rows}
+    rows = {row.method: row for row in measure_target(groups, f"loss={level}").rows}
     for method, group in groups.items():
         rounds, updates = [], []
         for run in group:
@@ -75,40 +82,35 @@ def test_a_target_is_reached_at_the_first_evaluation_that_is_there(groups):
             if len(table):
                 rounds.append(table["round"][0])
                 updates.append(counts(run)[: rounds[-1]].sum())
-        _, reached, of, (mean, _), (mean_updates, _) = rows[method]
-        assert (reached, of) == (len(rounds), 2)
+        row = rows[method]
+        assert (row.reached, row.runs) == (len(rounds), 2)
         if rounds:
-            assert (mean, mean_updates) == (np.mean(rounds), np.mean(updates))
+            assert (row.rounds[0], row.updates[0]) == (np.mean(rounds), np.mean(updates))
 
 
-def test_by_default_every_method_gets_there(groups):
-    found = target(groups)
+def test_every_method_reaches_the_default_target(groups):
+    found = measure_target(groups)
     ends = [np.mean([run.metrics["loss"][-1] for run in group]) for group in groups.values()]
     assert found.level == pytest.approx(max(ends))
-    assert all(reached > 0 for _, reached, *_ in found.rows)
+    assert all(row.reached > 0 for row in found.rows)
 
 
 @pytest.mark.parametrize(
-    ("wanted", "sentence"),
-    [
-        ("lss=1", "has no metric 'lss'; did you mean 'loss'?"),
-        ("loss=low", "target: 'loss=low' is not METRIC=LEVEL; write loss=0.9"),
-        ("loss", "target: 'loss' is not METRIC=LEVEL"),
-    ],
+    ("wanted", "word"), [("lss=1", "'loss'"), ("loss=low", "loss=0.9"), ("loss", "METRIC=LEVEL")]
 )
-def test_bad_targets(wanted, sentence, groups):
-    with pytest.raises(ft.InvalidInputError) as error:
-        target(groups, wanted)
-    assert sentence in str(error.value)
+def test_a_bad_target_is_refused_with_a_hint(wanted, word, groups):
+    with pytest.raises(ft.InvalidInputError, match=r"^target: .*; ") as error:
+        measure_target(groups, wanted)
+    assert word in str(error.value)
 
 
-def test_smoothing_is_the_mean_of_the_last_entries():
+def test_smoothing_is_a_trailing_moving_average():
     values = np.random.default_rng(0).normal(size=50)
-    found = smoothed(values, 0.1)
+    found = smooth(values, 0.1)
     assert np.allclose(found, [values[max(0, i - 4) : i + 1].mean() for i in range(50)])
 
 
-def test_one_name_for_two_experiments_is_two_methods(runs_folder, fields, tmp_path):
+def test_two_experiments_with_one_name_are_two_methods(fields, tmp_path):
     for steps in (2, 3):
         for seed in (1, 2):
             local = fields["local"] | {"steps": steps}
@@ -126,7 +128,7 @@ def test_one_name_for_two_experiments_is_two_methods(runs_folder, fields, tmp_pa
     }
 
 
-def test_a_run_that_is_named_twice_counts_once(runs_folder):
+def test_a_run_given_twice_counts_once(runs_folder):
     finished, _ = find_runs([runs_folder, runs_folder / "plain", runs_folder / "plain" / "seed-1"])
     assert len(finished) == 6
 
@@ -157,6 +159,12 @@ def test_any_other_metric_is_better_when_higher(metric):
     assert not lower_is_better(metric)
 
 
+def test_runs_with_different_dropout_have_different_participation(groups):
+    run = groups["plain"][0]
+    other = replace(run, experiment=run.experiment | {"dropout": {"type": "random"}})
+    assert len(unique_participation({"a": [run], "b": [run], "c": [other]})) == 2
+
+
 def test_the_target_of_an_error_is_reached_from_above(groups):
     """The loss under the name of an error gives the same table."""
     renamed = {
@@ -164,4 +172,7 @@ def test_the_target_of_an_error_is_reached_from_above(groups):
         for method, group in groups.items()
     }
     level = 0.5 * groups["plain"][0].metrics["loss"][0]
-    assert target(renamed, f"rmse={level}").rows == target(groups, f"loss={level}").rows
+    assert (
+        measure_target(renamed, f"rmse={level}").rows
+        == measure_target(groups, f"loss={level}").rows
+    )
