@@ -1,5 +1,6 @@
 """One style and one way to save a figure, for reports, audits and papers."""
 
+from fedtide.plotting.saving import figure_bytes, figure_svg, save_figure
 from fedtide.plotting.style import (
     COLOURS,
     DASHES,
@@ -13,8 +14,6 @@ from fedtide.plotting.style import (
     plain_logarithms,
     thin_out,
 )
-
-from fedtide.plotting.saving import figure_bytes, figure_svg, save_figure  # isort: skip
 
 __all__ = [
     "COLOURS",

@@ -15,11 +15,12 @@ from fedtide.plotting.style import STYLE
 _NO_DATE = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}  # same figure, same bytes
 
 
-def figure_bytes(figure: Figure, form: str, dpi: int = 200) -> bytes:
+def figure_bytes(figure: Figure, form: str, dpi: int = 200, background: str = "auto") -> bytes:
     """Return the contents of a png, pdf or svg file; equal figures give equal bytes."""
     file = io.BytesIO()
     with mpl.rc_context(STYLE):
-        figure.savefig(file, format=form, dpi=dpi, metadata=_NO_DATE.get(form, {}))
+        metadata = _NO_DATE.get(form, {})
+        figure.savefig(file, format=form, dpi=dpi, metadata=metadata, facecolor=background)
     return file.getvalue()
 
 
@@ -41,8 +42,7 @@ def figure_svg(figure: Figure, title: str, prefix: str) -> str:
         title: its text alternative, escaped for an HTML attribute.
         prefix: put before every id of the SVG; must be unique on the page.
     """
-    figure.patch.set_alpha(0.0)
-    text = figure_bytes(figure, "svg").decode()
+    text = figure_bytes(figure, "svg", background="none").decode()
     text = text[text.index("<svg") :]
     text = re.sub(
         r'width="[\d.]+pt" height="[\d.]+pt"', f'role="img" aria-label="{title}"', text, count=1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import cycle
+from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
@@ -114,6 +115,8 @@ def thin_out(values: Floats) -> tuple[Floats, Floats]:
     return chosen.astype(np.float64), values[chosen]
 
 
-from fedtide.plotting.saving import save_figure  # noqa: E402
+def write_figure(figure: Figure, path: Path, dpi: int = 150) -> None:
+    """Save a figure; the name that `fedtide.papers` still imports."""
+    from fedtide.plotting.saving import save_figure
 
-write_figure = save_figure  # the name that `fedtide.papers` still imports
+    save_figure(figure, path, dpi)

@@ -74,10 +74,11 @@ def comparison_table(runs: Iterable[FinishedRun]) -> Table:
     frame = compare_runs(runs)
     table = Table(box=box.SIMPLE_HEAD, header_style="bold", show_edge=False, collapse_padding=True)
     table.add_column("\nmethod")
-    for column in shown_columns(frame):
+    columns = shown_columns(frame)
+    for column in columns:
         table.add_column(column.title, justify="right")
     for row in frame.iter_rows(named=True):
-        table.add_row(row["method"], *(format_cell(row, c) for c in shown_columns(frame)))
+        table.add_row(row["method"], *(format_cell(row, column) for column in columns))
     return table
 
 

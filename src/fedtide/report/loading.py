@@ -44,7 +44,7 @@ class FinishedRun:
         return str(self.experiment["name"])
 
     def final_value(self, key: str) -> float | None:
-        """Return a metric of the last evaluation, or the speed; None if the run has no such one."""
+        """Return a metric of the last evaluation, or the speed; None if the run lacks it."""
         if key == "rounds_per_second":
             return self.rounds_per_second
         return self.metrics[key][-1] if key in self.metrics.columns else None

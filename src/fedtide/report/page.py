@@ -174,7 +174,7 @@ def _content(section: Section) -> dict[str, Any]:
         "tiles": tiles,
         **_comparison(groups),
         "target": [_format_target_row(row) for row in target.rows],
-        "target_level": f"a {target.metric.replace('_', ' ')} of {level}, seen at evaluations",
+        "target_level": f"{target.metric.replace('_', ' ')} {level} at an evaluation",
         "figures": section.figures,
         "differing": fields,
         "settings": settings,
