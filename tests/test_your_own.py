@@ -40,6 +40,7 @@ def execute(number, language, text):
             assert done.exit_code == 0, done.output
 
 
+@pytest.mark.compile
 def test_the_blocks_of_the_page_run_and_learn(blocks, capsys):
     for number, (language, text) in enumerate(blocks):
         execute(number, language, text)

@@ -10,7 +10,7 @@ FIELDS = {
     "local": {"steps": 2, "lr": 0.05, "batch_size": 4},
     "rounds": 40,
     "evaluation": {"every": 4},
-    "trainer": "stacked",
+    "trainer": "reference",
 }
 METHODS = {
     "plain": {"type": "fedavg"},

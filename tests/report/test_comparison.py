@@ -17,7 +17,7 @@ FIELDS = {
     "participation": {"type": "bernoulli", "rates": 0.5},
     "local": {"steps": 2, "lr": 0.05, "batch_size": 4},
     "rounds": 4,
-    "trainer": "stacked",
+    "trainer": "reference",
 }
 
 

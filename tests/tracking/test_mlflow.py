@@ -20,7 +20,7 @@ FIELDS = {
     "algorithm": {"type": "fedau", "cutoff": 7},
     "rounds": 4,
     "evaluation": {"every": 2},
-    "trainer": "stacked",
+    "trainer": "reference",
 }
 
 
