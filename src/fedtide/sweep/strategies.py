@@ -12,7 +12,7 @@ from fedtide.sweep.configurations import Configuration
 from fedtide.sweep.grid import Point
 
 ScoreFunction = Callable[[Sequence[Configuration]], Sequence[float]]
-"""Runs configurations with all seeds; returns the mean training loss of each, inf if a run failed."""
+"""Runs configurations with all seeds; returns the mean training loss of each (inf: failed)."""
 
 _Rates = list[tuple[float, float]]
 _Best = tuple[float, float, float]  # the loss, γ and η
