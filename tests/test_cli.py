@@ -1,4 +1,4 @@
-"""The command line: what it makes, and how it refuses."""
+"""The command line: what it writes, how it refuses bad input, and how it is interrupted."""
 
 import json
 import os
@@ -13,7 +13,7 @@ import pytest
 import typer
 import yaml
 
-from fedtide.cli.main import app, main
+from fedtide.cli.main import COMMANDS, app, main
 from fedtide.simulation.checkpoint import load_newest
 
 EXPERIMENT = {
@@ -67,7 +67,7 @@ def everything(folder="."):
 
 
 def refused(answer):
-    """Return the sentence of a refusal, of which nothing else must be seen."""
+    """Return the message of a refusal: status 2, one line on stderr and nothing else."""
     status, out, err = answer
     assert status == 2
     assert out == ""
@@ -76,7 +76,7 @@ def refused(answer):
     return err.removeprefix("fedtide: ").rstrip()
 
 
-# What it makes
+# What it writes
 
 
 def test_a_run_makes_its_folder_and_says_where(fedtide):
@@ -103,10 +103,13 @@ def test_a_run_makes_its_folder_and_says_where(fedtide):
 
 
 def test_without_out_runs_are_numbered(fedtide):
-    for folder in ("runs/small", "runs/small-2", "runs/small-3"):
-        assert fedtide("run", write(EXPERIMENT), "rounds=2")[0] == 0
+    file = write(EXPERIMENT | {"rounds": 2})
+    assert fedtide("run", file)[0] == 0
+    Path("runs/small-2").mkdir()
+    assert fedtide("run", file)[0] == 0
+    for folder in ("runs/small", "runs/small-3"):
         assert Path(folder, "summary.json").exists()
-    assert fedtide("run", write(EXPERIMENT), "rounds=2", "--resume")[0] == 0
+    assert fedtide("run", file, "--resume")[0] == 0
     assert sorted(path.name for path in Path("runs").iterdir()) == ["small", "small-2", "small-3"]
 
 
@@ -138,7 +141,7 @@ def test_overrides_are_put_over_the_file(fedtide):
     ],
     ids=str,
 )
-def test_runs_with_nobody_or_one(participation, fedtide):
+def test_runs_with_no_or_one_participant_end_without_warnings(participation, fedtide):
     status, _, err = fedtide("run", write(EXPERIMENT | {"participation": participation}))
     assert (status, "Warning" in err) == (0, False)
     assert Path("runs/small/comparison.png").exists()
@@ -159,7 +162,7 @@ def test_methods_and_seeds_are_compared(fedtide):
     assert Path("figure.pdf").stat().st_size > 0
 
 
-def test_help_teaches(fedtide):
+def test_help_lists_every_command_with_an_example_of_an_override(fedtide):
     status, out, _ = fedtide("--help")
     assert status == 0
     commands = [
@@ -167,7 +170,7 @@ def test_help_teaches(fedtide):
         for line in out.splitlines()
         if line.startswith("│ ") and "-" not in line[:4]
     ]
-    assert {"run", "compare"} <= set(commands)
+    assert set(commands) == set(COMMANDS)
     for command in commands:
         status, out, _ = fedtide(command, "--help")
         assert status == 0
@@ -184,253 +187,202 @@ def test_the_list_of_commands_says_what_their_own_help_says():
         assert listed.help == " ".join(command.help.split("\n\n")[0].split())
 
 
-# How it refuses: one sentence that names the field and the mend, status 2, nothing written.
+# How it refuses: one line that names the field and suggests a fix, status 2, nothing written.
 
+PARTITIONED = DIGITS | {"partition": {"type": "dirchlet", "alpha": 1}}
+BALL = {"type": "ball", "radius": 1, "center": [0]}
+
+
+def rates(value):
+    return {"participation": {"type": "bernoulli", "rates": value}}
+
+
+def table(weights):
+    return {"participation": {"type": "table", "weights": weights}}
+
+
+def regression(**changes):
+    return {"problem": EXPERIMENT["problem"] | changes}
+
+
+# what is changed, the field that is named, and a word of the hint or of the problem
 BAD = {
-    "unknown type": (
-        {"algorithm": "fedua"},
-        "algorithm.type: unknown 'fedua'; did you mean 'fedau'?",
-    ),
-    "unknown problem": (
-        {"problem": {"type": "regresion"}},
-        "problem.type: unknown 'regresion'; did you mean 'regression'?",
-    ),
-    "unknown process": (
-        {"participation": "bernouli"},
-        "participation.type: unknown 'bernouli'; did you mean 'bernoulli'?",
-    ),
+    "unknown algorithm": ({"algorithm": "fedua"}, "algorithm.type", "'fedau'"),
+    "unknown problem": ({"problem": {"type": "regresion"}}, "problem.type", "'regression'"),
+    "unknown process": ({"participation": "bernouli"}, "participation.type", "'bernoulli'"),
     "a selection of too many": (
         {"selection": {"type": "uniform-of", "size": 1000}},
-        "selection.size: 1000 of ",
+        "selection.size",
+        "1000",
     ),
-    "unknown selection": (
-        {"selection": "uniform"},
-        "selection.type: unknown 'uniform'; did you mean 'uniform-of'?",
-    ),
-    "unknown model": (
-        {"problem": DIGITS | {"model": "logistc"}},
-        "problem.model: unknown 'logistc'; did you mean 'logistic'?",
-    ),
-    "unknown partition": (
-        {"problem": DIGITS | {"partition": {"type": "dirchlet", "alpha": 1}}},
-        "problem.partition.type: unknown 'dirchlet'; did you mean 'dirichlet'?",
-    ),
+    "unknown selection": ({"selection": "uniform"}, "selection.type", "'uniform-of'"),
+    "unknown model": ({"problem": DIGITS | {"model": "logistc"}}, "problem.model", "'logistic'"),
+    "unknown partition": ({"problem": PARTITIONED}, "problem.partition.type", "'dirichlet'"),
     "unknown data set": (
         {"problem": DIGITS | {"dataset": "digts"}},
-        "problem.dataset: unknown 'digts'; did you mean 'digits'?",
+        "problem.dataset",
+        "'digits'",
     ),
-    "unknown choice": (
-        {"on_nonfinite": "dorp"},
-        "on_nonfinite: input should be 'stop' or 'drop' (got 'dorp')",
-    ),
-    "no type": (
-        {"algorithm": {"server_lr": 1}},
-        "algorithm.type: missing; choose one of 'amplified', ",
-    ),
-    "a list for a type": (
-        {"algorithm": {"type": ["fedavg"]}},
-        "algorithm.type: unknown ['fedavg']; did you mean 'fedavg'?",
-    ),
+    "unknown choice": ({"on_nonfinite": "dorp"}, "on_nonfinite", "'drop'"),
+    "no type": ({"algorithm": {"server_lr": 1}}, "algorithm.type", "'amplified'"),
+    "a list for a type": ({"algorithm": {"type": ["fedavg"]}}, "algorithm.type", "'fedavg'"),
     "misspelt key": (
         {"algorithm": {"type": "fedau", "cutof": 3}},
-        "algorithm.cutof: unknown key; did you mean 'cutoff'?",
+        "algorithm.cutof",
+        "'cutoff'",
     ),
-    "superfluous key": ({"round": 5}, "round: unknown key; did you mean 'rounds'?"),
+    "superfluous key": ({"round": 5}, "round", "'rounds'"),
     "superfluous key far inside": (
-        {"participation": {"type": "bernoulli", "rates": {"type": "correlated", "beta": 1}}},
-        "participation.rates.beta: unknown key; ",
+        rates({"type": "correlated", "beta": 1}),
+        "participation.rates.beta",
+        "unknown key",
     ),
-    "missing key": (
-        {"local": None, "rounds": None},
-        "local: None is no mapping; give its keys (steps, ",
-    ),
-    "wrong type": ({"rounds": "ten"}, "rounds: input should be a valid integer"),
-    "truth for a number": ({"rounds": True}, "rounds: input should be a number (got True)"),
-    "a number for a mapping": (
-        {"evaluation": 5},
-        "evaluation: 5 is no mapping; give its keys (every",
-    ),
-    "a list for a problem": (
-        {"problem": [1]},
-        "problem: [1] is not a `type`; choose one of 'classification', ",
-    ),
-    "a word for a rate": (
-        {"participation": {"type": "bernoulli", "rates": "often"}},
-        "participation.rates.type: unknown 'often'",
-    ),
-    "rate above 1": (
-        {"participation": {"type": "bernoulli", "rates": 1.5}},
-        "participation.rates: 1.5 is not ",
-    ),
-    "one rate below 0": (
-        {"participation": {"type": "bernoulli", "rates": [0.1, 0.2, 0.3, 0.4, -0.5]}},
-        "participation.rates: -0.5 is not ",
-    ),
-    "too few rates": (
-        {"participation": {"type": "bernoulli", "rates": [0.1, 0.2]}},
-        "participation.rates: ",
-    ),
-    "rate not a number": (
-        {"participation": {"type": "bernoulli", "rates": float("nan")}},
-        "participation.rates: nan is not ",
-    ),
+    "missing key": ({"local": None, "rounds": None}, "local", "steps"),
+    "wrong type": ({"rounds": "ten"}, "rounds", "integer"),
+    "truth for a number": ({"rounds": True}, "rounds", "number"),
+    "a number for a mapping": ({"evaluation": 5}, "evaluation", "every"),
+    "a list for a problem": ({"problem": [1]}, "problem", "'classification'"),
+    "a word for a rate": (rates("often"), "participation.rates.type", "'often'"),
+    "rate above 1": (rates(1.5), "participation.rates", "1.5"),
+    "one rate below 0": (rates([0.1, 0.2, 0.3, 0.4, -0.5]), "participation.rates", "-0.5"),
+    "too few rates": (rates([0.1, 0.2]), "participation.rates", ""),
+    "rate not a number": (rates(float("nan")), "participation.rates", "nan"),
     "correlated without classes": (
-        {"participation": {"type": "bernoulli", "rates": {"type": "correlated"}}},
-        "participation.rates: these clients hold no classes",
+        rates({"type": "correlated"}),
+        "participation.rates",
+        "classes",
     ),
-    "no clients": (
-        {"problem": EXPERIMENT["problem"] | {"clients": 0}},
-        "problem.clients: 0 is not a number of at least 1",
-    ),
-    "more clients than samples": (
-        {"problem": EXPERIMENT["problem"] | {"clients": 51}},
-        "problem.clients: 51 clients for 50 samples; use fewer",
-    ),
+    "no clients": (regression(clients=0), "problem.clients", "at least 1"),
+    "more clients than samples": (regression(clients=51), "problem.clients", "50 samples"),
     "more clients than images": (
         {"problem": DIGITS | {"clients": 5000}},
-        "problem.clients: 5000 clients for 1437 training samples; give at most 1437",
+        "problem.clients",
+        "at most 1437",
     ),
-    "table of other clients": (
-        {"participation": {"type": "table", "weights": [[1, 1]] * 6}},
-        "participation.weights: 2 columns for 5 clients; give one for each",
-    ),
-    "negative weight": (
-        {"participation": {"type": "table", "weights": [[1, 1, 1, 1, -1]] * 6}},
-        "participation.weights: -1 is negative; ",
-    ),
+    "table of other clients": (table([[1, 1]] * 6), "participation.weights", "5 clients"),
+    "negative weight": (table([[1, 1, 1, 1, -1]] * 6), "participation.weights", "-1"),
     "weight not finite": (
-        {"participation": {"type": "table", "weights": [[1, 1, 1, 1, float("inf")]] * 6}},
-        "participation.weights: inf is not finite; ",
+        table([[1, 1, 1, 1, float("inf")]] * 6),
+        "participation.weights",
+        "inf",
     ),
-    "table too short": (
-        {"participation": {"type": "table", "weights": [[1] * 5] * 5}},
-        "rounds: 6 rounds, but the participation ends after 5; ask for at most 5",
-    ),
-    "no such table": (
-        {"participation": {"type": "table", "weights": "none.parquet"}},
-        "participation.weights: there is no file 'none.parquet'; give the path of one",
-    ),
+    "table too short": (table([[1] * 5] * 5), "rounds", "at most 5"),
+    "no such table": (table("none.parquet"), "participation.weights", "none.parquet"),
     "no such log": (
         {"participation": {"type": "replay", "log": "none.parquet"}},
-        "participation.log: there is no file 'none.parquet'; ",
+        "participation.log",
+        "none.parquet",
     ),
-    "no such data": ({"problem": DIGITS | {"dataset": "./nowhere"}}, "problem.dataset: "),
-    "no rounds": ({"rounds": 0}, "rounds: 0 is not a number of at least 1"),
-    "negative seed": ({"seed": -1}, "seed: -1 is not a number of at least 0"),
-    "no steps": ({"local": {"steps": 0}}, "local.steps: 0 is not at least 1"),
-    "rate not positive": (
-        {"local": {"steps": 1, "lr": -0.1}},
-        "local.lr: -0.1 is not a positive number",
-    ),
-    "batches of functions": (
-        {"problem": QUADRATIC},
-        "local.batch_size: the clients of this problem hold no samples; leave it out",
-    ),
-    "shape": (
-        {"problem": QUADRATIC | {"centers": [[0.0]]}},
-        "problem.matrices: shape (2, 1, 1) is not (1, 1, 1)",
-    ),
+    "no such data": ({"problem": DIGITS | {"dataset": "./nowhere"}}, "problem.dataset", ""),
+    "no rounds": ({"rounds": 0}, "rounds", "at least 1"),
+    "negative seed": ({"seed": -1}, "seed", "at least 0"),
+    "no steps": ({"local": {"steps": 0}}, "local.steps", "at least 1"),
+    "rate not positive": ({"local": {"steps": 1, "lr": -0.1}}, "local.lr", "positive"),
+    "batches of functions": ({"problem": QUADRATIC}, "local.batch_size", "no samples"),
+    "shape": ({"problem": QUADRATIC | {"centers": [[0.0]]}}, "problem.matrices", "shape"),
     "not symmetric": (
         {"problem": QUADRATIC | {"matrices": [[[1, 2], [3, 4]]], "centers": [[0, 0]]}},
-        "problem.matrices: a matrix is not symmetric; use (A + Aᵀ) / 2",
+        "problem.matrices",
+        "symmetric",
     ),
     "centre of another size": (
-        {"local": {"steps": 1, "projection": {"type": "ball", "radius": 1, "center": [0]}}},
-        "local.projection.center: 1 numbers for a model of 4; give 4",
+        {"local": {"steps": 1, "projection": BALL}},
+        "local.projection.center",
+        "4",
     ),
-    "objective of another size": ({"objective": [1, 2]}, "objective: 2 weights for 5 clients"),
-    "negative objective": (
-        {"objective": [1, 2, 3, 4, -5]},
-        "objective: weights must be finite, not negative, and not all 0",
-    ),
-    "no such device": ({"device": "cdua"}, "device: 'cdua' is not to be had here; try 'cpu'"),
+    "objective of another size": ({"objective": [1, 2]}, "objective", "5 clients"),
+    "negative objective": ({"objective": [1, 2, 3, 4, -5]}, "objective", "negative"),
+    "no such device": ({"device": "cdua"}, "device", "'cpu'"),
     "groups of another size": (
         {"algorithm": {"type": "fedau", "groups": [0, 1]}},
-        "algorithm.groups: 2 group ids for 5 clients",
+        "algorithm.groups",
+        "5 clients",
     ),
     "inner method": (
         {"algorithm": {"type": "amplified", "period": 5, "factor": 2, "inner": "fedua"}},
-        "algorithm.inner.type: unknown 'fedua'; did you mean 'fedau'?",
+        "algorithm.inner.type",
+        "'fedau'",
     ),
-    "seeds": ({"seeds": [1, 1]}, "seeds: not a list of different numbers, such as [1, 2, 3]"),
-    "one seed": ({"seeds": 3}, "seeds: not a list of different numbers, such as [1, 2, 3]"),
-    "seed of a word": ({"seeds": [1, "x"]}, "seed: input should be a valid integer"),
-    "methods": (
-        {"methods": ["fedavg"]},
-        "methods: not names with the keys that each changes, such as fedau: {...}",
-    ),
-    "name of a method": (
-        {"methods": {"a/b": {}}},
-        "methods: 'a/b' cannot be the name of a folder; choose another",
-    ),
+    "repeated seeds": ({"seeds": [1, 1]}, "seeds", "[1, 2, 3]"),
+    "one seed": ({"seeds": 3}, "seeds", "[1, 2, 3]"),
+    "seed of a word": ({"seeds": [1, "x"]}, "seed", "integer"),
+    "methods": ({"methods": ["fedavg"]}, "methods", "fedau: {"),
+    "name of a method": ({"methods": {"a/b": {}}}, "methods", "'a/b'"),
     "key of a method": (
         {"methods": {"a": {"algorithm": {"type": "fedau", "cutof": 1}}}},
-        "methods.a.algorithm.cutof: unknown key; did you mean 'cutoff'?",
+        "methods.a.algorithm.cutof",
+        "'cutoff'",
     ),
     "method that does not fit": (
         {"methods": {"a": {}, "b": {"algorithm": {"type": "fedau", "groups": [0]}}}},
-        "b/seed-0.algorithm.groups: 1 group ids for 5 clients",
+        "b/seed-0.algorithm.groups",
+        "5 clients",
     ),
 }
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_bad_input(case, fedtide):
-    changes, sentence = BAD[case]
+def test_a_bad_experiment_is_refused_and_nothing_is_written(case, fedtide):
+    changes, field, word = BAD[case]
     file = write(EXPERIMENT | changes)
-    said = refused(fedtide("run", file, "--out", "here"))
-    assert said.startswith(sentence)
+    message = refused(fedtide("run", file, "--out", "here"))
+    assert message.startswith(f"{field}: ")
+    assert word in message
     assert everything() == [file]
 
 
 @pytest.mark.parametrize(
-    ("arguments", "sentence"),
+    ("override", "field", "word"),
     [
-        (["rounds=ten"], "rounds: input should be a valid integer"),
-        (["rounds"], "rounds: not KEY=VALUE, such as rounds=50"),
-        (["=5"], "=5: not KEY=VALUE, such as rounds=50"),
-        (["rounds="], "rounds: input should be a valid integer"),
-        (["local.lr=[1"], "local.lr: the value '[1' is not YAML; quote it"),
-        (["local.lrr=1"], "local.lrr: unknown key; did you mean 'lr'?"),
-        (["algorithm.cutoff=5"], "algorithm.cutoff: unknown key; "),
+        ("rounds=ten", "rounds", "integer"),
+        ("rounds", "rounds", "KEY=VALUE"),
+        ("=5", "=5", "KEY=VALUE"),
+        ("rounds=", "rounds", "integer"),
+        ("local.lr=[1", "local.lr", "quote"),
+        ("local.lrr=1", "local.lrr", "'lr'"),
+        ("algorithm.cutoff=5", "algorithm.cutoff", "unknown key"),
     ],
 )
-def test_bad_overrides(arguments, sentence, fedtide):
+def test_a_bad_override_is_refused(override, field, word, fedtide):
     file = write(EXPERIMENT)
-    assert refused(fedtide("run", file, *arguments, "--out", "here")).startswith(sentence)
+    message = refused(fedtide("run", file, override, "--out", "here"))
+    assert message.startswith(f"{field}: ")
+    assert word in message
     assert everything() == [file]
 
 
-def test_no_such_file(fedtide):
-    assert refused(fedtide("run", "none.yaml")).startswith("none.yaml: cannot be read (")
+def test_a_missing_file_is_refused(fedtide):
+    assert refused(fedtide("run", "none.yaml")).startswith("none.yaml: ")
     assert everything() == []
 
 
 @pytest.mark.parametrize(
-    ("text", "sentence"),
+    ("text", "field", "word"),
     [
-        ("rounds: [1, 2", "bad.yaml: not YAML in line 1; mend the file"),
-        ("a: 1\nb: {", "bad.yaml: not YAML in line 2; mend the file"),
-        ("just words", "bad.yaml: holds no keys; an experiment begins with `problem:`"),
-        ("", "bad.yaml: holds no keys; an experiment begins with `problem:`"),
-        ("name: x", "problem: missing; give it a value"),
-        ("? [1, 2]\n: 3\n", "bad.yaml: not YAML in line 1; mend the file"),
-        ("!!python/object:os.system {}", "bad.yaml: not YAML in line 1; mend the file"),
+        ("rounds: [1, 2", "bad.yaml", "line 1"),
+        ("a: 1\nb: {", "bad.yaml", "line 2"),
+        ("just words", "bad.yaml", "`problem:`"),
+        ("", "bad.yaml", "`problem:`"),
+        ("name: x", "problem", "missing"),
+        ("? [1, 2]\n: 3\n", "bad.yaml", "line 1"),
+        ("!!python/object:os.system {}", "bad.yaml", "line 1"),
     ],
 )
-def test_files_that_are_no_experiment(text, sentence, fedtide):
+def test_a_file_that_is_no_experiment_is_refused(text, field, word, fedtide):
     file = write(text, "bad.yaml")
-    assert refused(fedtide("run", file)) == sentence
+    message = refused(fedtide("run", file))
+    assert message.startswith(f"{field}: ")
+    assert word in message
     assert everything() == [file]
 
 
-def test_a_file_that_is_no_text(fedtide):
+def test_a_file_that_is_no_text_is_refused(fedtide):
     Path("bad.yaml").write_bytes(b"\xff\xfe\x00\x81")
     assert refused(fedtide("run", "bad.yaml")).startswith("bad.yaml: ")
-    assert refused(fedtide("run", ".")).startswith(".: cannot be read (IsADirectoryError)")
+    assert refused(fedtide("run", ".")).startswith(".: ")
 
 
-def test_logs_and_data_that_are_broken(fedtide):
+def test_damaged_logs_and_data_are_refused(fedtide):
     pl.DataFrame({"round": [0, 0], "client": [1, 1]}).write_parquet("twice.parquet")
     Path("broken.parquet").write_bytes(b"PAR1 this is no Parquet file")
     Path("data").mkdir()
@@ -438,10 +390,7 @@ def test_logs_and_data_that_are_broken(fedtide):
         Path("data", f"{split}.parquet").write_bytes(b"PAR1 neither")
     before = everything()
     for changes, words in [
-        (
-            {"participation": {"type": "replay", "log": "twice.parquet"}},
-            "is twice in round 0; keep one",
-        ),
+        ({"participation": {"type": "replay", "log": "twice.parquet"}}, "twice"),
         ({"participation": {"type": "replay", "log": "broken.parquet"}}, "broken.parquet"),
         ({"participation": {"type": "table", "weights": "broken.parquet"}}, "broken.parquet"),
         (
@@ -455,7 +404,7 @@ def test_logs_and_data_that_are_broken(fedtide):
         assert everything() == sorted([*before, file])
 
 
-def test_data_that_do_not_fit(fedtide):
+def test_data_with_invalid_values_are_refused(fedtide):
     rows = {"f": [[0.0, 1.0], [2.0, 3.0], [4.0, 5.0]], "label": [0, 1, 1]}
     cases = [
         ({"f": [[0.0, 1.0], [float("nan"), 1.0], [0.0, 1.0]]}, "finite"),
@@ -476,100 +425,107 @@ def test_data_that_do_not_fit(fedtide):
         assert everything() == sorted([*before, file])
 
 
-def test_a_model_whose_output_does_not_fit(fedtide):
+def test_a_model_with_too_few_outputs_is_refused(fedtide):
     Path("mymodels.py").write_text(
         "from torch.nn import Flatten, Linear, Sequential\n"
         "def narrow():\n    return Sequential(Flatten(), Linear(64, 3))\n"
     )
     file = write(EXPERIMENT | {"problem": DIGITS | {"model": "mymodels:narrow"}})
-    said = refused(fedtide("run", file, "--out", "here"))
-    assert said.startswith("problem.model: ")
-    assert "set the last layer's width to 10" in said
+    message = refused(fedtide("run", file, "--out", "here"))
+    assert message.startswith("problem.model: ")
+    assert "10" in message
     assert not Path("here").exists()
 
 
-def test_folders_that_cannot_be_used(fedtide):
+def test_output_folders_with_other_contents_are_refused(fedtide):
     Path("full").mkdir()
     Path("full", "notes.txt").write_text("mine")
     file = write(EXPERIMENT)
     study = write(EXPERIMENT | {"seeds": [1, 2]}, "study.yaml")
     before = everything()
-    for arguments, sentence in [
-        ((file, "--out", "full"), "out: full is not empty; choose another, or go on with --resume"),
-        ((file, "--out", "full", "--resume"), "out: full is not empty; it holds no run"),
-        (
-            (study, "--out", "full"),
-            "out: full is not empty; choose another, or go on with --resume",
-        ),
-        ((file, "--out", "full/notes.txt"), "out: full/notes.txt is a file; give a folder"),
-        ((study, "--out", "full/notes.txt"), "out: full/notes.txt is a file; give a folder"),
+    for arguments, words in [
+        ((file, "--out", "full"), ("full is not empty", "--resume")),
+        ((file, "--out", "full", "--resume"), ("full is not empty", "no run")),
+        ((study, "--out", "full"), ("full is not empty", "--resume")),
+        ((file, "--out", "full/notes.txt"), ("full/notes.txt is a file", "folder")),
+        ((study, "--out", "full/notes.txt"), ("full/notes.txt is a file", "folder")),
     ]:
-        assert refused(fedtide("run", *arguments)) == sentence
+        message = refused(fedtide("run", *arguments))
+        assert message.startswith("out: ")
+        assert all(word in message for word in words)
         assert everything() == before
 
 
-def test_to_resume_another_experiment_says_what_differs(fedtide):
+def test_resuming_another_experiment_names_the_differences(fedtide):
     file = write(EXPERIMENT)
     fedtide("run", file, "--out", "here")
     before = {path: Path(path).read_bytes() for path in everything("here") if Path(path).is_file()}
-    said = refused(fedtide("run", file, "rounds=9", "local.lr=0.5", "--out", "here", "--resume"))
-    assert said == (
-        "resume: here holds another experiment: local.lr (0.05 there, 0.5 here); rounds (6 there, "
-        "9 here); give the same one, or another folder"
-    )
+    message = refused(fedtide("run", file, "rounds=9", "local.lr=0.5", "--out", "here", "--resume"))
+    assert message.startswith("resume: here ")
+    assert "local.lr (0.05 there, 0.5 here)" in message
+    assert "rounds (6 there, 9 here)" in message
     assert before == {
         path: Path(path).read_bytes() for path in everything("here") if Path(path).is_file()
     }
 
 
-def test_a_run_that_diverges_says_so(fedtide):
+def test_a_run_that_diverges_is_refused_with_its_checkpoint(fedtide):
     file = write(EXPERIMENT | {"local": {"steps": 50, "lr": 1e9}})
-    said = refused(fedtide("run", file, "--out", "here"))
-    assert "in round 0 is not finite (clients " in said
-    assert said.endswith("; the checkpoint of round 0 is kept")
+    message = refused(fedtide("run", file, "--out", "here"))
+    assert "in round 0 is not finite (clients " in message
+    assert "checkpoint" in message.partition(";")[2]
 
 
-def test_places_that_cannot_be_written(fedtide):
-    """A file stands where a folder is wanted."""
+def test_places_that_cannot_be_written_are_refused(fedtide):
+    """A file is in the way of a folder."""
     several = EXPERIMENT | {"rounds": 1, "seeds": [1, 2], "evaluation": {"every": 0}}
     file, place = write(several), Path("file/folder")
     Path("file").write_text("")
-    wanted = f"{place} cannot be written (Not a directory); choose another"
-    assert refused(fedtide("sweep", file, "--out", place)) == f"out: {wanted}"
-    assert refused(fedtide("run", file, "--out", place)) == f"out: {wanted}"
-    fedtide("run", file, "--out", "runs")
-    assert refused(fedtide("report", "runs", "--figures", place)) == f"out: {wanted}"
+    fedtide("run", file, "--out", "runs", "--workers", "1")
+    for arguments in (
+        ("sweep", file, "--out", place),
+        ("run", file, "--out", place),
+        ("report", "runs", "--figures", place),
+    ):
+        assert refused(fedtide(*arguments)).startswith(f"out: {place} cannot be written (")
+
+
+def test_papers_refuse_places_that_cannot_be_written(fedtide):
+    place = Path("file/folder")
+    Path("file").write_text("")
     status, table, err = fedtide("papers", "004/skew", "--out", place, "--show")
-    assert (status, err) == (2, f"fedtide: out: {wanted.replace('folder', 'folder/004/skew')}\n")
+    assert status == 2
+    assert err.startswith(f"fedtide: out: {place}/004/skew cannot be written (")
     assert "L1 skew" in table  # only the figure is missing
     records = ["--records", "records", "--seeds", "0"]
-    refusal = refused(fedtide("papers", "002/synthetic", "--out", place, *records))
-    assert refusal.startswith("out: file/folder/002/synthetic")
-    refusal = refused(fedtide("papers", "004/skew", "--records", place))
-    assert refusal.startswith("records: file/folder/004/skew")
+    message = refused(fedtide("papers", "002/synthetic", "--out", place, *records))
+    assert message.startswith(f"out: {place}/002/synthetic")
+    message = refused(fedtide("papers", "004/skew", "--records", place))
+    assert message.startswith(f"records: {place}/004/skew")
 
 
-def test_comparing_what_is_no_run(fedtide):
+def test_comparing_folders_without_finished_runs_is_refused(fedtide):
     Path("empty").mkdir()
-    mend = "holds no run; give the folder that `fedtide run` wrote"
-    assert refused(fedtide("compare", "empty")) == f"empty: {mend}"
-    assert refused(fedtide("compare", "nowhere")) == f"nowhere: {mend}"
-    fedtide("run", write(EXPERIMENT), "--out", "here")
-    Path("here/summary.json").unlink()
-    assert refused(fedtide("compare", "here")) == (
-        "here: the run has not ended; go on with --resume"
-    )
+    for folder in ("empty", "nowhere"):
+        message = refused(fedtide("compare", folder))
+        assert message.startswith(f"{folder}: ")
+        assert "`fedtide run`" in message
+    Path("here").mkdir()
+    Path("here/experiment.yaml").write_text("{}")
+    message = refused(fedtide("compare", "here"))
+    assert message.startswith("here: ")
+    assert "--resume" in message
 
 
 @pytest.mark.parametrize("arguments", [["run"], ["rum"], ["run", "x.yaml", "--outt", "y"]])
-def test_misspelt_commands_and_options(arguments, fedtide):
+def test_missing_arguments_and_misspelt_commands_or_options_are_refused(arguments, fedtide):
     status, _, err = fedtide(*arguments)
     assert status == 2
     assert "Error" in err
     assert "Traceback" not in err
 
 
-# The real thing, ended by signals
+# A real process, ended by signals
 
 LONG = EXPERIMENT | {"rounds": 4000, "checkpoint": {"every": 100}}
 COMMAND = [sys.executable, "-c", "from fedtide.cli.main import main; main()"]
@@ -598,9 +554,9 @@ def reached(process, folder, t):
         raise AssertionError(process.stderr.read())
 
 
-@pytest.mark.slow
+@pytest.mark.process
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT], ids=str)
-def test_a_process_that_is_ended_goes_on(number, fedtide, results):
+def test_an_interrupted_or_killed_run_resumes_with_the_same_results(number, fedtide, results):
     file = write(LONG)
     assert fedtide("run", file, "--out", "whole")[0] == 0
     for t in (500, 1700):
@@ -614,17 +570,19 @@ def test_a_process_that_is_ended_goes_on(number, fedtide, results):
             assert process.returncode == 130
             last = err.splitlines()[-1]
             assert last.startswith("fedtide: interrupted after round ")
-            assert last.endswith("saved in ended; the same command with --resume goes on")
+            assert "--resume" in last
             assert int(last.split()[4]) == load_newest(Path("ended/checkpoints")).round
     assert not Path("ended/summary.json").exists()
     assert fedtide("run", file, "--out", "ended", "--resume")[0] == 0
     assert results("ended") == results("whole")
 
 
-@pytest.mark.slow
+@pytest.mark.process
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL], ids=str)
-def test_a_study_with_workers_that_is_ended_goes_on(number, fedtide, results):
-    """More members than workers: one waits, and must not begin after the end was asked for."""
+def test_interrupted_or_killed_runs_of_several_workers_resume_with_the_same_results(
+    number, fedtide, results
+):
+    """With more runs than workers, a waiting run must not start after the interruption."""
     file = write(LONG | {"rounds": 3000, "seeds": [1, 2, 3, 4, 5]})
     assert fedtide("run", file, "--out", "whole", "--workers", "2")[0] == 0
     process = started("run", file, "--out", "ended", "--workers", "2")
@@ -633,9 +591,9 @@ def test_a_study_with_workers_that_is_ended_goes_on(number, fedtide, results):
     _, err = process.communicate(timeout=60)
     if number == signal.SIGTERM:
         assert process.returncode == 130
-        assert err.splitlines()[-1] == (
-            "fedtide: interrupted and saved; the same command with --resume goes on"
-        )
+        last = err.splitlines()[-1]
+        assert last.startswith("fedtide: interrupted and saved; ")
+        assert "--resume" in last
     assert not Path("ended/small/seed-5").exists()
     status, _, err = fedtide("run", file, "--out", "ended", "--workers", "2", "--resume")
     assert status == 0, err
@@ -643,21 +601,23 @@ def test_a_study_with_workers_that_is_ended_goes_on(number, fedtide, results):
         assert results(f"ended/small/seed-{seed}") == results(f"whole/small/seed-{seed}")
 
 
-@pytest.mark.slow
-def test_an_end_before_the_first_round_is_an_interruption_too(fedtide):
+@pytest.mark.process
+def test_an_interruption_before_the_first_round_is_reported(fedtide):
     """Ctrl-C while the data are prepared."""
     Path("slow.py").write_text("import signal, os\nos.kill(os.getpid(), signal.SIGINT)\n")
     file = write(EXPERIMENT | {"problem": DIGITS | {"model": "slow:model"}})
     process = started("run", file, "--out", "here")
     _, err = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert err == "fedtide: interrupted; the same command with --resume goes on\n"
+    assert err.startswith("fedtide: interrupted; ")
+    assert err.count("\n") == 1
     assert not Path("here").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_the_process_refuses_without_a_traceback(fedtide):
     process = started("run", write(EXPERIMENT | {"algorithm": "fedua"}))
     _, err = process.communicate(timeout=60)
     assert process.returncode == 2
-    assert err == "fedtide: algorithm.type: unknown 'fedua'; did you mean 'fedau'?\n"
+    assert err.startswith("fedtide: algorithm.type: ")
+    assert err.count("\n") == 1

@@ -1,4 +1,4 @@
-"""Every block of docs/your-own.md does what the page says, in its order and in one folder."""
+"""Executes every code block of docs/your-own.md, in order and in one folder."""
 
 import re
 import runpy
@@ -26,8 +26,8 @@ def blocks(tmp_path, monkeypatch):
         sys.modules.pop(module, None)
 
 
-def carry_out(number, language, text):
-    """Write a block that names its file; run the others."""
+def execute(number, language, text):
+    """Write a block that names its file; execute any other."""
     if named := NAME.match(text):
         Path(named[1]).write_text(text, encoding="utf-8")
     elif language == "python":
@@ -40,9 +40,10 @@ def carry_out(number, language, text):
             assert done.exit_code == 0, done.output
 
 
-def test_the_page(blocks, capsys):
+@pytest.mark.compile
+def test_the_blocks_of_the_page_run_and_learn(blocks, capsys):
     for number, (language, text) in enumerate(blocks):
-        carry_out(number, language, text)
+        execute(number, language, text)
     accuracies = [float(line.split()[-1]) for line in capsys.readouterr().out.splitlines()[:2]]
     assert min(accuracies) > 0.7
     learnt = pl.read_parquet("runs/sensors/metrics.parquet").row(-1, named=True)
@@ -50,7 +51,7 @@ def test_the_page(blocks, capsys):
     assert Path("runs/sensors/report.html").stat().st_size > 10_000
 
 
-def test_the_method_is_no_longer_than_it_says(blocks):
+def test_the_method_is_as_short_as_the_page_says(blocks):
     method = next(text for _, text in blocks if text.startswith("# bounded.py"))
     body = method.partition("@dataclass")[2]
     assert len([line for line in body.splitlines() if line.strip()]) <= 30

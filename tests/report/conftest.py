@@ -1,4 +1,4 @@
-"""Runs to report on: two methods under two seeds, on a problem with clients of known rates."""
+"""Runs to report on: three methods under two seeds, with known participation rates."""
 
 import pytest
 
@@ -10,7 +10,7 @@ FIELDS = {
     "local": {"steps": 2, "lr": 0.05, "batch_size": 4},
     "rounds": 40,
     "evaluation": {"every": 4},
-    "trainer": "stacked",
+    "trainer": "reference",
 }
 METHODS = {
     "plain": {"type": "fedavg"},

@@ -1,6 +1,5 @@
-"""The page and its command: what is on it, and how it refuses."""
+"""The HTML page and the command that writes it."""
 
-import re
 import shutil
 from html.parser import HTMLParser
 
@@ -9,16 +8,20 @@ from typer.testing import CliRunner
 
 import fedtide as ft
 from fedtide.cli.main import app
-from fedtide.report.loading import by_method, load_runs
-from fedtide.report.page import parts, verdict
+from fedtide.report.loading import group_by_method, load_runs
+from fedtide.report.page import make_sections, verdict
 
 
 class Outline(HTMLParser):
-    """Collects what a page links to, its ids, its texts, and whether its tags are closed."""
+    """Collects a page's links, ids and texts, and checks that its tags are closed."""
 
-    def __init__(self):
+    def __init__(self, path):
         super().__init__()
         self.links, self.ids, self.words, self.open = [], [], [], []
+        self.feed(path.read_text(encoding="utf-8"))
+        assert self.open == []
+        assert len(set(self.ids)) == len(self.ids)
+        assert all(link.startswith(("#", "data:")) for link in self.links)
 
     def handle_starttag(self, tag, attributes):
         found = dict(attributes)
@@ -38,96 +41,111 @@ class Outline(HTMLParser):
     def handle_data(self, data):
         self.words.append(data)
 
+    @property
+    def text(self):
+        return " ".join(self.words)
+
+
+def report(*arguments):
+    """Run the command and return its output."""
+    result = CliRunner().invoke(app, ["report", *map(str, arguments)])
+    if result.exception is not None:
+        raise result.exception
+    return result.output
+
+
+@pytest.fixture(scope="module")
+def folder(runs_folder, tmp_path_factory):
+    """Return a folder with the page of all runs and its figures."""
+    folder = tmp_path_factory.mktemp("report")
+    output = report(runs_folder, "--html", folder / "page.html", "--figures", folder / "figures")
+    assert "not in the figures" not in output
+    return folder
+
 
 @pytest.fixture
-def report(monkeypatch, tmp_path):
-    """Return a function that runs the command and gives its page's outline and its output."""
+def one_run(runs_folder, tmp_path, monkeypatch):
+    """Return a copy of one run, in the current folder."""
     monkeypatch.chdir(tmp_path)
-
-    def command(*arguments):
-        done = CliRunner().invoke(app, ["report", *map(str, arguments)])
-        if done.exception is not None:
-            raise done.exception
-        page = re.search(r"report: (\S+?)(;|$)", done.output, re.MULTILINE).group(1)
-        outline = Outline()
-        outline.feed((tmp_path / page).read_text(encoding="utf-8"))
-        return outline, done.output
-
-    return command
+    shutil.copytree(runs_folder / "plain" / "seed-1", tmp_path / "one")
+    return tmp_path / "one"
 
 
-def test_the_page_needs_nothing_else_and_says_what_is_known(report, runs_folder, tmp_path):
-    outline, output = report(runs_folder, "--html", "page.html", "--figures", "figures")
-    assert outline.open == []
-    assert all(link.startswith(("#", "data:")) for link in outline.links)
-    assert len(set(outline.ids)) == len(outline.ids)
-    text = " ".join(outline.words)
+def test_the_page_is_self_contained_and_names_every_method(folder):
+    text = Outline(folder / "page.html").text
     for words in ("plain", "fedau", "known", "Who took part in which round", "L1 skew"):
         assert words in text
-    assert "not in the figures" not in output
-    names = {file.stem for file in (tmp_path / "figures").iterdir()}
+
+
+def test_every_figure_is_saved_as_png_and_pdf(folder):
+    files = list((folder / "figures").iterdir())
+    names = {file.stem for file in files}
     assert {"curves-loss", "raster-0", "cohorts-0", "objective", "weights-time"} <= names
-    for file in (tmp_path / "figures").iterdir():
+    assert len(files) == 2 * len(names)
+    for file in files:
         head = file.read_bytes()[:8]
         assert head.startswith(b"\x89PNG" if file.suffix == ".png" else b"%PDF")
 
 
-def test_the_same_runs_give_the_same_page(report, runs_folder, tmp_path):
-    report(runs_folder, "--html", "one.html")
-    report(runs_folder, "--html", "two.html", "--smooth", "0")
-    assert (tmp_path / "one.html").read_bytes() == (tmp_path / "two.html").read_bytes()
+def test_the_same_runs_give_the_same_page(folder, runs_folder):
+    report(runs_folder, "--html", folder / "again.html", "--smooth", "0")
+    assert (folder / "page.html").read_bytes() == (folder / "again.html").read_bytes()
 
 
-def test_runs_that_have_not_ended_well_are_listed(report, runs_folder, tmp_path):
-    shutil.copytree(runs_folder, tmp_path / "runs")
-    for method in ("plain", "known"):
-        (tmp_path / "runs" / method / "seed-2" / "summary.json").unlink()
-    failed = tmp_path / "runs" / "known" / "seed-2" / "failure.json"
-    failed.write_text('{"sentence": "local.lr: <too> high", "lasting": true, "trace": ""}')
-    outline, output = report("runs")
-    text = " ".join(outline.words)
-    assert "2 of 6 runs are not in the figures." in text
+def test_failed_and_unfinished_runs_are_listed(one_run, tmp_path):
+    for name in ("two", "three"):
+        shutil.copytree(one_run, tmp_path / name)
+        (tmp_path / name / "summary.json").unlink()
+    failure = '{"sentence": "local.lr: <too> high", "permanent": true, "trace": ""}'
+    (tmp_path / "two" / "failure.json").write_text(failure)
+    output = report(".")
+    text = Outline(tmp_path / "report.html").text
+    assert "2 of 3 runs are not in the figures." in text
     assert "unfinished" in text
     assert "local.lr: <too> high" in text
-    assert "40 of 40" in text  # what their last checkpoints know
+    assert "40 of 40" in text  # the rounds of their last checkpoints
     assert "not in the figures: 1 failed and 1 unfinished" in output
 
 
-def test_different_problems_stand_one_after_another(report, runs_folder, fields, tmp_path):
+def test_each_problem_has_its_own_section(one_run, fields, tmp_path):
     problem = fields["problem"] | {"features": 4}
-    other = fields | {"problem": problem, "name": "plain", "seed": 3}
+    other = fields | {"problem": problem, "name": "other", "seed": 3, "rounds": 3}
     ft.simulate(**other, algorithm="fedavg", out=tmp_path / "other")
-    found = parts(load_runs([runs_folder, tmp_path / "other"]))
-    assert [part.name for part in found] == ["regression, features 3", "regression, features 4"]
-    assert [list(part.groups) for part in found][1] == ["plain"]
-    outline, _ = report(runs_folder, "other", "--html", "page.html")
-    assert "cannot be compared" in " ".join(outline.words)
-    assert len(set(outline.ids)) == len(outline.ids)
-    with pytest.raises(
-        ft.InvalidInputError, match=r"^target: the runs are of 2 different problems"
-    ):
-        report(runs_folder, "other", "--target", "loss=1")
+    sections = make_sections(load_runs([tmp_path]))
+    assert {section.name: list(section.groups) for section in sections} == {
+        "regression, features 3": ["plain"],
+        "regression, features 4": ["other"],
+    }
+    report("one", "other", "--html", "page.html")
+    assert "2 different problems" in Outline(tmp_path / "page.html").text
+    with pytest.raises(ft.InvalidInputError, match=r"^target: .*2 different problems; "):
+        report("one", "other", "--target", "loss=1")
 
 
 @pytest.mark.parametrize("participation", ["full", {"type": "bernoulli", "rates": 0.0}])
-def test_pages_of_one_run(participation, report, fields):
+def test_one_run_with_full_or_no_participation_has_a_page(participation, fields, tmp_path):
     changed = fields | {"participation": participation, "rounds": 3}
-    ft.simulate(**changed, algorithm="fedavg", out="one")
-    outline, _ = report("one")
-    assert outline.open == []
+    ft.simulate(**changed, algorithm="fedavg", out=tmp_path)
+    report(tmp_path)
+    assert "One seed." in Outline(tmp_path / "report.html").text
 
 
-def test_nothing_to_show(report, runs_folder, tmp_path):
-    shutil.copytree(runs_folder / "plain" / "seed-1", tmp_path / "one")
-    (tmp_path / "one" / "summary.json").unlink()
-    with pytest.raises(ft.InvalidInputError, match=r"^report: no run has ended well"):
+def test_a_target_of_an_error_is_shown_as_a_number(one_run):
+    report("one", "--target", "mse=0.75")
+    text = Outline(one_run / "report.html").text
+    assert "reach mse 0.75 at an evaluation" in text
+
+
+def test_folders_without_a_finished_run_are_refused(one_run):
+    (one_run / "summary.json").unlink()
+    with pytest.raises(ft.InvalidInputError, match=r"^report: .*; "):
         report("one")
-    with pytest.raises(ft.InvalidInputError, match=r"^nowhere: holds no run"):
+    with pytest.raises(ft.InvalidInputError, match=r"^nowhere: .*; "):
         report("nowhere")
 
 
-def test_the_verdict_names_the_best_and_who_is_within_error(runs_folder):
-    groups = by_method(load_runs([runs_folder]))
+def test_the_verdict_names_the_best_method(runs_folder):
+    groups = group_by_method(load_runs([runs_folder]))
     ends = {m: [run.metrics["loss"][-1] for run in group] for m, group in groups.items()}
     best = min(ends, key=lambda method: sum(ends[method]))
     assert verdict(groups).startswith(f"{best} ends with the best loss: {sum(ends[best]) / 2:.4f}")

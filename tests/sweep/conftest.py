@@ -1,4 +1,4 @@
-"""What the tests of sweeps share: a small experiment and sweeps of it."""
+"""A small experiment, and sweeps of it."""
 
 import pytest
 import yaml
@@ -28,7 +28,7 @@ def base():
 
 @pytest.fixture
 def sweep(base, tmp_path):
-    """Return a function that loads the small experiment with changes, as a file would be."""
+    """Return a function that loads the small experiment with changes from a file."""
 
     def load(overrides=(), **changes):
         file = tmp_path / "file.yaml"

@@ -1,4 +1,4 @@
-"""The command line."""
+"""The entry point of the command line: finds, imports and runs one command."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fedtide.errors import Interrupted, InvalidInputError, did_you_mean
 
 
 class _Command(NamedTuple):
-    """Where a command's function is, and the first sentence of its documentation."""
+    """Where a command is implemented, and the first paragraph of its help."""
 
     function: str
     summary: str
@@ -26,8 +26,8 @@ class _Command(NamedTuple):
 
 COMMANDS = {
     "run": _Command(
-        "fedtide.cli.run:run",
-        "Run an experiment, or several methods and seeds of one, and compare what comes out.",
+        "fedtide.cli.run:run_command",
+        "Run an experiment, or several methods and seeds of one, and compare the results.",
     ),
     "sweep": _Command(
         "fedtide.cli.sweep:sweep_command",
@@ -38,12 +38,12 @@ COMMANDS = {
         "List the papers' experiments, or run one: published against measured, claim by claim.",
     ),
     "compare": _Command(
-        "fedtide.cli.run:compare",
+        "fedtide.cli.compare:compare_command",
         "Compare finished runs: one row per method, mean ± standard deviation over its seeds.",
     ),
     "report": _Command(
         "fedtide.cli.report:report_command",
-        "Write a page on runs: how methods learn, who takes part, whose objective is minimised.",
+        "Write an HTML report on runs: learning curves, participation, and influence of clients.",
     ),
     "audit": _Command(
         "fedtide.cli.audit:audit_command",
@@ -54,15 +54,15 @@ COMMANDS = {
         "Run a real federation on this machine: a SuperLink and five SuperNodes with Flower.",
     ),
 }
-"""Only the command that is asked for is imported: a list of them should not wait for PyTorch."""
+"""The commands; only the one that runs is imported, so `fedtide --help` need not load PyTorch."""
 
 _typer = functools.partial(
     typer.Typer, add_completion=False, rich_markup_mode="rich", pretty_exceptions_enable=False
 )
 
 
-class _Commands(TyperGroup):
-    """Lists commands by their summaries, and imports the one that is run."""
+class _LazyCommands(TyperGroup):
+    """Lists the commands by their summaries and imports only the one that runs."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -75,28 +75,31 @@ class _Commands(TyperGroup):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         name = args[0]
         if name not in COMMANDS:
-            ctx.fail(f"there is no command {name!r}; {did_you_mean(name, COMMANDS)}")
+            ctx.fail(f"unknown command {name!r}; {did_you_mean(name, COMMANDS)}")
         module, function = COMMANDS[name].function.split(":")
-        one = _typer()
-        one.command(name)(getattr(importlib.import_module(module), function))
-        return name, typer.main.get_command(one), args[1:]
+        single = _typer()
+        single.command(name)(getattr(importlib.import_module(module), function))
+        return name, typer.main.get_command(single), args[1:]
 
 
-app = _typer(cls=_Commands, no_args_is_help=True)
+app = _typer(cls=_LazyCommands, no_args_is_help=True)
 
 
 @app.callback()
 def _main() -> None:
-    """Federated learning for clients that come and go: say who takes part, train, compare."""
+    """Federated learning for clients that come and go: simulate, compare, audit and deploy.
+
+    Start with `fedtide run examples/digits.yaml`; `fedtide COMMAND --help` explains a command.
+    """
 
 
 def main() -> None:
-    """Run the command line: 0 done, 2 bad input, 130 interrupted."""
-    # Where the cores are busy, a thread that spins while it waits for one that the system has set
-    # aside costs more than all the work: measured up to a hundredfold. Read when torch is loaded.
+    """Run the command line; exit status 0: done, 2: invalid input, 130: interrupted."""
+    # On busy cores, OpenMP threads that spin while waiting cost up to a hundred times the work.
+    # PyTorch reads this when it is loaded.
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, _end)
+        signal.signal(number, _interrupt)
     try:
         app(standalone_mode=True)
     except InvalidInputError as error:
@@ -107,6 +110,6 @@ def main() -> None:
         sys.exit(130)
 
 
-def _end(number: int, frame: FrameType | None) -> None:
-    """End where there is nothing to save yet, or no longer."""
-    raise Interrupted("interrupted; the same command with --resume goes on")
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    """Handle a signal outside the training loop, where there is nothing to save."""
+    raise Interrupted("interrupted; repeat the command with --resume to continue")

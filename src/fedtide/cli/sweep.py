@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -12,43 +11,22 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from fedtide.cli.progress_bars import View
-from fedtide.sweep.configurations import SweepRun
-from fedtide.sweep.result_table import RESULTS
-from fedtide.sweep.sweep_runner import Done, run_sweep
-from fedtide.sweep.sweep_spec import BEST, Sweep
-from fedtide.tracking import tracker
+from fedtide.cli.options import Overrides, Track, Workers, track_runs
+from fedtide.cli.progress_bars import ProgressBars
+from fedtide.sweep import Sweep, run_sweep
+from fedtide.sweep.result_table import RESULTS_FILE
+from fedtide.sweep.sweep_spec import BEST_FILE
 
-Track = Annotated[
-    str | None,
-    typer.Option(
-        metavar="mlflow[:URI]",
-        help="Write runs that have ended into an MLflow store; by default mlflow.db beside OUT.",
-        show_default=False,
-    ),
-]
-"""The option of all commands that run something."""
-
-_ROWS = 40  # settings that are printed; the file has all
+_MAX_ROWS = 40  # configurations printed; the file has all
 
 
 def sweep_command(
     file: Annotated[Path, typer.Argument(help="A sweep file (YAML).", show_default=False)],
-    overrides: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="[KEY=VALUE]...",
-            help="Values put over those of the file: rounds=50 'seeds=[1, 2]'",
-            show_default=False,
-        ),
-    ] = None,
+    overrides: Overrides = None,
     out: Annotated[
-        Path | None, typer.Option(help="The folder to write.", show_default="runs/NAME")
+        Path | None, typer.Option(help="Output folder.", show_default="runs/NAME")
     ] = None,
-    workers: Annotated[
-        int | None,
-        typer.Option(min=1, help="How many runs at a time.", show_default="one for each core"),
-    ] = None,
+    workers: Workers = None,
     ray: Annotated[
         str | None,
         typer.Option(
@@ -61,77 +39,49 @@ def sweep_command(
 ) -> None:
     """Run an experiment under grids and lists of values, methods and seeds.
 
-    Each run has a folder of its own below the sweep's; results.parquet has one row for each. What
-    is finished is left alone: the same command goes on after any interruption, and runs what is new
-    after the file has grown. A run that fails is noted, and the others go on.
+    Each run has its own folder below the sweep's; results.parquet has one row per run. Repeat the
+    command to continue after an interruption, or after adding to the file: finished runs are kept,
+    only missing ones are executed. A failed run is recorded and the others continue.
 
     Example: fedtide sweep examples/digits-sweep.yaml --out runs/sweep
     """
     sweep = Sweep.load(file, overrides or ())
     out = out or Path("runs") / sweep.name
-    with View(sweep.name) as view:
-        done = tracked(track, out, sweep.name)
-        frame = run_sweep(
-            sweep,
-            out,
-            workers=workers,
-            ray=ray,
-            progress=view,
-            done=done,
-        )
-    show(frame, Console())
-    print(f"results: {out / RESULTS}")
+    with ProgressBars(sweep.name) as bars:
+        done = track_runs(track, out, sweep.name)
+        frame = run_sweep(sweep, out, workers=workers, ray=ray, progress=bars, done=done)
+    _print_results(frame, Console())
+    print(f"results: {out / RESULTS_FILE}")
     if sweep.strategy is not None:
-        print(f"chosen: {out / BEST}; fedtide run {out / BEST} 'seeds=[1, 2, 3]' runs it")
+        best = out / BEST_FILE
+        print(f"best: {best}; run it with: fedtide run {best} 'seeds=[1, 2, 3]'")
 
 
-def tracked(wanted: str | None, out: Path, name: str) -> Done | None:
-    """Return what writes runs into the store that `--track` names.
-
-    Raises:
-        InvalidInputError: a store that cannot be used.
-    """
-    if wanted is None:
-        return None
-    tracks = tracker(wanted, out, name)
-
-    def done(member: SweepRun, folder: Path) -> None:
-        try:
-            tracks.track(folder, member.fields)
-        except Exception as error:  # a store that is away must not end the runs
-            said = " ".join(str(error).split())
-            said = f"{folder} is not in the store ({said:.120}); the same command tries again"
-            print(f"fedtide: {said}", file=sys.stderr)
-
-    return done
-
-
-def show(frame: pl.DataFrame, console: Console) -> None:
-    """Print one line for each setting: its fields, its runs, and the mean of its metrics."""
+def _print_results(frame: pl.DataFrame, console: Console) -> None:
+    """Print a row per configuration: its fields, the number of runs, and mean metrics."""
     fields = frame.columns[1 : frame.columns.index("seed")]
-    shown = [name for name in ("loss", "test_accuracy") if name in frame.columns]
+    metrics = [name for name in ("loss", "test_accuracy") if name in frame.columns]
     grouped = frame.group_by(fields or [pl.lit("all").alias("runs")], maintain_order=True).agg(
         (pl.col("status") == "done").sum().alias("done"),
         (pl.col("status") == "failed").sum().alias("failed"),
-        *(pl.col(name).mean() for name in shown),
+        *(pl.col(name).mean() for name in metrics),
     )
     if "best" in fields:
         grouped = grouped.sort("best", descending=True, maintain_order=True)
     table = Table(box=box.SIMPLE_HEAD, header_style="bold", show_edge=False, collapse_padding=True)
     for name in grouped.columns:
         table.add_column(name, justify="left" if name in fields else "right")
-    for row in grouped.head(_ROWS).iter_rows():
-        table.add_row(*map(_cell, row))
+    for row in grouped.head(_MAX_ROWS).iter_rows():
+        table.add_row(*map(_format_cell, row))
     console.print(table)
-    if len(grouped) > _ROWS:
-        console.print(f"and {len(grouped) - _ROWS} more")
-    for run, error in (
-        frame.filter(pl.col("status") == "failed").select("run", "error").head(5).rows()
-    ):
+    if len(grouped) > _MAX_ROWS:
+        console.print(f"and {len(grouped) - _MAX_ROWS} more")
+    failed = frame.filter(pl.col("status") == "failed").select("run", "error").head(5)
+    for run, error in failed.rows():
         console.print(f"failed: {run}: {error}", markup=False, highlight=False, soft_wrap=True)
 
 
-def _cell(value: object) -> str:
+def _format_cell(value: object) -> str:
     if isinstance(value, bool):
         return "✓" if value else ""
     return "" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -1,4 +1,4 @@
-"""The runs that folders hold: finished, failed or under way, and which belong together."""
+"""Reads runs from their folders, finished or not, and groups them by method."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from fedtide.errors import InvalidInputError
 from fedtide.simulation.experiment import HOW, read_yaml
 from fedtide.simulation.run_folder import RunFolder, numbered
 
-_APART = ("seed", *HOW)
-"""What may differ between runs of one method."""
+_SEED_OR_EXECUTION = ("seed", *HOW)
+"""The fields that may differ between runs of one method."""
 
 
 @dataclass(frozen=True)
 class FinishedRun:
-    """A run as its folder tells it.
+    """A finished run, read from its folder.
 
     Args:
-        folder: where it lies.
-        experiment: as plain data.
+        folder: its folder.
+        experiment: its resolved experiment, as plain data.
         metrics: one row per evaluation.
         clients: one row per client.
-        rounds_per_second: without evaluations.
+        rounds_per_second: training speed, evaluations excluded.
     """
 
     folder: RunFolder
@@ -43,81 +43,91 @@ class FinishedRun:
         """The name of the method."""
         return str(self.experiment["name"])
 
-    def last(self, key: str) -> float | None:
-        """Return a figure of the last evaluation."""
+    def final_value(self, key: str) -> float | None:
+        """Return a metric of the last evaluation, or the speed; None if the run lacks it."""
         if key == "rounds_per_second":
             return self.rounds_per_second
         return self.metrics[key][-1] if key in self.metrics.columns else None
 
-    def used(self) -> pl.DataFrame:
-        """Return the rows of the participation log of those whose updates were used."""
+    def used_rows(self) -> pl.DataFrame:
+        """Return the rows of the participation log of clients whose updates were used."""
         return pl.read_parquet(self.folder.participation).filter(pl.col("stage") == "used")
 
-    def cohorts(self) -> NDArray[np.int64]:
+    def cohort_sizes(self) -> NDArray[np.int64]:
         """Return the number of clients used in each round, shape (T,)."""
-        rounds = self.used()["round"].to_numpy()
+        rounds = self.used_rows()["round"].to_numpy()
         return np.bincount(rounds, minlength=int(self.experiment["rounds"]))
 
 
+Groups = Mapping[str, Sequence[FinishedRun]]
+"""The runs of each method, one per seed."""
+
+
 @dataclass(frozen=True)
-class OtherRun:
-    """A run that has not ended well, or not yet.
+class IncompleteRun:
+    """A run that failed or has not ended yet.
 
     Args:
-        folder: where it lies.
-        experiment: as plain data.
+        folder: its folder.
+        experiment: its resolved experiment, as plain data.
         state: "failed" or "unfinished".
-        ended: how many rounds its last checkpoint knows.
-        sentence: why it failed.
+        ended: the number of rounds covered by its last checkpoint.
+        message: why it failed.
     """
 
     folder: RunFolder
     experiment: dict[str, Any]
     state: str
     ended: int
-    sentence: str
+    message: str
 
 
 def load_runs(folders: Iterable[str | Path]) -> list[FinishedRun]:
-    """Return the finished runs in these folders and below them, without those that failed.
+    """Return the finished runs in and below these folders; failed runs are skipped.
 
     Raises:
-        InvalidInputError: a folder that is missing or holds no run, or a run that has not ended.
+        InvalidInputError: a folder without a run, an unfinished run, or only failed runs.
     """
-    finished, others = survey(folders)
-    for other in others:
-        if other.state == "unfinished" or not finished:
-            said = other.sentence or "the run has not ended; go on with --resume"
-            raise InvalidInputError(f"{other.folder.path}: {said}")
+    finished, incomplete = find_runs(folders)
+    for run in incomplete:
+        if run.state == "unfinished" or not finished:
+            message = run.message or "the run has not ended; continue it with --resume"
+            raise InvalidInputError(f"{run.folder.path}: {message}")
     return finished
 
 
-def survey(folders: Iterable[str | Path]) -> tuple[list[FinishedRun], list[OtherRun]]:
-    """Return the runs in these folders and below them, each once: the finished, and the others.
+def find_runs(folders: Iterable[str | Path]) -> tuple[list[FinishedRun], list[IncompleteRun]]:
+    """Return the finished runs, ordered by seed, and the incomplete runs; each folder counts once.
 
     Raises:
-        InvalidInputError: a folder that is missing or holds no run.
+        InvalidInputError: a folder that is missing, holds no run, or cannot be read.
     """
     paths = dict.fromkeys(path.resolve() for f in folders for path in _run_folders(Path(f)))
-    found = [load(_shown(path)) for path in paths]
+    found = [_load(_relative(path)) for path in paths]
     finished = [run for run in found if isinstance(run, FinishedRun)]
-    others = [run for run in found if isinstance(run, OtherRun)]
-    return sorted(finished, key=lambda run: int(run.experiment["seed"])), others
+    incomplete = [run for run in found if isinstance(run, IncompleteRun)]
+    return sorted(finished, key=lambda run: int(run.experiment["seed"])), incomplete
 
 
-def _shown(path: Path) -> Path:
-    """Return a path as people would write it."""
+def _run_folders(folder: Path) -> list[Path]:
+    found = sorted(path.parent for path in folder.glob("**/experiment.yaml"))
+    if not found:
+        raise InvalidInputError(f"{folder}: holds no run; give the folder that `fedtide run` wrote")
+    return found
+
+
+def _relative(path: Path) -> Path:
+    """Return the path relative to the working directory if it lies below."""
     here = Path.cwd()
     return path.relative_to(here) if path.is_relative_to(here) else path
 
 
-def load(path: Path) -> FinishedRun | OtherRun:
-    """Return the run of one folder."""
+def _load(path: Path) -> FinishedRun | IncompleteRun:
     folder = RunFolder(path)
     try:
         experiment = read_yaml(folder.experiment)
         if not folder.finished:
-            return _other(folder, experiment)
+            return _load_incomplete(folder, experiment)
         return FinishedRun(
             folder,
             experiment,
@@ -131,86 +141,68 @@ def load(path: Path) -> FinishedRun | OtherRun:
         ) from None
 
 
-def load_run(path: Path) -> FinishedRun:
-    """Return the finished run of one folder.
-
-    Raises:
-        InvalidInputError: it has not ended.
-    """
-    return load_runs([path])[0]
-
-
-def _other(folder: RunFolder, experiment: dict[str, Any]) -> OtherRun:
-    ended = 0
-    for path in reversed(numbered(folder.checkpoints, "safetensors")):
-        ended = int(path.stem)
-        break
+def _load_incomplete(folder: RunFolder, experiment: dict[str, Any]) -> IncompleteRun:
+    checkpoints = numbered(folder.checkpoints, "safetensors")
+    ended = int(checkpoints[-1].stem) if checkpoints else 0
     if not folder.failure.exists():
-        return OtherRun(folder, experiment, "unfinished", ended, "")
+        return IncompleteRun(folder, experiment, "unfinished", ended, "")
     note = json.loads(folder.failure.read_text(encoding="utf-8"))
-    return OtherRun(folder, experiment, "failed", ended, str(note["sentence"]))
+    return IncompleteRun(folder, experiment, "failed", ended, str(note["sentence"]))
 
 
-def _run_folders(folder: Path) -> list[Path]:
-    found = sorted(path.parent for path in folder.glob("**/experiment.yaml"))
-    if not found:
-        raise InvalidInputError(f"{folder}: holds no run; give the folder that `fedtide run` wrote")
-    return found
+def group_by_method(runs: Iterable[FinishedRun]) -> dict[str, list[FinishedRun]]:
+    """Return the runs of each method, one per seed, in the order in which the methods appear.
 
-
-def by_method(runs: Iterable[FinishedRun]) -> dict[str, list[FinishedRun]]:
-    """Return the runs of each method, in the order in which the methods come.
-
-    Runs are of one method if they differ in nothing but the seed and how they were computed. Two
-    methods of one name are told apart by the fields in which they differ.
+    Runs belong to one method if they differ only in the seed and in how they were executed. Two
+    methods with the same name are told apart by the fields in which they differ.
     """
-    groups: dict[str, list[FinishedRun]] = {}
+    groups: dict[str, dict[int, FinishedRun]] = {}
     for run in runs:
-        groups.setdefault(_identity(run), []).append(run)
-    labels = _labels([group[0] for group in groups.values()])
-    return dict(zip(labels, (_one_each(group) for group in groups.values()), strict=True))
-
-
-def _one_each(group: Sequence[FinishedRun]) -> list[FinishedRun]:
-    """Return the runs with each seed once: two of one seed are the same run."""
-    return list({run.experiment["seed"]: run for run in reversed(group)}.values())[::-1]
+        groups.setdefault(_identity(run), {}).setdefault(run.experiment["seed"], run)
+    distinct = [list(group.values()) for group in groups.values()]
+    return dict(zip(_labels([group[0] for group in distinct]), distinct, strict=True))
 
 
 def _identity(run: FinishedRun) -> str:
-    kept = {key: value for key, value in run.experiment.items() if key not in _APART}
+    kept = {key: v for key, v in run.experiment.items() if key not in _SEED_OR_EXECUTION}
     return json.dumps(kept, sort_keys=True, default=str)
 
 
 def _labels(runs: Sequence[FinishedRun]) -> list[str]:
-    """Return a name for each, with the fields in which runs of one name differ."""
+    """Return a name for each; runs of one name get the fields in which they differ added."""
     labels = []
     for run in runs:
-        alike = [other for other in runs if other.method == run.method]
-        labels.append(f"{run.method} ({_special(run, alike)})" if len(alike) > 1 else run.method)
+        same = [other for other in runs if other.method == run.method]
+        labels.append(f"{run.method} ({_difference(run, same)})" if len(same) > 1 else run.method)
     return labels
 
 
-def _special(run: FinishedRun, alike: Sequence[FinishedRun]) -> str:
-    flat = [dict(flattened(other.experiment, _APART)) for other in alike]
-    mine = flat[next(i for i, other in enumerate(alike) if other is run)]
+def _difference(run: FinishedRun, others: Sequence[FinishedRun]) -> str:
+    """Return the fields of the run that differ from the others', or its folder's name if long."""
+    flat = [dict(flatten(other.experiment, _SEED_OR_EXECUTION)) for other in others]
+    mine = dict(flatten(run.experiment, _SEED_OR_EXECUTION))
+    text = ", ".join(f"{field}={mine[field]}" for field in differing_fields(flat) if field in mine)
+    return text if 0 < len(text) <= 60 else run.folder.path.name
+
+
+def differing_fields(flat: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the fields whose values are not the same in all mappings."""
     fields = dict.fromkeys(field for one in flat for field in one)
-    differing = [f for f in fields if len({str(one.get(f)) for one in flat}) > 1 and f in mine]
-    said = ", ".join(f"{field}={mine[field]}" for field in differing)
-    return said if 0 < len(said) <= 60 else run.folder.path.name
+    return [field for field in fields if len({str(one.get(field)) for one in flat}) > 1]
 
 
-def flattened(
+def flatten(
     plain: Mapping[str, Any], without: Sequence[str] = (), path: str = ""
 ) -> Iterator[tuple[str, Any]]:
-    """Yield the dotted name and the value of every field.
+    """Yield the dotted name and the value of every field; `without` names top-level keys to skip.
 
-    >>> dict(flattened({"local": {"lr": 0.1}, "seed": 3}, without=["seed"]))
+    >>> dict(flatten({"local": {"lr": 0.1}, "seed": 3}, without=["seed"]))
     {'local.lr': 0.1}
     """
     for key, value in plain.items():
         if path == "" and key in without:
             continue
         if isinstance(value, Mapping):
-            yield from flattened(value, (), f"{path}{key}.")
+            yield from flatten(value, (), f"{path}{key}.")
         else:
             yield f"{path}{key}", value

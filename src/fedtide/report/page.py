@@ -1,10 +1,10 @@
-"""The report as one HTML page that needs nothing else."""
+"""The report: one self-contained HTML page."""
 
 from __future__ import annotations
 
 import json
 import platform
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from importlib.resources import files
@@ -16,264 +16,262 @@ import yaml
 from markupsafe import Markup, escape
 
 from fedtide.errors import InvalidInputError
-from fedtide.plotting.style import Picture, styles, svg
-from fedtide.report.comparison import COLUMNS, cell, comparison
-from fedtide.report.figures.learning_curves import pictures
-from fedtide.report.loading import FinishedRun, OtherRun, by_method, flattened
-from fedtide.report.summary import Groups, Target, headline, lower_is_better, skew, target
+from fedtide.plotting import figure_svg, method_styles
+from fedtide.report.comparison import compare_runs, format_cell, shown_columns
+from fedtide.report.figures import ReportFigure
+from fedtide.report.figures.client_influence import influence_figures
+from fedtide.report.figures.learning_curves import client_figures, learning_figures
+from fedtide.report.figures.participation_raster import participation_figures
+from fedtide.report.loading import (
+    FinishedRun,
+    Groups,
+    IncompleteRun,
+    differing_fields,
+    flatten,
+    group_by_method,
+)
+from fedtide.report.summary import (
+    Floats,
+    Target,
+    TargetRow,
+    headline_metric,
+    l1_skew,
+    lower_is_better,
+    measure_target,
+)
 
-_LONGEST = 1500  # characters of a resolved value, such as a list of rates
+_MAX_VALUE_LENGTH = 1500  # characters of a resolved value, such as a list of rates
 
 
 @dataclass(frozen=True)
-class Part:
-    """The runs of one problem.
+class Section:
+    """The part of the report about one problem.
 
     Args:
-        name: what tells the problem from the others.
+        name: distinguishes the problem from the others.
         groups: its runs, by method.
-        target: what it takes to get to a level.
-        pictures: the figures.
+        target: what it takes to reach a level.
+        figures: its figures, by heading.
     """
 
     name: str
     groups: Groups
     target: Target
-    pictures: Mapping[str, Sequence[Picture]]
+    figures: Mapping[str, Sequence[ReportFigure]]
 
 
-def parts(
+def make_sections(
     runs: Sequence[FinishedRun], wanted: str | None = None, smooth: float = 0.0
-) -> list[Part]:
-    """Return a part for every problem: losses and accuracies of different ones are not compared.
+) -> list[Section]:
+    """Return one section per problem, because metrics of different problems are not comparable.
 
     Args:
         runs: finished runs.
-        wanted: METRIC=LEVEL, a target; None: what all methods of a problem reach in the end.
-        smooth: the share of the evaluations over which curves are averaged.
+        wanted: a target, METRIC=LEVEL; None: the level that all methods of a problem reach.
+        smooth: the share of the evaluations to smooth curves over.
 
     Raises:
-        InvalidInputError: no runs; a target that not all runs have, or one for several problems.
+        InvalidInputError: no runs, a target whose metric some run lacks, or a target for several
+            problems.
     """
     by_problem: dict[str, list[FinishedRun]] = {}
     for run in runs:
-        by_problem.setdefault(_problem(run), []).append(run)
+        problem = {key: run.experiment.get(key) for key in ("problem", "objective")}
+        key = json.dumps(problem, sort_keys=True, default=str)
+        by_problem.setdefault(key, []).append(run)
     if not by_problem:
-        raise InvalidInputError(
-            "report: no run has ended well, so there is nothing to show; run them first"
-        )
+        raise InvalidInputError("report: no finished run to show; wait for one or run one")
     if wanted and len(by_problem) > 1:
         raise InvalidInputError(
-            f"target: the runs are of {len(by_problem)} different problems, in which {wanted!r} "
-            "means different things; give the folders of one"
+            f"target: {wanted!r} is ambiguous, the runs are of {len(by_problem)} different "
+            "problems; give the folders of one problem"
         )
-    names = _names([group[0] for group in by_problem.values()])
-    found = []
+    names = _name_problems([group[0] for group in by_problem.values()])
+    sections = []
     for name, group in zip(names, by_problem.values(), strict=True):
-        groups = by_method(group)
-        found.append(Part(name, groups, target(groups, wanted), pictures(groups, smooth)))
-    return found
+        groups = group_by_method(group)
+        figures = {
+            "learning": learning_figures(groups, smooth),
+            "participation": participation_figures(groups),
+            "influence": influence_figures(groups),
+            "clients": client_figures(groups),
+        }
+        sections.append(Section(name, groups, measure_target(groups, wanted), figures))
+    return sections
 
 
-def _problem(run: FinishedRun) -> str:
-    kept = {key: run.experiment.get(key) for key in ("problem", "objective")}
-    return json.dumps(kept, sort_keys=True, default=str)
+def _name_problems(runs: Sequence[FinishedRun]) -> list[str]:
+    """Return each problem's data set or type, with up to four fields in which they differ."""
+    flat = [dict(flatten({"problem": run.experiment["problem"]})) for run in runs]
+    kind = ("problem.dataset", "problem.type")
+    fields = [field for field in differing_fields(flat) if field not in kind][:4]
+    names = []
+    for run, one in zip(runs, flat, strict=True):
+        problem = run.experiment["problem"]
+        details = [f"{f.removeprefix('problem.')} {one[f]!s:.30}" for f in fields if f in one]
+        names.append(", ".join([str(problem.get("dataset") or problem["type"]), *details]))
+    return names
 
 
-def _names(runs: Sequence[FinishedRun]) -> list[str]:
-    """Return what each problem is called: its data or type, and where it differs from others."""
-    flat = [dict(flattened({"problem": run.experiment["problem"]})) for run in runs]
-    fields = dict.fromkeys(field for one in flat for field in one)
-    differing = [field for field in fields if len({str(one.get(field)) for one in flat}) > 1]
-    return [
-        ", ".join([_kind(run), *_said(one, differing)]) for run, one in zip(runs, flat, strict=True)
-    ]
-
-
-def _kind(run: FinishedRun) -> str:
-    problem = run.experiment["problem"]
-    return str(problem.get("dataset") or problem["type"])
-
-
-def _said(flat: Mapping[str, Any], fields: Sequence[str]) -> list[str]:
-    plain = [field for field in fields if field not in ("problem.dataset", "problem.type")]
-    return [f"{f.removeprefix('problem.')} {flat[f]!s:.30}" for f in plain[:4] if f in flat]
-
-
-def render(found: Sequence[Part], others: Sequence[OtherRun], title: str) -> str:
-    """Return the page's text.
-
-    Args:
-        found: what is shown, problem by problem.
-        others: the runs that have not ended well.
-        title: of the page.
-    """
+def render_page(sections: Sequence[Section], incomplete: Sequence[IncompleteRun]) -> str:
+    """Return the HTML of a report with these sections and a list of the incomplete runs."""
     template = files("fedtide.report").joinpath("page.html.jinja").read_text(encoding="utf-8")
     environment = jinja2.Environment(
         autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
     )
-    limits = []
-    if len(found) > 1:
-        limits.append(
-            f"The runs are of {len(found)} different problems. Each stands for itself: losses and "
-            "accuracies of different problems cannot be compared."
-        )
     return environment.from_string(template).render(
-        title=title,
-        limits=limits,
-        others=others,
-        runs=sum(len(group) for part in found for group in part.groups.values()),
-        parts=[_content(part) for part in found],
-        show=_figures,
+        title=_title(sections),
+        incomplete=incomplete,
+        runs=sum(len(group) for section in sections for group in section.groups.values()),
+        sections=[_content(section) for section in sections],
+        show=_embed_figures,
         versions=_versions(),
     )
 
 
+def _title(sections: Sequence[Section]) -> str:
+    names = ", ".join(dict.fromkeys(section.name for section in sections))
+    methods = dict.fromkeys(method for section in sections for method in section.groups)
+    listed = ", ".join(methods)
+    return f"{names}: {listed if len(listed) <= 60 else f'{len(methods)} methods'}"
+
+
 def _versions() -> str:
-    names = ("fedtide", "torch", "numpy", "polars")
-    said = ", ".join(f"{name} {version(name)}" for name in names)
-    return f"Made with {said}, Python {platform.python_version()} on {platform.machine()}."
+    packages = ", ".join(f"{name} {version(name)}" for name in ("fedtide", "torch", "numpy"))
+    return f"Made with {packages}, Python {platform.python_version()} on {platform.machine()}."
 
 
-def _figures(shown: Sequence[Picture], part: int) -> Markup:
-    """Return figures with their titles and captions."""
-    text = []
-    for one in shown:
+def _embed_figures(figures: Sequence[ReportFigure], section: int) -> Markup:
+    """Return figures as HTML, with titles and captions."""
+    parts = []
+    for one in figures:
         wide = ' class="wide"' if one.figure.get_figwidth() > 6 else ""
-        drawn = svg(one.figure, str(escape(one.title)), f"p{part}-{one.name}")
-        text.append(
-            f"<figure{wide}><h4>{escape(one.title)}</h4><div>{drawn}</div>"
+        svg = figure_svg(one.figure, str(escape(one.title)), f"p{section}-{one.name}")
+        parts.append(
+            f"<figure{wide}><h4>{escape(one.title)}</h4><div>{svg}</div>"
             f"<figcaption>{escape(one.caption)}</figcaption></figure>"
         )
-    return Markup("\n".join(text))
+    return Markup("\n".join(parts))
 
 
-def _content(part: Part) -> dict[str, Any]:
-    first = next(iter(part.groups.values()))[0]
-    seeds = {run.experiment["seed"] for group in part.groups.values() for run in group}
+def _content(section: Section) -> dict[str, Any]:
+    groups, target = section.groups, section.target
+    first = next(iter(groups.values()))[0]
+    seeds = {run.experiment["seed"] for group in groups.values() for run in group}
     tiles = [
-        (f"{len(part.groups):,}", "methods" if len(part.groups) > 1 else "method"),
+        (f"{len(groups):,}", "methods" if len(groups) > 1 else "method"),
         (f"{len(seeds):,}", "seeds" if len(seeds) > 1 else "seed"),
         (f"{first.experiment['rounds']:,}", "rounds"),
         (f"{len(first.clients):,}", "clients"),
-        (f"{first.cohorts().mean():,.1f}", "clients in a round, on average"),
+        (f"{first.cohort_sizes().mean():,.1f}", "clients per round, on average"),
     ]
-    fields, settings = _differing(part.groups)
+    is_accuracy = "accuracy" in target.metric
+    level = f"{100 * target.level:.1f} %" if is_accuracy else f"{target.level:.4g}"
+    fields, settings = _differing_settings(groups)
     return {
-        "name": part.name,
-        "verdict": verdict(part.groups),
+        "name": section.name,
+        "verdict": verdict(groups),
         "tiles": tiles,
-        **_table(part.groups),
-        "target": [_target_row(row) for row in part.target.rows],
-        "target_words": _target_words(part.target),
-        "pictures": part.pictures,
+        **_comparison(groups),
+        "target": [_format_target_row(row) for row in target.rows],
+        "target_level": f"{target.metric.replace('_', ' ')} {level} at an evaluation",
+        "figures": section.figures,
         "differing": fields,
         "settings": settings,
-        "experiments": [(method, _resolved(group[0])) for method, group in part.groups.items()],
+        "experiments": [(method, _format_experiment(group[0])) for method, group in groups.items()],
     }
 
 
 def verdict(groups: Groups) -> str:
-    """Return what the comparison comes to, in a sentence or two."""
-    metric = headline(groups)
-    scored = {method: [run.last(metric) for run in group] for method, group in groups.items()}
-    known = {m: np.array(v, dtype=float) for m, v in scored.items() if None not in v}
+    """Return which method does best and how clearly, in a sentence or two."""
+    metric = headline_metric(groups)
+    name = metric.replace("_", " ")
+    values = {
+        method: [run.final_value(metric) for run in group] for method, group in groups.items()
+    }
+    known = {m: np.array(v, dtype=float) for m, v in values.items() if None not in v}
     if not known:
-        return f"No method has a {metric.replace('_', ' ')}."
-    ranked = sorted(
-        known, key=lambda m: float(known[m].mean()), reverse=not lower_is_better(metric)
-    )
-    best = ranked[0]
-    words = f"{best} ends with the best {metric.replace('_', ' ')}: {_level(metric, known[best])}."
-    others = ranked[1:]
+        return f"No method has a {name}."
+    sign = 1 if lower_is_better(metric) else -1
+    best, *others = sorted(known, key=lambda method: sign * float(known[method].mean()))
+    text = f"{best} ends with the best {name}: {_format_level(metric, known[best])}."
     if others and min(map(len, known.values())) < 2:
-        return f"{words} One seed does not tell whether that is more than chance."
-    near = [method for method in others if not _apart(known[best], known[method])]
+        return f"{text} One seed cannot tell whether that is more than chance."
+    near = [method for method in others if not _differ(known[best], known[method])]
     if near:
         more = f" and {len(near) - 4} more" if len(near) > 4 else ""
-        return f"{words} Within two standard errors of it: {', '.join(near[:4])}{more}."
+        return f"{text} Within two standard errors of it: {', '.join(near[:4])}{more}."
     if others:
-        return f"{words} Last is {others[-1]} with {_level(metric, known[others[-1]])}."
-    return words
+        return f"{text} The worst is {others[-1]} with {_format_level(metric, known[others[-1]])}."
+    return text
 
 
-def _apart(one: np.ndarray[Any, Any], other: np.ndarray[Any, Any]) -> bool:
-    """Say whether two means differ by more than two standard errors."""
+def _differ(one: Floats, other: Floats) -> bool:
+    """Return whether two means differ by more than two standard errors."""
     error = np.sqrt(one.var(ddof=1) / len(one) + other.var(ddof=1) / len(other))
     return bool(abs(one.mean() - other.mean()) > 2 * error)
 
 
-def _level(metric: str, values: np.ndarray[Any, Any]) -> str:
-    scale, unit, digits = (1, "", 4) if lower_is_better(metric) else (100, " %", 1)
+def _format_level(metric: str, values: Floats) -> str:
+    """Return the mean and the standard deviation of a metric, an accuracy as a percentage."""
+    scale, unit, digits = (100, " %", 1) if "accuracy" in metric else (1, "", 4)
     spread = f" ± {scale * values.std(ddof=1):.{digits}f}" if len(values) > 1 else ""
     return f"{scale * values.mean():.{digits}f}{spread}{unit}"
 
 
-def _table(groups: Groups) -> dict[str, Any]:
-    """Return the comparison's heads and rows, with the skew of what was minimised."""
-    frame = comparison(run for group in groups.values() for run in group)
-    shown = [column for column in COLUMNS if column.key in frame.columns]
-    looks = styles(groups)
+def _comparison(groups: Groups) -> dict[str, Any]:
+    """Return the heads, rows and legend of the comparison, with the L1 skew as last column."""
+    frame = compare_runs(run for group in groups.values() for run in group)
+    columns, styles = shown_columns(frame), method_styles(groups)
     rows = []
     for row, (method, group) in zip(frame.iter_rows(named=True), groups.items(), strict=True):
-        skews = [found for run in group if (found := skew(run)) is not None]
-        said = f"{np.mean(skews):.3f}" if skews else ""
-        cells = [str(len(group)), *(cell(row, column) for column in shown), said]
-        rows.append((method, looks[method]["color"], cells))
-    heads = ["seeds", *(column.title.replace("\n", " ") for column in shown), "L1 skew"]
-    known = {column.key for column in shown}
-    return {"heads": heads, "rows": rows, "legend": _legend(known)}
+        skews = [skew for run in group if (skew := l1_skew(run)) is not None]
+        skew_cell = f"{np.mean(skews):.3f}" if skews else ""
+        cells = [str(len(group)), *(format_cell(row, column) for column in columns), skew_cell]
+        rows.append((method, styles[method]["color"], cells))
+    heads = ["seeds", *(column.title.replace("\n", " ") for column in columns), "L1 skew"]
+    return {"heads": heads, "rows": rows, "legend": _legend({column.key for column in columns})}
 
 
-def _legend(known: set[str]) -> str:
-    words = ["Last evaluation, mean ± standard deviation over the seeds."]
-    if "client_test_accuracy_worst_tenth" in known:
-        words.append(
-            "Worst tenth: the mean over the tenth of the clients that fare worst; spread: the "
-            "standard deviation over clients."
+def _legend(keys: set[str]) -> str:
+    parts = ["Last evaluation, mean ± standard deviation over the seeds."]
+    if "client_test_accuracy_worst_tenth" in keys:
+        parts.append(
+            "Worst tenth: the mean over the tenth of the clients with the lowest accuracy; spread: "
+            "the standard deviation over clients."
         )
-    words.append(
-        "Loss: with all clients alike, which is wanted, and by presence, each counting as often as "
-        "it was there. L1 skew: Σ |w_n − 1/N|, how far the objective that was really minimised is "
-        "from the wanted one, 0 to 2."
+    parts.append(
+        "Loss: the mean over clients, which is the goal, and weighted by how often each client "
+        "took part. L1 skew: Σ |w_n − 1/N|, how far the objective that was really minimised is "
+        "from the mean over clients, 0 to 2."
     )
-    return " ".join(words)
+    return " ".join(parts)
 
 
-def _target_words(found: Target) -> str:
-    level = f"{found.level:.4g}" if lower_is_better(found.metric) else f"{100 * found.level:.1f} %"
-    return f"a {found.metric.replace('_', ' ')} of {level}, seen at evaluations"
+def _format_target_row(row: TargetRow) -> tuple[str, str, str, str]:
+    counts = f"{row.reached} of {row.runs}"
+    return row.method, counts, _format_count(*row.rounds), _format_count(*row.updates)
 
 
-def _target_row(row: Any) -> tuple[str, int, int, str, str]:
-    method, reached, of, rounds, updates = row
-    return method, reached, of, _counted(*rounds), _counted(*updates)
-
-
-def _counted(mean: float, std: float) -> str:
+def _format_count(mean: float, std: float) -> str:
     if np.isnan(mean):
         return "never"
     return f"{mean:,.0f} ± {std:,.0f}" if std else f"{mean:,.0f}"
 
 
-def _differing(groups: Groups) -> tuple[list[str], list[tuple[str, list[str]]]]:
-    """Return the fields in which methods differ, and the values of each."""
-    flat = {
-        method: dict(flattened(group[0].experiment, ("seed", "name")))
-        for method, group in groups.items()
-    }
-    fields = dict.fromkeys(field for one in flat.values() for field in one)
-    differing = [f for f in fields if len({str(one.get(f)) for one in flat.values()}) > 1]
-    values = [(m, [f"{one.get(f, '')!s:.60}" for f in differing]) for m, one in flat.items()]
-    return differing, values
+def _differing_settings(groups: Groups) -> tuple[list[str], list[tuple[str, list[str]]]]:
+    """Return the fields in which methods differ, and each method with its values."""
+    flat = {m: dict(flatten(group[0].experiment, ("seed", "name"))) for m, group in groups.items()}
+    fields = differing_fields(list(flat.values()))
+    return fields, [(m, [f"{one.get(f, '')!s:.60}" for f in fields]) for m, one in flat.items()]
 
 
-def _resolved(run: FinishedRun) -> str:
-    shown = _map(run.experiment, lambda v: v if len(str(v)) <= _LONGEST else f"{v!s:.{_LONGEST}} …")
-    return yaml.safe_dump(shown, sort_keys=False, allow_unicode=True, width=100)
+def _format_experiment(run: FinishedRun) -> str:
+    shortened = _shorten(run.experiment)
+    return yaml.safe_dump(shortened, sort_keys=False, allow_unicode=True, width=100)
 
 
-def _map(plain: Any, change: Callable[[Any], Any]) -> Any:
-    if isinstance(plain, Mapping):
-        return {key: _map(value, change) for key, value in plain.items()}
-    return change(plain)
+def _shorten(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _shorten(inner) for key, inner in value.items()}
+    return value if len(str(value)) <= _MAX_VALUE_LENGTH else f"{value!s:.{_MAX_VALUE_LENGTH}} …"

@@ -1,66 +1,94 @@
-"""Figures of finished runs that the metrics do not hold: targets reached, and influence."""
+"""Quantities of finished runs that their metrics do not hold: targets reached, influence, bins."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedtide.errors import InvalidInputError, did_you_mean
-from fedtide.report.loading import FinishedRun
+from fedtide.report.loading import FinishedRun, Groups
 
 Floats = NDArray[np.float64]
-Groups = Mapping[str, Sequence[FinishedRun]]
 
-FALLING = ("loss",)
-"""What metrics that shall be small have in their names."""
+_LOWER_IS_BETTER = re.compile(
+    r"(^|_)(loss|error|mse|rmse|mae|mape|nll|perplexity|distance|std)(_|$)"
+)
 
 
 def lower_is_better(metric: str) -> bool:
-    """Say whether less of a metric is better."""
-    return any(word in metric for word in FALLING)
+    """Return whether a smaller value is better: true of losses, errors and spreads.
+
+    >>> [lower_is_better(m) for m in ("client_loss_p90", "mse", "test_accuracy")]
+    [True, True, False]
+    """
+    return _LOWER_IS_BETTER.search(metric) is not None
 
 
-def headline(groups: Groups) -> str:
-    """Return the metric that curves and targets are about: the test accuracy, or the loss."""
+def headline_metric(groups: Groups) -> str:
+    """Return the metric of verdicts and default targets: test accuracy if all have it, or loss."""
     runs = [run for group in groups.values() for run in group]
     known = all("test_accuracy" in run.metrics.columns for run in runs)
     return "test_accuracy" if known else "loss"
 
 
 @dataclass(frozen=True)
+class TargetRow:
+    """What it takes a method to reach a target.
+
+    Args:
+        method: its name.
+        reached: how many of its runs reach the target.
+        runs: how many runs it has.
+        rounds, updates: mean and standard deviation over the runs that reach it; NaN without any.
+    """
+
+    method: str
+    reached: int
+    runs: int
+    rounds: tuple[float, float]
+    updates: tuple[float, float]
+
+
+@dataclass(frozen=True)
 class Target:
-    """A level of a metric, and what it takes each method to get there.
+    """A level of a metric, and what it takes each method to reach it.
 
     Args:
         metric: its name.
-        level: to be reached from below, or from above if less is better.
-        rows: of each method its name, how many of its runs get there, how many there are, and of
-            those that do the rounds and the updates (mean, standard deviation).
+        level: reached from below, or from above if lower is better.
+        rows: one for each method.
     """
 
     metric: str
     level: float
-    rows: list[tuple[str, int, int, tuple[float, float], tuple[float, float]]]
+    rows: list[TargetRow]
 
 
-def target(groups: Groups, wanted: str | None = None) -> Target:
-    """Return what it takes to reach a level: METRIC=LEVEL, or what all methods reach in the end.
+def measure_target(groups: Groups, wanted: str | None = None) -> Target:
+    """Return the rounds and updates that each method needs to reach a level.
+
+    Args:
+        groups: the runs of each method.
+        wanted: METRIC=LEVEL; None: the level of the headline metric that all methods reach.
 
     Raises:
-        InvalidInputError: not METRIC=LEVEL, or a metric that not all runs have.
+        InvalidInputError: not METRIC=LEVEL, or a metric that some run lacks.
     """
-    metric, level = _asked(groups, wanted) if wanted else (headline(groups), None)
-    if level is None:
-        ends = [np.mean([run.last(metric) or 0.0 for run in group]) for group in groups.values()]
+    if wanted:
+        metric, level = _parse_target(groups, wanted)
+    else:
+        metric = headline_metric(groups)
+        ends = [np.mean([run.final_value(metric) or 0.0 for run in g]) for g in groups.values()]
         level = float(max(ends) if lower_is_better(metric) else min(ends))
-    rows = [_row(method, group, metric, level) for method, group in groups.items()]
+    rows = [_target_row(method, group, metric, level) for method, group in groups.items()]
     return Target(metric, level, rows)
 
 
-def _asked(groups: Groups, wanted: str) -> tuple[str, float]:
+def _parse_target(groups: Groups, wanted: str) -> tuple[str, float]:
     metric, _, level = wanted.partition("=")
     for run in (run for group in groups.values() for run in group):
         if metric not in run.metrics.columns:
@@ -74,34 +102,34 @@ def _asked(groups: Groups, wanted: str) -> tuple[str, float]:
         ) from None
 
 
-def _row(
-    method: str, group: Sequence[FinishedRun], metric: str, level: float
-) -> tuple[str, int, int, tuple[float, float], tuple[float, float]]:
-    reached = [(run, at) for run in group if (at := _reached(run, metric, level)) is not None]
-    rounds = [float(at) for _, at in reached]
-    updates = [float(run.cohorts()[:at].sum()) for run, at in reached]
-    return method, len(reached), len(group), _spread(rounds), _spread(updates)
+def _target_row(method: str, group: Sequence[FinishedRun], metric: str, level: float) -> TargetRow:
+    reached = [(run, t) for run in group if (t := _first_round(run, metric, level)) is not None]
+    rounds = [float(t) for _, t in reached]
+    updates = [float(run.cohort_sizes()[:t].sum()) for run, t in reached]
+    return TargetRow(
+        method, len(reached), len(group), _mean_and_std(rounds), _mean_and_std(updates)
+    )
 
 
-def _reached(run: FinishedRun, metric: str, level: float) -> int | None:
-    """Return after how many rounds the level was seen first."""
+def _first_round(run: FinishedRun, metric: str, level: float) -> int | None:
+    """Return the number of rounds before the first evaluation that reaches the level."""
     values = run.metrics[metric].to_numpy()
-    there = np.flatnonzero(values <= level if lower_is_better(metric) else values >= level)
-    return int(run.metrics["round"][int(there[0])]) if len(there) else None
+    reached = np.flatnonzero(values <= level if lower_is_better(metric) else values >= level)
+    return int(run.metrics["round"][int(reached[0])]) if len(reached) else None
 
 
-def _spread(values: Sequence[float]) -> tuple[float, float]:
+def _mean_and_std(values: Sequence[float]) -> tuple[float, float]:
     if not values:
         return float("nan"), float("nan")
     return float(np.mean(values)), float(np.std(values, ddof=1)) if len(values) > 1 else 0.0
 
 
-def influence(run: FinishedRun) -> Floats | None:
-    """Return the share of each client in all that moved the model, shape (N,), summing to 1.
+def client_influence(run: FinishedRun) -> Floats | None:
+    """Return each client's share in everything that moved the model, shape (N,), summing to 1.
 
-    That is w_n in Σ w_n F_n, the objective that the run really minimised: Σ_t a_t^n over its sum,
-    a_t^n being the factor with which the update of client n entered the step of round t. None where
-    nobody took part.
+    That is w_n in Σ w_n F_n, the objective that the run really minimised: Σ_t a_t^n normalised over
+    n, where a_t^n is the factor with which client n's update entered the step of round t. None if
+    no update was used.
     """
     weights = run.clients["weight"].fill_nan(0.0)
     counted: Floats = (run.clients["participation"] * weights).to_numpy()
@@ -110,60 +138,55 @@ def influence(run: FinishedRun) -> Floats | None:
     return shares if total > 0 else None
 
 
-def wanted(run: FinishedRun) -> Floats:
-    """Return the share that each client should have, shape (N,), summing to 1.
+def l1_skew(run: FinishedRun) -> float | None:
+    """Return Σ |w_n − 1/N|: 0 if all clients count alike, at most 2.
 
-    Objectives other than the plain mean scale the losses, not the weights: there, too, the updates
-    of all clients count alike.
+    1/N holds for every objective: those other than the plain mean scale the losses, not the
+    weights of the updates.
     """
-    return np.full(len(run.clients), 1 / len(run.clients))
-
-
-def skew(run: FinishedRun) -> float | None:
-    """Return Σ |w_n − 1/N|: 0 if all count alike, at most 2."""
-    found = influence(run)
-    return None if found is None else float(np.abs(found - wanted(run)).sum())
+    shares = client_influence(run)
+    return None if shares is None else float(np.abs(shares - 1 / len(shares)).sum())
 
 
 def client_metric(run: FinishedRun) -> str | None:
-    """Return the column of the clients' table that says how each fares."""
+    """Return the column of the clients' table that best says how well the model serves each."""
     for column in ("test_accuracy", "accuracy", "loss"):
         if column in run.clients.columns:
             return column
     return None
 
 
-def smoothed(values: Floats, share: float) -> Floats:
+def smooth(values: Floats, share: float) -> Floats:
     """Return the moving average over a share of the entries, as the papers smooth their curves.
 
-    >>> smoothed(np.array([0.0, 3.0, 6.0, 9.0]), 0.5)
+    >>> smooth(np.array([0.0, 3.0, 6.0, 9.0]), 0.5)
     array([0. , 1.5, 4.5, 7.5])
     """
     width = max(1, round(share * len(values)))
     sums = np.cumsum(np.concatenate([[0.0], values]))
     ends = np.arange(1, len(values) + 1)
-    begins = np.maximum(0, ends - width)
-    means: Floats = (sums[ends] - sums[begins]) / (ends - begins)
+    starts = np.maximum(0, ends - width)
+    means: Floats = (sums[ends] - sums[starts]) / (ends - starts)
     return means
 
 
-def by_rate(run: FinishedRun, column: str, bins: int = 10) -> tuple[Floats, Floats]:
-    """Return the mean rate and the mean figure of clients in groups of like participation rate."""
+def bin_by_rate(run: FinishedRun, column: str, bins: int = 10) -> tuple[Floats, Floats]:
+    """Return the mean rate and the mean of a column in groups of similar participation rate."""
     table = run.clients.select("participation", column).sort("participation")
     parts = np.array_split(np.arange(len(table)), min(bins, len(table)))
     means = [table[part.tolist()].mean().row(0) for part in parts]
     return np.array([rate for rate, _ in means]), np.array([value for _, value in means])
 
 
-def settings(run: FinishedRun) -> str:
-    """Return what decides who takes part, to tell whether two runs saw the same."""
-    keys = ("participation", "selection", "report", "seed", "rounds")
+def participation_key(run: FinishedRun) -> str:
+    """Return a text that is equal for two runs with the same participants in every round."""
+    keys = ("participation", "selection", "dropout", "seed", "rounds")
     return str([run.experiment.get(key) for key in keys])
 
 
 def unique_participation(groups: Groups) -> list[tuple[str, FinishedRun]]:
-    """Return a run for each way of taking part, with the methods that share it."""
+    """Return one run per distinct participation, with the names of the methods that share it."""
     found: dict[str, tuple[list[str], FinishedRun]] = {}
     for method, group in groups.items():
-        found.setdefault(settings(group[0]), ([], group[0]))[0].append(method)
+        found.setdefault(participation_key(group[0]), ([], group[0]))[0].append(method)
     return [(", ".join(methods), run) for methods, run in found.values()]

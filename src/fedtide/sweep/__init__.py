@@ -1,4 +1,4 @@
-"""Sweeps: one experiment under several methods, values and seeds, resumable at any moment."""
+"""Sweeps: one experiment under several methods, values and seeds; resumable at any time."""
 
 from fedtide.sweep.configurations import SweepRun
 from fedtide.sweep.strategies import TwoStage

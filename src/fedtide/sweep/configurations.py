@@ -1,4 +1,4 @@
-"""The runs of a sweep: what all seeds of one have in common, and each of them."""
+"""Configurations of a sweep (a method with a value for each field) and their runs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from fedtide.errors import InvalidInputError
 from fedtide.simulation.experiment import Experiment
-from fedtide.sweep.grid import Point, applied, merged
+from fedtide.sweep.grid import Point, merge, set_fields
 
 
 @dataclass(frozen=True)
@@ -18,7 +18,7 @@ class SweepRun:
     Args:
         path: its folder below the sweep's; empty for a sweep of one run.
         experiment: what it runs.
-        fields: what it is known by: `method`, the swept fields, `seed`.
+        fields: what identifies it in the results: `method`, the swept fields, `seed`.
     """
 
     path: str
@@ -28,63 +28,63 @@ class SweepRun:
 
 @dataclass(frozen=True)
 class Configuration:
-    """What the seeds of a sweep have in common: one method with one value of each field.
+    """One method with one value of each swept field; shared by the runs of all seeds.
 
     Args:
-        method: its name; empty where the file names no methods.
+        method: its name; empty if the file names no methods.
         changes: the keys that the method changes.
-        chosen: the points of the list, the grid and the strategy.
-        plain: the experiment as plain data, without its seed.
+        points: its points of the list, the grid and the strategy.
+        base: the experiment as plain data, without its seed.
     """
 
     method: str
     changes: Mapping[str, Any]
-    chosen: tuple[Point, ...]
-    plain: Mapping[str, Any]
+    points: tuple[Point, ...]
+    base: Mapping[str, Any]
 
     @property
     def label(self) -> str:
-        """The setting's folder; empty where nothing is varied."""
-        return "/".join(filter(None, (self.method, ",".join(p.label for p in self.chosen))))
+        """The configuration's folder; empty if nothing is varied."""
+        return "/".join(filter(None, (self.method, ",".join(p.label for p in self.points))))
 
-    def at(self, point: Point) -> Configuration:
-        """Return the setting with further fields."""
-        return replace(self, chosen=(*self.chosen, point))
+    def with_point(self, point: Point) -> Configuration:
+        """Return the configuration with further fields set."""
+        return replace(self, points=(*self.points, point))
 
-    def resolved(self) -> dict[str, Any]:
-        """Return the plain data with everything that was chosen."""
-        plain = merged(self.plain, self.changes)
-        for point in self.chosen:
-            plain = applied(plain, point.changes)
+    def resolve(self) -> dict[str, Any]:
+        """Return the experiment as plain data, with the method and all points applied."""
+        plain = merge(self.base, self.changes)
+        for point in self.points:
+            plain = set_fields(plain, point.changes)
         return plain
 
-    def patch(self) -> dict[str, Any]:
-        """Return the keys of the experiment that make this setting, to be listed as a method."""
-        resolved = self.resolved()
-        fields = [field for point in self.chosen for field in point.changes]
+    def to_method(self) -> dict[str, Any]:
+        """Return the top-level keys that define this configuration, as an entry of `methods`."""
+        resolved = self.resolve()
+        fields = [field for point in self.points for field in point.changes]
         keys = dict.fromkeys([*self.changes, *(field.partition(".")[0] for field in fields)])
         return {key: resolved[key] for key in keys}
 
-    def member(self, seed: Any, name: str) -> SweepRun:
-        """Return the run of one seed.
+    def run(self, seed: Any, name: str) -> SweepRun:
+        """Return the run of one seed; `name` labels a configuration without a label.
 
         Raises:
-            InvalidInputError: a value that cannot be used; the sentence says what brought it in.
+            InvalidInputError: an invalid value; the message names the part of the file it is from.
         """
         label = self.label or name
-        plain = self.resolved() | {"seed": seed, "name": label.replace("/", " ")}
+        plain = self.resolve() | {"seed": seed, "name": label.replace("/", " ")}
         try:
             experiment = Experiment.from_dict(plain)
         except InvalidInputError as error:
-            raise self._blamed(error) from None
+            raise self._locate(error) from None
         fields = {"method": self.method} if self.method else {}
-        shown = {name: value for point in self.chosen for name, value in point.shown.items()}
+        shown = {name: value for point in self.points for name, value in point.shown.items()}
         return SweepRun(f"{label}/seed-{seed}", experiment, fields | shown | {"seed": seed})
 
-    def _blamed(self, error: InvalidInputError) -> InvalidInputError:
-        """Return the complaint with the part of the file that its field came from."""
+    def _locate(self, error: InvalidInputError) -> InvalidInputError:
+        """Return the error prefixed with the part of the file that set the field."""
         named = str(error).partition(":")[0]
-        for point in self.chosen:
+        for point in self.points:
             for swept in point.changes:
                 if f"{named}.".startswith(f"{swept}.") or f"{swept}.".startswith(f"{named}."):
                     return error.prefixed(point.source)

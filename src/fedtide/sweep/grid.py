@@ -1,10 +1,11 @@
-"""What a sweep varies: the points of its methods, lists and grids, each with a readable label."""
+"""The points that a sweep varies: methods, lists and grids, each with a readable label."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import product
@@ -13,18 +14,18 @@ from typing import Any
 from fedtide.errors import InvalidInputError
 from fedtide.simulation.experiment import put
 
-_READABLE = re.compile(r"[\w+.=-]+")
-_LONGEST = 60  # characters of a label; a longer one becomes a fingerprint
+_FOLDER_NAME = re.compile(r"[\w+.=-]+")
+_MAX_LABEL_LENGTH = 60  # characters; the value of a longer label is replaced by its hash
 
 
 @dataclass(frozen=True)
 class Point:
-    """One choice for some fields of an experiment.
+    """A value for one or more fields of an experiment.
 
     Args:
-        label: for people and folders, such as "local.lr=0.1".
+        label: its folder name, such as "local.lr=0.1".
         changes: the value of each dotted field.
-        shown: what a table says of each field: its value, or the label of one that is no scalar.
+        shown: what the results show of each field: its value, or a label if it is not a scalar.
         source: the key of the file that it comes from.
     """
 
@@ -34,10 +35,10 @@ class Point:
     source: str = "grid"
 
 
-def applied(plain: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+def set_fields(plain: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
     """Return the plain data with these values at these dotted fields.
 
-    >>> applied({"local": {"lr": 1}, "rounds": 5}, {"local.lr": 2})
+    >>> set_fields({"local": {"lr": 1}, "rounds": 5}, {"local.lr": 2})
     {'local': {'lr': 2}, 'rounds': 5}
     """
     changed = dict(plain)
@@ -46,165 +47,148 @@ def applied(plain: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, A
     return changed
 
 
-def points(grid: Any, listed: Any) -> list[tuple[Point, ...]]:
+def merge(plain: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the plain data with changes: mappings are merged, but replaced if they have a `type`.
+
+    >>> merge({"local": {"lr": 1, "steps": 2}}, {"local": {"lr": 3}})
+    {'local': {'lr': 3, 'steps': 2}}
+    """
+    changed = dict(plain)
+    for key, value in changes.items():
+        old = changed.get(key)
+        nested = isinstance(old, dict) and isinstance(value, dict) and "type" not in value
+        changed[key] = merge(old, value) if nested and isinstance(old, dict) else value
+    return changed
+
+
+merged = merge  # the name that `fedtide.papers` still imports
+
+
+def combine_points(grid: Any, listed: Any) -> list[tuple[Point, ...]]:
     """Return every combination of the entries of `list` and the values of `grid`.
 
     Raises:
-        InvalidInputError: one of the two is not what it should be.
+        InvalidInputError: a malformed grid or list, or a field in both.
     """
-    axes = [_listed(listed)] if listed is not None else []
+    axes = [] if listed is None else [_parse_list(listed)]
     if grid is not None:
-        axes += [_axis(field, values) for field, values in _grid(grid).items()]
-    twice = [field for i, axis in enumerate(axes) for field in _fields(axis) & _rest(axes[i + 1 :])]
-    if twice:
-        raise InvalidInputError(f"grid.{twice[0]}: the list gives it, too; keep one of them")
+        if not isinstance(grid, dict) or not grid:
+            raise InvalidInputError(
+                "grid: not a mapping from fields to values; write local.lr: [0.1, 0.3]"
+            )
+        axes += [_parse_axis(field, values) for field, values in grid.items()]
+    uses = Counter(field for axis in axes for field in {f for p in axis for f in p.changes})
+    for field, count in uses.items():
+        if count > 1:
+            raise InvalidInputError(f"grid.{field}: the list sets it as well; keep one of them")
     return list(product(*axes))
 
 
-def _fields(axis: list[Point]) -> set[str]:
-    return {field for point in axis for field in point.changes}
-
-
-def _rest(axes: list[list[Point]]) -> set[str]:
-    return {field for axis in axes for field in _fields(axis)}
-
-
-def _grid(grid: Any) -> Mapping[str, Any]:
-    if not isinstance(grid, dict) or not grid:
-        raise InvalidInputError("grid: not fields with their values, such as local.lr: [0.1, 0.3]")
-    return grid
-
-
-def _axis(field: Any, values: Any) -> list[Point]:
+def _parse_axis(field: Any, values: Any) -> list[Point]:
     """Return the points of one field: of a list of values, or of a mapping from label to value."""
     _check_field("grid", field)
     if isinstance(values, dict) and values and "type" not in values:
-        named = {_label(f"grid.{field}", name): value for name, value in values.items()}
+        named = {_check_label(f"grid.{field}", name): value for name, value in values.items()}
         return [Point(f"{field}={n}", {field: v}, {field: n}) for n, v in named.items()]
     if not isinstance(values, list) or not values:
         raise InvalidInputError(
-            f"grid.{field}: {values!r:.40} is no list of values; write [0.1, 0.3]"
+            f"grid.{field}: {values!r:.40} is not a list of values; write [0.1, 0.3]"
         )
-    found = [_valued(field, value) for value in values]
-    if len({point.label for point in found}) < len(found):
-        raise InvalidInputError(f"grid.{field}: a value comes twice; give each once")
-    return found
+    points = [_point(field, value) for value in values]
+    if len({point.label for point in points}) < len(points):
+        raise InvalidInputError(f"grid.{field}: a value is repeated; give each once")
+    return points
 
 
-def _valued(field: str, value: Any) -> Point:
-    shown = _number(value)
+def _parse_list(entries: Any) -> list[Point]:
+    """Return the points of `list`: mappings from dotted fields to values, labelled by `name`."""
+    if not isinstance(entries, list) or not entries:
+        raise InvalidInputError("list: not a list of fields with values; write [{local.lr: 0.1}]")
+    points = [_parse_entry(i, entry) for i, entry in enumerate(entries)]
+    if len({point.label for point in points}) < len(points):
+        raise InvalidInputError("list: two entries are equal; change a value or give each a `name`")
+    return points
+
+
+def _parse_entry(i: int, entry: Any) -> Point:
+    if not isinstance(entry, dict) or not entry.keys() - {"name"}:
+        raise InvalidInputError(f"list[{i}]: {entry!r:.40} sets no field; write {{local.lr: 0.1}}")
+    changes = {field: value for field, value in entry.items() if field != "name"}
+    for field in changes:
+        _check_field(f"list[{i}]", field)
+    points = [_point(field, value) for field, value in changes.items()]
+    label = _shorten(",".join(point.label for point in points))
+    if "name" in entry:
+        label = _check_label(f"list[{i}].name", entry["name"])
+    shown = {field: value for point in points for field, value in point.shown.items()}
+    return Point(label, changes, shown, "list")
+
+
+def _point(field: str, value: Any) -> Point:
+    shown = _parse_number(value)
     if not (shown is None or isinstance(shown, str | int | float)):
-        shown = _fingerprint(value)
-    return Point(_short(f"{field}={_said(shown)}"), {field: value}, {field: shown})
+        shown = _hash(value)
+    text = str(shown).lower() if shown is None or isinstance(shown, bool) else str(shown)
+    return Point(_shorten(f"{field}={text}"), {field: value}, {field: shown})
 
 
-def _number(value: Any) -> Any:
-    """Return the number that YAML took for a word, such as 1e-3, and any other value as it is."""
+def _parse_number(value: Any) -> Any:
+    """Return the number in a string that YAML did not recognise, such as 1e-3; else the value."""
     try:
         return float(value) if isinstance(value, str) else value
     except ValueError:
         return value
 
 
-def _listed(entries: Any) -> list[Point]:
-    """Return the points of `list`: mappings from dotted fields to values, labelled by `name`."""
-    if not isinstance(entries, list) or not entries:
-        raise InvalidInputError("list: not a list of fields with values, such as [{local.lr: 0.1}]")
-    found = [_entry(i, entry) for i, entry in enumerate(entries)]
-    if len({point.label for point in found}) < len(found):
-        raise InvalidInputError("list: two entries are alike; give each another `name` or value")
-    return found
-
-
-def _entry(i: int, entry: Any) -> Point:
-    if not isinstance(entry, dict) or not entry.keys() - {"name"}:
-        raise InvalidInputError(
-            f"list[{i}]: {entry!r:.40} gives no field a value; write {{local.lr: 0.1}}"
-        )
-    changes = {field: value for field, value in entry.items() if field != "name"}
-    for field in changes:
-        _check_field(f"list[{i}]", field)
-    valued = [_valued(field, value) for field, value in changes.items()]
-    label = _short(",".join(point.label for point in valued))
-    if "name" in entry:
-        label = _label(f"list[{i}].name", entry["name"])
-    shown = {field: value for point in valued for field, value in point.shown.items()}
-    return Point(label, changes, shown, "list")
-
-
 def _check_field(where: str, field: Any) -> None:
     if not isinstance(field, str) or not all(field.split(".")):
-        raise InvalidInputError(
-            f"{where}.{field}: not the dotted name of a field, such as local.lr"
-        )
+        raise InvalidInputError(f"{where}.{field}: not a dotted field name; write local.lr")
     if field in ("seed", "name", "seeds", "methods"):
         instead = "name the runs by `methods` or labels" if field == "name" else "use `seeds`"
-        raise InvalidInputError(f"{where}.{field}: it cannot be varied here; {instead}")
+        raise InvalidInputError(f"{where}.{field}: cannot be varied here; {instead}")
 
 
-def _label(where: str, name: Any) -> str:
+def _check_label(where: str, name: Any) -> str:
     text = str(name)
-    if not _READABLE.fullmatch(text) or text.startswith(".") or len(text) > _LONGEST:
-        raise InvalidInputError(
-            f"{where}: {text!r:.80} cannot be part of a folder's name; choose another"
-        )
+    if not _FOLDER_NAME.fullmatch(text) or text.startswith(".") or len(text) > _MAX_LABEL_LENGTH:
+        raise InvalidInputError(f"{where}: {text!r:.80} cannot be a folder name; choose another")
     return text
 
 
-def _said(value: Any) -> str:
-    return str(value).lower() if value is None or isinstance(value, bool) else str(value)
-
-
-def _short(label: str) -> str:
-    """Return the label, or one made of a fingerprint where it cannot name a folder."""
-    if _READABLE.fullmatch(label.replace(",", "")) and len(label) <= _LONGEST:
+def _shorten(label: str) -> str:
+    """Return the label, with a hash instead of the value if it cannot name a folder."""
+    if _FOLDER_NAME.fullmatch(label.replace(",", "")) and len(label) <= _MAX_LABEL_LENGTH:
         return label
-    return f"{label.partition('=')[0][: _LONGEST - 10]}={_fingerprint(label)}"
+    return f"{label.partition('=')[0][: _MAX_LABEL_LENGTH - 10]}={_hash(label)}"
 
 
-def _fingerprint(value: Any) -> str:
-    """Return a few letters that stand for a value, the same ones in every sweep."""
+def _hash(value: Any) -> str:
+    """Return six hexadecimal digits, after the type if the value has one; equal in every sweep."""
     text = json.dumps(value, sort_keys=True, default=str)
-    named = f"{value['type']}-" if isinstance(value, dict) and "type" in value else ""
-    return named + hashlib.sha256(text.encode()).hexdigest()[:6]
+    kind = f"{value['type']}-" if isinstance(value, dict) and "type" in value else ""
+    return kind + hashlib.sha256(text.encode()).hexdigest()[:6]
 
 
-def method_points(methods: Any) -> Iterator[tuple[str, Mapping[str, Any]]]:
+def parse_methods(methods: Any) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Yield each method's name and the keys that it changes.
 
     Raises:
-        InvalidInputError: not names with changes, or a name that cannot be that of a folder.
+        InvalidInputError: not a mapping from names to changed keys, or a name that cannot be a
+            folder name.
     """
-    usable = isinstance(methods, dict) and all(
-        isinstance(changes, dict) for changes in methods.values()
-    )
-    if not usable or not methods:
+    if (
+        not isinstance(methods, dict)
+        or not methods
+        or not all(isinstance(changes, dict) for changes in methods.values())
+    ):
         raise InvalidInputError(
-            "methods: not names with the keys that each changes, such as fedau: {...}"
+            "methods: not a mapping from names to changed keys; write fedau: {algorithm: fedau}"
         )
     for method, changes in methods.items():
         method = str(method)
         if not method or "/" in method or method.startswith("."):
-            raise InvalidInputError(
-                f"methods: {method!r} cannot be the name of a folder; choose another"
-            )
-        for key, source in (("seed", "`seeds`"), ("name", "the method's own name")):
+            raise InvalidInputError(f"methods: {method!r} cannot be a folder name; choose another")
+        for key, source in (("seed", "`seeds`"), ("name", "the method's name")):
             if key in changes:
-                raise InvalidInputError(
-                    f"methods.{method}.{key}: it comes from {source}; leave it out"
-                )
+                raise InvalidInputError(f"methods.{method}.{key}: set by {source}; remove it")
         yield method, changes
-
-
-def merged(plain: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the plain data with changes: mappings without a `type` are merged.
-
-    >>> merged({"local": {"lr": 1, "steps": 2}}, {"local": {"lr": 3}})
-    {'local': {'lr': 3, 'steps': 2}}
-    """
-    changed = dict(plain)
-    for key, value in changes.items():
-        old = changed.get(key)
-        merge = isinstance(old, dict) and isinstance(value, dict) and "type" not in value
-        changed[key] = merged(old, value) if merge and isinstance(old, dict) else value
-    return changed

@@ -1,11 +1,11 @@
-"""One run of a sweep, wherever it is run: its folder alone says what became of it."""
+"""One run of a sweep on any worker; its folder alone records its outcome."""
 
 from __future__ import annotations
 
 import json
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,98 +18,117 @@ from fedtide.simulation.interruption import Interrupted
 from fedtide.simulation.run_folder import RunFolder
 from fedtide.simulation.runner import execute
 
-Tell = Callable[[int, float | None], None]
-"""Takes how many rounds of a run are over, and the last loss."""
+OnRound = Callable[[int, float | None], None]
+"""Called with the number of rounds that have ended and the last loss."""
 
 OnFinished = Callable[["Job", "Outcome"], None]
-"""Is told of every run that has ended."""
+"""Called with every run that has ended."""
 
-TRIES = 3
-"""How often a run may lose the process that it runs in before it counts as failed."""
+MAX_ATTEMPTS = 3
+"""How often a run may lose its worker process before it counts as failed."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """A run to be done.
+    """A run to execute.
 
     Args:
-        path: its name on the board.
+        path: its folder below the sweep's.
         experiment: what it runs.
-        folder: where it lies.
-        resume: whether it goes on with what the folder holds.
-        lost: how often its process has been lost.
+        folder: its full folder.
+        resume: whether to continue from what the folder holds.
+        losses: how often its worker process was lost.
     """
 
     path: str
     experiment: Experiment
     folder: Path
     resume: bool = True
-    lost: int = 0
+    losses: int = 0
+
+    def retry(self) -> Job:
+        """Return the job for another attempt after its worker process was lost."""
+        return replace(self, resume=True, losses=self.losses + 1)
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a run.
+    """How a run ended.
 
     Args:
         state: done, failed, or interrupted and saved.
-        sentence: why it failed, or where it was interrupted.
-        trace: where, for what is no bad input.
-        permanent: whether it would fail again: it diverged.
+        message: why it failed, or where it was interrupted.
+        trace: the traceback of an unexpected error.
+        permanent: whether another attempt would fail as well, because the run diverged.
     """
 
     state: Literal["done", "failed", "interrupted"]
-    sentence: str = ""
+    message: str = ""
     trace: str = ""
     permanent: bool = False
 
 
+INTERRUPTED = Outcome("interrupted", "interrupted")
+
+
+def lost_worker(job: Job, how: str) -> Outcome:
+    """Return the outcome of a job whose worker process was lost too often."""
+    return Outcome(
+        "failed",
+        f"workers: {job.path} lost its process {job.losses} times ({how}); if memory is short, "
+        "use fewer workers",
+    )
+
+
 class ProgressForwarder(ProgressCallback):
-    """Hands every round on to a function.
+    """Passes every round on to a function.
 
     Args:
-        tell: the function.
+        on_round: the function.
     """
 
-    def __init__(self, tell: Tell) -> None:
-        self._tell = tell
+    def __init__(self, on_round: OnRound) -> None:
+        self._on_round = on_round
 
     def update(self, ended: int, rounds: int, loss: float | None) -> None:
-        """Hand it on."""
-        self._tell(ended, loss)
+        """Pass the number of rounds and the loss on."""
+        self._on_round(ended, loss)
 
 
-def perform(job: Job, tell: Tell) -> Outcome:
-    """Run the job and return what became of it; nothing but the end of the process gets out."""
+def run_job(job: Job, on_round: OnRound) -> Outcome:
+    """Run a job to its end and return its outcome; exceptions become failures."""
     try:
         RunFolder(job.folder).failure.unlink(missing_ok=True)
-        execute(job.experiment, job.folder, job.resume, ProgressForwarder(tell))
+        execute(job.experiment, job.folder, job.resume, ProgressForwarder(on_round))
     except Interrupted as error:
         return Outcome("interrupted", str(error))
     except InvalidInputError as error:
         return Outcome("failed", str(error), permanent=isinstance(error, DivergenceError))
-    except Exception as error:  # whatever a model of the user's own raises, the others go on
-        sentence = " ".join(f"{type(error).__name__}: {error}".split())
-        return Outcome("failed", sentence, traceback.format_exc())
+    except Exception as error:  # a user's model may raise anything; the other runs continue
+        message = " ".join(f"{type(error).__name__}: {error}".split())
+        return Outcome("failed", message, traceback.format_exc())
     return Outcome("done")
 
 
-def note_failure(job: Job, outcome: Outcome) -> None:
-    """Write into the folder of a run why it failed, also where it never began."""
+def write_failure(job: Job, outcome: Outcome) -> None:
+    """Record in a run's folder why it failed, even if it never started."""
     folder = RunFolder(job.folder)
     make_folder(folder.path)
     if not folder.experiment.exists():
         write_yaml(folder.experiment, job.experiment.to_dict())
-    note = {"sentence": outcome.sentence, "permanent": outcome.permanent, "trace": outcome.trace}
+    note = {"sentence": outcome.message, "permanent": outcome.permanent, "trace": outcome.trace}
     write_json(folder.failure, note)
 
 
-def failure(folder: RunFolder) -> dict[str, Any] | None:
-    """Return the note of a run that failed: its `sentence`, `trace`, and whether it is `permanent`.
+def read_failure(folder: RunFolder) -> dict[str, Any] | None:
+    """Return the record of a failed run: its `sentence`, `trace`, and whether it is `permanent`.
 
-    A run that diverged would do so again; others are worth another try.
+    A run that diverged would do so again; other failures are worth another attempt.
     """
     if folder.finished or not folder.failure.exists():
         return None
     note: dict[str, Any] = json.loads(folder.failure.read_text(encoding="utf-8"))
     return note
+
+
+failure = read_failure  # the name that `fedtide.papers` still imports

@@ -1,4 +1,4 @@
-"""Runs side by side, each in one of a few processes of this machine."""
+"""Runs jobs on this machine: one after another, or in several worker processes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 from multiprocessing import connection, get_context, parent_process
 from multiprocessing.connection import Connection
@@ -18,186 +17,189 @@ from multiprocessing.context import SpawnProcess
 import torch
 
 from fedtide.simulation.task_cache import clear_task_cache
-from fedtide.sweep.job import TRIES, Job, OnFinished, Outcome, perform
+from fedtide.sweep.job import (
+    INTERRUPTED,
+    MAX_ATTEMPTS,
+    Job,
+    OnFinished,
+    Outcome,
+    lost_worker,
+    run_job,
+)
 from fedtide.sweep.sweep_progress import SweepProgress
 
-_LEAVE_SECONDS = 5.0
-_TELL_SECONDS = 0.2  # between two reports of a worker, and between two looks at whether to stop
+_EXIT_SECONDS = 5.0
+_POLL_SECONDS = 0.2  # between two progress messages of a worker, and two checks whether to stop
 
 
-def cores() -> int:
-    """Return how many cores this process may use."""
-    return len(os.sched_getaffinity(0))
+def available_cores() -> int:
+    """Return the number of cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):  # not on macOS and Windows
+        return len(os.sched_getaffinity(0))
+    process_cpu_count = getattr(os, "process_cpu_count", os.cpu_count)  # Python 3.13
+    return process_cpu_count() or 1
 
 
-def run_here(
-    jobs: Sequence[Job], board: SweepProgress, over: OnFinished, stopped: Callable[[], bool]
+def run_sequentially(
+    jobs: Sequence[Job],
+    progress: SweepProgress,
+    on_finished: OnFinished,
+    stopped: Callable[[], bool],
 ) -> None:
-    """Run the jobs one after another in this process; the tasks of one are kept for the next."""
+    """Run the jobs one after another in this process; they share prepared tasks."""
     for job in jobs:
         if stopped():
             return
-        board.begun(job.path)
-        over(job, perform(job, partial(board.moved, job.path)))
+        progress.start(job.path)
+        on_finished(job, run_job(job, partial(progress.update, job.path)))
 
 
 def run_in_processes(
     jobs: Sequence[Job],
     workers: int,
-    board: SweepProgress,
-    over: OnFinished,
+    progress: SweepProgress,
+    on_finished: OnFinished,
     stopped: Callable[[], bool],
 ) -> None:
-    """Run the jobs in so many processes that share the cores.
+    """Run the jobs in worker processes that share the cores.
 
-    A run whose process is lost (killed for its memory, say) goes on in a new one, `TRIES` times in
-    all. When `stopped` says so, no job begins any more, and those under way are saved and ended.
+    A run whose process is lost (killed for its memory, say) continues in a new process, up to
+    `MAX_ATTEMPTS` attempts. Once `stopped` returns true no job starts and the active runs are
+    saved and ended; on Windows, where SIGTERM cannot be handled, they are killed and resume from
+    their last checkpoint.
     """
-    clear_task_cache()  # the workers prepare their own
-    crew = _Crew(max(1, cores() // workers), board, over)
+    clear_task_cache()  # the workers prepare their own tasks
+    pool = _WorkerPool(max(1, available_cores() // workers), progress, on_finished)
     try:
-        crew.run(deque(jobs), workers, stopped)
+        pool.run(deque(jobs), workers, stopped)
     finally:
-        crew.dismiss()
+        pool.close()
 
 
 class _Worker:
     """A process that runs one job at a time.
 
     Attributes:
-        job: what it runs; None: nothing.
+        job: the active job; None while idle.
     """
 
     def __init__(self, threads: int) -> None:
         context = get_context("spawn")
         self.pipe, theirs = context.Pipe()
         self.process: SpawnProcess = context.Process(
-            target=_work, args=(theirs, threads), daemon=True
+            target=_worker_main, args=(theirs, threads), daemon=True
         )
         self.process.start()
         theirs.close()
         self.job: Job | None = None
 
-    def give(self, job: Job) -> None:
+    def assign(self, job: Job) -> None:
         self.job = job
         self.pipe.send(job)
 
-    def leave(self) -> None:
-        """Ask it to end, if it has not done so already."""
-        with suppress(OSError):
-            self.pipe.send(None)
 
+class _WorkerPool:
+    """Worker processes and their jobs."""
 
-class _Crew:
-    """The workers and what they are at."""
-
-    def __init__(self, threads: int, board: SweepProgress, over: OnFinished) -> None:
-        self._threads, self._board, self._over = threads, board, over
+    def __init__(self, threads: int, progress: SweepProgress, on_finished: OnFinished) -> None:
+        self._threads, self._progress, self._on_finished = threads, progress, on_finished
         self._workers: list[_Worker] = []
 
     def run(self, waiting: deque[Job], size: int, stopped: Callable[[], bool]) -> None:
-        """Run all jobs that wait."""
+        """Run all waiting jobs on at most `size` workers."""
         while True:
-            stop = stopped()
-            busy = [worker for worker in self._workers if worker.job is not None]
-            if stop:
-                for worker in busy:  # one that is only preparing hears it later
+            stopping = stopped()
+            if stopping:
+                for worker in self._busy():  # again and again: a run listens once it has started
                     worker.process.terminate()
             else:
-                self._employ(waiting, size - len(busy))
-                busy = [worker for worker in self._workers if worker.job is not None]
-            if not busy:
+                self._assign_jobs(waiting, size)
+            if not self._busy():
                 return
-            self._hear(busy, waiting)
+            self._receive(waiting, stopping)
 
-    def dismiss(self) -> None:
-        """End all workers, those that are idle in good order."""
+    def close(self) -> None:
+        """End all workers; idle ones exit by themselves, busy ones are killed."""
         for worker in self._workers:
             if worker.job is not None:
                 worker.process.kill()
-            else:
-                worker.leave()
+            with suppress(OSError):
+                worker.pipe.send(None)
         for worker in self._workers:
-            worker.process.join(_LEAVE_SECONDS)
+            worker.process.join(_EXIT_SECONDS)
             worker.process.kill()
             worker.process.join()
 
-    def _employ(self, waiting: deque[Job], places: int) -> None:
-        for _ in range(min(places, len(waiting))):
-            idle = [worker for worker in self._workers if worker.job is None]
-            if not idle:
-                idle = [_Worker(self._threads)]
-                self._workers += idle
-            job = waiting.popleft()
-            idle[0].give(job)
-            self._board.begun(job.path)
+    def _busy(self) -> list[_Worker]:
+        return [worker for worker in self._workers if worker.job is not None]
 
-    def _hear(self, busy: list[_Worker], waiting: deque[Job]) -> None:
-        by_pipe = {worker.pipe: worker for worker in busy}
-        for pipe in connection.wait(list(by_pipe), timeout=_TELL_SECONDS):
+    def _assign_jobs(self, waiting: deque[Job], size: int) -> None:
+        while waiting and len(self._busy()) < size:
+            idle = next((worker for worker in self._workers if worker.job is None), None)
+            if idle is None:
+                idle = _Worker(self._threads)
+                self._workers.append(idle)
+            job = waiting.popleft()
+            idle.assign(job)
+            self._progress.start(job.path)
+
+    def _receive(self, waiting: deque[Job], stopping: bool) -> None:
+        """Handle what the workers have sent, waiting a moment for a first message."""
+        by_pipe = {worker.pipe: worker for worker in self._busy()}
+        for pipe in connection.wait(list(by_pipe), timeout=_POLL_SECONDS):
             worker = by_pipe[pipe]  # type: ignore[index]
             job = worker.job
             assert job is not None
             try:
-                said = worker.pipe.recv()
+                message = worker.pipe.recv()
             except (EOFError, OSError):
-                self._lost(worker, job, waiting)
+                self._replace(worker, job, waiting, stopping)
                 continue
-            if isinstance(said, Outcome):
+            if isinstance(message, Outcome):
                 worker.job = None
-                self._over(job, said)
+                self._on_finished(job, message)
             else:
-                self._board.moved(job.path, *said)
+                self._progress.update(job.path, *message)
 
-    def _lost(self, worker: _Worker, job: Job, waiting: deque[Job]) -> None:
+    def _replace(self, worker: _Worker, job: Job, waiting: deque[Job], stopping: bool) -> None:
+        """Drop a worker whose process has ended; its job is tried again or has failed."""
         worker.process.join()
         self._workers.remove(worker)
-        job = after_a_loss(job)
-        if job.lost < TRIES:
+        job = job.retry()
+        if stopping:
+            self._on_finished(job, INTERRUPTED)
+        elif job.losses < MAX_ATTEMPTS:
             waiting.appendleft(job)
         else:
-            self._over(job, lost(job, f"exit code {worker.process.exitcode}"))
+            self._on_finished(job, lost_worker(job, f"exit code {worker.process.exitcode}"))
 
 
-def after_a_loss(job: Job) -> Job:
-    """Return the job as it is tried once more, unless it has been lost `TRIES` times."""
-    return replace(job, resume=True, lost=job.lost + 1)
-
-
-def lost(job: Job, how: str) -> Outcome:
-    """Return the outcome of a job that has lost its process too often."""
-    sentence = (
-        f"workers: {job.path} lost its process {job.lost} times ({how}); is there too little "
-    )
-    return Outcome("failed", sentence + "memory? give fewer workers")
-
-
-def _work(pipe: Connection, threads: int) -> None:
-    """Run what comes through the pipe, until nothing can come any more."""
+def _worker_main(pipe: Connection, threads: int) -> None:
+    """Run the jobs that arrive through the pipe until it delivers None."""
     torch.set_num_threads(threads)
-    for number in (signal.SIGINT, signal.SIGTERM):  # the loop of a run listens to the parent
+    for number in (signal.SIGINT, signal.SIGTERM):  # an active run installs its own handlers
         signal.signal(number, signal.SIG_IGN)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    threading.Thread(target=_exit_with_parent, daemon=True).start()
     while (job := pipe.recv()) is not None:
-        pipe.send(perform(job, _Teller(pipe).tell))
+        pipe.send(run_job(job, _ProgressSender(pipe).send))
 
 
-class _Teller:
-    """Tells the parent now and then how far the run is."""
+class _ProgressSender:
+    """Sends the progress of a run to the parent, at most once per `_POLL_SECONDS`."""
 
     def __init__(self, pipe: Connection) -> None:
         self._pipe = pipe
         self._last = 0.0
 
-    def tell(self, ended: int, loss: float | None) -> None:
+    def send(self, ended: int, loss: float | None) -> None:
         now = time.monotonic()
-        if now - self._last > _TELL_SECONDS:
+        if now - self._last > _POLL_SECONDS:
             self._last = now
             self._pipe.send((ended, loss))
 
 
-def _end_with_parent() -> None:
-    """End this process once its parent is gone; whatever it was running can be resumed."""
+def _exit_with_parent() -> None:
+    """End this process when its parent has died; its run can be resumed."""
     parent = parent_process()
     assert parent is not None
     parent.join()

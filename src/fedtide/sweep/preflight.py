@@ -1,4 +1,4 @@
-"""Whether the runs of a sweep can be run in the folder that is there for them."""
+"""Preflight checks of a sweep: its output folder and its runs, before anything is written."""
 
 from __future__ import annotations
 
@@ -9,32 +9,37 @@ from fedtide.errors import InvalidInputError, error_prefix
 from fedtide.simulation.loop import Run
 from fedtide.simulation.run_folder import RunFolder
 from fedtide.sweep.configurations import SweepRun
-from fedtide.sweep.sweep_spec import FILE
+from fedtide.sweep.sweep_spec import SWEEP_FILE
 
 
-def check_runs(members: Sequence[SweepRun], out: Path, strict: bool, resume: bool) -> None:
-    """Make sure that the runs can be run, before the first one writes anything.
+def check_runs(runs: Sequence[SweepRun], out: Path, strict: bool, resume: bool) -> None:
+    """Check the folders of all runs, and prepare those that are left to see whether they can start.
+
+    If `strict`, all of them are prepared; otherwise only the first, and later runs that cannot
+    start are recorded as failed.
 
     Raises:
-        InvalidInputError: of the first that cannot. Unless `strict`, only the first that is left to run is
-            prepared to see whether it can: the others say so themselves.
+        InvalidInputError: the first run or folder that cannot be used.
     """
-    alone = len(members) == 1 and members[0].path == ""
+    single = len(runs) == 1 and runs[0].path == ""
     if out.exists() and not out.is_dir():
         raise InvalidInputError(f"out: {out} is a file; give a folder")
-    if not alone and out.is_dir() and any(out.iterdir()):
-        _check_used(members, out, resume)
-    for member in members:
-        RunFolder(out / member.path).check(member.experiment.to_dict(), resume)
-    left = [member for member in members if not RunFolder(out / member.path).finished]
-    for member in [] if alone else left if strict else left[:1]:
-        with error_prefix(member.path):
-            Run(member.experiment, trainer="reference")
+    if not single and out.is_dir() and any(out.iterdir()):
+        _check_existing(runs, out, resume)
+    for run in runs:
+        RunFolder(out / run.path).check(run.experiment.to_dict(), resume)
+    if single:
+        return  # it is checked when it starts
+    left = [run for run in runs if not RunFolder(out / run.path).finished]
+    for run in left if strict else left[:1]:
+        with error_prefix(run.path):
+            Run(run.experiment, trainer="reference")
 
 
-def _check_used(members: Sequence[SweepRun], out: Path, resume: bool) -> None:
+def _check_existing(runs: Sequence[SweepRun], out: Path, resume: bool) -> None:
     if not resume:
-        raise InvalidInputError(f"out: {out} is not empty; choose another, or go on with --resume")
-    known = (out / FILE).exists() or any((out / member.path).exists() for member in members)
-    if not known:
+        raise InvalidInputError(
+            f"out: {out} is not empty; choose another, or continue with --resume"
+        )
+    if not (out / SWEEP_FILE).exists() and not any((out / run.path).exists() for run in runs):
         raise InvalidInputError(f"out: {out} is not empty and holds no sweep; choose another")

@@ -1,8 +1,8 @@
-"""The same runs on a Ray cluster.
+"""Runs jobs on a Ray cluster.
 
-Every node must see the folder of the sweep (a shared file system) and have the same fedtide: a run
-writes into its folder there as it would here, so one that is lost with its node goes on elsewhere
-from its last checkpoint.
+Every node must see the sweep's folder (a shared file system) and have the same fedtide. A run
+writes to its folder as it would locally, so a run lost with its node continues on another node from
+its last checkpoint.
 """
 
 from __future__ import annotations
@@ -23,52 +23,61 @@ import torch
 from fedtide.atomic_io import make_folder, write_text
 from fedtide.errors import InvalidInputError
 from fedtide.simulation.task_cache import clear_task_cache
-from fedtide.sweep.job import TRIES, Job, OnFinished, Outcome, perform
-from fedtide.sweep.local_workers import after_a_loss, lost
+from fedtide.sweep.job import (
+    INTERRUPTED,
+    MAX_ATTEMPTS,
+    Job,
+    OnFinished,
+    Outcome,
+    lost_worker,
+    run_job,
+)
 from fedtide.sweep.sweep_progress import SweepProgress
 
-_KNOCK_SECONDS = 4.0
+_CONNECT_SECONDS = 4.0
 _ANSWER_SECONDS = 12.0
-_LOOK_SECONDS = 0.5
+_POLL_SECONDS = 0.5
 _PROBE = (
     "import ray, sys; ray.init(address=sys.argv[1], log_to_driver=False, logging_level='ERROR')"
 )
+_HINT = "start a cluster with `ray start --head` and give the address that it prints"
 
 
 def run_on_ray(
     jobs: Sequence[Job],
     address: str,
     workers: int | None,
-    board: SweepProgress,
-    over: OnFinished,
+    progress: SweepProgress,
+    on_finished: OnFinished,
     stopped: Callable[[], bool],
 ) -> None:
-    """Run the jobs on the cluster at `address`, one core each, as many at a time as it has cores.
+    """Run the jobs on the cluster at `address`, one core each.
 
     Args:
-        jobs: what to run; their folders must mean the same on every node.
+        jobs: the jobs; their folders must be the same on every node.
         address: HOST:PORT of the head, a ray:// address, or "auto".
-        workers: how many at a time; None: as many as the cluster has cores.
-        board: is told of what begins and ends; rounds are not reported.
-        over: is told of every run that has ended.
-        stopped: whether to end; what is under way is saved.
+        workers: how many run at a time; None: as many as the cluster has cores.
+        progress: is told which runs start and end; rounds are not reported.
+        on_finished: called with every run that has ended.
+        stopped: whether to stop; active runs are saved.
 
     Raises:
-        InvalidInputError: Ray is missing, nobody answers at the address, or a node does not see the folder.
+        InvalidInputError: Ray is not installed, no cluster answers at the address, or a node does
+            not see the folder.
     """
-    ray = _imported()
+    ray = _import_ray()
     if not ray.is_initialized():
         _connect(ray, address)
     try:
         if jobs:
-            cluster = _Cluster(ray, board, over)
-            workers = workers or cluster.cores()
-            cluster.run([*map(_absolute, jobs)], workers, stopped)
+            cluster = _Cluster(ray, progress, on_finished)
+            absolute = [replace(job, folder=job.folder.resolve()) for job in jobs]
+            cluster.run(absolute, workers or cluster.count_cores(), stopped)
     finally:
         ray.shutdown()
 
 
-def _imported() -> Any:
+def _import_ray() -> Any:
     try:
         import ray
     except ImportError:
@@ -76,125 +85,112 @@ def _imported() -> Any:
     return ray
 
 
-def _absolute(job: Job) -> Job:
-    return replace(job, folder=job.folder.resolve())
-
-
 def _connect(ray: Any, address: str) -> None:
-    """Connect to the cluster, or say within 20 seconds that there is none."""
-    _knock(address)
+    """Connect to the cluster, or fail within 20 seconds; `ray.init` alone waits for minutes."""
+    _check_address(address)
     probe = [sys.executable, "-c", _PROBE, address]
     try:
-        answered = subprocess.run(probe, capture_output=True, timeout=_ANSWER_SECONDS).returncode
+        status = subprocess.run(probe, capture_output=True, timeout=_ANSWER_SECONDS).returncode
     except subprocess.TimeoutExpired:
-        answered = -1
-    if answered != 0:
-        raise InvalidInputError(f"ray: no Ray cluster answers at {address!r}; {_hint()}")
+        status = -1
+    if status != 0:
+        raise InvalidInputError(f"ray: no Ray cluster answers at {address!r}; {_HINT}")
     ray.init(address=address, log_to_driver=False, logging_level="ERROR")
 
 
-def _knock(address: str) -> None:
-    """Make sure that somebody listens at HOST:PORT."""
+def _check_address(address: str) -> None:
+    """Refuse an address that is not HOST:PORT or does not accept connections."""
     if address == "auto":
         return
     host, colon, port = address.removeprefix("ray://").rpartition(":")
     if not colon or not port.isdecimal():
-        raise InvalidInputError(f"ray: {address!r} is not HOST:PORT; {_hint()}")
+        raise InvalidInputError(f"ray: {address!r} is not HOST:PORT; {_HINT}")
     try:
-        socket.create_connection((host, int(port)), timeout=_KNOCK_SECONDS).close()
+        socket.create_connection((host, int(port)), timeout=_CONNECT_SECONDS).close()
     except (OSError, OverflowError):
-        raise InvalidInputError(f"ray: nobody answers at {address!r}; {_hint()}") from None
-
-
-def _hint() -> str:
-    return "start a cluster with `ray start --head` and give the address that it prints"
+        raise InvalidInputError(f"ray: nothing answers at {address!r}; {_HINT}") from None
 
 
 @dataclass
 class _Cluster:
-    """The runs under way on a cluster."""
+    """The active jobs on a cluster, by their Ray references."""
 
     ray: Any
-    board: SweepProgress
-    over: OnFinished
+    progress: SweepProgress
+    on_finished: OnFinished
     running: dict[Any, Job] = field(default_factory=dict)
-    asked: bool = False
+    cancelled: bool = False
 
     def run(self, jobs: Sequence[Job], workers: int, stopped: Callable[[], bool]) -> None:
-        """Run all jobs."""
+        """Run all jobs, at most `workers` at a time."""
         clear_task_cache()
-        remote = self.ray.remote(num_cpus=1, max_retries=0)(_work)
-        token = _token(jobs[0].folder)
+        remote = self.ray.remote(num_cpus=1, max_retries=0)(_run_on_node)
+        marker = _write_marker(jobs[0].folder.parent)
         waiting = deque(jobs)
         while waiting or self.running:
             if stopped():
                 waiting.clear()
                 self._cancel()
-            places = workers - len(self.running)
-            for _ in range(min(places, len(waiting))):
+            while waiting and len(self.running) < workers:
                 job = waiting.popleft()
-                self.running[remote.remote(job, token)] = job
-                self.board.begun(job.path)
-            ended, _ = self.ray.wait(list(self.running), timeout=_LOOK_SECONDS)
+                self.running[remote.remote(job, marker)] = job
+                self.progress.start(job.path)
+            ended, _ = self.ray.wait(list(self.running), timeout=_POLL_SECONDS)
             for reference in ended:
-                self._ended(reference, waiting)
-        token.unlink(missing_ok=True)
+                self._finish(reference, waiting)
+        marker.unlink(missing_ok=True)
 
-    def cores(self) -> int:
-        """Return how many the cluster has."""
+    def count_cores(self) -> int:
+        """Return the number of cores of the cluster."""
         return max(1, int(self.ray.cluster_resources().get("CPU", 1)))
 
     def _cancel(self) -> None:
-        """Ask the runs under way to end, as Ctrl-C would: they are saved."""
-        if not self.asked:
-            self.asked = True
+        """Interrupt the active jobs as Ctrl-C would: their runs are saved."""
+        if not self.cancelled:
+            self.cancelled = True
             for reference in self.running:
                 self.ray.cancel(reference)
 
-    def _ended(self, reference: Any, waiting: deque[Job]) -> None:
+    def _finish(self, reference: Any, waiting: deque[Job]) -> None:
         job = self.running.pop(reference)
         try:
-            found = self.ray.get(reference)
+            outcome = self.ray.get(reference)
         except self.ray.exceptions.TaskCancelledError:
-            found = _INTERRUPTED
+            outcome = INTERRUPTED
         except self.ray.exceptions.RayError as error:  # our own errors come back as outcomes
-            job = after_a_loss(job)
-            if job.lost < TRIES and not self.asked:
+            job = job.retry()
+            if job.losses < MAX_ATTEMPTS and not self.cancelled:
                 waiting.appendleft(job)
                 return
-            found = lost(job, type(error).__name__)
-        if isinstance(found, _Unseen):
-            raise InvalidInputError(found.sentence)
-        self.over(job, found)
+            outcome = lost_worker(job, type(error).__name__)
+        if isinstance(outcome, _FolderNotShared):
+            raise InvalidInputError(outcome.message)
+        self.on_finished(job, outcome)
 
 
 @dataclass(frozen=True)
-class _Unseen:
-    """What a node answers that does not see the folder of the sweep."""
+class _FolderNotShared:
+    """The answer of a node that does not see the sweep's folder."""
 
-    sentence: str
-
-
-def _token(folder: Path) -> Path:
-    """Return a file beside the runs by which a node knows that it sees the same folder."""
-    parent = folder.parent
-    make_folder(parent)
-    token = parent / f".seen-{uuid.uuid4().hex}"
-    write_text(token, "")
-    return token
+    message: str
 
 
-_INTERRUPTED = Outcome("interrupted", "interrupted")
+def _write_marker(folder: Path) -> Path:
+    """Create a file by which a node recognises that it sees the same folder."""
+    make_folder(folder)
+    marker = folder / f".seen-{uuid.uuid4().hex}"
+    write_text(marker, "")
+    return marker
 
 
-def _work(job: Job, token: Path) -> Outcome | _Unseen:
-    """Run a job on a node, and return what became of it."""
-    if not token.exists():
-        return _Unseen(
-            f"out: the Ray node {socket.gethostname()} does not see {token.parent}; "
+def _run_on_node(job: Job, marker: Path) -> Outcome | _FolderNotShared:
+    """Run a job on a node of the cluster."""
+    if not marker.exists():
+        return _FolderNotShared(
+            f"out: the Ray node {socket.gethostname()} does not see {marker.parent}; "
             "choose a folder that all nodes share"
         )
     torch.set_num_threads(1)
     with suppress(KeyboardInterrupt):
-        return perform(job, lambda ended, loss: None)
-    return _INTERRUPTED
+        return run_job(job, lambda ended, loss: None)
+    return INTERRUPTED

@@ -1,4 +1,4 @@
-"""What a sweep gives: one row per run, read from the run folders."""
+"""The results of a sweep: one row per run, read from the run folders."""
 
 from __future__ import annotations
 
@@ -11,42 +11,41 @@ import polars as pl
 
 from fedtide.simulation.run_folder import RunFolder
 from fedtide.sweep.configurations import SweepRun
-from fedtide.sweep.job import failure
+from fedtide.sweep.job import read_failure
 
-RESULTS = "results.parquet"
-"""The file of the results, in the folder of the sweep."""
+RESULTS_FILE = "results.parquet"
+"""The file of the results, in the sweep's folder."""
 
 
-def results(members: Iterable[SweepRun], out: Path) -> pl.DataFrame:
+def read_results(runs: Iterable[SweepRun], out: Path) -> pl.DataFrame:
     """Return one row per run.
 
-    `run` (its folder below `out`), what it is known by (`method`, the swept fields, `seed`),
-    `status` (done, failed, unfinished), `error`, then of a run that is done `rounds`, the metrics
-    of its last evaluation and `rounds_per_second`, and its `folder`.
+    Columns: `run` (its folder below `out`), the fields that identify it (`method`, the swept
+    fields, `seed`), `status` (done, failed, unfinished), `error`; then, for finished runs,
+    `rounds`, the metrics of the last evaluation and `rounds_per_second`; and `folder`.
     """
-    rows = [row(member, out) for member in members]
-    names = list(dict.fromkeys(name for one in rows for name in one))
+    rows = [_read_row(run, out) for run in runs]
+    names = list(dict.fromkeys(name for row in rows for name in row))
     names.remove("folder")
     return pl.DataFrame(
-        [_column(name, [one.get(name) for one in rows]) for name in [*names, "folder"]]
+        [_column(name, [row.get(name) for row in rows]) for name in [*names, "folder"]]
     )
 
 
-def row(member: SweepRun, out: Path) -> dict[str, Any]:
-    """Return the row of one run."""
-    folder = RunFolder(out / member.path)
-    start = {"run": member.path, **member.fields}
-    note = failure(folder)
+def _read_row(run: SweepRun, out: Path) -> dict[str, Any]:
+    folder = RunFolder(out / run.path)
+    row = {"run": run.path, **run.fields}
+    note = read_failure(folder)
     if note is not None:
-        start |= {"status": "failed", "error": note["sentence"]}
+        row |= {"status": "failed", "error": note["sentence"]}
     elif not folder.finished:
-        start |= {"status": "unfinished", "error": None}
+        row |= {"status": "unfinished", "error": None}
     else:
-        start |= {"status": "done", "error": None, **_last(folder)}
-    return start | {"folder": str(folder.path)}
+        row |= {"status": "done", "error": None, **_read_metrics(folder)}
+    return row | {"folder": str(folder.path)}
 
 
-def _last(folder: RunFolder) -> dict[str, Any]:
+def _read_metrics(folder: RunFolder) -> dict[str, Any]:
     summary = json.loads(folder.summary.read_text(encoding="utf-8"))
     timings = json.loads(folder.timings.read_text(encoding="utf-8"))
     metrics = {name: value for name, value in summary["metrics"].items() if name != "round"}
@@ -55,9 +54,9 @@ def _last(folder: RunFolder) -> dict[str, Any]:
 
 
 def _column(name: str, values: list[Any]) -> pl.Series:
-    """Return a column; one that mixes words and numbers is all words."""
-    if any(isinstance(value, str) for value in values):
-        values = [None if value is None else str(value) for value in values]
-    elif any(isinstance(value, float) for value in values):
-        values = [None if value is None else float(value) for value in values]
+    """Return a column; numbers mixed with strings become strings, integers with floats floats."""
+    for kind in (str, float):
+        if any(isinstance(value, kind) for value in values):
+            values = [None if value is None else kind(value) for value in values]
+            break
     return pl.Series(name, values, strict=False)

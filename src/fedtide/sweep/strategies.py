@@ -1,4 +1,4 @@
-"""Strategies: what a sweep runs next, by what its earlier runs have shown."""
+"""Strategies: which configurations a sweep runs next, given the results so far."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from fedtide.simulation.config import Builder
 from fedtide.sweep.configurations import Configuration
 from fedtide.sweep.grid import Point
 
-Scores = Callable[[Sequence[Configuration]], Sequence[float]]
-"""Runs settings with all seeds and returns the mean training loss of each; inf where one failed."""
+ScoreFunction = Callable[[Sequence[Configuration]], Sequence[float]]
+"""Runs configurations with all seeds; returns the mean training loss of each (inf: failed)."""
 
 _Rates = list[tuple[float, float]]
-_Won = tuple[float, float, float]  # the loss, γ and η
+_Best = tuple[float, float, float]  # the loss, γ and η
 
 _UNSCALED = 1.0  # the server learning rate of the first stage
 
@@ -25,36 +25,36 @@ def _quarter_powers(first: int, last: int) -> tuple[float, ...]:
 
 
 @dataclass(frozen=True)
-class Choice:
-    """What a search found for one setting.
+class SearchResult:
+    """The result of a search for one configuration.
 
     Args:
-        setting: the one that was searched.
-        best: the same with the rates that won; None where every run failed.
-        score: its training loss.
+        configuration: the one searched.
+        best: the same with the best rates; None if every run failed.
+        score: the training loss of `best`.
     """
 
-    setting: Configuration
+    configuration: Configuration
     best: Configuration | None
     score: float
 
 
 @dataclass(frozen=True)
 class TwoStage:
-    """The search of the papers: first γ with η = 1, then η with that γ.
+    """The papers' search for learning rates: first γ with η = 1, then η with the best γ.
 
-    The least training loss after the last round wins, as the mean over the seeds of the sweep; a
-    run that fails counts as infinite. A method without a server learning rate skips the second
-    stage. (Paper 001, appendix D: the training loss after 500 rounds.)
+    The score is the training loss after the last round, averaged over the seeds; a failed run
+    counts as infinite. A method without a server learning rate skips the second stage. (Paper 001,
+    appendix D: the training loss after 500 rounds.)
 
     Args:
-        lr: candidates for γ; by default the paper's, 10^-2, 10^-1.75, ..., 10^-0.5 to four digits.
+        lr: candidates for γ; by default the paper's: 10^-2, 10^-1.75, ..., 10^-0.5 to four digits.
         server_lr: candidates for η; by default 10^0, 10^0.25, ..., 10^1.5.
-        lr_field: where γ stands in the experiment.
-        server_lr_field: where η stands, such as algorithm.inner.server_lr inside another method.
+        lr_field: the field of γ in the experiment.
+        server_lr_field: the field of η, such as algorithm.inner.server_lr inside another method.
 
     Raises:
-        InvalidInputError: a list that is empty, or a rate that is not positive.
+        InvalidInputError: an empty list, or a rate that is not positive.
     """
 
     lr: tuple[float, ...] = _quarter_powers(-8, -2)
@@ -67,102 +67,106 @@ class TwoStage:
             values = getattr(self, name)
             if not values or not all(value > 0 for value in values):
                 raise InvalidInputError(
-                    f"{name}: {list(values)} are not positive numbers; give some"
+                    f"{name}: {list(values)} is not a list of positive numbers; give at least one"
                 )
 
-    def check(self, settings: Iterable[Configuration]) -> None:
-        """Make sure that the two fields are there and nobody else sets them.
+    def check(self, configurations: Iterable[Configuration]) -> None:
+        """Check that the two fields exist and that nothing else varies them.
 
         Raises:
-            InvalidInputError: a grid varies one of them, or no method has a server learning rate there.
+            InvalidInputError: a grid or list varies one of them, or no method has a server
+                learning rate there.
         """
-        settings = list(settings)
-        swept = {field for s in settings for point in s.chosen for field in point.changes}
+        configurations = list(configurations)
+        swept = {field for c in configurations for point in c.points for field in point.changes}
         for field in {self.lr_field, self.server_lr_field} & swept:
-            raise InvalidInputError(f"grid.{field}: the strategy varies it, too; keep one of them")
-        if any(self._has_server_lr(setting) for setting in settings):
+            raise InvalidInputError(f"grid.{field}: the strategy varies it as well; keep one")
+        if any(self._has_server_lr(configuration) for configuration in configurations):
             return
-        known = _fields(self._any(settings[0]))
+        known = self._fields(configurations[0])
         raise InvalidInputError(
             f"strategy.server_lr_field: no method has {self.server_lr_field!r}; "
             f"{did_you_mean(self.server_lr_field, known)}"
         )
 
-    def first(self, settings: Iterable[Configuration]) -> list[Configuration]:
+    def first_stage(self, configurations: Iterable[Configuration]) -> list[Configuration]:
         """Return what the first stage runs: every γ, with η = 1."""
+        rates = [(lr, _UNSCALED) for lr in self.lr]
+        return [v for configuration in configurations for v in self._variants(configuration, rates)]
+
+    def search(
+        self, configurations: Sequence[Configuration], scores: ScoreFunction
+    ) -> list[SearchResult]:
+        """Run both stages and return the best rates of each configuration."""
+        rates = {c.label: [(lr, _UNSCALED) for lr in self.lr] for c in configurations}
+        best = self._find_best(configurations, rates, scores)
+        scaled = [c for c in configurations if c.label in best and self._has_server_lr(c)]
+        rates = {c.label: [(best[c.label][1], eta) for eta in self.server_lr] for c in scaled}
+        best |= self._find_best(scaled, rates, scores)
         return [
-            variant
-            for setting in settings
-            for variant in self._variants(setting, [(lr, _UNSCALED) for lr in self.lr])
+            self._result(configuration, best.get(configuration.label))
+            for configuration in configurations
         ]
 
-    def search(self, settings: Sequence[Configuration], scores: Scores) -> list[Choice]:
-        """Run both stages and return what won for each setting."""
-        rates = {s.label: [(lr, _UNSCALED) for lr in self.lr] for s in settings}
-        won = self._best(settings, rates, scores)
-        scaled = [s for s in settings if s.label in won and self._has_server_lr(s)]
-        rates = {s.label: [(won[s.label][1], eta) for eta in self.server_lr] for s in scaled}
-        won |= self._best(scaled, rates, scores)
-        return [self._choice(setting, won.get(setting.label)) for setting in settings]
+    def _result(self, configuration: Configuration, best: _Best | None) -> SearchResult:
+        if best is None:
+            return SearchResult(configuration, None, float("inf"))
+        score, lr, server_lr = best
+        return SearchResult(
+            configuration, self._variants(configuration, [(lr, server_lr)])[0], score
+        )
 
-    def _choice(self, setting: Configuration, won: _Won | None) -> Choice:
-        if won is None:
-            return Choice(setting, None, float("inf"))
-        score, lr, server_lr = won
-        return Choice(setting, self._variants(setting, [(lr, server_lr)])[0], score)
-
-    def _best(
-        self, settings: Sequence[Configuration], rates: Mapping[str, _Rates], scores: Scores
-    ) -> dict[str, _Won]:
-        """Return the rates with the least finite loss for each setting that has one."""
-        tried = [(s, *pair) for s in settings for pair in rates[s.label]]
-        found = scores([v for s in settings for v in self._variants(s, rates[s.label])])
-        best: dict[str, _Won] = {}
-        for (setting, lr, server_lr), score in zip(tried, found, strict=True):
-            if score < best.get(setting.label, (float("inf"), 0.0, 0.0))[0]:
-                best[setting.label] = (score, lr, server_lr)
+    def _find_best(
+        self,
+        configurations: Sequence[Configuration],
+        rates: Mapping[str, _Rates],
+        scores: ScoreFunction,
+    ) -> dict[str, _Best]:
+        """Return the rates with the least loss of each configuration that has a finite one."""
+        tried = [(c.label, *pair) for c in configurations for pair in rates[c.label]]
+        found = scores([v for c in configurations for v in self._variants(c, rates[c.label])])
+        best: dict[str, _Best] = {}
+        for (label, lr, server_lr), score in zip(tried, found, strict=True):
+            if score < best.get(label, (float("inf"),))[0]:
+                best[label] = (score, lr, server_lr)
         return best
 
-    def _variants(self, setting: Configuration, rates: _Rates) -> list[Configuration]:
-        """Return the setting with each pair of rates."""
-        scaled = self._has_server_lr(setting)
-        slow = [setting.at(_point(self.lr_field, lr)) for lr, _ in rates]
-        if not scaled:
-            return slow
+    def _variants(self, configuration: Configuration, rates: _Rates) -> list[Configuration]:
+        """Return the configuration with each pair (γ, η); without η if it has no such field."""
+        variants = [configuration.with_point(_point(self.lr_field, lr)) for lr, _ in rates]
+        if not self._has_server_lr(configuration):
+            return variants
         etas = [_point(self.server_lr_field, server_lr) for _, server_lr in rates]
-        return [variant.at(eta) for variant, eta in zip(slow, etas, strict=True)]
+        return [variant.with_point(eta) for variant, eta in zip(variants, etas, strict=True)]
 
-    def _has_server_lr(self, setting: Configuration) -> bool:
-        return self.server_lr_field in _fields(self._any(setting))
+    def _has_server_lr(self, configuration: Configuration) -> bool:
+        return self.server_lr_field in self._fields(configuration)
 
-    def _any(self, setting: Configuration) -> Configuration:
-        return setting.at(_point(self.lr_field, self.lr[0]))
+    def _fields(self, configuration: Configuration) -> set[str]:
+        """Return the dotted names of all fields of the experiment, defaults included."""
+        complete = configuration.with_point(_point(self.lr_field, self.lr[0]))
+        return set(_dotted_names(complete.run(0, "search").experiment.to_dict()))
 
 
 def _point(field: str, value: float) -> Point:
     return Point(f"{field}={value:g}", {field: value}, {field: value}, "strategy")
 
 
-def _fields(setting: Configuration) -> set[str]:
-    """Return the dotted names of all fields of an experiment, defaults included."""
-    return set(_dotted(setting.member(0, "search").experiment.to_dict()))
-
-
-def _dotted(plain: Mapping[str, Any], path: str = "") -> Iterable[str]:
+def _dotted_names(plain: Mapping[str, Any], path: str = "") -> Iterable[str]:
     for key, value in plain.items():
         yield f"{path}{key}"
         if isinstance(value, Mapping):
-            yield from _dotted(value, f"{path}{key}.")
+            yield from _dotted_names(value, f"{path}{key}.")
 
 
 _BUILDER = Builder({TwoStage: {"two-stage": TwoStage}})
 
 
-def strategy_of(plain: Any) -> TwoStage | None:
-    """Return the strategy that plain data describe.
+def build_strategy(plain: Any) -> TwoStage | None:
+    """Return the strategy that plain data describe; None for None.
 
     Raises:
-        InvalidInputError: an unknown strategy, or a value that it cannot use.
+        InvalidInputError: an unknown strategy, or an invalid value.
     """
     if plain is None:
         return None

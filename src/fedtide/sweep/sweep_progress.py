@@ -1,8 +1,8 @@
-"""How far a sweep is: kept by whoever runs it, shown by whoever looks on."""
+"""Progress of a sweep: the state of every run and how many rounds it has completed."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -11,13 +11,13 @@ State = Literal["waiting", "running", "done", "failed", "interrupted"]
 
 @dataclass
 class RunProgress:
-    """How far one run is.
+    """Progress of one run.
 
     Args:
-        rounds: how many it has.
-        ended: how many of them are over.
-        state: what became of it.
-        loss: the last that was evaluated.
+        rounds: its total number of rounds.
+        ended: how many rounds have ended.
+        state: its state.
+        loss: the last loss evaluated.
     """
 
     rounds: int
@@ -27,60 +27,60 @@ class RunProgress:
 
 
 class SweepProgress:
-    """How far every run of a sweep is.
+    """Progress of every run of a sweep.
 
     Args:
-        look: called with the board whenever something has changed.
+        on_change: called with this object after every change.
 
     Attributes:
-        runs: the standing of each run, by its folder.
+        runs: the progress of each run, by its folder.
     """
 
-    def __init__(self, look: Callable[[SweepProgress], None] | None = None) -> None:
-        self._look = look
+    def __init__(self, on_change: Callable[[SweepProgress], None] | None = None) -> None:
+        self._on_change = on_change
         self.runs: dict[str, RunProgress] = {}
 
     def add(self, path: str, rounds: int) -> None:
-        """Put a run on the board; one that is there already stays as it is."""
+        """Add a run unless it is known already."""
         self.runs.setdefault(path, RunProgress(rounds))
 
-    def begun(self, path: str) -> None:
-        """A run has begun, or goes on."""
+    def start(self, path: str) -> None:
+        """Mark a run as running."""
         self.runs[path].state = "running"
-        self._show()
+        self._notify()
 
-    def moved(self, path: str, ended: int, loss: float | None) -> None:
-        """A run has come to the end of a round."""
-        standing = self.runs[path]
-        standing.ended, standing.loss = ended, loss
-        self._show()
+    def update(self, path: str, ended: int, loss: float | None) -> None:
+        """Set how many rounds of a run have ended, and its last loss."""
+        run = self.runs[path]
+        run.ended, run.loss = ended, loss
+        self._notify()
 
-    def over(self, path: str, state: State) -> None:
-        """A run has ended, in some way; the rounds that it leaves out will not come."""
-        standing = self.runs[path]
-        standing.state = state
+    def finish(self, path: str, state: State) -> None:
+        """Set the final state of a run; the rounds that a failed run leaves out count as ended."""
+        run = self.runs[path]
+        run.state = state
         if state in ("done", "failed"):
-            standing.ended = standing.rounds
-        self._show()
+            run.ended = run.rounds
+        self._notify()
 
-    def count(self, *states: State) -> int:
-        """Return how many runs are in one of these states."""
-        return sum(standing.state in states for standing in self.runs.values())
+    def count(self, state: State) -> int:
+        """Return the number of runs in a state."""
+        return sum(run.state == state for run in self.runs.values())
 
-    def running(self) -> Iterable[tuple[str, RunProgress]]:
-        """Return the runs under way."""
-        return [(path, one) for path, one in self.runs.items() if one.state == "running"]
+    def running(self) -> dict[str, RunProgress]:
+        """Return the active runs, by their folders."""
+        return {path: run for path, run in self.runs.items() if run.state == "running"}
 
     @property
     def ended(self) -> int:
-        """The rounds that are over, of all runs."""
-        return sum(standing.ended for standing in self.runs.values())
+        """The number of rounds that have ended, over all runs."""
+        return sum(run.ended for run in self.runs.values())
 
     @property
     def rounds(self) -> int:
-        """The rounds of all runs."""
-        return sum(standing.rounds for standing in self.runs.values())
+        """The total number of rounds, over all runs."""
+        return sum(run.rounds for run in self.runs.values())
 
-    def _show(self) -> None:
-        if self._look is not None:
-            self._look(self)
+    def _notify(self) -> None:
+        if self._on_change is not None:
+            self._on_change(self)

@@ -1,4 +1,4 @@
-"""Running a sweep: what is finished is left alone, and everything else is run."""
+"""Runs a sweep: finished runs are kept, all others are executed."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from fedtide.errors import InvalidInputError
 from fedtide.simulation.interruption import Interrupted, Interruption
 from fedtide.simulation.run_folder import RunFolder
 from fedtide.sweep.configurations import Configuration, SweepRun
-from fedtide.sweep.job import Job, OnFinished, Outcome, failure, note_failure
-from fedtide.sweep.local_workers import cores, run_here, run_in_processes
+from fedtide.sweep.job import Job, OnFinished, Outcome, read_failure, write_failure
+from fedtide.sweep.local_workers import available_cores, run_in_processes, run_sequentially
 from fedtide.sweep.preflight import check_runs
-from fedtide.sweep.result_table import RESULTS, results
+from fedtide.sweep.result_table import RESULTS_FILE, read_results
 from fedtide.sweep.sweep_progress import SweepProgress
-from fedtide.sweep.sweep_spec import BEST, FILE, Sweep
+from fedtide.sweep.sweep_spec import BEST_FILE, SWEEP_FILE, Sweep
 
-Progress = Callable[[SweepProgress], None]
-"""Is given the board whenever something on it has changed."""
+OnProgress = Callable[[SweepProgress], None]
+"""Called with the progress of all runs after every change."""
 
-Done = Callable[[SweepRun, Path], None]
-"""Is given each run that has ended, finished or failed, now or earlier, and its folder."""
+OnRunEnd = Callable[[SweepRun, Path], None]
+"""Called with each run that has finished or failed, in this call or an earlier one; its folder."""
 
 
 def run_sweep(
@@ -37,46 +37,53 @@ def run_sweep(
     ray: str | None = None,
     strict: bool = False,
     resume: bool = True,
-    progress: Progress | None = None,
-    done: Done | None = None,
+    progress: OnProgress | None = None,
+    done: OnRunEnd | None = None,
 ) -> pl.DataFrame:
-    """Run all members, each in a folder of its own below `out`, and return one row per run.
+    """Execute all runs, each in its own folder below `out`, and return one row per run.
 
-    The rows are also written to `out/results.parquet`. The same call goes on with a sweep that was
-    interrupted or killed, and with one that has grown: runs that are finished are left alone, and
-    so are those that diverged.
+    The rows are also written to `out/results.parquet`. Repeating the call continues an interrupted
+    or killed sweep and runs what was added to it: finished and diverged runs are not repeated.
 
     Args:
-        sweep: what to run.
-        out: the folder.
-        workers: how many runs at a time; None: one for each core.
-        ray: the address of a Ray cluster that runs them; None: processes of this machine.
-        strict: whether the first run that fails ends the others and is raised. All runs are then
-            prepared once before anything is written. Otherwise a failure is noted in the run's
-            folder and the others go on.
-        resume: whether `out` may hold what an earlier call left there.
-        progress: is given the board whenever something on it has changed.
-        done: is given each run that has ended, also those that had before.
+        sweep: the sweep.
+        out: the output folder.
+        workers: how many runs are executed at a time; None: one per core.
+        ray: the address of a Ray cluster to run on; None: processes on this machine.
+        strict: whether to check all runs before anything is written, and to stop at the first
+            failure and raise it. Otherwise a failure is recorded in the run's folder and the other
+            runs continue.
+        resume: whether `out` may hold the results of an earlier call.
+        progress: called with the progress of all runs after every change.
+        done: called with each run that has finished or failed, and its folder; also for those of
+            earlier calls.
 
     Raises:
-        InvalidInputError: runs that cannot be run, or an `out` that holds something else.
-        Interrupted: the sweep was asked to end; what was running has been saved.
+        InvalidInputError: a run that cannot start, or an `out` that holds something else.
+        Interrupted: the sweep was interrupted; active runs are saved.
     """
     out = Path(out)
-    check_runs(sweep.members, out, strict, resume)
-    running = _Running(sweep, out, workers, ray, strict, resume, done, SweepProgress(progress))
+    check_runs(sweep.runs, out, strict, resume)
+    execution = _Execution(sweep, out, workers, ray, strict, resume, done, SweepProgress(progress))
     try:
-        running.run()
+        execution.run()
     finally:
-        frame = running.frame()
-        if not sweep.alone and out.is_dir():
-            write_frame(out / RESULTS, frame)
+        frame = execution.results()
+        if not sweep.is_single_run and out.is_dir():
+            write_frame(out / RESULTS_FILE, frame)
     return frame
 
 
 @dataclass
-class _Running:
-    """A sweep under way: what `run_sweep` was given, and what has come of it."""
+class _Execution:
+    """The arguments of `run_sweep` and the state of its runs.
+
+    Attributes:
+        runs: the runs requested so far, by their folders.
+        best: the labels of the configurations that a strategy found best.
+        failed: the first failure, if `strict`.
+        interrupted: the message of an interruption; empty without one.
+    """
 
     sweep: Sweep
     out: Path
@@ -84,122 +91,122 @@ class _Running:
     ray: str | None
     strict: bool
     resume: bool
-    done: Done | None
-    board: SweepProgress
-    members: dict[str, SweepRun] = field(default_factory=dict)
+    done: OnRunEnd | None
+    progress: SweepProgress
+    runs: dict[str, SweepRun] = field(default_factory=dict)
     best: set[str] = field(default_factory=set)
-    wrong: Outcome | None = None
+    failed: Outcome | None = None
     interrupted: str = ""
 
     def run(self) -> None:
-        """Run what is known, and what the strategy asks for."""
-        if not self.sweep.alone:
+        """Execute the runs known beforehand, or those that the strategy requests."""
+        if not self.sweep.is_single_run:
             make_folder(self.out)
-            write_yaml(self.out / FILE, dict(self.sweep.plain))
+            write_yaml(self.out / SWEEP_FILE, dict(self.sweep.plain))
         if self.sweep.strategy is None:
-            self._batch(self.sweep.members)
+            self._execute(self.sweep.runs)
             return
-        found = self.sweep.strategy.search(self.sweep.settings, self._scores)
-        self.best = {choice.best.label for choice in found if choice.best is not None}
-        write_yaml(self.out / BEST, self.sweep.chosen(found))
+        found = self.sweep.strategy.search(self.sweep.configurations, self._scores)
+        self.best = {result.best.label for result in found if result.best is not None}
+        write_yaml(self.out / BEST_FILE, self.sweep.best_methods(found))
 
-    def frame(self) -> pl.DataFrame:
-        """Return one row per run so far; a strategy says which of them won."""
-        members = self.members or {member.path: member for member in self.sweep.members}
-        frame = results(members.values(), self.out)
+    def results(self) -> pl.DataFrame:
+        """Return one row per run requested so far; a strategy adds the column `best`."""
+        frame = read_results(self.runs.values() or self.sweep.runs, self.out)
         if self.sweep.strategy is None:
             return frame
-        settings = frame["run"].str.replace("/seed-[^/]*$", "")
-        return frame.insert_column(1, settings.is_in(sorted(self.best)).alias("best"))
+        labels = frame["run"].str.replace("/seed-[^/]*$", "")
+        return frame.insert_column(1, labels.is_in(sorted(self.best)).alias("best"))
 
-    def _scores(self, settings: Sequence[Configuration]) -> list[float]:
-        """Run settings with all seeds and return the mean loss of each."""
-        if not settings:
+    def _scores(self, configurations: Sequence[Configuration]) -> list[float]:
+        """Execute configurations with all seeds and return the mean loss of each."""
+        if not configurations:
             return []
         seeds, name = self.sweep.seeds, self.sweep.name
-        by_seed = [[setting.member(seed, name) for setting in settings] for seed in seeds]
-        members = [member for group in by_seed for member in group]
-        self._batch(members)
-        frame = results(members, self.out)
+        runs = [configuration.run(seed, name) for seed in seeds for configuration in configurations]
+        self._execute(runs)
+        frame = read_results(runs, self.out)
         if "loss" not in frame.columns:
-            return [float("inf")] * len(settings)
+            return [float("inf")] * len(configurations)
         losses = frame["loss"].cast(pl.Float64).fill_null(float("inf")).to_numpy()
         return [float(loss) for loss in np.reshape(losses, (len(seeds), -1)).mean(axis=0)]
 
-    def _batch(self, members: Sequence[SweepRun]) -> None:
-        """Run these members, as far as they have not been run."""
-        for member in members:
-            self.members.setdefault(member.path, member)
-            self.board.add(member.path, member.experiment.rounds)
-        jobs = [self._job(member) for member in members if not self._settled(member)]
-        if self.ray is None:
-            workers = min(self.workers or cores(), len(jobs))
-            if workers <= 1:
-                run_here(jobs, self.board, self._over, self._stopped)
-            else:
-                self._side_by_side(partial(run_in_processes, jobs, workers))
-        else:
+    def _execute(self, runs: Sequence[SweepRun]) -> None:
+        """Execute those of the runs that have not ended yet."""
+        for run in runs:
+            self.runs.setdefault(run.path, run)
+            self.progress.add(run.path, run.experiment.rounds)
+        jobs = [
+            Job(run.path, run.experiment, self.out / run.path, self.resume)
+            for run in runs
+            if not self._has_ended(run)
+        ]
+        workers = min(self.workers or available_cores(), len(jobs))
+        if self.ray is not None:
             from fedtide.sweep.ray_workers import run_on_ray
 
-            self._side_by_side(partial(run_on_ray, jobs, self.ray, self.workers))
-        self._raise()
+            self._execute_in_parallel(partial(run_on_ray, jobs, self.ray, self.workers))
+        elif workers > 1:
+            self._execute_in_parallel(partial(run_in_processes, jobs, workers))
+        else:
+            run_sequentially(jobs, self.progress, self._on_finished, self._is_stopped)
+        self._raise_if_stopped()
 
-    def _side_by_side(
-        self, run: Callable[[SweepProgress, OnFinished, Callable[[], bool]], None]
+    def _execute_in_parallel(
+        self, execute: Callable[[SweepProgress, OnFinished, Callable[[], bool]], None]
     ) -> None:
         with Interruption() as interruption:
 
             def stopped() -> bool:
                 if interruption.asked:
                     self.interrupted = "interrupted"
-                return self._stopped()
+                return self._is_stopped()
 
-            run(self.board, self._over, stopped)
+            execute(self.progress, self._on_finished, stopped)
 
-    def _stopped(self) -> bool:
-        return self.wrong is not None or bool(self.interrupted)
+    def _is_stopped(self) -> bool:
+        return self.failed is not None or bool(self.interrupted)
 
-    def _raise(self) -> None:
-        """Raise what ended the batch before its time."""
-        if self.wrong is not None and self.wrong.trace:
-            raise RuntimeError(f"a run of the sweep failed\n{self.wrong.trace}")
-        if self.wrong is not None:
-            raise InvalidInputError(self.wrong.sentence)
-        if self.interrupted and self.sweep.alone:
+    def _raise_if_stopped(self) -> None:
+        if self.failed is not None and self.failed.trace:
+            raise RuntimeError(f"a run of the sweep failed\n{self.failed.trace}")
+        if self.failed is not None:
+            raise InvalidInputError(self.failed.message)
+        if self.interrupted and self.sweep.is_single_run:
             raise Interrupted(self.interrupted)
         if self.interrupted:
             how = "with --resume " if self.strict else ""
-            raise Interrupted(f"interrupted and saved; the same command {how}goes on")
+            raise Interrupted(f"interrupted and saved; repeat the command {how}to continue")
 
-    def _job(self, member: SweepRun) -> Job:
-        return Job(member.path, member.experiment, self.out / member.path, self.resume)
-
-    def _settled(self, member: SweepRun) -> bool:
-        """Say whether there is nothing left to run, and put it on the board."""
-        folder = RunFolder(self.out / member.path)
-        note = None if self.strict else failure(folder)
+    def _has_ended(self, run: SweepRun) -> bool:
+        """Return whether a run has finished or diverged, and if so show it as ended."""
+        folder = RunFolder(self.out / run.path)
+        note = None if self.strict else read_failure(folder)
         if folder.finished:
-            self.board.over(member.path, "done")
+            self.progress.finish(run.path, "done")
         elif note is not None and note["permanent"]:
-            self.board.over(member.path, "failed")
+            self.progress.finish(run.path, "failed")
         else:
             return False
-        self._tell(member)
+        self._call_done(run)
         return True
 
-    def _tell(self, member: SweepRun) -> None:
+    def _call_done(self, run: SweepRun) -> None:
         if self.done is not None:
-            self.done(member, self.out / member.path)
+            self.done(run, self.out / run.path)
 
-    def _over(self, job: Job, outcome: Outcome) -> None:
-        """Take note of a run that has ended."""
-        self.board.over(job.path, outcome.state)
+    def _on_finished(self, job: Job, outcome: Outcome) -> None:
+        """Record the outcome of a job."""
+        self.progress.finish(job.path, outcome.state)
         if outcome.state == "interrupted":
-            self.interrupted = self.interrupted or outcome.sentence
+            self.interrupted = self.interrupted or outcome.message
             return
         if outcome.state == "failed" and self.strict:
-            self.wrong = self.wrong or outcome
+            self.failed = self.failed or outcome
             return
         if outcome.state == "failed":
-            note_failure(job, outcome)
-        self._tell(self.members[job.path])
+            write_failure(job, outcome)
+        self._call_done(self.runs[job.path])
+
+
+Progress = OnProgress  # the name that `fedtide.papers` still imports

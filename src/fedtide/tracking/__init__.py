@@ -1,5 +1,5 @@
-"""Finished runs in a tracking store, for people who look at theirs there."""
+"""Experiment tracking: finished runs in an MLflow store."""
 
-from fedtide.tracking.mlflow import MlflowTracker, tracker
+from fedtide.tracking.mlflow import MlflowTracker, make_tracker
 
-__all__ = ["MlflowTracker", "tracker"]
+__all__ = ["MlflowTracker", "make_tracker"]

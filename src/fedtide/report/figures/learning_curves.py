@@ -1,108 +1,114 @@
-"""The figures of a report: how methods learn, who takes part, and what each client counts."""
+"""Figures of what is learnt: metrics over the rounds, and the metrics of the clients."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
-from fedtide.plotting.style import (
+from fedtide.plotting import (
     Floats,
-    Picture,
-    axes,
-    legend,
-    over_rounds,
+    label_rounds,
+    method_styles,
+    new_figure,
+    place_legend,
     plain_logarithms,
-    styles,
-    thinned,
+    thin_out,
 )
-from fedtide.report.figures.client_influence import objective, weights
-from fedtide.report.figures.participation_raster import presence
-from fedtide.report.loading import FinishedRun
-from fedtide.report.summary import Groups, by_rate, client_metric, lower_is_better, smoothed
+from fedtide.report.figures import ReportFigure
+from fedtide.report.loading import FinishedRun, Groups
+from fedtide.report.summary import bin_by_rate, client_metric, lower_is_better, smooth
 
 _NAMES = {"test_accuracy": "test accuracy", "loss": "training loss, mean over clients"}
 
 
-def learning(groups: Groups, smooth: float) -> list[Picture]:
-    """Return the learning curves of what all runs have: test accuracy and loss."""
+def learning_figures(groups: Groups, share: float) -> list[ReportFigure]:
+    """Return the learning curves of the metrics that all runs have: test accuracy and loss.
+
+    Args:
+        groups: the runs of each method.
+        share: the fraction of the evaluations to smooth over.
+    """
     runs = [run for group in groups.values() for run in group]
-    shown = [m for m in ("test_accuracy", "loss") if all(m in r.metrics.columns for r in runs)]
-    seeds = max(len(group) for group in groups.values())
-    band = f"Mean over {seeds} seeds; the bands are one standard deviation wide on either side."
-    caption = (band if seeds > 1 else "One seed.") + (
-        f" Smoothed over {smooth:.0%} of the evaluations, as in the papers." if smooth else ""
-    )
-    return [
-        Picture(
-            f"curves-{metric}",
-            _NAMES[metric].capitalize(),
-            caption,
-            _curves(groups, metric, smooth),
-        )
-        for metric in shown
-    ]
+    shown = [m for m in _NAMES if all(m in run.metrics.columns for run in runs)]
+    seeds = max(map(len, groups.values()))
+    caption = f"Mean ± one standard deviation over {seeds} seeds." if seeds > 1 else "One seed."
+    caption += f" Smoothed over {share:.0%} of the evaluations, as in the papers." if share else ""
+    found = []
+    for metric in shown:
+        figure, (panel,) = new_figure(3.2)
+        draw_curves(panel, groups, metric, share)
+        place_legend(panel)
+        title = _NAMES[metric].capitalize()
+        found.append(ReportFigure(f"curves-{metric}", title, caption, figure))
+    return found
 
 
-def _curves(groups: Groups, metric: str, smooth: float) -> Figure:
-    figure, (panel,) = axes(3.2)
+def draw_curves(panel: Axes, groups: Groups, metric: str, share: float = 0.0) -> None:
+    """Draw a metric of each method over the rounds, mean ± one standard deviation over the seeds.
+
+    Args:
+        panel: where to draw.
+        groups: the runs of each method.
+        metric: test_accuracy or loss.
+        share: the fraction of the evaluations to smooth over.
+    """
     lows, ends = [], []
-    for (_, group), style in zip(groups.items(), styles(groups).values(), strict=True):
-        values = np.array([_values(run, metric, smooth) for run in group])
+    for (method, group), style in zip(groups.items(), method_styles(groups).values(), strict=True):
         rounds = group[0].metrics["round"].to_numpy()
-        mean, std = values.mean(axis=0), values.std(axis=0, ddof=1 if len(group) > 1 else 0)
-        panel.fill_between(rounds, mean - std, mean + std, color=style["color"], alpha=0.15, lw=0)
-        lows.append(float(np.nanquantile(mean, 0.15)))
-        ends.append(float(np.nanmin(mean)))
-    for (method, group), style in zip(groups.items(), styles(groups).values(), strict=True):
-        mean = np.mean([_values(run, metric, smooth) for run in group], axis=0)
-        panel.plot(group[0].metrics["round"].to_numpy(), mean, label=method, lw=1.6, **style)
-    over_rounds(panel)
+        values = np.array([_values(run, metric, share) for run in group])
+        with np.errstate(invalid="ignore", over="ignore"):  # a loss may be infinite
+            mean, std = values.mean(axis=0), values.std(axis=0, ddof=1 if len(group) > 1 else 0)
+            panel.fill_between(
+                rounds, mean - std, mean + std, color=style["color"], alpha=0.15, lw=0
+            )
+        panel.plot(rounds, mean, label=method, lw=1.6, **style)
+        finite = mean[np.isfinite(mean)]
+        if len(finite):
+            lows.append(float(np.quantile(finite, 0.15)))
+            ends.append(float(finite.min()))
+    label_rounds(panel)
     panel.set_ylabel(_NAMES[metric])
     panel.grid(alpha=0.25)
     if lower_is_better(metric):
         plain_logarithms(panel.yaxis)
-        panel.set_ylim(bottom=0.7 * max(min(ends), 1e-12))  # a band may reach below 0
+        if ends:
+            panel.set_ylim(bottom=0.7 * max(min(ends), 1e-12))  # a band may reach below 0
     else:
-        panel.set_ylim(max(0.0, min(lows) - 0.02), min(1.0, panel.get_ylim()[1]))
+        if lows:
+            panel.set_ylim(max(0.0, min(lows) - 0.02), min(1.0, panel.get_ylim()[1]))
         panel.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
-    legend(panel, len(groups))
-    return figure
 
 
-def _values(run: FinishedRun, metric: str, smooth: float) -> Floats:
+def _values(run: FinishedRun, metric: str, share: float) -> Floats:
     values: Floats = run.metrics[metric].to_numpy().astype(np.float64)
-    return smoothed(values, smooth) if smooth else values
+    return smooth(values, share) if share else values
 
 
-def clients(groups: Groups) -> list[Picture]:
-    """Return how clients fare by how often they take part, and the spread over all of them."""
+def client_figures(groups: Groups) -> list[ReportFigure]:
+    """Return the metric of the clients by participation rate, and its distribution over them."""
     columns = {client_metric(run) for group in groups.values() for run in group}
     if len(columns) != 1 or None in columns:
         return []
     column = str(columns.pop())
-    name = f"{column.replace('_', ' ')} of the client"
-    by_presence = (
-        "Clients in ten groups of like participation rate: the mean of each group, averaged over "
-        "the seeds. A falling curve to the left means that rare clients fare worse."
-    )
-    spread = "The share of clients that fare no better than this; sorted for each seed, averaged."
+    name = f"client {column.replace('_', ' ')}"
+    slope, order = ("rises", "at most") if lower_is_better(column) else ("falls", "no better than")
     return [
-        Picture(
+        ReportFigure(
             "clients-rates",
-            "How clients fare by how often they take part",
-            by_presence
-            if not lower_is_better(column)
-            else by_presence.replace("falling", "rising"),
-            _drawn(groups, column, _by_rate, "participation rate", name),
+            f"{name.capitalize()} by participation rate",
+            "Clients in ten groups of similar participation rate: the mean of each group, averaged "
+            f"over the seeds. Rare clients do worse where the curve {slope} to the left.",
+            _draw(groups, column, _curve_by_rate, "participation rate", name),
         ),
-        Picture(
+        ReportFigure(
             "clients-spread",
-            "How clients fare, all of them",
-            spread.replace("no better than", "at most") if lower_is_better(column) else spread,
-            _drawn(groups, column, _spread, name, "share of clients"),
+            f"{name.capitalize()}, distribution over the clients",
+            f"The share of clients that are {order} this; sorted for each seed, then averaged.",
+            _draw(groups, column, _distribution, name, "share of clients"),
         ),
     ]
 
@@ -110,43 +116,28 @@ def clients(groups: Groups) -> list[Picture]:
 _Curve = Callable[[Sequence[FinishedRun], str], tuple[Floats, Floats]]
 
 
-def _drawn(groups: Groups, column: str, curve: _Curve, x: str, y: str) -> Figure:
-    figure, (panel,) = axes(3.0)
-    for (method, group), style in zip(groups.items(), styles(groups).values(), strict=True):
-        marker = "o" if curve is _by_rate else None
+def _draw(groups: Groups, column: str, curve: _Curve, x: str, y: str) -> Figure:
+    figure, (panel,) = new_figure(3.0)
+    marker = "o" if curve is _curve_by_rate else None
+    for (method, group), style in zip(groups.items(), method_styles(groups).values(), strict=True):
         panel.plot(*curve(group, column), label=method, lw=1.5, marker=marker, ms=3.5, **style)
-    if curve is _by_rate:
+    if curve is _curve_by_rate:
         plain_logarithms(panel.xaxis)
     panel.set_xlabel(x)
     panel.set_ylabel(y)
     panel.grid(alpha=0.25)
-    legend(panel, len(groups))
+    place_legend(panel)
     return figure
 
 
-def _by_rate(group: Sequence[FinishedRun], column: str) -> tuple[Floats, Floats]:
-    found = [by_rate(run, column) for run in group]
-    rates = np.mean(
-        [
-            np.maximum(x, 0.5 / run.experiment["rounds"])
-            for (x, _), run in zip(found, group, strict=True)
-        ],
-        axis=0,
-    )
-    return rates, np.mean([y for _, y in found], axis=0)
+def _curve_by_rate(group: Sequence[FinishedRun], column: str) -> tuple[Floats, Floats]:
+    found = [bin_by_rate(run, column) for run in group]
+    least = [0.5 / run.experiment["rounds"] for run in group]  # rate 0 on a logarithmic axis
+    rates = [np.maximum(x, low) for (x, _), low in zip(found, least, strict=True)]
+    return np.mean(rates, axis=0), np.mean([y for _, y in found], axis=0)
 
 
-def _spread(group: Sequence[FinishedRun], column: str) -> tuple[Floats, Floats]:
+def _distribution(group: Sequence[FinishedRun], column: str) -> tuple[Floats, Floats]:
     values = np.mean([np.sort(run.clients[column].to_numpy()) for run in group], axis=0)
-    _, thin = thinned(values)
+    _, thin = thin_out(values)
     return thin, np.linspace(0, 1, len(thin))
-
-
-def pictures(groups: Groups, smooth: float = 0.0) -> dict[str, list[Picture]]:
-    """Return all figures of a report on these methods, by its parts."""
-    return {
-        "learning": learning(groups, smooth),
-        "presence": presence(groups),
-        "weights": [objective(groups), *weights(groups)],
-        "clients": clients(groups),
-    }

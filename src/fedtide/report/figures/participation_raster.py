@@ -1,53 +1,56 @@
-"""The figures of who takes part: rasters and the sizes of cohorts."""
+"""Figures of participation: rasters of clients and rounds, and cohort sizes."""
 
 from __future__ import annotations
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from numpy.typing import NDArray
 
-from fedtide.plotting.style import Floats, Picture, axes, legend, over_rounds
-from fedtide.report.loading import FinishedRun
-from fedtide.report.summary import Groups, unique_participation
+from fedtide.plotting import COLOURS, Floats, label_rounds, new_figure, place_legend
+from fedtide.report.figures import ReportFigure
+from fedtide.report.loading import FinishedRun, Groups
+from fedtide.report.summary import unique_participation
 
-_RASTER = (
-    240,
-    600,
-)  # rows and columns at most; each cell is the mean of what lower_is_better into it
-_BINS = 200  # of the rounds, for the sizes of cohorts
+_RASTER = (240, 600)  # rows and columns at most; a cell is the mean over its clients and rounds
+_BINS = 200  # of the rounds, for cohort sizes
 
 
-def presence(groups: Groups, most: int = 4) -> list[Picture]:
-    """Return who took part when, and the sizes of cohorts, for each way of taking part."""
+def participation_figures(groups: Groups, limit: int = 4) -> list[ReportFigure]:
+    """Return a raster and the cohort sizes of each distinct participation, `limit` at most."""
     found = unique_participation(groups)
-    pictures = []
-    for i, (methods, run) in enumerate(found[:most]):
+    figures = []
+    for i, (methods, run) in enumerate(found[:limit]):
         of = f"Seed {run.experiment['seed']}" + (f", of {methods}." if len(found) > 1 else ".")
-        raster = (
-            f"{of} The most frequent clients are at the top, the rarest at the bottom; a cell is "
-            "the darker, the more often its clients took part in its rounds."
+        caption = (
+            f"{of} The most frequent clients are at the top, the rarest at the bottom; the darker "
+            "a cell, the more often its clients took part in its rounds."
         )
-        pictures += [
-            Picture(f"raster-{i}", "Who took part in which round", raster, _raster(run)),
-            Picture(f"cohorts-{i}", "Cohort sizes", _cohort_words(run), _cohorts(run)),
+        raster, (panel,) = new_figure(3.2)
+        draw_raster(panel, run)
+        sizes = run.cohort_sizes()
+        figures += [
+            ReportFigure(f"raster-{i}", "Who took part in which round", caption, raster),
+            ReportFigure(f"cohorts-{i}", "Cohort sizes", _describe(sizes), _draw_sizes(sizes)),
         ]
-    return pictures
+    return figures
 
 
-def _raster(run: FinishedRun) -> Figure:
-    log, rounds, size = run.used(), int(run.experiment["rounds"]), len(run.clients)
+def draw_raster(panel: Axes, run: FinishedRun) -> None:
+    """Draw who took part in which round, the most frequent client at the top."""
+    log, rounds, size = run.used_rows(), int(run.experiment["rounds"]), len(run.clients)
     order = np.argsort(-run.clients["participation"].to_numpy(), kind="stable")
     rows, columns = min(_RASTER[0], size), min(_RASTER[1], rounds)
-    place = np.empty(size, dtype=np.int64)
-    place[order] = np.arange(size) * rows // size
-    cells = place[log["client"].to_numpy()] * columns + log["round"].to_numpy() * columns // rounds
+    row = np.empty(size, dtype=np.int64)
+    row[order] = np.arange(size) * rows // size
+    cells = row[log["client"].to_numpy()] * columns + log["round"].to_numpy() * columns // rounds
     image = np.bincount(cells, minlength=rows * columns).reshape(rows, columns)
     area = np.outer(
-        np.bincount(place, minlength=rows),
+        np.bincount(row, minlength=rows),
         np.bincount(np.arange(rounds) * columns // rounds, minlength=columns),
     )
     shown = image / area
     top = max(float(np.quantile(shown[shown > 0], 0.98)), 1e-9) if shown.any() else 1.0
-    figure, (panel,) = axes(3.2)
     panel.imshow(
         shown,
         aspect="auto",
@@ -57,36 +60,33 @@ def _raster(run: FinishedRun) -> Figure:
         vmax=top,
         interpolation="nearest",
     )
-    over_rounds(panel)
+    label_rounds(panel)
     panel.set_ylabel("clients, most frequent first")
-    return figure
 
 
-def _cohort_words(run: FinishedRun) -> str:
-    sizes = run.cohorts()
+def _describe(sizes: NDArray[np.int64]) -> str:
     empty = int((sizes == 0).sum())
-    words = f"Between {sizes.min():,} and {sizes.max():,} clients, {sizes.mean():,.1f} on average"
-    return f"{words}; {empty:,} of {len(sizes):,} rounds had nobody." if empty else f"{words}."
+    text = f"Between {sizes.min():,} and {sizes.max():,} clients, {sizes.mean():,.1f} on average"
+    return f"{text}; {empty:,} of {len(sizes):,} rounds were empty." if empty else f"{text}."
 
 
-def _cohorts(run: FinishedRun) -> Figure:
-    sizes = run.cohorts().astype(np.float64)
-    figure, (panel,) = axes(2.4)
-    at, low, mean, high = _binned(sizes)
-    panel.fill_between(at, low, high, color="#0072B2", alpha=0.25, lw=0, step="mid", label="range")
-    panel.plot(at, mean, color="#0072B2", lw=1.2, drawstyle="steps-mid", label="mean")
+def _draw_sizes(sizes: NDArray[np.int64]) -> Figure:
+    figure, (panel,) = new_figure(2.4)
+    rounds, low, mean, high = _bin_rounds(sizes.astype(np.float64))
+    blue = COLOURS[0]
+    panel.fill_between(rounds, low, high, color=blue, alpha=0.25, lw=0, step="mid", label="range")
+    panel.plot(rounds, mean, color=blue, lw=1.2, drawstyle="steps-mid", label="mean")
     panel.set_ylim(bottom=0)
-    over_rounds(panel)
+    label_rounds(panel)
     panel.set_ylabel("clients used")
-    if len(at) < len(sizes):
-        legend(panel, 2)
+    if len(rounds) < len(sizes):
+        place_legend(panel)
     return figure
 
 
-def _binned(values: Floats, bins: int = _BINS) -> tuple[Floats, Floats, Floats, Floats]:
+def _bin_rounds(values: Floats) -> tuple[Floats, Floats, Floats, Floats]:
     """Return the middle of bins of rounds, and the least, mean and greatest value in each."""
-    parts = np.array_split(values, min(bins, len(values)))
-    ends = np.cumsum([len(part) for part in parts])
-    middles = ends - np.array([len(part) for part in parts]) / 2
-    low, mean, high = (np.array([f(part) for part in parts]) for f in (np.min, np.mean, np.max))
-    return middles, low, mean, high
+    bins = np.array_split(values, min(_BINS, len(values)))
+    lengths = np.array([len(one) for one in bins])
+    low, mean, high = (np.array([f(one) for one in bins]) for f in (np.min, np.mean, np.max))
+    return np.cumsum(lengths) - lengths / 2, low, mean, high

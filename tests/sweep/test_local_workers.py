@@ -1,4 +1,4 @@
-"""Sweeps in processes that are killed, one by one or all together."""
+"""Sweeps in worker processes that are killed, one by one or all together."""
 
 import os
 import signal
@@ -12,9 +12,10 @@ import polars as pl
 import pytest
 import yaml
 
+import fedtide as ft
 from fedtide.sweep import Sweep, run_sweep
-
-pytestmark = pytest.mark.slow
+from fedtide.sweep.job import Job
+from fedtide.sweep.local_workers import available_cores
 
 COMMAND = [sys.executable, "-c", "from fedtide.cli.main import main; main()", "sweep"]
 
@@ -31,15 +32,15 @@ def long(base):
     }
 
 
-def waited(condition, seconds=90):
+def wait_for(condition, seconds=90):
     end = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < end, "it did not come true in time"
+        assert time.monotonic() < end, "timed out"
         time.sleep(0.05)
 
 
-def workers(parent):
-    """Return the processes whose parent this is and that have a run folder's lock open."""
+def find_workers(parent):
+    """Return the child processes that have a run folder's lock open."""
     found = set()
     for status in Path("/proc").glob("[0-9]*/status"):
         with suppress(OSError):
@@ -50,7 +51,7 @@ def workers(parent):
     return found
 
 
-def started(file, out):
+def start(file, out):
     return subprocess.Popen(
         [*COMMAND, str(file), "--out", str(out), "--workers", "2"],
         stdout=subprocess.DEVNULL,
@@ -58,21 +59,26 @@ def started(file, out):
     )
 
 
-def test_a_sweep_that_loses_a_worker_and_is_killed_goes_on(long, results, tmp_path):
-    """Runs that were finished are not run again; the others end as if nothing had happened."""
+@pytest.mark.process
+def test_a_sweep_that_loses_a_worker_and_is_killed_resumes_with_the_same_results(
+    long, results, tmp_path
+):
+    """Finished runs are not repeated."""
     whole = run_sweep(Sweep.from_dict(long), tmp_path / "whole", workers=1)
     file, out = tmp_path / "sweep.yaml", tmp_path / "killed"
     file.write_text(yaml.safe_dump(long))
-    process = started(file, out)
-    waited(lambda: list(out.glob("*/*/checkpoints/*40.safetensors")) and workers(process.pid))
-    os.kill(workers(process.pid).pop(), signal.SIGKILL)
-    waited(lambda: list(out.glob("*/*/summary.json")))
+    process = start(file, out)
+    wait_for(
+        lambda: list(out.glob("*/*/checkpoints/*40.safetensors")) and find_workers(process.pid)
+    )
+    os.kill(find_workers(process.pid).pop(), signal.SIGKILL)
+    wait_for(lambda: list(out.glob("*/*/summary.json")))
     process.kill()
     process.wait()
     finished = {path: path.stat().st_mtime_ns for path in out.glob("*/*/summary.json")}
     assert 1 <= len(finished) <= len(whole)
-    waited(lambda: not alive(out))
-    assert started(file, out).wait(timeout=180) == 0
+    wait_for(lambda: not is_in_use(out))
+    assert start(file, out).wait(timeout=180) == 0
     assert {path: path.stat().st_mtime_ns for path in finished} == finished
     found, times = pl.read_parquet(out / "results.parquet"), ["folder", "rounds_per_second"]
     assert whole.drop(times).equals(found.drop(times))
@@ -80,8 +86,8 @@ def test_a_sweep_that_loses_a_worker_and_is_killed_goes_on(long, results, tmp_pa
         assert results(a) == results(b)
 
 
-def alive(out):
-    """Say whether a process still has a file below the folder open."""
+def is_in_use(out):
+    """Return whether a process still has a file below the folder open."""
     for link in Path("/proc").glob("[0-9]*/fd/*"):
         with suppress(OSError):
             if link.readlink().is_relative_to(out):
@@ -89,8 +95,11 @@ def alive(out):
     return False
 
 
-def test_one_whose_process_is_always_lost_fails_and_the_others_go_on(base, tmp_path, monkeypatch):
-    """A model that ends its process when it is made."""
+@pytest.mark.process
+def test_a_run_that_always_loses_its_process_fails_and_the_others_finish(
+    base, tmp_path, monkeypatch
+):
+    """The model ends its process when it is built."""
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
     (tmp_path / "deadly.py").write_text(
@@ -112,3 +121,18 @@ def test_one_whose_process_is_always_lost_fails_and_the_others_go_on(base, tmp_p
     frame = run_sweep(Sweep.from_dict(plain), tmp_path / "out", workers=2)
     assert frame["status"].to_list() == ["failed", "done"]
     assert frame["error"][0].startswith("workers: deadly/seed-0 lost its process 3 times (exit")
+
+
+@pytest.mark.parametrize("missing", [("sched_getaffinity",), ("sched_getaffinity", "cpu_count")])
+def test_cores_are_counted_on_systems_without_affinity(missing, monkeypatch):
+    """macOS and Windows have no sched_getaffinity; cpu_count may be unknown."""
+    monkeypatch.delattr(os, missing[0], raising=False)
+    monkeypatch.delattr(os, "process_cpu_count", raising=False)
+    if len(missing) > 1:
+        monkeypatch.setattr(os, "cpu_count", lambda: None)
+    assert available_cores() == (os.cpu_count() or 1)
+
+
+def test_a_retry_resumes_and_counts_the_loss(base, tmp_path):
+    job = Job("a", ft.Experiment.from_dict(base), tmp_path, resume=False)
+    assert (job.retry().resume, job.retry().retry().losses) == (True, 2)

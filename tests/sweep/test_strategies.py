@@ -1,4 +1,4 @@
-"""The two-stage search, against the same search written out."""
+"""The two-stage search, against the same search as plain loops."""
 
 import copy
 
@@ -18,7 +18,7 @@ METHODS = {
 
 
 def loss(base, seeds, method, lr, server_lr):
-    """Return the mean loss of one method at two rates; inf if a run diverges."""
+    """Return the mean loss of a method with two learning rates; inf if a run diverges."""
     losses = []
     for seed in seeds:
         plain = copy.deepcopy(base | METHODS[method] | {"seed": seed})
@@ -32,7 +32,7 @@ def loss(base, seeds, method, lr, server_lr):
     return float(np.mean(losses))
 
 
-def test_it_finds_what_a_loop_finds(base, sweep, tmp_path):
+def test_the_search_finds_the_rates_that_plain_loops_find(base, sweep, tmp_path):
     seeds = [1, 2]
     strategy = {"type": "two-stage", "lr": LR, "server_lr": SERVER_LR}
     found = sweep(methods=METHODS, seeds=seeds, strategy=strategy)
@@ -49,10 +49,10 @@ def test_it_finds_what_a_loop_finds(base, sweep, tmp_path):
             assert set(won["algorithm.server_lr"]) == {eta}
     # Three γ, then two more η than η = 1, for two methods; three γ for the other; two seeds each.
     assert len(frame) == 2 * (2 * (3 + 2) + 3)
-    assert len(Sweep.load(tmp_path / "out" / "best.yaml").members) == 3
+    assert len(Sweep.load(tmp_path / "out" / "best.yaml").runs) == 3
 
 
-def test_a_method_that_always_fails_is_left_out(sweep, tmp_path):
+def test_a_method_whose_runs_all_fail_is_left_out_of_the_best(sweep, tmp_path):
     methods = {"good": {}, "bad": {"local": {"steps": 3}, "on_nonfinite": "stop"}}
     found = sweep(methods=methods, strategy={"type": "two-stage", "lr": [1e30], "server_lr": [1.0]})
     frame = run_sweep(found, tmp_path / "out", workers=1)
@@ -61,20 +61,19 @@ def test_a_method_that_always_fails_is_left_out(sweep, tmp_path):
     assert yaml.safe_load((tmp_path / "out" / "best.yaml").read_text())["methods"] == {}
 
 
-def test_the_grid_of_the_papers_is_the_default():
+def test_the_default_candidates_are_those_of_the_papers():
     powers = [10 ** (k / 4) for k in range(-8, 7)]
     both = [*TwoStage().lr, *TwoStage().server_lr]
     wanted = [*powers[:7], *powers[8:]]
     assert both == pytest.approx(wanted, rel=5e-4)
 
 
-def test_it_goes_on_where_it_was(sweep, tmp_path, monkeypatch):
-    """Nothing is run twice, whatever the order in which the stages ask."""
+def test_a_repeated_search_executes_nothing(sweep, tmp_path, monkeypatch):
     strategy = {"type": "two-stage", "lr": [0.01, 0.05], "server_lr": [1.0, 2.0]}
     found = sweep(seeds=[1, 2], strategy=strategy)
     first = run_sweep(found, tmp_path / "out", workers=1)
     monkeypatch.setattr(
-        "fedtide.sweep.sweep_runner.run_here",
+        "fedtide.sweep.sweep_runner.run_sequentially",
         lambda jobs, *_: (_ for _ in ()).throw(AssertionError(jobs)) if jobs else None,
     )
     assert run_sweep(found, tmp_path / "out", workers=1).equals(first)

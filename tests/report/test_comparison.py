@@ -1,12 +1,15 @@
-"""Comparisons of finished runs against their own tables."""
+"""The comparison table against the runs' own metrics, and the comparison figure."""
+
+from dataclasses import replace
 
 import numpy as np
 import polars as pl
 import pytest
 
 import fedtide as ft
-from fedtide.report.comparison import comparison, comparison_table
-from fedtide.report.figures.run_comparison import draw_comparison
+from fedtide.plotting import method_styles, save_figure
+from fedtide.report.comparison import compare_runs, comparison_table
+from fedtide.report.figures.run_comparison import comparison_figure
 from fedtide.report.loading import load_runs
 
 FIELDS = {
@@ -14,7 +17,7 @@ FIELDS = {
     "participation": {"type": "bernoulli", "rates": 0.5},
     "local": {"steps": 2, "lr": 0.05, "batch_size": 4},
     "rounds": 4,
-    "trainer": "stacked",
+    "trainer": "reference",
 }
 
 
@@ -42,8 +45,8 @@ def last(folder, run, figure):
     return pl.read_parquet(folder / run / "metrics.parquet")[figure][-1]
 
 
-def test_one_row_for_each_method(folder):
-    table = comparison(load_runs([folder]))
+def test_a_row_has_the_mean_and_standard_deviation_over_the_seeds(folder):
+    table = compare_runs(load_runs([folder]))
     assert table["method"].to_list() == ["a", "b", "c"]
     assert table["seeds"].to_list() == [2, 2, 1]
     for method in "ab":
@@ -54,40 +57,58 @@ def test_one_row_for_each_method(folder):
     assert table["loss_std"][2] == 0
 
 
-def test_folders_can_be_named_one_by_one(folder):
-    table = comparison(load_runs([folder / "a-1", folder / "b-2"]))
+def test_run_folders_can_be_given_one_by_one(folder):
+    table = compare_runs(load_runs([folder / "a-1", folder / "b-2"]))
     assert table["method"].to_list() == ["a", "b"]
     assert table["loss"].to_list() == [last(folder, "a-1", "loss"), last(folder, "b-2", "loss")]
 
 
-def test_the_table_for_people_shows_every_method(folder):
-    table = comparison_table(comparison(load_runs([folder])))
+def test_the_terminal_table_has_a_row_per_method(folder):
+    table = comparison_table(load_runs([folder]))
     assert table.row_count == 3
     assert list(table.columns[0].cells) == ["a", "b", "c"]
 
 
-def test_methods_of_different_problems_stand_side_by_side(folder, tmp_path):
-    """What one of them does not have stays empty."""
+def test_a_metric_that_a_method_lacks_is_empty(folder, tmp_path):
     digits = FIELDS | {
         "problem": {"type": "classification", "dataset": "digits", "partition": "iid", "clients": 5}
     }
     ft.simulate(**digits, algorithm="fedavg", name="digits", out=tmp_path / "digits")
     for order in ([folder, tmp_path], [tmp_path, folder]):
-        table = comparison(load_runs(order))
+        table = compare_runs(load_runs(order))
         rows = {row["method"]: row for row in table.iter_rows(named=True)}
         assert rows["a"]["test_accuracy"] is None
         assert rows["digits"]["test_accuracy"] == last(tmp_path, "digits", "test_accuracy")
-        comparison_table(table)
+        assert comparison_table(load_runs(order)).row_count == 4
 
 
-@pytest.mark.parametrize("suffix", [".png", ".pdf"])
-def test_a_figure_is_drawn(folder, tmp_path, suffix):
-    draw_comparison(load_runs([folder]), tmp_path / f"figure{suffix}")
-    head = (tmp_path / f"figure{suffix}").read_bytes()[:8]
-    assert head.startswith(b"\x89PNG" if suffix == ".png" else b"%PDF")
+def test_the_figure_is_saved_in_the_format_of_its_suffix(folder, tmp_path):
+    figure = comparison_figure(load_runs([folder]))
+    for suffix, magic in ((".png", b"\x89PNG"), (".pdf", b"%PDF"), (".svg", b"<?xml")):
+        save_figure(figure, tmp_path / f"figure{suffix}")
+        assert (tmp_path / f"figure{suffix}").read_bytes().startswith(magic)
 
 
-def test_the_order_of_folders_does_not_matter_to_a_row(folder):
-    one = comparison(load_runs([folder / "a-1", folder / "a-2"]))
-    other = comparison(load_runs([folder / "a-2", folder / "a-1"]))
+def test_a_method_has_the_colour_and_dashes_of_the_reports_curves(folder):
+    runs = load_runs([folder])
+    styles = method_styles("abc")
+    for panel in comparison_figure(runs).axes[:1]:
+        drawn = {line.get_label(): line for line in panel.get_lines()}
+        for method, style in styles.items():
+            assert drawn[method].get_color() == style["color"]
+            assert drawn[method].get_linestyle() == style["linestyle"]
+
+
+def test_infinite_losses_can_be_drawn(folder, tmp_path):
+    """A run that drops non-finite updates may still evaluate to an infinite loss."""
+    runs = [
+        replace(run, metrics=run.metrics.with_columns(loss=pl.lit(float("inf"))))
+        for run in load_runs([folder / "a-1", folder / "a-2"])
+    ]
+    save_figure(comparison_figure(runs), tmp_path / "figure.png")
+
+
+def test_a_row_does_not_depend_on_the_order_of_folders(folder):
+    one = compare_runs(load_runs([folder / "a-1", folder / "a-2"]))
+    other = compare_runs(load_runs([folder / "a-2", folder / "a-1"]))
     assert one.equals(other)

@@ -1,0 +1,31 @@
+"""`fedtide compare`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from fedtide.cli.options import RunFolders
+from fedtide.plotting import save_figure
+from fedtide.report.comparison import comparison_table
+from fedtide.report.figures.run_comparison import comparison_figure
+from fedtide.report.loading import load_runs
+
+
+def compare_command(
+    folders: RunFolders,
+    figure: Annotated[
+        Path | None, typer.Option(help="Also save the comparison figure (.png, .pdf or .svg).")
+    ] = None,
+) -> None:
+    """Compare finished runs: one row per method, mean ± standard deviation over its seeds.
+
+    Example: fedtide compare runs/digits --figure digits.pdf
+    """
+    runs = load_runs(folders)
+    Console().print(comparison_table(runs))
+    if figure is not None:
+        save_figure(comparison_figure(runs), figure)

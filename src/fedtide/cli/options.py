@@ -1,0 +1,66 @@
+"""Arguments and options that several commands share."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedtide.sweep import SweepRun
+from fedtide.sweep.sweep_runner import OnRunEnd
+from fedtide.tracking import make_tracker
+
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[KEY=VALUE]...",
+        help="Values that replace those of the file: rounds=50 algorithm.cutoff=20 'seeds=[1, 2]'",
+        show_default=False,
+    ),
+]
+"""Changes to the file, on the command line."""
+
+RunFolders = Annotated[
+    list[Path],
+    typer.Argument(metavar="DIR...", help="Folders of runs, or folders that contain them."),
+]
+"""What `compare` and `report` read."""
+
+Workers = Annotated[
+    int | None,
+    typer.Option(min=1, help="Runs to execute at a time.", show_default="one per core"),
+]
+"""How many processes run at a time."""
+
+Track = Annotated[
+    str | None,
+    typer.Option(
+        metavar="mlflow[:URI]",
+        help="Also log each run to an MLflow store; by default mlflow.db beside OUT.",
+        show_default=False,
+    ),
+]
+"""Where runs are tracked."""
+
+
+def track_runs(wanted: str | None, out: Path, name: str) -> OnRunEnd | None:
+    """Return a callback that logs finished and failed runs to the store that `--track` names.
+
+    Raises:
+        InvalidInputError: a store that cannot be used.
+    """
+    if wanted is None:
+        return None
+    tracker = make_tracker(wanted, out, name)
+
+    def track(run: SweepRun, folder: Path) -> None:
+        try:
+            tracker.track(folder, run.fields)
+        except Exception as error:  # an unreachable store must not stop the runs
+            reason = " ".join(str(error).split())
+            message = f"{folder} was not tracked ({reason:.120}); repeat the command to retry"
+            print(f"fedtide: {message}", file=sys.stderr)
+
+    return track

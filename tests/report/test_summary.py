@@ -1,0 +1,178 @@
+"""Influence, targets and grouping of runs, against formulas and the runs' own tables."""
+
+from dataclasses import replace
+
+import numpy as np
+import polars as pl
+import pytest
+
+import fedtide as ft
+from fedtide.report.loading import find_runs, group_by_method, load_runs
+from fedtide.report.summary import (
+    client_influence,
+    l1_skew,
+    lower_is_better,
+    measure_target,
+    smooth,
+    unique_participation,
+)
+from fedtide.report.weight_replay import history
+
+P = np.array([0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2])
+
+
+@pytest.fixture(scope="module")
+def groups(runs_folder):
+    return group_by_method(load_runs([runs_folder]))
+
+
+def counts(run):
+    """Return how often each client was used in each round, (T, N), from the log alone."""
+    log = pl.read_parquet(run.folder.participation).filter(pl.col("stage") == "used")
+    there = np.zeros((run.experiment["rounds"], 8))
+    there[log["round"].to_numpy(), log["client"].to_numpy()] = 1
+    return there
+
+
+def test_weights_over_time_are_those_of_each_method(groups):
+    """Plain averaging gives N / |S_t|, known rates 1 / p_n; both scaled by their means."""
+    wanted = {
+        "plain": lambda there: 8 * there / np.maximum(there.sum(axis=1, keepdims=True), 1),
+        "known": lambda there: there / P,
+    }
+    for method, weigh in wanted.items():
+        run = groups[method][0]
+        there, found = counts(run), history(run)
+        weights = weigh(there)
+        expected = weights / weights.mean()
+        got = np.zeros_like(expected)
+        got[found.rounds, found.clients] = found.weights
+        assert np.allclose(got, expected)
+
+
+def test_weights_over_time_agree_with_the_run(groups):
+    """The mean over the rounds of each client is what the run itself wrote down."""
+    for group in groups.values():
+        run = group[1]
+        found, there = history(run), counts(run)
+        mean = run.clients["weight"].fill_nan(0.0).to_numpy()
+        scale = (there.sum(axis=0) * mean).sum() / there.size
+        for client in range(8):
+            _, weights = found.of(client)
+            assert np.mean(weights) == pytest.approx(mean[client] / scale)
+
+
+def test_influence_is_the_share_in_what_moved_the_model(groups):
+    run = groups["plain"][0]
+    there = counts(run)
+    shares = (there / np.maximum(there.sum(axis=1, keepdims=True), 1)).sum(axis=0)
+    assert np.allclose(client_influence(run), shares / shares.sum())
+    assert l1_skew(run) == pytest.approx(np.abs(shares / shares.sum() - 1 / 8).sum())
+    known = (there / P).sum(axis=0)
+    assert np.allclose(client_influence(groups["known"][0]), known / known.sum())
+
+
+def test_a_target_is_reached_at_the_first_evaluation_that_meets_it(groups):
+    level = 0.5 * groups["plain"][0].metrics["loss"][0]
+    rows = {row.method: row for row in measure_target(groups, f"loss={level}").rows}
+    for method, group in groups.items():
+        rounds, updates = [], []
+        for run in group:
+            table = run.metrics.filter(pl.col("loss") <= level)
+            if len(table):
+                rounds.append(table["round"][0])
+                updates.append(counts(run)[: rounds[-1]].sum())
+        row = rows[method]
+        assert (row.reached, row.runs) == (len(rounds), 2)
+        if rounds:
+            assert (row.rounds[0], row.updates[0]) == (np.mean(rounds), np.mean(updates))
+
+
+def test_every_method_reaches_the_default_target(groups):
+    found = measure_target(groups)
+    ends = [np.mean([run.metrics["loss"][-1] for run in group]) for group in groups.values()]
+    assert found.level == pytest.approx(max(ends))
+    assert all(row.reached > 0 for row in found.rows)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "word"), [("lss=1", "'loss'"), ("loss=low", "loss=0.9"), ("loss", "METRIC=LEVEL")]
+)
+def test_a_bad_target_is_refused_with_a_hint(wanted, word, groups):
+    with pytest.raises(ft.InvalidInputError, match=r"^target: .*; ") as error:
+        measure_target(groups, wanted)
+    assert word in str(error.value)
+
+
+def test_smoothing_is_a_trailing_moving_average():
+    values = np.random.default_rng(0).normal(size=50)
+    found = smooth(values, 0.1)
+    assert np.allclose(found, [values[max(0, i - 4) : i + 1].mean() for i in range(50)])
+
+
+def test_two_experiments_with_one_name_are_two_methods(fields, tmp_path):
+    for steps in (2, 3):
+        for seed in (1, 2):
+            local = fields["local"] | {"steps": steps}
+            ft.simulate(
+                **(fields | {"local": local, "rounds": 2}),
+                algorithm="fedavg",
+                name="one",
+                seed=seed,
+                out=tmp_path / f"{steps}-{seed}",
+            )
+    found = group_by_method(load_runs([tmp_path]))
+    assert {name: len(group) for name, group in found.items()} == {
+        "one (local.steps=2)": 2,
+        "one (local.steps=3)": 2,
+    }
+
+
+def test_a_run_given_twice_counts_once(runs_folder):
+    finished, _ = find_runs([runs_folder, runs_folder / "plain", runs_folder / "plain" / "seed-1"])
+    assert len(finished) == 6
+
+
+LOWER = (
+    "loss",
+    "test_loss",
+    "participation_loss",
+    "client_loss_worst_tenth",
+    "mse",
+    "test_mse",
+    "client_mae_p90",
+    "rmse",
+    "error_rate",
+    "perplexity",
+    "client_test_accuracy_std",
+)
+HIGHER = ("test_accuracy", "client_test_accuracy_worst_tenth", "r2", "auc", "rounds_per_second")
+
+
+@pytest.mark.parametrize("metric", LOWER)
+def test_a_loss_an_error_or_a_spread_is_better_when_lower(metric):
+    assert lower_is_better(metric)
+
+
+@pytest.mark.parametrize("metric", HIGHER)
+def test_any_other_metric_is_better_when_higher(metric):
+    assert not lower_is_better(metric)
+
+
+def test_runs_with_different_dropout_have_different_participation(groups):
+    run = groups["plain"][0]
+    other = replace(run, experiment=run.experiment | {"dropout": {"type": "random"}})
+    assert len(unique_participation({"a": [run], "b": [run], "c": [other]})) == 2
+
+
+def test_the_target_of_an_error_is_reached_from_above(groups):
+    """The loss under the name of an error gives the same table."""
+    renamed = {
+        method: [replace(run, metrics=run.metrics.rename({"loss": "rmse"})) for run in group]
+        for method, group in groups.items()
+    }
+    level = 0.5 * groups["plain"][0].metrics["loss"][0]
+    assert (
+        measure_target(renamed, f"rmse={level}").rows
+        == measure_target(groups, f"loss={level}").rows
+    )
