@@ -21,7 +21,7 @@ from fedtide.papers.published_comparison import compare, judge_claims
 from fedtide.papers.record import Record, load_records
 from fedtide.papers.results_page import write_results
 from fedtide.papers.terminal_tables import claims_table, comparison_table, experiments_table
-from fedtide.plotting.style import write_figure
+from fedtide.plotting import save_figure
 from fedtide.validation import require_choice
 
 
@@ -97,7 +97,7 @@ def _show(paper: PaperExperiment, scale: Scale, records: list[Record], out: Path
     make_folder(folder)
     figure = draw_figure(paper, [r for r in records if r.scale == scale])
     for suffix in ("png", "pdf"):
-        write_figure(figure, folder / f"{scale}.{suffix}")
+        save_figure(figure, folder / f"{scale}.{suffix}")
     print(f"figure: {folder / f'{scale}.png'}")
 
 

@@ -127,10 +127,3 @@ def thin_out(values: Floats) -> tuple[Floats, Floats]:
     """Return the indices and values of at most 400 entries, evenly spaced."""
     chosen = np.linspace(0, len(values) - 1, min(400, len(values))).astype(int)
     return chosen.astype(np.float64), values[chosen]
-
-
-def write_figure(figure: Figure, path: Path, dpi: int = 150) -> None:
-    """Save a figure; the name that `fedtide.papers` still imports."""
-    from fedtide.plotting.saving import save_figure
-
-    save_figure(figure, path, dpi)

@@ -158,7 +158,7 @@ class _Execution:
         with Interruption() as interruption:
 
             def stopped() -> bool:
-                if interruption.asked:
+                if interruption.requested:
                     self.interrupted = "interrupted"
                 return self._is_stopped()
 

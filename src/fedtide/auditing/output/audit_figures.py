@@ -10,10 +10,10 @@ from matplotlib.figure import Figure
 
 from fedtide.auditing.api import Audit
 from fedtide.auditing.log.participation_log import Floats, Ints
-from fedtide.plotting import style
+from fedtide import plotting
 
-_BLUE, _GREEN, _ORANGE = style.COLOURS[0], style.COLOURS[2], style.COLOURS[4]
-_GREY, _INK = "#8a8f98", "#333333"
+_BLUE, _GREEN, _ORANGE = plotting.COLOURS[0], plotting.COLOURS[2], plotting.COLOURS[4]
+_INK = "#333333"
 _RASTER = (200, 400)
 """Maximum rows and columns of the raster; each cell is the mean over what it covers."""
 _SHADES = 24
@@ -62,7 +62,7 @@ def draw_raster(audit: Audit) -> str:
     axes.set_xlabel("round")
     axes.set_ylabel("clients, by rate")
     _use_whole_numbers(axes.xaxis, axes.yaxis)
-    return style.svg(figure, "Participation by round and client", "raster")
+    return plotting.figure_svg(figure, "Participation by round and client", "raster")
 
 
 def draw_rates(audit: Audit) -> str:
@@ -80,8 +80,8 @@ def draw_rates(audit: Audit) -> str:
     axes.yaxis.set_major_formatter(mpl.ticker.PercentFormatter(1.0))
     _use_whole_numbers(axes.xaxis)
     axes.set_ylim(bottom=0)
-    style.legend(axes, 2)
-    return style.svg(figure, "Participation rates of the clients with 95% intervals", "rates")
+    plotting.place_legend(axes)
+    return plotting.figure_svg(figure, "Participation rates of the clients with 95% intervals", "rates")
 
 
 def draw_influence(audit: Audit) -> str:
@@ -97,7 +97,7 @@ def draw_influence(audit: Audit) -> str:
     axes.set_ylabel("times its share")
     _use_whole_numbers(axes.xaxis)
     axes.set_ylim(bottom=0)
-    return style.svg(figure, "Influence of each client relative to its share", "influence")
+    return plotting.figure_svg(figure, "Influence of each client relative to its share", "influence")
 
 
 def draw_group_influence(audit: Audit) -> str:
@@ -114,7 +114,7 @@ def draw_group_influence(audit: Audit) -> str:
     axes.set_yticks(places, [_shorten(groups.names[g]) for g in order])
     axes.axvline(1, color=_INK, linewidth=1)
     axes.set_xlabel("times its share")
-    return style.svg(figure, "Influence of each group relative to its share", "influence")
+    return plotting.figure_svg(figure, "Influence of each group relative to its share", "influence")
 
 
 def draw_autocorrelation(audit: Audit) -> str:
@@ -127,15 +127,15 @@ def draw_autocorrelation(audit: Audit) -> str:
     lags = np.arange(1, last, -(-(last - 1) // _MAX_LAGS))
     noise = 2 * correlation.standard_error(lags)
     figure, axes = _new_figure()
-    axes.fill_between(lags, -noise, noise, color=_GREY, alpha=0.25, linewidth=0, label="chance")
+    axes.fill_between(lags, -noise, noise, color=plotting.GREY, alpha=0.25, linewidth=0, label="chance")
     axes.plot(lags, correlation.values[lags], color=_BLUE, linewidth=1.4, label="autocorrelation")
     if period:
         for multiple in range(period, int(lags[-1]) + 1, period):
             axes.axvline(multiple, color=_ORANGE, linewidth=1, linestyle=":")
     axes.set_xlabel("lag in rounds")
     axes.set_ylabel("autocorrelation")
-    style.legend(axes, 2)
-    return style.svg(figure, "Autocorrelation of participation against the lag", "pattern")
+    plotting.place_legend(axes)
+    return plotting.figure_svg(figure, "Autocorrelation of participation against the lag", "pattern")
 
 
 def draw_windows(audit: Audit) -> str:
@@ -144,7 +144,7 @@ def draw_windows(audit: Audit) -> str:
     figure, axes = _new_figure()
     for values, colour, width, label in (
         (regularity.values, _BLUE, 1.5, "mean over the windows"),
-        (regularity.worst, _GREY, 1.0, "maximum"),
+        (regularity.worst, plotting.GREY, 1.0, "maximum"),
     ):
         axes.plot(
             regularity.periods, np.maximum(values, 1e-9), color=colour, linewidth=width, label=label
@@ -156,11 +156,11 @@ def draw_windows(audit: Audit) -> str:
         place, coordinates = (regularity.period, 0.45), ("data", "axes fraction")
         axes.annotate(f" P = {regularity.period}", place, xycoords=coordinates, color=_GREEN)
     for axis in (axes.xaxis, axes.yaxis):
-        style.plain_logarithms(axis)
+        plotting.plain_logarithms(axis)
     axes.set_xlabel("window P, in rounds")
     axes.set_ylabel("N Σ (q̄ − a)²")
-    style.legend(axes, 3)
-    return style.svg(figure, "Irregularity of windows against their length", "windows")
+    plotting.place_legend(axes)
+    return plotting.figure_svg(figure, "Irregularity of windows against their length", "windows")
 
 
 def _sample_ranks(count: int) -> tuple[Floats, Ints]:
@@ -180,5 +180,5 @@ def _use_whole_numbers(*axes: Axis) -> None:
 
 
 def _new_figure(height: float = 2.6) -> tuple[Figure, Axes]:
-    figure, panels = style.axes(height, width=5.0)
+    figure, panels = plotting.new_figure(height, width=5.0)
     return figure, panels[0]

@@ -129,7 +129,7 @@ def _draw_weights_over_time(groups: Groups) -> Figure | None:
     styles, rates = method_styles(groups), _rates(first.clients)
     for panel, client in zip(panels, clients, strict=True):
         for method, found in histories.items():
-            rounds, weights = _average_neighbours(*found.of(client))
+            rounds, weights = _average_neighbours(*found.select(client))
             marker = "o" if len(rounds) < 20 else ""
             panel.plot(rounds, weights, label=method, lw=1.3, marker=marker, ms=3, **styles[method])
         panel.axhline(1 / rates[client], **_REFERENCE)
