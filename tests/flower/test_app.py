@@ -10,7 +10,7 @@ import fedtide as ft
 from fedtide.flower import client, initial_arrays
 from fedtide.flower.server.strategy import FedTide
 
-from .fake import FakeGrid, Node
+from .fake_grid import FakeGrid, Node
 
 A = ft.algorithms
 SIZES = (30, 17, 24, 1)
@@ -128,7 +128,7 @@ def test_minibatches_learn_and_repeat(how):
     first, _ = trained(A.FedAU(), local, rounds=8)
     second, _ = trained(A.FedAU(), local, rounds=8)
     np.testing.assert_array_equal(first.training.output, second.training.output)
-    taken = first.training.taken.tolist()
+    taken = first.training.steps_taken.tolist()
     assert taken == [32] * 4 if "steps" in how else taken == [8 * -(-size // 8) for size in SIZES]
 
 

@@ -1,4 +1,4 @@
-"""Clients that are late, mute, lying, dead or not there at all, as Flower's own processes."""
+"""Clients that are late, silent, lying, killed or absent, with Flower's own processes."""
 
 import os
 import signal
@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedtide.flower.dev.local_federation import Loopback
+from fedtide.flower.dev.local_federation import LocalFederation
 from fedtide.participation.log.ledger import read_rounds
 
-from .processes import APP, Row, ended, heard, replayed, rows, saved, until
+from .processes import APP, Row, collect_log, count_rounds, load_state, replay, rows, wait_until
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.flower
 
 STEADY, LATE, BAD = SITES = ["site-0", "site-1", "site-2"]
 TIMEOUT = 8.0
@@ -28,16 +28,16 @@ def late_answers(path: Path) -> list[Row]:
 
 
 def both_lies(path: Path) -> bool:
-    """Say whether the bad client told the lies of even and of odd rounds."""
+    """Return whether the bad client told the lies of even and of odd rounds."""
     return {row.asked % 2 for row in rows(path, BAD, "reported")} == {0, 1}
 
 
-def refused(said: list[str], lie: str) -> bool:
-    """Say whether the run logged that a reply of the bad client is not used because of this."""
-    return any(f"reply of {BAD} not used: it" in line and lie in line for line in said)
+def refused(log: list[str], lie: str) -> bool:
+    """Return whether the run logged that a reply of the bad client is not used because of this."""
+    return any(f"reply of {BAD} not used: it" in line and lie in line for line in log)
 
 
-def restart_until(back: Callable[[], bool], federation: Loopback, ledger: Path) -> None:
+def restart_until(back: Callable[[], bool], federation: LocalFederation, ledger: Path) -> None:
     """Start the bad client's node again when it exits, once a round, as a supervisor does.
 
     Flower takes the node for online, and refuses it, for up to a minute after its death.
@@ -46,12 +46,12 @@ def restart_until(back: Callable[[], bool], federation: Loopback, ledger: Path) 
 
     def seen() -> bool:
         nonlocal node, since
-        if node is None or (node.poll() is not None and ended(ledger) > since):
-            since = ended(ledger)
+        if node is None or (node.poll() is not None and count_rounds(ledger) > since):
+            since = count_rounds(ledger)
             node = federation.start_node(BAD, client=2, sends='"lies"')
         return back()
 
-    until(seen, "reply of the node that came back")
+    wait_until(seen, "reply of the node that came back")
 
 
 @pytest.fixture
@@ -60,28 +60,30 @@ def ledgers(tmp_path) -> dict[str, Path]:
 
 
 def test_nobody_then_a_steady_a_late_and_a_bad_client(tmp_path, ledgers):
-    """FedAvg and MIFA at once. The bad client is mute, is killed, comes back, and lies."""
+    """FedAvg and MIFA at once. The bad client is silent, is killed, comes back, and lies."""
     paths = ledgers.values()
-    with Loopback(tmp_path / "federation", tls=True) as federation:
+    with LocalFederation(tmp_path / "federation", tls=True) as federation:
         federation.start_superlink()
-        what = {"folder": tmp_path, "names": " ".join(SITES), "timeout": TIMEOUT, "rounds": 1000}
-        run = federation.submit(APP, methods=" ".join(LIES), **what)
-        said = heard(run)
+        config = {"folder": tmp_path, "names": " ".join(SITES), "timeout": TIMEOUT, "rounds": 1000}
+        run = federation.submit(APP, methods=" ".join(LIES), **config)
+        log = collect_log(run)
         for name in SITES:
             federation.register(name)
-        until(lambda: all(ended(path) >= 2 for path in paths), "rounds without nodes")
+        wait_until(lambda: all(count_rounds(path) >= 2 for path in paths), "rounds without nodes")
         federation.start_node(STEADY, client=0)
         federation.start_node(LATE, client=1, sends='"late"')
-        mute = federation.start_node(BAD, client=2, sends='"nothing"')
-        until(lambda: all(rows(path, BAD, "selected") for path in paths), "silence")
-        mute.kill()
+        silent = federation.start_node(BAD, client=2, sends='"nothing"')
+        wait_until(lambda: all(rows(path, BAD, "selected") for path in paths), "silence")
+        silent.kill()
         restart_until(lambda: all(both_lies(path) for path in paths), federation, ledgers["mifa"])
         for lie in (lie for lies in LIES.values() for lie in lies):
-            until(lambda lie=lie: refused(said, lie), f"refusal of what {lie}")
-        until(lambda: all(rows(path, STEADY, "used") for path in paths), "timely answers")
-        until(lambda: all(len(late_answers(path)) >= 2 for path in paths), "late answers")
-        states = {method: saved(tmp_path, method) for method in LIES}
-        until(lambda: all(ended(ledgers[m]) >= states[m].round for m in LIES), "ledgers")
+            wait_until(lambda lie=lie: refused(log, lie), f"refusal of what {lie}")
+        wait_until(lambda: all(rows(path, STEADY, "used") for path in paths), "timely answers")
+        wait_until(lambda: all(len(late_answers(path)) >= 2 for path in paths), "late answers")
+        states = {method: load_state(tmp_path, method) for method in LIES}
+        wait_until(
+            lambda: all(count_rounds(ledgers[m]) >= states[m].round for m in LIES), "ledgers"
+        )
         assert run.poll() is None
         for process in federation.processes("flwr-serverapp"):  # it has most of its rounds to go
             os.kill(process, signal.SIGKILL)
@@ -91,7 +93,7 @@ def test_nobody_then_a_steady_a_late_and_a_bad_client(tmp_path, ledgers):
         times = read_rounds(f"sqlite:///{path}")
         assert times["round"].to_list() == list(range(len(times)))
         assert min(row.round for row in rows(path)) >= 2
-        for row in rows(path, stages="selected"):  # nobody heard of them until the deadline
+        for row in rows(path, stages="selected"):  # silent until the deadline
             assert times["time"][row.round] - times["time"][row.round - 1] >= 0.99 * TIMEOUT
         assert rows(path, BAD, "used") == []
         asked = [row.asked for row in late_answers(path)]
@@ -100,5 +102,5 @@ def test_nobody_then_a_steady_a_late_and_a_bad_client(tmp_path, ledgers):
         wanted = "used" if method == "mifa" else "reported"
         assert {row.stage for row in late_answers(path)} == {wanted}
         model = states[method].tensors["state.model"].numpy()
-        replay = replayed(method, path, SITES, states[method].round)
-        np.testing.assert_allclose(model, replay, rtol=1e-9)
+        wanted_model = replay(method, path, SITES, states[method].round)
+        np.testing.assert_allclose(model, wanted_model, rtol=1e-9)
