@@ -57,7 +57,7 @@ def test_with_tls_and_node_keys_strangers_are_refused_and_models_equal_the_simul
         make_node_key(federation.folder / "stranger")  # and never registered
         stranger = federation.start_node("stranger", client=0)
         config = {"folder": tmp_path, "names": " ".join(SITES), "rounds": script.ROUNDS}
-        config |= {"scripted": 1, "min_nodes": script.CLIENTS}
+        config |= {"scripted": 1, "min_nodes": script.CLIENTS, "timeout": DEADLINE}
         said = wait_for_end(federation.submit(APP, methods=" ".join(METHODS), **config))
         assert stranger.wait(timeout=DEADLINE) != 0
     matrices, centers = script.problem()

@@ -18,7 +18,7 @@ from flwr.app import Message, RecordDict
 from fedtide.errors import InvalidInputError
 from fedtide.flower._flwr_private import OnlineNode, is_app_error
 from fedtide.flower.protocol import NAME_QUERY
-from fedtide.flower.server.transport import PendingReply, Transport
+from fedtide.flower.server.transport import Transport
 
 log = getLogger("flwr")
 
@@ -148,10 +148,8 @@ class Discovery:
         for node in unknown:
             if node.name:
                 self._bind(node.node_id, node.name, registered=True)
-        queries = self._transport.send(
-            [self._query(node.node_id, t) for node in unknown if not node.name],
-            lambda message: self._describe(message, t),
-        )
+        messages = [self._query(node.node_id, t) for node in unknown if not node.name]
+        queries = self._transport.send(messages, "name", t)
         asked, pending = {query.message_id for query in queries}, self._transport.pending
         if asked:
             self._transport.collect(deadline, lambda: asked.isdisjoint(pending.messages))
@@ -164,10 +162,6 @@ class Discovery:
 
     def _query(self, node_id: int, t: int) -> Message:
         return Message(RecordDict(), node_id, NAME_QUERY, ttl=self._ttl, group_id=str(t + 1))
-
-    def _describe(self, message: Message, t: int) -> PendingReply:
-        metadata, now = message.metadata, self._transport.clock.now()
-        return PendingReply(metadata.message_id, metadata.dst_node_id, "name", None, t, now)
 
     def _read_name(self, node_id: int, reply: Message) -> None:
         """Bind a node to the name in its reply."""

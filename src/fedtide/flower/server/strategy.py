@@ -17,12 +17,7 @@ from fedtide.algorithms import Algorithm
 from fedtide.errors import InvalidInputError
 from fedtide.flower._flwr_private import get_run_id
 from fedtide.flower.needs import form_of, reads_steps, takes_late
-from fedtide.flower.protocol import (
-    build_train_content,
-    flatten_initial,
-    is_plain,
-    vector_to_arrays,
-)
+from fedtide.flower.protocol import build_train_content, flatten_initial, vector_to_arrays
 from fedtide.flower.server.discovery import Discovery, NodeRegistry
 from fedtide.flower.server.reply_validation import (
     DeclinedReplyError,
@@ -33,7 +28,7 @@ from fedtide.flower.server.reply_validation import (
     read_metrics,
 )
 from fedtide.flower.server.session import RoundLog, TrainingSession
-from fedtide.flower.server.transport import Clock, Kind, PendingReply, Transport
+from fedtide.flower.server.transport import Clock, PendingReply, Transport
 from fedtide.locking import lock_folder
 from fedtide.participation.log.ledger import Ledger
 from fedtide.randomness import generator
@@ -268,7 +263,7 @@ class FedTide(Strategy):
             training.run = run
         self._training, self._registry = training, registry
         self._validator = ReplyValidator(layout, registry.names, reads_steps(self.algorithm))
-        self._transport = Transport(grid, training.pending, self._clock)
+        self._transport = Transport(grid, training.pending, self._clock, registry.client_at)
         self._discovery = Discovery(self._transport, registry, self.ttl)
         self._answered: dict[str, PendingReply] = {}
 
@@ -282,7 +277,7 @@ class FedTide(Strategy):
         # 2.
         arrays = self._to_arrays(training.model)
         messages = list(self.configure_train(t + 1, arrays, config, grid))
-        sent = transport.send(messages, self._describe_as("train", t))
+        sent = transport.send(messages, "train", t)
         for pending in sent:
             assert pending.client is not None
             self._round_log.record(pending.client, "selected")
@@ -354,18 +349,6 @@ class FedTide(Strategy):
     def _message(self, content: RecordDict, node_id: int, kind: str, t: int) -> Message:
         return Message(content, node_id, kind, ttl=self.ttl, group_id=str(t + 1))
 
-    def _describe_as(self, kind: Kind, t: int) -> Callable[[Message], PendingReply]:
-        """Return a function that describes a message of this round as pending."""
-        sent_at = self._clock.now()
-
-        def describe(message: Message) -> PendingReply:
-            message_id, node_id = message.metadata.message_id, message.metadata.dst_node_id
-            plain = kind != "train" or is_plain(message.content)
-            client = self._registry.client_at(node_id)
-            return PendingReply(message_id, node_id, kind, client, t, sent_at, plain)
-
-        return describe
-
     def _await_replies(self, sent: list[PendingReply], wanted: int, deadline: float) -> None:
         """Wait until `wanted` of these messages are answered, or until the deadline."""
         ids, pending = {one.message_id for one in sent}, self._training.pending.messages
@@ -382,7 +365,7 @@ class FedTide(Strategy):
         ended = self._training.round
         arrays = self._to_arrays(self._training.output)
         messages = list(self.configure_evaluate(ended, arrays, config, grid))
-        sent = self._transport.send(messages, self._describe_as("evaluate", ended - 1))
+        sent = self._transport.send(messages, "evaluate", ended - 1)
         self._await_replies(sent, len(sent), self._clock.tick() + timeout)
         replies = [r for p, r in self._transport.take("evaluate") if p.round == ended - 1]
         metrics = self.aggregate_evaluate(ended, replies)

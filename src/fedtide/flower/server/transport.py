@@ -12,6 +12,7 @@ from flwr.app import Message
 from flwr.serverapp import Grid
 
 from fedtide.flower._flwr_private import OnlineNode, list_nodes
+from fedtide.flower.protocol import is_plain
 
 log = getLogger("flwr")
 
@@ -112,27 +113,39 @@ class Transport:
         grid: Flower's.
         pending: the unanswered messages of this run.
         clock: the time.
+        client_at: returns the number of the client at a node id; None: unknown.
 
     Attributes:
         inbox: replies that were received and not taken yet.
     """
 
-    def __init__(self, grid: Grid, pending: PendingReplies, clock: Clock) -> None:
-        self.grid, self.pending, self.clock = grid, pending, clock
+    def __init__(
+        self,
+        grid: Grid,
+        pending: PendingReplies,
+        clock: Clock,
+        client_at: Callable[[int], int | None],
+    ) -> None:
+        self.grid, self.pending, self.clock, self._client_at = grid, pending, clock, client_at
         self.inbox: list[Answered] = []
 
     def list_nodes(self) -> list[OnlineNode]:
         """Return the nodes that are online, sorted by id."""
         return list_nodes(self.grid)
 
-    def send(
-        self, messages: Sequence[Message], describe: Callable[[Message], PendingReply]
-    ) -> list[PendingReply]:
-        """Send messages; return those that were accepted, now pending, as `describe` puts them."""
+    def send(self, messages: Sequence[Message], kind: Kind, t: int) -> list[PendingReply]:
+        """Send the messages of round t and return those that Flower accepted, now pending."""
         if not messages:
             return []
+        sent_at = self.clock.now()
         accepted = set(self.grid.push_messages(messages))
-        sent = [describe(m) for m in messages if m.metadata.message_id in accepted]
+        sent = []
+        for message in messages:
+            message_id, node_id = message.metadata.message_id, message.metadata.dst_node_id
+            if message_id in accepted:
+                client = self._client_at(node_id)
+                plain = kind != "train" or is_plain(message.content)
+                sent.append(PendingReply(message_id, node_id, kind, client, t, sent_at, plain))
         if len(sent) < len(messages):
             log.warning("%d messages could not be sent", len(messages) - len(sent))
         self.pending.add(sent)
