@@ -12,7 +12,9 @@ from fedtide.flower.dev.local_federation import LocalFederation, find_processes
 
 
 @pytest.mark.process
-def test_leaving_the_context_kills_processes_that_ignore_sigterm(tmp_path, monkeypatch):
+@pytest.mark.parametrize("listing", [True, False])
+def test_leaving_the_context_kills_processes_that_ignore_sigterm(tmp_path, monkeypatch, listing):
+    """Even if the system's processes cannot be listed, those that were started here end."""
     monkeypatch.setattr(local_federation, "_STOP_TIMEOUT", 1.0)
     script, ready = tmp_path / "stubborn.py", tmp_path / "ready"
     script.write_text(
@@ -26,6 +28,8 @@ def test_leaving_the_context_kills_processes_that_ignore_sigterm(tmp_path, monke
         while not ready.exists():
             time.sleep(0.01)
         assert federation.processes("python") == [started.pid]
+        if not listing:
+            monkeypatch.setattr(local_federation, "find_processes", lambda mark: {})
     assert started.poll() is not None
     assert federation.processes() == []
 
@@ -60,3 +64,8 @@ def test_without_proc_ps_lists_the_processes(monkeypatch):
 
     monkeypatch.setattr(local_federation.subprocess, "run", run)
     assert local_federation._find_with_ps("M=/tmp/d") == {42: "python -c x"}
+
+
+def test_without_ps_no_processes_are_found(monkeypatch):
+    monkeypatch.setenv("PATH", "")
+    assert local_federation._find_with_ps("M=/tmp/d") == {}

@@ -42,7 +42,7 @@ def test_the_models_are_those_of_the_plain_method(method, tmp_path):
 
 @pytest.mark.parametrize("method", METHODS[:3], ids=repr)
 def test_late_and_lost_updates_leave_every_memory_in_step(method, tmp_path):
-    """Replies that miss their round, or are never believed, are as if they had not been made."""
+    """Updates that miss their round, or are rejected, leave no trace."""
     models = []
     for algorithm in (method, ClientSideMemory(method)):
         grid = federation(TASK, LOCAL, memory=tmp_path, seconds=lambda number: 20.0)
@@ -108,7 +108,7 @@ def test_a_client_that_lost_its_disk_is_noticed_and_counts_like_one_that_stays_a
 
 
 def test_under_fedau_a_client_that_lost_its_disk_counts_anew(tmp_path):
-    """Its weights are those of a client that came for the first time after the last report."""
+    """Its weights are those of a client that came for the first time after its last update."""
     present = np.ones((12, N), dtype=bool)
     present[:, 2] = [1, 0, 1, 0, 0, 1, 0, 0, 0, 1, 0, 1]
     strategy = deploy(losing(tmp_path, 9, present), ClientSideMemory(A.FedAU(cutoff=None)), 12)

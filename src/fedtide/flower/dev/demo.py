@@ -73,7 +73,7 @@ class Forecast:
     """Predicts how long the remaining rounds take.
 
     Args:
-        rounds: how many there are.
+        rounds: how many in total.
         seconds: the estimate for a round, until one has ended.
     """
 

@@ -69,12 +69,15 @@ class LocalFederation:
     def _signal_all(self, number: int) -> None:
         """Send a signal to every process, including new ones, until all have ended."""
         deadline, signalled = time.monotonic() + _STOP_TIMEOUT, set[int]()
-        while (running := self.processes()) and time.monotonic() < deadline:
-            for process in set(running) - signalled:
+        while (running := self._running()) and time.monotonic() < deadline:
+            for process in running - signalled:
                 with suppress(ProcessLookupError):
                     os.kill(process, number)
-            signalled |= set(running)
+            signalled |= running
             time.sleep(0.1)
+
+    def _running(self) -> set[int]:
+        return {*self.processes(), *(p.pid for p in self._started if p.poll() is None)}
 
     def processes(self, program: str = "") -> list[int]:
         """Return the ids of this federation's processes whose command contains `program`."""
@@ -229,10 +232,13 @@ def _find_with_ps(mark: str) -> dict[int, str]:
 
 
 def _list_with_ps(options: str) -> dict[int, str]:
-    """Return what `ps` prints as the command of each process, by id."""
+    """Return what `ps` prints as the command of each process, by id; nothing without `ps`."""
     listing = ["ps", options, "-o", "pid=,command="]
-    lines = subprocess.run(listing, capture_output=True, text=True, check=True).stdout.splitlines()
-    fields = (line.strip().partition(" ") for line in lines)
+    try:
+        output = subprocess.run(listing, capture_output=True, text=True, check=True).stdout
+    except (OSError, subprocess.CalledProcessError):
+        return {}
+    fields = (line.strip().partition(" ") for line in output.splitlines())
     return {int(process): command for process, _, command in fields}
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from logging import getLogger
 from pathlib import Path
 
@@ -152,12 +152,11 @@ class FedTide(Strategy):
             InvalidInputError: arrays that are no model; a state or a ledger of another federation;
                 a state folder that another run keeps in use.
         """
-        hint = "stop it first (flwr stop)"
-        with (
-            nullcontext()
-            if self._state is None
-            else lock_folder(self._state, "state", hint, _LOCK_PATIENCE, log)
-        ):
+        lock: AbstractContextManager[None] = nullcontext()
+        if self._state is not None:
+            hint = "stop it first (flwr stop)"
+            lock = lock_folder(self._state, "state", hint, _LOCK_PATIENCE, log)
+        with lock:
             self._begin(grid, initial_arrays)
             self._repair_ledger()
             self.summary()
