@@ -6,6 +6,7 @@ Everything waits for a condition, with a deadline; nothing sleeps for a fixed ti
 import importlib.util
 import sqlite3
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -19,7 +20,7 @@ from fedtide.errors import InvalidInputError
 from fedtide.participation.log.ledger import read_rounds
 from fedtide.simulation.checkpoint import Checkpoint, load_newest
 
-DEADLINE = 300.0
+DEADLINE = 600.0
 APP = Path(__file__).parent / "app"
 
 
@@ -41,6 +42,13 @@ class Row(NamedTuple):
     client: str
     stage: str
     asked: int
+
+
+def time_startup() -> float:
+    """Return the seconds that a client process takes to start now; a busy machine needs more."""
+    began = time.monotonic()
+    subprocess.run([sys.executable, "-c", "import flwr.supernode.cli"], check=False)
+    return time.monotonic() - began
 
 
 def wait_until(condition: Callable[[], bool], what: str) -> None:

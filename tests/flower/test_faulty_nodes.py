@@ -11,12 +11,21 @@ import pytest
 from fedtide.flower.dev.local_federation import LocalFederation
 from fedtide.participation.log.ledger import read_rounds
 
-from .processes import APP, Row, collect_log, count_rounds, load_state, replay, rows, wait_until
+from .processes import (
+    APP,
+    Row,
+    collect_log,
+    count_rounds,
+    load_state,
+    replay,
+    rows,
+    time_startup,
+    wait_until,
+)
 
 pytestmark = pytest.mark.flower
 
 STEADY, LATE, BAD = SITES = ["site-0", "site-1", "site-2"]
-TIMEOUT = 8.0
 LIES = {
     "fedavg": ["numbers that are not finite", f"claims to be '{STEADY}'"],
     "mifa": ["of shape (2,)", "claims to answer round 1"],
@@ -62,9 +71,10 @@ def ledgers(tmp_path) -> dict[str, Path]:
 def test_nobody_then_a_steady_a_late_and_a_bad_client(tmp_path, ledgers):
     """FedAvg and MIFA at once. The bad client is silent, is killed, comes back, and lies."""
     paths = ledgers.values()
+    timeout = max(8.0, 4 * time_startup())  # seconds in which the steady client answers both
     with LocalFederation(tmp_path / "federation", tls=True) as federation:
         federation.start_superlink()
-        config = {"folder": tmp_path, "names": " ".join(SITES), "timeout": TIMEOUT, "rounds": 1000}
+        config = {"folder": tmp_path, "names": " ".join(SITES), "timeout": timeout, "rounds": 1000}
         run = federation.submit(APP, methods=" ".join(LIES), **config)
         log = collect_log(run)
         for name in SITES:
@@ -94,7 +104,7 @@ def test_nobody_then_a_steady_a_late_and_a_bad_client(tmp_path, ledgers):
         assert times["round"].to_list() == list(range(len(times)))
         assert min(row.round for row in rows(path)) >= 2
         for row in rows(path, stages="selected"):  # silent until the deadline
-            assert times["time"][row.round] - times["time"][row.round - 1] >= 0.99 * TIMEOUT
+            assert times["time"][row.round] - times["time"][row.round - 1] >= 0.99 * timeout
         assert rows(path, BAD, "used") == []
         asked = [row.asked for row in late_answers(path)]
         assert asked == sorted(set(asked))
