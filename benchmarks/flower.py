@@ -1,9 +1,9 @@
-"""Rounds of `FedTide` against rounds of Flower's own `FedAvg`, in Flower's simulation engine.
+"""Seconds per round of `FedTide` and of Flower's own `FedAvg`, in Flower's simulation engine.
 
 200 clients, all of them in every round; 20 rounds of each strategy, in turns of 5 within one run.
-The clients add a constant to a model of 1000 numbers, so that what is measured is the strategies
-and Flower. FedTide saves its state and writes its ledger after every round, and asks every client
-for its name in its first; both are counted.
+The clients only add a constant to a model of 1000 numbers, so that the time is that of Flower and
+the strategies. FedTide's saving of state and ledger after every round, and its question for every
+client's name in the first, are included.
 
     python benchmarks/flower.py
 """
@@ -29,7 +29,7 @@ CLIENTS, ROUNDS, TURN, SIZE = 200, 20, 5, 1000
 
 
 def client_app() -> ClientApp:
-    """Return the client's app."""
+    """Return the client app."""
     app = ClientApp()
 
     @app.query("fedtide_name")
@@ -48,13 +48,13 @@ def client_app() -> ClientApp:
 
 
 def server_app(seconds: dict[str, list[float]], folder: Path) -> ServerApp:
-    """Return the app that measures: the seconds per round of every turn go into `seconds`."""
+    """Return the app that appends the seconds per round of each turn to `seconds`."""
     app = ServerApp()
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
-        theirs = FedAvg(fraction_evaluate=0.0, min_train_nodes=CLIENTS, min_available_nodes=CLIENTS)
-        ours = FedTide(
+        flower = FedAvg(fraction_evaluate=0.0, min_train_nodes=CLIENTS, min_available_nodes=CLIENTS)
+        fedtide = FedTide(
             algorithms.FedAvg(weights="data"),
             clients=CLIENTS,
             min_available_nodes=CLIENTS,
@@ -62,16 +62,16 @@ def server_app(seconds: dict[str, list[float]], folder: Path) -> ServerApp:
             ledger=f"sqlite:///{folder / 'ledger.db'}",
         )
         start = ArrayRecord({"x": Array(np.zeros(SIZE, dtype=np.float32))})
-        theirs.start(grid, start, num_rounds=1)  # starts the engine's workers
+        flower.start(grid, start, num_rounds=1)  # starts the engine's workers
         for ended in range(TURN, ROUNDS + 1, TURN):
-            seconds["FedAvg"].append(timed(theirs, grid, start, TURN))
-            seconds["FedTide"].append(timed(ours, grid, start, ended))
+            seconds["FedAvg"].append(time_rounds(flower, grid, start, TURN))
+            seconds["FedTide"].append(time_rounds(fedtide, grid, start, ended))
 
     return app
 
 
-def timed(strategy: Strategy, grid: Grid, start: ArrayRecord, rounds: int) -> float:
-    """Return how many seconds a round of a turn takes."""
+def time_rounds(strategy: Strategy, grid: Grid, start: ArrayRecord, rounds: int) -> float:
+    """Return the seconds per round of one turn."""
     began = time.perf_counter()
     strategy.start(grid, start, num_rounds=rounds)
     return (time.perf_counter() - began) / TURN

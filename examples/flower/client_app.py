@@ -1,4 +1,4 @@
-"""A client: five lines make it follow whatever method the server runs."""
+"""A client: five lines make it follow any method that the server runs."""
 
 from flwr.app import Context
 from task import model, shard
@@ -14,7 +14,7 @@ def data(context: Context):
 
 
 def available(t: int, context: Context) -> bool:
-    """Say whether this client takes part in round t: in every so many, as its operator says."""
+    """Return whether this client takes part in round t: in every `every` rounds (node config)."""
     return t % int(context.node_config.get("every", 1)) == 0
 
 

@@ -1,4 +1,4 @@
-"""The server: Flower's own app with fedtide's strategy in the place of FedAvg."""
+"""The server: an ordinary Flower app with fedtide's strategy in place of FedAvg."""
 
 import torch
 from flwr.app import ArrayRecord, Context, MetricRecord
@@ -13,7 +13,7 @@ app = ServerApp()
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Train, or go on with what an earlier submission has begun."""
+    """Train, or resume an earlier submission."""
     config = context.run_config
     strategy = FedTide(
         FedAU(cutoff=int(config["cutoff"])),
@@ -33,10 +33,10 @@ def main(grid: Grid, context: Context) -> None:
 
 
 def evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord:
-    """Return how many of the test images the model gets right."""
+    """Return the accuracy on the test images."""
     network = model()
     network.load_state_dict(arrays.to_torch_state_dict())
     images, labels = test_set()
     with torch.no_grad():
-        right = (network(images).argmax(1) == labels).float().mean()
-    return MetricRecord({"accuracy": float(right)})
+        accuracy = (network(images).argmax(1) == labels).float().mean()
+    return MetricRecord({"accuracy": float(accuracy)})

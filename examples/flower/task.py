@@ -1,4 +1,4 @@
-"""What is learnt: the model, and which of scikit-learn's digits each client holds."""
+"""The learning task: the model, and which of scikit-learn's digits each client holds."""
 
 from importlib.util import find_spec
 from pathlib import Path
@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-TEST = 360  # the last images are for the server to test with
+TEST = 360  # the server tests on the last images
 
 
 def model() -> nn.Module:
@@ -18,7 +18,7 @@ def model() -> nn.Module:
 
 def digits() -> tuple[Tensor, Tensor]:
     """Return all images, with pixels in [0, 1], and their digits."""
-    # Flower starts a client anew for every message, and sklearn takes a second to import.
+    # Flower starts a new client process for every message, and importing sklearn takes a second.
     [sklearn] = find_spec("sklearn").submodule_search_locations
     table = np.loadtxt(Path(sklearn) / "datasets/data/digits.csv.gz", delimiter=",")
     images, labels = table[:, :-1] / 16.0, table[:, -1]
@@ -33,6 +33,6 @@ def shard(client: int, clients: int) -> tuple[Tensor, Tensor]:
 
 
 def test_set() -> tuple[Tensor, Tensor]:
-    """Return the images to test with."""
+    """Return the test images and their digits."""
     images, labels = (tensor[-TEST:] for tensor in digits())
     return images, labels

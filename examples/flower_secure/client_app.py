@@ -1,4 +1,4 @@
-"""A site: it trains, weighs its update by FedAU's ω of its own rounds, and sends ω·Δ masked."""
+"""A site: it trains, weights its update by FedAU's ω of its own rounds, and sends ω·Δ masked."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from flwr.clientapp import ClientApp
 from torch import Tensor
 
 from fedtide.flower import TrainRequest, Update
-from fedtide.flower.client.store import remembered
+from fedtide.flower.clients.store import encode_update
 
 SIZE, STEPS, LR = 10, 5, 0.05
 CLIP = 64.0
@@ -18,12 +18,12 @@ CLIP = 64.0
 
 
 def secret(site: int) -> Tensor:
-    """Return what a site knows, and nobody else is to know: what is learnt is their average."""
+    """Return the site's private data; the model learns only the average of all sites."""
     return torch.randn(SIZE, generator=torch.Generator().manual_seed(site), dtype=torch.float64)
 
 
-def comes(site: int, t: int) -> bool:
-    """Say whether a site takes part in round t: site 0 always, site 3 in every fourth."""
+def is_available(site: int, t: int) -> bool:
+    """Return whether a site takes part in round t: site 0 always, site 3 in every fourth."""
     return t % (1 + site % 4) == 0
 
 
@@ -36,23 +36,26 @@ def train(x: Tensor, site: int) -> Update:
 
 
 class Site(NumPyClient):
-    """What Flower's legacy workflow talks to."""
+    """The client of Flower's legacy workflow."""
 
     def __init__(self, context: Context) -> None:
         self._site = int(context.node_config["partition-id"])
         self._memory = Path(str(context.run_config["memory"])) / f"site-{self._site}"
 
     def get_properties(self, config):
-        """Say whether the site takes part."""
-        return {"comes": comes(self._site, config["round"])}
+        """Tell the server whether the site takes part."""
+        return {"available": is_available(self._site, config["round"])}
 
     def fit(self, parameters, config):
-        """Train; the weight 1 says nothing of the site."""
-        asked = TrainRequest(config["round"], accepted=config["accepted"], form=config["form"])
-        sent = remembered(train(torch.from_numpy(parameters[0]), self._site), asked, self._memory)
-        if float(sent.update["x"].abs().max()) > CLIP:
-            raise ValueError("the update would be clipped: raise CLIP")
-        return [sent.update["x"].numpy()], 1, {}
+        """Train; every site sends the weight 1, so that it reveals nothing."""
+        request = TrainRequest(
+            config["round"], accepted_round=config["accepted-round"], form=config["form"]
+        )
+        update = train(torch.from_numpy(parameters[0]), self._site)
+        weighted = encode_update(update, request, self._memory).update["x"]
+        if float(weighted.abs().max()) > CLIP:
+            raise ValueError("the update would be clipped; raise CLIP")
+        return [weighted.numpy()], 1, {}
 
 
 app = ClientApp(lambda context: Site(context).to_client(), mods=[secaggplus_mod])

@@ -1,4 +1,4 @@
-"""The server: FedAU over sums of masked updates, by Flower's legacy SecAgg+ workflow."""
+"""The server: FedAU over sums of masked updates, with Flower's legacy SecAgg+ workflow."""
 
 import numpy as np
 from client_app import CLIP, SIZE, secret
@@ -12,50 +12,55 @@ from flwr.serverapp import Grid, ServerApp
 from fedtide.algorithms import FedAU
 from fedtide.flower import ClientSideMemory
 
-FEWEST = 3
-"""In a sum of two, each of them can tell what the other sent."""
+MIN_SITES = 3
+"""In a sum of two updates, each site could compute the other's."""
 
 
 class SecureFedAU(Strategy):
-    """Steps along 1/N Σ ω_n Δ_n, of which it learns the sum alone."""
+    """Steps along 1/N Σ ω_n Δ_n; the server learns only that sum."""
 
     def __init__(self, clients: int, cutoff: int) -> None:
         self._clients, self._form = clients, ClientSideMemory(FedAU(cutoff=cutoff)).form
-        self._x, self._accepted = np.zeros(SIZE), {}
+        self._x, self._accepted_rounds = np.zeros(SIZE), {}
 
     def initialize_parameters(self, client_manager):
         """Return x_0."""
         return ndarrays_to_parameters([self._x])
 
     def configure_fit(self, server_round, parameters, client_manager):
-        """Ask who takes part: SecAgg+ loses the round of whoever leaves before sending keys."""
+        """Ask the available sites to train: one that leaves before sending keys ends the round."""
         t = server_round - 1
-        asks, everybody = GetPropertiesIns({"round": t}), client_manager.all().values()
-        there = [n for n in everybody if n.get_properties(asks, None, None).properties["comes"]]
-        told = {"round": t, "form": self._form}
+        question, nodes = GetPropertiesIns({"round": t}), client_manager.all().values()
+        cohort = [
+            n for n in nodes if n.get_properties(question, None, None).properties["available"]
+        ]
+        config = {"round": t, "form": self._form}
         return [
-            (node, FitIns(parameters, told | {"accepted": self._accepted.get(node.node_id, -1)}))
-            for node in (there if len(there) >= FEWEST else [])
+            (node, FitIns(parameters, config | {"accepted-round": self._accepted_round(node)}))
+            for node in (cohort if len(cohort) >= MIN_SITES else [])
         ]
 
+    def _accepted_round(self, node):
+        return self._accepted_rounds.get(node.node_id, -1)
+
     def aggregate_fit(self, server_round, results, failures):
-        """Step along the sum; SecAgg+ hands over the mean in the place of every single update."""
+        """Step along the sum; SecAgg+ returns the mean in place of every single update."""
         [mean] = parameters_to_ndarrays(results[0][1].parameters)
         self._x = self._x + len(results) * mean / self._clients
-        self._accepted |= {node.node_id: server_round - 1 for node, _ in results}
+        self._accepted_rounds |= {node.node_id: server_round - 1 for node, _ in results}
         return ndarrays_to_parameters([self._x]), {}
 
     def evaluate(self, server_round, parameters):
-        """Return, for the show, how far the model is from the average of all secrets."""
+        """Return the distance of the model from the average of all secrets, to show progress."""
         average = sum(secret(site).numpy() for site in range(self._clients)) / self._clients
         return float(np.linalg.norm(self._x - average)), {}
 
     def configure_evaluate(self, server_round, parameters, client_manager):
-        """Ask nobody."""
+        """Request no evaluation on sites."""
         return []
 
     def aggregate_evaluate(self, server_round, results, failures):
-        """Return nothing."""
+        """Return nothing, as no site evaluates."""
         return None, {}
 
 
@@ -64,7 +69,7 @@ app = ServerApp()
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Train."""
+    """Run the SecAgg+ workflow."""
     config = context.run_config
     strategy = SecureFedAU(int(config["num-clients"]), int(config["cutoff"]))
     rounds = ServerConfig(num_rounds=int(config["num-server-rounds"]))

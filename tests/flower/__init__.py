@@ -1,1 +1,1 @@
-"""Tests of the deployment; a package, so that they can share a grid in this process."""
+"""Tests of the deployment on Flower; a package, so that they share `driver` and `fake_grid`."""

@@ -1,3 +1,11 @@
-"""The apps that Flower's own processes run are no modules of these tests."""
+"""Shared fixtures; the apps in `app` are run by Flower's own processes and are no tests."""
+
+import pytest
 
 collect_ignore = ["app"]
+
+
+@pytest.fixture
+def url(tmp_path) -> str:
+    """Return the URL of a ledger."""
+    return f"sqlite:///{tmp_path / 'ledger.db'}"

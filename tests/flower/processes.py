@@ -1,11 +1,12 @@
-"""What tests with Flower's own processes share: their app, waiting, ledgers, models.
+"""Shared by the tests with Flower's own processes: their app, waiting, ledgers, models.
 
-Everything waits for what it needs to see, with a deadline; nothing waits for a time.
+Everything waits for a condition, with a deadline; nothing sleeps for a fixed time.
 """
 
 import importlib.util
 import sqlite3
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -19,23 +20,23 @@ from fedtide.errors import InvalidInputError
 from fedtide.participation.log.ledger import read_rounds
 from fedtide.simulation.checkpoint import Checkpoint, load_newest
 
-DEADLINE = 300.0
+DEADLINE = 600.0
 APP = Path(__file__).parent / "app"
 
 
-def _of_app(name: str) -> ModuleType:
-    """Return a module of the app, which is no package of these tests."""
+def _load_app_module(name: str) -> ModuleType:
+    """Return a module of the app, which is not part of this package."""
     spec = importlib.util.spec_from_file_location(name, APP / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
 
 
-script, METHODS = _of_app("script"), _of_app("methods").METHODS
+script, METHODS = _load_app_module("script"), _load_app_module("methods").METHODS
 
 
 class Row(NamedTuple):
-    """What one client did in one round; `asked`: the round whose message it answered."""
+    """What one client did in one round; `asked`: the round of the message that it answered."""
 
     round: int
     client: str
@@ -43,15 +44,22 @@ class Row(NamedTuple):
     asked: int
 
 
-def until(seen: Callable[[], bool], what: str) -> None:
+def time_startup() -> float:
+    """Return the seconds that a client process takes to start now; a busy machine needs more."""
+    began = time.monotonic()
+    subprocess.run([sys.executable, "-c", "import flwr.supernode.cli"], check=False)
+    return time.monotonic() - began
+
+
+def wait_until(condition: Callable[[], bool], what: str) -> None:
     deadline = time.monotonic() + DEADLINE
-    while not seen():
+    while not condition():
         assert time.monotonic() < deadline, f"no {what} within {DEADLINE} s"
         time.sleep(0.2)
 
 
-def heard(run: subprocess.Popen) -> list[str]:
-    """Return a list to which the lines that a run logs are added as they come."""
+def collect_log(run: subprocess.Popen) -> list[str]:
+    """Return a list that grows by each line that a run logs."""
     lines: list[str] = []
 
     def listen() -> None:
@@ -61,16 +69,16 @@ def heard(run: subprocess.Popen) -> list[str]:
     return lines
 
 
-def ended(path: Path) -> int:
+def count_rounds(path: Path) -> int:
     """Return how many rounds a ledger has."""
     try:
         return len(read_rounds(f"sqlite:///{path}"))
-    except InvalidInputError:  # it is not there yet
+    except InvalidInputError:  # not written yet
         return 0
 
 
 def rows(path: Path, client: str = "", stages: str = "") -> list[Row]:
-    """Return what a ledger says, of one client if one is named, in these stages if any are."""
+    """Return the rows of a ledger, optionally of one client or of some stages only."""
     with sqlite3.connect(path) as connection:
         query = "SELECT round, client, stage, coalesce(asked, round) FROM participation"
         found = [Row(*row) for row in connection.execute(query)]
@@ -81,8 +89,8 @@ def rows(path: Path, client: str = "", stages: str = "") -> list[Row]:
     ]
 
 
-def replayed(method: str, path: Path, sites: list[str], rounds: int) -> np.ndarray:
-    """Return the model of "fedavg" or "mifa", written out, for what a ledger says was used."""
+def replay(method: str, path: Path, sites: list[str], rounds: int) -> np.ndarray:
+    """Return the model of "fedavg" or "mifa", written out, for the updates used in a ledger."""
     used = rows(path, stages="used")
     history, memory = [np.zeros(3)], np.zeros((len(sites), 3))
     for t in range(rounds):
@@ -95,6 +103,6 @@ def replayed(method: str, path: Path, sites: list[str], rounds: int) -> np.ndarr
     return history[-1]
 
 
-def saved(folder: Path, method: str) -> Checkpoint:
+def load_state(folder: Path, method: str) -> Checkpoint:
     """Return the state after the newest round."""
     return load_newest(folder / f"state-{method}")

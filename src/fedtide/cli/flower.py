@@ -1,4 +1,4 @@
-"""`fedtide flower`."""
+"""The command `fedtide flower`."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from fedtide.errors import Interrupted, InvalidInputError, MissingExtraError
 
 
 def flower_command(
-    what: Annotated[Literal["demo"], typer.Argument(help="demo: a federation to look at.")],
-    rounds: Annotated[int, typer.Option(min=1, help="How many.")] = 12,
+    action: Annotated[Literal["demo"], typer.Argument(help="demo: run an example federation.")],
+    rounds: Annotated[int, typer.Option(min=1, help="How many rounds.")] = 12,
     tls: Annotated[
-        bool, typer.Option("--tls", help="With TLS and a registered key for each node.")
+        bool, typer.Option("--tls", help="Use TLS and a registered key for each node.")
     ] = False,
     out: Annotated[
         Path | None,
@@ -26,29 +26,29 @@ def flower_command(
 ) -> None:
     """Run a real federation on this machine: a SuperLink and five SuperNodes with Flower.
 
-    Each holds two of the ten handwritten digits, and three of them take part only now and then.
-    FedAU trains, and the ledger is audited: whose model plain averaging would have trained. All
-    processes end with the command.
+    Each client holds two of the ten handwritten digits; three of them take part only now and then.
+    FedAU trains, and an audit of the ledger shows which objective plain averaging would have
+    minimised. All processes end with the command.
 
     Example: fedtide flower demo --tls
     """
-    for needed in ("flwr", "sqlalchemy"):
-        if importlib.util.find_spec(needed) is None:
+    for library in ("flwr", "sqlalchemy"):
+        if importlib.util.find_spec(library) is None:
             raise MissingExtraError("flower", "flower")
     if out is not None and out.exists():
-        raise InvalidInputError(f"out: {out} is there already; choose another")
+        raise InvalidInputError(f"out: {out} exists; choose another")
     try:
         with tempfile.TemporaryDirectory(prefix="fedtide-") as temporary:
-            _demo(out or Path(temporary) / "demo", rounds, tls)
+            _run(out or Path(temporary) / "demo", rounds, tls)
     except Interrupted:
         raise Interrupted("interrupted; all processes of the federation have ended") from None
 
 
-def _demo(folder: Path, rounds: int, tls: bool) -> None:
+def _run(folder: Path, rounds: int, tls: bool) -> None:
     from fedtide.auditing.api import audit
     from fedtide.auditing.output.terminal import show
-    from fedtide.flower.dev.demo import EVERY, run_demo
+    from fedtide.flower.dev.demo import SITES, run_demo
 
     console = Console()
     ledger = run_demo(folder, rounds, tls, lambda line: console.print(line, highlight=False))
-    show(audit(ledger, clients=len(EVERY)), console)
+    show(audit(ledger, clients=len(SITES)), console)

@@ -9,14 +9,14 @@ from fedtide.errors import MissingExtraError
 
 if TYPE_CHECKING:
     from fedtide.algorithms.client_side_memory import ClientSideMemory
-    from fedtide.flower.client.app import client, custom_client
+    from fedtide.flower.clients.app import client, custom_client
     from fedtide.flower.protocol import TrainRequest, Update, initial_arrays
     from fedtide.flower.server.strategy import FedTide
 
-_WHERE = {
+_MODULES = {
     "FedTide": "fedtide.flower.server.strategy",
-    "client": "fedtide.flower.client.app",
-    "custom_client": "fedtide.flower.client.app",
+    "client": "fedtide.flower.clients.app",
+    "custom_client": "fedtide.flower.clients.app",
     "TrainRequest": "fedtide.flower.protocol",
     "Update": "fedtide.flower.protocol",
     "initial_arrays": "fedtide.flower.protocol",
@@ -35,11 +35,11 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Import what is asked for: Flower comes with an extra, and takes its time."""
-    if name not in _WHERE:
+    """Import a name on first use: Flower is an optional dependency and slow to import."""
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
-        module = importlib.import_module(_WHERE[name])
+        module = importlib.import_module(_MODULES[name])
     except ImportError as error:
         if error.name is None or error.name.partition(".")[0] == "fedtide":
             raise

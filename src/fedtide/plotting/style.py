@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import cycle
-from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl

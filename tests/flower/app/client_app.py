@@ -1,4 +1,4 @@
-"""A client without PyTorch, which starts in no time: it follows the messages' records itself.
+"""A client without PyTorch, which starts fast: it reads the messages' records itself.
 
 What it `sends` is an "update" or, as its node config says: "nothing", ever; an update, "late": when
 the round that it is for has ended; or "lies": NaN or another's name to FedAvg, a wrong shape or
@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
-from script import LR, STEPS, THERE, update_of
+from script import LR, PRESENT, STEPS, update_of
 
 app = ClientApp()
 
@@ -26,18 +26,18 @@ def tell_name(message, context):
 
 @app.train()
 def train(message, context):
-    told, client = message.content["config"], int(context.node_config["client"])
-    t, sends = told["server-round"] - 1, context.node_config.get("sends", "update")
-    config = ConfigRecord({"server-round": t + 1, "client": told["fedtide-client"]})
-    if told["scripted"] and not THERE[t, client]:
+    request, client = message.content["config"], int(context.node_config["client"])
+    t, sends = request["server-round"] - 1, context.node_config.get("sends", "update")
+    config = ConfigRecord({"server-round": t + 1, "client": request["fedtide-client"]})
+    if request["scripted"] and not PRESENT[t, client]:
         config["declined"] = True
         return Message(RecordDict({"config": config}), reply_to=message)
     if sends == "nothing":
         threading.Event().wait()
     if sends == "late":
-        wait_for_the_end_of(t, Path(context.run_config["folder"]) / f"{told['method']}.db")
+        wait_for_the_end_of(t, Path(context.run_config["folder"]) / f"{request['method']}.db")
     if sends == "lies":
-        update = lie(told["method"], t, config)
+        update = lie(request["method"], t, config)
     else:
         x = message.content["arrays"]["x"].numpy()
         correction = (
@@ -56,7 +56,7 @@ def train(message, context):
 
 
 def lie(method, t, config):
-    """Return an update, and lie in it or in the config."""
+    """Return a false update, or put a false claim into the config."""
     if t % 2 == 0:
         return np.full(3, np.nan) if method == "fedavg" else np.zeros(2)
     config.update({"client": "site-0"} if method == "fedavg" else {"server-round": 1})
@@ -64,7 +64,7 @@ def lie(method, t, config):
 
 
 def wait_for_the_end_of(t, ledger):
-    """Look into the ledger until it has round t."""
+    """Poll the ledger until it has round t."""
     with sqlite3.connect(ledger) as connection:
         while not connection.execute("SELECT 1 FROM rounds WHERE round = ?", (t,)).fetchone():
             time.sleep(0.2)

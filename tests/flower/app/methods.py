@@ -1,4 +1,4 @@
-"""The methods that are tested with real processes: for the server and for the test."""
+"""The methods tested with real processes, shared by the server app and the test."""
 
 from fedtide import algorithms as A
 

@@ -3,7 +3,7 @@
 import numpy as np
 
 CLIENTS, ROUNDS, STEPS, LR = 2, 3, 3, 0.1
-THERE = np.array([[1, 0], [0, 0], [1, 1]], dtype=bool)
+PRESENT = np.array([[1, 0], [0, 0], [1, 1]], dtype=bool)
 
 
 def problem() -> tuple[np.ndarray, np.ndarray]:

@@ -1,4 +1,4 @@
-"""A server that runs several methods at a time, each with its own state and ledger."""
+"""A server that runs several methods at once, each with its own state and ledger."""
 
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -28,8 +28,8 @@ def main(grid, context):
             ledger=f"sqlite:///{folder / method}.db",
             min_available_nodes=config["min-nodes"],
         )
-        told = ConfigRecord({"scripted": config["scripted"], "method": method})
-        strategy.start(grid, initial, int(config["rounds"]), config["timeout"], told)
+        train_config = ConfigRecord({"scripted": config["scripted"], "method": method})
+        strategy.start(grid, initial, int(config["rounds"]), config["timeout"], train_config)
 
     with ThreadPoolExecutor(len(methods)) as pool:
         list(pool.map(train, methods))

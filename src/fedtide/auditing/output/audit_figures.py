@@ -8,9 +8,9 @@ from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 
+from fedtide import plotting
 from fedtide.auditing.api import Audit
 from fedtide.auditing.log.participation_log import Floats, Ints
-from fedtide import plotting
 
 _BLUE, _GREEN, _ORANGE = plotting.COLOURS[0], plotting.COLOURS[2], plotting.COLOURS[4]
 _INK = "#333333"
@@ -81,7 +81,9 @@ def draw_rates(audit: Audit) -> str:
     _use_whole_numbers(axes.xaxis)
     axes.set_ylim(bottom=0)
     plotting.place_legend(axes)
-    return plotting.figure_svg(figure, "Participation rates of the clients with 95% intervals", "rates")
+    return plotting.figure_svg(
+        figure, "Participation rates of the clients with 95% intervals", "rates"
+    )
 
 
 def draw_influence(audit: Audit) -> str:
@@ -97,7 +99,9 @@ def draw_influence(audit: Audit) -> str:
     axes.set_ylabel("times its share")
     _use_whole_numbers(axes.xaxis)
     axes.set_ylim(bottom=0)
-    return plotting.figure_svg(figure, "Influence of each client relative to its share", "influence")
+    return plotting.figure_svg(
+        figure, "Influence of each client relative to its share", "influence"
+    )
 
 
 def draw_group_influence(audit: Audit) -> str:
@@ -127,7 +131,9 @@ def draw_autocorrelation(audit: Audit) -> str:
     lags = np.arange(1, last, -(-(last - 1) // _MAX_LAGS))
     noise = 2 * correlation.standard_error(lags)
     figure, axes = _new_figure()
-    axes.fill_between(lags, -noise, noise, color=plotting.GREY, alpha=0.25, linewidth=0, label="chance")
+    axes.fill_between(
+        lags, -noise, noise, color=plotting.GREY, alpha=0.25, linewidth=0, label="chance"
+    )
     axes.plot(lags, correlation.values[lags], color=_BLUE, linewidth=1.4, label="autocorrelation")
     if period:
         for multiple in range(period, int(lags[-1]) + 1, period):
@@ -135,7 +141,9 @@ def draw_autocorrelation(audit: Audit) -> str:
     axes.set_xlabel("lag in rounds")
     axes.set_ylabel("autocorrelation")
     plotting.place_legend(axes)
-    return plotting.figure_svg(figure, "Autocorrelation of participation against the lag", "pattern")
+    return plotting.figure_svg(
+        figure, "Autocorrelation of participation against the lag", "pattern"
+    )
 
 
 def draw_windows(audit: Audit) -> str:

@@ -1,1 +1,1 @@
-"""A Flower federation on one machine, for demonstrations and tests."""
+"""A Flower federation on one machine, for demos and tests."""

@@ -1,7 +1,7 @@
-"""Certificates and keys for a federation on one machine, as `openssl` and `ssh-keygen` make them.
+"""Certificates and keys for a federation on one machine, like those of `openssl` and `ssh-keygen`.
 
-For a demonstration: a real federation has its certificate authority, and its sites make their keys
-themselves (see docs/deploy.md).
+Only for demos and tests: in a real federation an operator runs the certificate authority, and each
+site makes its own key (see docs/deploy.md).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def make_certificates(folder: Path) -> None:
     server_name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "localhost")])
     ca = _certificate(ca_name, ca_key.public_key(), ca_name)
     ca = ca.add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
-    ca = ca.add_extension(_SIGNS, critical=True)
+    ca = ca.add_extension(_CA_USAGE, critical=True)
     server = _certificate(server_name, server_key.public_key(), ca_name)
     hosts = [x509.DNSName("localhost"), x509.IPAddress(IPv4Address("127.0.0.1"))]
     server = server.add_extension(x509.SubjectAlternativeName(hosts), critical=False)
@@ -44,14 +44,14 @@ def make_certificates(folder: Path) -> None:
 
 
 def make_node_key(path: Path) -> None:
-    """Write a node's private key there, and its public key beside it as .pub."""
+    """Write a node's private key to `path`, and its public key beside it with the suffix .pub."""
     key = ec.generate_private_key(ec.SECP384R1())
     _write_private(path, key, PrivateFormat.OpenSSH)
     public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
     path.with_name(f"{path.name}.pub").write_bytes(public + b"\n")
 
 
-_SIGNS = x509.KeyUsage(
+_CA_USAGE = x509.KeyUsage(
     digital_signature=False,
     content_commitment=False,
     key_encipherment=False,

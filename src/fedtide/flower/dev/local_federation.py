@@ -1,4 +1,4 @@
-"""A whole Flower federation on this machine: real processes, which end with whoever began them."""
+"""A complete Flower federation on this machine, whose processes end with the context."""
 
 from __future__ import annotations
 
@@ -8,29 +8,31 @@ import socket
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from fedtide.errors import InvalidInputError, MissingExtraError
+from fedtide.flower._flwr_private import FAST_POLLING
 from fedtide.flower.dev.certificates import make_certificates, make_node_key
 
 HOST = "127.0.0.1"
-_STARTS_WITHIN = 120.0  # seconds until a SuperLink must listen
-_ENDS_WITHIN = 15.0  # seconds until what was asked to end is killed
-_MARK = "FEDTIDE_LOOPBACK"
+_START_TIMEOUT = 120.0  # seconds until a SuperLink must listen
+_STOP_TIMEOUT = 15.0  # seconds until processes that ignore SIGTERM are killed
+_MARK = "FEDTIDE_LOCAL_FEDERATION"
 
 
-class Loopback:
-    """A SuperLink and its SuperNodes on the loopback device. Leaving the context ends them all.
+class LocalFederation:
+    """A SuperLink and its SuperNodes on the loopback device; leaving the context ends them all.
 
-    Every process is given a session of its own, so that Ctrl-C does not reach it before this has
-    been able to end them all in order, and a mark in its environment, by which those that Flower
-    starts in turn are found (it puts some of them into sessions of their own).
+    Every process gets a session of its own, so that Ctrl-C does not end it out of order, and a mark
+    in its environment, which finds the processes that Flower starts in turn (some of them in
+    further sessions). Needs Linux or macOS.
 
     Args:
-        folder: where logs, keys and Flower's own files go.
-        tls: whether the SuperLink speaks TLS and lets in only nodes whose keys are registered.
+        folder: for logs, keys and Flower's own files.
+        tls: whether the SuperLink uses TLS and admits only nodes with registered keys.
     """
 
     def __init__(self, folder: Path, tls: bool = False) -> None:
@@ -38,12 +40,14 @@ class Loopback:
         self.port = free_port()
         self._started: list[subprocess.Popen[bytes]] = []
         (self.folder / "home").mkdir(parents=True)
-        how = "insecure = true"
+        security = "insecure = true"
         if tls:
             make_certificates(self.folder)
-            how = f'root-certificates = "{self.folder / "ca.crt"}"'
+            security = f'root-certificates = "{self.folder / "ca.crt"}"'
         config = f'[superlink]\ndefault = "here"\n\n[superlink.here]\naddress = "{self.address}"\n'
-        (self.folder / "home" / "config.toml").write_text(config + how + "\n", encoding="utf-8")
+        (self.folder / "home" / "config.toml").write_text(
+            config + security + "\n", encoding="utf-8"
+        )
 
     @property
     def address(self) -> str:
@@ -59,44 +63,45 @@ class Loopback:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._end(signal.SIGTERM)
-        self._end(signal.SIGKILL)
+        self._signal_all(signal.SIGTERM)
+        self._signal_all(signal.SIGKILL)
 
-    def _end(self, number: int) -> None:
-        """Send a signal to every process, those that start meanwhile too, and wait for the end."""
-        deadline, told = time.monotonic() + _ENDS_WITHIN, set[int]()
-        while (left := self.processes()) and time.monotonic() < deadline:
-            for process in set(left) - told:
-                _signal(process, number)
-            told |= set(left)
+    def _signal_all(self, number: int) -> None:
+        """Send a signal to every process, including new ones, until all have ended."""
+        deadline, signalled = time.monotonic() + _STOP_TIMEOUT, set[int]()
+        while (running := self._running()) and time.monotonic() < deadline:
+            for process in running - signalled:
+                with suppress(ProcessLookupError):
+                    os.kill(process, number)
+            signalled |= running
             time.sleep(0.1)
 
+    def _running(self) -> set[int]:
+        return {*self.processes(), *(p.pid for p in self._started if p.poll() is None)}
+
     def processes(self, program: str = "") -> list[int]:
-        """Return the ids of all processes of this federation that run a program of that name."""
+        """Return the ids of this federation's processes whose command contains `program`."""
         for started in self._started:
-            started.poll()  # what has ended is to leave the list of processes
-        return [
-            process
-            for process in _marked(f"{_MARK}={self.folder}")
-            if program.encode() in _read(process, "cmdline")
-        ]
+            started.poll()  # removes ended processes from the system's list
+        commands = find_processes(f"{_MARK}={self.folder}")
+        return [process for process, command in commands.items() if program in command]
 
     def start_superlink(self) -> subprocess.Popen[bytes]:
         """Start the SuperLink, with its state in a file, and wait until it listens.
 
         Raises:
-            InvalidInputError: it does not.
+            InvalidInputError: it does not listen in time.
         """
-        how = ["--insecure"]
+        security = ["--insecure"]
         if self.tls:
             files = {"ca-certfile": "ca.crt", "certfile": "server.pem", "keyfile": "server.key"}
-            how = [f"--ssl-{name}={self.folder / file}" for name, file in files.items()]
-            how.append("--enable-supernode-auth")
-        where = ["--host", HOST, "--port", str(self.port)]
-        database = ["--database", str(self.folder / "superlink.db")]
-        alone = "--disable-runtime-dependency-installation"
-        superlink = self._start("superlink", "flower-superlink", *how, *where, *database, alone)
-        deadline = time.monotonic() + _STARTS_WITHIN
+            security = [f"--ssl-{name}={self.folder / file}" for name, file in files.items()]
+            security.append("--enable-supernode-auth")
+        options = ["--host", HOST, "--port", str(self.port)]
+        options += ["--database", str(self.folder / "superlink.db")]
+        options += ["--disable-runtime-dependency-installation"]
+        superlink = self._start("superlink", "flower-superlink", *security, *options)
+        deadline = time.monotonic() + _START_TIMEOUT
         while not _listens(self.port):
             if superlink.poll() is not None or time.monotonic() > deadline:
                 raise InvalidInputError(
@@ -106,7 +111,7 @@ class Loopback:
         return superlink
 
     def register(self, name: str) -> None:
-        """Make a key for a node and register it under its name."""
+        """Make a key for a node and register it under the node's name."""
         make_node_key(self.folder / name)
         key = str(self.folder / f"{name}.pub")
         self.command("supernode", "register", key, "here", "--name", name)
@@ -115,31 +120,30 @@ class Loopback:
         """Start a SuperNode.
 
         Args:
-            name: of its key, its log, and itself.
-            **config: its node config, with - for _.
+            name: of the node, its key and its log.
+            **config: its node config, with _ in place of -.
         """
-        how = ["--insecure"]
+        security = ["--insecure"]
         if self.tls:
-            key = str(self.folder / name)
-            how = ["--root-certificates", str(self.folder / "ca.crt")]
-            how += ["--auth-supernode-private-key", key]
-        where = ["--superlink", self.address, "--host", HOST, "--port", str(free_port())]
-        told = {"name": f'"{name}"'} | {k.replace("_", "-"): v for k, v in config.items()}
-        settings = " ".join(f"{key}={value}" for key, value in told.items())
-        return self._start(name, "flower-supernode", *how, *where, "--node-config", settings)
+            security = ["--root-certificates", str(self.folder / "ca.crt")]
+            security += ["--auth-supernode-private-key", str(self.folder / name)]
+        settings = {"name": f'"{name}"'} | {k.replace("_", "-"): v for k, v in config.items()}
+        options = ["--superlink", self.address, "--host", HOST, "--port", str(free_port())]
+        options += ["--node-config", " ".join(f"{key}={v}" for key, v in settings.items())]
+        return self._start(name, "flower-supernode", *security, *options)
 
     def submit(self, app: Path, **config: Any) -> subprocess.Popen[bytes]:
         """Submit an app as a run; the process that this returns prints the run's log as it goes.
 
         Args:
             app: the folder of a Flower app.
-            **config: what to put over its config, with - for _.
+            **config: overrides the app's config, with _ in place of -.
         """
         pairs = {key.replace("_", "-"): value for key, value in config.items()}
-        told = " ".join(f"{key}={_toml(value)}" for key, value in pairs.items())
-        command = ["flwr", "run", str(app), "here", "--stream", "--run-config", told]
+        overrides = " ".join(f"{key}={_toml(value)}" for key, value in pairs.items())
+        arguments = ["run", str(app), "here", "--stream", "--run-config", overrides]
         process = subprocess.Popen(
-            [_program(command[0]), *command[1:]],
+            [_find_program("flwr"), *arguments],
             env=self._environment(),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -154,23 +158,23 @@ class Loopback:
         Raises:
             InvalidInputError: it fails.
         """
-        done = subprocess.run(
-            [_program("flwr"), *words],
+        result = subprocess.run(
+            [_find_program("flwr"), *words],
             env=self._environment(),
             capture_output=True,
             text=True,
             check=False,
         )
-        if done.returncode:
+        if result.returncode:
             raise InvalidInputError(
-                f"flower: flwr {' '.join(words)} fails: {done.stdout}{done.stderr}"
+                f"flower: flwr {' '.join(words)} fails: {result.stdout}{result.stderr}"
             )
-        return done.stdout
+        return result.stdout
 
     def _start(self, name: str, program: str, *arguments: str) -> subprocess.Popen[bytes]:
         with (self.folder / f"{name}.log").open("ab") as log:
             process = subprocess.Popen(
-                [_program(program), *arguments],
+                [_find_program(program), *arguments],
                 env=self._environment(),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -181,47 +185,61 @@ class Loopback:
         return process
 
     def _environment(self) -> dict[str, str]:
-        """Return the environment in which Flower finds its programs and keeps to this folder."""
+        """Return the environment in which Flower finds its programs and stays in this folder."""
         programs = str(Path(sys.executable).parent)
-        return os.environ | {
-            "PATH": programs + os.pathsep + os.environ.get("PATH", ""),
-            "FLWR_HOME": str(self.folder / "home"),
-            "FLWR_TELEMETRY_ENABLED": "0",
-            "FLWR_DISABLE_UPDATE_CHECK": "1",
-            "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.5",  # seconds between two looks for work
-            "OMP_NUM_THREADS": "1",
-            _MARK: str(self.folder),
-        }
+        return (
+            os.environ
+            | FAST_POLLING
+            | {
+                "PATH": programs + os.pathsep + os.environ.get("PATH", ""),
+                "FLWR_HOME": str(self.folder / "home"),
+                "FLWR_TELEMETRY_ENABLED": "0",
+                "FLWR_DISABLE_UPDATE_CHECK": "1",
+                "OMP_NUM_THREADS": "1",
+                _MARK: str(self.folder),
+            }
+        )
 
 
 def free_port() -> int:
-    """Return a port on which nobody listens now."""
+    """Return a port on which nothing listens now."""
     with socket.socket() as probe:
         probe.bind((HOST, 0))
         port: int = probe.getsockname()[1]
         return port
 
 
-def _signal(process: int, number: int) -> None:
+def find_processes(mark: str) -> dict[int, str]:
+    """Return the command of each process with `mark`, NAME=VALUE, in its environment, by id.
+
+    Processes of other users are not found. Linux lists them in /proc, macOS with `ps`.
+    """
+    if not Path("/proc/self/environ").exists():
+        return _find_with_ps(mark)
+    commands = {}
+    for entry in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it has ended, or is another user's
+            if mark.encode() in (entry / "environ").read_bytes().split(b"\0"):
+                commands[int(entry.name)] = (entry / "cmdline").read_text(errors="replace")
+    return commands
+
+
+def _find_with_ps(mark: str) -> dict[int, str]:
+    commands = _list_with_ps("-axww")
+    with_environment = _list_with_ps("-axEww" if sys.platform == "darwin" else "axeww")
+    marked = {n for n, text in with_environment.items() if f" {mark} " in f"{text} "}
+    return {n: command for n, command in commands.items() if n in marked}
+
+
+def _list_with_ps(options: str) -> dict[int, str]:
+    """Return what `ps` prints as the command of each process, by id; nothing without `ps`."""
+    listing = ["ps", options, "-o", "pid=,command="]
     try:
-        os.kill(process, number)
-    except ProcessLookupError:
-        return
-
-
-def _marked(mark: str) -> list[int]:
-    """Return the ids of the processes with this setting in their environment (on Linux)."""
-    everyone = [int(entry.name) for entry in Path("/proc").glob("[0-9]*")]
-    return [
-        process for process in everyone if mark.encode() in _read(process, "environ").split(b"\0")
-    ]
-
-
-def _read(process: int, what: str) -> bytes:
-    try:
-        return Path(f"/proc/{process}/{what}").read_bytes()
-    except OSError:  # it has ended, or is another user's
-        return b""
+        output = subprocess.run(listing, capture_output=True, text=True, check=True).stdout
+    except (OSError, subprocess.CalledProcessError):
+        return {}
+    fields = (line.strip().partition(" ") for line in output.splitlines())
+    return {int(process): command for process, _, command in fields}
 
 
 def _listens(port: int) -> bool:
@@ -229,8 +247,8 @@ def _listens(port: int) -> bool:
         return probe.connect_ex((HOST, port)) == 0
 
 
-def _program(name: str) -> str:
-    """Return the path of one of Flower's programs, which lie beside Python."""
+def _find_program(name: str) -> str:
+    """Return the path of one of Flower's programs, which are installed beside Python."""
     path = Path(sys.executable).parent / name
     if not path.is_file():
         raise MissingExtraError("flower", "flower")

@@ -1,1 +1,1 @@
-"""The server side: a Flower strategy and what it keeps."""
+"""The server side: the strategy, its state, its messages and who the clients are."""

@@ -1,4 +1,4 @@
-"""What a reply says, and whether it may be believed."""
+"""Checks clients' replies: what is used, and why the rest is not."""
 
 from __future__ import annotations
 
@@ -11,36 +11,36 @@ from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 from torch import Tensor
 
 from fedtide.algorithms import ClientUpdates
-from fedtide.flower.protocol import vector_of
-from fedtide.flower.server.pending import Owed
+from fedtide.flower.protocol import arrays_to_vector
+from fedtide.flower.server.transport import PendingReply
 from fedtide.problems.layout import Layout
 
 
 class RejectedReplyError(Exception):
-    """A reply that is not used; its text says why."""
+    """A reply that is not used; the message says why."""
 
 
 class DeclinedReplyError(Exception):
-    """A client says that it does not take part in this round."""
+    """The client does not take part in this round."""
 
 
 @dataclass(frozen=True)
-class Report:
+class ValidatedUpdate:
     """What one client sent, checked.
 
     Args:
         client: its number.
-        asked: the round in which it was asked.
+        round: the round of the request that it answers.
         update: Δ_n, shape (d,).
         samples: how many samples it holds.
-        lr: γ; 0 where it does not say.
-        steps: I_n; 0 where it does not say.
-        gradients: ∇F_n at the model that it was sent, shape (d,); None where not asked for.
-        metrics: further figures.
+        lr: γ; 0 if not given.
+        steps: I_n; 0 if not given.
+        gradients: ∇F_n at the model that it was sent, shape (d,); None unless requested.
+        metrics: further numbers.
     """
 
     client: int
-    asked: int
+    round: int
     update: Tensor
     samples: int
     lr: float
@@ -51,7 +51,7 @@ class Report:
 
 @dataclass(frozen=True)
 class ReplyValidator:
-    """Reads replies.
+    """Reads replies to requests to train.
 
     Args:
         layout: of the model.
@@ -63,46 +63,46 @@ class ReplyValidator:
     names: list[str]
     reads_steps: bool
 
-    def report(self, reply: Message, owed: Owed, sent: Tensor) -> Report:
-        """Return what a reply says.
+    def validate(self, reply: Message, pending: PendingReply, sent: Tensor) -> ValidatedUpdate:
+        """Return the content of a reply.
 
         Args:
-            reply: to the message of `owed`.
-            owed: what was asked.
+            reply: to the message of `pending`.
+            pending: the request.
             sent: the model that was sent, shape (d,).
 
         Raises:
             DeclinedReplyError: the client does not take part.
-            RejectedReplyError: an error, a false claim, or content that cannot be used.
+            RejectedReplyError: an error, a false claim, or unusable content.
         """
-        _check_sender(reply, owed)
+        _check_sender(reply, pending)
         try:
-            self._check_claims(reply.content, owed)
-            return self._read(reply.content, owed, sent)
+            self._check_claims(reply.content, pending)
+            return self._read(reply.content, pending, sent)
         except (DeclinedReplyError, RejectedReplyError):
             raise
-        except Exception as error:  # whatever a client may have put into its records
+        except Exception as error:  # records may contain anything
             raise RejectedReplyError(f"it sent {error}") from error
 
-    def _check_claims(self, content: RecordDict, owed: Owed) -> None:
-        assert owed.client is not None
-        told: Any = content.config_records.get("config", {})
-        name = self.names[owed.client]
-        if told.get("client", name) != name:
-            raise RejectedReplyError(f"it claims to be {told['client']!r}")
-        if told.get("server-round", owed.round + 1) != owed.round + 1:
-            raise RejectedReplyError(f"it claims to answer round {told['server-round']}")
-        if told.get("declined"):
+    def _check_claims(self, content: RecordDict, pending: PendingReply) -> None:
+        assert pending.client is not None
+        config: Any = content.config_records.get("config", {})
+        name, server_round = self.names[pending.client], pending.round + 1
+        if config.get("client", name) != name:
+            raise RejectedReplyError(f"it claims to be {config['client']!r}")
+        if config.get("server-round", server_round) != server_round:
+            raise RejectedReplyError(f"it claims to answer round {config['server-round']}")
+        if config.get("declined"):
             raise DeclinedReplyError
-        if told.get("lost"):
-            raise RejectedReplyError("its memory of its last report is lost; restore its folder")
-        if not owed.plain and not told.get("followed"):
+        if config.get("lost"):
+            raise RejectedReplyError("it lost its memory of its last update; restore its folder")
+        if not pending.plain and not config.get("followed"):
             raise RejectedReplyError(
                 "it does not follow the method's instructions; see fedtide.flower.client"
             )
 
-    def _read(self, content: RecordDict, owed: Owed, sent: Tensor) -> Report:
-        metrics = _numbers(_only(content.metric_records, "metrics"))
+    def _read(self, content: RecordDict, pending: PendingReply, sent: Tensor) -> ValidatedUpdate:
+        metrics = _finite_numbers(_find_record(content.metric_records, "metrics"))
         samples = metrics.pop("num-examples", 0.0)
         if not (samples >= 1 and samples == int(samples)):
             raise RejectedReplyError(f"its num-examples is {samples:g}")
@@ -112,61 +112,62 @@ class ReplyValidator:
                 f"the method needs lr and steps, and they are {lr:g} and {steps:g}"
             )
         gradients = content.array_records.get("gradients")
-        assert owed.client is not None
-        return Report(
-            client=owed.client,
-            asked=owed.round,
-            update=self._update(content, sent),
+        assert pending.client is not None
+        return ValidatedUpdate(
+            client=pending.client,
+            round=pending.round,
+            update=self._read_update(content, sent),
             samples=int(samples),
             lr=lr,
             steps=int(steps),
-            gradients=None if gradients is None else vector_of(gradients, self.layout, sent),
+            gradients=None if gradients is None else arrays_to_vector(gradients, self.layout, sent),
             metrics=metrics,
         )
 
-    def _update(self, content: RecordDict, sent: Tensor) -> Tensor:
-        """Return Δ_n, which fedtide's clients send, or y_n - x, for others send their model."""
+    def _read_update(self, content: RecordDict, sent: Tensor) -> Tensor:
+        """Return Δ_n of a fedtide client, or y_n - x of another, which sends its model."""
         if "update" in content.array_records:
-            return vector_of(content.array_records["update"], self.layout, sent)
-        arrays = _only(content.array_records, "arrays")
-        return vector_of(arrays, self.layout, sent) - sent
+            return arrays_to_vector(content.array_records["update"], self.layout, sent)
+        arrays = _find_record(content.array_records, "arrays")
+        return arrays_to_vector(arrays, self.layout, sent) - sent
 
 
-def stacked(reports: list[Report], like: Tensor) -> ClientUpdates:
-    """Return reports of one learning rate as an algorithm takes them; weights are filled in later.
+def stack_updates(updates: list[ValidatedUpdate], weight: float, like: Tensor) -> ClientUpdates:
+    """Return updates of one learning rate and participation weight as an algorithm takes them.
 
     Args:
-        reports: at least one, sorted by client.
+        updates: at least one, sorted by client.
+        weight: q_t^n of each.
         like: the model.
     """
-    gradients = [r.gradients for r in reports if r.gradients is not None]
+    gradients = [u.gradients for u in updates if u.gradients is not None]
     return ClientUpdates(
-        clients=torch.tensor([r.client for r in reports]),
-        weights=like.new_ones(len(reports)),
-        updates=torch.stack([r.update for r in reports]),
-        lr=reports[0].lr,
-        steps=torch.tensor([r.steps for r in reports]),
-        samples=torch.tensor([r.samples for r in reports]),
-        gradients=torch.stack(gradients) if len(gradients) == len(reports) else None,
+        clients=torch.tensor([u.client for u in updates]),
+        weights=torch.full((len(updates),), weight, dtype=like.dtype, device=like.device),
+        updates=torch.stack([u.update for u in updates]),
+        lr=updates[0].lr,
+        steps=torch.tensor([u.steps for u in updates]),
+        samples=torch.tensor([u.samples for u in updates]),
+        gradients=torch.stack(gradients) if len(gradients) == len(updates) else None,
     )
 
 
-def figures(reply: Message) -> tuple[int, dict[str, float]] | None:
-    """Return a client's samples and figures in answer to an evaluation; None: unusable."""
+def read_metrics(reply: Message) -> tuple[int, dict[str, float]] | None:
+    """Return a client's samples and metrics in reply to an evaluation; None: unusable."""
     try:
-        found = _numbers(_only(reply.content.metric_records, "metrics"))
-        samples = int(found.pop("num-examples"))
-    except Exception:  # whatever a client may have put into its records
+        metrics = _finite_numbers(_find_record(reply.content.metric_records, "metrics"))
+        samples = int(metrics.pop("num-examples"))
+    except Exception:  # records may contain anything
         return None
-    return (samples, found) if samples >= 1 else None
+    return (samples, metrics) if samples >= 1 else None
 
 
-def mean_figures(parts: list[tuple[int, dict[str, float]]]) -> MetricRecord | None:
-    """Return the mean of each figure, weighted by samples, over the clients that give it."""
+def average_metrics(parts: list[tuple[int, dict[str, float]]]) -> MetricRecord | None:
+    """Return the mean of each metric, weighted by samples, over the clients that give it."""
     totals: dict[str, float] = {}
     weights: dict[str, int] = {}
-    for samples, found in parts:
-        for name, value in found.items():
+    for samples, metrics in parts:
+        for name, value in metrics.items():
             totals[name] = totals.get(name, 0.0) + samples * value
             weights[name] = weights.get(name, 0) + samples
     means = MetricRecord({name: total / weights[name] for name, total in totals.items()})
@@ -174,31 +175,27 @@ def mean_figures(parts: list[tuple[int, dict[str, float]]]) -> MetricRecord | No
     return means if parts else None
 
 
-def _check_sender(reply: Message, owed: Owed) -> None:
+def _check_sender(reply: Message, pending: PendingReply) -> None:
     if reply.has_error():
-        raise RejectedReplyError(f"error {reply.error.code}: {_first_line(reply.error.reason)}")
-    if reply.metadata.src_node_id != owed.node:
-        raise RejectedReplyError(
-            f"node {reply.metadata.src_node_id} answers what node {owed.node} was asked"
-        )
+        lines = [line for line in (reply.error.reason or "").splitlines() if line.strip()]
+        reason = lines[0][:200] if lines else ""
+        raise RejectedReplyError(f"error {reply.error.code}: {reason}")
+    sender = reply.metadata.src_node_id
+    if sender != pending.node_id:
+        raise RejectedReplyError(f"node {sender} answers a message to node {pending.node_id}")
 
 
-def _first_line(text: str | None) -> str:
-    lines = [line for line in (text or "").splitlines() if line.strip()]
-    return lines[0][:200] if lines else ""
-
-
-def _only(records: Any, usual: str) -> Any:
-    """Return the record of the usual name, or the only one there is."""
-    if usual in records:
-        return records[usual]
+def _find_record(records: Any, name: str) -> Any:
+    """Return the record of this name, or else the only one."""
+    if name in records:
+        return records[name]
     found: list[ArrayRecord | MetricRecord] = list(records.values())
     if len(found) != 1:
-        raise RejectedReplyError(f"it sent {len(found)} records where {usual!r} was expected")
+        raise RejectedReplyError(f"it sent {len(found)} records where {name!r} was expected")
     return found[0]
 
 
-def _numbers(metrics: MetricRecord) -> dict[str, float]:
-    """Return the figures that are single finite numbers."""
-    singles = {name: v for name, v in metrics.items() if isinstance(v, int | float)}
-    return {name: float(v) for name, v in singles.items() if math.isfinite(v)}
+def _finite_numbers(metrics: MetricRecord) -> dict[str, float]:
+    """Return the metrics that are single finite numbers."""
+    numbers = {name: v for name, v in metrics.items() if isinstance(v, int | float)}
+    return {name: float(v) for name, v in numbers.items() if math.isfinite(v)}

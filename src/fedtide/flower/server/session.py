@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping
 from itertools import groupby
 from logging import getLogger
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -16,10 +14,10 @@ from torch import Tensor
 from fedtide.algorithms import Algorithm, RoundInfo
 from fedtide.algorithms.serialization import from_tensors, to_tensors
 from fedtide.errors import InvalidInputError
-from fedtide.flower.lock import held
-from fedtide.flower.server.pending import PendingReplies
-from fedtide.flower.server.registry import NodeRegistry
-from fedtide.flower.server.reply_validation import Report, stacked
+from fedtide.flower.server.discovery import NodeRegistry
+from fedtide.flower.server.reply_validation import ValidatedUpdate, stack_updates
+from fedtide.flower.server.transport import PendingReplies
+from fedtide.participation import STAGES
 from fedtide.participation.log.ledger import Entry
 from fedtide.population import Population
 from fedtide.problems.layout import Layout
@@ -27,7 +25,7 @@ from fedtide.simulation.checkpoint import Checkpoint, load_newest, save
 
 log = getLogger("flwr")
 
-_FOLDED_AT_ONCE = 64  # updates that are stacked together, to keep what is copied small
+_CHUNK = 64  # updates that are stacked at a time, to bound the memory for copies
 
 
 class TrainingSession:
@@ -35,54 +33,51 @@ class TrainingSession:
 
     Args:
         algorithm: the method.
-        roster: the clients.
+        registry: the clients.
         layout: of the model.
         model: x_0, shape (d,).
-        folder: where the state is kept after every round; None: nowhere.
-        patience: how many seconds to wait for another run to leave the folder.
+        folder: where the state is saved after every round, and restored from; None: nowhere.
 
     Attributes:
         state: of the algorithm.
-        taken: how many local steps of each client have counted, shape (N,).
-        accepted: the round in which each client was asked for its last report that counted, -1 for
-            none, shape (N,).
-        lr: γ of the last round in which somebody reported it.
-        outstanding: who owes a reply.
-        run: Flower's id of the run that sent the messages which are outstanding.
-        sent: the models of rounds in which something is still owed, by round.
+        steps_taken: how many local steps of each client have counted, shape (N,).
+        accepted_rounds: the round of each client's last update that counted, -1 for none,
+            shape (N,).
+        lr: γ of the last round in which a client reported it.
+        pending: the messages without a reply.
+        run: Flower's id of the run that sent the pending messages.
+        sent_models: by round, the models to which a reply is still pending.
         entries: of the last round, for the ledger.
         ended_at: when the last round ended, in seconds since 1970.
 
     Raises:
-        InvalidInputError: a method that does not fit, or a folder that holds another federation or that
-            another run keeps using.
+        InvalidInputError: a centralised method, or a folder that holds another federation.
     """
 
     def __init__(
         self,
         algorithm: Algorithm,
-        roster: NodeRegistry,
+        registry: NodeRegistry,
         layout: Layout,
         model: Tensor,
         folder: Path | None = None,
-        patience: float = 0.0,
     ) -> None:
         if algorithm.centralised:
             raise InvalidInputError(
-                "algorithm: it pools all data, which nobody sends; choose a federated"
+                "algorithm: it pools the data of all clients; choose a federated one"
             )
-        self.algorithm, self.roster, self.layout, self._folder = algorithm, roster, layout, folder
-        # Clients hold samples; how many, each says when it reports.
-        samples = np.zeros(roster.size, dtype=np.int64)
-        self.state = algorithm.init(model, Population(roster.size, samples=samples))
-        self.taken = torch.zeros(roster.size, dtype=torch.int64)
-        self.accepted = torch.full_like(self.taken, -1)
+        self.algorithm, self.registry, self.layout = algorithm, registry, layout
+        self._folder = folder
+        # Each client reports how many samples it holds with its updates; none is known before.
+        samples = np.zeros(registry.size, dtype=np.int64)
+        self.state = algorithm.init(model, Population(registry.size, samples=samples))
+        self.steps_taken = torch.zeros(registry.size, dtype=torch.int64)
+        self.accepted_rounds = torch.full_like(self.steps_taken, -1)
         self.lr = 0.0
-        self.outstanding, self.run = PendingReplies(), 0
-        self.sent: dict[int, Tensor] = {}
+        self.pending, self.run = PendingReplies(), 0
+        self.sent_models: dict[int, Tensor] = {}
         self.entries: list[Entry] = []
         self.ended_at = 0.0
-        self._lock = None if folder is None else held(folder, patience)
         if folder is not None:
             self._restore(folder)
 
@@ -103,43 +98,42 @@ class TrainingSession:
         """The model that the algorithm recommends so far, shape (d,)."""
         return self.algorithm.output(self.state)
 
-    def end_round(self, reports: Iterable[Report]) -> RoundInfo:
-        """Fold in this round's reports, each client's at most once, and move the model.
+    def end_round(self, updates: Iterable[ValidatedUpdate]) -> RoundInfo:
+        """Aggregate this round's updates, at most one of each client, and move the model.
 
-        They are folded in by client number, whatever order they came in, so that the same replies
-        give the same model.
+        Updates are absorbed in the order of the clients' numbers, so that the same replies give the
+        same model whatever their order of arrival.
         """
-        ordered = sorted(reports, key=lambda report: report.client)
-        for _, group in groupby(ordered, key=lambda report: report.lr):
-            self._fold(list(group), weight=1.0 / len(ordered))
-        self.lr = next((r.lr for r in reversed(ordered) if r.lr), self.lr)
-        # Before anybody has reported there is nothing that a learning rate could multiply.
+        ordered = sorted(updates, key=lambda update: update.client)
+        for _, group in groupby(ordered, key=lambda update: update.lr):
+            self._absorb(list(group), weight=1.0 / len(ordered))
+        self.lr = next((u.lr for u in reversed(ordered) if u.lr), self.lr)
+        # Before the first update there is nothing that a learning rate could scale.
         self.state, info = self.algorithm.step(self.state, self.lr or 1.0)
         return info
 
-    def _fold(self, reports: list[Report], weight: float) -> None:
-        for first in range(0, len(reports), _FOLDED_AT_ONCE):
-            part = reports[first : first + _FOLDED_AT_ONCE]
-            chunk = stacked(part, self.model)
-            chunk = replace(chunk, weights=torch.full_like(chunk.weights, weight))
+    def _absorb(self, updates: list[ValidatedUpdate], weight: float) -> None:
+        for first in range(0, len(updates), _CHUNK):
+            part = updates[first : first + _CHUNK]
+            chunk = stack_updates(part, weight, self.model)
             self.state = self.algorithm.absorb(self.state, chunk)
-            self.taken[chunk.clients] += chunk.steps
-            self.accepted[chunk.clients] = torch.tensor([report.asked for report in part])
+            self.steps_taken[chunk.clients] += chunk.steps
+            self.accepted_rounds[chunk.clients] = torch.tensor([update.round for update in part])
 
     def save(self) -> None:
-        """Write everything, all at once or not at all."""
-        rounds = self.outstanding.rounds
-        self.sent = {t: model for t, model in self.sent.items() if t in rounds}
+        """Write everything as one checkpoint, atomically."""
+        rounds = self.pending.rounds
+        self.sent_models = {t: model for t, model in self.sent_models.items() if t in rounds}
         if self._folder is None:
             return
         tensors = {f"state.{name}": tensor for name, tensor in to_tensors(self.state).items()}
-        tensors |= {f"sent.{t}": model for t, model in self.sent.items()}
-        tensors |= {"taken": self.taken, "accepted": self.accepted}
+        tensors |= {f"sent.{t}": model for t, model in self.sent_models.items()}
+        tensors |= {"steps_taken": self.steps_taken, "accepted_rounds": self.accepted_rounds}
         facts = {
             "algorithm": repr(self.algorithm),
             "model": _shapes(self.layout),
-            "roster": self.roster.plain(),
-            "outstanding": self.outstanding.plain(),
+            "registry": self.registry.to_json(),
+            "pending": self.pending.to_json(),
             "run": str(self.run),
             "lr": self.lr,
             "entries": [vars(entry) for entry in self.entries],
@@ -147,36 +141,64 @@ class TrainingSession:
         }
         save(self._folder, Checkpoint(self.round, tensors, facts))
 
-    def close(self) -> None:
-        """Let the folder go."""
-        if self._lock is not None:
-            self._lock.close()
-
     def _restore(self, folder: Path) -> None:
-        """Go on where the folder's federation ended, if it holds one."""
+        """Continue from the newest checkpoint in the folder, if it holds one."""
         checkpoint = load_newest(folder)
         if checkpoint is None:
             return
         tensors, facts = checkpoint.tensors, checkpoint.facts
-        now = {"algorithm": repr(self.algorithm), "model": _shapes(self.layout)}
-        for name, value in now.items():
+        given = {"algorithm": repr(self.algorithm), "model": _shapes(self.layout)}
+        for name, value in given.items():
             if facts[name] != value:
                 raise InvalidInputError(
                     f"state: {folder} was begun with {name} {facts[name]}, not {value}; "
                     "give the same, or another folder"
                 )
-        self.roster.restore(facts["roster"])
-        self.state = from_tensors(self.state, _part(tensors, "state."))
-        self.sent = {int(t): model for t, model in _part(tensors, "sent.").items()}
-        self.taken, self.accepted = tensors["taken"], tensors["accepted"]
+        self.registry.restore(facts["registry"])
+        self.state = from_tensors(self.state, _strip(tensors, "state."))
+        self.sent_models = {int(t): model for t, model in _strip(tensors, "sent.").items()}
+        self.steps_taken = tensors["steps_taken"]
+        self.accepted_rounds = tensors["accepted_rounds"]
         self.lr, self.ended_at = facts["lr"], facts["ended_at"]
-        self.outstanding = PendingReplies.of_plain(facts["outstanding"])
+        self.pending = PendingReplies.from_json(facts["pending"])
         self.run = int(facts["run"])
         self.entries = [Entry(**entry) for entry in facts["entries"]]
-        log.info("Going on after round %d, from %s", self.round, folder)
+        log.info("Resuming after round %d from %s", self.round, folder)
 
 
-def _part(tensors: Any, prefix: str) -> dict[str, Tensor]:
+class RoundLog:
+    """The ledger entries of round t: each client with the furthest stage that it reached.
+
+    Args:
+        t: the round.
+        names: of the clients by number.
+        now: the time, in seconds since 1970.
+    """
+
+    def __init__(self, t: int, names: list[str], now: Callable[[], float]) -> None:
+        self._t, self._names, self._now = t, names, now
+        self._entries: dict[int, Entry] = {}
+
+    def record(
+        self, client: int, stage: str, weight: float | None = None, asked: int | None = None
+    ) -> None:
+        """Record that a client reached a stage; `asked` is the round of the message it answers."""
+        entry = self._entries.get(client)
+        if entry is None or STAGES.index(entry.stage) <= STAGES.index(stage):
+            asked = None if asked == self._t else asked
+            self._entries[client] = Entry(self._names[client], stage, weight, self._now(), asked)
+
+    def remove(self, client: int) -> None:
+        """Remove a client that turned out not to be available."""
+        self._entries.pop(client, None)
+
+    def entries(self) -> list[Entry]:
+        """Return all entries, sorted by the number of the client."""
+        return [entry for _, entry in sorted(self._entries.items())]
+
+
+def _strip(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """Return the tensors whose names begin with the prefix, without it."""
     return {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
 
 

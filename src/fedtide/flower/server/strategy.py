@@ -1,8 +1,9 @@
-"""The strategy: any of fedtide's methods on a Flower federation whose clients come and go."""
+"""The strategy: runs any of fedtide's methods on a Flower federation with intermittent clients."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from logging import getLogger
 from pathlib import Path
 
@@ -14,71 +15,70 @@ from flwr.serverapp.strategy import Result, Strategy
 
 from fedtide.algorithms import Algorithm
 from fedtide.errors import InvalidInputError
+from fedtide.flower._flwr_private import get_run_id
 from fedtide.flower.needs import form_of, reads_steps, takes_late
-from fedtide.flower.protocol import is_plain, layout_of, record_of, train_content
-from fedtide.flower.server.discovery import Meeting
-from fedtide.flower.server.pending import Kind, Owed
-from fedtide.flower.server.registry import NodeRegistry
+from fedtide.flower.protocol import build_train_content, flatten_initial, vector_to_arrays
+from fedtide.flower.server.discovery import Discovery, NodeRegistry
 from fedtide.flower.server.reply_validation import (
     DeclinedReplyError,
     RejectedReplyError,
     ReplyValidator,
-    Report,
-    figures,
-    mean_figures,
+    ValidatedUpdate,
+    average_metrics,
+    read_metrics,
 )
-from fedtide.flower.server.round_log import RoundLog
-from fedtide.flower.server.session import TrainingSession
-from fedtide.flower.server.transport import Clock, Exchange
+from fedtide.flower.server.session import RoundLog, TrainingSession
+from fedtide.flower.server.transport import Clock, PendingReply, Transport
+from fedtide.locking import lock_folder
 from fedtide.participation.log.ledger import Ledger
 from fedtide.randomness import generator
 
 log = getLogger("flwr")
 
-_WAITS_FOR_ANOTHER_RUN = 180.0  # seconds; Flower gives a dead run up after about 70
+_LOCK_PATIENCE = 180.0  # seconds; Flower ends a run whose server app died after about 70
 
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
 
 
 class FedTide(Strategy):
-    """Drives a method of `fedtide.algorithms` on a Flower federation.
+    """Runs a method of `fedtide.algorithms` on a Flower federation.
 
     A round, t = 0, 1, ... (Flower's server_round is t + 1):
 
-    1. Who is online is looked up, and newcomers are asked for their names (see `Roster`).
-    2. Those who owe no reply are asked to train, as the method says; never those who do.
-    3. The round ends when all of them have answered, when `close_after` have, or at the deadline.
-    4. What arrived is folded in by client number; a reply that is an error, malformed, not finite,
-       or makes a false claim is left out and logged. The method steps, also when nobody came.
-    5. Model, state, round and what is owed are saved, then the round is added to the ledger.
+    1. List the nodes that are online and ask new ones for their names (see `NodeRegistry`).
+    2. Ask those that owe no reply to train, as the method instructs; never those that do.
+    3. Wait until all of them have answered, `close_after` have, or the deadline has passed.
+    4. Aggregate what arrived, by client number; a reply that is an error, malformed, not finite, or
+       makes a false claim is left out and logged. The method steps even without any update.
+    5. Save model, state, round and pending replies, then add the round to the ledger.
 
-    A reply to an earlier round counts in the round in which it arrives where the method is made for
-    that (MIFA, FedLaAvg, FedVARP), and is dropped otherwise. Participation weights are q_t^n = 1
-    over the number of updates used. γ_t is what the clients report; in a round without reports it
-    is the last one reported. A submission that finds a saved state goes on with the round after the
-    last one saved, and ends after round `num_rounds`, counted from the very first.
+    A reply to an earlier round counts in the round in which it arrives if the method allows that
+    (MIFA, FedLaAvg, FedVARP), and is dropped otherwise. Participation weights are q_t^n = 1 over
+    the number of updates used. γ_t is what the clients report; in a round without updates it is
+    the last one reported. A submission that finds a saved state resumes with the next round, and
+    ends after round `num_rounds`, counted from the very first.
 
     Keyword names are those of Flower's FedAvg where the meaning is the same.
 
     Args:
         algorithm: the method.
-        clients: N, or the names of the clients; who is not among them, or comes when there are N,
-            is not asked.
+        clients: N, or the names of the clients; a client with another name, or beyond N, is not
+            asked to train.
         state: the folder in which the state is kept; None keeps it in memory only, and a new
-            submission begins anew.
+            submission starts from round 0.
         ledger: the URL of the database for the participation log; None writes none.
-        federation: the name under which the ledger has it.
-        fraction_train: the share of the clients that are online and owe nothing that is asked,
-            drawn uniformly.
+        federation: the federation's name in the ledger.
+        fraction_train: the share of the clients that are online and owe no reply that is asked to
+            train, sampled uniformly.
         fraction_evaluate: the same for evaluations of the new model by clients; 0: none.
-        min_train_nodes: at least so many are asked, if they are there.
-        min_available_nodes: a round begins when so many nodes are online and owe nothing, or when
+        min_train_nodes: the least number of clients to ask, if so many are online.
+        min_available_nodes: a round begins when so many nodes are online and owe no reply, or when
             `timeout` has passed; 0 never waits, so that a federation without nodes runs through
             its rounds at once.
-        close_after: how many replies end the round; None: those of all who were asked.
+        close_after: how many replies end the round; None: those of all clients that were asked.
         ttl: seconds after which an unanswered message is given up; a few times what the slowest
             client needs.
-        seed: of the draws.
+        seed: of the sampling.
         clock: the time.
 
     Raises:
@@ -114,7 +114,7 @@ class FedTide(Strategy):
         self.algorithm, self.seed, self.ttl = algorithm, seed, ttl
         self.fraction_train, self.fraction_evaluate = fraction_train, fraction_evaluate
         self.min_train_nodes, self.min_available_nodes = min_train_nodes, min_available_nodes
-        self.close_after, self.late = close_after, takes_late(algorithm)
+        self.close_after, self.accepts_late = close_after, takes_late(algorithm)
         self._form = form_of(algorithm)
         self._clients, self._clock = clients, clock or Clock()
         self._state = None if state is None else Path(state)
@@ -135,66 +135,70 @@ class FedTide(Strategy):
         evaluate_config: ConfigRecord | None = None,
         evaluate_fn: EvaluateFn | None = None,
     ) -> Result:
-        """Train until `num_rounds` rounds have ended, those of earlier submissions included.
+        """Train until `num_rounds` rounds have ended, including those of earlier submissions.
 
         Args:
             grid: Flower's.
             initial_arrays: x_0, by name.
-            num_rounds: how many rounds in all.
-            timeout: how many seconds after asking a round ends at the latest; also how long it
-                waits for nodes, and for an evaluation.
+            num_rounds: the total number of rounds.
+            timeout: seconds from the requests to the end of the round at the latest; also the
+                longest wait for nodes, and for an evaluation.
             train_config: sent along with every model; "lr" there overrides that of the clients
                 that `fedtide.flower.client` made.
             evaluate_config: the same for evaluations.
-            evaluate_fn: evaluates the model here, before the first round and after every round.
+            evaluate_fn: evaluates the model on the server, before the first and after every round.
 
         Raises:
-            InvalidInputError: arrays that are no model, a state or a ledger that does not belong to this.
+            InvalidInputError: arrays that are no model; a state or a ledger of another federation;
+                a state folder that another run keeps in use.
         """
-        self._begin(grid, initial_arrays)
-        try:
+        lock: AbstractContextManager[None] = nullcontext()
+        if self._state is not None:
+            hint = "stop it first (flwr stop)"
+            lock = lock_folder(self._state, "state", hint, _LOCK_PATIENCE, log)
+        with lock:
+            self._begin(grid, initial_arrays)
             self._repair_ledger()
             self.summary()
             result = Result()
-            self._evaluate_here(result, evaluate_fn)
+            self._evaluate_on_server(result, evaluate_fn)
             while self._training.round < num_rounds:
                 log.info("[ROUND %s/%s]", self._training.round + 1, num_rounds)
-                self._round(result, grid, timeout, train_config or ConfigRecord())
+                self._run_round(result, grid, timeout, train_config or ConfigRecord())
                 if self.fraction_evaluate:
-                    self._evaluate_there(result, grid, timeout, evaluate_config or ConfigRecord())
-                self._evaluate_here(result, evaluate_fn)
-        finally:
-            self._training.close()
-        result.arrays = self._record(self._training.output)
+                    config = evaluate_config or ConfigRecord()
+                    self._evaluate_on_clients(result, grid, timeout, config)
+                self._evaluate_on_server(result, evaluate_fn)
+        result.arrays = self._to_arrays(self._training.output)
         return result
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Return the messages that ask for training, to the nodes that shall take part."""
+        """Return the requests to train, one for each node of the cohort."""
         training, t = self._training, server_round - 1
-        came_late = {owed.client for owed, _ in self._exchange.arrived("train") if self.late}
-        nodes = self._free_nodes(except_for=came_late)
+        late = {p.client for p, _ in self._transport.arrived("train") if self.accepts_late}
+        nodes = self._free_nodes(exclude=late)
         for client in nodes:
-            self._book.enter(client, "available")
-        drawn = torch.tensor(self._drawn(sorted(nodes), self.fraction_train), dtype=torch.int64)
-        cohort = self.algorithm.cohort(training.state, drawn)
+            self._round_log.record(client, "available")
+        sample = self._sample(sorted(nodes), self.fraction_train)
+        cohort = self.algorithm.cohort(training.state, torch.tensor(sample, dtype=torch.int64))
         cohort = cohort[torch.isin(cohort, torch.tensor(sorted(nodes)))]
-        told = self.algorithm.instruct(training.state, cohort)
-        if told.model is not training.model:
-            arrays = self._record(told.model)
-        training.sent[t] = told.model
+        instructions = self.algorithm.instruct(training.state, cohort)
+        if instructions.model is not training.model:
+            arrays = self._to_arrays(instructions.model)
+        training.sent_models[t] = instructions.model
         messages = []
         for i, client in enumerate(cohort.tolist()):
-            correction = None if told.correction is None else self._record(told.correction[i])
-            content = train_content(
+            correction = instructions.correction
+            content = build_train_content(
                 arrays,
-                told,
-                correction,
+                instructions,
+                None if correction is None else self._to_arrays(correction[i]),
                 round=t,
-                client=self._roster.names[client],
-                taken=int(training.taken[client]),
-                accepted=int(training.accepted[client]),
+                client=self._registry.names[client],
+                steps_taken=int(training.steps_taken[client]),
+                accepted_round=int(training.accepted_rounds[client]),
                 form=self._form,
                 requires_plain_sgd=self.algorithm.requires_plain_sgd,
                 config=config,
@@ -205,85 +209,85 @@ class FedTide(Strategy):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Fold in the replies, step, and return the new model and the mean of the figures."""
-        reports: dict[int, Report] = {}
+        """Aggregate the replies and step; return the new model and the clients' mean metrics."""
+        updates: dict[int, ValidatedUpdate] = {}
         for reply in replies:
-            report = self._report(reply, server_round - 1)
-            if report is None:
+            update = self._validate(reply, server_round - 1)
+            if update is None:
                 continue
-            there = reports.get(report.client)
-            if there is None or there.asked < report.asked:
-                reports[report.client] = report
-        for report in reports.values():
-            self._book.enter(report.client, "used", 1.0 / len(reports), report.asked)
-        self._training.end_round(reports.values())
-        log.info("%d updates used", len(reports))
-        parts = [(report.samples, report.metrics) for report in reports.values()]
-        return self._record(self._training.model), mean_figures(parts)
+            earlier = updates.get(update.client)
+            if earlier is None or earlier.round < update.round:
+                updates[update.client] = update
+        for update in updates.values():
+            self._round_log.record(update.client, "used", 1.0 / len(updates), update.round)
+        self._training.end_round(updates.values())
+        log.info("%d updates used", len(updates))
+        parts = [(update.samples, update.metrics) for update in updates.values()]
+        return self._to_arrays(self._training.model), average_metrics(parts)
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Return the messages that ask for an evaluation."""
-        nodes, told = self._free_nodes(), ConfigRecord(dict(config))
-        told["server-round"] = server_round
-        content = RecordDict({"arrays": arrays, "config": told})
+        """Return the requests to evaluate the model."""
+        nodes, round_config = self._free_nodes(), ConfigRecord(dict(config))
+        round_config["server-round"] = server_round
+        content = RecordDict({"arrays": arrays, "config": round_config})
         return [
             self._message(content, nodes[client], MessageType.EVALUATE, server_round - 1)
-            for client in self._drawn(sorted(nodes), self.fraction_evaluate)
+            for client in self._sample(sorted(nodes), self.fraction_evaluate)
         ]
 
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
-        """Return the mean of the clients' figures, weighted by their samples."""
-        found = [figures(reply) for reply in replies if reply.has_content()]
-        return mean_figures([one for one in found if one is not None])
+        """Return the clients' mean metrics, weighted by their samples."""
+        parts = [read_metrics(reply) for reply in replies if reply.has_content()]
+        return average_metrics([part for part in parts if part is not None])
 
     def summary(self) -> None:
-        """Log how the strategy is set."""
+        """Log the strategy's settings."""
         log.info("\t├──> Method: %s", self.algorithm)
-        log.info("\t├──> Late updates: %s", "used" if self.late else "dropped")
+        log.info("\t├──> Late updates: %s", "used" if self.accepts_late else "dropped")
         log.info("\t├──> State: %s", self._state or "in memory only")
         log.info("\t└──> Rounds that have ended: %d", self._training.round)
 
     def _begin(self, grid: Grid, initial_arrays: ArrayRecord) -> None:
-        """Begin the training, or go on with the saved one."""
-        layout, x = layout_of(initial_arrays)
-        roster = NodeRegistry.of(self._clients)
-        training = TrainingSession(
-            self.algorithm, roster, layout, x, self._state, patience=_WAITS_FOR_ANOTHER_RUN
-        )
-        if training.run != grid.run.run_id:  # nobody can ask for another run's replies
-            training.outstanding.messages.clear()
-            training.run = grid.run.run_id
-        self._training, self._roster = training, roster
-        self._judge = ReplyValidator(layout, roster.names, reads_steps(self.algorithm))
-        self._exchange = Exchange(grid, training.outstanding, self._clock)
-        self._meeting = Meeting(self._exchange, roster, self.ttl)
-        self._answered: dict[str, Owed] = {}
+        """Begin the training, or resume the saved one."""
+        layout, x = flatten_initial(initial_arrays)
+        registry = NodeRegistry.from_clients(self._clients)
+        training = TrainingSession(self.algorithm, registry, layout, x, self._state)
+        run = get_run_id(grid)
+        if training.run != run:  # replies to another run's messages cannot be pulled
+            training.pending.messages.clear()
+            training.run = run
+        self._training, self._registry = training, registry
+        self._validator = ReplyValidator(layout, registry.names, reads_steps(self.algorithm))
+        self._transport = Transport(grid, training.pending, self._clock, registry.client_at)
+        self._discovery = Discovery(self._transport, registry, self.ttl)
+        self._answered: dict[str, PendingReply] = {}
 
-    def _round(self, result: Result, grid: Grid, timeout: float, config: ConfigRecord) -> None:
-        """Run a round, and write it down."""
-        training, exchange = self._training, self._exchange
+    def _run_round(self, result: Result, grid: Grid, timeout: float, config: ConfigRecord) -> None:
+        """Run a round and save it; the numbers are the steps of the class docstring."""
+        training, transport = self._training, self._transport
         t, tick = training.round, self._clock.tick
-        self._book = RoundLog(t, self._roster.names, self._clock.now)
-        # 1. What arrived since the last round, and who is there.
-        self._meeting.hold(t, self.min_available_nodes, tick() + timeout)
-        # 2. Ask.
-        messages = list(self.configure_train(t + 1, self._record(training.model), config, grid))
-        asked = exchange.send(messages, self._owed("train", t))
-        for owed in asked:
-            assert owed.client is not None
-            self._book.enter(owed.client, "selected")
-        # 3. Wait.
-        self._await(asked, self.close_after or len(asked), tick() + timeout)
-        # 4. Fold in and step.
-        answered = exchange.take("train")
-        self._answered = {owed.message: owed for owed, _ in answered}
+        self._round_log = RoundLog(t, self._registry.names, self._clock.now)
+        # 1.
+        self._discovery.wait_for_nodes(t, self.min_available_nodes, tick() + timeout)
+        # 2.
+        arrays = self._to_arrays(training.model)
+        messages = list(self.configure_train(t + 1, arrays, config, grid))
+        sent = transport.send(messages, "train", t)
+        for pending in sent:
+            assert pending.client is not None
+            self._round_log.record(pending.client, "selected")
+        # 3.
+        self._await_replies(sent, self.close_after or len(sent), tick() + timeout)
+        # 4.
+        answered = transport.take("train")
+        self._answered = {pending.message_id: pending for pending, _ in answered}
         _, metrics = self.aggregate_train(t + 1, [reply for _, reply in answered])
-        # 5. Write down: the state holds the entries, in case the ledger is not reached.
-        training.entries, training.ended_at = self._book.entries(), self._clock.now()
+        # 5. The state holds the entries too, in case of a crash before the ledger has them.
+        training.entries, training.ended_at = self._round_log.entries(), self._clock.now()
         training.save()
         if self._ledger is not None:
             self._ledger.commit(t, training.entries, training.ended_at)
@@ -294,95 +298,84 @@ class FedTide(Strategy):
         """Add the last saved round, if a crash came between the state and the ledger."""
         if self._ledger is None:
             return
-        ended, there = self._training.round, self._ledger.ended
-        if there > ended or 0 < there < ended - 1:
+        ended, logged = self._training.round, self._ledger.ended
+        if logged > ended or 0 < logged < ended - 1:
             raise InvalidInputError(
-                f"ledger: it has {there} rounds of {self._ledger.federation!r}, the state {ended}; "
-                "restore those that belong together, or choose another name for the federation"
+                f"ledger: it has {logged} rounds of {self._ledger.federation!r}, the state {ended};"
+                " restore those that belong together, or choose another name for the federation"
             )
         if ended:
             self._ledger.commit(ended - 1, self._training.entries, self._training.ended_at)
 
-    def _report(self, reply: Message, t: int) -> Report | None:
-        """Return what a reply reports, or None where it is not used in round t."""
-        owed = self._answered.get(reply.metadata.reply_to_message_id)
-        if owed is None or owed.client is None or owed.kind != "train":
+    def _validate(self, reply: Message, t: int) -> ValidatedUpdate | None:
+        """Return the update in a reply, or None if it is not used in round t."""
+        pending = self._answered.get(reply.metadata.reply_to_message_id)
+        if pending is None or pending.client is None or pending.kind != "train":
             return None
+        sent_model = self._training.sent_models[pending.round]
         try:
-            report = self._judge.report(reply, owed, self._training.sent[owed.round])
+            update = self._validator.validate(reply, pending, sent_model)
         except DeclinedReplyError:
-            if owed.round == t:
-                self._book.strike(owed.client)
+            if pending.round == t:
+                self._round_log.remove(pending.client)
             return None
         except RejectedReplyError as reason:
-            log.warning("reply of %s not used: %s", self._roster.names[owed.client], reason)
+            name = self._registry.names[pending.client]
+            log.warning("reply of %s not used: %s", name, reason)
             if reply.has_content():
-                self._book.enter(owed.client, "reported", asked=owed.round)
+                self._round_log.record(pending.client, "reported", asked=pending.round)
             return None
-        if owed.round == t or self.late:
-            return report
-        self._book.enter(owed.client, "reported", asked=owed.round)
+        if pending.round == t or self.accepts_late:
+            return update
+        self._round_log.record(pending.client, "reported", asked=pending.round)
         return None
 
-    def _free_nodes(self, except_for: Iterable[int | None] = ()) -> dict[int, int]:
-        """Return the node of each known client that is online and owes nothing."""
-        busy = self._training.outstanding.busy
-        online = [n.node_id for n in self._exchange.nodes() if n.node_id not in busy]
-        known = {self._roster.number(node): node for node in online}
-        return {n: node for n, node in known.items() if n is not None and n not in except_for}
+    def _free_nodes(self, exclude: Iterable[int | None] = ()) -> dict[int, int]:
+        """Return the node of each known client that is online and owes no reply."""
+        busy = self._training.pending.busy_nodes
+        online = [n.node_id for n in self._transport.list_nodes() if n.node_id not in busy]
+        known = {self._registry.client_at(node_id): node_id for node_id in online}
+        return {n: node_id for n, node_id in known.items() if n is not None and n not in exclude}
 
-    def _drawn(self, clients: list[int], fraction: float) -> list[int]:
-        """Return a share of the clients, sorted."""
+    def _sample(self, clients: list[int], fraction: float) -> list[int]:
+        """Return a random share of the clients, sorted."""
         size = min(len(clients), max(int(len(clients) * fraction), self.min_train_nodes))
         if size == len(clients):
             return clients
         draws = generator(self.seed, "flower", self._training.round)
         return sorted(draws.choice(np.array(clients), size, replace=False).tolist())
 
-    def _message(self, content: RecordDict, node: int, kind: str, t: int) -> Message:
-        return Message(content, node, kind, ttl=self.ttl, group_id=str(t + 1))
+    def _message(self, content: RecordDict, node_id: int, kind: str, t: int) -> Message:
+        return Message(content, node_id, kind, ttl=self.ttl, group_id=str(t + 1))
 
-    def _owed(self, kind: Kind, t: int) -> Callable[[Message], Owed]:
-        """Return what describes a message of this round as something that is owed."""
-        sent = self._clock.now()
-
-        def describe(message: Message) -> Owed:
-            to, client = message.metadata, self._roster.number(message.metadata.dst_node_id)
-            plain = kind != "train" or is_plain(message.content)
-            return Owed(to.message_id, to.dst_node_id, kind, client, t, sent, plain)
-
-        return describe
-
-    def _await(self, asked: list[Owed], wanted: int, deadline: float) -> None:
-        """Wait until so many of these messages are answered, or for the deadline."""
-        owed, pending = {one.message for one in asked}, self._training.outstanding.messages
-        self._exchange.collect(
-            deadline, lambda: len(owed - pending.keys()) >= min(wanted, len(owed))
+    def _await_replies(self, sent: list[PendingReply], wanted: int, deadline: float) -> None:
+        """Wait until `wanted` of these messages are answered, or until the deadline."""
+        ids, pending = {one.message_id for one in sent}, self._training.pending.messages
+        self._transport.collect(
+            deadline, lambda: len(ids - pending.keys()) >= min(wanted, len(ids))
         )
 
-    def _record(self, x: torch.Tensor) -> ArrayRecord:
-        return record_of(x, self._training.layout)
+    def _to_arrays(self, x: torch.Tensor) -> ArrayRecord:
+        return vector_to_arrays(x, self._training.layout)
 
-    def _evaluate_there(
+    def _evaluate_on_clients(
         self, result: Result, grid: Grid, timeout: float, config: ConfigRecord
     ) -> None:
-        """Let clients evaluate the new model."""
         ended = self._training.round
-        arrays = self._record(self._training.output)
+        arrays = self._to_arrays(self._training.output)
         messages = list(self.configure_evaluate(ended, arrays, config, grid))
-        asked = self._exchange.send(messages, self._owed("evaluate", ended - 1))
-        self._await(asked, len(asked), self._clock.tick() + timeout)
-        replies = [r for owed, r in self._exchange.take("evaluate") if owed.round == ended - 1]
+        sent = self._transport.send(messages, "evaluate", ended - 1)
+        self._await_replies(sent, len(sent), self._clock.tick() + timeout)
+        replies = [r for p, r in self._transport.take("evaluate") if p.round == ended - 1]
         metrics = self.aggregate_evaluate(ended, replies)
         if metrics is not None:
             result.evaluate_metrics_clientapp[ended] = metrics
 
-    def _evaluate_here(self, result: Result, evaluate_fn: EvaluateFn | None) -> None:
-        """Evaluate the model on the server, if that is wanted."""
+    def _evaluate_on_server(self, result: Result, evaluate_fn: EvaluateFn | None) -> None:
         if evaluate_fn is None:
             return
         ended = self._training.round
-        found = evaluate_fn(ended, self._record(self._training.output))
-        if found is not None:
-            log.info("Evaluation after round %d: %s", ended, found)
-            result.evaluate_metrics_serverapp[ended] = found
+        metrics = evaluate_fn(ended, self._to_arrays(self._training.output))
+        if metrics is not None:
+            log.info("Evaluation after round %d: %s", ended, metrics)
+            result.evaluate_metrics_serverapp[ended] = metrics

@@ -11,23 +11,33 @@ import pytest
 
 import fedtide as ft
 from fedtide.flower.dev.certificates import make_node_key
-from fedtide.flower.dev.local_federation import Loopback
+from fedtide.flower.dev.local_federation import LocalFederation
 from fedtide.participation.log.ledger import read_ledger, read_rounds
 
-from .processes import APP, DEADLINE, METHODS, ended, replayed, rows, saved, script, until
+from .processes import (
+    APP,
+    DEADLINE,
+    METHODS,
+    count_rounds,
+    load_state,
+    replay,
+    rows,
+    script,
+    wait_until,
+)
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.flower
 
 SITES = [f"site-{n}" for n in range(script.CLIENTS)]
 
 
-def to_frame(run: subprocess.Popen) -> str:
+def wait_for_end(run: subprocess.Popen) -> str:
     """Wait for a run to end and return its log."""
     return run.communicate(timeout=DEADLINE)[0].decode()
 
 
 def model(folder: Path, method: str) -> np.ndarray:
-    return saved(folder, method).tensors[STATE[method]].numpy()
+    return load_state(folder, method).tensors[STATE[method]].numpy()
 
 
 STATE = dict.fromkeys(METHODS, "state.inner.model") | {
@@ -38,20 +48,20 @@ STATE = dict.fromkeys(METHODS, "state.inner.model") | {
 }
 
 
-def test_tls_and_node_keys_keep_strangers_out_and_the_models_are_the_simulators(tmp_path):
-    with Loopback(tmp_path / "federation", tls=True) as federation:
+def test_with_tls_and_node_keys_strangers_are_refused_and_models_equal_the_simulators(tmp_path):
+    with LocalFederation(tmp_path / "federation", tls=True) as federation:
         federation.start_superlink()
         for number, name in enumerate(SITES):
             federation.register(name)
             federation.start_node(name, client=number)
         make_node_key(federation.folder / "stranger")  # and never registered
         stranger = federation.start_node("stranger", client=0)
-        what = {"folder": tmp_path, "names": " ".join(SITES), "rounds": script.ROUNDS}
-        what |= {"scripted": 1, "min_nodes": script.CLIENTS}
-        said = to_frame(federation.submit(APP, methods=" ".join(METHODS), **what))
+        config = {"folder": tmp_path, "names": " ".join(SITES), "rounds": script.ROUNDS}
+        config |= {"scripted": 1, "min_nodes": script.CLIENTS, "timeout": DEADLINE}
+        said = wait_for_end(federation.submit(APP, methods=" ".join(METHODS), **config))
         assert stranger.wait(timeout=DEADLINE) != 0
     matrices, centers = script.problem()
-    q = script.THERE / np.maximum(script.THERE.sum(axis=1, keepdims=True), 1)
+    q = script.PRESENT / np.maximum(script.PRESENT.sum(axis=1, keepdims=True), 1)
     for method, algorithm in METHODS.items():
         wanted = ft.simulate(
             problem=ft.problems.Quadratic(matrices=matrices, centers=centers),
@@ -68,7 +78,7 @@ def test_tls_and_node_keys_keep_strangers_out_and_the_models_are_the_simulators(
         np.testing.assert_allclose(model(tmp_path, method), wanted.model, rtol=0, atol=1e-6)
         log = read_ledger(url)
         used = log.filter(stage="used").select("round", "client").rows()
-        assert used == [(t, SITES[n]) for t, n in zip(*script.THERE.nonzero(), strict=True)]
+        assert used == [(t, SITES[n]) for t, n in zip(*script.PRESENT.nonzero(), strict=True)]
 
 
 def used_since(path: Path, name: str, t: int) -> bool:
@@ -76,8 +86,8 @@ def used_since(path: Path, name: str, t: int) -> bool:
 
 
 @pytest.fixture
-def federation(tmp_path) -> Iterator[Loopback]:
-    with Loopback(tmp_path / "federation") as running:
+def federation(tmp_path) -> Iterator[LocalFederation]:
+    with LocalFederation(tmp_path / "federation") as running:
         yield running
     assert running.processes() == []
 
@@ -85,32 +95,32 @@ def federation(tmp_path) -> Iterator[Loopback]:
 def test_node_server_and_superlink_are_killed_and_the_federation_goes_on(federation, tmp_path):
     """Each is killed in the middle of a round; the SuperLink with the server app, as in a crash."""
     rounds, path = 60, tmp_path / "mifa.db"
-    what = {"methods": "mifa", "folder": tmp_path, "names": " ".join(SITES), "timeout": 8.0}
+    config = {"methods": "mifa", "folder": tmp_path, "names": " ".join(SITES), "timeout": 8.0}
 
     superlink = federation.start_superlink()
     nodes = [federation.start_node(name, client=number) for number, name in enumerate(SITES)]
-    federation.submit(APP, rounds=rounds, **what)
-    until(lambda: ended(path) >= 2, "two rounds")
+    federation.submit(APP, rounds=rounds, **config)
+    wait_until(lambda: count_rounds(path) >= 2, "two rounds")
     nodes[1].kill()
-    seen = ended(path)
-    until(lambda: ended(path) >= seen + 2, "rounds without the killed node")
+    seen = count_rounds(path)
+    wait_until(lambda: count_rounds(path) >= seen + 2, "rounds without the killed node")
     federation.start_node("site-1", client=1)
-    back = ended(path)
-    until(lambda: used_since(path, "site-1", back), "update of the node that came back")
+    back = count_rounds(path)
+    wait_until(lambda: used_since(path, "site-1", back), "update of the node that came back")
 
     [server] = federation.processes("flwr-serverapp")
     os.kill(server, signal.SIGKILL)
-    seen = ended(path)
-    federation.submit(APP, rounds=rounds, **what)
-    until(lambda: ended(path) > seen, "round of the run that was submitted again")
+    seen = count_rounds(path)
+    federation.submit(APP, rounds=rounds, **config)
+    wait_until(lambda: count_rounds(path) > seen, "round of the run that was submitted again")
 
     for process in [superlink.pid, *federation.processes("flwr-serverapp")]:
         os.kill(process, signal.SIGKILL)
     superlink.wait()
-    last = ended(path) + 2
+    last = count_rounds(path) + 2
     federation.start_superlink()
-    said = to_frame(federation.submit(APP, rounds=last, **what))
+    said = wait_for_end(federation.submit(APP, rounds=last, **config))
 
     assert read_rounds(f"sqlite:///{path}")["round"].to_list() == list(range(last)), said
-    replay = replayed("mifa", path, SITES, last)
-    np.testing.assert_allclose(model(tmp_path, "mifa"), replay, rtol=1e-9)
+    wanted = replay("mifa", path, SITES, last)
+    np.testing.assert_allclose(model(tmp_path, "mifa"), wanted, rtol=1e-9)

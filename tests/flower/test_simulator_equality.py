@@ -8,7 +8,7 @@ from polars.testing import assert_frame_equal
 import fedtide as ft
 from fedtide.participation.log.ledger import read_ledger, read_rounds
 
-from .driver import deploy, federation, model, prepared, quadratic, scripted
+from .driver import deploy, federation, model, prepare, quadratic, scripted
 
 A = ft.algorithms
 ROUNDS = 12
@@ -33,14 +33,14 @@ METHODS = [
 ]
 
 
-def simulated(problem, there, algorithm, local):
-    q = there / np.maximum(there.sum(axis=1, keepdims=True), 1)
+def simulated(problem, present, algorithm, local):
+    q = present / np.maximum(present.sum(axis=1, keepdims=True), 1)
     return ft.simulate(
         problem=problem,
         participation=ft.participation.Table(weights=q),
         algorithm=algorithm,
         local=local,
-        rounds=len(there),
+        rounds=len(present),
         seed=0,
         dtype="float64",
         trainer="reference",
@@ -50,10 +50,10 @@ def simulated(problem, there, algorithm, local):
 @pytest.mark.parametrize("algorithm", METHODS, ids=repr)
 def test_scripted_participation_gives_the_simulators_model(algorithm, tmp_path):
     problem, local = quadratic(), ft.LocalTraining(steps=3, lr=0.1)
-    task, there = prepared(problem), scripted(ROUNDS, 5)
+    task, present = prepare(problem), scripted(ROUNDS, 5)
     url = f"sqlite:///{tmp_path / 'ledger.db'}"
-    strategy = deploy(federation(task, local, there), task, algorithm, ROUNDS, ledger=url)
-    wanted = simulated(problem, there, algorithm, local)
+    strategy = deploy(federation(task, local, present), algorithm, ROUNDS, task=task, ledger=url)
+    wanted = simulated(problem, present, algorithm, local)
     np.testing.assert_allclose(model(strategy), wanted.model, rtol=0, atol=1e-6)
     np.testing.assert_allclose(model(strategy), wanted.model, rtol=1e-9)
     assert read_rounds(url)["round"].to_list() == list(range(ROUNDS))
@@ -71,7 +71,7 @@ def test_minibatches_go_on_where_the_client_left_off(algorithm, how):
     """The strategy tells each client how many steps it has taken; no client remembers."""
     problem = ft.problems.Classification("digits", ft.problems.Dirichlet(0.5), clients=4)
     local = ft.LocalTraining(lr=0.1, batch_size=50, **how)
-    task, there = prepared(problem), scripted(6, 4)
-    strategy = deploy(federation(task, local, there), task, algorithm, 6)
-    wanted = simulated(problem, there, algorithm, local)
+    task, present = prepare(problem), scripted(6, 4)
+    strategy = deploy(federation(task, local, present), algorithm, 6, task=task)
+    wanted = simulated(problem, present, algorithm, local)
     np.testing.assert_allclose(model(strategy), wanted.model, rtol=0, atol=1e-6)

@@ -1,4 +1,4 @@
-"""The commands of docs/deploy.md that make keys and certificates give what Flower accepts."""
+"""The commands of docs/deploy.md make keys and certificates that Flower accepts."""
 
 import os
 import re
@@ -11,6 +11,8 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 
+pytestmark = pytest.mark.process
+
 PAGE = (Path(__file__).parents[2] / "docs" / "deploy.md").read_text(encoding="utf-8")
 
 
@@ -19,12 +21,12 @@ def run(commands: str, folder: Path) -> None:
 
 
 def before(program: str) -> str:
-    """Return the commands in the same block that come before a program of Flower."""
+    """Return the commands that precede a program of Flower in its code block."""
     [found] = re.findall(rf"```\n((?:(?!```).)*?){program} --(?:ssl|root)", PAGE, re.DOTALL)
     return found
 
 
-@pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is not there")
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl")
 def test_the_certificate_is_for_sites_and_for_the_server_itself(tmp_path):
     """Flower's SuperExec speaks to its SuperLink by 127.0.0.1."""
     run(before("flower-superlink"), tmp_path)
@@ -40,8 +42,8 @@ def test_the_certificate_is_for_sites_and_for_the_server_itself(tmp_path):
     assert not os.stat(tmp_path / "server.key").st_mode & 0o077
 
 
-@pytest.mark.skipif(shutil.which("ssh-keygen") is None, reason="ssh-keygen is not there")
-def test_the_key_of_a_site_is_one_that_flower_takes(tmp_path):
+@pytest.mark.skipif(shutil.which("ssh-keygen") is None, reason="needs ssh-keygen")
+def test_the_key_of_a_site_has_the_curve_that_flower_accepts(tmp_path):
     run(before("flower-supernode"), tmp_path)
     key = load_ssh_private_key((tmp_path / "site-a").read_bytes(), None)
     assert key.curve.name == "secp384r1"

@@ -1,9 +1,9 @@
-"""A Flower grid in this process: nodes that run apps, come, go and are slow by a script.
+"""A Flower grid in this process, whose nodes run apps and are offline or slow by a script.
 
-It follows what Flower's SuperLink and SuperNodes were seen to do: only nodes that are online are
-listed; a node handles one message at a time; what is asked of a node that is offline is answered
-with error 5 by the SuperLink (node 1), an app that raises with error 2 by the node; a message is
-answered once; ids of another run are refused.
+It behaves as Flower's SuperLink and SuperNodes do: only nodes that are online are listed; a node
+handles one message at a time; the SuperLink (node 1) answers a message to a node that is offline
+with error 5; the node answers with error 2 if its app raises; each message is answered once;
+message ids of another run are refused.
 """
 
 import math
@@ -33,12 +33,12 @@ class Node:
     Args:
         app: what it runs.
         config: its node config.
-        seconds: how long it takes over a message, from its number (0, 1, ...).
+        seconds: how long it takes over a message, by the message's number (0, 1, ...).
         online: whether it is connected at a time.
-        name: with which the operator registered it.
+        name: the one with which the operator registered it.
         started: when it was started.
         tamper: changes a reply before it is sent.
-        state: what its app keeps from one message of a run to the next.
+        state: what its app keeps between the messages of a run.
     """
 
     app: ClientApp
@@ -55,7 +55,7 @@ class Node:
 
 @dataclass
 class FakeGrid(Grid):
-    """The grid; `now` is the time, and moves when somebody sleeps."""
+    """The grid; `now` is the time, which advances when its clock sleeps."""
 
     nodes: dict[int, Node]
     now: float = 1_000.0
@@ -68,7 +68,7 @@ class FakeGrid(Grid):
     run_config: dict = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        # What a ServerApp's process is told when it starts; messages are stamped with it.
+        # Flower sets these when a ServerApp's process starts, and stamps messages with them.
         TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = self.run_id, 1, 1
 
     @property
@@ -137,7 +137,7 @@ class FakeGrid(Grid):
             run_config=self.run_config,
         )
         try:
-            return node.app(deepcopy(message), context)  # nobody shares what is in a message
+            return node.app(deepcopy(message), context)  # a message's content is never shared
         except Exception as error:
             return Message(Error(APP_RAISED, repr(error)), reply_to=message)
 

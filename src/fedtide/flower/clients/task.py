@@ -1,4 +1,4 @@
-"""A client's own data as a problem with one client."""
+"""The data of one client as a task with a single client."""
 
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ class ClientTask(Task):
         loss: of each sample.
 
     Raises:
-        InvalidInputError: a network that cannot be trained as a pure function (see `FunctionalModel`).
+        InvalidInputError: a network that cannot be trained as a pure function
+            (see `FunctionalModel`).
     """
 
     def __init__(self, module: nn.Module, features: Tensor, targets: Tensor, loss: Loss) -> None:
@@ -46,28 +47,28 @@ class ClientTask(Task):
         self.start = self.layout.flatten(self._model.params)
 
     def loss(self, params: Params, *batch: Tensor) -> Tensor:
-        """Return the mean loss of the minibatch's samples, without the padding."""
+        """Return the mean loss over the minibatch, without the padding."""
         features, targets, mask, key = batch
         losses = self._loss(self._model(params, features, key), targets)
         return (losses * mask).sum() / mask.sum().clamp(min=1)
 
     def batch_inputs(self, plan: BatchPlan) -> BatchInputs:
-        """Return which samples each step uses, the weights of each, and what its draws follow."""
+        """Return each step's sample positions, their weights, and the keys of its random draws."""
         assert plan.positions is not None
         mask = np.ones(plan.positions.shape) if plan.mask is None else plan.mask
         weights = torch.from_numpy(mask.astype(np.float64)).to(self.start.dtype)
         return torch.from_numpy(plan.positions.copy()), weights, torch.from_numpy(plan.keys)
 
-    def batch(self, *draws: Tensor) -> Batch:
+    def batch(self, *inputs: Tensor) -> Batch:
         """Return (features, targets, weights, key) of one step."""
-        positions, weights, keys = draws
+        positions, weights, keys = inputs
         return self._features[positions], self._targets[positions], weights, keys
 
     def evaluate(self, x: Tensor, clients: bool = True) -> Evaluation:
-        """Return the mean loss over all samples, and the accuracy where there are classes."""
+        """Return the mean loss over all samples, and the accuracy if the targets are classes."""
         with torch.no_grad():
             outputs = self._model.evaluate(self.layout.unflatten(x), self._features)
-            found = {"loss": float(self._loss(outputs, self._targets).mean())}
+            metrics = {"loss": float(self._loss(outputs, self._targets).mean())}
             if self._targets.dtype == torch.int64:
-                found["accuracy"] = float((outputs.argmax(1) == self._targets).double().mean())
-        return Evaluation(found)
+                metrics["accuracy"] = float((outputs.argmax(1) == self._targets).double().mean())
+        return Evaluation(metrics)

@@ -17,11 +17,11 @@ from scipy import stats
 from fedtide.algorithms import FedAU
 from fedtide.flower import ClientSideMemory, FedTide, custom_client
 
-from .fake import FakeGrid, Node
+from .fake_grid import FakeGrid, Node
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "flower_secure"
 SITES, ROUNDS, CUTOFF, KILLED = 6, 13, 4, (4, 3)
-"""KILLED: the round in which a site dies between its keys and its update, and the site."""
+"""KILLED: the round in which a site dies between its keys and its update, and that site."""
 
 
 @pytest.fixture
@@ -36,12 +36,12 @@ def example(monkeypatch):
         del sys.modules[name]
 
 
-def dies(app, site):
-    """Return an app that does not live to send its masked update in the round KILLED."""
+def dying(app, site):
+    """Return an app that is killed before it sends its masked update in the round KILLED."""
 
     def answer(message, context):
-        told = message.content.config_records.get(RECORD_KEY_CONFIGS, {})
-        masks = told.get(Key.STAGE) == Stage.COLLECT_MASKED_VECTORS
+        config = message.content.config_records.get(RECORD_KEY_CONFIGS, {})
+        masks = config.get(Key.STAGE) == Stage.COLLECT_MASKED_VECTORS
         if masks and (int(message.metadata.group_id) - 1, site) == KILLED:
             raise RuntimeError("killed")
         return app(message, context)
@@ -49,15 +49,15 @@ def dies(app, site):
     return answer
 
 
-def masked(grid, secure_app, sent):
-    """Return a grid on which everything that is sent to the server is noted in `sent`."""
+def recording(grid, secure_app, sent):
+    """Return a grid that appends every reply to `sent`."""
     for node in grid.nodes.values():
 
-        def note(reply):
+        def record(reply):
             sent.append(reply)
             return reply
 
-        node.app, node.tamper = dies(secure_app, node.config["partition-id"]), note
+        node.app, node.tamper = dying(secure_app, node.config["partition-id"]), record
     return grid
 
 
@@ -71,28 +71,30 @@ def run_secure(example, memory: Path):
     config = {"num-clients": SITES, "num-server-rounds": ROUNDS, "cutoff": CUTOFF}
     replies = []
     grid = FakeGrid(nodes(client_app.app), run_config={"memory": str(memory)})
-    grid = masked(grid, client_app.app, replies)
+    grid = recording(grid, client_app.app, replies)
     context = Context(grid.run_id, 1, {}, RecordDict(), config)
     server_app.app(grid, context)
     return context.state.array_records["parameters"].to_numpy_ndarrays()[0], replies
 
 
 def run_open(example, memory: Path):
-    """Return the model of the same federation with nothing masked."""
+    """Return the model of the same federation without masks."""
     client_app, server_app = example
-    comes = np.array([[client_app.comes(n, t) for n in range(SITES)] for t in range(ROUNDS)])
-    comes[comes.sum(axis=1) < server_app.FEWEST] = False
-    assert comes[KILLED]
-    comes[KILLED] = False
+    present = np.array(
+        [[client_app.is_available(n, t) for n in range(SITES)] for t in range(ROUNDS)]
+    )
+    present[present.sum(axis=1) < server_app.MIN_SITES] = False
+    assert present[KILLED]
+    present[KILLED] = False
 
     def make(context):
-        return lambda model, asked: client_app.train(
+        return lambda model, request: client_app.train(
             model["x"], context.node_config["partition-id"]
         )
 
     app = custom_client(
         make,
-        available=lambda t, context: bool(comes[t, context.node_config["partition-id"]]),
+        available=lambda t, context: bool(present[t, context.node_config["partition-id"]]),
         memory=lambda context: memory,
     )
     grid = FakeGrid(nodes(app))
@@ -106,9 +108,9 @@ def sent_in(reply) -> list[np.ndarray]:
     """Return all numbers of a model's size in a reply: masked parameters, and arrays."""
     if not reply.has_content():
         return []
-    told = reply.content.config_records.get(RECORD_KEY_CONFIGS, {})
+    config = reply.content.config_records.get(RECORD_KEY_CONFIGS, {})
     arrays = [a for record in reply.content.array_records.values() for a in record.values()]
-    masked_ones = [bytes_to_ndarray(part).ravel() for part in told.get(Key.MASKED_PARAMETERS, [])]
+    masked_ones = [bytes_to_ndarray(part).ravel() for part in config.get(Key.MASKED_PARAMETERS, [])]
     return masked_ones + [array.numpy().ravel() for array in arrays]
 
 
@@ -116,13 +118,13 @@ def test_masked_sums_give_the_open_model(example, tmp_path):
     client_app, _ = example
     secure, replies = run_secure(example, tmp_path / "secure")
     openly = run_open(example, tmp_path / "open")
-    # A site's numbers are rounded to whole quanta; the local steps shrink what is off before.
+    # Each round rounds to whole quanta, and the local steps shrink earlier rounding errors.
     quantum = 2 * client_app.CLIP / 2**22
     assert np.abs(openly).max() > 1000 * quantum * ROUNDS
     np.testing.assert_allclose(secure, openly, rtol=0, atol=quantum * ROUNDS)
 
     seen = np.concatenate([vector for reply in replies for vector in sent_in(reply)])
     assert len(seen) > 300
-    # Each is uniform on its own: by chance this far from uniform with probability 1e-9.
+    # Each is uniform on its own: a correct program fails this with probability 1e-9.
     distance = stats.kstest(seen / 2.0**32, "uniform").statistic
     assert distance < np.sqrt(np.log(2 / 1e-9) / (2 * len(seen)))

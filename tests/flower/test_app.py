@@ -1,4 +1,7 @@
-"""The client side: it trains as the simulator would, and follows the instructions."""
+"""The client app trains as PyTorch does by hand, and follows the instructions."""
+
+import importlib
+import pkgutil
 
 import numpy as np
 import pytest
@@ -7,10 +10,11 @@ from flwr.app import ConfigRecord
 from torch import nn
 
 import fedtide as ft
+import fedtide.flower
 from fedtide.flower import client, initial_arrays
 from fedtide.flower.server.strategy import FedTide
 
-from .fake import FakeGrid, Node
+from .fake_grid import FakeGrid, Node
 
 A = ft.algorithms
 SIZES = (30, 17, 24, 1)
@@ -78,7 +82,7 @@ def test_full_gradients_give_what_pytorch_gives(mu):
     assert result.arrays["weight"].shape == (3, 4)
 
 
-def test_the_runs_learning_rate_goes_before_the_clients():
+def test_the_runs_learning_rate_overrides_the_clients():
     config = ConfigRecord({"lr": 0.3})
     strategy, _ = trained(A.FedAvg(), ft.LocalTraining(steps=2, lr=99.0), train_config=config)
     np.testing.assert_allclose(strategy.training.output, by_hand(3, 2, 0.3), rtol=1e-10)
@@ -128,7 +132,7 @@ def test_minibatches_learn_and_repeat(how):
     first, _ = trained(A.FedAU(), local, rounds=8)
     second, _ = trained(A.FedAU(), local, rounds=8)
     np.testing.assert_array_equal(first.training.output, second.training.output)
-    taken = first.training.taken.tolist()
+    taken = first.training.steps_taken.tolist()
     assert taken == [32] * 4 if "steps" in how else taken == [8 * -(-size // 8) for size in SIZES]
 
 
@@ -146,7 +150,7 @@ def test_clients_evaluate():
     assert found["clients"] == 4
 
 
-def test_the_server_evaluates_the_initial_model_and_every_other():
+def test_the_server_evaluates_the_initial_model_and_every_new_one():
     seen = []
     trained(
         A.FedAvg(),
@@ -156,7 +160,14 @@ def test_the_server_evaluates_the_initial_model_and_every_other():
     assert seen == [0, 1, 2, 3]
 
 
-def test_momentum_is_refused_where_gradients_are_read_off_updates():
+def test_momentum_is_refused_if_gradients_are_derived_from_updates():
     strategy, _ = trained(A.Scaffold(), ft.LocalTraining(steps=2, lr=0.1, momentum=0.9))
     start = torch.cat([p.detach().flatten() for p in network().parameters()])
     np.testing.assert_array_equal(strategy.training.output, start)
+
+
+def test_public_names_are_not_shadowed_by_submodules():
+    for module in pkgutil.walk_packages(fedtide.flower.__path__, "fedtide.flower."):
+        importlib.import_module(module.name)
+    for name in fedtide.flower.__all__:
+        assert callable(getattr(fedtide.flower, name)), name

@@ -1,0 +1,138 @@
+"""The only module that relies on undocumented parts of Flower (as of flwr 1.41).
+
+- `Grid.get_nodes` returns protobuf messages of `flwr.proto`; we read `name`, which the operator
+  gave at registration, and `last_activated_at`;
+- `Grid.run.run_id`;
+- the number of an error in `flwr.common.constant.ErrorCode`;
+- `flwr.supernode.cli`, which Flower imports in every client process;
+- an environment variable of Flower's SuperExec.
+
+If one of them fails after an upgrade of Flower, however it fails, we log one warning and go on with
+a fallback.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+from importlib import import_module
+from logging import getLogger
+from typing import Any, TypeVar
+
+from flwr.app import Error
+from flwr.serverapp import Grid
+
+log = getLogger("flwr")
+
+T = TypeVar("T")
+
+CLIENT_STARTUP = """
+import contextlib
+with contextlib.suppress(Exception):
+    import flwr.supernode.cli
+import fedtide.flower.clients.app
+"""
+"""What a client process imports for every message: the demo times it to forecast its duration."""
+
+FAST_POLLING = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.5"}
+"""Environment that makes a SuperExec look for work every 0.5 s; ignored if Flower drops it."""
+
+_APP_RAISED = 2  # ErrorCode.CLIENT_APP_RAISED_EXCEPTION of flwr 1.41
+_warned: set[str] = set()
+
+
+@dataclass(frozen=True)
+class OnlineNode:
+    """A SuperNode that is connected now.
+
+    Args:
+        node_id: Flower's id.
+        name: the name with which the operator registered it; "": none.
+        activated_at: when it last connected, in seconds since 1970; 0: unknown.
+    """
+
+    node_id: int
+    name: str = ""
+    activated_at: float = 0.0
+
+
+def list_nodes(grid: Grid) -> list[OnlineNode]:
+    """Return the nodes that are online, sorted by id.
+
+    Without `get_nodes`, nodes are anonymous: each is asked for its name, as without registration.
+    """
+    try:
+        described = {info.node_id: info for info in grid.get_nodes()}
+    except Exception as error:
+        ids = sorted(grid.get_node_ids())  # raises too if the SuperLink cannot be reached
+        _warn("Grid.get_nodes", error, "names that the operator registered are unknown")
+        return [OnlineNode(node_id) for node_id in ids]
+    return [
+        OnlineNode(node_id, _read_name(info), _read_activation(info))
+        for node_id, info in sorted(described.items())
+    ]
+
+
+def get_run_id(grid: Grid) -> int:
+    """Return Flower's id of the run; a random one, as of a new run, if Flower does not tell."""
+    return _attempt(
+        "Grid.run.run_id",
+        lambda: int(grid.run.run_id),
+        secrets.randbits(62),
+        "replies to an earlier submission in the same run are dropped",
+    )
+
+
+def is_app_error(error: Error) -> bool:
+    """Return whether a client's app raised, as it does on a message that it does not know."""
+
+    def load_code() -> int:
+        return int(import_module("flwr.common.constant").ErrorCode.CLIENT_APP_RAISED_EXCEPTION)
+
+    code = _attempt("ErrorCode", load_code, _APP_RAISED, f"{_APP_RAISED} is assumed")
+    return error.code == code
+
+
+def _read_name(info: Any) -> str:
+    def read() -> str:
+        if not isinstance(info.name, str):
+            raise TypeError(f"{info.name!r} is not a string")
+        return info.name
+
+    return _attempt("NodeInfo.name", read, "", "names that the operator registered are unknown")
+
+
+def _read_activation(info: Any) -> float:
+    def read() -> float:
+        moment = info.last_activated_at
+        return datetime.fromisoformat(moment).timestamp() if moment else 0.0
+
+    return _attempt(
+        "NodeInfo.last_activated_at",
+        read,
+        0.0,
+        "messages to a node that restarts stay pending until their ttl ends",
+    )
+
+
+def _attempt(part: str, read: Callable[[], T], fallback: T, consequence: str) -> T:
+    """Return what `read` returns, or the fallback and one warning, whatever it raises."""
+    try:
+        return read()
+    except Exception as error:
+        _warn(part, error, consequence)
+        return fallback
+
+
+def _warn(part: str, error: Exception, consequence: str) -> None:
+    if part not in _warned:
+        _warned.add(part)
+        log.warning(
+            "%s fails with this version of Flower (%s: %s); %s",
+            part,
+            type(error).__name__,
+            error,
+            consequence,
+        )

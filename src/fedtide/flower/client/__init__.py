@@ -1,1 +1,0 @@
-"""The client side: a Flower ClientApp and the local state of a client."""

@@ -1,0 +1,201 @@
+"""A Flower ClientApp that trains as the strategy asks."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import numpy as np
+from flwr.app import Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from torch import Tensor, nn
+
+from fedtide.errors import InvalidInputError
+from fedtide.flower.clients.store import LostMemoryError, encode_update
+from fedtide.flower.clients.task import ClientTask, Loss, cross_entropies
+from fedtide.flower.protocol import (
+    TrainRequest,
+    Update,
+    arrays_to_params,
+    build_name_content,
+    build_reply_content,
+    build_update_content,
+    read_train_content,
+)
+from fedtide.problems.layout import Params
+from fedtide.training import LocalTraining
+from fedtide.training.minibatches import MinibatchPlanner
+from fedtide.training.trainers.base import RoundContext
+from fedtide.training.trainers.reference import ReferenceTrainer
+
+Data = tuple[Tensor, Tensor]
+"""Features (n, ...) and targets (n, ...)."""
+
+TrainFunction = Callable[[Params, TrainRequest], Update]
+"""Trains from a model as requested and returns the update."""
+
+Available = Callable[[int, Context], bool]
+"""Whether the client takes part in round t."""
+
+
+def client(
+    model: Callable[[], nn.Module],
+    data: Callable[[Context], Data],
+    local: LocalTraining,
+    *,
+    loss: Loss = cross_entropies,
+    available: Available | None = None,
+    memory: Callable[[Context], Path] | None = None,
+    mods: list[Any] | None = None,
+) -> ClientApp:
+    """Return an app that trains a PyTorch model on this client's data, for any of the methods.
+
+    The client keeps nothing between rounds: corrections, and the position in its shuffled epochs,
+    arrive with each request.
+
+    Args:
+        model: makes the network; a class will do.
+        data: returns this client's samples; `context.node_config` says which client it is.
+        local: steps, batch size and learning rate; an "lr" in the run's train_config overrides
+            the learning rate.
+        loss: of each sample; by default the cross-entropy of logits and classes.
+        available: whether the client takes part in round t (absolute, from 0); None: always.
+        memory: returns the folder in which this client remembers, for `ClientSideMemory`; a
+            separate folder for each federation.
+        mods: Flower's, for all messages.
+
+    A client that the operator did not register with a name calls itself by the "name" in its node
+    config, else by its "partition-id".
+
+    >>> from fedtide.training import LocalTraining
+    >>> app = client(
+    ...     model=lambda: nn.Linear(4, 3),
+    ...     data=lambda context: torch.load(context.node_config["data"]),
+    ...     local=LocalTraining(steps=5, lr=0.1, batch_size=16),
+    ... )
+    """
+
+    def make_trainer(context: Context) -> _ClientTrainer:
+        return _ClientTrainer(ClientTask(model(), *data(context), loss), local)
+
+    app = custom_client(
+        lambda context: make_trainer(context).train, available=available, memory=memory, mods=mods
+    )
+
+    @app.evaluate()
+    def evaluate(message: Message, context: Context) -> Message:
+        params = arrays_to_params(message.content.array_records["arrays"])
+        metrics = make_trainer(context).evaluate(params)
+        return Message(RecordDict({"metrics": metrics}), reply_to=message)
+
+    return app
+
+
+def custom_client(
+    train: Callable[[Context], TrainFunction],
+    *,
+    available: Available | None = None,
+    memory: Callable[[Context], Path] | None = None,
+    mods: list[Any] | None = None,
+) -> ClientApp:
+    """Return an app that trains with a function of yours.
+
+    Args:
+        train: returns this client's training function, which takes the model by name and the
+            `TrainRequest`, follows it (correction, μ and so on), and returns an `Update`.
+        available: whether the client takes part in round t (absolute, from 0); None: always.
+        memory: returns the folder in which this client remembers, for `ClientSideMemory`; a
+            separate folder for each federation.
+        mods: Flower's, for all messages.
+    """
+    app = ClientApp(mods=mods)
+
+    @app.query("fedtide_name")
+    def tell_name(message: Message, context: Context) -> Message:
+        return Message(build_name_content(client_name(context)), reply_to=message)
+
+    @app.train()
+    def answer(message: Message, context: Context) -> Message:
+        model, request = read_train_content(message.content)
+        if available is not None and not available(request.round, context):
+            return Message(build_reply_content(request, declined=True), reply_to=message)
+        update = train(context)(model, request)
+        if request.form:
+            if memory is None:
+                raise InvalidInputError("memory: the method needs a folder on the client; give one")
+            folder = memory(context) / quote(request.client, "")
+            try:
+                update = encode_update(update, request, folder)
+            except LostMemoryError:
+                return Message(build_reply_content(request, lost=True), reply_to=message)
+        return Message(build_update_content(update, request), reply_to=message)
+
+    return app
+
+
+def client_name(context: Context) -> str:
+    """Return the name that this client claims."""
+    config = context.node_config
+    return str(config.get("name", config.get("partition-id", f"node-{context.node_id}")))
+
+
+class _ClientTrainer:
+    """Trains and evaluates on one client's data.
+
+    Args:
+        task: the client's data as a problem.
+        local: how it trains.
+    """
+
+    def __init__(self, task: ClientTask, local: LocalTraining) -> None:
+        self._task, self._local = task, local
+        self._samples = int(task.population.samples[0])  # type: ignore[index]
+
+    def train(self, model: Params, request: TrainRequest) -> Update:
+        """Return Δ, and ∇F(x) if requested."""
+        local = self._local
+        if request.requires_plain_sgd and (local.momentum or local.projection is not None):
+            raise InvalidInputError(
+                "local: the method derives gradients from updates; omit momentum and projection"
+            )
+        lr = float(request.config.get("lr", local.rate(request.round)))
+        x = self._flatten(model)
+        seed = zlib.crc32(request.client.encode())
+        planner = MinibatchPlanner(self._task.population, local, seed=seed)
+        planner.steps_taken[:] = request.steps_taken
+        plan = planner.plan(np.zeros(1, dtype=np.int64), request.full_batch)
+        correction = None if request.correction is None else self._flatten(request.correction)[None]
+        context = RoundContext(x, lr, request.mu, request.gradients_at_start)
+        delta = ReferenceTrainer(self._task, local).train(context, plan, correction)[0]
+        return Update(
+            update=self._task.layout.unflatten(delta),
+            samples=self._samples,
+            lr=lr,
+            steps=int(plan.steps[0]),
+            gradients=self._gradient(x, planner) if request.gradients else None,
+        )
+
+    def evaluate(self, model: Params) -> MetricRecord:
+        """Return the metrics of a model on this client's samples."""
+        metrics = MetricRecord(dict(self._task.evaluate(self._flatten(model)).metrics))
+        metrics["num-examples"] = self._samples
+        return metrics
+
+    def _gradient(self, x: Tensor, planner: MinibatchPlanner) -> Params:
+        """Return ∇F(x) over all samples: minus the update of one full step with γ = 1."""
+        trainer = ReferenceTrainer(self._task, LocalTraining(steps=1, lr=1.0))
+        plan = planner.full_batch_plan(np.zeros(1, dtype=np.int64))
+        delta = trainer.train(RoundContext(x, 1.0, gradients_at_start=True), plan)[0]
+        return self._task.layout.unflatten(-delta)
+
+    def _flatten(self, params: Params) -> Tensor:
+        layout = self._task.layout
+        if params.keys() != layout.shapes.keys():
+            raise InvalidInputError(
+                f"model: the strategy sends {sorted(params)}, and the model of this client has "
+                f"{sorted(layout.shapes)}; give both the same (see initial_arrays)"
+            )
+        return layout.flatten(params).to(self._task.start)

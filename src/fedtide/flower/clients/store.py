@@ -1,0 +1,107 @@
+"""What a client remembers on its own disk, by the round of the update it belongs to."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import safetensors.torch
+import torch
+from safetensors import SafetensorError
+from torch import Tensor
+
+from fedtide.algorithms._participation_intervals import MeanInterval
+from fedtide.atomic_io import write_atomically
+from fedtide.flower.protocol import TrainRequest, Update
+from fedtide.problems.layout import Params
+
+
+class LostMemoryError(Exception):
+    """The client lacks the update that counted last."""
+
+
+class ClientStore:
+    """Tensors in a folder, one file for each round.
+
+    Args:
+        folder: created when needed.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def save(self, t: int, tensors: Params) -> None:
+        """Write the tensors of round t atomically."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        contiguous = {name: tensor.contiguous() for name, tensor in tensors.items()}
+        write = partial(safetensors.torch.save_file, contiguous)
+        write_atomically(self._path(t), write, field="client", hint="make room")
+
+    def load(self, t: int) -> dict[str, Tensor] | None:
+        """Return the tensors of round t; None: missing or damaged."""
+        try:
+            return safetensors.torch.load_file(self._path(t))
+        except (OSError, SafetensorError):
+            return None
+
+    def remove_except(self, t: int) -> None:
+        """Remove the tensors of all rounds but t."""
+        for path in self._folder.glob("*.safetensors"):
+            if path != self._path(t):
+                path.unlink()
+
+    def _path(self, t: int) -> Path:
+        return self._folder / f"{t}.safetensors"
+
+
+def encode_update(update: Update, request: TrainRequest, folder: Path) -> Update:
+    """Return an update in the form that the request asks for (see `ClientSideMemory`).
+
+    Before the update is sent, the disk holds what the client needs if it counts, and still holds
+    what it needs if it is lost.
+
+    Args:
+        update: Δ as trained.
+        request: the server's.
+        folder: of this client in this federation.
+
+    Raises:
+        LostMemoryError: the update that counted last is needed and not on the disk.
+    """
+    store = ClientStore(folder)
+    store.remove_except(request.accepted_round)
+    if request.form.startswith("fedau-"):
+        weight = _fedau_weight(request, store)
+        return replace(update, update={name: weight * t for name, t in update.update.items()})
+    return _difference(update, request, store)
+
+
+def _difference(update: Update, request: TrainRequest, store: ClientStore) -> Update:
+    """Return y new - y old, with y = Δ for MIFA and Δ / γ for FedLaAvg."""
+    scale = 1.0 / update.lr if request.form == "fedlaavg" else 1.0
+    new = {name: (scale * tensor).detach() for name, tensor in update.update.items()}
+    old = store.load(request.accepted_round)
+    if request.accepted_round >= 0 and (old is None or old.keys() != new.keys()):
+        raise LostMemoryError
+    store.save(request.round, new)
+    if old is None or request.accepted_round < 0:
+        return replace(update, update=new)
+    return replace(update, update={name: new[name] - old[name] for name in new})
+
+
+def _fedau_weight(request: TrainRequest, store: ClientStore) -> float:
+    """Return FedAU's ω of this round, from the rounds in which this client took part."""
+    cutoff, first = int(request.form.removeprefix("fedau-")), 0
+    intervals = MeanInterval.empty(1, cutoff, torch.device("cpu"))
+    if request.accepted_round >= 0:
+        saved = store.load(request.accepted_round)
+        first = request.accepted_round + 1 if saved is None else int(saved["first"])
+        if saved is not None:
+            intervals = MeanInterval(cutoff, saved["last"], saved["closed"])
+    this, t = torch.zeros(1, dtype=torch.int64), request.round - first
+    weight = float(intervals.mean_interval(t, this))
+    intervals = intervals.record(t, this)
+    state = {"last": intervals.last, "closed": intervals.closed, "first": torch.tensor(first)}
+    store.save(request.round, state)
+    return weight

@@ -1,0 +1,116 @@
+"""Clients that are late, silent, lying, killed or absent, with Flower's own processes."""
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedtide.flower.dev.local_federation import LocalFederation
+from fedtide.participation.log.ledger import read_rounds
+
+from .processes import (
+    APP,
+    Row,
+    collect_log,
+    count_rounds,
+    load_state,
+    replay,
+    rows,
+    time_startup,
+    wait_until,
+)
+
+pytestmark = pytest.mark.flower
+
+STEADY, LATE, BAD = SITES = ["site-0", "site-1", "site-2"]
+LIES = {
+    "fedavg": ["numbers that are not finite", f"claims to be '{STEADY}'"],
+    "mifa": ["of shape (2,)", "claims to answer round 1"],
+}
+
+
+def late_answers(path: Path) -> list[Row]:
+    return rows(path, LATE, "reported used")
+
+
+def both_lies(path: Path) -> bool:
+    """Return whether the bad client told the lies of even and of odd rounds."""
+    return {row.asked % 2 for row in rows(path, BAD, "reported")} == {0, 1}
+
+
+def refused(log: list[str], lie: str) -> bool:
+    """Return whether the run logged that a reply of the bad client is not used because of this."""
+    return any(f"reply of {BAD} not used: it" in line and lie in line for line in log)
+
+
+def restart_until(back: Callable[[], bool], federation: LocalFederation, ledger: Path) -> None:
+    """Start the bad client's node again when it exits, once a round, as a supervisor does.
+
+    Flower takes the node for online, and refuses it, for up to a minute after its death.
+    """
+    node, since = None, 0
+
+    def seen() -> bool:
+        nonlocal node, since
+        if node is None or (node.poll() is not None and count_rounds(ledger) > since):
+            since = count_rounds(ledger)
+            node = federation.start_node(BAD, client=2, sends='"lies"')
+        return back()
+
+    wait_until(seen, "reply of the node that came back")
+
+
+@pytest.fixture
+def ledgers(tmp_path) -> dict[str, Path]:
+    return {method: tmp_path / f"{method}.db" for method in LIES}
+
+
+def test_nobody_then_a_steady_a_late_and_a_bad_client(tmp_path, ledgers):
+    """FedAvg and MIFA at once. The bad client is silent, is killed, comes back, and lies."""
+    paths = ledgers.values()
+    timeout = max(8.0, 4 * time_startup())  # seconds in which the steady client answers both
+    with LocalFederation(tmp_path / "federation", tls=True) as federation:
+        federation.start_superlink()
+        config = {"folder": tmp_path, "names": " ".join(SITES), "timeout": timeout, "rounds": 1000}
+        run = federation.submit(APP, methods=" ".join(LIES), **config)
+        log = collect_log(run)
+        for name in SITES:
+            federation.register(name)
+        wait_until(lambda: all(count_rounds(path) >= 2 for path in paths), "rounds without nodes")
+        federation.start_node(STEADY, client=0)
+        federation.start_node(LATE, client=1, sends='"late"')
+        silent = federation.start_node(BAD, client=2, sends='"nothing"')
+        wait_until(lambda: all(rows(path, BAD, "selected") for path in paths), "silence")
+        silent.kill()
+        restart_until(lambda: all(both_lies(path) for path in paths), federation, ledgers["mifa"])
+        for lie in (lie for lies in LIES.values() for lie in lies):
+            wait_until(lambda lie=lie: refused(log, lie), f"refusal of what {lie}")
+        wait_until(lambda: all(rows(path, STEADY, "used") for path in paths), "timely answers")
+        wait_until(lambda: all(len(late_answers(path)) >= 2 for path in paths), "late answers")
+        states = {method: load_state(tmp_path, method) for method in LIES}
+        wait_until(
+            lambda: all(count_rounds(ledgers[m]) >= states[m].round for m in LIES), "ledgers"
+        )
+        assert run.poll() is None
+        for process in federation.processes("flwr-serverapp"):  # it has most of its rounds to go
+            os.kill(process, signal.SIGKILL)
+    assert federation.processes() == []
+
+    for method, path in ledgers.items():
+        times = read_rounds(f"sqlite:///{path}")
+        assert times["round"].to_list() == list(range(len(times)))
+        assert min(row.round for row in rows(path)) >= 2
+        for row in rows(path, stages="selected"):  # silent until the deadline
+            assert times["time"][row.round] - times["time"][row.round - 1] >= 0.99 * timeout
+        assert rows(path, BAD, "used") == []
+        asked = [row.asked for row in late_answers(path)]
+        assert asked == sorted(set(asked))
+        assert all(row.asked < row.round for row in late_answers(path))
+        wanted = "used" if method == "mifa" else "reported"
+        assert {row.stage for row in late_answers(path)} == {wanted}
+        model = states[method].tensors["state.model"].numpy()
+        wanted_model = replay(method, path, SITES, states[method].round)
+        np.testing.assert_allclose(model, wanted_model, rtol=1e-9)

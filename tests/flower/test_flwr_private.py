@@ -1,0 +1,150 @@
+"""When an undocumented part of Flower changes, one warning is logged and a fallback is used."""
+
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+from flwr.app import Error
+from flwr.common.constant import ErrorCode
+from flwr.proto.node_pb2 import NodeInfo
+
+import fedtide as ft
+from fedtide.flower import _flwr_private
+from fedtide.flower._flwr_private import OnlineNode, get_run_id, is_app_error, list_nodes
+from fedtide.participation.log.ledger import read_ledger
+
+from .driver import N, deploy, federation
+
+FAILURES = [AttributeError("renamed"), TypeError("arguments"), ImportError("moved"), KeyError("x")]
+
+
+@pytest.fixture(autouse=True)
+def _no_warnings_yet(monkeypatch):
+    monkeypatch.setattr(_flwr_private, "_warned", set())
+
+
+@pytest.fixture
+def warnings(monkeypatch):
+    """Return the list to which warnings are added."""
+    logged = []
+    monkeypatch.setattr(
+        _flwr_private.log, "warning", lambda text, *args: logged.append(text % args)
+    )
+    return logged
+
+
+class BrokenGrid:
+    """A grid of which everything but the ids of nodes fails."""
+
+    def __init__(self, failure, ids=(7, 3)):
+        self.failure, self.ids = failure, ids
+
+    def get_nodes(self):
+        raise self.failure
+
+    @property
+    def run(self):
+        raise self.failure
+
+    def get_node_ids(self):
+        return self.ids
+
+
+class BrokenInfo:
+    """A node of which everything but the id fails."""
+
+    def __init__(self, failure):
+        self.node_id, self._failure = 5, failure
+
+    @property
+    def name(self):
+        raise self._failure
+
+    last_activated_at = name
+
+
+def test_this_version_of_flower_is_read_without_warnings(warnings):
+    moment = "2026-01-02T03:04:05+00:00"
+    grid = SimpleNamespace(
+        run=SimpleNamespace(run_id=2**63),
+        get_nodes=lambda: [
+            NodeInfo(node_id=9),
+            NodeInfo(node_id=4, name="site-a", last_activated_at=moment),
+        ],
+    )
+    assert list_nodes(grid) == [OnlineNode(4, "site-a", 1767323045.0), OnlineNode(9)]
+    assert get_run_id(grid) == 2**63
+    assert is_app_error(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION))
+    assert not is_app_error(Error(ErrorCode.NODE_UNAVAILABLE))
+    assert warnings == []
+
+
+@pytest.mark.parametrize("failure", FAILURES, ids=repr)
+def test_nodes_without_get_nodes_are_anonymous(failure, warnings):
+    for _ in range(3):
+        assert list_nodes(BrokenGrid(failure)) == [OnlineNode(3), OnlineNode(7)]
+    [warning] = warnings
+    assert "Grid.get_nodes" in warning
+    assert type(failure).__name__ in warning
+
+
+@pytest.mark.parametrize("failure", FAILURES, ids=repr)
+def test_a_node_whose_fields_cannot_be_read_is_anonymous(failure, warnings):
+    grid = SimpleNamespace(get_nodes=lambda: [BrokenInfo(failure), BrokenInfo(failure)])
+    assert list_nodes(grid) == [OnlineNode(5)]
+    assert [warning.split()[0] for warning in warnings] == [
+        "NodeInfo.name",
+        "NodeInfo.last_activated_at",
+    ]
+
+
+@pytest.mark.parametrize(("name", "moment"), [(None, 1.5), (b"site", "yesterday"), (3, b"")])
+def test_a_node_whose_fields_change_their_type_is_anonymous(name, moment, warnings):
+    info = SimpleNamespace(node_id=5, name=name, last_activated_at=moment)
+    assert list_nodes(SimpleNamespace(get_nodes=lambda: [info])) == [OnlineNode(5)]
+    assert len(warnings) == (1 if moment == b"" else 2)
+
+
+def test_a_superlink_that_is_away_is_not_taken_for_an_upgrade(warnings):
+    class Away(BrokenGrid):
+        def get_node_ids(self):
+            raise self.failure
+
+    with pytest.raises(ConnectionError):
+        list_nodes(Away(ConnectionError("refused")))
+    assert warnings == []
+
+
+@pytest.mark.parametrize("failure", FAILURES, ids=repr)
+def test_a_run_without_an_id_counts_as_a_new_one(failure, warnings):
+    grid = BrokenGrid(failure)
+    assert get_run_id(grid) != get_run_id(grid)
+    assert len(warnings) == 1
+
+
+def test_a_moved_error_code_is_assumed_unchanged(monkeypatch, warnings):
+    monkeypatch.setitem(sys.modules, "flwr.common.constant", None)  # importing it now fails
+    assert is_app_error(Error(2))
+    monkeypatch.setitem(sys.modules, "flwr.common.constant", SimpleNamespace())
+    assert not is_app_error(Error(5))
+    assert len(warnings) == 1
+
+
+def test_a_federation_trains_without_any_private_part(monkeypatch, warnings, url):
+    grid = federation()
+    failure, ids = AttributeError("removed"), sorted(grid.nodes)
+    monkeypatch.setitem(sys.modules, "flwr.common.constant", None)
+    broken = BrokenGrid(failure)
+    monkeypatch.setattr(type(grid), "get_nodes", lambda self: broken.get_nodes())
+    monkeypatch.setattr(type(grid), "get_node_ids", lambda self: ids)
+    deploy(grid, ft.algorithms.FedAvg(), rounds=3, ledger=url)
+    assert len(read_ledger(url).filter(stage="used")) == 3 * N
+    assert len(warnings) == 1
+
+
+@pytest.mark.process
+def test_the_timed_startup_of_a_client_survives_a_moved_module():
+    code = _flwr_private.CLIENT_STARTUP.replace("flwr.supernode.cli", "flwr.moved.cli")
+    assert code != _flwr_private.CLIENT_STARTUP
+    subprocess.run([sys.executable, "-c", code], check=True)

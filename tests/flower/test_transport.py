@@ -1,0 +1,142 @@
+"""Late, lost and undecodable replies: each survived, with the model and the ledger right."""
+
+import math
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+import fedtide as ft
+from fedtide.participation.log.ledger import read_rounds
+
+from .driver import TASK, N, deploy, federation, model, node_of, rows, update_of
+from .fake_grid import FakeGrid
+
+A = ft.algorithms
+
+
+@pytest.mark.parametrize("algorithm", [A.MIFA(), A.FedAvg(), A.FedVARP()], ids=repr)
+def test_a_slow_client_is_never_starved_and_counts_as_its_method_says(algorithm, url):
+    grid = federation(seconds=lambda number: 20.0)
+    slow = node_of(grid, 3)
+    slow.seconds = lambda number: 0.1 if number == 0 else 70.0  # it tells its name at once
+    strategy = deploy(grid, algorithm, rounds=12, timeout=30.0, ledger=url)
+
+    history = [TASK.start.numpy()]
+    memory, late = np.zeros((N, 3)), []
+    for t in range(12):
+        used = [
+            (int(client), t if asked is None else asked)
+            for round, client, stage, asked in rows(url)
+            if round == t and stage == "used"
+        ]
+        late += [(client, t - asked) for client, asked in used if asked != t]
+        x = history[-1]
+        updates = {client: update_of(client, history[asked]) for client, asked in used}
+        if not updates:
+            pass
+        elif isinstance(algorithm, A.FedAvg):
+            x = x + np.mean(list(updates.values()), axis=0)
+        elif isinstance(algorithm, A.FedVARP):
+            news = [updates[client] - memory[client] for client in updates]
+            x = x + memory.mean(axis=0) + np.mean(news, axis=0)
+        for client, update in updates.items():
+            memory[client] = update
+        if isinstance(algorithm, A.MIFA):
+            x = x + memory.mean(axis=0)
+        history.append(x)
+    np.testing.assert_allclose(model(strategy), history[-1], rtol=1e-9)
+
+    of_slow = [(stage, asked) for _, client, stage, asked in rows(url) if client == "3"]
+    if isinstance(algorithm, A.FedAvg):
+        assert late == []
+        assert ("used", None) not in of_slow
+        assert sum(stage == "reported" for stage, _ in of_slow) >= 2
+    else:
+        assert {client for client, _ in late} == {3}
+        assert len(late) >= 2
+        assert {lag for _, lag in late} <= {2, 3}
+
+
+def test_a_node_that_owes_a_reply_is_not_asked_again():
+    grid = federation(seconds=lambda number: 10.0 + 45.0 * (number % 3))
+    deploy(grid, A.MIFA(), rounds=15, timeout=30.0)
+    for node_id in grid.nodes:
+        asked = [m for m in grid.sent if m.metadata.dst_node_id == node_id]
+        assert len(asked) > 2
+        for earlier, later in pairwise(m.metadata.message_id for m in asked):
+            assert grid.answered[earlier] <= grid.pushed[later]
+
+
+def test_a_round_ends_with_enough_replies(url):
+    grid = federation()
+    for client in range(N):
+        node_of(grid, client).seconds = lambda number, c=client: (
+            0.1 if number == 0 else 5.0 * (c + 1)
+        )
+    deploy(grid, A.FedAvg(), rounds=1, close_after=2, ledger=url)
+    used = {client for _, client, stage, _ in rows(url) if stage == "used"}
+    assert used == {"0", "1"}
+    assert {client for _, client, stage, _ in rows(url) if stage == "selected"} == {"2", "3", "4"}
+
+
+def test_a_node_that_died_and_came_back_is_asked_again(url):
+    """Its message was delivered to a process that is gone: nobody will ever answer it."""
+    grid = federation(seconds=lambda number: 5.0)
+    lost = node_of(grid, 2)
+    lost.seconds = lambda number: math.inf if number == 1 else 5.0
+    beginning = grid.now
+
+    class Restarting(FakeGrid):
+        def get_nodes(self):
+            if self.now > beginning + 100 and not lost.started:
+                lost.started, lost.free_at = self.now, self.now
+            return super().get_nodes()
+
+    grid = Restarting(grid.nodes)
+    deploy(grid, A.FedAvg(), rounds=30, timeout=30.0, ledger=url)
+    stages = [(round, stage) for round, client, stage, _ in rows(url) if client == "2"]
+    assert stages[0] == (0, "selected")
+    assert stages[1][1] == "used"
+    assert stages[1][0] > 3
+    assert [round for round, _ in stages[1:]] == list(range(stages[1][0], 30))
+
+
+def test_no_nodes_for_some_rounds_and_then_three(url):
+    grid = federation()
+    beginning = grid.now
+    for client in range(N):
+        arrives = 95.0 if client < 3 else math.inf
+        node_of(grid, client).online = lambda now, at=arrives: now >= beginning + at
+    strategy = deploy(grid, A.FedAU(cutoff=2), rounds=6, timeout=30.0, ledger=url)
+    assert read_rounds(url)["round"].to_list() == list(range(6))
+    used = [(round, client) for round, client, stage, _ in rows(url) if stage == "used"]
+    assert used == [(t, str(n)) for t in (3, 4, 5) for n in (0, 1, 2)]
+    # Intervals of the three: 2 (cut off), 2 by coming in round 3, then 1 by coming in round 4.
+    x = TASK.start.numpy()
+    for weight in (2.0, 2.0, 5.0 / 3):
+        x = x + weight * sum(update_of(n, x) for n in range(3)) / N
+    np.testing.assert_allclose(model(strategy), x, rtol=1e-12)
+
+
+def test_a_reply_that_cannot_even_be_pulled_does_not_stop_the_others(url):
+    class Undecodable(FakeGrid):
+        def pull_messages(self, message_ids):
+            ids = list(message_ids)
+            broken = [i for i in ids if i in self.pending and self._of_client_1(i)]
+            if broken and len(ids) == 1:
+                del self.pending[ids[0]]
+            if broken:
+                raise ValueError("malformed object tree")
+            return super().pull_messages(ids)
+
+        def _of_client_1(self, message_id):
+            due, reply = self.pending[message_id]
+            node = self.nodes[reply.metadata.src_node_id]
+            train = reply.metadata.message_type == "train"
+            return train and due <= self.now and node.config["partition-id"] == 1
+
+    grid = Undecodable(federation().nodes)
+    deploy(grid, A.FedAvg(), rounds=3, timeout=30.0, ledger=url)
+    used = {(round, client) for round, client, stage, _ in rows(url) if stage == "used"}
+    assert used == {(t, str(n)) for t in range(3) for n in (0, 2, 3, 4)}
