@@ -4,7 +4,11 @@ from importlib.util import find_spec
 
 NEEDS = {
     "flwr": ["src/fedtide/flower/*", "tests/flower/*"],
-    "sqlalchemy": ["src/fedtide/participation/log/ledger.py", "src/fedtide/flower/*", "tests/flower/*"],
+    "sqlalchemy": [
+        "src/fedtide/participation/log/ledger.py",
+        "src/fedtide/flower/*",
+        "tests/flower/*",
+    ],
 }
 
 missing = [library for library in NEEDS if find_spec(library) is None]

@@ -11,7 +11,7 @@ import torch
 from flwr.app import Context
 
 import fedtide as ft
-from fedtide.algorithms import Instructions
+from fedtide.algorithms import Cohort, Instructions
 from fedtide.flower.clients.app import custom_client
 from fedtide.flower.protocol import TrainRequest, Update, vector_to_arrays
 from fedtide.flower.server.strategy import FedTide
@@ -63,7 +63,7 @@ def train_like_the_simulator(task: Task, local: ft.LocalTraining, seed: int) -> 
         def train(model, request: TrainRequest) -> Update:
             layout = task.layout
             work = LocalRound(task, local, seed, "reference", 0)
-            work.feed.steps_taken[number] = request.steps_taken
+            work.planner.steps_taken[number] = request.steps_taken
             instructions = Instructions(
                 model=layout.flatten(model),
                 correction=None
@@ -75,10 +75,10 @@ def train_like_the_simulator(task: Task, local: ft.LocalTraining, seed: int) -> 
                 gradients=request.gradients,
             )
             lr = local.rate(request.round)
-            found = work.reports(instructions, np.array([number]), np.ones(1), lr)
+            found = work.train(instructions, Cohort.uniform(torch.tensor([number])), lr)
             gradients = found.gradients
             return Update(
-                update=layout.unflatten(found.updates[0]),
+                update=layout.unflatten(found.deltas[0]),
                 samples=1 if found.samples is None else int(found.samples[0]),
                 lr=lr,
                 steps=int(found.steps[0]),

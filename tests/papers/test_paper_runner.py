@@ -20,7 +20,7 @@ from fedtide.papers.record import (
     write_record,
 )
 from fedtide.simulation.interruption import Interrupted
-from fedtide.sweep.grid import merged
+from fedtide.sweep.grid import merge
 
 PLAIN = {
     "title": "two clients",
@@ -75,7 +75,7 @@ def fast_run(paper):
 
 
 def change(run, changes):
-    return replace(run, settings=merged(dict(run.settings), changes))
+    return replace(run, settings=merge(dict(run.settings), changes))
 
 
 def without_time(records):

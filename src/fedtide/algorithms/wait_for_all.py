@@ -81,7 +81,7 @@ class WaitForAll(Algorithm[WaitState]):
         return WaitState.initial(model, population, weight=model.new_zeros(()))
 
     def choose_cohort(self, state: WaitState, cohort: Cohort) -> Cohort:
-        """Return the cohort ("gradient"), or all clients in the last round of a period ("steps")."""
+        """Return the cohort ("gradient"), or all clients when a period ends ("steps")."""
         if self.mode == "gradient":
             return cohort
         size = state.population if self._is_due(state) else 0

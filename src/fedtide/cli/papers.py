@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 
 from fedtide.atomic_io import make_folder, write_yaml
-from fedtide.cli.progress_bars import View
+from fedtide.cli.progress_bars import ProgressBars
 from fedtide.errors import InvalidInputError
 from fedtide.papers.export import export_sweep
 from fedtide.papers.paper_figure import draw_figure
@@ -81,7 +81,7 @@ def papers_command(
         return
     runs = plan(paper, size, *part)
     if not show:
-        with View(paper.name) as view:
+        with ProgressBars(paper.name) as view:
             run_paper(paper, runs, out, records, workers, view)
     _show(paper, size, load_records(records, paper.name), out)
 

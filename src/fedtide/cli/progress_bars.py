@@ -98,6 +98,3 @@ def _format_status(progress: SweepProgress, rate: float) -> str:
 
 def _format_loss(loss: float | None) -> str:
     return "" if loss is None else f"loss {loss:.4g}"
-
-
-View = ProgressBars  # the name that `fedtide.cli.papers` still imports

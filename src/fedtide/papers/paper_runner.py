@@ -22,8 +22,8 @@ from fedtide.simulation.experiment import Experiment
 from fedtide.simulation.run_folder import RunFolder
 from fedtide.sweep import Sweep, SweepRun, run_sweep
 from fedtide.sweep.configurations import Configuration
-from fedtide.sweep.job import failure
-from fedtide.sweep.sweep_runner import Progress
+from fedtide.sweep.job import read_failure
+from fedtide.sweep.sweep_runner import OnProgress
 
 
 def run_paper(
@@ -32,7 +32,7 @@ def run_paper(
     out: Path,
     records: Path,
     workers: int | None = 1,
-    progress: Progress | None = None,
+    progress: OnProgress | None = None,
 ) -> list[Record]:
     """Run the planned runs that have no matching record, and return the records of all of them.
 
@@ -70,7 +70,7 @@ def _train(
     out: Path,
     records: Path,
     workers: int | None,
-    progress: Progress | None,
+    progress: OnProgress | None,
 ) -> None:
     """Execute the runs as a sweep, and record each when it ends."""
     recorder = _Recorder(paper, {run.folder: run for run in runs}, records)
@@ -107,7 +107,7 @@ class _Recorder:
 
     def _record(self, run: PlannedRun, folder: RunFolder) -> Record:
         measures = self.paper.measures
-        if (note := failure(folder)) is not None:
+        if (note := read_failure(folder)) is not None:
             if not note["permanent"]:
                 raise InvalidInputError(f"{run.folder}.{note['sentence']}")
             reason = note["sentence"].partition(";")[0]

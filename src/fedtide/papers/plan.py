@@ -9,7 +9,7 @@ from typing import Any
 
 from fedtide.papers.paper_spec import LaptopScale, PaperExperiment, Scale, check_option
 from fedtide.simulation.experiment import Experiment
-from fedtide.sweep.grid import merged
+from fedtide.sweep.grid import merge
 
 _NO_CHANGES = LaptopScale(description="")
 
@@ -114,5 +114,5 @@ def _settings(
         laptop.by_case.get(case, {}),
         laptop.by_method.get(method, {}),
     ):
-        settings = merged(settings, changes)
+        settings = merge(settings, changes)
     return settings if paper.compute is not None else {"name": method, **settings}

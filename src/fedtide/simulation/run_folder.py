@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import reduce
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import polars as pl
 
 from fedtide.atomic_io import DRAFT_PATTERNS, draft_path, write_frame, write_yaml
 from fedtide.errors import InvalidInputError
+from fedtide.locking import lock_folder
 from fedtide.simulation.experiment import differences, read_yaml
 
 
@@ -40,7 +39,6 @@ class RunFolder:
         self.failure = self.path / "failure.json"
         self.checkpoints = self.path / "checkpoints"
         self.log_parts = self.path / "log"
-        self._lock_file = self.path / ".lock"
         self.log_chain = ""
         self._initial_files = (
             self._lock_file,
@@ -110,48 +108,11 @@ class RunFolder:
         Raises:
             InvalidInputError: as `check`; the folder is in use, or cannot be written.
         """
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            lock = _locked(self._lock_file)
-        except BlockingIOError:
-            raise InvalidInputError(
-                f"out: {self.path} is in use by another run; wait for it or choose another"
-            ) from None
-        except OSError as error:
-            raise InvalidInputError(
-                f"out: {self.path} cannot be written ({error.strerror}); choose another"
-            ) from None
-        with lock:
-            try:
-                self.check(experiment, resume)
-                if not self.experiment.exists():
-                    write_yaml(self.experiment, experiment)
-                yield
-            finally:
-                self._lock_file.unlink(missing_ok=True)
-
-
-def _locked(path: Path) -> IO[str]:
-    """Return the open lock file at `path`, held by this process until it is closed.
-
-    Whoever holds the lock removes the file before letting it go, so somebody else may come to hold
-    a file that is no longer in its place, beside a third who holds the new one: then try again.
-
-    Raises:
-        BlockingIOError: another process holds it.
-        OSError: it cannot be written.
-    """
-    while True:
-        file = path.open("w")
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            file.close()
-            raise
-        with suppress(FileNotFoundError):
-            if os.path.samestat(os.fstat(file.fileno()), path.stat()):
-                return file
-        file.close()
+        with lock_folder(self.path, "out", "wait for it or choose another"):
+            self.check(experiment, resume)
+            if not self.experiment.exists():
+                write_yaml(self.experiment, experiment)
+            yield
 
 
 def _chain(before: str, part: Path) -> str:

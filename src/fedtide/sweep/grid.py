@@ -61,9 +61,6 @@ def merge(plain: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any
     return changed
 
 
-merged = merge  # the name that `fedtide.papers` still imports
-
-
 def combine_points(grid: Any, listed: Any) -> list[tuple[Point, ...]]:
     """Return every combination of the entries of `list` and the values of `grid`.
 

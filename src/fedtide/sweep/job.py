@@ -129,6 +129,3 @@ def read_failure(folder: RunFolder) -> dict[str, Any] | None:
         return None
     note: dict[str, Any] = json.loads(folder.failure.read_text(encoding="utf-8"))
     return note
-
-
-failure = read_failure  # the name that `fedtide.papers` still imports

@@ -207,6 +207,3 @@ class _Execution:
         if outcome.state == "failed":
             write_failure(job, outcome)
         self._call_done(self.runs[job.path])
-
-
-Progress = OnProgress  # the name that `fedtide.papers` still imports

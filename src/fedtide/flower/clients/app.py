@@ -13,6 +13,7 @@ from flwr.app import Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from torch import Tensor, nn
 
+from fedtide.algorithms import Instructions
 from fedtide.errors import InvalidInputError
 from fedtide.flower.clients.store import LostMemoryError, encode_update
 from fedtide.flower.clients.task import ClientTask, Loss, cross_entropies
@@ -28,7 +29,6 @@ from fedtide.flower.protocol import (
 from fedtide.problems.layout import Params
 from fedtide.training import LocalTraining
 from fedtide.training.minibatches import MinibatchPlanner
-from fedtide.training.trainers.base import RoundContext
 from fedtide.training.trainers.reference import ReferenceTrainer
 
 Data = tuple[Tensor, Tensor]
@@ -168,8 +168,8 @@ class _ClientTrainer:
         planner.steps_taken[:] = request.steps_taken
         plan = planner.plan(np.zeros(1, dtype=np.int64), request.full_batch)
         correction = None if request.correction is None else self._flatten(request.correction)[None]
-        context = RoundContext(x, lr, request.mu, request.gradients_at_start)
-        delta = ReferenceTrainer(self._task, local).train(context, plan, correction)[0]
+        instructions = Instructions(x, correction, request.mu, request.gradients_at_start)
+        delta = ReferenceTrainer(self._task, local).train(instructions, plan, lr)[0]
         return Update(
             update=self._task.layout.unflatten(delta),
             samples=self._samples,
@@ -185,11 +185,9 @@ class _ClientTrainer:
         return metrics
 
     def _gradient(self, x: Tensor, planner: MinibatchPlanner) -> Params:
-        """Return ∇F(x) over all samples: minus the update of one full step with γ = 1."""
-        trainer = ReferenceTrainer(self._task, LocalTraining(steps=1, lr=1.0))
+        """Return ∇F(x) over all samples."""
         plan = planner.full_batch_plan(np.zeros(1, dtype=np.int64))
-        delta = trainer.train(RoundContext(x, 1.0, gradients_at_start=True), plan)[0]
-        return self._task.layout.unflatten(-delta)
+        return self._task.layout.unflatten(self._task.gradient(x, plan)[0])
 
     def _flatten(self, params: Params) -> Tensor:
         layout = self._task.layout

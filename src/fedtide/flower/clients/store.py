@@ -11,7 +11,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from fedtide.algorithms._participation_intervals import MeanInterval
+from fedtide.algorithms.fedau import MeanInterval
 from fedtide.atomic_io import write_atomically
 from fedtide.flower.protocol import TrainRequest, Update
 from fedtide.problems.layout import Params
@@ -102,6 +102,6 @@ def _fedau_weight(request: TrainRequest, store: ClientStore) -> float:
     this, t = torch.zeros(1, dtype=torch.int64), request.round - first
     weight = float(intervals.mean_interval(t, this))
     intervals = intervals.record(t, this)
-    state = {"last": intervals.last, "closed": intervals.closed, "first": torch.tensor(first)}
+    state = {"last": intervals.last_seen, "closed": intervals.closed, "first": torch.tensor(first)}
     store.save(request.round, state)
     return weight

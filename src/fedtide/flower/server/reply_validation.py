@@ -144,7 +144,7 @@ def stack_updates(updates: list[ValidatedUpdate], weight: float, like: Tensor) -
     return ClientUpdates(
         clients=torch.tensor([u.client for u in updates]),
         weights=torch.full((len(updates),), weight, dtype=like.dtype, device=like.device),
-        updates=torch.stack([u.update for u in updates]),
+        deltas=torch.stack([u.update for u in updates]),
         lr=updates[0].lr,
         steps=torch.tensor([u.steps for u in updates]),
         samples=torch.tensor([u.samples for u in updates]),

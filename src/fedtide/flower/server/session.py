@@ -6,12 +6,13 @@ from collections.abc import Callable, Iterable, Mapping
 from itertools import groupby
 from logging import getLogger
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fedtide.algorithms import Algorithm, RoundInfo
+from fedtide.algorithms import Algorithm, RoundDriver, RoundInfo
 from fedtide.algorithms.serialization import from_tensors, to_tensors
 from fedtide.errors import InvalidInputError
 from fedtide.flower.server.discovery import NodeRegistry
@@ -39,7 +40,7 @@ class TrainingSession:
         folder: where the state is saved after every round, and restored from; None: nowhere.
 
     Attributes:
-        state: of the algorithm.
+        driver: holds the algorithm's state.
         steps_taken: how many local steps of each client have counted, shape (N,).
         accepted_rounds: the round of each client's last update that counted, -1 for none,
             shape (N,).
@@ -56,7 +57,7 @@ class TrainingSession:
 
     def __init__(
         self,
-        algorithm: Algorithm,
+        algorithm: Algorithm[Any],
         registry: NodeRegistry,
         layout: Layout,
         model: Tensor,
@@ -70,7 +71,7 @@ class TrainingSession:
         self._folder = folder
         # Each client reports how many samples it holds with its updates; none is known before.
         samples = np.zeros(registry.size, dtype=np.int64)
-        self.state = algorithm.init(model, Population(registry.size, samples=samples))
+        self.driver = RoundDriver(algorithm, model, Population(registry.size, samples=samples))
         self.steps_taken = torch.zeros(registry.size, dtype=torch.int64)
         self.accepted_rounds = torch.full_like(self.steps_taken, -1)
         self.lr = 0.0
@@ -84,19 +85,19 @@ class TrainingSession:
     @property
     def round(self) -> int:
         """t, the number of rounds that have ended; it never restarts."""
-        ended: int = self.state.round
+        ended: int = self.driver.state.round
         return ended
 
     @property
     def model(self) -> Tensor:
         """x_t, shape (d,), from which clients train."""
-        model: Tensor = self.state.model
+        model: Tensor = self.driver.state.model
         return model
 
     @property
     def output(self) -> Tensor:
         """The model that the algorithm recommends so far, shape (d,)."""
-        return self.algorithm.output(self.state)
+        return self.driver.output
 
     def end_round(self, updates: Iterable[ValidatedUpdate]) -> RoundInfo:
         """Aggregate this round's updates, at most one of each client, and move the model.
@@ -109,14 +110,13 @@ class TrainingSession:
             self._absorb(list(group), weight=1.0 / len(ordered))
         self.lr = next((u.lr for u in reversed(ordered) if u.lr), self.lr)
         # Before the first update there is nothing that a learning rate could scale.
-        self.state, info = self.algorithm.step(self.state, self.lr or 1.0)
-        return info
+        return self.driver.step(self.lr or 1.0)
 
     def _absorb(self, updates: list[ValidatedUpdate], weight: float) -> None:
         for first in range(0, len(updates), _CHUNK):
             part = updates[first : first + _CHUNK]
             chunk = stack_updates(part, weight, self.model)
-            self.state = self.algorithm.absorb(self.state, chunk)
+            self.driver.absorb(chunk)
             self.steps_taken[chunk.clients] += chunk.steps
             self.accepted_rounds[chunk.clients] = torch.tensor([update.round for update in part])
 
@@ -126,7 +126,9 @@ class TrainingSession:
         self.sent_models = {t: model for t, model in self.sent_models.items() if t in rounds}
         if self._folder is None:
             return
-        tensors = {f"state.{name}": tensor for name, tensor in to_tensors(self.state).items()}
+        tensors = {
+            f"state.{name}": tensor for name, tensor in to_tensors(self.driver.state).items()
+        }
         tensors |= {f"sent.{t}": model for t, model in self.sent_models.items()}
         tensors |= {"steps_taken": self.steps_taken, "accepted_rounds": self.accepted_rounds}
         facts = {
@@ -155,7 +157,7 @@ class TrainingSession:
                     "give the same, or another folder"
                 )
         self.registry.restore(facts["registry"])
-        self.state = from_tensors(self.state, _strip(tensors, "state."))
+        self.driver.state = from_tensors(self.driver.state, _strip(tensors, "state."))
         self.sent_models = {int(t): model for t, model in _strip(tensors, "sent.").items()}
         self.steps_taken = tensors["steps_taken"]
         self.accepted_rounds = tensors["accepted_rounds"]

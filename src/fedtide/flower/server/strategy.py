@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from logging import getLogger
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,10 +14,9 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricReco
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
-from fedtide.algorithms import Algorithm
+from fedtide.algorithms import Algorithm, Cohort
 from fedtide.errors import InvalidInputError
 from fedtide.flower._flwr_private import get_run_id
-from fedtide.flower.needs import form_of, reads_steps, takes_late
 from fedtide.flower.protocol import build_train_content, flatten_initial, vector_to_arrays
 from fedtide.flower.server.discovery import Discovery, NodeRegistry
 from fedtide.flower.server.reply_validation import (
@@ -87,7 +87,7 @@ class FedTide(Strategy):
 
     def __init__(
         self,
-        algorithm: Algorithm,
+        algorithm: Algorithm[Any],
         *,
         clients: int | Sequence[str],
         state: str | Path | None = None,
@@ -114,8 +114,7 @@ class FedTide(Strategy):
         self.algorithm, self.seed, self.ttl = algorithm, seed, ttl
         self.fraction_train, self.fraction_evaluate = fraction_train, fraction_evaluate
         self.min_train_nodes, self.min_available_nodes = min_train_nodes, min_available_nodes
-        self.close_after, self.accepts_late = close_after, takes_late(algorithm)
-        self._form = form_of(algorithm)
+        self.close_after, self.accepts_late = close_after, algorithm.accepts_stale_updates
         self._clients, self._clock = clients, clock or Clock()
         self._state = None if state is None else Path(state)
         self._ledger = None if ledger is None else Ledger(ledger, federation)
@@ -182,9 +181,10 @@ class FedTide(Strategy):
         for client in nodes:
             self._round_log.record(client, "available")
         sample = self._sample(sorted(nodes), self.fraction_train)
-        cohort = self.algorithm.cohort(training.state, torch.tensor(sample, dtype=torch.int64))
+        present = Cohort.uniform(torch.tensor(sample, dtype=torch.int64))
+        cohort = training.driver.choose_cohort(present).clients
         cohort = cohort[torch.isin(cohort, torch.tensor(sorted(nodes)))]
-        instructions = self.algorithm.instruct(training.state, cohort)
+        instructions = training.driver.instruct(cohort)
         if instructions.model is not training.model:
             arrays = self._to_arrays(instructions.model)
         training.sent_models[t] = instructions.model
@@ -199,7 +199,7 @@ class FedTide(Strategy):
                 client=self._registry.names[client],
                 steps_taken=int(training.steps_taken[client]),
                 accepted_round=int(training.accepted_rounds[client]),
-                form=self._form,
+                form=self.algorithm.client_form,
                 requires_plain_sgd=self.algorithm.requires_plain_sgd,
                 config=config,
             )
@@ -261,7 +261,7 @@ class FedTide(Strategy):
             training.pending.messages.clear()
             training.run = run
         self._training, self._registry = training, registry
-        self._validator = ReplyValidator(layout, registry.names, reads_steps(self.algorithm))
+        self._validator = ReplyValidator(layout, registry.names, self.algorithm.uses_local_lr)
         self._transport = Transport(grid, training.pending, self._clock, registry.client_at)
         self._discovery = Discovery(self._transport, registry, self.ttl)
         self._answered: dict[str, PendingReply] = {}
