@@ -13,7 +13,7 @@ import polars as pl
 
 from fedtide.atomic_io import DRAFT_PATTERNS, draft_path, write_frame, write_yaml
 from fedtide.errors import InvalidInputError
-from fedtide.locking import lock_folder
+from fedtide.locking import LOCK_FILE, lock_folder
 from fedtide.simulation.experiment import differences, read_yaml
 
 
@@ -40,10 +40,8 @@ class RunFolder:
         self.checkpoints = self.path / "checkpoints"
         self.log_parts = self.path / "log"
         self.log_chain = ""
-        self._initial_files = (
-            self._lock_file,
-            draft_path(self.experiment),
-        )  # of a run killed at its start
+        # what a run killed at its start may leave behind
+        self._initial_files = (self.path / LOCK_FILE, draft_path(self.experiment))
 
     @property
     def finished(self) -> bool:
