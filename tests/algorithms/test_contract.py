@@ -70,7 +70,7 @@ def test_it_lists_who_reported_in_the_order_of_arrival(method):
         return
     state = method.init(torch.from_numpy(START), Population(4, rates=RATES))
     present = torch.tensor([2, 0])
-    driven = drive(method, PROBLEM, np.array([[0.4, 0.0, 0.6, 0.0]]), state=state)
+    driven = drive(method, PROBLEM, np.array([[0.4, 0.0, 0.6, 0.0]]), state=state, rates=RATES)
     start = method.init(state.model, Population(4, rates=RATES))
     trained = method.choose_cohort(start, Cohort.uniform(present)).clients
     assert driven.infos[0].clients.tolist() == sorted(trained.tolist())

@@ -56,8 +56,8 @@ def test_in_a_file_it_is_the_same_and_can_be_restored(tmp_path_factory, before, 
     memory, kept = written(ClientMemory.empty(20, torch.zeros(2), str(folder)), before)
     check(memory, kept)
     fresh = ClientMemory.empty(20, torch.zeros(2), str(folder))
-    packed = {name: tensor.clone() for name, tensor in memory.packed().items()}
-    restored = fresh.unpacked(packed)
+    packed = {name: tensor.clone() for name, tensor in memory.to_tensors().items()}
+    restored = fresh.from_tensors(packed)
     check(restored, kept)
     again, more = written(restored, after)
     check(again, kept | more)

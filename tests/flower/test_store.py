@@ -7,7 +7,7 @@ import pytest
 
 import fedtide as ft
 from fedtide.errors import InvalidInputError
-from fedtide.flower import ClientSideMemory, FedTide
+from fedtide.flower import ClientSideMemory
 from fedtide.flower.server.session import TrainingSession
 from fedtide.participation.log.ledger import read_ledger
 
@@ -37,7 +37,7 @@ def test_the_models_are_those_of_the_plain_method(method, tmp_path):
     grid = federation(TASK, LOCAL, present, memory=tmp_path)
     on_clients = deploy(grid, ClientSideMemory(method), 12)
     np.testing.assert_allclose(model(on_clients), model(plain), rtol=1e-10)
-    assert not hasattr(on_clients.training.state, "memory")
+    assert not hasattr(on_clients.training.driver.state, "memory")
 
 
 @pytest.mark.parametrize("method", METHODS[:3], ids=repr)
@@ -129,12 +129,6 @@ def test_under_fedau_a_client_that_lost_its_disk_counts_anew(tmp_path):
 def test_methods_that_need_the_server_are_refused(method):
     with pytest.raises(InvalidInputError, match=r"^method: "):
         ClientSideMemory(method)
-
-
-def test_a_switch_cannot_forget():
-    switch = A.Switch(first=A.FedAvg(), second=ClientSideMemory(A.MIFA()), at=3)
-    with pytest.raises(InvalidInputError, match=r"^algorithm: .*ClientSideMemory; "):
-        FedTide(switch, clients=2)
 
 
 def test_without_a_folder_nothing_is_used(tmp_path):

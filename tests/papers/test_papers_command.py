@@ -106,7 +106,7 @@ def test_exported_sweep_has_the_same_runs(fedtide, tmp_path, name):
     case = next(iter(load(name).cases))
     status, _, _ = fedtide("papers", name, "--scale", "paper", "--export", str(file))
     assert status == 0
-    exported = [member.experiment.to_dict() for member in Sweep.load(file).members]
+    exported = [run.experiment.to_dict() for run in Sweep.load(file).runs]
     planned = [run.resolved for run in plan(load(name), cases=[case])]
     assert exported == planned
 

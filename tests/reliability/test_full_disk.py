@@ -65,6 +65,6 @@ def test_the_client_memory_on_a_full_disk_keeps_its_rows(disk):
     memory, row = ClientMemory.empty(100, torch.zeros(10_000), str(disk)), torch.ones(1, 10_000)
     for client in range(26):
         memory = memory.write(torch.tensor([client]), row * client)
-    with pytest.raises(ft.InvalidInputError, match=r"^memory_folder: .* 40,000.*; make room"):
+    with pytest.raises(ft.InvalidInputError, match=r"^memory_folder: .* 40,000.*; free disk space"):
         memory.write(torch.tensor([26]), row)
     assert torch.equal(memory.read(torch.arange(26)), row * torch.arange(26.0)[:, None])

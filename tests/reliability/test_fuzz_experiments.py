@@ -83,7 +83,7 @@ VALID = {
         {"type": "longest-absent", "size": 1},
         {"type": "least-served", "size": 1, "period": 2},
     ],
-    "dropout": [{"type": "none"}, {"type": "drop", "probability": 0.5}],
+    "dropout": [{"type": "none"}, {"type": "random", "probability": 0.5}],
     "problem": [
         QUADRATIC,
         {"type": "lower-bound-4d", "noise": 0.5, "logged": "published"},
@@ -379,7 +379,7 @@ HOSTILE = {
     "two documents": ("a: 1\n---\nb: 2", "YAML.* line 2"),
     "unhashable key": ("? [1, 2]\n: 3", "YAML.* line 1"),
     "code": ("rounds: !!python/object/apply:os.system ['touch pwned']", "YAML.* line 1"),
-    "empty": ("", "no keys.*; .*`problem:`"),
+    "empty": ("", "not a mapping; .*`problem:`"),
     "NUL": ("rounds: \0", "YAML"),
 }
 

@@ -58,7 +58,7 @@ def test_weights_over_time_agree_with_the_run(groups):
         mean = run.clients["weight"].fill_nan(0.0).to_numpy()
         scale = (there.sum(axis=0) * mean).sum() / there.size
         for client in range(8):
-            _, weights = found.of(client)
+            _, weights = found.select(client)
             assert np.mean(weights) == pytest.approx(mean[client] / scale)
 
 

@@ -109,7 +109,7 @@ def test_stages_of_selection_and_report():
 def test_the_log_keeps_what_is_asked_for(lowest):
     how = {
         "selection": {"type": "uniform-of", "size": 3},
-        "report": {"type": "random", "probability": 0.5},
+        "dropout": {"type": "random", "probability": 0.5},
     }
     everything = run(quadratic(), {"type": "bernoulli", "rates": 0.9}, "fedavg", 30, **how)
     kept = run(quadratic(), {"type": "bernoulli", "rates": 0.9}, "fedavg", 30, log=lowest, **how)

@@ -215,5 +215,5 @@ def test_a_folder_with_other_contents_is_refused(sweep, tmp_path):
         run_sweep(found, full)
     run_sweep(found, tmp_path / "out", workers=1)
     changed = sweep(["rounds=4"], seeds=[1, 2])
-    with pytest.raises(ft.InvalidInputError, match=r"^resume: .*rounds \(3 there, 4 here\)"):
+    with pytest.raises(ft.InvalidInputError, match=r"^resume: .*rounds \(was 3, is 4\)"):
         run_sweep(changed, tmp_path / "out")

@@ -35,7 +35,7 @@ COMMANDS = {
     ),
     "papers": _Command(
         "fedtide.cli.papers:papers_command",
-        "List the papers' experiments, or run one: published against measured, claim by claim.",
+        "List the papers' experiments, or run one and compare it with the published numbers.",
     ),
     "compare": _Command(
         "fedtide.cli.compare:compare_command",
