@@ -10,7 +10,7 @@ MARKED := statistical or compile or process or flower or ray or fuzz
 .PHONY: demo test test-marked test-all coverage bench clean
 
 demo: .venv/installed
-	$(BIN)/fedtide run examples/digits.yaml
+	$(BIN)/fedtide run digits
 
 test: .venv/installed-dev
 	$(BIN)/ruff check

@@ -14,12 +14,13 @@ from flwr.common.secure_aggregation.secaggplus_constants import (
 )
 from scipy import stats
 
+import fedtide.examples
 from fedtide.algorithms import FedAU
 from fedtide.flower import ClientSideMemory, FedTide, custom_client
 
 from .fake_grid import FakeGrid, Node
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "flower_secure"
+EXAMPLE = Path(fedtide.examples.__file__).parent / "flower_secure"
 SITES, ROUNDS, CUTOFF, KILLED = 6, 13, 4, (4, 3)
 """KILLED: the round in which a site dies between its keys and its update, and that site."""
 

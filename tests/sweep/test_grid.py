@@ -8,9 +8,10 @@ import pytest
 import yaml
 
 import fedtide as ft
+import fedtide.examples
 from fedtide.sweep import Sweep, run_sweep
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
+EXAMPLES = Path(fedtide.examples.__file__).parent
 
 
 def field_values(found, *fields):

@@ -37,6 +37,10 @@ COMMANDS = {
         "fedtide.cli.papers:papers_command",
         "List the papers' experiments, or run one and compare it with the published numbers.",
     ),
+    "examples": _Command(
+        "fedtide.cli.examples:examples_command",
+        "List the examples that come with fedtide, or copy one to start from.",
+    ),
     "compare": _Command(
         "fedtide.cli.compare:compare_command",
         "Compare finished runs: one row per method, mean ± standard deviation over its seeds.",
@@ -89,7 +93,7 @@ app = _typer(cls=_LazyCommands, no_args_is_help=True)
 def _main() -> None:
     """Federated learning for clients that come and go: simulate, compare, audit and deploy.
 
-    Start with `fedtide run examples/digits.yaml`; `fedtide COMMAND --help` explains a command.
+    Start with `fedtide run digits`; `fedtide COMMAND --help` explains a command.
     """
 
 

@@ -10,6 +10,7 @@ from rich.console import Console
 
 from fedtide.cli.options import Overrides, Track, Workers, track_runs
 from fedtide.cli.progress_bars import ProgressBars
+from fedtide.examples import find_example
 from fedtide.plotting import save_figure
 from fedtide.report.comparison import comparison_table
 from fedtide.report.figures.run_comparison import comparison_figure
@@ -18,7 +19,12 @@ from fedtide.sweep import Sweep, run_sweep
 
 
 def run_command(
-    file: Annotated[Path, typer.Argument(help="An experiment file (YAML).", show_default=False)],
+    file: Annotated[
+        Path,
+        typer.Argument(
+            help="An experiment file (YAML), or the name of an example.", show_default=False
+        ),
+    ],
     overrides: Overrides = None,
     out: Annotated[
         Path | None,
@@ -36,9 +42,9 @@ def run_command(
     the clients, the model and a figure. An interrupted run, even after a power cut, continues with
     --resume and gives the same results as an uninterrupted one.
 
-    Example: fedtide run examples/digits.yaml rounds=100 --out runs/short
+    Example: fedtide run digits rounds=100 --out runs/short
     """
-    sweep = Sweep.load(file, overrides or ())
+    sweep = Sweep.load(find_example(file), overrides or ())
     out = out or _default_out(sweep.name, resume)
     with ProgressBars(sweep.name) as bars:
         frame = run_sweep(

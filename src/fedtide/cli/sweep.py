@@ -13,6 +13,7 @@ from rich.table import Table
 
 from fedtide.cli.options import Overrides, Track, Workers, track_runs
 from fedtide.cli.progress_bars import ProgressBars
+from fedtide.examples import find_example
 from fedtide.sweep import Sweep, run_sweep
 from fedtide.sweep.result_table import RESULTS_FILE
 from fedtide.sweep.sweep_spec import BEST_FILE
@@ -21,7 +22,10 @@ _MAX_ROWS = 40  # configurations printed; the file has all
 
 
 def sweep_command(
-    file: Annotated[Path, typer.Argument(help="A sweep file (YAML).", show_default=False)],
+    file: Annotated[
+        Path,
+        typer.Argument(help="A sweep file (YAML), or the name of an example.", show_default=False),
+    ],
     overrides: Overrides = None,
     out: Annotated[
         Path | None, typer.Option(help="Output folder.", show_default="runs/NAME")
@@ -43,9 +47,9 @@ def sweep_command(
     command to continue after an interruption, or after adding to the file: finished runs are kept,
     only missing ones are executed. A failed run is recorded and the others continue.
 
-    Example: fedtide sweep examples/digits-sweep.yaml --out runs/sweep
+    Example: fedtide sweep digits-sweep --out runs/sweep
     """
-    sweep = Sweep.load(file, overrides or ())
+    sweep = Sweep.load(find_example(file), overrides or ())
     out = out or Path("runs") / sweep.name
     with ProgressBars(sweep.name) as bars:
         done = track_runs(track, out, sweep.name)

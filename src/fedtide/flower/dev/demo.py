@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import fedtide.examples
 from fedtide.errors import InvalidInputError
 from fedtide.flower._flwr_private import CLIENT_STARTUP
 from fedtide.flower.dev.local_federation import LocalFederation
@@ -63,10 +64,8 @@ def run_demo(folder: Path, rounds: int, tls: bool, show: Callable[[str], None]) 
 
 
 def example_app() -> Path:
-    """Return the folder of the Flower app that the demo runs, installed or in a checkout."""
-    here = Path(__file__)
-    installed = here.parents[1] / "example"
-    return installed if installed.is_dir() else here.parents[4] / "examples" / "flower"
+    """Return the folder of the Flower app that the demo runs."""
+    return Path(fedtide.examples.__file__).parent / "flower"
 
 
 class Forecast:

@@ -1,0 +1,46 @@
+"""`fedtide examples`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from fedtide.examples import copy_example, list_examples
+
+
+def examples_command(
+    name: Annotated[
+        str | None, typer.Argument(help="The example to copy.", show_default="list all")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="The folder that receives the copy.")] = Path(),
+) -> None:
+    """List the examples that come with fedtide, or copy one to start from.
+
+    An experiment also runs without a copy, by its name: fedtide run digits
+
+    Example: fedtide examples digits-sweep --out my-experiments
+    """
+    if name is None:
+        _print_list()
+        return
+    copies = copy_example(name, out)
+    print(f"copied: {', '.join(map(str, copies))}")
+    if copies[0].is_dir():
+        print("docs/deploy.md explains how to run the app with Flower.")
+    else:
+        print(f"next: fedtide {'run' if name in ('digits', 'fashion') else 'sweep'} {copies[0]}")
+
+
+def _print_list() -> None:
+    table = Table(box=box.SIMPLE_HEAD, header_style="bold", show_edge=False)
+    table.add_column("name", no_wrap=True)
+    table.add_column("what it shows")
+    for name, description in list_examples().items():
+        table.add_row(name, description)
+    Console().print(table)
+    print("copy one: fedtide examples NAME; run one: fedtide run digits")

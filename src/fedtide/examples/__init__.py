@@ -1,0 +1,78 @@
+"""Examples that ship with the package: experiment files, and Flower apps in folders.
+
+`fedtide examples` lists and copies them; `fedtide run` and `fedtide sweep` take the name of an
+experiment instead of a file.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+
+from fedtide.errors import InvalidInputError, did_you_mean
+
+_ROOT = Path(__file__).parent
+_BASE = re.compile(r"^base:\s*(\S+)", re.MULTILINE)
+
+
+def list_examples() -> dict[str, str]:
+    """Return the first sentence of every example's description, by name.
+
+    >>> list_examples()["fashion"]
+    "Fashion-MNIST with 250 clients and the partition of FedAU's paper."
+    """
+    files = sorted(_ROOT.glob("*.yaml"))
+    found = {file.stem: _describe(file) for file in files}
+    apps = sorted(file.parent for file in _ROOT.glob("*/pyproject.toml"))
+    return found | {app.name: _describe(app / "server_app.py") for app in apps}
+
+
+def find_example(file: Path) -> Path:
+    """Return `file`, or the bundled experiment of this name if there is no such file."""
+    bundled = _ROOT / f"{file.name}.yaml"
+    is_name = len(file.parts) == 1 and bundled.is_file()
+    return bundled if is_name and not file.exists() else file
+
+
+def copy_example(name: str, folder: Path) -> list[Path]:
+    """Copy an example, and the files that it builds on, into a folder; return the copies.
+
+    Raises:
+        InvalidInputError: no such example, or a copy would replace a file.
+    """
+    if name not in list_examples():
+        raise InvalidInputError(f"name: unknown {name!r}; {did_you_mean(name, list_examples())}")
+    sources = [_ROOT / name] if (_ROOT / name).is_dir() else _with_bases(_ROOT / f"{name}.yaml")
+    copies = [folder / source.name for source in sources]
+    for copy in copies:
+        if copy.exists():
+            raise InvalidInputError(f"out: {copy} exists; choose another folder with --out")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for source, copy in zip(sources, copies, strict=True):
+            if source.is_dir():
+                shutil.copytree(source, copy, ignore=shutil.ignore_patterns("__pycache__"))
+            else:
+                shutil.copyfile(source, copy)
+    except OSError as error:
+        raise InvalidInputError(
+            f"out: {folder} cannot be written ({error.strerror}); choose another"
+        ) from None
+    return copies
+
+
+def _with_bases(file: Path) -> list[Path]:
+    """Return an experiment file and those that it names as `base`, directly or indirectly."""
+    base = _BASE.search(file.read_text(encoding="utf-8"))
+    return [file] if base is None else [file, *_with_bases(_ROOT / base.group(1))]
+
+
+def _describe(file: Path) -> str:
+    """Return the first sentence of a file's leading comment or docstring."""
+    text = file.read_text(encoding="utf-8")
+    comment = " ".join(
+        line.lstrip("# ").strip() for line in text.split("\n#\n")[0].splitlines() if line[:1] == "#"
+    )
+    text = comment or text.partition('"""')[2].partition('"""')[0]
+    return re.split(r"(?<=[.?])\s", " ".join(text.split()), maxsplit=1)[0]

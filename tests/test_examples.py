@@ -1,0 +1,52 @@
+"""The bundled examples: complete, loadable, and copied without replacing files."""
+
+from pathlib import Path
+
+import pytest
+
+import fedtide as ft
+from fedtide.examples import copy_example, find_example, list_examples
+from fedtide.sweep import Sweep
+
+EXPERIMENTS = [name for name in list_examples() if not name.startswith("flower")]
+
+
+def test_every_example_says_what_it_shows():
+    assert {"digits", "digits-sweep", "fashion", "flower"} <= set(list_examples())
+    assert all(len(text) > 20 and text[-1] in ".?" for text in list_examples().values())
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_a_copied_experiment_is_complete(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    copies = copy_example(name, tmp_path / "copies")
+    copied, bundled = Sweep.load(copies[0]), Sweep.load(find_example(Path(name)))
+    assert copies[0].name == f"{name}.yaml"
+    assert [run.experiment for run in copied.runs] == [run.experiment for run in bundled.runs]
+
+
+def test_a_copied_app_has_no_caches(tmp_path):
+    (folder,) = copy_example("flower", tmp_path)
+    assert {"pyproject.toml", "server_app.py", "client_app.py", "task.py"} == {
+        file.name for file in folder.iterdir()
+    }
+
+
+def test_copies_never_replace_files(tmp_path):
+    (tmp_path / "digits.yaml").write_text("mine")
+    with pytest.raises(ft.InvalidInputError, match=r"^out: .*digits\.yaml exists; "):
+        copy_example("digits-sweep", tmp_path)
+    assert [file.name for file in tmp_path.iterdir()] == ["digits.yaml"]
+    assert (tmp_path / "digits.yaml").read_text() == "mine"
+
+
+def test_an_unknown_example_is_refused_with_the_nearest(tmp_path):
+    with pytest.raises(ft.InvalidInputError, match=r"^name: .*did you mean 'digits'"):
+        copy_example("digit", tmp_path)
+
+
+def test_a_file_of_the_user_comes_before_an_example(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "digits").write_text("rounds: 1")
+    assert find_example(Path("digits")) == Path("digits")
+    assert find_example(Path("elsewhere/digits")) == Path("elsewhere/digits")
