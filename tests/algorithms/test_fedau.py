@@ -78,6 +78,7 @@ def test_the_weight_of_a_cyclic_client_approaches_the_closed_form(active, inacti
     assert omega == pytest.approx(closed, rel=0.01)
 
 
+@pytest.mark.statistical
 def test_the_weight_of_an_independent_client_approaches_the_closed_form():
     """(1 - (1 - p)^K) / p for p = 0.2, K = 6. With 20,000 rounds, intervals of mean ω and a
     standard deviation below ω, the mean of more than 5,000 of them is off by 5 standard errors

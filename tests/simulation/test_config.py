@@ -1,5 +1,6 @@
 """Conversion of plain data to objects and back, for every registered class."""
 
+import inspect
 from dataclasses import MISSING, fields, is_dataclass
 
 import numpy as np
@@ -242,3 +243,13 @@ def test_models_given_as_objects_are_written_by_their_type(model):
     plain = yaml.safe_load(yaml.safe_dump(BUILDER.to_dict(problem)))
     again = resolve_model(BUILDER.build(Problem, plain).model)
     assert BUILDER.to_dict(again) == BUILDER.to_dict(model)
+
+
+def test_simulate_spells_out_the_fields_of_an_experiment_with_their_defaults():
+    parameters = inspect.signature(ft.simulate).parameters
+    named = {name: p.default for name, p in parameters.items() if name not in ("out", "resume")}
+    assert set(named) == {field.name for field in fields(ft.Experiment)}
+    required = {name for name, default in named.items() if default is inspect.Parameter.empty}
+    assert required == {"problem", "participation", "algorithm", "local", "rounds"}
+    given = fields_of() | {name: named[name] for name in set(named) - required}
+    assert ft.Experiment.from_dict(given) == ft.Experiment.from_dict(fields_of())

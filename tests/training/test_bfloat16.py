@@ -46,6 +46,7 @@ def test_a_step_is_that_of_float64_to_a_tenth(trainer, image_task):
     assert (found - exact).norm() < 0.1 * exact.norm()
 
 
+@pytest.mark.statistical
 def test_the_model_learns_as_well():
     """The two runs differ in nothing but the rounding; 10 of 360 test samples are three points."""
     runs = [

@@ -48,7 +48,7 @@ class Builder:
             path: where in the experiment the value stands, for complaints.
 
         Raises:
-            InvalidInputError: with the path of the field and the mend.
+            InvalidInputError: with the path of the field and a hint.
         """
         members = get_args(kind) if _is_union(kind) else (kind,)
         for annotation in members:
