@@ -1,6 +1,8 @@
 """The structure of the package: imports point one way, and names are found once."""
 
 import ast
+import importlib
+import inspect
 from collections import Counter
 from pathlib import Path
 
@@ -145,3 +147,23 @@ def test_algorithms_are_driven_in_one_place():
                 called, owner = node.func.attr, ast.unparse(node.func.value)
                 driven = called in {"absorb", "instruct", "choose_cohort"}
                 assert not (driven and "algorithm" in owner), f"{file}: {owner}.{called}"
+
+
+def documented_modules():
+    """Return the dotted names of the modules that can be imported here."""
+    names = [".".join(file.relative_to(ROOT.parent).with_suffix("").parts) for file in FILES]
+    return [name.removesuffix(".__init__") for name in names]
+
+
+def test_every_public_method_is_documented_or_overrides_a_documented_one():
+    for name in documented_modules():
+        try:
+            module = importlib.import_module(name)
+        except ImportError:  # the library of an extra is missing
+            continue
+        for _, cls in inspect.getmembers(module, inspect.isclass):
+            if cls.__module__ != name or cls.__name__.startswith("_"):
+                continue
+            for method, value in vars(cls).items():
+                if not method.startswith("_") and (callable(value) or isinstance(value, property)):
+                    assert inspect.getdoc(getattr(cls, method)), f"{name}: {cls.__name__}.{method}"

@@ -1,7 +1,7 @@
 """Federated learning for clients that come and go.
 
-Say who takes part, train, compare: `simulate` runs an experiment given as objects, `run` one given
-as a YAML file; `audit` reads a log of who took part.
+`simulate` runs an experiment given as objects, `run` one given as a YAML file, and `audit` analyses
+a participation log.
 """
 
 from __future__ import annotations
@@ -37,19 +37,12 @@ __all__ = [
 
 _HOMES = {
     "fedtide.simulation": ("Experiment", "Result", "run", "simulate"),
-    "fedtide.training": (
-        "Ball",
-        "Box",
-        "InverseDecay",
-        "LocalTraining",
-        "Piecewise",
-        "StepDecay",
-    ),
+    "fedtide.training": ("Ball", "Box", "InverseDecay", "LocalTraining", "Piecewise", "StepDecay"),
 }
 
 
 def __getattr__(name: str) -> object:
-    """Import what trains when it is first asked for: an audit needs no PyTorch."""
+    """Import modules that need PyTorch on first use; an audit does not need it."""
     if name in ("algorithms", "participation", "problems"):
         return importlib.import_module(f"fedtide.{name}")
     for home, names in _HOMES.items():

@@ -7,7 +7,8 @@ import polars as pl
 import pytest
 
 import fedtide as ft
-from fedtide.plotting import method_styles, save_figure
+from fedtide.plotting.saving import save_figure
+from fedtide.plotting.style import method_styles
 from fedtide.report.comparison import compare_runs, comparison_table
 from fedtide.report.figures.run_comparison import comparison_figure
 from fedtide.report.loading import load_runs

@@ -56,7 +56,6 @@ class AdaptiveServer(Wrapper[AdaptiveState]):
         """Return the next v, given the last and Δ²."""
 
     def init(self, model: Tensor, population: Population) -> AdaptiveState:
-        """Return the state before round 0."""
         v0 = self.tau * self.tau if self.v0 is None else self.v0
         if v0 > torch.finfo(model.dtype).max:
             name = "tau" if self.v0 is None else "v0"

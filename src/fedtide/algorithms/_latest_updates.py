@@ -75,7 +75,6 @@ class LatestUpdates(Algorithm[LatestUpdatesState]):
         return True
 
     def init(self, model: Tensor, population: Population) -> LatestUpdatesState:
-        """Return the state before round 0, with all memories zero."""
         return LatestUpdatesState(
             model=model,
             round=0,

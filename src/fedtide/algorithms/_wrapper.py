@@ -48,50 +48,39 @@ class Wrapper(Algorithm[WrapperT]):
 
     @property
     def centralised(self) -> bool:
-        """Whether the inner algorithm is."""
         return self.inner.centralised
 
     @property
     def requires_plain_sgd(self) -> bool:
-        """Whether the inner algorithm does."""
         return self.inner.requires_plain_sgd
 
     @property
     def uses_local_lr(self) -> bool:
-        """Whether the inner algorithm does."""
         return self.inner.uses_local_lr
 
     @property
     def accepts_stale_updates(self) -> bool:
-        """Whether the inner algorithm does."""
         return self.inner.accepts_stale_updates
 
     @property
     def client_form(self) -> str:
-        """The form that the inner algorithm asks for."""
         return self.inner.client_form
 
     def choose_cohort(self, state: WrapperT, cohort: Cohort) -> Cohort:
-        """Return the cohort that the inner algorithm trains."""
         return self.inner.choose_cohort(state.inner, cohort)
 
     def instruct(self, state: WrapperT, clients: Tensor) -> Instructions:
-        """Return the inner algorithm's instructions."""
         return self.inner.instruct(state.inner, clients)
 
     def absorb(self, state: WrapperT, updates: ClientUpdates) -> WrapperT:
-        """Pass the updates to the inner algorithm."""
         return replace(state, inner=self.inner.absorb(state.inner, updates))
 
     def step(self, state: WrapperT, lr: float) -> tuple[WrapperT, RoundInfo]:
-        """Step as the inner algorithm does."""
         inner, info = self.inner.step(state.inner, lr)
         return replace(state, inner=inner), info
 
     def with_model(self, state: WrapperT, model: Tensor) -> WrapperT:
-        """Move the inner algorithm's model."""
         return replace(state, inner=self.inner.with_model(state.inner, model))
 
     def output(self, state: WrapperT) -> Tensor:
-        """Return what the inner algorithm recommends."""
         return self.inner.output(state.inner)

@@ -74,7 +74,6 @@ class Amplified(Wrapper[AmplifiedState]):
         require_at_least("start", self.start, 0)
 
     def init(self, model: Tensor, population: Population) -> AmplifiedState:
-        """Return the state before round 0."""
         return AmplifiedState(self.inner.init(model, population), torch.zeros_like(model))
 
     def step(self, state: AmplifiedState, lr: float) -> tuple[AmplifiedState, RoundInfo]:

@@ -49,7 +49,6 @@ class Averaged(Wrapper[AveragedState]):
     inner: Algorithm[Any] = field(default_factory=FedAvg)
 
     def init(self, model: Tensor, population: Population) -> AveragedState:
-        """Return the state before round 0."""
         return AveragedState(self.inner.init(model, population), mean=model.clone())
 
     def step(self, state: AveragedState, lr: float) -> tuple[AveragedState, RoundInfo]:

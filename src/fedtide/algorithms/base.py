@@ -139,15 +139,10 @@ class ClientUpdates:
 
     def select(self, which: Tensor) -> ClientUpdates:
         """Return the updates of some of the clients, given by positions or a mask."""
-        return replace(
-            self,
-            clients=self.clients[which],
-            weights=self.weights[which],
-            deltas=self.deltas[which],
-            steps=self.steps[which],
-            samples=None if self.samples is None else self.samples[which],
-            gradients=None if self.gradients is None else self.gradients[which],
-        )
+        rows: dict[str, Any] = {
+            n: value[which] for n, value in vars(self).items() if isinstance(value, Tensor)
+        }
+        return replace(self, **rows)
 
     def mean_gradients(self) -> Tensor:
         """Return -Δ_n / (γ I_n), the mean direction of each client's local steps, shape (S, d).

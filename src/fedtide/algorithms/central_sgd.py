@@ -36,7 +36,6 @@ class CentralSGD(WeightedSum[WeightedSumState]):
         return True
 
     def init(self, model: Tensor, population: Population) -> WeightedSumState:
-        """Return the state before round 0."""
         return WeightedSumState.initial(model, population)
 
     def client_weights(self, state: WeightedSumState, updates: ClientUpdates) -> Tensor:
@@ -44,5 +43,4 @@ class CentralSGD(WeightedSum[WeightedSumState]):
         return torch.ones_like(updates.weights)
 
     def normaliser(self, state: WeightedSumState) -> float:
-        """Return 1."""
         return 1.0

@@ -84,16 +84,13 @@ class ClientSideMemory(Algorithm[ClientSideMemoryState]):
 
     @property
     def accepts_stale_updates(self) -> bool:
-        """Whether the method does."""
         return self.method.accepts_stale_updates
 
     @property
     def uses_local_lr(self) -> bool:
-        """Whether the method does."""
         return self.method.uses_local_lr
 
     def init(self, model: Tensor, population: Population) -> ClientSideMemoryState:
-        """Return the state before round 0."""
         return ClientSideMemoryState(
             model=model,
             round=0,
@@ -104,7 +101,6 @@ class ClientSideMemory(Algorithm[ClientSideMemoryState]):
         )
 
     def absorb(self, state: ClientSideMemoryState, updates: ClientUpdates) -> ClientSideMemoryState:
-        """Add the updates of this chunk."""
         return replace(
             state,
             change=state.change + updates.deltas.sum(dim=0),
@@ -114,7 +110,6 @@ class ClientSideMemory(Algorithm[ClientSideMemoryState]):
     def step(
         self, state: ClientSideMemoryState, lr: float
     ) -> tuple[ClientSideMemoryState, RoundInfo]:
-        """Move the model."""
         rate = lr if isinstance(self.method, FedLaAvg) else self.method.server_lr
         weight = rate / state.population
         remembers = not isinstance(self.method, FedAU)

@@ -273,7 +273,6 @@ class FedAU(WeightedSum[FedAUState]):
         return self.omega(state, updates.clients)
 
     def normaliser(self, state: FedAUState) -> float:
-        """Return N."""
         return float(state.population)
 
     def step(self, state: FedAUState, lr: float) -> tuple[FedAUState, RoundInfo]:

@@ -87,6 +87,5 @@ class FedAvg(CohortAverage[WeightedSumState]):
     weights: Weights = "mean"
 
     def init(self, model: Tensor, population: Population) -> WeightedSumState:
-        """Return the state before round 0."""
         self.require_samples(population)
         return WeightedSumState.initial(model, population)

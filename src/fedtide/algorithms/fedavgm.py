@@ -74,7 +74,6 @@ class FedAvgM(Wrapper[MomentumState]):
         require_choice("convention", self.convention, Convention)
 
     def init(self, model: Tensor, population: Population) -> MomentumState:
-        """Return the state before round 0."""
         return MomentumState(self.inner.init(model, population), m=torch.zeros_like(model))
 
     def step(self, state: MomentumState, lr: float) -> tuple[MomentumState, RoundInfo]:

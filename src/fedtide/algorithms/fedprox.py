@@ -47,7 +47,6 @@ class FedProx(CohortAverage[WeightedSumState]):
         super().__post_init__()
 
     def init(self, model: Tensor, population: Population) -> WeightedSumState:
-        """Return the state before round 0."""
         self.require_samples(population)
         return WeightedSumState.initial(model, population)
 

@@ -56,7 +56,6 @@ class FedVARP(LatestUpdates):
         require_choice("empty_rounds", self.empty_rounds, EmptyRounds)
 
     def absorb(self, state: LatestUpdatesState, updates: ClientUpdates) -> LatestUpdatesState:
-        """Store these updates instead of the clients' previous ones."""
         return state.store(updates.clients, updates.deltas)
 
     def step(self, state: LatestUpdatesState, lr: float) -> tuple[LatestUpdatesState, RoundInfo]:

@@ -87,5 +87,4 @@ class KnownRates(WeightedSum[KnownRatesState]):
         return 1.0 / rates
 
     def normaliser(self, state: KnownRatesState) -> float:
-        """Return N."""
         return float(state.population)

@@ -58,7 +58,6 @@ class MIFA(LatestUpdates):
         require_choice("unseen", self.unseen, Unseen)
 
     def absorb(self, state: LatestUpdatesState, updates: ClientUpdates) -> LatestUpdatesState:
-        """Store these updates instead of the clients' previous ones."""
         return state.store(updates.clients, updates.deltas)
 
     def step(self, state: LatestUpdatesState, lr: float) -> tuple[LatestUpdatesState, RoundInfo]:

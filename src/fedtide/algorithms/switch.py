@@ -114,21 +114,17 @@ class Switch(Algorithm[SwitchState]):
         return self.first.accepts_stale_updates and self.second.accepts_stale_updates
 
     def init(self, model: Tensor, population: Population) -> SwitchState:
-        """Return the state before round 0."""
         first = self.first.init(model, population)
         second = self.second.init(model.clone(), population)
         return SwitchState(0, first, second, switched=self.at == 0)
 
     def choose_cohort(self, state: SwitchState, cohort: Cohort) -> Cohort:
-        """Return the cohort that the active method trains."""
         return self._active(state).choose_cohort(state.active, cohort)
 
     def instruct(self, state: SwitchState, clients: Tensor) -> Instructions:
-        """Return the active method's instructions."""
         return self._active(state).instruct(state.active, clients)
 
     def absorb(self, state: SwitchState, updates: ClientUpdates) -> SwitchState:
-        """Pass the updates to the active method."""
         return _with_active(state, self._active(state).absorb(state.active, updates))
 
     def step(self, state: SwitchState, lr: float) -> tuple[SwitchState, RoundInfo]:
@@ -141,11 +137,9 @@ class Switch(Algorithm[SwitchState]):
         return replace(state, second=second, switched=True), info
 
     def with_model(self, state: SwitchState, model: Tensor) -> SwitchState:
-        """Move the model of the active method."""
         return _with_active(state, self._active(state).with_model(state.active, model))
 
     def output(self, state: SwitchState) -> Tensor:
-        """Return what the active method recommends."""
         return self._active(state).output(state.active)
 
     def _active(self, state: SwitchState) -> Algorithm[Any]:

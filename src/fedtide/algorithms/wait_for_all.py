@@ -77,7 +77,6 @@ class WaitForAll(Algorithm[WaitState]):
         return self.mode == "gradient"
 
     def init(self, model: Tensor, population: Population) -> WaitState:
-        """Return the state before round 0."""
         return WaitState.initial(model, population, weight=model.new_zeros(()))
 
     def choose_cohort(self, state: WaitState, cohort: Cohort) -> Cohort:

@@ -52,7 +52,6 @@ class WeightedFedAvg(WeightedSum[KnownRatesState]):
         return replace(state, rates=state.rates / state.rates.sum())
 
     def client_weights(self, state: KnownRatesState, updates: ClientUpdates) -> Tensor:
-        """Return a_n = p_n."""
         return state.rates[updates.clients]
 
     def normaliser(self, state: KnownRatesState) -> Tensor | float:

@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 
 from fedtide.cli.options import RunFolders
-from fedtide.plotting import save_figure
+from fedtide.plotting.saving import save_figure
 from fedtide.report.comparison import comparison_table
 from fedtide.report.figures.run_comparison import comparison_figure
 from fedtide.report.loading import load_runs

@@ -29,8 +29,7 @@ RunFolders = Annotated[
 """What `compare` and `report` read."""
 
 Workers = Annotated[
-    int | None,
-    typer.Option(min=1, help="Runs to execute at a time.", show_default="one per core"),
+    int | None, typer.Option(min=1, help="Runs to execute at a time.", show_default="one per core")
 ]
 """How many processes run at a time."""
 

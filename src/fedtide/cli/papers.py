@@ -21,7 +21,7 @@ from fedtide.papers.published_comparison import compare, judge_claims
 from fedtide.papers.record import Record, load_records
 from fedtide.papers.results_page import write_results
 from fedtide.papers.terminal_tables import claims_table, comparison_table, experiments_table
-from fedtide.plotting import save_figure
+from fedtide.plotting.saving import save_figure
 from fedtide.validation import require_choice
 
 

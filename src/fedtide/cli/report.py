@@ -12,7 +12,7 @@ from rich.console import Console
 from fedtide.atomic_io import make_folder, write_text
 from fedtide.cli.options import RunFolders
 from fedtide.errors import InvalidInputError
-from fedtide.plotting import save_figure
+from fedtide.plotting.saving import save_figure
 from fedtide.report.comparison import comparison_table
 from fedtide.report.loading import IncompleteRun, find_runs
 from fedtide.report.page import Section, make_sections, render_page

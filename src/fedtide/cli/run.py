@@ -11,7 +11,7 @@ from rich.console import Console
 from fedtide.cli.options import Overrides, Track, Workers, track_runs
 from fedtide.cli.progress_bars import ProgressBars
 from fedtide.examples import find_example
-from fedtide.plotting import save_figure
+from fedtide.plotting.saving import save_figure
 from fedtide.report.comparison import comparison_table
 from fedtide.report.figures.run_comparison import comparison_figure
 from fedtide.report.loading import load_runs

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from fedtide.papers.paper_spec import MAIN, PaperExperiment
 from fedtide.papers.record import Record
-from fedtide.plotting import COLOURS, plain_logarithms
+from fedtide.plotting.style import COLOURS, plain_logarithms
 
 Floats = NDArray[np.float64]
 

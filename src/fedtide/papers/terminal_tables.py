@@ -12,12 +12,7 @@ from fedtide.papers.claims import Claim, Verdict
 from fedtide.papers.paper_registry import load, names
 from fedtide.papers.paper_spec import SCALES, PaperExperiment
 from fedtide.papers.plan import plan
-from fedtide.papers.published_comparison import (
-    Row,
-    format_measured,
-    format_published,
-    has_number,
-)
+from fedtide.papers.published_comparison import Row, format_measured, format_published, has_number
 from fedtide.papers.record import Record
 
 

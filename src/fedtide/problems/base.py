@@ -64,29 +64,17 @@ class BatchPlan:
 
     def select(self, which: NDArray[np.int64]) -> BatchPlan:
         """Return the plan of the clients at these positions of the cohort, shape (R,)."""
-
-        def of(array: NDArray[Any] | None) -> Any:
-            return None if array is None else array[:, which]
-
-        return replace(
-            self,
-            clients=self.clients[which],
-            step_index=of(self.step_index),
-            positions=of(self.positions),
-            mask=of(self.mask),
-            active=of(self.active),
-        )
+        return replace(self, clients=self.clients[which], **self._map(lambda part: part[:, which]))
 
     def single_client(self, position: int) -> BatchPlan:
         """Return the plan of the client at this position of the cohort, with its own steps."""
         own, steps = self.select(np.array([position])), self.steps[position]
-        return replace(
-            own,
-            step_index=own.step_index[:steps],
-            positions=None if own.positions is None else own.positions[:steps],
-            mask=None if own.mask is None else own.mask[:steps],
-            active=None,
-        )
+        return replace(own, **own._map(lambda part: part[:steps]) | {"active": None})
+
+    def _map(self, function: Callable[[NDArray[Any]], NDArray[Any]]) -> dict[str, Any]:
+        """Return the function's values of the arrays whose first dimension is the step."""
+        arrays = {n: getattr(self, n) for n in ("step_index", "positions", "mask", "active")}
+        return {n: None if array is None else function(array) for n, array in arrays.items()}
 
 
 @dataclass(frozen=True)

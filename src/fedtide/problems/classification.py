@@ -90,7 +90,6 @@ class Classification(Problem):
         return (names,) if isinstance(names, str) else tuple(names)
 
     def prepare(self, seed: int, device: torch.device, dtype: torch.dtype) -> ClassificationTask:
-        """Return the task for this seed (which draws the partition and the initial model)."""
         data = load(self.dataset, self.normalise, self.samples)
         if self._augmentations and data.train.features.ndim != 4:
             raise InvalidInputError("augment: the features are not images; leave it out")

@@ -62,7 +62,6 @@ class Regression(Problem):
             )
 
     def prepare(self, seed: int, device: torch.device, dtype: torch.dtype) -> RegressionTask:
-        """Return the task with the data of this seed."""
         from sklearn.datasets import make_regression  # slow to import
 
         features, targets = make_regression(

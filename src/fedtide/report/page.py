@@ -16,7 +16,8 @@ import yaml
 from markupsafe import Markup, escape
 
 from fedtide.errors import InvalidInputError
-from fedtide.plotting import figure_svg, method_styles
+from fedtide.plotting.saving import figure_svg
+from fedtide.plotting.style import method_styles
 from fedtide.report.comparison import compare_runs, format_cell, shown_columns
 from fedtide.report.figures import ReportFigure
 from fedtide.report.figures.client_influence import influence_figures

@@ -11,10 +11,3 @@ class ProgressCallback(ABC):
     @abstractmethod
     def update(self, ended: int, rounds: int, loss: float | None) -> None:
         """Receive that `ended` of `rounds` rounds are completed, and the last evaluated loss."""
-
-
-class NoProgress(ProgressCallback):
-    """Ignores the progress."""
-
-    def update(self, ended: int, rounds: int, loss: float | None) -> None:
-        """Do nothing."""

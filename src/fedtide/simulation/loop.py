@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import polars as pl
 import torch
-from torch import Tensor
 
 from fedtide.algorithms import ClientUpdates, Cohort, Instructions, RoundDriver, RoundInfo
 from fedtide.algorithms.serialization import from_tensors, to_tensors
@@ -53,6 +52,7 @@ class Run:
     Attributes:
         ended: the number of completed rounds.
         driver: holds the algorithm's state.
+        trainer_choice: the trainer and why it was chosen, for people.
         metrics: one mapping per evaluation.
         log: the rows of the participation log that have not been written yet.
     """
@@ -67,14 +67,16 @@ class Run:
         self.task = weigh_objective(task, experiment.objective)
         self.population, self._participation = _start_participation(experiment, self.task)
         require_plain_sgd(algorithm, experiment.local)
+        rates = self.population.rates
         self._local = LocalRound(
             self.task.pooled() if algorithm.centralised else self.task,
             experiment.local,
             seed,
             trainer or experiment.trainer,
-            experiment.rounds * _mean_cohort_size(self.population),
+            experiment.rounds * (self.population.clients if rates is None else rates.sum()),
             experiment.compile,
         )
+        self.trainer_choice = self._local.choice
         with error_prefix("algorithm"):
             self.driver = RoundDriver(algorithm, self.task.start, self.population)
         self.ended = 0
@@ -84,11 +86,6 @@ class Run:
         self.iterates = [self.task.start] if experiment.record_iterates else []
         self.timings = Timings()
         self.evaluation: Evaluation | None = None
-
-    @property
-    def trainer_choice(self) -> str:
-        """The trainer and why it was chosen, for people."""
-        return self._local.choice
 
     def start(self) -> None:
         """Evaluate the initial model, at the beginning and if the experiment asks for it."""
@@ -120,12 +117,8 @@ class Run:
         if self.experiment.on_nonfinite == "stop":
             check_loss(self.evaluation, self.ended)
 
-    def output(self) -> Tensor:
-        """Return the model that the algorithm recommends so far, shape (d,)."""
-        return self.driver.output
-
     def _evaluate(self) -> Evaluation:
-        return self.task.evaluate(self.output(), self.experiment.evaluation.clients)
+        return self.task.evaluate(self.driver.output, self.experiment.evaluation.clients)
 
     def metrics_table(self) -> pl.DataFrame:
         """Return one row per evaluation."""
@@ -222,8 +215,3 @@ def _start_participation(experiment: Experiment, task: Task) -> tuple[Population
             f"ask for at most {length}"
         )
     return population, participation
-
-
-def _mean_cohort_size(population: Population) -> float:
-    """Return the mean number of clients per round; all clients if it is unknown."""
-    return float(population.clients if population.rates is None else population.rates.sum())

@@ -23,7 +23,7 @@ from fedtide.errors import InvalidInputError
 from fedtide.participation import Availability, Dropout, Selection, to_frame
 from fedtide.problems import Problem
 from fedtide.problems.weighted_objective import Objective
-from fedtide.simulation.callbacks import NoProgress, ProgressCallback
+from fedtide.simulation.callbacks import ProgressCallback
 from fedtide.simulation.checkpoint import Checkpoint, load_newest, save
 from fedtide.simulation.divergence import DivergenceError, OnNonfinite
 from fedtide.simulation.experiment import Checkpoints, Evaluate, Experiment, LogStage
@@ -144,7 +144,6 @@ def execute(
     progress: ProgressCallback | None = None,
 ) -> Result:
     """Run an experiment, in memory or in the folder `out`."""
-    progress = progress or NoProgress()
     if out is None and resume:
         raise InvalidInputError("resume: no folder to continue; give it as out")
     with _memory_errors():
@@ -170,16 +169,13 @@ def _memory_errors() -> Iterator[None]:
         ) from None
 
 
-def _in_memory(run: Run, progress: ProgressCallback) -> Result:
+def _in_memory(run: Run, progress: ProgressCallback | None) -> Result:
     _loop(run, progress)
     return _result(run, to_frame(run.log))
 
 
 def _in_folder(
-    experiment: Experiment,
-    folder: RunFolder,
-    resume: bool,
-    progress: ProgressCallback,
+    experiment: Experiment, folder: RunFolder, resume: bool, progress: ProgressCallback | None
 ) -> Result:
     plain = experiment.to_dict()
     folder.check(plain, resume)
@@ -202,11 +198,7 @@ def _last(folder: RunFolder) -> Checkpoint | None:
     )
 
 
-def _prepare(
-    experiment: Experiment,
-    checkpoint: Checkpoint | None,
-    folder: RunFolder,
-) -> Run:
+def _prepare(experiment: Experiment, checkpoint: Checkpoint | None, folder: RunFolder) -> Run:
     """Return the run, ready to start or to continue."""
     if checkpoint is None:
         return Run(experiment)
@@ -232,21 +224,22 @@ def _version_errors(checkpoint: Checkpoint, folder: RunFolder) -> Iterator[None]
         ) from None
 
 
-def _loop(run: Run, progress: ProgressCallback) -> None:
+def _loop(run: Run, progress: ProgressCallback | None) -> None:
     """Run the remaining rounds in memory."""
     run.start()
     while run.ended < run.experiment.rounds:
         _advance(run, progress)
 
 
-def _advance(run: Run, progress: ProgressCallback) -> None:
+def _advance(run: Run, progress: ProgressCallback | None) -> None:
     run.round()
     run.evaluate_if_due()
     loss = run.metrics[-1].get("loss") if run.metrics else None
-    progress.update(run.ended, run.experiment.rounds, loss)
+    if progress is not None:
+        progress.update(run.ended, run.experiment.rounds, loss)
 
 
-def _loop_in_folder(run: Run, folder: RunFolder, progress: ProgressCallback) -> None:
+def _loop_in_folder(run: Run, folder: RunFolder, progress: ProgressCallback | None) -> None:
     """Run the remaining rounds, saving checkpoints on the way and at the end."""
     folder.truncate_after(run.ended)
     run.start()
@@ -291,7 +284,7 @@ def _finish(run: Run, folder: RunFolder) -> pl.DataFrame:
     write_frame(folder.participation, log)
     write_frame(folder.metrics, run.metrics_table())
     write_frame(folder.clients, run.clients())
-    named = run.task.layout.unflatten(run.output())
+    named = run.task.layout.unflatten(run.driver.output)
     tensors = {name: tensor.contiguous().cpu() for name, tensor in named.items()}
     write_atomically(folder.model, lambda path: safetensors.torch.save_file(tensors, path))
     write_json(folder.timings, _timings(run) | {"trainer": run.trainer_choice})
@@ -349,7 +342,7 @@ def _iterates(run: Run) -> NDArray[Any] | None:
 
 def _result(run: Run, participation: pl.DataFrame, out: Path | None = None) -> Result:
     return Result(
-        model=run.output().cpu().numpy(),
+        model=run.driver.output.cpu().numpy(),
         metrics=run.metrics_table(),
         participation=participation,
         clients=run.clients(),

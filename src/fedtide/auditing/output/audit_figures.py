@@ -8,11 +8,12 @@ from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 
-from fedtide import plotting
 from fedtide.auditing.api import Audit
 from fedtide.auditing.log.participation_log import Floats, Ints
+from fedtide.plotting.saving import figure_svg
+from fedtide.plotting.style import COLOURS, GREY, new_figure, place_legend, plain_logarithms
 
-_BLUE, _GREEN, _ORANGE = plotting.COLOURS[0], plotting.COLOURS[2], plotting.COLOURS[4]
+_BLUE, _GREEN, _ORANGE = COLOURS[0], COLOURS[2], COLOURS[4]
 _INK = "#333333"
 _RASTER = (200, 400)
 """Maximum rows and columns of the raster; each cell is the mean over what it covers."""
@@ -62,7 +63,7 @@ def draw_raster(audit: Audit) -> str:
     axes.set_xlabel("round")
     axes.set_ylabel("clients, by rate")
     _use_whole_numbers(axes.xaxis, axes.yaxis)
-    return plotting.figure_svg(figure, "Participation by round and client", "raster")
+    return figure_svg(figure, "Participation by round and client", "raster")
 
 
 def draw_rates(audit: Audit) -> str:
@@ -80,10 +81,8 @@ def draw_rates(audit: Audit) -> str:
     axes.yaxis.set_major_formatter(mpl.ticker.PercentFormatter(1.0))
     _use_whole_numbers(axes.xaxis)
     axes.set_ylim(bottom=0)
-    plotting.place_legend(axes)
-    return plotting.figure_svg(
-        figure, "Participation rates of the clients with 95% intervals", "rates"
-    )
+    place_legend(axes)
+    return figure_svg(figure, "Participation rates of the clients with 95% intervals", "rates")
 
 
 def draw_influence(audit: Audit) -> str:
@@ -99,9 +98,7 @@ def draw_influence(audit: Audit) -> str:
     axes.set_ylabel("times its share")
     _use_whole_numbers(axes.xaxis)
     axes.set_ylim(bottom=0)
-    return plotting.figure_svg(
-        figure, "Influence of each client relative to its share", "influence"
-    )
+    return figure_svg(figure, "Influence of each client relative to its share", "influence")
 
 
 def draw_group_influence(audit: Audit) -> str:
@@ -118,7 +115,7 @@ def draw_group_influence(audit: Audit) -> str:
     axes.set_yticks(places, [_shorten(groups.names[g]) for g in order])
     axes.axvline(1, color=_INK, linewidth=1)
     axes.set_xlabel("times its share")
-    return plotting.figure_svg(figure, "Influence of each group relative to its share", "influence")
+    return figure_svg(figure, "Influence of each group relative to its share", "influence")
 
 
 def draw_autocorrelation(audit: Audit) -> str:
@@ -131,19 +128,15 @@ def draw_autocorrelation(audit: Audit) -> str:
     lags = np.arange(1, last, -(-(last - 1) // _MAX_LAGS))
     noise = 2 * correlation.standard_error(lags)
     figure, axes = _new_figure()
-    axes.fill_between(
-        lags, -noise, noise, color=plotting.GREY, alpha=0.25, linewidth=0, label="chance"
-    )
+    axes.fill_between(lags, -noise, noise, color=GREY, alpha=0.25, linewidth=0, label="chance")
     axes.plot(lags, correlation.values[lags], color=_BLUE, linewidth=1.4, label="autocorrelation")
     if period:
         for multiple in range(period, int(lags[-1]) + 1, period):
             axes.axvline(multiple, color=_ORANGE, linewidth=1, linestyle=":")
     axes.set_xlabel("lag in rounds")
     axes.set_ylabel("autocorrelation")
-    plotting.place_legend(axes)
-    return plotting.figure_svg(
-        figure, "Autocorrelation of participation against the lag", "pattern"
-    )
+    place_legend(axes)
+    return figure_svg(figure, "Autocorrelation of participation against the lag", "pattern")
 
 
 def draw_windows(audit: Audit) -> str:
@@ -152,7 +145,7 @@ def draw_windows(audit: Audit) -> str:
     figure, axes = _new_figure()
     for values, colour, width, label in (
         (regularity.values, _BLUE, 1.5, "mean over the windows"),
-        (regularity.worst, plotting.GREY, 1.0, "maximum"),
+        (regularity.worst, GREY, 1.0, "maximum"),
     ):
         axes.plot(
             regularity.periods, np.maximum(values, 1e-9), color=colour, linewidth=width, label=label
@@ -164,11 +157,11 @@ def draw_windows(audit: Audit) -> str:
         place, coordinates = (regularity.period, 0.45), ("data", "axes fraction")
         axes.annotate(f" P = {regularity.period}", place, xycoords=coordinates, color=_GREEN)
     for axis in (axes.xaxis, axes.yaxis):
-        plotting.plain_logarithms(axis)
+        plain_logarithms(axis)
     axes.set_xlabel("window P, in rounds")
     axes.set_ylabel("N Σ (q̄ − a)²")
-    plotting.place_legend(axes)
-    return plotting.figure_svg(figure, "Irregularity of windows against their length", "windows")
+    place_legend(axes)
+    return figure_svg(figure, "Irregularity of windows against their length", "windows")
 
 
 def _sample_ranks(count: int) -> tuple[Floats, Ints]:
@@ -188,5 +181,5 @@ def _use_whole_numbers(*axes: Axis) -> None:
 
 
 def _new_figure(height: float = 2.6) -> tuple[Figure, Axes]:
-    figure, panels = plotting.new_figure(height, width=5.0)
+    figure, panels = new_figure(height, width=5.0)
     return figure, panels[0]

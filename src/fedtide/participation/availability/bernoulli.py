@@ -38,7 +38,6 @@ class Bernoulli(Availability):
         check_rates(self.rates)
 
     def begin(self, population: Population, seed: int) -> AvailabilityStream:
-        """Start the process."""
         p = resolve_rates(self.rates, population, seed)
 
         def draw_gaps(t: int, ids: Ids) -> NDArray[np.int64]:
@@ -47,5 +46,4 @@ class Bernoulli(Availability):
         return RenewalStream(draw_geometric(generator(seed, "bernoulli-first"), p) - 1, draw_gaps)
 
     def known_rates(self, population: Population, seed: int) -> NDArray[np.float64]:
-        """Return p_n."""
         return resolve_rates(self.rates, population, seed)

@@ -61,7 +61,6 @@ class Cyclic(Availability):
         require_choice("start", self.start, STARTS)
 
     def begin(self, population: Population, seed: int) -> AvailabilityStream:
-        """Start the process."""
         active, cycle = self._lengths(population, seed)
         phase = self._phases(active, cycle, seed)
 

@@ -24,7 +24,6 @@ class Full(Availability):
     """
 
     def begin(self, population: Population, seed: int) -> AvailabilityStream:
-        """Start the process."""
         return _FullStream(population.clients)
 
     def known_rates(self, population: Population, seed: int) -> NDArray[np.float64]:

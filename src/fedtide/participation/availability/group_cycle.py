@@ -68,7 +68,6 @@ class GroupCycle(Availability):
         self._turns()
 
     def begin(self, population: Population, seed: int) -> AvailabilityStream:
-        """Start the process."""
         turns = self._turns()
         labels = self._labels(population.clients)
         offset = self.offset

@@ -54,7 +54,6 @@ class Markov(Availability):
             )
 
     def begin(self, population: Population, seed: int) -> AvailabilityStream:
-        """Start the process."""
         p = resolve_rates(self.rates, population, seed)
         random = generator(seed, "markov-first")
         first = draw_geometric(random, _on_probabilities(p, self.max_on))
@@ -69,7 +68,6 @@ class Markov(Availability):
         return RenewalStream(first, draw_gaps)
 
     def known_rates(self, population: Population, seed: int) -> NDArray[np.float64]:
-        """Return p_n."""
         return resolve_rates(self.rates, population, seed)
 
 

@@ -44,7 +44,6 @@ class Permutation(Availability):
         require_whole_number("size", self.size)
 
     def begin(self, population: Population, seed: int) -> AvailabilityStream:
-        """Start the process."""
         require_cohort_size(self.size, population.clients)
         return _PermutationStream(population.clients, self.size, seed)
 

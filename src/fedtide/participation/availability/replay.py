@@ -46,7 +46,6 @@ class Replay(Availability):
         require_choice("stage", self.stage, STAGES)
 
     def begin(self, population: Population, seed: int) -> AvailabilityStream:
-        """Start the process."""
         rows, clients, length = self._rows(population.clients)
         weights = None if rows["weight"].null_count() else rows["weight"].to_numpy()
         return RecordedStream(rows["round"].to_numpy(), clients, weights, length)

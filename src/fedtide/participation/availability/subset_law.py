@@ -56,7 +56,6 @@ class SubsetLaw(Availability):
             _check_subset(number, np.asarray(subset))
 
     def begin(self, population: Population, seed: int) -> AvailabilityStream:
-        """Start the process."""
         sets = self._sorted_sets(population.clients)
         return _SubsetLawStream(sets, np.asarray(self.probabilities), seed)
 

@@ -47,7 +47,6 @@ class Table(Availability):
             require_nonnegative("weights", self.weights, dimensions=2)
 
     def begin(self, population: Population, seed: int) -> AvailabilityStream:
-        """Start the process."""
         return RecordedStream(*self._entries(population.clients))
 
     def known_rates(self, population: Population, seed: int) -> Weights:

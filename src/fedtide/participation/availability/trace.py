@@ -64,7 +64,6 @@ class Trace(Availability):
             _require_seconds("repeat", self.repeat)
 
     def begin(self, population: Population, seed: int) -> AvailabilityStream:
-        """Start the process."""
         clients, starts, ends = self._intervals(population.clients)
         step, period = _to_decimal(self.round_seconds), self._period(ends)
         length = None

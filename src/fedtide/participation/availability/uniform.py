@@ -38,7 +38,6 @@ class Uniform(Availability):
         require_whole_number("size", self.size)
 
     def begin(self, population: Population, seed: int) -> AvailabilityStream:
-        """Start the process."""
         require_cohort_size(self.size, population.clients)
         return _UniformStream(population.clients, self.size, seed)
 

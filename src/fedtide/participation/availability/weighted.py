@@ -63,7 +63,6 @@ class Weighted(Availability):
             )
 
     def begin(self, population: Population, seed: int) -> AvailabilityStream:
-        """Start the process."""
         return _WeightedStream(self._weights_for(population.clients), self.size, seed)
 
     def known_rates(self, population: Population, seed: int) -> NDArray[np.float64] | None:

@@ -129,8 +129,7 @@ def to_frame(rows: Sequence[LogColumns]) -> pl.DataFrame:
     columns = {name: np.concatenate([row[name] for row in rows]) for name in rows[0]}
     names = dict(enumerate(STAGES))
     return pl.DataFrame(columns).with_columns(
-        pl.col("stage").replace_strict(names, return_dtype=Stage),
-        pl.col("weight").fill_nan(None),
+        pl.col("stage").replace_strict(names, return_dtype=Stage), pl.col("weight").fill_nan(None)
     )
 
 

@@ -42,7 +42,6 @@ class LeastServed(Selection):
         require_whole_number("period", self.period)
 
     def start(self, population: Population, seed: int) -> SelectionStream:
-        """Start the selection."""
         require_cohort_size(self.size, population.clients)
         return _LeastServedStream(population.clients, self.size, self.period)
 

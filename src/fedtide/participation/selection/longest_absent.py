@@ -36,7 +36,6 @@ class LongestAbsent(Selection):
         require_whole_number("size", self.size)
 
     def start(self, population: Population, seed: int) -> SelectionStream:
-        """Start the selection."""
         require_cohort_size(self.size, population.clients)
         return _LongestAbsentStream(population.clients, self.size)
 

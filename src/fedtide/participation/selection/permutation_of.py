@@ -45,7 +45,6 @@ class PermutationOf(Selection):
         require_whole_number("size", self.size)
 
     def start(self, population: Population, seed: int) -> SelectionStream:
-        """Start the selection."""
         require_cohort_size(self.size, population.clients)
         return _PermutationOfStream(self.size, seed)
 

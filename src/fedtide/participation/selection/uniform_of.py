@@ -18,7 +18,6 @@ class All(Selection):
     """All available clients."""
 
     def start(self, population: Population, seed: int) -> SelectionStream:
-        """Start the selection."""
         return _AllStream()
 
 
@@ -43,7 +42,6 @@ class UniformOf(Selection):
         require_whole_number("size", self.size)
 
     def start(self, population: Population, seed: int) -> SelectionStream:
-        """Start the selection."""
         require_cohort_size(self.size, population.clients)
         return _UniformOfStream(self.size, seed)
 

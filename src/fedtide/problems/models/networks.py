@@ -39,7 +39,6 @@ class Logistic(Model):
         require_choice("start", self.start, Literal["default", "zero"])
 
     def build(self, shape: Shape, classes: int) -> nn.Module:
-        """Return the network."""
         layer = nn.Linear(math.prod(shape), classes, bias=self.bias)
         if self.start == "zero":
             for parameter in layer.parameters():
@@ -67,7 +66,6 @@ class MLP(Model):
         _check_widths("hidden", self.hidden)
 
     def build(self, shape: Shape, classes: int) -> nn.Module:
-        """Return the network."""
         return nn.Sequential(nn.Flatten(), *_linear(math.prod(shape), self.hidden, classes, 0))
 
 
@@ -114,7 +112,6 @@ class CNN(Model):
         require_choice("initialisation", self.initialisation, Initialisation)
 
     def build(self, shape: Shape, classes: int) -> nn.Module:
-        """Return the network."""
         height, width = self._output_size(shape)
         features = self.channels[-1] * height * width if self.channels else math.prod(shape)
         module = nn.Sequential(

@@ -47,7 +47,6 @@ class Flwr(Partition):
     arguments: Mapping[str, Any] = field(default_factory=dict)
 
     def split(self, labels: Ints, clients: int, seed: int, columns: Columns = NO_COLUMNS) -> Shards:
-        """Return which client holds which samples."""
         constructor = _find_partitioner(self.name)
         defaults = {"num_partitions": clients, "partition_by": "label", "seed": seed}
         parameters = inspect.signature(constructor).parameters
@@ -75,7 +74,6 @@ class FlwrInstance(Partition):
     partitioner: Any
 
     def split(self, labels: Ints, clients: int, seed: int, columns: Columns = NO_COLUMNS) -> Shards:
-        """Return which client holds which samples."""
         from datasets import Dataset
 
         # a partitioner takes only one dataset, and `split` may be called again

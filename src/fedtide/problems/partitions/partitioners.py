@@ -31,7 +31,6 @@ class Iid(Partition):
     """
 
     def split(self, labels: Ints, clients: int, seed: int, columns: Columns = NO_COLUMNS) -> Shards:
-        """Return which client holds which samples."""
         order = generator(seed, "partition").permutation(len(labels))
         return StoredShards(order, np.arange(clients + 1) * len(labels) // clients)
 
@@ -62,7 +61,6 @@ class Dirichlet(Partition):
         require_positive("alpha", self.alpha)
 
     def split(self, labels: Ints, clients: int, seed: int, columns: Columns = NO_COLUMNS) -> Shards:
-        """Return which client holds which samples."""
         classes = int(labels.max()) + 1
         shares = generator(seed, "partition").dirichlet(np.full(classes, self.alpha), clients)
         owners = np.empty_like(labels)
@@ -101,7 +99,6 @@ class MajorityClass(Partition):
             )
 
     def split(self, labels: Ints, clients: int, seed: int, columns: Columns = NO_COLUMNS) -> Shards:
-        """Return which client holds which samples."""
         bounds = _class_bounds(labels, clients)
         draw = generator(seed, "partition")
         foreign = draw.random(len(labels)) < self.similarity
@@ -143,7 +140,6 @@ class SingleClass(Partition):
             )
 
     def split(self, labels: Ints, clients: int, seed: int, columns: Columns = NO_COLUMNS) -> Shards:
-        """Return which client holds which samples."""
         bounds = _class_bounds(labels, clients)
         draws = generator(seed, "partition").normal(self.mean, self.spread, clients)
         sizes = draws.clip(self.mean - 2 * self.spread, self.mean + 2 * self.spread)
@@ -174,7 +170,6 @@ class Natural(Partition):
     column: str
 
     def split(self, labels: Ints, clients: int, seed: int, columns: Columns = NO_COLUMNS) -> Shards:
-        """Return which client holds which samples."""
         if self.column not in columns:
             raise InvalidInputError(
                 f"column: the training data have no {self.column!r}; "

@@ -50,7 +50,6 @@ class SharedPool(Partition):
         return True
 
     def split(self, labels: Ints, clients: int, seed: int, columns: Columns = NO_COLUMNS) -> Shards:
-        """Return which client holds which samples."""
         present = np.unique(labels)
         if self.classes is not None and self.classes > len(present):
             raise InvalidInputError(

@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from fedtide.plotting import (
+from fedtide.plotting.style import (
     Floats,
     label_rounds,
     method_styles,

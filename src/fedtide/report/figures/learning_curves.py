@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
-from fedtide.plotting import (
+from fedtide.plotting.style import (
     Floats,
     label_rounds,
     method_styles,

@@ -7,7 +7,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from fedtide.plotting import COLOURS, Floats, label_rounds, new_figure, place_legend
+from fedtide.plotting.style import COLOURS, Floats, label_rounds, new_figure, place_legend
 from fedtide.report.figures import ReportFigure
 from fedtide.report.loading import FinishedRun, Groups
 from fedtide.report.summary import unique_participation

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from matplotlib.figure import Figure
 
-from fedtide.plotting import new_figure, place_legend
+from fedtide.plotting.style import new_figure, place_legend
 from fedtide.report.figures.client_influence import draw_weights
 from fedtide.report.figures.learning_curves import draw_curves
 from fedtide.report.figures.participation_raster import draw_raster

@@ -25,7 +25,6 @@ class ReferenceTrainer(Trainer):
         self._task, self._local = task, local
 
     def train(self, instructions: Instructions, plan: BatchPlan, lr: float) -> Tensor:
-        """Return the updates, shape (S, d)."""
         start = instructions.model
         updates = torch.empty(len(plan.clients), len(start)).to(start)
         batches = list(self._task.batches(plan))

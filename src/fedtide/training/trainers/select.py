@@ -18,10 +18,7 @@ from fedtide.training.trainers.stacked import StackedTrainer
 from fedtide.training.trainers.threaded import ThreadedTrainer
 
 TrainerName = Literal["auto", "reference", "stacked", "compiled", "threaded", "threaded-compiled"]
-_COMPILED: dict[TrainerName, TrainerName] = {
-    "stacked": "compiled",
-    "threaded": "threaded-compiled",
-}
+_COMPILED: dict[TrainerName, TrainerName] = {"stacked": "compiled", "threaded": "threaded-compiled"}
 _UNCOMPILED = {compiled: plain for plain, compiled in _COMPILED.items()}
 _PROBE = 8  # clients trained per measurement
 _WORTH_COMPILING = {"stacked": 30.0, "threaded": 200.0}

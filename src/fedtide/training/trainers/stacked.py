@@ -67,7 +67,6 @@ class StackedTrainer(Trainer):
 
     @torch.no_grad()
     def train(self, instructions: Instructions, plan: BatchPlan, lr: float) -> Tensor:
-        """Return the updates, shape (S, d)."""
         size = len(plan.clients)
         if size in self._cut.sizes:
             return self._runner.run(instructions, plan, lr)

@@ -31,7 +31,6 @@ class ThreadedTrainer(Trainer):
         self._threads = torch.get_num_threads()
 
     def train(self, instructions: Instructions, plan: BatchPlan, lr: float) -> Tensor:
-        """Return the updates, shape (S, d)."""
         start = instructions.model
         updates = torch.empty(len(plan.clients), len(start)).to(start)
 
