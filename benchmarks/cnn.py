@@ -31,7 +31,7 @@ def section() -> Section:
         "A convolutional network",
         "Paper 001's CNN for CIFAR-10, 25 clients a round, 5 local steps of 16 samples, whole "
         "rounds of `ft.simulate` against a plain PyTorch loop with its minibatches ready in "
-        f"memory. Medians of {REPEATS} repeats in turn. First round: what recording, or compiling "
+        f"memory. Medians of {REPEATS} repeats in turn. First round: what capturing, or compiling "
         "without a cache, costs once.",
         ("trainer", "gradients in", "samples/s", "gain", "first round s"),
     )

@@ -33,7 +33,7 @@ def section() -> Section:
         "evaluation off), 1000 clients with 60 samples each, against a plain PyTorch loop over the "
         "same clients with its minibatches ready in memory. Milliseconds per round, medians of "
         "repeats in turn; ratios are medians of the ratios within a repeat. First round: what "
-        "recording, or compiling without a cache, costs once.",
+        "capturing, or compiling without a cache, costs once.",
         (
             "model",
             "clients",
