@@ -32,7 +32,7 @@ experiment = ft.Experiment.from_dict({
     "evaluation": {"every": 0},
     "checkpoint": {"every": 2000},
 })
-execute(experiment, sys.argv[1], watcher=Measure())
+execute(experiment, sys.argv[1], progress=Measure())
 print(json.dumps([seen[20_000], seen[100_000]]))
 """
 
