@@ -1,4 +1,4 @@
-# Two commands do everything on a machine with Python 3.11 or newer, pip, make and gcc:
+# Two commands do everything on a machine with Python 3.11 or newer, pip and make (gcc compiles long runs):
 #   make demo    install and run the main job
 #   make test    install, then lint, check types and run the fast tests
 # make test-all also runs the slower tests, by marker (see pyproject.toml).

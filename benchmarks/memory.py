@@ -15,7 +15,7 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
-from fedtide.algorithms import MIFA, ClientUpdates
+from fedtide.algorithms import MIFA, ClientUpdates, RoundDriver
 from fedtide.population import Population
 from measuring import Section, machine
 
@@ -45,20 +45,21 @@ def measure(folder: str) -> None:
     import torch
 
     method = MIFA(memory_folder=folder or None)
-    state = method.init(torch.zeros(SIZE), Population(CLIENTS))
-    updates = torch.randn(COHORT, SIZE)
+    driver = RoundDriver(method, torch.zeros(SIZE), Population(CLIENTS))
+    deltas = torch.randn(COHORT, SIZE)
     seen = np.random.default_rng(0).choice(CLIENTS, SEEN, replace=False)
     before, began, rounds = _resident(), time.perf_counter(), 0
     for _ in range(2):
         for cohort in np.sort(seen.reshape(-1, COHORT), axis=1):
-            reports = ClientUpdates(
+            updates = ClientUpdates(
                 clients=torch.from_numpy(cohort),
                 weights=torch.full((COHORT,), 1 / COHORT),
-                updates=updates,
+                deltas=deltas,
                 lr=0.1,
                 steps=torch.ones(COHORT, dtype=torch.int64),
             )
-            state, _ = method.step(method.absorb(state, reports), lr=0.1)
+            driver.absorb(updates)
+            driver.step(lr=0.1)
             rounds += 1
     seconds = time.perf_counter() - began
     gained = [(b - a) / 2**20 for a, b in zip(before, _resident(), strict=True)]

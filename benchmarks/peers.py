@@ -26,7 +26,7 @@ STEPS, BATCH = 6, 10
 
 
 def section() -> Section:
-    """Measure whoever is installed."""
+    """Measure the installed simulators."""
     found = Section(
         "Other simulators",
         "784-10, 6 steps of 10 samples, 1000 clients with 60 samples each, federated averaging, no "

@@ -142,7 +142,7 @@ def test_a_model_never_changes_in_place(method):
 @given(seed=st.integers(0, 2**32 - 1), lr=st.floats(1e-6, 0.02), steps=st.integers(1, 3))
 @settings(max_examples=8, deadline=None)
 def test_finite_reports_make_finite_models(method, seed, lr, steps):
-    """Whoever comes and goes, with steps well below 1 / (L I), nothing overflows."""
+    """Whatever clients take part, with steps well below 1 / (L I), nothing overflows."""
     rng = np.random.default_rng(seed)
     problem, table = Quadratics.random(rng, 4), random_table(rng, 25, 4)
     driven = drive(method, problem, table, lr, steps, rng.normal(size=3), rates=RATES)

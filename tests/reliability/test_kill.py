@@ -14,16 +14,14 @@ import fedtide as ft
 from fedtide.errors import Interrupted
 from fedtide.problems.datasets.catalogue import load
 from fedtide.simulation import execute
-from fedtide.simulation.callbacks import ProgressCallback
 
 folder, number = Path(sys.argv[1]), getattr(signal, sys.argv[2])
 experiment, kills = ft.Experiment.load(folder / "e.yaml"), int(sys.argv[3])
 draw, run, killed = random.Random(sys.argv[2]), 0, []
 load("digits")
 
-class Tell(ProgressCallback):
-    def update(self, ended, rounds, loss):
-        os.write(tell, b".")
+def count(ended, rounds, loss):
+    os.write(tell, b".")
 
 while len(killed) < kills or not (folder / f"run-{run}" / "summary.json").exists():
     out = folder / f"run-{run}"
@@ -32,7 +30,7 @@ while len(killed) < kills or not (folder / f"run-{run}" / "summary.json").exists
     if child == 0:
         os.close(hear)
         try:
-            execute(experiment, out, resume=True, progress=Tell())
+            execute(experiment, out, resume=True, progress=count)
         except Interrupted as error:
             os.write(2, f"{error}\\n".encode())
             os._exit(3)

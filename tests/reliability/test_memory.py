@@ -12,15 +12,13 @@ torch.set_num_threads(1)
 from pathlib import Path
 import fedtide as ft
 from fedtide.simulation import execute
-from fedtide.simulation.callbacks import ProgressCallback
 
 seen = {}
 
-class Measure(ProgressCallback):
-    def update(self, ended, rounds, loss):
-        if ended in (20_000, 100_000):
-            status = Path("/proc/self/status").read_text()
-            seen[ended] = int(re.search(r"VmRSS:\\s+(\\d+) kB", status)[1])
+def measure(ended, rounds, loss):
+    if ended in (20_000, 100_000):
+        status = Path("/proc/self/status").read_text()
+        seen[ended] = int(re.search(r"VmRSS:\\s+(\\d+) kB", status)[1])
 
 experiment = ft.Experiment.from_dict({
     "problem": {"type": "quadratic", "matrices": [[[1.0]]] * 3, "centers": [[0.0], [1.0], [2.0]]},
@@ -32,7 +30,7 @@ experiment = ft.Experiment.from_dict({
     "evaluation": {"every": 0},
     "checkpoint": {"every": 2000},
 })
-execute(experiment, sys.argv[1], progress=Measure())
+execute(experiment, sys.argv[1], progress=measure)
 print(json.dumps([seen[20_000], seen[100_000]]))
 """
 

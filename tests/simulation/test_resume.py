@@ -160,7 +160,7 @@ def _killed_at_write(fields, out, left, moment, monkeypatch):
 def test_damaged_checkpoints_are_passed_over(
     damage, damaged, regression, results, killed_at, tmp_path
 ):
-    """One is: the one before is used. Both are: the run begins anew."""
+    """One is: the one before is used. Both are: the run starts again."""
     ft.simulate(**regression, out=tmp_path / "whole")
     killed_at(8, regression, tmp_path / "killed")
     files = sorted((tmp_path / "killed" / "checkpoints").iterdir())

@@ -16,7 +16,7 @@ from fedtide.errors import InvalidInputError
 
 @dataclass(frozen=True)
 class ClientMemory:
-    """One row of length d for each client that was ever written; the others read as zeros.
+    """One row of length d per client written so far; other clients read as zeros.
 
     A population of N costs 4 N bytes plus the rows of the clients seen. Rows lie in RAM, in an
     array that grows by doubling, or in an unnamed file in a folder, for memories larger than RAM.

@@ -20,7 +20,7 @@ class LatestUpdatesState(State):
         memory: y_n, the latest row that each client sent.
         total: Σ y_n over all clients before this round, shape (d,).
         change: Σ (new y_n - old y_n) over this round's updates so far, shape (d,).
-        clients: whose updates arrived in this round so far, shape (S,).
+        clients: ids of the clients absorbed in this round so far, shape (S,).
     """
 
     memory: ClientMemory
@@ -71,7 +71,7 @@ class LatestUpdates(Algorithm[LatestUpdatesState]):
 
     @property
     def accepts_stale_updates(self) -> bool:
-        """Yes: a late update is newer than the one in memory."""
+        """True: a late update is newer than the one in memory."""
         return True
 
     def init(self, model: Tensor, population: Population) -> LatestUpdatesState:

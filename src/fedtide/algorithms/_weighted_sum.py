@@ -20,7 +20,7 @@ class WeightedSumState(State):
     Args:
         population: N, the number of clients.
         total: Σ a_n Δ_n over this round's updates so far, shape (d,).
-        clients: whose updates arrived in this round so far, shape (S,).
+        clients: ids of the clients absorbed in this round so far, shape (S,).
         weights: their a_n, shape (S,).
     """
 

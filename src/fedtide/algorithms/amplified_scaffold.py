@@ -93,7 +93,7 @@ class AmplifiedScaffold(CohortAverage[AmplifiedScaffoldState]):
 
     @property
     def requires_plain_sgd(self) -> bool:
-        """Yes: control variates come from updates."""
+        """True: control variates come from updates."""
         return True
 
     def init(self, model: Tensor, population: Population) -> AmplifiedScaffoldState:

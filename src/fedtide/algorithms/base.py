@@ -164,7 +164,7 @@ class RoundInfo:
     """What happened in one round.
 
     Args:
-        clients: whose updates arrived, in order of arrival, shape (S,).
+        clients: ids of the clients whose updates arrived, in order of arrival, shape (S,).
         weights: the factor a_t^n with which each of their updates entered the step, shape (S,).
         direction: what the round added to the model, shape (d,).
     """

@@ -32,7 +32,7 @@ class CentralSGD(WeightedSum[WeightedSumState]):
 
     @property
     def centralised(self) -> bool:
-        """Yes: client 0 holds the data of all clients."""
+        """True: client 0 holds the data of all clients."""
         return True
 
     def init(self, model: Tensor, population: Population) -> WeightedSumState:

@@ -23,7 +23,7 @@ class ClientSideMemoryState(State):
         population: N.
         total: Σ y_n over all clients before this round, shape (d,); zero for FedAU.
         change: the sum of this round's updates so far, shape (d,).
-        clients: whose updates arrived in this round so far, shape (S,).
+        clients: ids of the clients absorbed in this round so far, shape (S,).
     """
 
     population: int
@@ -34,7 +34,7 @@ class ClientSideMemoryState(State):
 
 @dataclass(frozen=True)
 class ClientSideMemory(Algorithm[ClientSideMemoryState]):
-    """A method whose per-client memory lies on the clients, so that the server needs only sums.
+    """A method whose per-client memory is stored by the clients; the server keeps only sums.
 
         MIFA, FedLaAvg:  client n sends y_n new - y_n old and keeps y_n new; the server adds it to
                          Σ y_n and steps along that sum, as the clients of paper 003 do;

@@ -44,7 +44,7 @@ class FedLaAvg(LatestUpdates):
 
     @property
     def uses_local_lr(self) -> bool:
-        """Yes: the memory holds Δ_n / γ."""
+        """True: the memory holds Δ_n / γ."""
         return True
 
     def absorb(self, state: LatestUpdatesState, updates: ClientUpdates) -> LatestUpdatesState:

@@ -1,4 +1,4 @@
-"""FedProx: averaging of clients that a proximal term keeps near the server's model."""
+"""FedProx: FedAvg with a proximal term in the local objective."""
 
 from __future__ import annotations
 

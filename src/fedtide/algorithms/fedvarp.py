@@ -1,4 +1,4 @@
-"""FedVARP: averaging over the cohort, with memory as a control variate for who takes part."""
+"""FedVARP: averaging over the cohort, with memory as a control variate for client sampling."""
 
 from __future__ import annotations
 

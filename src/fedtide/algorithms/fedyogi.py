@@ -1,4 +1,4 @@
-"""FedYogi: Yogi on the server, whose second moment forgets slowly."""
+"""FedYogi: Yogi on the server, whose second moment decays slowly."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""SCAFFOLD: control variates that correct the drift of local steps."""
+"""SCAFFOLD: control variates that correct local steps for client heterogeneity."""
 
 from __future__ import annotations
 

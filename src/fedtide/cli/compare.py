@@ -1,4 +1,4 @@
-"""`fedtide compare`."""
+"""The command `fedtide compare`."""
 
 from __future__ import annotations
 

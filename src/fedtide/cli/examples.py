@@ -1,4 +1,4 @@
-"""`fedtide examples`."""
+"""The command `fedtide examples`."""
 
 from __future__ import annotations
 

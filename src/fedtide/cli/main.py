@@ -7,8 +7,9 @@ import importlib
 import os
 import signal
 import sys
+from importlib.metadata import version
 from types import FrameType
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import click
 import typer
@@ -89,8 +90,21 @@ class _LazyCommands(TyperGroup):
 app = _typer(cls=_LazyCommands, no_args_is_help=True)
 
 
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"fedtide {version('fedtide')}")
+        raise typer.Exit
+
+
 @app.callback()
-def _main() -> None:
+def _main(
+    show_version: Annotated[
+        bool,
+        typer.Option(
+            "--version", help="Print the version.", callback=_print_version, is_eager=True
+        ),
+    ] = False,
+) -> None:
     """Federated learning for clients that come and go: simulate, compare, audit and deploy.
 
     Start with `fedtide run digits`; `fedtide COMMAND --help` explains a command.
@@ -116,4 +130,5 @@ def main() -> None:
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
     """Handle a signal outside the training loop, where there is nothing to save."""
-    raise Interrupted("interrupted; repeat the command with --resume to continue")
+    hint = " with --resume to continue" if sys.argv[1:2] == ["run"] else ""
+    raise Interrupted(f"interrupted; repeat the command{hint}")

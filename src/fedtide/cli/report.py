@@ -1,4 +1,4 @@
-"""`fedtide report`."""
+"""The command `fedtide report`."""
 
 from __future__ import annotations
 

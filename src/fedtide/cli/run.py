@@ -1,4 +1,4 @@
-"""`fedtide run`."""
+"""The command `fedtide run`."""
 
 from __future__ import annotations
 

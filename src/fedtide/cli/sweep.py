@@ -1,4 +1,4 @@
-"""`fedtide sweep`."""
+"""The command `fedtide sweep`."""
 
 from __future__ import annotations
 

@@ -236,7 +236,7 @@ def _advance(run: Run, progress: ProgressCallback | None) -> None:
     run.evaluate_if_due()
     loss = run.metrics[-1].get("loss") if run.metrics else None
     if progress is not None:
-        progress.update(run.ended, run.experiment.rounds, loss)
+        progress(run.ended, run.experiment.rounds, loss)
 
 
 def _loop_in_folder(run: Run, folder: RunFolder, progress: ProgressCallback | None) -> None:

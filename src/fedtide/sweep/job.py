@@ -11,7 +11,6 @@ from typing import Any, Literal
 
 from fedtide.atomic_io import make_folder, write_json, write_yaml
 from fedtide.errors import InvalidInputError
-from fedtide.simulation.callbacks import ProgressCallback
 from fedtide.simulation.divergence import DivergenceError
 from fedtide.simulation.experiment import Experiment
 from fedtide.simulation.interruption import Interrupted
@@ -80,26 +79,13 @@ def lost_worker(job: Job, how: str) -> Outcome:
     )
 
 
-class ProgressForwarder(ProgressCallback):
-    """Passes every round on to a function.
-
-    Args:
-        on_round: the function.
-    """
-
-    def __init__(self, on_round: OnRound) -> None:
-        self._on_round = on_round
-
-    def update(self, ended: int, rounds: int, loss: float | None) -> None:
-        """Pass the number of rounds and the loss on."""
-        self._on_round(ended, loss)
-
-
 def run_job(job: Job, on_round: OnRound) -> Outcome:
     """Run a job to its end and return its outcome; exceptions become failures."""
     try:
         RunFolder(job.folder).failure.unlink(missing_ok=True)
-        execute(job.experiment, job.folder, job.resume, ProgressForwarder(on_round))
+        execute(
+            job.experiment, job.folder, job.resume, lambda ended, _, loss: on_round(ended, loss)
+        )
     except Interrupted as error:
         return Outcome("interrupted", str(error))
     except InvalidInputError as error:

@@ -1,4 +1,4 @@
-"""What a client remembers on its own disk, by the round of the update it belongs to."""
+"""Storage on the client's disk: the tensors of each round that may still be needed."""
 
 from __future__ import annotations
 

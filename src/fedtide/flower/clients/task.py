@@ -24,7 +24,7 @@ def cross_entropies(logits: Tensor, targets: Tensor) -> Tensor:
 
 
 class ClientTask(Task):
-    """F(x): the mean loss over the samples of one client, whose number is 0.
+    """F(x): the mean loss over the samples of a population of one client (id 0).
 
     Args:
         module: the network.

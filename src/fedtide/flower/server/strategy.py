@@ -331,7 +331,7 @@ class FedTide(Strategy):
         return None
 
     def _free_nodes(self, exclude: Iterable[int | None] = ()) -> dict[int, int]:
-        """Return the node of each known client that is online and owes no reply."""
+        """Return the node of each known client that is online and has no pending request."""
         busy = self._training.pending.busy_nodes
         online = [n.node_id for n in self._transport.list_nodes() if n.node_id not in busy]
         known = {self._registry.client_at(node_id): node_id for node_id in online}

@@ -15,7 +15,7 @@ from fedtide.report.summary import headline_metric
 
 
 def comparison_figure(runs: Sequence[FinishedRun]) -> Figure:
-    """Return how the methods learn, who took part in the first run, and what each client counts."""
+    """Return how the methods learn, who took part in the first run, and the weights of clients."""
     groups = group_by_method(runs)
     ratios = (1.25, 1, 1)
     figure, (curves, raster, weights) = new_figure(4.2, 3, width=13.5, width_ratios=ratios)
@@ -25,6 +25,6 @@ def comparison_figure(runs: Sequence[FinishedRun]) -> Figure:
     draw_raster(raster, runs[0])
     raster.set_title(f"Who took part (seed {runs[0].experiment['seed']})")
     draw_weights(weights, groups)
-    weights.set_title("Weights; on the dashed line all clients count alike")
+    weights.set_title("Weights (dashed: all clients count equally)")
     place_legend(curves)
     return figure
