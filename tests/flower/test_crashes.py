@@ -37,15 +37,8 @@ def wait_for_end(run: subprocess.Popen) -> str:
 
 
 def model(folder: Path, method: str) -> np.ndarray:
-    return load_state(folder, method).tensors[STATE[method]].numpy()
-
-
-STATE = dict.fromkeys(METHODS, "state.inner.model") | {
-    "fedavg": "state.model",
-    "fedau": "state.model",
-    "mifa": "state.model",
-    "amplified-scaffold": "state.inner.inner.model",
-}
+    name = "state.inner.model" if method == "amplified" else "state.model"
+    return load_state(folder, method).tensors[name].numpy()
 
 
 def test_with_tls_and_node_keys_strangers_are_refused_and_models_equal_the_simulators(tmp_path):

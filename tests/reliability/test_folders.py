@@ -36,7 +36,7 @@ def lock_repeatedly(folder, times, queue):
 
 @pytest.mark.process
 def test_of_three_processes_at_most_one_locks_a_folder(tmp_path):
-    """Each removes the lock file as it leaves, between any two operations of the others."""
+    """Each locks and releases the folder 2000 times, between any two operations of the others."""
     context = multiprocessing.get_context("fork")
     queue = context.Queue()
     (tmp_path / "experiment.yaml").write_text("rounds: 1\n")
@@ -50,7 +50,7 @@ def test_of_three_processes_at_most_one_locks_a_folder(tmp_path):
         process.join()
     assert sum(locked for locked, _ in counts) > 0
     assert [shared for _, shared in counts] == [0, 0, 0]
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["experiment.yaml"]
+    assert {p.name for p in tmp_path.iterdir()} <= {".lock", "experiment.yaml"}
 
 
 def test_the_lock_file_of_a_killed_process_is_ignored(fields, tmp_path):
