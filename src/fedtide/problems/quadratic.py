@@ -65,6 +65,11 @@ class Quadratic(Problem):
                 f"start: shape {np.shape(self.start)} is not {e.shape[1:]}; give d numbers"
             )
 
+    @classmethod
+    def two_clients(cls, first: float = 0.0, second: float = 1.0, start: float = 0.0) -> Quadratic:
+        """Return F_n(x) = (x - e_n)² with e = (first, second) and x_0 = start (paper 003)."""
+        return cls(matrices=[[[2.0]], [[2.0]]], centers=[[first], [second]], start=[start])
+
     def prepare(self, seed: int, device: torch.device, dtype: torch.dtype) -> QuadraticTask:
         """Return the task; it is deterministic."""
         return QuadraticTask(self, device, dtype)
