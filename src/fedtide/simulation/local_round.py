@@ -16,7 +16,7 @@ from fedtide.training import LocalTraining
 from fedtide.training.minibatches import MinibatchPlanner
 from fedtide.training.trainers.select import TrainerName, choose_trainer
 
-_COPIED = 2**21  # up to so many bytes, concatenating chunks is cheaper than absorbing each alone
+_COPIED = 2**21  # bytes up to which concatenating chunks is cheaper than absorbing each
 
 
 class LocalRound:

@@ -67,7 +67,7 @@ class TrainingSession:
             raise InvalidInputError(
                 "algorithm: it pools the data of all clients; choose a federated one"
             )
-        self.algorithm, self.registry, self.layout = algorithm, registry, layout
+        self.registry, self.layout = registry, layout
         self._folder = folder
         # Each client reports how many samples it holds with its updates; none is known before.
         samples = np.zeros(registry.size, dtype=np.int64)
@@ -132,7 +132,7 @@ class TrainingSession:
         tensors |= {f"sent.{t}": model for t, model in self.sent_models.items()}
         tensors |= {"steps_taken": self.steps_taken, "accepted_rounds": self.accepted_rounds}
         facts = {
-            "algorithm": repr(self.algorithm),
+            "algorithm": repr(self.driver.algorithm),
             "model": _shapes(self.layout),
             "registry": self.registry.to_json(),
             "pending": self.pending.to_json(),
@@ -149,7 +149,7 @@ class TrainingSession:
         if checkpoint is None:
             return
         tensors, facts = checkpoint.tensors, checkpoint.facts
-        given = {"algorithm": repr(self.algorithm), "model": _shapes(self.layout)}
+        given = {"algorithm": repr(self.driver.algorithm), "model": _shapes(self.layout)}
         for name, value in given.items():
             if facts[name] != value:
                 raise InvalidInputError(
