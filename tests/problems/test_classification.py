@@ -173,7 +173,7 @@ def test_evaluation_equals_scikit_learn():
 
     def probabilities(rows):
         features = torch.from_numpy(rows.features).double()
-        return task.model.evaluate(params, features).softmax(1).detach().numpy()
+        return task.model.evaluate(params, (features,)).softmax(1).detach().numpy()
 
     train, test = probabilities(data.train), probabilities(data.test)
     result = task.evaluate(x)

@@ -164,10 +164,15 @@ class ClassificationTask(Task):
             samples=shards.sizes,
             class_shares=shards.class_shares(data.train.labels, data.classes),
         )
-        self.model = FunctionalModel(module, self._train[:2], data.classes, training_dtype)
+        example = self._train[:2]
+        self.model = FunctionalModel(module, (example,), training_dtype=training_dtype)
+        _check_logits(self.model.example_output, len(example), data.classes)
         self._needs_keys = bool(augmentations) or self.model.draws
         self.layout = Layout.from_params(self.model.params)
         self.start = self.layout.flatten(self.model.params)
+        if self.model.buffers:
+            self.buffer_layout = Layout.from_params(self.model.buffers)
+            self.start_buffers = self.buffer_layout.flatten(self.model.buffers)
         self._channels_last = self._accepts_channels_last()
 
     @torch.no_grad()
@@ -175,22 +180,30 @@ class ClassificationTask(Task):
         """Return whether the network takes channels-last images; `x.view(B, -1)` does not."""
         params = {name: to_channels_last(tensor) for name, tensor in self.model.params.items()}
         try:
-            self.model.evaluate(params, to_channels_last(self._train[:2]))
+            self.model.evaluate(params, (to_channels_last(self._train[:2]),))
         except RuntimeError:
             return False
         return True
 
     def loss(self, params: Params, *batch: Tensor) -> Tensor:
         """Return the mean cross-entropy of the minibatch's samples, excluding padding."""
+        return self.loss_and_buffers(params, self.model.buffers, *batch)[0]
+
+    def loss_and_buffers(
+        self, params: Params, buffers: Params, *batch: Tensor
+    ) -> tuple[Tensor, Params]:
+        """Return the loss and the running statistics after the step."""
         x, y, *rest = batch
         key = rest.pop() if self.model.draws else None
-        logits = self.model(params, x, key)
+        logits = self.model(params, (x,), key, rest[0] if rest else None, buffers)
+        if self.model.buffers:
+            logits, buffers = logits
         # torch's cross_entropy also checks for labels to ignore, which doubles its cost.
         losses = -log_softmax(logits, dim=-1).gather(-1, y.unsqueeze(-1)).squeeze(-1)
         if not rest:
-            return losses.mean()
+            return losses.mean(), buffers
         weights = rest[0].to(logits.dtype)
-        return (losses * weights).sum() / weights.sum().clamp(min=1)
+        return (losses * weights).sum() / weights.sum().clamp(min=1), buffers
 
     def batch_inputs(self, plan: BatchPlan) -> BatchInputs:
         """Return the indices of each step's samples (I, S, B)[, mask (I, S, B)][, keys (I, S)]."""
@@ -226,7 +239,9 @@ class ClassificationTask(Task):
         pooled.population = Population(1, samples=pooled.shards.sizes)
         return pooled
 
-    def evaluate(self, x: Tensor, clients: bool = True) -> Evaluation:
+    def evaluate(
+        self, x: Tensor, clients: bool = True, buffers: Tensor | None = None
+    ) -> Evaluation:
         """Return losses and accuracies over the training and the test set, without augmentation.
 
         `train_loss`, `train_accuracy`, `test_loss` and `test_accuracy` are means over samples;
@@ -235,10 +250,16 @@ class ClassificationTask(Task):
         `test_accuracy` is the mean of the classes' test accuracies weighted by its class shares
         (over the classes in the test set).
         """
-        losses, correct = self._evaluate_samples(x, self._train, self._train_labels)
-        test_losses, test_correct = self._evaluate_samples(x, self._test, self._test_labels)
+        own = buffers if buffers is not None and buffers.dim() == 2 else None
+        buffers = buffers if own is None else own.mean(0)
+        losses, correct = self._evaluate_samples(x, self._train, self._train_labels, buffers)
+        test_losses, test_correct = self._evaluate_samples(
+            x, self._test, self._test_labels, buffers
+        )
         figures = {}
-        if clients:
+        if clients and own is not None:
+            figures = self._evaluate_clients(x, own)
+        elif clients:
             figures = {
                 "loss": self.shards.client_means(losses),
                 "accuracy": self.shards.client_means(correct),
@@ -253,16 +274,37 @@ class ClassificationTask(Task):
         }
         return Evaluation({name: float(value) for name, value in metrics.items()}, figures)
 
+    def _evaluate_clients(self, x: Tensor, buffers: Tensor) -> dict[str, NDArray[np.float64]]:
+        """Return the figures of clients that have their own buffers, (N, d_b)."""
+        rows = []
+        for n, own in enumerate(buffers):
+            size = int(self.shards.sizes[n])
+            samples = self.shards.locate(np.array([n]), np.arange(size)[None, None])[0, 0]
+            losses, correct = self._evaluate_samples(
+                x, self._train[samples], self._train_labels[samples], own
+            )
+            _, test_correct = self._evaluate_samples(x, self._test, self._test_labels, own)
+            accuracy = self._client_test_accuracy(test_correct)[n]
+            rows.append((losses.mean(), correct.mean(), accuracy))
+        return dict(zip(("loss", "accuracy", "test_accuracy"), np.array(rows).T, strict=True))
+
+    def module(self, x: Tensor, buffers: Tensor | None = None) -> torch.nn.Module:
+        """Return the network with the parameters x."""
+        if buffers is not None and buffers.dim() == 2:
+            buffers = buffers.mean(0)
+        return self.model.module(self.layout.unflatten(x), self.unflatten_buffers(buffers))
+
     @torch.no_grad()
     def _evaluate_samples(
-        self, x: Tensor, features: Tensor, labels: Tensor
+        self, x: Tensor, features: Tensor, labels: Tensor, buffers: Tensor | None
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Return the loss of each sample, and 1 if it is classified correctly, else 0."""
         params = {name: self.to_memory_format(t) for name, t in self.layout.unflatten(x).items()}
         losses, correct = [], []
         for first in range(0, len(labels), self._chunk):
             part = slice(first, first + self._chunk)
-            logits = self.model.evaluate(params, self.to_memory_format(features[part]))
+            inputs = (self.to_memory_format(features[part]),)
+            logits = self.model.evaluate(params, inputs, self.unflatten_buffers(buffers))
             losses.append(cross_entropy(logits, labels[part], reduction="none"))
             correct.append(logits.argmax(1) == labels[part])
         return torch.cat(losses).double().cpu().numpy(), torch.cat(correct).double().cpu().numpy()
@@ -278,6 +320,16 @@ class ClassificationTask(Task):
             weights = shares[:, present] / shares[:, present].sum(1, keepdims=True)
         mean: NDArray[np.float64] = weights @ (accuracy / count[present])
         return mean
+
+
+def _check_logits(outputs: object, samples: int, classes: int) -> None:
+    """Raise InvalidInputError unless the network returns logits of shape (B, C)."""
+    if not isinstance(outputs, Tensor) or outputs.shape != (samples, classes):
+        got = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
+        raise InvalidInputError(
+            f"model: the output for {samples} samples of {classes} classes should have shape "
+            f"({samples}, {classes}), got {got}; set the last layer's width to {classes}"
+        )
 
 
 def _evaluation_chunk(module: torch.nn.Module, device: torch.device) -> int:

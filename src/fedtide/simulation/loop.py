@@ -17,6 +17,7 @@ from fedtide.participation import Ids, LogColumns, Participants, ScheduleStream,
 from fedtide.population import Population
 from fedtide.problems import Evaluation, Task
 from fedtide.problems.weighted_objective import weigh_objective
+from fedtide.simulation.buffers import Buffers
 from fedtide.simulation.checkpoint import Checkpoint
 from fedtide.simulation.divergence import check_loss, check_step, drop_or_raise_nonfinite
 from fedtide.simulation.experiment import Experiment
@@ -52,6 +53,7 @@ class Run:
     Attributes:
         ended: the number of completed rounds.
         driver: holds the algorithm's state.
+        buffers: the running statistics of the network; None if it has none.
         trainer_choice: the trainer and why it was chosen, for people.
         metrics: one mapping per evaluation.
         log: the rows of the participation log that have not been written yet.
@@ -77,6 +79,7 @@ class Run:
             experiment.compile,
         )
         self.trainer_choice = self._local.choice
+        self.buffers = Buffers.of_task(self.task, algorithm.centralised)
         with error_prefix("algorithm"):
             self.driver = RoundDriver(algorithm, self.task.start, self.population)
         self.ended = 0
@@ -118,7 +121,11 @@ class Run:
             check_loss(self.evaluation, self.ended)
 
     def _evaluate(self) -> Evaluation:
-        return self.task.evaluate(self.driver.output, self.experiment.evaluation.clients)
+        return self.task.evaluate(
+            self.driver.output,
+            self.experiment.evaluation.clients,
+            None if self.buffers is None else self.buffers.values,
+        )
 
     def metrics_table(self) -> pl.DataFrame:
         """Return one row per evaluation."""
@@ -137,6 +144,8 @@ class Run:
         tensors["steps_taken"] = torch.from_numpy(self._local.planner.steps_taken)
         for name in ("used", "share", "effective"):
             tensors[f"tally.{name}"] = torch.from_numpy(getattr(self.tally, name))
+        if self.buffers is not None:
+            tensors["buffers"] = self.buffers.values
         if self.iterates:
             tensors["iterates"] = torch.stack(self.iterates)
         facts = {
@@ -158,6 +167,8 @@ class Run:
             getattr(self.tally, name)[:] = tensors[f"tally.{name}"].numpy()
         self.tally.cohorts = checkpoint.facts["cohorts"]
         self.metrics = list(checkpoint.facts["metrics"])
+        if self.buffers is not None:
+            self.buffers.values = tensors["buffers"].to(self.task.start.device)
         if self.iterates:
             self.iterates = list(tensors["iterates"].to(self.task.start.device))
         self.ended = checkpoint.round
@@ -169,12 +180,17 @@ class Run:
         used: list[Ids] = [participants.reported[:0]]
 
         def train(instructions: Instructions, cohort: Cohort) -> ClientUpdates:
-            updates = (
-                self._local.train_pooled(instructions.model, len(cohort), lr)
+            buffers = self.buffers
+            trainees = cohort.clients[:1] if centralised else cohort.clients
+            start = None if buffers is None else buffers.of(trainees)
+            updates, trained = (
+                self._local.train_pooled(instructions.model, len(cohort), lr, start)
                 if centralised
-                else self._local.train(instructions, cohort, lr)
+                else self._local.train(instructions, cohort, lr, start)
             )
-            updates = drop_or_raise_nonfinite(updates, t, experiment.on_nonfinite)
+            updates, trained = drop_or_raise_nonfinite(updates, t, experiment.on_nonfinite, trained)
+            if buffers is not None and trained is not None:
+                buffers.absorb(updates.clients, trained)
             clients = cohort.clients if centralised else updates.clients
             used.append(clients.cpu().numpy() if len(updates.clients) else used[0])
             return updates
@@ -185,6 +201,8 @@ class Run:
         )
         size = None if centralised else self._local.chunk_size(experiment.max_stack_bytes)
         info = self.driver.run(cohort, lr, train, size)
+        if self.buffers is not None:
+            self.buffers.end_round()
         return info, np.concatenate(used)
 
     def _record(self, participants: Participants, used: Ids, info: RoundInfo) -> None:
