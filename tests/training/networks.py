@@ -11,7 +11,7 @@ from fedtide.problems.base import Evaluation, Task
 from fedtide.problems.layout import Layout
 from fedtide.problems.models import FunctionalModel
 
-SIZES = np.array([3, 7, 16, 5, 11])
+SIZES = np.array([3, 7, 16, 6, 11])
 """The samples of each client."""
 
 
@@ -143,6 +143,7 @@ def network_task(kind, seed=0):
 
 
 KINDS = {
+    "linear": lambda: nn.Linear(5, 1),
     "normalised": Normalised,
     "convolutional": Convolutional,
     "frozen": Frozen,
