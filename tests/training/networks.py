@@ -1,13 +1,14 @@
 """Networks of all kinds on random data of uneven clients, and a plain PyTorch loop over them."""
 
 import copy
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import nn
 
 from fedtide.population import Population
-from fedtide.problems.base import Evaluation, Task
+from fedtide.problems.base import Evaluation, Problem, Task
 from fedtide.problems.layout import Layout
 from fedtide.problems.models import FunctionalModel
 
@@ -69,6 +70,16 @@ class Tied(nn.Module):
         return self.output(states)
 
 
+class Branching(nn.Linear):
+    """A linear layer whose output depends on a value that is only known when it runs."""
+
+    def __init__(self):
+        super().__init__(5, 1)
+
+    def forward(self, x):
+        return super().forward(x) if x.sum().item() > 0 else super().forward(2 * x)
+
+
 def squares(outputs, target):
     """Return the squared error of each sample."""
     return (outputs - target).square().flatten(1).mean(1)
@@ -120,10 +131,13 @@ class NetworkTask(Task):
         return (*(x[samples] for x in self.inputs), self.target[samples], mask, keys)
 
     def evaluate(self, x, clients=True, buffers=None):
-        named = self.layout.unflatten(x)
+        if buffers is not None and buffers.dim() == 2:
+            buffers = buffers.mean(0)
+        network = self.model.module(self.layout.unflatten(x), self.unflatten_buffers(buffers))
         with torch.no_grad():
-            outputs = self.model.evaluate(named, self.inputs, self.unflatten_buffers(buffers))
-            return Evaluation({"loss": float(self.losses(outputs, self.target).mean())})
+            losses = self.losses(network(*self.inputs), self.target)
+        own = np.array([part.mean() for part in losses.split(SIZES.tolist())])
+        return Evaluation({"loss": float(losses.mean())}, {"loss": own})
 
 
 def network_task(kind, seed=0):
@@ -144,12 +158,26 @@ def network_task(kind, seed=0):
 
 KINDS = {
     "linear": lambda: nn.Linear(5, 1),
+    "branching": Branching,
     "normalised": Normalised,
     "convolutional": Convolutional,
     "frozen": Frozen,
     "tokens": Tied,
 }
 """The networks that a plain loop can follow (dropout draws other masks there)."""
+
+
+@dataclass(frozen=True)
+class NetworkProblem(Problem):
+    """A network by its name in `KINDS`, whose buffers are averaged or kept by each client."""
+
+    kind: str
+    buffers: str = "average"
+
+    def prepare(self, seed, device, dtype):
+        task = network_task(self.kind)
+        task.buffer_mode = self.buffers
+        return task
 
 
 def plain_loop(task, local, plan, x, buffers=None, correction=None, mu=0.0, lr=0.05):
