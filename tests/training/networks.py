@@ -115,20 +115,23 @@ class NetworkTask(Task):
         return self.loss_and_buffers(params, self.model.buffers, *batch)[0]
 
     def loss_and_buffers(self, params, buffers, *batch):
-        *inputs, target, real, key = batch
+        *parts, key = batch
+        *inputs, target = parts[: len(self.inputs) + 1]
+        real = parts[-1] if len(parts) > len(self.inputs) + 1 else None
         outputs = self.model(params, tuple(inputs), key, real, buffers)
         if self.model.buffers:
             outputs, buffers = outputs
-        return (self.losses(outputs, target) * real).sum() / real.sum(), buffers
+        losses = self.losses(outputs, target)
+        return losses.mean() if real is None else (losses * real).sum() / real.sum(), buffers
 
     def batch_inputs(self, plan):
         samples = torch.tensor((np.cumsum(SIZES) - SIZES)[plan.clients][:, None] + plan.positions)
-        mask = np.ones(plan.positions.shape, dtype=bool) if plan.mask is None else plan.mask
-        return samples, torch.tensor(mask), torch.tensor(plan.keys)
+        masks = [] if plan.mask is None else [torch.tensor(plan.mask)]
+        return samples, *masks, torch.tensor(plan.keys)
 
     def batch(self, *inputs):
-        samples, mask, keys = inputs
-        return (*(x[samples] for x in self.inputs), self.target[samples], mask, keys)
+        samples, *rest = inputs
+        return (*(x[samples] for x in self.inputs), self.target[samples], *rest)
 
     def evaluate(self, x, clients=True, buffers=None):
         if buffers is not None and buffers.dim() == 2:
@@ -202,12 +205,13 @@ def plain_loop(task, local, plan, x, buffers=None, correction=None, mu=0.0, lr=0
             _load(network, task.buffer_layout.unflatten(buffers[s]))
         optimizer = _optimizer(list(trained.values()), local, lr)
         start = {name: p.detach().clone() for name, p in trained.items()}
-        for *inputs, target, real, _ in list(task.batches(plan))[:steps]:
+        for step, (*parts, _) in enumerate(list(task.batches(plan))[:steps]):
             optimizer.zero_grad()
-            given = [part[s][real[s]] for part in inputs]
+            real = slice(None) if plan.mask is None else plan.mask[min(step, len(plan.mask) - 1), s]
+            *given, target = (part[s][real] for part in parts[: len(task.inputs) + 1])
             named = {n: part for n, part in zip(task.model._names, given, strict=True) if n}
             outputs = network(*given[: len(given) - len(named)], **named)
-            task.losses(outputs, target[s][real[s]]).mean().backward()
+            task.losses(outputs, target).mean().backward()
             added = None if correction is None else task.layout.unflatten(correction[s])
             for name, p in trained.items():
                 p.grad += mu * (p.detach() - start[name])

