@@ -31,6 +31,7 @@ class Population:
     samples: NDArray[np.int64] | None = None
     class_shares: NDArray[np.float64] | None = None
     rates: NDArray[np.float64] | None = None
+    names: NDArray[np.generic] | None = None
 
     def __post_init__(self) -> None:
         if self.clients < 1:

@@ -88,6 +88,7 @@ class Evaluation:
 
     metrics: Mapping[str, float]
     clients: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
+    lower_is_better: frozenset[str] = frozenset()
 
 
 class Task(ABC):
@@ -102,6 +103,8 @@ class Task(ABC):
     population: Population
     layout: Layout
     start: Tensor
+    buffer_layout: Layout | None = None
+    start_buffers: Tensor | None = None
 
     @abstractmethod
     def loss(self, params: Params, *batch: Tensor) -> Tensor:

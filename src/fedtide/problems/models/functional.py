@@ -37,10 +37,13 @@ class FunctionalModel:
     def __init__(
         self,
         module: nn.Module,
-        example: Tensor,
-        classes: int,
+        example: tuple[Tensor, ...],
+        names: tuple[str | None, ...] | None = None,
         training_dtype: torch.dtype | None = None,
     ) -> None:
+        self.buffers: Params = {}
+        self._original = copy.deepcopy(module)
+        self._names = names or (None,) * len(example)
         self.params: Params = {
             name: p.detach().clone() for name, p in module.named_parameters() if p.requires_grad
         }
@@ -49,25 +52,43 @@ class FunctionalModel:
                 "model: it has no parameters to train; set requires_grad to True"
             )
         self._evaluating = copy.deepcopy(module).eval()
-        self._dtype = training_dtype or example.dtype
+        self._dtype = training_dtype or next(iter(self.params.values())).dtype
         training, masks = replace_dropout(copy.deepcopy(module).train().to(self._dtype))
         self._training = (training, masks)
         self.draws = masks is not None
         self._thread_local = threading.local()
-        _check_pure(training, masks, example.to(self._dtype), classes)
+        args, kw = self._call(
+            tuple(t.to(self._dtype) if t.is_floating_point() else t for t in example)
+        )
+        self.example_output = _check_pure(training, masks, args, kw)
 
-    def __call__(self, params: Params, x: Tensor, key: Tensor | None = None) -> Tensor:
+    def _call(self, inputs):
+        args = tuple(t for t, n in zip(inputs, self._names) if n is None)
+        return args, {n: t for t, n in zip(inputs, self._names) if n is not None}
+
+    def __call__(
+        self, params: Params, inputs, key: Tensor | None = None, sample_mask=None, buffers=None
+    ) -> Tensor:
         """Return the logits (B, C) in training; `key`, an int64 scalar, determines the dropout."""
         module, masks = self._training_module()
         if masks is not None:
             masks.start_pass(key)
         converted = {name: tensor.to(self._dtype) for name, tensor in params.items()}
-        logits: Tensor = torch.func.functional_call(module, converted, (x.to(self._dtype),))
-        return logits.to(x.dtype)
+        args, kw = self._call(
+            tuple(t.to(self._dtype) if t.is_floating_point() else t for t in inputs)
+        )
+        logits: Tensor = torch.func.functional_call(module, converted, args, kw)
+        return logits.to(next(iter(params.values())).dtype)
 
-    def evaluate(self, params: Params, x: Tensor) -> Tensor:
+    def module(self, params, buffers=None):
+        m = copy.deepcopy(self._original)
+        m.load_state_dict({**m.state_dict(), **params})
+        return m
+
+    def evaluate(self, params: Params, inputs, buffers=None) -> Tensor:
         """Return the logits (B, C), without dropout."""
-        return torch.func.functional_call(self._evaluating, params, (x,))  # type: ignore[no-any-return]
+        args, kw = self._call(inputs)
+        return torch.func.functional_call(self._evaluating, params, args, kw)  # type: ignore[no-any-return]
 
     def _training_module(self) -> tuple[nn.Module, DropoutMasks | None]:
         # functional_call swaps the module's tensors temporarily, so each thread has its own copy
@@ -80,23 +101,17 @@ class FunctionalModel:
 
 
 @torch.no_grad()
-def _check_pure(module: nn.Module, masks: DropoutMasks | None, x: Tensor, classes: int) -> None:
+def _check_pure(module: nn.Module, masks: DropoutMasks | None, args, kw):
     """Raise InvalidInputError unless the module is a pure function in training."""
     before = {name: buffer.clone() for name, buffer in module.named_buffers()}
     if masks is not None:
         masks.start_pass(torch.zeros((), dtype=torch.int64, device=x.device))
     with torch.random.fork_rng(devices=[]):
         state = torch.get_rng_state()
-        logits = _run(module, x)
+        logits = _run(module, args, kw)
         random = not torch.equal(state, torch.get_rng_state())
     if masks is not None:
         masks.start_pass(None)
-    if not isinstance(logits, Tensor) or logits.shape != (len(x), classes):
-        got = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
-        raise InvalidInputError(
-            f"model: the output for {len(x)} samples of {classes} classes should have shape "
-            f"({len(x)}, {classes}), got {got}; set the last layer's width to {classes}"
-        )
     for name, buffer in module.named_buffers():
         if not torch.equal(buffer, before[name]):
             layer = name.rpartition(".")[0] or type(module).__name__
@@ -110,11 +125,13 @@ def _check_pure(module: nn.Module, masks: DropoutMasks | None, x: Tensor, classe
             "functional.dropout do), so a step is not reproducible; use nn.Dropout, or layers "
             "without random numbers"
         )
+    return logits
 
 
-def _run(module: nn.Module, x: Tensor) -> object:
+def _run(module, args, kw) -> object:
+    x = (*args, *kw.values())[0]
     try:
-        return module(x)
+        return module(*args, **kw)
     except Exception as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise InvalidInputError(

@@ -79,3 +79,7 @@ def _import(path: str) -> Any:
         ) from error
     finally:
         sys.path.remove(folder)
+
+
+def load_object(field: str, path: str) -> Any:
+    return _import(path)

@@ -181,7 +181,11 @@ class Natural(Partition):
                 f"clients: {clients} clients, but column {self.column!r} has {len(values)} values; "
                 f"give clients: {len(values)}"
             )
-        return StoredShards.from_owners(owners.astype(np.int64), clients)
+        import dataclasses
+
+        return dataclasses.replace(
+            StoredShards.from_owners(owners.astype(np.int64), clients), names=values
+        )
 
 
 def _divide(samples: int, weights: NDArray[np.float64]) -> Ints:
