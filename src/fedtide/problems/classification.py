@@ -12,7 +12,7 @@ import torch
 
 from fedtide.errors import InvalidInputError
 from fedtide.problems.augmentation import changes_colours, check_augmentations
-from fedtide.problems.base import Problem
+from fedtide.problems.base import BufferMode, Problem
 from fedtide.problems.datasets.catalogue import Dataset, Normalise, load
 from fedtide.problems.datasets.parquet import Rows
 from fedtide.problems.losses import cross_entropy
@@ -27,7 +27,7 @@ from fedtide.problems.supervised import (
     split,
 )
 from fedtide.problems.supervised_data import DeviceSamples
-from fedtide.problems.supervised_task import BufferMode, SupervisedData, SupervisedTask
+from fedtide.problems.supervised_task import SupervisedData, SupervisedTask
 from fedtide.validation import require_choice
 
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from fedtide.errors import InvalidInputError, did_you_mean
-from fedtide.problems.base import Problem
+from fedtide.problems.base import BufferMode, Problem
 from fedtide.problems.datasets.catalogue import standardisation
 from fedtide.problems.datasets.sources import Ints, Table, read_source
 from fedtide.problems.losses import LOSSES, TARGET_KINDS, LossFunction, TargetKind
@@ -35,7 +35,7 @@ from fedtide.problems.supervised_data import (
     read_target,
     to_device,
 )
-from fedtide.problems.supervised_task import BufferMode, SupervisedData, SupervisedTask
+from fedtide.problems.supervised_task import SupervisedData, SupervisedTask
 from fedtide.validation import require_choice
 
 ModelLike = str | Mapping[str, Any] | Model | nn.Module | Callable[[], nn.Module]
@@ -83,7 +83,7 @@ class Supervised(Problem):
             missing or do not fit.
 
     >>> rows = {"x": [[0.0], [1.0], [2.0], [3.0]], "y": [0.0, 2.0, 4.0, 6.0], "who": list("aabb")}
-    >>> problem = Supervised(train=rows, clients="who", model=nn.Linear(1, 1), inputs="x", loss="mse")
+    >>> problem = Supervised(train=rows, clients="who", model=nn.Linear(1, 1), loss="mse")
     >>> task = problem.prepare(seed=0, device=torch.device("cpu"), dtype=torch.float32)
     >>> task.population.samples, list(task.population.names), task.layout.size
     (array([2, 2]), ['a', 'b'], 2)

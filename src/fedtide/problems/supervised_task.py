@@ -6,8 +6,6 @@ import inspect
 from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
-from typing import Literal
-
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -16,7 +14,7 @@ from torch import Tensor, nn
 from fedtide.errors import InvalidInputError
 from fedtide.population import Population
 from fedtide.problems.augmentation import augment
-from fedtide.problems.base import Batch, BatchInputs, BatchPlan, Evaluation, Task
+from fedtide.problems.base import Batch, BatchInputs, BatchPlan, BufferMode, Evaluation, Task
 from fedtide.problems.datasets.catalogue import PixelStandardisation
 from fedtide.problems.datasets.sources import Ints
 from fedtide.problems.layout import Layout, Params, to_channels_last
@@ -27,8 +25,6 @@ from fedtide.problems.sample_metrics import Metric, class_recalls
 from fedtide.problems.supervised_data import DeviceSamples
 
 Floats = NDArray[np.float64]
-BufferMode = Literal["average", "local"]
-"""Running statistics, as BatchNorm's, are averaged over each cohort, or kept by every client."""
 
 _UNEVEN = 1.5  # how many times larger than the smallest class the largest is
 _MOST_RECALLS = 20  # classes whose recalls are columns of their own
@@ -121,17 +117,17 @@ class SupervisedTask(Task):
 
     def loss(self, params: Params, *batch: Tensor) -> Tensor:
         """Return the mean loss of the minibatch's samples, excluding padding."""
-        arguments, target, masks, key = self._unpack(batch)
-        outputs = self.model(params, arguments, key, masks[1])
-        return self._mean_loss(outputs, target, *masks)
+        return self.loss_and_buffers(params, self.model.buffers, *batch)[0]
 
     def loss_and_buffers(
         self, params: Params, buffers: Params, *batch: Tensor
     ) -> tuple[Tensor, Params]:
         """Return the mean loss, and the running statistics after the pass."""
         arguments, target, masks, key = self._unpack(batch)
-        outputs, moved = self.model(params, arguments, key, masks[1], buffers)
-        return self._mean_loss(outputs, target, *masks), moved
+        outputs = self.model(params, arguments, key, masks[1], buffers)
+        if self.model.buffers:
+            outputs, buffers = outputs
+        return self._mean_loss(outputs, target, *masks), buffers
 
     def batch_inputs(self, plan: BatchPlan) -> BatchInputs:
         """Return the indices of each step's samples (I, S, B)[, mask (I, S, B)][, keys (I, S)]."""
@@ -170,8 +166,15 @@ class SupervisedTask(Task):
         return pooled
 
     def module(self, x: Tensor, buffers: Tensor | None = None) -> nn.Module:
-        """Return the network with the parameters x, (d,), and the running statistics, (d_b,)."""
-        return self.model.module(self.layout.unflatten(x), self._named_buffers(buffers))
+        """Return the network with the parameters x, (d,), in evaluation mode.
+
+        Args:
+            x: the model, (d,).
+            buffers: running statistics, (d_b,), or those of each client, whose mean the network
+                gets.
+        """
+        shared = buffers if buffers is None or buffers.dim() == 1 else buffers.mean(dim=0)
+        return self.model.module(self.layout.unflatten(x), self.unflatten_buffers(shared))
 
     def evaluate(
         self, x: Tensor, clients: bool = True, buffers: Tensor | None = None
@@ -258,7 +261,7 @@ class SupervisedTask(Task):
     ) -> dict[str, Floats]:
         """Return the loss and each metric of every sample, (n,)."""
         params = {name: self.to_memory_format(t) for name, t in self.layout.unflatten(x).items()}
-        named = self._named_buffers(buffers)
+        named = self.unflatten_buffers(buffers)
         functions = {"loss": self._loss, **{n: m.function for n, m in self._metrics.items()}}
         parts: dict[str, list[Tensor]] = {name: [] for name in functions}
         for first in range(0, len(samples), self._chunk):
@@ -353,11 +356,6 @@ class SupervisedTask(Task):
             return samples.inputs
         assert samples.mask is not None
         return (*samples.inputs, samples.mask)
-
-    def _named_buffers(self, buffers: Tensor | None) -> Params | None:
-        if buffers is None or self.buffer_layout is None:
-            return None
-        return self.buffer_layout.unflatten(buffers)
 
     @torch.no_grad()
     def _check_outputs(self) -> None:
