@@ -269,9 +269,7 @@ def test_all_losses_have_a_gradient_without_padding_in_it():
     """Padded positions must not receive gradients, whatever the loss."""
     mask = torch.tensor([[True, True, False]])
     for name, loss in LOSSES.items():
-        if name == "cross_entropy":
-            outputs, target = torch.randn(1, 3, 4), torch.tensor([[0, 1, 2]])
-        elif name == "next_token":
+        if name in ("cross_entropy", "next_token"):
             outputs, target = torch.randn(1, 3, 4), torch.tensor([[0, 1, 2]])
         else:
             outputs, target = torch.randn(1, 3), torch.rand(1, 3)

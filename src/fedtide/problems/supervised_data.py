@@ -91,8 +91,9 @@ def to_device(
 
 def column_names(inputs: Inputs) -> list[str]:
     """Return all columns that `inputs` names."""
-    entries = [inputs] if isinstance(inputs, str) else inputs
-    entries = list(entries.values() if isinstance(entries, Mapping) else entries)
+    if isinstance(inputs, str):
+        return [inputs]
+    entries = inputs.values() if isinstance(inputs, Mapping) else inputs
     return [name for e in entries for name in ([e] if isinstance(e, str) else e)]
 
 

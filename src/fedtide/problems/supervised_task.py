@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -202,10 +203,10 @@ class SupervisedTask(Task):
         train = self._measure(x, self._train, shared)
         test = {} if self._test is None else self._measure(x, self._test, shared)
         figures: dict[str, Floats] = {}
-        if clients:
+        if clients and own is not None:
+            figures = self.evaluate_clients(x, np.arange(len(own)), own)
+        elif clients:
             figures = self._client_figures(train, test)
-            if own is not None:
-                figures |= self.evaluate_clients(x, np.arange(len(own)), own)
         metrics = {"loss": figures.get("loss", train["loss"]).mean()}
         metrics |= {f"train_{name}": values.mean() for name, values in train.items()}
         metrics |= {f"test_{name}": values.mean() for name, values in test.items()}
@@ -229,8 +230,7 @@ class SupervisedTask(Task):
                 the start.
 
         Returns:
-            `loss` and every metric on the training samples and, with prefix `test_`, on the
-            client's test part if clients have any (NaN without one), each of shape (S,).
+            Figures as those of `evaluate`, each of shape (S,).
         """
         rows = []
         for place, client in enumerate(clients):
@@ -239,12 +239,21 @@ class SupervisedTask(Task):
             held = np.arange(self.shards.sizes[client])[None, None]
             samples = self.shards.locate(clients[place : place + 1], held)[0, 0]
             figures = self._mean_over(model, self._train, samples, own)
-            if self._test is not None and self._data.test_owners is not None:
-                tested = np.flatnonzero(self._data.test_owners == client)
-                test = self._mean_over(model, self._test, tested, own)
-                figures |= {f"test_{name}": value for name, value in test.items()}
-            rows.append(figures)
+            rows.append(figures | self._test_figures(model, int(client), own))
         return {name: np.array([row[name] for row in rows]) for name in rows[0]}
+
+    def _test_figures(self, x: Tensor, client: int, buffers: Tensor | None) -> dict[str, float]:
+        """Return the figures of a client's model on its test part or, weighted, on the test set."""
+        if self._test is None:
+            return {}
+        if self._data.test_owners is not None:
+            own = np.flatnonzero(self._data.test_owners == client)
+            test = self._mean_over(x, self._test, own, buffers)
+            return {f"test_{name}": value for name, value in test.items()}
+        if not self._weighs_classes:
+            return {}
+        correct = self._measure(x, self._test, buffers)["accuracy"]
+        return {"class_weighted_test_accuracy": float(self._class_weighted(correct)[client])}
 
     def _mean_over(
         self, x: Tensor, samples: DeviceSamples, rows: Ints, buffers: Tensor | None
@@ -285,14 +294,15 @@ class SupervisedTask(Task):
                 sums = np.bincount(owners[held], values[held], self.population.clients)
                 with np.errstate(invalid="ignore"):  # NaN for a client without test samples
                     figures[f"test_{name}"] = sums / count
-        elif test and self._has_classes and "accuracy" in test:
+        elif test and self._weighs_classes:
             figures["class_weighted_test_accuracy"] = self._class_weighted(test["accuracy"])
         return figures
 
     @property
-    def _has_classes(self) -> bool:
-        """Whether every sample has one class."""
-        return self._data.classes > 0 and self._train.target.dim() == 1
+    def _weighs_classes(self) -> bool:
+        """Whether every sample has one class, whose accuracy is measured."""
+        one_class = self._data.classes > 0 and self._train.target.dim() == 1
+        return one_class and "accuracy" in self._metrics
 
     def _class_weighted(self, correct: Floats) -> Floats:
         """Return the mean of the classes' test accuracies weighted by class shares, (N,)."""
@@ -316,7 +326,7 @@ class SupervisedTask(Task):
 
     def _class_metrics(self, test: Mapping[str, Floats]) -> dict[str, float]:
         """Return balanced accuracy and recalls where the classes of the test set are uneven."""
-        if self._test is None or not self._has_classes or "accuracy" not in test:
+        if self._test is None or not self._weighs_classes:
             return {}
         counts = torch.bincount(self._test.target)
         counts = counts[counts > 0]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -42,15 +43,14 @@ def personalised_figures(
         buffers: where running statistics start; None where there are none.
 
     Returns:
-        `personalised_loss` and `personalised_M` for every metric M on the client's training samples
-        and, if clients have test parts, `personalised_test_loss` and `personalised_test_M` on them;
-        each of shape (N,).
+        The per-client figures of an evaluation, with the prefix `personalised_`, each of shape
+        (N,).
     """
     planner = MinibatchPlanner(task.population, local, seed)
     parts = []
     for first in range(0, task.population.clients, _CHUNK):
         clients = np.arange(first, min(first + _CHUNK, task.population.clients))
-        start = None if buffers is None else buffers.of(clients)
+        start = None if buffers is None else buffers.of(torch.from_numpy(clients).to(x.device))
         trained = trainer.train(Instructions(x), planner.plan(clients), lr, start)
         parts.append(task.evaluate_clients(x + trained.deltas, clients, trained.buffers))
     return {
