@@ -163,6 +163,7 @@ class ClassificationTask(Task):
             clients=len(shards.sizes),
             samples=shards.sizes,
             class_shares=shards.class_shares(data.train.labels, data.classes),
+            names=shards.names,
         )
         self.model = FunctionalModel(module, self._train[:2], data.classes, training_dtype)
         self._needs_keys = bool(augmentations) or self.model.draws

@@ -13,7 +13,14 @@ import torch
 from fedtide.algorithms import ClientUpdates, Cohort, Instructions, RoundDriver, RoundInfo
 from fedtide.algorithms.serialization import from_tensors, to_tensors
 from fedtide.errors import InvalidInputError, error_prefix
-from fedtide.participation import Ids, LogColumns, Participants, ScheduleStream, round_rows
+from fedtide.participation import (
+    Ids,
+    LogColumns,
+    Participants,
+    ScheduleStream,
+    round_rows,
+    to_frame,
+)
 from fedtide.population import Population
 from fedtide.problems import Evaluation, Task
 from fedtide.problems.weighted_objective import weigh_objective
@@ -99,7 +106,7 @@ class Run:
         participants = self._participation.round(t)
         # 2. They train as instructed, the algorithm absorbs their updates and moves the model.
         info, used = self._run_algorithm(participants)
-        check_step(info, t)
+        check_step(info, t, self.population)
         # 3. The round is recorded.
         self._record(participants, used, info)
         self.ended = t + 1
@@ -115,7 +122,7 @@ class Run:
         self.metrics.append(metrics_row(self.ended, self.evaluation, self.tally))
         self.timings.evaluation += time.perf_counter() - start
         if self.experiment.on_nonfinite == "stop":
-            check_loss(self.evaluation, self.ended)
+            check_loss(self.evaluation, self.ended, self.population)
 
     def _evaluate(self) -> Evaluation:
         return self.task.evaluate(self.driver.output, self.experiment.evaluation.clients)
@@ -123,6 +130,10 @@ class Run:
     def metrics_table(self) -> pl.DataFrame:
         """Return one row per evaluation."""
         return pl.DataFrame(self.metrics, infer_schema_length=None)
+
+    def log_table(self) -> pl.DataFrame:
+        """Return the rows of the participation log that have not been written yet."""
+        return to_frame(self.log, self.population.names)
 
     def clients(self) -> pl.DataFrame:
         """Return one row per client, with its figures at the last evaluation."""
@@ -174,7 +185,7 @@ class Run:
                 if centralised
                 else self._local.train(instructions, cohort, lr)
             )
-            updates = drop_or_raise_nonfinite(updates, t, experiment.on_nonfinite)
+            updates = drop_or_raise_nonfinite(updates, t, experiment.on_nonfinite, self.population)
             clients = cohort.clients if centralised else updates.clients
             used.append(clients.cpu().numpy() if len(updates.clients) else used[0])
             return updates
