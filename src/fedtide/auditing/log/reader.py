@@ -231,7 +231,7 @@ def _find_positions(seen: Sequence[int | str], names: pl.Series, option: str) ->
     positions = {str(name): i for i, name in enumerate(names.to_list())}
     unknown = [name for name in seen if str(name) not in positions]
     if unknown:
-        hint = "give a larger number, or --roster" if option == "--clients" else "add them"
+        hint = "give a larger number, or --roster" if option == "--clients" else "complete it"
         raise InvalidInputError(
             f"client: the {len(names)} clients of {option} do not include {list_names(unknown)}; "
             f"{hint}"

@@ -1,4 +1,4 @@
-"""Client ids as they are in a file, and their numbers 0..N−1."""
+"""Clients as they are called in data and files, and their ids 0..N−1."""
 
 from __future__ import annotations
 
@@ -109,8 +109,8 @@ def _find_names(field: str, column: pl.Series, names: pl.Series) -> Ids:
     if found.null_count():
         unknown = column.filter(found.is_null()).unique(maintain_order=True)
         raise InvalidInputError(
-            f"{field}: no client of the problem is called {list_names(unknown)}; its "
-            f"{len(names)} clients are {list_names(names)}; correct the names"
+            f"{field}: no client of the problem is called {list_names(unknown)} (its "
+            f"{len(names)} clients: {list_names(names)}); correct the names"
         )
     return found.to_numpy()
 
