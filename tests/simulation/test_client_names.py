@@ -8,7 +8,6 @@ import pytest
 
 import fedtide as ft
 from fedtide.participation import write_log
-from fedtide.participation.log.ledger import Entry, Ledger, read_ledger
 from fedtide.plotting.saving import figure_svg
 from fedtide.report.figures.client_influence import influence_figures
 from fedtide.report.loading import group_by_method, load_runs
@@ -72,7 +71,7 @@ def test_a_trace_of_two_users_trains_these_two(data, tmp_path):
 
 
 def test_names_are_the_same_in_every_file_and_figure(data, tmp_path):
-    """Run, log, audit, replay, ledger and report, by name and bit for bit."""
+    """Run, log, audit, replay, trace and report, by name and bit for bit."""
     out = tmp_path / "run"
     first = ft.simulate(**experiment(data), out=out)
     assert first.clients["client"].to_list() == USERS
@@ -99,7 +98,38 @@ def test_names_are_the_same_in_every_file_and_figure(data, tmp_path):
         assert again.participation.equals(log)
         assert again.clients.drop("rate").equals(first.clients.drop("rate"))
 
-    # So is a replay of a ledger in which a federation wrote the same rounds.
+    # So is a run over a trace in which the same clients are there at the same time.
+    trace = log.select("client", start="round", end=pl.col("round") + 1)
+    trace.write_csv(tmp_path / "trace.csv")
+    process = {"type": "trace", "file": str(tmp_path / "trace.csv"), "round_seconds": 1}
+    again = ft.simulate(**experiment(data, participation=process))
+    assert (again.model == first.model).all()
+    assert again.participation.equals(log)
+
+    # The report names clients, and finds their weights: 200 / |S_t| for plain averaging.
+    (run,) = load_runs([out])
+    found = history(run)
+    sizes = log.group_by("round").len().sort("round")["len"].to_numpy()
+    expected = [200 / sizes[t] for t in log["round"]]
+    ids = [USERS.index(name) for name in log["client"]]
+    assert run.log_rows("used")["client"].to_list() == ids
+    order = np.lexsort((found.clients, found.rounds))
+    assert found.clients[order].tolist() == ids
+    assert found.weights[order] == pytest.approx(expected / (np.sum(expected) / 6 / 200))
+
+    # A folder whose log names other clients is refused.
+    first.clients.head(3).write_parquet(out / "clients.parquet")
+    with pytest.raises(ft.InvalidInputError, match=r"^.*participation.parquet: no client .*; "):
+        history(load_runs([out])[0])
+
+
+def test_the_ledger_of_a_federation_is_replayed_by_name(data, tmp_path):
+    """A ledger with the rounds of a run, exported to a file, makes the same run."""
+    pytest.importorskip("sqlalchemy", reason="the ledger needs fedtide[flower]")
+    from fedtide.participation.log.ledger import Entry, Ledger, read_ledger
+
+    first = ft.simulate(**experiment(data))
+    log = first.participation
     url = f"sqlite:///{tmp_path / 'ledger.db'}"
     ledger = Ledger(url)
     for t in range(6):
@@ -113,16 +143,6 @@ def test_names_are_the_same_in_every_file_and_figure(data, tmp_path):
     assert (again.model == first.model).all()
     roster = first.clients.select("client")
     assert ft.audit(url, roster=roster).clients()["client"].to_list() == USERS
-
-    # The report names clients, and finds their weights: 200 / |S_t| for plain averaging.
-    (run,) = load_runs([out])
-    found = history(run)
-    sizes = log.group_by("round").len().sort("round")["len"].to_numpy()
-    expected = [200 / sizes[t] for t in log["round"]]
-    ids = [USERS.index(name) for name in log["client"]]
-    order = np.lexsort((found.clients, found.rounds))
-    assert found.clients[order].tolist() == ids
-    assert found.weights[order] == pytest.approx(expected / (np.sum(expected) / 6 / 200))
 
 
 def test_the_report_labels_clients_by_name(data, tmp_path):
