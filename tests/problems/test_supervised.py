@@ -38,6 +38,10 @@ def columns() -> dict:
     }
 
 
+def lists():
+    return columns() | {"list": FEATURES}
+
+
 def linear(outputs=1, inputs=3):
     return lambda: nn.Linear(inputs, outputs)
 
@@ -387,7 +391,7 @@ WRONG = {
     "share-out-of-range": ({"test": 1.5}, "test: 1.5"),
     "model-is-no-network": ({"model": 3}, "model: 3 is not a network"),
     "factory-without-network": ({"model": lambda: 3}, "model: .*returns a int"),
-    "clients-not-names": ({"clients": "a"}, "clients: column 'a' names no clients"),
+    "clients-not-names": ({"train": lists(), "clients": "list"}, "clients: column 'list' holds lists"),
 }
 
 

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from fedtide.errors import InvalidInputError, did_you_mean
+from fedtide.population import Names
 from fedtide.problems.base import BufferMode, Problem
 from fedtide.problems.datasets.catalogue import standardisation
 from fedtide.problems.datasets.sources import Ints, Table, read_source
@@ -21,7 +22,8 @@ from fedtide.problems.losses import LOSSES, TARGET_KINDS, LossFunction, TargetKi
 from fedtide.problems.models import Model, resolve_model
 from fedtide.problems.models.import_path import load_object
 from fedtide.problems.models.initialisation import build_seeded
-from fedtide.problems.partitions import FlwrInstance, Natural, Partition, Shards
+from fedtide.problems.partitions import FlwrInstance, Partition, Shards, StoredShards
+from fedtide.problems.partitions.base import to_names
 from fedtide.problems.sample_metrics import Metric, resolve_metrics
 from fedtide.problems.supervised_data import (
     Inputs,
@@ -203,9 +205,8 @@ class Supervised(Problem):
     def _split(self, table: Table, labels: Ints | None, samples: int, seed: int) -> Shards:
         labels = np.zeros(samples, dtype=np.int64) if labels is None else labels
         if isinstance(self.clients, str):
-            owners = _client_column(table, self.clients)
-            clients = len(np.unique(owners))
-            return Natural(self.clients).split(labels, clients, seed, {self.clients: owners})
+            values = _client_column(table, self.clients)
+            return StoredShards.from_column("clients", self.clients, values)
         others = [name for name in table.names if name not in column_names(self.inputs)]
         columns = {name: table.column("train", name) for name in others}
         plain = {n: c for n, c in columns.items() if isinstance(c, np.ndarray) and c.ndim == 1}
@@ -344,17 +345,12 @@ def parameter_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float32 if dtype == torch.bfloat16 else dtype
 
 
-def _client_column(table: Table, name: str) -> NDArray[Any]:
-    """Return the client of each row: text or whole numbers."""
+def _client_column(table: Table, name: str) -> Names:
+    """Return the client of each row."""
     column = table.column("clients", name)
     if isinstance(column, np.ndarray) and column.ndim == 1:
-        if column.dtype.kind == "f" and (column == np.rint(column)).all():
-            return column.astype(np.int64)
-        if column.dtype.kind in "iu" or column.dtype == object:
-            return column
-    raise InvalidInputError(
-        f"clients: column {name!r} names no clients; give text or a whole number in each row"
-    )
+        return to_names("clients", name, column)
+    raise InvalidInputError(f"clients: column {name!r} holds lists; give one name in each row")
 
 
 def _count_classes(target: Target, kind: TargetKind | None) -> int:

@@ -307,10 +307,9 @@ def hold_out(
     place = np.arange(len(owners)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
     chosen = np.zeros(len(owners), dtype=np.bool_)
     chosen[order] = place < tested[owners]  # `owners` is sorted, so it equals owners[order]
-    train = StoredShards.from_owners(owners[~chosen], len(sizes))
     return (
         samples.select(held[~chosen]),
-        replace(train, names=shards.names),
+        StoredShards.from_owners(owners[~chosen], len(sizes), shards.names),
         samples.select(held[chosen]),
         owners[chosen],
     )

@@ -14,7 +14,14 @@ from numpy.typing import NDArray
 from fedtide.algorithms import ClientUpdates, Cohort, Instructions, RoundDriver, RoundInfo
 from fedtide.algorithms.serialization import from_tensors, to_tensors
 from fedtide.errors import InvalidInputError, error_prefix
-from fedtide.participation import Ids, LogColumns, Participants, ScheduleStream, round_rows
+from fedtide.participation import (
+    Ids,
+    LogColumns,
+    Participants,
+    ScheduleStream,
+    round_rows,
+    to_frame,
+)
 from fedtide.population import Population
 from fedtide.problems import Evaluation, Task
 from fedtide.problems.weighted_objective import weigh_objective
@@ -104,7 +111,7 @@ class Run:
         participants = self._participation.round(t)
         # 2. They train as instructed, the algorithm absorbs their updates and moves the model.
         info, used = self._run_algorithm(participants)
-        check_step(info, t)
+        check_step(info, t, self.population)
         # 3. The round is recorded.
         self._record(participants, used, info)
         self.ended = t + 1
@@ -120,7 +127,7 @@ class Run:
         self.metrics.append(metrics_row(self.ended, self.evaluation, self.tally))
         self.timings.evaluation += time.perf_counter() - start
         if self.experiment.on_nonfinite == "stop":
-            check_loss(self.evaluation, self.ended)
+            check_loss(self.evaluation, self.ended, self.population)
 
     def _evaluate(self) -> Evaluation:
         return self.task.evaluate(
@@ -132,6 +139,10 @@ class Run:
     def metrics_table(self) -> pl.DataFrame:
         """Return one row per evaluation."""
         return pl.DataFrame(self.metrics, infer_schema_length=None)
+
+    def log_table(self) -> pl.DataFrame:
+        """Return the rows of the participation log that have not been written yet."""
+        return to_frame(self.log, self.population.names)
 
     def clients(self) -> pl.DataFrame:
         """Return one row per client, with its figures at the last evaluation."""
@@ -147,7 +158,7 @@ class Run:
         return personalised_figures(
             self.task,
             choose_trainer(
-                cast(TrainerName, self._local.trainer.name), self.task, local, 0, compile=False
+                cast("TrainerName", self._local.trainer.name), self.task, local, 0, compile=False
             )[0],
             local,
             self.driver.output,
@@ -208,7 +219,9 @@ class Run:
                 if centralised
                 else self._local.train(instructions, cohort, lr, start)
             )
-            updates, trained = drop_or_raise_nonfinite(updates, t, experiment.on_nonfinite, trained)
+            updates, trained = drop_or_raise_nonfinite(
+                updates, t, experiment.on_nonfinite, self.population, trained
+            )
             if buffers is not None and trained is not None:
                 buffers.absorb(updates.clients, trained)
             clients = cohort.clients if centralised else updates.clients
