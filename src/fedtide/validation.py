@@ -45,6 +45,19 @@ def require_choice(field: str, value: str, options: Any) -> None:
         raise InvalidInputError(f"{field}: unknown {value!r}; {did_you_mean(str(value), options)}")
 
 
+def require_folder_name(field: str, name: str) -> None:
+    """Raise InvalidInputError unless a folder can have this name, below the one that is meant.
+
+    >>> require_folder_name("name", "../elsewhere")
+    Traceback (most recent call last):
+    fedtide.errors.InvalidInputError: name: '../elsewhere' cannot be a folder name; ...
+    """
+    if not name.isprintable() or not name.strip(" .") or {"/", "\\"} & {*name} or name[0] == ".":
+        raise InvalidInputError(
+            f"{field}: {name!r:.60} cannot be a folder name; choose one without / and leading dots"
+        )
+
+
 def require_whole_number(field: str, value: object, low: int = 1) -> None:
     """Raise InvalidInputError unless `value` is an integer from `low` to 2⁶³ − 1."""
     if isinstance(value, bool) or not isinstance(value, Integral) or int(value) < low:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import cross_entropy, log_softmax
 
+from fedtide.configurable import configurable
 from fedtide.errors import InvalidInputError
 from fedtide.population import Population
 from fedtide.problems.augmentation import augment, changes_colours, check_augmentations
@@ -26,7 +26,7 @@ from fedtide.problems.partitions import FlwrInstance, Partition, Shards, StoredS
 from fedtide.validation import require_choice
 
 
-@dataclass(frozen=True)
+@configurable
 class Classification(Problem):
     """F_n(x) is the mean cross-entropy of a model with parameters x over the samples of client n.
 
@@ -83,6 +83,11 @@ class Classification(Problem):
                 f"normalise: {self.normalise}; give a mean and a positive standard deviation"
             )
         resolve_model(self.model)
+
+    def fingerprint(self) -> str:
+        """Return a hash of the features and labels."""
+        data = load(self.dataset)
+        return f"{data.train.fingerprint[:32]}{data.test.fingerprint[:32]}"
 
     @property
     def _augmentations(self) -> tuple[str, ...]:

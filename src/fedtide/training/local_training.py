@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from fedtide.configurable import configurable
 from fedtide.errors import InvalidInputError
 from fedtide.training.lr_schedules import LearningRateSchedule
 from fedtide.training.projection import Projection
 from fedtide.validation import require_at_least, require_positive
 
 
-@dataclass(frozen=True)
+@configurable
 class LocalTraining:
     """Local stochastic gradient descent, I steps from y = x:
 
