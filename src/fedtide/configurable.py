@@ -112,8 +112,7 @@ def _fits(kind: Any, value: Any) -> bool:
     """Return whether a value is of the type that an annotation describes."""
     if is_union(kind):
         members = get_args(kind)
-        takes_arrays = any((get_origin(m) or m) is np.ndarray for m in members)
-        return (takes_arrays and _is_list(value)) or any(_fits(m, value) for m in members)
+        return any(_fits(member, value) for member in members)
     if kind is None:
         return value is None
     base = get_origin(kind) or kind
@@ -122,7 +121,8 @@ def _fits(kind: Any, value: Any) -> bool:
     if base in (bool, int, float):
         return _is_number(base, value)
     if base is np.ndarray:
-        return _is_list(value)
+        array = _to_array(value) if _is_list(value) else None
+        return array is not None and array.dtype.kind != "O"
     if base in (Sequence, list, tuple):
         return _is_list_of((*get_args(kind), Any)[0], value)
     if base is Callable:
@@ -146,8 +146,16 @@ def _is_number(kind: type, value: Any) -> bool:
 def _is_list(value: Any) -> bool:
     """Return whether this is a list, or an array, tensor or column of a table."""
     if hasattr(value, "__array__"):
-        return getattr(value, "ndim", 1) > 0
+        return len(getattr(value, "shape", (0,))) > 0 and _to_array(value) is not None
     return isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray)
+
+
+def _to_array(value: Any) -> np.ndarray[Any, Any] | None:
+    """Return an array of NumPy; None for lists of unequal lengths and tensors with a gradient."""
+    try:
+        return np.asarray(value)
+    except (TypeError, ValueError, RuntimeError):
+        return None
 
 
 def _is_list_of(kind: Any, value: Any) -> bool:
@@ -155,13 +163,27 @@ def _is_list_of(kind: Any, value: Any) -> bool:
         return kind is str
     if not _is_list(value):
         return False
-    if isinstance(value, np.ndarray):
-        return value.dtype.kind in _DTYPES.get(kind, value.dtype.kind)
     if hasattr(value, "__array__"):
-        return True
-    if kind in _DTYPES:  # a value of each type is enough
-        value = {type(part): part for part in value}.values()
+        array = np.asarray(value)
+        if array.dtype.kind != "O":
+            return _is_array_of(kind, array)
+        value = array.tolist()
+    if kind in _DTYPES:  # one value of each type is enough
+        value = {(type(part), _is_huge(part)): part for part in value}.values()
     return all(_fits(kind, part) for part in value)
+
+
+def _is_array_of(kind: Any, array: np.ndarray[Any, Any]) -> bool:
+    """Return whether the rows of an array are of this type."""
+    if get_origin(kind) is Sequence:
+        return array.ndim > 1 and _is_array_of(get_args(kind)[0], array[0] if len(array) else array)
+    if kind in _DTYPES:
+        return array.ndim == 1 and array.dtype.kind in _DTYPES[kind]
+    return kind is Any
+
+
+def _is_huge(value: Any) -> bool:
+    return isinstance(value, int) and value.bit_length() > 63
 
 
 def _explain(name: str, kind: Any, value: Any) -> str:

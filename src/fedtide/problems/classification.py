@@ -91,7 +91,7 @@ class Classification(Problem):
 
     @property
     def _augmentations(self) -> tuple[str, ...]:
-        names = self.augment or ()
+        names = () if self.augment is None else self.augment
         return (names,) if isinstance(names, str) else tuple(names)
 
     def prepare(self, seed: int, device: torch.device, dtype: torch.dtype) -> ClassificationTask:

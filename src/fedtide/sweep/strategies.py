@@ -66,7 +66,7 @@ class TwoStage:
     def __post_init__(self) -> None:
         for name in ("lr", "server_lr"):
             values = getattr(self, name)
-            if not values or not all(value > 0 for value in values):
+            if len(values) == 0 or not all(value > 0 for value in values):
                 raise InvalidInputError(
                     f"{name}: {list(values)} is not a list of positive numbers; give at least one"
                 )

@@ -164,8 +164,6 @@ def _linear(
         inputs = outputs
 
 
-def _check_widths(field: str, widths: object) -> None:
-    if not isinstance(widths, Sequence):
-        raise InvalidInputError(f"{field}: {widths!r:.60} is not a list; give a list of widths")
+def _check_widths(field: str, widths: Sequence[int]) -> None:
     for width in widths:
         require_whole_number(field, width)
