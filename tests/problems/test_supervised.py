@@ -391,7 +391,10 @@ WRONG = {
     "share-out-of-range": ({"test": 1.5}, "test: 1.5"),
     "model-is-no-network": ({"model": 3}, "model: 3 is not a network"),
     "factory-without-network": ({"model": lambda: 3}, "model: .*returns a int"),
-    "clients-not-names": ({"train": lists(), "clients": "list"}, "clients: column 'list' holds lists"),
+    "clients-not-names": (
+        {"train": lists(), "clients": "list"},
+        "clients: column 'list' holds lists",
+    ),
 }
 
 

@@ -295,3 +295,10 @@ class Problem(ABC):
         Raises:
             InvalidInputError: data that are missing or do not fit.
         """
+
+    def fingerprint(self) -> str | None:
+        """Return a hash of the content of the data, by which a resumed run notices a change.
+
+        None if the fields of the problem determine the data.
+        """
+        return None

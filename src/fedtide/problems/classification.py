@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import torch
 
+from fedtide.configurable import configurable
 from fedtide.errors import InvalidInputError
 from fedtide.problems.augmentation import changes_colours, check_augmentations
 from fedtide.problems.base import BufferMode, Problem
@@ -31,7 +31,7 @@ from fedtide.problems.supervised_task import SupervisedData, SupervisedTask
 from fedtide.validation import require_choice
 
 
-@dataclass(frozen=True)
+@configurable
 class Classification(Problem):
     """`Supervised` for data sets of labelled images by name: the loss is the cross-entropy.
 
@@ -83,9 +83,14 @@ class Classification(Problem):
         require_choice("buffers", self.buffers, BufferMode)
         resolve_model(self.model)
 
+    def fingerprint(self) -> str:
+        """Return a hash of the features and labels."""
+        data = load(self.dataset)
+        return f"{data.train.fingerprint[:32]}{data.test.fingerprint[:32]}"
+
     @property
     def _augmentations(self) -> tuple[str, ...]:
-        names = self.augment or ()
+        names = () if self.augment is None else self.augment
         return (names,) if isinstance(names, str) else tuple(names)
 
     def prepare(self, seed: int, device: torch.device, dtype: torch.dtype) -> SupervisedTask:

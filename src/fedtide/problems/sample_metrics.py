@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from fedtide.configurable import configurable
 from fedtide.errors import InvalidInputError, did_you_mean
+from fedtide.import_paths import import_object, is_import_path
 from fedtide.metric_direction import lower_is_better
 from fedtide.problems.losses import average_positions, bce, huber, mae, match_target, mse
-from fedtide.problems.models.import_path import load_object
 
 MetricFunction = Callable[..., Tensor]
 """Takes what a loss takes and returns one number per sample, (B,)."""
 
 
-@dataclass(frozen=True)
+@configurable
 class Metric:
     """A figure of merit of each sample.
 
@@ -89,8 +89,8 @@ def resolve_metrics(
     named = given if isinstance(given, Mapping) else {name: name for name in given}
     metrics = {}
     for name, metric in named.items():
-        if isinstance(metric, str) and ":" in metric:
-            metric = load_object("metrics", metric)
+        if is_import_path(metric):
+            metric = import_object(str(metric), "metrics")
         if isinstance(metric, str):
             if metric not in METRICS:
                 hint = f"{did_you_mean(metric, METRICS)}, or give a function"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,14 +12,15 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from fedtide.configurable import configurable
 from fedtide.errors import InvalidInputError, did_you_mean
+from fedtide.import_paths import import_object, is_import_path
 from fedtide.population import Names
 from fedtide.problems.base import BufferMode, Problem
 from fedtide.problems.datasets.catalogue import standardisation
 from fedtide.problems.datasets.sources import Ints, Table, read_source
 from fedtide.problems.losses import LOSSES, TARGET_KINDS, LossFunction, TargetKind
 from fedtide.problems.models import Model, resolve_model
-from fedtide.problems.models.import_path import load_object
 from fedtide.problems.models.initialisation import build_seeded
 from fedtide.problems.partitions import FlwrInstance, Partition, Shards, StoredShards
 from fedtide.problems.partitions.base import to_names
@@ -44,7 +44,7 @@ ModelLike = str | Mapping[str, Any] | Model | nn.Module | Callable[[], nn.Module
 """A name, an import path, a mapping with `type`, a network, or a function that returns one."""
 
 
-@dataclass(frozen=True)
+@configurable
 class Supervised(Problem):
     """F_n(x) is the mean loss of a network with parameters x over the samples of client n.
 
@@ -229,8 +229,8 @@ def resolve_loss(loss: str | LossFunction) -> tuple[LossFunction, TargetKind | N
     Raises:
         InvalidInputError: an unknown name, or something that is not a function.
     """
-    if isinstance(loss, str) and ":" in loss:
-        loss = load_object("loss", loss)
+    if is_import_path(loss):
+        loss = import_object(str(loss), "loss")
     if isinstance(loss, str):
         if loss not in LOSSES:
             hint = f"{did_you_mean(loss, LOSSES)}, or give a function"

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, field, fields
 from pathlib import Path
-from typing import Any, Literal, get_type_hints
+from typing import Any, Literal
 
 import torch
 
 from fedtide.algorithms import ALGORITHMS, Algorithm
+from fedtide.configurable import configurable
 from fedtide.errors import InvalidInputError
 from fedtide.participation import (
     DROPOUTS,
@@ -33,7 +34,7 @@ from fedtide.training import PROJECTIONS, SCHEDULES, LocalTraining
 from fedtide.training.lr_schedules import LearningRateSchedule
 from fedtide.training.projection import Projection
 from fedtide.training.trainers.select import TrainerName
-from fedtide.validation import require_at_least, require_choice
+from fedtide.validation import require_at_least
 
 BUILDER = Builder(
     {
@@ -59,7 +60,7 @@ HOW = ("checkpoint", "compile", "device", "log", "max_stack_bytes", "record_iter
 LogStage = Literal["available", "selected", "reported", "used"]
 
 
-@dataclass(frozen=True)
+@configurable
 class Evaluate:
     """When the model is evaluated.
 
@@ -86,7 +87,7 @@ class Evaluate:
         return ended == rounds or (self.every > 0 and ended % self.every == 0)
 
 
-@dataclass(frozen=True)
+@configurable
 class Checkpoints:
     """When the checkpoints of a run with a folder are written; results do not depend on it.
 
@@ -107,7 +108,7 @@ class Checkpoints:
             require_at_least("every", self.every, 1)
 
 
-@dataclass(frozen=True)
+@configurable
 class Experiment:
     """Everything that determines a run.
 
@@ -171,9 +172,6 @@ class Experiment:
         require_at_least("rounds", self.rounds, 1)
         require_at_least("max_stack_bytes", self.max_stack_bytes, 1)
         require_at_least("seed", self.seed, 0)
-        hints = get_type_hints(Experiment)
-        for name in ("dtype", "trainer", "on_nonfinite", "log"):
-            require_choice(name, getattr(self, name), hints[name])
         try:
             torch.empty(0, device=self.device)
         except (RuntimeError, AssertionError):
@@ -263,6 +261,8 @@ def differences(old: Any, new: Any, path: str = "") -> list[str]:
     ['rounds (was 5, is 6)']
     """
     if isinstance(old, dict) and isinstance(new, dict):
+        if old.get("in_memory") and old.get("in_memory") == new.get("in_memory"):
+            return [] if old == new else [f"{path} (other content than in the folder)"]
         keys = list(dict.fromkeys([*old, *new]))
         return [
             line
