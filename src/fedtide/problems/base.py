@@ -86,10 +86,13 @@ class Evaluation:
     Args:
         metrics: of the problem by name, such as `loss` or `test_accuracy` (0 to 1).
         clients: per-client metrics by name, each of shape (N,); `loss` is F_n(x).
+        lower_is_better: the base names of metrics that are better if smaller, such as `mae` for
+            `train_mae` and `test_mae`.
     """
 
     metrics: Mapping[str, float]
     clients: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
+    lower_is_better: frozenset[str] = frozenset()
 
 
 class Task(ABC):
@@ -195,6 +198,27 @@ class Task(ABC):
                 ones.
         """
 
+    def evaluate_clients(
+        self, x: Tensor, clients: NDArray[np.int64], buffers: Tensor | None = None
+    ) -> dict[str, NDArray[np.float64]]:
+        """Return figures of models that differ between clients, each on the client's own samples.
+
+        Args:
+            x: the model of each client, shape (S, d), or one for all, (d,).
+            clients: their ids, shape (S,).
+            buffers: those of each client, shape (S, d_b), or of all, (d_b,); None: the initial
+                ones.
+
+        Returns:
+            Metrics by name, each of shape (S,).
+
+        Raises:
+            InvalidInputError: the clients hold no samples.
+        """
+        raise InvalidInputError(
+            "evaluation.personalise: the clients of this problem hold no samples; leave it out"
+        )
+
     def module(self, x: Tensor, buffers: Tensor | None = None) -> nn.Module:
         """Return the network with the parameters x, shape (d,), in evaluation mode.
 
@@ -271,3 +295,10 @@ class Problem(ABC):
         Raises:
             InvalidInputError: data that are missing or do not fit.
         """
+
+    def fingerprint(self) -> str | None:
+        """Return a hash of the content of the data, by which a resumed run notices a change.
+
+        None if the fields of the problem determine the data.
+        """
+        return None

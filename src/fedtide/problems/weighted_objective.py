@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Literal
 
 import numpy as np
@@ -70,7 +71,13 @@ class WeightedTask(Task):
         """Return the original evaluation with `loss` = Σ a_n F_n; client figures are unweighted."""
         result = self._task.evaluate(x, buffers=buffers)
         loss = float(self._weights @ result.clients["loss"])
-        return Evaluation({**result.metrics, "loss": loss}, result.clients)
+        return replace(result, metrics={**result.metrics, "loss": loss})
+
+    def evaluate_clients(
+        self, x: Tensor, clients: NDArray[np.int64], buffers: Tensor | None = None
+    ) -> dict[str, NDArray[np.float64]]:
+        """Return the unweighted figures of the original task."""
+        return self._task.evaluate_clients(x, clients, buffers)
 
     def module(self, x: Tensor, buffers: Tensor | None = None) -> nn.Module:
         """Return the network of the original task."""

@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import polars as pl
 import torch
+from numpy.typing import NDArray
 
 from fedtide.algorithms import ClientUpdates, Cohort, Instructions, RoundDriver, RoundInfo
 from fedtide.algorithms.serialization import from_tensors, to_tensors
 from fedtide.errors import InvalidInputError, error_prefix
-from fedtide.participation import Ids, LogColumns, Participants, ScheduleStream, round_rows
+from fedtide.participation import (
+    Ids,
+    LogColumns,
+    Participants,
+    ScheduleStream,
+    round_rows,
+    to_frame,
+)
 from fedtide.population import Population
 from fedtide.problems import Evaluation, Task
 from fedtide.problems.weighted_objective import weigh_objective
@@ -23,8 +31,9 @@ from fedtide.simulation.divergence import check_loss, check_step, drop_or_raise_
 from fedtide.simulation.experiment import Experiment
 from fedtide.simulation.local_round import LocalRound, require_plain_sgd
 from fedtide.simulation.metrics import ParticipationTally, clients_table, metrics_row
+from fedtide.simulation.personalisation import fine_tuning, personalised_figures
 from fedtide.simulation.task_cache import prepare_cached
-from fedtide.training.trainers.select import TrainerName
+from fedtide.training.trainers.select import TrainerName, choose_trainer
 
 
 @dataclass
@@ -102,7 +111,7 @@ class Run:
         participants = self._participation.round(t)
         # 2. They train as instructed, the algorithm absorbs their updates and moves the model.
         info, used = self._run_algorithm(participants)
-        check_step(info, t)
+        check_step(info, t, self.population)
         # 3. The round is recorded.
         self._record(participants, used, info)
         self.ended = t + 1
@@ -118,7 +127,7 @@ class Run:
         self.metrics.append(metrics_row(self.ended, self.evaluation, self.tally))
         self.timings.evaluation += time.perf_counter() - start
         if self.experiment.on_nonfinite == "stop":
-            check_loss(self.evaluation, self.ended)
+            check_loss(self.evaluation, self.ended, self.population)
 
     def _evaluate(self) -> Evaluation:
         return self.task.evaluate(
@@ -131,10 +140,32 @@ class Run:
         """Return one row per evaluation."""
         return pl.DataFrame(self.metrics, infer_schema_length=None)
 
+    def log_table(self) -> pl.DataFrame:
+        """Return the rows of the participation log that have not been written yet."""
+        return to_frame(self.log, self.population.names)
+
     def clients(self) -> pl.DataFrame:
         """Return one row per client, with its figures at the last evaluation."""
         evaluation = self.evaluation or self._evaluate()
+        if steps := self.experiment.evaluation.personalise:
+            figures = {**evaluation.clients, **self._personalised(steps)}
+            evaluation = replace(evaluation, clients=figures)
         return clients_table(self.population, self.tally, evaluation, self.ended)
+
+    def _personalised(self, steps: int) -> dict[str, NDArray[np.float64]]:
+        """Return the figures of the output after every client has fine-tuned it."""
+        local = fine_tuning(self.experiment.local, steps)
+        return personalised_figures(
+            self.task,
+            choose_trainer(
+                cast("TrainerName", self._local.trainer.name), self.task, local, 0, compile=False
+            )[0],
+            local,
+            self.driver.output,
+            local.rate(self.ended),
+            self.experiment.seed,
+            self.buffers,
+        )
 
     def checkpoint(self) -> Checkpoint:
         """Return everything that `restore` needs."""
@@ -188,7 +219,9 @@ class Run:
                 if centralised
                 else self._local.train(instructions, cohort, lr, start)
             )
-            updates, trained = drop_or_raise_nonfinite(updates, t, experiment.on_nonfinite, trained)
+            updates, trained = drop_or_raise_nonfinite(
+                updates, t, experiment.on_nonfinite, self.population, trained
+            )
             if buffers is not None and trained is not None:
                 buffers.absorb(updates.clients, trained)
             clients = cohort.clients if centralised else updates.clients

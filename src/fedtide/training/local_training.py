@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Literal
 
+from fedtide.configurable import configurable
 from fedtide.errors import InvalidInputError
 from fedtide.training.lr_schedules import LearningRateSchedule
 from fedtide.training.projection import Projection
@@ -15,7 +15,7 @@ Optimizer = Literal["sgd", "adam", "adamw"]
 """How a local step uses the gradient."""
 
 
-@dataclass(frozen=True)
+@configurable
 class LocalTraining:
     """Local stochastic gradient descent, I steps from y = x with Δ_n = y - x at the end.
 
