@@ -70,6 +70,7 @@ VALID = {
     p.RandomDropout: {"probability": 0.5},
     problems.Quadratic: {"matrices": [[[1.0]]], "centers": [[0.0]]},
     problems.Classification: {"dataset": "digits", "partition": problems.Iid(), "clients": 3},
+    problems.Supervised: {"train": "rows.parquet"},
     problems.Dirichlet: {"alpha": 0.1},
     problems.MajorityClass: {"similarity": 0.1},
     problems.SharedPool: {"samples": 3},
