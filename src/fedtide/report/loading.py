@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from fedtide.errors import InvalidInputError
 from fedtide.participation.log.client_ids import number_clients
 from fedtide.population import Population
 from fedtide.simulation.experiment import HOW, read_yaml
+from fedtide.simulation.fingerprints import Fingerprints
 from fedtide.simulation.run_folder import RunFolder, numbered
 
 _SEED_OR_EXECUTION = ("seed", *HOW)
@@ -32,6 +33,7 @@ class FinishedRun:
         metrics: one row per evaluation.
         clients: one row per client.
         rounds_per_second: training speed, evaluations excluded.
+        fingerprints: of the data, files and code that it used; empty if they are not known.
     """
 
     folder: RunFolder
@@ -39,6 +41,15 @@ class FinishedRun:
     metrics: pl.DataFrame
     clients: pl.DataFrame
     rounds_per_second: float
+    fingerprints: Fingerprints = field(default_factory=dict)
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """What the run has in common with the runs of the same method under other seeds."""
+        kept = {key: v for key, v in self.experiment.items() if key not in _SEED_OR_EXECUTION}
+        code_and_files = {**self.fingerprints.get("files", {}), **self.fingerprints.get("code", {})}
+        hashes = {"data": self.fingerprints.get("data"), **code_and_files}
+        return kept | {"version": {name: value and value[:12] for name, value in hashes.items()}}
 
     @property
     def method(self) -> str:
@@ -147,6 +158,7 @@ def _load(path: Path) -> FinishedRun | IncompleteRun:
             pl.read_parquet(folder.metrics),
             pl.read_parquet(folder.clients),
             float(json.loads(folder.timings.read_text(encoding="utf-8"))["rounds_per_second"]),
+            folder.read_json(folder.fingerprints) if folder.fingerprints.exists() else {},
         )
     except (OSError, ValueError, pl.exceptions.PolarsError) as error:
         raise InvalidInputError(
@@ -166,19 +178,16 @@ def _load_incomplete(folder: RunFolder, experiment: dict[str, Any]) -> Incomplet
 def group_by_method(runs: Iterable[FinishedRun]) -> dict[str, list[FinishedRun]]:
     """Return the runs of each method, one per seed, in the order in which the methods appear.
 
-    Runs belong to one method if they differ only in the seed and in how they were executed. Two
-    methods with the same name are told apart by the fields in which they differ.
+    Runs belong to one method if they differ only in the seed and in how they were executed, and
+    used the same data and code. Two methods with the same name are told apart by the fields in
+    which they differ.
     """
     groups: dict[str, dict[int, FinishedRun]] = {}
     for run in runs:
-        groups.setdefault(_identity(run), {}).setdefault(run.experiment["seed"], run)
+        identity = json.dumps(run.fields, sort_keys=True, default=str)
+        groups.setdefault(identity, {}).setdefault(run.experiment["seed"], run)
     distinct = [list(group.values()) for group in groups.values()]
     return dict(zip(_labels([group[0] for group in distinct]), distinct, strict=True))
-
-
-def _identity(run: FinishedRun) -> str:
-    kept = {key: v for key, v in run.experiment.items() if key not in _SEED_OR_EXECUTION}
-    return json.dumps(kept, sort_keys=True, default=str)
 
 
 def _labels(runs: Sequence[FinishedRun]) -> list[str]:
@@ -192,9 +201,9 @@ def _labels(runs: Sequence[FinishedRun]) -> list[str]:
 
 def _difference(run: FinishedRun, others: Sequence[FinishedRun]) -> str:
     """Return the fields of the run that differ from the others', or its folder's name if long."""
-    flat = [dict(flatten(other.experiment, _SEED_OR_EXECUTION)) for other in others]
-    mine = dict(flatten(run.experiment, _SEED_OR_EXECUTION))
-    text = ", ".join(f"{field}={mine[field]}" for field in differing_fields(flat) if field in mine)
+    flat = [dict(flatten(other.fields)) for other in others]
+    mine = dict(flatten(run.fields))
+    text = ", ".join(f"{f}={mine[f]}" for f in differing_fields(flat) if f in mine)
     return text if 0 < len(text) <= 60 else run.folder.path.name
 
 

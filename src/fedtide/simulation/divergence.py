@@ -23,26 +23,30 @@ class DivergenceError(InvalidInputError):
 
 
 def drop_or_raise_nonfinite(
-    updates: ClientUpdates, t: int, on_nonfinite: OnNonfinite, population: Population
-) -> ClientUpdates:
-    """Return the updates of round t that are finite.
+    updates: ClientUpdates,
+    t: int,
+    on_nonfinite: OnNonfinite,
+    population: Population,
+    buffers: torch.Tensor | None = None,
+) -> tuple[ClientUpdates, torch.Tensor | None]:
+    """Return the updates of round t that are finite, with finite buffers, and these buffers.
 
     Raises:
         DivergenceError: one is not, and `on_nonfinite` is "stop".
     """
-    rows = [updates.deltas] + ([] if updates.gradients is None else [updates.gradients])
+    rows = [r for r in (updates.deltas, updates.gradients, buffers) if r is not None]
     if all(math.isfinite(row.sum()) for row in rows):
-        return updates
+        return updates, buffers
     finite = torch.stack([torch.isfinite(row).all(dim=1) for row in rows]).all(dim=0)
     if bool(finite.all()):  # only their sum overflows
-        return updates
+        return updates, buffers
     if on_nonfinite == "stop":
         named = _list_clients(updates.clients[~finite].cpu().numpy(), population)
         raise DivergenceError(
             f"local.lr: an update in round {t} is not finite{named}; "
             "lower lr, or drop such updates with on_nonfinite: drop"
         )
-    return updates.select(finite)
+    return updates.select(finite), None if buffers is None else buffers[finite]
 
 
 def check_step(info: RoundInfo, t: int, population: Population) -> None:

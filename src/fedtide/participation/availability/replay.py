@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from fedtide.configurable import configurable
 from fedtide.participation.availability._recorded import RecordedStream, recorded_rates
 from fedtide.participation.availability.base import Availability, AvailabilityStream
 from fedtide.participation.log.client_ids import number_clients
@@ -17,7 +17,7 @@ from fedtide.population import Population
 from fedtide.validation import require_choice
 
 
-@dataclass(frozen=True)
+@configurable
 class Replay(Availability):
     """The rounds of a participation log: the clients that reached `stage` are available.
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from fedtide.configurable import configurable
 from fedtide.errors import InvalidInputError
 from fedtide.participation.availability.base import (
     Availability,
@@ -22,7 +22,7 @@ from fedtide.randomness import uniforms
 from fedtide.validation import require_probabilities
 
 
-@dataclass(frozen=True)
+@configurable
 class SubsetLaw(Availability):
     """Independent rounds in which the set A is available with probability q(A).
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fedtide.configurable import configurable
 from fedtide.errors import InvalidInputError, error_prefix
 from fedtide.participation.availability._recorded import RecordedStream, recorded_rates
 from fedtide.participation.availability.base import Availability, AvailabilityStream, Ids
@@ -21,7 +21,7 @@ from fedtide.validation import require_nonnegative
 Weights = NDArray[np.float64]
 
 
-@dataclass(frozen=True)
+@configurable
 class Table(Availability):
     """Client n is available in round t with weight q_t^n if that is positive (Wang & Ji 2022).
 

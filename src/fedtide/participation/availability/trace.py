@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from fractions import Fraction
 from logging import getLogger
 from pathlib import Path
@@ -11,6 +10,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from fedtide.configurable import configurable
 from fedtide.errors import InvalidInputError
 from fedtide.participation.availability._interval_index import IntervalIndex
 from fedtide.participation.availability.base import (
@@ -31,7 +31,7 @@ _logger = getLogger("fedtide")
 _MAX_COUNTED_ROUNDS = 100_000  # which take seconds to count
 
 
-@dataclass(frozen=True)
+@configurable
 class Trace(Availability):
     """Clients are available in observed intervals of time.
 

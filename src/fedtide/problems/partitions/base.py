@@ -53,19 +53,19 @@ class Shards(ABC):
         Returns:
             Shape (N,).
         """
-        owners, samples = self._list_pairs()
+        owners, samples = self.list_pairs()
         sums = np.bincount(owners, weights=values[samples], minlength=len(self.sizes))
         return sums / self.sizes
 
     def class_shares(self, labels: Ints, classes: int) -> NDArray[np.float64]:
         """Return the share of each class in each client's samples, shape (N, classes)."""
-        owners, samples = self._list_pairs()
+        owners, samples = self.list_pairs()
         counts = np.bincount(
             owners * classes + labels[samples], minlength=len(self.sizes) * classes
         )
         return counts.reshape(-1, classes) / self.sizes[:, None]
 
-    def _list_pairs(self) -> tuple[Ints, Ints]:
+    def list_pairs(self) -> tuple[Ints, Ints]:
         """Return the owner and the index of every sample held by a client."""
         owners = np.repeat(np.arange(len(self.sizes)), self.sizes)
         first = np.repeat(np.cumsum(self.sizes) - self.sizes, self.sizes)

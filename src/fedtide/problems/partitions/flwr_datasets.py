@@ -5,11 +5,12 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import numpy as np
 
+from fedtide.configurable import configurable
 from fedtide.errors import InvalidInputError, did_you_mean
 from fedtide.population import Names
 from fedtide.problems.partitions.base import (
@@ -25,7 +26,7 @@ from fedtide.problems.partitions.base import (
 _SAMPLE = "fedtide_sample"
 
 
-@dataclass(frozen=True)
+@configurable
 class Flwr(Partition):
     """Uses a partitioner of flwr-datasets (extra `partitioners`), given by its class name.
 
@@ -62,7 +63,7 @@ class Flwr(Partition):
         return FlwrInstance(partitioner).split(labels, clients, seed, columns)
 
 
-@dataclass(frozen=True)
+@configurable
 class FlwrInstance(Partition):
     """Uses a partitioner object of flwr-datasets.
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import heapq
-from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fedtide.configurable import configurable
 from fedtide.errors import InvalidInputError, did_you_mean
 from fedtide.problems.partitions.base import (
     NO_COLUMNS,
@@ -22,7 +22,7 @@ from fedtide.randomness import generator
 from fedtide.validation import require_positive
 
 
-@dataclass(frozen=True)
+@configurable
 class Iid(Partition):
     """Shuffles all samples and divides them evenly; sizes differ by at most one.
 
@@ -35,7 +35,7 @@ class Iid(Partition):
         return StoredShards(order, np.arange(clients + 1) * len(labels) // clients)
 
 
-@dataclass(frozen=True)
+@configurable
 class Dirichlet(Partition):
     """Gives each client its own mixture of classes (Wang & Ji 2024, section 6).
 
@@ -70,7 +70,7 @@ class Dirichlet(Partition):
         return StoredShards.from_owners(owners, clients)
 
 
-@dataclass(frozen=True)
+@configurable
 class MajorityClass(Partition):
     """Gives each client mostly one class (Wang & Ji 2022; Crawshaw & Liu 2024).
 
@@ -107,7 +107,7 @@ class MajorityClass(Partition):
         return StoredShards.from_owners(owners, clients)
 
 
-@dataclass(frozen=True)
+@configurable
 class SingleClass(Partition):
     """Gives each client samples of a single class, with varying sizes (Yan et al., section 5).
 
@@ -150,7 +150,7 @@ class SingleClass(Partition):
         return StoredShards.from_owners(owners, clients)
 
 
-@dataclass(frozen=True)
+@configurable
 class Natural(Partition):
     """Creates one client per distinct value of a column, such as writers, devices or hospitals.
 
