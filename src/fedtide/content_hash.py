@@ -110,11 +110,15 @@ def _hash_version(path: Path, size: int, time: int) -> str:
 
 def _data_type(thing: Any) -> str | None:
     """Return the key of `_HASHERS` for this object, if it is data."""
-    for cls in type(thing).__mro__:
-        name = f"{cls.__module__.partition('.')[0]}.{cls.__name__}"
-        if name in _HASHERS:
-            return name
-    return "dict" if isinstance(thing, Mapping) and _has_columns(thing) else None
+    if isinstance(thing, Mapping):
+        return "dict" if _has_columns(thing) else None
+    return _class_key(type(thing))
+
+
+@lru_cache(maxsize=512)
+def _class_key(cls: type) -> str | None:
+    names = (f"{base.__module__.partition('.')[0]}.{base.__name__}" for base in cls.__mro__)
+    return next((name for name in names if name in _HASHERS), None)
 
 
 def _has_columns(thing: Mapping[Any, Any]) -> bool:
