@@ -209,18 +209,32 @@ def _hash_arrow(digest: _Digest, table: Any) -> None:
     with pa.ipc.new_stream(pa.PythonFile(_Sink(digest), mode="w"), plain.schema) as writer:
         for batch in plain.to_batches(max_chunksize=_BATCH):
             # a copy, in which the bits behind the last row are 0
-            writer.write_batch(batch.take(pa.array(range(batch.num_rows))))
+            writer.write_batch(batch.take(pa.array(np.arange(batch.num_rows))))
 
 
 def _hash_pandas(digest: _Digest, frame: Any) -> None:
     import pyarrow as pa
 
+    _hash_converted(digest, lambda: pa.Table.from_pandas(frame, preserve_index=False))
+
+
+def _hash_polars(digest: _Digest, frame: Any) -> None:
+    def to_arrow() -> Any:
+        if "Object" in map(str, frame.dtypes):  # which Arrow holds as addresses
+            raise TypeError("a column of Python objects")
+        return frame.to_arrow()
+
+    _hash_converted(digest, to_arrow)
+
+
+def _hash_converted(digest: _Digest, to_arrow: Callable[[], Any]) -> None:
     try:
-        table = pa.Table.from_pandas(frame, preserve_index=False)
-    except pa.ArrowException as error:
+        table = to_arrow()
+    except Exception as error:  # a column of mixed types
+        reason = f"{error!s:.120}".partition("\n")[0]
         raise InvalidInputError(
-            f"out: a table of pandas has no fingerprint ({str(error).splitlines()[0]:.120}); give "
-            "each column one type, or run without a folder"
+            f"out: a table has no fingerprint ({reason}); give each column one type, or run "
+            "without a folder"
         ) from None
     _hash_arrow(digest, table)
 
@@ -265,8 +279,8 @@ _HASHERS: dict[str, Callable[[_Digest, Any], None]] = {
     "torch.Module": _hash_module,
     "torch.Dataset": _hash_samples,
     "pyarrow.Table": _hash_arrow,
-    "polars.DataFrame": lambda digest, frame: _hash_arrow(digest, frame.to_arrow()),
-    "polars.Series": lambda digest, series: _hash_arrow(digest, series.to_frame().to_arrow()),
+    "polars.DataFrame": _hash_polars,
+    "polars.Series": lambda digest, series: _hash_polars(digest, series.to_frame()),
     "pandas.DataFrame": _hash_pandas,
     "pandas.Series": lambda digest, series: _hash_pandas(digest, series.to_frame()),
     "datasets.Dataset": _hash_hugging_face,
