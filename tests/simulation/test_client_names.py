@@ -5,6 +5,7 @@ import json
 import numpy as np
 import polars as pl
 import pytest
+import torch
 
 import fedtide as ft
 from fedtide.participation import write_log
@@ -112,7 +113,7 @@ def test_names_are_the_same_in_every_file_and_figure(data, tmp_path):
     sizes = log.group_by("round").len().sort("round")["len"].to_numpy()
     expected = [200 / sizes[t] for t in log["round"]]
     ids = [USERS.index(name) for name in log["client"]]
-    assert run.log_rows("used")["client"].to_list() == ids
+    assert run.used_rows()["client"].to_list() == ids
     order = np.lexsort((found.clients, found.rounds))
     assert found.clients[order].tolist() == ids
     assert found.weights[order] == pytest.approx(expected / (np.sum(expected) / 6 / 200))
@@ -208,3 +209,27 @@ def test_whole_numbers_stay_numbers(data, tmp_path):
     assert (again.model == result.model).all()
     assert again.participation.equals(result.participation)
     assert json.dumps(ft.audit(tmp_path / "run").to_dict())
+
+
+@pytest.mark.parametrize("kinds", [(int, int), (int, str), (str, int), (str, str)])
+def test_test_samples_belong_to_clients_whose_names_are_written_alike(kinds):
+    """Client 9 has test samples 1 and 4, and 10 has 0; 77 is a stranger."""
+    train, test = (
+        [kind(name) for name in names]
+        for kind, names in zip(kinds, ([10, 9, 10, 9], [10, 9, 77, 77, 9]), strict=True)
+    )
+    x = np.arange(5, dtype=np.float32)
+    problem = ft.problems.Supervised(
+        train=pl.DataFrame({"x": x[:4], "y": 0 * x[:4], "user": train}),
+        test=pl.DataFrame({"x": x, "y": 0 * x, "user": test}),
+        inputs=["x"],
+        target="y",
+        clients="user",
+        model=torch.nn.Linear(1, 1, bias=False),
+        loss="mse",
+    )
+    task = problem.prepare(0, torch.device("cpu"), torch.float64)
+    losses = task.evaluate(torch.ones(1, dtype=torch.float64)).clients["test_loss"]
+    expected = {"9": (1**2 + 4**2) / 2, "10": 0.0}
+    names = map(str, task.population.names.tolist())
+    assert dict(zip(names, losses.tolist(), strict=True)) == expected
