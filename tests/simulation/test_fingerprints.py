@@ -388,7 +388,8 @@ def test_names_do_not_lead_out_of_the_folder(command, name, regression, tmp_path
     (tmp_path / "below" / "here").mkdir(parents=True)
     monkeypatch.chdir(tmp_path / "below" / "here")
     Path("e.yaml").write_text(yaml.safe_dump(regression | {"name": name, "seeds": [1]}))
-    done = CliRunner().invoke(app, [command, "e.yaml"])
-    assert isinstance(done.exception, InvalidInputError)
-    assert str(done.exception).startswith(f"name: {name!r} cannot be a folder name; ")
+    for out in ([], ["--out", "here"]):  # runs of several seeds are below a folder of that name
+        done = CliRunner().invoke(app, [command, "e.yaml", *out])
+        assert isinstance(done.exception, InvalidInputError)
+        assert str(done.exception).startswith(f"name: {name!r} cannot be a folder name; ")
     assert [p.name for p in tmp_path.rglob("*") if p.is_file()] == ["e.yaml"]
