@@ -101,7 +101,9 @@ class LowerBound4DTask(Task):
         slopes[..., 2] = torch.as_tensor(self._problem.noise * normal).to(self.start)
         return self._curvatures[clients][None], slopes
 
-    def evaluate(self, x: Tensor, clients: bool = True) -> Evaluation:
+    def evaluate(
+        self, x: Tensor, clients: bool = True, buffers: Tensor | None = None
+    ) -> Evaluation:
         """Return the logged objective as `loss`, and F_0(x) and F_1(x)."""
         losses = self.loss({"x": x}, self._curvatures, self._slopes).double().cpu().numpy()
         loss = float(losses.mean())

@@ -98,7 +98,9 @@ class QuadraticTask(Task):
         clients = torch.as_tensor(plan.clients, device=self._a.device)[None]
         return self._a[clients], self._e[clients]
 
-    def evaluate(self, x: Tensor, clients: bool = True) -> Evaluation:
+    def evaluate(
+        self, x: Tensor, clients: bool = True, buffers: Tensor | None = None
+    ) -> Evaluation:
         """Return F_n(x) of every client and their mean."""
         offset = x - self._e
         losses = 0.5 * torch.einsum("ni,nij,nj->n", offset, self._a, offset)

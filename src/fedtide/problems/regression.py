@@ -111,7 +111,9 @@ class RegressionTask(Task):
         clients, positions = inputs
         return self._x[clients, positions], self._y[clients, positions]
 
-    def evaluate(self, x: Tensor, clients: bool = True) -> Evaluation:
+    def evaluate(
+        self, x: Tensor, clients: bool = True, buffers: Tensor | None = None
+    ) -> Evaluation:
         """Return F_n(w) of every client, their mean, and the mean squared error."""
         losses = 0.5 * ((self._x @ x - self._y) ** 2).double().mean(dim=1)
         loss = float(losses.mean())

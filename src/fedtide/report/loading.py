@@ -13,6 +13,8 @@ import polars as pl
 from numpy.typing import NDArray
 
 from fedtide.errors import InvalidInputError
+from fedtide.participation.log.client_ids import number_clients
+from fedtide.population import Population
 from fedtide.simulation.experiment import HOW, read_yaml
 from fedtide.simulation.fingerprints import Fingerprints
 from fedtide.simulation.run_folder import RunFolder, numbered
@@ -60,9 +62,20 @@ class FinishedRun:
             return self.rounds_per_second
         return self.metrics[key][-1] if key in self.metrics.columns else None
 
+    def log(self) -> pl.DataFrame:
+        """Return the participation log; `client` is the client's row in `clients`, not its name.
+
+        Raises:
+            InvalidInputError: a client that is not in `clients`.
+        """
+        log = pl.read_parquet(self.folder.participation)
+        population = Population(len(self.clients), names=self.clients["client"].to_numpy())
+        rows = number_clients(str(self.folder.participation), log["client"], population)
+        return log.with_columns(client=rows)
+
     def used_rows(self) -> pl.DataFrame:
         """Return the rows of the participation log of clients whose updates were used."""
-        return pl.read_parquet(self.folder.participation).filter(pl.col("stage") == "used")
+        return self.log().filter(pl.col("stage") == "used")
 
     def cohort_sizes(self) -> NDArray[np.int64]:
         """Return the number of clients used in each round, shape (T,)."""

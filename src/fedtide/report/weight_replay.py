@@ -29,7 +29,7 @@ class WeightHistory:
 
     Args:
         rounds: t, shape (M,).
-        clients: n, shape (M,).
+        clients: the client's row in the table of clients, shape (M,).
         weights: N a_t^n, scaled to a mean of 1 per round over all clients and rounds, shape
             (M,): 1 / p_n if all clients count equally.
     """
@@ -103,8 +103,7 @@ _EMPTY = Cohort.uniform(torch.zeros(0, dtype=torch.int64))
 
 def _participants(run: FinishedRun) -> dict[int, Cohort]:
     """Return the clients that reported, with their weights, by round."""
-    log = pl.read_parquet(run.folder.participation)
-    log = log.filter(pl.col("stage").is_in(["reported", "used"]), pl.col("round") < _ROUNDS)
+    log = run.log().filter(pl.col("stage").is_in(["reported", "used"]), pl.col("round") < _ROUNDS)
     grouped = log.group_by("round").agg("client", pl.col("weight").fill_null(0.0))
     return {
         t: Cohort(

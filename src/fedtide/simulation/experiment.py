@@ -67,6 +67,8 @@ class Evaluate:
     Args:
         every: in rounds, counted from the initial model; 0: only after the last round.
         clients: whether each client is evaluated as well; switch it off for millions of clients.
+        personalise: local steps by which every client fine-tunes the final model on its own
+            samples, for the columns `personalised_...` of the clients' table; 0: none.
 
     Raises:
         InvalidInputError: a negative number.
@@ -74,9 +76,11 @@ class Evaluate:
 
     every: int = 10
     clients: bool = True
+    personalise: int = 0
 
     def __post_init__(self) -> None:
         require_at_least("every", self.every, 0)
+        require_at_least("personalise", self.personalise, 0)
 
     def due(self, ended: int, rounds: int) -> bool:
         """Return whether an evaluation is due after `ended` of `rounds` rounds."""

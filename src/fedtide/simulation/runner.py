@@ -20,7 +20,7 @@ from fedtide.algorithms import Algorithm
 from fedtide.atomic_io import write_atomically, write_frame, write_json
 from fedtide.content_hash import hash_once
 from fedtide.errors import InvalidInputError
-from fedtide.participation import Availability, Dropout, Selection, to_frame
+from fedtide.participation import Availability, Dropout, Selection
 from fedtide.problems import Problem
 from fedtide.problems.weighted_objective import Objective
 from fedtide.simulation.callbacks import ProgressCallback
@@ -173,7 +173,7 @@ def _memory_errors() -> Iterator[None]:
 
 def _in_memory(run: Run, progress: ProgressCallback | None) -> Result:
     _loop(run, progress)
-    return _result(run, to_frame(run.log))
+    return _result(run, run.log_table())
 
 
 def _in_folder(
@@ -289,7 +289,7 @@ def _loop_in_folder(run: Run, folder: RunFolder, progress: ProgressCallback | No
 def _save(run: Run, folder: RunFolder) -> None:
     """Write the new part of the log, then the checkpoint that relies on it."""
     if run.log:
-        folder.add_to_log(run.ended, to_frame(run.log))
+        folder.add_to_log(run.ended, run.log_table())
         run.log.clear()
     checkpoint = run.checkpoint()
     facts = {**checkpoint.facts, "threads": torch.get_num_threads(), "log": folder.log_chain}
@@ -298,7 +298,7 @@ def _save(run: Run, folder: RunFolder) -> None:
 
 def _finish(run: Run, folder: RunFolder) -> pl.DataFrame:
     """Write the results and return the log; the summary, written last, marks them complete."""
-    log = pl.concat([to_frame(run.log), *folder.read_log()])
+    log = pl.concat([run.log_table(), *folder.read_log()])
     write_frame(folder.participation, log)
     write_frame(folder.metrics, run.metrics_table())
     write_frame(folder.clients, run.clients())

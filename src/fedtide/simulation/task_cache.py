@@ -35,8 +35,11 @@ def prepare_cached(problem: Problem, seed: int, device: str, dtype: str) -> Task
     """
     wanted = (_key(problem), problem.fingerprint(), seed, device, dtype)
     for key, task in _cached:
-        if key == wanted:
-            return task
+        try:
+            if key == wanted:
+                return task
+        except Exception:
+            pass
     task = problem.prepare(seed, torch.device(device), getattr(torch, dtype))
     _cached[:] = [*_cached[-1:], (wanted, task)]
     return task

@@ -154,17 +154,20 @@ class SingleClass(Partition):
 class Natural(Partition):
     """Creates one client per distinct value of a column, such as writers, devices or hospitals.
 
-    Client n is the n-th of the sorted values.
+    Client n is the n-th of the sorted values, and is called by that value in logs, traces and
+    results.
 
     Args:
         column: a column of train.parquet beside the image ("label" gives one client per class).
 
     Raises:
-        InvalidInputError: the column is missing, or N is not the number of its distinct values.
+        InvalidInputError: the column is missing, N is not the number of its distinct values, or a
+            sample has none.
 
     >>> labels = np.array([3, 3, 5])
-    >>> Natural("label").split(labels, clients=2, seed=0, columns={"label": labels}).sizes
-    array([2, 1])
+    >>> shards = Natural("label").split(labels, clients=2, seed=0, columns={"label": labels})
+    >>> shards.names, shards.sizes
+    (array([3, 5]), array([2, 1]))
     """
 
     column: str
@@ -175,13 +178,14 @@ class Natural(Partition):
                 f"column: the training data have no {self.column!r}; "
                 f"{did_you_mean(self.column, columns)}"
             )
-        values, owners = np.unique(columns[self.column], return_inverse=True)
-        if len(values) != clients:
+        shards = StoredShards.from_column("column", self.column, columns[self.column])
+        values = len(shards.sizes)
+        if values != clients:
             raise InvalidInputError(
-                f"clients: {clients} clients, but column {self.column!r} has {len(values)} values; "
-                f"give clients: {len(values)}"
+                f"clients: {clients} clients, but column {self.column!r} has {values} values; "
+                f"give clients: {values}"
             )
-        return StoredShards.from_owners(owners.astype(np.int64), clients)
+        return shards
 
 
 def _divide(samples: int, weights: NDArray[np.float64]) -> Ints:
