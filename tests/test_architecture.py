@@ -14,7 +14,15 @@ ROOT = Path(fedtide.__file__).parent
 APPS = ROOT / "examples"
 FILES = sorted(file for file in ROOT.rglob("*.py") if file.parent.parent != APPS)
 
-BASICS = {"errors", "validation", "randomness", "population", "atomic_io", "locking"}
+BASICS = {
+    "errors",
+    "validation",
+    "randomness",
+    "population",
+    "atomic_io",
+    "locking",
+    "metric_direction",
+}
 MAY_IMPORT = {
     "participation": set(),
     "algorithms": set(),

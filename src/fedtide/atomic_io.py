@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +54,8 @@ def write_atomically(
             os.fsync(file.fileno())
         draft.replace(path)
     except (OSError, SafetensorError, pl.exceptions.ComputeError) as error:
-        draft.unlink(missing_ok=True)
+        with suppress(OSError):  # the folder may be a file
+            draft.unlink(missing_ok=True)
         reason = getattr(error, "strerror", None) or str(error)
         raise InvalidInputError(f"{field}: {path} cannot be written ({reason}); {hint}") from None
 

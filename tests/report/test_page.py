@@ -122,7 +122,7 @@ def test_each_problem_has_its_own_section(one_run, fields, tmp_path):
         report("one", "other", "--target", "loss=1")
 
 
-@pytest.mark.parametrize("participation", ["full", {"type": "bernoulli", "rates": 0.0}])
+@pytest.mark.parametrize("participation", ["full", {"type": "bernoulli", "rates": 1e-9}])
 def test_one_run_with_full_or_no_participation_has_a_page(participation, fields, tmp_path):
     changed = fields | {"participation": participation, "rounds": 3}
     ft.simulate(**changed, algorithm="fedavg", out=tmp_path)

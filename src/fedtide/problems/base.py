@@ -84,10 +84,13 @@ class Evaluation:
     Args:
         metrics: of the problem by name, such as `loss` or `test_accuracy` (0 to 1).
         clients: per-client metrics by name, each of shape (N,); `loss` is F_n(x).
+        lower_is_better: the metrics of which lower values are better, where their names do not
+            say so (see `fedtide.metric_direction`).
     """
 
     metrics: Mapping[str, float]
     clients: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
+    lower_is_better: frozenset[str] = frozenset()
 
 
 class Task(ABC):

@@ -232,8 +232,9 @@ class ClassificationTask(Task):
         `train_loss`, `train_accuracy`, `test_loss` and `test_accuracy` are means over samples;
         `loss` is the objective (1/N) Σ_n F_n(x), or the mean over samples without `clients`. For
         each client, `loss` is F_n(x), `accuracy` is measured on its own samples, and
-        `test_accuracy` is the mean of the classes' test accuracies weighted by its class shares
-        (over the classes in the test set).
+        `class_weighted_test_accuracy` is the mean of the classes' accuracies on the whole test set,
+        weighted by the client's class shares (over the classes in the test set): not its accuracy
+        on test samples of its own.
         """
         losses, correct = self._evaluate_samples(x, self._train, self._train_labels)
         test_losses, test_correct = self._evaluate_samples(x, self._test, self._test_labels)
@@ -242,7 +243,7 @@ class ClassificationTask(Task):
             figures = {
                 "loss": self.shards.client_means(losses),
                 "accuracy": self.shards.client_means(correct),
-                "test_accuracy": self._client_test_accuracy(test_correct),
+                "class_weighted_test_accuracy": self._client_test_accuracy(test_correct),
             }
         metrics = {
             "loss": figures.get("loss", losses).mean(),

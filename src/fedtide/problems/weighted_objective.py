@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Literal
 
 import numpy as np
@@ -58,7 +59,7 @@ class WeightedTask(Task):
         """Return the original evaluation with `loss` = Σ a_n F_n; client figures are unweighted."""
         result = self._task.evaluate(x)
         loss = float(self._weights @ result.clients["loss"])
-        return Evaluation({**result.metrics, "loss": loss}, result.clients)
+        return replace(result, metrics={**result.metrics, "loss": loss})
 
 
 def weigh_objective(task: Task, objective: Objective) -> Task:

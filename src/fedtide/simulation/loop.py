@@ -13,6 +13,7 @@ import torch
 from fedtide.algorithms import ClientUpdates, Cohort, Instructions, RoundDriver, RoundInfo
 from fedtide.algorithms.serialization import from_tensors, to_tensors
 from fedtide.errors import InvalidInputError, error_prefix
+from fedtide.metric_direction import lower_is_better
 from fedtide.participation import Ids, LogColumns, Participants, ScheduleStream, round_rows
 from fedtide.population import Population
 from fedtide.problems import Evaluation, Task
@@ -21,7 +22,13 @@ from fedtide.simulation.checkpoint import Checkpoint
 from fedtide.simulation.divergence import check_loss, check_step, drop_or_raise_nonfinite
 from fedtide.simulation.experiment import Experiment
 from fedtide.simulation.local_round import LocalRound, require_plain_sgd
-from fedtide.simulation.metrics import ParticipationTally, clients_table, metrics_row
+from fedtide.simulation.metrics import (
+    ParticipationTally,
+    clients_table,
+    declared_directions,
+    metrics_row,
+)
+from fedtide.simulation.run_warnings import amplification, find_warnings
 from fedtide.simulation.task_cache import prepare_cached
 from fedtide.training.trainers.select import TrainerName
 
@@ -99,7 +106,7 @@ class Run:
         participants = self._participation.round(t)
         # 2. They train as instructed, the algorithm absorbs their updates and moves the model.
         info, used = self._run_algorithm(participants)
-        check_step(info, t)
+        check_step(info, t, self._knobs)
         # 3. The round is recorded.
         self._record(participants, used, info)
         self.ended = t + 1
@@ -115,10 +122,37 @@ class Run:
         self.metrics.append(metrics_row(self.ended, self.evaluation, self.tally))
         self.timings.evaluation += time.perf_counter() - start
         if self.experiment.on_nonfinite == "stop":
-            check_loss(self.evaluation, self.ended)
+            check_loss(self.evaluation, self.ended, self._knobs)
 
     def _evaluate(self) -> Evaluation:
         return self.task.evaluate(self.driver.output, self.experiment.evaluation.clients)
+
+    def _last_evaluation(self) -> Evaluation:
+        """Return the last evaluation; a resumed run may have to repeat it."""
+        self.evaluation = self.evaluation or self._evaluate()
+        return self.evaluation
+
+    @property
+    def _knobs(self) -> str:
+        """The fields to lower when the run diverges."""
+        amplified = amplification(self.experiment.algorithm)
+        return "lr" if amplified is None else f"lr or {amplified[0]}"
+
+    def lower_is_better(self) -> list[str]:
+        """Return the metrics, also those of each client, of which lower values are better."""
+        evaluation = self._last_evaluation()
+        declared = declared_directions(evaluation)
+        names = dict.fromkeys([*self.metrics[-1], *evaluation.clients])
+        return [name for name in names if lower_is_better(name, declared)]
+
+    def warnings(self) -> list[str]:
+        """Return sentences on what should not pass in silence, such as a diverged loss."""
+        start = self.metrics[0]
+        if start["round"] > 0:
+            start = dict(self.task.evaluate(self.task.start, clients=False).metrics)
+        start_loss = start.get("loss", 0.0)
+        algorithm, cohorts = self.experiment.algorithm, self.tally.cohorts
+        return find_warnings(algorithm, self.metrics, start_loss, cohorts)
 
     def metrics_table(self) -> pl.DataFrame:
         """Return one row per evaluation."""
@@ -126,8 +160,7 @@ class Run:
 
     def clients(self) -> pl.DataFrame:
         """Return one row per client, with its figures at the last evaluation."""
-        evaluation = self.evaluation or self._evaluate()
-        return clients_table(self.population, self.tally, evaluation, self.ended)
+        return clients_table(self.population, self.tally, self._last_evaluation(), self.ended)
 
     def checkpoint(self) -> Checkpoint:
         """Return everything that `restore` needs."""
@@ -206,6 +239,10 @@ def _start_participation(experiment: Experiment, task: Task) -> tuple[Population
     schedule, seed = experiment.schedule, experiment.seed
     with error_prefix("participation"):
         rates = schedule.known_rates(task.population, seed)
+        if rates is not None and not np.any(rates):
+            raise InvalidInputError(
+                "rates: all are 0, so no client would ever take part; give positive ones"
+            )
     population = replace(task.population, rates=rates)
     participation = schedule.start(population, seed)
     length = participation.length

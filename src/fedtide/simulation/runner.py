@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -32,6 +33,8 @@ from fedtide.simulation.loop import Run
 from fedtide.simulation.run_folder import RunFolder
 from fedtide.training import LocalTraining
 from fedtide.training.trainers.select import TrainerName
+
+_logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -169,8 +172,17 @@ def _memory_errors() -> Iterator[None]:
         ) from None
 
 
+def _log_warnings(run: Run) -> list[str]:
+    """Log and return what a run should not end with in silence."""
+    found = run.warnings()
+    for sentence in found:
+        _logger.warning("%s", sentence)
+    return found
+
+
 def _in_memory(run: Run, progress: ProgressCallback | None) -> Result:
     _loop(run, progress)
+    _log_warnings(run)
     return _result(run, to_frame(run.log))
 
 
@@ -263,7 +275,8 @@ def _loop_in_folder(run: Run, folder: RunFolder, progress: ProgressCallback | No
             if interruption.requested:
                 raise Interrupted(
                     f"interrupted after round {run.ended} of {run.experiment.rounds}, saved in "
-                    f"{folder.path}; continue with the same command and --resume"
+                    f"{folder.path}",
+                    "continue with resume=True",
                 )
     _save(run, folder)
 
@@ -288,7 +301,13 @@ def _finish(run: Run, folder: RunFolder) -> pl.DataFrame:
     tensors = {name: tensor.contiguous().cpu() for name, tensor in named.items()}
     write_atomically(folder.model, lambda path: safetensors.torch.save_file(tensors, path))
     write_json(folder.timings, _timings(run) | {"trainer": run.trainer_choice})
-    write_json(folder.summary, {"rounds": run.ended, "metrics": run.metrics[-1]})
+    summary = {
+        "rounds": run.ended,
+        "metrics": run.metrics[-1],
+        "lower_is_better": run.lower_is_better(),
+        "warnings": _log_warnings(run),
+    }
+    write_json(folder.summary, summary)
     folder.drop_log_parts()
     return log
 
