@@ -14,6 +14,7 @@ import pytest
 import typer
 import yaml
 
+import fedtide.simulation.loop as fedtide_loop
 from fedtide.cli.main import COMMANDS, app, main
 from fedtide.simulation.checkpoint import load_newest
 
@@ -670,6 +671,49 @@ def test_an_interruption_before_the_first_round_is_reported(fedtide):
     assert err.startswith("fedtide: interrupted; ")
     assert err.count("\n") == 1
     assert not Path("here").exists()
+
+
+HINTS = {
+    "run": "repeat the command with --resume to continue",
+    "sweep": "repeat the command to continue",
+    "papers": "repeat the command to continue",
+    "compare": "repeat the command",
+    "report": "repeat the command",
+    "audit": "repeat the command",
+}
+
+
+@pytest.mark.parametrize("command", HINTS)
+def test_an_interruption_offers_only_what_the_command_has(command, fedtide, monkeypatch):
+    """A signal while its arguments are read; --resume is offered by the command that takes it."""
+
+    def interrupted(*_, **__):
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(f"fedtide.cli.{command}.{command}_command", interrupted)
+    status, out, err = fedtide(command)
+    assert (status, out) == (130, "")
+    assert err == f"fedtide: interrupted; {HINTS[command]}\n"
+    help_text = fedtide(command, "--help")[1] if command == "run" else ""
+    assert ("--resume" in err) == ("--resume" in help_text)
+
+
+@pytest.mark.parametrize("command", ["run", "sweep"])
+def test_an_interrupted_run_says_where_it_is_and_how_this_command_continues(
+    command, fedtide, monkeypatch
+):
+    """The signal comes with the first progress of a run of one experiment."""
+    before = fedtide_loop.Run.round
+
+    def interrupt_after(run):
+        before(run)
+        signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr(fedtide_loop.Run, "round", interrupt_after)
+    status, _, err = fedtide(command, write(EXPERIMENT), "--out", "here")
+    assert status == 130
+    wanted = f"fedtide: interrupted after round 1 of 6, saved in here; {HINTS[command]}"
+    assert err.splitlines()[-1] == wanted
 
 
 @pytest.mark.process

@@ -86,9 +86,14 @@ def write_json(path: Path, content: dict[str, Any]) -> None:
     write_text(path, json.dumps(content, indent=2) + "\n")
 
 
-def write_yaml(path: Path, content: dict[str, Any]) -> None:
+def write_yaml(
+    path: Path,
+    content: dict[str, Any],
+    field: str = "out",
+    hint: str = "free some disk space and resume",
+) -> None:
     """Write a mapping as YAML atomically, keeping the order of its keys."""
-    write_text(path, yaml.safe_dump(content, sort_keys=False, allow_unicode=True))
+    write_text(path, yaml.safe_dump(content, sort_keys=False, allow_unicode=True), field, hint)
 
 
 def write_frame(path: Path, frame: pl.DataFrame) -> None:

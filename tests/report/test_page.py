@@ -136,6 +136,31 @@ def test_a_target_of_an_error_is_shown_as_a_number(one_run):
     assert "reach mse 0.75 at an evaluation" in text
 
 
+@pytest.mark.parametrize("share", [float("nan"), -0.1, 2])
+def test_smoothing_over_no_share_is_refused(share, runs_folder):
+    with pytest.raises(ft.InvalidInputError, match=r"^smooth: .*; give 0\.01"):
+        make_sections(load_runs([runs_folder]), smooth=share)
+
+
+def test_a_method_has_one_colour_in_all_sections(runs_folder, fields, tmp_path):
+    """One problem has the methods fedau and mine, the other mine and yours."""
+    for name, features in (("fedau", 3), ("mine", 3), ("mine", 4), ("yours", 4)):
+        problem = fields["problem"] | {"features": features}
+        changed = fields | {"problem": problem, "rounds": 2, "name": name}
+        ft.simulate(**changed, algorithm="fedavg", out=tmp_path / f"{name}-{features}")
+    one, other = make_sections(load_runs([tmp_path]))
+    assert [list(section.groups) for section in (one, other)] == [
+        ["fedau", "mine"],
+        ["mine", "yours"],
+    ]
+    drawn = []
+    for section in (one, other):
+        lines = section.figures["learning"][0].figure.axes[0].get_lines()
+        drawn.append({line.get_label(): line.get_color() for line in lines})
+    assert drawn[0]["mine"] == drawn[1]["mine"]
+    assert len({*drawn[0].values(), *drawn[1].values()}) == 3
+
+
 def test_folders_without_a_finished_run_are_refused(one_run):
     (one_run / "summary.json").unlink()
     with pytest.raises(ft.InvalidInputError, match=r"^report: .*; "):

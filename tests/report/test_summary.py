@@ -99,6 +99,7 @@ def test_every_method_reaches_the_default_target(groups):
     ("wanted", "word"),
     [
         ("lss=1", "'loss'"),
+        ("round=1", "has no metric 'round'"),
         ("loss=low", "loss=0.9"),
         ("loss", "METRIC=LEVEL"),
         ("loss=nan", "not a finite number"),

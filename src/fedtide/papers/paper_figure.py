@@ -23,6 +23,8 @@ from fedtide.plotting.style import (
 
 Floats = NDArray[np.float64]
 
+_MAX_LABEL_LENGTH = 32  # letters beside a panel
+
 
 def draw_figure(paper: PaperExperiment, records: Iterable[Record]) -> Figure:
     """Return the figure of the records' curves."""
@@ -108,7 +110,8 @@ def _draw_panel(
         plain_logarithms(axes.yaxis)
     if paper.figure.get("x_log"):
         axes.set_xscale("symlog", linthresh=10)
-    axes.set_title(title)
+    axes.set_title(title, fontsize="medium")
     axes.set_xlabel(paper.figure.get("x_title", "round"))
-    axes.set_ylabel(paper.figure.get("y", paper.figure.get("metric", "loss")))
+    what = paper.figure.get("y", paper.figure.get("metric", "loss"))
+    axes.set_ylabel("\n".join(textwrap.wrap(what, _MAX_LABEL_LENGTH)))
     axes.grid(alpha=0.25)

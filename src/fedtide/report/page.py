@@ -76,9 +76,11 @@ def make_sections(
         smooth: the share of the evaluations to smooth curves over.
 
     Raises:
-        InvalidInputError: no runs, a target whose metric some run lacks, or a target for several
-            problems.
+        InvalidInputError: no runs, a target whose metric some run lacks, a target for several
+            problems, or a share outside [0, 1].
     """
+    if not 0 <= smooth <= 1:
+        raise InvalidInputError(f"smooth: {smooth} is not a share from 0 to 1; give 0.01")
     by_problem: dict[str, list[FinishedRun]] = {}
     for run in runs:
         problem = {key: run.experiment.get(key) for key in ("problem", "objective")}

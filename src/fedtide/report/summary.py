@@ -95,8 +95,9 @@ def measure_target(groups: Groups, wanted: str | None = None) -> Target:
 def _parse_target(groups: Groups, wanted: str) -> tuple[str, float]:
     metric, _, level = wanted.partition("=")
     for run in (run for group in groups.values() for run in group):
-        if metric not in run.metrics.columns:
-            names = did_you_mean(metric, [c for c in run.metrics.columns if c != "round"])
+        known = [name for name in run.metrics.columns if name != "round"]
+        if metric not in known:
+            names = did_you_mean(metric, known)
             raise InvalidInputError(f"target: {run.folder.path} has no metric {metric!r}; {names}")
     try:
         value = float(level)

@@ -99,7 +99,7 @@ def client_figures(groups: Groups, styles: Styles) -> list[ReportFigure]:
     if len(columns) != 1 or None in columns:
         return []
     column = str(columns.pop())
-    name = f"client {column.replace('_', ' ')}"
+    name = f"client {column.replace('_', ' ').replace('class weighted', 'class-weighted')}"
     slope, order = (
         ("rises", "at most") if lower_is_better(groups, column) else ("falls", "no better than")
     )
