@@ -687,14 +687,14 @@ HINTS = {
 def test_an_interruption_offers_only_what_the_command_has(command, fedtide, monkeypatch):
     """A signal while its arguments are read; --resume is offered by the command that takes it."""
 
-    def interrupted(*_, **__):
+    def interrupted():
         signal.raise_signal(signal.SIGINT)
 
+    _, help_text, _ = fedtide(command, "--help")
     monkeypatch.setattr(f"fedtide.cli.{command}.{command}_command", interrupted)
     status, out, err = fedtide(command)
     assert (status, out) == (130, "")
     assert err == f"fedtide: interrupted; {HINTS[command]}\n"
-    help_text = fedtide(command, "--help")[1] if command == "run" else ""
     assert ("--resume" in err) == ("--resume" in help_text)
 
 

@@ -37,7 +37,7 @@ def test_a_loss_that_ends_far_above_the_initial_one_is_warned_of(every, tmp_path
     assert len(found) == 1
     assert found[0].startswith("local.lr: the loss ended at ")
     assert found[0].endswith("; lower lr")
-    assert found == messages(caplog)
+    assert [f"run, seed 0: {found[0]}"] == messages(caplog)
 
 
 def test_a_run_that_learns_warns_of_nothing(tmp_path, caplog):

@@ -39,12 +39,12 @@ class Amplified(Wrapper[AmplifiedState]):
     η < 1 damps. Before `start` nothing is amplified (the authors' warm-up of 2000 or 4000 rounds).
 
     The factor multiplies the noise of a period as well, and the first rounds of the next period
-    average it out again. So evaluate, and end the run, just before a step rather than right after
-    it: after `start` + kP - 1 rounds for some k, such as `rounds=449` with P = 50, or at
-    evaluations whose `every` does not divide P. With an ordinary γ, a factor of 1.5 to 2 is enough;
-    for a larger one divide γ by it, and if amplification steps typically double the loss, the run
-    warns of the factor. For example, FedAU with P = 50 on digits (logistic regression, 100 clients
-    that take part in a tenth of the rounds, γ = 0.1; test accuracy, mean over three seeds):
+    average it out again. So evaluate, and end the run, just before an amplification step: after
+    kP - 1 rounds from `start`, such as `rounds=449` with P = 50. Evaluations after multiples of P
+    rounds (`every` = 10, say) see the model right after a step. With an ordinary γ, factors of 1.5
+    to 2 are enough; a factor that typically doubles the loss at its steps is warned of. For
+    example, FedAU (cutoff 50) with P = 50 on digits (logistic regression, 100 clients, a tenth of
+    them in a round, γ = 0.1, means over three seeds):
 
     ======  ==================  ===================  ============================
     factor  after 449 rounds    after 400 rounds     training loss after 449, 400

@@ -176,7 +176,7 @@ def _log_warnings(run: Run) -> list[str]:
     """Log and return what a run should not end with in silence."""
     found = run.warnings()
     for sentence in found:
-        _logger.warning("%s", sentence)
+        _logger.warning("%s, seed %d: %s", run.experiment.name, run.experiment.seed, sentence)
     return found
 
 
