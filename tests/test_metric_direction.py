@@ -28,9 +28,18 @@ def test_a_spread_over_clients_is_always_better_when_lower(metric):
     assert lower_is_better(metric, DECLARED)
 
 
-@pytest.mark.parametrize(("metric", "worst"), [("mse", 19), ("bits", 19), ("accuracy", 0)])
-def test_the_worst_tenth_has_the_highest_values_of_what_should_be_low(metric, worst):
-    values = np.arange(20.0)
-    evaluation = Evaluation({}, {metric: values}, frozenset({"bits"}))
+@pytest.mark.parametrize(
+    ("metric", "declared", "worst"),
+    [
+        ("mse", (), 18.5),
+        ("accuracy", (), 0.5),
+        ("bits", ("bits", "loss"), 18.5),
+        ("test_bits", ("bits", "loss"), 18.5),
+        ("error_free", ("bits", "loss"), 0.5),
+    ],
+)
+def test_the_worst_tenth_has_the_highest_values_of_what_should_be_low(metric, declared, worst):
+    """A problem that declares anything declares all of its metrics."""
+    evaluation = Evaluation({}, {metric: np.arange(20.0)}, frozenset(declared))
     row = metrics_row(0, evaluation, ParticipationTally(20))
-    assert row[f"client_{metric}_worst_tenth"] == (worst + abs(worst - 1)) / 2
+    assert row[f"client_{metric}_worst_tenth"] == worst

@@ -122,7 +122,7 @@ def test_padding_does_not_count_in_the_loss(model):
     params = task.layout.unflatten(task.start)
     mask = torch.tensor([True, True, False, True, False, False])
     gradient = torch.func.grad(task.loss)(params, x, y, mask, *key)
-    logits = task.model(params, x, *key)
+    logits = task.model(params, (x,), *key)
     if not key:
         expected = torch.func.grad(task.loss)(params, x[mask], y[mask])
         for name in params:
@@ -173,7 +173,7 @@ def test_evaluation_equals_scikit_learn():
 
     def probabilities(rows):
         features = torch.from_numpy(rows.features).double()
-        return task.model.evaluate(params, features).softmax(1).detach().numpy()
+        return task.model.evaluate(params, (features,)).softmax(1).detach().numpy()
 
     train, test = probabilities(data.train), probabilities(data.test)
     result = task.evaluate(x)

@@ -81,6 +81,13 @@ def test_files_that_a_report_does_not_need_may_be_damaged(name, damage, runs):
     assert len(load_runs([runs])) == 2
 
 
+@pytest.mark.parametrize("damage", ["truncated", "emptied", "garbage"])
+def test_damaged_fingerprints_are_named(damage, runs):
+    DAMAGES[damage](runs / "plain" / "fingerprints.json")
+    _, (run,) = find_runs([runs])
+    assert (run.state, run.message.partition(" ")[0]) == ("damaged", "fingerprints.json")
+
+
 @pytest.mark.parametrize("damage", ["emptied", "garbage", "replaced"])
 def test_a_damaged_note_of_a_failure_is_named(damage, runs):
     (runs / "plain" / "summary.json").unlink()
@@ -101,7 +108,7 @@ def test_a_log_with_damaged_content_is_named_when_it_is_read(runs):
     assert incomplete == [] or incomplete[0].message.startswith("participation.parquet ")
     for run in finished:
         with pytest.raises(ft.InvalidInputError, match=r"^participation.parquet is damaged .*; "):
-            run.used_rows()
+            run.log_rows("used")
 
 
 def test_a_report_lists_the_damaged_run(runs):

@@ -14,6 +14,7 @@ from fedtide.report.loading import FinishedRun
 from fedtide.sweep import SweepRun
 from fedtide.sweep.sweep_runner import OnRunEnd
 from fedtide.tracking import make_tracker
+from fedtide.validation import require_folder_name
 
 Overrides = Annotated[
     list[str] | None,
@@ -49,6 +50,25 @@ Track = Annotated[
 
 PAGE_SUFFIXES = (".html", ".htm")
 """What the name of a page ends in."""
+
+ForceResume = Annotated[
+    bool,
+    typer.Option(
+        "--force-resume",
+        help="Continue even if data, files or imported code have changed since the run began.",
+    ),
+]
+"""Whether a run continues although its inputs have changed."""
+
+
+def runs_folder(name: str) -> Path:
+    """Return the default output folder of a file with this name, runs/NAME.
+
+    Raises:
+        InvalidInputError: a name that cannot be the name of a folder.
+    """
+    require_folder_name("name", name)
+    return Path("runs") / name
 
 
 def print_warnings(runs: Iterable[FinishedRun], console: Console) -> None:

@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from fedtide.cli.options import Overrides, Track, Workers, track_runs
+from fedtide.cli.options import ForceResume, Overrides, Track, Workers, runs_folder, track_runs
 from fedtide.cli.progress_bars import ProgressBars
 from fedtide.examples import find_example
 from fedtide.plotting.wide_table import WideTable
@@ -39,6 +39,7 @@ def sweep_command(
             show_default=False,
         ),
     ] = None,
+    force_resume: ForceResume = False,
     track: Track = None,
 ) -> None:
     """Run an experiment under grids and lists of values, methods and seeds.
@@ -50,10 +51,18 @@ def sweep_command(
     Example: fedtide sweep digits-sweep --out runs/sweep
     """
     sweep = Sweep.load(find_example(file), overrides or ())
-    out = out or Path("runs") / sweep.name
+    out = out or runs_folder(sweep.name)
     with ProgressBars(sweep.name) as bars:
         done = track_runs(track, out, sweep.name)
-        frame = run_sweep(sweep, out, workers=workers, ray=ray, progress=bars, done=done)
+        frame = run_sweep(
+            sweep,
+            out,
+            workers=workers,
+            ray=ray,
+            resume="force" if force_resume else True,
+            progress=bars,
+            done=done,
+        )
     _print_results(frame, Console())
     print(f"results: {out / RESULTS_FILE}")
     if sweep.strategy is not None:

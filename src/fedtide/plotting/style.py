@@ -126,6 +126,15 @@ def _preferred_colour(method: str) -> int:
     return _USUAL_COLOURS.get(method, digest[0] % len(COLOURS))
 
 
+def shorten(name: str, most: int = 18) -> str:
+    """Return the beginning of a long name, for a label.
+
+    >>> shorten("south-hospital-of-the-city")
+    'south-hospital-of…'
+    """
+    return name if len(name) <= most else f"{name[: most - 1]}…"
+
+
 def place_legend(*panels: Axes) -> None:
     """Put one legend for these panels of a figure below it, where it covers no data."""
     found = {

@@ -17,7 +17,10 @@ from polars.exceptions import PolarsError
 
 from fedtide.errors import InvalidInputError
 from fedtide.metric_direction import lower_is_better
+from fedtide.participation.log.client_ids import number_clients
+from fedtide.population import Population
 from fedtide.simulation.experiment import HOW, read_yaml
+from fedtide.simulation.fingerprints import Fingerprints
 from fedtide.simulation.run_folder import RunFolder, numbered
 
 _SEED_OR_EXECUTION = ("seed", *HOW)
@@ -36,6 +39,7 @@ class FinishedRun:
         rounds_per_second: training speed, evaluations excluded.
         directions: whether lower is better, for the metrics of which the run has recorded it.
         warnings: sentences on what went wrong, such as a diverged loss.
+        fingerprints: of the data, files and code that it used; empty if they are not known.
     """
 
     folder: RunFolder
@@ -45,6 +49,15 @@ class FinishedRun:
     rounds_per_second: float
     directions: Mapping[str, bool] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
+    fingerprints: Fingerprints = field(default_factory=dict)
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """What the run has in common with the runs of the same method under other seeds."""
+        kept = {key: v for key, v in self.experiment.items() if key not in _SEED_OR_EXECUTION}
+        code_and_files = {**self.fingerprints.get("files", {}), **self.fingerprints.get("code", {})}
+        hashes = {"data": self.fingerprints.get("data"), **code_and_files}
+        return kept | {"version": {name: value and value[:12] for name, value in hashes.items()}}
 
     @property
     def method(self) -> str:
@@ -61,23 +74,28 @@ class FinishedRun:
         """Return whether a smaller value of a metric, or of a clients' column, is better."""
         return lower_is_better(metric, self.directions)
 
-    def log(self) -> pl.DataFrame:
-        """Return the participation log.
+    def log_rows(self, *stages: str) -> pl.DataFrame:
+        """Return the rows of the participation log at these stages.
+
+        The column `client` holds the client's row in `clients` instead of its name.
 
         Raises:
-            InvalidInputError: the file is missing or damaged.
+            InvalidInputError: a missing or damaged file, or a client that is not in `clients`.
         """
-        with _reading(self.folder.participation):
-            return pl.read_parquet(self.folder.participation)
-
-    def used_rows(self) -> pl.DataFrame:
-        """Return the rows of the participation log of clients whose updates were used."""
-        return self.log().filter(pl.col("stage") == "used")
+        log = self._read_log(stages)
+        population = Population(len(self.clients), names=self.clients["client"].to_numpy())
+        rows = number_clients(str(self.folder.participation), log["client"], population)
+        return log.with_columns(pl.Series("client", rows))
 
     def cohort_sizes(self) -> NDArray[np.int64]:
         """Return the number of clients used in each round, shape (T,)."""
-        rounds = self.used_rows()["round"].to_numpy()
+        rounds = self._read_log(["used"])["round"].to_numpy()
         return np.bincount(rounds, minlength=int(self.experiment["rounds"]))
+
+    def _read_log(self, stages: Sequence[str]) -> pl.DataFrame:
+        with _reading(self.folder.participation):
+            log = pl.read_parquet(self.folder.participation)
+        return log.filter(pl.col("stage").is_in(stages))
 
 
 Groups = Mapping[str, Sequence[FinishedRun]]
@@ -194,7 +212,9 @@ def _load_finished(folder: RunFolder, experiment: dict[str, Any]) -> FinishedRun
     with _reading(folder.timings):
         timings = json.loads(folder.timings.read_text(encoding="utf-8"))
         speed = float(timings["rounds_per_second"])
-    return FinishedRun(folder, experiment, metrics, clients, speed, directions, warnings)
+    with _reading(folder.fingerprints):
+        prints = folder.read_json(folder.fingerprints) if folder.fingerprints.exists() else {}
+    return FinishedRun(folder, experiment, metrics, clients, speed, directions, warnings, prints)
 
 
 class _DamagedError(InvalidInputError):
@@ -237,19 +257,16 @@ def _load_incomplete(folder: RunFolder, experiment: dict[str, Any]) -> Incomplet
 def group_by_method(runs: Iterable[FinishedRun]) -> dict[str, list[FinishedRun]]:
     """Return the runs of each method, one per seed, in the order in which the methods appear.
 
-    Runs belong to one method if they differ only in the seed and in how they were executed. Two
-    methods with the same name are told apart by the fields in which they differ.
+    Runs belong to one method if they differ only in the seed and in how they were executed, and
+    used the same data and code. Two methods with the same name are told apart by the fields in
+    which they differ.
     """
     groups: dict[str, dict[int, FinishedRun]] = {}
     for run in runs:
-        groups.setdefault(_identity(run), {}).setdefault(run.experiment["seed"], run)
+        identity = json.dumps(run.fields, sort_keys=True, default=str)
+        groups.setdefault(identity, {}).setdefault(run.experiment["seed"], run)
     distinct = [list(group.values()) for group in groups.values()]
     return dict(zip(_labels([group[0] for group in distinct]), distinct, strict=True))
-
-
-def _identity(run: FinishedRun) -> str:
-    kept = {key: v for key, v in run.experiment.items() if key not in _SEED_OR_EXECUTION}
-    return json.dumps(kept, sort_keys=True, default=str)
 
 
 _MAX_VALUE_LENGTH = 40  # characters of a value in a method's label
@@ -271,12 +288,12 @@ def _labels(runs: Sequence[FinishedRun]) -> list[str]:
 
 def _difference(run: FinishedRun, others: Sequence[FinishedRun]) -> str:
     """Return the fields of the run that differ from the others', shortened."""
-    flat = [dict(flatten(other.experiment, _SEED_OR_EXECUTION)) for other in others]
+    flat = [dict(flatten(other.fields)) for other in others]
+    place = next(i for i, other in enumerate(others) if other is run)
     fields, parts = differing_fields(flat), []
     for name in fields[:_MAX_FIELDS]:
         values = [str(one.get(name, "none")) for one in flat]
-        value = abbreviate(values, _MAX_VALUE_LENGTH)[others.index(run)]
-        parts.append(f"{name}={value}")
+        parts.append(f"{name}={abbreviate(values, _MAX_VALUE_LENGTH)[place]}")
     more = f", and {len(fields) - _MAX_FIELDS} more" if len(fields) > _MAX_FIELDS else ""
     return ", ".join(parts) + more
 

@@ -9,7 +9,8 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from fedtide.metric_direction import lower_is_better
+from fedtide.metric_direction import base_metric, lower_is_better
+from fedtide.participation.log.client_ids import name_clients
 from fedtide.population import Population
 from fedtide.problems.base import Evaluation
 
@@ -67,8 +68,12 @@ def metrics_row(ended: int, evaluation: Evaluation, tally: ParticipationTally) -
 
 
 def declared_directions(evaluation: Evaluation) -> dict[str, bool]:
-    """Return the directions that a problem declares, for `lower_is_better`."""
-    return dict.fromkeys(evaluation.lower_is_better, True)
+    """Return the directions that a problem declares, for `lower_is_better`; empty if none."""
+    lower = evaluation.lower_is_better
+    if not lower:
+        return {}
+    names = {base_metric(name) for name in (*evaluation.metrics, *evaluation.clients)}
+    return {name: name in lower for name in names | lower}
 
 
 def spread(
@@ -97,12 +102,13 @@ def spread(
 def clients_table(
     population: Population, tally: ParticipationTally, evaluation: Evaluation, rounds: int
 ) -> pl.DataFrame:
-    """Return one row per client: samples, participation, mean weight and last metrics.
+    """Return one row per client: name or id, samples, participation, mean weight, last metrics.
 
     `weight` is the mean of N a_t^n over the rounds in which the client's update was used: 1 / p_n
     for an algorithm that compensates for uneven participation.
     """
-    columns: dict[str, Any] = {"client": np.arange(population.clients)}
+    clients = np.arange(population.clients)
+    columns: dict[str, Any] = {"client": name_clients(clients, population.names)}
     if population.samples is not None:
         columns["samples"] = population.samples
     if population.rates is not None:

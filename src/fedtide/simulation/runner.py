@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -20,17 +19,19 @@ from safetensors import SafetensorError
 
 from fedtide.algorithms import Algorithm
 from fedtide.atomic_io import write_atomically, write_frame, write_json
+from fedtide.content_hash import hash_once
 from fedtide.errors import InvalidInputError
-from fedtide.participation import Availability, Dropout, Selection, to_frame
+from fedtide.participation import Availability, Dropout, Selection
 from fedtide.problems import Problem
 from fedtide.problems.weighted_objective import Objective
 from fedtide.simulation.callbacks import ProgressCallback
 from fedtide.simulation.checkpoint import Checkpoint, load_newest, save
 from fedtide.simulation.divergence import DivergenceError, OnNonfinite
 from fedtide.simulation.experiment import Checkpoints, Evaluate, Experiment, LogStage
+from fedtide.simulation.fingerprints import fingerprint_experiment
 from fedtide.simulation.interruption import Interrupted, Interruption
 from fedtide.simulation.loop import Run
-from fedtide.simulation.run_folder import RunFolder
+from fedtide.simulation.run_folder import Resume, RunFolder
 from fedtide.training import LocalTraining
 from fedtide.training.trainers.select import TrainerName
 
@@ -95,7 +96,7 @@ def simulate(
     record_iterates: bool = False,
     max_stack_bytes: int = 2**25,
     out: str | Path | None = None,
-    resume: bool = False,
+    resume: Resume = False,
 ) -> Result:
     """Run an experiment, given as objects or as plain data.
 
@@ -103,7 +104,8 @@ def simulate(
 
     Args:
         out: the run folder to write; None: run in memory.
-        resume: whether to continue the run in the folder.
+        resume: whether to continue the run in the folder; "force": also if its data, files or
+            imported code have changed since it began.
 
     Raises:
         InvalidInputError: any input that cannot be used.
@@ -130,7 +132,7 @@ def run(
     path: str | Path,
     overrides: Iterable[str] = (),
     out: str | Path | None = None,
-    resume: bool = False,
+    resume: Resume = False,
 ) -> Result:
     """Run the experiment of a YAML file, with overrides such as `algorithm.cutoff=20`.
 
@@ -143,13 +145,13 @@ def run(
 def execute(
     experiment: Experiment,
     out: str | Path | None = None,
-    resume: bool = False,
+    resume: Resume = False,
     progress: ProgressCallback | None = None,
 ) -> Result:
     """Run an experiment, in memory or in the folder `out`."""
     if out is None and resume:
         raise InvalidInputError("resume: no folder to continue; give it as out")
-    with _memory_errors():
+    with _memory_errors(), hash_once():
         return (
             _in_memory(Run(experiment), progress)
             if out is None
@@ -183,16 +185,18 @@ def _log_warnings(run: Run) -> list[str]:
 def _in_memory(run: Run, progress: ProgressCallback | None) -> Result:
     _loop(run, progress)
     _log_warnings(run)
-    return _result(run, to_frame(run.log))
+    return _result(run, run.log_table())
 
 
 def _in_folder(
-    experiment: Experiment, folder: RunFolder, resume: bool, progress: ProgressCallback | None
+    experiment: Experiment, folder: RunFolder, resume: Resume, progress: ProgressCallback | None
 ) -> Result:
     plain = experiment.to_dict()
     folder.check(plain, resume)
+    fingerprints = fingerprint_experiment(experiment)
+    folder.check_fingerprints(fingerprints, resume)
     started = _prepare(experiment, _last(folder) if resume else None, folder)
-    with folder.lock(plain, resume):
+    with folder.lock(plain, resume, fingerprints):
         if folder.finished:
             folder.drop_log_parts()
             return _read(started, folder)
@@ -220,8 +224,22 @@ def _prepare(experiment: Experiment, checkpoint: Checkpoint | None, folder: RunF
     folder.log_chain = chain
     started = Run(experiment, trainer)
     with _version_errors(checkpoint, folder):
+        clients = len(checkpoint.tensors["tally.used"])
+    _check_size("clients", clients, started.population.clients, folder)
+    with _version_errors(checkpoint, folder):
         started.restore(checkpoint)
+    model, start = started.driver.state.model, started.task.start
+    _check_size("parameters", len(model), len(start), folder)
     return started
+
+
+def _check_size(what: str, before: int, now: int, folder: RunFolder) -> None:
+    """Refuse a checkpoint of another number of clients or parameters."""
+    if before != now:
+        raise InvalidInputError(
+            f"resume: the run in {folder.path} has {before} {what}, and this one {now}; give the "
+            "same data and model or another folder"
+        )
 
 
 @contextmanager
@@ -284,7 +302,7 @@ def _loop_in_folder(run: Run, folder: RunFolder, progress: ProgressCallback | No
 def _save(run: Run, folder: RunFolder) -> None:
     """Write the new part of the log, then the checkpoint that relies on it."""
     if run.log:
-        folder.add_to_log(run.ended, to_frame(run.log))
+        folder.add_to_log(run.ended, run.log_table())
         run.log.clear()
     checkpoint = run.checkpoint()
     facts = {**checkpoint.facts, "threads": torch.get_num_threads(), "log": folder.log_chain}
@@ -293,10 +311,11 @@ def _save(run: Run, folder: RunFolder) -> None:
 
 def _finish(run: Run, folder: RunFolder) -> pl.DataFrame:
     """Write the results and return the log; the summary, written last, marks them complete."""
-    log = pl.concat([to_frame(run.log), *folder.read_log()])
+    log = pl.concat([run.log_table(), *folder.read_log()])
     write_frame(folder.participation, log)
     write_frame(folder.metrics, run.metrics_table())
-    write_frame(folder.clients, run.clients())
+    clients = run.clients()
+    write_frame(folder.clients, clients)
     named = run.task.layout.unflatten(run.driver.output)
     tensors = {name: tensor.contiguous().cpu() for name, tensor in named.items()}
     write_atomically(folder.model, lambda path: safetensors.torch.save_file(tensors, path))
@@ -304,7 +323,7 @@ def _finish(run: Run, folder: RunFolder) -> pl.DataFrame:
     summary = {
         "rounds": run.ended,
         "metrics": run.metrics[-1],
-        "lower_is_better": run.lower_is_better(),
+        "lower_is_better": run.lower_is_better(clients.columns),
         "warnings": _log_warnings(run),
     }
     write_json(folder.summary, summary)
@@ -319,12 +338,15 @@ def _read(run: Run, folder: RunFolder) -> Result:
         InvalidInputError: a missing or damaged file.
     """
     try:
+        folder.read_json(folder.summary)
         named = safetensors.torch.load_file(folder.model, device=run.experiment.device)
         metrics, log, clients = map(
             pl.read_parquet, (folder.metrics, folder.participation, folder.clients)
         )
-        timings = json.loads(folder.timings.read_text(encoding="utf-8"))
+        timings = folder.read_json(folder.timings)
         model = run.task.layout.flatten(named).cpu().numpy()
+    except InvalidInputError:
+        raise
     except (OSError, SafetensorError, pl.exceptions.PolarsError, ValueError, KeyError) as error:
         reason = str(error).splitlines()[0]
         raise InvalidInputError(

@@ -18,6 +18,7 @@ from fedtide.plotting.style import (
     new_figure,
     place_legend,
     plain_logarithms,
+    shorten,
     thin_out,
 )
 from fedtide.report.figures import ReportFigure
@@ -141,7 +142,8 @@ def _draw_weights_over_time(groups: Groups, styles: Styles) -> Figure | None:
             marker = "o" if len(rounds) < 20 else ""
             panel.plot(rounds, weights, label=method, lw=1.3, marker=marker, ms=3, **styles[method])
         panel.axhline(1 / rates[client], **_REFERENCE)
-        panel.set_title(f"client {client}, p = {rates[client]:.3g}")
+        name = shorten(str(first.clients["client"][client]))
+        panel.set_title(f"client {name}, p = {rates[client]:.3g}", parse_math=False)
         panel.set_xlim(0, int(first.experiment["rounds"]))
         label_rounds(panel)
         panel.grid(alpha=0.25)
@@ -152,7 +154,10 @@ def _draw_weights_over_time(groups: Groups, styles: Styles) -> Figure | None:
 
 
 def _typical_clients(run: FinishedRun) -> list[int]:
-    """Return a frequent, a median and a rare client among those used in three rounds or more."""
+    """Return a frequent, a median and a rare client among those used in three rounds or more.
+
+    They are rows of the table of clients.
+    """
     counts = run.clients["participation"].to_numpy() * int(run.experiment["rounds"])
     order = np.argsort(-counts, kind="stable")
     order = order[counts[order] >= 3]

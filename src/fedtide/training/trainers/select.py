@@ -12,7 +12,7 @@ from fedtide.algorithms.base import Instructions
 from fedtide.problems.base import Task
 from fedtide.training.local_training import LocalTraining
 from fedtide.training.minibatches import MinibatchPlanner
-from fedtide.training.trainers.base import Trainer
+from fedtide.training.trainers.base import StackingError, Trainer
 from fedtide.training.trainers.reference import ReferenceTrainer
 from fedtide.training.trainers.stacked import StackedTrainer
 from fedtide.training.trainers.threaded import ThreadedTrainer
@@ -52,7 +52,7 @@ def choose_trainer(
     for candidate in candidates:
         try:
             seconds[candidate] = _seconds_per_client(_trainer(candidate, task, local), task, local)
-        except RuntimeError as error:  # a model that cannot be stacked
+        except (StackingError, RuntimeError) as error:
             failed += f"; {candidate} fails on this model ({str(error).splitlines()[0]:.80})"
     best = min(seconds, key=seconds.__getitem__)
     gain = f"{seconds['reference'] / seconds[best]:.1f}x as fast as the reference{failed}"
@@ -84,9 +84,10 @@ def _seconds_per_client(trainer: Trainer, task: Task, local: LocalTraining) -> f
     """Return how long a client's second round takes; the first one captures the steps."""
     clients = np.arange(min(_PROBE, task.population.clients))
     planner = MinibatchPlanner(task.population, local, seed=0)
-    instructions = Instructions(task.start)
-    trainer.train(instructions, planner.plan(clients), local.lr)
+    instructions, start_buffers = Instructions(task.start), task.start_buffers
+    buffers = None if start_buffers is None else start_buffers.expand(len(clients), -1)
+    trainer.train(instructions, planner.plan(clients), local.lr, buffers)
     plan = planner.plan(clients)
     start = time.perf_counter()
-    trainer.train(instructions, plan, local.lr)
+    trainer.train(instructions, plan, local.lr, buffers)
     return (time.perf_counter() - start) / len(clients)
