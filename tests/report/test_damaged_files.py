@@ -108,7 +108,7 @@ def test_a_log_with_damaged_content_is_named_when_it_is_read(runs):
     assert incomplete == [] or incomplete[0].message.startswith("participation.parquet ")
     for run in finished:
         with pytest.raises(ft.InvalidInputError, match=r"^participation.parquet is damaged .*; "):
-            run.log_rows("used")
+            run.used_rows()
 
 
 def test_a_report_lists_the_damaged_run(runs):

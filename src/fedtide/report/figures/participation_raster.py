@@ -38,7 +38,7 @@ def participation_figures(groups: Groups, limit: int = 4) -> list[ReportFigure]:
 
 def draw_participation(panel: Axes, run: FinishedRun) -> None:
     """Draw who took part in which round of a run."""
-    log = run.log_rows("used")
+    log = run.used_rows()
     clients, rounds = log["client"].to_numpy(), log["round"].to_numpy()
     counts = np.bincount(clients, minlength=len(run.clients))
     draw_raster(panel, [(clients, rounds)], counts, 0, int(run.experiment["rounds"]))
