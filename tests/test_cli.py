@@ -498,7 +498,6 @@ def test_a_run_that_diverges_is_refused_with_its_checkpoint(fedtide):
         (["compare", "here", "--figure", "x"], "figure", ".png, .pdf or .svg"),
         (["report", "here", "--html", "x.pdf"], "html", ".html or .htm"),
         (["audit", "here/participation.parquet", "--html", "x.png"], "html", ".html or .htm"),
-        (["audit", "here/participation.parquet", "--json", "x"], "json", ".json"),
     ],
     ids=str,
 )

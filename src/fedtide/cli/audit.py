@@ -82,8 +82,6 @@ def audit_command(
     """
     if html is not None:
         require_suffix("html", html, PAGE_SUFFIXES)
-    if json_file is not None:
-        require_suffix("json", json_file, [".json"])
     training = None
     if smoothness is not None:
         training = Training(smoothness, noise, divergence, steps=steps)

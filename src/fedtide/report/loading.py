@@ -267,7 +267,7 @@ def group_by_method(runs: Iterable[FinishedRun]) -> dict[str, list[FinishedRun]]
     return dict(zip(_labels([group[0] for group in distinct]), distinct, strict=True))
 
 
-_MAX_VALUE_LENGTH = 40  # characters of a value in a method's label
+_MAX_VALUE_LENGTH = 60  # characters of a value in a method's label
 _MAX_FIELDS = 3  # in a method's label
 
 

@@ -39,7 +39,7 @@ from fedtide.simulation.metrics import (
     metrics_row,
 )
 from fedtide.simulation.personalisation import fine_tuning, personalised_figures
-from fedtide.simulation.run_warnings import amplification, find_warnings
+from fedtide.simulation.run_warnings import find_warnings, list_step_sizes
 from fedtide.simulation.task_cache import prepare_cached
 from fedtide.training.trainers.select import TrainerName, choose_trainer
 
@@ -99,6 +99,7 @@ class Run:
         self.buffers = Buffers.of_task(self.task, algorithm.centralised)
         with error_prefix("algorithm"):
             self.driver = RoundDriver(algorithm, self.task.start, self.population)
+        self._too_high = list_step_sizes(algorithm)
         self.ended = 0
         self.tally = ParticipationTally(self.population.clients)
         self.log: list[LogColumns] = []
@@ -119,7 +120,7 @@ class Run:
         participants = self._participation.round(t)
         # 2. They train as instructed, the algorithm absorbs their updates and moves the model.
         info, used = self._run_algorithm(participants)
-        check_step(info, t, self.population, self._knobs)
+        check_step(info, t, self.population, self._too_high)
         # 3. The round is recorded.
         self._record(participants, used, info)
         self.ended = t + 1
@@ -135,7 +136,7 @@ class Run:
         self.metrics.append(metrics_row(self.ended, self.evaluation, self.tally))
         self.timings.evaluation += time.perf_counter() - start
         if self.experiment.on_nonfinite == "stop":
-            check_loss(self.evaluation, self.ended, self.population, self._knobs)
+            check_loss(self.evaluation, self.ended, self.population, self._too_high)
 
     def _evaluate(self) -> Evaluation:
         return self.task.evaluate(
@@ -148,12 +149,6 @@ class Run:
         """Return the last evaluation; a resumed run may have to repeat it."""
         self.evaluation = self.evaluation or self._evaluate()
         return self.evaluation
-
-    @property
-    def _knobs(self) -> str:
-        """The fields to lower when the run diverges."""
-        amplified = amplification(self.experiment.algorithm)
-        return "lr" if amplified is None else f"lr or {amplified[0]}"
 
     def lower_is_better(self, columns: Iterable[str]) -> list[str]:
         """Return the metrics, and the columns of clients, of which lower values are better."""

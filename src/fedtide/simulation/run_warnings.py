@@ -42,12 +42,18 @@ def find_warnings(
             "them, as a median; lower factor or local.lr"
         )
     if 0 < RISE * start_loss < loss:
-        knobs = "lr" if amplified is None else f"lr or {amplified[0]}"
+        rise = loss / start_loss
         found.append(
-            f"local.lr: the loss ended at {loss:.3g}, {loss / start_loss:,.3g} times the "
-            f"{start_loss:.3g} of the initial model: the run diverged; lower {knobs}"
+            f"local.lr: the loss ended at {loss:.3g}, {rise:,.3g} times the {start_loss:.3g} of "
+            f"the initial model: the run diverged; lower {list_step_sizes(algorithm)}"
         )
     return found
+
+
+def list_step_sizes(algorithm: Algorithm[Any]) -> str:
+    """Return the fields to lower when a run with this method diverges, for a message."""
+    amplified = amplification(algorithm)
+    return "lr" if amplified is None else f"lr or {amplified[0]}"
 
 
 def amplification(algorithm: Algorithm[Any]) -> tuple[str, int, int] | None:

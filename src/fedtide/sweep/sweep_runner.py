@@ -13,6 +13,7 @@ import polars as pl
 from fedtide.atomic_io import make_folder, write_frame, write_yaml
 from fedtide.content_hash import hash_once
 from fedtide.errors import InvalidInputError
+from fedtide.simulation.experiment import BUILDER
 from fedtide.simulation.interruption import Interrupted, Interruption
 from fedtide.simulation.run_folder import Resume, RunFolder
 from fedtide.sweep.configurations import Configuration, SweepRun
@@ -105,7 +106,7 @@ class _Execution:
         """Execute the runs known beforehand, or those that the strategy requests."""
         if not self.sweep.is_single_run:
             make_folder(self.out)
-            write_yaml(self.out / SWEEP_FILE, dict(self.sweep.plain))
+            write_yaml(self.out / SWEEP_FILE, BUILDER.to_dict(self.sweep.plain))
         if self.sweep.strategy is None:
             self._execute(self.sweep.runs)
             return

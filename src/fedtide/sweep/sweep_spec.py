@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
+from fedtide.content_hash import is_data
 from fedtide.errors import InvalidInputError
 from fedtide.simulation.experiment import BUILDER, REQUIRED, Experiment, override, read_yaml
 from fedtide.sweep.configurations import Configuration, SweepRun
@@ -109,12 +110,18 @@ class Sweep:
 
 
 def _to_plain(key: str, value: Any) -> Any:
-    """Return the plain data that describe the objects in a value.
+    """Return a value with its objects as plain data, except what is given in memory.
 
     Raises:
-        InvalidInputError: plain data cannot describe one of them, so that no run folder could
-            say what was run.
+        InvalidInputError: plain data cannot describe an object, so that no run folder could say
+            what was run.
     """
+    if isinstance(value, Mapping) and not is_data(value):
+        return {name: _to_plain(key, inner) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_to_plain(key, inner) for inner in value]
+    if _holds_data(value):
+        return value
     try:
         return BUILDER.to_dict(value)
     except InvalidInputError as error:
@@ -122,6 +129,13 @@ def _to_plain(key: str, value: Any) -> Any:
         raise InvalidInputError(
             f"{key}: {what}; describe it by name, or give each run to simulate without out"
         ) from None
+
+
+def _holds_data(value: Any) -> bool:
+    """Return whether a value, or a field of it, is data given in memory."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return any(_holds_data(getattr(value, field.name)) for field in fields(value))
+    return is_data(value)
 
 
 def _read(path: Path) -> dict[str, Any]:
