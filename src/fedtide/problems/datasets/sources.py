@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -18,15 +19,19 @@ import torch
 from numpy.typing import NDArray
 
 from fedtide.errors import InvalidInputError, did_you_mean
+from fedtide.problems.datasets.hub import load_from_hub, undecoded
 from fedtide.problems.datasets.image_decoding import decode_cached, decode_images
+from fedtide.problems.models.import_path import load_object
 
 Ints = NDArray[np.int64]
 
 _IMAGE_BYTES = "bytes"  # of the struct in which Hugging Face stores an image
 _KINDS = (
     "a mapping of arrays, a pandas, Polars or PyArrow table, a Hugging Face or PyTorch data set, "
-    "or the path of a Parquet or CSV file"
+    "the path of a Parquet or CSV file, the import path of a function that returns one of these, "
+    "hub:OWNER/NAME, or femnist, shakespeare or stackoverflow"
 )
+_IMPORT_PATH = re.compile(r"[^\W\d][\w.]*:[^\W\d][\w.]*")
 
 
 @dataclass(frozen=True, eq=False)
@@ -140,7 +145,7 @@ def read_source(field: str, source: Any, order: Sequence[str]) -> Table:
     Args:
         field: the field that an error names.
         source: a mapping of arrays or tensors, a Polars, pandas or PyArrow table, a Hugging Face
-            `Dataset`, a map-style PyTorch `Dataset`, or the path of a .parquet or .csv file.
+            `Dataset`, a map-style PyTorch `Dataset`, or text, see `_read_named`.
         order: the names of the elements where rows are tuples, as those of a PyTorch data set.
 
     Raises:
@@ -150,8 +155,10 @@ def read_source(field: str, source: Any, order: Sequence[str]) -> Table:
     >>> table.column("inputs", "x").shape, table.require_rows({"inputs": ["x"], "target": ["y"]})
     ((2, 1), 2)
     """
-    if isinstance(source, str | Path):
-        return _read_file(field, Path(source))
+    if isinstance(source, str):
+        return _read_named(field, source, order)
+    if isinstance(source, Path):
+        return _read_file(field, source)
     if isinstance(source, Mapping):
         return _table(source, field)
     if isinstance(source, pl.LazyFrame):
@@ -171,14 +178,47 @@ def read_source(field: str, source: Any, order: Sequence[str]) -> Table:
     raise InvalidInputError(f"{field}: a {type(source).__name__} is not a table; give {_KINDS}")
 
 
-def undecoded(data: Any) -> Any:
-    """Return a Hugging Face data set whose images stay encoded."""
-    from datasets import Image
+def _read_named(field: str, name: str, order: Sequence[str]) -> Table:
+    """Return the table that a text names.
 
-    for column, feature in data.features.items():
-        if isinstance(feature, Image):
-            data = data.cast_column(column, Image(decode=False))
-    return data
+    Args:
+        field: the field that an error names.
+        name: a natural data set, NAME or NAME:SPLIT with NAME in `NATURAL`; hub:OWNER/NAME or
+            hub:OWNER/NAME:SPLIT on the Hugging Face hub; the path of a .parquet or .csv file; or,
+            if there is no such file, the import path of a function without arguments that returns
+            any source. The split is "train" by default.
+        order: see `read_source`.
+
+    Raises:
+        InvalidInputError: a file that cannot be read, a function that fails, or no connection.
+    """
+    from fedtide.problems.datasets.natural import NATURAL, load_natural
+
+    head, _, split = name.partition(":")
+    if head in NATURAL:
+        return _table(load_natural(field, head, split or "train"), field)
+    if head == "hub":
+        data, _, split = split.partition(":")
+        arrow = load_from_hub(field, data, split or "train", "give a file")
+        return _table({column: arrow[column] for column in arrow.column_names}, field)
+    if _IMPORT_PATH.fullmatch(name) and not Path(name).exists():
+        return read_source(field, _call(field, name), order)
+    return _read_file(field, Path(name))
+
+
+def _call(field: str, path: str) -> Any:
+    """Return what the function at an import path returns."""
+    function = load_object(field, path)
+    try:
+        return function()
+    except InvalidInputError:
+        raise
+    except Exception as error:  # a user's function may raise anything
+        reason = "".join(f"{error!s:.200}".splitlines()[:1])
+        raise InvalidInputError(
+            f"{field}: {path} fails without arguments ({type(error).__name__}: {reason}); it must "
+            f"return {_KINDS}"
+        ) from error
 
 
 def _table(columns: Mapping[str, Any], source: str) -> Table:
