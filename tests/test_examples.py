@@ -18,11 +18,27 @@ def test_every_example_says_what_it_shows():
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_a_copied_experiment_is_complete(name, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
     copies = copy_example(name, tmp_path / "copies")
-    copied, bundled = Sweep.load(copies[0]), Sweep.load(find_example(Path(name)))
+    monkeypatch.chdir(tmp_path / "copies")
+    copied, bundled = Sweep.load(copies[0].name), Sweep.load(find_example(Path(name)))
     assert copies[0].name == f"{name}.yaml"
-    assert [run.experiment for run in copied.runs] == [run.experiment for run in bundled.runs]
+    assert not any("fedtide.examples" in file.read_text() for file in copies)
+    assert len(copied.runs) == len(bundled.runs)
+    for one, other in zip(copied.runs, bundled.runs, strict=True):
+        named = str(other.experiment.to_dict()).replace("fedtide.examples.tasks.", "")
+        assert str(one.experiment.to_dict()) == named
+
+
+def test_modules_of_an_example_are_copied_with_the_texts_that_they_read(tmp_path):
+    copies = copy_example("lora", tmp_path)
+    assert {file.name for file in copies} == {
+        "lora.yaml",
+        "next-character.yaml",
+        "lora.py",
+        "plays.py",
+        "macbeth.txt",
+        "twelfth_night.txt",
+    }
 
 
 def test_a_copied_app_has_no_caches(tmp_path):

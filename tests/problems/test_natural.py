@@ -134,7 +134,7 @@ def test_data_that_are_not_available_are_explained(folder, name, message):
 
 def test_a_file_without_the_columns_is_refused(folder):
     write(folder, "shakespeare", "part.csv", x=["abc"], y=["d"])
-    with pytest.raises(InvalidInputError, match="^train: shakespeare lacks the column 'char"):
+    with pytest.raises(InvalidInputError, match=r"^train: shakespeare lacks the column 'char"):
         read_source("train", "shakespeare", ())
 
 

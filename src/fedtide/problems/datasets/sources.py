@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -19,9 +18,9 @@ import torch
 from numpy.typing import NDArray
 
 from fedtide.errors import InvalidInputError, did_you_mean
+from fedtide.import_paths import import_object, is_import_path
 from fedtide.problems.datasets.hub import load_from_hub, undecoded
 from fedtide.problems.datasets.image_decoding import decode_cached, decode_images
-from fedtide.problems.models.import_path import load_object
 
 Ints = NDArray[np.int64]
 
@@ -31,7 +30,6 @@ _KINDS = (
     "the path of a Parquet or CSV file, the import path of a function that returns one of these, "
     "hub:OWNER/NAME, or femnist, shakespeare or stackoverflow"
 )
-_IMPORT_PATH = re.compile(r"[^\W\d][\w.]*:[^\W\d][\w.]*")
 
 
 @dataclass(frozen=True, eq=False)
@@ -201,14 +199,14 @@ def _read_named(field: str, name: str, order: Sequence[str]) -> Table:
         data, _, split = split.partition(":")
         arrow = load_from_hub(field, data, split or "train", "give a file")
         return _table({column: arrow[column] for column in arrow.column_names}, field)
-    if _IMPORT_PATH.fullmatch(name) and not Path(name).exists():
+    if is_import_path(name) and not Path(name).exists():
         return read_source(field, _call(field, name), order)
     return _read_file(field, Path(name))
 
 
 def _call(field: str, path: str) -> Any:
     """Return what the function at an import path returns."""
-    function = load_object(field, path)
+    function = import_object(path, field)
     try:
         return function()
     except InvalidInputError:
