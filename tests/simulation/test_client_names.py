@@ -112,7 +112,7 @@ def test_names_are_the_same_in_every_file_and_figure(data, tmp_path):
     sizes = log.group_by("round").len().sort("round")["len"].to_numpy()
     expected = [200 / sizes[t] for t in log["round"]]
     ids = [USERS.index(name) for name in log["client"]]
-    assert run.log_rows("used")["client"].to_list() == ids
+    assert run.used_rows()["client"].to_list() == ids
     order = np.lexsort((found.clients, found.rounds))
     assert found.clients[order].tolist() == ids
     assert found.weights[order] == pytest.approx(expected / (np.sum(expected) / 6 / 200))

@@ -363,7 +363,7 @@ def test_a_broken_summary_is_a_sentence(regression, tmp_path, monkeypatch):
         assert isinstance(done.exception, InvalidInputError)
         assert re.match(r"out: run.*summary\.json.*; start again", str(done.exception))
         if content != "{}":
-            with pytest.raises(InvalidInputError, match=r"^out: run has a damaged summary\.json"):
+            with pytest.raises(InvalidInputError, match=r"^out: run has a summary\.json that"):
                 ft.run("e.yaml", out="run", resume=True)
 
 

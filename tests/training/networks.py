@@ -1,13 +1,14 @@
 """Networks of all kinds on random data of uneven clients, and a plain PyTorch loop over them."""
 
 import copy
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import nn
 
 from fedtide.population import Population
-from fedtide.problems.base import Evaluation, Task
+from fedtide.problems.base import Evaluation, Problem, Task
 from fedtide.problems.layout import Layout
 from fedtide.problems.models import FunctionalModel
 
@@ -69,6 +70,16 @@ class Tied(nn.Module):
         return self.output(states)
 
 
+class Branching(nn.Linear):
+    """A linear layer whose output depends on a value that is only known when it runs."""
+
+    def __init__(self):
+        super().__init__(5, 1)
+
+    def forward(self, x):
+        return super().forward(x) if x.sum().item() > 0 else super().forward(2 * x)
+
+
 def squares(outputs, target):
     """Return the squared error of each sample."""
     return (outputs - target).square().flatten(1).mean(1)
@@ -104,26 +115,32 @@ class NetworkTask(Task):
         return self.loss_and_buffers(params, self.model.buffers, *batch)[0]
 
     def loss_and_buffers(self, params, buffers, *batch):
-        *inputs, target, real, key = batch
+        *parts, key = batch
+        *inputs, target = parts[: len(self.inputs) + 1]
+        real = parts[-1] if len(parts) > len(self.inputs) + 1 else None
         outputs = self.model(params, tuple(inputs), key, real, buffers)
         if self.model.buffers:
             outputs, buffers = outputs
-        return (self.losses(outputs, target) * real).sum() / real.sum(), buffers
+        losses = self.losses(outputs, target)
+        return losses.mean() if real is None else (losses * real).sum() / real.sum(), buffers
 
     def batch_inputs(self, plan):
         samples = torch.tensor((np.cumsum(SIZES) - SIZES)[plan.clients][:, None] + plan.positions)
-        mask = np.ones(plan.positions.shape, dtype=bool) if plan.mask is None else plan.mask
-        return samples, torch.tensor(mask), torch.tensor(plan.keys)
+        masks = [] if plan.mask is None else [torch.tensor(plan.mask)]
+        return samples, *masks, torch.tensor(plan.keys)
 
     def batch(self, *inputs):
-        samples, mask, keys = inputs
-        return (*(x[samples] for x in self.inputs), self.target[samples], mask, keys)
+        samples, *rest = inputs
+        return (*(x[samples] for x in self.inputs), self.target[samples], *rest)
 
     def evaluate(self, x, clients=True, buffers=None):
-        named = self.layout.unflatten(x)
+        if buffers is not None and buffers.dim() == 2:
+            buffers = buffers.mean(0)
+        network = self.model.module(self.layout.unflatten(x), self.unflatten_buffers(buffers))
         with torch.no_grad():
-            outputs = self.model.evaluate(named, self.inputs, self.unflatten_buffers(buffers))
-            return Evaluation({"loss": float(self.losses(outputs, self.target).mean())})
+            losses = self.losses(network(*self.inputs), self.target)
+        own = np.array([part.mean() for part in losses.split(SIZES.tolist())])
+        return Evaluation({"loss": float(losses.mean())}, {"loss": own})
 
 
 def network_task(kind, seed=0):
@@ -144,12 +161,26 @@ def network_task(kind, seed=0):
 
 KINDS = {
     "linear": lambda: nn.Linear(5, 1),
+    "branching": Branching,
     "normalised": Normalised,
     "convolutional": Convolutional,
     "frozen": Frozen,
     "tokens": Tied,
 }
 """The networks that a plain loop can follow (dropout draws other masks there)."""
+
+
+@dataclass(frozen=True)
+class NetworkProblem(Problem):
+    """A network by its name in `KINDS`, whose buffers are averaged or kept by each client."""
+
+    kind: str
+    buffers: str = "average"
+
+    def prepare(self, seed, device, dtype):
+        task = network_task(self.kind)
+        task.buffer_mode = self.buffers
+        return task
 
 
 def plain_loop(task, local, plan, x, buffers=None, correction=None, mu=0.0, lr=0.05):
@@ -174,12 +205,13 @@ def plain_loop(task, local, plan, x, buffers=None, correction=None, mu=0.0, lr=0
             _load(network, task.buffer_layout.unflatten(buffers[s]))
         optimizer = _optimizer(list(trained.values()), local, lr)
         start = {name: p.detach().clone() for name, p in trained.items()}
-        for *inputs, target, real, _ in list(task.batches(plan))[:steps]:
+        for step, (*parts, _) in enumerate(list(task.batches(plan))[:steps]):
             optimizer.zero_grad()
-            given = [part[s][real[s]] for part in inputs]
+            real = slice(None) if plan.mask is None else plan.mask[min(step, len(plan.mask) - 1), s]
+            *given, target = (part[s][real] for part in parts[: len(task.inputs) + 1])
             named = {n: part for n, part in zip(task.model._names, given, strict=True) if n}
             outputs = network(*given[: len(given) - len(named)], **named)
-            task.losses(outputs, target[s][real[s]]).mean().backward()
+            task.losses(outputs, target).mean().backward()
             added = None if correction is None else task.layout.unflatten(correction[s])
             for name, p in trained.items():
                 p.grad += mu * (p.detach() - start[name])

@@ -7,9 +7,11 @@ import torch
 from fedtide.algorithms import Instructions
 from fedtide.training import LocalTraining
 from fedtide.training.minibatches import MinibatchPlanner
+from fedtide.training.trainers.base import StackingError
 from fedtide.training.trainers.reference import ReferenceTrainer
+from fedtide.training.trainers.select import choose_trainer
 
-from .networks import KINDS, SIZES, network_task, plain_loop
+from .networks import SIZES, network_task, plain_loop
 from .test_trainers import COMPILING, TRAINERS
 
 EVERY = {"reference": ReferenceTrainer, **TRAINERS}
@@ -62,10 +64,11 @@ def assert_follows_the_plain_loop(trainer, task, local, mu=0.0):
 
 
 @pytest.mark.parametrize("trainer", CAPTURED)
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "linear"])
+@pytest.mark.parametrize("kind", ["normalised", "convolutional", "frozen", "tokens"])
 def test_every_network_trains_as_in_a_plain_loop(trainer, kind):
     """Minibatches of 6 are padded for the client with 3 samples."""
-    local = LocalTraining(steps=2, batch_size=6, momentum=0.5, weight_decay=0.1)
+    size = 3 if kind == "convolutional" else 6
+    local = LocalTraining(steps=2, batch_size=size, momentum=0.5, weight_decay=0.1)
     assert_follows_the_plain_loop(trainer, network_task(kind), local, mu=0.3)
 
 
@@ -80,7 +83,7 @@ def test_every_optimizer_is_that_of_torch(trainer, options):
 @pytest.mark.parametrize("trainer", CAPTURED)
 def test_buffers_and_optimizers_in_epochs(trainer):
     """Clients that have finished their epochs keep their buffers and their model."""
-    local = LocalTraining(epochs=2, batch_size=4, optimizer="adamw", weight_decay=0.2)
+    local = LocalTraining(epochs=1, batch_size=4, optimizer="adamw", weight_decay=0.2)
     assert_follows_the_plain_loop(trainer, network_task("frozen"), local)
 
 
@@ -89,3 +92,38 @@ def test_buffers_and_optimizers_in_epochs(trainer):
 def test_compiled_networks_train_as_in_a_plain_loop(trainer, kind):
     local = LocalTraining(steps=2, batch_size=6, optimizer="adamw", weight_decay=0.1)
     assert_follows_the_plain_loop(trainer, network_task(kind), local, mu=0.3)
+
+
+@pytest.mark.parametrize("trainer", ["stacked", pytest.param("compiled", marks=COMPILING)])
+def test_a_network_that_cannot_be_stacked_is_refused_in_a_sentence(trainer):
+    local = LocalTraining(steps=2, batch_size=4)
+    with pytest.raises(StackingError, match=r"^trainer: .* cannot be stacked .*; use trainer: thr"):
+        assert_follows_the_plain_loop(trainer, network_task("branching"), local)
+
+
+@pytest.mark.parametrize("trainer", ["reference", "threaded"])
+@pytest.mark.filterwarnings("ignore:local steps are not captured")
+def test_a_network_that_cannot_be_stacked_trains_without_stacking(trainer):
+    local = LocalTraining(steps=2, batch_size=4)
+    assert_follows_the_plain_loop(trainer, network_task("branching"), local)
+
+
+def test_auto_does_not_stack_a_network_that_cannot_be_stacked():
+    task, local = network_task("branching"), LocalTraining(steps=2, batch_size=4)
+    trainer, why = choose_trainer("auto", task, local, clients=1e9)
+    assert trainer.name == "reference"
+    assert "stacked fails on this model" in why
+
+
+@pytest.mark.parametrize("trainer", ["stacked", "threaded"])
+def test_dropout_in_attention_is_the_same_in_every_trainer(trainer):
+    task, local = network_task("tokens with dropout"), LocalTraining(steps=2, batch_size=6)
+    plan = MinibatchPlanner(task.population, local, seed=2).plan(EVERYONE)
+    found, expected = (
+        EVERY[name](task, local).train(Instructions(task.start), plan, 0.05).deltas
+        for name in (trainer, "reference")
+    )
+    assert torch.allclose(found, expected, rtol=1e-9, atol=1e-9)
+    without = network_task("tokens")
+    plain = ReferenceTrainer(without, local).train(Instructions(task.start), plan, 0.05).deltas
+    assert not torch.allclose(plain, expected, atol=1e-3)

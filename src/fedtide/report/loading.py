@@ -62,26 +62,25 @@ class FinishedRun:
             return self.rounds_per_second
         return self.metrics[key][-1] if key in self.metrics.columns else None
 
-    def log_rows(self, *stages: str) -> pl.DataFrame:
-        """Return the rows of the participation log at these stages.
-
-        The column `client` holds the client's row in `clients` instead of its name.
+    def log(self) -> pl.DataFrame:
+        """Return the participation log; `client` is the client's row in `clients`, not its name.
 
         Raises:
             InvalidInputError: a client that is not in `clients`.
         """
-        log = self._read_log(stages)
+        log = pl.read_parquet(self.folder.participation)
         population = Population(len(self.clients), names=self.clients["client"].to_numpy())
         rows = number_clients(str(self.folder.participation), log["client"], population)
-        return log.with_columns(pl.Series("client", rows))
+        return log.with_columns(client=rows)
+
+    def used_rows(self) -> pl.DataFrame:
+        """Return the rows of the participation log of clients whose updates were used."""
+        return self.log().filter(pl.col("stage") == "used")
 
     def cohort_sizes(self) -> NDArray[np.int64]:
         """Return the number of clients used in each round, shape (T,)."""
-        rounds = self._read_log(["used"])["round"].to_numpy()
+        rounds = self.used_rows()["round"].to_numpy()
         return np.bincount(rounds, minlength=int(self.experiment["rounds"]))
-
-    def _read_log(self, stages: Sequence[str]) -> pl.DataFrame:
-        return pl.read_parquet(self.folder.participation).filter(pl.col("stage").is_in(stages))
 
 
 Groups = Mapping[str, Sequence[FinishedRun]]

@@ -103,7 +103,7 @@ _EMPTY = Cohort.uniform(torch.zeros(0, dtype=torch.int64))
 
 def _participants(run: FinishedRun) -> dict[int, Cohort]:
     """Return the clients that reported, with their weights, by round."""
-    log = run.log_rows("reported", "used").filter(pl.col("round") < _ROUNDS)
+    log = run.log().filter(pl.col("stage").is_in(["reported", "used"]), pl.col("round") < _ROUNDS)
     grouped = log.group_by("round").agg("client", pl.col("weight").fill_null(0.0))
     return {
         t: Cohort(

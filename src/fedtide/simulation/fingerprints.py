@@ -54,7 +54,7 @@ def _hash_files(experiment: Experiment) -> dict[str, str]:
     found = {}
     for name in ("participation", "selection", "dropout"):
         for path, thing in _walk(name, getattr(experiment, name)):
-            for field, kind in field_types(type(thing)).items() if is_dataclass(thing) else ():
+            for field, kind in _field_types(thing).items():
                 named = getattr(thing, field) if Path in (kind, *get_args(kind)) else None
                 if isinstance(named, str | Path) and Path(named).is_file():
                     found[f"{path}.{field}"] = hash_file(named)
@@ -70,11 +70,21 @@ def _hash_code(experiment: Experiment) -> dict[str, str]:
     return {name: hash_file(file) for name, file in files.items() if file and Path(file).is_file()}
 
 
+def _field_types(thing: Any) -> Mapping[str, Any]:
+    """Return the annotations of the fields of a dataclass object; none of anything else."""
+    cls: type = type(thing)
+    try:
+        return field_types(cls) if is_dataclass(cls) else {}
+    except NameError:  # what only a type checker imports
+        return {}
+
+
 def _walk(path: str, thing: Any) -> Iterator[tuple[str, Any]]:
     """Yield an object and everything in it, each with its dotted name."""
     yield path, thing
-    if is_dataclass(thing):
-        for field in fields(thing):
+    cls: type = type(thing)
+    if is_dataclass(cls):
+        for field in fields(cls):
             yield from _walk(f"{path}.{field.name}", getattr(thing, field.name))
     elif isinstance(thing, Mapping):
         for key, value in thing.items():
@@ -98,6 +108,7 @@ def _modules(thing: Any) -> set[str]:
     elif callable(thing) and hasattr(thing, "__qualname__"):
         named = [thing]
     else:
-        named = [*type(thing).__mro__] if is_dataclass(thing) else []
+        cls: type = type(thing)
+        named = [*cls.__mro__] if is_dataclass(cls) else []
     names = {getattr(one, "__module__", None) or "builtins" for one in named}
     return {name for name in names if name.partition(".")[0] not in _LIBRARIES}

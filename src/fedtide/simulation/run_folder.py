@@ -72,7 +72,8 @@ class RunFolder:
         except (OSError, ValueError) as error:
             reason = type(error).__name__
         raise InvalidInputError(
-            f"out: {self.path} has a damaged {file.name} ({reason}); start again in another folder"
+            f"out: {self.path} has a {file.name} that cannot be read ({reason}); start again in "
+            "another folder"
         )
 
     def check(self, experiment: dict[str, Any], resume: Resume) -> None:

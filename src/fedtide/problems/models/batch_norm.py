@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import batch_norm
 
 from fedtide.errors import InvalidInputError
 from fedtide.problems.layout import Params
@@ -72,41 +73,58 @@ class PureBatchNorm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Return the normalised x, (B, C, ...)."""
         values = x.to(torch.promote_types(x.dtype, torch.float32))
+        mask = self.statistics.sample_mask
+        is_single = values.numel() == values.shape[1]
+        if mask is None and not is_single:
+            return self._normalise_all(values).to(x.dtype)
+        real = values.new_ones(len(values)) if mask is None else self._checked(mask, len(values))
+        return self._normalise_real(values, real.to(values.dtype)).to(x.dtype)
+
+    def _normalise_all(self, x: Tensor) -> Tensor:
+        """Return all values normalised, by PyTorch's own function, which is faster."""
+        variance, mean = torch.var_mean(x.detach(), [0, *range(2, x.dim())])
+        self._record(mean, variance)
+        weight, bias = (p if p is None else p.to(x.dtype) for p in (self.weight, self.bias))
+        return batch_norm(x, None, None, weight, bias, training=True, eps=self.eps)
+
+    def _normalise_real(self, x: Tensor, real: Tensor) -> Tensor:
+        """Return the values normalised by the statistics of samples with 1 in `real`, (B,)."""
         over, channels = [0, *range(2, x.dim())], (-1, *[1] * (x.dim() - 2))
-        real = self._sample_weights(values)
-        count = real.sum() * (x.numel() // (x.shape[0] * x.shape[1]))
         rows = real.view(-1, *[1] * (x.dim() - 1))
-        mean = (values * rows).sum(over) / count
-        centred = values - mean.view(channels)
+        count = real.sum() * x[0, 0].numel()
+        mean = (x * rows).sum(over) / count
+        centred = x - mean.view(channels)
         squares = (centred.square() * rows).sum(over)
-        self._record(mean.detach(), squares.detach() / (count - 1).clamp(min=1), count)
-        output: Tensor = centred * (squares / count + self.eps).rsqrt().view(channels)
+        old = self.statistics.read(self.name)[1]
+        unbiased = squares.detach() / (count - 1).clamp(min=1)
+        self._record(mean.detach(), torch.where(count > 1, unbiased, old))
+        output = centred * (squares / count + self.eps).rsqrt().view(channels)
         if self.weight is not None:
             output = output * self.weight.view(channels) + self.bias.view(channels)
-        return output.to(x.dtype)
+        return output
 
-    def _sample_weights(self, x: Tensor) -> Tensor:
-        """Return 1 for each sample of the minibatch and 0 for padding, (B,)."""
-        mask = self.statistics.sample_mask
-        if mask is None:
-            return x.new_ones(len(x))
-        if len(mask) != len(x):
+    def _checked(self, mask: Tensor, rows: int) -> Tensor:
+        """Return the mask if it fits the rows that the layer gets.
+
+        Raises:
+            InvalidInputError: the rows are not the samples.
+        """
+        if len(mask) != rows:
             raise InvalidInputError(
-                f"model: batch normalisation {self.name.rstrip('.')!r} gets {len(x)} rows for "
+                f"model: batch normalisation {self.name.rstrip('.')!r} gets {rows} rows for "
                 f"{len(mask)} samples, so padding cannot be left out; keep the samples in the "
                 "first dimension, or give a batch_size that no client falls short of"
             )
-        return mask.to(x.dtype)
+        return mask
 
-    def _record(self, mean: Tensor, variance: Tensor, count: Tensor) -> None:
+    def _record(self, mean: Tensor, variance: Tensor) -> None:
         old_mean, old_variance, batches = self.statistics.read(self.name)
         batches = batches + 1
         factor = 1 / batches if self.momentum is None else self.momentum
-        moved = old_variance + factor * (variance - old_variance)
         self.statistics.replace(
             self.name,
             old_mean + factor * (mean - old_mean),
-            torch.where(count > 1, moved, old_variance),
+            old_variance + factor * (variance - old_variance),
             batches,
         )
 

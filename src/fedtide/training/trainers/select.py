@@ -53,7 +53,8 @@ def choose_trainer(
         try:
             seconds[candidate] = _seconds_per_client(_trainer(candidate, task, local), task, local)
         except (StackingError, RuntimeError) as error:
-            failed += f"; {candidate} fails on this model ({str(error).splitlines()[0]:.80})"
+            reason = str(error.__cause__ or error).splitlines()[0]
+            failed += f"; {candidate} fails on this model ({reason:.80})"
     best = min(seconds, key=seconds.__getitem__)
     gain = f"{seconds['reference'] / seconds[best]:.1f}x as fast as the reference{failed}"
     long = best in _COMPILED and seconds[best] * clients > _WORTH_COMPILING[best]
