@@ -21,6 +21,7 @@ BASICS = {
     "population",
     "atomic_io",
     "locking",
+    "metric_direction",
     "configurable",
     "import_paths",
     "content_hash",

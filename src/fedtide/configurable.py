@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import types
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -200,7 +201,7 @@ def _explain(name: str, kind: Any, value: Any) -> str:
     is_integer = isinstance(value, Integral) and not isinstance(value, bool)
     if is_integer and {int, float} & {*_members(kind)}:
         return f"{name}: {given} is too large; give a number below 2**63"
-    return f"{name}: {given} is of type {type(value).__name__}; give {_name(kind)}"
+    return f"{name}: {given} is of type {_class_name(type(value))}; give {_name(kind)}"
 
 
 def _name(kind: Any, plural: bool = False) -> str:
@@ -222,10 +223,19 @@ def _name(kind: Any, plural: bool = False) -> str:
         return f"lists of {items}" if plural else f"a list of {items}"
     if base in _WORDS:
         return _WORDS[base][plural]
-    word = getattr(base, "__name__", "value") if base is not Any else "value"
+    if base is Any or not isinstance(base, type):
+        return "values" if plural else "a value"
+    word = _class_name(base)
     if plural:
-        return f"{word} objects" if base is not Any else "values"
+        return f"{word} objects"
     return f"{'an' if word[0] in 'AEIOUaeiou' else 'a'} {word}"
+
+
+def _class_name(cls: type) -> str:
+    """Return the name of a class, with its package if it is neither Python's nor fedtide's."""
+    package = cls.__module__.partition(".")[0]
+    known = package == "fedtide" or package in sys.stdlib_module_names
+    return cls.__name__ if known else f"{package}.{cls.__name__}"
 
 
 def _is_equal(one: Any, other: Any) -> bool:

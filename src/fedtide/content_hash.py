@@ -110,11 +110,15 @@ def _hash_version(path: Path, size: int, time: int) -> str:
 
 def _data_type(thing: Any) -> str | None:
     """Return the key of `_HASHERS` for this object, if it is data."""
-    for cls in type(thing).__mro__:
-        name = f"{cls.__module__.partition('.')[0]}.{cls.__name__}"
-        if name in _HASHERS:
-            return name
-    return "dict" if isinstance(thing, Mapping) and _has_columns(thing) else None
+    if isinstance(thing, Mapping):
+        return "dict" if _has_columns(thing) else None
+    return _class_key(type(thing))
+
+
+@lru_cache(maxsize=512)
+def _class_key(cls: type) -> str | None:
+    names = (f"{base.__module__.partition('.')[0]}.{base.__name__}" for base in cls.__mro__)
+    return next((name for name in names if name in _HASHERS), None)
 
 
 def _has_columns(thing: Mapping[Any, Any]) -> bool:
@@ -205,18 +209,32 @@ def _hash_arrow(digest: _Digest, table: Any) -> None:
     with pa.ipc.new_stream(pa.PythonFile(_Sink(digest), mode="w"), plain.schema) as writer:
         for batch in plain.to_batches(max_chunksize=_BATCH):
             # a copy, in which the bits behind the last row are 0
-            writer.write_batch(batch.take(pa.array(range(batch.num_rows))))
+            writer.write_batch(batch.take(pa.array(np.arange(batch.num_rows))))
 
 
 def _hash_pandas(digest: _Digest, frame: Any) -> None:
     import pyarrow as pa
 
+    _hash_converted(digest, lambda: pa.Table.from_pandas(frame, preserve_index=False))
+
+
+def _hash_polars(digest: _Digest, frame: Any) -> None:
+    def to_arrow() -> Any:
+        if "Object" in map(str, frame.dtypes):  # which Arrow holds as addresses
+            raise TypeError("a column of Python objects")
+        return frame.to_arrow()
+
+    _hash_converted(digest, to_arrow)
+
+
+def _hash_converted(digest: _Digest, to_arrow: Callable[[], Any]) -> None:
     try:
-        table = pa.Table.from_pandas(frame, preserve_index=False)
-    except pa.ArrowException as error:
+        table = to_arrow()
+    except Exception as error:  # a column of mixed types
+        reason = f"{error!s:.120}".partition("\n")[0]
         raise InvalidInputError(
-            f"out: a table of pandas has no fingerprint ({str(error).splitlines()[0]:.120}); give "
-            "each column one type, or run without a folder"
+            f"out: a table has no fingerprint ({reason}); give each column one type, or run "
+            "without a folder"
         ) from None
     _hash_arrow(digest, table)
 
@@ -261,8 +279,8 @@ _HASHERS: dict[str, Callable[[_Digest, Any], None]] = {
     "torch.Module": _hash_module,
     "torch.Dataset": _hash_samples,
     "pyarrow.Table": _hash_arrow,
-    "polars.DataFrame": lambda digest, frame: _hash_arrow(digest, frame.to_arrow()),
-    "polars.Series": lambda digest, series: _hash_arrow(digest, series.to_frame().to_arrow()),
+    "polars.DataFrame": _hash_polars,
+    "polars.Series": lambda digest, series: _hash_polars(digest, series.to_frame()),
     "pandas.DataFrame": _hash_pandas,
     "pandas.Series": lambda digest, series: _hash_pandas(digest, series.to_frame()),
     "datasets.Dataset": _hash_hugging_face,

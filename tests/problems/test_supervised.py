@@ -389,7 +389,7 @@ WRONG = {
     "two-divisions": ({"partition": Iid()}, "clients: a column needs no partition"),
     "too-many-clients": ({"clients": 999, "partition": Iid()}, "clients: 999 clients for 240"),
     "share-out-of-range": ({"test": 1.5}, "test: 1.5"),
-    "model-is-no-network": ({"model": 3}, "model: 3 is not a network"),
+    "model-is-no-network": ({"model": 3}, "model: 3 is of type int"),
     "factory-without-network": ({"model": lambda: 3}, "model: .*returns a int"),
     "clients-not-names": (
         {"train": lists(), "clients": "list"},

@@ -5,6 +5,7 @@ import json
 import numpy as np
 import polars as pl
 import pytest
+import torch
 
 import fedtide as ft
 from fedtide.participation import write_log
@@ -208,3 +209,27 @@ def test_whole_numbers_stay_numbers(data, tmp_path):
     assert (again.model == result.model).all()
     assert again.participation.equals(result.participation)
     assert json.dumps(ft.audit(tmp_path / "run").to_dict())
+
+
+@pytest.mark.parametrize("kinds", [(int, int), (int, str), (str, int), (str, str)])
+def test_test_samples_belong_to_clients_whose_names_are_written_alike(kinds):
+    """Client 9 has test samples 1 and 4, and 10 has 0; 77 is a stranger."""
+    train, test = (
+        [kind(name) for name in names]
+        for kind, names in zip(kinds, ([10, 9, 10, 9], [10, 9, 77, 77, 9]), strict=True)
+    )
+    x = np.arange(5, dtype=np.float32)
+    problem = ft.problems.Supervised(
+        train=pl.DataFrame({"x": x[:4], "y": 0 * x[:4], "user": train}),
+        test=pl.DataFrame({"x": x, "y": 0 * x, "user": test}),
+        inputs=["x"],
+        target="y",
+        clients="user",
+        model=torch.nn.Linear(1, 1, bias=False),
+        loss="mse",
+    )
+    task = problem.prepare(0, torch.device("cpu"), torch.float64)
+    losses = task.evaluate(torch.ones(1, dtype=torch.float64)).clients["test_loss"]
+    expected = {"9": (1**2 + 4**2) / 2, "10": 0.0}
+    names = map(str, task.population.names.tolist())
+    assert dict(zip(names, losses.tolist(), strict=True)) == expected

@@ -68,6 +68,7 @@ VALUES = {
         "partition": {"type": "dirichlet", "alpha": 0.1},
         "clients": 5,
     },
+    "supervised": {"train": "rows.parquet", "inputs": ["a", "b"], "clients": "user", "loss": "mse"},
     "dirichlet": {"alpha": 0.1},
     "majority-class": {"similarity": 0.05},
     "shared-pool": {"samples": 20, "classes": 2},

@@ -19,6 +19,8 @@ from fedtide import content_hash
 from fedtide.cli.main import app
 from fedtide.content_hash import describe, fingerprint, hash_once, is_data
 from fedtide.errors import InvalidInputError
+from fedtide.report.comparison import compare_runs
+from fedtide.report.loading import load_runs
 from fedtide.sweep import Sweep, run_sweep
 
 # Hashes of content.
@@ -143,8 +145,10 @@ def test_what_cannot_be_hashed_is_refused_in_a_sentence():
         def __iter__(self):
             return iter(())
 
-    for thing in (Bad([1]), Endless(), np.array([object()])):
-        with pytest.raises(InvalidInputError, match=r"^out: a \w+ object has no .*; "):
+    mixed = pandas([1.0, 2.0]).assign(word=["a", 1])
+    strange = pl.DataFrame({"x": pl.Series([object()], dtype=pl.Object)})
+    for thing in (Bad([1]), Endless(), np.array([object()]), mixed, strange):
+        with pytest.raises(InvalidInputError, match=r"^out: a \w+( object)? has no .*; [^\n]+$"):
             fingerprint(thing)
 
 
@@ -221,6 +225,17 @@ def test_another_width_is_a_sentence(finished, regression, killed_at, tmp_path):
     (tmp_path / "run" / "fingerprints.json").unlink()  # as an earlier version left it
     with pytest.raises(ft.InvalidInputError, match=expected):
         ft.simulate(**fields, out=tmp_path / "run", resume=True)
+
+
+def test_runs_on_other_data_are_other_rows_of_a_comparison(regression, tmp_path):
+    data = tmp_path / "data"
+    fields = regression | {"problem": DIGITS | {"dataset": write_data(data, 1.0)}, "rounds": 1}
+    for seed, values in ((1, 1.0), (2, 1.0), (3, 2.0)):
+        write_data(data, values)
+        ft.simulate(**fields | {"seed": seed}, out=tmp_path / f"runs/{seed}")
+    table = compare_runs(load_runs([tmp_path / "runs"]))
+    assert table["seeds"].to_list() == [2, 1]
+    assert [label[:18] for label in table["method"]] == ["run (version.data="] * 2
 
 
 def test_another_number_of_clients_is_a_sentence(regression, killed_at, tmp_path):

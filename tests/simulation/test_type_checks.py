@@ -70,6 +70,7 @@ VALID = {
     p.RandomDropout: {"probability": 0.5},
     problems.Quadratic: {"matrices": [[[1.0]]], "centers": [[0.0]]},
     problems.Classification: {"dataset": "digits", "partition": problems.Iid(), "clients": 3},
+    problems.Supervised: {"train": "rows.parquet"},
     problems.Dirichlet: {"alpha": 0.1},
     problems.MajorityClass: {"similarity": 0.1},
     problems.SharedPool: {"samples": 3},
@@ -178,9 +179,14 @@ def test_any_value_in_any_field_is_taken_or_refused_in_a_sentence(cls):
         (lambda: a.FedAvg(weights="meen"), "weights: unknown 'meen'; did you mean 'mean'?"),
         (lambda: a.FedAvg(weights=3), "weights: 3 is of type int; give 'mean' or 'all' or "),
         (lambda: ft.Piecewise(["a"], [0.1]), "starts[0]: 'a' is of type str; give a whole number"),
-        (lambda: p.SubsetLaw([[0], ["b"]], [0.5, 0.5]), "subsets[1][0]: 'b' is of type str; give"),
+        (lambda: p.SubsetLaw([[0], [0.5]], [0.5, 0.5]), "subsets[1][0]: 0.5 is of type float"),
         (lambda: ft.Box(low="0", high=1), "low: '0' is of type str; give a number"),
         (lambda: p.Trace(7, 60.0), "file: 7 is of type int; give a string or a Path"),
+        (
+            lambda: p.Replay(pl.Series([1])),
+            "log: shape: (1,) Series: '' [i64] [ 1 ] is of type polars.Series; give a string, a "
+            "Path or a polars.DataFrame",
+        ),
         (lambda: ft.LocalTraining(steps=1, projection=1), "projection: 1 is of type int; give a P"),
     ],
 )

@@ -65,7 +65,7 @@ class Tied(nn.Module):
         self.output.weight = self.embedding.weight
 
     def forward(self, tokens, *, mask):
-        causal = nn.Transformer.generate_square_subsequent_mask(tokens.shape[1]).to(torch.float64)
+        causal = torch.ones(tokens.shape[1], tokens.shape[1], dtype=torch.bool).triu(1)
         states = self.encoder(self.embedding(tokens), causal, mask.logical_not(), is_causal=True)
         return self.output(states)
 

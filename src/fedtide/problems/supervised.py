@@ -217,10 +217,9 @@ class Supervised(Problem):
         if not isinstance(self.clients, str) or self.clients not in table:
             return None
         assert shards.names is not None
-        values = _client_column(table, self.clients)
-        place = np.searchsorted(shards.names, values).clip(max=len(shards.names) - 1)
-        owners: Ints = np.where(shards.names[place] == values, place, -1)
-        return owners
+        ids = {str(name): client for client, name in enumerate(shards.names.tolist())}
+        values = _client_column(table, self.clients).tolist()
+        return np.array([ids.get(str(value), -1) for value in values], dtype=np.int64)
 
 
 def resolve_loss(loss: str | LossFunction) -> tuple[LossFunction, TargetKind | None]:

@@ -11,7 +11,7 @@ from typing import Any, get_args
 from torch import nn
 
 from fedtide.configurable import field_types
-from fedtide.content_hash import hash_file
+from fedtide.content_hash import hash_file, is_data
 from fedtide.errors import InvalidInputError, error_prefix
 from fedtide.import_paths import import_object, is_import_path
 from fedtide.simulation.experiment import Experiment
@@ -83,6 +83,8 @@ def _walk(path: str, thing: Any) -> Iterator[tuple[str, Any]]:
     """Yield an object and everything in it, each with its dotted name."""
     yield path, thing
     cls: type = type(thing)
+    if is_data(thing):
+        return
     if is_dataclass(cls):
         for field in fields(cls):
             yield from _walk(f"{path}.{field.name}", getattr(thing, field.name))

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from fedtide.content_hash import fingerprint, is_data
+from fedtide.errors import InvalidInputError
 from fedtide.problems import Problem, Task
 
 _Key = tuple[Any, ...]
@@ -52,7 +53,10 @@ def clear_task_cache() -> None:
 def _key(thing: Any) -> Any:
     """Return something that compares as a part of a problem does, with data by their content."""
     if is_data(thing):
-        return fingerprint(thing)
+        try:
+            return fingerprint(thing)
+        except InvalidInputError:  # samples of other types
+            return _Same(thing)
     if is_dataclass(thing) and not isinstance(thing, type):
         return type(thing), *(_key(getattr(thing, field.name)) for field in fields(thing))
     if isinstance(thing, list | tuple):

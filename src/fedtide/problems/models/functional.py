@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fedtide.errors import InvalidInputError
 from fedtide.problems.layout import Params
@@ -162,8 +161,7 @@ class FunctionalModel:
             training.statistics.start_pass(buffers or self.buffers, sample_mask)
         args, kwargs = self._arguments(inputs, self._training_dtype)
         values = _cast(params, self._training_dtype)
-        with sdpa_kernel(SDPBackend.MATH):  # the only one that stacks over clients
-            outputs = torch.func.functional_call(training.module, values, args, kwargs)
+        outputs = torch.func.functional_call(training.module, values, args, kwargs)
         if isinstance(outputs, Tensor) and outputs.is_floating_point():
             outputs = outputs.to(self._dtype)
         return outputs if training.statistics is None else (outputs, training.statistics.end_pass())

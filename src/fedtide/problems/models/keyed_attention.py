@@ -16,8 +16,7 @@ if TYPE_CHECKING:
 class KeyedAttention(nn.MultiheadAttention):
     """`nn.MultiheadAttention` in training, with attention weights dropped by keyed masks.
 
-    PyTorch's own layer draws these masks from the global generator, and `torch.func.vmap` runs its
-    kernel client by client.
+    PyTorch's own layer draws these masks from the global generator.
 
     Args:
         layer: the layer whose settings and parameters it takes over, under the same names.
@@ -81,8 +80,6 @@ class KeyedAttention(nn.MultiheadAttention):
         )
 
     def _drop(self, weights: Tensor) -> Tensor:
-        if self.dropout == 0:
-            return weights
         if self.dropout == 1:
             return weights * 0
         kept = self.masks.draw(tuple(weights.shape), self.dropout)

@@ -67,21 +67,21 @@ class KeyedDropout(nn.Module):
 def replace_dropout(module: nn.Module) -> tuple[nn.Module, DropoutMasks | None]:
     """Replace the dropout layers of `module` by keyed ones; return it and their masks, if any.
 
-    Layers of attention are replaced, too.
+    Attention with dropout is replaced, too.
 
     >>> module, masks = replace_dropout(nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.5)))
     >>> module[1], masks is None
     (KeyedDropout(), False)
     """
-    masks, active = DropoutMasks(), []
+    masks = DropoutMasks()
 
     def keyed(name: str, layer: nn.Module) -> nn.Module | None:
         if isinstance(layer, _ELEMENTS + _CHANNELS) and layer.p > 0:
-            active.append(name)
             return KeyedDropout(layer.p, masks, isinstance(layer, _CHANNELS))
-        if type(layer) is nn.MultiheadAttention and KeyedAttention.accepts(layer):
-            active.extend([name] * (layer.dropout > 0))
-            return KeyedAttention(layer, masks)
+        if type(layer) is nn.MultiheadAttention and layer.dropout > 0:
+            return KeyedAttention(layer, masks) if KeyedAttention.accepts(layer) else None
         return None
 
-    return replace_layers(module, keyed), masks if active else None
+    replaced = replace_layers(module, keyed)
+    is_active = any(isinstance(m, KeyedDropout | KeyedAttention) for m in replaced.modules())
+    return replaced, masks if is_active else None

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from threading import Lock
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fedtide.algorithms.base import Instructions
 from fedtide.problems.base import BatchInputs, BatchPlan, Task
@@ -133,7 +134,7 @@ class BlockRunner:
         def function(*tensors: torch.Tensor) -> Tensors:
             return block(inputs.with_tensors(tensors))
 
-        with _stacking_errors(block.stacked):
+        with _stacking(block.stacked):
             graph = capture(function, examples)
         if not self._compiled or graph is function:
             return graph
@@ -142,10 +143,13 @@ class BlockRunner:
 
 
 @contextmanager
-def _stacking_errors(stacked: bool) -> Iterator[None]:
-    """Turn errors of stacking into a StackingError."""
+def _stacking(stacked: bool) -> Iterator[None]:
+    """Choose kernels that stack over clients, and turn errors of stacking into a StackingError."""
+    # a process-wide setting, which only the thread that captures may change
+    kernels = sdpa_kernel(SDPBackend.MATH) if stacked else nullcontext()
     try:
-        yield
+        with kernels:
+            yield
     except RuntimeError as error:
         if not stacked or "memory" in str(error):
             raise
