@@ -112,11 +112,12 @@ def _data_type(thing: Any) -> str | None:
     """Return the key of `_HASHERS` for this object, if it is data."""
     if isinstance(thing, Mapping):
         return "dict" if _has_columns(thing) else None
-    return _class_key(type(thing))
+    cls: Any = type(thing)  # mypy takes classes for unhashable
+    return _class_key(cls)
 
 
 @lru_cache(maxsize=512)
-def _class_key(cls: type) -> str | None:
+def _class_key(cls: type[object]) -> str | None:
     names = (f"{base.__module__.partition('.')[0]}.{base.__name__}" for base in cls.__mro__)
     return next((name for name in names if name in _HASHERS), None)
 

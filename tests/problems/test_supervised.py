@@ -116,6 +116,17 @@ def test_every_source_gives_the_same_run_as_a_mapping_of_tensors(kind, tmp_path,
     assert result.clients.equals(run_of_tensors.clients)
 
 
+def test_a_folder_holds_training_and_test_samples(tmp_path):
+    frame = pl.DataFrame(columns())
+    frame.write_csv(tmp_path / "train.csv")
+    frame[:30].write_parquet(tmp_path / "test.parquet")
+    task = prepare(regression(tmp_path))
+    assert (len(task._train), len(task._test)) == (ROWS, 30)
+    (tmp_path / "train.csv").unlink()
+    with pytest.raises(InvalidInputError, match=r"^train: the folder .* has no train.parquet"):
+        prepare(regression(tmp_path))
+
+
 def test_clients_are_counted_and_named_by_their_column():
     task = prepare(regression())
     assert task.population.clients == len(USERS)

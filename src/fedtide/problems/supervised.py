@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from fedtide.import_paths import import_object, is_import_path
 from fedtide.population import Names
 from fedtide.problems.base import BufferMode, Problem
 from fedtide.problems.datasets.catalogue import standardisation
-from fedtide.problems.datasets.sources import Ints, Table, read_source
+from fedtide.problems.datasets.sources import Ints, Table, read_source, split_files
 from fedtide.problems.losses import LOSSES, TARGET_KINDS, LossFunction, TargetKind
 from fedtide.problems.models import Model, resolve_model
 from fedtide.problems.models.initialisation import build_seeded
@@ -51,7 +52,10 @@ class Supervised(Problem):
     Args:
         train: the training samples: a mapping of arrays or tensors, a pandas, Polars or PyArrow
             table, a Hugging Face `Dataset`, a map-style PyTorch `Dataset` (whose items are mappings
-            or tuples), or the path of a Parquet or CSV file.
+            or tuples), the path of a Parquet or CSV file, or of a folder with such a file called
+            train and perhaps one called test; or text: the import path "package.module:function" of
+            a function that returns any of these, "hub:OWNER/NAME" or "hub:OWNER/NAME:SPLIT" on the
+            Hugging Face hub, "femnist", "shakespeare" or "stackoverflow".
         inputs: the columns that the network gets. One name: the column as it is stored. Several:
             each is an argument of `forward`, in order, except that columns with one number per row
             form one vector together. A mapping passes them by the names of `forward`'s arguments.
@@ -180,9 +184,15 @@ class Supervised(Problem):
         """Return training and test samples, the target, and the tables they come from."""
         columns = {"inputs": column_names(self.inputs), "target": self._target_names}
         order = [name for names in columns.values() for name in names]
-        tables = [read_source("train", self.train, order)]
-        if self.test is not None and not isinstance(self.test, float):
-            tables.append(read_source("test", self.test, order))
+        sources = [self.train] if self.test is None else [self.train, self.test]
+        if isinstance(self.train, str | Path) and Path(self.train).is_dir():
+            files = split_files("train", Path(self.train))
+            sources = [files[0], *(files[1:] if self.test is None else [self.test])]
+        tables = [
+            read_source(field, source, order)
+            for field, source in zip(("train", "test"), sources, strict=False)
+            if not isinstance(source, float)
+        ]
         naming = [self.clients] if isinstance(self.clients, str) else []
         tables[0].require_rows({**columns, "clients": naming})
         for table in tables[1:]:

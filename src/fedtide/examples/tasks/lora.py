@@ -9,7 +9,7 @@ from torch.nn.utils import parametrize
 from fedtide.examples.tasks.plays import CharacterTransformer, next_characters
 from fedtide.problems.losses import next_token
 
-STEPS = 300  # of Adam on the first play, before the federation begins
+STEPS = 200  # of Adam on the first play, before the federation begins
 
 
 class LowRank(nn.Module):

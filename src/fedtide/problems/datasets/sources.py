@@ -25,6 +25,7 @@ from fedtide.problems.datasets.image_decoding import decode_cached, decode_image
 Ints = NDArray[np.int64]
 
 _IMAGE_BYTES = "bytes"  # of the struct in which Hugging Face stores an image
+_SUFFIXES = (".parquet", ".csv")
 _KINDS = (
     "a mapping of arrays, a pandas, Polars or PyArrow table, a Hugging Face or PyTorch data set, "
     "the path of a Parquet or CSV file, the import path of a function that returns one of these, "
@@ -176,6 +177,23 @@ def read_source(field: str, source: Any, order: Sequence[str]) -> Table:
     raise InvalidInputError(f"{field}: a {type(source).__name__} is not a table; give {_KINDS}")
 
 
+def split_files(field: str, folder: Path) -> list[Path]:
+    """Return the files of a folder that hold training and, if there are any, test samples.
+
+    Raises:
+        InvalidInputError: the folder has no training samples.
+    """
+    found = [
+        next((file for suffix in _SUFFIXES if (file := folder / f"{name}{suffix}").is_file()), None)
+        for name in ("train", "test")
+    ]
+    if found[0] is None:
+        raise InvalidInputError(
+            f"{field}: the folder {str(folder)!r} has no train.parquet or train.csv; write one"
+        )
+    return [file for file in found if file is not None]
+
+
 def _read_named(field: str, name: str, order: Sequence[str]) -> Table:
     """Return the table that a text names.
 
@@ -229,7 +247,7 @@ def _table(columns: Mapping[str, Any], source: str) -> Table:
 def _read_file(field: str, path: Path) -> Table:
     if not path.is_file():
         raise InvalidInputError(f"{field}: no file {str(path)!r}; give {_KINDS}")
-    if path.suffix not in (".parquet", ".csv"):
+    if path.suffix not in _SUFFIXES:
         raise InvalidInputError(
             f"{field}: {str(path)!r} is neither a .parquet nor a .csv file; give {_KINDS}"
         )

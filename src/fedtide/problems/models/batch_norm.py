@@ -98,7 +98,7 @@ class PureBatchNorm(nn.Module):
         old = self.statistics.read(self.name)[1]
         unbiased = squares.detach() / (count - 1).clamp(min=1)
         self._record(mean.detach(), torch.where(count > 1, unbiased, old))
-        output = centred * (squares / count + self.eps).rsqrt().view(channels)
+        output: Tensor = centred * (squares / count + self.eps).rsqrt().view(channels)
         if self.weight is not None:
             output = output * self.weight.view(channels) + self.bias.view(channels)
         return output
