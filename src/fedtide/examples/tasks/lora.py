@@ -47,5 +47,6 @@ def pretrain(module: nn.Module, steps: int) -> None:
     for _ in range(steps):
         batch = samples[torch.randint(len(samples), (32,))]
         optimizer.zero_grad()
-        next_token(module(batch), batch).mean().backward()
+        loss = next_token(module(batch), batch).mean()
+        loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()

@@ -127,4 +127,5 @@ class WordScores(nn.Module):
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
         """Return the logits; `mask` is False where x is padded."""
         real = mask.to(self.bias.dtype)[..., None]
-        return (self.words(x) * real).sum(1) / real.sum(1).sqrt() + self.bias
+        logits: Tensor = (self.words(x) * real).sum(1) / real.sum(1).sqrt() + self.bias
+        return logits

@@ -178,8 +178,9 @@ def shift(
 
 def _offsets(lists: pa.ListArray) -> NDArray[np.int32]:
     """Return the boundaries between lists in their flattened values."""
-    offsets: NDArray[np.int32] = lists.offsets.to_numpy()
-    return offsets - offsets[0]
+    offsets = lists.offsets.to_numpy()
+    bounds: NDArray[np.int32] = offsets - offsets[0]
+    return bounds
 
 
 def _read(field: str, name: str, files: Sequence[Path], columns: Sequence[str]) -> pa.Table:
