@@ -1,11 +1,14 @@
 """The bundled examples: complete, loadable, and copied without replacing files."""
 
+import sys
 from pathlib import Path
 
 import pytest
 
 import fedtide as ft
 from fedtide.examples import copy_example, find_example, list_examples
+from fedtide.import_paths import import_object
+from fedtide.simulation.experiment import read_yaml
 from fedtide.sweep import Sweep
 
 EXPERIMENTS = [name for name in list_examples() if not name.startswith("flower")]
@@ -39,6 +42,19 @@ def test_modules_of_an_example_are_copied_with_the_texts_that_they_read(tmp_path
         "macbeth.txt",
         "twelfth_night.txt",
     }
+
+
+def test_copied_modules_are_those_that_a_copied_experiment_uses(tmp_path, monkeypatch):
+    copy_example("lora", tmp_path)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "plays.py").write_text((tmp_path / "plays.py").read_text() + "\nMINE = True\n")
+    try:
+        factory = import_object(read_yaml("lora.yaml")["problem"]["model"], "model")
+        assert sys.modules["plays"].MINE
+        assert factory.__globals__["next_characters"].__module__ == "plays"
+    finally:
+        for module in ("lora", "plays"):
+            sys.modules.pop(module, None)
 
 
 def test_a_copied_app_has_no_caches(tmp_path):

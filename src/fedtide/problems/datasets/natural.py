@@ -1,7 +1,8 @@
 """Data sets whose samples belong to persons: FEMNIST, Shakespeare and Stack Overflow, by name.
 
-Each is read from the files in its folder in $FEDTIDE_DATA if there are any, else from the Hugging
-Face hub, and becomes a table with the columns x (input), y (target) and client.
+Each is read from the files in its folder in $FEDTIDE_DATA if there are any, else (not Stack
+Overflow, of which the hub has no established copy) from the Hugging Face hub, and becomes a table
+with the columns x (input), y (target) and client.
 """
 
 from __future__ import annotations
