@@ -14,7 +14,16 @@ ROOT = Path(fedtide.__file__).parent
 APPS = ROOT / "examples"
 FILES = sorted(file for file in ROOT.rglob("*.py") if file.parent.parent != APPS)
 
-BASICS = {"errors", "validation", "randomness", "population", "atomic_io", "locking"}
+BASICS = {
+    "activity",
+    "errors",
+    "validation",
+    "randomness",
+    "population",
+    "atomic_io",
+    "locking",
+    "metric_direction",
+}
 MAY_IMPORT = {
     "participation": set(),
     "algorithms": set(),
@@ -23,7 +32,8 @@ MAY_IMPORT = {
     "plotting": set(),
     "theory": set(),
     "training": {"problems", "algorithms"},
-    "simulation": {"participation", "algorithms", "problems", "training"},
+    "simulation": {"participation", "algorithms", "problems", "training", "plotting"},
+    "callbacks": {"simulation"},
     "auditing": {
         "participation",
         "algorithms",

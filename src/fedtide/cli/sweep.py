@@ -12,8 +12,8 @@ from rich.console import Console
 from rich.table import Table
 
 from fedtide.cli.options import Overrides, Track, Workers, track_runs
-from fedtide.cli.progress_bars import ProgressBars
 from fedtide.examples import find_example
+from fedtide.simulation.progress_bars import ProgressBars
 from fedtide.sweep import Sweep, run_sweep
 from fedtide.sweep.result_table import RESULTS_FILE
 from fedtide.sweep.sweep_spec import BEST_FILE

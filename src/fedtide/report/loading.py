@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,21 +23,28 @@ _SEED_OR_EXECUTION = ("seed", *HOW)
 
 @dataclass(frozen=True)
 class FinishedRun:
-    """A finished run, read from its folder.
+    """A finished run, or one under way that was evaluated at least once.
 
     Args:
-        folder: its folder.
+        folder: its folder; of a run in memory, one that does not exist.
         experiment: its resolved experiment, as plain data.
         metrics: one row per evaluation.
         clients: one row per client.
-        rounds_per_second: training speed, evaluations excluded.
+        rounds_per_second: training speed, evaluations excluded; None under way.
+        ended: the number of rounds in its log: fewer than the experiment's if a callback stopped
+            the run, or under way.
+        participation: its participation log; None: in its folder.
+        is_finished: whether it has finished.
     """
 
     folder: RunFolder
     experiment: dict[str, Any]
     metrics: pl.DataFrame
     clients: pl.DataFrame
-    rounds_per_second: float
+    rounds_per_second: float | None
+    ended: int
+    participation: pl.DataFrame | None = None
+    is_finished: bool = True
 
     @property
     def method(self) -> str:
@@ -49,14 +57,20 @@ class FinishedRun:
             return self.rounds_per_second
         return self.metrics[key][-1] if key in self.metrics.columns else None
 
+    def log(self) -> pl.DataFrame:
+        """Return the participation log."""
+        if self.participation is not None:
+            return self.participation
+        return pl.read_parquet(self.folder.participation)
+
     def used_rows(self) -> pl.DataFrame:
         """Return the rows of the participation log of clients whose updates were used."""
-        return pl.read_parquet(self.folder.participation).filter(pl.col("stage") == "used")
+        return self.log().filter(pl.col("stage") == "used")
 
     def cohort_sizes(self) -> NDArray[np.int64]:
         """Return the number of clients used in each round, shape (T,)."""
         rounds = self.used_rows()["round"].to_numpy()
-        return np.bincount(rounds, minlength=int(self.experiment["rounds"]))
+        return np.bincount(rounds, minlength=self.ended)
 
 
 Groups = Mapping[str, Sequence[FinishedRun]]
@@ -65,7 +79,7 @@ Groups = Mapping[str, Sequence[FinishedRun]]
 
 @dataclass(frozen=True)
 class IncompleteRun:
-    """A run that failed or has not ended yet.
+    """A run that failed, or has not ended yet and is not shown.
 
     Args:
         folder: its folder.
@@ -83,30 +97,40 @@ class IncompleteRun:
 
 
 def load_runs(folders: Iterable[str | Path]) -> list[FinishedRun]:
-    """Return the finished runs in and below these folders; failed runs are skipped.
+    """Return the runs in and below these folders that `find_runs` shows; others are skipped.
 
     Raises:
-        InvalidInputError: a folder without a run, an unfinished run, or only failed runs.
+        InvalidInputError: a folder without a run, or no run to show.
     """
-    finished, incomplete = find_runs(folders)
-    for run in incomplete:
-        if run.state == "unfinished" or not finished:
-            message = run.message or "the run has not ended; continue it with --resume"
-            raise InvalidInputError(f"{run.folder.path}: {message}")
-    return finished
+    shown, incomplete = find_runs(folders)
+    if not shown:
+        run = incomplete[0]
+        message = run.message or "the run has not ended; continue it with --resume"
+        raise InvalidInputError(f"{run.folder.path}: {message}")
+    return shown
 
 
 def find_runs(folders: Iterable[str | Path]) -> tuple[list[FinishedRun], list[IncompleteRun]]:
-    """Return the finished runs, ordered by seed, and the incomplete runs; each folder counts once.
+    """Return the runs to show, ordered by seed, and the others; each folder counts once.
+
+    Shown are the finished runs, and those under way whose method has no finished run: a mean over
+    seeds must not mix the two.
 
     Raises:
         InvalidInputError: a folder that is missing, holds no run, or cannot be read.
     """
     paths = dict.fromkeys(path.resolve() for f in folders for path in _run_folders(Path(f)))
     found = [_load(_relative(path)) for path in paths]
-    finished = [run for run in found if isinstance(run, FinishedRun)]
+    loaded = [run for run in found if isinstance(run, FinishedRun)]
+    finished = {_identity(run) for run in loaded if run.is_finished}
+    shown = [run for run in loaded if run.is_finished or _identity(run) not in finished]
+    hidden = [
+        IncompleteRun(run.folder, run.experiment, "unfinished", run.ended, "")
+        for run in loaded
+        if not run.is_finished and _identity(run) in finished
+    ]
     incomplete = [run for run in found if isinstance(run, IncompleteRun)]
-    return sorted(finished, key=lambda run: int(run.experiment["seed"])), incomplete
+    return sorted(shown, key=lambda run: int(run.experiment["seed"])), incomplete + hidden
 
 
 def _run_folders(folder: Path) -> list[Path]:
@@ -127,13 +151,15 @@ def _load(path: Path) -> FinishedRun | IncompleteRun:
     try:
         experiment = read_yaml(folder.experiment)
         if not folder.finished:
-            return _load_incomplete(folder, experiment)
+            with suppress(FileNotFoundError):  # it may finish at this moment
+                return _load_under_way(folder, experiment) or _load_incomplete(folder, experiment)
         return FinishedRun(
             folder,
             experiment,
             pl.read_parquet(folder.metrics),
             pl.read_parquet(folder.clients),
             float(json.loads(folder.timings.read_text(encoding="utf-8"))["rounds_per_second"]),
+            int(json.loads(folder.summary.read_text(encoding="utf-8"))["rounds"]),
         )
     except (OSError, ValueError, pl.exceptions.PolarsError) as error:
         raise InvalidInputError(
@@ -141,9 +167,23 @@ def _load(path: Path) -> FinishedRun | IncompleteRun:
         ) from None
 
 
-def _load_incomplete(folder: RunFolder, experiment: dict[str, Any]) -> IncompleteRun:
+def _load_under_way(folder: RunFolder, experiment: dict[str, Any]) -> FinishedRun | None:
+    """Return a run that has not ended; None if it failed, or without an evaluation or a log yet."""
+    metrics, parts = folder.read_metrics(), folder.read_log()
+    if folder.failure.exists() or metrics.is_empty() or not parts or not folder.clients.exists():
+        return None
+    ended, clients = _last_saved_round(folder), pl.read_parquet(folder.clients)
+    log = pl.concat(parts).filter(pl.col("round") < ended)
+    return FinishedRun(folder, experiment, metrics, clients, None, ended, log, is_finished=False)
+
+
+def _last_saved_round(folder: RunFolder) -> int:
     checkpoints = numbered(folder.checkpoints, "safetensors")
-    ended = int(checkpoints[-1].stem) if checkpoints else 0
+    return int(checkpoints[-1].stem) if checkpoints else 0
+
+
+def _load_incomplete(folder: RunFolder, experiment: dict[str, Any]) -> IncompleteRun:
+    ended = _last_saved_round(folder)
     if not folder.failure.exists():
         return IncompleteRun(folder, experiment, "unfinished", ended, "")
     note = json.loads(folder.failure.read_text(encoding="utf-8"))
@@ -154,13 +194,22 @@ def group_by_method(runs: Iterable[FinishedRun]) -> dict[str, list[FinishedRun]]
     """Return the runs of each method, one per seed, in the order in which the methods appear.
 
     Runs belong to one method if they differ only in the seed and in how they were executed. Two
-    methods with the same name are told apart by the fields in which they differ.
+    methods with the same name are told apart by the fields in which they differ. The name of a
+    method whose runs are under way says how far they are.
     """
     groups: dict[str, dict[int, FinishedRun]] = {}
     for run in runs:
         groups.setdefault(_identity(run), {}).setdefault(run.experiment["seed"], run)
     distinct = [list(group.values()) for group in groups.values()]
-    return dict(zip(_labels([group[0] for group in distinct]), distinct, strict=True))
+    labels = _labels([group[0] for group in distinct])
+    labels = [label + _how_far(group) for label, group in zip(labels, distinct, strict=True)]
+    return dict(zip(labels, distinct, strict=True))
+
+
+def _how_far(group: Sequence[FinishedRun]) -> str:
+    """Return the last round evaluated if runs are under way, of the one that is least far."""
+    rounds = [int(run.metrics["round"][-1]) for run in group if not run.is_finished]
+    return f" (round {min(rounds):,} of {group[0].experiment['rounds']:,})" if rounds else ""
 
 
 def _identity(run: FinishedRun) -> str:

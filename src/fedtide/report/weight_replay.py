@@ -58,7 +58,7 @@ def history(run: FinishedRun) -> WeightHistory | None:
     if not entries:
         return None
     rounds, clients, weights = (np.concatenate(part) for part in zip(*entries, strict=True))
-    ended = min(experiment.rounds, _ROUNDS)
+    ended = min(run.ended, _ROUNDS)
     mean = weights.sum() / ended / len(run.clients)
     return WeightHistory(rounds, clients, weights / mean) if mean > 0 else None
 
@@ -86,7 +86,7 @@ def _replayed(
             gradients=zeros,
         )
 
-    for t in range(min(experiment.rounds, _ROUNDS)):
+    for t in range(min(run.ended, _ROUNDS)):
         lr = experiment.local.rate(t)
         info = driver.run(participants.get(t, _EMPTY), lr, train)
         if len(info.clients):
@@ -99,8 +99,7 @@ _EMPTY = Cohort.uniform(torch.zeros(0, dtype=torch.int64))
 
 def _participants(run: FinishedRun) -> dict[int, Cohort]:
     """Return the clients that reported, with their weights, by round."""
-    log = pl.read_parquet(run.folder.participation)
-    log = log.filter(pl.col("stage").is_in(["reported", "used"]), pl.col("round") < _ROUNDS)
+    log = run.log().filter(pl.col("stage").is_in(["reported", "used"]), pl.col("round") < _ROUNDS)
     grouped = log.group_by("round").agg("client", pl.col("weight").fill_null(0.0))
     return {
         t: Cohort(

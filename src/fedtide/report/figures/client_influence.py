@@ -134,7 +134,7 @@ def _draw_weights_over_time(groups: Groups) -> Figure | None:
             panel.plot(rounds, weights, label=method, lw=1.3, marker=marker, ms=3, **styles[method])
         panel.axhline(1 / rates[client], **_REFERENCE)
         panel.set_title(f"client {client}, p = {rates[client]:.3g}")
-        panel.set_xlim(0, int(first.experiment["rounds"]))
+        panel.set_xlim(0, first.ended)
         label_rounds(panel)
         panel.grid(alpha=0.25)
         plain_logarithms(panel.yaxis)
@@ -145,7 +145,7 @@ def _draw_weights_over_time(groups: Groups) -> Figure | None:
 
 def _typical_clients(run: FinishedRun) -> list[int]:
     """Return a frequent, a median and a rare client among those used in three rounds or more."""
-    counts = run.clients["participation"].to_numpy() * int(run.experiment["rounds"])
+    counts = run.clients["participation"].to_numpy() * run.ended
     order = np.argsort(-counts, kind="stable")
     order = order[counts[order] >= 3]
     places = sorted({0, len(order) // 2, len(order) - 1}) if len(order) else []

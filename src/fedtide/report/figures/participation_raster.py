@@ -38,7 +38,7 @@ def participation_figures(groups: Groups, limit: int = 4) -> list[ReportFigure]:
 
 def draw_raster(panel: Axes, run: FinishedRun) -> None:
     """Draw who took part in which round, the most frequent client at the top."""
-    log, rounds, size = run.used_rows(), int(run.experiment["rounds"]), len(run.clients)
+    log, rounds, size = run.used_rows(), run.ended, len(run.clients)
     order = np.argsort(-run.clients["participation"].to_numpy(), kind="stable")
     rows, columns = min(_RASTER[0], size), min(_RASTER[1], rounds)
     row = np.empty(size, dtype=np.int64)

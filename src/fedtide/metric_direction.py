@@ -1,0 +1,43 @@
+"""Which metrics are better when they are lower."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+_LOWER = re.compile(r"(^|_)(loss|error|mse|rmse|mae|mape|nll|perplexity|distance|std)(_|$)")
+_CLIENTS = re.compile(r"client_(?P<base>.+)_(p10|p50|p90|worst_tenth)")
+_PART = re.compile(r"(train|test|participation)_(?P<base>.+)")
+
+
+def lower_is_better(metric: str, declared: Mapping[str, bool] | None = None) -> bool:
+    """Return whether a smaller value of a metric is better.
+
+    A standard deviation over the clients always is. Otherwise it is as declared for the metric, or
+    for the one that it is derived from (`client_NAME_p90`, `test_NAME`); without a declaration,
+    the name decides: losses and errors are better when lower, everything else when higher.
+
+    Args:
+        metric: the name of a metric, or of the spread of one over the clients.
+        declared: the directions that are known, by the name of the metric.
+
+    >>> [lower_is_better(m) for m in ("client_loss_p90", "mse", "test_accuracy")]
+    [True, True, False]
+    >>> lower_is_better("client_bits_worst_tenth", {"bits": True})
+    True
+    """
+    if re.fullmatch(r"client_.+_std", metric):
+        return True
+    for name in _names(metric):
+        if declared is not None and name in declared:
+            return declared[name]
+    return _LOWER.search(metric) is not None
+
+
+def _names(metric: str) -> list[str]:
+    """Return the metric and those that it may be derived from, the nearest first."""
+    names = [metric]
+    for pattern in (_CLIENTS, _PART):
+        if match := pattern.fullmatch(names[-1]):
+            names.append(match["base"])
+    return names
