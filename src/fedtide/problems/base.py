@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedtide.errors import InvalidInputError
 from fedtide.population import Population
@@ -162,6 +162,18 @@ class Task(ABC):
             clients: whether per-client metrics are needed; without them, millions of clients are
                 possible.
         """
+
+    def module(self, x: Tensor, buffers: Tensor | None = None) -> nn.Module:
+        """Return the network with the parameters x, shape (d,), in evaluation mode.
+
+        Args:
+            x: the model, shape (d,).
+            buffers: as `evaluate` takes them; of clients' own ones, the network gets the mean.
+
+        Raises:
+            InvalidInputError: the problem has no network.
+        """
+        raise InvalidInputError("problem: it has no network; use the model vector itself")
 
     def pooled(self) -> Task:
         """Return the task of a single client that holds the data of all clients.

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterable, Iterator
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import polars as pl
 from matplotlib.figure import Figure
@@ -16,8 +15,8 @@ from fedtide.errors import InvalidInputError
 from fedtide.report.comparison import compare_runs, comparison_table
 from fedtide.report.figures.run_comparison import comparison_figure
 from fedtide.report.loading import FinishedRun, load_runs
-from fedtide.simulation import Experiment, Result, Results
-from fedtide.simulation.experiment import BUILDER
+from fedtide.simulation import Result, Results
+from fedtide.simulation.result import to_plain
 from fedtide.simulation.run_folder import RunFolder
 
 Comparable = Result | Results | str | Path
@@ -108,7 +107,7 @@ def _load(one: Comparable) -> Iterator[FinishedRun]:
 def _from_result(result: Result) -> FinishedRun:
     run = FinishedRun(
         folder=RunFolder(result.out or "memory"),
-        experiment=_to_plain(result.experiment),
+        experiment=to_plain(result.experiment),
         metrics=result.metrics,
         clients=result.clients,
         rounds_per_second=result.timings["rounds_per_second"],
@@ -124,15 +123,3 @@ def _named(run: FinishedRun) -> FinishedRun:
     if run.method != _DEFAULT_NAME or not isinstance(algorithm, dict) or "type" not in algorithm:
         return run
     return replace(run, experiment=run.experiment | {"name": algorithm["type"]})
-
-
-def _to_plain(experiment: Experiment) -> dict[str, Any]:
-    """Return the experiment as plain data; what plain data cannot describe, by its identity."""
-    plain = {}
-    for one in fields(experiment):
-        value = getattr(experiment, one.name)
-        try:
-            plain[one.name] = BUILDER.to_dict(value)
-        except InvalidInputError:
-            plain[one.name] = f"{type(value).__name__} {id(value):x}"
-    return plain

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from fedtide.errors import InvalidInputError, did_you_mean
-from fedtide.simulation.experiment import Experiment
+from fedtide.simulation.experiment import BUILDER, Experiment
 from fedtide.simulation.task_cache import prepare_cached
 
 if TYPE_CHECKING:
@@ -177,6 +177,18 @@ class Results(Sequence[Result]):
 
     def _listed_seeds(self) -> str:
         return ", ".join(map(str, self.seeds))
+
+
+def to_plain(experiment: Experiment) -> dict[str, Any]:
+    """Return the experiment as plain data; what plain data cannot describe, by its identity."""
+    plain = {}
+    for one in fields(experiment):
+        value = getattr(experiment, one.name)
+        try:
+            plain[one.name] = BUILDER.to_dict(value)
+        except InvalidInputError:
+            plain[one.name] = f"{type(value).__name__} {id(value):x}"
+    return plain
 
 
 def _describe(experiment: Experiment) -> str:
