@@ -178,7 +178,9 @@ def test_early_stopping_ends_when_the_metric_has_not_improved_for_so_long(
     whole = ft.simulate(**fields)
     losses = whole.metrics["loss"].to_list()
     wanted = next(
-        i for i in range(len(losses)) if i - last_improvement(losses[: i + 1], min_delta) == patience
+        i
+        for i in range(len(losses))
+        if i - last_improvement(losses[: i + 1], min_delta) == patience
     )
     stopped = ft.simulate(**fields, callbacks=[EarlyStopping("loss", patience, min_delta)])
     assert stopped.metrics["loss"].to_list() == losses[: wanted + 1]

@@ -43,12 +43,12 @@ def test_seeds_in_a_folder_have_a_run_folder_each_and_resume(fields, tmp_path, k
 
 @pytest.mark.parametrize("seeds", [3, "123", [], [1, 1], [0.5], [-1], [True], [[1]]])
 def test_seeds_that_are_not_different_numbers_are_refused(seeds, fields):
-    with pytest.raises(ft.InvalidInputError, match="^seeds: "):
+    with pytest.raises(ft.InvalidInputError, match=r"^seeds: "):
         ft.simulate(**fields, seeds=seeds)
 
 
 def test_seed_and_seeds_exclude_each_other(fields):
-    with pytest.raises(ft.InvalidInputError, match="^seed: .*seeds"):
+    with pytest.raises(ft.InvalidInputError, match=r"^seed: .*seeds"):
         ft.simulate(**fields, seed=3, seeds=[1, 2])
 
 
@@ -102,7 +102,7 @@ def test_a_figure_shows_the_values_of_a_metric(fields):
 
 
 def test_a_problem_without_a_network_has_no_module(regression):
-    with pytest.raises(ft.InvalidInputError, match="^problem: it has no network"):
+    with pytest.raises(ft.InvalidInputError, match=r"^problem: it has no network"):
         ft.simulate(**regression).module()
 
 
