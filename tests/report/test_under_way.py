@@ -92,15 +92,12 @@ def test_a_mean_over_seeds_does_not_mix_runs_under_way_with_finished_ones(fields
     assert list(group_by_method(shown)) == ["run (round 16 of 40)"]
     assert incomplete == []
     command("report", tmp_path)
-    ft.simulate(
-        **fields, algorithm="fedau", seed=3, out=tmp_path / "seed-3", checkpoint={"every": 5}
-    )
+    same = fields | {"algorithm": "fedau", "checkpoint": {"every": 5}}
+    ft.simulate(**same, seed=3, out=tmp_path / "seed-3")
     shown, incomplete = find_runs([tmp_path])
     assert [run.experiment["seed"] for run in shown] == [3]
-    assert [(run.state, run.ended) for run in incomplete] == [
-        ("unfinished", 15),
-        ("unfinished", 30),
-    ]
+    assert [run.state for run in incomplete] == ["unfinished", "unfinished"]
+    assert [run.ended for run in incomplete] == [15, 30]
 
 
 def test_a_run_that_was_not_saved_yet_is_listed_as_unfinished(fields, tmp_path):

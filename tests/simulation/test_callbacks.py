@@ -142,9 +142,10 @@ def test_a_run_killed_between_its_stop_and_its_results_stays_stopped(
     def killed(run):
         raise Killed
 
-    with monkeypatch.context() as patch, pytest.raises(Killed):
+    with monkeypatch.context() as patch:
         patch.setattr(Run, "metrics_table", killed)  # the first thing after the last checkpoint
-        ft.simulate(**regression, callbacks=[StopAt(7)], out=tmp_path / "killed")
+        with pytest.raises(Killed):
+            ft.simulate(**regression, callbacks=[StopAt(7)], out=tmp_path / "killed")
     ft.simulate(**regression, out=tmp_path / "killed", resume=True)
     assert results(tmp_path / "killed") == results(tmp_path / "whole")
 
@@ -177,11 +178,8 @@ def test_early_stopping_ends_when_the_metric_has_not_improved_for_so_long(
     fields = regression | {"rounds": 150, "evaluation": {"every": 2}}
     whole = ft.simulate(**fields)
     losses = whole.metrics["loss"].to_list()
-    wanted = next(
-        i
-        for i in range(len(losses))
-        if i - last_improvement(losses[: i + 1], min_delta) == patience
-    )
+    since = [i - last_improvement(losses[: i + 1], min_delta) for i in range(len(losses))]
+    wanted = since.index(patience)
     stopped = ft.simulate(**fields, callbacks=[EarlyStopping("loss", patience, min_delta)])
     assert stopped.metrics["loss"].to_list() == losses[: wanted + 1]
     assert stopped.stopped == f"loss did not improve in {patience} evaluations"

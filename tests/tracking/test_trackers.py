@@ -116,6 +116,25 @@ def test_tensorboard_notes_failures_and_a_resumed_run_replaces_them(tensorboard,
 # Weights & Biases
 
 
+def split_records(content):
+    """Yield the records of a file in LevelDB's log format, behind a header of 7 bytes."""
+    position, parts, block = 7, b"", 32768
+    while position + 7 <= len(content):
+        left = block - position % block
+        if left < 7:
+            position += left
+            continue
+        length, kind = (
+            int.from_bytes(content[position + 4 : position + 6], "little"),
+            content[position + 6],
+        )
+        parts += content[position + 7 : position + 7 + length]
+        position += 7 + length
+        if kind in (1, 4):  # a whole record, or the last part of one
+            yield parts
+            parts = b""
+
+
 @pytest.fixture
 def wandb(monkeypatch, tmp_path):
     """Use the library offline; return a function that reads the files it wrote."""
@@ -123,32 +142,28 @@ def wandb(monkeypatch, tmp_path):
     monkeypatch.setenv("WANDB_MODE", "offline")
     for name in ("WANDB_CONFIG_DIR", "WANDB_CACHE_DIR", "WANDB_DATA_DIR"):
         monkeypatch.setenv(name, str(tmp_path / "home"))
-    from wandb.proto import wandb_internal_pb2
-    from wandb.sdk.internal.datastore import DataStore
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    def values(items):
+        return {
+            ".".join(item.nested_key) or item.key: json.loads(item.value_json) for item in items
+        }
 
     def read(folder):
         """Return the logged rows, the configuration, the summary and the exit code of a run."""
         (file,) = Path(folder).glob("wandb/offline-run-*/*.wandb")
-        store, history, config, summary, code = DataStore(), [], {}, {}, None
-        store.open_for_scan(str(file))
-        while (data := store.scan_data()) is not None:
-            record = wandb_internal_pb2.Record()
-            record.ParseFromString(data)
-            for item in record.history.item:
-                if item.key == "_step" or list(item.nested_key) == ["_step"]:
-                    history.append({})
-            if record.history.item:
-                history[-1] |= {
-                    (item.key or item.nested_key[0]): json.loads(item.value_json)
-                    for item in record.history.item
-                }
-            for item in record.run.config.update:
-                config[item.key or item.nested_key[0]] = json.loads(item.value_json)
-            for item in record.summary.update:
-                summary[item.key or item.nested_key[0]] = json.loads(item.value_json)
-            if record.HasField("exit"):
-                code = record.exit.exit_code
-        return history, config, summary, code
+        for _ in range(200):  # another process writes the file
+            records = [Record.FromString(data) for data in split_records(file.read_bytes())]
+            if any(record.HasField("exit") for record in records):
+                break
+            time.sleep(0.05)
+        history = [values(r.history.item) for r in records if r.history.item]
+        config, summary = {}, {}
+        for record in records:
+            config |= values(record.run.config.update)
+            summary |= values(record.summary.update)
+        codes = [record.exit.exit_code for record in records if record.HasField("exit")]
+        return history, config, summary, codes[-1]
 
     return read
 

@@ -95,8 +95,8 @@ class ProgressBars(AbstractContextManager["ProgressBars"]):
         self._announced = status if is_compiling else self._announced
         if is_new or now - self._last_line > _LINE_SECONDS:
             self._last_line = now
-            line = f"{self._title}: round {ended:,} of {rounds:,}, {status}"
-            print(line, file=sys.stderr, flush=True)
+            line = ", ".join(filter(None, (f"round {ended:,} of {rounds:,}", status)))
+            print(f"{self._title}: {line}", file=sys.stderr, flush=True)
 
     def _update_runs(self, running: Mapping[str, RunProgress]) -> None:
         running = dict(list(running.items())[:_MAX_BARS])
