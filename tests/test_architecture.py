@@ -23,6 +23,9 @@ BASICS = {
     "atomic_io",
     "locking",
     "metric_direction",
+    "configurable",
+    "import_paths",
+    "content_hash",
 }
 MAY_IMPORT = {
     "participation": set(),

@@ -10,8 +10,11 @@ from contextlib import contextmanager
 class InvalidInputError(ValueError):
     """An input is invalid; the message reads `field: what is wrong; hint`.
 
-    The command line prints the message and exits with status 2.
+    The command line prints the message, which is one line, and exits with status 2.
     """
+
+    def __init__(self, message: str) -> None:
+        super().__init__(" ".join(message.splitlines()))
 
     def prefixed(self, field: str) -> InvalidInputError:
         """Return the same error with `field` put before the field that it already names.

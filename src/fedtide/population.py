@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedtide.errors import InvalidInputError
 from fedtide.validation import require_one_per_client
+
+Names = NDArray[Any]
+"""The names of N clients, each at most once: whole numbers, or strings."""
 
 
 @dataclass(frozen=True)
@@ -22,20 +26,47 @@ class Population:
             to 1; None without classes.
         rates: the participation rate p_n of each client, its long-run probability of taking part,
             shape (N,); None if unknown.
+        names: the clients' names in the data, by id, shape (N,): logs, traces and results name
+            clients by them; None: clients are only numbered.
 
     Raises:
-        InvalidInputError: no clients, or an array whose first length is not N.
+        InvalidInputError: no clients, an array whose first length is not N, or names that are
+            neither all whole numbers nor all strings, or repeated.
+
+    >>> Population(clients=2, names=np.array(["ann", "bob"])).names_of(np.array([1]))
+    array(['bob'], dtype='<U3')
     """
 
     clients: int
     samples: NDArray[np.int64] | None = None
     class_shares: NDArray[np.float64] | None = None
     rates: NDArray[np.float64] | None = None
+    names: Names | None = None
 
     def __post_init__(self) -> None:
         if self.clients < 1:
             raise InvalidInputError(f"clients: {self.clients} clients; give at least 1")
-        for name in ("samples", "class_shares", "rates"):
+        for name in ("samples", "class_shares", "rates", "names"):
             array = getattr(self, name)
             if array is not None:
                 require_one_per_client(name, array, self.clients)
+        if self.names is not None:
+            _check_names(self.names)
+
+    def names_of(self, clients: NDArray[np.int64]) -> Names:
+        """Return the names of these clients; their ids if clients are only numbered."""
+        return clients if self.names is None else self.names[clients]
+
+
+def _check_names(names: Names) -> None:
+    listed = names.tolist()
+    if names.dtype.kind not in "iuU" and not all(isinstance(name, str) for name in listed):
+        raise InvalidInputError(
+            "names: neither all whole numbers nor all strings; convert them to one type"
+        )
+    if len(set(listed)) < len(listed):
+        values, counts = np.unique(names, return_counts=True)
+        raise InvalidInputError(
+            f"names: {values[counts > 1].tolist()[0]!r} names {counts.max()} clients; "
+            "give each its own name"
+        )

@@ -45,6 +45,19 @@ def require_choice(field: str, value: str, options: Any) -> None:
         raise InvalidInputError(f"{field}: unknown {value!r}; {did_you_mean(str(value), options)}")
 
 
+def require_folder_name(field: str, name: str) -> None:
+    """Raise InvalidInputError unless a folder can have this name, below the one that is meant.
+
+    >>> require_folder_name("name", "../elsewhere")
+    Traceback (most recent call last):
+    fedtide.errors.InvalidInputError: name: '../elsewhere' cannot be a folder name; ...
+    """
+    if not name.isprintable() or not name.strip(" .") or {"/", "\\"} & {*name} or name[0] == ".":
+        raise InvalidInputError(
+            f"{field}: {name!r:.60} cannot be a folder name; choose one without / and leading dots"
+        )
+
+
 def require_whole_number(field: str, value: object, low: int = 1) -> None:
     """Raise InvalidInputError unless `value` is an integer from `low` to 2⁶³ − 1."""
     if isinstance(value, bool) or not isinstance(value, Integral) or int(value) < low:
@@ -63,16 +76,20 @@ def require_cohort_size(size: int, clients: int) -> None:
 
 def require_numbers(field: str, values: ArrayLike, dimensions: int = 1) -> Numbers:
     """Return `values` as a float64 array; raise InvalidInputError unless all are finite."""
-    try:
-        array = np.asarray(values, dtype=np.float64)
-    except (TypeError, ValueError):
-        raise InvalidInputError(f"{field}: not an array of numbers; give only numbers") from None
+    array = _to_array(field, values)
     if array.ndim != dimensions:
         raise InvalidInputError(f"{field}: {array.ndim} dimensions; give an array of {dimensions}")
     finite = np.isfinite(array)
     if not finite.all():
         raise InvalidInputError(f"{field}: {array[~finite][0]} is not finite; give finite numbers")
     return array
+
+
+def _to_array(field: str, values: ArrayLike) -> Numbers:
+    try:
+        return np.asarray(values, dtype=np.float64)
+    except (TypeError, ValueError, OverflowError, RuntimeError):  # the last: a tensor with gradient
+        raise InvalidInputError(f"{field}: not an array of numbers; give only numbers") from None
 
 
 def require_nonnegative(field: str, values: ArrayLike, dimensions: int = 1) -> Numbers:
@@ -89,7 +106,7 @@ def require_probabilities(field: str, values: ArrayLike) -> Numbers:
     Raises:
         InvalidInputError: an entry outside [0, 1].
     """
-    array = require_numbers(field, np.atleast_1d(np.asarray(values)))
+    array = require_numbers(field, np.atleast_1d(_to_array(field, values)))
     outside = array[(array < 0) | (array > 1)]
     if outside.size:
         raise InvalidInputError(f"{field}: {outside[0]:g} is not within [0, 1]; give probabilities")

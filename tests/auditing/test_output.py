@@ -91,6 +91,12 @@ def test_client_names_are_escaped() -> None:
     assert "[red]" in print_summary(result)
 
 
+def test_group_names_are_no_mathematics() -> None:
+    log = pl.DataFrame({"round": [0, 1, 2, 3], "client": ["a", "b", "a", "a"]})
+    roster = pl.DataFrame({"client": ["a", "b"], "price": ["$5 to $_{", "more"]})
+    assert "$5 to $_{" in render_page(ft.audit(log, roster=roster))
+
+
 def check_log(rows: list[tuple[int, int]]) -> Audit:
     log = pl.DataFrame(rows, schema=["round", "client"], orient="row")
     result = ft.audit(log, clients=6, simulate=True)

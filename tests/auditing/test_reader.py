@@ -49,6 +49,9 @@ def test_client_outside_the_federation_is_refused() -> None:
     names = GOOD.with_columns(pl.col("client").cast(pl.String))
     check_error(error_of(names, clients=2), "clients", "3")
     check_error(error_of(GOOD, roster=ROSTER.head(2)), "client", "--roster")
+    five = pl.DataFrame({"round": [0] * 5, "client": ["ann", "v", "w", "x", "y"]})
+    roster = pl.DataFrame({"client": ["ann", "bob"]})
+    check_error(error_of(five, roster=roster), "client", "'v', 'w', 'x' and 1 more", "2 clients")
 
 
 def test_mixed_and_fractional_ids_are_refused(tmp_path: Path) -> None:

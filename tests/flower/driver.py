@@ -75,7 +75,7 @@ def train_like_the_simulator(task: Task, local: ft.LocalTraining, seed: int) -> 
                 gradients=request.gradients,
             )
             lr = local.rate(request.round)
-            found = work.train(instructions, Cohort.uniform(torch.tensor([number])), lr)
+            found, _ = work.train(instructions, Cohort.uniform(torch.tensor([number])), lr)
             gradients = found.gradients
             return Update(
                 update=layout.unflatten(found.deltas[0]),

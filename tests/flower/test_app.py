@@ -12,6 +12,7 @@ from torch import nn
 import fedtide as ft
 import fedtide.flower
 from fedtide.flower import client, initial_arrays
+from fedtide.flower.clients.task import ClientTask, cross_entropies
 from fedtide.flower.server.strategy import FedTide
 
 from .fake_grid import FakeGrid, Node
@@ -171,3 +172,9 @@ def test_public_names_are_not_shadowed_by_submodules():
         importlib.import_module(module.name)
     for name in fedtide.flower.__all__:
         assert callable(getattr(fedtide.flower, name)), name
+
+
+def test_running_statistics_are_refused_because_clients_do_not_send_them():
+    net = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 3)).double()
+    with pytest.raises(ft.InvalidInputError, match=r"^model: layer '1' keeps .*; use GroupNorm"):
+        ClientTask(net, *shard(0), cross_entropies)

@@ -113,7 +113,7 @@ def test_invalid_parameters_are_rejected(make: Callable[[], object], start: str)
         (Uniform(5), "size: 5 of 4 clients"),
         (Permutation(5), "size: 5 of 4 clients"),
         (Weighted(1, [1, 2]), "weights: 2 entries for 4 clients"),
-        (SubsetLaw([[1], [4, 2]], [0.5, 0.5]), "subsets: subset 1 has client 4"),
+        (SubsetLaw([[1], [4, 2]], [0.5, 0.5]), "subsets[1]: client 4"),
         (Table([[1, 2, 3]]), "weights: 3 columns for 4 clients"),
         (Replay(pl.DataFrame({"round": [0], "client": [4]})), "log: client 4"),
     ],

@@ -112,9 +112,10 @@ def test_decimal_instants_meet_interval_boundaries(tmp_path: Path) -> None:
     ("rows", "start"),
     [
         ([(0, 5, 3)], "file: client 0"),
-        ([("a", 0, 5), ("a", 4, 6)], "file: client 'a'"),
+        ([("a", 0, 5), ("a", 4, 6), ("b", 0, 1)], "file: client 'a'"),
         ([(9, 0, 5)], "file: client 9"),
         ([("a", 0, 1), ("b", 0, 1), ("c", 0, 1)], "file: 3 different clients"),
+        ([("a", 0, 1), ("a", 1, 2)], "file: 1 different clients"),
         ([(0, -1, 5)], "file: start -1.0"),
         ([(0, "nan", 5)], "file: nan"),
         ([(0, "noon", 5)], "file: nan"),

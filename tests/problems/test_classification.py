@@ -122,7 +122,7 @@ def test_padding_does_not_count_in_the_loss(model):
     params = task.layout.unflatten(task.start)
     mask = torch.tensor([True, True, False, True, False, False])
     gradient = torch.func.grad(task.loss)(params, x, y, mask, *key)
-    logits = task.model(params, x, *key)
+    logits = task.model(params, (x,), *key)
     if not key:
         expected = torch.func.grad(task.loss)(params, x[mask], y[mask])
         for name in params:
@@ -173,7 +173,7 @@ def test_evaluation_equals_scikit_learn():
 
     def probabilities(rows):
         features = torch.from_numpy(rows.features).double()
-        return task.model.evaluate(params, features).softmax(1).detach().numpy()
+        return task.model.evaluate(params, (features,)).softmax(1).detach().numpy()
 
     train, test = probabilities(data.train), probabilities(data.test)
     result = task.evaluate(x)
@@ -195,7 +195,7 @@ def test_evaluation_equals_scikit_learn():
         weighted = sum(
             np.mean(labels == label) * right[data.test.labels == label].mean() for label in classes
         )
-        assert result.clients["test_accuracy"][client] == pytest.approx(weighted)
+        assert result.clients["class_weighted_test_accuracy"][client] == pytest.approx(weighted)
     assert result.metrics["loss"] == pytest.approx(result.clients["loss"].mean())
 
 
@@ -207,7 +207,7 @@ def test_classes_without_test_samples_are_excluded(tmp_path):
     pq.write_table(pa.table(train), tmp_path / "train.parquet")
     pq.write_table(pa.table({"image": [[1.0]], "label": [0]}), tmp_path / "test.parquet")
     task = prepare(tmp_path, Natural("label"), 3)
-    accuracy = task.evaluate(task.start).clients["test_accuracy"]
+    accuracy = task.evaluate(task.start).clients["class_weighted_test_accuracy"]
     assert accuracy[0] in (0, 1)
     assert np.isnan(accuracy[1:]).all()
 
@@ -215,7 +215,11 @@ def test_classes_without_test_samples_are_excluded(tmp_path):
 def test_images_from_a_folder_with_augmentation_and_dropout(folder):
     task = prepare(folder, Natural("writer"), 4, model={**DROPOUT, "hidden": [5]}, augment="flip")
     assert task.population.samples.tolist() == [10] * 4
-    assert set(task.evaluate(task.start).clients) == {"loss", "accuracy", "test_accuracy"}
+    assert set(task.evaluate(task.start).clients) == {
+        "loss",
+        "accuracy",
+        "class_weighted_test_accuracy",
+    }
 
 
 def test_a_flwr_partitioner_object_is_a_partition():

@@ -1,5 +1,6 @@
 """Models: the papers' sizes and initial values, pure functions, and networks that are refused."""
 
+import copy
 import json
 import math
 from concurrent.futures import ThreadPoolExecutor
@@ -20,6 +21,7 @@ from fedtide.problems.models import (
     resolve_model,
 )
 from fedtide.problems.models.initialisation import build_seeded
+from fedtide.problems.models.keyed_dropout import replace_dropout
 from fedtide.simulation.experiment import BUILDER
 
 PAPER_MODELS = [
@@ -38,7 +40,7 @@ PAPER_MODELS = [
 
 def make_functional(name, shape, classes, dtype=torch.float64):
     module = build_seeded(lambda: resolve_model(name).build(shape, classes), 1).to(dtype)
-    return FunctionalModel(module, torch.zeros(2, *shape, dtype=dtype), classes)
+    return FunctionalModel(module, (torch.zeros(2, *shape, dtype=dtype),))
 
 
 def test_every_registered_model_is_tested():
@@ -64,7 +66,7 @@ def test_stacked_gradients_equal_autograd(name, shape, classes, count):
     }
 
     def loss(params, x, y, key):
-        return nn.functional.cross_entropy(model(params, x, key), y)
+        return nn.functional.cross_entropy(model(params, (x,), key), y)
 
     stacked = torch.func.vmap(torch.func.grad(loss))(params, x, y, keys)
     for client in range(2):
@@ -89,10 +91,10 @@ def test_dropout_is_active_only_in_training():
     model = make_functional("cnn-001-cinic10", (3, 32, 32), 10)
     assert model.draws
     x = torch.randn(2, 3, 32, 32, dtype=torch.float64)
-    first, other = (model(model.params, x, torch.tensor(key)) for key in (1, 2))
+    first, other = (model(model.params, (x,), torch.tensor(key)) for key in (1, 2))
     assert not torch.equal(first, other)
-    evaluated = model.evaluate(model.params, x)
-    assert torch.equal(evaluated, model.evaluate(model.params, x))
+    evaluated = model.evaluate(model.params, (x,))
+    assert torch.equal(evaluated, model.evaluate(model.params, (x,)))
     without = CNN(channels=(32, 32), kernel=3, padding=1, hidden=(512, 256)).build((3, 32, 32), 10)
     names = dict(
         zip((n for n, _ in without.named_parameters()), model.params.values(), strict=True)
@@ -107,11 +109,11 @@ def test_the_mean_over_masks_equals_the_layer_without_dropout():
     # a fixed seed, and a false alarm in 5 of a million seeds
     module = nn.Sequential(nn.Flatten(), nn.Dropout(0.2), nn.Linear(9, 4)).double()
     x = torch.randn(2, 9, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-    model = FunctionalModel(module, x, 4)
+    model = FunctionalModel(module, (x,))
     keys = torch.from_numpy(np.random.default_rng(2).integers(2**62, size=4000))
-    drawn = torch.func.vmap(lambda key: model(model.params, x, key))(keys)
+    drawn = torch.func.vmap(lambda key: model(model.params, (x,), key))(keys)
     error = drawn.std(0) / math.sqrt(len(keys))
-    assert ((drawn.mean(0) - model.evaluate(model.params, x)).abs() < 5 * error).all()
+    assert ((drawn.mean(0) - model.evaluate(model.params, (x,))).abs() < 5 * error).all()
 
 
 @pytest.mark.parametrize("name", ["cnn-000-fashion", "cnn-001-svhn"])
@@ -156,7 +158,7 @@ def test_threads_can_share_a_model():
 
     def logits(n):
         params = {name: p * (1 + n / 10) for name, p in model.params.items()}
-        return model(params, x, torch.tensor(n))
+        return model(params, (x,), torch.tensor(n))
 
     with ThreadPoolExecutor(4) as pool:
         together = list(pool.map(logits, range(12)))
@@ -166,8 +168,178 @@ def test_threads_can_share_a_model():
 def test_frozen_parameters_are_not_trainable():
     module = nn.Sequential(nn.Flatten(), nn.Linear(9, 4), nn.Linear(4, 3))
     module[1].requires_grad_(False)
-    model = FunctionalModel(module, torch.zeros(2, 9), 3)
+    model = FunctionalModel(module, (torch.zeros(2, 9),))
     assert list(model.params) == ["2.weight", "2.bias"]
+
+
+class Tokens(nn.Module):
+    """A network with tied, frozen and normalised layers, for tokens and a number per token."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.norm = nn.Embedding(7, 4), nn.BatchNorm1d(4)
+        self.frozen, self.output = nn.Linear(4, 4).requires_grad_(False), nn.Linear(4, 7)
+        self.output.weight = self.embedding.weight
+        self.scale = nn.Parameter(torch.tensor(1.0))
+
+    def forward(self, tokens, *, number):
+        states = self.frozen(self.embedding(tokens) * number.unsqueeze(-1)).mean(1)
+        return self.output(self.norm(states)) * self.scale
+
+
+def test_the_module_with_trained_values_fits_the_original_network():
+    torch.manual_seed(0)
+    original, tokens, number = Tokens(), torch.tensor([[1, 2], [3, 0]]), torch.ones(2, 2)
+    model = FunctionalModel(original, (tokens, number), (None, "number"))
+    assert "output.weight" not in model.params
+    assert not any(name.startswith("frozen") for name in model.params)
+    params = {name: p + 0.5 for name, p in model.params.items()}
+    buffers = {name: b + 2 for name, b in model.buffers.items()}
+    trained = model.module(params, buffers)
+    restored = Tokens()
+    restored.load_state_dict(trained.state_dict(), strict=True)
+    assert type(trained) is Tokens
+    assert type(trained.norm) is nn.BatchNorm1d
+    assert trained.output.weight is trained.embedding.weight
+    state, before = restored.state_dict(), original.state_dict()
+    assert state["norm.num_batches_tracked"] == 2
+    for name, value in state.items():
+        shift = 0 if name.startswith("frozen") else 2 if name in buffers else 0.5
+        assert torch.equal(value, before[name] + shift)
+    with torch.no_grad():
+        expected = restored.eval()(tokens, number=number)
+    assert torch.equal(model.evaluate(params, (tokens, number), buffers).detach(), expected)
+
+
+def test_only_floating_arguments_are_converted():
+    model = FunctionalModel(
+        Tokens(),
+        (torch.tensor([[1, 2], [3, 0]]), torch.ones(2, 2, dtype=torch.float64)),
+        (None, "number"),
+        torch.bfloat16,
+    )
+    assert model.example_output.dtype == torch.float32
+    assert {b.dtype for b in model.buffers.values()} == {torch.float32}
+
+
+ATTENTION = {
+    "plain": ({}, {}),
+    "weights of every head": ({}, {"average_attn_weights": False}),
+    "no weights": ({}, {"need_weights": False}),
+    "batch first": ({"batch_first": True}, {}),
+    "no bias": ({"bias": False}, {}),
+    "other widths": ({"kdim": 5, "vdim": 6}, {}),
+    "masks": ({"batch_first": True}, {"mask": True, "padding": True}),
+    "added mask": ({}, {"mask": "added", "need_weights": False}),
+    "mask of every head": ({"batch_first": True}, {"mask": "heads"}),
+    "padding only": ({}, {"padding": True, "need_weights": False}),
+}
+
+
+@pytest.mark.parametrize("case", ATTENTION)
+@pytest.mark.parametrize("batched", [True, False])
+def test_attention_without_dropout_equals_that_of_torch(case, batched):
+    settings, call = (dict(part) for part in ATTENTION[case])
+    torch.manual_seed(0)
+    layer = nn.MultiheadAttention(8, 2, **settings).double()
+    query, key = torch.randn(3, 4, 8).double(), torch.randn(3, 5, settings.get("kdim", 8)).double()
+    value = torch.randn(3, 5, settings.get("vdim", 8)).double()
+    mask, padding = torch.rand(4, 5) < 0.3, torch.rand(3, 5) < 0.3
+    mask[:, 0] = padding[:, 0] = False
+    kind = call.pop("mask", None)
+    if kind == "heads":
+        mask = mask.repeat(6 if batched else 2, 1, 1)
+    if kind:
+        call["attn_mask"] = torch.randn(4, 5).double() if kind == "added" else mask
+    if call.pop("padding", None):
+        call["key_padding_mask"] = padding if batched else padding[0]
+    if not batched:
+        query, key, value = query[0], key[0], value[0]
+    elif not layer.batch_first:
+        query, key, value = (part.transpose(0, 1) for part in (query, key, value))
+    for found, expected in zip(
+        replace_dropout(copy.deepcopy(layer).train())[0](query, key, value, **call),
+        layer.train()(query, key, value, **call),
+        strict=True,
+    ):
+        assert (found is None) == (expected is None)
+        assert found is None or torch.allclose(found, expected, rtol=1e-12, atol=1e-12)
+
+
+def test_a_query_that_may_attend_to_nothing_gets_nothing():
+    layer = nn.MultiheadAttention(4, 2, dropout=0.5, batch_first=True)
+    net, masks = replace_dropout(copy.deepcopy(layer).train())
+    x = torch.randn(2, 3, 4, requires_grad=True)
+    masks.start_pass(torch.tensor(5))
+    outputs, weights = net(x, x, x, key_padding_mask=torch.ones(2, 3, dtype=torch.bool))
+    outputs.sum().backward()
+    assert not weights.any()
+    assert x.grad.isfinite().all()
+
+
+def test_the_mean_over_masks_of_attention_weights_is_attention_without_dropout():
+    # outputs are linear in the dropped weights: as above, within 5 standard errors each
+    torch.manual_seed(0)
+    layer = nn.MultiheadAttention(4, 2, dropout=0.3, batch_first=True).double()
+    x = torch.randn(2, 3, 4).double()
+    net, masks = replace_dropout(copy.deepcopy(layer).train())
+    keys = torch.from_numpy(np.random.default_rng(2).integers(2**62, size=2000))
+
+    def attend(key):
+        masks.start_pass(key)
+        return net(x, x, x)[0]
+
+    drawn = torch.func.vmap(attend)(keys).detach()
+    expected = layer.eval()(x, x, x)[0].detach()
+    assert ((drawn.mean(0) - expected).abs() < 5 * drawn.std(0) / math.sqrt(len(keys))).all()
+
+
+def test_transformer_layers_with_dropout_draw_from_their_key():
+    layer = nn.TransformerDecoderLayer(8, 2, 16, dropout=0.5, batch_first=True)
+    x, memory = torch.randn(2, 3, 8), torch.randn(2, 5, 8)
+    model = FunctionalModel(layer, (x, memory))
+    first, again, other = (model(model.params, (x, memory), torch.tensor(k)) for k in (1, 1, 2))
+    assert model.draws
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+    evaluated = model.evaluate(model.params, (x, memory))
+    assert torch.allclose(evaluated, layer.eval()(x, memory), atol=1e-5)
+
+
+def test_padding_does_not_enter_batch_norm():
+    net = nn.Sequential(nn.Conv1d(2, 3, 1), nn.BatchNorm1d(3)).double()
+    x = torch.randn(5, 2, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    model = FunctionalModel(net, (x,))
+    real = torch.tensor([True, False, True, True, False])
+    outputs, buffers = model(model.params, (x,), sample_mask=real)
+    expected, unpadded = model(model.params, (x[real],))
+    assert torch.allclose(outputs[real], expected, rtol=1e-12, atol=1e-12)
+    for name, value in unpadded.items():
+        assert torch.allclose(buffers[name], value, rtol=1e-12, atol=1e-12)
+
+
+def test_batch_norm_of_a_single_value_keeps_its_variance():
+    model = FunctionalModel(nn.Sequential(nn.BatchNorm1d(2), nn.Linear(2, 1)), (torch.rand(2, 2),))
+    outputs, buffers = model(model.params, (torch.tensor([[3.0, 5.0]]),))
+    assert outputs.isfinite().all()
+    assert torch.equal(buffers["0.running_var"], torch.ones(2))
+    assert buffers["0.running_mean"].tolist() == pytest.approx([0.3, 0.5])
+
+
+def test_batch_norm_over_rows_that_are_not_samples_is_refused_with_padding():
+    class Rows(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm = nn.BatchNorm1d(3)
+
+        def forward(self, x):
+            return self.norm(x.flatten(0, 1)).view(x.shape)
+
+    x = torch.randn(2, 4, 3)
+    model = FunctionalModel(Rows(), (x,))
+    model(model.params, (x,))
+    with pytest.raises(InvalidInputError, match=r"'norm' gets 8 rows for 2 samples.*; keep"):
+        model(model.params, (x,), sample_mask=torch.tensor([True, False]))
 
 
 class FunctionalDropout(nn.Module):
@@ -179,13 +351,20 @@ class FunctionalDropout(nn.Module):
         return self.linear(nn.functional.dropout(x, 0.5, self.training))
 
 
+def tracking_instance_norm():
+    return nn.InstanceNorm1d(3, track_running_stats=True)
+
+
 @pytest.mark.parametrize(
     ("module", "complaint"),
     [
-        (nn.Linear(9, 4), r"\(2, 3\), got \(2, 4\); set the last layer's width"),
-        (nn.LSTM(9, 3), "got tuple"),
         (nn.Linear(8, 3), r"features of shape \(9,\) \(mat1 and mat2.*; choose"),
-        (nn.Sequential(nn.Linear(9, 3), nn.BatchNorm1d(3)), "layer '1' .*GroupNorm"),
+        (
+            nn.Sequential(
+                nn.Unflatten(1, (3, 3)), tracking_instance_norm(), nn.Flatten(), nn.Linear(9, 3)
+            ),
+            "layer '1' .*GroupNorm",
+        ),
         (  # wide: RReLU draws only for negative inputs, of which there must be some
             nn.Sequential(nn.Linear(9, 64), nn.RReLU(), nn.Linear(64, 3)),
             "global generator.*; use nn.Dropout",
@@ -197,13 +376,13 @@ class FunctionalDropout(nn.Module):
 def test_networks_that_are_not_pure_functions_are_refused(module, complaint):
     before = torch.get_rng_state()
     with pytest.raises(InvalidInputError, match=rf"^model: .*{complaint}"):
-        FunctionalModel(module, torch.ones(2, 9), 3)
+        FunctionalModel(module, (torch.ones(2, 9),))
     assert torch.equal(before, torch.get_rng_state())
 
 
 def test_batch_norm_without_running_statistics_is_accepted():
     norm = nn.BatchNorm1d(3, track_running_stats=False)
-    FunctionalModel(nn.Sequential(nn.Linear(9, 3), norm), torch.ones(2, 9), 3)
+    FunctionalModel(nn.Sequential(nn.Linear(9, 3), norm), (torch.ones(2, 9),))
 
 
 USER_MODULE = """

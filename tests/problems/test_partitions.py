@@ -135,6 +135,62 @@ def test_natural_gives_one_client_per_value():
     assert all_samples(shards) == [[1], [0, 2], [3]]
 
 
+@pytest.mark.parametrize(
+    ("values", "names"),
+    [
+        (["b", "a", "b"], ["a", "b"]),
+        (np.array(["b", "a", "b"], dtype=object), ["a", "b"]),
+        ([7, -3, 7], [-3, 7]),
+        (np.array([7, 3, 7], dtype=np.uint8), [3, 7]),
+        (np.array([7, 3, 7], dtype=object), [3, 7]),
+        ([7.0, 3.0, 7.0], [3, 7]),
+        ([7.5, 3.0, 7.5], ["3", "7.5"]),
+        (np.array([2**64 - 1, 2**63, 2**64 - 1], dtype=np.uint64), [str(2**64 - 1), str(2**63)]),
+        ([True, False, True], ["false", "true"]),
+        (np.array([b"b", b"a", b"b"], dtype=object), ["a", "b"]),
+        (np.array(["2026-02-01", "2025-03-01", "2026-02-01"], dtype="M8[D]"), None),
+    ],
+)
+def test_natural_names_clients_by_their_values(values, names):
+    values = np.asarray(values)
+    shards = Natural("user").split(np.zeros(3, int), 2, 0, {"user": values})
+    names = names or ["2025-03-01", "2026-02-01"]
+    assert shards.names.tolist() == names
+    assert [type(name) for name in shards.names.tolist()] == [type(name) for name in names]
+    owners = {name: set(values[own]) for name, own in zip(names, all_samples(shards), strict=True)}
+    assert all(len(found) == 1 for found in owners.values())
+
+
+@pytest.mark.parametrize(
+    ("values", "complaint"),
+    [
+        (np.array(["a", None, "b", None], dtype=object), "'user' is missing in 2 of 4 rows"),
+        (np.array(["a", np.nan, "b", "a"], dtype=object), "'user' is missing in 1 of 4 rows"),
+        (np.array([1.0, np.nan, 2.0, np.nan]), "'user' is missing in 2 of 4 rows"),
+        (np.array(["2026-01-01", "NaT"] * 2, dtype="M8[s]"), "'user' is missing in 2 of 4 rows"),
+        (np.array([1, "1", 2, "2"], dtype=object), "'user' holds values of different types"),
+        (np.array(["1", 1, "2", 2], dtype=object), "'user' holds values of different types"),
+        (np.array([b"\xff", b"a", b"b", b"b"], dtype=object), "'user' holds values .*no names"),
+        (np.array([[1], [2], [1, 2], [3]], dtype=object), "'user' holds values .*no names"),
+        (np.array([2**70, 1, 2, 3], dtype=object), "'user' holds values .*no names"),
+    ],
+)
+def test_natural_refuses_missing_and_mixed_values(values, complaint):
+    with pytest.raises(InvalidInputError, match=f"^column: {complaint}.*; "):
+        Natural("user").split(np.zeros(4, int), 2, 0, {"user": values})
+
+
+def test_a_natural_partitioner_of_flwr_datasets_names_clients():
+    pytest.importorskip("flwr_datasets")
+    labels, users = np.zeros(5, int), np.array(["b", "a", "b", "c", "a"])
+    partition = Flwr("NaturalIdPartitioner", {"partition_by": "user"})
+    shards = partition.split(labels, 3, 0, {"user": users})
+    assert dict(zip(shards.names, all_samples(shards), strict=True)) == {
+        user: np.flatnonzero(users == user).tolist() for user in "abc"
+    }
+    assert Flwr("IidPartitioner").split(labels, 3, 0, {"user": users}).names is None
+
+
 def test_shards_give_means_and_class_shares_by_client():
     lists = [np.array([3, 1]), np.array([0]), np.array([2, 4, 5])]
     shards = StoredShards.from_lists(lists)

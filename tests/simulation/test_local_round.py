@@ -23,7 +23,7 @@ def test_reported_gradients_are_exact_whatever_the_local_steps_are(trainer, loca
     local_round = LocalRound(task, LocalTraining(steps=3, lr=0.05, **local), 0, trainer, 1)
     x = np.array([0.7, -0.3])
     instructions = Instructions(torch.from_numpy(x), gradients=True)
-    updates = local_round.train(instructions, Cohort.uniform(torch.tensor([0, 2])), lr=0.05)
+    updates, _ = local_round.train(instructions, Cohort.uniform(torch.tensor([0, 2])), lr=0.05)
     expected = [matrices[n] @ (x - centers[n]) for n in (0, 2)]
     assert np.allclose(updates.gradients.numpy(), expected, rtol=1e-12)
     assert updates.steps.tolist() == [3, 3]

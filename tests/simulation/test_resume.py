@@ -4,6 +4,8 @@ import itertools
 import os
 import random
 import shutil
+import threading
+from dataclasses import dataclass
 
 import pytest
 import yaml
@@ -268,13 +270,14 @@ def test_a_folder_in_use(regression, tmp_path, monkeypatch):
 
 
 def test_an_experiment_that_no_file_can_describe_needs_no_folder(regression, tmp_path):
-    import polars as pl
+    @dataclass(frozen=True)
+    class Named(ft.algorithms.FedAvg):
+        label: object = None
 
-    log = pl.DataFrame({"round": list(range(12)), "client": [0] * 12})
-    fields = regression | {"participation": ft.participation.Replay(log=log)}
-    ft.simulate(**fields)
-    with pytest.raises(ft.InvalidInputError, match=r"^out: a DataFrame object cannot be written"):
-        ft.simulate(**fields, out=tmp_path / "run")
+    ft.simulate(**regression | {"algorithm": Named()})
+    for label in (None, threading.Lock()):  # the class, and then also what it holds
+        with pytest.raises(ft.InvalidInputError, match=r"^out: .*; .*without a folder$"):
+            ft.simulate(**regression | {"algorithm": Named(label=label)}, out=tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 

@@ -39,7 +39,7 @@ def updates(trainer):
     planner = MinibatchPlanner(task.population, local, seed=0)
     made = trainer(task, local)
     plans = [planner.plan(np.arange(3)) for _ in range(2)]
-    return torch.stack([made.train(Instructions(task.start), plan, 0.1) for plan in plans])
+    return torch.stack([made.train(Instructions(task.start), plan, 0.1).deltas for plan in plans])
 
 
 def raising(error):

@@ -1,12 +1,17 @@
 """What a client does locally: parameters, schedules and feasible sets against closed forms."""
 
+import json
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fedtide.algorithms import FedAvg, Scaffold
 from fedtide.errors import InvalidInputError
+from fedtide.simulation.experiment import BUILDER
+from fedtide.simulation.local_round import require_plain_sgd
 from fedtide.training import Ball, Box, InverseDecay, LocalTraining, Piecewise, StepDecay
 
 NUMBERS = st.floats(-100, 100)
@@ -101,6 +106,17 @@ def test_a_centre_keeps_double_precision():
         (lambda: LocalTraining(steps=1, momentum=1), "momentum: 1 is not within [0, 1)"),
         (lambda: LocalTraining(steps=1, momentum=float("nan")), "momentum: nan is not within [0"),
         (lambda: LocalTraining(steps=1, weight_decay=-1), "weight_decay: -1 is not a number of at"),
+        (
+            lambda: LocalTraining(steps=1, optimizer="adamax"),
+            "optimizer: unknown 'adamax'; did you mean 'adam",
+        ),
+        (
+            lambda: LocalTraining(steps=1, optimizer="adam", momentum=0.5),
+            "momentum: it belongs to sgd; remove it, or give betas for adam",
+        ),
+        (lambda: LocalTraining(steps=1, betas=(0.9, 1)), "betas: (0.9, 1) are not two numbers"),
+        (lambda: LocalTraining(steps=1, betas=[0.9]), "betas: [0.9] are not two numbers"),
+        (lambda: LocalTraining(steps=1, eps=0), "eps: 0 is not a positive number"),
         (lambda: Ball(radius=0), "radius: 0 is not a positive number"),
         (lambda: Ball(radius=1, center=[float("inf")]), "center: a number is not finite"),
         (lambda: Ball(radius=1, center=[0, 0]).check(3), "center: 2 numbers for a model of 3"),
@@ -119,3 +135,20 @@ def test_bad_input(make, sentence):
     with pytest.raises(InvalidInputError) as error:
         make()
     assert str(error.value).startswith(sentence)
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "adamw"])
+def test_methods_that_recover_gradients_refuse_adam(optimizer):
+    local = LocalTraining(steps=1, optimizer=optimizer)
+    assert not local.is_plain_sgd
+    with pytest.raises(InvalidInputError, match=r"^local.optimizer: .* plain local SGD; remove it"):
+        require_plain_sgd(Scaffold(), local)
+    require_plain_sgd(FedAvg(), local)
+
+
+def test_an_optimizer_survives_serialisation():
+    local = LocalTraining(steps=1, optimizer="adam", betas=(0.5, 0.9))
+    plain = json.loads(json.dumps(BUILDER.to_dict(local)))
+    assert plain["betas"] == [0.5, 0.9]
+    assert BUILDER.build(LocalTraining, plain) == local
+    assert hash(BUILDER.build(LocalTraining, plain)) == hash(local)

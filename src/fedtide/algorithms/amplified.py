@@ -11,6 +11,7 @@ from torch import Tensor
 from fedtide.algorithms._wrapper import Wrapper, WrapperState
 from fedtide.algorithms.base import Algorithm, RoundInfo
 from fedtide.algorithms.fedavg import FedAvg
+from fedtide.configurable import configurable
 from fedtide.population import Population
 from fedtide.validation import require_at_least, require_positive
 
@@ -26,7 +27,7 @@ class AmplifiedState(WrapperState):
     change: Tensor
 
 
-@dataclass(frozen=True)
+@configurable
 class Amplified(Wrapper[AmplifiedState]):
     """Generalized FedAvg with amplified updates (paper 000, Algorithm 1), around any method.
 

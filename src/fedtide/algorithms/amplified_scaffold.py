@@ -12,6 +12,7 @@ from fedtide.algorithms._weighted_sum import WeightedSumState
 from fedtide.algorithms.base import ClientUpdates, Instructions, RoundInfo
 from fedtide.algorithms.fedavg import CohortAverage
 from fedtide.algorithms.scaffold import CohortWeights
+from fedtide.configurable import configurable
 from fedtide.population import Population
 from fedtide.validation import require_at_least, require_choice, require_positive
 
@@ -39,7 +40,7 @@ class AmplifiedScaffoldState(WeightedSumState):
     round_gradients: ClientMemory
 
 
-@dataclass(frozen=True)
+@configurable
 class AmplifiedScaffold(CohortAverage[AmplifiedScaffoldState]):
     """SCAFFOLD for periodic participation (paper 002, Algorithm 1).
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from fedtide.algorithms._wrapper import Wrapper, WrapperState
 from fedtide.algorithms.base import Algorithm, RoundInfo
 from fedtide.algorithms.fedavg import FedAvg
+from fedtide.configurable import configurable
 from fedtide.population import Population
 
 
@@ -24,7 +25,7 @@ class AveragedState(WrapperState):
     mean: Tensor
 
 
-@dataclass(frozen=True)
+@configurable
 class Averaged(Wrapper[AveragedState]):
     """Any method, whose output is the mean of its iterates x_1, ..., x_T.
 

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
 from fedtide.algorithms._weighted_sum import WeightedSum, WeightedSumState
 from fedtide.algorithms.base import ClientUpdates
+from fedtide.configurable import configurable
 from fedtide.population import Population
 
 
-@dataclass(frozen=True)
+@configurable
 class CentralSGD(WeightedSum[WeightedSumState]):
     """Sequential SGD on the data of all clients together (paper 003's "sequential SGD").
 

@@ -25,6 +25,7 @@ from torch import Tensor
 
 from fedtide.algorithms._weighted_sum import WeightedSum, WeightedSumState
 from fedtide.algorithms.base import ClientUpdates, RoundInfo
+from fedtide.configurable import configurable
 from fedtide.errors import InvalidInputError
 from fedtide.population import Population
 from fedtide.validation import require_positive
@@ -205,7 +206,7 @@ class FedAUState(WeightedSumState):
     intervals: IntervalStatistics
 
 
-@dataclass(frozen=True)
+@configurable
 class FedAU(WeightedSum[FedAUState]):
     """Federated averaging with adaptive weights for unknown participation (paper 001).
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -10,6 +9,7 @@ from torch import Tensor
 
 from fedtide.algorithms._weighted_sum import SumT, WeightedSum, WeightedSumState
 from fedtide.algorithms.base import ClientUpdates
+from fedtide.configurable import configurable
 from fedtide.errors import InvalidInputError
 from fedtide.population import Population
 from fedtide.validation import require_choice, require_positive
@@ -47,7 +47,7 @@ class CohortAverage(WeightedSum[SumT]):
         return 1.0 if self.weights == "given" else state.weights.sum()
 
 
-@dataclass(frozen=True)
+@configurable
 class FedAvg(CohortAverage[WeightedSumState]):
     """Federated averaging (McMahan et al., 2017; paper 000, Algorithm 1 with factor 1).
 

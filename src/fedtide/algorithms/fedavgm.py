@@ -11,6 +11,7 @@ from torch import Tensor
 from fedtide.algorithms._wrapper import Wrapper, WrapperState
 from fedtide.algorithms.base import Algorithm, RoundInfo
 from fedtide.algorithms.fedavg import FedAvg
+from fedtide.configurable import configurable
 from fedtide.errors import InvalidInputError
 from fedtide.population import Population
 from fedtide.validation import require_choice, require_positive
@@ -29,7 +30,7 @@ class MomentumState(WrapperState):
     m: Tensor
 
 
-@dataclass(frozen=True)
+@configurable
 class FedAvgM(Wrapper[MomentumState]):
     """Server momentum (Hsu et al., 2019; Reddi et al., 2021), around any method.
 

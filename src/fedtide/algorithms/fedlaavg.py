@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from fedtide.algorithms._latest_updates import LatestUpdates, LatestUpdatesState
 from fedtide.algorithms.base import ClientUpdates, RoundInfo
+from fedtide.configurable import configurable
 from fedtide.validation import require_positive
 
 
-@dataclass(frozen=True)
+@configurable
 class FedLaAvg(LatestUpdates):
     """Federated latest averaging (paper 003; Algorithm 2 for I > 1 local steps).
 

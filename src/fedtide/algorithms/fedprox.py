@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from torch import Tensor
 
 from fedtide.algorithms._weighted_sum import WeightedSumState
 from fedtide.algorithms.base import Instructions
 from fedtide.algorithms.fedavg import CohortAverage, Weights
+from fedtide.configurable import configurable
 from fedtide.population import Population
 from fedtide.validation import require_at_least
 
 
-@dataclass(frozen=True)
+@configurable
 class FedProx(CohortAverage[WeightedSumState]):
     """Federated averaging with a proximal term (Li et al., 2020).
 

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
 
 import torch
 
 from fedtide.algorithms._latest_updates import LatestUpdates, LatestUpdatesState
 from fedtide.algorithms.base import ClientUpdates, RoundInfo
+from fedtide.configurable import configurable
 from fedtide.validation import require_choice, require_positive
 
 EmptyRounds = Literal["skip", "memory"]
 
 
-@dataclass(frozen=True)
+@configurable
 class FedVARP(LatestUpdates):
     """Federated variance reduction for partial participation (Jhunjhunwala et al., 2022).
 

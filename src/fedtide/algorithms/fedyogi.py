@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from torch import Tensor
 
 from fedtide.algorithms._adaptive_server import AdaptiveServer
+from fedtide.configurable import configurable
 
 
-@dataclass(frozen=True)
+@configurable
 class FedYogi(AdaptiveServer):
     """Yogi on the server (Reddi et al., 2021, Algorithm 2), around any method.
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fedtide.algorithms._weighted_sum import WeightedSum, WeightedSumState
 from fedtide.algorithms.base import ClientUpdates
+from fedtide.configurable import configurable
 from fedtide.errors import InvalidInputError
 from fedtide.population import Population
 from fedtide.validation import require_positive
@@ -27,7 +28,7 @@ class KnownRatesState(WeightedSumState):
     rates: Tensor
 
 
-@dataclass(frozen=True)
+@configurable
 class KnownRates(WeightedSum[KnownRatesState]):
     """Averaging in which each update is divided by its client's participation rate.
 

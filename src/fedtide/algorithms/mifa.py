@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
 
 from fedtide.algorithms._latest_updates import LatestUpdates, LatestUpdatesState
 from fedtide.algorithms.base import ClientUpdates, RoundInfo
+from fedtide.configurable import configurable
 from fedtide.validation import require_choice, require_positive
 
 Unseen = Literal["zero", "exclude", "wait"]
 
 
-@dataclass(frozen=True)
+@configurable
 class MIFA(LatestUpdates):
     """Memory-augmented impatient federated averaging (Gu et al., 2021).
 

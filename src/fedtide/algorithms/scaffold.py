@@ -12,6 +12,7 @@ from fedtide.algorithms._client_memory import ClientMemory
 from fedtide.algorithms._weighted_sum import WeightedSumState
 from fedtide.algorithms.base import ClientUpdates, Instructions, RoundInfo
 from fedtide.algorithms.fedavg import CohortAverage
+from fedtide.configurable import configurable
 from fedtide.errors import InvalidInputError
 from fedtide.population import Population
 from fedtide.validation import require_choice, require_positive
@@ -34,7 +35,7 @@ class ScaffoldState(WeightedSumState):
     change: Tensor
 
 
-@dataclass(frozen=True)
+@configurable
 class Scaffold(CohortAverage[ScaffoldState]):
     """Stochastic controlled averaging (Karimireddy et al., 2020, Algorithm 1).
 

@@ -15,6 +15,7 @@ from fedtide.algorithms.base import (
     Instructions,
     RoundInfo,
 )
+from fedtide.configurable import configurable
 from fedtide.errors import InvalidInputError
 from fedtide.population import Population
 from fedtide.validation import require_at_least
@@ -47,7 +48,7 @@ class SwitchState:
         return self.active.model
 
 
-@dataclass(frozen=True)
+@configurable
 class Switch(Algorithm[SwitchState]):
     """One method until round `at`, then another, which continues from the current model.
 

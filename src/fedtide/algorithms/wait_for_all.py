@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fedtide.algorithms._weighted_sum import WeightedSumState
 from fedtide.algorithms.base import Algorithm, ClientUpdates, Cohort, Instructions, RoundInfo
+from fedtide.configurable import configurable
 from fedtide.population import Population
 from fedtide.validation import require_at_least, require_choice
 
@@ -28,7 +29,7 @@ class WaitState(WeightedSumState):
     weight: Tensor
 
 
-@dataclass(frozen=True)
+@configurable
 class WaitForAll(Algorithm[WaitState]):
     """One server step in every period of P rounds (paper 000's wait-minibatch and wait-full).
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -11,10 +11,11 @@ from torch import Tensor
 from fedtide.algorithms._weighted_sum import WeightedSum
 from fedtide.algorithms.base import ClientUpdates, RoundInfo
 from fedtide.algorithms.known_rates import KnownRates, KnownRatesState
+from fedtide.configurable import configurable
 from fedtide.population import Population
 
 
-@dataclass(frozen=True)
+@configurable
 class WeightedFedAvg(WeightedSum[KnownRatesState]):
     """Models averaged with the participation weights p_n (paper 004, equation 10).
 

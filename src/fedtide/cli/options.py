@@ -11,6 +11,7 @@ import typer
 from fedtide.sweep import SweepRun
 from fedtide.sweep.sweep_runner import OnRunEnd
 from fedtide.tracking import make_tracker
+from fedtide.validation import require_folder_name
 
 Overrides = Annotated[
     list[str] | None,
@@ -43,6 +44,26 @@ Track = Annotated[
     ),
 ]
 """Where runs are tracked."""
+
+
+ForceResume = Annotated[
+    bool,
+    typer.Option(
+        "--force-resume",
+        help="Continue even if data, files or imported code have changed since the run began.",
+    ),
+]
+"""Whether a run continues although its inputs have changed."""
+
+
+def runs_folder(name: str) -> Path:
+    """Return the default output folder of a file with this name, runs/NAME.
+
+    Raises:
+        InvalidInputError: a name that cannot be the name of a folder.
+    """
+    require_folder_name("name", name)
+    return Path("runs") / name
 
 
 def track_runs(wanted: str | None, out: Path, name: str) -> OnRunEnd | None:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from fedtide.cli.options import Overrides, Track, Workers, track_runs
+from fedtide.cli.options import ForceResume, Overrides, Track, Workers, runs_folder, track_runs
 from fedtide.examples import find_example
 from fedtide.plotting.saving import save_figure
 from fedtide.report.comparison import comparison_table
@@ -33,6 +33,7 @@ def run_command(
     resume: Annotated[
         bool, typer.Option("--resume", help="Continue an interrupted run in the folder.")
     ] = False,
+    force_resume: ForceResume = False,
     workers: Workers = None,
     track: Track = None,
 ) -> None:
@@ -45,14 +46,14 @@ def run_command(
     Example: fedtide run digits rounds=100 --out runs/short
     """
     sweep = Sweep.load(find_example(file), overrides or ())
-    out = out or _default_out(sweep.name, resume)
+    out = out or _default_out(sweep.name, resume or force_resume)
     with ProgressBars(sweep.name) as bars:
         frame = run_sweep(
             sweep,
             out,
             workers=workers,
             strict=True,
-            resume=resume,
+            resume="force" if force_resume else resume,
             progress=bars,
             done=track_runs(track, out, sweep.name),
         )
@@ -65,9 +66,9 @@ def run_command(
 
 def _default_out(name: str, resume: bool) -> Path:
     """Return the first free of runs/NAME, runs/NAME-2, ...; to resume, the last one in use."""
-    used, free = None, Path("runs") / name
+    used, free = None, runs_folder(name)
     number = 1
     while free.exists():
         number += 1
-        used, free = free, Path("runs") / f"{name}-{number}"
+        used, free = free, runs_folder(f"{name}-{number}")
     return used if resume and used is not None else free

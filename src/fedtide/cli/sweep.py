@@ -11,7 +11,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from fedtide.cli.options import Overrides, Track, Workers, track_runs
+from fedtide.cli.options import ForceResume, Overrides, Track, Workers, runs_folder, track_runs
 from fedtide.examples import find_example
 from fedtide.simulation.progress_bars import ProgressBars
 from fedtide.sweep import Sweep, run_sweep
@@ -39,6 +39,7 @@ def sweep_command(
             show_default=False,
         ),
     ] = None,
+    force_resume: ForceResume = False,
     track: Track = None,
 ) -> None:
     """Run an experiment under grids and lists of values, methods and seeds.
@@ -50,10 +51,18 @@ def sweep_command(
     Example: fedtide sweep digits-sweep --out runs/sweep
     """
     sweep = Sweep.load(find_example(file), overrides or ())
-    out = out or Path("runs") / sweep.name
+    out = out or runs_folder(sweep.name)
     with ProgressBars(sweep.name) as bars:
         done = track_runs(track, out, sweep.name)
-        frame = run_sweep(sweep, out, workers=workers, ray=ray, progress=bars, done=done)
+        frame = run_sweep(
+            sweep,
+            out,
+            workers=workers,
+            ray=ray,
+            resume="force" if force_resume else True,
+            progress=bars,
+            done=done,
+        )
     _print_results(frame, Console())
     print(f"results: {out / RESULTS_FILE}")
     if sweep.strategy is not None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fedtide.configurable import configurable
 from fedtide.participation.availability.base import Ids
 from fedtide.randomness import uniforms
 from fedtide.validation import require_probabilities
@@ -26,7 +26,7 @@ class Dropout(ABC):
         """The long-run probability that a selected client reports."""
 
 
-@dataclass(frozen=True)
+@configurable
 class NoDropout(Dropout):
     """Every selected client reports."""
 
@@ -37,7 +37,7 @@ class NoDropout(Dropout):
         return np.ones(len(clients), dtype=np.bool_)
 
 
-@dataclass(frozen=True)
+@configurable
 class RandomDropout(Dropout):
     """Each selected client fails to report with a probability, independently of all else.
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from fedtide.configurable import configurable
 from fedtide.errors import InvalidInputError
 from fedtide.population import Population
 from fedtide.randomness import generator
@@ -19,7 +19,7 @@ from fedtide.validation import (
 )
 
 
-@dataclass(frozen=True)
+@configurable
 class Correlated:
     """Rates that depend on each client's classes, as in FedAU's experiments (section 6).
 

@@ -8,7 +8,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedtide.errors import error_prefix
-from fedtide.participation.availability.base import Availability, AvailabilityStream, Ids
+from fedtide.participation.availability.base import (
+    Availability,
+    AvailabilityStream,
+    Ids,
+    RoundOrder,
+)
 from fedtide.participation.dropout import Dropout, NoDropout
 from fedtide.participation.selection.base import Selection, SelectionStream
 from fedtide.participation.selection.uniform_of import All
@@ -99,7 +104,7 @@ class ScheduleStream:
         self._selection = selection
         self._dropout = dropout
         self._seed = seed
-        self._next = 0
+        self._order = RoundOrder()
 
     def round(self, t: int) -> Participants:
         """Return the participants of round t.
@@ -107,12 +112,10 @@ class ScheduleStream:
         Raises:
             ValueError: t is not larger than every round asked for before.
         """
-        if t < self._next:
-            raise ValueError(f"round {t} asked after round {self._next - 1}; ask in rising order")
+        skipped = self._order.advance(t)
         if self._selection.stateful:
-            for skipped in range(self._next, t):
-                self._selection.select(skipped, self._availability.round(skipped))
-        self._next = t + 1
+            for earlier in skipped:
+                self._selection.select(earlier, self._availability.round(earlier))
         available = self._availability.round(t)
         selected = self._selection.select(t, available)
         reported = selected[self._dropout.draw_mask(self._seed, t, selected)]

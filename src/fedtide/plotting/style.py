@@ -75,6 +75,15 @@ def method_styles(methods: Iterable[str]) -> dict[str, dict[str, Any]]:
     }
 
 
+def shorten(name: str, most: int = 18) -> str:
+    """Return the beginning of a long name, for a label.
+
+    >>> shorten("south-hospital-of-the-city")
+    'south-hospital-of…'
+    """
+    return name if len(name) <= most else f"{name[: most - 1]}…"
+
+
 def place_legend(panel: Axes, outside: bool = False) -> None:
     """Add a legend: in the panel if it is short, else (or if `outside`) below the figure."""
     handles, labels = panel.get_legend_handles_labels()

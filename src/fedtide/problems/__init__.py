@@ -17,12 +17,15 @@ from fedtide.problems.partitions import (
 )
 from fedtide.problems.quadratic import Quadratic
 from fedtide.problems.regression import Regression
+from fedtide.problems.sample_metrics import Metric
+from fedtide.problems.supervised import Supervised
 
 PROBLEMS: dict[str, type[Problem]] = {
     "quadratic": Quadratic,
     "lower-bound-4d": LowerBound4D,
     "regression": Regression,
     "classification": Classification,
+    "supervised": Supervised,
 }
 """The problems by their `type` in an experiment file."""
 
@@ -39,6 +42,7 @@ __all__ = [
     "Iid",
     "LowerBound4D",
     "MajorityClass",
+    "Metric",
     "Natural",
     "Partition",
     "Problem",
@@ -46,5 +50,6 @@ __all__ = [
     "Regression",
     "SharedPool",
     "SingleClass",
+    "Supervised",
     "Task",
 ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -21,6 +21,8 @@ Batch = tuple[Tensor, ...]
 """The arguments of a loss besides the parameters: a client's minibatch, or a cohort's."""
 BatchInputs = tuple[Tensor, ...]
 """What batches are computed from: indices of samples, random words, clients' functions."""
+BufferMode = Literal["average", "local"]
+"""Whether buffers are averaged over the clients after each round, or every client keeps its own."""
 
 
 @dataclass(frozen=True)
@@ -84,10 +86,13 @@ class Evaluation:
     Args:
         metrics: of the problem by name, such as `loss` or `test_accuracy` (0 to 1).
         clients: per-client metrics by name, each of shape (N,); `loss` is F_n(x).
+        lower_is_better: the base names of metrics that are better if smaller, such as `mae` for
+            `train_mae` and `test_mae`.
     """
 
     metrics: Mapping[str, float]
     clients: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
+    lower_is_better: frozenset[str] = frozenset()
 
 
 class Task(ABC):
@@ -97,11 +102,18 @@ class Task(ABC):
         population: what is known about the clients; `samples` is None where they hold functions.
         layout: the names and shapes of the parameters.
         start: the initial model x_0, shape (d,), in the dtype and on the device of the run.
+        buffer_layout: the names and shapes of the buffers: the running statistics of a network,
+            which training changes without gradients. None: there are none.
+        start_buffers: their initial values, shape (d_b,); None without buffers.
+        buffer_mode: "average" or "local", see `BufferMode`.
     """
 
     population: Population
     layout: Layout
     start: Tensor
+    buffer_layout: Layout | None = None
+    start_buffers: Tensor | None = None
+    buffer_mode: BufferMode = "average"
 
     @abstractmethod
     def loss(self, params: Params, *batch: Tensor) -> Tensor:
@@ -110,6 +122,18 @@ class Task(ABC):
         It must be pure (same arguments, same value; nothing changed in place) and made of torch
         operations that `torch.func.vmap` can stack over clients.
         """
+
+    def loss_and_buffers(
+        self, params: Params, buffers: Params, *batch: Tensor
+    ) -> tuple[Tensor, Params]:
+        """Return `loss` and the buffers after the step; a task with buffers must implement it.
+
+        Args:
+            params: the parameters.
+            buffers: the buffers before the step.
+            *batch: the minibatch.
+        """
+        return self.loss(params, *batch), buffers
 
     @abstractmethod
     def batch_inputs(self, plan: BatchPlan) -> BatchInputs:
@@ -138,6 +162,12 @@ class Task(ABC):
             batch = self.batch(*inputs) if inputs else batch
             yield batch
 
+    def unflatten_buffers(self, buffers: Tensor | None) -> Params:
+        """Return buffers of shape (..., d_b) by name; {} where the task has none."""
+        if buffers is None or self.buffer_layout is None:
+            return {}
+        return self.buffer_layout.unflatten(buffers)
+
     def gradient(self, x: Tensor, plan: BatchPlan) -> Tensor:
         """Return each client's gradient at x on the batch of the plan's first step, shape (S, d).
 
@@ -154,14 +184,40 @@ class Task(ABC):
         return torch.stack(rows)
 
     @abstractmethod
-    def evaluate(self, x: Tensor, clients: bool = True) -> Evaluation:
+    def evaluate(
+        self, x: Tensor, clients: bool = True, buffers: Tensor | None = None
+    ) -> Evaluation:
         """Return the metrics of the model x.
 
         Args:
             x: the model, shape (d,).
             clients: whether per-client metrics are needed; without them, millions of clients are
                 possible.
+            buffers: the buffers, shape (d_b,), or (N, d_b) if every client has its own: then its
+                metrics are measured with its own, and the others with their mean. None: the initial
+                ones.
         """
+
+    def evaluate_clients(
+        self, x: Tensor, clients: NDArray[np.int64], buffers: Tensor | None = None
+    ) -> dict[str, NDArray[np.float64]]:
+        """Return figures of models that differ between clients, each on the client's own samples.
+
+        Args:
+            x: the model of each client, shape (S, d), or one for all, (d,).
+            clients: their ids, shape (S,).
+            buffers: those of each client, shape (S, d_b), or of all, (d_b,); None: the initial
+                ones.
+
+        Returns:
+            Metrics by name, each of shape (S,).
+
+        Raises:
+            InvalidInputError: the clients hold no samples.
+        """
+        raise InvalidInputError(
+            "evaluation.personalise: the clients of this problem hold no samples; leave it out"
+        )
 
     def module(self, x: Tensor, buffers: Tensor | None = None) -> nn.Module:
         """Return the network with the parameters x, shape (d,), in evaluation mode.
@@ -186,22 +242,27 @@ class Task(ABC):
         )
 
 
-def loss_gradient(loss: Callable[..., Tensor]) -> Callable[..., Params]:
+def loss_gradient(loss: Callable[..., Any], has_aux: bool = False) -> Callable[..., Any]:
     """Return the gradient of a loss with respect to its first argument, named tensors.
 
     Equivalent to `torch.func.grad`, whose first use imports the compiler and takes a second: too
     long for a client of a deployment, which answers each message in a new process.
+
+    Args:
+        loss: returns a scalar; with `has_aux`, (scalar, anything).
+        has_aux: whether to return (gradient, anything).
     """
 
-    def gradient(params: Params, *batch: Tensor) -> Params:
+    def gradient(params: Params, *args: Any) -> Any:
         leaves = {name: tensor.detach().requires_grad_() for name, tensor in params.items()}
         with torch.enable_grad():
-            value = loss(leaves, *batch)
+            value, aux = loss(leaves, *args) if has_aux else (loss(leaves, *args), None)
         slopes = torch.autograd.grad(value, list(leaves.values()), allow_unused=True)
-        return {
+        named = {
             name: torch.zeros_like(tensor) if slope is None else slope
             for (name, tensor), slope in zip(leaves.items(), slopes, strict=True)
         }
+        return (named, aux) if has_aux else named
 
     return gradient
 
@@ -234,3 +295,10 @@ class Problem(ABC):
         Raises:
             InvalidInputError: data that are missing or do not fit.
         """
+
+    def fingerprint(self) -> str | None:
+        """Return a hash of the content of the data, by which a resumed run notices a change.
+
+        None if the fields of the problem determine the data.
+        """
+        return None

@@ -44,13 +44,22 @@ class Layout:
         sizes = [math.prod(shape) for shape in self.shapes.values()]
         pieces = torch.split(x, sizes, dim=-1)
         return {
-            name: piece.view(*x.shape[:-1], *shape)
+            name: piece.view((*x.shape[:-1], *shape))
             for (name, shape), piece in zip(self.shapes.items(), pieces, strict=True)
         }
 
     def flatten(self, params: Mapping[str, Tensor], leading: int = 0) -> Tensor:
         """Concatenate the tensors, each with `leading` batch dimensions, into one (..., d)."""
-        return torch.cat([params[name].flatten(leading) for name in self.shapes], dim=-1)
+        return torch.cat([flatten_after(params[name], leading) for name in self.shapes], dim=-1)
+
+
+def flatten_after(tensor: Tensor, leading: int) -> Tensor:
+    """Return a tensor with all dimensions after the first `leading` ones as one, or a new one.
+
+    >>> flatten_after(torch.zeros(5, 2, 3), 1).shape, flatten_after(torch.zeros(5), 1).shape
+    (torch.Size([5, 6]), torch.Size([5, 1]))
+    """
+    return tensor.unsqueeze(-1) if tensor.dim() == leading else tensor.flatten(leading)
 
 
 def to_channels_last(tensor: Tensor) -> Tensor:

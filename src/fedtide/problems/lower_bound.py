@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from fedtide.configurable import configurable
 from fedtide.population import Population
 from fedtide.problems.base import BatchInputs, BatchPlan, Evaluation, Problem, Task
 from fedtide.problems.layout import Layout, Params
@@ -19,7 +19,7 @@ MU, H, L, LAMBDA, C, ZETA = 1.0, 16.0, 2.0, 1.0, 1.0, 16.0
 B = np.sqrt(MU) * C / np.sqrt(H)
 
 
-@dataclass(frozen=True)
+@configurable
 class LowerBound4D(Problem):
     """Two clients in four dimensions that disagree on the fourth coordinate (paper 002, synthetic).
 
@@ -101,7 +101,9 @@ class LowerBound4DTask(Task):
         slopes[..., 2] = torch.as_tensor(self._problem.noise * normal).to(self.start)
         return self._curvatures[clients][None], slopes
 
-    def evaluate(self, x: Tensor, clients: bool = True) -> Evaluation:
+    def evaluate(
+        self, x: Tensor, clients: bool = True, buffers: Tensor | None = None
+    ) -> Evaluation:
         """Return the logged objective as `loss`, and F_0(x) and F_1(x)."""
         losses = self.loss({"x": x}, self._curvatures, self._slopes).double().cpu().numpy()
         loss = float(losses.mean())

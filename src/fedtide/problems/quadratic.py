@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedtide.configurable import configurable
 from fedtide.errors import InvalidInputError
 from fedtide.population import Population
 from fedtide.problems.base import BatchInputs, BatchPlan, Evaluation, Problem, Task
@@ -20,7 +20,7 @@ from fedtide.validation import require_numbers
 Array = Sequence[Any] | NDArray[Any] | Tensor
 
 
-@dataclass(frozen=True, eq=False)
+@configurable
 class Quadratic(Problem):
     """F_n(x) = ½ (x - e_n)ᵀ A_n (x - e_n), with exact gradients.
 
@@ -98,7 +98,9 @@ class QuadraticTask(Task):
         clients = torch.as_tensor(plan.clients, device=self._a.device)[None]
         return self._a[clients], self._e[clients]
 
-    def evaluate(self, x: Tensor, clients: bool = True) -> Evaluation:
+    def evaluate(
+        self, x: Tensor, clients: bool = True, buffers: Tensor | None = None
+    ) -> Evaluation:
         """Return F_n(x) of every client and their mean."""
         offset = x - self._e
         losses = 0.5 * torch.einsum("ni,nij,nj->n", offset, self._a, offset)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import torch
 from torch import Tensor
 
+from fedtide.configurable import configurable
 from fedtide.errors import InvalidInputError
 from fedtide.population import Population
 from fedtide.problems.base import Batch, BatchInputs, BatchPlan, Evaluation, Problem, Task
@@ -16,7 +15,7 @@ from fedtide.randomness import generator
 from fedtide.validation import require_at_least
 
 
-@dataclass(frozen=True)
+@configurable
 class Regression(Problem):
     """F_n(w) = 1 / (2 m) Σ_i (x_iᵀ w - y_i)² over the m samples of client n, without a bias.
 
@@ -112,7 +111,9 @@ class RegressionTask(Task):
         clients, positions = inputs
         return self._x[clients, positions], self._y[clients, positions]
 
-    def evaluate(self, x: Tensor, clients: bool = True) -> Evaluation:
+    def evaluate(
+        self, x: Tensor, clients: bool = True, buffers: Tensor | None = None
+    ) -> Evaluation:
         """Return F_n(w) of every client, their mean, and the mean squared error."""
         losses = 0.5 * ((self._x @ x - self._y) ** 2).double().mean(dim=1)
         loss = float(losses.mean())

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedtide.errors import InvalidInputError
 from fedtide.population import Population
@@ -33,12 +34,22 @@ class WeightedTask(Task):
     def __init__(self, task: Task, weights: NDArray[np.float64]) -> None:
         self._task, self._weights = task, weights
         self.population, self.layout, self.start = task.population, task.layout, task.start
+        self.buffer_layout, self.start_buffers = task.buffer_layout, task.start_buffers
+        self.buffer_mode = task.buffer_mode
         self._factors = torch.as_tensor(len(weights) * weights).to(task.start)
 
     def loss(self, params: Params, *batch: Tensor) -> Tensor:
         """Return N a_n times the loss; the factor N a_n is the last part of the batch."""
         *rest, factor = batch
         return factor * self._task.loss(params, *rest)
+
+    def loss_and_buffers(
+        self, params: Params, buffers: Params, *batch: Tensor
+    ) -> tuple[Tensor, Params]:
+        """Return N a_n times the loss, and the new buffers of the original task."""
+        *rest, factor = batch
+        loss, moved = self._task.loss_and_buffers(params, buffers, *rest)
+        return factor * loss, moved
 
     def batch_inputs(self, plan: BatchPlan) -> BatchInputs:
         """Return the inputs of the original task and the clients' factors (1, S)."""
@@ -54,11 +65,23 @@ class WeightedTask(Task):
         """Return the tensor in the memory format of the original task."""
         return self._task.to_memory_format(tensor)
 
-    def evaluate(self, x: Tensor, clients: bool = True) -> Evaluation:
+    def evaluate(
+        self, x: Tensor, clients: bool = True, buffers: Tensor | None = None
+    ) -> Evaluation:
         """Return the original evaluation with `loss` = Σ a_n F_n; client figures are unweighted."""
-        result = self._task.evaluate(x)
+        result = self._task.evaluate(x, buffers=buffers)
         loss = float(self._weights @ result.clients["loss"])
-        return Evaluation({**result.metrics, "loss": loss}, result.clients)
+        return replace(result, metrics={**result.metrics, "loss": loss})
+
+    def evaluate_clients(
+        self, x: Tensor, clients: NDArray[np.int64], buffers: Tensor | None = None
+    ) -> dict[str, NDArray[np.float64]]:
+        """Return the unweighted figures of the original task."""
+        return self._task.evaluate_clients(x, clients, buffers)
+
+    def module(self, x: Tensor, buffers: Tensor | None = None) -> nn.Module:
+        """Return the network of the original task."""
+        return self._task.module(x, buffers)
 
 
 def weigh_objective(task: Task, objective: Objective) -> Task:

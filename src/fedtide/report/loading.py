@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,10 @@ import polars as pl
 from numpy.typing import NDArray
 
 from fedtide.errors import InvalidInputError
+from fedtide.participation.log.client_ids import number_clients
+from fedtide.population import Population
 from fedtide.simulation.experiment import HOW, read_yaml
+from fedtide.simulation.fingerprints import Fingerprints
 from fedtide.simulation.run_folder import RunFolder, numbered
 
 _SEED_OR_EXECUTION = ("seed", *HOW)
@@ -33,6 +36,7 @@ class FinishedRun:
         rounds_per_second: training speed, evaluations excluded; None under way.
         ended: the number of rounds in its log: fewer than the experiment's if a callback stopped
             the run, or under way.
+        fingerprints: of the data, files and code that it used; empty if they are not known.
         participation: its participation log; None: in its folder.
         is_finished: whether it has finished.
     """
@@ -43,8 +47,17 @@ class FinishedRun:
     clients: pl.DataFrame
     rounds_per_second: float | None
     ended: int
+    fingerprints: Fingerprints = field(default_factory=dict)
     participation: pl.DataFrame | None = None
     is_finished: bool = True
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """What the run has in common with the runs of the same method under other seeds."""
+        kept = {key: v for key, v in self.experiment.items() if key not in _SEED_OR_EXECUTION}
+        code_and_files = {**self.fingerprints.get("files", {}), **self.fingerprints.get("code", {})}
+        hashes = {"data": self.fingerprints.get("data"), **code_and_files}
+        return kept | {"version": {name: value and value[:12] for name, value in hashes.items()}}
 
     @property
     def method(self) -> str:
@@ -58,10 +71,17 @@ class FinishedRun:
         return self.metrics[key][-1] if key in self.metrics.columns else None
 
     def log(self) -> pl.DataFrame:
-        """Return the participation log."""
-        if self.participation is not None:
-            return self.participation
-        return pl.read_parquet(self.folder.participation)
+        """Return the participation log; `client` is the client's row in `clients`, not its name.
+
+        Raises:
+            InvalidInputError: a client that is not in `clients`.
+        """
+        log = self.participation
+        if log is None:
+            log = pl.read_parquet(self.folder.participation)
+        population = Population(len(self.clients), names=self.clients["client"].to_numpy())
+        rows = number_clients(str(self.folder.participation), log["client"], population)
+        return log.with_columns(client=rows)
 
     def used_rows(self) -> pl.DataFrame:
         """Return the rows of the participation log of clients whose updates were used."""
@@ -160,6 +180,7 @@ def _load(path: Path) -> FinishedRun | IncompleteRun:
             pl.read_parquet(folder.clients),
             float(json.loads(folder.timings.read_text(encoding="utf-8"))["rounds_per_second"]),
             int(json.loads(folder.summary.read_text(encoding="utf-8"))["rounds"]),
+            _read_fingerprints(folder),
         )
     except (OSError, ValueError, pl.exceptions.PolarsError) as error:
         raise InvalidInputError(
@@ -174,7 +195,21 @@ def _load_under_way(folder: RunFolder, experiment: dict[str, Any]) -> FinishedRu
         return None
     ended, clients = _last_saved_round(folder), pl.read_parquet(folder.clients)
     log = pl.concat(parts).filter(pl.col("round") < ended)
-    return FinishedRun(folder, experiment, metrics, clients, None, ended, log, is_finished=False)
+    return FinishedRun(
+        folder,
+        experiment,
+        metrics,
+        clients,
+        None,
+        ended,
+        _read_fingerprints(folder),
+        log,
+        is_finished=False,
+    )
+
+
+def _read_fingerprints(folder: RunFolder) -> Fingerprints:
+    return folder.read_json(folder.fingerprints) if folder.fingerprints.exists() else {}
 
 
 def _last_saved_round(folder: RunFolder) -> int:
@@ -193,9 +228,9 @@ def _load_incomplete(folder: RunFolder, experiment: dict[str, Any]) -> Incomplet
 def group_by_method(runs: Iterable[FinishedRun]) -> dict[str, list[FinishedRun]]:
     """Return the runs of each method, one per seed, in the order in which the methods appear.
 
-    Runs belong to one method if they differ only in the seed and in how they were executed. Two
-    methods with the same name are told apart by the fields in which they differ. The name of a
-    method whose runs are under way says how far they are.
+    Runs belong to one method if they differ only in the seed and in how they were executed, and
+    used the same data and code. Two methods with the same name are told apart by the fields in
+    which they differ. The name of a method whose runs are under way says how far they are.
     """
     groups: dict[str, dict[int, FinishedRun]] = {}
     for run in runs:
@@ -206,15 +241,14 @@ def group_by_method(runs: Iterable[FinishedRun]) -> dict[str, list[FinishedRun]]
     return dict(zip(labels, distinct, strict=True))
 
 
+def _identity(run: FinishedRun) -> str:
+    return json.dumps(run.fields, sort_keys=True, default=str)
+
+
 def _how_far(group: Sequence[FinishedRun]) -> str:
     """Return the last round evaluated if runs are under way, of the one that is least far."""
     rounds = [int(run.metrics["round"][-1]) for run in group if not run.is_finished]
     return f" (round {min(rounds):,} of {group[0].experiment['rounds']:,})" if rounds else ""
-
-
-def _identity(run: FinishedRun) -> str:
-    kept = {key: v for key, v in run.experiment.items() if key not in _SEED_OR_EXECUTION}
-    return json.dumps(kept, sort_keys=True, default=str)
 
 
 def _labels(runs: Sequence[FinishedRun]) -> list[str]:
@@ -228,9 +262,9 @@ def _labels(runs: Sequence[FinishedRun]) -> list[str]:
 
 def _difference(run: FinishedRun, others: Sequence[FinishedRun]) -> str:
     """Return the fields of the run that differ from the others', or its folder's name if long."""
-    flat = [dict(flatten(other.experiment, _SEED_OR_EXECUTION)) for other in others]
-    mine = dict(flatten(run.experiment, _SEED_OR_EXECUTION))
-    text = ", ".join(f"{field}={mine[field]}" for field in differing_fields(flat) if field in mine)
+    flat = [dict(flatten(other.fields)) for other in others]
+    mine = dict(flatten(run.fields))
+    text = ", ".join(f"{f}={mine[f]}" for f in differing_fields(flat) if f in mine)
     return text if 0 < len(text) <= 60 else run.folder.path.name
 
 

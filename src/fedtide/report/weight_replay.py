@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import polars as pl
 import torch
 from numpy.typing import NDArray
 
-from fedtide.algorithms import ClientUpdates, Cohort, Instructions, RoundDriver
+from fedtide.algorithms import Algorithm, ClientUpdates, Cohort, Instructions, RoundDriver
+from fedtide.configurable import field_types
 from fedtide.errors import InvalidInputError
 from fedtide.population import Population
 from fedtide.report.loading import FinishedRun
-from fedtide.simulation import Experiment
+from fedtide.simulation.experiment import BUILDER, Experiment
 
 Floats = NDArray[np.float64]
 
@@ -27,7 +29,7 @@ class WeightHistory:
 
     Args:
         rounds: t, shape (M,).
-        clients: n, shape (M,).
+        clients: the client's row in the table of clients, shape (M,).
         weights: N a_t^n, scaled to a mean of 1 per round over all clients and rounds, shape
             (M,): 1 / p_n if all clients count equally.
     """
@@ -48,28 +50,31 @@ def history(run: FinishedRun) -> WeightHistory | None:
     Weights depend on who took part, not on what was learnt, so the algorithm is replayed on the log
     with a model of one number and updates of 0, for at most 5000 rounds.
     """
+    kinds = field_types(Experiment)
     try:
-        experiment = Experiment.from_dict(run.experiment)
+        algorithm, local = (
+            BUILDER.build(kinds[key], run.experiment[key], key) for key in ("algorithm", "local")
+        )
     except InvalidInputError:  # a class that is not available here
         return None
-    if experiment.algorithm.centralised:
+    if algorithm.centralised:
         return None
-    entries = list(_replayed(experiment, run))
+    ended = min(run.ended, _ROUNDS)
+    entries = list(_replayed(algorithm, [local.rate(t) for t in range(ended)], run))
     if not entries:
         return None
     rounds, clients, weights = (np.concatenate(part) for part in zip(*entries, strict=True))
-    ended = min(run.ended, _ROUNDS)
     mean = weights.sum() / ended / len(run.clients)
     return WeightHistory(rounds, clients, weights / mean) if mean > 0 else None
 
 
 def _replayed(
-    experiment: Experiment, run: FinishedRun
+    algorithm: Algorithm[Any], rates: Sequence[float], run: FinishedRun
 ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64], Floats]]:
     """Yield, for every round with an update, the round, the clients and N a_t^n."""
     size, participants = len(run.clients), _participants(run)
     start = torch.zeros(1, dtype=torch.float64)
-    driver = RoundDriver(experiment.algorithm, start, _population(run))
+    driver = RoundDriver(algorithm, start, _population(run))
     samples = None
     if "samples" in run.clients.columns:
         samples = torch.from_numpy(run.clients["samples"].to_numpy(writable=True))
@@ -86,8 +91,7 @@ def _replayed(
             gradients=zeros,
         )
 
-    for t in range(min(run.ended, _ROUNDS)):
-        lr = experiment.local.rate(t)
+    for t, lr in enumerate(rates):
         info = driver.run(participants.get(t, _EMPTY), lr, train)
         if len(info.clients):
             ids = info.clients.numpy()

@@ -17,7 +17,7 @@ from fedtide.simulation.callbacks import Callback
 from fedtide.simulation.divergence import OnNonfinite
 from fedtide.simulation.experiment import Checkpoints, Evaluate, Experiment, LogStage
 from fedtide.simulation.result import Result, Results
-from fedtide.simulation.run_folder import RunFolder
+from fedtide.simulation.run_folder import Resume, RunFolder
 from fedtide.simulation.runner import check_callbacks, execute
 from fedtide.training import LocalTraining
 from fedtide.training.trainers.select import TrainerName
@@ -53,7 +53,7 @@ class _Arguments(TypedDict, total=False):
     record_iterates: bool
     max_stack_bytes: int
     out: str | Path | None
-    resume: bool
+    resume: Resume
     progress: bool | None
     callbacks: Iterable[Callback]
 
@@ -86,7 +86,7 @@ def simulate(
     record_iterates: bool = False,
     max_stack_bytes: int = 2**25,
     out: str | Path | None = None,
-    resume: bool = False,
+    resume: Resume = False,
     progress: bool | None = None,
     callbacks: Iterable[Callback] = (),
 ) -> Result | Results:
@@ -98,7 +98,8 @@ def simulate(
         seeds: several seeds instead of `seed`, run one after another; the results come as `Results`
             and the folder `out` has one run folder `seed-SEED` for each.
         out: the run folder to write; None: run in memory.
-        resume: whether to continue the run in the folder.
+        resume: whether to continue the run in the folder; "force": also if its data, files or
+            imported code have changed since it began.
         progress: whether to show rounds, speed and the remaining time on standard error; None: in a
             terminal and in a notebook.
         callbacks: objects that watch the run and may end it early, such as
@@ -134,7 +135,7 @@ def run(
     path: str | Path,
     overrides: Iterable[str] = (),
     out: str | Path | None = None,
-    resume: bool = False,
+    resume: Resume = False,
     progress: bool | None = None,
     callbacks: Iterable[Callback] = (),
 ) -> Result:
@@ -171,7 +172,7 @@ def _execute_seeds(
     experiment: Experiment,
     seeds: Sequence[int],
     out: str | Path | None,
-    resume: bool,
+    resume: Resume,
     callbacks: Sequence[Callback],
 ) -> Results:
     """Run an experiment under each seed; with `out`, all folders are checked before the first."""

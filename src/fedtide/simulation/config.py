@@ -1,7 +1,8 @@
 """Conversion of plain data (the content of a YAML file) to the objects of an experiment, and back.
 
-Every configurable object is a frozen dataclass. Registries map `type` names to classes, and the
-annotations of the fields say what goes where, so a new method or process needs no code here.
+Every configurable object is a frozen dataclass. Registries map `type` names to classes, any other
+class is named by its import path, and the annotations of the fields say what goes where, so a new
+method or process needs no code here.
 """
 
 from __future__ import annotations
@@ -9,16 +10,19 @@ from __future__ import annotations
 import types
 from collections.abc import Mapping
 from dataclasses import MISSING, fields, is_dataclass
-from functools import cache, lru_cache
+from functools import lru_cache
 from pathlib import Path
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from typing import Any, Union, get_args, get_origin
 
 import numpy as np
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic.errors import PydanticSchemaGenerationError
 from torch import Tensor
 
+from fedtide.configurable import field_types, is_union
+from fedtide.content_hash import describe
 from fedtide.errors import InvalidInputError, did_you_mean
+from fedtide.import_paths import import_object, import_path_of, is_import_path
 
 Registries = Mapping[type, Mapping[str, type]]
 """For each base class, its classes by the name that `type:` takes."""
@@ -36,6 +40,7 @@ class Builder:
         self, registries: Registries, named_only: Mapping[str, type] = types.MappingProxyType({})
     ) -> None:
         self._registries = registries
+        self._bases = tuple(registries)
         tables = (*registries.values(), named_only)
         self._names = {cls: name for table in tables for name, cls in table.items()}
 
@@ -50,7 +55,12 @@ class Builder:
         Raises:
             InvalidInputError: with the path of the field and a hint.
         """
-        members = get_args(kind) if _is_union(kind) else (kind,)
+        if isinstance(value, Mapping) and "in_memory" in value:
+            raise InvalidInputError(
+                f"{path}: given in memory ({value['in_memory']!s:.60}), which no file holds; run "
+                "it from Python with the same object"
+            )
+        members = get_args(kind) if is_union(kind) else (kind,)
         for annotation in members:
             member = get_origin(annotation) or annotation
             if not isinstance(member, type):
@@ -71,11 +81,17 @@ class Builder:
     def to_dict(self, thing: Any) -> Any:
         """Return plain data from which `build` makes an equal object.
 
+        Classes without a `type` name and functions are written as import paths. Tables, data sets,
+        networks and mappings of arrays are described by a fingerprint: `build` refuses them, but
+        equal data have equal descriptions.
+
         Raises:
             InvalidInputError: an object that plain data cannot describe.
         """
+        if (about := describe(thing)) is not None:
+            return about
         if is_dataclass(thing) and not isinstance(thing, type):
-            name = self._names.get(type(thing))
+            name = self._type_name(type(thing))
             head = {} if name is None else {"type": name}
             return head | {f.name: self.to_dict(getattr(thing, f.name)) for f in fields(thing)}
         if isinstance(thing, np.ndarray | Tensor | np.generic):
@@ -88,13 +104,20 @@ class Builder:
             return str(thing)
         if thing is None or isinstance(thing, str | int | float):
             return thing
+        if isinstance(thing, type | types.FunctionType | types.BuiltinFunctionType):
+            return import_path_of(thing)
         raise InvalidInputError(
             f"out: a {type(thing).__name__} object cannot be written to an experiment file; "
             "describe it by name, or run without a folder"
         )
 
+    def _type_name(self, cls: type) -> str | None:
+        """Return the `type` of a class; None if the field that it stands in implies it."""
+        implied = _is_ours(cls) and not issubclass(cls, self._bases)
+        return self._names.get(cls) or (None if implied else import_path_of(cls))
+
     def _build_registered(self, base: type, value: Any, path: str) -> Any:
-        """Return an object of a registered class: from an object, a type name, or a mapping."""
+        """Return an object of a registered or imported class: from it, its name, or a mapping."""
         if isinstance(value, base):
             return value
         table = self._registries[base]
@@ -106,6 +129,8 @@ class Builder:
         name = value.pop("type", None)
         if name is None:
             raise InvalidInputError(f"{_join(path, 'type')}: missing; {did_you_mean('', table)}")
+        if is_import_path(name):
+            return self._build_dataclass(_import_class(name, base, path), value, path)
         if not isinstance(name, str) or name not in table:
             raise InvalidInputError(
                 f"{_join(path, 'type')}: unknown {name!r:.60}; {did_you_mean(str(name), table)}"
@@ -114,7 +139,10 @@ class Builder:
 
     def _build_dataclass(self, cls: type, value: Mapping[str, Any], path: str) -> Any:
         """Return an object of this dataclass with these fields."""
-        hints = _type_hints(cls)
+        if is_import_path(value.get("type")):
+            cls = _import_class(value["type"], cls, path)
+            value = {key: v for key, v in value.items() if key != "type"}
+        hints = field_types(cls)
         known = {field.name: field for field in fields(cls) if field.init}
         for key in value:
             if key not in known:
@@ -130,6 +158,14 @@ class Builder:
             return cls(**built)
         except InvalidInputError as error:
             raise (error.prefixed(path) if path else error) from None
+        except Exception as error:  # a user's class may raise anything
+            if _is_ours(cls):
+                raise
+            reason = "".join(f"{error!s:.200}".splitlines()[:1])
+            raise InvalidInputError(
+                f"{path}: {cls.__name__} cannot be created ({type(error).__name__}: {reason}); "
+                "correct the class or its values"
+            ) from error
 
 
 def _join(path: str, key: Any) -> str:
@@ -144,8 +180,31 @@ def _join(path: str, key: Any) -> str:
     return f"{path}.{name}" if path else name
 
 
-def _is_union(kind: Any) -> bool:
-    return get_origin(kind) in (Union, types.UnionType)
+def _is_ours(cls: type) -> bool:
+    return cls.__module__.partition(".")[0] == "fedtide"
+
+
+def _import_class(name: str, base: type, path: str) -> type:
+    """Return the class at an import path.
+
+    Raises:
+        InvalidInputError: it cannot be imported, or is not a dataclass below `base`.
+    """
+    field = _join(path, "type")
+    cls = import_object(name, field)
+    if not (isinstance(cls, type) and issubclass(cls, base) and is_dataclass(cls)):
+        raise InvalidInputError(
+            f"{field}: {name!r:.60} is not a dataclass derived from {base.__name__}; derive it "
+            f"from {base.__module__}.{base.__qualname__}"
+        )
+    try:
+        field_types(cls)
+    except NameError as error:
+        raise InvalidInputError(
+            f"{field}: an annotation of {name!r:.60} cannot be evaluated ({error}); import what it "
+            "names"
+        ) from None
+    return cls
 
 
 def _is_registered(base: type, value: Any) -> bool:
@@ -186,11 +245,6 @@ def _refuse_huge(value: Any, path: str) -> None:
             _refuse_huge(part, path)
 
 
-@cache
-def _type_hints(cls: type) -> dict[str, Any]:
-    return get_type_hints(cls)
-
-
 @lru_cache(maxsize=512)
 def _adapter(kind: Any) -> TypeAdapter[Any]:
     """Return pydantic's adapter of an annotation; unknown classes are checked by isinstance."""
@@ -206,6 +260,6 @@ def _without_array_types(kind: Any) -> Any:
     """Return the annotation with NumPy array types replaced by the class `np.ndarray`."""
     if get_origin(kind) is np.ndarray:
         return np.ndarray
-    if _is_union(kind):
+    if is_union(kind):
         return Union[tuple(_without_array_types(member) for member in get_args(kind))]  # noqa: UP007
     return kind

@@ -11,6 +11,7 @@ import torch
 from fedtide.algorithms import ClientUpdates, RoundInfo
 from fedtide.errors import InvalidInputError
 from fedtide.participation import Ids
+from fedtide.population import Population
 from fedtide.problems import Evaluation
 
 OnNonfinite = Literal["stop", "drop"]
@@ -22,29 +23,33 @@ class DivergenceError(InvalidInputError):
 
 
 def drop_or_raise_nonfinite(
-    updates: ClientUpdates, t: int, on_nonfinite: OnNonfinite
-) -> ClientUpdates:
-    """Return the updates of round t that are finite.
+    updates: ClientUpdates,
+    t: int,
+    on_nonfinite: OnNonfinite,
+    population: Population,
+    buffers: torch.Tensor | None = None,
+) -> tuple[ClientUpdates, torch.Tensor | None]:
+    """Return the updates of round t that are finite, with finite buffers, and these buffers.
 
     Raises:
         DivergenceError: one is not, and `on_nonfinite` is "stop".
     """
-    rows = [updates.deltas] + ([] if updates.gradients is None else [updates.gradients])
+    rows = [r for r in (updates.deltas, updates.gradients, buffers) if r is not None]
     if all(math.isfinite(row.sum()) for row in rows):
-        return updates
+        return updates, buffers
     finite = torch.stack([torch.isfinite(row).all(dim=1) for row in rows]).all(dim=0)
     if bool(finite.all()):  # only their sum overflows
-        return updates
+        return updates, buffers
     if on_nonfinite == "stop":
-        named = _list_clients(updates.clients[~finite].cpu().numpy())
+        named = _list_clients(updates.clients[~finite].cpu().numpy(), population)
         raise DivergenceError(
             f"local.lr: an update in round {t} is not finite{named}; "
             "lower lr, or drop such updates with on_nonfinite: drop"
         )
-    return updates.select(finite)
+    return updates.select(finite), None if buffers is None else buffers[finite]
 
 
-def check_step(info: RoundInfo, t: int) -> None:
+def check_step(info: RoundInfo, t: int, population: Population) -> None:
     """Check that the step of round t is finite.
 
     Raises:
@@ -52,11 +57,11 @@ def check_step(info: RoundInfo, t: int) -> None:
     """
     if math.isfinite(info.direction.sum()) or bool(torch.isfinite(info.direction).all()):
         return
-    named = _list_clients(info.clients.cpu().numpy())
+    named = _list_clients(info.clients.cpu().numpy(), population)
     raise DivergenceError(f"local.lr: the step of round {t} is not finite{named}; lower lr")
 
 
-def check_loss(evaluation: Evaluation, ended: int) -> None:
+def check_loss(evaluation: Evaluation, ended: int, population: Population) -> None:
     """Check that the loss after `ended` rounds is finite.
 
     Raises:
@@ -65,13 +70,14 @@ def check_loss(evaluation: Evaluation, ended: int) -> None:
     loss = evaluation.metrics.get("loss", 0.0)
     if not np.isfinite(loss):
         losses = evaluation.clients.get("loss", np.zeros(0))
-        named = _list_clients(np.flatnonzero(~np.isfinite(losses)))
+        named = _list_clients(np.flatnonzero(~np.isfinite(losses)), population)
         raise DivergenceError(f"local.lr: the loss is {loss} after {ended} rounds{named}; lower lr")
 
 
-def _list_clients(clients: Ids) -> str:
-    """Return the first of these clients in parentheses, for an error message."""
+def _list_clients(clients: Ids, population: Population) -> str:
+    """Return the names of the first of these clients in parentheses, for an error message."""
     if len(clients) == 0:
         return ""
     more = ", ..." if len(clients) > 8 else ""
-    return f" (clients {', '.join(map(str, clients[:8].tolist()))}{more})"
+    names = map(str, population.names_of(clients[:8]).tolist())
+    return f" (clients {', '.join(names)}{more})"

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, field, fields
 from pathlib import Path
-from typing import Any, Literal, get_type_hints
+from typing import Any, Literal
 
 import torch
 
 from fedtide.algorithms import ALGORITHMS, Algorithm
+from fedtide.configurable import configurable
 from fedtide.errors import InvalidInputError
 from fedtide.participation import (
     DROPOUTS,
@@ -33,7 +34,7 @@ from fedtide.training import PROJECTIONS, SCHEDULES, LocalTraining
 from fedtide.training.lr_schedules import LearningRateSchedule
 from fedtide.training.projection import Projection
 from fedtide.training.trainers.select import TrainerName
-from fedtide.validation import require_at_least, require_choice
+from fedtide.validation import require_at_least
 
 BUILDER = Builder(
     {
@@ -59,13 +60,15 @@ HOW = ("checkpoint", "compile", "device", "log", "max_stack_bytes", "record_iter
 LogStage = Literal["available", "selected", "reported", "used"]
 
 
-@dataclass(frozen=True)
+@configurable
 class Evaluate:
     """When the model is evaluated.
 
     Args:
         every: in rounds, counted from the initial model; 0: only after the last round.
         clients: whether each client is evaluated as well; switch it off for millions of clients.
+        personalise: local steps by which every client fine-tunes the final model on its own
+            samples, for the columns `personalised_...` of the clients' table; 0: none.
 
     Raises:
         InvalidInputError: a negative number.
@@ -73,16 +76,18 @@ class Evaluate:
 
     every: int = 10
     clients: bool = True
+    personalise: int = 0
 
     def __post_init__(self) -> None:
         require_at_least("every", self.every, 0)
+        require_at_least("personalise", self.personalise, 0)
 
     def due(self, ended: int, rounds: int) -> bool:
         """Return whether an evaluation is due after `ended` of `rounds` rounds."""
         return ended == rounds or (self.every > 0 and ended % self.every == 0)
 
 
-@dataclass(frozen=True)
+@configurable
 class Checkpoints:
     """When the checkpoints of a run with a folder are written; results do not depend on it.
 
@@ -103,7 +108,7 @@ class Checkpoints:
             require_at_least("every", self.every, 1)
 
 
-@dataclass(frozen=True)
+@configurable
 class Experiment:
     """Everything that determines a run.
 
@@ -167,9 +172,6 @@ class Experiment:
         require_at_least("rounds", self.rounds, 1)
         require_at_least("max_stack_bytes", self.max_stack_bytes, 1)
         require_at_least("seed", self.seed, 0)
-        hints = get_type_hints(Experiment)
-        for name in ("dtype", "trainer", "on_nonfinite", "log"):
-            require_choice(name, getattr(self, name), hints[name])
         try:
             torch.empty(0, device=self.device)
         except (RuntimeError, AssertionError):
@@ -259,6 +261,8 @@ def differences(old: Any, new: Any, path: str = "") -> list[str]:
     ['rounds (was 5, is 6)']
     """
     if isinstance(old, dict) and isinstance(new, dict):
+        if old.get("in_memory") and old.get("in_memory") == new.get("in_memory"):
+            return [] if old == new else [f"{path} (other content than in the folder)"]
         keys = list(dict.fromkeys([*old, *new]))
         return [
             line

@@ -65,38 +65,56 @@ class LocalRound:
             return fit
         return chunk if chunk * model_bytes > _COPIED else fit - fit % chunk
 
-    def train(self, instructions: Instructions, cohort: Cohort, lr: float) -> ClientUpdates:
-        """Train these clients as instructed and return their updates."""
+    def train(
+        self, instructions: Instructions, cohort: Cohort, lr: float, buffers: Tensor | None = None
+    ) -> tuple[ClientUpdates, Tensor | None]:
+        """Train these clients as instructed and return their updates and their buffers.
+
+        Args:
+            instructions: how they train.
+            cohort: the clients.
+            lr: γ_t.
+            buffers: where each client's buffers start, shape (S, d_b); None where there are none.
+        """
         clients = cohort.clients.cpu().numpy()
         plan = self.planner.plan(clients, instructions.full_batch)
         gradients = None
         if instructions.gradients:
             whole = self.planner.full_batch_plan(clients)
             gradients = self._task.gradient(instructions.model, whole)
-        return ClientUpdates(
+        trained = self.trainer.train(instructions, plan, lr, buffers)
+        updates = ClientUpdates(
             clients=cohort.clients,
             weights=cohort.weights.to(self._task.start.dtype),
-            deltas=self.trainer.train(instructions, plan, lr),
+            deltas=trained.deltas,
             lr=lr,
             steps=self._tensor(plan.steps),
             samples=None if self._samples is None else self._tensor(self._samples[clients]),
             gradients=gradients,
         )
+        return updates, trained.buffers
 
-    def train_pooled(self, model: Tensor, cohort_size: int, lr: float) -> ClientUpdates:
-        """Return the update of the only client of a pooled task, who works for a whole cohort."""
+    def train_pooled(
+        self, model: Tensor, cohort_size: int, lr: float, buffers: Tensor | None = None
+    ) -> tuple[ClientUpdates, Tensor | None]:
+        """Train the only client of a pooled task, who works for a whole cohort.
+
+        `buffers` are where it starts, shape (1, d_b); the last ones are returned, too.
+        """
         client, end, steps = np.zeros(1, dtype=np.int64), model, 0
         for _ in range(cohort_size):
             plan = self.planner.plan(client)
-            end = end + self.trainer.train(Instructions(end), plan, lr)[0]
+            trained = self.trainer.train(Instructions(end), plan, lr, buffers)
+            end, buffers = end + trained.deltas[0], trained.buffers
             steps += int(plan.steps[0])
-        return ClientUpdates(
+        updates = ClientUpdates(
             clients=self._tensor(client),
             weights=model.new_ones(1),
             deltas=(end - model)[None],
             lr=lr,
             steps=self._tensor(client + steps),
         )
+        return updates, buffers
 
     def _tensor(self, array: NDArray[np.generic]) -> Tensor:
         return torch.as_tensor(array, device=self._task.start.device)
@@ -108,8 +126,9 @@ def require_plain_sgd(algorithm: Algorithm[Any], local: LocalTraining) -> None:
     Raises:
         InvalidInputError: the algorithm needs plain local SGD, and `local` is something else.
     """
-    if algorithm.requires_plain_sgd and (local.projection is not None or local.momentum):
-        field = "momentum" if local.momentum else "projection"
+    if algorithm.requires_plain_sgd and not local.is_plain_sgd:
+        others = "optimizer" if local.projection is None else "projection"
+        field = "momentum" if local.momentum else others
         raise InvalidInputError(
             f"local.{field}: this algorithm recovers gradients from updates, which needs plain "
             "local SGD; remove it"

@@ -4,26 +4,36 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import polars as pl
 import torch
+from numpy.typing import NDArray
 
 from fedtide.algorithms import ClientUpdates, Cohort, Instructions, RoundDriver, RoundInfo
 from fedtide.algorithms.serialization import from_tensors, to_tensors
 from fedtide.errors import InvalidInputError, error_prefix
-from fedtide.participation import Ids, LogColumns, Participants, ScheduleStream, round_rows
+from fedtide.participation import (
+    Ids,
+    LogColumns,
+    Participants,
+    ScheduleStream,
+    round_rows,
+    to_frame,
+)
 from fedtide.population import Population
 from fedtide.problems import Evaluation, Task
 from fedtide.problems.weighted_objective import weigh_objective
+from fedtide.simulation.buffers import Buffers
 from fedtide.simulation.checkpoint import Checkpoint
 from fedtide.simulation.divergence import check_loss, check_step, drop_or_raise_nonfinite
 from fedtide.simulation.experiment import Experiment
 from fedtide.simulation.local_round import LocalRound, require_plain_sgd
 from fedtide.simulation.metrics import ParticipationTally, clients_table, metrics_row
+from fedtide.simulation.personalisation import fine_tuning, personalised_figures
 from fedtide.simulation.task_cache import prepare_cached
-from fedtide.training.trainers.select import TrainerName
+from fedtide.training.trainers.select import TrainerName, choose_trainer
 
 
 @dataclass
@@ -52,6 +62,7 @@ class Run:
     Attributes:
         ended: the number of completed rounds.
         driver: holds the algorithm's state.
+        buffers: the running statistics of the network; None if it has none.
         trainer_choice: the trainer and why it was chosen, for people.
         metrics: one mapping per evaluation.
         log: the rows of the participation log that have not been written yet.
@@ -77,6 +88,7 @@ class Run:
             experiment.compile,
         )
         self.trainer_choice = self._local.choice
+        self.buffers = Buffers.of_task(self.task, algorithm.centralised)
         with error_prefix("algorithm"):
             self.driver = RoundDriver(algorithm, self.task.start, self.population)
         self.ended = 0
@@ -99,7 +111,7 @@ class Run:
         participants = self._participation.round(t)
         # 2. They train as instructed, the algorithm absorbs their updates and moves the model.
         info, used = self._run_algorithm(participants)
-        check_step(info, t)
+        check_step(info, t, self.population)
         # 3. The round is recorded.
         self._record(participants, used, info)
         self.ended = t + 1
@@ -118,24 +130,50 @@ class Run:
         self.metrics.append(metrics_row(self.ended, self.evaluation, self.tally))
         self.timings.evaluation += time.perf_counter() - start
         if self.experiment.on_nonfinite == "stop":
-            check_loss(self.evaluation, self.ended)
+            check_loss(self.evaluation, self.ended, self.population)
 
     def _evaluate(self) -> Evaluation:
-        return self.task.evaluate(self.driver.output, self.experiment.evaluation.clients)
+        return self.task.evaluate(
+            self.driver.output,
+            self.experiment.evaluation.clients,
+            None if self.buffers is None else self.buffers.values,
+        )
 
     def metrics_table(self) -> pl.DataFrame:
         """Return one row per evaluation."""
         return pl.DataFrame(self.metrics, infer_schema_length=None)
 
+    def log_table(self) -> pl.DataFrame:
+        """Return the rows of the participation log that have not been written yet."""
+        return to_frame(self.log, self.population.names)
+
     def clients(self) -> pl.DataFrame:
         """Return one row per client, with its figures at the last evaluation."""
         evaluation = self.evaluation or self._evaluate()
+        if steps := self.experiment.evaluation.personalise:
+            figures = {**evaluation.clients, **self._personalised(steps)}
+            evaluation = replace(evaluation, clients=figures)
         return clients_table(self.population, self.tally, evaluation, self.ended)
 
     def clients_so_far(self) -> pl.DataFrame:
         """Return the same without evaluating: without figures before the first evaluation."""
         evaluation = self.evaluation or Evaluation({})
         return clients_table(self.population, self.tally, evaluation, self.ended)
+
+    def _personalised(self, steps: int) -> dict[str, NDArray[np.float64]]:
+        """Return the figures of the output after every client has fine-tuned it."""
+        local = fine_tuning(self.experiment.local, steps)
+        return personalised_figures(
+            self.task,
+            choose_trainer(
+                cast("TrainerName", self._local.trainer.name), self.task, local, 0, compile=False
+            )[0],
+            local,
+            self.driver.output,
+            local.rate(self.ended),
+            self.experiment.seed,
+            self.buffers,
+        )
 
     def checkpoint(self) -> Checkpoint:
         """Return everything that `restore` needs."""
@@ -145,6 +183,8 @@ class Run:
         tensors["steps_taken"] = torch.from_numpy(self._local.planner.steps_taken)
         for name in ("used", "share", "effective"):
             tensors[f"tally.{name}"] = torch.from_numpy(getattr(self.tally, name))
+        if self.buffers is not None:
+            tensors["buffers"] = self.buffers.values
         if self.iterates:
             tensors["iterates"] = torch.stack(self.iterates)
         facts = {
@@ -166,6 +206,8 @@ class Run:
             getattr(self.tally, name)[:] = tensors[f"tally.{name}"].numpy()
         self.tally.cohorts = checkpoint.facts["cohorts"]
         self.metrics = list(checkpoint.facts["metrics"])
+        if self.buffers is not None:
+            self.buffers.values = tensors["buffers"].to(self.task.start.device)
         if self.iterates:
             self.iterates = list(tensors["iterates"].to(self.task.start.device))
         self.ended = checkpoint.round
@@ -177,12 +219,19 @@ class Run:
         used: list[Ids] = [participants.reported[:0]]
 
         def train(instructions: Instructions, cohort: Cohort) -> ClientUpdates:
-            updates = (
-                self._local.train_pooled(instructions.model, len(cohort), lr)
+            buffers = self.buffers
+            trainees = cohort.clients[:1] if centralised else cohort.clients
+            start = None if buffers is None else buffers.of(trainees)
+            updates, trained = (
+                self._local.train_pooled(instructions.model, len(cohort), lr, start)
                 if centralised
-                else self._local.train(instructions, cohort, lr)
+                else self._local.train(instructions, cohort, lr, start)
             )
-            updates = drop_or_raise_nonfinite(updates, t, experiment.on_nonfinite)
+            updates, trained = drop_or_raise_nonfinite(
+                updates, t, experiment.on_nonfinite, self.population, trained
+            )
+            if buffers is not None and trained is not None:
+                buffers.absorb(updates.clients, trained)
             clients = cohort.clients if centralised else updates.clients
             used.append(clients.cpu().numpy() if len(updates.clients) else used[0])
             return updates
@@ -193,6 +242,8 @@ class Run:
         )
         size = None if centralised else self._local.chunk_size(experiment.max_stack_bytes)
         info = self.driver.run(cohort, lr, train, size)
+        if self.buffers is not None:
+            self.buffers.end_round()
         return info, np.concatenate(used)
 
     def _record(self, participants: Participants, used: Ids, info: RoundInfo) -> None:

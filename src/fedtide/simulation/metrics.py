@@ -8,6 +8,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from fedtide.participation.log.client_ids import name_clients
 from fedtide.population import Population
 from fedtide.problems.base import Evaluation
 
@@ -86,12 +87,13 @@ def spread(figure: str, values: Floats) -> dict[str, float]:
 def clients_table(
     population: Population, tally: ParticipationTally, evaluation: Evaluation, rounds: int
 ) -> pl.DataFrame:
-    """Return one row per client: samples, participation, mean weight and last metrics.
+    """Return one row per client: name or id, samples, participation, mean weight, last metrics.
 
     `weight` is the mean of N a_t^n over the rounds in which the client's update was used: 1 / p_n
     for an algorithm that compensates for uneven participation.
     """
-    columns: dict[str, Any] = {"client": np.arange(population.clients)}
+    clients = np.arange(population.clients)
+    columns: dict[str, Any] = {"client": name_clients(clients, population.names)}
     if population.samples is not None:
         columns["samples"] = population.samples
     if population.rates is not None:

@@ -44,6 +44,8 @@ class Result:
         trainer: the trainer that was used, and why.
         timings: seconds spent, and rounds per second.
         experiment: what was run.
+        buffers: the running statistics of the network, (d_b,), or (N, d_b) if every client keeps
+            its own; None without any. Read from a finished run without checkpoints: their mean.
         iterates: x_0, ..., x_T, shape (rounds + 1, d); None unless `record_iterates`, and without
             a state.
         out: the run folder; None for a run in memory.
@@ -58,6 +60,7 @@ class Result:
     trainer: str
     timings: dict[str, float]
     experiment: Experiment
+    buffers: NDArray[Any] | None = None
     iterates: NDArray[Any] | None = None
     out: Path | None = None
     stopped: str = ""
@@ -91,7 +94,7 @@ class Result:
         return _plot([self.metrics], metric)
 
     def module(self) -> nn.Module:
-        """Return the trained network.
+        """Return the trained network in evaluation mode, with the mean of the clients' own buffers.
 
         Raises:
             InvalidInputError: the problem has no network.
@@ -100,7 +103,12 @@ class Result:
         task = prepare_cached(
             experiment.problem, experiment.seed, experiment.device, experiment.dtype
         )
-        return task.module(torch.from_numpy(self.model).to(task.start))
+        model, buffers = (
+            None if array is None else torch.as_tensor(array).to(task.start)
+            for array in (self.model, self.buffers)
+        )
+        assert model is not None
+        return task.module(model, buffers)
 
     def _rounds(self) -> str:
         """Return how many rounds were run, of how many if the run was stopped early."""

@@ -4,19 +4,33 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import reduce
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import polars as pl
 
-from fedtide.atomic_io import DRAFT_PATTERNS, draft_path, write_frame, write_text, write_yaml
+from fedtide.atomic_io import (
+    DRAFT_PATTERNS,
+    draft_path,
+    write_frame,
+    write_json,
+    write_text,
+    write_yaml,
+)
 from fedtide.errors import InvalidInputError
 from fedtide.locking import LOCK_FILE, lock_folder
 from fedtide.simulation.experiment import differences, read_yaml
+from fedtide.simulation.fingerprints import Fingerprints, list_changes
+
+_logger = logging.getLogger("fedtide")
+
+Resume = bool | Literal["force"]
+"""Whether to continue the run in a folder; "force": also if data, files or code have changed."""
 
 
 class RunFolder:
@@ -32,6 +46,7 @@ class RunFolder:
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         self.experiment = self.path / "experiment.yaml"
+        self.fingerprints = self.path / "fingerprints.json"
         self.metrics = self.path / "metrics.parquet"
         self.live_metrics = self.path / "metrics.jsonl"
         self.participation = self.path / "participation.parquet"
@@ -44,14 +59,33 @@ class RunFolder:
         self.log_parts = self.path / "log"
         self.log_chain = ""
         # what a run killed at its start may leave behind
-        self._initial_files = (self.path / LOCK_FILE, draft_path(self.experiment))
+        drafts = (draft_path(self.fingerprints), draft_path(self.experiment))
+        self._initial_files = (self.path / LOCK_FILE, self.fingerprints, *drafts)
 
     @property
     def finished(self) -> bool:
         """Whether the run is complete; its summary is the last file to be written."""
         return self.summary.exists()
 
-    def check(self, experiment: dict[str, Any], resume: bool) -> None:
+    def read_json(self, file: Path) -> dict[str, Any]:
+        """Return the content of one of the JSON files.
+
+        Raises:
+            InvalidInputError: it is missing or damaged.
+        """
+        try:
+            content = json.loads(file.read_text(encoding="utf-8"))
+            if isinstance(content, dict):
+                return content
+            reason = "not a mapping"
+        except (OSError, ValueError) as error:
+            reason = type(error).__name__
+        raise InvalidInputError(
+            f"out: {self.path} has a {file.name} that cannot be read ({reason}); start again in "
+            "another folder"
+        )
+
+    def check(self, experiment: dict[str, Any], resume: Resume) -> None:
         """Check that the folder can hold this experiment.
 
         Raises:
@@ -69,6 +103,31 @@ class RunFolder:
         elif self.path.exists() and any(p not in self._initial_files for p in self.path.iterdir()):
             hint = "it holds no run" if resume else "choose another, or continue with --resume"
             raise InvalidInputError(f"out: {self.path} is not empty; {hint}")
+
+    def check_fingerprints(self, now: Fingerprints, resume: Resume) -> None:
+        """Check that data, files and code are still those with which the run in the folder began.
+
+        A change is a warning (logger "fedtide") with `resume="force"`, and so is a folder of an
+        earlier version, which has no fingerprints.
+
+        Raises:
+            InvalidInputError: they are not.
+        """
+        if not self.experiment.exists():
+            return
+        if not self.fingerprints.exists():
+            _logger.warning("%s has no fingerprints: changed data are not noticed", self.path)
+            return
+        changes = list_changes(self.read_json(self.fingerprints), now)
+        if not changes:
+            return
+        changed = f"{self.path} was begun with another version of {', '.join(changes)}"
+        if resume != "force":
+            raise InvalidInputError(
+                f"resume: {changed}; restore it, use another folder, or continue nevertheless with "
+                "--force-resume"
+            )
+        _logger.warning("%s; continuing nevertheless", changed)
 
     def truncate_after(self, ended: int) -> None:
         """Remove what was written after the checkpoint of round `ended`, and partial files."""
@@ -137,17 +196,33 @@ class RunFolder:
             self.log_parts.rmdir()
 
     @contextmanager
-    def lock(self, experiment: dict[str, Any], resume: bool) -> Iterator[None]:
+    def lock(
+        self, experiment: dict[str, Any], resume: Resume, fingerprints: Fingerprints | None = None
+    ) -> Iterator[None]:
         """Create the folder for this experiment and lock it against other processes.
+
+        The fingerprints are written when a run begins, and when it continues with others.
 
         Raises:
             InvalidInputError: as `check`; the folder is in use, or cannot be written.
         """
         with lock_folder(self.path, "out", "wait for it or choose another"):
             self.check(experiment, resume)
+            if fingerprints is not None:
+                self._write_fingerprints(fingerprints)
             if not self.experiment.exists():
                 write_yaml(self.experiment, experiment)
             yield
+
+    def _write_fingerprints(self, now: Fingerprints) -> None:
+        """Write the fingerprints of a run that begins, or that continues with others."""
+        if not self.experiment.exists():
+            write_json(self.fingerprints, dict(now))
+        elif self.fingerprints.exists() and not self.finished:
+            before = self.read_json(self.fingerprints)
+            if list_changes(before, now):
+                earlier = [*before.pop("earlier", []), before]
+                write_json(self.fingerprints, {**now, "earlier": earlier})
 
 
 def _chain(before: str, part: Path) -> str:

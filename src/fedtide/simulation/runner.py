@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -19,23 +18,24 @@ from safetensors import SafetensorError
 
 from fedtide.activity import PREPARING, activity, listen
 from fedtide.atomic_io import write_atomically, write_frame, write_json
+from fedtide.content_hash import hash_once
 from fedtide.errors import InvalidInputError
-from fedtide.participation import to_frame
 from fedtide.simulation.callbacks import Callback, RunView
 from fedtide.simulation.checkpoint import Checkpoint, load_newest, save
 from fedtide.simulation.divergence import DivergenceError
 from fedtide.simulation.experiment import Experiment
+from fedtide.simulation.fingerprints import fingerprint_experiment
 from fedtide.simulation.interruption import Interrupted, Interruption
 from fedtide.simulation.loop import Run
 from fedtide.simulation.result import Result
-from fedtide.simulation.run_folder import RunFolder
+from fedtide.simulation.run_folder import Resume, RunFolder
 from fedtide.training.trainers.select import TrainerName
 
 
 def execute(
     experiment: Experiment,
     out: str | Path | None = None,
-    resume: bool = False,
+    resume: Resume = False,
     callbacks: Iterable[Callback] = (),
 ) -> Result:
     """Run an experiment, in memory or in the folder `out`, watched by callbacks."""
@@ -47,7 +47,7 @@ def execute(
         for watcher in watchers:
             watcher.on_activity(what)
 
-    with _memory_errors(), listen(on_activity):
+    with _memory_errors(), hash_once(), listen(on_activity):
         if out is None:
             return _in_memory(experiment, watchers)
         return _in_folder(experiment, RunFolder(out), resume, watchers)
@@ -91,19 +91,21 @@ def _in_memory(experiment: Experiment, callbacks: Sequence[Callback]) -> Result:
         while not watched.is_over:
             watched.advance()
         watched.finish()
-    result = _result(watched.run, to_frame(watched.run.log), stopped=watched.view.stopped)
+    result = _result(watched.run, watched.run.log_table(), stopped=watched.view.stopped)
     watched.tell_end()
     return result
 
 
 def _in_folder(
-    experiment: Experiment, folder: RunFolder, resume: bool, callbacks: Sequence[Callback]
+    experiment: Experiment, folder: RunFolder, resume: Resume, callbacks: Sequence[Callback]
 ) -> Result:
     plain = experiment.to_dict()
     folder.check(plain, resume)
+    fingerprints = fingerprint_experiment(experiment)
+    folder.check_fingerprints(fingerprints, resume)
     checkpoint = _last(folder) if resume else None
     run = _prepare(experiment, checkpoint, folder)
-    with folder.lock(plain, resume):
+    with folder.lock(plain, resume, fingerprints):
         if folder.finished:
             folder.drop_partial_results()
             return _read(run, folder)
@@ -207,8 +209,22 @@ def _prepare(experiment: Experiment, checkpoint: Checkpoint | None, folder: RunF
     folder.log_chain = chain
     started = _new_run(experiment, trainer)
     with _version_errors(checkpoint, folder):
+        clients = len(checkpoint.tensors["tally.used"])
+    _check_size("clients", clients, started.population.clients, folder)
+    with _version_errors(checkpoint, folder):
         started.restore(checkpoint)
+    model, start = started.driver.state.model, started.task.start
+    _check_size("parameters", len(model), len(start), folder)
     return started
+
+
+def _check_size(what: str, before: int, now: int, folder: RunFolder) -> None:
+    """Refuse a checkpoint of another number of clients or parameters."""
+    if before != now:
+        raise InvalidInputError(
+            f"resume: the run in {folder.path} has {before} {what}, and this one {now}; give the "
+            "same data and model or another folder"
+        )
 
 
 @contextmanager
@@ -258,7 +274,7 @@ def _save(watched: _WatchedRun, folder: RunFolder) -> None:
     """Write the new part of the log, then the checkpoint that relies on it."""
     run = watched.run
     if run.log:
-        folder.add_to_log(run.ended, to_frame(run.log))
+        folder.add_to_log(run.ended, run.log_table())
         run.log.clear()
     checkpoint = run.checkpoint()
     facts = {**checkpoint.facts, "threads": torch.get_num_threads(), "log": folder.log_chain}
@@ -272,18 +288,32 @@ def _save(watched: _WatchedRun, folder: RunFolder) -> None:
 def _finish(watched: _WatchedRun, folder: RunFolder) -> pl.DataFrame:
     """Write the results and return the log; the summary, written last, marks them complete."""
     run = watched.run
-    log = pl.concat([to_frame(run.log), *folder.read_log()])
+    log = pl.concat([run.log_table(), *folder.read_log()])
     write_frame(folder.participation, log)
     write_frame(folder.metrics, run.metrics_table())
     write_frame(folder.clients, run.clients())
-    named = run.task.layout.unflatten(run.driver.output)
-    tensors = {name: tensor.contiguous().cpu() for name, tensor in named.items()}
+    tensors = _saved_model(run)
     write_atomically(folder.model, lambda path: safetensors.torch.save_file(tensors, path))
     write_json(folder.timings, _timings(run) | {"trainer": run.trainer_choice})
     stopped = {"stopped": watched.view.stopped} if watched.view.stopped else {}
     write_json(folder.summary, {"rounds": run.ended, "metrics": run.metrics[-1], **stopped})
     folder.drop_partial_results()
     return log
+
+
+def _saved_model(run: Run) -> dict[str, torch.Tensor]:
+    """Return the model as `load_state_dict` of its network takes it, or else its parameters."""
+    output = run.driver.output
+    try:
+        named = run.task.module(output, _buffers(run)).state_dict()
+    except InvalidInputError:  # a problem without a network
+        named = run.task.layout.unflatten(output)
+    # tied parameters share their memory, which the file format refuses
+    return {name: tensor.detach().cpu().contiguous().clone() for name, tensor in named.items()}
+
+
+def _buffers(run: Run) -> torch.Tensor | None:
+    return None if run.buffers is None else run.buffers.values
 
 
 def _read(run: Run, folder: RunFolder) -> Result:
@@ -293,24 +323,19 @@ def _read(run: Run, folder: RunFolder) -> Result:
         InvalidInputError: a missing or damaged file.
     """
     try:
+        folder.read_json(folder.summary)
         named = safetensors.torch.load_file(folder.model, device=run.experiment.device)
         metrics, log, clients = map(
             pl.read_parquet, (folder.metrics, folder.participation, folder.clients)
         )
-        timings, summary = (
-            json.loads(file.read_text(encoding="utf-8"))
-            for file in (folder.timings, folder.summary)
-        )
+        timings, summary = folder.read_json(folder.timings), folder.read_json(folder.summary)
         model = run.task.layout.flatten(named).cpu().numpy()
+        layout = run.task.buffer_layout
+        shared = None if layout is None else layout.flatten(named).to(run.task.start)
         whole = run.ended == summary["rounds"]  # only a checkpoint contains the state
-    except (
-        OSError,
-        SafetensorError,
-        pl.exceptions.PolarsError,
-        ValueError,
-        KeyError,
-        TypeError,
-    ) as error:
+    except InvalidInputError:
+        raise
+    except (OSError, SafetensorError, pl.exceptions.PolarsError, ValueError, KeyError) as error:
         reason = str(error).splitlines()[0]
         raise InvalidInputError(
             f"out: {folder.path} is finished, but its results cannot be read ({reason}); "
@@ -325,6 +350,7 @@ def _read(run: Run, folder: RunFolder) -> Result:
         trainer=timings.pop("trainer", ""),
         timings=timings,
         experiment=run.experiment,
+        buffers=_as_array(_buffers(run) if whole else shared),
         iterates=_iterates(run) if whole else None,
         out=folder.path,
         stopped=summary.get("stopped", ""),
@@ -339,6 +365,10 @@ def _timings(run: Run) -> dict[str, Any]:
         "evaluation_seconds": spent.evaluation,
         "rounds_per_second": spent.rounds / spent.training if spent.training else 0.0,
     }
+
+
+def _as_array(tensor: torch.Tensor | None) -> NDArray[Any] | None:
+    return None if tensor is None else tensor.cpu().numpy()
 
 
 def _iterates(run: Run) -> NDArray[Any] | None:
@@ -357,6 +387,7 @@ def _result(
         trainer=run.trainer_choice,
         timings=_timings(run),
         experiment=run.experiment,
+        buffers=_as_array(_buffers(run)),
         iterates=_iterates(run),
         out=out,
         stopped=stopped,

@@ -13,6 +13,7 @@ from typing import Any
 
 from fedtide.errors import InvalidInputError
 from fedtide.simulation.experiment import put
+from fedtide.validation import require_folder_name
 
 _FOLDER_NAME = re.compile(r"[\w+.=-]+")
 _MAX_LABEL_LENGTH = 60  # characters; the value of a longer label is replaced by its hash
@@ -183,8 +184,7 @@ def parse_methods(methods: Any) -> Iterator[tuple[str, Mapping[str, Any]]]:
         )
     for method, changes in methods.items():
         method = str(method)
-        if not method or "/" in method or method.startswith("."):
-            raise InvalidInputError(f"methods: {method!r} cannot be a folder name; choose another")
+        require_folder_name("methods", method)
         for key, source in (("seed", "`seeds`"), ("name", "the method's name")):
             if key in changes:
                 raise InvalidInputError(f"methods.{method}.{key}: set by {source}; remove it")

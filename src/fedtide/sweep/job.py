@@ -15,7 +15,7 @@ from fedtide.simulation.callbacks import Callback, RunView
 from fedtide.simulation.divergence import DivergenceError
 from fedtide.simulation.experiment import Experiment
 from fedtide.simulation.interruption import Interrupted
-from fedtide.simulation.run_folder import RunFolder
+from fedtide.simulation.run_folder import Resume, RunFolder
 from fedtide.simulation.runner import execute
 
 OnStatus = Callable[["RunStatus"], None]
@@ -36,19 +36,20 @@ class Job:
         path: its folder below the sweep's.
         experiment: what it runs.
         folder: its full folder.
-        resume: whether to continue from what the folder holds.
+        resume: whether to continue from what the folder holds; "force": also if it was begun with
+            other data or code.
         losses: how often its worker process was lost.
     """
 
     path: str
     experiment: Experiment
     folder: Path
-    resume: bool = True
+    resume: Resume = True
     losses: int = 0
 
     def retry(self) -> Job:
         """Return the job for another attempt after its worker process was lost."""
-        return replace(self, resume=True, losses=self.losses + 1)
+        return replace(self, resume=self.resume or True, losses=self.losses + 1)
 
 
 @dataclass(frozen=True)

@@ -6,13 +6,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fedtide.errors import InvalidInputError, error_prefix
+from fedtide.simulation.fingerprints import fingerprint_experiment
 from fedtide.simulation.loop import Run
-from fedtide.simulation.run_folder import RunFolder
+from fedtide.simulation.run_folder import Resume, RunFolder
 from fedtide.sweep.configurations import SweepRun
 from fedtide.sweep.sweep_spec import SWEEP_FILE
 
 
-def check_runs(runs: Sequence[SweepRun], out: Path, strict: bool, resume: bool) -> None:
+def check_runs(runs: Sequence[SweepRun], out: Path, strict: bool, resume: Resume) -> None:
     """Check the folders of all runs, and prepare those that are left to see whether they can start.
 
     If `strict`, all of them are prepared; otherwise only the first, and later runs that cannot
@@ -27,7 +28,10 @@ def check_runs(runs: Sequence[SweepRun], out: Path, strict: bool, resume: bool) 
     if not single and out.is_dir() and any(out.iterdir()):
         _check_existing(runs, out, resume)
     for run in runs:
-        RunFolder(out / run.path).check(run.experiment.to_dict(), resume)
+        folder = RunFolder(out / run.path)
+        folder.check(run.experiment.to_dict(), resume)
+        if folder.experiment.exists():
+            folder.check_fingerprints(fingerprint_experiment(run.experiment), resume)
     if single:
         return  # it is checked when it starts
     left = [run for run in runs if not RunFolder(out / run.path).finished]
@@ -36,7 +40,7 @@ def check_runs(runs: Sequence[SweepRun], out: Path, strict: bool, resume: bool) 
             Run(run.experiment, trainer="reference")
 
 
-def _check_existing(runs: Sequence[SweepRun], out: Path, resume: bool) -> None:
+def _check_existing(runs: Sequence[SweepRun], out: Path, resume: Resume) -> None:
     if not resume:
         raise InvalidInputError(
             f"out: {out} is not empty; choose another, or continue with --resume"

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import polars as pl
 
+from fedtide.errors import InvalidInputError
 from fedtide.simulation.run_folder import RunFolder
 from fedtide.sweep.configurations import SweepRun
 from fedtide.sweep.job import read_failure
@@ -46,11 +46,15 @@ def _read_row(run: SweepRun, out: Path) -> dict[str, Any]:
 
 
 def _read_metrics(folder: RunFolder) -> dict[str, Any]:
-    summary = json.loads(folder.summary.read_text(encoding="utf-8"))
-    timings = json.loads(folder.timings.read_text(encoding="utf-8"))
-    metrics = {name: value for name, value in summary["metrics"].items() if name != "round"}
-    speed = {"rounds_per_second": timings["rounds_per_second"]}
-    return {"rounds": summary["rounds"], **metrics, **speed}
+    summary, timings = map(folder.read_json, (folder.summary, folder.timings))
+    try:
+        metrics = {name: value for name, value in summary["metrics"].items() if name != "round"}
+        speed = {"rounds_per_second": timings["rounds_per_second"]}
+        return {"rounds": summary["rounds"], **metrics, **speed}
+    except (KeyError, AttributeError):
+        raise InvalidInputError(
+            f"out: {folder.summary} lacks a result; start again in another folder"
+        ) from None
 
 
 def _column(name: str, values: list[Any]) -> pl.Series:

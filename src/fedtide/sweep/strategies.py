@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from fedtide.configurable import configurable
 from fedtide.errors import InvalidInputError, did_you_mean
 from fedtide.simulation.config import Builder
 from fedtide.sweep.configurations import Configuration
@@ -39,7 +40,7 @@ class SearchResult:
     score: float
 
 
-@dataclass(frozen=True)
+@configurable
 class TwoStage:
     """The papers' search for learning rates: first γ with η = 1, then η with the best γ.
 
@@ -65,7 +66,7 @@ class TwoStage:
     def __post_init__(self) -> None:
         for name in ("lr", "server_lr"):
             values = getattr(self, name)
-            if not values or not all(value > 0 for value in values):
+            if len(values) == 0 or not all(value > 0 for value in values):
                 raise InvalidInputError(
                     f"{name}: {list(values)} is not a list of positive numbers; give at least one"
                 )

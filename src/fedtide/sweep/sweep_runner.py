@@ -11,9 +11,10 @@ import numpy as np
 import polars as pl
 
 from fedtide.atomic_io import make_folder, write_frame, write_yaml
+from fedtide.content_hash import hash_once
 from fedtide.errors import InvalidInputError
 from fedtide.simulation.interruption import Interrupted, Interruption
-from fedtide.simulation.run_folder import RunFolder
+from fedtide.simulation.run_folder import Resume, RunFolder
 from fedtide.sweep.configurations import Configuration, SweepRun
 from fedtide.sweep.job import Job, OnFinished, Outcome, read_failure, write_failure
 from fedtide.sweep.local_workers import available_cores, run_in_processes, run_sequentially
@@ -29,6 +30,7 @@ OnRunEnd = Callable[[SweepRun, Path], None]
 """Called with each run that has finished or failed, in this call or an earlier one; its folder."""
 
 
+@hash_once()
 def run_sweep(
     sweep: Sweep,
     out: str | Path,
@@ -36,7 +38,7 @@ def run_sweep(
     workers: int | None = None,
     ray: str | None = None,
     strict: bool = False,
-    resume: bool = True,
+    resume: Resume = True,
     progress: OnProgress | None = None,
     done: OnRunEnd | None = None,
 ) -> pl.DataFrame:
@@ -53,7 +55,8 @@ def run_sweep(
         strict: whether to check all runs before anything is written, and to stop at the first
             failure and raise it. Otherwise a failure is recorded in the run's folder and the other
             runs continue.
-        resume: whether `out` may hold the results of an earlier call.
+        resume: whether `out` may hold the results of an earlier call; "force": also if data or
+            imported code have changed since.
         progress: called with the progress of all runs after every change.
         done: called with each run that has finished or failed, and its folder; also for those of
             earlier calls.
@@ -90,7 +93,7 @@ class _Execution:
     workers: int | None
     ray: str | None
     strict: bool
-    resume: bool
+    resume: Resume
     done: OnRunEnd | None
     progress: SweepProgress
     runs: dict[str, SweepRun] = field(default_factory=dict)

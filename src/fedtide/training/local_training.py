@@ -2,21 +2,38 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from typing import Literal
 
+from fedtide.configurable import configurable
 from fedtide.errors import InvalidInputError
 from fedtide.training.lr_schedules import LearningRateSchedule
 from fedtide.training.projection import Projection
-from fedtide.validation import require_at_least, require_positive
+from fedtide.validation import require_at_least, require_choice, require_positive
+
+Optimizer = Literal["sgd", "adam", "adamw"]
+"""How a local step uses the gradient."""
 
 
-@dataclass(frozen=True)
+@configurable
 class LocalTraining:
-    """Local stochastic gradient descent, I steps from y = x:
+    """Local stochastic gradient descent, I steps from y = x with Δ_n = y - x at the end.
 
-        y ← Π( y - γ_t m ),  m ← β m + g(y) + λ y + correction_n + μ (y - x),  Δ_n = y - x
+    Step k = 1, ..., I computes the gradient with everything that is added to it,
 
-    where correction_n and μ come from the algorithm, and m = 0 at the beginning of every round.
+        g = g(y) + λ y + correction_n + μ (y - x)
+
+    where correction_n and μ come from the algorithm, and then, with `optimizer` "sgd",
+
+        m ← β m + g,  y ← Π( y - γ_t m )
+
+    with "adam",
+
+        m ← β₁ m + (1 - β₁) g,  v ← β₂ v + (1 - β₂) g²
+        y ← Π( y - γ_t [m / (1 - β₁^k)] / [√(v / (1 - β₂^k)) + ε] )
+
+    and with "adamw" the same without λ y in g: γ_t λ y is subtracted from y instead. m, v and k
+    start at 0 in every round.
 
     Args:
         steps: I >= 1, the local steps of a round; None if `epochs` is given.
@@ -29,11 +46,15 @@ class LocalTraining:
             batches are used, so clients may take different numbers of steps.
         schedule: how γ changes over the rounds; None: constant.
         projection: Π, a feasible set; None: no projection.
-        momentum: β in [0, 1).
+        momentum: β in [0, 1), of "sgd" alone.
         weight_decay: λ >= 0.
+        optimizer: "sgd", "adam" or "adamw", as in PyTorch.
+        betas: β₁ and β₂ in [0, 1), of Adam and AdamW.
+        eps: ε > 0, of Adam and AdamW.
 
     Raises:
-        InvalidInputError: a value outside its range, or not exactly one of steps and epochs.
+        InvalidInputError: a value outside its range, not exactly one of steps and epochs, or
+            momentum with another optimizer than "sgd".
 
     >>> LocalTraining(steps=5, lr=0.1, batch_size=16).rate(0)
     0.1
@@ -47,6 +68,9 @@ class LocalTraining:
     projection: Projection | None = None
     momentum: float = 0.0
     weight_decay: float = 0.0
+    optimizer: Optimizer = "sgd"
+    betas: Sequence[float] = (0.9, 0.999)
+    eps: float = 1e-8
 
     def __post_init__(self) -> None:
         if (self.steps is None) == (self.epochs is None):
@@ -59,6 +83,22 @@ class LocalTraining:
         if not 0 <= self.momentum < 1:
             raise InvalidInputError(f"momentum: {self.momentum} is not within [0, 1)")
         require_at_least("weight_decay", self.weight_decay, 0)
+        require_choice("optimizer", self.optimizer, Optimizer)
+        if self.momentum and self.optimizer != "sgd":
+            raise InvalidInputError(
+                f"momentum: it belongs to sgd; remove it, or give betas for {self.optimizer}"
+            )
+        if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
+            raise InvalidInputError(
+                f"betas: {self.betas!r:.60} are not two numbers within [0, 1); give (0.9, 0.999)"
+            )
+        object.__setattr__(self, "betas", tuple(self.betas))  # hashable: blocks are cached by it
+        require_positive("eps", self.eps)
+
+    @property
+    def is_plain_sgd(self) -> bool:
+        """Whether y moves by -γ_t g in every step: no momentum, no Adam, no projection."""
+        return self.optimizer == "sgd" and not self.momentum and self.projection is None
 
     def rate(self, t: int) -> float:
         """Return γ_t, the local learning rate of round t."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+from fedtide.configurable import configurable
 from fedtide.errors import InvalidInputError
 from fedtide.validation import require_at_least, require_positive
 
@@ -18,7 +18,7 @@ class LearningRateSchedule(ABC):
         """Return the factor of γ in round t (0-based)."""
 
 
-@dataclass(frozen=True)
+@configurable
 class StepDecay(LearningRateSchedule):
     """γ shrinks by `decay` in round `start` and then every `every` rounds, at most `times` times.
 
@@ -58,7 +58,7 @@ class StepDecay(LearningRateSchedule):
         return float(self.decay**steps)
 
 
-@dataclass(frozen=True)
+@configurable
 class InverseDecay(LearningRateSchedule):
     """γ_t = γ / (1 + t / every), as MIFA's authors use with every = 1.
 
@@ -82,7 +82,7 @@ class InverseDecay(LearningRateSchedule):
         return 1.0 / (1.0 + t / self.every)
 
 
-@dataclass(frozen=True)
+@configurable
 class Piecewise(LearningRateSchedule):
     """γ is multiplied by factors[i] from round starts[i] on, and by 1 before starts[0].
 

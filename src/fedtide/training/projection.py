@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from fedtide.configurable import configurable
 from fedtide.errors import InvalidInputError
 from fedtide.validation import require_positive
 
@@ -26,7 +26,7 @@ class Projection(ABC):
         """Raise InvalidInputError unless the set has d = `size` dimensions."""
 
 
-@dataclass(frozen=True)
+@configurable
 class Ball(Projection):
     """The Euclidean ball around `center`: Π(y) = c + (y - c) · min(1, r / ‖y - c‖).
 
@@ -71,7 +71,7 @@ class Ball(Projection):
         return inside
 
 
-@dataclass(frozen=True)
+@configurable
 class Box(Projection):
     """The box low <= y <= high in every coordinate.
 

@@ -25,6 +25,7 @@ from fedtide.auditing.log.columns import (
 )
 from fedtide.auditing.log.participation_log import ParticipationLog
 from fedtide.errors import InvalidInputError
+from fedtide.participation.log.client_ids import list_names
 from fedtide.participation.log.schema import normalise_log
 from fedtide.participation.log.tables import read_table
 
@@ -228,12 +229,13 @@ def _client_names(
 def _find_positions(seen: Sequence[int | str], names: pl.Series, option: str) -> NDArray[np.int32]:
     """Return the position in `names` of each client seen."""
     positions = {str(name): i for i, name in enumerate(names.to_list())}
-    for name in seen:
-        if str(name) not in positions:
-            hint = "give a larger number, or --roster" if option == "--clients" else "add it"
-            raise InvalidInputError(
-                f"client: {name!r} is not one of the {len(names)} clients of {option}; {hint}"
-            )
+    unknown = [name for name in seen if str(name) not in positions]
+    if unknown:
+        hint = "give a larger number, or --roster" if option == "--clients" else "complete it"
+        raise InvalidInputError(
+            f"client: the {len(names)} clients of {option} do not include {list_names(unknown)}; "
+            f"{hint}"
+        )
     return np.array([positions[str(name)] for name in seen], dtype=np.int32)
 
 

@@ -11,7 +11,14 @@ from matplotlib.figure import Figure
 from fedtide.auditing.api import Audit
 from fedtide.auditing.log.participation_log import Floats, Ints
 from fedtide.plotting.saving import figure_svg
-from fedtide.plotting.style import COLOURS, GREY, new_figure, place_legend, plain_logarithms
+from fedtide.plotting.style import (
+    COLOURS,
+    GREY,
+    new_figure,
+    place_legend,
+    plain_logarithms,
+    shorten,
+)
 
 _BLUE, _GREEN, _ORANGE = COLOURS[0], COLOURS[2], COLOURS[4]
 _INK = "#333333"
@@ -112,7 +119,7 @@ def draw_group_influence(audit: Audit) -> str:
     colours = [_ORANGE if ratio > 1 else _BLUE for ratio in ratios]
     axes.barh(places, ratios, color=colours, alpha=0.8)
     axes.errorbar(ratios, places, xerr=errors, fmt="none", ecolor=_INK, capsize=3)
-    axes.set_yticks(places, [_shorten(groups.names[g]) for g in order])
+    axes.set_yticks(places, [shorten(groups.names[g]) for g in order], parse_math=False)
     axes.axvline(1, color=_INK, linewidth=1)
     axes.set_xlabel("times its share")
     return figure_svg(figure, "Influence of each group relative to its share", "influence")
@@ -168,10 +175,6 @@ def _sample_ranks(count: int) -> tuple[Floats, Ints]:
     """Return ranks 1..count, at most 300 and evenly spaced, and the matching indices."""
     chosen = np.linspace(0, count - 1, min(_MAX_POINTS, count)).astype(np.int64)
     return np.linspace(1, count, len(chosen)), chosen
-
-
-def _shorten(name: str, most: int = 18) -> str:
-    return name if len(name) <= most else f"{name[: most - 1]}…"
 
 
 def _use_whole_numbers(*axes: Axis) -> None:

@@ -157,9 +157,10 @@ class _ClientTrainer:
     def train(self, model: Params, request: TrainRequest) -> Update:
         """Return Δ, and ∇F(x) if requested."""
         local = self._local
-        if request.requires_plain_sgd and (local.momentum or local.projection is not None):
+        if request.requires_plain_sgd and not local.is_plain_sgd:
             raise InvalidInputError(
-                "local: the method derives gradients from updates; omit momentum and projection"
+                "local: the method derives gradients from updates, which needs plain SGD; omit "
+                "momentum, projection and other optimizers"
             )
         lr = float(request.config.get("lr", local.rate(request.round)))
         x = self._flatten(model)
@@ -169,7 +170,7 @@ class _ClientTrainer:
         plan = planner.plan(np.zeros(1, dtype=np.int64), request.full_batch)
         correction = None if request.correction is None else self._flatten(request.correction)[None]
         instructions = Instructions(x, correction, request.mu, request.gradients_at_start)
-        delta = ReferenceTrainer(self._task, local).train(instructions, plan, lr)[0]
+        delta = ReferenceTrainer(self._task, local).train(instructions, plan, lr).deltas[0]
         return Update(
             update=self._task.layout.unflatten(delta),
             samples=self._samples,

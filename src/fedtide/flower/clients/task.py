@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from fedtide.errors import InvalidInputError
 from fedtide.population import Population
 from fedtide.problems.base import Batch, BatchInputs, BatchPlan, Evaluation, Task
 from fedtide.problems.layout import Layout, Params
@@ -34,13 +35,17 @@ class ClientTask(Task):
 
     Raises:
         InvalidInputError: a network that cannot be trained as a pure function
-            (see `FunctionalModel`).
+            (see `FunctionalModel`), or that keeps running statistics.
     """
 
     def __init__(self, module: nn.Module, features: Tensor, targets: Tensor, loss: Loss) -> None:
-        with torch.no_grad():
-            outputs = module(features[:2])
-        self._model = FunctionalModel(module, features[:2], outputs.shape[-1])
+        self._model = FunctionalModel(module, (features[:2],))
+        if self._model.buffers:
+            layer = next(iter(self._model.buffers)).rpartition(".")[0]
+            raise InvalidInputError(
+                f"model: layer {layer!r} keeps running statistics, which Flower clients do not "
+                "send; use GroupNorm, or track_running_stats=False"
+            )
         self._features, self._targets, self._loss = features, targets, loss
         self.population = Population(1, samples=np.array([len(features)]))
         self.layout = Layout.from_params(self._model.params)
@@ -49,7 +54,7 @@ class ClientTask(Task):
     def loss(self, params: Params, *batch: Tensor) -> Tensor:
         """Return the mean loss over the minibatch, without the padding."""
         features, targets, mask, key = batch
-        losses = self._loss(self._model(params, features, key), targets)
+        losses = self._loss(self._model(params, (features,), key), targets)
         return (losses * mask).sum() / mask.sum().clamp(min=1)
 
     def batch_inputs(self, plan: BatchPlan) -> BatchInputs:
@@ -64,10 +69,12 @@ class ClientTask(Task):
         positions, weights, keys = inputs
         return self._features[positions], self._targets[positions], weights, keys
 
-    def evaluate(self, x: Tensor, clients: bool = True) -> Evaluation:
+    def evaluate(
+        self, x: Tensor, clients: bool = True, buffers: Tensor | None = None
+    ) -> Evaluation:
         """Return the mean loss over all samples, and the accuracy if the targets are classes."""
         with torch.no_grad():
-            outputs = self._model.evaluate(self.layout.unflatten(x), self._features)
+            outputs = self._model.evaluate(self.layout.unflatten(x), (self._features,))
             metrics = {"loss": float(self._loss(outputs, self._targets).mean())}
             if self._targets.dtype == torch.int64:
                 metrics["accuracy"] = float((outputs.argmax(1) == self._targets).double().mean())

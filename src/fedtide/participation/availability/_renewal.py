@@ -14,7 +14,12 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from fedtide.participation.availability.base import AvailabilityStream, AvailableClients, Ids
+from fedtide.participation.availability.base import (
+    AvailabilityStream,
+    AvailableClients,
+    Ids,
+    RoundOrder,
+)
 
 NEVER = 2**31 - 1
 """A round beyond the end of any run; due rounds are stored as 32-bit integers."""
@@ -27,7 +32,7 @@ class StepwiseStream(AvailabilityStream):
     """A stream whose rounds depend on earlier ones; it also steps through skipped rounds."""
 
     def __init__(self) -> None:
-        self._next = 0
+        self._order = RoundOrder()
 
     def round(self, t: int) -> AvailableClients:
         """Return the clients available in round t.
@@ -35,11 +40,8 @@ class StepwiseStream(AvailabilityStream):
         Raises:
             ValueError: t is not larger than every round asked for before.
         """
-        if t < self._next:
-            raise ValueError(f"round {t} asked after round {self._next - 1}; ask in rising order")
-        for skipped in range(self._next, t):
+        for skipped in self._order.advance(t):
             self._step(skipped)
-        self._next = t + 1
         return AvailableClients(self._step(t))
 
     @abstractmethod

@@ -34,6 +34,25 @@ class AvailableClients:
         return self.weights[np.searchsorted(self.clients, clients)]
 
 
+class RoundOrder:
+    """The order in which a stream that depends on earlier rounds goes through them: one by one."""
+
+    def __init__(self) -> None:
+        self._next = 0
+
+    def advance(self, t: int) -> range:
+        """Move on to round t and return the rounds that were skipped before it.
+
+        Raises:
+            ValueError: t is not larger than every round asked for before.
+        """
+        if t < self._next:
+            raise ValueError(f"round {t} asked after round {self._next - 1}; ask in rising order")
+        skipped = range(self._next, t)
+        self._next = t + 1
+        return skipped
+
+
 class AvailabilityStream(ABC):
     """A started process, asked for rounds in increasing order; rounds may be skipped.
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 from numpy.typing import NDArray
 
+from fedtide.configurable import configurable
 from fedtide.participation.availability._renewal import RenewalStream, draw_geometric
 from fedtide.participation.availability.base import Availability, AvailabilityStream, Ids
 from fedtide.participation.rates import Rates, check_rates, resolve_rates
@@ -14,7 +13,7 @@ from fedtide.population import Population
 from fedtide.randomness import generator
 
 
-@dataclass(frozen=True)
+@configurable
 class Bernoulli(Availability):
     """Client n is available with probability p_n, independently over rounds and clients.
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 from numpy.typing import NDArray
 
+from fedtide.configurable import configurable
 from fedtide.errors import InvalidInputError
 from fedtide.participation.availability._renewal import RenewalStream
 from fedtide.participation.availability.base import Availability, AvailabilityStream, Ids
@@ -21,7 +20,7 @@ STARTS = ("stationary", "off")
 _MAX_PERIOD = 2**30  # a cycle has up to twice as many rounds, which fits 32 bits
 
 
-@dataclass(frozen=True)
+@configurable
 class Cyclic(Availability):
     """Client n is available for A_n rounds, then unavailable for B_n rounds, and so on.
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 from numpy.typing import NDArray
 
+from fedtide.configurable import configurable
 from fedtide.participation.availability.base import (
     Availability,
     AvailabilityStream,
@@ -15,7 +14,7 @@ from fedtide.participation.availability.base import (
 from fedtide.population import Population
 
 
-@dataclass(frozen=True)
+@configurable
 class Full(Availability):
     """Every client is available in every round.
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fedtide.configurable import configurable
 from fedtide.errors import InvalidInputError
 from fedtide.participation.availability.base import (
     Availability,
@@ -20,7 +20,7 @@ from fedtide.randomness import generator, uniforms
 from fedtide.validation import require_one_per_client, require_probabilities, require_whole_number
 
 
-@dataclass(frozen=True)
+@configurable
 class GroupCycle(Availability):
     """K groups take turns: with turns of g rounds, round t is that of group ⌊(t + o)/g⌋ mod K.
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 from numpy.typing import NDArray
 
+from fedtide.configurable import configurable
 from fedtide.errors import InvalidInputError
 from fedtide.participation.availability._renewal import RenewalStream, draw_geometric
 from fedtide.participation.availability.base import Availability, AvailabilityStream, Ids
@@ -16,7 +15,7 @@ from fedtide.randomness import generator
 from fedtide.validation import require_probabilities
 
 
-@dataclass(frozen=True)
+@configurable
 class Markov(Availability):
     """Each client is a two-state chain, off → on with probability a_n, on → off with b_n.
 

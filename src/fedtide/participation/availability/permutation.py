@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 from numpy.typing import NDArray
 
+from fedtide.configurable import configurable
 from fedtide.participation.availability._renewal import StepwiseStream
 from fedtide.participation.availability.base import Availability, AvailabilityStream, Ids
 from fedtide.population import Population
@@ -14,7 +13,7 @@ from fedtide.randomness import generator
 from fedtide.validation import require_cohort_size, require_whole_number
 
 
-@dataclass(frozen=True)
+@configurable
 class Permutation(Availability):
     """S clients a round, taken from the front of a random permutation of all N; then a new one.
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from fedtide.configurable import configurable
 from fedtide.participation.availability._recorded import RecordedStream, recorded_rates
 from fedtide.participation.availability.base import Availability, AvailabilityStream
 from fedtide.participation.log.client_ids import number_clients
@@ -17,7 +17,7 @@ from fedtide.population import Population
 from fedtide.validation import require_choice
 
 
-@dataclass(frozen=True)
+@configurable
 class Replay(Availability):
     """The rounds of a participation log: the clients that reached `stage` are available.
 
@@ -25,8 +25,9 @@ class Replay(Availability):
     the last round of the log.
 
     Args:
-        log: the path of a participation log, or the log as a Polars DataFrame. Whole-number client
-            ids must be 0..N−1; strings are numbered in sorted order.
+        log: the path of a participation log, or the log as a Polars DataFrame. Clients are given by
+            name if the data name them, else by id 0..N−1, or as N different strings, numbered in
+            sorted order.
         stage: the stage that a client must have reached: "used" repeats the participation,
             "available" the availability (to apply another selection to it).
 
@@ -46,19 +47,19 @@ class Replay(Availability):
         require_choice("stage", self.stage, STAGES)
 
     def begin(self, population: Population, seed: int) -> AvailabilityStream:
-        rows, clients, length = self._rows(population.clients)
+        rows, clients, length = self._rows(population)
         weights = None if rows["weight"].null_count() else rows["weight"].to_numpy()
         return RecordedStream(rows["round"].to_numpy(), clients, weights, length)
 
     def known_rates(self, population: Population, seed: int) -> NDArray[np.float64]:
         """Return the share of the log's rounds in which each client is available."""
-        _, clients, length = self._rows(population.clients)
+        _, clients, length = self._rows(population)
         return recorded_rates(clients, population.clients, length)
 
-    def _rows(self, clients: int) -> tuple[pl.DataFrame, NDArray[np.int64], int]:
+    def _rows(self, population: Population) -> tuple[pl.DataFrame, NDArray[np.int64], int]:
         """Return the rows that reached `stage`, their client ids, and the number of rounds."""
         log = normalise_log(self.log) if isinstance(self.log, pl.DataFrame) else read_log(self.log)
-        ids = number_clients("log", log["client"], clients)
+        ids = number_clients("log", log["client"], population)
         reached = log["stage"].is_in(STAGES[STAGES.index(self.stage) :])
         length = 0 if log.is_empty() else int(log["round"].max()) + 1  # type: ignore[arg-type]
         return log.filter(reached), ids[reached.to_numpy()], length

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
+import polars as pl
 from numpy.typing import NDArray
 
+from fedtide.configurable import configurable
 from fedtide.errors import InvalidInputError
 from fedtide.participation.availability.base import (
     Availability,
@@ -15,31 +16,33 @@ from fedtide.participation.availability.base import (
     AvailableClients,
     Ids,
 )
+from fedtide.participation.log.client_ids import normalise_clients, number_clients
 from fedtide.population import Population
 from fedtide.randomness import uniforms
 from fedtide.validation import require_probabilities
 
 
-@dataclass(frozen=True)
+@configurable
 class SubsetLaw(Availability):
     """Independent rounds in which the set A is available with probability q(A).
 
     Source: Agnostic FedAvg 2025.
 
     Args:
-        subsets: the sets A, each a list of client ids; an empty list is a round without clients.
+        subsets: the sets A, each a list of client ids, or of names if the data name the clients; an
+            empty list is a round without clients.
         probabilities: q(A), summing to 1.
 
     Raises:
         InvalidInputError: not one probability for each subset, probabilities outside [0, 1] or not
-            summing to 1, a repeated or negative id in a subset; in `begin`, an id above N − 1.
+            summing to 1, a client twice in a subset; in `begin`, an unknown client.
 
     >>> law = SubsetLaw(subsets=[[2, 0], [1]], probabilities=[1.0, 0.0])
     >>> law.begin(Population(clients=3), seed=0).round(5).clients
     array([0, 2])
     """
 
-    subsets: Sequence[Sequence[int]]
+    subsets: Sequence[Sequence[int | str]]
     probabilities: Sequence[float] | NDArray[np.float64]
 
     def __post_init__(self) -> None:
@@ -53,37 +56,33 @@ class SubsetLaw(Availability):
                 f"probabilities: the sum is {q.sum():.10g}; divide them by their sum"
             )
         for number, subset in enumerate(self.subsets):
-            _check_subset(number, np.asarray(subset))
+            _check_subset(number, subset)
 
     def begin(self, population: Population, seed: int) -> AvailabilityStream:
-        sets = self._sorted_sets(population.clients)
+        sets = self._sorted_sets(population)
         return _SubsetLawStream(sets, np.asarray(self.probabilities), seed)
 
     def known_rates(self, population: Population, seed: int) -> NDArray[np.float64]:
         """Return P(n ∈ A) = Σ_A q(A) 1[n ∈ A]."""
-        return self._sum_terms(population.clients, np.asarray(self.probabilities))
+        return self._sum_terms(population, np.asarray(self.probabilities))
 
     def shares(self, population: Population) -> NDArray[np.float64]:
         """Return E[1[n ∈ A] / |A|] = Σ_A q(A) / |A| 1[n ∈ A] (its equation 3)."""
         sizes = np.array([max(1, len(subset)) for subset in self.subsets])
-        return self._sum_terms(population.clients, np.asarray(self.probabilities) / sizes)
+        return self._sum_terms(population, np.asarray(self.probabilities) / sizes)
 
-    def _sum_terms(self, clients: int, terms: NDArray[np.float64]) -> NDArray[np.float64]:
+    def _sum_terms(self, population: Population, terms: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return for each client the sum of the terms of the subsets that contain it."""
-        sums = np.zeros(clients)
-        for subset, term in zip(self._sorted_sets(clients), terms, strict=True):
+        sums = np.zeros(population.clients)
+        for subset, term in zip(self._sorted_sets(population), terms, strict=True):
             sums[subset] += term
         return sums
 
-    def _sorted_sets(self, clients: int) -> list[Ids]:
-        sets = [np.sort(np.asarray(subset, dtype=np.int64)) for subset in self.subsets]
-        for number, subset in enumerate(sets):
-            if len(subset) and subset[-1] >= clients:
-                raise InvalidInputError(
-                    f"subsets: subset {number} has client {subset[-1]} of {clients} clients; "
-                    f"give ids from 0 to {clients - 1}"
-                )
-        return sets
+    def _sorted_sets(self, population: Population) -> list[Ids]:
+        return [
+            np.sort(number_clients(f"subsets[{number}]", _to_column(subset), population))
+            for number, subset in enumerate(self.subsets)
+        ]
 
 
 class _SubsetLawStream(AvailabilityStream):
@@ -98,12 +97,19 @@ class _SubsetLawStream(AvailabilityStream):
         return self._sets[int(np.searchsorted(self._cumulative, u, side="right"))]
 
 
-def _check_subset(number: int, subset: NDArray[np.generic]) -> None:
-    if not subset.size:
+def _to_column(subset: Sequence[int | str]) -> pl.Series:
+    names = np.asarray(subset, dtype=None if len(subset) else np.int64)
+    return normalise_clients("subsets", pl.Series(names))
+
+
+def _check_subset(number: int, subset: Sequence[int | str]) -> None:
+    array = np.asarray(subset)
+    if not array.size:
         return
-    if subset.dtype.kind not in "iu" or subset.ndim != 1 or int(subset.min()) < 0:
+    ids = array.dtype.kind in "iu" and int(array.min()) >= 0
+    if array.ndim != 1 or not (ids or all(isinstance(client, str) for client in subset)):
         raise InvalidInputError(
-            f"subsets: subset {number} is not a list of client ids; give ids from 0"
+            f"subsets: subset {number} is not a list of clients; give ids from 0, or names"
         )
-    if len(np.unique(subset)) < len(subset):
+    if len(np.unique(array)) < len(array):
         raise InvalidInputError(f"subsets: subset {number} repeats a client; list each client once")

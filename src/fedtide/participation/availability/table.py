@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fedtide.configurable import configurable
 from fedtide.errors import InvalidInputError, error_prefix
 from fedtide.participation.availability._recorded import RecordedStream, recorded_rates
 from fedtide.participation.availability.base import Availability, AvailabilityStream, Ids
@@ -21,7 +21,7 @@ from fedtide.validation import require_nonnegative
 Weights = NDArray[np.float64]
 
 
-@dataclass(frozen=True)
+@configurable
 class Table(Availability):
     """Client n is available in round t with weight q_t^n if that is positive (Wang & Ji 2022).
 
@@ -29,7 +29,9 @@ class Table(Availability):
 
     Args:
         weights: q, shape (T, N), 0 for absent; or the path of a Parquet, CSV or JSON lines file
-            with the columns round, client, weight; rows of absent clients may be left out.
+            with the columns round, client, weight; rows of absent clients may be left out. Clients
+            are given by name if the data name them, else by id 0..N−1, or as N different strings,
+            numbered in sorted order.
 
     Raises:
         InvalidInputError: a weight that is negative or not finite, an array that is not
@@ -47,27 +49,30 @@ class Table(Availability):
             require_nonnegative("weights", self.weights, dimensions=2)
 
     def begin(self, population: Population, seed: int) -> AvailabilityStream:
-        return RecordedStream(*self._entries(population.clients))
+        return RecordedStream(*self._entries(population))
 
     def known_rates(self, population: Population, seed: int) -> Weights:
         """Return the share of the T rounds in which each client is available."""
-        _, clients, _, length = self._entries(population.clients)
+        _, clients, _, length = self._entries(population)
         return recorded_rates(clients, population.clients, length)
 
-    def _entries(self, clients: int) -> tuple[NDArray[np.int64], Ids, Weights, int]:
+    def _entries(self, population: Population) -> tuple[NDArray[np.int64], Ids, Weights, int]:
         """Return round, client and weight of each positive entry, and T."""
         if isinstance(self.weights, str | Path):
-            return _read_entries(self.weights, clients)
+            return _read_entries(self.weights, population)
         table = require_nonnegative("weights", self.weights, dimensions=2)
-        if table.shape[1] != clients:
+        if table.shape[1] != population.clients:
             raise InvalidInputError(
-                f"weights: {table.shape[1]} columns for {clients} clients; give one for each"
+                f"weights: {table.shape[1]} columns for {population.clients} clients; "
+                "give one for each"
             )
         rounds, ids = np.nonzero(table)
         return rounds, ids, table[rounds, ids], len(table)
 
 
-def _read_entries(path: str | Path, clients: int) -> tuple[NDArray[np.int64], Ids, Weights, int]:
+def _read_entries(
+    path: str | Path, population: Population
+) -> tuple[NDArray[np.int64], Ids, Weights, int]:
     frame = read_table("weights", path)
     require_columns("weights", frame, ["round", "client"], "rename the column")
     with error_prefix("weights"):
@@ -75,7 +80,7 @@ def _read_entries(path: str | Path, clients: int) -> tuple[NDArray[np.int64], Id
     if log["weight"].null_count():
         raise InvalidInputError(f"weights: {str(path)!r} lacks weights; give each row a weight")
     length = 0 if log.is_empty() else int(log["round"].max()) + 1  # type: ignore[arg-type]
-    ids = number_clients("weights", log["client"], clients)
+    ids = number_clients("weights", log["client"], population)
     present = log["weight"].to_numpy() > 0
     rounds, weights = log["round"].to_numpy(), log["weight"].to_numpy()
     return rounds[present], ids[present], weights[present], length

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from fractions import Fraction
+from logging import getLogger
 from pathlib import Path
 
 import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from fedtide.configurable import configurable
 from fedtide.errors import InvalidInputError
 from fedtide.participation.availability._interval_index import IntervalIndex
 from fedtide.participation.availability.base import (
@@ -25,10 +26,12 @@ from fedtide.validation import require_numbers
 
 _Times = NDArray[np.float64]
 
+_logger = getLogger("fedtide")
+
 _MAX_COUNTED_ROUNDS = 100_000  # which take seconds to count
 
 
-@dataclass(frozen=True)
+@configurable
 class Trace(Availability):
     """Clients are available in observed intervals of time.
 
@@ -41,8 +44,9 @@ class Trace(Availability):
 
     Args:
         file: Parquet, CSV or JSON lines, one row for each interval: client, start, end, in seconds
-            from the start of the run. Whole-number client ids must be 0..N−1; strings are numbered
-            in sorted order. Empty intervals (start = end) are ignored.
+            from the start of the run. Clients are given by name if the data name them, else by id
+            0..N−1, or as N different strings, numbered in sorted order. Clients without an interval
+            are never available. Empty intervals (start = end) are ignored.
         round_seconds: the time between two rounds, in seconds.
         repeat: whether the trace starts again when it is over: True, after the last end; a number,
             after that many seconds (such as 86400, a day); False: nobody is available afterwards.
@@ -64,7 +68,18 @@ class Trace(Availability):
             _require_seconds("repeat", self.repeat)
 
     def begin(self, population: Population, seed: int) -> AvailabilityStream:
-        clients, starts, ends = self._intervals(population.clients)
+        clients, starts, ends = self._intervals(population)
+        present = len(np.unique(clients))
+        if 2 * present < population.clients:
+            _logger.warning(
+                "the trace %s has intervals of %d of the %d clients; the others never take part",
+                self.file,
+                present,
+                population.clients,
+            )
+        return self._stream(clients, starts, ends)
+
+    def _stream(self, clients: Ids, starts: _Times, ends: _Times) -> _TraceStream:
         step, period = _to_decimal(self.round_seconds), self._period(ends)
         length = None
         if period is None:
@@ -76,12 +91,12 @@ class Trace(Availability):
 
         None (unknown) unless the trace repeats after a whole number of rounds, at most 100,000.
         """
-        _, _, ends = self._intervals(population.clients)
+        clients, starts, ends = self._intervals(population)
         step, period = _to_decimal(self.round_seconds), self._period(ends)
         if period is None or period % step or period / step > _MAX_COUNTED_ROUNDS:
             return None
         rounds = int(period / step)
-        running = self.begin(population, seed)
+        running = self._stream(clients, starts, ends)
         counts = np.zeros(population.clients)
         for t in range(rounds):
             counts[running.round(t).clients] += 1
@@ -99,14 +114,14 @@ class Trace(Availability):
             )
         return _to_decimal(period)
 
-    def _intervals(self, clients: int) -> tuple[Ids, _Times, _Times]:
+    def _intervals(self, population: Population) -> tuple[Ids, _Times, _Times]:
         """Return client, start and end of every nonempty interval, ordered by client and start."""
         frame = read_table("file", self.file)
         require_columns("file", frame, ["client", "start", "end"], "rename the column")
         names = normalise_clients("file", frame["client"])
         starts, ends = _parse_times(frame["start"]), _parse_times(frame["end"])
         _reject_reversed(names, starts, ends)
-        ids = number_clients("file", names, clients)
+        ids = number_clients("file", names, population)
         order = np.lexsort((starts, ids))
         order = order[starts[order] < ends[order]]
         ids, starts, ends = ids[order], starts[order], ends[order]

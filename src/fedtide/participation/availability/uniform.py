@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 from numpy.typing import NDArray
 
+from fedtide.configurable import configurable
 from fedtide.participation.availability.base import (
     Availability,
     AvailabilityStream,
@@ -17,7 +16,7 @@ from fedtide.randomness import generator
 from fedtide.validation import require_cohort_size, require_whole_number
 
 
-@dataclass(frozen=True)
+@configurable
 class Uniform(Availability):
     """In every round an independent uniform sample of S of the N clients, without replacement.
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fedtide.configurable import configurable
 from fedtide.errors import InvalidInputError
 from fedtide.participation.availability.base import (
     Availability,
@@ -29,7 +29,7 @@ _MAX_EXACT_WORK = 1_000_000
 """The largest N·S for which exact inclusion probabilities take seconds rather than minutes."""
 
 
-@dataclass(frozen=True)
+@configurable
 class Weighted(Availability):
     """In every round, S clients drawn one by one, ∝ weight among those not yet drawn.
 

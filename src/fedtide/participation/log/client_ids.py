@@ -1,11 +1,16 @@
-"""Client ids as they are in a file, and their numbers 0..N−1."""
+"""Clients as they are called in data and files, and their ids 0..N−1."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import polars as pl
 
 from fedtide.errors import InvalidInputError
 from fedtide.participation.availability.base import Ids
+from fedtide.population import Names, Population
+
+_LISTED = 3  # names in an error message
 
 
 def normalise_clients(field: str, column: pl.Series) -> pl.Series:
@@ -32,26 +37,51 @@ def normalise_clients(field: str, column: pl.Series) -> pl.Series:
     )
 
 
-def number_clients(field: str, column: pl.Series, clients: int) -> Ids:
-    """Return ids in 0..N−1: whole numbers unchanged, strings by their position in sorted order.
+def name_clients(clients: Ids, names: Names | None) -> pl.Series:
+    """Return the column `client` of these clients in a table: their names, if they have any.
+
+    >>> import numpy as np
+    >>> name_clients(np.array([1, 0, 1]), np.array(["ann", "bob"])).to_list()
+    ['bob', 'ann', 'bob']
+    """
+    if names is None:
+        return pl.Series("client", clients, dtype=pl.Int64)
+    return _to_column(names).gather(clients)
+
+
+def number_clients(field: str, column: pl.Series, population: Population) -> Ids:
+    """Return the ids 0..N−1 of the clients in a column, the inverse of `name_clients`.
+
+    In a population with names, the column holds names. A whole number and a string are the same
+    name if they are written alike: a CSV file does not distinguish 7 from "7". Without names, the
+    column holds ids, or N different strings, which are numbered in sorted order.
 
     Args:
         field: the field that an error names.
         column: as `normalise_clients` returns it, any length.
-        clients: N.
+        population: the clients.
 
     Raises:
-        InvalidInputError: a number outside 0..N−1, or more than N different strings.
+        InvalidInputError: a name that no client has; without names, a number outside 0..N−1, or
+            strings that are not exactly N different ones.
 
-    >>> number_clients("file", pl.Series(["b", "a", "b"]), clients=2)
+    >>> import numpy as np
+    >>> names = Population(clients=3, names=np.array(["ann", "bob", "zoe"]))
+    >>> number_clients("file", pl.Series(["zoe", "bob"]), names)
+    array([2, 1])
+    >>> number_clients("file", pl.Series(["zoe", "bob", "zoe"]), Population(clients=2))
     array([1, 0, 1])
     """
+    if population.names is not None:
+        return _find_names(field, column, _to_column(population.names))
+    clients = population.clients
     if column.dtype == pl.String:
         distinct = column.unique().sort()
-        if len(distinct) > clients:
+        if len(distinct) not in (0, clients):
             raise InvalidInputError(
-                f"{field}: {len(distinct)} different clients, but the problem has {clients}; "
-                f"give at most {clients}"
+                f"{field}: {len(distinct)} different clients by name, but the {clients} clients of "
+                f"the problem have no names; number them from 0 to {clients - 1}, or name exactly "
+                f"{clients}"
             )
         return distinct.search_sorted(column).to_numpy().astype("int64")
     ids = column.to_numpy()
@@ -62,3 +92,34 @@ def number_clients(field: str, column: pl.Series, clients: int) -> Ids:
             f"number them from 0 to {clients - 1}"
         )
     return ids
+
+
+def _to_column(names: Names) -> pl.Series:
+    """Return names as a column `client` of int64 or strings."""
+    values = names.tolist() if names.dtype.kind == "O" else names
+    return normalise_clients("names", pl.Series("client", values))
+
+
+def _find_names(field: str, column: pl.Series, names: pl.Series) -> Ids:
+    """Return the position in `names` of each name in a column."""
+    if column.dtype != names.dtype:
+        column, names = column.cast(pl.String), names.cast(pl.String)
+    numbers = pl.int_range(len(names), eager=True)
+    found = column.replace_strict(names, numbers, default=None, return_dtype=pl.Int64)
+    if found.null_count():
+        unknown = column.filter(found.is_null()).unique(maintain_order=True)
+        raise InvalidInputError(
+            f"{field}: no client of the problem is called {list_names(unknown)} (its "
+            f"{len(names)} clients: {list_names(names)}); correct the names"
+        )
+    return found.to_numpy()
+
+
+def list_names(names: Sequence[int | str] | pl.Series) -> str:
+    """Return the first of these names and how many more there are, for an error message.
+
+    >>> list_names(["ann", "bob", "eve", "zoe"])
+    "'ann', 'bob', 'eve' and 1 more"
+    """
+    listed = ", ".join(f"{name!r:.60}" for name in names[:_LISTED])
+    return listed if len(names) <= _LISTED else f"{listed} and {len(names) - _LISTED} more"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -15,9 +16,10 @@ from numpy.typing import NDArray
 
 from fedtide.errors import InvalidInputError
 from fedtide.participation.availability.base import Ids
-from fedtide.participation.log.client_ids import normalise_clients
+from fedtide.participation.log.client_ids import name_clients, normalise_clients
 from fedtide.participation.log.tables import read_table, require_columns, write_table
 from fedtide.participation.schedule import Participants
+from fedtide.population import Names
 from fedtide.validation import require_choice
 
 STAGES = ("available", "selected", "reported", "used")
@@ -26,8 +28,15 @@ STAGES = ("available", "selected", "reported", "used")
 Stage = pl.Enum(STAGES)
 """The Polars type of the column `stage`."""
 
-LogColumns = Mapping[str, NDArray[np.generic]]
+LogColumns = Mapping[str, NDArray[Any]]
 """Log rows as columns: round, client, stage (its index in STAGES), weight (NaN: none)."""
+
+_NO_ROWS: LogColumns = {
+    "round": np.empty(0, dtype=np.int64),
+    "client": np.empty(0, dtype=np.int64),
+    "stage": np.empty(0, dtype=np.uint8),
+    "weight": np.empty(0),
+}
 
 
 def read_log(path: str | Path, columns: Mapping[str, str] | None = None) -> pl.DataFrame:
@@ -120,16 +129,20 @@ def _positions(subset: Ids, clients: Ids) -> Ids | slice:
     return slice(None) if len(subset) == len(clients) else np.searchsorted(clients, subset)
 
 
-def to_frame(rows: Sequence[LogColumns]) -> pl.DataFrame:
-    """Return the participation log of many rounds' `round_rows`, in their order."""
-    if not rows:
-        return pl.DataFrame(
-            schema={"round": pl.Int64, "client": pl.Int64, "stage": Stage, "weight": pl.Float64}
-        )
-    columns = {name: np.concatenate([row[name] for row in rows]) for name in rows[0]}
-    names = dict(enumerate(STAGES))
+def to_frame(rows: Sequence[LogColumns], names: Names | None = None) -> pl.DataFrame:
+    """Return the participation log of many rounds' `round_rows`, in their order.
+
+    Args:
+        rows: of each round.
+        names: of the clients, which then stand in the column `client` instead of their ids.
+    """
+    rows = rows or [_NO_ROWS]
+    columns = {name: np.concatenate([row[name] for row in rows]) for name in _NO_ROWS}
+    stages = dict(enumerate(STAGES))
     return pl.DataFrame(columns).with_columns(
-        pl.col("stage").replace_strict(names, return_dtype=Stage), pl.col("weight").fill_nan(None)
+        name_clients(columns["client"], names),
+        pl.col("stage").replace_strict(stages, return_dtype=Stage),
+        pl.col("weight").fill_nan(None),
     )
 
 

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
+from fedtide.configurable import configurable
 from fedtide.participation.availability.base import AvailableClients, Ids
 from fedtide.participation.selection.base import Selection, SelectionStream
 from fedtide.population import Population
 from fedtide.validation import require_cohort_size, require_whole_number
 
 
-@dataclass(frozen=True)
+@configurable
 class LeastServed(Selection):
     """The S available clients with the least accumulated weight Σ q in the current window.
 

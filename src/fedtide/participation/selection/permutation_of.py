@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
+from fedtide.configurable import configurable
 from fedtide.participation.availability.base import AvailableClients, Ids
 from fedtide.participation.selection.base import Selection, SelectionStream
 from fedtide.population import Population
@@ -13,7 +12,7 @@ from fedtide.randomness import random_words
 from fedtide.validation import require_cohort_size, require_whole_number
 
 
-@dataclass(frozen=True)
+@configurable
 class PermutationOf(Selection):
     """The next S available clients of a random permutation of all N clients.
 

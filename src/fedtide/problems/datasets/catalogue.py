@@ -100,11 +100,7 @@ class Dataset:
 
     def standardisation(self, device: torch.device, dtype: torch.dtype) -> PixelStandardisation:
         """Return the standardisation of pixels, on the device."""
-        mean, std = (
-            torch.tensor(np.reshape(c, np.shape(c) if np.ndim(c) == 3 else (-1, 1, 1)))
-            for c in (self.mean, self.std)
-        )
-        return PixelStandardisation(mean.to(device, dtype), std.to(device, dtype))
+        return standardisation(self.mean, self.std, device, dtype)
 
     def features(self, rows: Rows, device: torch.device, dtype: torch.dtype) -> Tensor:
         """Return the standardised pixels, or the unchanged numbers, on the device."""
@@ -112,6 +108,25 @@ class Dataset:
         if rows.features.dtype != np.uint8:
             return features.to(dtype)
         return self.standardisation(device, dtype).apply(features)
+
+
+def standardisation(
+    mean: Sequence[float] | NDArray[np.float64],
+    std: Sequence[float] | NDArray[np.float64],
+    device: torch.device,
+    dtype: torch.dtype,
+) -> PixelStandardisation:
+    """Return the standardisation by these constants, on the device.
+
+    Args:
+        mean, std: one per channel, one for all, or one per pixel, (C, H, W).
+        device, dtype: of the pixels after it.
+    """
+    constants = (
+        torch.tensor(np.reshape(c, np.shape(c) if np.ndim(c) == 3 else (-1, 1, 1)))
+        for c in (mean, std)
+    )
+    return PixelStandardisation(*(c.to(device, dtype) for c in constants))
 
 
 Normalise = Sequence[float] | Literal["pixels"]

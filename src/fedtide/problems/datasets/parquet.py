@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from fedtide.content_hash import fingerprint
 from fedtide.errors import InvalidInputError
 from fedtide.problems.datasets.image_decoding import Pixels, decode_cached, decode_images
 
@@ -37,6 +38,11 @@ class Rows:
     features: NDArray[Any]
     labels: NDArray[np.int64]
     columns: Mapping[str, NDArray[Any]]
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """A hash of the content; rows do not change once they are read."""
+        return fingerprint({"features": self.features, **self.columns})
 
 
 def read_folder(folder: Path) -> tuple[Rows, Rows]:

@@ -4,41 +4,87 @@ from __future__ import annotations
 
 import copy
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fedtide.errors import InvalidInputError
 from fedtide.problems.layout import Params
+from fedtide.problems.models.batch_norm import RunningStatistics, replace_batch_norm
 from fedtide.problems.models.keyed_dropout import DropoutMasks, replace_dropout
+
+Inputs = tuple[Tensor, ...]
+"""The arguments of a network's `forward` for a minibatch; the first dimension is the sample."""
+
+
+@dataclass(frozen=True)
+class _TrainingModule:
+    """The network for training, with what its layers share during a forward pass.
+
+    Args:
+        module: the network; its dropout and batch normalisation are pure.
+        masks: of its dropout, if it has any.
+        statistics: of its batch normalisation, if it has any.
+    """
+
+    module: nn.Module
+    masks: DropoutMasks | None
+    statistics: RunningStatistics | None
+
+    @classmethod
+    def of(cls, module: nn.Module, dtype: torch.dtype) -> _TrainingModule:
+        """Return a copy of a network for training in this dtype; its statistics keep theirs."""
+        replaced, masks = replace_dropout(copy.deepcopy(module).train())
+        replaced, statistics = replace_batch_norm(replaced)
+        return cls(replaced.to(dtype), masks, statistics)
+
+    def copy(self) -> _TrainingModule:
+        """Return a copy that shares all tensors, so that it can be made during tracing, too."""
+        tensors = (*self.module.parameters(), *self.module.buffers())
+        tensors += () if self.statistics is None else tuple(self.statistics.initial.values())
+        return copy.deepcopy(self, {id(t): t for t in tensors})
 
 
 class FunctionalModel:
     """A `torch.nn.Module` as two functions of its parameters: for training and for evaluation.
 
-    Parameters that do not require gradients keep their values.
+    Parameters that do not require gradients keep their values. Tied parameters count once.
 
     Args:
         module: the network, which is copied.
-        example: features of two or more samples, for a trial run of the network.
-        classes: C, the number of logits per sample.
-        training_dtype: the dtype of the computations in training; parameters, logits and gradients
-            keep their own. None: the dtype of the example.
+        example: the arguments of `forward` for two or more samples, for a trial run.
+        names: for each argument the keyword by which it is passed; None: by position.
+        training_dtype: the dtype of the computations in training; parameters, outputs and gradients
+            keep their own. None: that of the parameters. Only floating arguments are converted.
 
     Attributes:
         params: the trainable parameters by name.
+        buffers: the running statistics that training changes, by name, in the dtype of the
+            parameters (`num_batches_tracked`, too); empty without batch normalisation.
         draws: whether training needs a key, because the network has dropout.
+        example_output: what the network returns for the example in training.
 
     Raises:
-        InvalidInputError: the network does not fit the features, does not return logits of shape
-            (B, C), keeps running statistics, or draws random numbers outside dropout layers.
+        InvalidInputError: the network does not take the arguments, changes buffers other than those
+            of batch normalisation, or draws random numbers outside dropout and attention layers.
+
+    >>> net = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
+    >>> model = FunctionalModel(net, (torch.ones(4, 3),))
+    >>> outputs, buffers = model(model.params, (torch.ones(4, 3),))
+    >>> outputs.shape, buffers["1.num_batches_tracked"]
+    (torch.Size([4, 2]), tensor(1.))
     """
 
     def __init__(
         self,
         module: nn.Module,
-        example: Tensor,
-        classes: int,
+        example: Inputs,
+        names: tuple[str | None, ...] | None = None,
         training_dtype: torch.dtype | None = None,
     ) -> None:
         self.params: Params = {
@@ -48,76 +94,141 @@ class FunctionalModel:
             raise InvalidInputError(
                 "model: it has no parameters to train; set requires_grad to True"
             )
+        self._names = names or (None,) * len(example)
+        self._dtype = next(iter(self.params.values())).dtype
+        self._training_dtype = training_dtype or self._dtype
         self._evaluating = copy.deepcopy(module).eval()
-        self._dtype = training_dtype or example.dtype
-        training, masks = replace_dropout(copy.deepcopy(module).train().to(self._dtype))
-        self._training = (training, masks)
-        self.draws = masks is not None
+        self._training = _TrainingModule.of(module, self._training_dtype)
+        self.draws = self._training.masks is not None
+        statistics = self._training.statistics
+        self.buffers: Params = {} if statistics is None else _cast(statistics.initial, self._dtype)
         self._thread_local = threading.local()
-        _check_pure(training, masks, example.to(self._dtype), classes)
+        self.example_output: Any = self._try(example)
 
-    def __call__(self, params: Params, x: Tensor, key: Tensor | None = None) -> Tensor:
-        """Return the logits (B, C) in training; `key`, an int64 scalar, determines the dropout."""
-        module, masks = self._training_module()
-        if masks is not None:
-            masks.start_pass(key)
-        converted = {name: tensor.to(self._dtype) for name, tensor in params.items()}
-        logits: Tensor = torch.func.functional_call(module, converted, (x.to(self._dtype),))
-        return logits.to(x.dtype)
+    def __call__(
+        self,
+        params: Params,
+        inputs: Inputs,
+        key: Tensor | None = None,
+        sample_mask: Tensor | None = None,
+        buffers: Params | None = None,
+    ) -> Any:
+        """Return the outputs in training, or (outputs, new buffers) if the network has buffers.
 
-    def evaluate(self, params: Params, x: Tensor) -> Tensor:
-        """Return the logits (B, C), without dropout."""
-        return torch.func.functional_call(self._evaluating, params, (x,))  # type: ignore[no-any-return]
-
-    def _training_module(self) -> tuple[nn.Module, DropoutMasks | None]:
-        # functional_call swaps the module's tensors temporarily, so each thread has its own copy
+        Args:
+            params: the trainable parameters.
+            inputs: the arguments of `forward`.
+            key: an int64 scalar that determines the dropout.
+            sample_mask: False for samples of the minibatch that are padding, (B,): they do not
+                enter the statistics of the minibatch. None: no padding.
+            buffers: the running statistics before the step; None: those of the network.
+        """
         if not hasattr(self._thread_local, "training"):
-            module = self._training[0]
-            tensors = (*module.parameters(), *module.buffers())
-            # shared tensors allow this copy during tracing (make_fx), too
-            self._thread_local.training = copy.deepcopy(self._training, {id(t): t for t in tensors})
-        return self._thread_local.training  # type: ignore[no-any-return]
+            # functional_call swaps the module's tensors temporarily, so each thread has a copy
+            self._thread_local.training = self._training.copy()
+        return self._run(self._thread_local.training, params, inputs, key, sample_mask, buffers)
 
+    def evaluate(self, params: Params, inputs: Inputs, buffers: Params | None = None) -> Any:
+        """Return the outputs in evaluation: no dropout, normalisation by running statistics."""
+        args, kwargs = self._arguments(inputs, self._dtype)
+        values = params | (buffers or {})
+        return torch.func.functional_call(self._evaluating, values, args, kwargs)
 
-@torch.no_grad()
-def _check_pure(module: nn.Module, masks: DropoutMasks | None, x: Tensor, classes: int) -> None:
-    """Raise InvalidInputError unless the module is a pure function in training."""
-    before = {name: buffer.clone() for name, buffer in module.named_buffers()}
-    if masks is not None:
-        masks.start_pass(torch.zeros((), dtype=torch.int64, device=x.device))
-    with torch.random.fork_rng(devices=[]):
-        state = torch.get_rng_state()
-        logits = _run(module, x)
-        random = not torch.equal(state, torch.get_rng_state())
-    if masks is not None:
-        masks.start_pass(None)
-    if not isinstance(logits, Tensor) or logits.shape != (len(x), classes):
-        got = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
-        raise InvalidInputError(
-            f"model: the output for {len(x)} samples of {classes} classes should have shape "
-            f"({len(x)}, {classes}), got {got}; set the last layer's width to {classes}"
+    @torch.no_grad()
+    def module(self, params: Params, buffers: Params | None = None) -> nn.Module:
+        """Return the network itself with these values, in evaluation mode.
+
+        Its `state_dict()` fits the original network, whose layers it has.
+        """
+        module = copy.deepcopy(self._evaluating)
+        tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+        for name, value in (params | (buffers or {})).items():
+            target = tensors[name]
+            target.copy_(value if target.is_floating_point() else value.round())
+        return module
+
+    def _run(
+        self,
+        training: _TrainingModule,
+        params: Params,
+        inputs: Inputs,
+        key: Tensor | None,
+        sample_mask: Tensor | None = None,
+        buffers: Params | None = None,
+    ) -> Any:
+        if training.masks is not None:
+            training.masks.start_pass(key)
+        if training.statistics is not None:
+            training.statistics.start_pass(buffers or self.buffers, sample_mask)
+        args, kwargs = self._arguments(inputs, self._training_dtype)
+        values = _cast(params, self._training_dtype)
+        with sdpa_kernel(SDPBackend.MATH):  # the only one that stacks over clients
+            outputs = torch.func.functional_call(training.module, values, args, kwargs)
+        if isinstance(outputs, Tensor) and outputs.is_floating_point():
+            outputs = outputs.to(self._dtype)
+        return outputs if training.statistics is None else (outputs, training.statistics.end_pass())
+
+    def _arguments(
+        self, inputs: Inputs, dtype: torch.dtype
+    ) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
+        """Return the arguments by position and by name, floating ones in this dtype."""
+        converted = [x.to(dtype) if x.is_floating_point() else x for x in inputs]
+        named = list(zip(self._names, converted, strict=True))
+        return (
+            tuple(x for name, x in named if name is None),
+            {name: x for name, x in named if name is not None},
         )
-    for name, buffer in module.named_buffers():
-        if not torch.equal(buffer, before[name]):
-            layer = name.rpartition(".")[0] or type(module).__name__
+
+    @torch.no_grad()
+    def _try(self, example: Inputs) -> Any:
+        """Return the outputs for the example.
+
+        Raises:
+            InvalidInputError: unless the network is a pure function in training.
+        """
+        training, key = self._training, torch.zeros((), dtype=torch.int64, device=example[0].device)
+        before = {name: buffer.clone() for name, buffer in training.module.named_buffers()}
+        with torch.random.fork_rng(devices=[]), _shape_errors(example, self._names):
+            self.evaluate(self.params, example)
+            state = torch.get_rng_state()
+            outputs = self._run(training, self.params, example, key)
+            random = not torch.equal(state, torch.get_rng_state())
+        if training.masks is not None:
+            training.masks.start_pass(None)
+        for name, buffer in training.module.named_buffers():
+            if not torch.equal(buffer, before[name]):
+                layer = name.rpartition(".")[0] or type(training.module).__name__
+                raise InvalidInputError(
+                    f"model: layer {layer!r} changes its buffer {name!r} in training; use "
+                    "BatchNorm or GroupNorm, or track_running_stats=False"
+                )
+        if random:
             raise InvalidInputError(
-                f"model: layer {layer!r} changes its buffer {name!r} in training; use GroupNorm, "
-                f"or track_running_stats=False"
+                "model: the forward pass draws from torch's global generator (as RReLU and "
+                "functional.dropout do), so a step is not reproducible; use nn.Dropout, or layers "
+                "without random numbers"
             )
-    if random:
-        raise InvalidInputError(
-            "model: the forward pass draws from torch's global generator (as RReLU and "
-            "functional.dropout do), so a step is not reproducible; use nn.Dropout, or layers "
-            "without random numbers"
-        )
+        return outputs if training.statistics is None else outputs[0]
 
 
-def _run(module: nn.Module, x: Tensor) -> object:
+def _cast(params: Params, dtype: torch.dtype) -> Params:
+    return {name: tensor.to(dtype) for name, tensor in params.items()}
+
+
+@contextmanager
+def _shape_errors(example: Inputs, names: tuple[str | None, ...]) -> Iterator[None]:
+    """Turn any error of a network's trial run into one that says what it was given."""
     try:
-        return module(x)
+        yield
+    except InvalidInputError:
+        raise
     except Exception as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        shapes = [
+            f"{name or ''} {tuple(x.shape[1:])}".strip()
+            for name, x in zip(names, example, strict=True)
+        ]
         raise InvalidInputError(
-            f"model: it cannot process features of shape {tuple(x.shape[1:])} ({reason}); choose "
-            f"one that fits the data set"
+            f"model: it cannot process features of shape {', '.join(shapes)} ({reason}); choose "
+            "one that fits the data set"
         ) from error

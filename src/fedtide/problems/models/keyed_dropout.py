@@ -8,6 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from fedtide.problems.device_random import WORDS, words
+from fedtide.problems.models.keyed_attention import KeyedAttention
+from fedtide.problems.models.layer_replacement import replace_layers
 
 _ELEMENTS = (nn.Dropout,)
 _CHANNELS = (nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
@@ -65,17 +67,21 @@ class KeyedDropout(nn.Module):
 def replace_dropout(module: nn.Module) -> tuple[nn.Module, DropoutMasks | None]:
     """Replace the dropout layers of `module` by keyed ones; return it and their masks, if any.
 
+    Layers of attention are replaced, too.
+
     >>> module, masks = replace_dropout(nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.5)))
     >>> module[1], masks is None
     (KeyedDropout(), False)
     """
-    masks = DropoutMasks()
-    root = nn.ModuleDict({"root": module})
-    active = [
-        (name, layer)
-        for name, layer in root.named_modules(remove_duplicate=False)
-        if isinstance(layer, _ELEMENTS + _CHANNELS) and layer.p > 0
-    ]
-    for name, layer in active:
-        root.set_submodule(name, KeyedDropout(layer.p, masks, isinstance(layer, _CHANNELS)))
-    return root["root"], masks if active else None
+    masks, active = DropoutMasks(), []
+
+    def keyed(name: str, layer: nn.Module) -> nn.Module | None:
+        if isinstance(layer, _ELEMENTS + _CHANNELS) and layer.p > 0:
+            active.append(name)
+            return KeyedDropout(layer.p, masks, isinstance(layer, _CHANNELS))
+        if type(layer) is nn.MultiheadAttention and KeyedAttention.accepts(layer):
+            active.extend([name] * (layer.dropout > 0))
+            return KeyedAttention(layer, masks)
+        return None
+
+    return replace_layers(module, keyed), masks if active else None

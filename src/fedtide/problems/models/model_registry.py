@@ -8,7 +8,7 @@ from typing import Any
 
 from fedtide.errors import InvalidInputError, did_you_mean
 from fedtide.problems.models.base import Model
-from fedtide.problems.models.import_path import Imported
+from fedtide.problems.models.imported import Imported
 from fedtide.problems.models.networks import CNN, MLP, Logistic
 
 MODELS: dict[str, Model] = {
@@ -71,7 +71,8 @@ def resolve_model(given: str | Mapping[str, Any] | Model) -> Model:
     parameters = dict(given)
     name = str(parameters.pop("type", ""))
     if ":" in name:
-        return _build(Imported, {"path": name, **parameters})
+        arguments = parameters["arguments"] if [*parameters] == ["arguments"] else parameters
+        return _build(Imported, {"path": name, "arguments": arguments})
     if not parameters and name in MODELS:
         return MODELS[name]
     if name not in MODEL_TYPES:

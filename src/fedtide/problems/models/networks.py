@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Literal
 
 from torch import nn
 
+from fedtide.configurable import configurable
 from fedtide.errors import InvalidInputError
 from fedtide.problems.models.base import Model, Shape
 from fedtide.problems.models.initialisation import initialise_kaiming
@@ -17,7 +17,7 @@ from fedtide.validation import require_choice, require_whole_number
 Initialisation = Literal["default", "kaiming"]
 
 
-@dataclass(frozen=True)
+@configurable
 class Logistic(Model):
     """Multinomial logistic regression: one linear layer.
 
@@ -46,7 +46,7 @@ class Logistic(Model):
         return nn.Sequential(nn.Flatten(), layer)
 
 
-@dataclass(frozen=True)
+@configurable
 class MLP(Model):
     """Linear layers with ReLU between them, with PyTorch's initial parameters.
 
@@ -69,7 +69,7 @@ class MLP(Model):
         return nn.Sequential(nn.Flatten(), *_linear(math.prod(shape), self.hidden, classes, 0))
 
 
-@dataclass(frozen=True)
+@configurable
 class CNN(Model):
     """Convolutions with ReLU and maximum pooling, then linear layers with ReLU.
 
@@ -164,8 +164,6 @@ def _linear(
         inputs = outputs
 
 
-def _check_widths(field: str, widths: object) -> None:
-    if not isinstance(widths, Sequence):
-        raise InvalidInputError(f"{field}: {widths!r:.60} is not a list; give a list of widths")
+def _check_widths(field: str, widths: Sequence[int]) -> None:
     for width in widths:
         require_whole_number(field, width)

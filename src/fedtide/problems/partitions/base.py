@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
+
+from fedtide.errors import InvalidInputError
+from fedtide.population import Names
 
 Ints = NDArray[np.int64]
 Columns = Mapping[str, NDArray[Any]]
@@ -21,9 +26,11 @@ class Shards(ABC):
 
     Attributes:
         sizes: how many samples each client holds, shape (N,).
+        names: the clients' names in the data, shape (N,); None if they have none.
     """
 
     sizes: Ints
+    names: Names | None = None
 
     @abstractmethod
     def locate(self, clients: Ints, positions: Ints) -> Ints:
@@ -46,19 +53,19 @@ class Shards(ABC):
         Returns:
             Shape (N,).
         """
-        owners, samples = self._list_pairs()
+        owners, samples = self.list_pairs()
         sums = np.bincount(owners, weights=values[samples], minlength=len(self.sizes))
         return sums / self.sizes
 
     def class_shares(self, labels: Ints, classes: int) -> NDArray[np.float64]:
         """Return the share of each class in each client's samples, shape (N, classes)."""
-        owners, samples = self._list_pairs()
+        owners, samples = self.list_pairs()
         counts = np.bincount(
             owners * classes + labels[samples], minlength=len(self.sizes) * classes
         )
         return counts.reshape(-1, classes) / self.sizes[:, None]
 
-    def _list_pairs(self) -> tuple[Ints, Ints]:
+    def list_pairs(self) -> tuple[Ints, Ints]:
         """Return the owner and the index of every sample held by a client."""
         owners = np.repeat(np.arange(len(self.sizes)), self.sizes)
         first = np.repeat(np.cumsum(self.sizes) - self.sizes, self.sizes)
@@ -73,13 +80,17 @@ class StoredShards(Shards):
     Args:
         samples: indices into the training set, client after client.
         offsets: the boundaries between clients, shape (N + 1,).
+        names: the clients' names, shape (N,), or None.
     """
 
     samples: Ints
     offsets: Ints
+    names: Names | None = None
 
     @classmethod
-    def from_lists(cls, lists: Sequence[NDArray[np.integer[Any]]]) -> StoredShards:
+    def from_lists(
+        cls, lists: Sequence[NDArray[np.integer[Any]]], names: Names | None = None
+    ) -> StoredShards:
         """Return the shards in which client n holds the samples `lists[n]`.
 
         >>> shards = StoredShards.from_lists([np.array([4, 2]), np.array([0])])
@@ -87,13 +98,33 @@ class StoredShards(Shards):
         (array([2, 1]), [[0], [2]])
         """
         offsets = np.cumsum([0, *map(len, lists)])
-        return cls(np.concatenate(lists).astype(np.int64), offsets)
+        return cls(np.concatenate(lists).astype(np.int64), offsets, names)
 
     @classmethod
-    def from_owners(cls, owners: Ints, clients: int) -> StoredShards:
+    def from_owners(cls, owners: Ints, clients: int, names: Names | None = None) -> StoredShards:
         """Return the shards in which sample i belongs to client `owners[i]`, shape (n,)."""
         sizes = np.bincount(owners, minlength=clients)
-        return cls(np.argsort(owners, kind="stable"), np.concatenate([[0], np.cumsum(sizes)]))
+        offsets = np.concatenate([[0], np.cumsum(sizes)])
+        return cls(np.argsort(owners, kind="stable"), offsets, names)
+
+    @classmethod
+    def from_column(cls, field: str, column: str, values: NDArray[Any]) -> StoredShards:
+        """Return the shards with one client for each distinct value of a column, in sorted order.
+
+        Args:
+            field: the field that an error names.
+            column: the name of the column.
+            values: one for each sample, shape (n,).
+
+        Raises:
+            InvalidInputError: values that `to_names` rejects.
+
+        >>> shards = StoredShards.from_column("column", "user", np.array(["bob", "ann", "bob"]))
+        >>> shards.names, shards.sizes
+        (array(['ann', 'bob'], dtype=object), array([1, 2]))
+        """
+        names, owners = np.unique(to_names(field, column, values), return_inverse=True)
+        return cls.from_owners(owners.astype(np.int64), len(names), names)
 
     @property
     def sizes(self) -> Ints:  # type: ignore[override]
@@ -104,6 +135,42 @@ class StoredShards(Shards):
         """Return the training samples at these positions, same shape as `positions`."""
         samples: Ints = self.samples[self.offsets[clients][:, None] + positions]
         return samples
+
+
+def to_names(field: str, column: str, values: NDArray[Any] | Sequence[Any]) -> Names:
+    """Return values of the data as names of clients.
+
+    Whole numbers stay numbers, also those stored as floats; values of any other type, such as
+    dates, become strings.
+
+    Args:
+        field: the field that an error names.
+        column: the name of the column that holds the values.
+        values: the values.
+
+    Raises:
+        InvalidInputError: a missing value (None, NaN or another null), values of different types
+            (1 and "1" would be two clients of one name), or lists and other data.
+
+    >>> to_names("column", "user", [2.0, 7.0]), to_names("column", "user", [0.5, 2.0])
+    (array([2, 7]), array(['0.5', '2'], dtype=object))
+    """
+    try:
+        array = pa.array(values, from_pandas=True)
+        if array.null_count:
+            raise InvalidInputError(
+                f"{field}: {column!r} is missing in {array.null_count:,} of {len(array):,} rows; "
+                "complete these rows or remove them"
+            )
+        if pa.types.is_integer(array.type) or pa.types.is_floating(array.type):
+            with suppress(pa.ArrowInvalid):  # fractions, or more than 64 bits
+                return np.asarray(array.cast(pa.int64()))
+        return np.asarray(array.cast(pa.large_string()))
+    except (pa.ArrowException, TypeError, OverflowError):
+        raise InvalidInputError(
+            f"{field}: {column!r} holds values of different types, or no names; convert them to "
+            "whole numbers or to strings"
+        ) from None
 
 
 class Partition(ABC):

@@ -5,12 +5,14 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import numpy as np
 
+from fedtide.configurable import configurable
 from fedtide.errors import InvalidInputError, did_you_mean
+from fedtide.population import Names
 from fedtide.problems.partitions.base import (
     NO_COLUMNS,
     Columns,
@@ -18,12 +20,13 @@ from fedtide.problems.partitions.base import (
     Partition,
     Shards,
     StoredShards,
+    to_names,
 )
 
 _SAMPLE = "fedtide_sample"
 
 
-@dataclass(frozen=True)
+@configurable
 class Flwr(Partition):
     """Uses a partitioner of flwr-datasets (extra `partitioners`), given by its class name.
 
@@ -60,7 +63,7 @@ class Flwr(Partition):
         return FlwrInstance(partitioner).split(labels, clients, seed, columns)
 
 
-@dataclass(frozen=True)
+@configurable
 class FlwrInstance(Partition):
     """Uses a partitioner object of flwr-datasets.
 
@@ -93,7 +96,15 @@ class FlwrInstance(Partition):
                 f"clients: {clients} clients, but {type(partitioner).__name__} makes {count} "
                 f"partitions; give clients: {count}"
             )
-        return StoredShards.from_lists(lists)
+        return StoredShards.from_lists(lists, _find_names(partitioner, clients))
+
+
+def _find_names(partitioner: Any, clients: int) -> Names | None:
+    """Return the clients' names if the partitioner takes them from the data."""
+    natural = getattr(partitioner, "partition_id_to_natural_id", None)
+    if natural is None:
+        return None
+    return to_names("partition", "natural id", [natural[n] for n in range(clients)])
 
 
 def _find_partitioner(name: str) -> Any:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import heapq
-from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fedtide.configurable import configurable
 from fedtide.errors import InvalidInputError, did_you_mean
 from fedtide.problems.partitions.base import (
     NO_COLUMNS,
@@ -22,7 +22,7 @@ from fedtide.randomness import generator
 from fedtide.validation import require_positive
 
 
-@dataclass(frozen=True)
+@configurable
 class Iid(Partition):
     """Shuffles all samples and divides them evenly; sizes differ by at most one.
 
@@ -35,7 +35,7 @@ class Iid(Partition):
         return StoredShards(order, np.arange(clients + 1) * len(labels) // clients)
 
 
-@dataclass(frozen=True)
+@configurable
 class Dirichlet(Partition):
     """Gives each client its own mixture of classes (Wang & Ji 2024, section 6).
 
@@ -70,7 +70,7 @@ class Dirichlet(Partition):
         return StoredShards.from_owners(owners, clients)
 
 
-@dataclass(frozen=True)
+@configurable
 class MajorityClass(Partition):
     """Gives each client mostly one class (Wang & Ji 2022; Crawshaw & Liu 2024).
 
@@ -107,7 +107,7 @@ class MajorityClass(Partition):
         return StoredShards.from_owners(owners, clients)
 
 
-@dataclass(frozen=True)
+@configurable
 class SingleClass(Partition):
     """Gives each client samples of a single class, with varying sizes (Yan et al., section 5).
 
@@ -150,21 +150,24 @@ class SingleClass(Partition):
         return StoredShards.from_owners(owners, clients)
 
 
-@dataclass(frozen=True)
+@configurable
 class Natural(Partition):
     """Creates one client per distinct value of a column, such as writers, devices or hospitals.
 
-    Client n is the n-th of the sorted values.
+    Client n is the n-th of the sorted values, and is called by that value in logs, traces and
+    results.
 
     Args:
         column: a column of train.parquet beside the image ("label" gives one client per class).
 
     Raises:
-        InvalidInputError: the column is missing, or N is not the number of its distinct values.
+        InvalidInputError: the column is missing, N is not the number of its distinct values, or a
+            sample has none.
 
     >>> labels = np.array([3, 3, 5])
-    >>> Natural("label").split(labels, clients=2, seed=0, columns={"label": labels}).sizes
-    array([2, 1])
+    >>> shards = Natural("label").split(labels, clients=2, seed=0, columns={"label": labels})
+    >>> shards.names, shards.sizes
+    (array([3, 5]), array([2, 1]))
     """
 
     column: str
@@ -175,13 +178,14 @@ class Natural(Partition):
                 f"column: the training data have no {self.column!r}; "
                 f"{did_you_mean(self.column, columns)}"
             )
-        values, owners = np.unique(columns[self.column], return_inverse=True)
-        if len(values) != clients:
+        shards = StoredShards.from_column("column", self.column, columns[self.column])
+        values = len(shards.sizes)
+        if values != clients:
             raise InvalidInputError(
-                f"clients: {clients} clients, but column {self.column!r} has {len(values)} values; "
-                f"give clients: {len(values)}"
+                f"clients: {clients} clients, but column {self.column!r} has {values} values; "
+                f"give clients: {values}"
             )
-        return StoredShards.from_owners(owners.astype(np.int64), clients)
+        return shards
 
 
 def _divide(samples: int, weights: NDArray[np.float64]) -> Ints:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fedtide.configurable import configurable
 from fedtide.errors import InvalidInputError
 from fedtide.problems.partitions.base import NO_COLUMNS, Columns, Ints, Partition, Shards
 from fedtide.randomness import random_words
@@ -16,7 +16,7 @@ from fedtide.validation import require_at_least
 _BLOCK = 2**16  # clients whose samples are computed together
 
 
-@dataclass(frozen=True)
+@configurable
 class SharedPool(Partition):
     """Gives each client `samples` draws, with replacement, from a pool that all clients share.
 

@@ -17,6 +17,7 @@ from fedtide.plotting.style import (
     new_figure,
     place_legend,
     plain_logarithms,
+    shorten,
     thin_out,
 )
 from fedtide.report.figures import ReportFigure
@@ -133,7 +134,8 @@ def _draw_weights_over_time(groups: Groups) -> Figure | None:
             marker = "o" if len(rounds) < 20 else ""
             panel.plot(rounds, weights, label=method, lw=1.3, marker=marker, ms=3, **styles[method])
         panel.axhline(1 / rates[client], **_REFERENCE)
-        panel.set_title(f"client {client}, p = {rates[client]:.3g}")
+        name = shorten(str(first.clients["client"][client]))
+        panel.set_title(f"client {name}, p = {rates[client]:.3g}", parse_math=False)
         panel.set_xlim(0, first.ended)
         label_rounds(panel)
         panel.grid(alpha=0.25)
@@ -144,7 +146,10 @@ def _draw_weights_over_time(groups: Groups) -> Figure | None:
 
 
 def _typical_clients(run: FinishedRun) -> list[int]:
-    """Return a frequent, a median and a rare client among those used in three rounds or more."""
+    """Return a frequent, a median and a rare client among those used in three rounds or more.
+
+    They are rows of the table of clients.
+    """
     counts = run.clients["participation"].to_numpy() * run.ended
     order = np.argsort(-counts, kind="stable")
     order = order[counts[order] >= 3]

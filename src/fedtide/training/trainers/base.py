@@ -1,17 +1,37 @@
-"""The contract of a trainer, and the direction of a local step that all trainers share."""
+"""The contract of a trainer, and the gradient of a local step that all trainers share."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from fedtide.algorithms.base import Instructions
+from fedtide.errors import InvalidInputError
 from fedtide.problems.base import BatchPlan, Task
 from fedtide.problems.layout import Params
 from fedtide.training.local_training import LocalTraining
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What S clients have after their local training.
+
+    Args:
+        deltas: the updates Δ_n = y_n - x, shape (S, d).
+        buffers: the clients' buffers, such as running statistics, shape (S, d_b); None: none.
+    """
+
+    deltas: Tensor
+    buffers: Tensor | None = None
+
+
+class StackingError(InvalidInputError):
+    """The model cannot be trained for several clients at once, as with a data-dependent `if`."""
 
 
 class Trainer(ABC):
@@ -26,52 +46,54 @@ class Trainer(ABC):
     chunk: int | None = None
 
     @abstractmethod
-    def train(self, instructions: Instructions, plan: BatchPlan, lr: float) -> Tensor:
-        """Return the updates Δ_n = y_n - x of the plan's clients, shape (S, d).
+    def train(
+        self, instructions: Instructions, plan: BatchPlan, lr: float, buffers: Tensor | None = None
+    ) -> Trained:
+        """Return the updates and the buffers of the plan's clients.
 
         Args:
             instructions: how the cohort trains; corrections in the order of the plan's clients.
             plan: the minibatches of their local steps.
             lr: γ_t.
+            buffers: where each client's buffers start, shape (S, d_b); None where the task has
+                none.
         """
 
 
-Direction = Callable[..., Params]
+LocalGradient = Callable[..., tuple[Params, Params]]
 
 
-def local_direction(
+def local_gradient(
     task: Task,
     local: LocalTraining,
     gradients_at_start: bool = False,
-    differentiate: Callable[..., Direction] = torch.func.grad,
-) -> Direction:
-    """Return the direction of one client's local step, a pure function of tensors.
+    differentiate: Callable[..., Callable[..., Any]] = torch.func.grad,
+) -> LocalGradient:
+    """Return the gradient of one client's local step, a pure function of tensors.
 
-    direction(y, m, x, correction, mu, *batch) = β m + g(y) + λ y + correction + μ (y - x), with y,
-    m, x and correction as named tensors; m is empty without momentum and in the first step,
-    correction is None without one, and mu, a 0-d tensor, is None without a proximal term. With
-    `gradients_at_start`, g is taken at x. The step is y ← Π(y - γ direction), m ← direction (see
-    `LocalTraining`). `differentiate` turns the loss into g.
+    gradient(y, x, correction, mu, buffers, *batch) = (g(y) + λ y + correction + μ (y - x), new
+    buffers), with y, x, correction and the buffers as named tensors; correction is None without
+    one, and mu, a 0-d tensor, is None without a proximal term. λ y is left to AdamW's step. With
+    `gradients_at_start`, g is taken at x. `differentiate` turns the loss into g.
     """
-    gradient = differentiate(task.loss)
+    loss_gradient = differentiate(task.loss_and_buffers, has_aux=True)
+    decay = 0.0 if local.optimizer == "adamw" else local.weight_decay
 
-    def direction(
+    def gradient(
         y: Params,
-        m: Params,
         x: Params,
         correction: Params | None,
         mu: Tensor | None,
+        buffers: Params,
         *batch: Tensor,
-    ) -> Params:
-        d: Params = gradient(x if gradients_at_start else y, *batch)
-        if local.weight_decay:
-            d = {name: d[name] + local.weight_decay * y[name] for name in y}
+    ) -> tuple[Params, Params]:
+        g, buffers = loss_gradient(x if gradients_at_start else y, buffers, *batch)
+        if decay:
+            g = {name: g[name] + decay * y[name] for name in y}
         if correction is not None:
-            d = {name: d[name] + correction[name] for name in y}
+            g = {name: g[name] + correction[name] for name in y}
         if mu is not None:
-            d = {name: d[name] + mu * (y[name] - x[name]) for name in y}
-        if local.momentum and m:
-            d = {name: d[name] + local.momentum * m[name] for name in y}
-        return d
+            g = {name: g[name] + mu * (y[name] - x[name]) for name in y}
+        return g, buffers
 
-    return direction
+    return gradient

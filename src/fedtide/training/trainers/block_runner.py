@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from threading import Lock
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -12,8 +13,10 @@ import torch
 from fedtide.activity import COMPILING, activity
 from fedtide.algorithms.base import Instructions
 from fedtide.problems.base import BatchInputs, BatchPlan, Task
+from fedtide.training.local_optimizers import adam_scales, count_moments
 from fedtide.training.local_training import LocalTraining
 from fedtide.training.trainers._graph_capture import TensorFunction, capture, compile_graph
+from fedtide.training.trainers.base import StackingError, Trained
 from fedtide.training.trainers.step_block import BlockInputs, StepBlock, Tensors
 
 _CAPTURED: WeakKeyDictionary[Task, dict[Any, TensorFunction]] = WeakKeyDictionary()
@@ -43,13 +46,20 @@ class BlockRunner:
         self._stacked, self._compiled, self._block_steps = stacked, compiled, block_steps
         self._captured = _CAPTURED.setdefault(task, {})
 
-    def run(self, instructions: Instructions, plan: BatchPlan, lr: float) -> torch.Tensor:
+    def run(
+        self,
+        instructions: Instructions,
+        plan: BatchPlan,
+        lr: float,
+        buffers: torch.Tensor | None = None,
+    ) -> Trained:
         """Return the updates Δ_n of the chunk, shape (S, d), or of the one client, shape (d,).
 
         Args:
             instructions: how to train; the correction has shape (S, d), or (d,) for one client.
             plan: the steps of the chunk, or of the one client.
             lr: γ.
+            buffers: where they start, shape (S, d_b), or (d_b,) for one client; None: none.
         """
         x, correction = instructions.model, instructions.correction
         at_start = instructions.gradients_at_start
@@ -58,20 +68,22 @@ class BlockRunner:
             correction=() if correction is None else (correction.contiguous(),),
             mu=(x.new_tensor(instructions.mu),) if instructions.mu else (),
             lr=(x.new_tensor(lr),),
+            scales=self._scales(len(plan.step_index), x),
+            buffers=() if buffers is None else (buffers.contiguous(),),
         )
         parts = list(_split_steps(plan, self._block_steps))
         batch_inputs = tuple(part.contiguous() for part in self._task.batch_inputs(plan))
         if len(parts) == 1:
-            return self._run_block(at_start, plan, parts[0], batch_inputs, inputs)[0]
+            return Trained(*self._run_block(at_start, plan, parts[0], batch_inputs, inputs))
         leading = (len(plan.clients),) if self._stacked else ()
         block = self._block(at_start, 0)
         y = block.tensors(x.expand(*leading, -1).clone())
-        m = tuple(map(torch.zeros_like, y)) if self._local.momentum else ()
+        moments = tuple(map(torch.zeros_like, y * count_moments(self._local)))
+        inputs = inputs._replace(y=y, moments=moments)
         for part in parts:
-            inputs = inputs._replace(y=y, m=m)
             moved = self._run_block(at_start, plan, part, batch_inputs, inputs)
-            y, m = moved[: len(y)], moved[len(y) :]
-        return block.flat(y) - x
+            inputs = inputs.with_state(moved)
+        return Trained(block.flat(inputs.y) - x, *inputs.buffers)
 
     def _run_block(
         self,
@@ -83,11 +95,18 @@ class BlockRunner:
     ) -> Tensors:
         """Run these of the plan's steps."""
         inputs = inputs._replace(
+            scales=tuple(scales[part] for scales in inputs.scales),
             idle=_idle(plan, part, inputs.x[0].device),
             batch_inputs=tuple(steps if len(steps) == 1 else steps[part] for steps in batch_inputs),
         )
         block = self._block(at_start, part.stop - part.start)
         return self._function(block, inputs)(*inputs.flat)
+
+    def _scales(self, steps: int, like: torch.Tensor) -> Tensors:
+        """Return the scales of all steps of Adam, (I, 2)."""
+        if self._local.optimizer == "sgd":
+            return ()
+        return (like.new_tensor([*adam_scales(self._local, steps)]),)
 
     def _block(self, at_start: bool, steps: int) -> StepBlock:
         return StepBlock(self._task, self._local, self._stacked, at_start, steps)
@@ -98,6 +117,7 @@ class BlockRunner:
         key = (
             (self._compiled, block.stacked, block.gradients_at_start, block.steps),
             (local.momentum, local.weight_decay, local.projection),
+            (local.optimizer, local.betas, local.eps),
             tuple(tuple((t.shape, t.stride(), t.dtype) for t in group) for group in inputs),
         )
         function = self._captured.get(key)
@@ -114,12 +134,28 @@ class BlockRunner:
         def function(*tensors: torch.Tensor) -> Tensors:
             return block(inputs.with_tensors(tensors))
 
-        graph = capture(function, examples)
+        with _stacking_errors(block.stacked):
+            graph = capture(function, examples)
         if not self._compiled or graph is function:
             return graph
         single_function = not self._stacked and examples[0].device.type == "cpu"
         with activity(COMPILING):
             return compile_graph(graph, examples, single_function)
+
+
+@contextmanager
+def _stacking_errors(stacked: bool) -> Iterator[None]:
+    """Turn errors of stacking into a StackingError."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not stacked or "memory" in str(error):
+            raise
+        reason = f"{error!s:.200}".partition("\n")[0].partition(". ")[0]
+        raise StackingError(
+            f"trainer: this model cannot be stacked over clients ({reason}); use trainer: threaded "
+            "or reference"
+        ) from error
 
 
 def _split_steps(plan: BatchPlan, most: int) -> Iterator[slice]:

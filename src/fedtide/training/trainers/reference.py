@@ -7,8 +7,10 @@ from torch import Tensor
 
 from fedtide.algorithms.base import Instructions
 from fedtide.problems.base import Batch, BatchPlan, Task, loss_gradient
+from fedtide.problems.layout import Params
+from fedtide.training.local_optimizers import Moments, adam_scales, step_direction
 from fedtide.training.local_training import LocalTraining
-from fedtide.training.trainers.base import Trainer, local_direction
+from fedtide.training.trainers.base import Trained, Trainer, local_gradient
 
 
 class ReferenceTrainer(Trainer):
@@ -24,27 +26,39 @@ class ReferenceTrainer(Trainer):
     def __init__(self, task: Task, local: LocalTraining) -> None:
         self._task, self._local = task, local
 
-    def train(self, instructions: Instructions, plan: BatchPlan, lr: float) -> Tensor:
+    def train(
+        self, instructions: Instructions, plan: BatchPlan, lr: float, buffers: Tensor | None = None
+    ) -> Trained:
         start = instructions.model
         updates = torch.empty(len(plan.clients), len(start)).to(start)
+        moved = None if buffers is None else torch.empty_like(buffers)
         batches = list(self._task.batches(plan))
         for s, steps in enumerate(plan.steps.tolist()):
             own = [tuple(tensor[s] for tensor in batch) for batch in batches[:steps]]
-            updates[s] = self._train_client(instructions.select(s), own, lr) - start
-        return updates
+            before = None if buffers is None else buffers[s]
+            y, after = self._train_client(instructions.select(s), own, lr, before)
+            updates[s] = y - start
+            if moved is not None and self._task.buffer_layout is not None:
+                moved[s] = self._task.buffer_layout.flatten(after)
+        return Trained(updates, moved)
 
-    def _train_client(self, instructions: Instructions, batches: list[Batch], lr: float) -> Tensor:
-        layout, projection = self._task.layout, self._local.projection
-        at_start, start = instructions.gradients_at_start, instructions.model
-        direction = local_direction(self._task, self._local, at_start, loss_gradient)
+    def _train_client(
+        self, instructions: Instructions, batches: list[Batch], lr: float, buffers: Tensor | None
+    ) -> tuple[Tensor, Params]:
+        """Return y after the local steps, and the named buffers."""
+        task, local = self._task, self._local
+        layout, projection, start = task.layout, local.projection, instructions.model
+        gradient = local_gradient(task, local, instructions.gradients_at_start, loss_gradient)
         mu = start.new_tensor(instructions.mu) if instructions.mu else None
         flat = instructions.correction
         correction = None if flat is None else layout.unflatten(flat)
         x = y = layout.unflatten(start)
-        m = {name: torch.zeros_like(tensor) for name, tensor in x.items()}
-        for batch in batches:
-            m = direction(y, m, x, correction, mu, *batch)
-            y = {name: y[name] - lr * m[name] for name in y}
+        named = task.unflatten_buffers(buffers)
+        moments: Moments = ()
+        for batch, scales in zip(batches, adam_scales(local, len(batches)), strict=True):
+            g, named = gradient(y, x, correction, mu, named, *batch)
+            direction, moments = step_direction(local, y, g, moments, scales)
+            y = {name: y[name] - lr * direction[name] for name in y}
             if projection is not None:
                 y = layout.unflatten(projection(layout.flatten(y)))
-        return layout.flatten(y)
+        return layout.flatten(y), named

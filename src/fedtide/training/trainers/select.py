@@ -13,7 +13,7 @@ from fedtide.algorithms.base import Instructions
 from fedtide.problems.base import Task
 from fedtide.training.local_training import LocalTraining
 from fedtide.training.minibatches import MinibatchPlanner
-from fedtide.training.trainers.base import Trainer
+from fedtide.training.trainers.base import StackingError, Trainer
 from fedtide.training.trainers.reference import ReferenceTrainer
 from fedtide.training.trainers.stacked import StackedTrainer
 from fedtide.training.trainers.threaded import ThreadedTrainer
@@ -56,8 +56,9 @@ def choose_trainer(
                 seconds[candidate] = _seconds_per_client(
                     _trainer(candidate, task, local), task, local
                 )
-        except RuntimeError as error:  # a model that cannot be stacked
-            failed += f"; {candidate} fails on this model ({str(error).splitlines()[0]:.80})"
+        except (StackingError, RuntimeError) as error:
+            reason = str(error.__cause__ or error).splitlines()[0]
+            failed += f"; {candidate} fails on this model ({reason:.80})"
     best = min(seconds, key=seconds.__getitem__)
     gain = f"{seconds['reference'] / seconds[best]:.1f}x as fast as the reference{failed}"
     long = best in _COMPILED and seconds[best] * clients > _WORTH_COMPILING[best]
@@ -88,9 +89,10 @@ def _seconds_per_client(trainer: Trainer, task: Task, local: LocalTraining) -> f
     """Return how long a client's second round takes; the first one captures the steps."""
     clients = np.arange(min(_PROBE, task.population.clients))
     planner = MinibatchPlanner(task.population, local, seed=0)
-    instructions = Instructions(task.start)
-    trainer.train(instructions, planner.plan(clients), local.lr)
+    instructions, start_buffers = Instructions(task.start), task.start_buffers
+    buffers = None if start_buffers is None else start_buffers.expand(len(clients), -1)
+    trainer.train(instructions, planner.plan(clients), local.lr, buffers)
     plan = planner.plan(clients)
     start = time.perf_counter()
-    trainer.train(instructions, plan, local.lr)
+    trainer.train(instructions, plan, local.lr, buffers)
     return (time.perf_counter() - start) / len(clients)

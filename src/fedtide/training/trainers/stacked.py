@@ -13,7 +13,7 @@ from torch import Tensor
 from fedtide.algorithms.base import Instructions
 from fedtide.problems.base import BatchPlan, Task
 from fedtide.training.local_training import LocalTraining
-from fedtide.training.trainers.base import Trainer
+from fedtide.training.trainers.base import Trained, Trainer
 from fedtide.training.trainers.block_runner import BlockRunner
 
 _BLOCK_STEPS = 8  # steps captured together at most
@@ -66,17 +66,28 @@ class StackedTrainer(Trainer):
         self._cut, self.chunk = replace(chunks, sizes=sizes), sizes[-1]
 
     @torch.no_grad()
-    def train(self, instructions: Instructions, plan: BatchPlan, lr: float) -> Tensor:
+    def train(
+        self, instructions: Instructions, plan: BatchPlan, lr: float, buffers: Tensor | None = None
+    ) -> Trained:
         size = len(plan.clients)
         if size in self._cut.sizes:
-            return self._runner.run(instructions, plan, lr)
+            return self._runner.run(instructions, plan, lr, buffers)
         if size == 0:
-            return instructions.model.new_empty(0, len(instructions.model))
+            return Trained(instructions.model.new_empty(0, len(instructions.model)), buffers)
         chunks = [
-            self._runner.run(instructions.select(positions), plan.select(positions), lr)
+            self._runner.run(
+                instructions.select(positions),
+                plan.select(positions),
+                lr,
+                None if buffers is None else buffers[positions],
+            )
             for positions in self._chunks(size)
         ]
-        return torch.cat(chunks)[:size]
+        moved = [chunk.buffers for chunk in chunks if chunk.buffers is not None]
+        return Trained(
+            torch.cat([chunk.deltas for chunk in chunks])[:size],
+            torch.cat(moved)[:size] if moved else None,
+        )
 
     def _chunks(self, clients: int) -> Iterator[NDArray[np.int64]]:
         """Yield the positions of each chunk; its last client is repeated to fill the chunk."""

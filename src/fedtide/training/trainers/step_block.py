@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from fedtide.problems.base import Batch, BatchInputs, Task, each_step
-from fedtide.problems.layout import Params
+from fedtide.problems.layout import Params, flatten_after
+from fedtide.training.local_optimizers import step_direction
 from fedtide.training.local_training import LocalTraining
-from fedtide.training.trainers.base import local_direction
+from fedtide.training.trainers.base import local_gradient
 
 Tensors = tuple[Tensor, ...]
 
@@ -23,20 +24,24 @@ class BlockInputs(NamedTuple):
     Args:
         x: the start model, flat.
         y: the models before the block, tensor by tensor; empty if the block is a whole round.
-        m: the momentum before the block, tensor by tensor.
+        moments: the optimizer's moments before the block, tensor by tensor, one after another.
         correction: the corrections, flat.
         mu: μ, a single number.
         lr: γ, a single number.
+        scales: of each step of Adam, shape (I, 2), see `adam_scales`.
+        buffers: the buffers before the block, flat.
         idle: where a client does not take a step, (I, S); empty if all take every step.
         batch_inputs: what the batches are computed from, (I, S, ...) or (1, S, ...).
     """
 
     x: Tensors
     y: Tensors = ()
-    m: Tensors = ()
+    moments: Tensors = ()
     correction: Tensors = ()
     mu: Tensors = ()
     lr: Tensors = ()
+    scales: Tensors = ()
+    buffers: Tensors = ()
     idle: Tensors = ()
     batch_inputs: Tensors = ()
 
@@ -49,6 +54,11 @@ class BlockInputs(NamedTuple):
         """Return inputs with other tensors in the same order."""
         ends = list(accumulate(map(len, self), initial=0))
         return BlockInputs(*(tensors[i:j] for i, j in pairwise(ends)))
+
+    def with_state(self, tensors: Tensors) -> BlockInputs:
+        """Return inputs with other models, moments and buffers, as a block returns them."""
+        first, last = len(self.y), len(tensors) - len(self.buffers)
+        return self._replace(y=tensors[:first], moments=tensors[first:last], buffers=tensors[last:])
 
 
 @dataclass(frozen=True)
@@ -70,20 +80,29 @@ class StepBlock:
     steps: int
 
     def __call__(self, inputs: BlockInputs) -> Tensors:
-        """Return the models and then the momentum; for a whole round only the flat updates."""
+        """Return the models, then the moments, then the buffers.
+
+        For a whole round, the flat updates take the place of the models and the moments.
+        """
         minus_lr = -inputs.lr[0]
-        x, y, m = self.tensors(inputs.x[0]), inputs.y, inputs.m
+        x, y, moments, buffers = self.tensors(inputs.x[0]), inputs.y, inputs.moments, inputs.buffers
         batch: Batch = ()
         for k, step_inputs in enumerate(each_step(inputs.batch_inputs, self.steps)):
             batch = self._batch(step_inputs) if step_inputs else batch
-            along = self._direction(x, y, m, inputs, batch)
-            m = along if self.local.momentum else ()
+            gradient, moved = self._gradient(x, y, inputs, buffers, batch)
+            along, moments = self._direction(y or x, gradient, moments, inputs, k)
             if inputs.idle:
                 along = tuple(_without_idle(inputs.idle[0][k], tensor) for tensor in along)
-            y = _step(y or x, along, minus_lr)
+                moved = tuple(
+                    torch.where(inputs.idle[0][k, :, None], old, new)
+                    for old, new in zip(buffers, moved, strict=True)
+                )
+            y, buffers = _step(y or x, along, minus_lr), moved
             if self.local.projection is not None:
                 y = self.tensors(self.local.projection(self.flat(y)))
-        return y + m if inputs.y else (self.flat(tuple(map(torch.sub, y, x))),)
+        if inputs.y:
+            return y + moments + buffers
+        return self.flat(tuple(map(torch.sub, y, x))), *buffers
 
     def tensors(self, flat: Tensor) -> Tensors:
         """Return flat models or corrections, shape (d,) or (S, d), tensor by tensor."""
@@ -92,7 +111,7 @@ class StepBlock:
 
     def flat(self, tensors: Tensors) -> Tensor:
         """Return models as flat vectors, shape (S, d) if stacked, else (d,)."""
-        return torch.cat([tensor.flatten(int(self.stacked)) for tensor in tensors], dim=-1)
+        return torch.cat([flatten_after(tensor, int(self.stacked)) for tensor in tensors], dim=-1)
 
     def _batch(self, step_inputs: BatchInputs) -> Batch:
         batch = self.task.batch(*step_inputs)
@@ -100,23 +119,36 @@ class StepBlock:
             batch if self.stacked else tuple(self.task.to_memory_format(part[0]) for part in batch)
         )
 
-    def _direction(
-        self, x: Tensors, y: Tensors, m: Tensors, inputs: BlockInputs, batch: Batch
-    ) -> Tensors:
-        """Return the clients' directions at y, or at x in the first step of a round."""
-        direction = local_direction(self.task, self.local, self.gradients_at_start)
+    def _gradient(
+        self, x: Tensors, y: Tensors, inputs: BlockInputs, buffers: Tensors, batch: Batch
+    ) -> tuple[Params, Tensors]:
+        """Return the clients' gradients at y, or at x in the first step of a round; new buffers."""
+        gradient = local_gradient(self.task, self.local, self.gradients_at_start)
         if self.stacked:
-            over = (0 if y else None, 0, None, 0 if inputs.correction else None, None)
-            direction = torch.func.vmap(direction, in_dims=over + (0,) * len(batch))
-        along = direction(
+            over = (0 if y else None, None, 0 if inputs.correction else None, None, 0)
+            gradient = torch.func.vmap(gradient, in_dims=over + (0,) * len(batch))
+        g, moved = gradient(
             self._named(y or x),
-            self._named(m),
             self._named(x),
             self._named(self.tensors(inputs.correction[0])) if inputs.correction else None,
             inputs.mu[0] if inputs.mu else None,
+            self.task.unflatten_buffers(*buffers) if buffers else {},
             *batch,
         )
-        return tuple(along.values())
+        layout = self.task.buffer_layout
+        if layout is None or not buffers:
+            return g, ()
+        return g, (layout.flatten(moved, leading=int(self.stacked)),)
+
+    def _direction(
+        self, y: Tensors, gradient: Params, moments: Tensors, inputs: BlockInputs, k: int
+    ) -> tuple[Tensors, Tensors]:
+        """Return the direction of step k of the block, and the moments after it."""
+        size = len(y)
+        before = tuple(self._named(moments[i : i + size]) for i in range(0, len(moments), size))
+        scales = inputs.scales[0][k] if inputs.scales else (1.0, 1.0)
+        direction, after = step_direction(self.local, self._named(y), gradient, before, scales)
+        return tuple(direction.values()), tuple(t for named in after for t in named.values())
 
     def _named(self, tensors: Tensors) -> Params:
         return dict(zip(self.task.layout.shapes, tensors, strict=False))

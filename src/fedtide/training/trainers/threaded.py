@@ -9,7 +9,7 @@ from fedtide.algorithms.base import Instructions
 from fedtide.problems.base import BatchPlan, Task
 from fedtide.training.local_training import LocalTraining
 from fedtide.training.threads import map_threads
-from fedtide.training.trainers.base import Trainer
+from fedtide.training.trainers.base import Trained, Trainer
 from fedtide.training.trainers.block_runner import BlockRunner
 
 _BLOCK_STEPS = 5  # steps compiled together at most; compile time grows with their number
@@ -30,13 +30,20 @@ class ThreadedTrainer(Trainer):
         self._runner = BlockRunner(task, local, stacked=False, compiled=compiled, block_steps=steps)
         self._threads = torch.get_num_threads()
 
-    def train(self, instructions: Instructions, plan: BatchPlan, lr: float) -> Tensor:
+    def train(
+        self, instructions: Instructions, plan: BatchPlan, lr: float, buffers: Tensor | None = None
+    ) -> Trained:
         start = instructions.model
         updates = torch.empty(len(plan.clients), len(start)).to(start)
+        moved = None if buffers is None else torch.empty_like(buffers)
 
         def train_client(s: int) -> None:
+            before = None if buffers is None else buffers[s]
             with torch.no_grad():  # applies to the current thread only
-                updates[s] = self._runner.run(instructions.select(s), plan.single_client(s), lr)
+                own = self._runner.run(instructions.select(s), plan.single_client(s), lr, before)
+                updates[s] = own.deltas
+                if moved is not None and own.buffers is not None:
+                    moved[s] = own.buffers
 
         map_threads(train_client, range(len(plan.clients)), self._threads)
-        return updates
+        return Trained(updates, moved)

@@ -1,0 +1,245 @@
+"""The decorator of every class that an experiment can configure."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, fields
+from functools import cache
+from numbers import Integral, Real
+from typing import (
+    Any,
+    Literal,
+    TypeVar,
+    Union,
+    dataclass_transform,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
+
+import numpy as np
+
+from fedtide.errors import InvalidInputError, did_you_mean
+
+T = TypeVar("T")
+
+_WORDS = {
+    bool: ("True or False", "True or False"),
+    int: ("a whole number", "whole numbers"),
+    float: ("a number", "numbers"),
+    str: ("a string", "strings"),
+    np.ndarray: ("an array", "arrays"),
+    Mapping: ("a mapping", "mappings"),
+    Callable: ("a function", "functions"),
+}
+"""What a field of this type takes, in words: one and several."""
+
+_DTYPES = {bool: "b", int: "iu", float: "iuf", str: "UOT"}
+"""The kinds of NumPy arrays that are a list of this type."""
+
+
+@dataclass_transform(frozen_default=True)
+def configurable(cls: type[T]) -> type[T]:
+    """Make a class a frozen dataclass whose constructor checks the types of its fields.
+
+    The annotations say what a field takes, before the `__post_init__` of the class checks values.
+    Numbers and arrays of NumPy are numbers and lists, a whole number is a number, and True and
+    False are neither. What is in a list is checked, unless the field takes arrays as well: then
+    the class checks the array. Two objects are equal if their fields are: arrays by value, and
+    data that have no plain equality (tables of pandas or Polars) only if they are the same object.
+
+    Raises:
+        InvalidInputError: (the constructor) with the name of the field and what it takes.
+
+    >>> @configurable
+    ... class Rate:
+    ...     value: float | None = None
+    >>> Rate(0.5)
+    Rate(value=0.5)
+    >>> Rate("0.5")
+    Traceback (most recent call last):
+    fedtide.errors.InvalidInputError: value: '0.5' is of type str; give a number or None
+    """
+    check_values = getattr(cls, "__post_init__", None)
+
+    def __post_init__(self: T) -> None:
+        check_types(self, cls)
+        if check_values is not None:
+            check_values(self)
+
+    def __eq__(self: T, other: object) -> bool:
+        if type(self) is not type(other):
+            return NotImplemented
+        names = (field.name for field in fields(self))  # type: ignore[arg-type]
+        return all(_is_equal(getattr(self, name), getattr(other, name)) for name in names)
+
+    for method in (__post_init__, __eq__):
+        setattr(cls, method.__name__, method)
+    return dataclass(frozen=True)(cls)
+
+
+def check_types(thing: object, cls: type) -> None:
+    """Check the fields that the dataclass `cls` gives an object against their annotations.
+
+    Raises:
+        InvalidInputError: with the name of the field and what it takes.
+    """
+    for name, kind in field_types(cls).items():
+        value = getattr(thing, name)
+        if not _fits(kind, value):
+            raise InvalidInputError(_explain(name, kind, value))
+
+
+@cache
+def field_types(cls: type) -> dict[str, Any]:
+    """Return the evaluated annotation of every field of a dataclass that its constructor takes."""
+    hints = get_type_hints(cls)
+    return {field.name: hints[field.name] for field in fields(cls) if field.init}
+
+
+def is_union(kind: Any) -> bool:
+    """Return whether an annotation is a union, such as `int | None`."""
+    return get_origin(kind) in (Union, types.UnionType)
+
+
+def _members(kind: Any) -> tuple[Any, ...]:
+    return get_args(kind) if is_union(kind) else (kind,)
+
+
+def _fits(kind: Any, value: Any) -> bool:
+    """Return whether a value is of the type that an annotation describes."""
+    if is_union(kind):
+        members = get_args(kind)
+        return any(_fits(member, value) for member in members)
+    if kind is None:
+        return value is None
+    base = get_origin(kind) or kind
+    if base is Literal:
+        return any(type(value) is type(option) and value == option for option in get_args(kind))
+    if base in (bool, int, float):
+        return _is_number(base, value)
+    if base is np.ndarray:
+        array = _to_array(value) if _is_list(value) else None
+        return array is not None and array.dtype.kind != "O"
+    if base in (Sequence, list, tuple):
+        return _is_list_of((*get_args(kind), Any)[0], value)
+    if base is Callable:
+        return callable(value)
+    with suppress(TypeError):  # type variables and protocols
+        return isinstance(value, base)
+    return True
+
+
+def _is_number(kind: type, value: Any) -> bool:
+    if kind is bool or isinstance(value, bool | np.bool_):
+        return kind is bool and isinstance(value, bool | np.bool_)
+    if kind is int:
+        return isinstance(value, Integral) and -(2**63) <= int(value) < 2**63
+    try:
+        return isinstance(value, Real) and isinstance(float(value), float)
+    except OverflowError:
+        return False
+
+
+def _is_list(value: Any) -> bool:
+    """Return whether this is a list, or an array, tensor or column of a table."""
+    if hasattr(value, "__array__"):
+        return len(getattr(value, "shape", (0,))) > 0 and _to_array(value) is not None
+    return isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray)
+
+
+def _to_array(value: Any) -> np.ndarray[Any, Any] | None:
+    """Return an array of NumPy; None for lists of unequal lengths and tensors with a gradient."""
+    try:
+        return np.asarray(value)
+    except (TypeError, ValueError, RuntimeError):
+        return None
+
+
+def _is_list_of(kind: Any, value: Any) -> bool:
+    if isinstance(value, str):  # a list of strings: its characters
+        return kind is str
+    if not _is_list(value):
+        return False
+    if hasattr(value, "__array__"):
+        array = np.asarray(value)
+        if array.dtype.kind != "O":
+            return _is_array_of(kind, array)
+        value = array.tolist()
+    if kind in _DTYPES:  # one value of each type is enough
+        value = {(type(part), _is_huge(part)): part for part in value}.values()
+    return all(_fits(kind, part) for part in value)
+
+
+def _is_array_of(kind: Any, array: np.ndarray[Any, Any]) -> bool:
+    """Return whether the rows of an array are of this type."""
+    if get_origin(kind) is Sequence:
+        return array.ndim > 1 and _is_array_of(get_args(kind)[0], array[0] if len(array) else array)
+    if kind in _DTYPES:
+        return array.ndim == 1 and array.dtype.kind in _DTYPES[kind]
+    return kind is Any
+
+
+def _is_huge(value: Any) -> bool:
+    return isinstance(value, int) and value.bit_length() > 63
+
+
+def _explain(name: str, kind: Any, value: Any) -> str:
+    """Return why a value does not fit, and what does."""
+    given = " ".join(f"{value!r:.60}".split())
+    options = [o for m in _members(kind) if get_origin(m) is Literal for o in get_args(m)]
+    if isinstance(value, str) and options:
+        return f"{name}: unknown {given}; {did_you_mean(value, options)}"
+    for member in _members(kind):
+        if get_origin(member) is Sequence and isinstance(value, list | tuple):
+            item = get_args(member)[0]
+            i = next(i for i, part in enumerate(value) if not _fits(item, part))
+            return _explain(f"{name}[{i}]", item, value[i])
+    is_integer = isinstance(value, Integral) and not isinstance(value, bool)
+    if is_integer and {int, float} & {*_members(kind)}:
+        return f"{name}: {given} is too large; give a number below 2**63"
+    return f"{name}: {given} is of type {type(value).__name__}; give {_name(kind)}"
+
+
+def _name(kind: Any, plural: bool = False) -> str:
+    """Return what an annotation describes, in words.
+
+    >>> _name(float | Sequence[int] | None)
+    'a number, a list of whole numbers or None'
+    """
+    if is_union(kind):
+        *others, last = (_name(member, plural) for member in get_args(kind))
+        return f"{', '.join(others)} or {last}"
+    base = get_origin(kind) or kind
+    if base is Literal:
+        return " or ".join(map(repr, get_args(kind)))
+    if base is type(None):
+        return "None"
+    if base in (Sequence, list, tuple):
+        items = _name((*get_args(kind), Any)[0], plural=True)
+        return f"lists of {items}" if plural else f"a list of {items}"
+    if base in _WORDS:
+        return _WORDS[base][plural]
+    word = getattr(base, "__name__", "value") if base is not Any else "value"
+    if plural:
+        return f"{word} objects" if base is not Any else "values"
+    return f"{'an' if word[0] in 'AEIOUaeiou' else 'a'} {word}"
+
+
+def _is_equal(one: Any, other: Any) -> bool:
+    """Return whether two values are equal; never raises and is never an array."""
+    if one is other:
+        return True
+    if isinstance(one, Mapping) and isinstance(other, Mapping):
+        return one.keys() == other.keys() and all(_is_equal(one[key], other[key]) for key in one)
+    if isinstance(one, list | tuple) and type(one) is type(other):
+        return len(one) == len(other) and all(map(_is_equal, one, other))
+    try:
+        equal = one == other
+        if isinstance(equal, bool | np.bool_):
+            return bool(equal)
+        return one.shape == other.shape and bool(equal.all())
+    except Exception:  # such as tables of different columns
+        return False

@@ -1,0 +1,270 @@
+"""SHA-256 of the content of files, arrays, tables, data sets and networks.
+
+None of the libraries whose objects are hashed is imported: an object is recognised by the names of
+its classes.
+"""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from decimal import Decimal
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from fedtide.errors import InvalidInputError
+
+_BATCH = 10_000  # rows of a data set that are hashed together
+_PLAIN = (type(None), str, bytes, int, float, complex, np.generic, Path, Decimal)
+_TIMES = (datetime.date, datetime.time, datetime.timedelta)
+
+
+class _Digest(Protocol):
+    def update(self, data: Any, /) -> None: ...
+
+
+_known: ContextVar[dict[int, tuple[Any, str]] | None] = ContextVar("known", default=None)
+"""The objects hashed so far, by their ids, and their fingerprints."""
+
+
+@contextmanager
+def hash_once() -> Iterator[None]:
+    """Hash no object twice in this context, in which data must not change."""
+    if _known.get() is not None:
+        yield
+        return
+    token = _known.set({})
+    try:
+        yield
+    finally:
+        _known.reset(token)
+
+
+def is_data(thing: Any) -> bool:
+    """Return whether this is an array, table, data set or network, or a mapping of columns.
+
+    >>> is_data(np.zeros(3)), is_data({"x": np.zeros(3), "y": [0, 1, 1]}), is_data([0, 1, 1])
+    (True, True, False)
+    """
+    return _hasher(thing) is not None
+
+
+def fingerprint(thing: Any) -> str:
+    """Return the SHA-256 of data: 64 hexadecimal digits, equal if names, types and values are.
+
+    Raises:
+        InvalidInputError: a type that cannot be hashed.
+
+    >>> fingerprint(np.zeros(3)) == fingerprint(np.zeros(3)), fingerprint(np.zeros(3))[:8]
+    (True, '9ae54aa3')
+    """
+    known = _known.get()
+    if known is not None and id(thing) in known:
+        return known[id(thing)][1]
+    digest = hashlib.sha256()
+    _update(digest, thing)
+    value = digest.hexdigest()
+    if known is not None:
+        known[id(thing)] = thing, value
+    return value
+
+
+def describe(thing: Any) -> dict[str, Any] | None:
+    """Return what an experiment file says of data given in memory; None for anything else.
+
+    Arrays and tensors on their own are None: a file holds their values.
+
+    >>> describe({"x": np.zeros(3), "y": [0, 1, 1]})["in_memory"]
+    'dict'
+    """
+    name = _data_type(thing)
+    if name in (None, "numpy.ndarray", "torch.Tensor"):
+        return None
+    about: dict[str, Any] = {"in_memory": name}
+    if name == "torch.Module":
+        cls = f"{type(thing).__module__}:{type(thing).__qualname__}"
+        about |= {"in_memory": cls, "structure": str(thing)}
+    else:
+        about["rows"] = _count_rows(next(iter(thing.values())) if name == "dict" else thing)
+    return about | {"sha256": fingerprint(thing)}
+
+
+def hash_file(path: str | Path) -> str:
+    """Return the SHA-256 of a file, which is read once per process and version."""
+    status = Path(path).stat()
+    return _hash_version(Path(path).resolve(), status.st_size, status.st_mtime_ns)
+
+
+@lru_cache(maxsize=256)
+def _hash_version(path: Path, size: int, time: int) -> str:
+    """Return the SHA-256 of a file; its size and modification time identify its version."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _data_type(thing: Any) -> str | None:
+    """Return the key of `_HASHERS` for this object, if it is data."""
+    for cls in type(thing).__mro__:
+        name = f"{cls.__module__.partition('.')[0]}.{cls.__name__}"
+        if name in _HASHERS:
+            return name
+    return "dict" if isinstance(thing, Mapping) and _has_columns(thing) else None
+
+
+def _has_columns(thing: Mapping[Any, Any]) -> bool:
+    """Return whether a mapping holds columns of equal length, one of them an array."""
+    columns = list(thing.values())
+    if not any(_data_type(column) for column in columns):
+        return False
+    try:
+        return len({len(column) for column in columns}) == 1
+    except TypeError:  # a number, or an array without dimensions
+        return False
+
+
+def _hasher(thing: Any) -> Callable[[_Digest, Any], None] | None:
+    name = _data_type(thing)
+    return None if name is None else _HASHERS[name]
+
+
+def _count_rows(thing: Any) -> int:
+    try:
+        return len(thing)
+    except TypeError:
+        raise InvalidInputError(
+            f"out: a {type(thing).__name__} object has no length; give a data set that has one"
+        ) from None
+
+
+def _update(digest: _Digest, value: Any) -> None:
+    """Add a value to the digest, with its type and its size."""
+    hasher = _hasher(value)
+    digest.update(f"<{_data_type(value) or type(value).__name__}>".encode())
+    if hasher is not None:
+        hasher(digest, value)
+    elif isinstance(value, Mapping):
+        _hash_mapping(digest, value)
+    elif isinstance(value, list | tuple):
+        digest.update(f"{len(value)} ".encode())
+        for part in value:
+            _update(digest, part)
+    elif isinstance(value, _PLAIN + _TIMES):
+        digest.update(f"{value!r};".encode())
+    elif hasattr(value, "__array__") or hasattr(value, "__array_interface__"):  # such as images
+        _hash_array(digest, np.asarray(value))
+    else:
+        raise InvalidInputError(
+            f"out: a {type(value).__name__} object has no fingerprint; give arrays, tensors or "
+            "numbers, or run without a folder"
+        )
+
+
+def _hash_mapping(digest: _Digest, mapping: Mapping[Any, Any]) -> None:
+    digest.update(f"{len(mapping)} ".encode())
+    for key, value in mapping.items():
+        digest.update(f"{key!r}:".encode())
+        _update(digest, value)
+
+
+def _hash_array(digest: _Digest, array: np.ndarray[Any, Any]) -> None:
+    digest.update(f"{array.dtype.str} {array.shape} ".encode())
+    if array.dtype.hasobject:
+        for part in array.ravel().tolist():
+            _update(digest, part)
+    elif array.size:
+        digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
+
+
+def _hash_tensor(digest: _Digest, tensor: Any) -> None:
+    import torch
+
+    flat = tensor.detach().cpu().contiguous().flatten()
+    digest.update(f"{tensor.dtype} {tuple(tensor.shape)} ".encode())
+    if len(flat):
+        digest.update(flat.view(torch.uint8).numpy())
+
+
+def _hash_module(digest: _Digest, module: Any) -> None:
+    """Hash a network: its structure, its parameters and buffers, and which of them are trained."""
+    digest.update(f"{module} {type(module).__module__}:{type(module).__qualname__}".encode())
+    trained = [name for name, p in module.named_parameters() if p.requires_grad]
+    _update(digest, {"state": dict(module.state_dict()), "trained": trained})
+
+
+def _hash_arrow(digest: _Digest, table: Any) -> None:
+    """Hash a table of PyArrow: the bytes of its columns, whatever its metadata and chunks are."""
+    import pyarrow as pa
+
+    plain = table.replace_schema_metadata(None).combine_chunks()
+    with pa.ipc.new_stream(pa.PythonFile(_Sink(digest), mode="w"), plain.schema) as writer:
+        for batch in plain.to_batches(max_chunksize=_BATCH):
+            # a copy, in which the bits behind the last row are 0
+            writer.write_batch(batch.take(pa.array(range(batch.num_rows))))
+
+
+def _hash_pandas(digest: _Digest, frame: Any) -> None:
+    import pyarrow as pa
+
+    try:
+        table = pa.Table.from_pandas(frame, preserve_index=False)
+    except pa.ArrowException as error:
+        raise InvalidInputError(
+            f"out: a table of pandas has no fingerprint ({str(error).splitlines()[0]:.120}); give "
+            "each column one type, or run without a folder"
+        ) from None
+    _hash_arrow(digest, table)
+
+
+def _hash_hugging_face(digest: _Digest, data: Any) -> None:
+    for batch in data.with_format("arrow").iter(batch_size=_BATCH):
+        _hash_arrow(digest, batch)
+
+
+def _hash_samples(digest: _Digest, data: Any) -> None:
+    """Hash a map-style data set of PyTorch: its tensors, or sample after sample."""
+    if hasattr(data, "tensors"):
+        _update(digest, list(data.tensors))
+        return
+    for i in range(_count_rows(data)):
+        _update(digest, data[i])
+
+
+class _Sink:
+    """A writable file that feeds a digest."""
+
+    closed = False
+
+    def __init__(self, digest: _Digest) -> None:
+        self._digest = digest
+
+    def write(self, data: Any) -> int:
+        self._digest.update(data)
+        return len(data)
+
+    def flush(self) -> None:
+        """Do nothing: nothing is buffered."""
+
+    def close(self) -> None:
+        """Do nothing: the digest stays open."""
+
+
+_HASHERS: dict[str, Callable[[_Digest, Any], None]] = {
+    "dict": _hash_mapping,
+    "numpy.ndarray": _hash_array,
+    "torch.Tensor": _hash_tensor,
+    "torch.Module": _hash_module,
+    "torch.Dataset": _hash_samples,
+    "pyarrow.Table": _hash_arrow,
+    "polars.DataFrame": lambda digest, frame: _hash_arrow(digest, frame.to_arrow()),
+    "polars.Series": lambda digest, series: _hash_arrow(digest, series.to_frame().to_arrow()),
+    "pandas.DataFrame": _hash_pandas,
+    "pandas.Series": lambda digest, series: _hash_pandas(digest, series.to_frame()),
+    "datasets.Dataset": _hash_hugging_face,
+}
+"""How the content of each type is hashed, by the library and the name of the class."""

@@ -1,0 +1,352 @@
+"""Tables from whatever holds them: arrays, data frames, data sets of other libraries, and files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv
+import pyarrow.parquet as pq
+import torch
+from numpy.typing import NDArray
+
+from fedtide.errors import InvalidInputError, did_you_mean
+from fedtide.problems.datasets.image_decoding import decode_cached, decode_images
+
+Ints = NDArray[np.int64]
+
+_IMAGE_BYTES = "bytes"  # of the struct in which Hugging Face stores an image
+_KINDS = (
+    "a mapping of arrays, a pandas, Polars or PyArrow table, a Hugging Face or PyTorch data set, "
+    "or the path of a Parquet or CSV file"
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Ragged:
+    """Sequences of different lengths: row n is `values[offsets[n]:offsets[n + 1]]`.
+
+    Args:
+        values: the elements of all sequences, one after another, shape (m, ...).
+        offsets: the boundaries between sequences, shape (n + 1,).
+
+    >>> padded, mask = Ragged(np.array([5, 6, 7]), np.array([0, 1, 3])).pad()
+    >>> padded.tolist(), mask.tolist()
+    ([[5, 0], [6, 7]], [[True, False], [True, True]])
+    """
+
+    values: NDArray[Any]
+    offsets: Ints
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def pad(self, length: int | None = None) -> tuple[NDArray[Any], NDArray[np.bool_]]:
+        """Return the sequences filled with zeros to one length, (n, L, ...), and their mask.
+
+        Args:
+            length: L; None: that of the longest.
+        """
+        sizes = np.diff(self.offsets)
+        longest = int(sizes.max()) if length is None else length
+        mask = np.arange(longest) < sizes[:, None]
+        padded = np.zeros((*mask.shape, *self.values.shape[1:]), self.values.dtype)
+        padded[mask] = self.values
+        return padded, mask
+
+
+Column = NDArray[Any] | Ragged
+"""One value per row, (n, ...): numbers, truth values, text (dtype object), uint8 images
+(n, C, H, W), or sequences of different lengths."""
+
+
+class Table:
+    """Named columns of one length, each converted when it is first asked for.
+
+    Args:
+        read: for each column, a function that returns it.
+        source: what the table is called in error messages.
+    """
+
+    def __init__(self, read: Mapping[str, Callable[[], Column]], source: str) -> None:
+        self._read, self._columns, self._source = dict(read), dict[str, Column](), source
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the columns."""
+        return list(self._read)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._read
+
+    def column(self, field: str, name: str) -> Column:
+        """Return a column.
+
+        Args:
+            field: the field that an error names.
+            name: of the column.
+
+        Raises:
+            InvalidInputError: the column does not exist, lacks values, or holds something else
+                than numbers, text, images or lists of numbers.
+        """
+        if name not in self._read:
+            raise InvalidInputError(
+                f"{field}: {self._source} has no column {name!r}; {did_you_mean(name, self.names)}"
+            )
+        if name not in self._columns:
+            try:
+                self._columns[name] = self._read[name]()
+            except InvalidInputError as error:
+                raise InvalidInputError(
+                    f"{field}: column {name!r} of {self._source}: {error}"
+                ) from None
+        return self._columns[name]
+
+    def require_rows(self, columns: Mapping[str, Iterable[str]]) -> int:
+        """Return the number of rows.
+
+        Args:
+            columns: the names of the columns that are used, by the field that names them.
+
+        Raises:
+            InvalidInputError: a column does not exist, columns differ in length, or have no rows.
+        """
+        sizes = {
+            name: len(self.column(field, name))
+            for field, names in columns.items()
+            for name in names
+        }
+        if len(set(sizes.values())) > 1:
+            listed = ", ".join(f"{name!r} has {size}" for name, size in sizes.items())
+            raise InvalidInputError(
+                f"{self._source}: the columns differ in length ({listed}); give one value per row"
+            )
+        if not any(sizes.values()):
+            raise InvalidInputError(f"{self._source}: it has no rows; give at least one")
+        return next(iter(sizes.values()))
+
+
+def read_source(field: str, source: Any, order: Sequence[str]) -> Table:
+    """Return the table that `source` holds.
+
+    Args:
+        field: the field that an error names.
+        source: a mapping of arrays or tensors, a Polars, pandas or PyArrow table, a Hugging Face
+            `Dataset`, a map-style PyTorch `Dataset`, or the path of a .parquet or .csv file.
+        order: the names of the elements where rows are tuples, as those of a PyTorch data set.
+
+    Raises:
+        InvalidInputError: something else, or a file that cannot be read.
+
+    >>> table = read_source("train", {"x": [[1.0], [2.0]], "y": ["a", "b"]}, order=())
+    >>> table.column("inputs", "x").shape, table.require_rows({"inputs": ["x"], "target": ["y"]})
+    ((2, 1), 2)
+    """
+    if isinstance(source, str | Path):
+        return _read_file(field, Path(source))
+    if isinstance(source, Mapping):
+        return _table(source, field)
+    if isinstance(source, pl.LazyFrame):
+        source = source.collect()
+    if isinstance(source, pl.DataFrame):
+        return _table({name: source[name] for name in source.columns}, field)
+    if isinstance(source, pa.Table):
+        return _table({name: source[name] for name in source.column_names}, field)
+    library = type(source).__module__.partition(".")[0]
+    if library == "pandas":
+        return _table({str(name): source[name] for name in source.columns}, field)
+    if library == "datasets" and hasattr(source, "features"):
+        arrow = undecoded(source).with_format("arrow")[:]
+        return _table({name: arrow[name] for name in arrow.column_names}, field)
+    if hasattr(source, "__getitem__") and hasattr(source, "__len__"):
+        return _table(_collect_rows(field, source, order), field)
+    raise InvalidInputError(f"{field}: a {type(source).__name__} is not a table; give {_KINDS}")
+
+
+def undecoded(data: Any) -> Any:
+    """Return a Hugging Face data set whose images stay encoded."""
+    from datasets import Image
+
+    for column, feature in data.features.items():
+        if isinstance(feature, Image):
+            data = data.cast_column(column, Image(decode=False))
+    return data
+
+
+def _table(columns: Mapping[str, Any], source: str) -> Table:
+    def reader(value: Any) -> Callable[[], Column]:
+        return lambda: to_column(value)
+
+    return Table({str(name): reader(value) for name, value in columns.items()}, source)
+
+
+def _read_file(field: str, path: Path) -> Table:
+    if not path.is_file():
+        raise InvalidInputError(f"{field}: no file {str(path)!r}; give {_KINDS}")
+    if path.suffix not in (".parquet", ".csv"):
+        raise InvalidInputError(
+            f"{field}: {str(path)!r} is neither a .parquet nor a .csv file; give {_KINDS}"
+        )
+    status = path.stat()
+    table = _read_arrow(field, path, status.st_size, status.st_mtime_ns)
+
+    def reader(name: str) -> Callable[[], Column]:
+        return lambda: from_arrow(table[name], lambda decode: decode_cached(path, decode))
+
+    return Table({name: reader(name) for name in table.column_names}, str(path))
+
+
+@lru_cache(maxsize=8)
+def _read_arrow(field: str, path: Path, size: int, time: int) -> pa.Table:
+    """Read a file; its size and modification time identify its version in this function's cache."""
+    try:
+        return pq.read_table(path) if path.suffix == ".parquet" else pyarrow.csv.read_csv(path)
+    except (OSError, pa.ArrowException) as error:
+        reason = str(error).splitlines()[0]
+        raise InvalidInputError(
+            f"{field}: {str(path)!r} is not a readable {path.suffix} file ({reason}); write it "
+            "again"
+        ) from error
+
+
+def _collect_rows(field: str, data: Any, order: Sequence[str]) -> dict[str, list[Any]]:
+    """Return the columns of a map-style data set whose items are mappings or tuples."""
+    items: Iterator[Any] = (data[row] for row in range(len(data)))
+    columns: dict[str, list[Any]] = {}
+    for row, item in enumerate(items):
+        if not isinstance(item, Mapping):
+            parts = item if isinstance(item, tuple | list) else (item,)
+            if len(parts) != len(order):
+                raise InvalidInputError(
+                    f"{field}: item {row} has {len(parts)} parts for the columns "
+                    f"{', '.join(order)}; name as many inputs and targets as it has parts"
+                )
+            item = dict(zip(order, parts, strict=True))
+        for name, value in item.items():
+            columns.setdefault(str(name), []).append(
+                value.numpy(force=True) if isinstance(value, torch.Tensor) else value
+            )
+    return columns
+
+
+def to_column(value: Any) -> Column:
+    """Return a column from an array, a tensor, a list or a column of a data frame.
+
+    Raises:
+        InvalidInputError: missing values, or values of a type that no network can use.
+    """
+    if isinstance(value, torch.Tensor):
+        value = value.detach().cpu()
+        value = (value.float() if value.dtype == torch.bfloat16 else value).numpy()
+    if isinstance(value, pl.Series):
+        value = value.to_arrow()
+    if isinstance(value, pa.Array | pa.ChunkedArray):
+        return from_arrow(value)
+    if type(value).__module__.partition(".")[0] == "pandas":
+        return _from_objects(value, from_pandas=True)
+    if not isinstance(value, np.ndarray):
+        value = _stack(value)
+    if isinstance(value, np.ndarray) and value.dtype.kind in "biuf":
+        return value
+    return _from_objects(value)
+
+
+def _stack(value: Any) -> Any:
+    """Return a list as an array if its elements have one shape."""
+    try:
+        stacked = np.asarray(value)
+    except ValueError:  # of different lengths
+        return value
+    return value if stacked.dtype.kind in "OSU" else stacked
+
+
+def _from_objects(values: Any, from_pandas: bool = False) -> Column:
+    """Return a column from text, or from lists or arrays in the cells of a table."""
+    try:
+        return from_arrow(pa.array(values, from_pandas=from_pandas))
+    except (pa.ArrowException, TypeError, ValueError) as error:
+        if isinstance(error, InvalidInputError):
+            raise
+        try:  # PyArrow does not take arrays of several dimensions in cells
+            stacked = np.stack([np.asarray(cell) for cell in values])
+        except (TypeError, ValueError):
+            stacked = np.empty(0, dtype=object)
+        if stacked.dtype.kind in "biuf" and len(stacked):
+            return stacked
+        raise InvalidInputError(
+            f"it is not an array ({str(error).splitlines()[0]:.100}); give numbers, text, images, "
+            "or lists of numbers"
+        ) from None
+
+
+def from_arrow(
+    values: pa.Array | pa.ChunkedArray, cache: Callable[[Any], Any] = lambda decode: decode()
+) -> Column:
+    """Return an Arrow column.
+
+    Args:
+        values: numbers, text, encoded images (bytes, or a struct with `bytes`), or (nested) lists.
+        cache: wraps the decoding of images, which is slow.
+
+    Raises:
+        InvalidInputError: missing values, or another type.
+    """
+    if isinstance(values, pa.ChunkedArray):
+        values = values.combine_chunks()
+    if isinstance(values, pa.ExtensionArray):
+        values = values.storage
+    kind = values.type
+    if values.null_count:
+        first = values.is_null().index(True).as_py()
+        raise InvalidInputError(
+            f"{values.null_count} of {len(values)} values are missing (the first in row {first}); "
+            "fill them in or remove the rows"
+        )
+    if pa.types.is_dictionary(kind):
+        return from_arrow(values.dictionary_decode(), cache)
+    if pa.types.is_struct(kind) and kind.get_field_index(_IMAGE_BYTES) >= 0:
+        return from_arrow(values.field(_IMAGE_BYTES), cache)
+    if pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
+        return np.asarray(cache(lambda: decode_images(values.to_pylist())))
+    if pa.types.is_decimal(kind):
+        values, kind = values.cast(pa.float64()), pa.float64()
+    if pa.types.is_boolean(kind) or pa.types.is_integer(kind) or pa.types.is_floating(kind):
+        return np.array(values.to_numpy(zero_copy_only=False))
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind) or kind == pa.string_view():
+        return np.array(values.to_pylist(), dtype=object)
+    if pa.types.is_fixed_size_list(kind):
+        return _reshape(values.flatten(), len(values), kind.list_size)
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        return _from_lists(values)
+    raise InvalidInputError(
+        f"its type {kind} is not numeric; give numbers, text, images, or lists of numbers"
+    )
+
+
+def _reshape(values: pa.Array, rows: int, length: int) -> NDArray[Any]:
+    """Return flattened lists of one length as an array (n, L, ...)."""
+    inner = from_arrow(values)
+    if isinstance(inner, Ragged):
+        raise InvalidInputError("its lists are of different lengths on two levels; pad the inner")
+    return inner.reshape(rows, length, *inner.shape[1:])
+
+
+def _from_lists(values: pa.Array) -> Column:
+    """Return lists as an array if they are of one length, and as sequences otherwise."""
+    sizes = pc.list_value_length(values).to_numpy().astype(np.int64)
+    if len(sizes) and not sizes.min():
+        raise InvalidInputError(f"the list in row {sizes.argmin()} is empty; remove the row")
+    if len(sizes) == 0 or sizes.min() == sizes.max():
+        return _reshape(values.flatten(), len(values), int(sizes.max(initial=0)))
+    inner = from_arrow(values.flatten())
+    if isinstance(inner, Ragged):
+        raise InvalidInputError("its lists are of different lengths on two levels; pad the inner")
+    return Ragged(inner, np.concatenate([[0], np.cumsum(sizes)]))

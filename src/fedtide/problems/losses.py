@@ -1,0 +1,118 @@
+"""Losses: one number for each sample, from the network's outputs and the targets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.nn.functional import binary_cross_entropy_with_logits, huber_loss, log_softmax
+
+LossFunction = Callable[..., Tensor]
+"""Takes outputs (B, ...), targets (B, ...) and, for sequences, a mask (B, L) that is False where
+they are padded; returns one loss per sample, (B,). It must consist of torch operations."""
+
+TargetKind = Literal["classes", "numbers", "tokens"]
+
+
+def cross_entropy(outputs: Tensor, target: Tensor, mask: Tensor | None = None) -> Tensor:
+    """Return −log softmax(z)_y for logits z (B, C) and classes y (B,).
+
+    For sequences, logits (B, L, C) and classes (B, L), the mean over the positions.
+
+    >>> cross_entropy(torch.zeros(1, 4), torch.tensor([2])).exp()
+    tensor([4.0000])
+    """
+    # torch's own function also checks for labels to ignore, which doubles its cost
+    logs = log_softmax(outputs, dim=-1)
+    return average_positions(-logs.gather(-1, target.unsqueeze(-1)).squeeze(-1), mask)
+
+
+def next_token(outputs: Tensor, target: Tensor, mask: Tensor | None = None) -> Tensor:
+    """Return the mean of −log softmax(z_t)_{x_{t+1}} over the positions t of a sequence.
+
+    Args:
+        outputs: the logits z, (B, L, V), where z_t must depend on x_0..x_t only.
+        target: the tokens x, (B, L).
+        mask: False where the sequence is padded, (B, L).
+    """
+    return cross_entropy(outputs[:, :-1], target[:, 1:], None if mask is None else mask[:, 1:])
+
+
+def mse(outputs: Tensor, target: Tensor, mask: Tensor | None = None) -> Tensor:
+    """Return (z − y)², the mean over the dimensions of a target.
+
+    >>> mse(torch.tensor([[1.0], [3.0]]), torch.tensor([1.0, 1.0]))
+    tensor([0., 4.])
+    """
+    return average_positions((match_target(outputs, target) - target) ** 2, mask)
+
+
+def mae(outputs: Tensor, target: Tensor, mask: Tensor | None = None) -> Tensor:
+    """Return |z − y|, the mean over the dimensions of a target."""
+    return average_positions((match_target(outputs, target) - target).abs(), mask)
+
+
+def huber(outputs: Tensor, target: Tensor, mask: Tensor | None = None) -> Tensor:
+    """Return ½ (z − y)² where |z − y| <= 1, and |z − y| − ½ elsewhere."""
+    losses = huber_loss(match_target(outputs, target), target, reduction="none")
+    return average_positions(losses, mask)
+
+
+def bce(outputs: Tensor, target: Tensor, mask: Tensor | None = None) -> Tensor:
+    """Return −y log σ(z) − (1 − y) log(1 − σ(z)) for logits z and targets y in [0, 1].
+
+    With several targets per sample (labels that may apply together), the mean over them.
+    """
+    logits = match_target(outputs, target)
+    return average_positions(
+        binary_cross_entropy_with_logits(logits, target, reduction="none"), mask
+    )
+
+
+def match_target(outputs: Tensor, target: Tensor) -> Tensor:
+    """Return outputs (B, ..., 1) as (B, ...) where the target has no last dimension of 1."""
+    return outputs.squeeze(-1) if outputs.dim() == target.dim() + 1 else outputs
+
+
+def average_positions(values: Tensor, mask: Tensor | None = None) -> Tensor:
+    """Return the mean of values (B, ...) over all dimensions but the first, shape (B,).
+
+    Args:
+        values: one for each sample, or for each position of a sample.
+        mask: False for positions that do not count, (B, L); None: all count.
+    """
+    if values.dim() == 1:
+        return values
+    if mask is None or mask.dim() > values.dim():
+        return values.flatten(1).mean(1)
+    weights = mask.to(values.dtype).view(*mask.shape, *[1] * (values.dim() - mask.dim()))
+    weights = weights.expand_as(values)
+    return (values * weights).flatten(1).sum(1) / weights.flatten(1).sum(1).clamp(min=1)
+
+
+LOSSES: dict[str, LossFunction] = {
+    "cross_entropy": cross_entropy,
+    "mse": mse,
+    "mae": mae,
+    "huber": huber,
+    "bce": bce,
+    "next_token": next_token,
+}
+"""The losses by name."""
+
+TARGET_KINDS: dict[LossFunction, TargetKind] = {
+    cross_entropy: "classes",
+    mse: "numbers",
+    mae: "numbers",
+    huber: "numbers",
+    bce: "numbers",
+    next_token: "tokens",
+}
+"""What each loss expects as target; a function of the user's gets targets as they are stored."""
+
+
+def as_per_sample(losses: object, samples: int) -> bool:
+    """Return whether a loss or metric gave one number for each sample, (B,)."""
+    return isinstance(losses, torch.Tensor) and losses.shape == (samples,)

@@ -1,0 +1,153 @@
+"""Batch normalisation as a pure function of its running statistics."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import batch_norm
+
+from fedtide.errors import InvalidInputError
+from fedtide.problems.layout import Params
+from fedtide.problems.models.layer_replacement import replace_layers
+
+_KINDS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+_NAMES = ("running_mean", "running_var", "num_batches_tracked")
+
+
+class RunningStatistics:
+    """The running statistics during one forward pass: layers read them and replace them.
+
+    Attributes:
+        initial: the statistics of the network, by name; `num_batches_tracked` as a float.
+        sample_mask: False for samples of the minibatch that are padding, (B,); None: no padding.
+    """
+
+    def __init__(self, initial: Params) -> None:
+        self.initial = initial
+        self.sample_mask: Tensor | None = None
+        self._current: Params = {}
+
+    def start_pass(self, values: Params, sample_mask: Tensor | None) -> None:
+        """Start a forward pass with these statistics."""
+        self._current, self.sample_mask = dict(values), sample_mask
+
+    def end_pass(self) -> Params:
+        """Return the statistics after the forward pass."""
+        values = self._current
+        self._current, self.sample_mask = {}, None
+        return values
+
+    def read(self, layer: str) -> list[Tensor]:
+        """Return mean, variance and number of batches of a layer."""
+        return [self._current[layer + name] for name in _NAMES]
+
+    def replace(self, layer: str, *values: Tensor) -> None:
+        """Replace mean, variance and number of batches of a layer."""
+        self._current.update({layer + n: v for n, v in zip(_NAMES, values, strict=True)})
+
+
+class PureBatchNorm(nn.Module):
+    """A batch normalisation in training that leaves out padding and changes nothing in place.
+
+    With mean m, biased variance v and unbiased variance u of the n values of a channel,
+
+        output = (x - m) / √(v + ε) · weight + bias,
+        mean ← mean + β (m - mean),  var ← var + β (u - var)
+
+    with the layer's momentum β, or 1 / (number of batches) if it is None. A single value (n = 1)
+    has no variance: it leaves `var` as it is, where PyTorch raises an error.
+
+    Args:
+        name: prefix of the layer's statistics.
+        layer: the layer whose settings and parameters it takes over.
+        statistics: of the pass.
+    """
+
+    def __init__(self, name: str, layer: Any, statistics: RunningStatistics) -> None:
+        super().__init__()
+        self.name, self.eps, self.momentum = name, layer.eps, layer.momentum
+        self.weight, self.bias, self.statistics = layer.weight, layer.bias, statistics
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the normalised x, (B, C, ...)."""
+        values = x.to(torch.promote_types(x.dtype, torch.float32))
+        mask = self.statistics.sample_mask
+        is_single = values.numel() == values.shape[1]
+        if mask is None and not is_single:
+            return self._normalise_all(values).to(x.dtype)
+        real = values.new_ones(len(values)) if mask is None else self._checked(mask, len(values))
+        return self._normalise_real(values, real.to(values.dtype)).to(x.dtype)
+
+    def _normalise_all(self, x: Tensor) -> Tensor:
+        """Return all values normalised, by PyTorch's own function, which is faster."""
+        variance, mean = torch.var_mean(x.detach(), [0, *range(2, x.dim())])
+        self._record(mean, variance)
+        weight, bias = (p if p is None else p.to(x.dtype) for p in (self.weight, self.bias))
+        return batch_norm(x, None, None, weight, bias, training=True, eps=self.eps)
+
+    def _normalise_real(self, x: Tensor, real: Tensor) -> Tensor:
+        """Return the values normalised by the statistics of samples with 1 in `real`, (B,)."""
+        over, channels = [0, *range(2, x.dim())], (-1, *[1] * (x.dim() - 2))
+        rows = real.view(-1, *[1] * (x.dim() - 1))
+        count = real.sum() * x[0, 0].numel()
+        mean = (x * rows).sum(over) / count
+        centred = x - mean.view(channels)
+        squares = (centred.square() * rows).sum(over)
+        old = self.statistics.read(self.name)[1]
+        unbiased = squares.detach() / (count - 1).clamp(min=1)
+        self._record(mean.detach(), torch.where(count > 1, unbiased, old))
+        output = centred * (squares / count + self.eps).rsqrt().view(channels)
+        if self.weight is not None:
+            output = output * self.weight.view(channels) + self.bias.view(channels)
+        return output
+
+    def _checked(self, mask: Tensor, rows: int) -> Tensor:
+        """Return the mask if it fits the rows that the layer gets.
+
+        Raises:
+            InvalidInputError: the rows are not the samples.
+        """
+        if len(mask) != rows:
+            raise InvalidInputError(
+                f"model: batch normalisation {self.name.rstrip('.')!r} gets {rows} rows for "
+                f"{len(mask)} samples, so padding cannot be left out; keep the samples in the "
+                "first dimension, or give a batch_size that no client falls short of"
+            )
+        return mask
+
+    def _record(self, mean: Tensor, variance: Tensor) -> None:
+        old_mean, old_variance, batches = self.statistics.read(self.name)
+        batches = batches + 1
+        factor = 1 / batches if self.momentum is None else self.momentum
+        self.statistics.replace(
+            self.name,
+            old_mean + factor * (mean - old_mean),
+            old_variance + factor * (variance - old_variance),
+            batches,
+        )
+
+
+def replace_batch_norm(module: nn.Module) -> tuple[nn.Module, RunningStatistics | None]:
+    """Replace layers that track statistics by pure ones; return it and the statistics, if any.
+
+    >>> module, statistics = replace_batch_norm(nn.Sequential(nn.BatchNorm1d(2)))
+    >>> sorted(statistics.initial)
+    ['0.num_batches_tracked', '0.running_mean', '0.running_var']
+    """
+    statistics = RunningStatistics({})
+
+    def pure(name: str, layer: nn.Module) -> nn.Module | None:
+        if type(layer) not in _KINDS or layer.running_mean is None:
+            return None
+        prefix = f"{name}." if name else ""
+        mean = layer.running_mean
+        assert isinstance(mean, Tensor)
+        statistics.initial |= {
+            prefix + kind: getattr(layer, kind).detach().clone().to(mean.dtype) for kind in _NAMES
+        }
+        return PureBatchNorm(prefix, layer, statistics)
+
+    module = replace_layers(module, pure)
+    return module, statistics if statistics.initial else None

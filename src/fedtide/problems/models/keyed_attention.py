@@ -1,0 +1,108 @@
+"""Multi-head attention whose dropout masks are pure functions of a key."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear
+
+if TYPE_CHECKING:
+    from fedtide.problems.models.keyed_dropout import DropoutMasks
+
+
+class KeyedAttention(nn.MultiheadAttention):
+    """`nn.MultiheadAttention` in training, with attention weights dropped by keyed masks.
+
+    PyTorch's own layer draws these masks from the global generator, and `torch.func.vmap` runs its
+    kernel client by client.
+
+    Args:
+        layer: the layer whose settings and parameters it takes over, under the same names.
+        masks: the source of the masks.
+    """
+
+    def __init__(self, layer: nn.MultiheadAttention, masks: DropoutMasks) -> None:
+        nn.Module.__init__(self)
+        self.__dict__.update(layer.__dict__)
+        self.masks = masks
+
+    @staticmethod
+    def accepts(layer: nn.MultiheadAttention) -> bool:
+        """Return whether the layer has neither `add_bias_kv` nor `add_zero_attn`."""
+        return layer.bias_k is None and not layer.add_zero_attn
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        key_padding_mask: Tensor | None = None,
+        need_weights: bool = True,
+        attn_mask: Tensor | None = None,
+        average_attn_weights: bool = True,
+        is_causal: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return what `nn.MultiheadAttention` returns, see there."""
+        if is_causal and attn_mask is None:
+            raise RuntimeError("Need attn_mask if specifying the is_causal hint.")
+        batched, transposed = query.dim() == 3, query.dim() == 3 and not self.batch_first
+        if transposed:
+            query, key, value = (part.transpose(0, 1) for part in (query, key, value))
+        elif not batched:
+            query, key, value = (part.unsqueeze(0) for part in (query, key, value))
+        q, k, v = self._project(query, key, value)
+        scores = q @ k.transpose(-2, -1) / math.sqrt(self.head_dim)
+        if attn_mask is not None:
+            heads = attn_mask if attn_mask.dim() == 2 else attn_mask.view(scores.shape)
+            scores = _masked(scores, heads)
+        if key_padding_mask is not None:
+            scores = _masked(scores, key_padding_mask.view(len(scores), 1, 1, -1))
+        weights = self._drop(_softmax(scores))
+        outputs = self.out_proj((weights @ v).transpose(-3, -2).flatten(-2))
+        shown = weights.mean(1) if average_attn_weights else weights
+        if not batched:
+            outputs, shown = outputs[0], shown[0]
+        return outputs.transpose(0, 1) if transposed else outputs, shown if need_weights else None
+
+    def _project(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        """Return the queries, keys and values of every head, (B, heads, length, head_dim)."""
+        weights = (
+            self.in_proj_weight.chunk(3)
+            if self._qkv_same_embed_dim
+            else (self.q_proj_weight, self.k_proj_weight, self.v_proj_weight)
+        )
+        biases = (None,) * 3 if self.in_proj_bias is None else self.in_proj_bias.chunk(3)
+        return tuple(
+            _split_heads(linear(x, weight, bias), self.num_heads)
+            for x, weight, bias in zip(inputs, weights, biases, strict=True)
+        )
+
+    def _drop(self, weights: Tensor) -> Tensor:
+        if self.dropout == 0:
+            return weights
+        if self.dropout == 1:
+            return weights * 0
+        kept = self.masks.draw(tuple(weights.shape), self.dropout)
+        dropped: Tensor = weights * kept / (1 - self.dropout)
+        return dropped
+
+
+def _split_heads(x: Tensor, heads: int) -> Tensor:
+    """Return x of shape (B, length, E) as (B, heads, length, E / heads)."""
+    return x.view(*x.shape[:-1], heads, -1).transpose(-3, -2)
+
+
+def _masked(scores: Tensor, mask: Tensor) -> Tensor:
+    """Return the scores with a mask added, or -inf where a mask of booleans is True."""
+    if mask.dtype == torch.bool:
+        return scores.masked_fill(mask, -math.inf)
+    return scores + mask
+
+
+def _softmax(scores: Tensor) -> Tensor:
+    """Return the softmax of the scores; all 0 for a query that may attend to nothing."""
+    nothing = (scores == -math.inf).all(-1, keepdim=True)
+    return scores.masked_fill(nothing, 0).softmax(-1).masked_fill(nothing, 0)

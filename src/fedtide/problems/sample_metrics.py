@@ -1,0 +1,114 @@
+"""Metrics: one number for each sample, averaged over samples, over clients and over classes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from fedtide.configurable import configurable
+from fedtide.errors import InvalidInputError, did_you_mean
+from fedtide.import_paths import import_object, is_import_path
+from fedtide.metric_direction import lower_is_better
+from fedtide.problems.losses import average_positions, bce, huber, mae, match_target, mse
+
+MetricFunction = Callable[..., Tensor]
+"""Takes what a loss takes and returns one number per sample, (B,)."""
+
+
+@configurable
+class Metric:
+    """A figure of merit of each sample.
+
+    Args:
+        function: takes outputs (B, ...), targets (B, ...) and, for sequences, a mask (B, L);
+            returns shape (B,).
+        lower_is_better: whether a smaller value is better, as for errors.
+    """
+
+    function: MetricFunction
+    lower_is_better: bool
+
+
+def accuracy(outputs: Tensor, target: Tensor, mask: Tensor | None = None) -> Tensor:
+    """Return 1 where the class of the largest logit is the target, else 0.
+
+    Targets in [0, 1] are compared with the sign of one logit each.
+
+    >>> accuracy(torch.tensor([[2.0, 1.0], [0.0, 1.0]]), torch.tensor([0, 0])).tolist()
+    [1.0, 0.0]
+    """
+    if target.is_floating_point():
+        correct = (match_target(outputs, target) > 0) == (target > 0.5)
+    else:
+        correct = outputs.argmax(-1) == target
+    return average_positions(correct.double(), mask)
+
+
+def next_token_accuracy(outputs: Tensor, target: Tensor, mask: Tensor | None = None) -> Tensor:
+    """Return the share of tokens that the logits before them predict."""
+    return accuracy(outputs[:, :-1], target[:, 1:], None if mask is None else mask[:, 1:])
+
+
+METRICS: dict[str, Metric] = {
+    "accuracy": Metric(accuracy, lower_is_better=False),
+    "next_token_accuracy": Metric(next_token_accuracy, lower_is_better=False),
+    "mse": Metric(mse, lower_is_better=True),
+    "mae": Metric(mae, lower_is_better=True),
+    "huber": Metric(huber, lower_is_better=True),
+    "bce": Metric(bce, lower_is_better=True),
+}
+"""The metrics by name."""
+
+DEFAULT_METRICS: dict[str, tuple[str, ...]] = {
+    "cross_entropy": ("accuracy",),
+    "bce": ("accuracy",),
+    "next_token": ("next_token_accuracy",),
+}
+"""The metrics of each loss where the user names none."""
+
+
+def resolve_metrics(
+    given: Sequence[str] | Mapping[str, object] | None, loss: object
+) -> dict[str, Metric]:
+    """Return the metrics by name.
+
+    Args:
+        given: names in `METRICS`, or by name a `Metric`, a function, a name in `METRICS`, or an
+            import path; None: those that suit the loss.
+        loss: its name, if it has one.
+
+    Raises:
+        InvalidInputError: an unknown name, or something that is not a function.
+    """
+    if given is None:
+        given = DEFAULT_METRICS.get(loss, ()) if isinstance(loss, str) else ()
+    if isinstance(given, str):
+        given = (given,)
+    named = given if isinstance(given, Mapping) else {name: name for name in given}
+    metrics = {}
+    for name, metric in named.items():
+        if is_import_path(metric):
+            metric = import_object(str(metric), "metrics")
+        if isinstance(metric, str):
+            if metric not in METRICS:
+                hint = f"{did_you_mean(metric, METRICS)}, or give a function"
+                raise InvalidInputError(f"metrics: unknown {metric!r}; {hint}")
+            metric = METRICS[metric]
+        if callable(metric):
+            metric = Metric(metric, lower_is_better(str(name)))
+        if not isinstance(metric, Metric):
+            raise InvalidInputError(f"metrics: {name!r} is not a function; give one per metric")
+        metrics[str(name)] = metric
+    return metrics
+
+
+def class_recalls(correct: Tensor, target: Tensor, classes: int) -> Tensor:
+    """Return the mean of `correct` over the samples of each class, (C,); NaN without any.
+
+    >>> class_recalls(torch.tensor([1.0, 0.0, 1.0]), torch.tensor([0, 0, 1]), 2).tolist()
+    [0.5, 1.0]
+    """
+    count = torch.bincount(target, minlength=classes)
+    return torch.bincount(target, weights=correct.double(), minlength=classes) / count

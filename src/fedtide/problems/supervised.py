@@ -1,0 +1,368 @@
+"""Supervised learning on the user's own data, network, loss and metrics."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from fedtide.configurable import configurable
+from fedtide.errors import InvalidInputError, did_you_mean
+from fedtide.import_paths import import_object, is_import_path
+from fedtide.population import Names
+from fedtide.problems.base import BufferMode, Problem
+from fedtide.problems.datasets.catalogue import standardisation
+from fedtide.problems.datasets.sources import Ints, Table, read_source
+from fedtide.problems.losses import LOSSES, TARGET_KINDS, LossFunction, TargetKind
+from fedtide.problems.models import Model, resolve_model
+from fedtide.problems.models.initialisation import build_seeded
+from fedtide.problems.partitions import FlwrInstance, Partition, Shards, StoredShards
+from fedtide.problems.partitions.base import to_names
+from fedtide.problems.sample_metrics import Metric, resolve_metrics
+from fedtide.problems.supervised_data import (
+    Inputs,
+    Samples,
+    Target,
+    argument_names,
+    column_names,
+    hold_out,
+    partition_labels,
+    read_inputs,
+    read_target,
+    to_device,
+)
+from fedtide.problems.supervised_task import SupervisedData, SupervisedTask
+from fedtide.validation import require_choice
+
+ModelLike = str | Mapping[str, Any] | Model | nn.Module | Callable[[], nn.Module]
+"""A name, an import path, a mapping with `type`, a network, or a function that returns one."""
+
+
+@configurable
+class Supervised(Problem):
+    """F_n(x) is the mean loss of a network with parameters x over the samples of client n.
+
+    Args:
+        train: the training samples: a mapping of arrays or tensors, a pandas, Polars or PyArrow
+            table, a Hugging Face `Dataset`, a map-style PyTorch `Dataset` (whose items are mappings
+            or tuples), or the path of a Parquet or CSV file.
+        inputs: the columns that the network gets. One name: the column as it is stored. Several:
+            each is an argument of `forward`, in order, except that columns with one number per row
+            form one vector together. A mapping passes them by the names of `forward`'s arguments.
+            Integers stay integers, encoded images and uint8 arrays of two or more dimensions per
+            sample become standardised pixels, and lists of different lengths are padded with
+            zeros; then `forward` gets `mask` (True: not padded), if it has an argument of that
+            name, and so does the loss.
+        target: the column that the loss compares outputs with, or several numeric ones. Text is
+            encoded as classes in sorted order. None: the first input (self-supervised).
+        clients: the column that names the client of each sample, or a number of clients, with
+            `partition`.
+        test: the test samples, in the same ways, or a number within (0, 1): the share of every
+            client's samples that is held out at random. If it has the column that names clients,
+            figures of a client are measured on its own test samples. None: no test set.
+        partition: which client holds which training samples, if `clients` is a number; numeric
+            targets count as ten classes, by quantile. A partition, or a partitioner object of
+            flwr-datasets.
+        model: a `torch.nn.Module` (which is copied), a class or function that returns one, an
+            import path "package.module:Class", a name in `MODELS`, or a mapping with `type`.
+        loss: "cross_entropy", "mse", "mae", "huber", "bce", "next_token", or a function of
+            (outputs, target), with padded sequences (outputs, target, mask), that returns the loss
+            of each sample, (B,), from torch operations; also by import path.
+        metrics: names such as "accuracy" and "mae", or by name a function like a loss, or a
+            `Metric`, which says whether lower is better; None: those that suit the loss.
+        buffers: what becomes of running statistics, as of BatchNorm: "average" over each cohort
+            with equal weights, or "local", where every client keeps its own (FedBN).
+        normalise: a mean and a standard deviation for pixels / 255; None: (0.5, 0.5).
+
+    Raises:
+        InvalidInputError: an unknown name or a value out of range; when prepared, data that are
+            missing or do not fit.
+
+    >>> rows = {"x": [[0.0], [1.0], [2.0], [3.0]], "y": [0.0, 2.0, 4.0, 6.0], "who": list("aabb")}
+    >>> problem = Supervised(train=rows, clients="who", model=nn.Linear(1, 1), loss="mse")
+    >>> task = problem.prepare(seed=0, device=torch.device("cpu"), dtype=torch.float32)
+    >>> task.population.samples, list(task.population.names), task.layout.size
+    (array([2, 2]), ['a', 'b'], 2)
+    """
+
+    train: Any
+    test: Any = None
+    inputs: Inputs = "x"
+    target: str | Sequence[str] | None = "y"
+    clients: str | int = "client"
+    partition: Partition | Any = None
+    model: ModelLike = "logistic"
+    loss: str | LossFunction = "cross_entropy"
+    metrics: Sequence[str] | Mapping[str, Any] | None = None
+    buffers: BufferMode = "average"
+    normalise: Sequence[float] | None = None
+
+    def __post_init__(self) -> None:
+        require_choice("buffers", self.buffers, BufferMode)
+        check_constants(self.normalise)
+        if isinstance(self.clients, str) != (self.partition is None):
+            raise InvalidInputError(
+                "clients: a column needs no partition; leave it out"
+                if isinstance(self.clients, str)
+                else "partition: missing; say how the samples are divided, such as Iid()"
+            )
+        if not isinstance(self.clients, str):
+            check_partition(self.clients, self.partition)
+        if isinstance(self.test, float) and not 0 < self.test < 1:
+            raise InvalidInputError(f"test: {self.test} is not a share within (0, 1)")
+        resolve_loss(self.loss)
+        self._metrics()
+        resolve_network(self.model)
+
+    def _metrics(self) -> dict[str, Metric]:
+        return resolve_metrics(self.metrics, self.loss)
+
+    def prepare(self, seed: int, device: torch.device, dtype: torch.dtype) -> SupervisedTask:
+        loss, kind = resolve_loss(self.loss)
+        samples, tests, target, tables = self._read(kind)
+        labels = partition_labels(samples.target, kind)
+        shards = self._split(tables[0], labels, len(samples), seed)
+        owners = None if tests is None else self._test_owners(tables[1], shards)
+        if isinstance(self.test, float):
+            samples, shards, tests, owners = hold_out(samples, shards, self.test, seed)
+            labels = partition_labels(samples.target, kind)
+        classes = _count_classes(target, kind)
+        mean, std = self.normalise or (0.5, 0.5)
+        pixels = standardisation((mean,), (std,), device, parameter_dtype(dtype))
+        on_device = [
+            None if part is None else to_device(part, device, parameter_dtype(dtype), pixels)
+            for part in (samples, tests)
+        ]
+        assert on_device[0] is not None
+        data = SupervisedData(
+            train=on_device[0],
+            test=on_device[1],
+            shards=shards,
+            labels=labels,
+            classes=classes if kind == "classes" else 0,
+            class_names=target.names or [str(c) for c in range(classes)],
+            test_owners=owners,
+            names=argument_names(self.inputs, len(samples.inputs)),
+        )
+        shape = samples.inputs[0].shape[1:]
+        module = build_network(self.model, shape, _outputs(target, kind, classes), seed)
+        module = module.to(device, parameter_dtype(dtype))
+        return SupervisedTask(
+            data, module, loss, self._metrics(), self.buffers, training_dtype=dtype
+        )
+
+    def fingerprint(self) -> str:
+        """Return a hash of the samples, of who holds them, and of nothing else."""
+        samples, tests, _, tables = self._read(resolve_loss(self.loss)[1])
+        digest = hashlib.sha256()
+        for part in (samples, *([] if tests is None else [tests])):
+            for array in (*part.inputs, part.target):
+                digest.update(f"{array.shape} {array.dtype}".encode())
+                digest.update(np.ascontiguousarray(array).data)
+        if isinstance(self.clients, str):
+            for table in tables:
+                if self.clients in table:
+                    digest.update(repr(_client_column(table, self.clients).tolist()).encode())
+        return digest.hexdigest()
+
+    @property
+    def _target_names(self) -> list[str]:
+        names = [] if self.target is None else self.target
+        return [names] if isinstance(names, str) else list(names)
+
+    def _read(self, kind: TargetKind | None) -> tuple[Samples, Samples | None, Target, list[Table]]:
+        """Return training and test samples, the target, and the tables they come from."""
+        columns = {"inputs": column_names(self.inputs), "target": self._target_names}
+        order = [name for names in columns.values() for name in names]
+        tables = [read_source("train", self.train, order)]
+        if self.test is not None and not isinstance(self.test, float):
+            tables.append(read_source("test", self.test, order))
+        naming = [self.clients] if isinstance(self.clients, str) else []
+        tables[0].require_rows({**columns, "clients": naming})
+        for table in tables[1:]:
+            table.require_rows({**columns, "clients": [n for n in naming if n in table]})
+        inputs = [read_inputs(table, self.inputs) for table in tables]
+        if self.target is None:
+            firsts = [arguments[0] for arguments, _ in inputs]
+            target = Target(firsts[0], firsts[1] if len(firsts) > 1 else None)
+        else:
+            target = read_target(tables[0], (*tables, None)[1], self.target, kind)
+        parts = [
+            Samples(arguments, array, mask)
+            for (arguments, mask), array in zip(inputs, (target.train, target.test), strict=False)
+            if array is not None
+        ]
+        if any(part.mask is not None for part in parts):
+            parts = [part.unmasked() for part in parts]
+        return parts[0], parts[1] if len(parts) > 1 else None, target, tables
+
+    def _split(self, table: Table, labels: Ints | None, samples: int, seed: int) -> Shards:
+        labels = np.zeros(samples, dtype=np.int64) if labels is None else labels
+        if isinstance(self.clients, str):
+            values = _client_column(table, self.clients)
+            return StoredShards.from_column("clients", self.clients, values)
+        others = [name for name in table.names if name not in column_names(self.inputs)]
+        columns = {name: table.column("train", name) for name in others}
+        plain = {n: c for n, c in columns.items() if isinstance(c, np.ndarray) and c.ndim == 1}
+        return split(self.partition, labels, self.clients, seed, {**plain, "label": labels})
+
+    def _test_owners(self, table: Table, shards: Shards) -> Ints | None:
+        """Return the client of each test sample, −1 for strangers; None: the table has none."""
+        if not isinstance(self.clients, str) or self.clients not in table:
+            return None
+        assert shards.names is not None
+        values = _client_column(table, self.clients)
+        place = np.searchsorted(shards.names, values).clip(max=len(shards.names) - 1)
+        owners: Ints = np.where(shards.names[place] == values, place, -1)
+        return owners
+
+
+def resolve_loss(loss: str | LossFunction) -> tuple[LossFunction, TargetKind | None]:
+    """Return a loss, and the targets that it expects (None: as they are stored).
+
+    Raises:
+        InvalidInputError: an unknown name, or something that is not a function.
+    """
+    if is_import_path(loss):
+        loss = import_object(str(loss), "loss")
+    if isinstance(loss, str):
+        if loss not in LOSSES:
+            hint = f"{did_you_mean(loss, LOSSES)}, or give a function"
+            raise InvalidInputError(f"loss: unknown {loss!r}; {hint}")
+        loss = LOSSES[loss]
+    if not callable(loss):
+        raise InvalidInputError(f"loss: {loss!r:.60} is not a function; give one, or a name")
+    return loss, TARGET_KINDS.get(loss)
+
+
+def resolve_network(model: ModelLike) -> Model | nn.Module | Callable[[], nn.Module]:
+    """Return what makes the network.
+
+    Raises:
+        InvalidInputError: an unknown name, or something that makes no network.
+    """
+    if isinstance(model, str | Mapping | Model):
+        return resolve_model(model)
+    if isinstance(model, nn.Module) or callable(model):
+        return model
+    raise InvalidInputError(
+        f"model: {model!r:.60} is not a network; give a torch.nn.Module, a function that returns "
+        "one, an import path, or a name"
+    )
+
+
+def build_network(model: ModelLike, shape: tuple[int, ...], outputs: int, seed: int) -> nn.Module:
+    """Return the network with its initial parameters.
+
+    Args:
+        model: what makes it; a network is copied.
+        shape: of the first input of one sample, for networks that are made to measure.
+        outputs: how many numbers such a network returns per sample.
+        seed: of the initial parameters.
+
+    Raises:
+        InvalidInputError: the network does not fit the shape, or a function returns none.
+    """
+    maker = resolve_network(model)
+    if isinstance(maker, nn.Module):
+        return copy.deepcopy(maker)
+    if isinstance(maker, Model):
+        return build_seeded(lambda: maker.build(shape, outputs), seed)
+    try:
+        module = build_seeded(maker, seed)
+    except TypeError as error:
+        raise InvalidInputError(
+            f"model: {maker!r:.60} cannot be called without arguments ({error}); give a function "
+            "that needs none"
+        ) from error
+    if not isinstance(module, nn.Module):
+        raise InvalidInputError(
+            f"model: {maker!r:.60} returns a {type(module).__name__}; it must return a "
+            "torch.nn.Module"
+        )
+    return module
+
+
+def split(
+    partition: Partition | Any,
+    labels: Ints,
+    clients: int,
+    seed: int,
+    columns: Mapping[str, NDArray[Any]],
+) -> Shards:
+    """Return which client holds which samples; every client holds one at least.
+
+    Raises:
+        InvalidInputError: the samples cannot be divided like this, or a client gets none.
+    """
+    if not isinstance(partition, Partition):
+        partition = FlwrInstance(partition)
+    if clients > len(labels) and not partition.shares_samples:
+        raise InvalidInputError(
+            f"clients: {clients} clients for {len(labels)} training samples; give at most "
+            f"{len(labels)}, or a shared pool"
+        )
+    shards = partition.split(labels, clients, seed, columns)
+    empty = np.flatnonzero(shards.sizes == 0)
+    if len(empty):
+        raise InvalidInputError(
+            f"clients: {len(empty)} of {clients} clients get no samples (the first is "
+            f"client {empty[0]}); give fewer clients, a more even partition or another seed"
+        )
+    return shards
+
+
+def check_partition(clients: int, partition: Partition | Any) -> None:
+    """Check a number of clients and a partition.
+
+    Raises:
+        InvalidInputError: fewer than one client, or something that divides no samples.
+    """
+    if clients < 1:
+        raise InvalidInputError(f"clients: {clients} clients; give at least 1")
+    if not isinstance(partition, Partition) and not hasattr(partition, "load_partition"):
+        raise InvalidInputError(
+            f"partition: {partition!r} is not a partition; give one such as Dirichlet(0.1)"
+        )
+
+
+def check_constants(normalise: Sequence[float] | None) -> None:
+    """Check a mean and a standard deviation of pixels; raise InvalidInputError unless they fit."""
+    if normalise is not None and (len(normalise) != 2 or normalise[1] <= 0):
+        raise InvalidInputError(
+            f"normalise: {normalise}; give a mean and a positive standard deviation"
+        )
+
+
+def parameter_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype of parameters and data: float32 where gradients are bfloat16."""
+    return torch.float32 if dtype == torch.bfloat16 else dtype
+
+
+def _client_column(table: Table, name: str) -> Names:
+    """Return the client of each row."""
+    column = table.column("clients", name)
+    if isinstance(column, np.ndarray) and column.ndim == 1:
+        return to_names("clients", name, column)
+    raise InvalidInputError(f"clients: column {name!r} holds lists; give one name in each row")
+
+
+def _count_classes(target: Target, kind: TargetKind | None) -> int:
+    """Return the number of classes or tokens; 0 if the target is numeric."""
+    if kind == "numbers" or target.train.dtype.kind != "i":
+        return 0
+    if target.names:
+        return len(target.names)
+    parts = [target.train, *([] if target.test is None else [target.test])]
+    return max(int(part.max(initial=0)) for part in parts) + 1
+
+
+def _outputs(target: Target, kind: TargetKind | None, classes: int) -> int:
+    """Return how many numbers a network returns per sample if it is made to measure."""
+    return classes or int(np.prod(target.train.shape[1:], initial=1))

@@ -1,0 +1,315 @@
+"""The samples of a supervised problem: from named columns to tensors, and who holds which."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedtide.errors import InvalidInputError
+from fedtide.problems.datasets.catalogue import PixelStandardisation
+from fedtide.problems.datasets.sources import Column, Ints, Ragged, Table
+from fedtide.problems.losses import TargetKind
+from fedtide.problems.partitions import Shards, StoredShards
+from fedtide.randomness import generator
+
+Inputs = str | Sequence[str] | Mapping[str, str | Sequence[str]]
+"""Which columns the network gets: a name, several in order, or by the name of the argument."""
+
+_BINS = 10  # of a numeric target, for partitions by class
+
+
+@dataclass(frozen=True, eq=False)
+class Samples:
+    """n samples as arrays.
+
+    Args:
+        inputs: the arguments of the network, each (n, ...): uint8 pixels, int64, or floating point.
+        target: (n, ...).
+        mask: False where the sequences of a sample are padded, (n, L); None: no padding.
+    """
+
+    inputs: tuple[NDArray[Any], ...]
+    target: NDArray[Any]
+    mask: NDArray[np.bool_] | None = None
+
+    def __len__(self) -> int:
+        return len(self.target)
+
+    def select(self, rows: Ints) -> Samples:
+        """Return these rows."""
+        mask = None if self.mask is None else self.mask[rows]
+        return Samples(tuple(array[rows] for array in self.inputs), self.target[rows], mask)
+
+    def unmasked(self) -> Samples:
+        """Return the samples with a mask that is True everywhere, if they have none."""
+        if self.mask is not None:
+            return self
+        length = next(array.shape[1] for array in self.inputs if array.ndim > 1)
+        return replace(self, mask=np.ones((len(self), length), dtype=np.bool_))
+
+
+@dataclass(frozen=True, eq=False)
+class DeviceSamples:
+    """n samples as tensors on the device of a run.
+
+    Args:
+        inputs: the arguments of the network, each (n, ...).
+        target: (n, ...).
+        mask: False where the sequences of a sample are padded, (n, L); None: no padding.
+    """
+
+    inputs: tuple[Tensor, ...]
+    target: Tensor
+    mask: Tensor | None = None
+
+    def __len__(self) -> int:
+        return len(self.target)
+
+
+def to_device(
+    samples: Samples, device: torch.device, dtype: torch.dtype, pixels: PixelStandardisation
+) -> DeviceSamples:
+    """Return the samples as tensors: standardised pixels, integers, and numbers of the dtype."""
+
+    def convert(array: NDArray[Any]) -> Tensor:
+        tensor = torch.from_numpy(array).to(device)
+        if array.dtype == np.uint8:
+            return pixels.apply(tensor)
+        return tensor.to(dtype) if tensor.is_floating_point() else tensor
+
+    mask = None if samples.mask is None else torch.from_numpy(samples.mask).to(device)
+    return DeviceSamples(
+        tuple(convert(array) for array in samples.inputs), convert(samples.target), mask
+    )
+
+
+def column_names(inputs: Inputs) -> list[str]:
+    """Return all columns that `inputs` names."""
+    if isinstance(inputs, str):
+        return [inputs]
+    entries = inputs.values() if isinstance(inputs, Mapping) else inputs
+    return [name for e in entries for name in ([e] if isinstance(e, str) else e)]
+
+
+def argument_names(inputs: Inputs, arguments: int) -> tuple[str | None, ...]:
+    """Return the keyword of each of the network's arguments; None: it is passed by position."""
+    return tuple(inputs) if isinstance(inputs, Mapping) else (None,) * arguments
+
+
+def read_inputs(
+    table: Table, inputs: Inputs
+) -> tuple[tuple[NDArray[Any], ...], NDArray[np.bool_] | None]:
+    """Return the network's arguments, each (n, ...), and the mask of padded sequences, if any.
+
+    A name alone gives the column as it is stored. Among several names, the numeric columns with
+    one number per row become one vector, in the place of the first of them.
+
+    Raises:
+        InvalidInputError: a column that is missing or holds text, numbers that are not finite, or
+            sequences of one sample that differ in length.
+    """
+    if isinstance(inputs, str):
+        columns: list[Column] = [_input_column(table, inputs)]
+    elif isinstance(inputs, Mapping):
+        columns = [_argument(table, entry) for entry in inputs.values()]
+    else:
+        columns = _arguments(table, inputs)
+    if not columns:
+        raise InvalidInputError("inputs: no columns; name at least one")
+    masks = [column.pad()[1] for column in columns if isinstance(column, Ragged)]
+    if any(mask.shape != masks[0].shape or (mask != masks[0]).any() for mask in masks):
+        raise InvalidInputError(
+            "inputs: the sequences of a sample have different lengths; give them the same"
+        )
+    arrays = (column.pad()[0] if isinstance(column, Ragged) else column for column in columns)
+    return tuple(arrays), masks[0] if masks else None
+
+
+def _argument(table: Table, entry: str | Sequence[str]) -> Column:
+    if isinstance(entry, str):
+        return _input_column(table, entry)
+    arguments = _arguments(table, entry)
+    if len(arguments) != 1:
+        raise InvalidInputError(
+            f"inputs: {list(entry)} are not one number each; only such columns form a vector"
+        )
+    return arguments[0]
+
+
+def _arguments(table: Table, names: Sequence[str]) -> list[Column]:
+    columns = {name: _input_column(table, name) for name in names}
+    scalars = [name for name, c in columns.items() if not isinstance(c, Ragged) and c.ndim == 1]
+    arguments: list[Column] = []
+    for name, column in columns.items():
+        if name not in scalars:
+            arguments.append(column)
+        elif name == scalars[0]:
+            arguments.append(
+                np.stack([np.asarray(columns[s], dtype=np.float64) for s in scalars], axis=1)
+            )
+    return arguments
+
+
+def _input_column(table: Table, name: str) -> Column:
+    column = table.column("inputs", name)
+    values = column.values if isinstance(column, Ragged) else column
+    if values.dtype == object:
+        raise InvalidInputError(
+            f"inputs: column {name!r} holds text; turn it into numbers first, such as the ids of "
+            "its tokens"
+        )
+    values = _normalise_dtype(values, keep_pixels=values.ndim >= 3)
+    _require_finite("inputs", name, values)
+    return replace(column, values=values) if isinstance(column, Ragged) else values
+
+
+def _normalise_dtype(values: NDArray[Any], keep_pixels: bool = False) -> NDArray[Any]:
+    """Return truth values and halves as float32, integers as int64; uint8 pixels are kept."""
+    if values.dtype.kind in "iu" and not (keep_pixels and values.dtype == np.uint8):
+        return values.astype(np.int64)
+    if values.dtype == np.bool_ or values.dtype == np.float16:
+        return values.astype(np.float32)
+    return values
+
+
+def _require_finite(field: str, name: str, values: NDArray[Any]) -> None:
+    if values.dtype.kind != "f":
+        return
+    wrong = np.flatnonzero(~np.isfinite(values.reshape(len(values), -1)).all(axis=1))
+    if len(wrong):
+        raise InvalidInputError(
+            f"{field}: column {name!r} holds NaN or infinity (first in row {wrong[0]}); fill such "
+            "values in or remove the rows"
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Target:
+    """The target of training and test samples.
+
+    Args:
+        train, test: (n, ...): int64 classes or tokens, or floating-point numbers.
+        names: what the classes were called, if they were text.
+    """
+
+    train: NDArray[Any]
+    test: NDArray[Any] | None
+    names: tuple[str, ...] | None = None
+
+
+def read_target(
+    train: Table, test: Table | None, target: str | Sequence[str], kind: TargetKind | None
+) -> Target:
+    """Return the target, text encoded as the position of each class in sorted order.
+
+    Args:
+        train, test: the tables.
+        target: a column, or several numeric ones.
+        kind: what the loss expects; None: as stored.
+
+    Raises:
+        InvalidInputError: a column that is missing or does not fit the loss, or classes in the
+            test data that the training data lack.
+    """
+    tables = [train] if test is None else [train, test]
+    parts = [_target_column(table, target) for table in tables]
+    if parts[0].dtype != object:
+        arrays = [_convert_target(part, kind, target) for part in parts]
+        return Target(arrays[0], arrays[1] if test is not None else None)
+    names = sorted(set(parts[0]))
+    unknown = sorted({str(label) for part in parts[1:] for label in part} - set(names))
+    if unknown:
+        raise InvalidInputError(
+            f"target: the test data have {len(unknown)} classes that the training data lack "
+            f"({', '.join(unknown[:5])}); remove their rows, or add samples to train"
+        )
+    if kind == "numbers" and len(names) != 2:
+        raise InvalidInputError(
+            f"target: column {target!r} holds text ({', '.join(names[:3])}); give numbers, or "
+            "loss='cross_entropy' for classes"
+        )
+    codes = [np.searchsorted(np.array(names, dtype=object), part) for part in parts]
+    arrays = [code.astype(np.float64 if kind == "numbers" else np.int64) for code in codes]
+    return Target(arrays[0], arrays[1] if test is not None else None, tuple(names))
+
+
+def _target_column(table: Table, target: str | Sequence[str]) -> NDArray[Any]:
+    if not isinstance(target, str):
+        columns = [_target_column(table, name) for name in target]
+        return np.stack(columns, axis=1)
+    column = table.column("target", target)
+    return column.pad()[0] if isinstance(column, Ragged) else column
+
+
+def _convert_target(
+    values: NDArray[Any], kind: TargetKind | None, name: str | Sequence[str]
+) -> NDArray[Any]:
+    if kind == "numbers" or (kind is None and values.dtype.kind == "f"):
+        numbers = values.astype(np.float64)
+        _require_finite("target", str(name), numbers)
+        return numbers
+    if values.dtype.kind == "f":
+        raise InvalidInputError(
+            f"target: column {name!r} holds numbers of type {values.dtype}; for classes give text "
+            "or whole numbers from 0, for numbers a loss such as 'mse'"
+        )
+    classes = values.astype(np.int64)
+    if kind == "classes" and classes.min(initial=0) < 0:
+        raise InvalidInputError(
+            f"target: {classes.min()} is not a class; number the classes from 0"
+        )
+    return classes
+
+
+def partition_labels(target: NDArray[Any], kind: TargetKind | None) -> Ints | None:
+    """Return the label by which partitions group samples, (n,); None: they have none.
+
+    It is the class, or for a number its tenth of the training data (by quantile).
+
+    >>> partition_labels(np.arange(20) / 7, "numbers").tolist()
+    [0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7, 8, 8, 9, 9]
+    """
+    if target.ndim != 1 or kind == "tokens":
+        return None
+    if target.dtype.kind == "i":
+        return target
+    edges = np.quantile(target, np.arange(1, _BINS) / _BINS)
+    bins = np.searchsorted(edges, target, side="right")
+    return np.unique(bins, return_inverse=True)[1].astype(np.int64)
+
+
+def hold_out(
+    samples: Samples, shards: Shards, share: float, seed: int
+) -> tuple[Samples, Shards, Samples, Ints]:
+    """Set aside a share of every client's samples as its test part, at random.
+
+    A client with m samples keeps at least one for training and gives up round(share · m).
+
+    Args:
+        samples: all samples.
+        shards: who holds which.
+        share: within (0, 1).
+        seed: of the draw.
+
+    Returns:
+        The training samples, who holds which, the test samples, and the owner of each, (n_test,).
+    """
+    sizes = shards.sizes
+    owners, held = shards.list_pairs()
+    tested = np.minimum(np.rint(share * sizes).astype(np.int64), sizes - 1)
+    order = np.lexsort((generator(seed, "held-out").random(len(owners)), owners))
+    place = np.arange(len(owners)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    chosen = np.zeros(len(owners), dtype=np.bool_)
+    chosen[order] = place < tested[owners]  # `owners` is sorted, so it equals owners[order]
+    return (
+        samples.select(held[~chosen]),
+        StoredShards.from_owners(owners[~chosen], len(sizes), shards.names),
+        samples.select(held[chosen]),
+        owners[chosen],
+    )

@@ -1,0 +1,114 @@
+"""Fingerprints of what a run reads and imports, by which a resumed run notices changes."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import Any, get_args
+
+from torch import nn
+
+from fedtide.configurable import field_types
+from fedtide.content_hash import hash_file
+from fedtide.errors import InvalidInputError, error_prefix
+from fedtide.import_paths import import_object, is_import_path
+from fedtide.simulation.experiment import Experiment
+
+Fingerprints = Mapping[str, Any]
+"""`data`: of the problem's data, or None; `files`: of the files that the participation names;
+`code`: of the modules of imported classes and functions. Each a SHA-256."""
+
+_LIBRARIES = sys.stdlib_module_names | {"fedtide", "torch"}
+"""Packages whose code is taken as it is installed."""
+
+
+def fingerprint_experiment(experiment: Experiment) -> Fingerprints:
+    """Return the SHA-256 of the data, files and code that an experiment uses.
+
+    Raises:
+        InvalidInputError: data that cannot be read.
+    """
+    with error_prefix("problem"):
+        data = experiment.problem.fingerprint()
+    return {"data": data, "files": _hash_files(experiment), "code": _hash_code(experiment)}
+
+
+def list_changes(before: Fingerprints, now: Fingerprints) -> list[str]:
+    """Return what differs between two fingerprints of the same experiment, in words.
+
+    >>> list_changes({"data": "a", "code": {"m": "b"}}, {"data": "a", "code": {"m": "c"}})
+    ['the code of m']
+    """
+    changes = ["the data of the problem"] if before.get("data") != now.get("data") else []
+    for kind, words in (("files", "the file of"), ("code", "the code of")):
+        old, new = before.get(kind, {}), now.get(kind, {})
+        names = sorted(name for name in {*old, *new} if old.get(name) != new.get(name))
+        changes += [f"{words} {name}" for name in names]
+    return changes
+
+
+def _hash_files(experiment: Experiment) -> dict[str, str]:
+    """Return the hash of every file that the participation names, by its field."""
+    found = {}
+    for name in ("participation", "selection", "dropout"):
+        for path, thing in _walk(name, getattr(experiment, name)):
+            for field, kind in _field_types(thing).items():
+                named = getattr(thing, field) if Path in (kind, *get_args(kind)) else None
+                if isinstance(named, str | Path) and Path(named).is_file():
+                    found[f"{path}.{field}"] = hash_file(named)
+    return found
+
+
+def _hash_code(experiment: Experiment) -> dict[str, str]:
+    """Return the hash of the source of every module that classes and functions come from."""
+    parts = ("problem", "participation", "algorithm", "local", "selection", "dropout")
+    walked = (thing for name in parts for _, thing in _walk(name, getattr(experiment, name)))
+    modules = {module for thing in walked for module in _modules(thing)}
+    files = {name: getattr(sys.modules.get(name), "__file__", None) for name in sorted(modules)}
+    return {name: hash_file(file) for name, file in files.items() if file and Path(file).is_file()}
+
+
+def _field_types(thing: Any) -> Mapping[str, Any]:
+    """Return the annotations of the fields of a dataclass object; none of anything else."""
+    cls: type = type(thing)
+    try:
+        return field_types(cls) if is_dataclass(cls) else {}
+    except NameError:  # what only a type checker imports
+        return {}
+
+
+def _walk(path: str, thing: Any) -> Iterator[tuple[str, Any]]:
+    """Yield an object and everything in it, each with its dotted name."""
+    yield path, thing
+    cls: type = type(thing)
+    if is_dataclass(cls):
+        for field in fields(cls):
+            yield from _walk(f"{path}.{field.name}", getattr(thing, field.name))
+    elif isinstance(thing, Mapping):
+        for key, value in thing.items():
+            yield from _walk(f"{path}.{key}", value)
+    elif isinstance(thing, list | tuple) and not all(isinstance(x, int | float) for x in thing[:1]):
+        for i, value in enumerate(thing):
+            yield from _walk(f"{path}.{i}", value)
+
+
+def _modules(thing: Any) -> set[str]:
+    """Return the modules whose code makes an object what it is, except those of libraries."""
+    if is_import_path(thing):
+        try:
+            thing = import_object(thing, "path")
+        except InvalidInputError:  # another text with a colon, or an error when it is used
+            return set()
+    if isinstance(thing, nn.Module):
+        named = [cls for module in thing.modules() for cls in type(module).__mro__]
+    elif isinstance(thing, type):
+        named = [*thing.__mro__]
+    elif callable(thing) and hasattr(thing, "__qualname__"):
+        named = [thing]
+    else:
+        cls: type = type(thing)
+        named = [*cls.__mro__] if is_dataclass(cls) else []
+    names = {getattr(one, "__module__", None) or "builtins" for one in named}
+    return {name for name in names if name.partition(".")[0] not in _LIBRARIES}

@@ -1,0 +1,181 @@
+"""Clients by name: from files to ids and back, against dictionaries."""
+
+import logging
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+
+from fedtide.errors import InvalidInputError
+from fedtide.participation import (
+    Availability,
+    Bernoulli,
+    Replay,
+    Schedule,
+    SubsetLaw,
+    Table,
+    Trace,
+    read_log,
+    round_rows,
+    to_frame,
+    write_log,
+)
+from fedtide.participation.log.client_ids import name_clients, number_clients
+from fedtide.population import Names, Population
+
+WORDS = np.array(["zoe", "ann", 'a, "b"', "007", "7", "señor 名", "-1"], dtype=object)
+NUMBERS = np.array([1001, 7, 0, -5, 2**62])
+NAMES = pytest.mark.parametrize("names", [WORDS, WORDS.astype(str), NUMBERS], ids="owi")
+
+
+@NAMES
+@pytest.mark.parametrize("suffix", [".parquet", ".csv", ".jsonl"])
+def test_a_log_with_names_is_read_as_it_was_written(
+    names: Names, suffix: str, tmp_path: Path
+) -> None:
+    population = Population(len(names), names=names)
+    running = Schedule(Bernoulli(0.5)).start(population, seed=1)
+    rounds = [running.round(t) for t in range(40)]
+    frame = to_frame([round_rows(one) for one in rounds], names)
+    expected = [names.tolist()[n] for one in rounds for n in one.reported]
+    assert frame["client"].to_list() == expected
+    write_log(tmp_path / f"log{suffix}", frame)
+    assert read_log(tmp_path / f"log{suffix}")["client"].to_list() == expected
+    replay = Replay(tmp_path / f"log{suffix}").begin(population, seed=0)
+    for one in rounds:
+        again = replay.round(one.round)
+        assert again.clients.tolist() == one.reported.tolist()
+        assert again.weights is not None
+        assert again.weights.tolist() == one.weights.tolist()
+
+
+@NAMES
+def test_an_empty_log_has_the_type_of_the_names(names: Names) -> None:
+    full = to_frame([{"round": [0], "client": [0], "stage": [3], "weight": [1.0]}], names)  # type: ignore[dict-item]
+    assert to_frame([], names).schema == full.schema
+
+
+def test_a_log_without_names_holds_ids() -> None:
+    running = Schedule(Bernoulli(0.5)).start(Population(3), seed=1)
+    frame = to_frame([round_rows(running.round(t)) for t in range(9)])
+    assert frame.schema["client"] == pl.Int64
+
+
+def test_numbers_and_strings_that_are_written_alike_are_one_name() -> None:
+    """A CSV file cannot tell them apart; "007" is another name than 7."""
+    numbers, words = Population(2, names=np.array([7, 12])), np.array(["12", "7"])
+    assert number_clients("file", pl.Series(["12", "7"]), numbers).tolist() == [1, 0]
+    strings = Population(2, names=words)
+    assert number_clients("file", pl.Series([12, 7, 7]), strings).tolist() == [0, 1, 1]
+    with pytest.raises(InvalidInputError, match=r"^file: .*'007'"):
+        number_clients("file", pl.Series(["007"]), numbers)
+    with pytest.raises(InvalidInputError, match=r"^file: .*'0'"):
+        number_clients("file", pl.Series([0]), strings)
+
+
+def write_trace(path: Path, *names: object) -> Path:
+    rows = [(name, 10 * n, 10 * n + 10) for n, name in enumerate(names)]
+    pl.DataFrame(rows, schema=["client", "start", "end"], orient="row").write_csv(path)
+    return path
+
+
+def test_a_trace_finds_clients_by_name(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    names = np.array([f"user_{n:04}" for n in range(200)])
+    path = write_trace(tmp_path / "trace.csv", "user_0199", "user_0150", "user_0199")
+    trace = Trace(path, round_seconds=10, repeat=True)
+    with caplog.at_level(logging.WARNING, "fedtide"):
+        running = trace.begin(Population(200, names=names), seed=0)
+    assert [running.round(t).clients.tolist() for t in range(4)] == [[199], [150], [199], [199]]
+    assert "2 of the 200 clients" in caplog.text
+    rates = trace.known_rates(Population(200, names=names), seed=0)
+    assert rates is not None
+    assert np.flatnonzero(rates).tolist() == [150, 199]
+    assert rates[[150, 199]] == pytest.approx([1 / 3, 2 / 3])
+
+
+def test_traces_of_most_clients_give_no_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = write_trace(tmp_path / "trace.csv", "ann", "bob")
+    population = Population(3, names=np.array(["ann", "bob", "eve"]))
+    with caplog.at_level(logging.WARNING, "fedtide"):
+        Trace(path, 10).begin(population, seed=0)
+    assert not caplog.records
+
+
+def test_a_table_finds_clients_by_name(tmp_path: Path) -> None:
+    path = tmp_path / "table.csv"
+    path.write_text("round,client,weight\n0,eve,0.5\n1,ann,2\n1,bob,0\n")
+    population = Population(3, names=np.array(["ann", "bob", "eve"]))
+    running = Table(path).begin(population, seed=0)
+    assert running.round(0).clients.tolist() == [2]
+    assert running.round(1).clients.tolist() == [0]
+    assert Table(path).known_rates(population, seed=0).tolist() == [0.5, 0, 0.5]
+
+
+def test_a_subset_law_finds_clients_by_name() -> None:
+    population = Population(3, names=np.array([30, 10, 20]))
+    law = SubsetLaw([[10, 30], []], [0.5, 0.5])
+    assert law.known_rates(population, seed=0).tolist() == [0.5, 0.5, 0]
+    words = Population(3, names=np.array(["ann", "bob", "eve"]))
+    law = SubsetLaw([["eve", "ann"], []], [1.0, 0.0])
+    assert law.begin(words, seed=0).round(0).clients.tolist() == [0, 2]
+
+
+LOG = pl.DataFrame({"round": [0, 0, 0, 0, 1], "client": ["ann", "x", "y", "z", "w"]})
+
+
+@pytest.mark.parametrize(
+    ("process", "start"),
+    [
+        (Replay(LOG), "log: "),
+        (Table("log.csv"), "weights: "),
+        (Trace("trace.csv", 1), "file: "),
+        (SubsetLaw([["ann", "x", "y", "z", "w"]], [1.0]), r"subsets\[0\]: "),
+    ],
+)
+def test_unknown_names_are_listed_and_counted(
+    process: Availability, start: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    LOG.with_columns(weight=1.0).write_csv("log.csv")
+    write_trace(Path("trace.csv"), *LOG["client"])
+    population = Population(4, names=np.array(["ann", "bob", "cid", "dan"]))
+    wanted = rf"^{start}.*called 'x', 'y', 'z' and 1 more .*4 .*'ann', 'bob', 'cid' and 1 more.*; "
+    with pytest.raises(InvalidInputError, match=wanted):
+        process.begin(population, seed=0)
+    with pytest.raises(InvalidInputError, match=wanted):
+        process.known_rates(population, seed=0)
+
+
+@pytest.mark.parametrize("clients", [1, 4, 6])
+def test_names_for_clients_without_names_must_be_all_or_none(clients: int) -> None:
+    with pytest.raises(InvalidInputError, match=rf"^log: 5 .* {clients} clients .*; number them"):
+        Replay(LOG).begin(Population(clients), seed=0)
+    assert Replay(LOG).begin(Population(5), seed=0).round(0).clients.tolist() == [0, 2, 3, 4]
+
+
+@pytest.mark.parametrize(
+    ("names", "complaint"),
+    [
+        (["a"], "1 entries for 2 clients"),
+        (["a", "a"], "'a' names 2 clients"),
+        ([4, 4], "4 names 2 clients"),
+        (np.array([1, "1"], dtype=object), "neither all whole numbers nor all strings"),
+        (np.array(["a", None], dtype=object), "neither all whole numbers nor all strings"),
+        ([0.5, 1.0], "neither all whole numbers nor all strings"),
+    ],
+)
+def test_invalid_names_are_rejected(names: object, complaint: str) -> None:
+    with pytest.raises(InvalidInputError, match=f"^names: {complaint}.*; "):
+        Population(2, names=np.asarray(names))
+
+
+def test_names_of_many_clients_are_found_quickly() -> None:
+    names = np.random.default_rng(0).permutation([f"{n:x}" for n in range(200_000)])
+    ids = np.random.default_rng(1).integers(200_000, size=500_000)
+    column = name_clients(ids, names)
+    assert column.to_list()[:50] == names[ids[:50]].tolist()
+    found = number_clients("log", column, Population(200_000, names=names))
+    np.testing.assert_array_equal(found, ids)

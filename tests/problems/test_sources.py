@@ -1,0 +1,164 @@
+"""Tables from arrays, data frames, data sets and files, against the values they were made of."""
+
+import io
+from datetime import date
+from decimal import Decimal
+
+import numpy as np
+import pandas as pd
+import polars as pl
+import pyarrow as pa
+import pytest
+import torch
+from datasets import Dataset
+from PIL import Image
+from torch.utils.data import TensorDataset
+
+from fedtide.errors import InvalidInputError
+from fedtide.problems.datasets.sources import Ragged, read_source, to_column
+
+NUMBERS = np.array([1.5, -2.0, 3.25])
+WORDS = ["b", "a", "b"]
+VECTORS = np.arange(6, dtype=np.float32).reshape(3, 2)
+SEQUENCES = [[1, 2], [3], [4, 5, 6]]
+
+
+def plain() -> dict:
+    return {"n": NUMBERS, "w": WORDS, "v": VECTORS, "s": SEQUENCES}
+
+
+def parquet(path, table):
+    pl.DataFrame({**table, "v": table["v"].tolist()}).write_parquet(path / "t.parquet")
+    return path / "t.parquet"
+
+
+SOURCES = {
+    "mapping": lambda path: plain(),
+    "tensors": lambda path: {**plain(), "n": torch.tensor(NUMBERS), "v": torch.tensor(VECTORS)},
+    "pandas": lambda path: pd.DataFrame({**plain(), "v": list(VECTORS)}),
+    "pandas-categories": lambda path: pd.DataFrame(
+        {**plain(), "v": list(VECTORS), "w": pd.Categorical(WORDS)}
+    ),
+    "polars": lambda path: pl.DataFrame(plain()),
+    "polars-lazy": lambda path: pl.DataFrame(plain()).lazy(),
+    "arrow": lambda path: pa.table({**plain(), "v": VECTORS.tolist()}),
+    "hugging-face": lambda path: Dataset.from_dict(plain()),
+    "parquet": lambda path: parquet(path, plain()),
+}
+
+
+@pytest.mark.parametrize("kind", SOURCES)
+def test_every_source_gives_the_columns_that_it_was_made_of(kind, tmp_path):
+    table = read_source("train", SOURCES[kind](tmp_path), order=())
+    assert table.names == ["n", "w", "v", "s"]
+    np.testing.assert_array_equal(table.column("inputs", "n"), NUMBERS)
+    assert table.column("inputs", "w").tolist() == WORDS
+    np.testing.assert_array_equal(table.column("inputs", "v"), VECTORS)
+    sequences = table.column("inputs", "s")
+    assert isinstance(sequences, Ragged)
+    assert [
+        row.tolist() for row in np.split(sequences.values, sequences.offsets[1:-1])
+    ] == SEQUENCES
+    assert sequences.values.dtype.kind == "i"
+
+
+def test_csv_files_give_numbers_and_text(tmp_path):
+    pl.DataFrame({"n": NUMBERS, "w": WORDS}).write_csv(tmp_path / "t.csv")
+    table = read_source("train", str(tmp_path / "t.csv"), order=())
+    np.testing.assert_array_equal(table.column("inputs", "n"), NUMBERS)
+    assert table.column("inputs", "w").tolist() == WORDS
+
+
+def test_items_of_a_torch_data_set_are_tuples_in_the_order_of_the_columns():
+    data = TensorDataset(torch.tensor(VECTORS), torch.tensor([0, 1, 2]))
+    table = read_source("train", data, order=["x", "y"])
+    np.testing.assert_array_equal(table.column("inputs", "x"), VECTORS)
+    assert table.column("target", "y").tolist() == [0, 1, 2]
+
+
+def test_items_of_a_torch_data_set_may_be_mappings():
+    class Rows(torch.utils.data.Dataset):
+        def __len__(self):
+            return 3
+
+        def __getitem__(self, row):
+            return {"x": torch.tensor(VECTORS[row]), "who": WORDS[row]}
+
+    table = read_source("train", Rows(), order=["other"])
+    np.testing.assert_array_equal(table.column("inputs", "x"), VECTORS)
+    assert table.column("clients", "who").tolist() == WORDS
+
+
+def test_items_with_another_number_of_parts_are_refused():
+    data = TensorDataset(torch.zeros(3, 2), torch.zeros(3), torch.zeros(3))
+    with pytest.raises(InvalidInputError, match=r"^train: item 0 has 3 parts.*;"):
+        read_source("train", data, order=["x", "y"])
+
+
+def test_encoded_images_become_pixels_with_channels_first():
+    pixels = np.random.default_rng(0).integers(0, 256, (3, 5, 4, 3), dtype=np.uint8)
+    encoded = []
+    for image in pixels:
+        buffer = io.BytesIO()
+        Image.fromarray(image).save(buffer, format="PNG")
+        encoded.append(buffer.getvalue())
+    for source in (
+        pl.DataFrame({"i": encoded}),
+        Dataset.from_dict({"i": [Image.open(io.BytesIO(b)) for b in encoded]}),
+    ):
+        column = read_source("train", source, order=()).column("inputs", "i")
+        np.testing.assert_array_equal(column, pixels.transpose(0, 3, 1, 2))
+
+
+@pytest.mark.parametrize("dtype", [np.int8, np.uint16, np.int64, np.float16, np.float64, np.bool_])
+def test_types_of_numbers_are_kept(dtype):
+    values = np.array([0, 1, 1], dtype=dtype)
+    assert to_column(values).dtype == dtype
+    assert (
+        read_source("train", pd.DataFrame({"a": values}), ()).column("inputs", "a").dtype == dtype
+    )
+
+
+def test_nested_lists_of_one_shape_become_one_array():
+    cube = np.arange(24).reshape(2, 3, 4)
+    np.testing.assert_array_equal(to_column(pl.Series(cube.tolist())), cube)
+    np.testing.assert_array_equal(to_column(pl.Series(cube)), cube)
+    np.testing.assert_array_equal(to_column(pd.Series(list(cube))), cube)
+
+
+def test_decimals_become_numbers():
+    assert to_column(pl.Series([Decimal("1.5"), Decimal("2.25")])).tolist() == [1.5, 2.25]
+
+
+REFUSED = {
+    "missing": ({"a": pl.Series([1, None, 3])}, "row 1"),
+    "missing-in-pandas": (pd.DataFrame({"a": [1.0, float("nan")]}), "missing"),
+    "dates": ({"a": [date(2020, 1, 1)]}, "not numeric|not an array"),
+    "empty-list": ({"a": [[1], []]}, "row 1"),
+    "ragged-twice": ({"a": [[[1], [2, 3]], [[4]]]}, "two levels"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_columns_that_no_network_can_use_are_refused_with_their_name(case):
+    source, reason = REFUSED[case]
+    table = read_source("train", source, order=())
+    with pytest.raises(InvalidInputError, match=rf"inputs: column 'a' of train: .*({reason})"):
+        table.column("inputs", "a")
+
+
+def test_an_unknown_column_names_the_nearest():
+    with pytest.raises(InvalidInputError, match=r"^target: .*'lable'.*did you mean 'label'"):
+        read_source("train", {"label": [1]}, order=()).column("target", "lable")
+
+
+@pytest.mark.parametrize("source", [5, None, "missing.parquet", "notes.txt"])
+def test_what_is_not_a_table_is_refused_with_what_is(source):
+    with pytest.raises(InvalidInputError, match=r"^train: .*; give a mapping of arrays"):
+        read_source("train", source, order=())
+
+
+def test_damaged_files_are_refused(tmp_path):
+    (tmp_path / "t.parquet").write_bytes(b"PAR1 and then nothing")
+    with pytest.raises(InvalidInputError, match=r"^train: .*not a readable .parquet"):
+        read_source("train", tmp_path / "t.parquet", order=())

@@ -1,0 +1,447 @@
+"""Supervised problems on data of every kind, against closed forms and plain PyTorch."""
+
+import numpy as np
+import pandas as pd
+import polars as pl
+import pytest
+import torch
+from datasets import Dataset
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch.nn import functional
+
+import fedtide as ft
+from fedtide.errors import InvalidInputError
+from fedtide.problems import Dirichlet, Iid, Metric, SharedPool, Supervised
+from fedtide.problems.losses import LOSSES
+
+CPU = torch.device("cpu")
+RNG = np.random.default_rng(0)
+USERS = np.array([f"user_{n:02d}" for n in range(12)])
+ROWS = 240
+OWNERS = np.concatenate([np.arange(12), RNG.integers(0, 12, ROWS - 12)])
+FEATURES = RNG.normal(size=(ROWS, 3)).astype(np.float32)
+NUMBERS = FEATURES @ np.array([1.0, -2.0, 0.5], dtype=np.float32) + 1
+CLASSES = np.array(["cat", "dog", "eel"])[FEATURES.argmax(1)]
+LOCAL = ft.LocalTraining(steps=3, batch_size=4, lr=0.05)
+
+
+def columns() -> dict:
+    return {
+        "a": FEATURES[:, 0],
+        "b": FEATURES[:, 1],
+        "c": FEATURES[:, 2],
+        "number": NUMBERS,
+        "kind": CLASSES.tolist(),
+        "user": USERS[OWNERS].tolist(),
+    }
+
+
+def lists():
+    return columns() | {"list": FEATURES}
+
+
+def linear(outputs=1, inputs=3):
+    return lambda: nn.Linear(inputs, outputs)
+
+
+def prepare(problem, seed=0, dtype=torch.float64):
+    return problem.prepare(seed, CPU, dtype)
+
+
+def regression(train=None, **fields):
+    given_fields = {
+        "train": columns() if train is None else train,
+        "inputs": ["a", "b", "c"],
+        "target": "number",
+        "clients": "user",
+        "model": linear(),
+        "loss": "mse",
+    }
+    return Supervised(**given_fields | fields)
+
+
+def run(problem, **fields):
+    given_fields = {
+        "participation": ft.participation.Bernoulli(0.5),
+        "algorithm": ft.algorithms.FedAU(),
+        "local": LOCAL,
+        "rounds": 6,
+        "evaluation": {"every": 3},
+    }
+    return ft.simulate(problem=problem, **given_fields | fields)
+
+
+class TensorRows(torch.utils.data.Dataset):
+    """A map-style data set of mappings."""
+
+    def __len__(self):
+        return ROWS
+
+    def __getitem__(self, row):
+        return {name: column[row] for name, column in columns().items()}
+
+
+def write(path, suffix):
+    frame = pl.DataFrame(columns())
+    file = path / f"t{suffix}"
+    frame.write_parquet(file) if suffix == ".parquet" else frame.write_csv(file)
+    return file
+
+
+SOURCES = {
+    "arrays": lambda path: columns(),
+    "pandas": lambda path: pd.DataFrame(columns()),
+    "polars": lambda path: pl.DataFrame(columns()),
+    "arrow": lambda path: pl.DataFrame(columns()).to_arrow(),
+    "hugging-face": lambda path: Dataset.from_dict(columns()),
+    "torch": lambda path: TensorRows(),
+    "parquet": lambda path: write(path, ".parquet"),
+    "csv": lambda path: write(path, ".csv"),
+}
+
+
+@pytest.fixture(scope="module")
+def run_of_tensors():
+    numbers = {n: torch.tensor(c) for n, c in columns().items() if not isinstance(c, list)}
+    return run(regression(columns() | numbers))
+
+
+@pytest.mark.parametrize("kind", SOURCES)
+def test_every_source_gives_the_same_run_as_a_mapping_of_tensors(kind, tmp_path, run_of_tensors):
+    result = run(regression(SOURCES[kind](tmp_path)))
+    np.testing.assert_array_equal(result.model, run_of_tensors.model)
+    assert result.metrics.equals(run_of_tensors.metrics)
+    assert result.clients.equals(run_of_tensors.clients)
+
+
+def test_clients_are_counted_and_named_by_their_column():
+    task = prepare(regression())
+    assert task.population.clients == len(USERS)
+    np.testing.assert_array_equal(task.population.names, USERS)
+    np.testing.assert_array_equal(task.population.samples, np.bincount(OWNERS))
+    for n in range(len(USERS)):
+        held = np.sort(
+            task.shards.locate(np.array([n]), np.arange(task.population.samples[n])[None])[0]
+        )
+        np.testing.assert_array_equal(held, np.flatnonzero(n == OWNERS))
+
+
+def test_whole_numbers_name_clients_too():
+    task = prepare(regression(columns() | {"user": OWNERS * 10 + 3}))
+    assert task.population.names.tolist() == (np.arange(12) * 10 + 3).tolist()
+
+
+def test_a_client_with_a_single_sample_trains():
+    alone = pd.DataFrame(columns())
+    alone.loc[0, "user"] = "alone"
+    result = run(regression(alone), participation="full")
+    assert result.clients["samples"].min() == 1
+    assert np.isfinite(result.model).all()
+
+
+@pytest.mark.parametrize("name", ["mse", "mae", "huber"])
+def test_a_full_round_of_regression_is_the_mean_gradient_step_of_plain_pytorch(name):
+    problem = regression(loss=name)
+    local = ft.LocalTraining(steps=1, lr=0.1)
+    result = run(
+        problem, participation="full", algorithm="fedavg", local=local, rounds=1, dtype="float64"
+    )
+    torch_loss = {
+        "mse": functional.mse_loss,
+        "mae": functional.l1_loss,
+        "huber": functional.huber_loss,
+    }
+    start = prepare(problem).module(prepare(problem).start)
+    x, y = torch.tensor(FEATURES).double(), torch.tensor(NUMBERS).double()
+    gradients = []
+    for n in range(len(USERS)):
+        own = torch.tensor(n == OWNERS)
+        start.zero_grad()
+        torch_loss[name](start(x[own]).squeeze(1), y[own]).backward()
+        gradients.append(torch.cat([p.grad.flatten() for p in start.parameters()]))
+    before = torch.cat([p.detach().flatten() for p in start.parameters()])
+    expected = before - 0.1 * torch.stack(gradients).mean(0)
+    np.testing.assert_allclose(result.model, expected.numpy(), rtol=0, atol=1e-12)
+
+
+def test_losses_equal_those_of_pytorch():
+    outputs, numbers = torch.randn(5, 3, dtype=torch.float64), torch.rand(5, 3, dtype=torch.float64)
+    classes = torch.tensor([0, 1, 2, 1, 0])
+    pairs = {
+        "mse": functional.mse_loss(outputs, numbers, reduction="none").mean(1),
+        "mae": functional.l1_loss(outputs, numbers, reduction="none").mean(1),
+        "huber": functional.huber_loss(outputs, numbers, reduction="none").mean(1),
+        "bce": functional.binary_cross_entropy_with_logits(outputs, numbers, reduction="none").mean(
+            1
+        ),
+    }
+    for name, expected in pairs.items():
+        torch.testing.assert_close(LOSSES[name](outputs, numbers), expected)
+    torch.testing.assert_close(
+        LOSSES["cross_entropy"](outputs, classes),
+        functional.cross_entropy(outputs, classes, reduction="none"),
+    )
+
+
+def test_next_token_loss_ignores_padding_and_the_last_output():
+    logits = torch.randn(2, 4, 7, dtype=torch.float64)
+    tokens, mask = torch.randint(7, (2, 4)), torch.tensor([[True] * 4, [True, True, False, False]])
+    expected = [
+        functional.cross_entropy(logits[0, :3], tokens[0, 1:]),
+        functional.cross_entropy(logits[1, :1], tokens[1, 1:2]),
+    ]
+    torch.testing.assert_close(LOSSES["next_token"](logits, tokens, mask), torch.stack(expected))
+
+
+def test_text_labels_are_encoded_in_sorted_order_and_kept():
+    task = prepare(regression(target="kind", loss="cross_entropy", model=linear(3)))
+    codes = np.searchsorted(["cat", "dog", "eel"], CLASSES)
+    np.testing.assert_array_equal(task._train.target.numpy(), codes)
+    np.testing.assert_allclose(task.population.class_shares.sum(1), 1)
+
+
+def test_text_with_two_values_is_a_binary_target():
+    binary = columns() | {"answer": np.where(NUMBERS > 1, "yes", "no").tolist()}
+    task = prepare(regression(binary, target="answer", loss="bce"))
+    np.testing.assert_array_equal(task._train.target.numpy(), (NUMBERS > 1).astype(float))
+    evaluation = task.evaluate(torch.zeros(4, dtype=torch.float64))
+    assert evaluation.metrics["train_accuracy"] == pytest.approx((NUMBERS <= 1).mean())
+
+
+def test_several_targets_and_a_built_in_network():
+    problem = regression(target=["number", "a"], model="logistic")
+    task = prepare(problem)
+    assert task.layout.shapes["1.weight"] == (2, 3)
+
+
+def test_several_inputs_reach_forward_in_order_or_by_name():
+    class Ratings(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.users, self.items = nn.Embedding(4, 2), nn.Embedding(5, 2)
+
+        def forward(self, user, item):
+            return (self.users(user) * self.items(item)).sum(1)
+
+    rows = {
+        "u": RNG.integers(0, 4, 60),
+        "i": RNG.integers(0, 5, 60),
+        "stars": RNG.normal(size=60),
+        "user": np.arange(60) % 3,
+    }
+    shared = {"train": rows, "target": "stars", "clients": "user", "model": Ratings, "loss": "mse"}
+    by_name = run(Supervised(inputs={"item": "i", "user": "u"}, **shared))
+    in_order = run(Supervised(inputs={"user": "u", "item": "i"}, **shared))
+    np.testing.assert_allclose(by_name.model, in_order.model, rtol=1e-5)
+
+
+def test_sequences_of_different_lengths_reach_the_network_and_the_loss_with_a_mask():
+    lengths = RNG.integers(1, 6, 40)
+    tokens = [RNG.integers(1, 9, size).tolist() for size in lengths]
+    seen = []
+
+    class Mean(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embedding = nn.Embedding(9, 3)
+
+        def forward(self, tokens, mask):
+            embedded = self.embedding(tokens) * mask.unsqueeze(-1)
+            return embedded.sum(1) / mask.sum(1, keepdim=True)
+
+    def loss(outputs, target, mask):
+        seen.append(mask)
+        return functional.cross_entropy(outputs, target, reduction="none")
+
+    rows = {"text": tokens, "label": RNG.integers(0, 3, 40), "who": np.arange(40) % 4}
+    problem = Supervised(
+        train=rows, inputs="text", target="label", clients="who", model=Mean, loss=loss, metrics={}
+    )
+    task = prepare(problem)
+    weights = task.layout.unflatten(task.start)["embedding.weight"]
+    expected = [
+        functional.cross_entropy(weights[t].mean(0)[None], torch.tensor(label)[None])
+        for t, label in zip(tokens, rows["label"], strict=True)
+    ]
+    actual = task.evaluate(task.start).metrics["train_loss"]
+    assert actual == pytest.approx(float(torch.stack(expected).mean()))
+    assert seen[0].shape == (2, 5)
+    assert np.isfinite(run(problem, local=LOCAL).model).all()
+
+
+def test_a_target_is_the_first_input_where_none_is_named():
+    problem = regression(target=None, model=linear(3))
+    task = prepare(problem)
+    torch.testing.assert_close(task._train.target, task._train.inputs[0])
+
+
+def test_numeric_targets_are_partitioned_by_quantile():
+    problem = regression(clients=10, partition=ft.problems.MajorityClass(similarity=0.0))
+    task = prepare(problem)
+    order = np.argsort(NUMBERS)
+    for n in range(10):
+        held = task.shards.locate(np.array([n]), np.arange(task.population.samples[n])[None])[0]
+        ranks = np.flatnonzero(np.isin(order, held))
+        assert ranks.max() - ranks.min() < ROWS / 10 + 1
+
+
+def test_test_parts_of_clients_are_measured_on_their_own_samples():
+    rows, tests = pd.DataFrame(columns()), pd.DataFrame(columns()).iloc[50:170]
+    result = run(regression(rows, test=tests, metrics=["mae"]), rounds=3)
+    weight, bias = result.model[:3], result.model[3]
+    errors = np.abs(FEATURES @ weight + bias - NUMBERS)[50:170]
+    owners = OWNERS[50:170]
+    expected = [errors[owners == n].mean() if (owners == n).any() else np.nan for n in range(12)]
+    np.testing.assert_allclose(result.clients["test_mae"].to_numpy(), expected, rtol=1e-4)
+    assert result.metrics["test_mae"][-1] == pytest.approx(errors.mean(), rel=1e-4)
+
+
+def test_samples_of_strangers_count_in_the_test_set_alone():
+    tests = pd.DataFrame(columns()).iloc[:20].assign(user="stranger")
+    task = prepare(regression(test=tests))
+    figures = task.evaluate(task.start)
+    assert np.isnan(figures.clients["test_loss"]).all()
+    assert np.isfinite(figures.metrics["test_loss"])
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    st.lists(st.integers(1, 20), min_size=1, max_size=8), st.floats(0.05, 0.9), st.integers(0, 9)
+)
+def test_held_out_samples_are_a_share_of_every_client_and_never_all(sizes, share, seed):
+    owners = np.repeat(np.arange(len(sizes)), sizes)
+    rows = {"x": np.arange(len(owners), dtype=np.float32)[:, None], "y": np.zeros(len(owners))}
+    problem = Supervised(
+        train={**rows, "client": owners}, test=share, model=linear(1, 1), loss="mse"
+    )
+    if all(min(round(share * m), m - 1) == 0 for m in sizes):
+        return  # nothing is held out
+    task = prepare(problem, seed=seed)
+    expected = [m - min(round(share * m), m - 1) for m in sizes]
+    assert task.population.samples.tolist() == expected
+    kept, held = (part.inputs[0].flatten().tolist() for part in (task._train, task._test))
+    assert sorted(kept + held) == list(range(len(owners)))
+    for value, owner in zip(held, task._data.test_owners, strict=True):
+        assert owners[int(value)] == owner
+    for n in range(len(sizes)):
+        own = task.shards.locate(np.array([n]), np.arange(expected[n])[None])[0]
+        assert {owners[int(kept[s])] for s in own} == {n}
+
+
+def test_metrics_say_whether_lower_is_better():
+    def bias(outputs, target):
+        return outputs.squeeze(-1) - target
+
+    metrics = {"mae": "mae", "bias": Metric(bias, lower_is_better=False)}
+    evaluation = prepare(regression(metrics=metrics)).evaluate(torch.zeros(4, dtype=torch.float64))
+    assert evaluation.lower_is_better == {"loss", "mae"}
+    assert evaluation.metrics["train_bias"] == pytest.approx(-NUMBERS.mean(), rel=1e-5)
+
+
+def test_uneven_classes_get_balanced_accuracy_and_recalls():
+    kinds = np.array(["common"] * 18 + ["rare"] * 2)
+    rows = {"x": np.zeros((20, 1)), "y": kinds.tolist(), "client": np.arange(20) % 2}
+    problem = Supervised(train=rows, test=rows, model=linear(2, 1))
+    task = prepare(problem)
+    always_common = torch.tensor([0.0, 0.0, 1.0, 0.0], dtype=torch.float64)
+    metrics = task.evaluate(always_common).metrics
+    assert metrics["test_accuracy"] == pytest.approx(0.9)
+    assert metrics["test_balanced_accuracy"] == pytest.approx(0.5)
+    assert (metrics["test_recall_common"], metrics["test_recall_rare"]) == (1.0, 0.0)
+
+
+def test_the_given_network_is_copied_and_its_parameters_are_the_start():
+    net = nn.Linear(3, 1)
+    before = torch.cat([p.detach().flatten() for p in net.parameters()])
+    result = run(regression(model=net), record_iterates=True)
+    np.testing.assert_array_equal(result.iterates[0], before.numpy())
+    torch.testing.assert_close(torch.cat([p.flatten() for p in net.parameters()]), before)
+
+
+def test_uint8_images_are_standardised_and_other_integers_stay():
+    images = RNG.integers(0, 256, (20, 1, 4, 4), dtype=np.uint8)
+    rows = {"x": images, "y": np.arange(20) % 2, "client": np.arange(20) % 2}
+    task = prepare(Supervised(train=rows, model="logistic"))
+    torch.testing.assert_close(task._train.inputs[0], torch.tensor(images).double() / 255 * 2 - 1)
+    task = prepare(Supervised(train=rows, model="logistic", normalise=(0.0, 1.0)))
+    torch.testing.assert_close(task._train.inputs[0], torch.tensor(images).double() / 255)
+
+
+WRONG = {
+    "unknown-column": ({"inputs": ["a", "z"]}, "inputs: .*'z'"),
+    "text-input": ({"inputs": "kind"}, "inputs: .*text"),
+    "text-for-numbers": ({"target": "kind"}, "target: .*text.*cross_entropy"),
+    "numbers-for-classes": ({"loss": "cross_entropy"}, "target: .*for numbers a loss"),
+    "wrong-width": (
+        {"target": "kind", "loss": "cross_entropy", "model": linear(2)},
+        r"model: .*\(2, 3\), got \(2, 2\); set the last layer's width to 3",
+    ),
+    "unknown-loss": ({"loss": "mes"}, "loss: unknown 'mes'; did you mean 'mse'"),
+    "loss-not-per-sample": (
+        {"loss": lambda z, y: ((z.squeeze(1) - y) ** 2).mean()},
+        r"loss: .*one number per sample, shape \(2,\)",
+    ),
+    "loss-that-fails": ({"loss": lambda z, y: z @ z}, "loss: it fails on outputs of shape"),
+    "unknown-metric": ({"metrics": ["may"]}, "metrics: unknown 'may'"),
+    "no-partition": ({"clients": 5}, "partition: missing"),
+    "two-divisions": ({"partition": Iid()}, "clients: a column needs no partition"),
+    "too-many-clients": ({"clients": 999, "partition": Iid()}, "clients: 999 clients for 240"),
+    "share-out-of-range": ({"test": 1.5}, "test: 1.5"),
+    "model-is-no-network": ({"model": 3}, "model: 3 is not a network"),
+    "factory-without-network": ({"model": lambda: 3}, "model: .*returns a int"),
+    "clients-not-names": (
+        {"train": lists(), "clients": "list"},
+        "clients: column 'list' holds lists",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_what_does_not_fit_is_refused_with_the_field(case):
+    fields, pattern = WRONG[case]
+    with pytest.raises(InvalidInputError, match=f"^{pattern}"):
+        prepare(regression(**fields))
+
+
+def test_missing_clients_are_refused_with_their_number():
+    users = columns()["user"]
+    users[3] = users[7] = None
+    with pytest.raises(InvalidInputError, match=r"^clients: .*2 of 240 values are missing.*row 3"):
+        prepare(regression(columns() | {"user": users}))
+
+
+def test_numbers_that_are_not_finite_are_refused_with_their_row():
+    a = columns()["a"].copy()
+    a[5] = np.inf
+    with pytest.raises(InvalidInputError, match=r"^inputs: column 'a' .*row 5"):
+        prepare(regression(columns() | {"a": a}))
+
+
+def test_classes_that_training_lacks_are_refused():
+    tests = pd.DataFrame(columns()).assign(kind="fox")
+    with pytest.raises(InvalidInputError, match=r"^target: .*fox"):
+        prepare(regression(test=tests, target="kind", loss="cross_entropy", model=linear(3)))
+
+
+def test_a_shared_pool_serves_more_clients_than_samples():
+    problem = regression(clients=1000, partition=SharedPool(samples=5))
+    assert prepare(problem).population.clients == 1000
+
+
+def test_class_shares_follow_a_dirichlet_partition_of_a_table():
+    problem = regression(
+        target="kind", loss="cross_entropy", model=linear(3), clients=8, partition=Dirichlet(0.3)
+    )
+    shares = prepare(problem).population.class_shares
+    assert shares.shape == (8, 3)
+
+
+def test_the_fingerprint_follows_the_content_and_not_the_source(tmp_path):
+    same = {regression(SOURCES[kind](tmp_path)).fingerprint() for kind in SOURCES if kind != "csv"}
+    assert len(same) == 1
+    changed = columns() | {"number": np.where(np.arange(ROWS) == 9, 0, NUMBERS)}
+    assert regression(changed).fingerprint() not in same
+    moved = columns() | {"user": np.roll(USERS[OWNERS], 1).tolist()}
+    assert regression(moved).fingerprint() not in same

@@ -1,0 +1,379 @@
+"""A resumed run notices that its data, the files it reads or the code it imports have changed."""
+
+import json
+import logging
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+import torch
+import yaml
+from torch import nn
+from typer.testing import CliRunner
+
+import fedtide as ft
+from fedtide import content_hash
+from fedtide.cli.main import app
+from fedtide.content_hash import describe, fingerprint, hash_once, is_data
+from fedtide.errors import InvalidInputError
+from fedtide.sweep import Sweep, run_sweep
+
+# Hashes of content.
+
+
+def frame(values, names=("x", "y")):
+    return pl.DataFrame({name: [*values, None] for name in names})
+
+
+class Samples(torch.utils.data.Dataset):
+    def __init__(self, x):
+        self.x = x
+
+    def __len__(self):
+        return len(self.x)
+
+    def __getitem__(self, i):
+        return {"x": torch.tensor(self.x[i]), "tokens": [1, 2][: i % 2 + 1], "y": i}
+
+
+def network(x):
+    net = nn.Sequential(nn.Linear(len(x), 2), nn.BatchNorm1d(2))
+    for parameter in net.parameters():
+        nn.init.ones_(parameter)
+    net[0].weight.data[0] = torch.tensor(x)
+    return net
+
+
+def hugging_face(x):
+    from datasets import Dataset
+
+    return Dataset.from_dict({"x": x, "y": list(range(len(x)))})
+
+
+def pandas(x):
+    import pandas as pd
+
+    return pd.DataFrame({"x": x, "word": list(map(str, x)), "list": [[v] for v in x]})
+
+
+KINDS = {
+    "NumPy": np.array,
+    "integers": lambda x: np.array(x).astype(np.int16),
+    "objects": lambda x: np.array([str(v) for v in x], dtype=object),
+    "words": lambda x: np.array([str(v) for v in x]),
+    "times": lambda x: np.array(x).astype("datetime64[s]"),
+    "tensor": torch.tensor,
+    "bfloat16": lambda x: torch.tensor(x, dtype=torch.bfloat16),
+    "columns": lambda x: {"x": np.array(x), "tokens": [[1]] * len(x)},
+    "Polars": frame,
+    "Polars column": pl.Series,
+    "Arrow": lambda x: frame(x).to_arrow(),
+    "pandas": pandas,
+    "pandas column": lambda x: pandas(x)["x"],
+    "Hugging Face": hugging_face,
+    "PyTorch": Samples,
+    "tensors": lambda x: torch.utils.data.TensorDataset(torch.tensor(x), torch.zeros(len(x))),
+    "network": network,
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_fingerprint_is_a_function_of_the_content(kind):
+    make = KINDS[kind]
+    x = [1.0, 2.0, 300.0]
+    assert is_data(make(x))
+    assert fingerprint(make(x)) == fingerprint(make([*x]))
+    others = [make(y) for y in ([1.0, 2.0, 400.0], [2.0, 1.0, 300.0], [1.0, 2.0])]
+    assert len({fingerprint(thing) for thing in (make(x), *others)}) == 4
+
+
+def test_types_and_names_belong_to_the_content():
+    things = [
+        np.zeros(2),
+        np.zeros(2, dtype=np.float32),
+        np.zeros((2, 1)),
+        torch.zeros(2),
+        {"x": np.zeros(2)},
+        {"y": np.zeros(2)},
+        {"x": np.zeros(2), "y": np.zeros(2)},
+        {"x": np.array([0.0, 0.0]), "y": [0, 0]},
+        frame([0]),
+        frame([0], ("x", "z")),
+        frame([0.0]),
+    ]
+    assert len({fingerprint(thing) for thing in things}) == len(things)
+
+
+def test_slices_and_chunks_of_tables_do_not_matter():
+    whole = frame(range(10))
+    parts = pl.concat([frame(range(10))[:4], frame(range(10))[4:]], rechunk=False)
+    assert fingerprint(parts) == fingerprint(whole)
+    assert fingerprint(whole[2:5]) == fingerprint(pl.DataFrame({"x": [2, 3, 4], "y": [2, 3, 4]}))
+    array = np.arange(20.0).reshape(4, 5)
+    assert fingerprint(array[:, ::2]) == fingerprint(array[:, ::2].copy())
+
+
+def test_frozen_parameters_and_buffers_belong_to_a_network():
+    plain, frozen, warm = (network([1.0]) for _ in range(3))
+    frozen[0].bias.requires_grad_(False)
+    warm(torch.ones(3, 1))
+    assert len({fingerprint(net) for net in (plain, frozen, warm)}) == 3
+
+
+def test_what_is_not_data_is_not_described():
+    for thing in (None, 3, "x", [1, 2], [[1.0]], {}, {"a": 1}, {"a": [1]}, np.zeros(3), Samples):
+        assert describe(thing) is None
+    about = describe(network([1.0, 2.0]))
+    assert (about["in_memory"], "Linear" in about["structure"]) == (
+        "torch.nn.modules.container:Sequential",
+        True,
+    )
+    assert describe(pandas([1.0, 2.0]))["rows"] == describe({"x": np.zeros((2, 3))})["rows"] == 2
+
+
+def test_what_cannot_be_hashed_is_refused_in_a_sentence():
+    class Bad(Samples):
+        def __getitem__(self, i):
+            return object()
+
+    class Endless(torch.utils.data.IterableDataset):
+        def __iter__(self):
+            return iter(())
+
+    for thing in (Bad([1]), Endless(), np.array([object()])):
+        with pytest.raises(InvalidInputError, match=r"^out: a \w+ object has no .*; "):
+            fingerprint(thing)
+
+
+def test_within_a_call_each_object_is_hashed_once(monkeypatch):
+    hashed = []
+    original = content_hash._hash_array
+    monkeypatch.setitem(
+        content_hash._HASHERS, "numpy.ndarray", lambda d, a: (hashed.append(a), original(d, a))
+    )
+    array = np.zeros(3)
+    with hash_once():
+        first = [fingerprint(array) for _ in range(3)]
+        with hash_once():
+            fingerprint(array)
+    assert len(hashed) == 1
+    array[0] = 1.0
+    assert fingerprint(array) not in first
+
+
+# Runs.
+
+DIGITS = {"type": "classification", "clients": 4, "partition": "iid", "model": "logistic"}
+
+
+def write_data(folder, values, width=6):
+    """Write a data set of 40 samples; return its folder."""
+    folder.mkdir(exist_ok=True)
+    rng = np.random.default_rng(0)
+    images = (rng.normal(size=(40, width)) * values).tolist()
+    for split in ("train", "test"):
+        table = pl.DataFrame({"image": images, "label": [0, 1] * 20})
+        table.write_parquet(folder / f"{split}.parquet")
+    return str(folder)
+
+
+def test_changed_data_are_refused(regression, killed_at, results, tmp_path, caplog):
+    data = tmp_path / "data"
+    fields = regression | {"problem": DIGITS | {"dataset": write_data(data, 1.0)}}
+    killed_at(7, fields, tmp_path / "run")
+    write_data(data, 2.0)
+    before = {p: p.read_bytes() for p in (tmp_path / "run").rglob("*") if p.is_file()}
+    with pytest.raises(ft.InvalidInputError, match=r"^resume: .* of the data of the problem;"):
+        ft.simulate(**fields, out=tmp_path / "run", resume=True)
+    assert {p: p.read_bytes() for p in (tmp_path / "run").rglob("*") if p.is_file()} == before
+    with caplog.at_level(logging.WARNING, "fedtide"):
+        ft.simulate(**fields, out=tmp_path / "run", resume="force")
+    assert "version of the data of the problem; continuing nevertheless" in caplog.text
+    written = json.loads((tmp_path / "run" / "fingerprints.json").read_text())
+    assert written["data"] != written["earlier"][0]["data"]
+    ft.simulate(**fields, out=tmp_path / "run", resume=True)
+
+
+def test_the_path_and_the_time_of_data_do_not_matter(regression, killed_at, tmp_path):
+    fields = regression | {"problem": DIGITS | {"dataset": write_data(tmp_path / "data", 1.0)}}
+    killed_at(7, fields, tmp_path / "run")
+    for name in ("train", "test"):  # the same rows in a file written differently
+        file = tmp_path / "data" / f"{name}.parquet"
+        pl.read_parquet(file).write_parquet(file, compression="uncompressed")
+    ft.simulate(**fields, out=tmp_path / "run", resume=True)
+
+
+@pytest.mark.parametrize("finished", [False, True])
+def test_another_width_is_a_sentence(finished, regression, killed_at, tmp_path):
+    data = tmp_path / "data"
+    fields = regression | {"problem": DIGITS | {"dataset": write_data(data, 1.0)}}
+    if finished:
+        ft.simulate(**fields, out=tmp_path / "run")
+    else:
+        killed_at(7, fields, tmp_path / "run")
+    write_data(data, 1.0, width=9)
+    expected = r"^resume: .* has 14 parameters, and this one 20; "
+    with pytest.raises(ft.InvalidInputError, match=expected):
+        ft.simulate(**fields, out=tmp_path / "run", resume="force")
+    (tmp_path / "run" / "fingerprints.json").unlink()  # as an earlier version left it
+    with pytest.raises(ft.InvalidInputError, match=expected):
+        ft.simulate(**fields, out=tmp_path / "run", resume=True)
+
+
+def test_another_number_of_clients_is_a_sentence(regression, killed_at, tmp_path):
+    @dataclass(frozen=True)
+    class Problem(ft.problems.Problem):
+        def prepare(self, seed, device, dtype):
+            n = self.count
+            return ft.problems.Regression(n, 60, 3, 2).prepare(seed, device, dtype)
+
+    Problem.__module__, Problem.count = __name__, 6
+    globals()["Problem"], Problem.__qualname__ = Problem, "Problem"
+    fields = regression | {"problem": Problem()}
+    killed_at(7, fields, tmp_path / "run")
+    Problem.count = 5
+    clear()
+    with pytest.raises(ft.InvalidInputError, match=r"^resume: .* has 6 clients, and this one 5; "):
+        ft.simulate(**fields, out=tmp_path / "run", resume=True)
+
+
+def clear():
+    from fedtide.simulation.task_cache import clear_task_cache
+
+    clear_task_cache()
+
+
+def test_folders_without_fingerprints_are_continued(regression, killed_at, tmp_path, caplog):
+    killed_at(7, regression, tmp_path / "run")
+    (tmp_path / "run" / "fingerprints.json").unlink()
+    with caplog.at_level(logging.WARNING, "fedtide"):
+        ft.simulate(**regression, out=tmp_path / "run", resume=True)
+    assert f"{tmp_path / 'run'} has no fingerprints" in caplog.text
+
+
+def test_changed_files_of_the_participation_are_refused(regression, killed_at, tmp_path):
+    log = tmp_path / "log.csv"
+    log.write_text("round,client\n" + "".join(f"{t},{t % 3}\n" for t in range(12)))
+    fields = regression | {"participation": {"type": "replay", "log": str(log)}}
+    killed_at(7, fields, tmp_path / "run")
+    log.write_text("round,client\n" + "".join(f"{t},{t % 2}\n" for t in range(12)))
+    with pytest.raises(ft.InvalidInputError, match=r"version of the file of participation\.log; "):
+        ft.simulate(**fields, out=tmp_path / "run", resume=True)
+
+
+# Code.
+
+METHOD = """
+from dataclasses import dataclass
+from pathlib import Path
+
+import fedtide as ft
+
+
+@dataclass(frozen=True)
+class Own(ft.algorithms.FedAvg):
+    pass
+
+
+def net():
+    from torch import nn
+
+    return nn.Sequential(nn.Flatten(), nn.Linear(6, 2))
+"""
+
+
+@pytest.fixture
+def own(tmp_path, monkeypatch):
+    """Return the file of a module of one's own in the working directory."""
+    file = tmp_path / f"code_{tmp_path.name}.py"
+    file.write_text(METHOD)
+    monkeypatch.chdir(tmp_path)
+    return file
+
+
+@pytest.mark.parametrize("what", ["method", "model"])
+def test_changed_code_is_refused(what, own, regression, killed_at, tmp_path):
+    data = write_data(tmp_path / "data", 1.0)
+    changes = {
+        "method": {"algorithm": f"{own.stem}:Own"},
+        "model": {"problem": DIGITS | {"dataset": data, "model": f"{own.stem}:net"}},
+    }
+    fields = regression | changes[what]
+    killed_at(7, fields, tmp_path / "run")
+    written = json.loads((tmp_path / "run" / "fingerprints.json").read_text())
+    assert list(written["code"]) == [own.stem]
+    own.write_text(METHOD + "# changed\n")
+    with pytest.raises(ft.InvalidInputError, match=rf"version of the code of {own.stem}; restore"):
+        ft.simulate(**fields, out=tmp_path / "run", resume=True)
+    own.write_text(METHOD)
+    ft.simulate(**fields, out=tmp_path / "run", resume=True)
+
+
+def test_the_commands_refuse_changed_code_and_can_be_forced(own, regression):
+    file = own.with_name("own.yaml")
+    file.write_text(yaml.safe_dump(regression | {"algorithm": f"{own.stem}:Own", "rounds": 2}))
+    swept = own.with_name("swept.yaml")
+    swept.write_text(yaml.safe_dump(yaml.safe_load(file.read_text()) | {"seeds": [1, 2]}))
+
+    def fedtide(*arguments):
+        done = CliRunner().invoke(app, [*arguments, "--workers", "1"])
+        return done.exit_code, str(done.exception)
+
+    ft.run(file, out="runs/own")
+    assert fedtide("sweep", str(swept))[0] == 0
+    own.write_text(METHOD + "# changed\n")
+    for arguments in (["run", str(file), "--resume"], ["sweep", str(swept)]):
+        code, error = fedtide(*arguments)
+        assert code != 0
+        assert f"the code of {own.stem}; restore it" in error
+    assert fedtide("sweep", str(swept), "--force-resume")[0] == 0
+
+
+def test_a_sweep_hashes_the_data_once(regression, tmp_path, monkeypatch):
+    hashed = []
+    original = content_hash._hash_arrow
+    monkeypatch.setattr(
+        content_hash, "_hash_arrow", lambda d, table: (hashed.append(table), original(d, table))
+    )
+    log = pl.DataFrame({"round": [*range(12)], "client": [0] * 12})
+    participation = ft.participation.Replay(log=log)
+    plain = regression | {"participation": participation, "rounds": 2}
+    sweep = Sweep.from_dict({k: v for k, v in plain.items() if k != "seed"} | {"seeds": [1, 2, 3]})
+    run_sweep(
+        Sweep(sweep.name, sweep.runs, sweep.configurations, sweep.seeds, None, {}),
+        tmp_path / "sweep",
+        workers=1,
+    )
+    assert len(hashed) == 1
+
+
+# Damaged summaries, and names that would leave the folder.
+
+
+def test_a_broken_summary_is_a_sentence(regression, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("e.yaml").write_text(yaml.safe_dump(regression))
+    ft.run("e.yaml", out="run")
+    for content in ('{"rounds": 12, "metr', "", "[]", "{}", "3", "\x00"):
+        Path("run/summary.json").write_text(content)
+        done = CliRunner().invoke(app, ["run", "e.yaml", "--out", "run", "--resume"])
+        assert isinstance(done.exception, InvalidInputError)
+        assert re.match(r"out: run.*summary\.json.*; start again", str(done.exception))
+        if content != "{}":
+            with pytest.raises(InvalidInputError, match=r"^out: run has a summary\.json that"):
+                ft.run("e.yaml", out="run", resume=True)
+
+
+@pytest.mark.parametrize("name", ["../../evil", "..", ".", "a/b", "/a", "a\\b", ".a", " ", ""])
+@pytest.mark.parametrize("command", ["run", "sweep"])
+def test_names_do_not_lead_out_of_the_folder(command, name, regression, tmp_path, monkeypatch):
+    (tmp_path / "below" / "here").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "below" / "here")
+    Path("e.yaml").write_text(yaml.safe_dump(regression | {"name": name, "seeds": [1]}))
+    done = CliRunner().invoke(app, [command, "e.yaml"])
+    assert isinstance(done.exception, InvalidInputError)
+    assert str(done.exception).startswith(f"name: {name!r} cannot be a folder name; ")
+    assert [p.name for p in tmp_path.rglob("*") if p.is_file()] == ["e.yaml"]

@@ -1,0 +1,388 @@
+"""A class of one's own has an identity: its import path, in files, resumes and comparisons."""
+
+import textwrap
+from dataclasses import dataclass
+
+import numpy as np
+import polars as pl
+import pytest
+import torch
+import yaml
+from torch import nn
+from typer.testing import CliRunner
+
+import fedtide as ft
+from fedtide.cli.main import app
+from fedtide.problems import Partition, Problem
+from fedtide.problems.models import Model, resolve_model
+from fedtide.report.comparison import compare_runs
+from fedtide.report.loading import load_runs
+from fedtide.simulation.experiment import BUILDER
+from fedtide.training.lr_schedules import LearningRateSchedule
+from fedtide.training.projection import Projection
+
+OWN = """
+    from collections.abc import Sequence
+    from dataclasses import dataclass, replace
+
+    from torch import nn
+
+    import fedtide as ft
+    from fedtide.participation import Availability, Correlated, Dropout, Selection
+    from fedtide.problems.models import Model
+    from fedtide.training.lr_schedules import LearningRateSchedule
+    from fedtide.training.projection import Box
+
+
+    @dataclass(frozen=True)
+    class Scaled(ft.algorithms.FedAvg):
+        factors: Sequence[float] = (1.0,)
+
+        def step(self, state, lr):
+            before = state.model
+            state, info = super().step(state, lr)
+            return replace(state, model=before + self.factors[0] * info.direction), info
+
+
+    @dataclass(frozen=True)
+    class Other(Scaled):
+        pass
+
+
+    @dataclass(frozen=True)
+    class Everyone(ft.participation.Full):
+        pass
+
+
+    @dataclass(frozen=True)
+    class First(ft.participation.UniformOf):
+        pass
+
+
+    @dataclass(frozen=True)
+    class Lost(ft.participation.RandomDropout):
+        pass
+
+
+    @dataclass(frozen=True)
+    class Small(ft.problems.Regression):
+        pass
+
+
+    @dataclass(frozen=True)
+    class Blocks(ft.problems.Iid):
+        pass
+
+
+    @dataclass(frozen=True)
+    class Halves(LearningRateSchedule):
+        every: int = 1
+
+        def factor(self, t):
+            return 0.5 ** (t // self.every)
+
+
+    @dataclass(frozen=True)
+    class Unit(Box):
+        low: float = -1.0
+        high: float = 1.0
+
+
+    @dataclass(frozen=True)
+    class Rates(Correlated):
+        pass
+
+
+    @dataclass(frozen=True)
+    class Wide(Model):
+        width: int = 3
+
+        def build(self, shape, classes):
+            layers = (nn.Linear(64, self.width), nn.Linear(self.width, classes))
+            return nn.Sequential(nn.Flatten(), *layers)
+
+
+    def net(width):
+        return nn.Sequential(nn.Flatten(), nn.Linear(64, width), nn.Linear(width, 10))
+
+
+    class Plain(ft.algorithms.FedAvg):
+        pass
+
+
+    @dataclass(frozen=True)
+    class Unfinished(ft.algorithms.Algorithm):
+        pass
+
+
+    @dataclass(frozen=True)
+    class Picky(ft.algorithms.FedAvg):
+        def __post_init__(self):
+            raise RuntimeError("not today")
+
+
+    number = 3
+"""
+
+
+@pytest.fixture
+def own(tmp_path, monkeypatch):
+    """Return the path of a module of one's own in the working directory."""
+    name = f"own_{tmp_path.name.translate(str.maketrans('-[]', '___'))}"
+    file = tmp_path / f"{name}.py"
+    file.write_text(textwrap.dedent(OWN))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    return file
+
+
+@pytest.mark.parametrize(
+    ("base", "name", "values"),
+    [
+        (ft.algorithms.Algorithm, "Scaled", {"server_lr": 0.5, "factors": [2.0]}),
+        (ft.participation.Availability, "Everyone", {}),
+        (ft.participation.Selection, "First", {"size": 2}),
+        (ft.participation.Dropout, "Lost", {"probability": 0.1}),
+        (ft.participation.Correlated, "Rates", {"alpha": 0.2}),
+        (Problem, "Small", {"clients": 4}),
+        (Partition, "Blocks", {}),
+        (LearningRateSchedule, "Halves", {"every": 3}),
+        (Projection, "Unit", {}),
+        (ft.LocalTraining, "", {}),
+    ],
+)
+def test_an_import_path_stands_wherever_a_type_does(base, name, values, own):
+    """It is built, written, and built again; without values, the path alone is enough."""
+    path = f"{own.stem}:{name}" if name else "fedtide.training.local_training:LocalTraining"
+    thing = BUILDER.build(base, {"type": path, **values} if name else {"type": path, "steps": 2})
+    assert isinstance(thing, base)
+    assert type(thing).__name__ == name or not name
+    plain = yaml.safe_load(yaml.safe_dump(BUILDER.to_dict(thing)))
+    assert plain.get("type") == (path if name else None)
+    assert plain.items() >= values.items()
+    assert BUILDER.build(base, plain) == thing
+    if name and not values:
+        assert BUILDER.build(base, path) == thing
+
+
+@pytest.mark.parametrize(
+    ("name", "complaint"),
+    [
+        ("Nobody", "here.type: '{}:Nobody' cannot be imported (AttributeError"),
+        ("Everyone", "here.type: '{}:Everyone' is not a dataclass derived from Algorithm; "),
+        ("number", "here.type: '{}:number' is not a dataclass derived from Algorithm; "),
+        ("Unfinished", "here: Unfinished cannot be created (TypeError: Can't instantiate"),
+        ("Picky", "here: Picky cannot be created (RuntimeError: not today); "),
+    ],
+)
+def test_what_is_at_the_import_path_must_fit(name, complaint, own):
+    with pytest.raises(ft.InvalidInputError) as error:
+        BUILDER.build(ft.algorithms.Algorithm, f"{own.stem}:{name}", "here")
+    assert str(error.value).startswith(complaint.format(own.stem))
+
+
+def test_fields_of_an_imported_class_are_checked_like_those_of_others(own):
+    given = {"type": f"{own.stem}:Scaled", "factor": [2.0]}
+    with pytest.raises(ft.InvalidInputError, match=r"^here\.factor: .* did you mean 'factors'"):
+        BUILDER.build(ft.algorithms.Algorithm, given, "here")
+
+
+def test_models_by_import_path_take_their_parameters_directly(own):
+    for given in (
+        {"type": f"{own.stem}:net", "width": 7},
+        {"type": f"{own.stem}:Wide", "width": 7},
+    ):
+        assert resolve_model(given).build((1, 8, 8), 10)[1].out_features == 7
+    module = __import__(own.stem)
+    assert issubclass(module.Wide, Model)
+    plain = BUILDER.to_dict(
+        ft.problems.Classification("digits", ft.problems.Iid(), 5, model=module.Wide(width=4))
+    )
+    assert plain["model"] == {"type": f"{own.stem}:Wide", "width": 4}
+    assert resolve_model(plain["model"]).build((1, 8, 8), 10)[1].out_features == 4
+
+
+# A method of one's own in runs, sweeps and comparisons.
+
+
+def sweep_file(own, regression):
+    methods = {
+        "plain": {"algorithm": "fedavg"},
+        "half": {"algorithm": {"type": f"{own.stem}:Scaled", "factors": [0.5]}},
+        "other": {"algorithm": {"type": f"{own.stem}:Other", "factors": [0.5]}},
+    }
+    del regression["algorithm"]
+    plain = regression | {"rounds": 4, "methods": methods, "seeds": [1, 2]}
+    own.with_name("sweep.yaml").write_text(yaml.safe_dump(plain))
+    return "sweep.yaml"
+
+
+def fedtide(*arguments):
+    done = CliRunner().invoke(app, arguments)
+    return done.exit_code, str(done.exception or done.output)
+
+
+def test_a_method_of_ones_own_is_swept_from_a_file_and_resumed(own, regression):
+    file = sweep_file(own, regression)
+    assert fedtide("sweep", file, "--workers", "1")[0] == 0
+    out = own.parent / "runs" / "sweep"
+    frame = pl.read_parquet(out / "results.parquet")
+    assert frame["status"].to_list() == ["done"] * 6
+    loss = dict(frame.filter(pl.col("seed") == 1).select("method", "loss").iter_rows())
+    assert loss["half"] != loss["plain"]
+    assert loss["half"] == loss["other"]
+    before = {p: p.read_bytes() for p in out.rglob("*") if p.is_file()}
+    assert fedtide("sweep", file, "--workers", "1")[0] == 0
+    assert {p: p.read_bytes() for p in out.rglob("*") if p.is_file()} == before
+
+
+def test_two_classes_with_the_same_fields_are_two_rows(own, regression):
+    module = __import__(own.stem)
+    for number, algorithm in enumerate((module.Scaled(), module.Other(), module.Scaled())):
+        fields = regression | {"algorithm": algorithm, "rounds": 2, "seed": number}
+        ft.simulate(**fields, out=f"runs/{number}")
+    table = compare_runs(load_runs(["runs"]))
+    assert table["seeds"].to_list() == [2, 1]
+    assert all(name in row for name, row in zip(("Scaled", "Other"), table["method"], strict=True))
+
+
+def test_another_class_is_another_experiment(own, regression):
+    module = __import__(own.stem)
+    ft.simulate(**regression | {"algorithm": module.Scaled()}, out="run")
+    with pytest.raises(ft.InvalidInputError, match=r"^resume: .* experiment: algorithm\.type"):
+        ft.simulate(**regression | {"algorithm": module.Other()}, out="run", resume=True)
+
+
+def test_what_has_no_name_runs_in_memory_only(regression, tmp_path):
+    @dataclass(frozen=True)
+    class Local(ft.algorithms.FedAvg):
+        pass
+
+    @dataclass(frozen=True)
+    class Notebook(ft.algorithms.FedAvg):
+        pass
+
+    Notebook.__module__, Notebook.__qualname__ = "__main__", "Notebook"
+    for cls in (Local, Notebook):
+        ft.simulate(**regression | {"algorithm": cls()})
+        with pytest.raises(ft.InvalidInputError, match=rf"^out: .*{cls.__name__} of .* no import"):
+            ft.simulate(**regression | {"algorithm": cls()}, out=tmp_path / "run")
+        assert not (tmp_path / "run").exists()
+
+
+def test_functions_and_classes_are_written_by_name():
+    assert BUILDER.to_dict(torch.nn.functional.l1_loss) == "torch.nn.functional:l1_loss"
+    assert BUILDER.to_dict(nn.Linear) == "torch.nn.modules.linear:Linear"
+    with pytest.raises(ft.InvalidInputError, match=r"^out: .*<lambda> of .* has no import path; "):
+        BUILDER.to_dict(lambda outputs, target: 0)
+
+
+# Data in memory.
+
+
+LOG = pl.DataFrame({"round": [*range(12), 3], "client": [0] * 12 + [1]})
+
+
+def test_data_in_memory_are_described_and_recognised(regression, tmp_path):
+    def run(log, **how):
+        fields = regression | {"participation": ft.participation.Replay(log=log)}
+        return ft.simulate(**fields, out=tmp_path / "run", **how)
+
+    first = run(LOG)
+    written = yaml.safe_load((tmp_path / "run" / "experiment.yaml").read_text())
+    about = written["participation"]["log"]
+    assert {**about, "sha256": len(about["sha256"])} == {
+        "in_memory": "polars.DataFrame",
+        "rows": 13,
+        "sha256": 64,
+    }
+    assert run(LOG.clone(), resume=True).model.tobytes() == first.model.tobytes()
+    changed = LOG.with_columns(pl.Series("client", [0] * 11 + [2, 1]))
+    with pytest.raises(ft.InvalidInputError, match=r"participation\.log \(other content"):
+        run(changed, resume=True)
+    with pytest.raises(ft.InvalidInputError, match=r"^participation\.log: given in memory \(po"):
+        ft.run(tmp_path / "run" / "experiment.yaml")
+
+
+def test_runs_with_data_in_memory_have_weights_in_reports(regression, tmp_path):
+    from fedtide.report.weight_replay import history
+
+    fields = regression | {"participation": ft.participation.Replay(log=LOG)}
+    ft.simulate(**fields, out=tmp_path / "run")
+    (run,) = load_runs([tmp_path / "run"])
+    assert history(run).rounds.tolist() == [0, 1, 2, 3, 3, *range(4, 12)]
+
+
+def test_problems_with_data_in_memory_share_a_task_only_if_the_content_is_equal(monkeypatch):
+    """Long arrays have the same repr, and tables of pandas cannot be compared by ==."""
+    import pandas as pd
+
+    from fedtide.simulation import task_cache
+
+    prepared = []
+
+    @dataclass(frozen=True)
+    class Given(Problem):
+        data: object
+
+        def prepare(self, seed, device, dtype):
+            prepared.append(self)
+            return ft.problems.Quadratic([[[1.0]]], [[0.0]]).prepare(seed, device, dtype)
+
+    monkeypatch.setattr(task_cache, "_cached", [])
+
+    def net(x):
+        linear = nn.Linear(10_000, 1, bias=False)
+        linear.weight.data[0] = torch.from_numpy(x)
+        return linear
+
+    long = np.zeros(10_000)
+    for make in (
+        lambda x: x.copy(),
+        lambda x: pd.DataFrame({"x": x}),
+        lambda x: {"x": x.copy(), "y": x.copy()},
+        torch.from_numpy,
+        net,
+    ):
+        before = len(prepared)
+        changed = long.copy()
+        changed[5000] = 1.0
+        for x in (long, long.copy(), changed, changed):
+            task_cache.prepare_cached(Given(make(x.copy())), 0, "cpu", "float64")
+        assert len(prepared) == before + 2
+
+
+def test_data_that_change_in_place_are_prepared_again():
+    from fedtide.simulation.task_cache import prepare_cached
+
+    class Given(ft.problems.Quadratic):
+        pass
+
+    matrices = np.ones((1, 1, 1))
+    problem = Given(matrices, [[2.0]])
+    before = prepare_cached(problem, 0, "cpu", "float32")
+    matrices[:] = 3.0
+    after = prepare_cached(problem, 0, "cpu", "float32")
+    x = torch.zeros(1)
+    assert (before.evaluate(x).metrics["loss"], after.evaluate(x).metrics["loss"]) == (2.0, 6.0)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_problems_that_hold_data_are_compared_without_an_error(seed):
+    import pandas as pd
+
+    from fedtide.configurable import configurable
+
+    @configurable
+    class Given:
+        data: object
+
+    one, two = np.random.default_rng(seed).normal(size=(2, 3))
+    for make in (np.array, pd.Series, pl.Series, torch.tensor, list, lambda x: {"x": x, "y": x}):
+        assert Given(make(one)) == Given(make(one))
+        assert Given(make(one)) != Given(make(two))
+        assert Given(make(one)) != Given(make(one[:2]))
+    for make in (lambda x: pd.DataFrame({"x": x}), lambda x: pl.DataFrame({"x": x})):
+        same = make(one)
+        assert Given(same) == Given(same)
+        assert Given(same) != Given(make(two))

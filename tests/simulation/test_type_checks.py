@@ -1,0 +1,297 @@
+"""Constructors check the types of their arguments: the error names the field and what it takes."""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from fractions import Fraction
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import polars as pl
+import pytest
+import torch
+from numpy.typing import NDArray
+
+import fedtide as ft
+from fedtide import algorithms as a
+from fedtide import participation as p
+from fedtide import problems
+from fedtide.configurable import configurable
+from fedtide.participation import DROPOUTS, PROCESSES, RATES, SELECTIONS
+from fedtide.problems import PARTITIONS, PROBLEMS
+from fedtide.problems.models import MODEL_TYPES, Imported
+from fedtide.problems.partitions import FlwrInstance
+from fedtide.simulation.experiment import Checkpoints, Evaluate
+from fedtide.sweep import TwoStage
+from fedtide.training import PROJECTIONS, SCHEDULES
+
+TABLES = (
+    a.ALGORITHMS,
+    PROCESSES,
+    SELECTIONS,
+    DROPOUTS,
+    RATES,
+    PROBLEMS,
+    PARTITIONS,
+    SCHEDULES,
+    PROJECTIONS,
+    MODEL_TYPES,
+)
+CLASSES = [cls for table in TABLES for cls in table.values()]
+CLASSES += [ft.LocalTraining, Evaluate, Checkpoints, TwoStage, a.ClientSideMemory, FlwrInstance]
+
+QUADRATIC = problems.Quadratic([[[1.0]]], [[0.0]])
+
+VALID = {
+    a.WeightedFedAvg: {"rates": [0.5]},
+    a.FedProx: {"mu": 0.1},
+    a.AmplifiedScaffold: {"period": 5, "factor": 2.0},
+    a.Amplified: {"period": 5, "factor": 2.0},
+    a.WaitForAll: {"period": 5},
+    a.Switch: {"first": a.FedAvg(), "second": a.FedAU(), "at": 5},
+    a.Averaged: {"inner": a.FedAvg()},
+    a.ClientSideMemory: {"method": a.MIFA()},
+    p.Table: {"weights": [[0.5, 0.5]]},
+    p.Bernoulli: {"rates": 0.5},
+    p.Markov: {"rates": 0.5},
+    p.Cyclic: {"rates": 0.5},
+    p.GroupCycle: {"groups": 2, "rounds": 3},
+    p.Uniform: {"size": 2},
+    p.Permutation: {"size": 2},
+    p.Weighted: {"size": 2, "weights": [1.0, 2.0]},
+    p.SubsetLaw: {"subsets": [[0], [1]], "probabilities": [0.5, 0.5]},
+    p.Trace: {"file": "trace.csv", "round_seconds": 60.0},
+    p.Replay: {"log": "log.csv"},
+    p.UniformOf: {"size": 2},
+    p.PermutationOf: {"size": 2},
+    p.LongestAbsent: {"size": 2},
+    p.LeastServed: {"size": 2, "period": 3},
+    p.RandomDropout: {"probability": 0.5},
+    problems.Quadratic: {"matrices": [[[1.0]]], "centers": [[0.0]]},
+    problems.Classification: {"dataset": "digits", "partition": problems.Iid(), "clients": 3},
+    problems.Dirichlet: {"alpha": 0.1},
+    problems.MajorityClass: {"similarity": 0.1},
+    problems.SharedPool: {"samples": 3},
+    problems.Natural: {"column": "user"},
+    problems.Flwr: {"name": "IidPartitioner"},
+    FlwrInstance: {"partitioner": None},
+    ft.Ball: {"radius": 1.0},
+    ft.Box: {"low": 0.0, "high": 1.0},
+    ft.StepDecay: {"decay": 0.5},
+    ft.Piecewise: {"starts": [1], "factors": [0.1]},
+    ft.LocalTraining: {"steps": 1},
+    MODEL_TYPES["cnn"]: {"channels": [3]},
+    Imported: {"path": "torch.nn:Linear"},
+}
+"""Arguments of the classes that need some."""
+
+STRANGE = [
+    None,
+    True,
+    -1,
+    0,
+    10**30,
+    10**400,
+    2.5,
+    float("nan"),
+    1j,
+    "",
+    "0.1",
+    "fedavg",
+    "a\nb",
+    b"abc",
+    [],
+    [None],
+    ["a"],
+    [["a"]],
+    [True],
+    [1, [2]],
+    [10**30],
+    [float("inf")],
+    (),
+    {},
+    {"a": 1},
+    {1: 2},
+    {1, 2},
+    range(3),
+    iter([1]),
+    object(),
+    int,
+    len,
+    Fraction(1, 2),
+    Path("x"),
+    np.array(1),
+    np.array([]),
+    np.array(["a"]),
+    np.array([None]),
+    np.zeros((2, 2, 2, 2)),
+    torch.zeros(2),
+    torch.ones(1, requires_grad=True),
+    pl.DataFrame({"a": [1]}),
+    pl.Series([1.0]),
+    a.FedAvg(),
+    a.FedAvg,
+    QUADRATIC,
+]
+
+
+@pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.__name__)
+def test_any_value_in_any_field_is_taken_or_refused_in_a_sentence(cls):
+    valid = VALID.get(cls, {})
+    cls(**valid)
+    for field in fields(cls):
+        for value in STRANGE:
+            complaint = "field: none"
+            try:
+                cls(**{**valid, field.name: value})
+            except ft.InvalidInputError as error:
+                complaint = str(error)
+            assert re.fullmatch(r"[\w.\[\]]+: [^\n]+", complaint)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: ft.LocalTraining(steps=1, lr="0.1"), "lr: '0.1' is of type str; give a number"),
+        (
+            lambda: ft.LocalTraining(steps=True),
+            "steps: True is of type bool; give a whole number or None",
+        ),
+        (lambda: ft.LocalTraining(steps=2.0), "steps: 2.0 is of type float; give a whole number"),
+        (lambda: a.FedAU(cutoff="a"), "cutoff: 'a' is of type str; give a whole number or None"),
+        (lambda: a.FedAU(groups=[0, None]), "groups[1]: None is of type NoneType; give a whole"),
+        (
+            lambda: a.Amplified(5, 2.0, inner="fedavg"),
+            "inner: 'fedavg' is of type str; give an Alg",
+        ),
+        (
+            lambda: problems.Classification("digits", problems.Iid(), clients="10"),
+            "clients: '10' is of type str; give a whole number",
+        ),
+        (
+            lambda: p.Bernoulli(rates=None),
+            "rates: None is of type NoneType; give a number, a list of numbers, an array or a Corr",
+        ),
+        (lambda: p.Uniform(2**63), "size: 9223372036854775808 is too large; give a number below"),
+        (lambda: ft.LocalTraining(steps=1, lr=10**400), "lr: 1000000"),
+        (lambda: a.FedAvg(weights="meen"), "weights: unknown 'meen'; did you mean 'mean'?"),
+        (lambda: a.FedAvg(weights=3), "weights: 3 is of type int; give 'mean' or 'all' or "),
+        (lambda: ft.Piecewise(["a"], [0.1]), "starts[0]: 'a' is of type str; give a whole number"),
+        (lambda: p.SubsetLaw([[0], ["b"]], [0.5, 0.5]), "subsets[1][0]: 'b' is of type str; give"),
+        (lambda: ft.Box(low="0", high=1), "low: '0' is of type str; give a number"),
+        (lambda: p.Trace(7, 60.0), "file: 7 is of type int; give a string or a Path"),
+        (lambda: ft.LocalTraining(steps=1, projection=1), "projection: 1 is of type int; give a P"),
+    ],
+)
+def test_the_error_names_the_field_and_what_it_takes(make, message):
+    with pytest.raises(ft.InvalidInputError) as error:
+        make()
+    assert str(error.value).startswith(message)
+
+
+def test_numbers_and_arrays_of_every_library_are_accepted():
+    local = ft.LocalTraining(steps=np.int64(2), lr=np.float32(0.5), momentum=0)
+    assert local == ft.LocalTraining(steps=2, lr=0.5)
+    assert ft.LocalTraining(steps=1, lr=1).lr == 1
+    assert ft.LocalTraining(steps=1, lr=Fraction(1, 2)).lr == 0.5
+    for rates in (
+        [1, 0.5],
+        (1, 0.5),
+        np.array([1, 0.5]),
+        torch.tensor([1, 0.5]),
+        pl.Series([1.0, 0.5]),
+    ):
+        assert np.allclose(p.Bernoulli(rates).rates, [1, 0.5])
+        assert list(a.KnownRates(rates=rates).rates) == [1, 0.5]
+    assert a.FedAU(groups=range(3)).groups == range(3)
+    assert a.FedAU(groups=["a", 1]).groups == ["a", 1]
+    assert problems.Classification("digits", problems.Iid(), np.int32(3), augment="flip")
+    assert ft.Ball(radius=1.0, center=np.zeros(2)).center == (0.0, 0.0)
+
+
+def test_an_experiment_is_checked_like_its_parts():
+    fields = {
+        "problem": QUADRATIC,
+        "participation": p.Full(),
+        "algorithm": a.FedAvg(),
+        "local": ft.LocalTraining(steps=1),
+        "rounds": 3,
+    }
+    ft.Experiment(**fields)
+    for name, value, message in (
+        ("problem", "digits", "problem: 'digits' is of type str; give a Problem"),
+        ("rounds", "3", "rounds: '3' is of type str; give a whole number"),
+        ("dtype", "float16", "dtype: unknown 'float16'; did you mean 'bfloat16'?"),
+        ("objective", [0.5, "a"], "objective[1]: 'a' is of type str; give a number"),
+        ("compile", 1, "compile: 1 is of type int; give True or False"),
+    ):
+        with pytest.raises(ft.InvalidInputError) as error:
+            ft.Experiment(**{**fields, name: value})
+        assert str(error.value).startswith(message)
+
+
+# The decorator itself.
+
+
+@configurable
+class Base:
+    number: float
+
+    def __post_init__(self):
+        if self.number < 0:
+            raise ft.InvalidInputError("number: negative; give another")
+
+
+@configurable
+class Derived(Base):
+    words: Sequence[str] = ()
+    kind: Literal["a", "b"] | None = None
+    array: NDArray[Any] | None = None
+    how: Callable[[int], int] | None = None
+    options: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True)
+class Plain(Base):
+    anything: int = 0
+
+
+def test_fields_and_checks_are_inherited():
+    with pytest.raises(ft.InvalidInputError, match=r"^number: '1' is of type str"):
+        Derived("1")
+    with pytest.raises(ft.InvalidInputError, match=r"^number: negative"):
+        Derived(-1)
+
+
+def test_a_plain_dataclass_below_checks_what_it_inherits_and_nothing_else():
+    assert Plain(1.0, anything="goes").anything == "goes"
+    with pytest.raises(ft.InvalidInputError, match=r"^number: '1' is of type str"):
+        Plain("1")
+
+
+@pytest.mark.parametrize(
+    ("field", "good", "bad"),
+    [
+        ("words", [["x"], (), np.array(["x"]), "xy"], [3, [3], {"x"}, b"x", np.zeros(2)]),
+        ("kind", ["a", None], ["c", 3, ["a"], np.array(["a"])]),
+        ("array", [[1], np.zeros(2), torch.zeros(2), None], [1, "x", np.array(1.0), {}]),
+        ("how", [len, int, None], [3, "len"]),
+        ("options", [{}, {"a": 1}, None], [[], "a"]),
+    ],
+)
+def test_each_kind_of_annotation(field, good, bad):
+    for value in good:
+        Derived(1, **{field: value})
+    for value in bad:
+        with pytest.raises(ft.InvalidInputError, match=rf"^{field}"):
+            Derived(1, **{field: value})
+
+
+def test_equality_is_that_of_the_fields():
+    assert Derived(1, ["x"]) == Derived(1.0, ["x"])
+    assert Derived(1, ["x"]) != Derived(1, ["y"])
+    assert Derived(1) != Base(1)
+    assert hash(Derived(1, ("x",))) == hash(Derived(1, ("x",)))
+    assert Derived(1, array=np.zeros(2)) == Derived(1, array=np.zeros(2))
+    assert Derived(1, array=np.zeros(2)) != Derived(1, array=np.ones(2))

@@ -1,0 +1,129 @@
+"""Trainers on networks of all kinds and with all optimizers, against a plain PyTorch loop."""
+
+import numpy as np
+import pytest
+import torch
+
+from fedtide.algorithms import Instructions
+from fedtide.training import LocalTraining
+from fedtide.training.minibatches import MinibatchPlanner
+from fedtide.training.trainers.base import StackingError
+from fedtide.training.trainers.reference import ReferenceTrainer
+from fedtide.training.trainers.select import choose_trainer
+
+from .networks import SIZES, network_task, plain_loop
+from .test_trainers import COMPILING, TRAINERS
+
+EVERY = {"reference": ReferenceTrainer, **TRAINERS}
+ALL = [pytest.param(n, marks=COMPILING if n.endswith("compiled") else []) for n in EVERY]
+CAPTURED = [name for name in EVERY if not name.endswith("compiled")]
+EVERYONE = np.arange(len(SIZES))
+
+OPTIONS = {
+    "momentum and decay": {"momentum": 0.6, "weight_decay": 0.1},
+    "epochs": {"steps": None, "epochs": 2, "batch_size": 4, "momentum": 0.5},
+    "adam": {"optimizer": "adam", "weight_decay": 0.1},
+    "adamw": {"optimizer": "adamw", "weight_decay": 0.3, "betas": (0.8, 0.9), "eps": 1e-4},
+    "adam in epochs": {"steps": None, "epochs": 2, "batch_size": 4, "optimizer": "adam"},
+}
+
+
+def draw(*shape):
+    generator = torch.Generator().manual_seed(sum(shape))
+    return 0.1 * torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+
+def start_of(task):
+    """Return a model and buffers for every client that are not the initial ones."""
+    if task.start_buffers is None:
+        return task.start + draw(task.layout.size), None
+    positive = draw(len(SIZES), len(task.start_buffers)).abs()
+    named = task.buffer_layout.unflatten(task.start_buffers + positive)
+    named = {n: b.round() if n.endswith("tracked") else b for n, b in named.items()}
+    return task.start + draw(task.layout.size), task.buffer_layout.flatten(named, leading=1)
+
+
+def assert_follows_the_plain_loop(trainer, task, local, mu=0.0):
+    """Train all clients for two rounds; the first one captures the steps."""
+    planner, made = MinibatchPlanner(task.population, local, seed=2), EVERY[trainer](task, local)
+    correction = draw(len(SIZES), task.layout.size)
+    for _ in range(2):
+        x, buffers = start_of(task)
+        plan = planner.plan(EVERYONE)
+        instructions = Instructions(x, correction, mu)
+        found = made.train(instructions, plan, 0.05, buffers)
+        expected = plain_loop(task, local, plan, x, buffers, correction, mu)
+        for s, (delta, state) in enumerate(expected):
+            assert delta.abs().max() > 1e-3
+            assert torch.allclose(found.deltas[s], delta, rtol=1e-9, atol=1e-9)
+            if buffers is None:
+                assert found.buffers is None
+                continue
+            for name, value in task.buffer_layout.unflatten(found.buffers[s]).items():
+                assert torch.allclose(value, state[name].double(), rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("trainer", CAPTURED)
+@pytest.mark.parametrize("kind", ["normalised", "convolutional", "frozen", "tokens"])
+def test_every_network_trains_as_in_a_plain_loop(trainer, kind):
+    """Minibatches of 6 are padded for the client with 3 samples."""
+    size = 3 if kind == "convolutional" else 6
+    local = LocalTraining(steps=2, batch_size=size, momentum=0.5, weight_decay=0.1)
+    assert_follows_the_plain_loop(trainer, network_task(kind), local, mu=0.3)
+
+
+@pytest.mark.parametrize("trainer", CAPTURED)
+@pytest.mark.parametrize("options", OPTIONS)
+def test_every_optimizer_is_that_of_torch(trainer, options):
+    """Nine steps are two blocks, and clients with few samples stop early in epochs."""
+    local = LocalTraining(**({"steps": 9, "batch_size": 6} | OPTIONS[options]))
+    assert_follows_the_plain_loop(trainer, network_task("linear"), local, mu=0.2)
+
+
+@pytest.mark.parametrize("trainer", CAPTURED)
+def test_buffers_and_optimizers_in_epochs(trainer):
+    """Clients that have finished their epochs keep their buffers and their model."""
+    local = LocalTraining(epochs=1, batch_size=4, optimizer="adamw", weight_decay=0.2)
+    assert_follows_the_plain_loop(trainer, network_task("frozen"), local)
+
+
+@pytest.mark.parametrize("trainer", [p for p in ALL if p.values[0] not in CAPTURED])
+@pytest.mark.parametrize("kind", ["convolutional", "frozen", "tokens"])
+def test_compiled_networks_train_as_in_a_plain_loop(trainer, kind):
+    local = LocalTraining(steps=2, batch_size=6, optimizer="adamw", weight_decay=0.1)
+    assert_follows_the_plain_loop(trainer, network_task(kind), local, mu=0.3)
+
+
+@pytest.mark.parametrize("trainer", ["stacked", pytest.param("compiled", marks=COMPILING)])
+def test_a_network_that_cannot_be_stacked_is_refused_in_a_sentence(trainer):
+    local = LocalTraining(steps=2, batch_size=4)
+    with pytest.raises(StackingError, match=r"^trainer: .* cannot be stacked .*; use trainer: thr"):
+        assert_follows_the_plain_loop(trainer, network_task("branching"), local)
+
+
+@pytest.mark.parametrize("trainer", ["reference", "threaded"])
+@pytest.mark.filterwarnings("ignore:local steps are not captured")
+def test_a_network_that_cannot_be_stacked_trains_without_stacking(trainer):
+    local = LocalTraining(steps=2, batch_size=4)
+    assert_follows_the_plain_loop(trainer, network_task("branching"), local)
+
+
+def test_auto_does_not_stack_a_network_that_cannot_be_stacked():
+    task, local = network_task("branching"), LocalTraining(steps=2, batch_size=4)
+    trainer, why = choose_trainer("auto", task, local, clients=1e9)
+    assert trainer.name == "reference"
+    assert "stacked fails on this model" in why
+
+
+@pytest.mark.parametrize("trainer", ["stacked", "threaded"])
+def test_dropout_in_attention_is_the_same_in_every_trainer(trainer):
+    task, local = network_task("tokens with dropout"), LocalTraining(steps=2, batch_size=6)
+    plan = MinibatchPlanner(task.population, local, seed=2).plan(EVERYONE)
+    found, expected = (
+        EVERY[name](task, local).train(Instructions(task.start), plan, 0.05).deltas
+        for name in (trainer, "reference")
+    )
+    assert torch.allclose(found, expected, rtol=1e-9, atol=1e-9)
+    without = network_task("tokens")
+    plain = ReferenceTrainer(without, local).train(Instructions(task.start), plan, 0.05).deltas
+    assert not torch.allclose(plain, expected, atol=1e-3)

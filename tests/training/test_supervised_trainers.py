@@ -1,0 +1,279 @@
+"""Every trainer on networks of every kind, against a plain PyTorch loop over unpadded samples."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from fedtide.algorithms import Instructions
+from fedtide.problems import Supervised
+from fedtide.problems.losses import LOSSES
+from fedtide.training import LocalTraining
+from fedtide.training.minibatches import MinibatchPlanner
+from fedtide.training.trainers.reference import ReferenceTrainer
+from fedtide.training.trainers.select import can_compile
+from fedtide.training.trainers.stacked import StackedTrainer
+from fedtide.training.trainers.threaded import ThreadedTrainer
+
+CPU = torch.device("cpu")
+RNG = np.random.default_rng(7)
+ROWS, TOKENS = 60, 11
+OWNERS = np.concatenate([np.zeros(1), np.ones(9), RNG.integers(2, 6, ROWS - 10)]).astype(np.int64)
+"""Six clients, the first of them with a single sample."""
+LENGTHS = RNG.integers(2, 7, ROWS)
+SEQUENCES = [RNG.integers(0, TOKENS, length) for length in LENGTHS]
+VECTORS = RNG.normal(size=(ROWS, 4))
+NUMBERS = RNG.normal(size=ROWS)
+CLASSES = RNG.integers(0, 3, ROWS)
+
+
+class Ratings(nn.Module):
+    """Takes two integers and a vector."""
+
+    def __init__(self):
+        super().__init__()
+        self.users, self.items = nn.Embedding(5, 3), nn.Embedding(7, 3)
+        self.linear = nn.Linear(4, 1)
+
+    def forward(self, user, item, vector):
+        return (self.users(user) * self.items(item)).sum(1) + self.linear(vector).squeeze(1)
+
+
+class Reader(nn.Module):
+    """Classifies a sequence by the masked mean of a transformer's outputs."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(TOKENS, 8)
+        self.encoder = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, tokens, mask=None):
+        if mask is None:
+            mask = torch.ones_like(tokens, dtype=torch.bool)
+        hidden = self.encoder(self.embedding(tokens), src_key_padding_mask=~mask)
+        weights = mask.unsqueeze(-1).to(hidden.dtype)
+        return self.head((hidden * weights).sum(1) / weights.sum(1))
+
+
+class Writer(nn.Module):
+    """Predicts the next token with a causal transformer whose output is tied to its embedding."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(TOKENS, 8)
+        self.encoder = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+        self.head = nn.Linear(8, TOKENS, bias=False)
+        self.head.weight = self.embedding.weight
+
+    def forward(self, tokens):
+        causal = nn.Transformer.generate_square_subsequent_mask(
+            tokens.shape[1], dtype=self.head.weight.dtype
+        )
+        return self.head(self.encoder(self.embedding(tokens), src_mask=causal))
+
+
+def frozen():
+    net = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 1))
+    net[0].requires_grad_(False)
+    return net
+
+
+def normalised():
+    return nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.ReLU(), nn.Linear(5, 1))
+
+
+def squared(outputs, target):
+    return functional.mse_loss(outputs.reshape(target.shape), target)
+
+
+def log_cosh(outputs, target):
+    return torch.log(torch.cosh(outputs.squeeze(1) - target))
+
+
+@dataclass(frozen=True)
+class Case:
+    """A network and its data, and the mean loss of samples in plain PyTorch.
+
+    Args:
+        fields: of the problem.
+        loss: takes the network and the rows of a minibatch.
+    """
+
+    fields: dict[str, Any]
+    loss: Callable[[nn.Module, list[int]], torch.Tensor]
+
+
+def one_by_one(loss):
+    """Return the mean over the samples of a loss of one unpadded sequence."""
+    return lambda net, rows: torch.stack([loss(net, row) for row in rows]).mean()
+
+
+def vectors(rows):
+    return torch.tensor(VECTORS[rows])
+
+
+def numbers(rows):
+    return torch.tensor(NUMBERS[rows])
+
+
+USERS, ITEMS = RNG.integers(0, 5, ROWS), RNG.integers(0, 7, ROWS)
+
+CASES = {
+    "several-inputs": Case(
+        {
+            "train": {"u": USERS, "i": ITEMS, "v": VECTORS, "y": NUMBERS},
+            "inputs": {"item": "i", "vector": "v", "user": "u"},
+            "model": Ratings,
+            "loss": "mse",
+        },
+        lambda net, rows: squared(
+            net(torch.tensor(USERS[rows]), torch.tensor(ITEMS[rows]), vectors(rows)), numbers(rows)
+        ),
+    ),
+    "padded-sequences": Case(
+        {"train": {"x": SEQUENCES, "y": CLASSES}, "model": Reader},
+        one_by_one(
+            lambda net, row: functional.cross_entropy(
+                net(torch.tensor(SEQUENCES[row])[None]), torch.tensor(CLASSES[row])[None]
+            )
+        ),
+    ),
+    "next-token": Case(
+        {"train": {"x": SEQUENCES}, "target": None, "model": Writer, "loss": "next_token"},
+        one_by_one(
+            lambda net, row: functional.cross_entropy(
+                net(torch.tensor(SEQUENCES[row])[None])[0, :-1], torch.tensor(SEQUENCES[row][1:])
+            )
+        ),
+    ),
+    "regression": Case(
+        {
+            "train": {"x": VECTORS, "y": NUMBERS},
+            "model": lambda: nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 1)),
+            "loss": "mse",
+        },
+        lambda net, rows: squared(net(vectors(rows)), numbers(rows)),
+    ),
+    "own-loss": Case(
+        {"train": {"x": VECTORS, "y": NUMBERS}, "model": lambda: nn.Linear(4, 1), "loss": log_cosh},
+        lambda net, rows: log_cosh(net(vectors(rows)), numbers(rows)).mean(),
+    ),
+    "frozen": Case(
+        {"train": {"x": VECTORS, "y": NUMBERS}, "model": frozen, "loss": "mse"},
+        lambda net, rows: squared(net(vectors(rows)), numbers(rows)),
+    ),
+    "batch-norm": Case(
+        {"train": {"x": VECTORS, "y": NUMBERS}, "model": normalised, "loss": "mse"},
+        lambda net, rows: squared(net(vectors(rows)), numbers(rows)),
+    ),
+}
+
+LOCALS = {
+    "steps": LocalTraining(steps=3, lr=0.05, batch_size=4),
+    "epochs-with-momentum": LocalTraining(epochs=1, lr=0.05, batch_size=4, momentum=0.9),
+    "full-batches": LocalTraining(steps=2, lr=0.05),
+}
+
+TRAINERS = {
+    "reference": ReferenceTrainer,
+    "stacked": StackedTrainer,
+    "threaded": ThreadedTrainer,
+    "compiled": lambda task, local: StackedTrainer(task, local, compiled=True),
+    "threaded-compiled": lambda task, local: ThreadedTrainer(task, local, compiled=True),
+}
+
+
+def prepare(case):
+    fields = CASES[case].fields
+    train = {**fields["train"], "client": OWNERS}
+    problem = Supervised(**{**fields, "train": train})
+    return problem.prepare(seed=2, device=CPU, dtype=torch.float64)
+
+
+def plain_training(case, task, local, plan, lr):
+    """Return the state of every client's network after its local steps, by PyTorch alone."""
+    networks = []
+    for s, client in enumerate(plan.clients):
+        held = task.shards.locate(
+            np.array([client]), np.arange(task.population.samples[client])[None]
+        )[0]
+        network = task.module(task.start).train()
+        trainable = [p for p in network.parameters() if p.requires_grad]
+        optimizer = torch.optim.SGD(trainable, lr=lr, momentum=local.momentum)
+        for k in range(plan.steps[s]):
+            step = min(k, len(plan.positions) - 1)
+            positions = plan.positions[step, s]
+            if plan.mask is not None:
+                positions = positions[plan.mask[step, s]]
+            optimizer.zero_grad()
+            CASES[case].loss(network, held[positions].tolist()).backward()
+            optimizer.step()
+        networks.append(network)
+    return networks
+
+
+def check(name, case, how):
+    task, local = prepare(case), LOCALS[how]
+    clients = np.arange(task.population.clients)
+    if case == "batch-norm":  # PyTorch refuses to normalise a minibatch of one sample
+        clients = np.flatnonzero(task.population.samples % 4 != 1)
+    plan = MinibatchPlanner(task.population, local, seed=4).plan(clients)
+    start = task.start_buffers
+    buffers = None if start is None else start.expand(len(clients), -1)
+    trained = TRAINERS[name](task, local).train(Instructions(task.start), plan, 0.05, buffers)
+    for s, network in enumerate(plain_training(case, task, local, plan, 0.05)):
+        own = None if trained.buffers is None else trained.buffers[s]
+        found = task.module(task.start + trained.deltas[s], own).state_dict()
+        for key, value in network.state_dict().items():
+            torch.testing.assert_close(found[key], value, rtol=1e-9, atol=1e-9)
+
+
+UNCOMPILED = [name for name in TRAINERS if "compiled" not in name]
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("name", UNCOMPILED)
+def test_trainers_equal_a_plain_loop(name, case):
+    check(name, case, "steps")
+
+
+@pytest.mark.parametrize("how", ["epochs-with-momentum", "full-batches"])
+@pytest.mark.parametrize("case", ["regression", "frozen", "batch-norm"])
+@pytest.mark.parametrize("name", UNCOMPILED)
+def test_trainers_equal_a_plain_loop_with_padded_minibatches(name, case, how):
+    check(name, case, how)
+
+
+@pytest.mark.compile
+@pytest.mark.skipif(not can_compile(prepare("regression")), reason="no C++ compiler")
+@pytest.mark.parametrize("case", ["padded-sequences", "batch-norm", "several-inputs"])
+@pytest.mark.parametrize("name", ["compiled", "threaded-compiled"])
+def test_compiled_trainers_equal_a_plain_loop(name, case):
+    check(name, case, "steps")
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_trained_network_loads_into_the_users_own(case):
+    task = prepare(case)
+    model = CASES[case].fields["model"]
+    model().load_state_dict(task.module(task.start).state_dict(), strict=True)
+
+
+def test_all_losses_have_a_gradient_without_padding_in_it():
+    """Padded positions must not receive gradients, whatever the loss."""
+    mask = torch.tensor([[True, True, False]])
+    for name, loss in LOSSES.items():
+        if name in ("cross_entropy", "next_token"):
+            outputs, target = torch.randn(1, 3, 4), torch.tensor([[0, 1, 2]])
+        else:
+            outputs, target = torch.randn(1, 3), torch.rand(1, 3)
+        outputs.requires_grad_()
+        loss(outputs, target, mask).sum().backward()
+        assert not outputs.grad[0, 2].any()
+        assert outputs.grad[0, 0].any()
