@@ -3,7 +3,10 @@
 import numpy as np
 import polars as pl
 import pytest
+import safetensors.torch
+import torch
 from matplotlib.figure import Figure
+from torch import nn
 
 import fedtide as ft
 from fedtide.callbacks import Callback
@@ -116,3 +119,55 @@ def test_the_signatures_of_simulate_agree():
     own = set(inspect.signature(simulate).parameters) - {"seeds"}
     assert own == set(_Arguments.__annotations__)
     assert len(get_overloads(simulate)) == 2
+
+
+@pytest.fixture
+def network():
+    """Return the fields of a run of a network with tied, frozen and running values."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(120, 4)).astype(np.float32)
+    y = (x[:, 0] + x[:, 1] > 0).astype(np.int64)
+    table = {"x": x, "y": y}
+    problem = ft.problems.Supervised(
+        train=table,
+        test=table,
+        inputs="x",
+        target="y",
+        clients=6,
+        partition=ft.problems.Iid(),
+        model=make,
+    )
+    return {
+        "problem": problem,
+        "participation": "full",
+        "algorithm": "fedavg",
+        "local": {"steps": 3, "lr": 0.1, "batch_size": 8},
+        "rounds": 3,
+        "trainer": "reference",
+    }
+
+
+def make():
+    """Return a small network with all kinds of values."""
+    tied = nn.Linear(4, 4)
+    frozen = nn.Linear(4, 4)
+    frozen.requires_grad_(False)
+    return nn.Sequential(tied, nn.BatchNorm1d(4), nn.Tanh(), tied, frozen, nn.Linear(4, 2))
+
+
+def test_the_trained_network_comes_back_and_its_file_loads(network, tmp_path):
+    result = ft.simulate(**network, out=tmp_path / "run")
+    module = result.module()
+    inputs = torch.from_numpy(network["problem"].train["x"])
+    labels = torch.from_numpy(network["problem"].train["y"])
+    right = (module(inputs).argmax(1) == labels).double().mean()
+    assert result.metrics["test_accuracy"][-1] == pytest.approx(float(right))
+    fresh = make().eval()
+    fresh.load_state_dict(safetensors.torch.load_file(tmp_path / "run" / "model.safetensors"))
+    assert torch.equal(fresh(inputs), module(inputs))
+    again = ft.simulate(**network, out=tmp_path / "run", resume=True)
+    assert torch.equal(again.module()(inputs), module(inputs))
+    for checkpoint in (tmp_path / "run" / "checkpoints").iterdir():
+        checkpoint.unlink()
+    without_state = ft.simulate(**network, out=tmp_path / "run", resume=True)
+    assert torch.equal(without_state.module()(inputs), module(inputs))
