@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -30,6 +31,8 @@ from fedtide.simulation.loop import Run
 from fedtide.simulation.result import Result
 from fedtide.simulation.run_folder import Resume, RunFolder
 from fedtide.training.trainers.select import TrainerName
+
+_logger = logging.getLogger(__name__)
 
 
 def execute(
@@ -84,6 +87,14 @@ def _memory_errors() -> Iterator[None]:
         ) from None
 
 
+def _log_warnings(run: Run) -> list[str]:
+    """Log and return what a run should not end with in silence."""
+    found = run.warnings()
+    for sentence in found:
+        _logger.warning("%s, seed %d: %s", run.experiment.name, run.experiment.seed, sentence)
+    return found
+
+
 def _in_memory(experiment: Experiment, callbacks: Sequence[Callback]) -> Result:
     watched = _WatchedRun(_new_run(experiment), callbacks)
     with watched:
@@ -91,6 +102,7 @@ def _in_memory(experiment: Experiment, callbacks: Sequence[Callback]) -> Result:
         while not watched.is_over:
             watched.advance()
         watched.finish()
+    _log_warnings(watched.run)
     result = _result(watched.run, watched.run.log_table(), stopped=watched.view.stopped)
     watched.tell_end()
     return result
@@ -264,7 +276,8 @@ def _loop_in_folder(watched: _WatchedRun, folder: RunFolder) -> None:
             if interruption.requested:
                 raise Interrupted(
                     f"interrupted after round {run.ended} of {run.experiment.rounds}, saved in "
-                    f"{folder.path}; continue with the same command and --resume"
+                    f"{folder.path}",
+                    "continue with resume=True",
                 )
     watched.finish()
     _save(watched, folder)
@@ -291,12 +304,20 @@ def _finish(watched: _WatchedRun, folder: RunFolder) -> pl.DataFrame:
     log = pl.concat([run.log_table(), *folder.read_log()])
     write_frame(folder.participation, log)
     write_frame(folder.metrics, run.metrics_table())
-    write_frame(folder.clients, run.clients())
+    clients = run.clients()
+    write_frame(folder.clients, clients)
     tensors = _saved_model(run)
     write_atomically(folder.model, lambda path: safetensors.torch.save_file(tensors, path))
     write_json(folder.timings, _timings(run) | {"trainer": run.trainer_choice})
-    stopped = {"stopped": watched.view.stopped} if watched.view.stopped else {}
-    write_json(folder.summary, {"rounds": run.ended, "metrics": run.metrics[-1], **stopped})
+    summary = {
+        "rounds": run.ended,
+        "metrics": run.metrics[-1],
+        "lower_is_better": run.lower_is_better(clients.columns),
+        "warnings": _log_warnings(run),
+    }
+    if watched.view.stopped:
+        summary["stopped"] = watched.view.stopped
+    write_json(folder.summary, summary)
     folder.drop_partial_results()
     return log
 

@@ -119,7 +119,7 @@ def run_job(job: Job, on_status: OnStatus) -> Outcome:
         RunFolder(job.folder).failure.unlink(missing_ok=True)
         execute(job.experiment, job.folder, job.resume, [_StatusReporter(on_status)])
     except Interrupted as error:
-        return Outcome("interrupted", str(error))
+        return Outcome("interrupted", error.what)
     except InvalidInputError as error:
         return Outcome("failed", str(error), permanent=isinstance(error, DivergenceError))
     except Exception as error:  # a user's model may raise anything; the other runs continue

@@ -72,7 +72,7 @@ def run_sweep(
         execution.run()
     finally:
         frame = execution.results()
-        if not sweep.is_single_run and out.is_dir():
+        if not sweep.is_single_run and any(map(Path.is_dir, map(Path, frame["folder"]))):
             write_frame(out / RESULTS_FILE, frame)
     return frame
 
@@ -175,11 +175,9 @@ class _Execution:
             raise RuntimeError(f"a run of the sweep failed\n{self.failed.trace}")
         if self.failed is not None:
             raise InvalidInputError(self.failed.message)
-        if self.interrupted and self.sweep.is_single_run:
-            raise Interrupted(self.interrupted)
         if self.interrupted:
-            how = "with --resume " if self.strict else ""
-            raise Interrupted(f"interrupted and saved; repeat the command {how}to continue")
+            what = self.interrupted if self.sweep.is_single_run else "interrupted and saved"
+            raise Interrupted(what, "repeat the call with resume=True to continue")
 
     def _has_ended(self, run: SweepRun) -> bool:
         """Return whether a run has finished or diverged, and if so show it as ended."""
