@@ -88,6 +88,7 @@ def test_a_run_makes_its_folder_and_says_where(fedtide):
     names = {path.name for path in Path("here").iterdir()}
     assert names - {".lock"} == {
         "experiment.yaml",
+        "fingerprints.json",
         "metrics.parquet",
         "participation.parquet",
         "clients.parquet",

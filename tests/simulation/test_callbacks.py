@@ -1,12 +1,14 @@
 """Callbacks: what they see of a run, and how they end it, also after an interruption."""
 
 import json
+import math
+from dataclasses import replace
 
-import numpy as np
 import pytest
 
 import fedtide as ft
 from fedtide.callbacks import Callback, EarlyStopping
+from fedtide.problems import Evaluation
 from fedtide.simulation import Experiment, execute
 from fedtide.simulation.loop import Run
 
@@ -185,12 +187,43 @@ def test_early_stopping_ends_when_the_metric_has_not_improved_for_so_long(
     assert stopped.stopped == f"loss did not improve in {patience} evaluations"
 
 
-def test_the_direction_of_a_metric_follows_its_name_unless_it_is_given():
-    rising = [0.1, 0.2, 0.3]
-    assert EarlyStopping("test_accuracy").count_without_improvement(rising) == 0
-    assert EarlyStopping("mse").count_without_improvement(rising) == 2
-    assert EarlyStopping("mse", lower_is_better=False).count_without_improvement(rising) == 0
-    assert EarlyStopping("loss").count_without_improvement([None, np.nan, 1.0, np.inf]) == 1
+@pytest.mark.parametrize(
+    ("metric", "given", "declared", "is_stopped"),
+    [
+        ("loss", None, False, False),
+        ("loss", False, False, True),
+        ("figure", None, False, True),
+        ("figure", None, True, False),
+        ("figure", False, True, True),
+    ],
+)
+def test_the_direction_of_a_metric_is_given_or_the_problems_or_its_names(
+    metric, given, declared, is_stopped, regression, monkeypatch
+):
+    """A figure falls as the loss does; that is no improvement where higher is better."""
+    original = Run._evaluate
+
+    def evaluate(run):
+        found = original(run)
+        metrics = {**found.metrics, "figure": found.metrics["loss"]}
+        lower = frozenset({"figure"} if declared else ())
+        return Evaluation(metrics, found.clients, lower)
+
+    monkeypatch.setattr(Run, "_evaluate", evaluate)
+    stopping = EarlyStopping(metric, patience=1, lower_is_better=given)
+    assert bool(ft.simulate(**regression, callbacks=[stopping]).stopped) == is_stopped
+
+
+def test_values_that_are_not_numbers_are_no_improvement(regression, monkeypatch):
+    original = Run._evaluate
+
+    def evaluate(run):
+        found = original(run)
+        return replace(found, metrics={**found.metrics, "error": math.nan if run.ended else 1.0})
+
+    monkeypatch.setattr(Run, "_evaluate", evaluate)
+    result = ft.simulate(**regression, callbacks=[EarlyStopping("error", patience=2)])
+    assert result.metrics["round"].to_list() == [0, 5, 10]
 
 
 def test_invalid_callbacks_are_refused(regression):

@@ -186,7 +186,7 @@ def _execute_seeds(
     )
 
 
-def _check_seeds(seeds: Sequence[int], seed: int) -> list[int]:
+def _check_seeds(seeds: Any, seed: int) -> list[int]:
     """Return the seeds as a list.
 
     Raises:

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
@@ -16,6 +15,7 @@ from fedtide.errors import InvalidInputError, did_you_mean
 from fedtide.metric_direction import lower_is_better
 from fedtide.simulation.experiment import Experiment
 from fedtide.simulation.loop import Run
+from fedtide.simulation.metrics import declared_directions
 from fedtide.validation import require_at_least
 
 
@@ -66,6 +66,12 @@ class RunView:
     def clients(self) -> pl.DataFrame:
         """One row per client: participation so far, and metrics of the last evaluation."""
         return self._run.clients_so_far()
+
+    def lower_is_better(self, metric: str) -> bool:
+        """Return whether a smaller value of a metric is better: by its problem, or its name."""
+        evaluation = self._run.evaluation
+        declared = {} if evaluation is None else declared_directions(evaluation)
+        return lower_is_better(metric, declared)
 
     def stop(self, reason: str) -> None:
         """End the run after the current round, or after the first one; it counts as finished.
@@ -138,13 +144,11 @@ class EarlyStopping(Callback):
         metric: a metric of the evaluations.
         patience: how many evaluations without improvement end the run, at least 1.
         min_delta: by how much a value must be better than the best one before to count, at least 0.
-        lower_is_better: None: decided by the metric's name, true of losses and errors.
+        lower_is_better: None: as the problem says, or by the metric's name: true of losses and
+            errors.
 
     Raises:
         InvalidInputError: a value outside its range; during a run, a metric that it lacks.
-
-    >>> EarlyStopping("test_accuracy", patience=3).is_lower_better
-    False
     """
 
     metric: str = "loss"
@@ -156,34 +160,30 @@ class EarlyStopping(Callback):
         require_at_least("patience", self.patience, 1)
         require_at_least("min_delta", self.min_delta, 0)
 
-    @property
-    def is_lower_better(self) -> bool:
-        """Whether a smaller value of the metric is better."""
-        known = self.lower_is_better
-        return lower_is_better(self.metric) if known is None else known
-
     def on_evaluation(self, run: RunView) -> None:
         if self.metric not in run.metrics[-1]:
             names = [name for name in run.metrics[-1] if name != "round"]
             raise InvalidInputError(
                 f"metric: the run has no {self.metric!r}; {did_you_mean(self.metric, names)}"
             )
+        known = self.lower_is_better
+        sign = 1 if (run.lower_is_better(self.metric) if known is None else known) else -1
         values = [row[self.metric] for row in run.metrics]
-        if self.count_without_improvement(values) >= self.patience:
+        values = [math.inf if v is None or math.isnan(v) else sign * v for v in values]
+        if count_without_improvement(values, self.min_delta) >= self.patience:
             run.stop(f"{self.metric} did not improve in {self.patience} evaluations")
 
-    def count_without_improvement(self, values: Sequence[float | None]) -> int:
-        """Return how many evaluations have passed since the metric improved last.
 
-        >>> EarlyStopping("loss").count_without_improvement([3.0, 2.0, 2.5, float("nan")])
-        2
-        """
-        sign = 1 if self.is_lower_better else -1
-        best, since = math.inf, 0
-        for value in values:
-            scaled = math.inf if value is None or np.isnan(value) else sign * value
-            if scaled < best - self.min_delta:
-                best, since = scaled, 0
-            else:
-                since += 1
-        return since
+def count_without_improvement(values: Sequence[float], min_delta: float) -> int:
+    """Return how many values follow the last one that was lower than all before it.
+
+    >>> count_without_improvement([3.0, 2.0, 2.5, math.inf], 0.0)
+    2
+    """
+    best, since = math.inf, 0
+    for value in values:
+        if value < best - min_delta:
+            best, since = value, 0
+        else:
+            since += 1
+    return since

@@ -54,11 +54,12 @@ class MlflowTracker(Tracker):
             self._delete_unfinished(run.folder)
             tags[_FOLDER_TAG] = str(run.folder.path.resolve())
         opened = self._client.create_run(self._experiment, run_name=run.title, tags=tags)
-        self._run_id: str = opened.info.run_id
+        run_id: str = opened.info.run_id
+        self._run_id = run_id
         self._log_params(run.experiment)
         if run.folder is not None:
             self._client.log_artifact(self._run_id, str(run.folder.experiment))
-        return self._run_id
+        return run_id
 
     def log(self, rows: Sequence[Row]) -> None:
         from mlflow.entities import Metric
