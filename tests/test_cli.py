@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import click
@@ -88,6 +89,7 @@ def test_a_run_makes_its_folder_and_says_where(fedtide):
     names = {path.name for path in Path("here").iterdir()}
     assert names - {".lock"} == {
         "experiment.yaml",
+        "fingerprints.json",
         "metrics.parquet",
         "participation.parquet",
         "clients.parquet",
@@ -714,6 +716,27 @@ def test_an_interrupted_run_says_where_it_is_and_how_this_command_continues(
     assert status == 130
     wanted = f"fedtide: interrupted after round 1 of 6, saved in here; {HINTS[command]}"
     assert err.splitlines()[-1] == wanted
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("workers", [[], ["seeds=[1, 2]", "--workers", "2"]], ids=["one", "two"])
+@pytest.mark.parametrize("seconds", [0.3, 1, 2, 4, 8])
+def test_ctrl_c_ends_with_a_sentence_at_any_time(seconds, workers, fedtide):
+    """Also during imports, and in processes that are still starting; Ctrl-C reaches all of them."""
+    file = write(LONG | {"rounds": 10**6})
+    process = subprocess.Popen(
+        [sys.executable, "-c", "from fedtide.cli.entry import main; main()", "run", file, *workers],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    time.sleep(seconds)
+    os.killpg(process.pid, signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert err.splitlines()[-1].startswith("fedtide: interrupted")
+    assert "Traceback" not in err
 
 
 @pytest.mark.process

@@ -24,6 +24,8 @@ def compare_command(
 ) -> None:
     """Compare finished runs: one row per method, mean ± standard deviation over its seeds.
 
+    A method without a finished run is compared as far as its runs are, and its name says so.
+
     Example: fedtide compare runs/digits --figure digits.pdf
     """
     if figure is not None:

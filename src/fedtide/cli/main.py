@@ -15,6 +15,7 @@ import click
 import typer
 from typer.core import TyperGroup
 
+from fedtide.cli.entry import end_at_once_on_signals
 from fedtide.errors import Interrupted, InvalidInputError, did_you_mean
 
 
@@ -84,6 +85,8 @@ class _LazyCommands(TyperGroup):
         module, function = COMMANDS[name].function.split(":")
         single = _typer()
         single.command(name)(getattr(importlib.import_module(module), function))
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, _interrupt)
         return name, typer.main.get_command(single), args[1:]
 
 
@@ -124,8 +127,7 @@ def main() -> None:
     # On busy cores, OpenMP threads that spin while waiting cost up to a hundred times the work.
     # PyTorch reads this when it is loaded.
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, _interrupt)
+    end_at_once_on_signals()
     try:
         app(standalone_mode=True)
     except InvalidInputError as error:

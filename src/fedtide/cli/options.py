@@ -40,8 +40,9 @@ Workers = Annotated[
 Track = Annotated[
     str | None,
     typer.Option(
-        metavar="mlflow[:URI]",
-        help="Also log each run to an MLflow store; by default mlflow.db beside OUT.",
+        metavar="mlflow[:URI]|tensorboard[:DIR]|wandb[:PROJECT]",
+        help="Also log each run when it has ended; by default to mlflow.db or tensorboard beside "
+        "OUT, or to a project called like the experiment.",
         show_default=False,
     ),
 ]
@@ -91,7 +92,7 @@ def track_runs(wanted: str | None, out: Path, name: str) -> OnRunEnd | None:
 
     def track(run: SweepRun, folder: Path) -> None:
         try:
-            tracker.track(folder, run.fields)
+            tracker.log_run(folder, run.fields)
         except Exception as error:  # an unreachable store must not stop the runs
             reason = " ".join(str(error).split())
             message = f"{folder} was not tracked ({reason:.120}); repeat the command to retry"

@@ -9,7 +9,6 @@ import typer
 from rich.console import Console
 
 from fedtide.atomic_io import make_folder, write_yaml
-from fedtide.cli.progress_bars import ProgressBars
 from fedtide.errors import InvalidInputError
 from fedtide.papers.export import export_sweep
 from fedtide.papers.paper_figure import draw_figure
@@ -22,6 +21,7 @@ from fedtide.papers.record import Record, load_records
 from fedtide.papers.results_page import write_results
 from fedtide.papers.terminal_tables import claims_table, comparison_table, experiments_table
 from fedtide.plotting.saving import save_figure
+from fedtide.simulation.progress_bars import ProgressBars
 from fedtide.validation import require_choice
 
 

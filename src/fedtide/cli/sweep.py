@@ -11,9 +11,9 @@ from rich.console import Console
 from rich.markup import escape
 
 from fedtide.cli.options import ForceResume, Overrides, Track, Workers, runs_folder, track_runs
-from fedtide.cli.progress_bars import ProgressBars
 from fedtide.examples import find_example
 from fedtide.plotting.wide_table import WideTable
+from fedtide.simulation.progress_bars import ProgressBars
 from fedtide.sweep import Sweep, run_sweep
 from fedtide.sweep.result_table import RESULTS_FILE
 from fedtide.sweep.sweep_spec import BEST_FILE

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import combinations
 from pathlib import Path
@@ -29,27 +29,34 @@ _SEED_OR_EXECUTION = ("seed", *HOW)
 
 @dataclass(frozen=True)
 class FinishedRun:
-    """A finished run, read from its folder.
+    """A finished run, or one under way that was evaluated at least once.
 
     Args:
-        folder: its folder.
+        folder: its folder; of a run in memory, one that does not exist.
         experiment: its resolved experiment, as plain data.
         metrics: one row per evaluation.
         clients: one row per client.
-        rounds_per_second: training speed, evaluations excluded.
+        rounds_per_second: training speed, evaluations excluded; None under way.
+        ended: the number of rounds in its log: fewer than the experiment's if a callback stopped
+            the run, or under way.
         directions: whether lower is better, for the metrics of which the run has recorded it.
         warnings: sentences on what went wrong, such as a diverged loss.
         fingerprints: of the data, files and code that it used; empty if they are not known.
+        participation: its participation log; None: in its folder.
+        is_finished: whether it has finished.
     """
 
     folder: RunFolder
     experiment: dict[str, Any]
     metrics: pl.DataFrame
     clients: pl.DataFrame
-    rounds_per_second: float
+    rounds_per_second: float | None
+    ended: int
     directions: Mapping[str, bool] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
     fingerprints: Fingerprints = field(default_factory=dict)
+    participation: pl.DataFrame | None = None
+    is_finished: bool = True
 
     @property
     def fields(self) -> dict[str, Any]:
@@ -80,8 +87,10 @@ class FinishedRun:
         Raises:
             InvalidInputError: a missing or damaged file, or a client that is not in `clients`.
         """
-        with _reading(self.folder.participation):
-            log = pl.read_parquet(self.folder.participation)
+        log = self.participation
+        if log is None:
+            with _reading(self.folder.participation):
+                log = pl.read_parquet(self.folder.participation)
         population = Population(len(self.clients), names=self.clients["client"].to_numpy())
         rows = number_clients(str(self.folder.participation), log["client"], population)
         return log.with_columns(client=rows)
@@ -93,7 +102,7 @@ class FinishedRun:
     def cohort_sizes(self) -> NDArray[np.int64]:
         """Return the number of clients used in each round, shape (T,)."""
         rounds = self.used_rows()["round"].to_numpy()
-        return np.bincount(rounds, minlength=int(self.experiment["rounds"]))
+        return np.bincount(rounds, minlength=self.ended)
 
 
 Groups = Mapping[str, Sequence[FinishedRun]]
@@ -102,7 +111,7 @@ Groups = Mapping[str, Sequence[FinishedRun]]
 
 @dataclass(frozen=True)
 class IncompleteRun:
-    """A run that failed, has not ended yet, or cannot be read.
+    """A run that failed, has not ended yet and is not shown, or cannot be read.
 
     Args:
         folder: its folder.
@@ -120,31 +129,40 @@ class IncompleteRun:
 
 
 def load_runs(folders: Iterable[str | Path]) -> list[FinishedRun]:
-    """Return the finished runs in and below these folders; failed runs are skipped.
+    """Return the runs in and below these folders that `find_runs` shows; others are skipped.
 
     Raises:
-        InvalidInputError: a folder without a run, an unfinished or damaged run, or only failed
-            runs.
+        InvalidInputError: a folder without a run, a damaged run, or no run to show.
     """
-    finished, incomplete = find_runs(folders)
+    shown, incomplete = find_runs(folders)
     for run in incomplete:
-        if run.state != "failed" or not finished:
+        if run.state == "damaged" or not shown:
             message = run.message or "the run has not ended; continue it with --resume"
             raise InvalidInputError(f"{run.folder.path}: {message}")
-    return finished
+    return shown
 
 
 def find_runs(folders: Iterable[str | Path]) -> tuple[list[FinishedRun], list[IncompleteRun]]:
-    """Return the finished runs, ordered by seed, and the incomplete runs; each folder counts once.
+    """Return the runs to show, ordered by seed, and the others; each folder counts once.
+
+    Shown are the finished runs, and those under way whose method has no finished run: a mean over
+    seeds must not mix the two.
 
     Raises:
         InvalidInputError: a folder that is missing or holds no run.
     """
     paths = dict.fromkeys(path.resolve() for f in folders for path in _run_folders(Path(f)))
     found = [_load(_relative(path)) for path in paths]
-    finished = [run for run in found if isinstance(run, FinishedRun)]
+    loaded = [run for run in found if isinstance(run, FinishedRun)]
+    finished = {_identity(run) for run in loaded if run.is_finished}
+    shown = [run for run in loaded if run.is_finished or _identity(run) not in finished]
+    hidden = [
+        IncompleteRun(run.folder, run.experiment, "unfinished", run.ended, "")
+        for run in loaded
+        if not run.is_finished and _identity(run) in finished
+    ]
     incomplete = [run for run in found if isinstance(run, IncompleteRun)]
-    return sorted(finished, key=lambda run: int(run.experiment["seed"])), incomplete
+    return sorted(shown, key=lambda run: int(run.experiment["seed"])), incomplete + hidden
 
 
 def _run_folders(folder: Path) -> list[Path]:
@@ -168,6 +186,10 @@ def _load(path: Path) -> FinishedRun | IncompleteRun:
     try:
         with _reading(folder.experiment):
             experiment = _yaml(folder.experiment)
+        if not folder.finished:
+            with suppress(OSError, ValueError, PolarsError):  # it may finish at this moment
+                if run := _load_under_way(folder, experiment):
+                    return run
         return (
             _load_finished(folder, experiment)
             if folder.finished
@@ -212,7 +234,9 @@ def _load_finished(folder: RunFolder, experiment: dict[str, Any]) -> FinishedRun
         speed = float(timings["rounds_per_second"])
     with _reading(folder.fingerprints):
         prints = folder.read_json(folder.fingerprints) if folder.fingerprints.exists() else {}
-    return FinishedRun(folder, experiment, metrics, clients, speed, directions, warnings, prints)
+    return FinishedRun(
+        folder, experiment, metrics, clients, speed, rounds, directions, warnings, prints
+    )
 
 
 class _DamagedError(InvalidInputError):
@@ -242,9 +266,34 @@ def _require(found: Iterable[str], names: Iterable[str]) -> None:
         raise ValueError(f"without {', '.join(missing)}")
 
 
-def _load_incomplete(folder: RunFolder, experiment: dict[str, Any]) -> IncompleteRun:
+def _load_under_way(folder: RunFolder, experiment: dict[str, Any]) -> FinishedRun | None:
+    """Return a run that has not ended; None if it failed, or without an evaluation or a log yet."""
+    metrics, parts = folder.read_metrics(), folder.read_log()
+    if folder.failure.exists() or metrics.is_empty() or not parts or not folder.clients.exists():
+        return None
+    ended, clients = _last_saved_round(folder), pl.read_parquet(folder.clients)
+    log = pl.concat(parts).filter(pl.col("round") < ended)
+    prints = folder.read_json(folder.fingerprints) if folder.fingerprints.exists() else {}
+    return FinishedRun(
+        folder,
+        experiment,
+        metrics,
+        clients,
+        None,
+        ended,
+        fingerprints=prints,
+        participation=log,
+        is_finished=False,
+    )
+
+
+def _last_saved_round(folder: RunFolder) -> int:
     checkpoints = numbered(folder.checkpoints, "safetensors")
-    ended = int(checkpoints[-1].stem) if checkpoints else 0
+    return int(checkpoints[-1].stem) if checkpoints else 0
+
+
+def _load_incomplete(folder: RunFolder, experiment: dict[str, Any]) -> IncompleteRun:
+    ended = _last_saved_round(folder)
     if not folder.failure.exists():
         return IncompleteRun(folder, experiment, "unfinished", ended, "")
     with _reading(folder.failure):
@@ -257,14 +306,25 @@ def group_by_method(runs: Iterable[FinishedRun]) -> dict[str, list[FinishedRun]]
 
     Runs belong to one method if they differ only in the seed and in how they were executed, and
     used the same data and code. Two methods with the same name are told apart by the fields in
-    which they differ.
+    which they differ. The name of a method whose runs are under way says how far they are.
     """
     groups: dict[str, dict[int, FinishedRun]] = {}
     for run in runs:
-        identity = json.dumps(run.fields, sort_keys=True, default=str)
-        groups.setdefault(identity, {}).setdefault(run.experiment["seed"], run)
+        groups.setdefault(_identity(run), {}).setdefault(run.experiment["seed"], run)
     distinct = [list(group.values()) for group in groups.values()]
-    return dict(zip(_labels([group[0] for group in distinct]), distinct, strict=True))
+    labels = _labels([group[0] for group in distinct])
+    labels = [label + _how_far(group) for label, group in zip(labels, distinct, strict=True)]
+    return dict(zip(labels, distinct, strict=True))
+
+
+def _identity(run: FinishedRun) -> str:
+    return json.dumps(run.fields, sort_keys=True, default=str)
+
+
+def _how_far(group: Sequence[FinishedRun]) -> str:
+    """Return the last round evaluated if runs are under way, of the one that is least far."""
+    rounds = [int(run.metrics["round"][-1]) for run in group if not run.is_finished]
+    return f" (round {min(rounds):,} of {group[0].experiment['rounds']:,})" if rounds else ""
 
 
 _MAX_VALUE_LENGTH = 60  # characters of a value in a method's label

@@ -122,8 +122,18 @@ def _name_problems(runs: Sequence[FinishedRun]) -> list[str]:
     return names
 
 
-def render_page(sections: Sequence[Section], incomplete: Sequence[IncompleteRun]) -> str:
-    """Return the HTML of a report with these sections and a list of the incomplete runs."""
+def render_page(
+    sections: Sequence[Section],
+    incomplete: Sequence[IncompleteRun],
+    refresh: float | None = None,
+) -> str:
+    """Return the HTML of a report with these sections and a list of the incomplete runs.
+
+    Args:
+        sections: the sections.
+        incomplete: the runs that are in no figure.
+        refresh: after how many seconds a browser loads the page again; None: never.
+    """
     template = files("fedtide.report").joinpath("page.html.jinja").read_text(encoding="utf-8")
     environment = jinja2.Environment(
         autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
@@ -131,6 +141,7 @@ def render_page(sections: Sequence[Section], incomplete: Sequence[IncompleteRun]
     return environment.from_string(template).render(
         title=_title(sections),
         incomplete=incomplete,
+        refresh=refresh,
         runs=sum(len(group) for section in sections for group in section.groups.values()),
         sections=[_content(section) for section in sections],
         show=_embed_figures,

@@ -194,7 +194,7 @@ def bin_by_rate(run: FinishedRun, column: str, bins: int = 10) -> tuple[Floats, 
 def participation_key(run: FinishedRun) -> str:
     """Return a text that is equal for two runs with the same participants in every round."""
     keys = ("participation", "selection", "dropout", "seed", "rounds")
-    return str([run.experiment.get(key) for key in keys])
+    return str([run.ended, *(run.experiment.get(key) for key in keys)])
 
 
 def unique_participation(groups: Groups) -> list[tuple[str, FinishedRun]]:

@@ -129,8 +129,11 @@ class Run:
 
     def evaluate_if_due(self) -> None:
         """Evaluate the algorithm's output if an evaluation is due."""
-        if not self.experiment.evaluation.due(self.ended, self.experiment.rounds):
-            return
+        if self.experiment.evaluation.due(self.ended, self.experiment.rounds):
+            self.evaluate()
+
+    def evaluate(self) -> None:
+        """Evaluate the algorithm's output and add a row of metrics."""
         start = time.perf_counter()
         self.evaluation = self._evaluate()
         self.metrics.append(metrics_row(self.ended, self.evaluation, self.tally))
@@ -179,6 +182,11 @@ class Run:
         if steps := self.experiment.evaluation.personalise:
             figures = {**evaluation.clients, **self._personalised(steps)}
             evaluation = replace(evaluation, clients=figures)
+        return clients_table(self.population, self.tally, evaluation, self.ended)
+
+    def clients_so_far(self) -> pl.DataFrame:
+        """Return the same without evaluating: without figures before the first evaluation."""
+        evaluation = self.evaluation or Evaluation({})
         return clients_table(self.population, self.tally, evaluation, self.ended)
 
     def _personalised(self, steps: int) -> dict[str, NDArray[np.float64]]:

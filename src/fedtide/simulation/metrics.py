@@ -113,7 +113,7 @@ def clients_table(
         columns["samples"] = population.samples
     if population.rates is not None:
         columns["rate"] = population.rates
-    columns["participation"] = tally.used / rounds
+    columns["participation"] = tally.used / max(rounds, 1)
     columns["weight"] = np.divide(
         tally.effective, tally.used, out=np.full(len(tally.used), np.nan), where=tally.used > 0
     )

@@ -144,7 +144,7 @@ def _draw_weights_over_time(groups: Groups, styles: Styles) -> Figure | None:
         panel.axhline(1 / rates[client], **_REFERENCE)
         name = shorten(str(first.clients["client"][client]))
         panel.set_title(f"client {name}, p = {rates[client]:.3g}", parse_math=False)
-        panel.set_xlim(0, int(first.experiment["rounds"]))
+        panel.set_xlim(0, first.ended)
         label_rounds(panel)
         panel.grid(alpha=0.25)
         plain_logarithms(panel.yaxis)
@@ -158,7 +158,7 @@ def _typical_clients(run: FinishedRun) -> list[int]:
 
     They are rows of the table of clients.
     """
-    counts = run.clients["participation"].to_numpy() * int(run.experiment["rounds"])
+    counts = run.clients["participation"].to_numpy() * run.ended
     order = np.argsort(-counts, kind="stable")
     order = order[counts[order] >= 3]
     places = sorted({0, len(order) // 2, len(order) - 1}) if len(order) else []

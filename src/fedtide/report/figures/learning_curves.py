@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import reduce
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -63,8 +64,7 @@ def draw_curves(
     lows, ends = [], []
     for method, group in groups.items():
         style = styles[method]
-        rounds = group[0].metrics["round"].to_numpy()
-        values = np.array([_values(run, metric, share) for run in group])
+        rounds, values = _align(group, metric, share)
         with np.errstate(invalid="ignore", over="ignore"):  # a loss may be infinite
             mean, std = values.mean(axis=0), values.std(axis=0, ddof=1 if len(group) > 1 else 0)
             panel.fill_between(
@@ -86,6 +86,15 @@ def draw_curves(
         if lows:
             panel.set_ylim(max(0.0, min(lows) - 0.02), min(1.0, panel.get_ylim()[1]))
         panel.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+
+
+def _align(group: Sequence[FinishedRun], metric: str, share: float) -> tuple[Floats, Floats]:
+    """Return the rounds in which all runs were evaluated, and the values, one row per run."""
+    rounds = [run.metrics["round"].to_numpy() for run in group]
+    common = reduce(np.intersect1d, rounds)
+    values = [_values(run, metric, share) for run in group]
+    rows = [v[np.isin(r, common)] for v, r in zip(values, rounds, strict=True)]
+    return common, np.array(rows)
 
 
 def _values(run: FinishedRun, metric: str, share: float) -> Floats:
@@ -140,7 +149,7 @@ def _draw(groups: Groups, styles: Styles, column: str, curve: _Curve, x: str, y:
 
 def _curve_by_rate(group: Sequence[FinishedRun], column: str) -> tuple[Floats, Floats]:
     found = [bin_by_rate(run, column) for run in group]
-    least = [0.5 / run.experiment["rounds"] for run in group]  # rate 0 on a logarithmic axis
+    least = [0.5 / run.ended for run in group]  # rate 0 on a logarithmic axis
     rates = [np.maximum(x, low) for (x, _), low in zip(found, least, strict=True)]
     return np.mean(rates, axis=0), np.mean([y for _, y in found], axis=0)
 

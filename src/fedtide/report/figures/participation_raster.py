@@ -41,7 +41,7 @@ def draw_participation(panel: Axes, run: FinishedRun) -> None:
     log = run.used_rows()
     clients, rounds = log["client"].to_numpy(), log["round"].to_numpy()
     counts = np.bincount(clients, minlength=len(run.clients))
-    draw_raster(panel, [(clients, rounds)], counts, 0, int(run.experiment["rounds"]))
+    draw_raster(panel, [(clients, rounds)], counts, 0, run.ended)
 
 
 def _describe(sizes: NDArray[np.int64]) -> str:
