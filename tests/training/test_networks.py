@@ -15,7 +15,6 @@ from .networks import SIZES, network_task, plain_loop
 from .test_trainers import COMPILING, TRAINERS
 
 EVERY = {"reference": ReferenceTrainer, **TRAINERS}
-ALL = [pytest.param(n, marks=COMPILING if n.endswith("compiled") else []) for n in EVERY]
 CAPTURED = [name for name in EVERY if not name.endswith("compiled")]
 EVERYONE = np.arange(len(SIZES))
 
@@ -87,8 +86,13 @@ def test_buffers_and_optimizers_in_epochs(trainer):
     assert_follows_the_plain_loop(trainer, network_task("frozen"), local)
 
 
-@pytest.mark.parametrize("trainer", [p for p in ALL if p.values[0] not in CAPTURED])
-@pytest.mark.parametrize("kind", ["convolutional", "tokens"])
+@pytest.mark.parametrize(
+    ("trainer", "kind"),
+    [
+        pytest.param("compiled", "frozen", marks=COMPILING),
+        pytest.param("threaded-compiled", "convolutional", marks=COMPILING),
+    ],
+)
 def test_compiled_networks_train_as_in_a_plain_loop(trainer, kind):
     local = LocalTraining(steps=2, batch_size=6, optimizer="adamw", weight_decay=0.1)
     assert_follows_the_plain_loop(trainer, network_task(kind), local, mu=0.3)
