@@ -1,11 +1,14 @@
 """The bundled examples: complete, loadable, and copied without replacing files."""
 
+import sys
 from pathlib import Path
 
 import pytest
 
 import fedtide as ft
 from fedtide.examples import copy_example, find_example, list_examples
+from fedtide.import_paths import import_object
+from fedtide.simulation.experiment import read_yaml
 from fedtide.sweep import Sweep
 
 EXPERIMENTS = [name for name in list_examples() if not name.startswith("flower")]
@@ -18,11 +21,40 @@ def test_every_example_says_what_it_shows():
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_a_copied_experiment_is_complete(name, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
     copies = copy_example(name, tmp_path / "copies")
-    copied, bundled = Sweep.load(copies[0]), Sweep.load(find_example(Path(name)))
+    monkeypatch.chdir(tmp_path / "copies")
+    copied, bundled = Sweep.load(copies[0].name), Sweep.load(find_example(Path(name)))
     assert copies[0].name == f"{name}.yaml"
-    assert [run.experiment for run in copied.runs] == [run.experiment for run in bundled.runs]
+    assert not any("fedtide.examples" in file.read_text() for file in copies)
+    assert len(copied.runs) == len(bundled.runs)
+    for one, other in zip(copied.runs, bundled.runs, strict=True):
+        named = str(other.experiment.to_dict()).replace("fedtide.examples.tasks.", "")
+        assert str(one.experiment.to_dict()) == named
+
+
+def test_modules_of_an_example_are_copied_with_the_texts_that_they_read(tmp_path):
+    copies = copy_example("lora", tmp_path)
+    assert {file.name for file in copies} == {
+        "lora.yaml",
+        "next-character.yaml",
+        "lora.py",
+        "plays.py",
+        "macbeth.txt",
+        "twelfth_night.txt",
+    }
+
+
+def test_copied_modules_are_those_that_a_copied_experiment_uses(tmp_path, monkeypatch):
+    copy_example("lora", tmp_path)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "plays.py").write_text((tmp_path / "plays.py").read_text() + "\nMINE = True\n")
+    try:
+        factory = import_object(read_yaml("lora.yaml")["problem"]["model"], "model")
+        assert sys.modules["plays"].MINE
+        assert factory.__globals__["next_characters"].__module__ == "plays"
+    finally:
+        for module in ("lora", "plays"):
+            sys.modules.pop(module, None)
 
 
 def test_a_copied_app_has_no_caches(tmp_path):

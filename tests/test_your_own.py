@@ -15,6 +15,8 @@ from fedtide.cli.main import app
 PAGE = Path(__file__).parents[1] / "docs" / "your-own.md"
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 NAME = re.compile(r"# (\S+\.(?:py|yaml))\n")
+METHODS = ("FedAvg(", "Bounded(", "average ", "local ")
+MODULES = ("bounded", "layers", "phrases", "quantiles", "sensornet", "uneven")
 
 
 @pytest.fixture
@@ -22,7 +24,7 @@ def blocks(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     yield BLOCK.findall(PAGE.read_text(encoding="utf-8"))
-    for module in ("bounded", "sensornet"):
+    for module in MODULES:
         sys.modules.pop(module, None)
 
 
@@ -42,13 +44,34 @@ def execute(number, language, text):
 
 @pytest.mark.compile
 def test_the_blocks_of_the_page_run_and_learn(blocks, capsys):
+    printed = []
     for number, (language, text) in enumerate(blocks):
         execute(number, language, text)
-    accuracies = [float(line.split()[-1]) for line in capsys.readouterr().out.splitlines()[:2]]
+        printed.append(capsys.readouterr().out)
+    accuracies = [
+        float(line.split()[-1])
+        for line in "".join(printed).splitlines()
+        if line.startswith(METHODS)
+    ]
+    assert len(accuracies) == 4
     assert min(accuracies) > 0.7
-    learnt = pl.read_parquet("runs/sensors/metrics.parquet").row(-1, named=True)
-    assert learnt["test_accuracy"] > 0.9
-    assert Path("runs/sensors/report.html").stat().st_size > 10_000
+    for name, metric, least in (
+        ("users", "test_accuracy", 0.9),
+        ("phrases", "test_accuracy", 0.9),
+        ("sensors", "test_accuracy", 0.9),
+        ("nightly", "test_accuracy", 0.8),
+    ):
+        learnt = pl.read_parquet(f"runs/{name}/metrics.parquet").row(-1, named=True)
+        assert learnt[metric] > least, name
+    for name in ("users", "sensors"):
+        assert Path(f"runs/{name}/report.html").stat().st_size > 10_000
+    assert len(pl.read_parquet("runs/bounds/results.parquet")) == 4
+
+
+def test_a_table_of_users_becomes_a_report_in_15_lines(blocks):
+    index, text = next((i, text) for i, (_, text) in enumerate(blocks) if "DataFrame" in text)
+    assert len([line for line in text.splitlines() if line.strip()]) <= 15
+    assert blocks[index + 1][1] == "fedtide report runs/users\n"
 
 
 def test_the_method_is_as_short_as_the_page_says(blocks):

@@ -91,4 +91,4 @@ def test_killed_and_resumed_runs_equal_an_undisturbed_one(
         assert {file.name for file in run.rglob(".*")} <= {".lock"}
     if signal_name == "SIGTERM":
         messages = [line for line in done.stderr.splitlines() if line.startswith("interrupted")]
-        assert all("--resume" in line for line in messages)
+        assert all("resume=True" in line for line in messages)  # they come from Python

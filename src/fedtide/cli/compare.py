@@ -8,11 +8,12 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from fedtide.cli.options import RunFolders
-from fedtide.plotting.saving import save_figure
+from fedtide.cli.options import RunFolders, print_warnings
+from fedtide.plotting.saving import FIGURE_SUFFIXES, save_figure
 from fedtide.report.comparison import comparison_table
 from fedtide.report.figures.run_comparison import comparison_figure
 from fedtide.report.loading import load_runs
+from fedtide.validation import require_suffix
 
 
 def compare_command(
@@ -25,7 +26,11 @@ def compare_command(
 
     Example: fedtide compare runs/digits --figure digits.pdf
     """
+    if figure is not None:
+        require_suffix("figure", figure, FIGURE_SUFFIXES)
     runs = load_runs(folders)
-    Console().print(comparison_table(runs))
+    console = Console()
+    console.print(comparison_table(runs))
+    print_warnings(runs, console)
     if figure is not None:
         save_figure(comparison_figure(runs), figure)

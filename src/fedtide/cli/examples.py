@@ -33,7 +33,9 @@ def examples_command(
     if copies[0].is_dir():
         print("docs/deploy.md explains how to run the app with Flower.")
     else:
-        print(f"next: fedtide {'run' if name in ('digits', 'fashion') else 'sweep'} {copies[0]}")
+        command = "sweep" if name.endswith(("-search", "-sweep")) else "run"
+        enter = "" if out == Path() else f"cd {out} && "  # modules are found in this folder
+        print(f"next: {enter}fedtide {command} {copies[0].name}")
 
 
 def _print_list() -> None:

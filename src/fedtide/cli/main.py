@@ -87,6 +87,14 @@ class _LazyCommands(TyperGroup):
         return name, typer.main.get_command(single), args[1:]
 
 
+_REPEAT = "repeat the command"
+_HINTS = {
+    "run": "repeat the command with --resume to continue",
+    "sweep": "repeat the command to continue",
+    "papers": "repeat the command to continue",
+}
+"""How to continue after an interruption; the other commands begin again."""
+
 app = _typer(cls=_LazyCommands, no_args_is_help=True)
 
 
@@ -124,11 +132,11 @@ def main() -> None:
         print(f"fedtide: {error}", file=sys.stderr)
         sys.exit(2)
     except Interrupted as error:
-        print(f"fedtide: {error}", file=sys.stderr)
+        hint = f"; {_HINTS.get(''.join(sys.argv[1:2]), _REPEAT)}" if error.hint else ""
+        print(f"fedtide: {error.what}{hint}", file=sys.stderr)
         sys.exit(130)
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
     """Handle a signal outside the training loop, where there is nothing to save."""
-    hint = " with --resume to continue" if sys.argv[1:2] == ["run"] else ""
-    raise Interrupted(f"interrupted; repeat the command{hint}")
+    raise Interrupted("interrupted", _REPEAT)

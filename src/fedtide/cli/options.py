@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.console import Console
 
+from fedtide.report.loading import FinishedRun
 from fedtide.sweep import SweepRun
 from fedtide.sweep.sweep_runner import OnRunEnd
 from fedtide.tracking import make_tracker
@@ -45,6 +48,9 @@ Track = Annotated[
 """Where runs are tracked."""
 
 
+PAGE_SUFFIXES = (".html", ".htm")
+"""What the name of a page ends in."""
+
 ForceResume = Annotated[
     bool,
     typer.Option(
@@ -63,6 +69,14 @@ def runs_folder(name: str) -> Path:
     """
     require_folder_name("name", name)
     return Path("runs") / name
+
+
+def print_warnings(runs: Iterable[FinishedRun], console: Console) -> None:
+    """Print what runs warn of, such as a diverged loss."""
+    for run in runs:
+        for sentence in run.warnings:
+            text = f"{run.method}, seed {run.experiment['seed']}: {sentence}"
+            console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 def track_runs(wanted: str | None, out: Path, name: str) -> OnRunEnd | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
@@ -10,12 +11,13 @@ import typer
 from rich.console import Console
 
 from fedtide.atomic_io import make_folder, write_text
-from fedtide.cli.options import RunFolders
+from fedtide.cli.options import PAGE_SUFFIXES, RunFolders, print_warnings
 from fedtide.errors import InvalidInputError
 from fedtide.plotting.saving import save_figure
 from fedtide.report.comparison import comparison_table
 from fedtide.report.loading import IncompleteRun, find_runs
 from fedtide.report.page import Section, make_sections, render_page
+from fedtide.validation import require_suffix
 
 
 def report_command(
@@ -56,13 +58,18 @@ def report_command(
 
     Example: fedtide report runs/digits --html digits.html
     """
-    finished, incomplete = find_runs(folders)
-    sections = make_sections(finished, target, smooth)
     html = html or folders[0] / "report.html"
-    make_folder(html.parent)
+    require_suffix("html", html, PAGE_SUFFIXES)
     if html.is_dir():
-        raise InvalidInputError(f"out: {html} is a folder; give a file, such as report.html")
-    write_text(html, render_page(sections, incomplete))
+        raise InvalidInputError(f"html: {html} is a folder; give a file, such as report.html")
+    finished, incomplete = find_runs(folders)
+    if incomplete and not finished:
+        first = incomplete[0]
+        message = first.message or "the run has not ended; continue it with --resume"
+        raise InvalidInputError(f"report: no finished run; {first.folder.path}: {message}")
+    sections = make_sections(finished, target, smooth)
+    make_folder(html.parent, field="html")
+    write_text(html, render_page(sections, incomplete), field="html", hint="choose another file")
     if figures is not None:
         _save_figures(sections, figures)
     _print_summary(sections, incomplete)
@@ -73,10 +80,10 @@ def _save_figures(sections: Sequence[Section], folder: Path) -> None:
     """Save every figure as PNG and PDF; several sections get numbered folders."""
     for number, section in enumerate(sections, 1):
         below = folder / str(number) if len(sections) > 1 else folder
-        make_folder(below)
+        make_folder(below, field="figures")
         for one in (figure for group in section.figures.values() for figure in group):
             for form in ("png", "pdf"):
-                save_figure(one.figure, below / f"{one.name}.{form}", dpi=200)
+                save_figure(one.figure, below / f"{one.name}.{form}", dpi=200, field="figures")
 
 
 def _print_summary(sections: Sequence[Section], incomplete: Sequence[IncompleteRun]) -> None:
@@ -84,8 +91,10 @@ def _print_summary(sections: Sequence[Section], incomplete: Sequence[IncompleteR
     for section in sections:
         if len(sections) > 1:
             console.print(section.name, markup=False)
-        console.print(comparison_table(run for group in section.groups.values() for run in group))
+        runs = [run for group in section.groups.values() for run in group]
+        console.print(comparison_table(runs))
+        print_warnings(runs, console)
     if incomplete:
-        states = [run.state for run in incomplete]
-        counts = " and ".join(f"{states.count(s)} {s}" for s in ("failed", "unfinished"))
+        states = Counter(run.state for run in incomplete)
+        counts = " and ".join(f"{number} {state}" for state, number in sorted(states.items()))
         console.print(f"not in the figures: {counts}")

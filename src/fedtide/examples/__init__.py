@@ -1,7 +1,8 @@
 """Examples that ship with the package: experiment files, and Flower apps in folders.
 
 `fedtide examples` lists and copies them; `fedtide run` and `fedtide sweep` take the name of an
-experiment instead of a file.
+experiment instead of a file. `tasks` has the data and networks of some experiments; a copied
+experiment names the copied modules.
 """
 
 from __future__ import annotations
@@ -13,7 +14,10 @@ from pathlib import Path
 from fedtide.errors import InvalidInputError, did_you_mean
 
 _ROOT = Path(__file__).parent
+_TASKS = "fedtide.examples.tasks"
 _BASE = re.compile(r"^base:\s*(\S+)", re.MULTILINE)
+_MODULE = re.compile(rf"{re.escape(_TASKS)}\.(\w+)")
+_TEXT = re.compile(r"\w+\.txt")
 
 
 def list_examples() -> dict[str, str]:
@@ -38,12 +42,15 @@ def find_example(file: Path) -> Path:
 def copy_example(name: str, folder: Path) -> list[Path]:
     """Copy an example, and the files that it builds on, into a folder; return the copies.
 
+    Where a copy names modules of `tasks`, it names their copies, which lie next to it.
+
     Raises:
         InvalidInputError: no such example, or a copy would replace a file.
     """
     if name not in list_examples():
         raise InvalidInputError(f"name: unknown {name!r}; {did_you_mean(name, list_examples())}")
-    sources = [_ROOT / name] if (_ROOT / name).is_dir() else _with_bases(_ROOT / f"{name}.yaml")
+    is_app = (_ROOT / name).is_dir()
+    sources = [_ROOT / name] if is_app else _list_files(_ROOT / f"{name}.yaml")
     copies = [folder / source.name for source in sources]
     for copy in copies:
         if copy.exists():
@@ -54,7 +61,8 @@ def copy_example(name: str, folder: Path) -> list[Path]:
             if source.is_dir():
                 shutil.copytree(source, copy, ignore=shutil.ignore_patterns("__pycache__"))
             else:
-                shutil.copyfile(source, copy)
+                text = source.read_text(encoding="utf-8").replace(f"{_TASKS}.", "")
+                copy.write_text(text, encoding="utf-8")
     except OSError as error:
         raise InvalidInputError(
             f"out: {folder} cannot be written ({error.strerror}); choose another"
@@ -62,10 +70,14 @@ def copy_example(name: str, folder: Path) -> list[Path]:
     return copies
 
 
-def _with_bases(file: Path) -> list[Path]:
-    """Return an experiment file and those that it names as `base`, directly or indirectly."""
-    base = _BASE.search(file.read_text(encoding="utf-8"))
-    return [file] if base is None else [file, *_with_bases(_ROOT / base.group(1))]
+def _list_files(file: Path) -> list[Path]:
+    """Return a file and those that it names, directly or indirectly, each once."""
+    text = file.read_text(encoding="utf-8")
+    named = [_ROOT / base for base in _BASE.findall(text)]
+    named += [_ROOT / "tasks" / f"{module}.py" for module in _MODULE.findall(text)]
+    named += [path for name in _TEXT.findall(text) if (path := file.with_name(name)).is_file()]
+    inner = (part for path in named for part in _list_files(path))
+    return list(dict.fromkeys([file, *inner]))
 
 
 def _describe(file: Path) -> str:

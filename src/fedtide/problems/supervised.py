@@ -53,7 +53,9 @@ class Supervised(Problem):
         train: the training samples: a mapping of arrays or tensors, a pandas, Polars or PyArrow
             table, a Hugging Face `Dataset`, a map-style PyTorch `Dataset` (whose items are mappings
             or tuples), the path of a Parquet or CSV file, or of a folder with such a file called
-            train and perhaps one called test.
+            train and perhaps one called test; or text: the import path "package.module:function" of
+            a function that returns any of these, "hub:OWNER/NAME" or "hub:OWNER/NAME:SPLIT" on the
+            Hugging Face hub, "femnist", "shakespeare" or "stackoverflow".
         inputs: the columns that the network gets. One name: the column as it is stored. Several:
             each is an argument of `forward`, in order, except that columns with one number per row
             form one vector together. A mapping passes them by the names of `forward`'s arguments.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -33,6 +34,8 @@ from fedtide.simulation.loop import Run
 from fedtide.simulation.run_folder import Resume, RunFolder
 from fedtide.training import LocalTraining
 from fedtide.training.trainers.select import TrainerName
+
+_logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -171,8 +174,17 @@ def _memory_errors() -> Iterator[None]:
         ) from None
 
 
+def _log_warnings(run: Run) -> list[str]:
+    """Log and return what a run should not end with in silence."""
+    found = run.warnings()
+    for sentence in found:
+        _logger.warning("%s, seed %d: %s", run.experiment.name, run.experiment.seed, sentence)
+    return found
+
+
 def _in_memory(run: Run, progress: ProgressCallback | None) -> Result:
     _loop(run, progress)
+    _log_warnings(run)
     return _result(run, run.log_table())
 
 
@@ -281,7 +293,8 @@ def _loop_in_folder(run: Run, folder: RunFolder, progress: ProgressCallback | No
             if interruption.requested:
                 raise Interrupted(
                     f"interrupted after round {run.ended} of {run.experiment.rounds}, saved in "
-                    f"{folder.path}; continue with the same command and --resume"
+                    f"{folder.path}",
+                    "continue with resume=True",
                 )
     _save(run, folder)
 
@@ -301,12 +314,19 @@ def _finish(run: Run, folder: RunFolder) -> pl.DataFrame:
     log = pl.concat([run.log_table(), *folder.read_log()])
     write_frame(folder.participation, log)
     write_frame(folder.metrics, run.metrics_table())
-    write_frame(folder.clients, run.clients())
+    clients = run.clients()
+    write_frame(folder.clients, clients)
     named = run.task.layout.unflatten(run.driver.output)
     tensors = {name: tensor.contiguous().cpu() for name, tensor in named.items()}
     write_atomically(folder.model, lambda path: safetensors.torch.save_file(tensors, path))
     write_json(folder.timings, _timings(run) | {"trainer": run.trainer_choice})
-    write_json(folder.summary, {"rounds": run.ended, "metrics": run.metrics[-1]})
+    summary = {
+        "rounds": run.ended,
+        "metrics": run.metrics[-1],
+        "lower_is_better": run.lower_is_better(clients.columns),
+        "warnings": _log_warnings(run),
+    }
+    write_json(folder.summary, summary)
     folder.drop_log_parts()
     return log
 

@@ -88,7 +88,7 @@ def run_job(job: Job, on_round: OnRound) -> Outcome:
             job.experiment, job.folder, job.resume, lambda ended, _, loss: on_round(ended, loss)
         )
     except Interrupted as error:
-        return Outcome("interrupted", str(error))
+        return Outcome("interrupted", error.what)
     except InvalidInputError as error:
         return Outcome("failed", str(error), permanent=isinstance(error, DivergenceError))
     except Exception as error:  # a user's model may raise anything; the other runs continue

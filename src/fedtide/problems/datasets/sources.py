@@ -18,6 +18,8 @@ import torch
 from numpy.typing import NDArray
 
 from fedtide.errors import InvalidInputError, did_you_mean
+from fedtide.import_paths import import_object, is_import_path
+from fedtide.problems.datasets.hub import load_from_hub, undecoded
 from fedtide.problems.datasets.image_decoding import decode_cached, decode_images
 
 Ints = NDArray[np.int64]
@@ -26,7 +28,8 @@ _IMAGE_BYTES = "bytes"  # of the struct in which Hugging Face stores an image
 _SUFFIXES = (".parquet", ".csv")
 _KINDS = (
     "a mapping of arrays, a pandas, Polars or PyArrow table, a Hugging Face or PyTorch data set, "
-    "or the path of a Parquet or CSV file"
+    "the path of a Parquet or CSV file, the import path of a function that returns one of these, "
+    "hub:OWNER/NAME, or femnist, shakespeare or stackoverflow"
 )
 
 
@@ -141,7 +144,7 @@ def read_source(field: str, source: Any, order: Sequence[str]) -> Table:
     Args:
         field: the field that an error names.
         source: a mapping of arrays or tensors, a Polars, pandas or PyArrow table, a Hugging Face
-            `Dataset`, a map-style PyTorch `Dataset`, or the path of a .parquet or .csv file.
+            `Dataset`, a map-style PyTorch `Dataset`, or text, see `_read_named`.
         order: the names of the elements where rows are tuples, as those of a PyTorch data set.
 
     Raises:
@@ -151,8 +154,10 @@ def read_source(field: str, source: Any, order: Sequence[str]) -> Table:
     >>> table.column("inputs", "x").shape, table.require_rows({"inputs": ["x"], "target": ["y"]})
     ((2, 1), 2)
     """
-    if isinstance(source, str | Path):
-        return _read_file(field, Path(source))
+    if isinstance(source, str):
+        return _read_named(field, source, order)
+    if isinstance(source, Path):
+        return _read_file(field, source)
     if isinstance(source, Mapping):
         return _table(source, field)
     if isinstance(source, pl.LazyFrame):
@@ -189,14 +194,47 @@ def split_files(field: str, folder: Path) -> list[Path]:
     return [file for file in found if file is not None]
 
 
-def undecoded(data: Any) -> Any:
-    """Return a Hugging Face data set whose images stay encoded."""
-    from datasets import Image
+def _read_named(field: str, name: str, order: Sequence[str]) -> Table:
+    """Return the table that a text names.
 
-    for column, feature in data.features.items():
-        if isinstance(feature, Image):
-            data = data.cast_column(column, Image(decode=False))
-    return data
+    Args:
+        field: the field that an error names.
+        name: a natural data set, NAME or NAME:SPLIT with NAME in `NATURAL`; hub:OWNER/NAME or
+            hub:OWNER/NAME:SPLIT on the Hugging Face hub; the path of a .parquet or .csv file; or,
+            if there is no such file, the import path of a function without arguments that returns
+            any source. The split is "train" by default.
+        order: see `read_source`.
+
+    Raises:
+        InvalidInputError: a file that cannot be read, a function that fails, or no connection.
+    """
+    from fedtide.problems.datasets.natural import NATURAL, load_natural
+
+    head, _, split = name.partition(":")
+    if head in NATURAL:
+        return _table(load_natural(field, head, split or "train"), field)
+    if head == "hub":
+        data, _, split = split.partition(":")
+        arrow = load_from_hub(field, data, split or "train", "give a file")
+        return _table({column: arrow[column] for column in arrow.column_names}, field)
+    if is_import_path(name) and not Path(name).exists():
+        return read_source(field, _call(field, name), order)
+    return _read_file(field, Path(name))
+
+
+def _call(field: str, path: str) -> Any:
+    """Return what the function at an import path returns."""
+    function = import_object(path, field)
+    try:
+        return function()
+    except InvalidInputError:
+        raise
+    except Exception as error:  # a user's function may raise anything
+        reason = "".join(f"{error!s:.200}".splitlines()[:1])
+        raise InvalidInputError(
+            f"{field}: {path} fails without arguments ({type(error).__name__}: {reason}); it must "
+            f"return {_KINDS}"
+        ) from error
 
 
 def _table(columns: Mapping[str, Any], source: str) -> Table:

@@ -1,0 +1,1 @@
+"""Data and networks of the bundled examples, one module for each subject."""
