@@ -15,6 +15,7 @@ APPS = ROOT / "examples"
 FILES = sorted(file for file in ROOT.rglob("*.py") if file.parent.parent != APPS)
 
 BASICS = {
+    "activity",
     "errors",
     "validation",
     "randomness",
@@ -34,7 +35,8 @@ MAY_IMPORT = {
     "plotting": set(),
     "theory": set(),
     "training": {"problems", "algorithms"},
-    "simulation": {"participation", "algorithms", "problems", "training"},
+    "simulation": {"participation", "algorithms", "problems", "training", "plotting"},
+    "callbacks": {"simulation"},
     "auditing": {
         "participation",
         "algorithms",

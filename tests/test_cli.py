@@ -2,9 +2,11 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import click
@@ -13,6 +15,7 @@ import pytest
 import typer
 import yaml
 
+import fedtide.simulation.loop as fedtide_loop
 from fedtide.cli.main import COMMANDS, app, main
 from fedtide.simulation.checkpoint import load_newest
 
@@ -86,6 +89,7 @@ def test_a_run_makes_its_folder_and_says_where(fedtide):
     names = {path.name for path in Path("here").iterdir()}
     assert names - {".lock"} == {
         "experiment.yaml",
+        "fingerprints.json",
         "metrics.parquet",
         "participation.parquet",
         "clients.parquet",
@@ -134,18 +138,31 @@ def test_overrides_are_put_over_the_file(fedtide):
 
 
 @pytest.mark.parametrize(
-    "participation",
+    ("participation", "nobody"),
     [
-        {"type": "bernoulli", "rates": 0.0},
-        {"type": "table", "weights": [[0.0] * 5] * 6},
-        {"type": "table", "weights": [[1.0, 0, 0, 0, 0]] * 6},
+        ({"type": "bernoulli", "rates": 1e-9}, True),
+        ({"type": "table", "weights": [[1.0, 0, 0, 0, 0]] * 6}, False),
     ],
     ids=str,
 )
-def test_runs_with_no_or_one_participant_end_without_warnings(participation, fedtide):
-    status, _, err = fedtide("run", write(EXPERIMENT | {"participation": participation}))
-    assert (status, "Warning" in err) == (0, False)
+def test_a_run_without_any_participant_says_so_wherever_it_is_shown(
+    participation, nobody, fedtide, caplog
+):
+    file = write(EXPERIMENT | {"participation": participation})
+    assert fedtide("run", file)[0] == 0
+    assert ("participation: no client took part in any of 6 rounds" in caplog.text) == nobody
     assert Path("runs/small/comparison.png").exists()
+    for command in ("compare", "report"):
+        status, out, _ = fedtide(command, "runs")
+        assert status == 0
+        assert ("small, seed 0: participation: no client took part" in out) == nobody
+    assert ("no client took part" in Path("runs/report.html").read_text()) == nobody
+
+
+def test_participation_at_rate_0_is_refused(fedtide):
+    file = write(EXPERIMENT | {"participation": {"type": "bernoulli", "rates": 0.0}})
+    assert refused(fedtide("run", file)).startswith("participation.rates: all are 0")
+    assert everything() == ["experiment.yaml"]
 
 
 def test_methods_and_seeds_are_compared(fedtide):
@@ -477,18 +494,61 @@ def test_a_run_that_diverges_is_refused_with_its_checkpoint(fedtide):
     assert "checkpoint" in message.partition(";")[2]
 
 
+@pytest.mark.parametrize(
+    ("arguments", "field", "suffixes"),
+    [
+        (["compare", "here", "--figure", "x.xyz"], "figure", ".png, .pdf or .svg"),
+        (["compare", "here", "--figure", "x"], "figure", ".png, .pdf or .svg"),
+        (["report", "here", "--html", "x.pdf"], "html", ".html or .htm"),
+        (["audit", "here/participation.parquet", "--html", "x.png"], "html", ".html or .htm"),
+    ],
+    ids=str,
+)
+def test_an_output_of_an_unknown_format_is_refused_before_anything_is_read(
+    arguments, field, suffixes, fedtide
+):
+    message = refused(fedtide(*arguments))
+    assert message.startswith(f"{field}: x")
+    assert message.endswith(f"; use {suffixes}")
+    assert everything() == []
+
+
+def test_a_comparison_at_80_columns_shows_the_nested_field_that_differs(fedtide, monkeypatch):
+    for cutoff in (5, 50):
+        algorithm = {
+            "type": "amplified",
+            "period": 2,
+            "factor": 1.5,
+            "inner": {"type": "fedau", "cutoff": cutoff},
+        }
+        file = write(EXPERIMENT | {"algorithm": algorithm})
+        assert fedtide("run", file, "--out", f"runs/{cutoff}")[0] == 0
+    monkeypatch.setenv("COLUMNS", "80")
+    status, out, _ = fedtide("compare", "runs")
+    assert status == 0
+    assert max(map(len, out.splitlines())) <= 80
+    names = "".join(line.strip().split("  ")[0] for line in out.splitlines())
+    for cutoff in (5, 50):
+        assert f"(algorithm.inner.cutoff={cutoff})" in names
+
+
 def test_places_that_cannot_be_written_are_refused(fedtide):
     """A file is in the way of a folder."""
     several = EXPERIMENT | {"rounds": 1, "seeds": [1, 2], "evaluation": {"every": 0}}
     file, place = write(several), Path("file/folder")
     Path("file").write_text("")
     fedtide("run", file, "--out", "runs", "--workers", "1")
-    for arguments in (
-        ("sweep", file, "--out", place),
-        ("run", file, "--out", place),
-        ("report", "runs", "--figures", place),
+    for field, arguments in (
+        ("out", ("sweep", file, "--out", place)),
+        ("out", ("run", file, "--out", place)),
+        ("figures", ("report", "runs", "--figures", place)),
+        ("html", ("report", "runs", "--html", "file/page.html")),
+        ("figure", ("compare", "runs", "--figure", "file/figure.png")),
     ):
-        assert refused(fedtide(*arguments)).startswith(f"out: {place} cannot be written (")
+        status, _, err = fedtide(*arguments)
+        assert status == 2
+        assert re.match(rf"fedtide: {field}: file\S* cannot be written \(", err)
+        assert err.count("\n") == 1
 
 
 def test_papers_refuse_places_that_cannot_be_written(fedtide):
@@ -613,6 +673,70 @@ def test_an_interruption_before_the_first_round_is_reported(fedtide):
     assert err.startswith("fedtide: interrupted; ")
     assert err.count("\n") == 1
     assert not Path("here").exists()
+
+
+HINTS = {
+    "run": "repeat the command with --resume to continue",
+    "sweep": "repeat the command to continue",
+    "papers": "repeat the command to continue",
+    "compare": "repeat the command",
+    "report": "repeat the command",
+    "audit": "repeat the command",
+}
+
+
+@pytest.mark.parametrize("command", HINTS)
+def test_an_interruption_offers_only_what_the_command_has(command, fedtide, monkeypatch):
+    """A signal while its arguments are read; --resume is offered by the command that takes it."""
+
+    def interrupted():
+        signal.raise_signal(signal.SIGINT)
+
+    _, help_text, _ = fedtide(command, "--help")
+    monkeypatch.setattr(f"fedtide.cli.{command}.{command}_command", interrupted)
+    status, out, err = fedtide(command)
+    assert (status, out) == (130, "")
+    assert err == f"fedtide: interrupted; {HINTS[command]}\n"
+    assert ("--resume" in err) == ("--resume" in help_text)
+
+
+@pytest.mark.parametrize("command", ["run", "sweep"])
+def test_an_interrupted_run_says_where_it_is_and_how_this_command_continues(
+    command, fedtide, monkeypatch
+):
+    """The signal comes with the first progress of a run of one experiment."""
+    before = fedtide_loop.Run.round
+
+    def interrupt_after(run):
+        before(run)
+        signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr(fedtide_loop.Run, "round", interrupt_after)
+    status, _, err = fedtide(command, write(EXPERIMENT), "--out", "here")
+    assert status == 130
+    wanted = f"fedtide: interrupted after round 1 of 6, saved in here; {HINTS[command]}"
+    assert err.splitlines()[-1] == wanted
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("workers", [[], ["seeds=[1, 2]", "--workers", "2"]], ids=["one", "two"])
+@pytest.mark.parametrize("seconds", [0.3, 1, 2, 4, 8])
+def test_ctrl_c_ends_with_a_sentence_at_any_time(seconds, workers, fedtide):
+    """Also during imports, and in processes that are still starting; Ctrl-C reaches all of them."""
+    file = write(LONG | {"rounds": 10**6})
+    process = subprocess.Popen(
+        [sys.executable, "-c", "from fedtide.cli.entry import main; main()", "run", file, *workers],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    time.sleep(seconds)
+    os.killpg(process.pid, signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert err.splitlines()[-1].startswith("fedtide: interrupted")
+    assert "Traceback" not in err
 
 
 @pytest.mark.process

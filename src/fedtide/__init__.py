@@ -9,12 +9,13 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
-from fedtide.auditing import audit
 from fedtide.errors import InvalidInputError
 
 if TYPE_CHECKING:
-    from fedtide import algorithms, participation, problems
-    from fedtide.simulation import Experiment, Result, run, simulate
+    from fedtide import algorithms, callbacks, participation, problems
+    from fedtide.auditing import audit
+    from fedtide.report.result_comparison import compare
+    from fedtide.simulation import Experiment, Result, Results, run, simulate
     from fedtide.training import Ball, Box, InverseDecay, LocalTraining, Piecewise, StepDecay
 
 __all__ = [
@@ -26,9 +27,12 @@ __all__ = [
     "LocalTraining",
     "Piecewise",
     "Result",
+    "Results",
     "StepDecay",
     "algorithms",
     "audit",
+    "callbacks",
+    "compare",
     "participation",
     "problems",
     "run",
@@ -36,14 +40,16 @@ __all__ = [
 ]
 
 _HOMES = {
-    "fedtide.simulation": ("Experiment", "Result", "run", "simulate"),
+    "fedtide.auditing": ("audit",),
+    "fedtide.report.result_comparison": ("compare",),
+    "fedtide.simulation": ("Experiment", "Result", "Results", "run", "simulate"),
     "fedtide.training": ("Ball", "Box", "InverseDecay", "LocalTraining", "Piecewise", "StepDecay"),
 }
 
 
 def __getattr__(name: str) -> object:
-    """Import modules that need PyTorch on first use; an audit does not need it."""
-    if name in ("algorithms", "participation", "problems"):
+    """Import modules on first use: an audit needs no PyTorch, the command line starts at once."""
+    if name in ("algorithms", "callbacks", "participation", "problems"):
         return importlib.import_module(f"fedtide.{name}")
     for home, names in _HOMES.items():
         if name in names:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +54,8 @@ def write_atomically(
             os.fsync(file.fileno())
         draft.replace(path)
     except (OSError, SafetensorError, pl.exceptions.ComputeError) as error:
-        draft.unlink(missing_ok=True)
+        with suppress(OSError):  # the folder may be a file
+            draft.unlink(missing_ok=True)
         reason = getattr(error, "strerror", None) or str(error)
         raise InvalidInputError(f"{field}: {path} cannot be written ({reason}); {hint}") from None
 
@@ -84,9 +86,14 @@ def write_json(path: Path, content: dict[str, Any]) -> None:
     write_text(path, json.dumps(content, indent=2) + "\n")
 
 
-def write_yaml(path: Path, content: dict[str, Any]) -> None:
+def write_yaml(
+    path: Path,
+    content: dict[str, Any],
+    field: str = "out",
+    hint: str = "free some disk space and resume",
+) -> None:
     """Write a mapping as YAML atomically, keeping the order of its keys."""
-    write_text(path, yaml.safe_dump(content, sort_keys=False, allow_unicode=True))
+    write_text(path, yaml.safe_dump(content, sort_keys=False, allow_unicode=True), field, hint)
 
 
 def write_frame(path: Path, frame: pl.DataFrame) -> None:

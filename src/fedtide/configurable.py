@@ -169,8 +169,10 @@ def _is_list_of(kind: Any, value: Any) -> bool:
         if array.dtype.kind != "O":
             return _is_array_of(kind, array)
         value = array.tolist()
-    if kind in _DTYPES:  # one value of each type is enough
-        value = {(type(part), _is_huge(part)): part for part in value}.values()
+    if kind in _DTYPES and {*map(type, value)} == {int}:
+        value = min(value), max(value)
+    elif kind in _DTYPES:  # one value of each type is enough
+        value = {type(part): part for part in value}.values()
     return all(_fits(kind, part) for part in value)
 
 
@@ -181,10 +183,6 @@ def _is_array_of(kind: Any, array: np.ndarray[Any, Any]) -> bool:
     if kind in _DTYPES:
         return array.ndim == 1 and array.dtype.kind in _DTYPES[kind]
     return kind is Any
-
-
-def _is_huge(value: Any) -> bool:
-    return isinstance(value, int) and value.bit_length() > 63
 
 
 def _explain(name: str, kind: Any, value: Any) -> str:

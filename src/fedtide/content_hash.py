@@ -14,11 +14,13 @@ from contextvars import ContextVar
 from decimal import Decimal
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
 from fedtide.errors import InvalidInputError
+
+T = TypeVar("T")
 
 _BATCH = 10_000  # rows of a data set that are hashed together
 _PLAIN = (type(None), str, bytes, int, float, complex, np.generic, Path, Decimal)
@@ -29,8 +31,15 @@ class _Digest(Protocol):
     def update(self, data: Any, /) -> None: ...
 
 
-_known: ContextVar[dict[int, tuple[Any, str]] | None] = ContextVar("known", default=None)
-"""The objects hashed so far, by their ids, and their fingerprints."""
+class _Known:
+    """The fingerprints of objects by their ids, and results of `once` by their keys."""
+
+    def __init__(self) -> None:
+        self.objects: dict[int, tuple[Any, str]] = {}
+        self.results: list[tuple[Any, Any]] = []
+
+
+_known: ContextVar[_Known | None] = ContextVar("known", default=None)
 
 
 @contextmanager
@@ -39,11 +48,22 @@ def hash_once() -> Iterator[None]:
     if _known.get() is not None:
         yield
         return
-    token = _known.set({})
+    token = _known.set(_Known())
     try:
         yield
     finally:
         _known.reset(token)
+
+
+def once(key: Any, compute: Callable[[], T]) -> T:
+    """Return `compute()`, called once for equal keys within `hash_once`."""
+    known = _known.get()
+    results = [] if known is None else known.results
+    for earlier, result in results:
+        if earlier == key:
+            return result  # type: ignore[no-any-return]
+    results.append((key, compute()))
+    return results[-1][1]  # type: ignore[no-any-return]
 
 
 def is_data(thing: Any) -> bool:
@@ -65,13 +85,13 @@ def fingerprint(thing: Any) -> str:
     (True, '9ae54aa3')
     """
     known = _known.get()
-    if known is not None and id(thing) in known:
-        return known[id(thing)][1]
+    if known is not None and id(thing) in known.objects:
+        return known.objects[id(thing)][1]
     digest = hashlib.sha256()
     _update(digest, thing)
     value = digest.hexdigest()
     if known is not None:
-        known[id(thing)] = thing, value
+        known.objects[id(thing)] = thing, value
     return value
 
 

@@ -47,7 +47,19 @@ class Interrupted(BaseException):
 
     Like KeyboardInterrupt it is not an Exception, so that handlers of errors in user code let it
     pass.
+
+    Args:
+        what: what was interrupted, and what is saved.
+        hint: how to continue from Python; the command line replaces it by what its command offers.
+            Empty if there is nothing to continue.
+
+    >>> str(Interrupted("interrupted after round 3 of 5", "continue with resume=True"))
+    'interrupted after round 3 of 5; continue with resume=True'
     """
+
+    def __init__(self, what: str, hint: str = "") -> None:
+        super().__init__(f"{what}; {hint}" if hint else what)
+        self.what, self.hint = what, hint
 
 
 @contextmanager

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 _LOWER = re.compile(r"(^|_)(loss|error|mse|rmse|mae|mape|nll|perplexity|distance|std)(_|$)")
 _CLIENTS = re.compile(r"client_(?P<base>.+)_(p10|p50|p90|worst_tenth)")
-_PART = re.compile(r"(train|test|participation)_(?P<base>.+)")
+_PART = re.compile(r"(personalised|train|test|participation)_(?P<base>.+)")
 
 
 def lower_is_better(metric: str, declared: Mapping[str, bool] | None = None) -> bool:
@@ -34,10 +34,19 @@ def lower_is_better(metric: str, declared: Mapping[str, bool] | None = None) -> 
     return _LOWER.search(metric) is not None
 
 
+def base_metric(metric: str) -> str:
+    """Return the metric that another one is derived from, or the metric itself.
+
+    >>> base_metric("client_test_mae_p90")
+    'mae'
+    """
+    return _names(metric)[-1]
+
+
 def _names(metric: str) -> list[str]:
-    """Return the metric and those that it may be derived from, the nearest first."""
+    """Return the metric and those that it is derived from, the nearest first."""
     names = [metric]
-    for pattern in (_CLIENTS, _PART):
+    for pattern in (_CLIENTS, _PART, _PART):
         if match := pattern.fullmatch(names[-1]):
             names.append(match["base"])
     return names

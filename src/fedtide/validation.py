@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from numbers import Integral
+from pathlib import Path
 from typing import Any, get_args
 
 import numpy as np
@@ -43,6 +45,19 @@ def require_choice(field: str, value: str, options: Any) -> None:
     options = get_args(options) or options
     if value not in options:
         raise InvalidInputError(f"{field}: unknown {value!r}; {did_you_mean(str(value), options)}")
+
+
+def require_suffix(field: str, path: Path, suffixes: Sequence[str]) -> None:
+    """Raise InvalidInputError unless the name of `path` ends in one of these suffixes.
+
+    >>> require_suffix("figure", Path("a.xyz"), [".png", ".pdf", ".svg"])
+    Traceback (most recent call last):
+    fedtide.errors.InvalidInputError: figure: a.xyz has the suffix '.xyz'; use .png, .pdf or .svg
+    """
+    if path.suffix.lower() not in suffixes:
+        *most, last = suffixes
+        listed = f"{', '.join(most)} or {last}" if most else last
+        raise InvalidInputError(f"{field}: {path} has the suffix {path.suffix!r}; use {listed}")
 
 
 def require_folder_name(field: str, name: str) -> None:

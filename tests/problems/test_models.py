@@ -373,6 +373,7 @@ def tracking_instance_norm():
         ),
         (FunctionalDropout(), "global generator.*; use nn.Dropout"),
         (nn.Flatten(), "no parameters.*; set requires_grad"),
+        (nn.LazyLinear(3), "lazy layers.*; give them sizes"),
     ],
 )
 def test_networks_that_are_not_pure_functions_are_refused(module, complaint):

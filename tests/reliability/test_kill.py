@@ -13,6 +13,7 @@ from pathlib import Path
 import fedtide as ft
 from fedtide.errors import Interrupted
 from fedtide.problems.datasets.catalogue import load
+from fedtide.callbacks import Callback
 from fedtide.simulation import execute
 
 folder, number = Path(sys.argv[1]), getattr(signal, sys.argv[2])
@@ -20,8 +21,9 @@ experiment, kills = ft.Experiment.load(folder / "e.yaml"), int(sys.argv[3])
 draw, run, killed = random.Random(sys.argv[2]), 0, []
 load("digits")
 
-def count(ended, rounds, loss):
-    os.write(tell, b".")
+class Count(Callback):
+    def on_round_end(self, run):
+        os.write(tell, b".")
 
 while len(killed) < kills or not (folder / f"run-{run}" / "summary.json").exists():
     out = folder / f"run-{run}"
@@ -30,7 +32,7 @@ while len(killed) < kills or not (folder / f"run-{run}" / "summary.json").exists
     if child == 0:
         os.close(hear)
         try:
-            execute(experiment, out, resume=True, progress=count)
+            execute(experiment, out, resume=True, callbacks=[Count()])
         except Interrupted as error:
             os.write(2, f"{error}\\n".encode())
             os._exit(3)
@@ -91,4 +93,4 @@ def test_killed_and_resumed_runs_equal_an_undisturbed_one(
         assert {file.name for file in run.rglob(".*")} <= {".lock"}
     if signal_name == "SIGTERM":
         messages = [line for line in done.stderr.splitlines() if line.startswith("interrupted")]
-        assert all("--resume" in line for line in messages)
+        assert all("resume=True" in line for line in messages)  # they come from Python

@@ -11,14 +11,16 @@ import json, re, sys, torch
 torch.set_num_threads(1)
 from pathlib import Path
 import fedtide as ft
+from fedtide.callbacks import Callback
 from fedtide.simulation import execute
 
 seen = {}
 
-def measure(ended, rounds, loss):
-    if ended in (20_000, 100_000):
-        status = Path("/proc/self/status").read_text()
-        seen[ended] = int(re.search(r"VmRSS:\\s+(\\d+) kB", status)[1])
+class Measure(Callback):
+    def on_round_end(self, run):
+        if run.round in (20_000, 100_000):
+            status = Path("/proc/self/status").read_text()
+            seen[run.round] = int(re.search(r"VmRSS:\\s+(\\d+) kB", status)[1])
 
 experiment = ft.Experiment.from_dict({
     "problem": {"type": "quadratic", "matrices": [[[1.0]]] * 3, "centers": [[0.0], [1.0], [2.0]]},
@@ -30,7 +32,7 @@ experiment = ft.Experiment.from_dict({
     "evaluation": {"every": 0},
     "checkpoint": {"every": 2000},
 })
-execute(experiment, sys.argv[1], progress=measure)
+execute(experiment, sys.argv[1], callbacks=[Measure()])
 print(json.dumps([seen[20_000], seen[100_000]]))
 """
 

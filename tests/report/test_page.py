@@ -122,7 +122,7 @@ def test_each_problem_has_its_own_section(one_run, fields, tmp_path):
         report("one", "other", "--target", "loss=1")
 
 
-@pytest.mark.parametrize("participation", ["full", {"type": "bernoulli", "rates": 0.0}])
+@pytest.mark.parametrize("participation", ["full", {"type": "bernoulli", "rates": 1e-9}])
 def test_one_run_with_full_or_no_participation_has_a_page(participation, fields, tmp_path):
     changed = fields | {"participation": participation, "rounds": 3}
     ft.simulate(**changed, algorithm="fedavg", out=tmp_path)
@@ -134,6 +134,31 @@ def test_a_target_of_an_error_is_shown_as_a_number(one_run):
     report("one", "--target", "mse=0.75")
     text = Outline(one_run / "report.html").text
     assert "reach mse 0.75 at an evaluation" in text
+
+
+@pytest.mark.parametrize("share", [float("nan"), -0.1, 2])
+def test_smoothing_over_no_share_is_refused(share, runs_folder):
+    with pytest.raises(ft.InvalidInputError, match=r"^smooth: .*; give 0\.01"):
+        make_sections(load_runs([runs_folder]), smooth=share)
+
+
+def test_a_method_has_one_colour_in_all_sections(runs_folder, fields, tmp_path):
+    """One problem has the methods fedau and mine, the other mine and yours."""
+    for name, features in (("fedau", 3), ("mine", 3), ("mine", 4), ("yours", 4)):
+        problem = fields["problem"] | {"features": features}
+        changed = fields | {"problem": problem, "rounds": 2, "name": name}
+        ft.simulate(**changed, algorithm="fedavg", out=tmp_path / f"{name}-{features}")
+    one, other = make_sections(load_runs([tmp_path]))
+    assert [list(section.groups) for section in (one, other)] == [
+        ["fedau", "mine"],
+        ["mine", "yours"],
+    ]
+    drawn = []
+    for section in (one, other):
+        lines = section.figures["learning"][0].figure.axes[0].get_lines()
+        drawn.append({line.get_label(): line.get_color() for line in lines})
+    assert drawn[0]["mine"] == drawn[1]["mine"]
+    assert len({*drawn[0].values(), *drawn[1].values()}) == 3
 
 
 def test_folders_without_a_finished_run_are_refused(one_run):

@@ -7,11 +7,11 @@ import polars as pl
 import pytest
 
 import fedtide as ft
+from fedtide.metric_direction import lower_is_better
 from fedtide.report.loading import find_runs, group_by_method, load_runs
 from fedtide.report.summary import (
     client_influence,
     l1_skew,
-    lower_is_better,
     measure_target,
     smooth,
     unique_participation,
@@ -96,12 +96,58 @@ def test_every_method_reaches_the_default_target(groups):
 
 
 @pytest.mark.parametrize(
-    ("wanted", "word"), [("lss=1", "'loss'"), ("loss=low", "loss=0.9"), ("loss", "METRIC=LEVEL")]
+    ("wanted", "word"),
+    [
+        ("lss=1", "'loss'"),
+        ("round=1", "has no metric 'round'"),
+        ("loss=low", "loss=0.9"),
+        ("loss", "METRIC=LEVEL"),
+        ("loss=nan", "not a finite number"),
+    ],
 )
 def test_a_bad_target_is_refused_with_a_hint(wanted, word, groups):
     with pytest.raises(ft.InvalidInputError, match=r"^target: .*; ") as error:
         measure_target(groups, wanted)
     assert word in str(error.value)
+
+
+@pytest.mark.parametrize(("level", "hint"), [("90", "0.9"), ("1.5", "0.015"), ("-1", "0.9")])
+def test_the_target_of_an_accuracy_is_a_share(level, hint, groups):
+    """The loss under the name of an accuracy."""
+    renamed = {
+        method: [replace(run, metrics=run.metrics.rename({"loss": "test_accuracy"})) for run in g]
+        for method, g in groups.items()
+    }
+    with pytest.raises(ft.InvalidInputError, match=r"^target: .* a share from 0 to 1") as error:
+        measure_target(renamed, f"test_accuracy={level}")
+    assert str(error.value).endswith(f"write test_accuracy={hint}")
+
+
+def test_recorded_directions_are_used_by_targets(groups):
+    """A loss under a name that does not say so, but with a recorded direction."""
+    renamed = {
+        method: [
+            replace(run, metrics=run.metrics.rename({"loss": "bits"}), directions={"bits": True})
+            for run in group
+        ]
+        for method, group in groups.items()
+    }
+    level = 0.5 * groups["plain"][0].metrics["loss"][0]
+    wanted = measure_target(groups, f"loss={level}").rows
+    assert measure_target(renamed, f"bits={level}").rows == wanted
+
+
+def test_methods_of_one_name_that_differ_in_long_values_stay_apart(groups):
+    """Their rates begin alike; the labels show where they differ, and no run is lost."""
+    run = groups["plain"][0]
+    runs = []
+    for last in (0.25, 0.75):
+        rates = [0.5] * 99 + [last]
+        experiment = run.experiment | {"participation": {"type": "bernoulli", "rates": rates}}
+        runs.append(replace(run, experiment=experiment))
+    first, second = group_by_method(runs)
+    assert first.startswith("plain (participation.rates=")
+    assert ("0.25" in first, "0.75" in second) == (True, True)
 
 
 def test_smoothing_is_a_trailing_moving_average():

@@ -10,6 +10,7 @@ import torch
 import fedtide as ft
 from fedtide.participation import write_log
 from fedtide.plotting.saving import figure_svg
+from fedtide.plotting.style import method_styles
 from fedtide.report.figures.client_influence import influence_figures
 from fedtide.report.loading import group_by_method, load_runs
 from fedtide.report.weight_replay import history
@@ -159,7 +160,9 @@ def test_the_report_labels_clients_by_name(data, tmp_path):
     fields["problem"]["clients"] = 3
     ft.simulate(**fields, out=tmp_path / "run")
     runs = load_runs([tmp_path / "run"])
-    figure = {f.name: f for f in influence_figures(group_by_method(runs))}["weights-time"].figure
+    groups = group_by_method(runs)
+    figures = influence_figures(groups, method_styles(groups))
+    figure = {f.name: f for f in figures}["weights-time"].figure
     titles = [panel.get_title() for panel in figure.axes]
     assert sorted(title.split(",")[0] for title in titles) == sorted(
         ["client $x_{$", "client <b>bold</b>", "client user_xxxxxxxxxxxx…"]

@@ -365,6 +365,35 @@ def test_a_sweep_hashes_the_data_once(regression, tmp_path, monkeypatch):
     assert len(hashed) == 1
 
 
+def test_a_sweep_asks_for_the_fingerprint_of_equal_data_once(regression, tmp_path, monkeypatch):
+    asked = []
+    original = ft.problems.Classification.fingerprint
+    monkeypatch.setattr(
+        ft.problems.Classification, "fingerprint", lambda p: (asked.append(p), original(p))[1]
+    )
+    plain = regression | {
+        "problem": DIGITS | {"dataset": write_data(tmp_path / "data", 1.0)},
+        "rounds": 2,
+        "seeds": [1, 2, 3],
+    }
+    del plain["seed"]
+    run_sweep(Sweep.from_dict(plain), tmp_path / "sweep", workers=1)
+    assert len(asked) == 1
+
+
+def test_a_changed_file_is_another_task(tmp_path):
+    from fedtide.simulation.task_cache import prepare_cached
+
+    given = {key: value for key, value in DIGITS.items() if key not in ("type", "partition")}
+    losses = []
+    for values in (1.0, 1.0, 2.0):
+        data = write_data(tmp_path / "data", values)
+        problem = ft.problems.Classification(dataset=data, partition=ft.problems.Iid(), **given)
+        task = prepare_cached(problem, 0, "cpu", "float32")
+        losses.append(task.evaluate(task.start).metrics["loss"])
+    assert losses[0] == losses[1] != losses[2]
+
+
 # Damaged summaries, and names that would leave the folder.
 
 
@@ -388,7 +417,8 @@ def test_names_do_not_lead_out_of_the_folder(command, name, regression, tmp_path
     (tmp_path / "below" / "here").mkdir(parents=True)
     monkeypatch.chdir(tmp_path / "below" / "here")
     Path("e.yaml").write_text(yaml.safe_dump(regression | {"name": name, "seeds": [1]}))
-    done = CliRunner().invoke(app, [command, "e.yaml"])
-    assert isinstance(done.exception, InvalidInputError)
-    assert str(done.exception).startswith(f"name: {name!r} cannot be a folder name; ")
+    for out in ([], ["--out", "here"]):  # runs of several seeds are below a folder of that name
+        done = CliRunner().invoke(app, [command, "e.yaml", *out])
+        assert isinstance(done.exception, InvalidInputError)
+        assert str(done.exception).startswith(f"name: {name!r} cannot be a folder name; ")
     assert [p.name for p in tmp_path.rglob("*") if p.is_file()] == ["e.yaml"]

@@ -1,5 +1,6 @@
 """A class of one's own has an identity: its import path, in files, resumes and comparisons."""
 
+import json
 import textwrap
 from dataclasses import dataclass
 
@@ -13,6 +14,7 @@ from typer.testing import CliRunner
 
 import fedtide as ft
 from fedtide.cli.main import app
+from fedtide.content_hash import describe
 from fedtide.problems import Partition, Problem
 from fedtide.problems.models import Model, resolve_model
 from fedtide.report.comparison import compare_runs
@@ -386,3 +388,47 @@ def test_problems_that_hold_data_are_compared_without_an_error(seed):
         same = make(one)
         assert Given(same) == Given(same)
         assert Given(same) != Given(make(two))
+
+
+def mae(outputs, target):
+    return (outputs.squeeze(-1) - target).abs()
+
+
+def test_a_table_a_network_and_a_loss_of_ones_own_resume_only_if_they_are_equal(
+    regression, killed_at, results, tmp_path
+):
+    import pandas as pd
+
+    rng = np.random.default_rng(0)
+    table = pd.DataFrame(rng.normal(size=(60, 3)), columns=["x", "z", "y"])
+    table["user"] = [f"user_{n % 6}" for n in range(60)]
+
+    def fields(table=table, bias=0.5, loss=mae):
+        net = nn.Linear(2, 1)
+        nn.init.constant_(net.weight, 1.0)
+        nn.init.constant_(net.bias, bias)
+        problem = ft.problems.Supervised(
+            table, inputs=["x", "z"], clients="user", model=net, loss=loss
+        )
+        return regression | {"problem": problem}
+
+    ft.simulate(**fields(), out=tmp_path / "whole")
+    killed_at(7, fields(), tmp_path / "run")
+    written = yaml.safe_load((tmp_path / "run" / "experiment.yaml").read_text())["problem"]
+    assert written["train"] == describe(table)
+    assert written["model"]["in_memory"] == "torch.nn.modules.linear:Linear"
+    assert written["loss"] == f"{__name__}:mae"
+    code = json.loads((tmp_path / "run" / "fingerprints.json").read_text())["code"]
+    assert list(code) == [__name__]
+    changed = table.assign(x=table["x"].where(table.index != 30, 9.0))
+    for other, what in (
+        (fields(table=changed), r"problem\.train \(other content"),
+        (fields(bias=0.25), r"problem\.model \(other content"),
+        (fields(loss="mse"), r"problem\.loss \(was '.*:mae', is 'mse'\)"),
+    ):
+        with pytest.raises(ft.InvalidInputError, match=rf"^resume: .* experiment: {what}"):
+            ft.simulate(**other, out=tmp_path / "run", resume=True)
+    with pytest.raises(ft.InvalidInputError, match=r"^out: .*<lambda> of .* has no import path"):
+        ft.simulate(**fields(loss=lambda o, t: mae(o, t)), out=tmp_path / "other")
+    ft.simulate(**fields(table.copy()), out=tmp_path / "run", resume=True)
+    assert results(tmp_path / "run") == results(tmp_path / "whole")

@@ -30,7 +30,7 @@ def tracked(tmp_path_factory):
     out = tmp_path_factory.mktemp("runs") / "one"
     ft.simulate(**FIELDS, name="it's a", seed=3, out=out)
     tracks = make_tracker("mlflow", out, "experiment")
-    return out, tracks, tracks.track(out, {"method": "fedau", "local.lr": 0.05})
+    return out, tracks, tracks.log_run(out, {"method": "fedau", "local.lr": 0.05})
 
 
 def test_the_default_store_lies_beside_the_runs(tracked):
@@ -71,8 +71,8 @@ def test_artifacts_can_be_fetched(tracked, tmp_path):
 
 def test_a_run_is_tracked_once(tracked):
     out, tracks, run_id = tracked
-    assert tracks.track(out) == run_id
-    assert make_tracker("mlflow", out, "experiment").track(out) == run_id
+    assert tracks.log_run(out) == run_id
+    assert make_tracker("mlflow", out, "experiment").log_run(out) == run_id
 
 
 def test_a_failed_run_is_tagged_with_its_error_and_replaced_when_tracked_again(tracked, tmp_path):
@@ -81,10 +81,10 @@ def test_a_failed_run_is_tagged_with_its_error_and_replaced_when_tracked_again(t
     with pytest.raises(ft.InvalidInputError):
         ft.simulate(**(FIELDS | {"local": {"steps": 2, "lr": 1e30}}), out=out)
     (out / "failure.json").write_text(json.dumps({"sentence": "local.lr: too high"}))
-    client, run_id = mlflow.MlflowClient(tracks.uri), tracks.track(out)
+    client, run_id = mlflow.MlflowClient(tracks.uri), tracks.log_run(out)
     run = client.get_run(run_id)
     assert (run.info.status, run.data.tags["fedtide.failure"]) == ("FAILED", "local.lr: too high")
-    again = tracks.track(out)
+    again = tracks.log_run(out)
     assert again != run_id
     assert client.get_run(run_id).info.lifecycle_stage == "deleted"
 

@@ -88,7 +88,7 @@ def test_buffers_and_optimizers_in_epochs(trainer):
 
 
 @pytest.mark.parametrize("trainer", [p for p in ALL if p.values[0] not in CAPTURED])
-@pytest.mark.parametrize("kind", ["convolutional", "frozen", "tokens"])
+@pytest.mark.parametrize("kind", ["convolutional", "tokens"])
 def test_compiled_networks_train_as_in_a_plain_loop(trainer, kind):
     local = LocalTraining(steps=2, batch_size=6, optimizer="adamw", weight_decay=0.1)
     assert_follows_the_plain_loop(trainer, network_task(kind), local, mu=0.3)

@@ -38,6 +38,24 @@ class Amplified(Wrapper[AmplifiedState]):
     A period then acts like one large step along the average of all clients that took part in it,
     with γ so small that their order does not matter; P should cover a whole cycle of availability.
     η < 1 damps. Before `start` nothing is amplified (the authors' warm-up of 2000 or 4000 rounds).
+
+    The factor multiplies the noise of a period as well, and the first rounds of the next period
+    average it out again. So evaluate, and end the run, just before an amplification step: after
+    kP - 1 rounds from `start`, such as `rounds=449` with P = 50. Evaluations after multiples of P
+    rounds (`every` = 10, say) see the model right after a step. With an ordinary γ, factors of 1.5
+    to 2 are enough; a factor whose steps typically double the loss is warned of. For example, FedAU
+    (cutoff 50) with P = 50 on digits (logistic regression, 100 clients, a tenth of them in a round,
+    γ = 0.1; test accuracy, mean over three seeds):
+
+    ======  ================  ================
+    factor  after 449 rounds  after 400 rounds
+    ======  ================  ================
+    1       94.2 %            94.1 %
+    1.5     95.4 %            95.3 %
+    2       95.6 %            92.9 %
+    3       75.1 %            26.6 %
+    ======  ================  ================
+
     The change u = x - x_{t0} is accumulated rather than computed as a difference, which would lose
     digits. Only the steps of the inner method are amplified, not those of wrappers around this
     one. The authors' program refuses η < 1 and otherwise does the same.

@@ -14,7 +14,9 @@ from fedtide.atomic_io import write_text
 from fedtide.auditing.api import audit
 from fedtide.auditing.output.terminal import show
 from fedtide.auditing.recommend.step_sizes import Training
+from fedtide.cli.options import PAGE_SUFFIXES
 from fedtide.errors import InvalidInputError
+from fedtide.validation import require_suffix
 
 
 def audit_command(
@@ -78,6 +80,8 @@ def audit_command(
 
     fedtide audit runs/digits/fedau/seed-1 --simulate --json audit.json
     """
+    if html is not None:
+        require_suffix("html", html, PAGE_SUFFIXES)
     training = None
     if smoothness is not None:
         training = Training(smoothness, noise, divergence, steps=steps)

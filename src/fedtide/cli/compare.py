@@ -8,11 +8,12 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from fedtide.cli.options import RunFolders
-from fedtide.plotting.saving import save_figure
+from fedtide.cli.options import RunFolders, print_warnings
+from fedtide.plotting.saving import FIGURE_SUFFIXES, save_figure
 from fedtide.report.comparison import comparison_table
 from fedtide.report.figures.run_comparison import comparison_figure
 from fedtide.report.loading import load_runs
+from fedtide.validation import require_suffix
 
 
 def compare_command(
@@ -23,9 +24,15 @@ def compare_command(
 ) -> None:
     """Compare finished runs: one row per method, mean ± standard deviation over its seeds.
 
+    A method without a finished run is compared as far as its runs are, and its name says so.
+
     Example: fedtide compare runs/digits --figure digits.pdf
     """
+    if figure is not None:
+        require_suffix("figure", figure, FIGURE_SUFFIXES)
     runs = load_runs(folders)
-    Console().print(comparison_table(runs))
+    console = Console()
+    console.print(comparison_table(runs))
+    print_warnings(runs, console)
     if figure is not None:
         save_figure(comparison_figure(runs), figure)

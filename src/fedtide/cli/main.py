@@ -15,6 +15,7 @@ import click
 import typer
 from typer.core import TyperGroup
 
+from fedtide.cli.entry import end_at_once_on_signals
 from fedtide.errors import Interrupted, InvalidInputError, did_you_mean
 
 
@@ -84,8 +85,18 @@ class _LazyCommands(TyperGroup):
         module, function = COMMANDS[name].function.split(":")
         single = _typer()
         single.command(name)(getattr(importlib.import_module(module), function))
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, _interrupt)
         return name, typer.main.get_command(single), args[1:]
 
+
+_REPEAT = "repeat the command"
+_HINTS = {
+    "run": "repeat the command with --resume to continue",
+    "sweep": "repeat the command to continue",
+    "papers": "repeat the command to continue",
+}
+"""How to continue after an interruption; the other commands begin again."""
 
 app = _typer(cls=_LazyCommands, no_args_is_help=True)
 
@@ -116,19 +127,18 @@ def main() -> None:
     # On busy cores, OpenMP threads that spin while waiting cost up to a hundred times the work.
     # PyTorch reads this when it is loaded.
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, _interrupt)
+    end_at_once_on_signals()
     try:
         app(standalone_mode=True)
     except InvalidInputError as error:
         print(f"fedtide: {error}", file=sys.stderr)
         sys.exit(2)
     except Interrupted as error:
-        print(f"fedtide: {error}", file=sys.stderr)
+        hint = f"; {_HINTS.get(''.join(sys.argv[1:2]), _REPEAT)}" if error.hint else ""
+        print(f"fedtide: {error.what}{hint}", file=sys.stderr)
         sys.exit(130)
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
     """Handle a signal outside the training loop, where there is nothing to save."""
-    hint = " with --resume to continue" if sys.argv[1:2] == ["run"] else ""
-    raise Interrupted(f"interrupted; repeat the command{hint}")
+    raise Interrupted("interrupted", _REPEAT)

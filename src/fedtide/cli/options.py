@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.console import Console
 
+from fedtide.report.loading import FinishedRun
 from fedtide.sweep import SweepRun
 from fedtide.sweep.sweep_runner import OnRunEnd
 from fedtide.tracking import make_tracker
@@ -37,13 +40,17 @@ Workers = Annotated[
 Track = Annotated[
     str | None,
     typer.Option(
-        metavar="mlflow[:URI]",
-        help="Also log each run to an MLflow store; by default mlflow.db beside OUT.",
+        metavar="mlflow[:URI]|tensorboard[:DIR]|wandb[:PROJECT]",
+        help="Also log each run when it has ended; by default to mlflow.db or tensorboard beside "
+        "OUT, or to a project called like the experiment.",
         show_default=False,
     ),
 ]
 """Where runs are tracked."""
 
+
+PAGE_SUFFIXES = (".html", ".htm")
+"""What the name of a page ends in."""
 
 ForceResume = Annotated[
     bool,
@@ -65,6 +72,14 @@ def runs_folder(name: str) -> Path:
     return Path("runs") / name
 
 
+def print_warnings(runs: Iterable[FinishedRun], console: Console) -> None:
+    """Print what runs warn of, such as a diverged loss."""
+    for run in runs:
+        for sentence in run.warnings:
+            text = f"{run.method}, seed {run.experiment['seed']}: {sentence}"
+            console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
 def track_runs(wanted: str | None, out: Path, name: str) -> OnRunEnd | None:
     """Return a callback that logs finished and failed runs to the store that `--track` names.
 
@@ -77,7 +92,7 @@ def track_runs(wanted: str | None, out: Path, name: str) -> OnRunEnd | None:
 
     def track(run: SweepRun, folder: Path) -> None:
         try:
-            tracker.track(folder, run.fields)
+            tracker.log_run(folder, run.fields)
         except Exception as error:  # an unreachable store must not stop the runs
             reason = " ".join(str(error).split())
             message = f"{folder} was not tracked ({reason:.120}); repeat the command to retry"

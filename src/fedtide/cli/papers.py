@@ -9,7 +9,6 @@ import typer
 from rich.console import Console
 
 from fedtide.atomic_io import make_folder, write_yaml
-from fedtide.cli.progress_bars import ProgressBars
 from fedtide.errors import InvalidInputError
 from fedtide.papers.export import export_sweep
 from fedtide.papers.paper_figure import draw_figure
@@ -22,6 +21,7 @@ from fedtide.papers.record import Record, load_records
 from fedtide.papers.results_page import write_results
 from fedtide.papers.terminal_tables import claims_table, comparison_table, experiments_table
 from fedtide.plotting.saving import save_figure
+from fedtide.simulation.progress_bars import ProgressBars
 from fedtide.validation import require_choice
 
 
@@ -64,6 +64,8 @@ def papers_command(
 
     Example: fedtide papers 002/synthetic
     """
+    if records.exists() and not records.is_dir():
+        raise InvalidInputError(f"records: {records} is a file; give the folder of the records")
     if write is not None:
         write_results(write, records)
         print(f"results: {write}")
@@ -76,7 +78,7 @@ def papers_command(
     size: Scale = "paper" if scale == "paper" or paper.laptop is None else "laptop"
     part = _parse_seeds(seeds), _split(methods), _split(cases)
     if export is not None:
-        write_yaml(export, export_sweep(paper, size, *part))
+        write_yaml(export, export_sweep(paper, size, *part), "export", "choose another file")
         print(f"export: {export}; start it with: fedtide run {export}")
         return
     runs = plan(paper, size, *part)

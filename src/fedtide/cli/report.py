@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
@@ -10,12 +12,13 @@ import typer
 from rich.console import Console
 
 from fedtide.atomic_io import make_folder, write_text
-from fedtide.cli.options import RunFolders
-from fedtide.errors import InvalidInputError
+from fedtide.cli.options import PAGE_SUFFIXES, RunFolders, print_warnings
+from fedtide.errors import Interrupted, InvalidInputError
 from fedtide.plotting.saving import save_figure
 from fedtide.report.comparison import comparison_table
 from fedtide.report.loading import IncompleteRun, find_runs
 from fedtide.report.page import Section, make_sections, render_page
+from fedtide.validation import require_suffix
 
 
 def report_command(
@@ -47,36 +50,75 @@ def report_command(
             help="Average curves over this share of the evaluations (the papers: 0.01).",
         ),
     ] = 0.0,
+    watch: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SECONDS",
+            min=1.0,
+            help="Write the page again and again, and let browsers reload it, until all runs have "
+            "ended; end it with Ctrl-C.",
+            show_default=False,
+        ),
+    ] = None,
 ) -> None:
     """Write an HTML report on runs: learning curves, participation, and influence of clients.
 
     One HTML file that needs no network. Seeds of one method are drawn as a mean with a band.
-    Unfinished and failed runs are listed. Each problem has a section of its own, because losses and
+    A run under way is shown, with its round, if its method has no finished one. Other unfinished
+    and failed runs are listed. Each problem has a section of its own, because losses and
     accuracies of different problems are not comparable.
 
     Example: fedtide report runs/digits --html digits.html
     """
-    finished, incomplete = find_runs(folders)
-    sections = make_sections(finished, target, smooth)
     html = html or folders[0] / "report.html"
-    make_folder(html.parent)
+    require_suffix("html", html, PAGE_SUFFIXES)
     if html.is_dir():
-        raise InvalidInputError(f"out: {html} is a folder; give a file, such as report.html")
-    write_text(html, render_page(sections, incomplete))
+        raise InvalidInputError(f"html: {html} is a folder; give a file, such as report.html")
+    if watch is not None:
+        _watch(folders, target, smooth, html, watch)
+    shown, incomplete = find_runs(folders)
+    if incomplete and not shown:
+        first = incomplete[0]
+        message = first.message or "the run has not ended; continue it with --resume"
+        raise InvalidInputError(f"report: no run to show; {first.folder.path}: {message}")
+    sections = make_sections(shown, target, smooth)
+    make_folder(html.parent, field="html")
+    write_text(html, render_page(sections, incomplete), field="html", hint="choose another file")
     if figures is not None:
         _save_figures(sections, figures)
     _print_summary(sections, incomplete)
     print(f"report: {html}" + (f"; figures: {figures}" if figures else ""))
 
 
+def _watch(
+    folders: Sequence[Path], target: str | None, smooth: float, html: Path, seconds: float
+) -> None:
+    """Write the page every so many seconds until no run is under way, or Ctrl-C."""
+    try:
+        while True:
+            shown, incomplete = find_runs(folders)
+            if shown:
+                make_folder(html.parent, field="html")
+                page = render_page(make_sections(shown, target, smooth), incomplete, seconds)
+                write_text(html, page, field="html", hint="choose another file")
+            ended = all(run.is_finished for run in shown)
+            if ended and all(run.state != "unfinished" for run in incomplete):
+                return
+            state = f"{sum(run.is_finished for run in shown)} of {len(shown) + len(incomplete)}"
+            print(f"report: {html}; {state} runs have finished", flush=True)
+            time.sleep(seconds)
+    except Interrupted:
+        raise typer.Exit from None
+
+
 def _save_figures(sections: Sequence[Section], folder: Path) -> None:
     """Save every figure as PNG and PDF; several sections get numbered folders."""
     for number, section in enumerate(sections, 1):
         below = folder / str(number) if len(sections) > 1 else folder
-        make_folder(below)
+        make_folder(below, field="figures")
         for one in (figure for group in section.figures.values() for figure in group):
             for form in ("png", "pdf"):
-                save_figure(one.figure, below / f"{one.name}.{form}", dpi=200)
+                save_figure(one.figure, below / f"{one.name}.{form}", dpi=200, field="figures")
 
 
 def _print_summary(sections: Sequence[Section], incomplete: Sequence[IncompleteRun]) -> None:
@@ -84,8 +126,10 @@ def _print_summary(sections: Sequence[Section], incomplete: Sequence[IncompleteR
     for section in sections:
         if len(sections) > 1:
             console.print(section.name, markup=False)
-        console.print(comparison_table(run for group in section.groups.values() for run in group))
+        runs = [run for group in section.groups.values() for run in group]
+        console.print(comparison_table(runs))
+        print_warnings(runs, console)
     if incomplete:
-        states = [run.state for run in incomplete]
-        counts = " and ".join(f"{states.count(s)} {s}" for s in ("failed", "unfinished"))
+        states = Counter(run.state for run in incomplete)
+        counts = " and ".join(f"{number} {state}" for state, number in sorted(states.items()))
         console.print(f"not in the figures: {counts}")

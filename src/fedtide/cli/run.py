@@ -9,12 +9,12 @@ import typer
 from rich.console import Console
 
 from fedtide.cli.options import ForceResume, Overrides, Track, Workers, runs_folder, track_runs
-from fedtide.cli.progress_bars import ProgressBars
 from fedtide.examples import find_example
 from fedtide.plotting.saving import save_figure
 from fedtide.report.comparison import comparison_table
 from fedtide.report.figures.run_comparison import comparison_figure
 from fedtide.report.loading import load_runs
+from fedtide.simulation.progress_bars import ProgressBars
 from fedtide.sweep import Sweep, run_sweep
 
 

@@ -7,13 +7,13 @@ from typing import Annotated
 
 import polars as pl
 import typer
-from rich import box
 from rich.console import Console
-from rich.table import Table
+from rich.markup import escape
 
 from fedtide.cli.options import ForceResume, Overrides, Track, Workers, runs_folder, track_runs
-from fedtide.cli.progress_bars import ProgressBars
 from fedtide.examples import find_example
+from fedtide.plotting.wide_table import WideTable
+from fedtide.simulation.progress_bars import ProgressBars
 from fedtide.sweep import Sweep, run_sweep
 from fedtide.sweep.result_table import RESULTS_FILE
 from fedtide.sweep.sweep_spec import BEST_FILE
@@ -81,11 +81,11 @@ def _print_results(frame: pl.DataFrame, console: Console) -> None:
     )
     if "best" in fields:
         grouped = grouped.sort("best", descending=True, maintain_order=True)
-    table = Table(box=box.SIMPLE_HEAD, header_style="bold", show_edge=False, collapse_padding=True)
+    table = WideTable(first=max(1, len(fields)))
     for name in grouped.columns:
         table.add_column(name, justify="left" if name in fields else "right")
     for row in grouped.head(_MAX_ROWS).iter_rows():
-        table.add_row(*map(_format_cell, row))
+        table.add_row(*(escape(_format_cell(value)) for value in row))
     console.print(table)
     if len(grouped) > _MAX_ROWS:
         console.print(f"and {len(grouped) - _MAX_ROWS} more")

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from matplotlib.artist import Artist
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from fedtide.papers.paper_spec import MAIN, PaperExperiment
 from fedtide.papers.record import Record
-from fedtide.plotting.style import COLOURS, plain_logarithms
+from fedtide.plotting.style import (
+    Styles,
+    method_styles,
+    new_figure,
+    place_legend,
+    plain_logarithms,
+)
 
 Floats = NDArray[np.float64]
 
-_STYLES = ("-", "--", ":", "-.")
+_MAX_LABEL_LENGTH = 32  # letters beside a panel
 
 
 def draw_figure(paper: PaperExperiment, records: Iterable[Record]) -> Figure:
@@ -26,18 +31,18 @@ def draw_figure(paper: PaperExperiment, records: Iterable[Record]) -> Figure:
     panels = _panels(paper, [record for record in records if record.curve])
     columns = min(3, max(1, len(panels)))
     rows = -(-max(1, len(panels)) // columns)
-    figure = Figure(figsize=(2.4 + 4.0 * columns, 0.4 + 3.4 * rows), layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = list(figure.subplots(rows, columns, squeeze=False).flat)
+    height, width = 0.6 + 3.2 * rows, 1.6 + 4.0 * columns
+    figure, axes = new_figure(height, columns, width, [1.0] * columns, rows)
     for panel in axes[len(panels) :]:
         panel.set_axis_off()
+    styles = method_styles(paper.methods)
     for panel, (title, curves) in zip(axes, panels.items(), strict=False):
-        _draw_panel(panel, paper, title, curves)
-    handles: dict[str, Artist] = {}
-    for panel in axes:
-        handles |= {line.get_label(): line for line in panel.get_lines()}
-    figure.legend(handles.values(), handles.keys(), loc="outside right center", frameon=False)
-    figure.suptitle(f"{paper.title}\n({paper.reference})", fontsize="medium")
+        _draw_panel(panel, paper, title, curves, styles)
+    place_legend(*axes)
+    figure.suptitle(
+        "\n".join(textwrap.wrap(f"{paper.title} ({paper.reference})", int(11 * width))),
+        fontsize="medium",
+    )
     return figure
 
 
@@ -87,25 +92,26 @@ def _curves_over_cases(
     return curves
 
 
-def _draw_panel(axes: Axes, paper: PaperExperiment, title: str, curves: Sequence[_Curve]) -> None:
+def _draw_panel(
+    axes: Axes, paper: PaperExperiment, title: str, curves: Sequence[_Curve], styles: Styles
+) -> None:
     """Draw the mean ± standard error over the seeds of each method."""
-    order = list(paper.methods)
     for curve in curves:
-        i = order.index(curve.method)
-        colour, style = COLOURS[i % len(COLOURS)], _STYLES[i // len(COLOURS)]
+        style = styles[curve.method]
         seeds = len(curve.values)
         mean, error = curve.values.mean(axis=0), curve.values.std(axis=0) / np.sqrt(seeds)
         if paper.figure.get("log"):
             mean = np.where(mean > 0, mean, np.nan)
-        axes.plot(curve.x, mean, label=curve.method, color=colour, linestyle=style, linewidth=1.6)
+        axes.plot(curve.x, mean, label=curve.method, linewidth=1.6, **style)
         if seeds > 1:
             low, high = mean - error, mean + error
-            axes.fill_between(curve.x, low, high, color=colour, alpha=0.15, linewidth=0)
+            axes.fill_between(curve.x, low, high, color=style["color"], alpha=0.15, linewidth=0)
     if paper.figure.get("log"):
         plain_logarithms(axes.yaxis)
     if paper.figure.get("x_log"):
         axes.set_xscale("symlog", linthresh=10)
-    axes.set_title(title)
+    axes.set_title(title, fontsize="medium")
     axes.set_xlabel(paper.figure.get("x_title", "round"))
-    axes.set_ylabel(paper.figure.get("y", paper.figure.get("metric", "loss")))
+    what = paper.figure.get("y", paper.figure.get("metric", "loss"))
+    axes.set_ylabel("\n".join(textwrap.wrap(what, _MAX_LABEL_LENGTH)))
     axes.grid(alpha=0.25)

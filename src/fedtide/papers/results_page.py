@@ -45,7 +45,8 @@ def write_results(file: Path, records: Path) -> None:
     Raises:
         InvalidInputError: an unreadable record, or a file that cannot be written.
     """
-    write_text(file, render_results(load_records(records)))
+    text = render_results(load_records(records))
+    write_text(file, text, field="write", hint="choose another file")
 
 
 def render_results(records: Iterable[Record]) -> str:

@@ -14,6 +14,7 @@ from fedtide.papers.paper_spec import SCALES, PaperExperiment
 from fedtide.papers.plan import plan
 from fedtide.papers.published_comparison import Row, format_measured, format_published, has_number
 from fedtide.papers.record import Record
+from fedtide.plotting.wide_table import WideTable
 
 
 def experiments_table(records: Iterable[Record]) -> Table:
@@ -48,13 +49,15 @@ def format_minutes(minutes: float) -> str:
 
 
 def comparison_table(paper: PaperExperiment, rows: Sequence[Row]) -> Table:
-    """Return a table of published and measured numbers."""
+    """Return a table of published and measured numbers, in several blocks if it is wide."""
     published = {name: has_number(paper.published, name) for name in paper.measures}
     heads = ["method"]
     for name, measure in paper.measures.items():
         title = measure.title or measure.metric
         heads += [f"{title}\npublished"] * published[name] + [f"{title}\nmeasured"]
-    table = _table(*heads, "seeds", title=f"{paper.name}: {paper.title}")
+    table = WideTable(title=f"{paper.name}: {paper.title}")
+    for head in (*heads, "seeds"):
+        table.add_column(head, overflow="fold")
     for row in rows:
         cells = [row.label]
         for name, measure in paper.measures.items():
@@ -73,8 +76,8 @@ def claims_table(verdicts: Sequence[tuple[Claim, Verdict]]) -> Table:
     return table
 
 
-def _table(*heads: str, title: str | None = None) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, header_style="bold", show_edge=False, title=title)
+def _table(*heads: str) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, header_style="bold", show_edge=False)
     for head in heads:
         table.add_column(head, overflow="fold")
     return table

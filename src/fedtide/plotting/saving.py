@@ -11,6 +11,10 @@ from matplotlib.figure import Figure
 
 from fedtide.atomic_io import write_atomically
 from fedtide.plotting.style import STYLE
+from fedtide.validation import require_suffix
+
+FIGURE_SUFFIXES = (".png", ".pdf", ".svg")
+"""The formats in which a figure can be saved."""
 
 _NO_DATE = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}  # same figure, same bytes
 
@@ -24,14 +28,22 @@ def figure_bytes(figure: Figure, form: str, dpi: int = 200, background: str = "a
     return file.getvalue()
 
 
-def save_figure(figure: Figure, path: Path, dpi: int = 150) -> None:
+def save_figure(figure: Figure, path: Path, dpi: int = 150, field: str = "figure") -> None:
     """Write a figure atomically as PNG, PDF or SVG, chosen by the suffix of `path`.
 
+    Args:
+        figure: the figure.
+        path: the file; its folder is created if only that is missing.
+        dpi: the resolution of a PNG.
+        field: the field that an error names.
+
     Raises:
-        InvalidInputError: the file cannot be written.
+        InvalidInputError: another suffix, or the file cannot be written.
     """
-    content = figure_bytes(figure, path.suffix.removeprefix("."), dpi)
-    write_atomically(path, lambda draft: draft.write_bytes(content), hint="choose another place")
+    require_suffix(field, path, FIGURE_SUFFIXES)
+    content = figure_bytes(figure, path.suffix.lower().removeprefix("."), dpi)
+    hint = "choose another place"
+    write_atomically(path, lambda draft: draft.write_bytes(content), field, hint)
 
 
 def figure_svg(figure: Figure, title: str, prefix: str) -> str:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from itertools import cycle
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
+from hashlib import sha256
 from typing import Any
 
 import matplotlib as mpl
@@ -16,11 +17,37 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 
-COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#F0E442", "#000000")
-"""Okabe and Ito's palette, which colour-blind readers can tell apart."""
+COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#000000")
+"""Okabe and Ito's palette, which colour-blind readers can tell apart, without its pale yellow."""
 
 DASHES = ("-", "--", "-.", ":")
-"""Line styles; after eight methods the colours repeat with the next one."""
+"""Line styles; after seven methods the colours repeat with the next one."""
+
+MARKERS = dict(zip(DASHES, "os^D", strict=True))
+"""The marker of a method where its line style cannot be seen."""
+
+_USUAL_COLOURS = {
+    "average-all": 3,
+    "average-participating": 0,
+    "amplified": 5,
+    "amplified-fedavg": 5,
+    "amplified-scaffold": 2,
+    "fedau": 1,
+    "fedau-50": 1,
+    "fedavg": 0,
+    "fedavg-all": 3,
+    "fedlaavg": 2,
+    "fedprox": 3,
+    "fedvarp": 5,
+    "known": 2,
+    "known-rates": 2,
+    "mifa": 4,
+    "scaffold": 4,
+}
+"""The colours of frequent names, chosen so that those compared with one another differ."""
+
+Styles = Mapping[str, dict[str, Any]]
+"""The colour and line style of each method, as arguments of Matplotlib's functions."""
 
 GREY = "#8a8f98"
 """The colour of axes and of whatever stays in the background."""
@@ -34,7 +61,6 @@ STYLE: dict[Any, Any] = {
     "axes.titlesize": 10,
     "xtick.color": "#555555",
     "ytick.color": "#555555",
-    "legend.framealpha": 0.75,
     "legend.edgecolor": "none",
     "legend.fontsize": 9,
     "svg.fonttype": "none",
@@ -44,7 +70,9 @@ STYLE: dict[Any, Any] = {
 }
 """Matplotlib's settings for every figure."""
 
-_LONG_LABEL = 28  # characters; a legend with a longer label goes below the figure
+_LETTERS = 13.0  # of a legend's text per inch
+_HANDLE = 9  # letters, the width of an entry's line and its space
+_LEGEND_LINE = 0.19  # inches
 
 
 def new_figure(
@@ -52,27 +80,50 @@ def new_figure(
     columns: int = 1,
     width: float = 5.6,
     width_ratios: Sequence[float] | None = None,
+    rows: int = 1,
 ) -> tuple[Figure, list[Axes]]:
-    """Return a figure (inches) and its panels side by side; without `width_ratios` they share y."""
+    """Return a figure (inches) and its panels row by row.
+
+    Panels in one row share their vertical axis, unless `width_ratios` are given.
+    """
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(width, height), layout="constrained")
         panels = figure.subplots(
-            1,
+            rows,
             columns,
             squeeze=False,
-            sharey=columns > 1 and width_ratios is None,
+            sharey=columns > 1 and rows == 1 and width_ratios is None,
             width_ratios=width_ratios,
         )
-        return figure, list(panels[0])
+        return figure, list(panels.flat)
 
 
 def method_styles(methods: Iterable[str]) -> dict[str, dict[str, Any]]:
-    """Return the colour and line style of each method, by its place in the order given."""
-    looks = cycle([(colour, dashes) for dashes in DASHES for colour in COLOURS])
-    return {
-        method: {"color": colour, "linestyle": dashes}
-        for method, (colour, dashes) in zip(methods, looks, strict=False)
-    }
+    """Return the colour and line style of each method.
+
+    They depend on the names, not on their order, and a further method changes those of another
+    one only if both ask for the same colour.
+
+    >>> method_styles(["fedau", "fedavg"])["fedavg"]
+    {'color': '#0072B2', 'linestyle': '-'}
+    """
+    methods = list(dict.fromkeys(methods))
+    free: list[tuple[str, str]] = []
+    styles = {}
+    for method in sorted(methods, key=lambda name: (name not in _USUAL_COLOURS, name)):
+        free = free or [(colour, dashes) for dashes in DASHES for colour in COLOURS]
+        first = free[0][1]  # the line style in use
+        wanted = _preferred_colour(method)
+        order = [COLOURS[(wanted + i) % len(COLOURS)] for i in range(len(COLOURS))]
+        look = next((colour, first) for colour in order if (colour, first) in free)
+        free.remove(look)
+        styles[method] = {"color": look[0], "linestyle": look[1]}
+    return {method: styles[method] for method in methods}
+
+
+def _preferred_colour(method: str) -> int:
+    digest = sha256(method.encode()).digest()
+    return _USUAL_COLOURS.get(method, digest[0] % len(COLOURS))
 
 
 def shorten(name: str, most: int = 18) -> str:
@@ -84,22 +135,28 @@ def shorten(name: str, most: int = 18) -> str:
     return name if len(name) <= most else f"{name[: most - 1]}…"
 
 
-def place_legend(panel: Axes, outside: bool = False) -> None:
-    """Add a legend: in the panel if it is short, else (or if `outside`) below the figure."""
-    handles, labels = panel.get_legend_handles_labels()
-    if not handles:
+def place_legend(*panels: Axes) -> None:
+    """Put one legend for these panels of a figure below it, where it covers no data."""
+    found = {
+        label: handle
+        for panel in panels
+        for handle, label in zip(*panel.get_legend_handles_labels(), strict=True)
+    }
+    if not found:
         return
-    long = max(map(len, labels)) > _LONG_LABEL
+    figure = panels[0].get_figure()
+    assert isinstance(figure, Figure)
+    letters = int(_LETTERS * figure.get_figwidth())
+    labels = ["\n".join(textwrap.wrap(label, letters - _HANDLE)) for label in found]
+    longest = max(len(line) for label in labels for line in label.splitlines())
+    columns = max(1, min(len(labels), letters // (longest + _HANDLE)))
+    lines = sum(
+        max(label.count("\n") + 1 for label in labels[row : row + columns])
+        for row in range(0, len(labels), columns)
+    )
+    figure.set_figheight(figure.get_figheight() + _LEGEND_LINE * (lines + 0.5))
     with mpl.rc_context(STYLE):
-        if len(labels) <= 5 and not long and not outside:
-            panel.legend(handles, labels)
-            return
-        figure = panel.get_figure()
-        assert isinstance(figure, Figure)
-        columns = 1 if long else 3
-        rows = -(-len(labels) // columns)
-        figure.set_figheight(figure.get_figheight() + 0.19 * rows)
-        figure.legend(handles, labels, loc="outside lower center", ncols=columns)
+        figure.legend(found.values(), labels, loc="outside lower center", ncols=columns)
 
 
 def label_rounds(panel: Axes) -> None:

@@ -87,7 +87,8 @@ class Evaluation:
         metrics: of the problem by name, such as `loss` or `test_accuracy` (0 to 1).
         clients: per-client metrics by name, each of shape (N,); `loss` is F_n(x).
         lower_is_better: the base names of metrics that are better if smaller, such as `mae` for
-            `train_mae` and `test_mae`.
+            `train_mae` and `test_mae`, and `loss`; empty: the names of the metrics decide (see
+            `fedtide.metric_direction`).
     """
 
     metrics: Mapping[str, float]

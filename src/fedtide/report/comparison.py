@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 import polars as pl
-from rich import box
-from rich.table import Table
+from rich.markup import escape
 
+from fedtide.plotting.wide_table import WideTable
 from fedtide.report.loading import FinishedRun, group_by_method
 
 
@@ -37,14 +37,23 @@ COLUMNS = (
     Column("test_accuracy", "test\naccuracy %", percent=True, std=True),
     Column("client_test_accuracy_worst_tenth", "worst\ntenth %", percent=True, std=True),
     Column("client_test_accuracy_std", "spread\n%", percent=True),
+    Column(
+        "client_class_weighted_test_accuracy_worst_tenth",
+        "worst tenth %,\nclass-weighted",
+        percent=True,
+        std=True,
+    ),
+    Column("client_class_weighted_test_accuracy_std", "spread %,\nclass-weighted", percent=True),
     Column("loss", "loss,\nclient mean", digits=3, std=True),
     Column("participation_loss", "weighted by\nparticipation", digits=3),
     Column("rounds_per_second", "rounds\n/s", digits=0),
 )
 """The columns of a comparison; those that no run has are left out.
 
-Worst tenth: the mean test accuracy of the tenth of the clients with the lowest, each client's being
-that on its own mix of classes; spread: its standard deviation over the clients. The training loss
+Worst tenth: the mean test accuracy of the tenth of the clients with the lowest; spread: its
+standard deviation over the clients. Clients without test samples of their own have class-weighted
+test accuracies: those of the classes on the common test set, weighted by the client's shares of
+the classes. The training loss
 is given twice: the mean over clients, which is the goal, and weighted by how often each client took
 part (paper 004, equation 3), which is what plain averaging minimises.
 """
@@ -69,16 +78,16 @@ def shown_columns(frame: pl.DataFrame) -> list[Column]:
     return [column for column in COLUMNS if column.key in frame.columns]
 
 
-def comparison_table(runs: Iterable[FinishedRun]) -> Table:
-    """Return the comparison as a table for a terminal."""
+def comparison_table(runs: Iterable[FinishedRun]) -> WideTable:
+    """Return the comparison as a table for a terminal, in several blocks if that is narrow."""
     frame = compare_runs(runs)
-    table = Table(box=box.SIMPLE_HEAD, header_style="bold", show_edge=False, collapse_padding=True)
+    table = WideTable()
     table.add_column("\nmethod")
     columns = shown_columns(frame)
     for column in columns:
         table.add_column(column.title, justify="right")
     for row in frame.iter_rows(named=True):
-        table.add_row(row["method"], *(format_cell(row, column) for column in columns))
+        table.add_row(escape(row["method"]), *(format_cell(row, column) for column in columns))
     return table
 
 

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import polars as pl
 from numpy.typing import NDArray
+from polars.exceptions import PolarsError
 
 from fedtide.errors import InvalidInputError
+from fedtide.metric_direction import lower_is_better
 from fedtide.participation.log.client_ids import number_clients
 from fedtide.population import Population
 from fedtide.simulation.experiment import HOW, read_yaml
@@ -25,23 +29,34 @@ _SEED_OR_EXECUTION = ("seed", *HOW)
 
 @dataclass(frozen=True)
 class FinishedRun:
-    """A finished run, read from its folder.
+    """A finished run, or one under way that was evaluated at least once.
 
     Args:
-        folder: its folder.
+        folder: its folder; of a run in memory, one that does not exist.
         experiment: its resolved experiment, as plain data.
         metrics: one row per evaluation.
         clients: one row per client.
-        rounds_per_second: training speed, evaluations excluded.
+        rounds_per_second: training speed, evaluations excluded; None under way.
+        ended: the number of rounds in its log: fewer than the experiment's if a callback stopped
+            the run, or under way.
+        directions: whether lower is better, for the metrics of which the run has recorded it.
+        warnings: sentences on what went wrong, such as a diverged loss.
         fingerprints: of the data, files and code that it used; empty if they are not known.
+        participation: its participation log; None: in its folder.
+        is_finished: whether it has finished.
     """
 
     folder: RunFolder
     experiment: dict[str, Any]
     metrics: pl.DataFrame
     clients: pl.DataFrame
-    rounds_per_second: float
+    rounds_per_second: float | None
+    ended: int
+    directions: Mapping[str, bool] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
     fingerprints: Fingerprints = field(default_factory=dict)
+    participation: pl.DataFrame | None = None
+    is_finished: bool = True
 
     @property
     def fields(self) -> dict[str, Any]:
@@ -62,13 +77,20 @@ class FinishedRun:
             return self.rounds_per_second
         return self.metrics[key][-1] if key in self.metrics.columns else None
 
+    def lower_is_better(self, metric: str) -> bool:
+        """Return whether a smaller value of a metric, or of a clients' column, is better."""
+        return lower_is_better(metric, self.directions)
+
     def log(self) -> pl.DataFrame:
         """Return the participation log; `client` is the client's row in `clients`, not its name.
 
         Raises:
-            InvalidInputError: a client that is not in `clients`.
+            InvalidInputError: a missing or damaged file, or a client that is not in `clients`.
         """
-        log = pl.read_parquet(self.folder.participation)
+        log = self.participation
+        if log is None:
+            with _reading(self.folder.participation):
+                log = pl.read_parquet(self.folder.participation)
         population = Population(len(self.clients), names=self.clients["client"].to_numpy())
         rows = number_clients(str(self.folder.participation), log["client"], population)
         return log.with_columns(client=rows)
@@ -80,7 +102,7 @@ class FinishedRun:
     def cohort_sizes(self) -> NDArray[np.int64]:
         """Return the number of clients used in each round, shape (T,)."""
         rounds = self.used_rows()["round"].to_numpy()
-        return np.bincount(rounds, minlength=int(self.experiment["rounds"]))
+        return np.bincount(rounds, minlength=self.ended)
 
 
 Groups = Mapping[str, Sequence[FinishedRun]]
@@ -89,14 +111,14 @@ Groups = Mapping[str, Sequence[FinishedRun]]
 
 @dataclass(frozen=True)
 class IncompleteRun:
-    """A run that failed or has not ended yet.
+    """A run that failed, has not ended yet and is not shown, or cannot be read.
 
     Args:
         folder: its folder.
-        experiment: its resolved experiment, as plain data.
-        state: "failed" or "unfinished".
+        experiment: its resolved experiment, as plain data; empty if it cannot be read.
+        state: "failed", "unfinished" or "damaged".
         ended: the number of rounds covered by its last checkpoint.
-        message: why it failed.
+        message: why it failed, or what is damaged.
     """
 
     folder: RunFolder
@@ -107,37 +129,50 @@ class IncompleteRun:
 
 
 def load_runs(folders: Iterable[str | Path]) -> list[FinishedRun]:
-    """Return the finished runs in and below these folders; failed runs are skipped.
+    """Return the runs in and below these folders that `find_runs` shows; others are skipped.
 
     Raises:
-        InvalidInputError: a folder without a run, an unfinished run, or only failed runs.
+        InvalidInputError: a folder without a run, a damaged run, or no run to show.
     """
-    finished, incomplete = find_runs(folders)
+    shown, incomplete = find_runs(folders)
     for run in incomplete:
-        if run.state == "unfinished" or not finished:
+        if run.state == "damaged" or not shown:
             message = run.message or "the run has not ended; continue it with --resume"
             raise InvalidInputError(f"{run.folder.path}: {message}")
-    return finished
+    return shown
 
 
 def find_runs(folders: Iterable[str | Path]) -> tuple[list[FinishedRun], list[IncompleteRun]]:
-    """Return the finished runs, ordered by seed, and the incomplete runs; each folder counts once.
+    """Return the runs to show, ordered by seed, and the others; each folder counts once.
+
+    Shown are the finished runs, and those under way whose method has no finished run: a mean over
+    seeds must not mix the two.
 
     Raises:
-        InvalidInputError: a folder that is missing, holds no run, or cannot be read.
+        InvalidInputError: a folder that is missing or holds no run.
     """
     paths = dict.fromkeys(path.resolve() for f in folders for path in _run_folders(Path(f)))
     found = [_load(_relative(path)) for path in paths]
-    finished = [run for run in found if isinstance(run, FinishedRun)]
+    loaded = [run for run in found if isinstance(run, FinishedRun)]
+    finished = {_identity(run) for run in loaded if run.is_finished}
+    shown = [run for run in loaded if run.is_finished or _identity(run) not in finished]
+    hidden = [
+        IncompleteRun(run.folder, run.experiment, "unfinished", run.ended, "")
+        for run in loaded
+        if not run.is_finished and _identity(run) in finished
+    ]
     incomplete = [run for run in found if isinstance(run, IncompleteRun)]
-    return sorted(finished, key=lambda run: int(run.experiment["seed"])), incomplete
+    return sorted(shown, key=lambda run: int(run.experiment["seed"])), incomplete + hidden
 
 
 def _run_folders(folder: Path) -> list[Path]:
-    found = sorted(path.parent for path in folder.glob("**/experiment.yaml"))
+    """Return the folders of runs in and below a folder, also of one without its experiment."""
+    found = {path.parent for path in folder.glob("**/experiment.yaml")}
+    logs = (path.parent for path in folder.glob("**/participation.parquet"))
+    found |= {path for path in logs if RunFolder(path).metrics.exists()}
     if not found:
         raise InvalidInputError(f"{folder}: holds no run; give the folder that `fedtide run` wrote")
-    return found
+    return sorted(found)
 
 
 def _relative(path: Path) -> Path:
@@ -147,32 +182,123 @@ def _relative(path: Path) -> Path:
 
 
 def _load(path: Path) -> FinishedRun | IncompleteRun:
-    folder = RunFolder(path)
+    folder, experiment = RunFolder(path), {}
     try:
-        experiment = read_yaml(folder.experiment)
+        with _reading(folder.experiment):
+            experiment = _yaml(folder.experiment)
         if not folder.finished:
-            return _load_incomplete(folder, experiment)
-        return FinishedRun(
-            folder,
-            experiment,
-            pl.read_parquet(folder.metrics),
-            pl.read_parquet(folder.clients),
-            float(json.loads(folder.timings.read_text(encoding="utf-8"))["rounds_per_second"]),
-            folder.read_json(folder.fingerprints) if folder.fingerprints.exists() else {},
+            with suppress(OSError, ValueError, PolarsError):  # it may finish at this moment
+                if run := _load_under_way(folder, experiment):
+                    return run
+        return (
+            _load_finished(folder, experiment)
+            if folder.finished
+            else _load_incomplete(folder, experiment)
         )
-    except (OSError, ValueError, pl.exceptions.PolarsError) as error:
-        raise InvalidInputError(
-            f"{path}: cannot be read ({type(error).__name__}); run it again in another folder"
-        ) from None
+    except _DamagedError as error:
+        return IncompleteRun(folder, experiment, "damaged", 0, str(error))
+
+
+def _yaml(file: Path) -> dict[str, Any]:
+    file.read_bytes()  # a missing file is told apart from one that is not YAML
+    return read_yaml(file)
+
+
+_EXPERIMENT_KEYS = ("name", "seed", "rounds", "problem", "algorithm")
+_METRICS_COLUMNS = ("round",)
+_CLIENTS_COLUMNS = ("client", "participation", "weight")
+_LOG_COLUMNS = ("round", "client", "stage", "weight")
+
+
+def _load_finished(folder: RunFolder, experiment: dict[str, Any]) -> FinishedRun:
+    with _reading(folder.experiment):
+        _require(experiment, _EXPERIMENT_KEYS)
+    with _reading(folder.summary):
+        summary = json.loads(folder.summary.read_text(encoding="utf-8"))
+        rounds, names = int(summary["rounds"]), summary.get("lower_is_better")
+        warnings = tuple(map(str, summary.get("warnings", ())))
+    with _reading(folder.metrics):
+        metrics = pl.read_parquet(folder.metrics)
+        _require(metrics.columns, _METRICS_COLUMNS)
+        if len(metrics) == 0 or metrics["round"][-1] != rounds:
+            raise ValueError(f"it does not end at round {rounds}")
+    with _reading(folder.clients):
+        clients = pl.read_parquet(folder.clients)
+        _require(clients.columns, _CLIENTS_COLUMNS)
+    metric_names = [*metrics.columns, *clients.columns]
+    directions = {} if names is None else {name: name in names for name in metric_names}
+    with _reading(folder.participation):
+        _require(pl.read_parquet_schema(folder.participation), _LOG_COLUMNS)
+    with _reading(folder.timings):
+        timings = json.loads(folder.timings.read_text(encoding="utf-8"))
+        speed = float(timings["rounds_per_second"])
+    with _reading(folder.fingerprints):
+        prints = folder.read_json(folder.fingerprints) if folder.fingerprints.exists() else {}
+    return FinishedRun(
+        folder, experiment, metrics, clients, speed, rounds, directions, warnings, prints
+    )
+
+
+class _DamagedError(InvalidInputError):
+    """A file of a run is missing or damaged."""
+
+
+@contextmanager
+def _reading(file: Path) -> Iterator[None]:
+    """Name the file in errors from reading it.
+
+    Raises:
+        _DamagedError: reading it fails in any way.
+    """
+    hint = "restore it, or run the experiment again in another folder"
+    try:
+        yield
+    except FileNotFoundError:
+        raise _DamagedError(f"{file.name} is missing; {hint}") from None
+    except (OSError, LookupError, TypeError, ValueError, AttributeError, PolarsError) as error:
+        reason = " ".join(str(error).split())
+        raise _DamagedError(f"{file.name} is damaged ({reason:.80}); {hint}") from None
+
+
+def _require(found: Iterable[str], names: Iterable[str]) -> None:
+    missing = [name for name in names if name not in found]
+    if missing:
+        raise ValueError(f"without {', '.join(missing)}")
+
+
+def _load_under_way(folder: RunFolder, experiment: dict[str, Any]) -> FinishedRun | None:
+    """Return a run that has not ended; None if it failed, or without an evaluation or a log yet."""
+    metrics, parts = folder.read_metrics(), folder.read_log()
+    if folder.failure.exists() or metrics.is_empty() or not parts or not folder.clients.exists():
+        return None
+    ended, clients = _last_saved_round(folder), pl.read_parquet(folder.clients)
+    log = pl.concat(parts).filter(pl.col("round") < ended)
+    prints = folder.read_json(folder.fingerprints) if folder.fingerprints.exists() else {}
+    return FinishedRun(
+        folder,
+        experiment,
+        metrics,
+        clients,
+        None,
+        ended,
+        fingerprints=prints,
+        participation=log,
+        is_finished=False,
+    )
+
+
+def _last_saved_round(folder: RunFolder) -> int:
+    checkpoints = numbered(folder.checkpoints, "safetensors")
+    return int(checkpoints[-1].stem) if checkpoints else 0
 
 
 def _load_incomplete(folder: RunFolder, experiment: dict[str, Any]) -> IncompleteRun:
-    checkpoints = numbered(folder.checkpoints, "safetensors")
-    ended = int(checkpoints[-1].stem) if checkpoints else 0
+    ended = _last_saved_round(folder)
     if not folder.failure.exists():
         return IncompleteRun(folder, experiment, "unfinished", ended, "")
-    note = json.loads(folder.failure.read_text(encoding="utf-8"))
-    return IncompleteRun(folder, experiment, "failed", ended, str(note["sentence"]))
+    with _reading(folder.failure):
+        note = json.loads(folder.failure.read_text(encoding="utf-8"))
+        return IncompleteRun(folder, experiment, "failed", ended, str(note["sentence"]))
 
 
 def group_by_method(runs: Iterable[FinishedRun]) -> dict[str, list[FinishedRun]]:
@@ -180,31 +306,77 @@ def group_by_method(runs: Iterable[FinishedRun]) -> dict[str, list[FinishedRun]]
 
     Runs belong to one method if they differ only in the seed and in how they were executed, and
     used the same data and code. Two methods with the same name are told apart by the fields in
-    which they differ.
+    which they differ. The name of a method whose runs are under way says how far they are.
     """
     groups: dict[str, dict[int, FinishedRun]] = {}
     for run in runs:
-        identity = json.dumps(run.fields, sort_keys=True, default=str)
-        groups.setdefault(identity, {}).setdefault(run.experiment["seed"], run)
+        groups.setdefault(_identity(run), {}).setdefault(run.experiment["seed"], run)
     distinct = [list(group.values()) for group in groups.values()]
-    return dict(zip(_labels([group[0] for group in distinct]), distinct, strict=True))
+    labels = _labels([group[0] for group in distinct])
+    labels = [label + _how_far(group) for label, group in zip(labels, distinct, strict=True)]
+    return dict(zip(labels, distinct, strict=True))
+
+
+def _identity(run: FinishedRun) -> str:
+    return json.dumps(run.fields, sort_keys=True, default=str)
+
+
+def _how_far(group: Sequence[FinishedRun]) -> str:
+    """Return the last round evaluated if runs are under way, of the one that is least far."""
+    rounds = [int(run.metrics["round"][-1]) for run in group if not run.is_finished]
+    return f" (round {min(rounds):,} of {group[0].experiment['rounds']:,})" if rounds else ""
+
+
+_MAX_VALUE_LENGTH = 60  # characters of a value in a method's label
+_MAX_FIELDS = 3  # in a method's label
 
 
 def _labels(runs: Sequence[FinishedRun]) -> list[str]:
-    """Return a name for each; runs of one name get the fields in which they differ added."""
+    """Return a distinct name for each; runs of one name get the fields in which they differ."""
     labels = []
     for run in runs:
         same = [other for other in runs if other.method == run.method]
         labels.append(f"{run.method} ({_difference(run, same)})" if len(same) > 1 else run.method)
-    return labels
+    repeated = {label for label in labels if labels.count(label) > 1}
+    return [
+        f"{label} in {run.folder.path}" if label in repeated else label
+        for run, label in zip(runs, labels, strict=True)
+    ]
 
 
 def _difference(run: FinishedRun, others: Sequence[FinishedRun]) -> str:
-    """Return the fields of the run that differ from the others', or its folder's name if long."""
+    """Return the fields of the run that differ from the others', shortened."""
     flat = [dict(flatten(other.fields)) for other in others]
-    mine = dict(flatten(run.fields))
-    text = ", ".join(f"{f}={mine[f]}" for f in differing_fields(flat) if f in mine)
-    return text if 0 < len(text) <= 60 else run.folder.path.name
+    place = next(i for i, other in enumerate(others) if other is run)
+    fields, parts = differing_fields(flat), []
+    for name in fields[:_MAX_FIELDS]:
+        values = [str(one.get(name, "none")) for one in flat]
+        parts.append(f"{name}={abbreviate(values, _MAX_VALUE_LENGTH)[place]}")
+    more = f", and {len(fields) - _MAX_FIELDS} more" if len(fields) > _MAX_FIELDS else ""
+    return ", ".join(parts) + more
+
+
+def abbreviate(values: Sequence[str], most: int) -> list[str]:
+    """Return texts of at most about `most` characters each, cut where they do not differ.
+
+    >>> abbreviate(["aaaaaaaaab", "aaaaaaaaac", "a"], 6)
+    ['…aab', '…aac', 'a']
+    """
+    cut = [value if len(value) <= most else f"{value[: most - 1]}…" for value in values]
+    if len(set(cut)) == len(set(values)):
+        return cut
+    long = list(dict.fromkeys(value for value in values if len(value) > most))
+    first = max((_common_length(*pair) for pair in combinations(long, 2)), default=0)
+    begin = max(0, first - most // 2 + 1)
+    return [
+        value if len(value) <= most else f"…{value[begin : begin + most - 2]}" for value in values
+    ]
+
+
+def _common_length(one: str, other: str) -> int:
+    """Return how many characters two texts have in common at their beginning."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((i for i, (a, b) in pairs if a != b), min(len(one), len(other)))
 
 
 def differing_fields(flat: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -17,7 +17,7 @@ from markupsafe import Markup, escape
 
 from fedtide.errors import InvalidInputError
 from fedtide.plotting.saving import figure_svg
-from fedtide.plotting.style import method_styles
+from fedtide.plotting.style import Styles, method_styles
 from fedtide.report.comparison import compare_runs, format_cell, shown_columns
 from fedtide.report.figures import ReportFigure
 from fedtide.report.figures.client_influence import influence_figures
@@ -27,6 +27,7 @@ from fedtide.report.loading import (
     FinishedRun,
     Groups,
     IncompleteRun,
+    abbreviate,
     differing_fields,
     flatten,
     group_by_method,
@@ -36,6 +37,7 @@ from fedtide.report.summary import (
     Target,
     TargetRow,
     headline_metric,
+    is_share,
     l1_skew,
     lower_is_better,
     measure_target,
@@ -52,12 +54,14 @@ class Section:
         name: distinguishes the problem from the others.
         groups: its runs, by method.
         target: what it takes to reach a level.
+        styles: of its methods; a name has the same style in every section.
         figures: its figures, by heading.
     """
 
     name: str
     groups: Groups
     target: Target
+    styles: Styles
     figures: Mapping[str, Sequence[ReportFigure]]
 
 
@@ -72,9 +76,11 @@ def make_sections(
         smooth: the share of the evaluations to smooth curves over.
 
     Raises:
-        InvalidInputError: no runs, a target whose metric some run lacks, or a target for several
-            problems.
+        InvalidInputError: no runs, a target whose metric some run lacks, a target for several
+            problems, or a share outside [0, 1].
     """
+    if not 0 <= smooth <= 1:
+        raise InvalidInputError(f"smooth: {smooth} is not a share from 0 to 1; give 0.01")
     by_problem: dict[str, list[FinishedRun]] = {}
     for run in runs:
         problem = {key: run.experiment.get(key) for key in ("problem", "objective")}
@@ -88,16 +94,17 @@ def make_sections(
             "problems; give the folders of one problem"
         )
     names = _name_problems([group[0] for group in by_problem.values()])
+    by_method = [group_by_method(group) for group in by_problem.values()]
+    styles = method_styles(method for groups in by_method for method in groups)
     sections = []
-    for name, group in zip(names, by_problem.values(), strict=True):
-        groups = group_by_method(group)
+    for name, groups in zip(names, by_method, strict=True):
         figures = {
-            "learning": learning_figures(groups, smooth),
+            "learning": learning_figures(groups, styles, smooth),
             "participation": participation_figures(groups),
-            "influence": influence_figures(groups),
-            "clients": client_figures(groups),
+            "influence": influence_figures(groups, styles),
+            "clients": client_figures(groups, styles),
         }
-        sections.append(Section(name, groups, measure_target(groups, wanted), figures))
+        sections.append(Section(name, groups, measure_target(groups, wanted), styles, figures))
     return sections
 
 
@@ -106,16 +113,27 @@ def _name_problems(runs: Sequence[FinishedRun]) -> list[str]:
     flat = [dict(flatten({"problem": run.experiment["problem"]})) for run in runs]
     kind = ("problem.dataset", "problem.type")
     fields = [field for field in differing_fields(flat) if field not in kind][:4]
+    shown = {f: abbreviate([str(one.get(f)) for one in flat], 30) for f in fields}
     names = []
-    for run, one in zip(runs, flat, strict=True):
+    for i, (run, one) in enumerate(zip(runs, flat, strict=True)):
         problem = run.experiment["problem"]
-        details = [f"{f.removeprefix('problem.')} {one[f]!s:.30}" for f in fields if f in one]
+        details = [f"{f.removeprefix('problem.')} {shown[f][i]}" for f in fields if f in one]
         names.append(", ".join([str(problem.get("dataset") or problem["type"]), *details]))
     return names
 
 
-def render_page(sections: Sequence[Section], incomplete: Sequence[IncompleteRun]) -> str:
-    """Return the HTML of a report with these sections and a list of the incomplete runs."""
+def render_page(
+    sections: Sequence[Section],
+    incomplete: Sequence[IncompleteRun],
+    refresh: float | None = None,
+) -> str:
+    """Return the HTML of a report with these sections and a list of the incomplete runs.
+
+    Args:
+        sections: the sections.
+        incomplete: the runs that are in no figure.
+        refresh: after how many seconds a browser loads the page again; None: never.
+    """
     template = files("fedtide.report").joinpath("page.html.jinja").read_text(encoding="utf-8")
     environment = jinja2.Environment(
         autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
@@ -123,6 +141,7 @@ def render_page(sections: Sequence[Section], incomplete: Sequence[IncompleteRun]
     return environment.from_string(template).render(
         title=_title(sections),
         incomplete=incomplete,
+        refresh=refresh,
         runs=sum(len(group) for section in sections for group in section.groups.values()),
         sections=[_content(section) for section in sections],
         show=_embed_figures,
@@ -166,14 +185,14 @@ def _content(section: Section) -> dict[str, Any]:
         (f"{len(first.clients):,}", "clients"),
         (f"{first.cohort_sizes().mean():,.1f}", "clients per round, on average"),
     ]
-    is_accuracy = "accuracy" in target.metric
-    level = f"{100 * target.level:.1f} %" if is_accuracy else f"{target.level:.4g}"
+    level = f"{100 * target.level:.1f} %" if is_share(target.metric) else f"{target.level:.4g}"
     fields, settings = _differing_settings(groups)
     return {
         "name": section.name,
         "verdict": verdict(groups),
         "tiles": tiles,
-        **_comparison(groups),
+        **_comparison(groups, section.styles),
+        "warnings": _warnings(groups),
         "target": [_format_target_row(row) for row in target.rows],
         "target_level": f"{target.metric.replace('_', ' ')} {level} at an evaluation",
         "figures": section.figures,
@@ -193,7 +212,7 @@ def verdict(groups: Groups) -> str:
     known = {m: np.array(v, dtype=float) for m, v in values.items() if None not in v}
     if not known:
         return f"No method has a {name}."
-    sign = 1 if lower_is_better(metric) else -1
+    sign = 1 if lower_is_better(groups, metric) else -1
     best, *others = sorted(known, key=lambda method: sign * float(known[method].mean()))
     text = f"{best} ends with the best {name}: {_format_level(metric, known[best])}."
     if others and min(map(len, known.values())) < 2:
@@ -214,16 +233,22 @@ def _differ(one: Floats, other: Floats) -> bool:
 
 
 def _format_level(metric: str, values: Floats) -> str:
-    """Return the mean and the standard deviation of a metric, an accuracy as a percentage."""
-    scale, unit, digits = (100, " %", 1) if "accuracy" in metric else (1, "", 4)
+    """Return the mean and the standard deviation of a metric, a share as a percentage."""
+    scale, unit, digits = (100, " %", 1) if is_share(metric) else (1, "", 4)
     spread = f" ± {scale * values.std(ddof=1):.{digits}f}" if len(values) > 1 else ""
     return f"{scale * values.mean():.{digits}f}{spread}{unit}"
 
 
-def _comparison(groups: Groups) -> dict[str, Any]:
+def _warnings(groups: Groups) -> list[str]:
+    """Return what runs warn of, each sentence with its method and seed."""
+    runs = [(method, run) for method, group in groups.items() for run in group]
+    return [f"{m}, seed {r.experiment['seed']}: {text}" for m, r in runs for text in r.warnings]
+
+
+def _comparison(groups: Groups, styles: Styles) -> dict[str, Any]:
     """Return the heads, rows and legend of the comparison, with the L1 skew as last column."""
     frame = compare_runs(run for group in groups.values() for run in group)
-    columns, styles = shown_columns(frame), method_styles(groups)
+    columns = shown_columns(frame)
     rows = []
     for row, (method, group) in zip(frame.iter_rows(named=True), groups.items(), strict=True):
         skews = [skew for run in group if (skew := l1_skew(run)) is not None]
@@ -236,10 +261,15 @@ def _comparison(groups: Groups) -> dict[str, Any]:
 
 def _legend(keys: set[str]) -> str:
     parts = ["Last evaluation, mean ± standard deviation over the seeds."]
-    if "client_test_accuracy_worst_tenth" in keys:
+    if keys & {"client_test_accuracy_std", "client_class_weighted_test_accuracy_std"}:
         parts.append(
-            "Worst tenth: the mean over the tenth of the clients with the lowest accuracy; spread: "
-            "the standard deviation over clients."
+            "Worst tenth: the mean over the tenth of the clients with the lowest test accuracy; "
+            "spread: the standard deviation over clients."
+        )
+    if "client_class_weighted_test_accuracy_std" in keys:
+        parts.append(
+            "Class-weighted: the clients have no test samples of their own; the accuracies of the "
+            "classes on the common test set are weighted by the client's shares of the classes."
         )
     parts.append(
         "Loss: the mean over clients, which is the goal, and weighted by how often each client "
@@ -264,7 +294,8 @@ def _differing_settings(groups: Groups) -> tuple[list[str], list[tuple[str, list
     """Return the fields in which methods differ, and each method with its values."""
     flat = {m: dict(flatten(group[0].experiment, ("seed", "name"))) for m, group in groups.items()}
     fields = differing_fields(list(flat.values()))
-    return fields, [(m, [f"{one.get(f, '')!s:.60}" for f in fields]) for m, one in flat.items()]
+    columns = [abbreviate([str(one.get(f, "")) for one in flat.values()], 60) for f in fields]
+    return fields, list(zip(flat, map(list, zip(*columns, strict=True)), strict=False))
 
 
 def _format_experiment(run: FinishedRun) -> str:

@@ -14,18 +14,22 @@ from fedtide.report.loading import FinishedRun, Groups
 
 Floats = NDArray[np.float64]
 
-_LOWER_IS_BETTER = re.compile(
-    r"(^|_)(loss|error|mse|rmse|mae|mape|nll|perplexity|distance|std)(_|$)"
-)
+_SHARE = re.compile(r"(^|_)(accuracy|recall|precision)(_|$)")
 
 
-def lower_is_better(metric: str) -> bool:
-    """Return whether a smaller value is better: true of losses, errors and spreads.
+def is_share(metric: str) -> bool:
+    """Return whether a metric is a share from 0 to 1, which is shown in per cent.
 
-    >>> [lower_is_better(m) for m in ("client_loss_p90", "mse", "test_accuracy")]
-    [True, True, False]
+    >>> [is_share(metric) for metric in ("client_accuracy_std", "loss")]
+    [True, False]
     """
-    return _LOWER_IS_BETTER.search(metric) is not None
+    return _SHARE.search(metric) is not None
+
+
+def lower_is_better(groups: Groups, metric: str) -> bool:
+    """Return whether a smaller value of a metric is better, as recorded by these runs."""
+    first = next(iter(groups.values()))[0]
+    return first.lower_is_better(metric)
 
 
 def headline_metric(groups: Groups) -> str:
@@ -83,7 +87,7 @@ def measure_target(groups: Groups, wanted: str | None = None) -> Target:
     else:
         metric = headline_metric(groups)
         ends = [np.mean([run.final_value(metric) or 0.0 for run in g]) for g in groups.values()]
-        level = float(max(ends) if lower_is_better(metric) else min(ends))
+        level = float(max(ends) if lower_is_better(groups, metric) else min(ends))
     rows = [_target_row(method, group, metric, level) for method, group in groups.items()]
     return Target(metric, level, rows)
 
@@ -91,15 +95,24 @@ def measure_target(groups: Groups, wanted: str | None = None) -> Target:
 def _parse_target(groups: Groups, wanted: str) -> tuple[str, float]:
     metric, _, level = wanted.partition("=")
     for run in (run for group in groups.values() for run in group):
-        if metric not in run.metrics.columns:
-            names = did_you_mean(metric, [c for c in run.metrics.columns if c != "round"])
+        known = [name for name in run.metrics.columns if name != "round"]
+        if metric not in known:
+            names = did_you_mean(metric, known)
             raise InvalidInputError(f"target: {run.folder.path} has no metric {metric!r}; {names}")
     try:
-        return metric, float(level)
+        value = float(level)
     except ValueError:
         raise InvalidInputError(
             f"target: {wanted!r} is not METRIC=LEVEL; write {metric}=0.9"
         ) from None
+    if not np.isfinite(value):
+        raise InvalidInputError(f"target: {level} is not a finite number; write {metric}=0.9")
+    if is_share(metric) and not 0 <= value <= 1:
+        hint = f"{value / 100:g}" if 1 < value <= 100 else "0.9"
+        raise InvalidInputError(
+            f"target: {metric} is a share from 0 to 1, not {level}; write {metric}={hint}"
+        )
+    return metric, value
 
 
 def _target_row(method: str, group: Sequence[FinishedRun], metric: str, level: float) -> TargetRow:
@@ -114,7 +127,7 @@ def _target_row(method: str, group: Sequence[FinishedRun], metric: str, level: f
 def _first_round(run: FinishedRun, metric: str, level: float) -> int | None:
     """Return the number of rounds before the first evaluation that reaches the level."""
     values = run.metrics[metric].to_numpy()
-    reached = np.flatnonzero(values <= level if lower_is_better(metric) else values >= level)
+    reached = np.flatnonzero(values <= level if run.lower_is_better(metric) else values >= level)
     return int(run.metrics["round"][int(reached[0])]) if len(reached) else None
 
 
@@ -150,7 +163,7 @@ def l1_skew(run: FinishedRun) -> float | None:
 
 def client_metric(run: FinishedRun) -> str | None:
     """Return the column of the clients' table that best says how well the model serves each."""
-    for column in ("test_accuracy", "accuracy", "loss"):
+    for column in ("test_accuracy", "class_weighted_test_accuracy", "accuracy", "loss"):
         if column in run.clients.columns:
             return column
     return None
@@ -181,7 +194,7 @@ def bin_by_rate(run: FinishedRun, column: str, bins: int = 10) -> tuple[Floats, 
 def participation_key(run: FinishedRun) -> str:
     """Return a text that is equal for two runs with the same participants in every round."""
     keys = ("participation", "selection", "dropout", "seed", "rounds")
-    return str([run.experiment.get(key) for key in keys])
+    return str([run.ended, *(run.experiment.get(key) for key in keys)])
 
 
 def unique_participation(groups: Groups) -> list[tuple[str, FinishedRun]]:

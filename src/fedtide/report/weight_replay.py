@@ -59,7 +59,7 @@ def history(run: FinishedRun) -> WeightHistory | None:
         return None
     if algorithm.centralised:
         return None
-    ended = min(int(run.experiment["rounds"]), _ROUNDS)
+    ended = min(run.ended, _ROUNDS)
     entries = list(_replayed(algorithm, [local.rate(t) for t in range(ended)], run))
     if not entries:
         return None

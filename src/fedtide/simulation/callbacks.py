@@ -1,6 +1,189 @@
-"""Callbacks that a run reports its progress to."""
+"""Callbacks: objects that watch a run, and may end it early."""
 
-from collections.abc import Callable
+from __future__ import annotations
 
-ProgressCallback = Callable[[int, int, float | None], None]
-"""Takes the completed rounds, all rounds, and the last evaluated loss, after every round."""
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+from numpy.typing import NDArray
+
+from fedtide.errors import InvalidInputError, did_you_mean
+from fedtide.metric_direction import lower_is_better
+from fedtide.simulation.experiment import Experiment
+from fedtide.simulation.loop import Run
+from fedtide.simulation.metrics import declared_directions
+from fedtide.validation import require_at_least
+
+
+class RunView:
+    """What a callback sees of a run, and how it ends it.
+
+    Args:
+        run: the run.
+        out: its folder; None in memory.
+
+    Attributes:
+        out: the run's folder; None in memory.
+        stopped: why a callback ended the run; empty otherwise.
+    """
+
+    def __init__(self, run: Run, out: Path | None = None) -> None:
+        self._run = run
+        self.out = out
+        self.stopped = ""
+
+    @property
+    def experiment(self) -> Experiment:
+        """What is run."""
+        return self._run.experiment
+
+    @property
+    def round(self) -> int:
+        """The number of completed rounds."""
+        return self._run.ended
+
+    @property
+    def rounds(self) -> int:
+        """The number of rounds that the experiment asks for."""
+        return self._run.experiment.rounds
+
+    @property
+    def metrics(self) -> Sequence[Mapping[str, Any]]:
+        """One mapping per evaluation, also of those before an interruption; the last is newest."""
+        return self._run.metrics
+
+    @property
+    def model(self) -> NDArray[Any]:
+        """A copy of the current model, or of what the algorithm recommends instead, (d,)."""
+        model: NDArray[Any] = self._run.driver.output.detach().cpu().numpy().copy()
+        return model
+
+    @property
+    def clients(self) -> pl.DataFrame:
+        """One row per client: participation so far, and metrics of the last evaluation."""
+        return self._run.clients_so_far()
+
+    def lower_is_better(self, metric: str) -> bool:
+        """Return whether a smaller value of a metric is better: by its problem, or its name."""
+        evaluation = self._run.evaluation
+        declared = {} if evaluation is None else declared_directions(evaluation)
+        return lower_is_better(metric, declared)
+
+    def stop(self, reason: str) -> None:
+        """End the run after the current round, or after the first one; it counts as finished.
+
+        Args:
+            reason: why, for the summary of the run.
+        """
+        self.stopped = reason
+
+
+class Callback:
+    """Watches a run; derive from it and override what is needed.
+
+    The methods are called in the process that runs the experiment. With several seeds one object
+    sees one run after another. A resumed run calls `on_start` with the metrics so far; a run that
+    had finished before is only read, so nothing is called.
+
+    >>> import fedtide as ft
+    >>> class Print(ft.callbacks.Callback):
+    ...     def on_evaluation(self, run):
+    ...         print(run.round, round(run.metrics[-1]["loss"], 4))
+    ...         if run.metrics[-1]["loss"] < 0.2:
+    ...             run.stop("good enough")
+    >>> result = ft.simulate(
+    ...     problem=ft.problems.Quadratic(matrices=[[[1.0]], [[1.0]]], centers=[[1.0], [1.0]]),
+    ...     participation=ft.participation.Full(),
+    ...     algorithm=ft.algorithms.FedAvg(),
+    ...     local=ft.LocalTraining(steps=1, lr=0.5),
+    ...     rounds=20,
+    ...     evaluation={"every": 1},
+    ...     callbacks=[Print()],
+    ... )
+    0 0.5
+    1 0.125
+    >>> result.stopped
+    'good enough'
+    """
+
+    def on_activity(self, activity: str) -> None:
+        """What the run is busy with while no round ends, also before it starts.
+
+        Args:
+            activity: "preparing the problem", "measuring trainers", "compiling the local steps";
+                empty when it has ended.
+        """
+
+    def on_start(self, run: RunView) -> None:
+        """Before the first round in this process, and before the initial model is evaluated."""
+
+    def on_evaluation(self, run: RunView) -> None:
+        """After each evaluation; `run.metrics[-1]` holds its metrics."""
+
+    def on_round_end(self, run: RunView) -> None:
+        """After each round, and after its evaluation if one was due."""
+
+    def on_end(self, run: RunView) -> None:
+        """After the last round, when the results are complete and written."""
+
+    def on_error(self, run: RunView, error: BaseException) -> None:
+        """When the run is interrupted or fails; the error is raised again afterwards."""
+
+
+@dataclass(frozen=True)
+class EarlyStopping(Callback):
+    """Ends a run whose metric has stopped improving.
+
+    It depends on the metrics alone, so a resumed run stops in the same round.
+
+    Args:
+        metric: a metric of the evaluations.
+        patience: how many evaluations without improvement end the run, at least 1.
+        min_delta: by how much a value must be better than the best one before to count, at least 0.
+        lower_is_better: None: as the problem says, or by the metric's name: true of losses and
+            errors.
+
+    Raises:
+        InvalidInputError: a value outside its range; during a run, a metric that it lacks.
+    """
+
+    metric: str = "loss"
+    patience: int = 5
+    min_delta: float = 0.0
+    lower_is_better: bool | None = None
+
+    def __post_init__(self) -> None:
+        require_at_least("patience", self.patience, 1)
+        require_at_least("min_delta", self.min_delta, 0)
+
+    def on_evaluation(self, run: RunView) -> None:
+        if self.metric not in run.metrics[-1]:
+            names = [name for name in run.metrics[-1] if name != "round"]
+            raise InvalidInputError(
+                f"metric: the run has no {self.metric!r}; {did_you_mean(self.metric, names)}"
+            )
+        known = self.lower_is_better
+        sign = 1 if (run.lower_is_better(self.metric) if known is None else known) else -1
+        values = [row[self.metric] for row in run.metrics]
+        values = [math.inf if v is None or math.isnan(v) else sign * v for v in values]
+        if count_without_improvement(values, self.min_delta) >= self.patience:
+            run.stop(f"{self.metric} did not improve in {self.patience} evaluations")
+
+
+def count_without_improvement(values: Sequence[float], min_delta: float) -> int:
+    """Return how many values follow the last one that was lower than all before it.
+
+    >>> count_without_improvement([3.0, 2.0, 2.5, math.inf], 0.0)
+    2
+    """
+    best, since = math.inf, 0
+    for value in values:
+        if value < best - min_delta:
+            best, since = value, 0
+        else:
+            since += 1
+    return since

@@ -49,8 +49,8 @@ def drop_or_raise_nonfinite(
     return updates.select(finite), None if buffers is None else buffers[finite]
 
 
-def check_step(info: RoundInfo, t: int, population: Population) -> None:
-    """Check that the step of round t is finite.
+def check_step(info: RoundInfo, t: int, population: Population, too_high: str = "lr") -> None:
+    """Check that the step of round t is finite; else `too_high` are the fields to lower.
 
     Raises:
         DivergenceError: finite updates led to a step that is not.
@@ -58,11 +58,13 @@ def check_step(info: RoundInfo, t: int, population: Population) -> None:
     if math.isfinite(info.direction.sum()) or bool(torch.isfinite(info.direction).all()):
         return
     named = _list_clients(info.clients.cpu().numpy(), population)
-    raise DivergenceError(f"local.lr: the step of round {t} is not finite{named}; lower lr")
+    raise DivergenceError(f"local.lr: the step of round {t} is not finite{named}; lower {too_high}")
 
 
-def check_loss(evaluation: Evaluation, ended: int, population: Population) -> None:
-    """Check that the loss after `ended` rounds is finite.
+def check_loss(
+    evaluation: Evaluation, ended: int, population: Population, too_high: str = "lr"
+) -> None:
+    """Check that the loss after `ended` rounds is finite; else `too_high` are the fields to lower.
 
     Raises:
         DivergenceError: it is not.
@@ -71,7 +73,9 @@ def check_loss(evaluation: Evaluation, ended: int, population: Population) -> No
     if not np.isfinite(loss):
         losses = evaluation.clients.get("loss", np.zeros(0))
         named = _list_clients(np.flatnonzero(~np.isfinite(losses)), population)
-        raise DivergenceError(f"local.lr: the loss is {loss} after {ended} rounds{named}; lower lr")
+        raise DivergenceError(
+            f"local.lr: the loss is {loss} after {ended} rounds{named}; lower {too_high}"
+        )
 
 
 def _list_clients(clients: Ids, population: Population) -> str:

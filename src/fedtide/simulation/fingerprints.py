@@ -11,10 +11,11 @@ from typing import Any, get_args
 from torch import nn
 
 from fedtide.configurable import field_types
-from fedtide.content_hash import hash_file, is_data
+from fedtide.content_hash import hash_file, is_data, once
 from fedtide.errors import InvalidInputError, error_prefix
 from fedtide.import_paths import import_object, is_import_path
 from fedtide.simulation.experiment import Experiment
+from fedtide.simulation.task_cache import content_key
 
 Fingerprints = Mapping[str, Any]
 """`data`: of the problem's data, or None; `files`: of the files that the participation names;
@@ -31,7 +32,7 @@ def fingerprint_experiment(experiment: Experiment) -> Fingerprints:
         InvalidInputError: data that cannot be read.
     """
     with error_prefix("problem"):
-        data = experiment.problem.fingerprint()
+        data = once(content_key(experiment.problem), experiment.problem.fingerprint)
     return {"data": data, "files": _hash_files(experiment), "code": _hash_code(experiment)}
 
 

@@ -40,5 +40,5 @@ class Interruption:
 
     def _request(self, number: int, frame: FrameType | None) -> None:
         if self.requested and number == signal.SIGINT:
-            raise Interrupted("ended at once; continue from the last checkpoint with --resume")
+            raise Interrupted("ended at once", "continue from the last checkpoint with resume=True")
         self.requested = True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 from fedtide.algorithms import ClientUpdates, Cohort, Instructions, RoundDriver, RoundInfo
 from fedtide.algorithms.serialization import from_tensors, to_tensors
 from fedtide.errors import InvalidInputError, error_prefix
+from fedtide.metric_direction import lower_is_better
 from fedtide.participation import (
     Ids,
     LogColumns,
@@ -30,8 +32,14 @@ from fedtide.simulation.checkpoint import Checkpoint
 from fedtide.simulation.divergence import check_loss, check_step, drop_or_raise_nonfinite
 from fedtide.simulation.experiment import Experiment
 from fedtide.simulation.local_round import LocalRound, require_plain_sgd
-from fedtide.simulation.metrics import ParticipationTally, clients_table, metrics_row
+from fedtide.simulation.metrics import (
+    ParticipationTally,
+    clients_table,
+    declared_directions,
+    metrics_row,
+)
 from fedtide.simulation.personalisation import fine_tuning, personalised_figures
+from fedtide.simulation.run_warnings import find_warnings, list_step_sizes
 from fedtide.simulation.task_cache import prepare_cached
 from fedtide.training.trainers.select import TrainerName, choose_trainer
 
@@ -91,6 +99,7 @@ class Run:
         self.buffers = Buffers.of_task(self.task, algorithm.centralised)
         with error_prefix("algorithm"):
             self.driver = RoundDriver(algorithm, self.task.start, self.population)
+        self._too_high = list_step_sizes(algorithm)
         self.ended = 0
         self.tally = ParticipationTally(self.population.clients)
         self.log: list[LogColumns] = []
@@ -111,7 +120,7 @@ class Run:
         participants = self._participation.round(t)
         # 2. They train as instructed, the algorithm absorbs their updates and moves the model.
         info, used = self._run_algorithm(participants)
-        check_step(info, t, self.population)
+        check_step(info, t, self.population, self._too_high)
         # 3. The round is recorded.
         self._record(participants, used, info)
         self.ended = t + 1
@@ -120,14 +129,17 @@ class Run:
 
     def evaluate_if_due(self) -> None:
         """Evaluate the algorithm's output if an evaluation is due."""
-        if not self.experiment.evaluation.due(self.ended, self.experiment.rounds):
-            return
+        if self.experiment.evaluation.due(self.ended, self.experiment.rounds):
+            self.evaluate()
+
+    def evaluate(self) -> None:
+        """Evaluate the algorithm's output and add a row of metrics."""
         start = time.perf_counter()
         self.evaluation = self._evaluate()
         self.metrics.append(metrics_row(self.ended, self.evaluation, self.tally))
         self.timings.evaluation += time.perf_counter() - start
         if self.experiment.on_nonfinite == "stop":
-            check_loss(self.evaluation, self.ended, self.population)
+            check_loss(self.evaluation, self.ended, self.population, self._too_high)
 
     def _evaluate(self) -> Evaluation:
         return self.task.evaluate(
@@ -135,6 +147,26 @@ class Run:
             self.experiment.evaluation.clients,
             None if self.buffers is None else self.buffers.values,
         )
+
+    def _last_evaluation(self) -> Evaluation:
+        """Return the last evaluation; a resumed run may have to repeat it."""
+        self.evaluation = self.evaluation or self._evaluate()
+        return self.evaluation
+
+    def lower_is_better(self, columns: Iterable[str]) -> list[str]:
+        """Return the metrics, and the columns of clients, of which lower values are better."""
+        declared = declared_directions(self._last_evaluation())
+        names = dict.fromkeys([*self.metrics[-1], *columns])
+        return [name for name in names if lower_is_better(name, declared)]
+
+    def warnings(self) -> list[str]:
+        """Return sentences on what should not pass in silence, such as a diverged loss."""
+        start = self.metrics[0]
+        if start["round"] > 0:
+            start = dict(self.task.evaluate(self.task.start, clients=False).metrics)
+        start_loss = start.get("loss", 0.0)
+        algorithm, cohorts = self.experiment.algorithm, self.tally.cohorts
+        return find_warnings(algorithm, self.metrics, start_loss, cohorts)
 
     def metrics_table(self) -> pl.DataFrame:
         """Return one row per evaluation."""
@@ -146,10 +178,15 @@ class Run:
 
     def clients(self) -> pl.DataFrame:
         """Return one row per client, with its figures at the last evaluation."""
-        evaluation = self.evaluation or self._evaluate()
+        evaluation = self._last_evaluation()
         if steps := self.experiment.evaluation.personalise:
             figures = {**evaluation.clients, **self._personalised(steps)}
             evaluation = replace(evaluation, clients=figures)
+        return clients_table(self.population, self.tally, evaluation, self.ended)
+
+    def clients_so_far(self) -> pl.DataFrame:
+        """Return the same without evaluating: without figures before the first evaluation."""
+        evaluation = self.evaluation or Evaluation({})
         return clients_table(self.population, self.tally, evaluation, self.ended)
 
     def _personalised(self, steps: int) -> dict[str, NDArray[np.float64]]:
@@ -257,6 +294,10 @@ def _start_participation(experiment: Experiment, task: Task) -> tuple[Population
     schedule, seed = experiment.schedule, experiment.seed
     with error_prefix("participation"):
         rates = schedule.known_rates(task.population, seed)
+        if rates is not None and not np.any(rates):
+            raise InvalidInputError(
+                "rates: all are 0, so no client would ever take part; give positive ones"
+            )
     population = replace(task.population, rates=rates)
     participation = schedule.start(population, seed)
     length = participation.length

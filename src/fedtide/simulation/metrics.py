@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from fedtide.metric_direction import base_metric, lower_is_better
 from fedtide.participation.log.client_ids import name_clients
 from fedtide.population import Population
 from fedtide.problems.base import Evaluation
@@ -58,21 +60,34 @@ def metrics_row(ended: int, evaluation: Evaluation, tally: ParticipationTally) -
     if losses is not None:
         with np.errstate(invalid="ignore", over="ignore"):  # a loss may be infinite
             row["participation_loss"] = None if weights is None else float(weights @ losses)
-    for figure, values in evaluation.clients.items():
-        row |= {f"client_{figure}_{name}": value for name, value in spread(figure, values).items()}
+    declared = declared_directions(evaluation)
+    for metric, values in evaluation.clients.items():
+        found = spread(metric, values, declared)
+        row |= {f"client_{metric}_{name}": value for name, value in found.items()}
     return row
 
 
-def spread(figure: str, values: Floats) -> dict[str, float]:
+def declared_directions(evaluation: Evaluation) -> dict[str, bool]:
+    """Return the directions that a problem declares, for `lower_is_better`; empty if none."""
+    lower = evaluation.lower_is_better
+    if not lower:
+        return {}
+    names = {base_metric(name) for name in (*evaluation.metrics, *evaluation.clients)}
+    return {name: name in lower for name in names | lower}
+
+
+def spread(
+    metric: str, values: Floats, declared: Mapping[str, bool] | None = None
+) -> dict[str, float]:
     """Return the spread of a metric over the clients.
 
-    `worst_tenth` is the mean over the worst tenth of the clients: those with the highest loss, or
-    the lowest value of any other metric.
+    `worst_tenth` is the mean over the worst tenth of the clients: those with the highest values if
+    lower is better (see `lower_is_better`), else those with the lowest.
 
     >>> spread("accuracy", np.arange(20) / 20)["worst_tenth"]
     0.025
     """
-    ordered = np.sort(values)[:: -1 if figure == "loss" else 1]
+    ordered = np.sort(values)[:: -1 if lower_is_better(metric, declared) else 1]
     with np.errstate(invalid="ignore", over="ignore"):  # a loss may be infinite
         quantiles, std = np.quantile(values, [0.1, 0.5, 0.9]), values.std()
     return {
@@ -98,7 +113,7 @@ def clients_table(
         columns["samples"] = population.samples
     if population.rates is not None:
         columns["rate"] = population.rates
-    columns["participation"] = tally.used / rounds
+    columns["participation"] = tally.used / max(rounds, 1)
     columns["weight"] = np.divide(
         tally.effective, tally.used, out=np.full(len(tally.used), np.nan), where=tally.used > 0
     )

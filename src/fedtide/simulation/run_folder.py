@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Iterator
+import math
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import reduce
 from pathlib import Path
@@ -13,7 +14,14 @@ from typing import Any, Literal
 
 import polars as pl
 
-from fedtide.atomic_io import DRAFT_PATTERNS, draft_path, write_frame, write_json, write_yaml
+from fedtide.atomic_io import (
+    DRAFT_PATTERNS,
+    draft_path,
+    write_frame,
+    write_json,
+    write_text,
+    write_yaml,
+)
 from fedtide.errors import InvalidInputError
 from fedtide.locking import LOCK_FILE, lock_folder
 from fedtide.simulation.experiment import differences, read_yaml
@@ -40,6 +48,7 @@ class RunFolder:
         self.experiment = self.path / "experiment.yaml"
         self.fingerprints = self.path / "fingerprints.json"
         self.metrics = self.path / "metrics.parquet"
+        self.live_metrics = self.path / "metrics.jsonl"
         self.participation = self.path / "participation.parquet"
         self.clients = self.path / "clients.parquet"
         self.model = self.path / "model.safetensors"
@@ -145,8 +154,42 @@ class RunFolder:
         """Return the parts of the log in order."""
         return [pl.read_parquet(part) for part in numbered(self.log_parts, "parquet")]
 
-    def drop_log_parts(self) -> None:
-        """Remove the parts of the log, once the whole log is written."""
+    def start_live_metrics(self, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Write the metrics so far: none, or those up to the checkpoint that a run resumes from."""
+        write_text(self.live_metrics, "".join(map(_json_line, rows)))
+
+    def add_live_metrics(self, row: Mapping[str, Any]) -> None:
+        """Append the metrics of an evaluation, for whoever watches the run.
+
+        Raises:
+            InvalidInputError: the disk is full or the folder is not writable.
+        """
+        try:
+            with self.live_metrics.open("a", encoding="utf-8") as file:
+                file.write(_json_line(row))
+        except OSError as error:
+            raise InvalidInputError(
+                f"out: {self.live_metrics} cannot be written ({error.strerror}); "
+                "free some disk space and resume"
+            ) from None
+
+    def read_metrics(self) -> pl.DataFrame:
+        """Return one row per evaluation so far, of a finished run or of one under way.
+
+        A run under way has null for values that are not finite. The table is empty before the first
+        evaluation.
+        """
+        if self.finished:
+            return pl.read_parquet(self.metrics)
+        if not self.live_metrics.exists():
+            return pl.DataFrame()
+        lines = self.live_metrics.read_text(encoding="utf-8").splitlines(keepends=True)
+        rows = [json.loads(line) for line in lines if line.endswith("\n")]  # the last may be torn
+        return pl.DataFrame(rows, infer_schema_length=None)
+
+    def drop_partial_results(self) -> None:
+        """Remove the parts of the log and the live metrics, once the whole tables are written."""
+        self.live_metrics.unlink(missing_ok=True)
         for part in numbered(self.log_parts, "parquet"):
             part.unlink()
         with suppress(OSError):  # it does not exist, or holds other files
@@ -185,6 +228,15 @@ class RunFolder:
 def _chain(before: str, part: Path) -> str:
     """Return the SHA-256 of the previous checksum and a file."""
     return hashlib.sha256(before.encode() + part.read_bytes()).hexdigest()
+
+
+def _json_line(row: Mapping[str, Any]) -> str:
+    """Return a row as a line of JSON, in which numbers that are not finite are null."""
+    finite = {
+        name: None if isinstance(value, float) and not math.isfinite(value) else value
+        for name, value in row.items()
+    }
+    return json.dumps(finite) + "\n"
 
 
 def numbered(folder: Path, suffix: str) -> list[Path]:

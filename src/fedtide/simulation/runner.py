@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Any, Literal
+from types import TracebackType
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -16,144 +17,59 @@ import torch
 from numpy.typing import NDArray
 from safetensors import SafetensorError
 
-from fedtide.algorithms import Algorithm
+from fedtide.activity import PREPARING, activity, listen
 from fedtide.atomic_io import write_atomically, write_frame, write_json
 from fedtide.content_hash import hash_once
 from fedtide.errors import InvalidInputError
-from fedtide.participation import Availability, Dropout, Selection
-from fedtide.problems import Problem
-from fedtide.problems.weighted_objective import Objective
-from fedtide.simulation.callbacks import ProgressCallback
+from fedtide.simulation.callbacks import Callback, RunView
 from fedtide.simulation.checkpoint import Checkpoint, load_newest, save
-from fedtide.simulation.divergence import DivergenceError, OnNonfinite
-from fedtide.simulation.experiment import Checkpoints, Evaluate, Experiment, LogStage
+from fedtide.simulation.divergence import DivergenceError
+from fedtide.simulation.experiment import Experiment
 from fedtide.simulation.fingerprints import fingerprint_experiment
 from fedtide.simulation.interruption import Interrupted, Interruption
 from fedtide.simulation.loop import Run
+from fedtide.simulation.result import Result
 from fedtide.simulation.run_folder import Resume, RunFolder
-from fedtide.training import LocalTraining
 from fedtide.training.trainers.select import TrainerName
 
-
-@dataclass(frozen=True)
-class Result:
-    """The result of a run.
-
-    Args:
-        model: the model after the last round, or what the algorithm recommends instead, (d,).
-        metrics: one row per evaluation: `round` (the number of completed rounds), the problem's
-            metrics, and the spread of each client metric.
-        participation: the log: round, client, stage, weight.
-        clients: one row per client: samples, participation, mean weight and last metrics.
-        state: the algorithm's final state; None for a finished run without checkpoints.
-        trainer: the trainer that was used, and why.
-        timings: seconds spent, and rounds per second.
-        iterates: x_0, ..., x_T, shape (rounds + 1, d); None unless `record_iterates`, and without
-            a state.
-        out: the run folder; None for a run in memory.
-    """
-
-    model: NDArray[Any]
-    metrics: pl.DataFrame
-    participation: pl.DataFrame
-    clients: pl.DataFrame
-    state: Any
-    trainer: str
-    timings: dict[str, float]
-    iterates: NDArray[Any] | None = None
-    out: Path | None = None
-
-
-_EVALUATE, _CHECKPOINTS = Evaluate(), Checkpoints()  # the defaults of `simulate`
-
-Config = Mapping[str, Any]
-"""Plain data as in an experiment file: the fields of an object, and its `type`."""
-
-
-def simulate(
-    *,
-    problem: Problem | Config | str,
-    participation: Availability | Config | str,
-    algorithm: Algorithm[Any] | Config | str,
-    local: LocalTraining | Config,
-    rounds: int,
-    seed: int = 0,
-    name: str = "run",
-    objective: Objective = "uniform",
-    selection: Selection | Config | str = "all",
-    dropout: Dropout | Config | str = "none",
-    evaluation: Evaluate | Config = _EVALUATE,
-    dtype: Literal["float32", "float64", "bfloat16"] = "float32",
-    device: str = "cpu",
-    trainer: TrainerName = "auto",
-    compile: bool = True,
-    on_nonfinite: OnNonfinite = "stop",
-    log: LogStage = "available",
-    checkpoint: Checkpoints | Config = _CHECKPOINTS,
-    record_iterates: bool = False,
-    max_stack_bytes: int = 2**25,
-    out: str | Path | None = None,
-    resume: Resume = False,
-) -> Result:
-    """Run an experiment, given as objects or as plain data.
-
-    The arguments are the fields of `Experiment`, which explains them, and
-
-    Args:
-        out: the run folder to write; None: run in memory.
-        resume: whether to continue the run in the folder; "force": also if its data, files or
-            imported code have changed since it began.
-
-    Raises:
-        InvalidInputError: any input that cannot be used.
-
-    >>> import fedtide as ft
-    >>> result = ft.simulate(
-    ...     problem=ft.problems.Quadratic(matrices=[[[1.0]], [[1.0]]], centers=[[0.0], [1.0]]),
-    ...     participation=ft.participation.Full(),
-    ...     algorithm=ft.algorithms.FedAvg(),
-    ...     local=ft.LocalTraining(steps=1, lr=0.5),
-    ...     rounds=20,
-    ...     dtype="float64",
-    ... )
-    >>> round(float(result.model[0]), 4)
-    0.5
-    """
-    given = dict(locals())
-    for name in ("out", "resume"):
-        del given[name]
-    return execute(Experiment.from_dict(given), out=out, resume=resume)
-
-
-def run(
-    path: str | Path,
-    overrides: Iterable[str] = (),
-    out: str | Path | None = None,
-    resume: Resume = False,
-) -> Result:
-    """Run the experiment of a YAML file, with overrides such as `algorithm.cutoff=20`.
-
-    Raises:
-        InvalidInputError: a file or a value that cannot be used, in one sentence.
-    """
-    return execute(Experiment.load(path, overrides), out=out, resume=resume)
+_logger = logging.getLogger(__name__)
 
 
 def execute(
     experiment: Experiment,
     out: str | Path | None = None,
     resume: Resume = False,
-    progress: ProgressCallback | None = None,
+    callbacks: Iterable[Callback] = (),
 ) -> Result:
-    """Run an experiment, in memory or in the folder `out`."""
+    """Run an experiment, in memory or in the folder `out`, watched by callbacks."""
     if out is None and resume:
         raise InvalidInputError("resume: no folder to continue; give it as out")
-    with _memory_errors(), hash_once():
-        return (
-            _in_memory(Run(experiment), progress)
-            if out is None
-            else _in_folder(experiment, RunFolder(out), resume, progress)
-        )
+    watchers = check_callbacks(callbacks)
+
+    def on_activity(what: str) -> None:
+        for watcher in watchers:
+            watcher.on_activity(what)
+
+    with _memory_errors(), hash_once(), listen(on_activity):
+        if out is None:
+            return _in_memory(experiment, watchers)
+        return _in_folder(experiment, RunFolder(out), resume, watchers)
+
+
+def check_callbacks(callbacks: Iterable[Callback]) -> tuple[Callback, ...]:
+    """Return the callbacks as a tuple.
+
+    Raises:
+        InvalidInputError: something else among them, or a callback that is not in a list.
+    """
+    watchers = tuple(callbacks) if isinstance(callbacks, Iterable) else (callbacks,)
+    for watcher in watchers:
+        if not isinstance(watcher, Callback) or not isinstance(callbacks, Iterable):
+            raise InvalidInputError(
+                f"callbacks: {watcher!r:.60} is not a list of callbacks; give objects of classes "
+                "derived from ft.callbacks.Callback, in a list"
+            )
+    return watchers
 
 
 @contextmanager
@@ -171,26 +87,119 @@ def _memory_errors() -> Iterator[None]:
         ) from None
 
 
-def _in_memory(run: Run, progress: ProgressCallback | None) -> Result:
-    _loop(run, progress)
-    return _result(run, run.log_table())
+def _log_warnings(run: Run) -> list[str]:
+    """Log and return what a run should not end with in silence."""
+    found = run.warnings()
+    for sentence in found:
+        _logger.warning("%s, seed %d: %s", run.experiment.name, run.experiment.seed, sentence)
+    return found
+
+
+def _in_memory(experiment: Experiment, callbacks: Sequence[Callback]) -> Result:
+    watched = _WatchedRun(_new_run(experiment), callbacks)
+    with watched:
+        watched.start()
+        while not watched.is_over:
+            watched.advance()
+        watched.finish()
+    _log_warnings(watched.run)
+    result = _result(watched.run, watched.run.log_table(), stopped=watched.view.stopped)
+    watched.tell_end()
+    return result
 
 
 def _in_folder(
-    experiment: Experiment, folder: RunFolder, resume: Resume, progress: ProgressCallback | None
+    experiment: Experiment, folder: RunFolder, resume: Resume, callbacks: Sequence[Callback]
 ) -> Result:
     plain = experiment.to_dict()
     folder.check(plain, resume)
     fingerprints = fingerprint_experiment(experiment)
     folder.check_fingerprints(fingerprints, resume)
-    started = _prepare(experiment, _last(folder) if resume else None, folder)
+    checkpoint = _last(folder) if resume else None
+    run = _prepare(experiment, checkpoint, folder)
     with folder.lock(plain, resume, fingerprints):
         if folder.finished:
-            folder.drop_log_parts()
-            return _read(started, folder)
-        _loop_in_folder(started, folder, progress)
-        log = _finish(started, folder)
-    return _result(started, log, folder.path)
+            folder.drop_partial_results()
+            return _read(run, folder)
+        watched = _WatchedRun(run, [_LiveMetrics(folder), *callbacks], folder.path)
+        watched.view.stopped = checkpoint.facts.get("stopped", "") if checkpoint else ""
+        with watched:
+            _loop_in_folder(watched, folder)
+            log = _finish(watched, folder)
+    result = _result(run, log, folder.path, watched.view.stopped)
+    watched.tell_end()
+    return result
+
+
+def _new_run(experiment: Experiment, trainer: TrainerName | None = None) -> Run:
+    with activity(PREPARING):
+        return Run(experiment, trainer)
+
+
+class _LiveMetrics(Callback):
+    """Writes the metrics as they come, for whoever watches the folder."""
+
+    def __init__(self, folder: RunFolder) -> None:
+        self._folder = folder
+
+    def on_start(self, run: RunView) -> None:
+        self._folder.start_live_metrics(run.metrics)
+
+    def on_evaluation(self, run: RunView) -> None:
+        self._folder.add_live_metrics(run.metrics[-1])
+
+
+class _WatchedRun(AbstractContextManager["_WatchedRun"]):
+    """A run and the callbacks that are told what happens; as a context, also of its errors."""
+
+    def __init__(self, run: Run, callbacks: Sequence[Callback], out: Path | None = None) -> None:
+        self.run, self.view, self._callbacks = run, RunView(run, out), callbacks
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if error is not None:
+            for callback in self._callbacks:
+                callback.on_error(self.view, error)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all rounds have ended, or a callback has stopped the run."""
+        ended = self.run.ended
+        return ended == self.run.experiment.rounds or (ended > 0 and bool(self.view.stopped))
+
+    def start(self) -> None:
+        """Evaluate the initial model, if the experiment asks for it."""
+        for callback in self._callbacks:
+            callback.on_start(self.view)
+        self._tell_evaluation_by(self.run.start)
+
+    def advance(self) -> None:
+        """Run a round and evaluate if that is due."""
+        self.run.round()
+        self._tell_evaluation_by(self.run.evaluate_if_due)
+        for callback in self._callbacks:
+            callback.on_round_end(self.view)
+
+    def finish(self) -> None:
+        """Evaluate the last model of a run that was stopped between two evaluations."""
+        if not self.run.metrics or self.run.metrics[-1]["round"] < self.run.ended:
+            self._tell_evaluation_by(self.run.evaluate)
+
+    def tell_end(self) -> None:
+        """Tell the callbacks that the results are complete."""
+        for callback in self._callbacks:
+            callback.on_end(self.view)
+
+    def _tell_evaluation_by(self, evaluate: Callable[[], None]) -> None:
+        before = len(self.run.metrics)
+        evaluate()
+        if len(self.run.metrics) > before:
+            for callback in self._callbacks:
+                callback.on_evaluation(self.view)
 
 
 def _last(folder: RunFolder) -> Checkpoint | None:
@@ -205,12 +214,12 @@ def _last(folder: RunFolder) -> Checkpoint | None:
 def _prepare(experiment: Experiment, checkpoint: Checkpoint | None, folder: RunFolder) -> Run:
     """Return the run, ready to start or to continue."""
     if checkpoint is None:
-        return Run(experiment)
+        return _new_run(experiment)
     with _version_errors(checkpoint, folder):
         threads, trainer, chain = (checkpoint.facts[name] for name in ("threads", "trainer", "log"))
     torch.set_num_threads(threads)  # sums are split by threads: needed for the same bits
     folder.log_chain = chain
-    started = Run(experiment, trainer)
+    started = _new_run(experiment, trainer)
     with _version_errors(checkpoint, folder):
         clients = len(checkpoint.tensors["tally.used"])
     _check_size("clients", clients, started.population.clients, folder)
@@ -242,32 +251,18 @@ def _version_errors(checkpoint: Checkpoint, folder: RunFolder) -> Iterator[None]
         ) from None
 
 
-def _loop(run: Run, progress: ProgressCallback | None) -> None:
-    """Run the remaining rounds in memory."""
-    run.start()
-    while run.ended < run.experiment.rounds:
-        _advance(run, progress)
-
-
-def _advance(run: Run, progress: ProgressCallback | None) -> None:
-    run.round()
-    run.evaluate_if_due()
-    loss = run.metrics[-1].get("loss") if run.metrics else None
-    if progress is not None:
-        progress(run.ended, run.experiment.rounds, loss)
-
-
-def _loop_in_folder(run: Run, folder: RunFolder, progress: ProgressCallback | None) -> None:
+def _loop_in_folder(watched: _WatchedRun, folder: RunFolder) -> None:
     """Run the remaining rounds, saving checkpoints on the way and at the end."""
+    run = watched.run
     folder.truncate_after(run.ended)
-    run.start()
+    watched.start()
     if run.ended == 0:
-        _save(run, folder)
+        _save(watched, folder)
     settings, saved = run.experiment.checkpoint, time.monotonic()
     with Interruption() as interruption:
-        while run.ended < run.experiment.rounds:
+        while not watched.is_over:
             try:
-                _advance(run, progress)
+                watched.advance()
             except DivergenceError as error:
                 kept = load_newest(folder.checkpoints)
                 assert kept is not None
@@ -276,39 +271,70 @@ def _loop_in_folder(run: Run, folder: RunFolder, progress: ProgressCallback | No
                 ) from None
             due = settings.every is not None and run.ended % settings.every == 0
             if due or interruption.requested or time.monotonic() - saved > settings.seconds:
-                _save(run, folder)
+                _save(watched, folder)
                 saved = time.monotonic()
             if interruption.requested:
                 raise Interrupted(
                     f"interrupted after round {run.ended} of {run.experiment.rounds}, saved in "
-                    f"{folder.path}; continue with the same command and --resume"
+                    f"{folder.path}",
+                    "continue with resume=True",
                 )
-    _save(run, folder)
+    watched.finish()
+    _save(watched, folder)
 
 
-def _save(run: Run, folder: RunFolder) -> None:
+def _save(watched: _WatchedRun, folder: RunFolder) -> None:
     """Write the new part of the log, then the checkpoint that relies on it."""
+    run = watched.run
     if run.log:
         folder.add_to_log(run.ended, run.log_table())
         run.log.clear()
     checkpoint = run.checkpoint()
     facts = {**checkpoint.facts, "threads": torch.get_num_threads(), "log": folder.log_chain}
+    if watched.view.stopped:
+        facts["stopped"] = watched.view.stopped
     save(folder.checkpoints, Checkpoint(checkpoint.round, checkpoint.tensors, facts))
+    if run.ended and run.experiment.evaluation.clients:  # for a report on the run under way
+        write_frame(folder.clients, run.clients_so_far())
 
 
-def _finish(run: Run, folder: RunFolder) -> pl.DataFrame:
+def _finish(watched: _WatchedRun, folder: RunFolder) -> pl.DataFrame:
     """Write the results and return the log; the summary, written last, marks them complete."""
+    run = watched.run
     log = pl.concat([run.log_table(), *folder.read_log()])
     write_frame(folder.participation, log)
     write_frame(folder.metrics, run.metrics_table())
-    write_frame(folder.clients, run.clients())
-    named = run.task.layout.unflatten(run.driver.output)
-    tensors = {name: tensor.contiguous().cpu() for name, tensor in named.items()}
+    clients = run.clients()
+    write_frame(folder.clients, clients)
+    tensors = _saved_model(run)
     write_atomically(folder.model, lambda path: safetensors.torch.save_file(tensors, path))
     write_json(folder.timings, _timings(run) | {"trainer": run.trainer_choice})
-    write_json(folder.summary, {"rounds": run.ended, "metrics": run.metrics[-1]})
-    folder.drop_log_parts()
+    summary = {
+        "rounds": run.ended,
+        "metrics": run.metrics[-1],
+        "lower_is_better": run.lower_is_better(clients.columns),
+        "warnings": _log_warnings(run),
+    }
+    if watched.view.stopped:
+        summary["stopped"] = watched.view.stopped
+    write_json(folder.summary, summary)
+    folder.drop_partial_results()
     return log
+
+
+def _saved_model(run: Run) -> dict[str, torch.Tensor]:
+    """Return the model as `load_state_dict` of its network takes it, or else its parameters."""
+    output = run.driver.output
+    try:
+        named = run.task.module(output, _buffers(run)).state_dict()
+    except InvalidInputError:  # a problem without a network
+        named = run.task.layout.unflatten(output)
+    # tied parameters share their memory, which the file format refuses
+    return {name: tensor.detach().cpu().contiguous().clone() for name, tensor in named.items()}
+
+
+def _buffers(run: Run) -> torch.Tensor | None:
+    return None if run.buffers is None else run.buffers.values
 
 
 def _read(run: Run, folder: RunFolder) -> Result:
@@ -323,8 +349,11 @@ def _read(run: Run, folder: RunFolder) -> Result:
         metrics, log, clients = map(
             pl.read_parquet, (folder.metrics, folder.participation, folder.clients)
         )
-        timings = folder.read_json(folder.timings)
+        timings, summary = folder.read_json(folder.timings), folder.read_json(folder.summary)
         model = run.task.layout.flatten(named).cpu().numpy()
+        layout = run.task.buffer_layout
+        shared = None if layout is None else layout.flatten(named).to(run.task.start)
+        whole = run.ended == summary["rounds"]  # only a checkpoint contains the state
     except InvalidInputError:
         raise
     except (OSError, SafetensorError, pl.exceptions.PolarsError, ValueError, KeyError) as error:
@@ -333,7 +362,6 @@ def _read(run: Run, folder: RunFolder) -> Result:
             f"out: {folder.path} is finished, but its results cannot be read ({reason}); "
             "start again in another folder"
         ) from None
-    whole = run.ended == run.experiment.rounds  # only a checkpoint contains the state
     return Result(
         model=model,
         metrics=metrics,
@@ -342,8 +370,11 @@ def _read(run: Run, folder: RunFolder) -> Result:
         state=run.driver.state if whole else None,
         trainer=timings.pop("trainer", ""),
         timings=timings,
+        experiment=run.experiment,
+        buffers=_as_array(_buffers(run) if whole else shared),
         iterates=_iterates(run) if whole else None,
         out=folder.path,
+        stopped=summary.get("stopped", ""),
     )
 
 
@@ -357,11 +388,17 @@ def _timings(run: Run) -> dict[str, Any]:
     }
 
 
+def _as_array(tensor: torch.Tensor | None) -> NDArray[Any] | None:
+    return None if tensor is None else tensor.cpu().numpy()
+
+
 def _iterates(run: Run) -> NDArray[Any] | None:
     return np.stack([x.cpu().numpy() for x in run.iterates]) if run.iterates else None
 
 
-def _result(run: Run, participation: pl.DataFrame, out: Path | None = None) -> Result:
+def _result(
+    run: Run, participation: pl.DataFrame, out: Path | None = None, stopped: str = ""
+) -> Result:
     return Result(
         model=run.driver.output.cpu().numpy(),
         metrics=run.metrics_table(),
@@ -370,6 +407,9 @@ def _result(run: Run, participation: pl.DataFrame, out: Path | None = None) -> R
         state=run.driver.state,
         trainer=run.trainer_choice,
         timings=_timings(run),
+        experiment=run.experiment,
+        buffers=_as_array(_buffers(run)),
         iterates=_iterates(run),
         out=out,
+        stopped=stopped,
     )

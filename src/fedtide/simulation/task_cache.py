@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from fedtide.content_hash import fingerprint, is_data
 from fedtide.errors import InvalidInputError
 from fedtide.problems import Problem, Task
+
+_PLAIN = (type(None), bool, int, float, complex, bytes, np.generic)
 
 _Key = tuple[Any, ...]
 _cached: list[tuple[_Key, Task]] = []
@@ -33,13 +37,10 @@ def prepare_cached(problem: Problem, seed: int, device: str, dtype: str) -> Task
 
     Problems with the same fields and data of the same content share their task.
     """
-    wanted = (_key(problem), problem.fingerprint(), seed, device, dtype)
+    wanted = (content_key(problem), seed, device, dtype)
     for key, task in _cached:
-        try:
-            if key == wanted:
-                return task
-        except Exception:
-            pass
+        if key == wanted:
+            return task
     task = problem.prepare(seed, torch.device(device), getattr(torch, dtype))
     _cached[:] = [*_cached[-1:], (wanted, task)]
     return task
@@ -50,18 +51,32 @@ def clear_task_cache() -> None:
     _cached.clear()
 
 
-def _key(thing: Any) -> Any:
-    """Return something that compares as a part of a problem does, with data by their content."""
+def content_key(thing: Any) -> Any:
+    """Return something that is equal for equal problems: data by content, files by version.
+
+    What has neither fields nor a fingerprint is equal to itself only.
+    """
     if is_data(thing):
         try:
             return fingerprint(thing)
         except InvalidInputError:  # samples of other types
             return _Same(thing)
     if is_dataclass(thing) and not isinstance(thing, type):
-        return type(thing), *(_key(getattr(thing, field.name)) for field in fields(thing))
+        return type(thing), *(content_key(getattr(thing, field.name)) for field in fields(thing))
     if isinstance(thing, list | tuple):
-        return type(thing), *map(_key, thing)
+        return type(thing), *map(content_key, thing)
     if isinstance(thing, Mapping):
-        return {key: _key(value) for key, value in thing.items()}
-    has_value = getattr(type(thing), "__eq__", None) is not object.__eq__
-    return thing if has_value else _Same(thing)
+        return {key: content_key(value) for key, value in thing.items()}
+    if isinstance(thing, str | Path):
+        return thing, *_versions(Path(thing))
+    return thing if isinstance(thing, _PLAIN) else _Same(thing)
+
+
+def _versions(path: Path) -> list[tuple[str, int, int]]:
+    """Return name, size and modification time of a file, or of the files in a folder."""
+    try:
+        files = sorted(path.iterdir()) if path.is_dir() else [path]
+        found = [(file.name, file.stat()) for file in files if file.is_file()]
+    except (OSError, ValueError):  # not a path
+        return []
+    return [(name, status.st_size, status.st_mtime_ns) for name, status in found]

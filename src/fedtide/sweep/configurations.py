@@ -9,6 +9,7 @@ from typing import Any
 from fedtide.errors import InvalidInputError
 from fedtide.simulation.experiment import Experiment
 from fedtide.sweep.grid import Point, merge, set_fields
+from fedtide.validation import require_folder_name
 
 
 @dataclass(frozen=True)
@@ -71,6 +72,8 @@ class Configuration:
         Raises:
             InvalidInputError: an invalid value; the message names the part of the file it is from.
         """
+        if not self.label:
+            require_folder_name("name", name)
         label = self.label or name
         plain = self.resolve() | {"seed": seed, "name": label.replace("/", " ")}
         try:

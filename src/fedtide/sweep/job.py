@@ -11,14 +11,15 @@ from typing import Any, Literal
 
 from fedtide.atomic_io import make_folder, write_json, write_yaml
 from fedtide.errors import InvalidInputError
+from fedtide.simulation.callbacks import Callback, RunView
 from fedtide.simulation.divergence import DivergenceError
 from fedtide.simulation.experiment import Experiment
 from fedtide.simulation.interruption import Interrupted
 from fedtide.simulation.run_folder import Resume, RunFolder
 from fedtide.simulation.runner import execute
 
-OnRound = Callable[[int, float | None], None]
-"""Called with the number of rounds that have ended and the last loss."""
+OnStatus = Callable[["RunStatus"], None]
+"""Called with the status of a run after each round, and when a long activity begins or ends."""
 
 OnFinished = Callable[["Job", "Outcome"], None]
 """Called with every run that has ended."""
@@ -52,6 +53,38 @@ class Job:
 
 
 @dataclass(frozen=True)
+class RunStatus:
+    """Where a run is: after a round, or in an activity in which no round ends.
+
+    Args:
+        activity: such as "compiling the local steps"; empty when it has ended.
+        ended: how many rounds have ended; None before the run starts and in an activity.
+        loss: the last loss evaluated.
+    """
+
+    activity: str = ""
+    ended: int | None = None
+    loss: float | None = None
+
+
+class _StatusReporter(Callback):
+    """Reports the status of a run."""
+
+    def __init__(self, on_status: OnStatus) -> None:
+        self._on_status = on_status
+
+    def on_activity(self, activity: str) -> None:
+        self._on_status(RunStatus(activity))
+
+    def on_start(self, run: RunView) -> None:
+        self.on_round_end(run)
+
+    def on_round_end(self, run: RunView) -> None:
+        loss = run.metrics[-1].get("loss") if run.metrics else None
+        self._on_status(RunStatus(ended=run.round, loss=loss))
+
+
+@dataclass(frozen=True)
 class Outcome:
     """How a run ended.
 
@@ -80,15 +113,13 @@ def lost_worker(job: Job, how: str) -> Outcome:
     )
 
 
-def run_job(job: Job, on_round: OnRound) -> Outcome:
+def run_job(job: Job, on_status: OnStatus) -> Outcome:
     """Run a job to its end and return its outcome; exceptions become failures."""
     try:
         RunFolder(job.folder).failure.unlink(missing_ok=True)
-        execute(
-            job.experiment, job.folder, job.resume, lambda ended, _, loss: on_round(ended, loss)
-        )
+        execute(job.experiment, job.folder, job.resume, [_StatusReporter(on_status)])
     except Interrupted as error:
-        return Outcome("interrupted", str(error))
+        return Outcome("interrupted", error.what)
     except InvalidInputError as error:
         return Outcome("failed", str(error), permanent=isinstance(error, DivergenceError))
     except Exception as error:  # a user's model may raise anything; the other runs continue

@@ -7,8 +7,8 @@ import signal
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
 from multiprocessing import connection, get_context, parent_process
 from multiprocessing.connection import Connection
@@ -23,11 +23,13 @@ from fedtide.sweep.job import (
     Job,
     OnFinished,
     Outcome,
+    RunStatus,
     lost_worker,
     run_job,
 )
 from fedtide.sweep.sweep_progress import SweepProgress
 
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _EXIT_SECONDS = 5.0
 _POLL_SECONDS = 0.2  # between two progress messages of a worker, and two checks whether to stop
 
@@ -51,7 +53,7 @@ def run_sequentially(
         if stopped():
             return
         progress.start(job.path)
-        on_finished(job, run_job(job, partial(progress.update, job.path)))
+        on_finished(job, run_job(job, partial(progress.set_status, job.path)))
 
 
 def run_in_processes(
@@ -89,13 +91,30 @@ class _Worker:
         self.process: SpawnProcess = context.Process(
             target=_worker_main, args=(theirs, threads), daemon=True
         )
-        self.process.start()
+        with _signals_blocked():
+            self.process.start()
         theirs.close()
         self.job: Job | None = None
 
     def assign(self, job: Job) -> None:
         self.job = job
         self.pipe.send(job)
+
+
+@contextmanager
+def _signals_blocked() -> Iterator[None]:
+    """Let a process that starts here inherit blocked signals, until it is ready to handle them.
+
+    Ctrl-C in a terminal reaches all processes, also those that are still importing.
+    """
+    if not hasattr(signal, "pthread_sigmask"):  # Windows
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 class _WorkerPool:
@@ -159,7 +178,7 @@ class _WorkerPool:
                 worker.job = None
                 self._on_finished(job, message)
             else:
-                self._progress.update(job.path, *message)
+                self._progress.set_status(job.path, message)
 
     def _replace(self, worker: _Worker, job: Job, waiting: deque[Job], stopping: bool) -> None:
         """Drop a worker whose process has ended; its job is tried again or has failed."""
@@ -177,25 +196,27 @@ class _WorkerPool:
 def _worker_main(pipe: Connection, threads: int) -> None:
     """Run the jobs that arrive through the pipe until it delivers None."""
     torch.set_num_threads(threads)
-    for number in (signal.SIGINT, signal.SIGTERM):  # an active run installs its own handlers
+    for number in _SIGNALS:  # an active run installs its own handlers
         signal.signal(number, signal.SIG_IGN)
+    if hasattr(signal, "pthread_sigmask"):
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
     threading.Thread(target=_exit_with_parent, daemon=True).start()
     while (job := pipe.recv()) is not None:
         pipe.send(run_job(job, _ProgressSender(pipe).send))
 
 
 class _ProgressSender:
-    """Sends the progress of a run to the parent, at most once per `_POLL_SECONDS`."""
+    """Sends the status of a run to the parent; rounds at most once per `_POLL_SECONDS`."""
 
     def __init__(self, pipe: Connection) -> None:
         self._pipe = pipe
         self._last = 0.0
 
-    def send(self, ended: int, loss: float | None) -> None:
+    def send(self, status: RunStatus) -> None:
         now = time.monotonic()
-        if now - self._last > _POLL_SECONDS:
+        if status.ended is None or now - self._last > _POLL_SECONDS:
             self._last = now
-            self._pipe.send((ended, loss))
+            self._pipe.send(status)
 
 
 def _exit_with_parent() -> None:

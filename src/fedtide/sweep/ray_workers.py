@@ -192,5 +192,5 @@ def _run_on_node(job: Job, marker: Path) -> Outcome | _FolderNotShared:
         )
     torch.set_num_threads(1)
     with suppress(KeyboardInterrupt):
-        return run_job(job, lambda ended, loss: None)
+        return run_job(job, lambda status: None)
     return INTERRUPTED

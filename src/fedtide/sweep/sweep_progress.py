@@ -3,27 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Literal
 
-State = Literal["waiting", "running", "done", "failed", "interrupted"]
-
-
-@dataclass
-class RunProgress:
-    """Progress of one run.
-
-    Args:
-        rounds: its total number of rounds.
-        ended: how many rounds have ended.
-        state: its state.
-        loss: the last loss evaluated.
-    """
-
-    rounds: int
-    ended: int = 0
-    state: State = "waiting"
-    loss: float | None = None
+from fedtide.simulation.run_progress import RunProgress, State
+from fedtide.sweep.job import RunStatus
 
 
 class SweepProgress:
@@ -46,40 +28,21 @@ class SweepProgress:
 
     def start(self, path: str) -> None:
         """Mark a run as running."""
-        self.runs[path].state = "running"
+        self.runs[path].start()
         self._notify()
 
-    def update(self, path: str, ended: int, loss: float | None) -> None:
-        """Set how many rounds of a run have ended, and its last loss."""
+    def set_status(self, path: str, status: RunStatus) -> None:
+        """Set where a run is."""
         run = self.runs[path]
-        run.ended, run.loss = ended, loss
+        run.activity = status.activity
+        if status.ended is not None:
+            run.update(status.ended, status.loss)
         self._notify()
 
     def finish(self, path: str, state: State) -> None:
-        """Set the final state of a run; the rounds that a failed run leaves out count as ended."""
-        run = self.runs[path]
-        run.state = state
-        if state in ("done", "failed"):
-            run.ended = run.rounds
+        """Set the final state of a run."""
+        self.runs[path].finish(state)
         self._notify()
-
-    def count(self, state: State) -> int:
-        """Return the number of runs in a state."""
-        return sum(run.state == state for run in self.runs.values())
-
-    def running(self) -> dict[str, RunProgress]:
-        """Return the active runs, by their folders."""
-        return {path: run for path, run in self.runs.items() if run.state == "running"}
-
-    @property
-    def ended(self) -> int:
-        """The number of rounds that have ended, over all runs."""
-        return sum(run.ended for run in self.runs.values())
-
-    @property
-    def rounds(self) -> int:
-        """The total number of rounds, over all runs."""
-        return sum(run.rounds for run in self.runs.values())
 
     def _notify(self) -> None:
         if self._on_change is not None:

@@ -13,6 +13,7 @@ import polars as pl
 from fedtide.atomic_io import make_folder, write_frame, write_yaml
 from fedtide.content_hash import hash_once
 from fedtide.errors import InvalidInputError
+from fedtide.simulation.experiment import BUILDER
 from fedtide.simulation.interruption import Interrupted, Interruption
 from fedtide.simulation.run_folder import Resume, RunFolder
 from fedtide.sweep.configurations import Configuration, SweepRun
@@ -72,7 +73,7 @@ def run_sweep(
         execution.run()
     finally:
         frame = execution.results()
-        if not sweep.is_single_run and out.is_dir():
+        if not sweep.is_single_run and any(map(Path.is_dir, map(Path, frame["folder"]))):
             write_frame(out / RESULTS_FILE, frame)
     return frame
 
@@ -105,7 +106,7 @@ class _Execution:
         """Execute the runs known beforehand, or those that the strategy requests."""
         if not self.sweep.is_single_run:
             make_folder(self.out)
-            write_yaml(self.out / SWEEP_FILE, dict(self.sweep.plain))
+            write_yaml(self.out / SWEEP_FILE, BUILDER.to_dict(self.sweep.plain))
         if self.sweep.strategy is None:
             self._execute(self.sweep.runs)
             return
@@ -175,11 +176,9 @@ class _Execution:
             raise RuntimeError(f"a run of the sweep failed\n{self.failed.trace}")
         if self.failed is not None:
             raise InvalidInputError(self.failed.message)
-        if self.interrupted and self.sweep.is_single_run:
-            raise Interrupted(self.interrupted)
         if self.interrupted:
-            how = "with --resume " if self.strict else ""
-            raise Interrupted(f"interrupted and saved; repeat the command {how}to continue")
+            what = self.interrupted if self.sweep.is_single_run else "interrupted and saved"
+            raise Interrupted(what, "repeat the call with resume=True to continue")
 
     def _has_ended(self, run: SweepRun) -> bool:
         """Return whether a run has finished or diverged, and if so show it as ended."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
+from fedtide.content_hash import is_data
 from fedtide.errors import InvalidInputError
-from fedtide.simulation.experiment import REQUIRED, Experiment, override, read_yaml
+from fedtide.simulation.experiment import BUILDER, REQUIRED, Experiment, override, read_yaml
 from fedtide.sweep.configurations import Configuration, SweepRun
 from fedtide.sweep.grid import combine_points, merge, parse_methods
 from fedtide.sweep.strategies import SearchResult, TwoStage, build_strategy
@@ -68,9 +69,13 @@ class Sweep:
     def from_dict(cls, plain: Mapping[str, Any], name: str = "sweep") -> Sweep:
         """Return the sweep that plain data describe; `name` is used if they have none.
 
+        Finished objects, such as `ft.algorithms.FedAU()`, may stand wherever a mapping with their
+        `type` may.
+
         Raises:
-            InvalidInputError: an invalid value.
+            InvalidInputError: an invalid value, or an object that plain data cannot describe.
         """
+        plain = {key: _to_plain(key, value) for key, value in plain.items()}
         common = {key: value for key, value in plain.items() if key not in _SWEEP_KEYS}
         name = str(plain.get("name", name))
         if all(plain.get(key) is None for key in _SWEEP_KEYS):
@@ -102,6 +107,35 @@ class Sweep:
             if result.best is not None
         }
         return plain | {"methods": methods}
+
+
+def _to_plain(key: str, value: Any) -> Any:
+    """Return a value with its objects as plain data, except what is given in memory.
+
+    Raises:
+        InvalidInputError: plain data cannot describe an object, so that no run folder could say
+            what was run.
+    """
+    if isinstance(value, Mapping) and not is_data(value):
+        return {name: _to_plain(key, inner) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_to_plain(key, inner) for inner in value]
+    if _holds_data(value):
+        return value
+    try:
+        return BUILDER.to_dict(value)
+    except InvalidInputError as error:
+        what = str(error).removeprefix("out: ").partition(";")[0]
+        raise InvalidInputError(
+            f"{key}: {what}; describe it by name, or give each run to simulate without out"
+        ) from None
+
+
+def _holds_data(value: Any) -> bool:
+    """Return whether a value, or a field of it, is data given in memory."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return any(_holds_data(getattr(value, field.name)) for field in fields(value))
+    return is_data(value)
 
 
 def _read(path: Path) -> dict[str, Any]:

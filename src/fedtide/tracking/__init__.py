@@ -1,5 +1,9 @@
-"""Experiment tracking: finished runs in an MLflow store."""
+"""Experiment tracking: runs in MLflow, TensorBoard, and Weights & Biases."""
 
-from fedtide.tracking.mlflow import MlflowTracker, make_tracker
+from fedtide.tracking.base import Tracker
+from fedtide.tracking.mlflow import MlflowTracker
+from fedtide.tracking.selection import make_tracker
+from fedtide.tracking.tensorboard import TensorBoardTracker
+from fedtide.tracking.wandb import WandbTracker
 
-__all__ = ["MlflowTracker", "make_tracker"]
+__all__ = ["MlflowTracker", "TensorBoardTracker", "Tracker", "WandbTracker", "make_tracker"]

@@ -2,49 +2,25 @@
 
 from __future__ import annotations
 
-import json
 import logging
-import math
 import os
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import polars as pl
-
-from fedtide.errors import InvalidInputError, did_you_mean
+from fedtide.errors import InvalidInputError, MissingExtraError
 from fedtide.report.figures.run_comparison import comparison_figure
 from fedtide.report.loading import flatten, load_runs
-from fedtide.simulation.experiment import read_yaml
 from fedtide.simulation.run_folder import RunFolder
-
-STORE = "mlflow.db"
-"""The default store, an SQLite file beside the output folder."""
+from fedtide.tracking.base import Row, TrackedRun, Tracker, finite_metrics, read_speed
 
 _FOLDER_TAG = "fedtide.folder"
 _MAX_PARAM_LENGTH = 500  # characters; the artifact experiment.yaml holds the full value
 
 
-def make_tracker(wanted: str, out: Path, experiment: str) -> MlflowTracker:
-    """Return the tracker that `--track` names.
-
-    Args:
-        wanted: "mlflow" for the default store, or "mlflow:URI".
-        out: the output folder; the default store lies beside it.
-        experiment: the MLflow experiment that the runs belong to.
-
-    Raises:
-        InvalidInputError: an unknown kind of store, MLflow is not installed, or the store cannot
-            be used.
-    """
-    kind, _, uri = wanted.partition(":")
-    if kind != "mlflow":
-        raise InvalidInputError(f"track: unknown {kind!r}; {did_you_mean(kind, ['mlflow'])}")
-    return MlflowTracker(uri or f"sqlite:///{out.parent.resolve() / STORE}", experiment)
-
-
-class MlflowTracker:
-    """Logs finished and failed runs to an MLflow store.
+class MlflowTracker(Tracker):
+    """Logs runs to an MLflow store.
 
     Args:
         uri: the store: sqlite:///FILE, a folder, or a server's address. An SQLite store keeps its
@@ -72,63 +48,73 @@ class MlflowTracker:
                 f"track: the store {uri} cannot be used ({reason:.120}); check its URI"
             ) from None
 
-    def track(self, path: str | Path, fields: Mapping[str, Any] | None = None) -> str:
-        """Log the finished or failed run of a folder and return its id in the store.
-
-        A run that the store holds as finished is not logged again; a failed one is replaced.
-
-        Args:
-            path: the run folder.
-            fields: the method, swept fields and seed of a run of a sweep; each becomes a tag.
-        """
-        folder = RunFolder(path)
-        if known := self._find_finished(folder):
-            return known
-        experiment = read_yaml(folder.experiment)
-        run = self._client.create_run(
-            self._experiment,
-            run_name=f"{experiment['name']} seed {experiment['seed']}",
-            tags={
-                _FOLDER_TAG: str(folder.path.resolve()),
-                **{f"sweep.{name}": str(value) for name, value in (fields or {}).items()},
-            },
-        )
-        run_id: str = run.info.run_id
-        self._log(run_id, folder, experiment)
-        self._client.set_terminated(run_id, "FINISHED" if folder.finished else "FAILED")
+    def open(self, run: TrackedRun) -> str:
+        tags = {f"sweep.{name}": str(value) for name, value in run.fields.items()}
+        if run.folder is not None:
+            self._delete_unfinished(run.folder)
+            tags[_FOLDER_TAG] = str(run.folder.path.resolve())
+        opened = self._client.create_run(self._experiment, run_name=run.title, tags=tags)
+        run_id: str = opened.info.run_id
+        self._run_id = run_id
+        self._log_params(run.experiment)
+        if run.folder is not None:
+            self._client.log_artifact(self._run_id, str(run.folder.experiment))
         return run_id
 
-    def _find_finished(self, folder: RunFolder) -> str | None:
-        """Return the id of the folder's finished run in the store; delete unfinished ones."""
-        path = str(folder.path.resolve()).replace("'", "''")
-        query = f"tags.`{_FOLDER_TAG}` = '{path}'"
-        for run in self._client.search_runs([self._experiment], query):
+    def log(self, rows: Sequence[Row]) -> None:
+        from mlflow.entities import Metric
+
+        millis = int(1000 * time.time())
+        metrics = [
+            Metric(name, value, millis, row["round"])
+            for row in rows
+            for name, value in finite_metrics(row)
+        ]
+        for first in range(0, len(metrics), 1000):
+            self._client.log_batch(self._run_id, metrics=metrics[first : first + 1000])
+
+    def close(self, folder: RunFolder | None, failure: str) -> None:
+        if failure:
+            self._client.set_tag(self._run_id, "fedtide.failure", failure)
+        elif folder is not None:
+            self._log_results(folder)
+        self._client.set_terminated(self._run_id, "FAILED" if failure else "FINISHED")
+
+    def find_logged(self, folder: RunFolder) -> str | None:
+        for run in self._find(folder):
             if run.info.status == "FINISHED":
                 run_id: str = run.info.run_id
                 return run_id
-            self._client.delete_run(run.info.run_id)
         return None
 
-    def _log(self, run_id: str, folder: RunFolder, experiment: Mapping[str, Any]) -> None:
-        from mlflow.entities import Metric, Param
+    def _find(self, folder: RunFolder) -> Sequence[Any]:
+        """Return the runs in the store that were logged from this folder."""
+        path = str(folder.path.resolve()).replace("'", "''")
+        found: Sequence[Any] = self._client.search_runs(
+            [self._experiment], f"tags.`{_FOLDER_TAG}` = '{path}'"
+        )
+        return found
+
+    def _delete_unfinished(self, folder: RunFolder) -> None:
+        for run in self._find(folder):
+            if run.info.status != "FINISHED":
+                self._client.delete_run(run.info.run_id)
+
+    def _log_params(self, experiment: Mapping[str, Any]) -> None:
+        from mlflow.entities import Param
 
         params = [Param(key, str(value)[:_MAX_PARAM_LENGTH]) for key, value in flatten(experiment)]
         for first in range(0, len(params), 100):
-            self._client.log_batch(run_id, params=params[first : first + 100])
-        self._client.log_artifact(run_id, str(folder.experiment))
-        if not folder.finished:
-            if folder.failure.exists():
-                note = json.loads(folder.failure.read_text(encoding="utf-8"))
-                self._client.set_tag(run_id, "fedtide.failure", note["sentence"])
-            return
-        metrics = [Metric(*one) for one in _metrics(folder)]
-        for first in range(0, len(metrics), 1000):
-            self._client.log_batch(run_id, metrics=metrics[first : first + 1000])
+            self._client.log_batch(self._run_id, params=params[first : first + 100])
+
+    def _log_results(self, folder: RunFolder) -> None:
+        """Log the speed, tables, model and figure of a finished run."""
+        self._client.log_metric(self._run_id, "rounds_per_second", read_speed(folder))
         for file in (folder.summary, folder.clients, folder.participation):
-            self._client.log_artifact(run_id, str(file))
-        self._client.log_artifact(run_id, str(folder.model), "model")
+            self._client.log_artifact(self._run_id, str(file))
+        self._client.log_artifact(self._run_id, str(folder.model), "model")
         figure = comparison_figure(load_runs([folder.path]))
-        self._client.log_figure(run_id, figure, "figures/run.png")
+        self._client.log_figure(self._run_id, figure, "figures/run.png")
 
 
 def _import_mlflow() -> Any:
@@ -138,9 +124,7 @@ def _import_mlflow() -> Any:
     try:
         import mlflow
     except ImportError:
-        raise InvalidInputError(
-            "track: MLflow is not installed; pip install 'fedtide[mlflow]'"
-        ) from None
+        raise MissingExtraError("track", "mlflow") from None
     return mlflow
 
 
@@ -149,15 +133,3 @@ def _artifact_location(uri: str) -> str | None:
     if not uri.startswith("sqlite:///"):
         return None
     return (Path(uri.removeprefix("sqlite:///")).resolve().parent / "mlartifacts").as_uri()
-
-
-def _metrics(folder: RunFolder) -> Iterator[tuple[str, float, int, int]]:
-    """Yield the name, value, time in milliseconds and round of every metric of the run."""
-    millis = int(folder.summary.stat().st_mtime * 1000)
-    timings = json.loads(folder.timings.read_text(encoding="utf-8"))
-    rows = pl.read_parquet(folder.metrics).rows(named=True)
-    for row in rows:
-        for name, value in row.items():
-            if name != "round" and value is not None and math.isfinite(value):
-                yield name, float(value), millis, row["round"]
-    yield "rounds_per_second", timings["rounds_per_second"], millis, rows[-1]["round"]

@@ -17,7 +17,7 @@ Optimizer = Literal["sgd", "adam", "adamw"]
 
 @configurable
 class LocalTraining:
-    """Local stochastic gradient descent, I steps from y = x with Δ_n = y - x at the end.
+    """I local steps of SGD, Adam or AdamW from y = x; afterwards Δ_n = y - x.
 
     Step k = 1, ..., I computes the gradient with everything that is added to it,
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
@@ -9,7 +11,8 @@ from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 
 from fedtide.auditing.api import Audit
-from fedtide.auditing.log.participation_log import Floats, Ints
+from fedtide.auditing.log.participation_log import Floats, Ints, ParticipationLog
+from fedtide.plotting.raster import draw_raster
 from fedtide.plotting.saving import figure_svg
 from fedtide.plotting.style import (
     COLOURS,
@@ -22,10 +25,8 @@ from fedtide.plotting.style import (
 
 _BLUE, _GREEN, _ORANGE = COLOURS[0], COLOURS[2], COLOURS[4]
 _INK = "#333333"
-_RASTER = (200, 400)
-"""Maximum rows and columns of the raster; each cell is the mean over what it covers."""
-_SHADES = 24
-"""Shades of the raster; few, so that the image compresses well."""
+_PART = 1 << 23
+"""Entries of a log that are drawn at a time."""
 _MAX_POINTS = 300
 """Maximum clients in a line plot, evenly spaced over all."""
 _MAX_LAGS = 2000
@@ -35,7 +36,7 @@ _MAX_BARS = 40
 def draw_figures(audit: Audit) -> dict[str, str]:
     """Return the SVG of each figure by name; "pattern" is empty without an autocorrelation."""
     return {
-        "raster": draw_raster(audit),
+        "raster": draw_participation(audit),
         "rates": draw_rates(audit),
         "influence": draw_group_influence(audit) if audit.groups else draw_influence(audit),
         "pattern": draw_autocorrelation(audit),
@@ -43,34 +44,21 @@ def draw_figures(audit: Audit) -> dict[str, str]:
     }
 
 
-def draw_raster(audit: Audit) -> str:
+def draw_participation(audit: Audit) -> str:
     """Draw participation by round (horizontal) and client (vertical, by descending rate)."""
     log = audit.log
-    order = np.argsort(-log.counts, kind="stable")
-    rows, columns = min(_RASTER[0], log.size), min(_RASTER[1], log.length)
-    row_of = np.empty(log.size, dtype=np.int64)
-    row_of[order] = np.arange(log.size) * rows // log.size
-    sums = np.zeros(rows * columns)
-    for low in range(0, len(log.clients), 1 << 23):
-        part = slice(low, min(low + (1 << 23), len(log.clients)))
-        rounds = np.searchsorted(log.starts, np.arange(part.start, part.stop), side="right") - 1
-        cell = row_of[log.clients[part]] * columns + rounds * columns // log.length
-        sums += np.bincount(cell, minlength=rows * columns)
-    area = np.outer(
-        np.bincount(row_of, minlength=rows),
-        np.bincount(np.arange(log.length) * columns // log.length, minlength=columns),
-    )
-    means = sums.reshape(rows, columns) / area
-    top = max(float(np.quantile(means[means > 0], 0.98)), 1e-9) if means.any() else 1.0
     figure, axes = _new_figure(height=2.8)
-    shades = np.minimum(np.rint(means / top * _SHADES), _SHADES)
-    extent = (log.first_round, log.first_round + log.length, log.size, 0.0)
-    image = axes.imshow(shades, aspect="auto", extent=extent, interpolation="nearest", cmap="Blues")
-    image.set_clim(0, _SHADES)
-    axes.set_xlabel("round")
-    axes.set_ylabel("clients, by rate")
-    _use_whole_numbers(axes.xaxis, axes.yaxis)
+    draw_raster(axes, _entries(log), log.counts, log.first_round, log.length)
     return figure_svg(figure, "Participation by round and client", "raster")
+
+
+def _entries(log: ParticipationLog) -> Iterator[tuple[Ints, Ints]]:
+    """Yield the log's clients with their rounds, in parts that bound the memory for large logs."""
+    for low in range(0, len(log.clients), _PART):
+        entries = np.arange(low, min(low + _PART, len(log.clients)))
+        rounds = np.searchsorted(log.starts, entries, side="right") - 1
+        clients = log.clients[entries].astype(np.int64)
+        yield clients, (log.first_round + rounds).astype(np.int64)
 
 
 def draw_rates(audit: Audit) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import UninitializedParameter
 
 from fedtide.errors import InvalidInputError
 from fedtide.problems.layout import Params
@@ -86,6 +87,10 @@ class FunctionalModel:
         names: tuple[str | None, ...] | None = None,
         training_dtype: torch.dtype | None = None,
     ) -> None:
+        if any(isinstance(p, UninitializedParameter) for p in module.parameters()):
+            raise InvalidInputError(
+                "model: it has lazy layers without parameters; give them sizes, or call it once"
+            )
         self.params: Params = {
             name: p.detach().clone() for name, p in module.named_parameters() if p.requires_grad
         }

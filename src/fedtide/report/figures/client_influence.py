@@ -11,9 +11,10 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from fedtide.plotting.style import (
+    MARKERS,
     Floats,
+    Styles,
     label_rounds,
-    method_styles,
     new_figure,
     place_legend,
     plain_logarithms,
@@ -33,7 +34,7 @@ _REFERENCE: dict[str, Any] = {
 }  # where all clients count alike
 
 
-def influence_figures(groups: Groups) -> list[ReportFigure]:
+def influence_figures(groups: Groups, styles: Styles) -> list[ReportFigure]:
     """Return each client's influence, and the weights of updates by rate and over time."""
     figures = [
         ReportFigure(
@@ -42,11 +43,11 @@ def influence_figures(groups: Groups) -> list[ReportFigure]:
             "A client's influence is the share of its updates, weights included, in all that moved "
             "the model: w_n in the Σ w_n F_n that was really minimised. On the dashed line every "
             "client has its share, 1 / N. Sorted for each seed, then averaged.",
-            _draw_influence(groups),
+            _draw_influence(groups, styles),
         )
     ]
     by_rate, (panel,) = new_figure(3.6)
-    draw_weights(panel, groups)
+    draw_weights(panel, groups, styles)
     place_legend(panel)
     figures.append(
         ReportFigure(
@@ -57,7 +58,7 @@ def influence_figures(groups: Groups) -> list[ReportFigure]:
             by_rate,
         )
     )
-    over_time = _draw_weights_over_time(groups)
+    over_time = _draw_weights_over_time(groups, styles)
     if over_time is not None:
         figures.append(
             ReportFigure(
@@ -73,13 +74,13 @@ def influence_figures(groups: Groups) -> list[ReportFigure]:
     return figures
 
 
-def _draw_influence(groups: Groups) -> Figure:
+def _draw_influence(groups: Groups, styles: Styles) -> Figure:
     figure, (panel,) = new_figure(3.2)
-    for (method, group), style in zip(groups.items(), method_styles(groups).values(), strict=True):
+    for method, group in groups.items():
         found = [shares for run in group if (shares := client_influence(run)) is not None]
         if found:
             times = np.mean([np.sort(len(shares) * shares) for shares in found], axis=0)
-            panel.plot(*thin_out(times), label=method, lw=1.6, **style)
+            panel.plot(*thin_out(times), label=method, lw=1.6, **styles[method])
     panel.axhline(1, **_REFERENCE)
     panel.set_xlabel("clients, by influence")
     panel.set_ylabel("times its share")
@@ -89,21 +90,28 @@ def _draw_influence(groups: Groups) -> Figure:
     return figure
 
 
-def draw_weights(panel: Axes, groups: Groups) -> None:
+def draw_weights(panel: Axes, groups: Groups, styles: Styles) -> None:
     """Draw the mean weight of each client's updates against 1 / p_n, for one seed of each method.
 
     The weights of a method are scaled so that a client counts 1 per round on average: a method
     that is unbiased for the mean over clients lies on the diagonal, whatever its server rate.
     """
     ends = []
-    for (method, group), style in zip(groups.items(), method_styles(groups).values(), strict=True):
+    for method, group in groups.items():
         seen = group[0].clients.filter(pl.col("participation") > 0)
         if seen.is_empty():
             continue
         rates, mean = _rates(seen), seen["weight"].to_numpy()
         relative = mean / (rates * mean).mean()
         panel.scatter(
-            1 / rates, relative, s=8, color=style["color"], label=method, alpha=0.6, rasterized=True
+            1 / rates,
+            relative,
+            s=8,
+            color=styles[method]["color"],
+            marker=MARKERS[styles[method]["linestyle"]],
+            label=method,
+            alpha=0.6,
+            rasterized=True,
         )
         ends += [float((1 / rates).min()), float((1 / rates).max())]
     if ends:
@@ -115,7 +123,7 @@ def draw_weights(panel: Axes, groups: Groups) -> None:
     panel.grid(alpha=0.25)
 
 
-def _draw_weights_over_time(groups: Groups) -> Figure | None:
+def _draw_weights_over_time(groups: Groups, styles: Styles) -> Figure | None:
     first = next(iter(groups.values()))[0]
     clients = _typical_clients(first)
     histories = {
@@ -127,7 +135,7 @@ def _draw_weights_over_time(groups: Groups) -> Figure | None:
     if not clients or not histories:
         return None
     figure, panels = new_figure(2.9, len(clients), width=8.4)
-    styles, rates = method_styles(groups), _rates(first.clients)
+    rates = _rates(first.clients)
     for panel, client in zip(panels, clients, strict=True):
         for method, found in histories.items():
             rounds, weights = _average_neighbours(*found.select(client))
@@ -136,12 +144,12 @@ def _draw_weights_over_time(groups: Groups) -> Figure | None:
         panel.axhline(1 / rates[client], **_REFERENCE)
         name = shorten(str(first.clients["client"][client]))
         panel.set_title(f"client {name}, p = {rates[client]:.3g}", parse_math=False)
-        panel.set_xlim(0, int(first.experiment["rounds"]))
+        panel.set_xlim(0, first.ended)
         label_rounds(panel)
         panel.grid(alpha=0.25)
         plain_logarithms(panel.yaxis)
     panels[0].set_ylabel("weight of an update")
-    place_legend(panels[0], outside=True)
+    place_legend(*panels)
     return figure
 
 
@@ -150,7 +158,7 @@ def _typical_clients(run: FinishedRun) -> list[int]:
 
     They are rows of the table of clients.
     """
-    counts = run.clients["participation"].to_numpy() * int(run.experiment["rounds"])
+    counts = run.clients["participation"].to_numpy() * run.ended
     order = np.argsort(-counts, kind="stable")
     order = order[counts[order] >= 3]
     places = sorted({0, len(order) // 2, len(order) - 1}) if len(order) else []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import reduce
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -11,8 +12,8 @@ from matplotlib.ticker import PercentFormatter
 
 from fedtide.plotting.style import (
     Floats,
+    Styles,
     label_rounds,
-    method_styles,
     new_figure,
     place_legend,
     plain_logarithms,
@@ -25,11 +26,12 @@ from fedtide.report.summary import bin_by_rate, client_metric, lower_is_better, 
 _NAMES = {"test_accuracy": "test accuracy", "loss": "training loss, mean over clients"}
 
 
-def learning_figures(groups: Groups, share: float) -> list[ReportFigure]:
+def learning_figures(groups: Groups, styles: Styles, share: float) -> list[ReportFigure]:
     """Return the learning curves of the metrics that all runs have: test accuracy and loss.
 
     Args:
         groups: the runs of each method.
+        styles: of the methods.
         share: the fraction of the evaluations to smooth over.
     """
     runs = [run for group in groups.values() for run in group]
@@ -40,26 +42,29 @@ def learning_figures(groups: Groups, share: float) -> list[ReportFigure]:
     found = []
     for metric in shown:
         figure, (panel,) = new_figure(3.2)
-        draw_curves(panel, groups, metric, share)
+        draw_curves(panel, groups, metric, styles, share)
         place_legend(panel)
         title = _NAMES[metric].capitalize()
         found.append(ReportFigure(f"curves-{metric}", title, caption, figure))
     return found
 
 
-def draw_curves(panel: Axes, groups: Groups, metric: str, share: float = 0.0) -> None:
+def draw_curves(
+    panel: Axes, groups: Groups, metric: str, styles: Styles, share: float = 0.0
+) -> None:
     """Draw a metric of each method over the rounds, mean ± one standard deviation over the seeds.
 
     Args:
         panel: where to draw.
         groups: the runs of each method.
         metric: test_accuracy or loss.
+        styles: of the methods.
         share: the fraction of the evaluations to smooth over.
     """
     lows, ends = [], []
-    for (method, group), style in zip(groups.items(), method_styles(groups).values(), strict=True):
-        rounds = group[0].metrics["round"].to_numpy()
-        values = np.array([_values(run, metric, share) for run in group])
+    for method, group in groups.items():
+        style = styles[method]
+        rounds, values = _align(group, metric, share)
         with np.errstate(invalid="ignore", over="ignore"):  # a loss may be infinite
             mean, std = values.mean(axis=0), values.std(axis=0, ddof=1 if len(group) > 1 else 0)
             panel.fill_between(
@@ -73,7 +78,7 @@ def draw_curves(panel: Axes, groups: Groups, metric: str, share: float = 0.0) ->
     label_rounds(panel)
     panel.set_ylabel(_NAMES[metric])
     panel.grid(alpha=0.25)
-    if lower_is_better(metric):
+    if lower_is_better(groups, metric):
         plain_logarithms(panel.yaxis)
         if ends:
             panel.set_ylim(bottom=0.7 * max(min(ends), 1e-12))  # a band may reach below 0
@@ -83,32 +88,43 @@ def draw_curves(panel: Axes, groups: Groups, metric: str, share: float = 0.0) ->
         panel.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
 
 
+def _align(group: Sequence[FinishedRun], metric: str, share: float) -> tuple[Floats, Floats]:
+    """Return the rounds in which all runs were evaluated, and the values, one row per run."""
+    rounds = [run.metrics["round"].to_numpy() for run in group]
+    common = reduce(np.intersect1d, rounds)
+    values = [_values(run, metric, share) for run in group]
+    rows = [v[np.isin(r, common)] for v, r in zip(values, rounds, strict=True)]
+    return common, np.array(rows)
+
+
 def _values(run: FinishedRun, metric: str, share: float) -> Floats:
     values: Floats = run.metrics[metric].to_numpy().astype(np.float64)
     return smooth(values, share) if share else values
 
 
-def client_figures(groups: Groups) -> list[ReportFigure]:
+def client_figures(groups: Groups, styles: Styles) -> list[ReportFigure]:
     """Return the metric of the clients by participation rate, and its distribution over them."""
     columns = {client_metric(run) for group in groups.values() for run in group}
     if len(columns) != 1 or None in columns:
         return []
     column = str(columns.pop())
-    name = f"client {column.replace('_', ' ')}"
-    slope, order = ("rises", "at most") if lower_is_better(column) else ("falls", "no better than")
+    name = f"client {column.replace('_', ' ').replace('class weighted', 'class-weighted')}"
+    slope, order = (
+        ("rises", "at most") if lower_is_better(groups, column) else ("falls", "no better than")
+    )
     return [
         ReportFigure(
             "clients-rates",
             f"{name.capitalize()} by participation rate",
             "Clients in ten groups of similar participation rate: the mean of each group, averaged "
             f"over the seeds. Rare clients do worse where the curve {slope} to the left.",
-            _draw(groups, column, _curve_by_rate, "participation rate", name),
+            _draw(groups, styles, column, _curve_by_rate, "participation rate", name),
         ),
         ReportFigure(
             "clients-spread",
             f"{name.capitalize()}, distribution over the clients",
             f"The share of clients that are {order} this; sorted for each seed, then averaged.",
-            _draw(groups, column, _distribution, name, "share of clients"),
+            _draw(groups, styles, column, _distribution, name, "share of clients"),
         ),
     ]
 
@@ -116,10 +132,11 @@ def client_figures(groups: Groups) -> list[ReportFigure]:
 _Curve = Callable[[Sequence[FinishedRun], str], tuple[Floats, Floats]]
 
 
-def _draw(groups: Groups, column: str, curve: _Curve, x: str, y: str) -> Figure:
+def _draw(groups: Groups, styles: Styles, column: str, curve: _Curve, x: str, y: str) -> Figure:
     figure, (panel,) = new_figure(3.0)
     marker = "o" if curve is _curve_by_rate else None
-    for (method, group), style in zip(groups.items(), method_styles(groups).values(), strict=True):
+    for method, group in groups.items():
+        style = styles[method]
         panel.plot(*curve(group, column), label=method, lw=1.5, marker=marker, ms=3.5, **style)
     if curve is _curve_by_rate:
         plain_logarithms(panel.xaxis)
@@ -132,7 +149,7 @@ def _draw(groups: Groups, column: str, curve: _Curve, x: str, y: str) -> Figure:
 
 def _curve_by_rate(group: Sequence[FinishedRun], column: str) -> tuple[Floats, Floats]:
     found = [bin_by_rate(run, column) for run in group]
-    least = [0.5 / run.experiment["rounds"] for run in group]  # rate 0 on a logarithmic axis
+    least = [0.5 / run.ended for run in group]  # rate 0 on a logarithmic axis
     rates = [np.maximum(x, low) for (x, _), low in zip(found, least, strict=True)]
     return np.mean(rates, axis=0), np.mean([y for _, y in found], axis=0)
 

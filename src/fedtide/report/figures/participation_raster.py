@@ -7,12 +7,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
+from fedtide.plotting.raster import draw_raster
 from fedtide.plotting.style import COLOURS, Floats, label_rounds, new_figure, place_legend
 from fedtide.report.figures import ReportFigure
 from fedtide.report.loading import FinishedRun, Groups
 from fedtide.report.summary import unique_participation
 
-_RASTER = (240, 600)  # rows and columns at most; a cell is the mean over its clients and rounds
 _BINS = 200  # of the rounds, for cohort sizes
 
 
@@ -27,7 +27,7 @@ def participation_figures(groups: Groups, limit: int = 4) -> list[ReportFigure]:
             "a cell, the more often its clients took part in its rounds."
         )
         raster, (panel,) = new_figure(3.2)
-        draw_raster(panel, run)
+        draw_participation(panel, run)
         sizes = run.cohort_sizes()
         figures += [
             ReportFigure(f"raster-{i}", "Who took part in which round", caption, raster),
@@ -36,32 +36,12 @@ def participation_figures(groups: Groups, limit: int = 4) -> list[ReportFigure]:
     return figures
 
 
-def draw_raster(panel: Axes, run: FinishedRun) -> None:
-    """Draw who took part in which round, the most frequent client at the top."""
-    log, rounds, size = run.used_rows(), int(run.experiment["rounds"]), len(run.clients)
-    order = np.argsort(-run.clients["participation"].to_numpy(), kind="stable")
-    rows, columns = min(_RASTER[0], size), min(_RASTER[1], rounds)
-    row = np.empty(size, dtype=np.int64)
-    row[order] = np.arange(size) * rows // size
-    cells = row[log["client"].to_numpy()] * columns + log["round"].to_numpy() * columns // rounds
-    image = np.bincount(cells, minlength=rows * columns).reshape(rows, columns)
-    area = np.outer(
-        np.bincount(row, minlength=rows),
-        np.bincount(np.arange(rounds) * columns // rounds, minlength=columns),
-    )
-    shown = image / area
-    top = max(float(np.quantile(shown[shown > 0], 0.98)), 1e-9) if shown.any() else 1.0
-    panel.imshow(
-        shown,
-        aspect="auto",
-        cmap="Blues",
-        extent=(0, rounds, size, 0),
-        vmin=0,
-        vmax=top,
-        interpolation="nearest",
-    )
-    label_rounds(panel)
-    panel.set_ylabel("clients, most frequent first")
+def draw_participation(panel: Axes, run: FinishedRun) -> None:
+    """Draw who took part in which round of a run."""
+    log = run.used_rows()
+    clients, rounds = log["client"].to_numpy(), log["round"].to_numpy()
+    counts = np.bincount(clients, minlength=len(run.clients))
+    draw_raster(panel, [(clients, rounds)], counts, 0, run.ended)
 
 
 def _describe(sizes: NDArray[np.int64]) -> str:

@@ -11,6 +11,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from fedtide.activity import COMPILING, activity
 from fedtide.algorithms.base import Instructions
 from fedtide.problems.base import BatchInputs, BatchPlan, Task
 from fedtide.training.local_optimizers import adam_scales, count_moments
@@ -139,7 +140,8 @@ class BlockRunner:
         if not self._compiled or graph is function:
             return graph
         single_function = not self._stacked and examples[0].device.type == "cpu"
-        return compile_graph(graph, examples, single_function)
+        with activity(COMPILING):
+            return compile_graph(graph, examples, single_function)
 
 
 @contextmanager

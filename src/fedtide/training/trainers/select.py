@@ -8,6 +8,7 @@ from typing import Literal
 
 import numpy as np
 
+from fedtide.activity import MEASURING, activity
 from fedtide.algorithms.base import Instructions
 from fedtide.problems.base import Task
 from fedtide.training.local_training import LocalTraining
@@ -51,7 +52,10 @@ def choose_trainer(
         candidates.append("threaded")
     for candidate in candidates:
         try:
-            seconds[candidate] = _seconds_per_client(_trainer(candidate, task, local), task, local)
+            with activity(MEASURING):
+                seconds[candidate] = _seconds_per_client(
+                    _trainer(candidate, task, local), task, local
+                )
         except (StackingError, RuntimeError) as error:
             reason = str(error.__cause__ or error).splitlines()[0]
             failed += f"; {candidate} fails on this model ({reason:.80})"

@@ -1,0 +1,82 @@
+"""A table for a terminal that continues in further blocks instead of hiding columns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich import box
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.measure import Measurement
+from rich.table import Table
+from rich.text import TextType
+
+_NAME_SHARE = 0.45  # of the terminal that the first columns may take together
+
+
+class WideTable(Table):
+    """A table whose first columns are repeated in every block, if it is wider than the terminal.
+
+    The first columns are folded where they are long, so that no part of a name is hidden; the
+    others are never wrapped.
+
+    Args:
+        first: how many columns are repeated; they identify the rows.
+        title: the title of the table.
+    """
+
+    def __init__(self, first: int = 1, title: str | None = None) -> None:
+        super().__init__(
+            box=box.SIMPLE_HEAD,
+            header_style="bold",
+            show_edge=False,
+            collapse_padding=True,
+            title=title,
+            title_justify="left",
+        )
+        self._first = first
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Yield the lines of all blocks, with an empty line between them."""
+        for number, block in enumerate(self._blocks(console, options.max_width)):
+            if number:
+                yield ""
+            yield block
+
+    def _blocks(self, console: Console, most: int) -> list[Table]:
+        """Return the fewest blocks of columns that each fit into `most` characters."""
+        names = list(range(self._first))
+        own = {i: self._natural_width(console, i) for i in range(len(self.columns))}
+        used = sum(min(own[i], int(_NAME_SHARE * most / self._first)) for i in names)
+        blocks: list[list[int]] = [[]]
+        for i in range(self._first, len(self.columns)):
+            if blocks[-1] and used + sum(own[j] for j in blocks[-1]) + own[i] > most:
+                blocks.append([])
+            blocks[-1].append(i)
+        return [
+            self._select([*names, *block], None if number else self.title)
+            for number, block in enumerate(blocks)
+        ]
+
+    def _natural_width(self, console: Console, index: int) -> int:
+        single = self._select([index])
+        return Measurement.get(console, console.options.update(max_width=10_000), single).maximum
+
+    def _select(self, indices: Sequence[int], title: TextType | None = None) -> Table:
+        """Return a plain table of some columns."""
+        table = Table(
+            box=self.box,
+            header_style=self.header_style,
+            show_edge=False,
+            collapse_padding=True,
+            title=title,
+            title_justify="left",
+        )
+        columns = [self.columns[index] for index in indices]
+        for index, column in zip(indices, columns, strict=True):
+            is_name = index < self._first
+            table.add_column(
+                column.header, justify=column.justify, overflow="fold", no_wrap=not is_name
+            )
+        for cells in zip(*(column.cells for column in columns), strict=True):
+            table.add_row(*cells)
+        return table

@@ -1,0 +1,125 @@
+"""`ft.compare`: results in memory and run folders side by side, as a table and a figure."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import polars as pl
+from matplotlib.figure import Figure
+from rich.console import Console
+
+from fedtide.errors import InvalidInputError
+from fedtide.report.comparison import compare_runs, comparison_table
+from fedtide.report.figures.run_comparison import comparison_figure
+from fedtide.report.loading import FinishedRun, load_runs
+from fedtide.simulation import Result, Results
+from fedtide.simulation.result import to_plain
+from fedtide.simulation.run_folder import RunFolder
+
+Comparable = Result | Results | str | Path
+"""What can be compared: results, or folders of runs."""
+
+_DEFAULT_NAME = "run"
+_WIDTH = 120  # characters of the table as text
+
+
+class Comparison:
+    """Runs side by side: one row per method, mean ± standard deviation over its seeds.
+
+    Args:
+        runs: the runs.
+    """
+
+    def __init__(self, runs: Iterable[FinishedRun]) -> None:
+        self._runs = list(runs)
+
+    @property
+    def frame(self) -> pl.DataFrame:
+        """One row per method: `method`, `seeds`, then the mean and `_std` of each column."""
+        return compare_runs(self._runs)
+
+    def plot(self) -> Figure:
+        """Return a figure of the learning curves, the participation, and the clients' weights."""
+        return comparison_figure(self._runs)
+
+    def __repr__(self) -> str:
+        console = Console(file=io.StringIO(), width=_WIDTH, color_system=None, force_jupyter=False)
+        with console.capture() as captured:
+            console.print(comparison_table(self._runs))
+        return "\n".join(line.rstrip() for line in captured.get().splitlines())
+
+
+def compare(*runs: Comparable, **labelled: Comparable) -> Comparison:
+    """Compare runs: the table of `fedtide compare`, also of results in memory.
+
+    Args:
+        runs: results, results of several seeds, or folders of runs; a method is called by the name
+            of its experiment, or else by its type.
+        labelled: the same, with the name of the method as keyword.
+
+    Raises:
+        InvalidInputError: nothing to compare, something else, or a folder without a run.
+
+    >>> import fedtide as ft
+    >>> problem = ft.problems.Quadratic(matrices=[[[1.0]], [[1.0]]], centers=[[0.0], [1.0]])
+    >>> results = [
+    ...     ft.simulate(
+    ...         problem=problem,
+    ...         participation=ft.participation.Bernoulli(rates=[0.9, 0.2]),
+    ...         algorithm=algorithm,
+    ...         local=ft.LocalTraining(steps=1, lr=0.5),
+    ...         rounds=40,
+    ...         seeds=[1, 2, 3],
+    ...     )
+    ...     for algorithm in (ft.algorithms.FedAvg(), ft.algorithms.FedAU())
+    ... ]
+    >>> ft.compare(*results).frame.select("method", "seeds").rows()
+    [('fedavg', 3), ('fedau', 3)]
+    """
+    found = [run for one in runs for run in _load(one)]
+    found += [
+        replace(run, experiment=run.experiment | {"name": label})
+        for label, one in labelled.items()
+        for run in _load(one)
+    ]
+    if not found:
+        raise InvalidInputError("runs: nothing to compare; give results or folders of runs")
+    return Comparison(found)
+
+
+def _load(one: Comparable) -> Iterator[FinishedRun]:
+    """Yield the runs of one argument, each named by its experiment or its method."""
+    if isinstance(one, Result):
+        yield _from_result(one)
+    elif isinstance(one, Results):
+        yield from map(_from_result, one)
+    elif isinstance(one, str | Path):
+        yield from map(_named, load_runs([one]))
+    else:
+        raise InvalidInputError(
+            f"runs: {one!r:.60} is not a result; give results of ft.simulate or folders of runs"
+        )
+
+
+def _from_result(result: Result) -> FinishedRun:
+    run = FinishedRun(
+        folder=RunFolder(result.out or "memory"),
+        experiment=to_plain(result.experiment),
+        metrics=result.metrics,
+        clients=result.clients,
+        rounds_per_second=result.timings["rounds_per_second"],
+        ended=int(result.metrics["round"][-1]),
+        participation=result.participation,
+    )
+    return _named(run)
+
+
+def _named(run: FinishedRun) -> FinishedRun:
+    """Return the run, named by its method if its experiment has no name of its own."""
+    algorithm = run.experiment["algorithm"]
+    if run.method != _DEFAULT_NAME or not isinstance(algorithm, dict) or "type" not in algorithm:
+        return run
+    return replace(run, experiment=run.experiment | {"name": algorithm["type"]})

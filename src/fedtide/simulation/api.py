@@ -1,0 +1,205 @@
+"""Running an experiment given as objects, as plain data or as a file: `simulate` and `run`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal, Required, TypedDict, Unpack, overload
+
+from fedtide.algorithms import Algorithm
+from fedtide.errors import InvalidInputError
+from fedtide.participation import Availability, Dropout, Selection
+from fedtide.problems import Problem
+from fedtide.problems.weighted_objective import Objective
+from fedtide.simulation.callbacks import Callback
+from fedtide.simulation.divergence import OnNonfinite
+from fedtide.simulation.experiment import Checkpoints, Evaluate, Experiment, LogStage
+from fedtide.simulation.result import Result, Results
+from fedtide.simulation.run_folder import Resume, RunFolder
+from fedtide.simulation.runner import check_callbacks, execute
+from fedtide.training import LocalTraining
+from fedtide.training.trainers.select import TrainerName
+from fedtide.validation import require_whole_number
+
+_EVALUATE, _CHECKPOINTS = Evaluate(), Checkpoints()  # the defaults of `simulate`
+
+Config = Mapping[str, Any]
+"""Plain data as in an experiment file: the fields of an object, and its `type`."""
+
+
+class _Arguments(TypedDict, total=False):
+    """The arguments of `simulate` other than `seeds`, for its two signatures."""
+
+    problem: Required[Problem | Config | str]
+    participation: Required[Availability | Config | str]
+    algorithm: Required[Algorithm[Any] | Config | str]
+    local: Required[LocalTraining | Config]
+    rounds: Required[int]
+    seed: int
+    name: str
+    objective: Objective
+    selection: Selection | Config | str
+    dropout: Dropout | Config | str
+    evaluation: Evaluate | Config
+    dtype: Literal["float32", "float64", "bfloat16"]
+    device: str
+    trainer: TrainerName
+    compile: bool
+    on_nonfinite: OnNonfinite
+    log: LogStage
+    checkpoint: Checkpoints | Config
+    record_iterates: bool
+    max_stack_bytes: int
+    out: str | Path | None
+    resume: Resume
+    progress: bool | None
+    callbacks: Iterable[Callback]
+
+
+@overload
+def simulate(*, seeds: None = None, **arguments: Unpack[_Arguments]) -> Result: ...
+@overload
+def simulate(*, seeds: Sequence[int], **arguments: Unpack[_Arguments]) -> Results: ...
+def simulate(
+    *,
+    problem: Problem | Config | str,
+    participation: Availability | Config | str,
+    algorithm: Algorithm[Any] | Config | str,
+    local: LocalTraining | Config,
+    rounds: int,
+    seed: int = 0,
+    seeds: Sequence[int] | None = None,
+    name: str = "run",
+    objective: Objective = "uniform",
+    selection: Selection | Config | str = "all",
+    dropout: Dropout | Config | str = "none",
+    evaluation: Evaluate | Config = _EVALUATE,
+    dtype: Literal["float32", "float64", "bfloat16"] = "float32",
+    device: str = "cpu",
+    trainer: TrainerName = "auto",
+    compile: bool = True,
+    on_nonfinite: OnNonfinite = "stop",
+    log: LogStage = "available",
+    checkpoint: Checkpoints | Config = _CHECKPOINTS,
+    record_iterates: bool = False,
+    max_stack_bytes: int = 2**25,
+    out: str | Path | None = None,
+    resume: Resume = False,
+    progress: bool | None = None,
+    callbacks: Iterable[Callback] = (),
+) -> Result | Results:
+    """Run an experiment, given as objects or as plain data.
+
+    The arguments are the fields of `Experiment`, which explains them, and
+
+    Args:
+        seeds: several seeds instead of `seed`, run one after another; the results come as `Results`
+            and the folder `out` has one run folder `seed-SEED` for each.
+        out: the run folder to write; None: run in memory.
+        resume: whether to continue the run in the folder; "force": also if its data, files or
+            imported code have changed since it began.
+        progress: whether to show rounds, speed and the remaining time on standard error; None: in a
+            terminal and in a notebook.
+        callbacks: objects that watch the run and may end it early, such as
+            `ft.callbacks.EarlyStopping`.
+
+    Raises:
+        InvalidInputError: any input that cannot be used.
+
+    >>> import fedtide as ft
+    >>> result = ft.simulate(
+    ...     problem=ft.problems.Quadratic(matrices=[[[1.0]], [[1.0]]], centers=[[0.0], [1.0]]),
+    ...     participation=ft.participation.Full(),
+    ...     algorithm=ft.algorithms.FedAvg(),
+    ...     local=ft.LocalTraining(steps=1, lr=0.5),
+    ...     rounds=20,
+    ...     dtype="float64",
+    ... )
+    >>> round(float(result.model[0]), 4)
+    0.5
+    """
+    given = dict(locals())
+    for argument in ("seeds", "out", "resume", "progress", "callbacks"):
+        del given[argument]
+    experiment = Experiment.from_dict(given)
+    listed = [seed] if seeds is None else _check_seeds(seeds, seed)
+    with _show_progress(progress, experiment, listed, callbacks) as watchers:
+        if seeds is None:
+            return execute(experiment, out, resume, watchers)
+        return _execute_seeds(experiment, listed, out, resume, watchers)
+
+
+def run(
+    path: str | Path,
+    overrides: Iterable[str] = (),
+    out: str | Path | None = None,
+    resume: Resume = False,
+    progress: bool | None = None,
+    callbacks: Iterable[Callback] = (),
+) -> Result:
+    """Run the experiment of a YAML file, with overrides such as `algorithm.cutoff=20`.
+
+    The other arguments are those of `simulate`.
+
+    Raises:
+        InvalidInputError: a file or a value that cannot be used, in one sentence.
+    """
+    experiment = Experiment.load(path, overrides)
+    with _show_progress(progress, experiment, [experiment.seed], callbacks) as watchers:
+        return execute(experiment, out, resume, watchers)
+
+
+@contextmanager
+def _show_progress(
+    wanted: bool | None, experiment: Experiment, seeds: Sequence[int], callbacks: Iterable[Callback]
+) -> Iterator[tuple[Callback, ...]]:
+    """Yield the callbacks, with one that shows the progress if that is wanted."""
+    watchers = check_callbacks(callbacks)
+    if wanted is False:
+        yield watchers
+        return
+    from fedtide.simulation.progress_bars import BarCallback, ProgressBars  # rich takes a moment
+
+    with ProgressBars(experiment.name) as bars:
+        shown = bars.is_interactive if wanted is None else wanted
+        bar = BarCallback(bars, experiment.rounds, seeds)
+        yield (*watchers, bar) if shown else watchers
+
+
+def _execute_seeds(
+    experiment: Experiment,
+    seeds: Sequence[int],
+    out: str | Path | None,
+    resume: Resume,
+    callbacks: Sequence[Callback],
+) -> Results:
+    """Run an experiment under each seed; with `out`, all folders are checked before the first."""
+    runs = [replace(experiment, seed=seed) for seed in seeds]
+    folders = [None if out is None else Path(out) / f"seed-{run.seed}" for run in runs]
+    for run, folder in zip(runs, folders, strict=True):
+        if folder is not None:
+            RunFolder(folder).check(run.to_dict(), resume)
+    return Results(
+        [execute(run, folder, resume, callbacks) for run, folder in zip(runs, folders, strict=True)]
+    )
+
+
+def _check_seeds(seeds: Any, seed: int) -> list[int]:
+    """Return the seeds as a list.
+
+    Raises:
+        InvalidInputError: not a list of different whole numbers, or given besides `seed`.
+    """
+    hint = "give different numbers, such as seeds=[0, 1, 2]"
+    if isinstance(seeds, str) or not isinstance(seeds, Iterable):
+        raise InvalidInputError(f"seeds: {seeds!r:.60} is not a list; {hint}")
+    for one in seeds:
+        require_whole_number("seeds", one, low=0)
+    listed = [int(one) for one in seeds]
+    if not listed or len(set(listed)) < len(listed):
+        raise InvalidInputError(f"seeds: {seeds!r:.60} is empty or names a seed twice; {hint}")
+    if seed != 0:
+        raise InvalidInputError("seed: given besides seeds; give one of them")
+    return listed

@@ -1,0 +1,250 @@
+"""What a run returns: tables, the model, a summary and a figure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, overload
+
+import numpy as np
+import polars as pl
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from fedtide.errors import InvalidInputError, did_you_mean
+from fedtide.simulation.experiment import BUILDER, Experiment
+from fedtide.simulation.task_cache import prepare_cached
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+class Summary(str):
+    """A text that notebooks and the interactive interpreter show line by line."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+@dataclass(frozen=True, repr=False)
+class Result:
+    """The result of a run.
+
+    Args:
+        model: the model after the last round, or what the algorithm recommends instead, (d,).
+        metrics: one row per evaluation: `round` (the number of completed rounds), the problem's
+            metrics, and the spread of each client metric.
+        participation: the log: round, client, stage, weight.
+        clients: one row per client: samples, participation, mean weight and last metrics.
+        state: the algorithm's final state; None for a finished run without checkpoints.
+        trainer: the trainer that was used, and why.
+        timings: seconds spent, and rounds per second.
+        experiment: what was run.
+        buffers: the running statistics of the network, (d_b,), or (N, d_b) if every client keeps
+            its own; None without any. Read from a finished run without checkpoints: their mean.
+        iterates: x_0, ..., x_T, shape (rounds + 1, d); None unless `record_iterates`, and without
+            a state.
+        out: the run folder; None for a run in memory.
+        stopped: why a callback ended the run before its last round; empty otherwise.
+    """
+
+    model: NDArray[Any]
+    metrics: pl.DataFrame
+    participation: pl.DataFrame
+    clients: pl.DataFrame
+    state: Any
+    trainer: str
+    timings: dict[str, float]
+    experiment: Experiment
+    buffers: NDArray[Any] | None = None
+    iterates: NDArray[Any] | None = None
+    out: Path | None = None
+    stopped: str = ""
+
+    def __repr__(self) -> str:
+        last = _last_metrics(self.metrics)
+        shown = [name for name in ("test_accuracy", "loss") if name in last] or list(last)[:2]
+        values = ", ".join(f"{name} {last[name]:.4g}" for name in shown)
+        return f"Result({_describe(self.experiment)}, {self._rounds()}: {values})"
+
+    def summary(self) -> Summary:
+        """Return the method, rounds, last metrics, speed and trainer as a short text."""
+        lines = [f"{_describe(self.experiment)}, seed {self.experiment.seed}, {self._rounds()}"]
+        if self.stopped:
+            lines.append(f"stopped early: {self.stopped}")
+        last = _last_metrics(self.metrics)
+        width = max(map(len, last), default=0)
+        lines += [f"  {name:<{width}}  {value:.4g}" for name, value in last.items()]
+        lines.append(f"{self.timings['rounds_per_second']:,.4g} rounds/s, trainer {self.trainer}")
+        return Summary("\n".join(lines))
+
+    def plot(self, metric: str | None = None) -> Figure:
+        """Return a figure of a metric over the rounds.
+
+        Args:
+            metric: a column of `metrics`; None: test accuracy, or else the loss.
+
+        Raises:
+            InvalidInputError: a metric that the run lacks.
+        """
+        return _plot([self.metrics], metric)
+
+    def module(self) -> nn.Module:
+        """Return the trained network in evaluation mode, with the mean of the clients' own buffers.
+
+        Raises:
+            InvalidInputError: the problem has no network.
+        """
+        experiment = self.experiment
+        task = prepare_cached(
+            experiment.problem, experiment.seed, experiment.device, experiment.dtype
+        )
+        model, buffers = (
+            None if array is None else torch.as_tensor(array).to(task.start)
+            for array in (self.model, self.buffers)
+        )
+        assert model is not None
+        return task.module(model, buffers)
+
+    def _rounds(self) -> str:
+        """Return how many rounds were run, of how many if the run was stopped early."""
+        ended, rounds = int(self.metrics["round"][-1]), self.experiment.rounds
+        return f"{ended:,} of {rounds:,} rounds" if self.stopped else f"{rounds:,} rounds"
+
+
+class Results(Sequence[Result]):
+    """The results of one experiment under several seeds: a sequence of one `Result` per seed.
+
+    Args:
+        runs: the result of each seed, in order.
+    """
+
+    def __init__(self, runs: Sequence[Result]) -> None:
+        self._runs = tuple(runs)
+
+    @overload
+    def __getitem__(self, index: int) -> Result: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Result]: ...
+    def __getitem__(self, index: int | slice) -> Result | Sequence[Result]:
+        return self._runs[index]
+
+    def __len__(self) -> int:
+        return len(self._runs)
+
+    def __iter__(self) -> Iterator[Result]:
+        return iter(self._runs)
+
+    def __repr__(self) -> str:
+        return "Results(" + ", ".join(self.summary().splitlines()[:1]) + ")"
+
+    @property
+    def seeds(self) -> list[int]:
+        """The seed of each result."""
+        return [run.experiment.seed for run in self]
+
+    @property
+    def metrics(self) -> pl.DataFrame:
+        """One row per seed and evaluation: `seed`, then the columns of `Result.metrics`."""
+        tables = [
+            run.metrics.select(pl.lit(seed, pl.Int64).alias("seed"), pl.all())
+            for seed, run in self._by_seed()
+        ]
+        return pl.concat(tables, how="diagonal_relaxed")
+
+    def summary(self) -> Summary:
+        """Return the mean and standard deviation of the last metrics over the seeds, as a text."""
+        lines = [f"{_describe(self[0].experiment)}, seeds {self._listed_seeds()}"]
+        stopped = [(seed, run.stopped) for seed, run in self._by_seed() if run.stopped]
+        lines += [f"seed {seed} stopped early: {reason}" for seed, reason in stopped]
+        last = [_last_metrics(run.metrics) for run in self]
+        width = max(map(len, last[0]), default=0)
+        for name in last[0]:
+            values = np.array([one.get(name, np.nan) for one in last])
+            spread = f" ± {values.std(ddof=1):.2g}" if len(values) > 1 else ""
+            lines.append(f"  {name:<{width}}  {values.mean():.4g}{spread}")
+        return Summary("\n".join(lines))
+
+    def plot(self, metric: str | None = None) -> Figure:
+        """Return a figure of a metric over the rounds: mean ± standard deviation over the seeds.
+
+        Args:
+            metric: a column of `metrics`; None: test accuracy, or else the loss.
+
+        Raises:
+            InvalidInputError: a metric that the runs lack.
+        """
+        return _plot([run.metrics for run in self], metric)
+
+    def _by_seed(self) -> Iterator[tuple[int, Result]]:
+        return zip(self.seeds, self, strict=True)
+
+    def _listed_seeds(self) -> str:
+        return ", ".join(map(str, self.seeds))
+
+
+def to_plain(experiment: Experiment) -> dict[str, Any]:
+    """Return the experiment as plain data; what plain data cannot describe, by its identity."""
+    plain = {}
+    for one in fields(experiment):
+        value = getattr(experiment, one.name)
+        try:
+            plain[one.name] = BUILDER.to_dict(value)
+        except InvalidInputError:
+            plain[one.name] = f"{type(value).__name__} {id(value):x}"
+    return plain
+
+
+def _describe(experiment: Experiment) -> str:
+    """Return the name of an experiment, unless it is the default, and its method."""
+    method = type(experiment.algorithm).__name__
+    return method if experiment.name == "run" else f"{experiment.name}: {method}"
+
+
+def _last_metrics(metrics: pl.DataFrame) -> Mapping[str, float]:
+    """Return the last value of each metric; of those per client, only the worst tenth."""
+    last = metrics.row(-1, named=True)
+    return {
+        name: value
+        for name, value in last.items()
+        if name != "round"
+        and value is not None
+        and (not name.startswith("client_") or name.endswith("_worst_tenth"))
+    }
+
+
+def _plot(tables: Sequence[pl.DataFrame], metric: str | None) -> Figure:
+    """Draw a metric of runs that differ in the seed, as a mean with a band if there are several."""
+    from matplotlib.ticker import PercentFormatter
+
+    from fedtide.plotting.style import COLOURS, label_rounds, new_figure
+
+    known = [name for name in tables[0].columns if name != "round"]
+    if metric is None:
+        metric = "test_accuracy" if "test_accuracy" in known else known[0]
+    if metric not in known:
+        raise InvalidInputError(f"metric: the run has no {metric!r}; {did_you_mean(metric, known)}")
+    rows = pl.concat([table.select("round", pl.col(metric).cast(pl.Float64)) for table in tables])
+    curve = rows.group_by("round").agg(
+        pl.col(metric).mean().alias("mean"),
+        pl.col(metric).std().fill_null(0.0).alias("std"),
+        pl.len().alias("runs"),
+    )
+    curve = curve.filter(pl.col("runs") == len(tables))  # seeds may have been stopped early
+    rounds, mean, std = (curve.sort("round")[name].to_numpy() for name in ("round", "mean", "std"))
+    figure, (panel,) = new_figure(3.2)
+    if len(tables) > 1:
+        low, high = mean - std, mean + std
+        panel.fill_between(rounds, low, high, color=COLOURS[0], alpha=0.15, lw=0)
+        panel.set_title(f"Mean ± standard deviation over {len(tables)} seeds")
+    panel.plot(rounds, mean, color=COLOURS[0], lw=1.6)
+    label_rounds(panel)
+    panel.set_ylabel(metric.replace("_", " "))
+    panel.grid(alpha=0.25)
+    if "accuracy" in metric:
+        panel.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    return figure

@@ -1,0 +1,86 @@
+"""What a run that reached its last round should still warn of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from fedtide.algorithms import Algorithm, Amplified, AmplifiedScaffold
+
+RISE = 5.0
+"""A loss that ends above this multiple of the initial model's counts as diverged."""
+
+AMPLIFIED_RISE = 2.0
+"""A loss that amplification steps typically raise to this multiple counts as damaged by them."""
+
+
+def find_warnings(
+    algorithm: Algorithm[Any], metrics: Sequence[Mapping[str, Any]], start_loss: float, cohorts: int
+) -> list[str]:
+    """Return a sentence on everything about a run that should not pass in silence.
+
+    Args:
+        algorithm: the method of the run.
+        metrics: one row per evaluation.
+        start_loss: the loss of the initial model.
+        cohorts: the number of rounds with at least one used update.
+    """
+    rounds, loss = metrics[-1]["round"], metrics[-1].get("loss", 0.0)
+    if cohorts == 0:
+        return [
+            f"participation: no client took part in any of {rounds:,} rounds, so the model is the "
+            "initial one; choose higher rates or more rounds"
+        ]
+    amplified = amplification(algorithm)
+    found = []
+    if amplified is not None and (rise := _typical_rise(*amplified[1:], metrics)) > AMPLIFIED_RISE:
+        found.append(
+            f"{amplified[0]}: amplification steps raise the loss to {rise:.3g} times that before "
+            "them, as a median; lower factor or local.lr"
+        )
+    if 0 < RISE * start_loss < loss:
+        rise = loss / start_loss
+        found.append(
+            f"local.lr: the loss ended at {loss:.3g}, {rise:,.3g} times the {start_loss:.3g} of "
+            f"the initial model: the run diverged; lower {list_step_sizes(algorithm)}"
+        )
+    return found
+
+
+def list_step_sizes(algorithm: Algorithm[Any]) -> str:
+    """Return the fields to lower when a run with this method diverges, for a message."""
+    amplified = amplification(algorithm)
+    return "lr" if amplified is None else f"lr or {amplified[0]}"
+
+
+def amplification(algorithm: Algorithm[Any]) -> tuple[str, int, int] | None:
+    """Return the field of the amplification's factor, its period and its start; None without one.
+
+    >>> amplification(Amplified(period=50, factor=2.0))
+    ('algorithm.factor', 50, 0)
+    """
+    path: str = "algorithm"
+    inner: Any = algorithm
+    while isinstance(inner, Algorithm):
+        if isinstance(inner, Amplified | AmplifiedScaffold):
+            return f"{path}.factor", inner.period, getattr(inner, "start", 0)
+        path, inner = f"{path}.inner", getattr(inner, "inner", None)
+    return None
+
+
+def _typical_rise(period: int, start: int, metrics: Sequence[Mapping[str, Any]]) -> float:
+    """Return the median of loss after / loss before over the evaluated amplification steps.
+
+    A step is evaluated if there is an evaluation right after it and another one in its period; 0
+    if none is.
+    """
+    rises = []
+    for before, after in pairwise(metrics):
+        ended, since = after["round"] - start, after["round"] - before["round"]
+        is_step = ended > 0 and ended % period == 0 and since < period
+        if is_step and before.get("loss", 0.0) > 0:
+            rises.append(after["loss"] / before["loss"])
+    return float(np.median(rises)) if rises else 0.0

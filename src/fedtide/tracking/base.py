@@ -1,0 +1,124 @@
+"""The contract of a tracker: it logs runs while they run, or afterwards from their folders."""
+
+from __future__ import annotations
+
+import json
+import math
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fedtide.simulation.callbacks import Callback, RunView
+from fedtide.simulation.experiment import read_yaml
+from fedtide.simulation.result import to_plain
+from fedtide.simulation.run_folder import RunFolder
+
+Row = Mapping[str, Any]
+"""The metrics of an evaluation: `round`, and numbers by name."""
+
+
+@dataclass(frozen=True)
+class TrackedRun:
+    """What a tracker is told of a run when it opens it.
+
+    Args:
+        experiment: the resolved experiment, as plain data.
+        folder: its folder; None in memory.
+        fields: what tells the run apart in a sweep.
+    """
+
+    experiment: Mapping[str, Any]
+    folder: RunFolder | None = None
+    fields: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def title(self) -> str:
+        """The name of the experiment, with its seed."""
+        return f"{self.experiment['name']} seed {self.experiment['seed']}"
+
+
+class Tracker(Callback):
+    """Logs runs to a store: live as a callback of `ft.simulate`, or from their folders.
+
+    A derived class opens a run in its store, logs rows of metrics, and closes the run.
+    """
+
+    @abstractmethod
+    def open(self, run: TrackedRun) -> str:
+        """Begin a run in the store and return its id; one of the same folder is replaced."""
+
+    @abstractmethod
+    def log(self, rows: Sequence[Row]) -> None:
+        """Log rows of metrics of the open run; the round is the step."""
+
+    @abstractmethod
+    def close(self, folder: RunFolder | None, failure: str) -> None:
+        """End the open run.
+
+        Args:
+            folder: with the results; None in memory.
+            failure: why it failed; empty if it has finished.
+        """
+
+    @abstractmethod
+    def find_logged(self, folder: RunFolder) -> str | None:
+        """Return the id of the folder's finished run in the store; None: there is none."""
+
+    def on_start(self, run: RunView) -> None:
+        folder = None if run.out is None else RunFolder(run.out)
+        self.open(TrackedRun(to_plain(run.experiment), folder))
+        self.log(run.metrics)
+
+    def on_evaluation(self, run: RunView) -> None:
+        self.log(run.metrics[-1:])
+
+    def on_end(self, run: RunView) -> None:
+        self.close(None if run.out is None else RunFolder(run.out), "")
+
+    def on_error(self, run: RunView, error: BaseException) -> None:
+        self.close(None, " ".join(str(error).split()) or type(error).__name__)
+
+    def log_run(self, path: str | Path, fields: Mapping[str, Any] | None = None) -> str:
+        """Log the finished or failed run in a folder, unless it is logged; return its id.
+
+        Args:
+            path: the run folder.
+            fields: what tells the run apart in a sweep.
+        """
+        folder = RunFolder(path)
+        if known := self.find_logged(folder):
+            return known
+        run_id = self.open(TrackedRun(read_yaml(folder.experiment), folder, fields or {}))
+        if folder.finished:
+            self.log(folder.read_metrics().rows(named=True))
+        self.close(folder, _read_failure(folder))
+        return run_id
+
+
+def finite_metrics(row: Row) -> Iterator[tuple[str, float]]:
+    """Yield the name and value of every metric of a row that is a finite number.
+
+    >>> dict(finite_metrics({"round": 3, "loss": 0.5, "error": float("nan")}))
+    {'loss': 0.5}
+    """
+    for name, value in row.items():
+        if name != "round" and value is not None and math.isfinite(value):
+            yield name, float(value)
+
+
+def read_speed(folder: RunFolder) -> float:
+    """Return the rounds per second of a finished run."""
+    timings = json.loads(folder.timings.read_text(encoding="utf-8"))
+    return float(timings["rounds_per_second"])
+
+
+def _read_failure(folder: RunFolder) -> str:
+    """Return why a run failed or has not finished; empty if it has finished."""
+    if folder.finished:
+        return ""
+    if not folder.failure.exists():
+        return "not finished"
+    note = json.loads(folder.failure.read_text(encoding="utf-8"))
+    return str(note["sentence"])

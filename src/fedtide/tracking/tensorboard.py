@@ -1,0 +1,78 @@
+"""Logs runs to a TensorBoard folder: one folder of events for each run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from fedtide.errors import MissingExtraError
+from fedtide.simulation.run_folder import RunFolder
+from fedtide.tracking.base import Row, TrackedRun, Tracker, finite_metrics
+
+_EVENTS = "events.out.tfevents.*"
+
+
+class TensorBoardTracker(Tracker):
+    """Logs runs to a folder that `tensorboard --logdir` shows.
+
+    A run with a folder is named by its path from the parent of the TensorBoard folder; a run in
+    memory by its name and seed.
+
+    Args:
+        folder: of all runs; created if missing.
+
+    Raises:
+        MissingExtraError: TensorBoard is not installed.
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError:
+            raise MissingExtraError("track", "tensorboard") from None
+        self.folder = Path(folder)
+        self._make_writer = SummaryWriter
+        self._writer: Any = None
+
+    def open(self, run: TrackedRun) -> str:
+        path = self._path(run.folder) if run.folder else self._free_path(run)
+        for old in path.glob(_EVENTS):
+            old.unlink()
+        self._writer = self._make_writer(str(path))
+        text = yaml.safe_dump({**run.experiment}, sort_keys=False, allow_unicode=True)
+        self._writer.add_text("experiment", f"```yaml\n{text}```")
+        return str(path)
+
+    def log(self, rows: Sequence[Row]) -> None:
+        for row in rows:
+            for name, value in finite_metrics(row):
+                self._writer.add_scalar(name, value, row["round"])
+        self._writer.flush()
+
+    def close(self, folder: RunFolder | None, failure: str) -> None:
+        if failure:
+            self._writer.add_text("failure", failure)
+        self._writer.close()
+
+    def find_logged(self, folder: RunFolder) -> str | None:
+        path = self._path(folder)
+        if not folder.finished:
+            return None
+        finished = folder.summary.stat().st_mtime
+        is_logged = any(file.stat().st_mtime >= finished for file in path.glob(_EVENTS))
+        return str(path) if is_logged else None
+
+    def _path(self, folder: RunFolder) -> Path:
+        """Return where a run folder is logged: by its path from the parent of `self.folder`."""
+        base, run = self.folder.resolve().parent, folder.path.resolve()
+        return self.folder / (run.relative_to(base) if run.is_relative_to(base) else run.name)
+
+    def _free_path(self, run: TrackedRun) -> Path:
+        path, number = self.folder / run.title, 1
+        while path.exists():
+            number += 1
+            path = self.folder / f"{run.title} ({number})"
+        return path

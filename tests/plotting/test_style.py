@@ -1,0 +1,57 @@
+"""Colours by method, and legends that cover no data."""
+
+from itertools import combinations, permutations
+
+import pytest
+
+from fedtide.plotting.style import COLOURS, method_styles, new_figure, place_legend
+
+METHODS = ["fedavg", "fedau", "known-rates", "fedavg-all", "mine", "yours"]
+
+
+def looks(styles):
+    return {method: tuple(style.values()) for method, style in styles.items()}
+
+
+@pytest.mark.parametrize("count", [1, 3, 7, 20, 28])
+def test_methods_have_different_looks_and_different_colours_while_there_are_any(count):
+    styles = method_styles([f"method-{i}" for i in range(count)])
+    assert len(set(looks(styles).values())) == count
+    assert len({style["color"] for style in styles.values()}) == min(count, len(COLOURS))
+
+
+def test_more_methods_than_looks_still_have_styles():
+    assert len(method_styles(map(str, range(100)))) == 100
+
+
+def test_colours_do_not_depend_on_the_order_of_the_methods():
+    for order in permutations(METHODS[:4]):
+        assert looks(method_styles(order)) == looks(method_styles(METHODS[:4]))
+        assert list(method_styles(order)) == list(order)
+
+
+def test_usual_methods_keep_their_colours_whoever_else_is_there():
+    alone = {method: method_styles([method])[method] for method in METHODS[:4]}
+    for size in range(1, len(METHODS) + 1):
+        for chosen in combinations(METHODS, size):
+            for method, style in method_styles(chosen).items():
+                assert method not in alone or style == alone[method]
+
+
+@pytest.mark.parametrize("count", [1, 3, 12])
+@pytest.mark.parametrize("length", [3, 30, 200])
+def test_a_legend_lies_below_the_panels_and_within_the_figure(count, length):
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    figure, panels = new_figure(2.5, 2)
+    for i in range(count):
+        panels[i % 2].plot([0, 1], label=f"{i} " + "word " * (length // 5))
+    place_legend(*panels)
+    FigureCanvasAgg(figure).draw()
+    (legend,) = figure.legends
+    box, width = legend.get_window_extent(), figure.bbox.width
+    assert box.y1 <= min(panel.get_tightbbox().y0 for panel in panels)
+    assert box.y0 >= 0
+    assert 0 <= box.x0 < box.x1 <= width
+    assert len(legend.get_texts()) == count
+    assert all(panel.get_window_extent().height > 100 for panel in panels)

@@ -1,0 +1,142 @@
+"""Run folders with damaged or missing files: a sentence that names the file, never a traceback."""
+
+import shutil
+
+import numpy as np
+import polars as pl
+import pytest
+from typer.testing import CliRunner
+
+import fedtide as ft
+from fedtide.cli.main import app
+from fedtide.report.loading import FinishedRun, find_runs, load_runs
+
+NEEDED = (
+    "experiment.yaml",
+    "metrics.parquet",
+    "participation.parquet",
+    "clients.parquet",
+    "summary.json",
+    "timings.json",
+)
+OTHERS = ("model.safetensors", "checkpoints/000000040.safetensors", ".lock")
+OTHER_CONTENT = {"yaml": b"a: 1\n", "json": b'{"a": [1]}'}
+
+
+def truncate(file):
+    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+
+
+def replace(file):
+    """Replace the content by another one of the same format."""
+    if file.suffix == ".parquet":
+        pl.DataFrame({"a": [1.0]}).write_parquet(file)
+    else:
+        file.write_bytes(OTHER_CONTENT.get(file.suffix[1:], b"other"))
+
+
+DAMAGES = {
+    "truncated": truncate,
+    "emptied": lambda file: file.write_bytes(b""),
+    "deleted": lambda file: file.unlink(),
+    "garbage": lambda file: file.write_bytes(np.random.default_rng(0).bytes(500)),
+    "replaced": replace,
+}
+
+
+@pytest.fixture
+def runs(runs_folder, tmp_path, monkeypatch):
+    """Return a folder with copies of two runs."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("plain", "fedau"):
+        shutil.copytree(runs_folder / name / "seed-1", tmp_path / "runs" / name)
+    return tmp_path / "runs"
+
+
+def command(*arguments):
+    return CliRunner().invoke(app, list(map(str, arguments)))
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("name", NEEDED)
+def test_a_damaged_file_is_named_and_the_other_runs_are_kept(name, damage, runs):
+    DAMAGES[damage](runs / "plain" / name)
+    finished, (damaged,) = find_runs([runs])
+    assert [run.method for run in finished] == ["fedau"]
+    assert damaged.folder.path.name == "plain"
+    if (name, damage) == ("summary.json", "deleted"):
+        assert damaged.state == "unfinished"
+        return
+    assert damaged.state == "damaged"
+    assert damaged.message.startswith(f"{name} is {'missing' if damage == 'deleted' else 'damag'}")
+    assert "; restore it, or " in damaged.message
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("name", OTHERS)
+def test_files_that_a_report_does_not_need_may_be_damaged(name, damage, runs):
+    (runs / "plain" / name).parent.mkdir(exist_ok=True)
+    (runs / "plain" / name).touch()
+    DAMAGES[damage](runs / "plain" / name)
+    assert len(load_runs([runs])) == 2
+
+
+@pytest.mark.parametrize("damage", ["truncated", "emptied", "garbage"])
+def test_damaged_fingerprints_are_named(damage, runs):
+    DAMAGES[damage](runs / "plain" / "fingerprints.json")
+    _, (run,) = find_runs([runs])
+    assert (run.state, run.message.partition(" ")[0]) == ("damaged", "fingerprints.json")
+
+
+@pytest.mark.parametrize("damage", ["emptied", "garbage", "replaced"])
+def test_a_damaged_note_of_a_failure_is_named(damage, runs):
+    (runs / "plain" / "summary.json").unlink()
+    (runs / "plain" / "failure.json").write_text('{"sentence": "local.lr: too high"}')
+    DAMAGES[damage](runs / "plain" / "failure.json")
+    _, (run,) = find_runs([runs])
+    assert run.state == "damaged"
+    assert run.message.startswith("failure.json is damaged")
+
+
+def test_a_log_with_damaged_content_is_named_when_it_is_read(runs):
+    """Its end, which describes the columns, is intact."""
+    file = runs / "plain" / "participation.parquet"
+    content = bytearray(file.read_bytes())
+    content[4 : len(content) // 2] = bytes(len(content) // 2 - 4)
+    file.write_bytes(content)
+    finished, incomplete = find_runs([runs / "plain"])
+    assert incomplete == [] or incomplete[0].message.startswith("participation.parquet ")
+    for run in finished:
+        with pytest.raises(ft.InvalidInputError, match=r"^participation.parquet is damaged .*; "):
+            run.used_rows()
+
+
+def test_a_report_lists_the_damaged_run(runs):
+    (runs / "plain" / "clients.parquet").unlink()
+    result = command("report", runs)
+    assert result.exception is None
+    assert "not in the figures: 1 damaged" in result.output
+    page = (runs / "report.html").read_text()
+    assert "clients.parquet is missing" in page
+
+
+@pytest.mark.parametrize("name", ["compare", "report"])
+def test_a_single_damaged_run_is_refused_in_a_sentence_that_names_the_file(name, runs):
+    (runs / "plain" / "timings.json").write_text("{}")
+    error = command(name, runs / "plain").exception
+    assert isinstance(error, ft.InvalidInputError)
+    assert "runs/plain: timings.json is damaged" in str(error)
+
+
+def test_a_comparison_does_not_leave_out_a_damaged_run(runs):
+    (runs / "plain" / "metrics.parquet").write_bytes(b"")
+    error = command("compare", runs).exception
+    assert isinstance(error, ft.InvalidInputError)
+    assert "runs/plain: metrics.parquet is damaged" in str(error)
+
+
+def test_results_of_before_directions_were_recorded_can_be_read(runs):
+    (runs / "plain" / "summary.json").write_text('{"rounds": 40, "metrics": {}}')
+    (run,) = (r for r in load_runs([runs]) if r.method == "plain")
+    assert isinstance(run, FinishedRun)
+    assert run.lower_is_better("mse")

@@ -1,0 +1,105 @@
+"""Runs that end regularly but should not pass in silence: nobody took part, or the loss rose."""
+
+import json
+
+import numpy as np
+import pytest
+
+import fedtide as ft
+from fedtide.simulation.run_warnings import find_warnings
+
+QUADRATIC = {"type": "quadratic", "matrices": [[[1.0]], [[2.0]]], "centers": [[0.0], [1.0]]}
+
+
+def simulate(tmp_path, **changes):
+    """Run on two quadratics and return the warnings in the summary, and the result."""
+    fields = {
+        "problem": QUADRATIC | {"start": [3.0]},
+        "participation": "full",
+        "algorithm": "fedavg",
+        "local": {"steps": 1, "lr": 0.1},
+        "rounds": 12,
+        "evaluation": {"every": 1},
+        "dtype": "float64",
+    }
+    result = ft.simulate(**(fields | changes), out=tmp_path / "run")
+    return json.loads((tmp_path / "run" / "summary.json").read_text())["warnings"], result
+
+
+def messages(caplog):
+    return [r.getMessage() for r in caplog.records if r.name.startswith("fedtide")]
+
+
+@pytest.mark.parametrize("every", [1, 0])
+def test_a_loss_that_ends_far_above_the_initial_one_is_warned_of(every, tmp_path, caplog):
+    """x <- x - 1.8 (1.5 x - 1) grows by 1.7 per round without becoming infinite."""
+    found, _ = simulate(tmp_path, local={"steps": 1, "lr": 1.8}, evaluation={"every": every})
+    assert len(found) == 1
+    assert found[0].startswith("local.lr: the loss ended at ")
+    assert found[0].endswith("; lower lr")
+    assert [f"run, seed 0: {found[0]}"] == messages(caplog)
+
+
+def test_a_run_that_learns_warns_of_nothing(tmp_path, caplog):
+    assert simulate(tmp_path)[0] == []
+    assert messages(caplog) == []
+
+
+def test_a_run_in_which_nobody_took_part_says_so(tmp_path):
+    found, result = simulate(tmp_path, participation={"type": "bernoulli", "rates": 1e-12})
+    assert len(found) == 1
+    assert found[0].startswith("participation: no client took part in any of 12 rounds")
+    assert np.array_equal(result.model, [3.0])
+
+
+@pytest.mark.parametrize(
+    "participation",
+    [{"type": "bernoulli", "rates": 0}, {"type": "table", "weights": [[0, 0]] * 12}],
+)
+def test_participation_that_is_known_to_be_empty_is_refused(participation, tmp_path):
+    with pytest.raises(ft.InvalidInputError, match=r"^participation\.rates: all are 0.*; give"):
+        simulate(tmp_path, participation=participation)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_a_factor_that_throws_the_model_off_is_named(depth, tmp_path):
+    """One round halves the distance to the optimum; amplified by 4 it overshoots by 1."""
+    algorithm = {"type": "amplified", "period": 3, "factor": 4.0}
+    for _ in range(depth):
+        algorithm = {"type": "averaged", "inner": algorithm}
+    found, _ = simulate(
+        tmp_path, algorithm=algorithm, local={"steps": 1, "lr": 0.4}, rounds=12 - depth
+    )
+    where = "algorithm." + "inner." * depth + "factor"
+    if depth == 0:
+        assert found[0].startswith(f"{where}: amplification steps raise the loss to ")
+    else:  # the average hides single steps, but not where they lead
+        assert all(where in sentence for sentence in found)
+
+
+ROWS = [{"round": t, "loss": loss} for t, loss in enumerate([8.0, 4.0, 9.0, 4.0, 3.0, 7.0])]
+
+
+@pytest.mark.parametrize(
+    ("period", "start", "warned"), [(2, 0, False), (3, 2, True), (2, 1, False)]
+)
+def test_only_losses_right_after_amplification_are_compared(period, start, warned):
+    """Rises of 9/4 (round 2) and 7/3 (round 5); falls elsewhere."""
+    algorithm = ft.algorithms.Amplified(period=period, factor=2.0, start=start)
+    found = find_warnings(algorithm, ROWS, 8.0, 6)
+    assert bool(found) == warned
+    if warned:
+        assert found[0].startswith("algorithm.factor: amplification steps raise the loss to 2.33 ")
+
+
+def test_a_step_that_is_not_finite_names_the_factor():
+    with pytest.raises(ft.InvalidInputError, match=r"lower lr or algorithm\.factor"):
+        ft.simulate(
+            problem=QUADRATIC,
+            participation="full",
+            algorithm={"type": "amplified", "period": 2, "factor": 1e300},
+            local={"steps": 1, "lr": 0.1},
+            rounds=20,
+            dtype="float64",
+        )

@@ -1,0 +1,218 @@
+"""TensorBoard and Weights & Biases: what they log live and from folders, read back from files."""
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+import fedtide as ft
+from fedtide.callbacks import Callback
+from fedtide.tracking import TensorBoardTracker, WandbTracker, make_tracker
+
+FIELDS = {
+    "problem": {"type": "regression", "clients": 5, "samples": 50, "features": 3, "informative": 2},
+    "participation": {"type": "bernoulli", "rates": 0.5},
+    "local": {"steps": 2, "lr": 0.05, "batch_size": 4},
+    "algorithm": {"type": "fedau", "cutoff": 7},
+    "rounds": 4,
+    "evaluation": {"every": 2},
+    "trainer": "reference",
+    "name": "mine",
+    "seed": 3,
+}
+
+
+class Fails(Callback):
+    def on_round_end(self, run):
+        if run.round == 3:
+            raise ZeroDivisionError("no luck")
+
+
+# TensorBoard
+
+
+@pytest.fixture
+def tensorboard():
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    def read(folder):
+        """Return the scalars (round, value) by name, and the texts by name."""
+        events = EventAccumulator(str(folder)).Reload()
+        scalars = {
+            tag: [(event.step, event.value) for event in events.Scalars(tag)]
+            for tag in events.Tags()["scalars"]
+        }
+        texts = {
+            tag.removesuffix("/text_summary"): events.Tensors(tag)[0].tensor_proto.string_val[0]
+            for tag in events.Tags()["tensors"]
+        }
+        return scalars, {name: text.decode() for name, text in texts.items()}
+
+    return read
+
+
+def rows(result, name):
+    """Return what a tracker should have logged of a metric."""
+    table = result.metrics.select("round", name).drop_nulls()
+    return [(t, pytest.approx(value)) for t, value in table.rows()]
+
+
+@pytest.mark.parametrize("live", [True, False])
+def test_tensorboard_has_every_metric_and_the_experiment(live, tensorboard, tmp_path):
+    tracker, out = TensorBoardTracker(tmp_path / "tensorboard"), tmp_path / "runs" / "one"
+    callbacks = [tracker] if live else []
+    result = ft.simulate(**FIELDS, out=out, callbacks=callbacks)
+    if not live:
+        assert tracker.log_run(out) == str(tmp_path / "tensorboard" / "runs" / "one")
+    scalars, texts = tensorboard(tmp_path / "tensorboard" / "runs" / "one")
+    assert set(scalars) == set(result.metrics.columns) - {"round"}
+    for name in scalars:
+        assert scalars[name] == rows(result, name)
+    assert "cutoff: 7" in texts["experiment"]
+
+
+def test_tensorboard_takes_runs_in_memory(tensorboard, tmp_path):
+    for _ in range(2):
+        result = ft.simulate(**FIELDS, callbacks=[TensorBoardTracker(tmp_path)])
+    for name in ("mine seed 3", "mine seed 3 (2)"):
+        assert tensorboard(tmp_path / name)[0]["loss"] == rows(result, "loss")
+
+
+def test_tensorboard_logs_a_finished_run_once(tensorboard, tmp_path):
+    tracker, out = TensorBoardTracker(tmp_path / "tb"), tmp_path / "one"
+    ft.simulate(**FIELDS, out=out)
+    tracker.log_run(out)
+    files = list((tmp_path / "tb").rglob("events*"))
+    time.sleep(0.01)
+    tracker.log_run(out)
+    assert list((tmp_path / "tb").rglob("events*")) == files
+    assert len(files) == 1
+
+
+def test_tensorboard_shows_evaluations_while_a_run_is_under_way(tensorboard, tmp_path):
+    seen = []
+
+    class Look(Callback):
+        def on_round_end(self, run):
+            seen.append(tensorboard(tmp_path / "mine seed 3")[0]["loss"])
+
+    ft.simulate(**FIELDS, callbacks=[TensorBoardTracker(tmp_path), Look()])
+    assert [[t for t, _ in losses] for losses in seen] == [[0], [0, 2], [0, 2], [0, 2, 4]]
+
+
+def test_tensorboard_notes_failures_and_a_resumed_run_replaces_them(tensorboard, tmp_path):
+    tracker, out = TensorBoardTracker(tmp_path / "tb"), tmp_path / "one"
+    with pytest.raises(ZeroDivisionError):
+        ft.simulate(**FIELDS, out=out, callbacks=[tracker, Fails()])
+    assert tensorboard(tmp_path / "tb" / "one")[1]["failure"] == "no luck"
+    result = ft.simulate(**FIELDS, out=out, callbacks=[tracker], resume=True)
+    scalars, texts = tensorboard(tmp_path / "tb" / "one")
+    assert "failure" not in texts
+    assert scalars["loss"] == rows(result, "loss")
+
+
+# Weights & Biases
+
+
+def split_records(content):
+    """Yield the records of a file in LevelDB's log format, behind a header of 7 bytes."""
+    position, parts, block = 7, b"", 32768
+    while position + 7 <= len(content):
+        left = block - position % block
+        if left < 7:
+            position += left
+            continue
+        length, kind = (
+            int.from_bytes(content[position + 4 : position + 6], "little"),
+            content[position + 6],
+        )
+        parts += content[position + 7 : position + 7 + length]
+        position += 7 + length
+        if kind in (1, 4):  # a whole record, or the last part of one
+            yield parts
+            parts = b""
+
+
+@pytest.fixture
+def wandb(monkeypatch, tmp_path):
+    """Use the library offline; return a function that reads the files it wrote."""
+    pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    for name in ("WANDB_CONFIG_DIR", "WANDB_CACHE_DIR", "WANDB_DATA_DIR"):
+        monkeypatch.setenv(name, str(tmp_path / "home"))
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    def values(items):
+        return {
+            ".".join(item.nested_key) or item.key: json.loads(item.value_json) for item in items
+        }
+
+    def read(folder):
+        """Return the logged rows, the configuration, the summary and the exit code of a run."""
+        (file,) = Path(folder).glob("wandb/offline-run-*/*.wandb")
+        for _ in range(200):  # another process writes the file
+            records = [Record.FromString(data) for data in split_records(file.read_bytes())]
+            if any(record.HasField("exit") for record in records):
+                break
+            time.sleep(0.05)
+        history = [values(r.history.item) for r in records if r.history.item]
+        config, summary = {}, {}
+        for record in records:
+            config |= values(record.run.config.update)
+            summary |= values(record.summary.update)
+        codes = [record.exit.exit_code for record in records if record.HasField("exit")]
+        return history, config, summary, codes[-1]
+
+    return read
+
+
+@pytest.mark.parametrize("live", [True, False])
+def test_wandb_has_every_metric_and_the_configuration(live, wandb, tmp_path):
+    tracker, out = WandbTracker("project", tmp_path / "wb"), tmp_path / "one"
+    result = ft.simulate(**FIELDS, out=out, callbacks=[tracker] if live else [])
+    if not live:
+        tracker.log_run(out, {"method": "fedau"})
+    history, config, _, code = wandb(tmp_path / "wb")
+    logged = [(row["_step"], row["loss"]) for row in history if "loss" in row]
+    assert logged == rows(result, "loss")
+    assert config["algorithm.cutoff"] == 7
+    assert (config.get("method"), code) == (None if live else "fedau", 0)
+    assert tracker.log_run(out) == tracker.find_logged(tracker_folder(out))
+
+
+def tracker_folder(out):
+    from fedtide.simulation.run_folder import RunFolder
+
+    return RunFolder(out)
+
+
+def test_wandb_notes_failures(wandb, tmp_path):
+    with pytest.raises(ZeroDivisionError):
+        ft.simulate(**FIELDS, callbacks=[WandbTracker("project", tmp_path), Fails()])
+    _, _, summary, code = wandb(tmp_path)
+    assert (summary["failure"], code) == ("no luck", 1)
+
+
+# Both
+
+
+@pytest.mark.parametrize("kind", ["tensorboard", "wandb"])
+def test_a_missing_library_is_named_with_its_extra(kind, tmp_path, monkeypatch):
+    import sys
+
+    for name in ("torch.utils.tensorboard", "wandb"):
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(ft.InvalidInputError, match=rf"^track: .*'fedtide\[{kind}\]'"):
+        make_tracker(kind, tmp_path / "runs", "experiment")
+
+
+def test_an_unknown_tracker_is_refused(tmp_path):
+    with pytest.raises(ft.InvalidInputError, match=r"^track: .*'tensorbord'.*'tensorboard'"):
+        make_tracker("tensorbord", tmp_path, "experiment")
+
+
+def test_the_default_folder_lies_beside_the_runs(tensorboard, tmp_path):
+    assert make_tracker("tensorboard", tmp_path / "runs", "x").folder == tmp_path / "tensorboard"
+    assert make_tracker("tensorboard:here", tmp_path, "x").folder == Path("here")
