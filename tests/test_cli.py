@@ -96,7 +96,6 @@ def test_a_run_makes_its_folder_and_says_where(fedtide):
         "model.safetensors",
         "summary.json",
         "timings.json",
-        "fingerprints.json",
         "checkpoints",
         "comparison.png",
     }

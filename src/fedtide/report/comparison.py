@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -59,23 +60,44 @@ part (paper 004, equation 3), which is what plain averaging minimises.
 """
 
 
+_OTHER = re.compile(r"test_(?!(accuracy|loss)$|recall_)(?P<metric>.+)")
+"""Test metrics of the problem beside those in `COLUMNS`, such as test_mae."""
+
+
 def compare_runs(runs: Iterable[FinishedRun]) -> pl.DataFrame:
     """Return one row per method: `method`, `seeds`, then the mean and `_std` of each column."""
     rows = []
-    for method, group in group_by_method(runs).items():
+    groups = group_by_method(runs)
+    found = dict.fromkeys(
+        key for group in groups.values() for run in group for key in run.metrics.columns
+    )
+    keys = [column.key for column in _columns(found)]
+    for method, group in groups.items():
         row: dict[str, Any] = {"method": method, "seeds": len(group)}
-        for column in COLUMNS:
-            values = [v for run in group if (v := run.final_value(column.key)) is not None]
+        for key in keys:
+            values = [v for run in group if (v := run.final_value(key)) is not None]
             if len(values) == len(group):
-                row[column.key] = float(np.mean(values))
-                row[f"{column.key}_std"] = float(np.std(values, ddof=1)) if len(group) > 1 else 0.0
+                row[key] = float(np.mean(values))
+                row[f"{key}_std"] = float(np.std(values, ddof=1)) if len(group) > 1 else 0.0
         rows.append(row)
-    return pl.DataFrame(rows)
+    return pl.DataFrame(rows, infer_schema_length=None)
 
 
 def shown_columns(frame: pl.DataFrame) -> list[Column]:
     """Return the columns that a comparison has."""
-    return [column for column in COLUMNS if column.key in frame.columns]
+    return [column for column in _columns(frame.columns) if column.key in frame.columns]
+
+
+def _columns(keys: Iterable[str]) -> list[Column]:
+    """Return `COLUMNS`, and before them those of the problem's own test metrics."""
+    own = []
+    for key in keys:
+        if match := _OTHER.fullmatch(key.removesuffix("_std")):
+            own += [
+                Column(match[0], f"test\n{match['metric']}", digits=3, std=True),
+                Column(f"client_{match[0]}_worst_tenth", "worst\ntenth", digits=3, std=True),
+            ]
+    return [*dict.fromkeys(own), *COLUMNS]
 
 
 def comparison_table(runs: Iterable[FinishedRun]) -> WideTable:

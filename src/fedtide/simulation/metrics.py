@@ -82,11 +82,13 @@ def spread(
     """Return the spread of a metric over the clients.
 
     `worst_tenth` is the mean over the worst tenth of the clients: those with the highest values if
-    lower is better (see `lower_is_better`), else those with the lowest.
+    lower is better (see `lower_is_better`), else those with the lowest. Clients without a value
+    (NaN: no test samples) do not count.
 
     >>> spread("accuracy", np.arange(20) / 20)["worst_tenth"]
     0.025
     """
+    values = values[~np.isnan(values)] if not np.isnan(values).all() else values
     ordered = np.sort(values)[:: -1 if lower_is_better(metric, declared) else 1]
     with np.errstate(invalid="ignore", over="ignore"):  # a loss may be infinite
         quantiles, std = np.quantile(values, [0.1, 0.5, 0.9]), values.std()
