@@ -89,6 +89,9 @@ explanation is `null` in a file. Any value can be set on the command line:
 """
 
 
+_RST_TABLE = re.compile(r"^(=+(?: +=+)+)\n(.+)\n\1\n((?:.+\n)+?)\1$", re.MULTILINE)
+
+
 def page() -> str:
     """Return the page."""
     return "\n".join(_paragraphs()).rstrip() + "\n"
@@ -260,8 +263,17 @@ def _default(field: Field[Any]) -> str:
 
 
 def _prose(text: str) -> str:
-    """Return a docstring as Markdown, in which a star before a word would begin emphasis."""
+    """Return a docstring as Markdown: its tables, and no emphasis where a star is meant."""
+    text = _RST_TABLE.sub(_markdown_table, text)
     return re.sub(r"(?<![`\\])\*(?=\w)", r"\\*", text)
+
+
+def _markdown_table(match: re.Match[str]) -> str:
+    """Return a table whose columns are underlined with equals signs as a Markdown table."""
+    spans = [part.span() for part in re.finditer("=+", match[1])]
+    lines = [match[2], *match[3].splitlines()]
+    rows = ["| " + " | ".join(line[a:b].strip() for a, b in spans) + " |" for line in lines]
+    return "\n".join([rows[0], "|---" * len(spans) + "|", *rows[1:]])
 
 
 def _escape(text: str) -> str:

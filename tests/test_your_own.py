@@ -15,7 +15,7 @@ from fedtide.cli.main import app
 PAGE = Path(__file__).parents[1] / "docs" / "your-own.md"
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 NAME = re.compile(r"# (\S+\.(?:py|yaml))\n")
-METHODS = ("FedAvg(", "Bounded(", "average ", "local ")
+METHODS = ("FedAvg(", "Bounded(", "average ", "local ", "bce ")
 MODULES = ("bounded", "layers", "phrases", "quantiles", "sensornet", "uneven")
 
 
@@ -53,7 +53,7 @@ def test_the_blocks_of_the_page_run_and_learn(blocks, capsys):
         for line in "".join(printed).splitlines()
         if line.startswith(METHODS)
     ]
-    assert len(accuracies) == 4
+    assert len(accuracies) == 5
     assert min(accuracies) > 0.7
     for name, metric, least in (
         ("users", "test_accuracy", 0.9),
