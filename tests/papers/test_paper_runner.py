@@ -145,7 +145,7 @@ def test_interrupted_experiment_resumes(paper, finished, tmp_path):
     """The experiment is interrupted during its second of six runs."""
 
     def interrupt(progress):
-        if progress.ended >= 6:
+        if sum(run.ended for run in progress.runs.values()) >= 6:
             raise Interrupted("interrupted")
 
     with pytest.raises(Interrupted):

@@ -37,6 +37,14 @@ REGRESSION = {
     "informative": 2,
     "noise": 0.1,
 }
+TABLE = {
+    "type": "supervised",
+    "train": "table.csv",
+    "inputs": ["a", "b"],
+    "target": "y",
+    "clients": "who",
+    "loss": "mse",
+}
 DIGITS = {"type": "classification", "dataset": "digits", "clients": 10, "partition": "iid"}
 
 VALID = {
@@ -86,6 +94,9 @@ VALID = {
     "dropout": [{"type": "none"}, {"type": "random", "probability": 0.5}],
     "problem": [
         QUADRATIC,
+        TABLE,
+        TABLE
+        | {"clients": 3, "partition": "iid", "inputs": ["a"], "loss": "mae", "metrics": ["mse"]},
         {"type": "lower-bound-4d", "noise": 0.5, "logged": "published"},
         REGRESSION,
         DIGITS | {"partition": {"type": "iid"}},
@@ -283,6 +294,7 @@ def is_small(experiment):
 def folder(tmp_path, monkeypatch):
     (tmp_path / "trace.csv").write_text("client,start,end\n0,0,5\n1,2,4\n2,1,9\n")
     (tmp_path / "log.csv").write_text("round,client\n0,0\n0,1\n1,2\n")
+    (tmp_path / "table.csv").write_text("who,a,b,y\nann,1,2,0.5\nbob,0,1,1.5\ncat,2,2,0.1\n")
     (tmp_path / "net.py").write_text(NET)
     monkeypatch.chdir(tmp_path)
     return tmp_path

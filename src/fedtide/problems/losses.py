@@ -22,7 +22,7 @@ def cross_entropy(outputs: Tensor, target: Tensor, mask: Tensor | None = None) -
     For sequences, logits (B, L, C) and classes (B, L), the mean over the positions.
 
     >>> cross_entropy(torch.zeros(1, 4), torch.tensor([2])).exp()
-    tensor([4.0000])
+    tensor([4.])
     """
     # torch's own function also checks for labels to ignore, which doubles its cost
     logs = log_softmax(outputs, dim=-1)
