@@ -441,6 +441,14 @@ def test_a_shared_pool_serves_more_clients_than_samples():
     assert prepare(problem).population.clients == 1000
 
 
+def test_columns_that_are_not_used_may_hold_anything():
+    unused = {"day": pd.date_range("2020-01-01", periods=ROWS), "note": [None] * ROWS}
+    rows = pd.DataFrame(columns() | unused)
+    assert prepare(regression(rows)).population.clients == len(USERS)
+    natural = regression(rows, clients=12, partition=ft.problems.Natural("user"))
+    assert prepare(natural).population.names.tolist() == USERS.tolist()
+
+
 def test_class_shares_follow_a_dirichlet_partition_of_a_table():
     problem = regression(
         target="kind", loss="cross_entropy", model=linear(3), clients=8, partition=Dirichlet(0.3)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -217,10 +218,8 @@ class Supervised(Problem):
         if isinstance(self.clients, str):
             values = _client_column(table, self.clients)
             return StoredShards.from_column("clients", self.clients, values)
-        others = [name for name in table.names if name not in column_names(self.inputs)]
-        columns = {name: table.column("train", name) for name in others}
-        plain = {n: c for n, c in columns.items() if isinstance(c, np.ndarray) and c.ndim == 1}
-        return split(self.partition, labels, self.clients, seed, {**plain, "label": labels})
+        columns = {**_plain_columns(table, column_names(self.inputs)), "label": labels}
+        return split(self.partition, labels, self.clients, seed, columns)
 
     def _test_owners(self, table: Table, shards: Shards) -> Ints | None:
         """Return the client of each test sample, −1 for strangers; None: the table has none."""
@@ -352,6 +351,18 @@ def check_constants(normalise: Sequence[float] | None) -> None:
 def parameter_dtype(dtype: torch.dtype) -> torch.dtype:
     """Return the dtype of parameters and data: float32 where gradients are bfloat16."""
     return torch.float32 if dtype == torch.bfloat16 else dtype
+
+
+def _plain_columns(table: Table, without: Sequence[str]) -> dict[str, NDArray[Any]]:
+    """Return the columns with one value per row, by which a partition may divide the rows."""
+    plain = {}
+    for name in table.names:
+        if name not in without:
+            with suppress(InvalidInputError):  # neither numbers nor text: of no use here
+                column = table.column("train", name)
+                if isinstance(column, np.ndarray) and column.ndim == 1:
+                    plain[name] = column
+    return plain
 
 
 def _client_column(table: Table, name: str) -> Names:

@@ -162,11 +162,16 @@ def l1_skew(run: FinishedRun) -> float | None:
 
 
 def client_metric(run: FinishedRun) -> str | None:
-    """Return the column of the clients' table that best says how well the model serves each."""
-    for column in ("test_accuracy", "class_weighted_test_accuracy", "accuracy", "loss"):
-        if column in run.clients.columns:
+    """Return the column of the clients' table that best says how well the model serves each.
+
+    That is a figure on test samples if there is one, and rather a metric than a loss.
+    """
+    columns = run.clients.columns
+    own = [column for column in columns if column.startswith("test_") and column != "test_loss"]
+    for column in ("test_accuracy", "class_weighted_test_accuracy", *own, "test_loss"):
+        if column in columns:
             return column
-    return None
+    return next((column for column in ("accuracy", "loss") if column in columns), None)
 
 
 def smooth(values: Floats, share: float) -> Floats:
@@ -184,8 +189,12 @@ def smooth(values: Floats, share: float) -> Floats:
 
 
 def bin_by_rate(run: FinishedRun, column: str, bins: int = 10) -> tuple[Floats, Floats]:
-    """Return the mean rate and the mean of a column in groups of similar participation rate."""
-    table = run.clients.select("participation", column).sort("participation")
+    """Return the mean rate and the mean of a column in groups of similar participation rate.
+
+    Clients without a value (NaN) are left out.
+    """
+    table = run.clients.select("participation", column).fill_nan(None).drop_nulls()
+    table = table.sort("participation")
     parts = np.array_split(np.arange(len(table)), min(bins, len(table)))
     means = [table[part.tolist()].mean().row(0) for part in parts]
     return np.array([rate for rate, _ in means]), np.array([value for _, value in means])

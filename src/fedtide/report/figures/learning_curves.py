@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import reduce
 
 import numpy as np
+import polars as pl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
@@ -24,10 +27,12 @@ from fedtide.report.loading import FinishedRun, Groups
 from fedtide.report.summary import bin_by_rate, client_metric, lower_is_better, smooth
 
 _NAMES = {"test_accuracy": "test accuracy", "loss": "training loss, mean over clients"}
+_OWN = re.compile(r"test_(?!(accuracy|loss)$|recall_).+")
+"""Test metrics of the problem's own."""
 
 
 def learning_figures(groups: Groups, styles: Styles, share: float) -> list[ReportFigure]:
-    """Return the learning curves of the metrics that all runs have: test accuracy and loss.
+    """Return the learning curves of the metrics that all runs have: on test samples, and the loss.
 
     Args:
         groups: the runs of each method.
@@ -35,7 +40,9 @@ def learning_figures(groups: Groups, styles: Styles, share: float) -> list[Repor
         share: the fraction of the evaluations to smooth over.
     """
     runs = [run for group in groups.values() for run in group]
-    shown = [m for m in _NAMES if all(m in run.metrics.columns for run in runs)]
+    own = [metric for metric in runs[0].metrics.columns if _OWN.fullmatch(metric)]
+    wanted = ("test_accuracy", *own, "loss")
+    shown = [m for m in wanted if all(m in run.metrics.columns for run in runs)]
     seeds = max(map(len, groups.values()))
     caption = f"Mean ± one standard deviation over {seeds} seeds." if seeds > 1 else "One seed."
     caption += f" Smoothed over {share:.0%} of the evaluations, as in the papers." if share else ""
@@ -44,9 +51,13 @@ def learning_figures(groups: Groups, styles: Styles, share: float) -> list[Repor
         figure, (panel,) = new_figure(3.2)
         draw_curves(panel, groups, metric, styles, share)
         place_legend(panel)
-        title = _NAMES[metric].capitalize()
+        title = _name(metric).capitalize()
         found.append(ReportFigure(f"curves-{metric}", title, caption, figure))
     return found
+
+
+def _name(metric: str) -> str:
+    return _NAMES.get(metric, metric.replace("_", " "))
 
 
 def draw_curves(
@@ -57,7 +68,7 @@ def draw_curves(
     Args:
         panel: where to draw.
         groups: the runs of each method.
-        metric: test_accuracy or loss.
+        metric: its name.
         styles: of the methods.
         share: the fraction of the evaluations to smooth over.
     """
@@ -76,7 +87,7 @@ def draw_curves(
             lows.append(float(np.quantile(finite, 0.15)))
             ends.append(float(finite.min()))
     label_rounds(panel)
-    panel.set_ylabel(_NAMES[metric])
+    panel.set_ylabel(_name(metric))
     panel.grid(alpha=0.25)
     if lower_is_better(groups, metric):
         plain_logarithms(panel.yaxis)
@@ -112,7 +123,7 @@ def client_figures(groups: Groups, styles: Styles) -> list[ReportFigure]:
     slope, order = (
         ("rises", "at most") if lower_is_better(groups, column) else ("falls", "no better than")
     )
-    return [
+    figures = [
         ReportFigure(
             "clients-rates",
             f"{name.capitalize()} by participation rate",
@@ -127,6 +138,30 @@ def client_figures(groups: Groups, styles: Styles) -> list[ReportFigure]:
             _draw(groups, styles, column, _distribution, name, "share of clients"),
         ),
     ]
+    runs = [run for group in groups.values() for run in group]
+    if all(f"personalised_{column}" in run.clients.columns for run in runs):
+        figures.append(_personalised_figure(groups, styles, column, name))
+    return figures
+
+
+def _personalised_figure(groups: Groups, styles: Styles, column: str, name: str) -> ReportFigure:
+    """Return what clients gain when they fine-tune the final model, by participation rate."""
+    sign = -1 if lower_is_better(groups, column) else 1
+    gain = sign * (pl.col(f"personalised_{column}") - pl.col(column))
+    gained = {
+        method: [replace(run, clients=run.clients.with_columns(gain=gain)) for run in group]
+        for method, group in groups.items()
+    }
+    figure = _draw(gained, styles, "gain", _curve_by_rate, "participation rate", f"gain in {name}")
+    figure.axes[0].axhline(0, color="0.4", lw=1, ls="--", zorder=0)
+    return ReportFigure(
+        "clients-personalised",
+        f"Gain in {name} from fine-tuning, by participation rate",
+        "How much better the final model serves the clients after each has fine-tuned it on its "
+        "own samples. Above the dashed line clients gain from their own data, below it the shared "
+        "model serves them better.",
+        figure,
+    )
 
 
 _Curve = Callable[[Sequence[FinishedRun], str], tuple[Floats, Floats]]
@@ -155,6 +190,8 @@ def _curve_by_rate(group: Sequence[FinishedRun], column: str) -> tuple[Floats, F
 
 
 def _distribution(group: Sequence[FinishedRun], column: str) -> tuple[Floats, Floats]:
-    values = np.mean([np.sort(run.clients[column].to_numpy()) for run in group], axis=0)
+    ordered = [np.sort(run.clients[column].fill_nan(None).drop_nulls()) for run in group]
+    places = np.linspace(0, 1, max(map(len, ordered)))
+    values = np.mean([np.quantile(one, places) for one in ordered], axis=0)
     _, thin = thin_out(values)
     return thin, np.linspace(0, 1, len(thin))
