@@ -15,6 +15,9 @@ from fedtide.errors import InvalidInputError, did_you_mean
 
 Numbers = NDArray[np.float64]
 
+PAGE_SUFFIXES = (".html", ".htm")
+"""How the file of an HTML page may end."""
+
 
 def require_positive(field: str, value: float) -> None:
     """Raise InvalidInputError unless `value` is a finite number above 0."""

@@ -14,9 +14,8 @@ from fedtide.atomic_io import write_text
 from fedtide.auditing.api import audit
 from fedtide.auditing.output.terminal import show
 from fedtide.auditing.recommend.step_sizes import Training
-from fedtide.cli.options import PAGE_SUFFIXES
 from fedtide.errors import InvalidInputError
-from fedtide.validation import require_suffix
+from fedtide.validation import PAGE_SUFFIXES, require_suffix
 
 
 def audit_command(

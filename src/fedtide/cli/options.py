@@ -49,9 +49,6 @@ Track = Annotated[
 """Where runs are tracked."""
 
 
-PAGE_SUFFIXES = (".html", ".htm")
-"""What the name of a page ends in."""
-
 ForceResume = Annotated[
     bool,
     typer.Option(

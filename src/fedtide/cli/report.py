@@ -11,14 +11,13 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from fedtide.atomic_io import make_folder, write_text
-from fedtide.cli.options import PAGE_SUFFIXES, RunFolders, print_warnings
-from fedtide.errors import Interrupted, InvalidInputError
+from fedtide.atomic_io import make_folder
+from fedtide.cli.options import RunFolders, print_warnings
+from fedtide.errors import Interrupted
 from fedtide.plotting.saving import save_figure
 from fedtide.report.comparison import comparison_table
 from fedtide.report.loading import IncompleteRun, find_runs
-from fedtide.report.page import Section, make_sections, render_page
-from fedtide.validation import require_suffix
+from fedtide.report.page import Section, check_page, make_sections, read_sections, write_page
 
 
 def report_command(
@@ -71,19 +70,11 @@ def report_command(
     Example: fedtide report runs/digits --html digits.html
     """
     html = html or folders[0] / "report.html"
-    require_suffix("html", html, PAGE_SUFFIXES)
-    if html.is_dir():
-        raise InvalidInputError(f"html: {html} is a folder; give a file, such as report.html")
+    check_page(html)
     if watch is not None:
         _watch(folders, target, smooth, html, watch)
-    shown, incomplete = find_runs(folders)
-    if incomplete and not shown:
-        first = incomplete[0]
-        message = first.message or "the run has not ended; continue it with --resume"
-        raise InvalidInputError(f"report: no run to show; {first.folder.path}: {message}")
-    sections = make_sections(shown, target, smooth)
-    make_folder(html.parent, field="html")
-    write_text(html, render_page(sections, incomplete), field="html", hint="choose another file")
+    sections, incomplete = read_sections(folders, target, smooth)
+    write_page(html, sections, incomplete)
     if figures is not None:
         _save_figures(sections, figures)
     _print_summary(sections, incomplete)
@@ -98,9 +89,7 @@ def _watch(
         while True:
             shown, incomplete = find_runs(folders)
             if shown:
-                make_folder(html.parent, field="html")
-                page = render_page(make_sections(shown, target, smooth), incomplete, seconds)
-                write_text(html, page, field="html", hint="choose another file")
+                write_page(html, make_sections(shown, target, smooth), incomplete, seconds)
             ended = all(run.is_finished for run in shown)
             if ended and all(run.state != "unfinished" for run in incomplete):
                 return

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 import jinja2
@@ -15,6 +16,7 @@ import numpy as np
 import yaml
 from markupsafe import Markup, escape
 
+from fedtide.atomic_io import make_folder, write_text
 from fedtide.errors import InvalidInputError
 from fedtide.plotting.saving import figure_svg
 from fedtide.plotting.style import Styles, method_styles
@@ -29,6 +31,7 @@ from fedtide.report.loading import (
     IncompleteRun,
     abbreviate,
     differing_fields,
+    find_runs,
     flatten,
     group_by_method,
 )
@@ -42,6 +45,7 @@ from fedtide.report.summary import (
     lower_is_better,
     measure_target,
 )
+from fedtide.validation import PAGE_SUFFIXES, require_suffix
 
 _MAX_VALUE_LENGTH = 1500  # characters of a resolved value, such as a list of rates
 
@@ -147,6 +151,45 @@ def render_page(
         show=_embed_figures,
         versions=_versions(),
     )
+
+
+def read_sections(
+    folders: Iterable[str | Path], wanted: str | None = None, smooth: float = 0.0
+) -> tuple[list[Section], list[IncompleteRun]]:
+    """Return the sections of a report on the runs in these folders, and the runs in none of them.
+
+    Raises:
+        InvalidInputError: as `find_runs` and `make_sections`; no run has begun.
+    """
+    shown, incomplete = find_runs(folders)
+    if incomplete and not shown:
+        first = incomplete[0]
+        message = first.message or "the run has not ended; continue it with --resume"
+        raise InvalidInputError(f"report: no run to show; {first.folder.path}: {message}")
+    return make_sections(shown, wanted, smooth), incomplete
+
+
+def check_page(html: Path) -> None:
+    """Raise InvalidInputError unless this can be the path of a page."""
+    require_suffix("html", html, PAGE_SUFFIXES)
+    if html.is_dir():
+        raise InvalidInputError(f"html: {html} is a folder; give a file, such as report.html")
+
+
+def write_page(
+    html: Path,
+    sections: Sequence[Section],
+    incomplete: Sequence[IncompleteRun],
+    refresh: float | None = None,
+) -> None:
+    """Write the page of a report; see `render_page`.
+
+    Raises:
+        InvalidInputError: the file cannot be written.
+    """
+    make_folder(html.parent, field="html")
+    page = render_page(sections, incomplete, refresh)
+    write_text(html, page, field="html", hint="choose another file")
 
 
 def _title(sections: Sequence[Section]) -> str:

@@ -1,0 +1,43 @@
+"""Reports from Python."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from fedtide.errors import InvalidInputError
+from fedtide.report.page import check_page, read_sections, write_page
+from fedtide.simulation import Result, Results
+
+
+def write_report(
+    page: str | Path,
+    *runs: str | Path | Result | Results,
+    target: str | None = None,
+    smooth: float = 0.0,
+) -> Path:
+    """Write an HTML report on runs, as `fedtide report` does, and return its path.
+
+    Args:
+        page: the file, such as "report.html".
+        runs: folders with runs, or results of runs with a folder.
+        target: METRIC=LEVEL, such as "test_accuracy=0.9": what it takes to reach it.
+        smooth: the share of the evaluations to smooth curves over.
+
+    Raises:
+        InvalidInputError: no run, a result without a folder, a folder that cannot be read, or a
+            page that cannot be written.
+    """
+    check_page(Path(page))
+    folders = [folder for run in runs for folder in _folders(run)]
+    write_page(Path(page), *read_sections(folders, target, smooth))
+    return Path(page)
+
+
+def _folders(run: str | Path | Result | Results) -> list[Path]:
+    if isinstance(run, Results):
+        return [folder for result in run for folder in _folders(result)]
+    if not isinstance(run, Result):
+        return [Path(run)]
+    if run.out is None:
+        raise InvalidInputError("runs: a result in memory has no log to report; give the run out=")
+    return [run.out]
