@@ -201,7 +201,7 @@ class SupervisedTask(Task):
         own = buffers if buffers is not None and buffers.dim() == 2 else None
         shared = buffers if own is None else own.mean(dim=0)
         train = self._measure(x, self._train, shared)
-        test = {} if self._test is None else self._measure(x, self._test, shared)
+        test = {} if self._test is None else self._measure_test(x, self._test, shared)
         figures: dict[str, Floats] = {}
         if clients and own is not None:
             figures = self.evaluate_clients(x, np.arange(len(own)), own)
@@ -263,6 +263,23 @@ class SupervisedTask(Task):
             return dict.fromkeys(("loss", *self._metrics), float("nan"))
         own = _take(samples, torch.from_numpy(rows).to(samples.target.device))
         return {name: float(v.mean()) for name, v in self._measure(x, own, buffers).items()}
+
+    def _measure_test(
+        self, x: Tensor, samples: DeviceSamples, buffers: Tensor | None
+    ) -> dict[str, Floats]:
+        """Return `_measure` of the test samples.
+
+        Raises:
+            InvalidInputError: the network fails on them, as on a token that training never had.
+        """
+        try:
+            return self._measure(x, samples, buffers)
+        except (RuntimeError, IndexError, ValueError) as error:
+            reason = (str(error) or type(error).__name__).splitlines()[0]
+            raise InvalidInputError(
+                f"test: the model or a metric fails on the test samples ({reason:.150}); make them "
+                "like those of train, or the model larger"
+            ) from error
 
     @torch.no_grad()
     def _measure(
