@@ -210,6 +210,7 @@ def test_text_labels_are_encoded_in_sorted_order_and_kept():
     task = prepare(regression(target="kind", loss="cross_entropy", model=linear(3)))
     codes = np.searchsorted(["cat", "dog", "eel"], CLASSES)
     np.testing.assert_array_equal(task._train.target.numpy(), codes)
+    assert task.class_names == ("cat", "dog", "eel")
     np.testing.assert_allclose(task.population.class_shares.sum(1), 1)
 
 

@@ -107,6 +107,8 @@ class Task(ABC):
             which training changes without gradients. None: there are none.
         start_buffers: their initial values, shape (d_b,); None without buffers.
         buffer_mode: "average" or "local", see `BufferMode`.
+        class_names: the classes of the network's outputs, in their order, if they were given as
+            text; else None.
     """
 
     population: Population
@@ -115,6 +117,7 @@ class Task(ABC):
     buffer_layout: Layout | None = None
     start_buffers: Tensor | None = None
     buffer_mode: BufferMode = "average"
+    class_names: tuple[str, ...] | None = None
 
     @abstractmethod
     def loss(self, params: Params, *batch: Tensor) -> Tensor:

@@ -163,7 +163,7 @@ class Supervised(Problem):
             shards=shards,
             labels=labels,
             classes=classes if kind == "classes" else 0,
-            class_names=target.names or [str(c) for c in range(classes)],
+            class_names=target.names,
             test_owners=owners,
             names=argument_names(self.inputs, len(samples.inputs)),
         )

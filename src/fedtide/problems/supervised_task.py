@@ -40,7 +40,7 @@ class SupervisedData:
         shards: which client holds which training samples.
         labels: the label of each training sample for class shares, (n,); None without.
         classes: C; 0 if targets are not classes.
-        class_names: what the classes are called.
+        class_names: what the classes are called, if they were given as text.
         test_owners: the client whose test part each test sample is in, (n_test,), −1 for none;
             None if clients have no test parts.
         names: how each of the network's arguments is passed: by keyword, or None by position.
@@ -51,7 +51,7 @@ class SupervisedData:
     shards: Shards
     labels: Ints | None
     classes: int
-    class_names: Sequence[str]
+    class_names: tuple[str, ...] | None
     test_owners: Ints | None
     names: tuple[str | None, ...]
 
@@ -97,6 +97,7 @@ class SupervisedTask(Task):
         self._augmentations, self._pixels = augmentations, pixels
         self._chunk = _evaluation_chunk(module, self._train.target.device)
         self.shards, self.buffer_mode = data.shards, buffers
+        self.class_names = data.class_names
         self.population = Population(
             clients=len(data.shards.sizes),
             samples=data.shards.sizes,
@@ -352,7 +353,7 @@ class SupervisedTask(Task):
         recalls = self._recalls(test["accuracy"])
         metrics = {"test_balanced_accuracy": float(np.nanmean(recalls))}
         if len(recalls) <= _MOST_RECALLS:
-            names = self._data.class_names
+            names = self.class_names or range(len(recalls))
             metrics |= {f"test_recall_{names[c]}": float(r) for c, r in enumerate(recalls)}
         return metrics
 
