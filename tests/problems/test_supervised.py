@@ -533,7 +533,7 @@ def test_a_class_per_position_counts_no_padding():
         functional.cross_entropy(net(torch.tensor([x]))[0], torch.tensor(y))
         for x, y in ((SEQUENCE["x"][0], [0, 1, 1]), (SEQUENCE["x"][1], [1]))
     ]
-    mean = float(torch.stack(expected).mean())
+    mean = torch.stack(expected).mean().item()
     assert task.evaluate(task.start).metrics["train_loss"] == pytest.approx(mean, rel=1e-6)
 
 
