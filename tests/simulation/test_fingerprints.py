@@ -208,6 +208,25 @@ def test_networks_that_cannot_be_told_apart_are_refused(monkeypatch):
             fingerprint(net)
 
 
+def test_networks_of_two_classes_with_one_name_have_tasks_of_their_own():
+    from fedtide.simulation.task_cache import content_key
+
+    def define():
+        class Local(Net):
+            pass
+
+        Local.__qualname__ = "Net"  # as a notebook cell that is run twice
+        return Local
+
+    one, two = define(), define()
+    with hash_once():
+        assert content_key(one(1)) == content_key(one(1)) != content_key(two(1))
+        assert content_key(Net(lambda: 1)) != content_key(Net(lambda: 1))
+        before = content_key(one(1))
+    with hash_once():
+        assert content_key(one(1)) != before
+
+
 class Doubled(torch.utils.data.TensorDataset):
     def __init__(self, factor):
         super().__init__(torch.ones(3, 1))
