@@ -8,17 +8,20 @@ from __future__ import annotations
 
 import datetime
 import hashlib
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from decimal import Decimal
 from functools import lru_cache
 from pathlib import Path
+from types import FunctionType, ModuleType
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
 from fedtide.errors import InvalidInputError
+from fedtide.import_paths import import_path_of
 
 T = TypeVar("T")
 
@@ -34,9 +37,10 @@ class _Digest(Protocol):
 class _Known:
     """The fingerprints of objects by their ids, and results of `once` by their keys."""
 
-    def __init__(self) -> None:
-        self.objects: dict[int, tuple[Any, str]] = {}
-        self.results: list[tuple[Any, Any]] = []
+    def __init__(self, outer: _Known | None = None) -> None:
+        self.objects: dict[int, tuple[Any, str]] = {} if outer is None else {**outer.objects}
+        self.results: list[tuple[Any, Any]] = [] if outer is None else outer.results
+        self.call: object = object() if outer is None else outer.call
 
 
 _known: ContextVar[_Known | None] = ContextVar("known", default=None)
@@ -44,11 +48,11 @@ _known: ContextVar[_Known | None] = ContextVar("known", default=None)
 
 @contextmanager
 def hash_once() -> Iterator[None]:
-    """Hash no object twice in this context, in which data must not change."""
-    if _known.get() is not None:
-        yield
-        return
-    token = _known.set(_Known())
+    """Hash no object twice in this context, in which data and code must not change.
+
+    What is hashed in a context within another is not kept alive by the outer one.
+    """
+    token = _known.set(_Known(_known.get()))
     try:
         yield
     finally:
@@ -64,6 +68,12 @@ def once(key: Any, compute: Callable[[], T]) -> T:
             return result  # type: ignore[no-any-return]
     results.append((key, compute()))
     return results[-1][1]  # type: ignore[no-any-return]
+
+
+def this_call() -> object:
+    """Return what is the same object everywhere in the outermost `hash_once`; None outside."""
+    known = _known.get()
+    return None if known is None else known.call
 
 
 def is_data(thing: Any) -> bool:
@@ -108,8 +118,7 @@ def describe(thing: Any) -> dict[str, Any] | None:
         return None
     about: dict[str, Any] = {"in_memory": name}
     if name == "torch.Module":
-        cls = f"{type(thing).__module__}:{type(thing).__qualname__}"
-        about |= {"in_memory": cls, "structure": str(thing)}
+        about |= {"in_memory": _code_name(type(thing)), "structure": str(thing)}
     else:
         about["rows"] = _count_rows(next(iter(thing.values())) if name == "dict" else thing)
     return about | {"sha256": fingerprint(thing)}
@@ -216,10 +225,80 @@ def _hash_tensor(digest: _Digest, tensor: Any) -> None:
 
 
 def _hash_module(digest: _Digest, module: Any) -> None:
-    """Hash a network: its structure, its parameters and buffers, and which of them are trained."""
-    digest.update(f"{module} {type(module).__module__}:{type(module).__qualname__}".encode())
+    """Hash a network: its parameters, buffers and attributes, and which parameters are trained."""
+    _hash_part(digest, module, ())
     trained = [name for name, p in module.named_parameters() if p.requires_grad]
     _update(digest, {"state": dict(module.state_dict()), "trained": trained})
+
+
+def _hash_part(digest: _Digest, part: Any, around: tuple[Any, ...]) -> None:
+    """Add what a network holds to the digest: as `_update`, and any object by what pickle stores.
+
+    Args:
+        digest: what it is added to.
+        part: the network, or a part of it.
+        around: what the part is in, from the outside; it may be in itself.
+    """
+    inside = (*around, part)
+    name = _data_type(part)
+    if any(part is one for one in around):
+        digest.update(f"<within {next(i for i, p in enumerate(around) if p is part)}>".encode())
+    elif name == "torch.Module":
+        digest.update(f"<{name} {_code_name(type(part))}>".encode())
+        _hash_part(digest, _attributes(part), inside)
+    elif name not in (None, "dict") or isinstance(part, _PLAIN + _TIMES):
+        _update(digest, part)
+    elif isinstance(part, Mapping | list | tuple | set | frozenset):
+        digest.update(f"<{type(part).__name__} {len(part)}>".encode())
+        parts = part.items() if isinstance(part, Mapping) else part
+        for one in sorted(parts, key=repr) if isinstance(part, set | frozenset) else parts:
+            _hash_part(digest, one, inside)
+    elif isinstance(part, type | FunctionType):
+        digest.update(f"<{_code_name(part)}>".encode())
+    elif isinstance(part, ModuleType):
+        digest.update(f"<{part.__name__}>".encode())
+    else:
+        digest.update(b"<object>")
+        _hash_part(digest, _reduce(part), inside)
+
+
+def _attributes(module: Any) -> dict[str, Any]:
+    """Return the attributes of a network itself, its parts, and the functions of its hooks."""
+    import torch
+
+    found = {k: v for k, v in vars(module).items() if k not in ("training", "_parameters")}
+    for name in vars(torch.nn.Module()):
+        if "hooks" in name and name in found:
+            hooks = found.pop(name)  # keys are numbers that differ between equal networks
+            found |= {name: list(hooks.values())} if hooks else {}
+    return found
+
+
+def _code_name(thing: Any) -> str:
+    """Return the module and the name of a class or function.
+
+    Raises:
+        InvalidInputError: they do not say what it is, or no file has its code.
+    """
+    module, name = thing.__module__.replace("__mp_main__", "__main__"), thing.__qualname__
+    interactive = module == "__main__" and not hasattr(sys.modules["__main__"], "__file__")
+    if "<" in name or interactive:  # a lambda, what a function defines, or a notebook
+        return import_path_of(thing)
+    return f"{module}:{name}"
+
+
+def _reduce(thing: Any) -> Any:
+    """Return what pickle stores of an object: a name, or how it is made, and from what."""
+    try:
+        stored = thing.__reduce_ex__(2)
+    except Exception:  # a lock, a file, or an error in a method of its own
+        raise InvalidInputError(
+            f"out: a {type(thing).__name__} object in a network has no fingerprint; leave it out, "
+            "or run without a folder"
+        ) from None
+    if isinstance(stored, str):
+        return stored
+    return [list(part) if isinstance(part, Iterator) else part for part in stored]
 
 
 def _hash_arrow(digest: _Digest, table: Any) -> None:
@@ -267,8 +346,8 @@ def _hash_hugging_face(digest: _Digest, data: Any) -> None:
 
 def _hash_samples(digest: _Digest, data: Any) -> None:
     """Hash a map-style data set of PyTorch: its tensors, or sample after sample."""
-    if hasattr(data, "tensors"):
-        _update(digest, list(data.tensors))
+    if type(data).__module__.startswith("torch.") and hasattr(data, "tensors"):
+        _update(digest, list(data.tensors))  # a class derived from it may return anything
         return
     for i in range(_count_rows(data)):
         _update(digest, data[i])

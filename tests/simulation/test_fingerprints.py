@@ -3,6 +3,7 @@
 import json
 import logging
 import re
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -123,6 +124,120 @@ def test_frozen_parameters_and_buffers_belong_to_a_network():
     frozen[0].bias.requires_grad_(False)
     warm(torch.ones(3, 1))
     assert len({fingerprint(net) for net in (plain, frozen, warm)}) == 3
+
+
+class Net(nn.Module):
+    def __init__(self, k, buffer=0.0):
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear, self.k = nn.Linear(3, 1), k
+        self.register_buffer("hidden", torch.tensor(buffer), persistent=False)
+
+    def forward(self, x):
+        return self.k * self.linear(x)
+
+
+def layer(**changed):
+    torch.manual_seed(0)
+    return nn.TransformerEncoderLayer(4, **{"nhead": 2, "dim_feedforward": 4} | changed)
+
+
+def with_hook(hook):
+    net = Net(1)
+    net.register_forward_hook(hook)
+    return net
+
+
+def tied(same):
+    net = nn.Sequential(Net(1), Net(1))
+    if same:
+        net[1].linear = net[0].linear
+    return net
+
+
+def first_hook(module, inputs, outputs):
+    return outputs
+
+
+def second_hook(module, inputs, outputs):
+    return 2 * outputs
+
+
+@pytest.mark.parametrize(
+    "makers",
+    [
+        [lambda k=k: Net(k) for k in (1, 2, 2.0, "2", None, [1, {"a": 2}], [1, {"a": 3}])],
+        [lambda k=k: Net(k) for k in (torch.float32, torch.float64, torch.relu, torch.tanh)],
+        [lambda k=k: Net(k) for k in (nn.functional.relu, nn.functional.gelu, {1, 2}, {1, 3})],
+        [lambda k=k: Net(k) for k in (torch.zeros(2), torch.ones(2), [Net(1)], [Net(2)])],
+        [lambda p=p: nn.Sequential(Net(1), nn.Dropout(p)) for p in (0.1, 0.2)],
+        [layer, lambda: layer(nhead=4), lambda: layer(norm_first=True)],
+        [layer, lambda: layer(dropout=0.2), lambda: layer(activation="gelu")],
+        [lambda: with_hook(first_hook), lambda: with_hook(second_hook), lambda: Net(1)],
+        [lambda: Net(1), lambda: Net(1, 1.0)],
+        [lambda: tied(False), lambda: tied(True)],
+    ],
+)
+def test_attributes_of_the_modules_belong_to_a_network(makers):
+    first, second = ([fingerprint(make()) for make in makers] for _ in range(2))
+    assert first == second
+    assert len(set(first)) == len(makers)
+
+
+def test_a_network_may_hold_itself():
+    one, two = Net(1), Net(1)
+    one.k, two.k = [one], [two]
+    assert fingerprint(one) == fingerprint(two) != fingerprint(Net([1]))
+
+
+def test_networks_that_cannot_be_told_apart_are_refused(monkeypatch):
+    import __main__
+
+    class Local(Net):
+        pass
+
+    class Notebook(Net):
+        pass
+
+    Notebook.__module__, Notebook.__qualname__ = "__main__", "Notebook"
+    monkeypatch.setattr(__main__, "__file__", "script.py", raising=False)
+    assert fingerprint(Notebook(1)) == fingerprint(Notebook(1))  # its file is hashed as code
+    monkeypatch.delattr(__main__, "__file__")
+    for net in (Net(lambda x: x), Net(threading.Lock()), Local(1), Notebook(1)):
+        with pytest.raises(InvalidInputError, match=r"^out: .*; .* or run without a folder$"):
+            fingerprint(net)
+
+
+def test_networks_of_two_classes_with_one_name_have_tasks_of_their_own():
+    from fedtide.simulation.task_cache import content_key
+
+    def define():
+        class Local(Net):
+            pass
+
+        Local.__qualname__ = "Net"  # as a notebook cell that is run twice
+        return Local
+
+    one, two = define(), define()
+    with hash_once():
+        assert content_key(one(1)) == content_key(one(1)) != content_key(two(1))
+        assert content_key(Net(lambda: 1)) != content_key(Net(lambda: 1))
+        before = content_key(one(1))
+    with hash_once():
+        assert content_key(one(1)) != before
+
+
+class Doubled(torch.utils.data.TensorDataset):
+    def __init__(self, factor):
+        super().__init__(torch.ones(3, 1))
+        self.factor = factor
+
+    def __getitem__(self, i):
+        return tuple(self.factor * part for part in super().__getitem__(i))
+
+
+def test_data_sets_derived_from_tensors_are_hashed_by_their_items():
+    assert fingerprint(Doubled(2)) == fingerprint(Doubled(2)) != fingerprint(Doubled(3))
 
 
 def test_what_is_not_data_is_not_described():
@@ -250,15 +365,8 @@ def test_another_number_of_clients_is_a_sentence(regression, killed_at, tmp_path
     fields = regression | {"problem": Problem()}
     killed_at(7, fields, tmp_path / "run")
     Problem.count = 5
-    clear()
     with pytest.raises(ft.InvalidInputError, match=r"^resume: .* has 6 clients, and this one 5; "):
         ft.simulate(**fields, out=tmp_path / "run", resume=True)
-
-
-def clear():
-    from fedtide.simulation.task_cache import clear_task_cache
-
-    clear_task_cache()
 
 
 def test_folders_without_fingerprints_are_continued(regression, killed_at, tmp_path, caplog):
@@ -327,6 +435,39 @@ def test_changed_code_is_refused(what, own, regression, killed_at, tmp_path):
     ft.simulate(**fields, out=tmp_path / "run", resume=True)
 
 
+@pytest.mark.parametrize("changed", ["helper.py", "pkg/deep.py", "pkg/late.py", "pkg/__init__.py"])
+def test_changed_code_that_ones_own_code_imports_is_refused(
+    changed, own, regression, killed_at, tmp_path
+):
+    files = {
+        "helper.py": "from PKG import deep\nimport torch\n",
+        "pkg/__init__.py": "",
+        "pkg/deep.py": "from . import deep\n\ndef load():\n    from .late import x\n",
+        "pkg/late.py": "import HELPER, missing_of_course\n",
+    }
+    names = {"HELPER": f"helper_{own.stem}", "PKG": f"pkg_{own.stem}"}
+
+    def write(path, text):
+        for short, name in names.items():
+            text, path = text.replace(short, name), path.replace(short.lower(), name)
+        (tmp_path / path).parent.mkdir(exist_ok=True)
+        (tmp_path / path).write_text(text)
+
+    for path, text in files.items():
+        write(path, text)
+    own.write_text(METHOD + f"\nimport {names['HELPER']}\n")
+    fields = regression | {"algorithm": f"{own.stem}:Own"}
+    killed_at(7, fields, tmp_path / "run")
+    written = json.loads((tmp_path / "run" / "fingerprints.json").read_text())["code"]
+    pkg = names["PKG"]
+    assert {*written} == {own.stem, names["HELPER"], pkg, f"{pkg}.deep", f"{pkg}.late"}
+    write(changed, files[changed] + "# changed\n")
+    with pytest.raises(ft.InvalidInputError, match=r"version of the code of \w+(\.\w+)?; restore"):
+        ft.simulate(**fields, out=tmp_path / "run", resume=True)
+    write(changed, files[changed])
+    ft.simulate(**fields, out=tmp_path / "run", resume=True)
+
+
 def test_the_commands_refuse_changed_code_and_can_be_forced(own, regression):
     file = own.with_name("own.yaml")
     file.write_text(yaml.safe_dump(regression | {"algorithm": f"{own.stem}:Own", "rounds": 2}))
@@ -392,6 +533,104 @@ def test_a_changed_file_is_another_task(tmp_path):
         task = prepare_cached(problem, 0, "cpu", "float32")
         losses.append(task.evaluate(task.start).metrics["loss"])
     assert losses[0] == losses[1] != losses[2]
+
+
+# Samples of one's own.
+
+
+def rows(**columns):
+    x = torch.arange(12.0).reshape(6, 2).numpy()
+    return {"x": x, "y": x.sum(1), "client": np.repeat([0, 1, 2], 2)} | columns
+
+
+def own_problem(train, **changed):
+    given = {"model": nn.Linear(2, 1), "loss": "mse"} | changed
+    return ft.problems.Supervised(train, **given)
+
+
+def test_columns_that_a_partition_reads_belong_to_the_samples():
+    natural = {"clients": 3, "partition": ft.problems.Natural("group")}
+    groups = ([0, 0, 1, 1, 2, 2], [0, 1, 2, 0, 1, 2], list("aabbcc"), list("abcabc"))
+    prints = [own_problem(rows(group=group), **natural).fingerprint() for group in groups]
+    assert len(set(prints)) == 4
+    assert own_problem(rows(group=groups[0]), **natural).fingerprint() == prints[0]
+
+
+def test_lengths_of_padded_sequences_belong_to_the_samples():
+    def tokens(*lists):
+        train = {"x": list(lists), "client": [0, 1, 2]}
+        net = nn.Sequential(nn.Embedding(3, 3), nn.Linear(3, 3))
+        return own_problem(train, target=None, model=net, loss="next_token").fingerprint()
+
+    assert tokens([1, 0], [1, 1], [1]) != tokens([1], [1, 1], [1])
+    assert tokens([1], [1, 1], [1]) == tokens([1], [1, 1], [1])
+
+
+LOADER = """
+import numpy as np
+
+calls = []
+
+
+def load():
+    calls.append(len(calls))
+    x = np.full((6, 2), float(len(calls)), dtype="float32")
+    return {"x": x, "y": x.sum(1), "client": np.repeat([0, 1, 2], 2)}
+"""
+
+
+def test_the_samples_that_are_recorded_are_those_that_were_used(regression, tmp_path, monkeypatch):
+    """The loader returns other samples at each call."""
+    monkeypatch.chdir(tmp_path)
+    name = f"loader_{tmp_path.name}"
+    Path(f"{name}.py").write_text(LOADER)
+    fields = regression | {"problem": own_problem(f"{name}:load"), "rounds": 1}
+    for run in (1, 2):
+        ft.simulate(**fields, out=f"runs/{run}")
+        assert len(__import__(name).calls) == run
+        samples = rows(x=np.full((6, 2), run, "float32"), y=np.full(6, 2.0 * run, "float32"))
+        written = json.loads(Path(f"runs/{run}/fingerprints.json").read_text())
+        assert written["data"] == own_problem(samples).fingerprint()
+    del fields["seed"]
+    ft.simulate(**fields, seeds=[1, 2], out="runs/seeds")
+    assert len(__import__(name).calls) == 3
+
+
+WIDTH = 2
+
+
+def make_network():
+    return nn.Sequential(nn.Linear(2, WIDTH), nn.Linear(WIDTH, 1))
+
+
+@pytest.mark.parametrize("model", [make_network, f"{__name__}:make_network"])
+def test_a_changed_global_of_a_function_is_noticed_by_the_next_call(model, regression, monkeypatch):
+    fields = regression | {"problem": own_problem(rows(), model=model), "rounds": 1}
+    sizes = []
+    for width in (2, 3):
+        monkeypatch.setitem(globals(), "WIDTH", width)
+        result = ft.simulate(**fields)
+        sizes.append(len(result.model))
+        assert result.module()[0].out_features == width
+    assert sizes == [9, 13]
+
+
+def test_the_methods_of_a_sweep_share_a_task_that_a_function_determines(
+    regression, tmp_path, monkeypatch
+):
+    prepared = []
+    original = ft.problems.Supervised.prepare
+    monkeypatch.setattr(
+        ft.problems.Supervised, "prepare", lambda *a: (prepared.append(1), original(*a))[1]
+    )
+    plain = regression | {"problem": own_problem(rows(), model=make_network), "rounds": 1}
+    methods = {"one": {"algorithm": "fedavg"}, "two": {"algorithm": "scaffold"}}
+    for one in ("seed", "algorithm"):
+        del plain[one]
+    for calls in (1, 2):
+        sweep = Sweep.from_dict(plain | {"methods": methods, "seeds": [1]})
+        run_sweep(sweep, tmp_path / str(calls), workers=1)
+        assert len(prepared) == calls
 
 
 # Damaged summaries, and names that would leave the folder.

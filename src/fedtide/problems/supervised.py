@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from fedtide.configurable import configurable
+from fedtide.content_hash import fingerprint as hash_content
 from fedtide.errors import InvalidInputError, did_you_mean
 from fedtide.import_paths import import_object, is_import_path
 from fedtide.population import Names
@@ -175,13 +176,18 @@ class Supervised(Problem):
         )
 
     def fingerprint(self) -> str:
-        """Return a hash of the samples, of who holds them, and of nothing else."""
+        """Return a hash of the samples and of the columns that say who holds them."""
         samples, tests, _, tables = self._read(resolve_loss(self.loss)[1])
         digest = hashlib.sha256()
         for part in (samples, *([] if tests is None else [tests])):
             for array in (*part.inputs, part.target):
                 digest.update(f"{array.shape} {array.dtype}".encode())
                 digest.update(np.ascontiguousarray(array).data)
+            if part.mask is not None:
+                digest.update(part.mask.data)
+        if self.partition is not None:
+            columns = _plain_columns(tables[0], column_names(self.inputs))
+            digest.update(hash_content(columns).encode())
         if isinstance(self.clients, str):
             for table in tables:
                 if self.clients in table:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal, Required, TypedDict, Unpack, overload
 
 from fedtide.algorithms import Algorithm
+from fedtide.content_hash import hash_once
 from fedtide.errors import InvalidInputError
 from fedtide.participation import Availability, Dropout, Selection
 from fedtide.problems import Problem
@@ -168,6 +169,7 @@ def _show_progress(
         yield (*watchers, bar) if shown else watchers
 
 
+@hash_once()
 def _execute_seeds(
     experiment: Experiment,
     seeds: Sequence[int],

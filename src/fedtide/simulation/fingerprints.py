@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass
+from functools import lru_cache
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any, get_args
 
@@ -19,7 +22,8 @@ from fedtide.simulation.task_cache import content_key
 
 Fingerprints = Mapping[str, Any]
 """`data`: of the problem's data, or None; `files`: of the files that the participation names;
-`code`: of the modules of imported classes and functions. Each a SHA-256."""
+`code`: of the modules of imported classes and functions, and of the user's own modules that these
+import. Each a SHA-256."""
 
 _LIBRARIES = sys.stdlib_module_names | {"fedtide", "torch"}
 """Packages whose code is taken as it is installed."""
@@ -67,8 +71,62 @@ def _hash_code(experiment: Experiment) -> dict[str, str]:
     parts = ("problem", "participation", "algorithm", "local", "selection", "dropout")
     walked = (thing for name in parts for _, thing in _walk(name, getattr(experiment, name)))
     modules = {module for thing in walked for module in _modules(thing)}
-    files = {name: getattr(sys.modules.get(name), "__file__", None) for name in sorted(modules)}
-    return {name: hash_file(file) for name, file in files.items() if file and Path(file).is_file()}
+    files: dict[str, Path] = {}
+    for name in modules:
+        _add_module(name, getattr(sys.modules.get(name), "__file__", None), files)
+    return {name: hash_file(files[name]) for name in sorted(files)}
+
+
+def _add_module(name: str, file: str | Path | None, files: dict[str, Path]) -> None:
+    """Add the file of a module, and those of the user's own modules that it imports."""
+    if file is None or not Path(file).is_file() or name in files:
+        return
+    files[name] = Path(file)
+    if not _is_installed(files[name]):
+        for imported in _imports(name, files[name], hash_file(file)):
+            _add_module(imported, _own_file(imported), files)
+
+
+def _is_installed(file: Path) -> bool:
+    return file.suffix != ".py" or not {"site-packages", "dist-packages"}.isdisjoint(file.parts)
+
+
+@lru_cache(maxsize=512)
+def _imports(name: str, file: Path, _sha256: str) -> set[str]:
+    """Return the modules that the code of a module may import: all that stand after `import`."""
+    package = name if file.name == "__init__.py" else name.rpartition(".")[0]
+    found: set[str] = set()
+    try:
+        nodes = [*ast.walk(ast.parse(file.read_bytes()))]
+    except (SyntaxError, ValueError):  # which importing it reports
+        return found
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            above = package.split(".")[: -(node.level - 1) or None] if node.level else []
+            source = ".".join([*above, *([node.module] if node.module else [])])
+            found |= {source, *(f"{source}.{alias.name}" for alias in node.names)}
+    parents = {part.rpartition(".")[0] for part in found}
+    return {one for one in found | parents if one}
+
+
+def _own_file(module: str) -> Path | None:
+    """Return the file of a module that is neither installed nor part of a library, unimported."""
+    top, *rest = module.split(".")
+    if top in _LIBRARIES:
+        return None
+    spec = PathFinder.find_spec(top, [str(Path.cwd()), *sys.path])
+    if spec is None or (spec.origin and _is_installed(Path(spec.origin))):
+        return None
+    if not rest:
+        return None if spec.origin is None else Path(spec.origin)
+    for folder in spec.submodule_search_locations or ():
+        path = Path(folder, *rest)
+        for file in (path.with_suffix(".py"), path / "__init__.py"):
+            if file.is_file() and not _is_installed(file):
+                return file
+    return None
 
 
 def _field_types(thing: Any) -> Mapping[str, Any]:

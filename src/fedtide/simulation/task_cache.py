@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedtide.content_hash import fingerprint, is_data
+from fedtide.content_hash import fingerprint, is_data, this_call
 from fedtide.errors import InvalidInputError
+from fedtide.import_paths import is_import_path
 from fedtide.problems import Problem, Task
 
 _PLAIN = (type(None), bool, int, float, complex, bytes, np.generic)
@@ -32,13 +33,32 @@ class _Same:
     __hash__ = None  # type: ignore[assignment]
 
 
+class _Volatile:
+    """What the code and the objects of one call determine: it changes between calls, unseen.
+
+    As a key of the cache it equals that of the same call. Outside of calls, where a result looks
+    for the task of its run, all are equal.
+    """
+
+    def __init__(self, key: Any) -> None:
+        self._key, self._call = key, this_call()
+
+    def __eq__(self, wanted: object) -> bool:
+        if not isinstance(wanted, _Volatile) or wanted._key != self._key:
+            return False
+        return wanted._call is None or wanted._call is self._call
+
+    __hash__ = None  # type: ignore[assignment]
+
+
 def prepare_cached(problem: Problem, seed: int, device: str, dtype: str) -> Task:
     """Return the task of a problem, from the cache of the last two if possible.
 
-    Problems with the same fields and data of the same content share their task.
+    Problems with the same fields and data of the same content share their task: within one call of
+    `simulate`, or one sweep, if they name or hold code, networks or other objects.
     """
     wanted = (content_key(problem), seed, device, dtype)
-    for key, task in _cached:
+    for key, task in reversed(_cached):  # the last is that of the last run
         if key == wanted:
             return task
     task = problem.prepare(seed, torch.device(device), getattr(torch, dtype))
@@ -57,19 +77,29 @@ def content_key(thing: Any) -> Any:
     What has neither fields nor a fingerprint is equal to itself only.
     """
     if is_data(thing):
-        try:
-            return fingerprint(thing)
-        except InvalidInputError:  # samples of other types
-            return _Same(thing)
+        return _data_key(thing)
     if is_dataclass(thing) and not isinstance(thing, type):
-        return type(thing), *(content_key(getattr(thing, field.name)) for field in fields(thing))
+        cls: type = type(thing)
+        values = (content_key(getattr(thing, field.name)) for field in fields(thing))
+        return cls if cls.__module__.startswith("fedtide.") else _Volatile(cls), *values
     if isinstance(thing, list | tuple):
         return type(thing), *map(content_key, thing)
     if isinstance(thing, Mapping):
         return {key: content_key(value) for key, value in thing.items()}
     if isinstance(thing, str | Path):
-        return thing, *_versions(Path(thing))
-    return thing if isinstance(thing, _PLAIN) else _Same(thing)
+        return _Volatile(thing) if is_import_path(thing) else thing, *_versions(Path(thing))
+    return thing if isinstance(thing, _PLAIN) else _Volatile(_Same(thing))
+
+
+def _data_key(data: Any) -> Any:
+    """Return what is equal for data of equal content, and for equal networks of the same code."""
+    try:
+        key = fingerprint(data)
+    except InvalidInputError:  # samples of other types
+        return _Volatile(_Same(data))
+    if isinstance(data, torch.nn.Module):
+        return _Volatile((key, [type(part) for part in data.modules()]))
+    return key
 
 
 def _versions(path: Path) -> list[tuple[str, int, int]]:

@@ -16,6 +16,7 @@ from multiprocessing.context import SpawnProcess
 
 import torch
 
+from fedtide.content_hash import hash_once
 from fedtide.simulation.task_cache import clear_task_cache
 from fedtide.sweep.job import (
     INTERRUPTED,
@@ -201,8 +202,9 @@ def _worker_main(pipe: Connection, threads: int) -> None:
     if hasattr(signal, "pthread_sigmask"):
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
     threading.Thread(target=_exit_with_parent, daemon=True).start()
-    while (job := pipe.recv()) is not None:
-        pipe.send(run_job(job, _ProgressSender(pipe).send))
+    with hash_once():  # the jobs of one sweep share their tasks
+        while (job := pipe.recv()) is not None:
+            pipe.send(run_job(job, _ProgressSender(pipe).send))
 
 
 class _ProgressSender:

@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 import torch
 from numpy.typing import NDArray
 
+from fedtide.content_hash import once
 from fedtide.errors import InvalidInputError, did_you_mean
 from fedtide.import_paths import import_object, is_import_path
 from fedtide.problems.datasets.hub import load_from_hub, undecoded
@@ -230,7 +231,7 @@ def _call(field: str, path: str) -> Any:
     """Return what the function at an import path returns."""
     function = import_object(path, field)
     try:
-        return function()
+        return once(("loaded", path), function)
     except InvalidInputError:
         raise
     except Exception as error:  # a user's function may raise anything
