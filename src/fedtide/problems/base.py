@@ -107,6 +107,7 @@ class Task(ABC):
             which training changes without gradients. None: there are none.
         start_buffers: their initial values, shape (d_b,); None without buffers.
         buffer_mode: "average" or "local", see `BufferMode`.
+        fewest_samples: how many samples a minibatch needs, such as 2 for batch normalisation.
     """
 
     population: Population
@@ -115,6 +116,7 @@ class Task(ABC):
     buffer_layout: Layout | None = None
     start_buffers: Tensor | None = None
     buffer_mode: BufferMode = "average"
+    fewest_samples: int = 1
 
     @abstractmethod
     def loss(self, params: Params, *batch: Tensor) -> Tensor:
