@@ -133,13 +133,14 @@ def _check_minibatches(planner: MinibatchPlanner, fewest: int) -> None:
     smallest, largest = planner.smallest_batch, planner.largest_batch
     if smallest is None or largest is None or smallest >= fewest:
         return
-    found = (
-        f"have a single sample, of which batch normalisation has no variance; give a batch_size of "
-        f"at least {fewest}, or use GroupNorm or LayerNorm"
-    )
+    found = "have a single sample, of which batch normalisation has no variance"
+    layers = "use GroupNorm or LayerNorm"
     if largest < fewest:
-        raise InvalidInputError(f"batch_size: all minibatches {found}")
-    _logger.warning("local.batch_size: some minibatches %s", found)
+        raise InvalidInputError(
+            f"batch_size: all minibatches {found}; give at least {fewest}, or {layers}"
+        )
+    hint = f"change batch_size, leave out clients with a single sample, or {layers}"
+    _logger.warning("local.batch_size: some minibatches %s; %s", found, hint)
 
 
 def require_plain_sgd(algorithm: Algorithm[Any], local: LocalTraining) -> None:
