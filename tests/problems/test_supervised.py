@@ -210,6 +210,7 @@ def test_text_labels_are_encoded_in_sorted_order_and_kept():
     task = prepare(regression(target="kind", loss="cross_entropy", model=linear(3)))
     codes = np.searchsorted(["cat", "dog", "eel"], CLASSES)
     np.testing.assert_array_equal(task._train.target.numpy(), codes)
+    assert task.class_names == ("cat", "dog", "eel")
     np.testing.assert_allclose(task.population.class_shares.sum(1), 1)
 
 
@@ -309,12 +310,20 @@ def test_test_parts_of_clients_are_measured_on_their_own_samples():
     assert result.metrics["test_mae"][-1] == pytest.approx(errors.mean(), rel=1e-4)
 
 
-def test_samples_of_strangers_count_in_the_test_set_alone():
-    tests = pd.DataFrame(columns()).iloc[:20].assign(user="stranger")
+def test_samples_of_strangers_count_in_the_test_set_alone(caplog):
+    users = ["stranger"] * 19 + ["user_03"]
+    tests = pd.DataFrame(columns()).iloc[:20].assign(user=users)
     task = prepare(regression(test=tests))
     figures = task.evaluate(task.start)
-    assert np.isnan(figures.clients["test_loss"]).all()
+    assert np.isfinite(figures.clients["test_loss"]).tolist() == [n == 3 for n in range(12)]
     assert np.isfinite(figures.metrics["test_loss"])
+    assert "1 clients are not in train (stranger)" in caplog.text
+
+
+def test_a_test_set_of_strangers_alone_is_refused():
+    tests = pd.DataFrame(columns()).iloc[:20].assign(user="stranger")
+    with pytest.raises(InvalidInputError, match=r"^test: no client of train .*stranger"):
+        prepare(regression(test=tests))
 
 
 @settings(max_examples=20, deadline=None)
@@ -464,3 +473,164 @@ def test_the_fingerprint_follows_the_content_and_not_the_source(tmp_path):
     assert regression(changed).fingerprint() not in same
     moved = columns() | {"user": np.roll(USERS[OWNERS], 1).tolist()}
     assert regression(moved).fingerprint() not in same
+
+
+class Squeezed(nn.Module):
+    """Gives (B,) instead of (B, 1)."""
+
+    def __init__(self, outputs=1):
+        super().__init__()
+        self.linear = nn.Linear(3, outputs)
+
+    def forward(self, x):
+        return self.linear(x).squeeze(-1)
+
+
+@pytest.mark.parametrize("target", ["number", ["number"]])
+@pytest.mark.parametrize("model", [linear(), Squeezed])
+def test_a_missing_dimension_of_one_never_pairs_outputs_with_all_targets(model, target):
+    expected = prepare(regression()).evaluate(torch.ones(4, dtype=torch.float64)).metrics["loss"]
+    task = prepare(regression(model=model, target=target))
+    assert task.evaluate(torch.ones(4, dtype=torch.float64)).metrics["loss"] == pytest.approx(
+        expected, rel=1e-12
+    )
+
+
+@pytest.mark.parametrize("width", [2, 3])
+def test_outputs_that_do_not_match_the_targets_are_refused(width):
+    with pytest.raises(InvalidInputError, match=r"^loss: it fails on outputs"):
+        prepare(regression(model=linear(width)))
+
+
+@pytest.mark.parametrize("name", ["loss", "samples", "weight", "test_loss", "client_x"])
+def test_metrics_cannot_be_called_like_other_columns(name):
+    with pytest.raises(InvalidInputError, match=rf"^metrics: '{name}' is the name of another"):
+        regression(metrics={name: "mae"})
+
+
+def test_a_metric_of_a_file_says_whether_lower_is_better():
+    plain = {"mine": {"function": "fedtide.problems.losses:mae", "lower_is_better": False}}
+    evaluation = prepare(regression(metrics=plain)).evaluate(torch.zeros(4, dtype=torch.float64))
+    assert "mine" not in evaluation.lower_is_better
+    named = prepare(regression(metrics=["fedtide.problems.losses:mae"]))
+    assert "train_mae" in named.evaluate(torch.zeros(4, dtype=torch.float64)).metrics
+    with pytest.raises(InvalidInputError, match=r"^metrics: 'mine' needs the keys"):
+        regression(metrics={"mine": {"function": "mae"}})
+
+
+SEQUENCE = {"client": [0, 1], "x": [[1, 1, 1], [2]]}
+
+
+def tags(labels):
+    model = lambda: nn.Sequential(nn.Embedding(3, 4), nn.Linear(4, 2))  # noqa: E731
+    return Supervised(train={**SEQUENCE, "y": labels}, model=model, metrics={})
+
+
+def test_a_class_per_position_counts_no_padding():
+    task = prepare(tags([[0, 1, 1], [1]]))
+    net = task.module(task.start)
+    expected = [
+        functional.cross_entropy(net(torch.tensor([x]))[0], torch.tensor(y))
+        for x, y in ((SEQUENCE["x"][0], [0, 1, 1]), (SEQUENCE["x"][1], [1]))
+    ]
+    mean = torch.stack(expected).mean().item()
+    assert task.evaluate(task.start).metrics["train_loss"] == pytest.approx(mean, rel=1e-6)
+
+
+def test_targets_of_other_lengths_than_their_inputs_are_refused():
+    with pytest.raises(InvalidInputError, match=r"^target: row 0 has another length"):
+        prepare(tags([[0], [1, 1, 1]]))
+
+
+def test_sequences_without_a_next_token_are_refused():
+    problem = Supervised(
+        train={"x": [[1], [2, 3]], "client": [0, 1]},
+        target=None,
+        loss="next_token",
+        model=lambda: nn.Embedding(4, 4),
+    )
+    with pytest.raises(InvalidInputError, match=r"^inputs: the sequence in row 0 has one token"):
+        prepare(problem)
+
+
+def test_csv_files_keep_names_as_they_are_written_and_miss_what_is_empty(tmp_path):
+    text = "client,x,y\n007,1,2\n7,2,1\n"
+    (tmp_path / "t.csv").write_text(text)
+    fields = {"train": tmp_path / "t.csv", "inputs": ["x"], "loss": "mse", "model": linear(1, 1)}
+    assert prepare(Supervised(**fields)).population.names.tolist() == ["007", "7"]
+    (tmp_path / "t.csv").write_text(text.replace("007", "12"))
+    assert prepare(Supervised(**fields)).population.names.tolist() == [7, 12]
+    (tmp_path / "t.csv").write_text(text.replace("007", ""))
+    with pytest.raises(InvalidInputError, match=r"^clients: .*1 of 2 values are missing"):
+        prepare(Supervised(**fields))
+
+
+UNFIT = {
+    "bce-of-other-numbers": (
+        {"train": columns() | {"number": OWNERS % 2 + 1}, "loss": "bce"},
+        r"target: 1 to 2 are not within \[0, 1\]",
+    ),
+    "accuracy-of-numbers": ({"metrics": ["accuracy"]}, "target: .* not within"),
+    "nothing-held-out": (
+        {"train": columns() | {"user": np.arange(ROWS)}, "test": 0.4},
+        "test: a share of 0.4 .*holds out no sample",
+    ),
+    "narrower-test": (
+        {"train": lists(), "test": lists() | {"list": FEATURES[:, :2]}, "inputs": "list"},
+        "test: its input 0 has shape",
+    ),
+    "text-among-targets": ({"target": ["number", "kind"]}, "target: column 'kind' does not hold"),
+    "column-twice": ({"inputs": ["a", "a"]}, "inputs: .*twice"),
+    "a-share-of-one": ({"test": 1}, "test: 1 is neither a table nor a share"),
+    "true-as-share": ({"test": True}, "test: True is neither"),
+}
+
+
+@pytest.mark.parametrize("case", UNFIT)
+def test_data_that_do_not_fit_are_refused_with_the_field(case):
+    fields, pattern = UNFIT[case]
+    with pytest.raises(InvalidInputError, match=f"^{pattern}"):
+        prepare(regression(**fields))
+
+
+def test_a_share_may_be_a_number_of_numpy():
+    assert len(prepare(regression(test=np.float32(0.5)))._test) > 80
+
+
+def test_tokens_that_training_never_had_are_refused_when_the_network_fails_on_them():
+    rows = {"x": [[1, 2]] * 4, "y": [0, 1] * 2, "client": [0, 1] * 2}
+    tests = rows | {"x": [[1, 9]] * 4}
+    model = lambda: nn.Sequential(nn.Embedding(3, 4), nn.Flatten(), nn.Linear(8, 2))  # noqa: E731
+    task = prepare(Supervised(train=rows, test=tests, model=model))
+    with pytest.raises(InvalidInputError, match=r"^test: the model or a metric fails"):
+        task.evaluate(task.start)
+
+
+def test_a_partition_may_read_a_column_that_is_an_input_or_called_label():
+    rows = columns() | {"label": OWNERS, "site": OWNERS % 4}
+    natural = regression(rows, clients=12, partition=ft.problems.Natural("label"))
+    assert prepare(natural).population.names.tolist() == list(range(12))
+    by_input = regression(
+        rows,
+        inputs=["a", "site"],
+        model=linear(1, 2),
+        clients=4,
+        partition=ft.problems.Natural("site"),
+    )
+    assert prepare(by_input).population.clients == 4
+
+
+def test_the_last_part_of_a_tuple_may_name_the_client():
+    data = torch.utils.data.TensorDataset(
+        torch.tensor(FEATURES), torch.tensor(NUMBERS), torch.tensor(OWNERS)
+    )
+    problem = Supervised(train=data, model=linear(), loss="mse")
+    assert prepare(problem).population.clients == 12
+
+
+def test_images_as_targets_are_standardised_like_images_as_inputs():
+    images = RNG.integers(0, 256, (6, 1, 4, 4), dtype=np.uint8)
+    rows = {"x": images, "y": images, "client": np.arange(6) % 2}
+    shared = {"train": rows, "model": lambda: nn.Conv2d(1, 1, 3, padding=1), "loss": "mse"}
+    one, other = (prepare(Supervised(**shared, target=target)) for target in ("y", None))
+    torch.testing.assert_close(one._train.target, other._train.target)

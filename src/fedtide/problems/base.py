@@ -108,6 +108,8 @@ class Task(ABC):
         start_buffers: their initial values, shape (d_b,); None without buffers.
         buffer_mode: "average" or "local", see `BufferMode`.
         fewest_samples: how many samples a minibatch needs, such as 2 for batch normalisation.
+        class_names: the classes of the network's outputs, in their order, if they were given as
+            text; else None.
     """
 
     population: Population
@@ -117,6 +119,7 @@ class Task(ABC):
     start_buffers: Tensor | None = None
     buffer_mode: BufferMode = "average"
     fewest_samples: int = 1
+    class_names: tuple[str, ...] | None = None
 
     @abstractmethod
     def loss(self, params: Params, *batch: Tensor) -> Tensor:

@@ -107,7 +107,7 @@ class Classification(Problem):
             shards=split(self.partition, labels, self.clients, seed, data.train.columns),
             labels=labels,
             classes=data.classes,
-            class_names=[str(c) for c in range(data.classes)],
+            class_names=None,
             test_owners=None,
             names=(None,),
         )

@@ -72,8 +72,18 @@ def bce(outputs: Tensor, target: Tensor, mask: Tensor | None = None) -> Tensor:
 
 
 def match_target(outputs: Tensor, target: Tensor) -> Tensor:
-    """Return outputs (B, ..., 1) as (B, ...) where the target has no last dimension of 1."""
-    return outputs.squeeze(-1) if outputs.dim() == target.dim() + 1 else outputs
+    """Return the outputs in the shape of the target, where a last dimension of 1 may be missing.
+
+    Raises:
+        ValueError: they differ by more: subtracting them would pair every output with every target.
+    """
+    if outputs.dim() == target.dim() + 1 and outputs.shape[-1] == 1:
+        outputs = outputs.squeeze(-1)
+    elif target.dim() == outputs.dim() + 1 and target.shape[-1] == 1:
+        outputs = outputs.unsqueeze(-1)
+    if outputs.shape != target.shape:
+        raise ValueError(f"one is {tuple(outputs.shape)}, the other {tuple(target.shape)}")
+    return outputs
 
 
 def average_positions(values: Tensor, mask: Tensor | None = None) -> Tensor:

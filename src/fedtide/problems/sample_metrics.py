@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
@@ -61,6 +62,10 @@ METRICS: dict[str, Metric] = {
 }
 """The metrics by name."""
 
+_RESERVED = ("loss", "client", "round", "samples", "rate", "participation", "weight")
+_PREFIXES = ("train_", "test_", "client_", "personalised_", "class_weighted_")
+"""What the columns of results are called already."""
+
 DEFAULT_METRICS: dict[str, tuple[str, ...]] = {
     "cross_entropy": ("accuracy",),
     "bce": ("accuracy",),
@@ -75,8 +80,8 @@ def resolve_metrics(
     """Return the metrics by name.
 
     Args:
-        given: names in `METRICS`, or by name a `Metric`, a function, a name in `METRICS`, or an
-            import path; None: those that suit the loss.
+        given: names in `METRICS`, or by name a `Metric` (in a file a mapping with its fields), a
+            function, a name in `METRICS`, or an import path; None: those that suit the loss.
         loss: its name, if it has one.
 
     Raises:
@@ -86,22 +91,45 @@ def resolve_metrics(
         given = DEFAULT_METRICS.get(loss, ()) if isinstance(loss, str) else ()
     if isinstance(given, str):
         given = (given,)
-    named = given if isinstance(given, Mapping) else {name: name for name in given}
-    metrics = {}
-    for name, metric in named.items():
-        if is_import_path(metric):
-            metric = import_object(str(metric), "metrics")
-        if isinstance(metric, str):
-            if metric not in METRICS:
-                hint = f"{did_you_mean(metric, METRICS)}, or give a function"
-                raise InvalidInputError(f"metrics: unknown {metric!r}; {hint}")
-            metric = METRICS[metric]
-        if callable(metric):
-            metric = Metric(metric, lower_is_better(str(name)))
-        if not isinstance(metric, Metric):
-            raise InvalidInputError(f"metrics: {name!r} is not a function; give one per metric")
-        metrics[str(name)] = metric
-    return metrics
+    named = given if isinstance(given, Mapping) else {_short(name): name for name in given}
+    return {str(name): _resolve(str(name), metric) for name, metric in named.items()}
+
+
+def _resolve(name: str, given: object) -> Metric:
+    """Return one metric."""
+    if name in _RESERVED or name.startswith(_PREFIXES):
+        raise InvalidInputError(
+            f"metrics: {name!r} is the name of another column of the results; choose another"
+        )
+    if isinstance(given, Metric):
+        return given
+    if isinstance(given, Mapping):
+        function = _resolve(name, given.get("function")).function
+        rest = {key: value for key, value in given.items() if key != "function"}
+        try:
+            return Metric(function, **rest)
+        except TypeError:
+            raise InvalidInputError(
+                f"metrics: {name!r} needs the keys function and lower_is_better"
+            ) from None
+    if is_import_path(given):
+        given = import_object(str(given), "metrics")
+    if isinstance(given, str):
+        if given not in METRICS:
+            hint = f"{did_you_mean(given, METRICS)}, or give a function"
+            raise InvalidInputError(f"metrics: unknown {given!r}; {hint}")
+        return METRICS[given]
+    if not callable(given):
+        raise InvalidInputError(
+            f"metrics: {name!r} is {given!r:.60}; give a function, its import path, a Metric, or "
+            f"one of {', '.join(METRICS)}"
+        )
+    return Metric(given, lower_is_better(name))
+
+
+def _short(name: str) -> str:
+    """Return the name of a metric that is given by an import path alone."""
+    return re.split(r"[:.]", name)[-1] if is_import_path(name) else name
 
 
 def class_recalls(correct: Tensor, target: Tensor, classes: int) -> Tensor:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +28,7 @@ from fedtide.problems.models import Model, resolve_model
 from fedtide.problems.models.initialisation import build_seeded
 from fedtide.problems.partitions import FlwrInstance, Partition, Shards, StoredShards
 from fedtide.problems.partitions.base import to_names
-from fedtide.problems.sample_metrics import Metric, resolve_metrics
+from fedtide.problems.sample_metrics import Metric, accuracy, resolve_metrics
 from fedtide.problems.supervised_data import (
     Inputs,
     Samples,
@@ -37,10 +39,13 @@ from fedtide.problems.supervised_data import (
     partition_labels,
     read_inputs,
     read_target,
+    sequence_lengths,
     to_device,
 )
 from fedtide.problems.supervised_task import SupervisedData, SupervisedTask
 from fedtide.validation import require_choice
+
+_logger = logging.getLogger("fedtide")
 
 ModelLike = str | Mapping[str, Any] | Model | nn.Module | Callable[[], nn.Module]
 """A name, an import path, a mapping with `type`, a network, or a function that returns one."""
@@ -119,8 +124,15 @@ class Supervised(Problem):
             )
         if not isinstance(self.clients, str):
             check_partition(self.clients, self.partition)
-        if isinstance(self.test, float) and not 0 < self.test < 1:
-            raise InvalidInputError(f"test: {self.test} is not a share within (0, 1)")
+        if isinstance(self.test, bool | np.bool_ | Real):
+            if isinstance(self.test, bool | np.bool_) or not 0 < float(self.test) < 1:
+                raise InvalidInputError(
+                    f"test: {self.test} is neither a table nor a share within (0, 1)"
+                )
+            object.__setattr__(self, "test", float(self.test))
+        names = column_names(self.inputs)
+        if len(set(names)) < len(names):
+            raise InvalidInputError(f"inputs: {names} names a column twice; name each once")
         resolve_loss(self.loss)
         self._metrics()
         resolve_network(self.model)
@@ -151,7 +163,7 @@ class Supervised(Problem):
             shards=shards,
             labels=labels,
             classes=classes if kind == "classes" else 0,
-            class_names=target.names or [str(c) for c in range(classes)],
+            class_names=target.names,
             test_owners=owners,
             names=argument_names(self.inputs, len(samples.inputs)),
         )
@@ -189,36 +201,53 @@ class Supervised(Problem):
         if isinstance(self.train, str | Path) and Path(self.train).is_dir():
             files = split_files("train", Path(self.train))
             sources = [files[0], *(files[1:] if self.test is None else [self.test])]
+        naming = self.clients if isinstance(self.clients, str) else None
         tables = [
-            read_source(field, source, order)
+            read_source(field, source, order, naming)
             for field, source in zip(("train", "test"), sources, strict=False)
             if not isinstance(source, float)
         ]
-        naming = [self.clients] if isinstance(self.clients, str) else []
-        tables[0].require_rows({**columns, "clients": naming})
-        for table in tables[1:]:
-            table.require_rows({**columns, "clients": [n for n in naming if n in table]})
-        inputs = [read_inputs(table, self.inputs) for table in tables]
+        for place, table in enumerate(tables):
+            named = [] if naming is None or (place and naming not in table) else [naming]
+            table.require_rows({**columns, "clients": named})
+        lengths = sequence_lengths(tables, self.inputs)
+        inputs = [read_inputs(table, self.inputs, lengths) for table in tables]
         if self.target is None:
-            firsts = [arguments[0] for arguments, _ in inputs]
-            target = Target(firsts[0], firsts[1] if len(firsts) > 1 else None)
+            target = Target([arguments[0] for arguments, _ in inputs])
         else:
-            target = read_target(tables[0], (*tables, None)[1], self.target, kind)
+            target = read_target(tables, self.target, kind, max(lengths.values(), default=None))
         parts = [
-            Samples(arguments, array, mask)
-            for (arguments, mask), array in zip(inputs, (target.train, target.test), strict=False)
-            if array is not None
+            Samples(arguments, array, _common_mask(mask, other))
+            for (arguments, mask), array, other in zip(
+                inputs, target.parts, target.masks, strict=False
+            )
         ]
         if any(part.mask is not None for part in parts):
             parts = [part.unmasked() for part in parts]
+        _check_parts(parts)
+        self._check_range(target)
+        if kind == "tokens":
+            _require_two_tokens(parts)
         return parts[0], parts[1] if len(parts) > 1 else None, target, tables
+
+    def _check_range(self, target: Target) -> None:
+        """Raise InvalidInputError unless targets are within [0, 1] where the loss needs that."""
+        binary = self.loss == "bce" or any(
+            metric.function is accuracy for metric in self._metrics().values()
+        )
+        for part in target.parts if binary else ():
+            if part.dtype.kind == "f" and part.size and not 0 <= part.min() <= part.max() <= 1:
+                raise InvalidInputError(
+                    f"target: {part.min():g} to {part.max():g} are not within [0, 1], as 'bce' and "
+                    "'accuracy' need of numbers; write 0 and 1"
+                )
 
     def _split(self, table: Table, labels: Ints | None, samples: int, seed: int) -> Shards:
         labels = np.zeros(samples, dtype=np.int64) if labels is None else labels
         if isinstance(self.clients, str):
             values = _client_column(table, self.clients)
             return StoredShards.from_column("clients", self.clients, values)
-        columns = {**_plain_columns(table, column_names(self.inputs)), "label": labels}
+        columns = {"label": labels, **_plain_columns(table)}
         return split(self.partition, labels, self.clients, seed, columns)
 
     def _test_owners(self, table: Table, shards: Shards) -> Ints | None:
@@ -228,7 +257,22 @@ class Supervised(Problem):
         assert shards.names is not None
         ids = {str(name): client for client, name in enumerate(shards.names.tolist())}
         values = _client_column(table, self.clients).tolist()
-        return np.array([ids.get(str(value), -1) for value in values], dtype=np.int64)
+        owners = np.array([ids.get(str(value), -1) for value in values], dtype=np.int64)
+        strangers = sorted({str(v) for v, n in zip(values, owners, strict=True) if n < 0})
+        listed = f"{', '.join(strangers[:3])}{', ...' if len(strangers) > 3 else ''}"
+        if (owners < 0).all():
+            raise InvalidInputError(
+                f"test: no client of train is among its {len(strangers)} ({listed}); use the same "
+                f"names, or leave the column {self.clients!r} out of test"
+            )
+        if strangers:
+            _logger.warning(
+                "test: %d clients are not in train (%s); their samples count in figures of the "
+                "whole test set only",
+                len(strangers),
+                listed,
+            )
+        return owners
 
 
 def resolve_loss(loss: str | LossFunction) -> tuple[LossFunction, TargetKind | None]:
@@ -353,15 +397,54 @@ def parameter_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float32 if dtype == torch.bfloat16 else dtype
 
 
-def _plain_columns(table: Table, without: Sequence[str]) -> dict[str, NDArray[Any]]:
+def _common_mask(
+    inputs: NDArray[np.bool_] | None, target: NDArray[np.bool_] | None
+) -> NDArray[np.bool_] | None:
+    """Return where neither the inputs nor the target of a sample are padded, (n, L)."""
+    if inputs is None or target is None:
+        return target if inputs is None else inputs
+    if inputs.shape != target.shape or (inputs != target).any():
+        row = int((inputs.sum(1) != target.sum(1)).argmax())
+        raise InvalidInputError(
+            f"target: row {row} has another length than its input; give one value per position"
+        )
+    return inputs
+
+
+def _check_parts(parts: Sequence[Samples]) -> None:
+    """Raise InvalidInputError unless test samples are like training samples."""
+    for number, arrays in enumerate(zip(*(part.inputs for part in parts), strict=True)):
+        found = {(array.shape[1:], array.dtype.kind) for array in arrays}
+        if len(found) > 1:
+            (one, kind), (other, another) = ((a.shape[1:], a.dtype) for a in arrays)
+            raise InvalidInputError(
+                f"test: its input {number} has shape {other} and type {another} per sample, that "
+                f"of train {one} and {kind}; give both the same"
+            )
+
+
+def _require_two_tokens(parts: Sequence[Samples]) -> None:
+    """Raise InvalidInputError unless every sequence has a token to predict."""
+    for part in parts:
+        if part.mask is None:
+            sizes = np.full(len(part), part.target.shape[1] if part.target.ndim > 1 else 1)
+        else:
+            sizes = part.mask.sum(1)
+        if sizes.min() < 2:
+            raise InvalidInputError(
+                f"inputs: the sequence in row {sizes.argmin()} has one token, and 'next_token' "
+                "predicts each from those before it; remove such rows"
+            )
+
+
+def _plain_columns(table: Table) -> dict[str, NDArray[Any]]:
     """Return the columns with one value per row, by which a partition may divide the rows."""
     plain = {}
     for name in table.names:
-        if name not in without:
-            with suppress(InvalidInputError):  # neither numbers nor text: of no use here
-                column = table.column("train", name)
-                if isinstance(column, np.ndarray) and column.ndim == 1:
-                    plain[name] = column
+        with suppress(InvalidInputError):  # neither numbers nor text: of no use here
+            column = table.column("train", name)
+            if isinstance(column, np.ndarray) and column.ndim == 1:
+                plain[name] = column
     return plain
 
 
@@ -379,8 +462,7 @@ def _count_classes(target: Target, kind: TargetKind | None) -> int:
         return 0
     if target.names:
         return len(target.names)
-    parts = [target.train, *([] if target.test is None else [target.test])]
-    return max(int(part.max(initial=0)) for part in parts) + 1
+    return max(int(part.max(initial=0)) for part in target.parts) + 1
 
 
 def _outputs(target: Target, kind: TargetKind | None, classes: int) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from fedtide.randomness import generator
 Inputs = str | Sequence[str] | Mapping[str, str | Sequence[str]]
 """Which columns the network gets: a name, several in order, or by the name of the argument."""
 
+NO_LENGTHS: Mapping[str, int] = MappingProxyType({})
 _BINS = 10  # of a numeric target, for partitions by class
 
 
@@ -103,38 +105,62 @@ def argument_names(inputs: Inputs, arguments: int) -> tuple[str | None, ...]:
 
 
 def read_inputs(
-    table: Table, inputs: Inputs
+    table: Table, inputs: Inputs, lengths: Mapping[str, int] = NO_LENGTHS
 ) -> tuple[tuple[NDArray[Any], ...], NDArray[np.bool_] | None]:
     """Return the network's arguments, each (n, ...), and the mask of padded sequences, if any.
 
     A name alone gives the column as it is stored. Among several names, the numeric columns with
     one number per row become one vector, in the place of the first of them.
 
+    Args:
+        table: the rows.
+        inputs: which columns.
+        lengths: to which the sequences of a column are padded, as `sequence_lengths` says.
+
     Raises:
         InvalidInputError: a column that is missing or holds text, numbers that are not finite, or
             sequences of one sample that differ in length.
     """
     if isinstance(inputs, str):
-        columns: list[Column] = [_input_column(table, inputs)]
+        columns: list[Column] = [_input_column(table, inputs, lengths)]
     elif isinstance(inputs, Mapping):
-        columns = [_argument(table, entry) for entry in inputs.values()]
+        columns = [_argument(table, entry, lengths) for entry in inputs.values()]
     else:
-        columns = _arguments(table, inputs)
+        columns = _arguments(table, inputs, lengths)
     if not columns:
         raise InvalidInputError("inputs: no columns; name at least one")
-    masks = [column.pad()[1] for column in columns if isinstance(column, Ragged)]
+    length = max(lengths.values(), default=None)
+    masks = [column.pad(length)[1] for column in columns if isinstance(column, Ragged)]
     if any(mask.shape != masks[0].shape or (mask != masks[0]).any() for mask in masks):
         raise InvalidInputError(
             "inputs: the sequences of a sample have different lengths; give them the same"
         )
-    arrays = (column.pad()[0] if isinstance(column, Ragged) else column for column in columns)
+    arrays = (c.pad(length)[0] if isinstance(c, Ragged) else c for c in columns)
     return tuple(arrays), masks[0] if masks else None
 
 
-def _argument(table: Table, entry: str | Sequence[str]) -> Column:
+def sequence_lengths(tables: Sequence[Table], inputs: Inputs) -> dict[str, int]:
+    """Return the length of the longest sequence of each column that is padded, in all tables."""
+    lengths = {}
+    for name in column_names(inputs):
+        columns = [table.column("inputs", name) for table in tables]
+        if any(isinstance(column, Ragged) for column in columns):
+            lengths[name] = max(int(np.diff(_to_ragged(c).offsets).max()) for c in columns)
+    return lengths
+
+
+def _to_ragged(column: Column) -> Ragged:
+    """Return sequences of one length, (n, L, ...), as sequences of different lengths."""
+    if isinstance(column, Ragged):
+        return column
+    rows, length = column.shape[:2]
+    return Ragged(column.reshape(-1, *column.shape[2:]), np.arange(rows + 1) * length)
+
+
+def _argument(table: Table, entry: str | Sequence[str], lengths: Mapping[str, int]) -> Column:
     if isinstance(entry, str):
-        return _input_column(table, entry)
-    arguments = _arguments(table, entry)
+        return _input_column(table, entry, lengths)
+    arguments = _arguments(table, entry, lengths)
     if len(arguments) != 1:
         raise InvalidInputError(
             f"inputs: {list(entry)} are not one number each; only such columns form a vector"
@@ -142,8 +168,8 @@ def _argument(table: Table, entry: str | Sequence[str]) -> Column:
     return arguments[0]
 
 
-def _arguments(table: Table, names: Sequence[str]) -> list[Column]:
-    columns = {name: _input_column(table, name) for name in names}
+def _arguments(table: Table, names: Sequence[str], lengths: Mapping[str, int]) -> list[Column]:
+    columns = {name: _input_column(table, name, lengths) for name in names}
     scalars = [name for name, c in columns.items() if not isinstance(c, Ragged) and c.ndim == 1]
     arguments: list[Column] = []
     for name, column in columns.items():
@@ -156,8 +182,10 @@ def _arguments(table: Table, names: Sequence[str]) -> list[Column]:
     return arguments
 
 
-def _input_column(table: Table, name: str) -> Column:
+def _input_column(table: Table, name: str, lengths: Mapping[str, int]) -> Column:
     column = table.column("inputs", name)
+    if name in lengths:
+        column = _to_ragged(column)
     values = column.values if isinstance(column, Ragged) else column
     if values.dtype == object:
         raise InvalidInputError(
@@ -194,34 +222,45 @@ class Target:
     """The target of training and test samples.
 
     Args:
-        train, test: (n, ...): int64 classes or tokens, or floating-point numbers.
+        parts: of the training and the test samples, (n, ...): int64 classes or tokens, or
+            floating-point numbers.
         names: what the classes were called, if they were text.
+        masks: False where the sequences of a target are padded, (n, L); None: no padding.
     """
 
-    train: NDArray[Any]
-    test: NDArray[Any] | None
+    parts: Sequence[NDArray[Any]]
     names: tuple[str, ...] | None = None
+    masks: Sequence[NDArray[np.bool_] | None] = (None, None)
+
+    @property
+    def train(self) -> NDArray[Any]:
+        """The target of the training samples."""
+        return self.parts[0]
 
 
 def read_target(
-    train: Table, test: Table | None, target: str | Sequence[str], kind: TargetKind | None
+    tables: Sequence[Table],
+    target: str | Sequence[str],
+    kind: TargetKind | None,
+    length: int | None = None,
 ) -> Target:
     """Return the target, text encoded as the position of each class in sorted order.
 
     Args:
-        train, test: the tables.
+        tables: of the training and the test samples.
         target: a column, or several numeric ones.
         kind: what the loss expects; None: as stored.
+        length: to which sequences are padded; None: to that of the longest.
 
     Raises:
         InvalidInputError: a column that is missing or does not fit the loss, or classes in the
             test data that the training data lack.
     """
-    tables = [train] if test is None else [train, test]
-    parts = [_target_column(table, target) for table in tables]
+    columns = [_target_column(table, target) for table in tables]
+    masks = [c.pad(length)[1] if isinstance(c, Ragged) else None for c in columns]
+    parts = [c.pad(length)[0] if isinstance(c, Ragged) else c for c in columns]
     if parts[0].dtype != object:
-        arrays = [_convert_target(part, kind, target) for part in parts]
-        return Target(arrays[0], arrays[1] if test is not None else None)
+        return Target([_convert_target(part, kind, target) for part in parts], masks=masks)
     names = sorted(set(parts[0]))
     unknown = sorted({str(label) for part in parts[1:] for label in part} - set(names))
     if unknown:
@@ -235,21 +274,33 @@ def read_target(
             "loss='cross_entropy' for classes"
         )
     codes = [np.searchsorted(np.array(names, dtype=object), part) for part in parts]
-    arrays = [code.astype(np.float64 if kind == "numbers" else np.int64) for code in codes]
-    return Target(arrays[0], arrays[1] if test is not None else None, tuple(names))
+    dtype = np.float64 if kind == "numbers" else np.int64
+    return Target([code.astype(dtype) for code in codes], tuple(names), masks)
 
 
-def _target_column(table: Table, target: str | Sequence[str]) -> NDArray[Any]:
-    if not isinstance(target, str):
-        columns = [_target_column(table, name) for name in target]
-        return np.stack(columns, axis=1)
-    column = table.column("target", target)
-    return column.pad()[0] if isinstance(column, Ragged) else column
+def _target_column(table: Table, target: str | Sequence[str]) -> Column:
+    if isinstance(target, str):
+        column = table.column("target", target)
+        values = column.values if isinstance(column, Ragged) else column
+        if values.dtype == object and (isinstance(column, Ragged) or values.ndim > 1):
+            raise InvalidInputError(
+                f"target: column {target!r} holds lists of text; number the classes from 0"
+            )
+        return column
+    columns = [table.column("target", name) for name in target]
+    for name, column in zip(target, columns, strict=True):
+        if isinstance(column, Ragged) or column.dtype == object or column.ndim > 1:
+            raise InvalidInputError(
+                f"target: column {name!r} does not hold one number per row; several targets must"
+            )
+    return np.stack([np.asarray(column) for column in columns], axis=1)
 
 
 def _convert_target(
     values: NDArray[Any], kind: TargetKind | None, name: str | Sequence[str]
 ) -> NDArray[Any]:
+    if values.dtype == np.uint8 and values.ndim >= 3 and kind != "classes":
+        return values  # pixels, standardised like those of inputs
     if kind == "numbers" or (kind is None and values.dtype.kind == "f"):
         numbers = values.astype(np.float64)
         _require_finite("target", str(name), numbers)
@@ -297,12 +348,20 @@ def hold_out(
         share: within (0, 1).
         seed: of the draw.
 
+    Raises:
+        InvalidInputError: no client would give up a sample.
+
     Returns:
         The training samples, who holds which, the test samples, and the owner of each, (n_test,).
     """
     sizes = shards.sizes
     owners, held = shards.list_pairs()
     tested = np.minimum(np.rint(share * sizes).astype(np.int64), sizes - 1)
+    if not tested.any():
+        raise InvalidInputError(
+            f"test: a share of {share:g} of clients with {sizes.max()} samples or fewer holds out "
+            "no sample; give a larger share, or a test set"
+        )
     order = np.lexsort((generator(seed, "held-out").random(len(owners)), owners))
     place = np.arange(len(owners)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
     chosen = np.zeros(len(owners), dtype=np.bool_)

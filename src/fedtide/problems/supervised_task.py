@@ -40,7 +40,7 @@ class SupervisedData:
         shards: which client holds which training samples.
         labels: the label of each training sample for class shares, (n,); None without.
         classes: C; 0 if targets are not classes.
-        class_names: what the classes are called.
+        class_names: what the classes are called, if they were given as text.
         test_owners: the client whose test part each test sample is in, (n_test,), −1 for none;
             None if clients have no test parts.
         names: how each of the network's arguments is passed: by keyword, or None by position.
@@ -51,7 +51,7 @@ class SupervisedData:
     shards: Shards
     labels: Ints | None
     classes: int
-    class_names: Sequence[str]
+    class_names: tuple[str, ...] | None
     test_owners: Ints | None
     names: tuple[str | None, ...]
 
@@ -97,6 +97,7 @@ class SupervisedTask(Task):
         self._augmentations, self._pixels = augmentations, pixels
         self._chunk = _evaluation_chunk(module, self._train.target.device)
         self.shards, self.buffer_mode = data.shards, buffers
+        self.class_names = data.class_names
         self.population = Population(
             clients=len(data.shards.sizes),
             samples=data.shards.sizes,
@@ -202,7 +203,7 @@ class SupervisedTask(Task):
         own = buffers if buffers is not None and buffers.dim() == 2 else None
         shared = buffers if own is None else own.mean(dim=0)
         train = self._measure(x, self._train, shared)
-        test = {} if self._test is None else self._measure(x, self._test, shared)
+        test = {} if self._test is None else self._measure_test(x, self._test, shared)
         figures: dict[str, Floats] = {}
         if clients and own is not None:
             figures = self.evaluate_clients(x, np.arange(len(own)), own)
@@ -264,6 +265,23 @@ class SupervisedTask(Task):
             return dict.fromkeys(("loss", *self._metrics), float("nan"))
         own = _take(samples, torch.from_numpy(rows).to(samples.target.device))
         return {name: float(v.mean()) for name, v in self._measure(x, own, buffers).items()}
+
+    def _measure_test(
+        self, x: Tensor, samples: DeviceSamples, buffers: Tensor | None
+    ) -> dict[str, Floats]:
+        """Return `_measure` of the test samples.
+
+        Raises:
+            InvalidInputError: the network fails on them, as on a token that training never had.
+        """
+        try:
+            return self._measure(x, samples, buffers)
+        except (RuntimeError, IndexError, ValueError) as error:
+            reason = (str(error) or type(error).__name__).splitlines()[0]
+            raise InvalidInputError(
+                f"test: the model or a metric fails on the test samples ({reason:.150}); make them "
+                "like those of train, or the model larger"
+            ) from error
 
     @torch.no_grad()
     def _measure(
@@ -336,7 +354,7 @@ class SupervisedTask(Task):
         recalls = self._recalls(test["accuracy"])
         metrics = {"test_balanced_accuracy": float(np.nanmean(recalls))}
         if len(recalls) <= _MOST_RECALLS:
-            names = self._data.class_names
+            names = self.class_names or range(len(recalls))
             metrics |= {f"test_recall_{names[c]}": float(r) for c, r in enumerate(recalls)}
         return metrics
 

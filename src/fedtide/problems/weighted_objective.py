@@ -35,7 +35,8 @@ class WeightedTask(Task):
         self._task, self._weights = task, weights
         self.population, self.layout, self.start = task.population, task.layout, task.start
         self.buffer_layout, self.start_buffers = task.buffer_layout, task.start_buffers
-        self.buffer_mode, self.fewest_samples = task.buffer_mode, task.fewest_samples
+        self.buffer_mode, self.class_names = task.buffer_mode, task.class_names
+        self.fewest_samples = task.fewest_samples
         self._factors = torch.as_tensor(len(weights) * weights).to(task.start)
 
     def loss(self, params: Params, *batch: Tensor) -> Tensor:

@@ -318,6 +318,8 @@ def _finish(watched: _WatchedRun, folder: RunFolder) -> pl.DataFrame:
     }
     if watched.view.stopped:
         summary["stopped"] = watched.view.stopped
+    if run.task.class_names is not None:  # what the network's outputs stand for
+        summary["classes"] = list(run.task.class_names)
     write_json(folder.summary, summary)
     folder.drop_partial_results()
     return log

@@ -138,7 +138,7 @@ class Table:
         return next(iter(sizes.values()))
 
 
-def read_source(field: str, source: Any, order: Sequence[str]) -> Table:
+def read_source(field: str, source: Any, order: Sequence[str], names: str | None = None) -> Table:
     """Return the table that `source` holds.
 
     Args:
@@ -146,6 +146,8 @@ def read_source(field: str, source: Any, order: Sequence[str]) -> Table:
         source: a mapping of arrays or tensors, a Polars, pandas or PyArrow table, a Hugging Face
             `Dataset`, a map-style PyTorch `Dataset`, or text, see `_read_named`.
         order: the names of the elements where rows are tuples, as those of a PyTorch data set.
+        names: the column that names clients, if there is one: in tuples it comes last and may be
+            missing, and in CSV files it is read as it is written ("007" is not 7).
 
     Raises:
         InvalidInputError: something else, or a file that cannot be read.
@@ -155,10 +157,11 @@ def read_source(field: str, source: Any, order: Sequence[str]) -> Table:
     ((2, 1), 2)
     """
     if isinstance(source, str):
-        return _read_named(field, source, order)
+        return _read_named(field, source, order, names)
     if isinstance(source, Path):
-        return _read_file(field, source)
+        return _read_file(field, source, names)
     if isinstance(source, Mapping):
+        _refuse_splits(field, source)
         return _table(source, field)
     if isinstance(source, pl.LazyFrame):
         source = source.collect()
@@ -173,7 +176,8 @@ def read_source(field: str, source: Any, order: Sequence[str]) -> Table:
         arrow = undecoded(source).with_format("arrow")[:]
         return _table({name: arrow[name] for name in arrow.column_names}, field)
     if hasattr(source, "__getitem__") and hasattr(source, "__len__"):
-        return _table(_collect_rows(field, source, order), field)
+        columns = [*order, *([] if names is None else [names])]
+        return _table(_collect_rows(field, source, columns, len(order)), field)
     raise InvalidInputError(f"{field}: a {type(source).__name__} is not a table; give {_KINDS}")
 
 
@@ -194,7 +198,7 @@ def split_files(field: str, folder: Path) -> list[Path]:
     return [file for file in found if file is not None]
 
 
-def _read_named(field: str, name: str, order: Sequence[str]) -> Table:
+def _read_named(field: str, name: str, order: Sequence[str], names: str | None) -> Table:
     """Return the table that a text names.
 
     Args:
@@ -203,7 +207,7 @@ def _read_named(field: str, name: str, order: Sequence[str]) -> Table:
             hub:OWNER/NAME:SPLIT on the Hugging Face hub; the path of a .parquet or .csv file; or,
             if there is no such file, the import path of a function without arguments that returns
             any source. The split is "train" by default.
-        order: see `read_source`.
+        order, names: see `read_source`.
 
     Raises:
         InvalidInputError: a file that cannot be read, a function that fails, or no connection.
@@ -218,8 +222,8 @@ def _read_named(field: str, name: str, order: Sequence[str]) -> Table:
         arrow = load_from_hub(field, data, split or "train", "give a file")
         return _table({column: arrow[column] for column in arrow.column_names}, field)
     if is_import_path(name) and not Path(name).exists():
-        return read_source(field, _call(field, name), order)
-    return _read_file(field, Path(name))
+        return read_source(field, _call(field, name), order, names)
+    return _read_file(field, Path(name), names)
 
 
 def _call(field: str, path: str) -> Any:
@@ -244,7 +248,20 @@ def _table(columns: Mapping[str, Any], source: str) -> Table:
     return Table({str(name): reader(value) for name, value in columns.items()}, source)
 
 
-def _read_file(field: str, path: Path) -> Table:
+def _refuse_splits(field: str, source: Mapping[Any, Any]) -> None:
+    """Raise InvalidInputError if this is a mapping of tables, as Hugging Face's `DatasetDict`."""
+    splits = [str(name) for name, value in source.items() if hasattr(value, "column_names")]
+    if splits:
+        raise InvalidInputError(
+            f"{field}: it holds several data sets ({', '.join(splits)}); give one, such as "
+            f"data[{splits[0]!r}]"
+        )
+
+
+def _read_file(field: str, path: Path, names: str | None) -> Table:
+    path = path.expanduser()
+    if path.is_dir():
+        raise InvalidInputError(f"{field}: {str(path)!r} is a folder; give the file in it")
     if not path.is_file():
         raise InvalidInputError(f"{field}: no file {str(path)!r}; give {_KINDS}")
     if path.suffix not in _SUFFIXES:
@@ -252,7 +269,7 @@ def _read_file(field: str, path: Path) -> Table:
             f"{field}: {str(path)!r} is neither a .parquet nor a .csv file; give {_KINDS}"
         )
     status = path.stat()
-    table = _read_arrow(field, path, status.st_size, status.st_mtime_ns)
+    table = _read_arrow(field, path, names, status.st_size, status.st_mtime_ns)
 
     def reader(name: str) -> Callable[[], Column]:
         return lambda: from_arrow(table[name], lambda decode: decode_cached(path, decode))
@@ -261,10 +278,10 @@ def _read_file(field: str, path: Path) -> Table:
 
 
 @lru_cache(maxsize=8)
-def _read_arrow(field: str, path: Path, size: int, time: int) -> pa.Table:
+def _read_arrow(field: str, path: Path, names: str | None, size: int, time: int) -> pa.Table:
     """Read a file; its size and modification time identify its version in this function's cache."""
     try:
-        return pq.read_table(path) if path.suffix == ".parquet" else pyarrow.csv.read_csv(path)
+        return pq.read_table(path) if path.suffix == ".parquet" else _read_csv(path, names)
     except (OSError, pa.ArrowException) as error:
         reason = str(error).splitlines()[0]
         raise InvalidInputError(
@@ -273,19 +290,43 @@ def _read_arrow(field: str, path: Path, size: int, time: int) -> pa.Table:
         ) from error
 
 
-def _collect_rows(field: str, data: Any, order: Sequence[str]) -> dict[str, list[Any]]:
-    """Return the columns of a map-style data set whose items are mappings or tuples."""
+def _read_csv(path: Path, names: str | None) -> pa.Table:
+    """Read a CSV file, where what is empty is missing."""
+    options = pyarrow.csv.ConvertOptions(
+        strings_can_be_null=True,
+        quoted_strings_can_be_null=False,
+        null_values=[""],
+        column_types={} if names is None else {names: pa.string()},
+    )
+    table = pyarrow.csv.read_csv(path, convert_options=options)
+    if names not in table.column_names:
+        return table
+    written = table[names]
+    if not pc.all(pc.match_substring_regex(written, r"^(0|-?[1-9][0-9]{0,17})$")).as_py():
+        return table
+    return table.set_column(table.column_names.index(names), names, written.cast(pa.int64()))
+
+
+def _collect_rows(field: str, data: Any, order: Sequence[str], least: int) -> dict[str, list[Any]]:
+    """Return the columns of a map-style data set whose items are mappings or tuples.
+
+    Args:
+        field: the field that an error names.
+        data: the data set.
+        order: the names of the parts of a tuple.
+        least: how many of these parts a tuple has at least.
+    """
     items: Iterator[Any] = (data[row] for row in range(len(data)))
     columns: dict[str, list[Any]] = {}
     for row, item in enumerate(items):
         if not isinstance(item, Mapping):
             parts = item if isinstance(item, tuple | list) else (item,)
-            if len(parts) != len(order):
+            if not least <= len(parts) <= len(order):
                 raise InvalidInputError(
                     f"{field}: item {row} has {len(parts)} parts for the columns "
                     f"{', '.join(order)}; name as many inputs and targets as it has parts"
                 )
-            item = dict(zip(order, parts, strict=True))
+            item = dict(zip(order, parts, strict=False))
         for name, value in item.items():
             columns.setdefault(str(name), []).append(
                 value.numpy(force=True) if isinstance(value, torch.Tensor) else value
