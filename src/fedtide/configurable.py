@@ -233,6 +233,8 @@ def _class_name(cls: type) -> str:
     """Return the name of a class, with its package if it is neither Python's nor fedtide's."""
     package = cls.__module__.partition(".")[0]
     known = package == "fedtide" or package in sys.stdlib_module_names
+    if cls.__module__.startswith("torch.nn."):
+        package = "torch.nn"
     return cls.__name__ if known else f"{package}.{cls.__name__}"
 
 

@@ -229,6 +229,9 @@ def _hash_module(digest: _Digest, module: Any) -> None:
     _hash_part(digest, module, ())
     trained = [name for name, p in module.named_parameters() if p.requires_grad]
     _update(digest, {"state": dict(module.state_dict()), "trained": trained})
+    frozen = [name for name, layer in module.named_modules() if not layer.training]
+    if module.training and frozen:  # a network that is as a whole in evaluation mode is trained
+        _update(digest, {"evaluating": frozen})
 
 
 def _hash_part(digest: _Digest, part: Any, around: tuple[Any, ...]) -> None:

@@ -20,6 +20,7 @@ from fedtide.problems.models import (
     Logistic,
     resolve_model,
 )
+from fedtide.problems.models.functional import refuse_random
 from fedtide.problems.models.initialisation import build_seeded
 from fedtide.problems.models.keyed_dropout import replace_dropout
 from fedtide.simulation.experiment import BUILDER
@@ -328,6 +329,82 @@ def test_batch_norm_of_a_single_value_keeps_its_variance():
     assert buffers["0.running_mean"].tolist() == pytest.approx([0.3, 0.5])
 
 
+def frozen(layer):
+    layer.requires_grad_(False)
+    return layer.eval()
+
+
+def test_layers_in_evaluation_mode_stay_in_it():
+    norm = nn.BatchNorm1d(3)
+    norm.running_mean += 2
+    attention = nn.MultiheadAttention(3, 1, dropout=0.5)
+    net = nn.Sequential(
+        nn.Linear(3, 3), frozen(norm), frozen(nn.Dropout(0.9)), nn.BatchNorm1d(3), nn.Linear(3, 1)
+    )
+    x = torch.randn(6, 3, generator=torch.Generator().manual_seed(0))
+    model = FunctionalModel(net, (x,))
+    assert not model.draws
+    outputs, buffers = model(model.params, (x,))
+    assert {name.partition(".")[0] for name in buffers} == {"3"}
+    assert torch.allclose(outputs, copy.deepcopy(net)(x), atol=1e-6)  # the modes are kept
+    trained = model.module(model.params, buffers)
+    assert torch.equal(trained[1].running_mean, norm.running_mean)
+    assert not torch.equal(trained[3].running_mean, net[3].running_mean)
+    wrapped = nn.TransformerEncoderLayer(3, 1, 4, dropout=0.0)
+    wrapped.self_attn = frozen(attention)
+    assert not FunctionalModel(wrapped, (torch.ones(2, 2, 3),)).draws
+
+
+def test_a_network_in_evaluation_mode_as_a_whole_is_trained_as_a_whole():
+    net = nn.Sequential(nn.BatchNorm1d(3), nn.Dropout(0.5), nn.Linear(3, 1))
+    model = FunctionalModel(net.eval(), (torch.ones(2, 3),))
+    assert model.draws
+    assert len(model.buffers) == 3
+    assert not net.training
+
+
+@pytest.mark.parametrize(
+    ("module", "fewest"),
+    [
+        (nn.Sequential(nn.BatchNorm1d(4), nn.Flatten(), nn.Linear(8, 1)), 1),
+        (nn.Sequential(nn.Flatten(), nn.BatchNorm1d(8), nn.Linear(8, 1)), 2),
+        (nn.Sequential(nn.Flatten(0, 1), nn.BatchNorm1d(2), nn.Linear(2, 1)), 1),
+        (nn.Sequential(nn.Flatten(), frozen(nn.BatchNorm1d(8)), nn.Linear(8, 1)), 1),
+        (nn.Linear(2, 1), 1),
+    ],
+)
+def test_batch_norm_of_one_value_per_sample_needs_two_samples(module, fewest):
+    assert FunctionalModel(module, (torch.rand(2, 4, 2),)).fewest_samples == fewest
+
+
+def test_random_numbers_are_refused_and_leave_the_generator_alone():
+    before = torch.get_rng_state()
+    with (
+        pytest.raises(InvalidInputError, match=r"^loss: it draws from torch's global generator"),
+        refuse_random("loss"),
+    ):
+        torch.rand(2)
+    assert torch.equal(before, torch.get_rng_state())
+    with refuse_random("loss"):
+        torch.ones(2)
+
+
+def test_whole_numbers_for_a_layer_of_floats_get_a_hint():
+    ages = torch.tensor([[1, 2], [3, 4]])
+    complaint = r"shape \(2,\) and dtype float32, age \(2,\) and dtype int64 .*; convert the column"
+    with pytest.raises(InvalidInputError, match=complaint):
+        FunctionalModel(TwoInputs(), (torch.ones(2, 2), ages), (None, "age"))
+
+
+class TwoInputs(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(2, 1)
+
+    def forward(self, x, age):
+        return self.linear(x) + self.linear(age)
+
+
 def test_batch_norm_over_rows_that_are_not_samples_is_refused_with_padding():
     class Rows(nn.Module):
         def __init__(self):
@@ -360,7 +437,7 @@ def tracking_instance_norm():
 @pytest.mark.parametrize(
     ("module", "complaint"),
     [
-        (nn.Linear(8, 3), r"features of shape \(9,\) \(mat1 and mat2.*; choose"),
+        (nn.Linear(8, 3), r"features of shape \(9,\) and dtype float32 \(mat1 and mat2.*; choose"),
         (
             nn.Sequential(
                 nn.Unflatten(1, (3, 3)), tracking_instance_norm(), nn.Flatten(), nn.Linear(9, 3)

@@ -305,7 +305,10 @@ def test_changed_data_are_refused(regression, killed_at, results, tmp_path, capl
     killed_at(7, fields, tmp_path / "run")
     write_data(data, 2.0)
     before = {p: p.read_bytes() for p in (tmp_path / "run").rglob("*") if p.is_file()}
-    with pytest.raises(ft.InvalidInputError, match=r"^resume: .* of the data of the problem;"):
+    with pytest.raises(
+        ft.InvalidInputError,
+        match=r"^resume: .* of the data of the problem;.* resume=.force. \(--force",
+    ):
         ft.simulate(**fields, out=tmp_path / "run", resume=True)
     assert {p: p.read_bytes() for p in (tmp_path / "run").rglob("*") if p.is_file()} == before
     with caplog.at_level(logging.WARNING, "fedtide"):

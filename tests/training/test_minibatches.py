@@ -205,3 +205,17 @@ def test_a_plan_of_some_of_its_clients():
     assert np.array_equal(some.positions, plan.positions[:, [4, 2, 2]])
     assert np.array_equal(some.mask, plan.mask[:, [4, 2, 2]])
     assert np.array_equal(some.keys, plan.keys[:, [4, 2, 2]])
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    sizes=st.lists(st.integers(1, 12), min_size=1, max_size=4),
+    batch=st.none() | st.integers(1, 6),
+    counted=st.sampled_from(["steps", "epochs"]),
+)
+def test_the_smallest_and_largest_batch_are_those_of_a_long_run(sizes, batch, counted):
+    rounds = {"steps": 12, "epochs": 1}[counted]
+    local = LocalTraining(**{counted: rounds}, batch_size=batch)
+    planner = MinibatchPlanner(population(sizes), local, 0)
+    lengths = {len(one) for own in used(planner, range(len(sizes))) for one in own}
+    assert (planner.smallest_batch, planner.largest_batch) == (min(lengths), max(lengths))

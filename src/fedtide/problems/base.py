@@ -107,6 +107,7 @@ class Task(ABC):
             which training changes without gradients. None: there are none.
         start_buffers: their initial values, shape (d_b,); None without buffers.
         buffer_mode: "average" or "local", see `BufferMode`.
+        fewest_samples: how many samples a minibatch needs, such as 2 for batch normalisation.
         class_names: the classes of the network's outputs, in their order, if they were given as
             text; else None.
     """
@@ -117,6 +118,7 @@ class Task(ABC):
     buffer_layout: Layout | None = None
     start_buffers: Tensor | None = None
     buffer_mode: BufferMode = "average"
+    fewest_samples: int = 1
     class_names: tuple[str, ...] | None = None
 
     @abstractmethod

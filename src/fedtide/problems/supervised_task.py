@@ -108,6 +108,7 @@ class SupervisedTask(Task):
         names = (*data.names, "mask") if self._masks_reach_model else data.names
         self._example = _first(self._train, 2)
         self.model = FunctionalModel(module, self._arguments(self._example), names, training_dtype)
+        self.fewest_samples = self.model.fewest_samples
         self._check_outputs()
         self._needs_keys = bool(augmentations) or self.model.draws
         self.layout = Layout.from_params(self.model.params)

@@ -62,7 +62,7 @@ class _Arguments(TypedDict, total=False):
 @overload
 def simulate(*, seeds: None = None, **arguments: Unpack[_Arguments]) -> Result: ...
 @overload
-def simulate(*, seeds: Sequence[int], **arguments: Unpack[_Arguments]) -> Results: ...
+def simulate(*, seeds: Iterable[int], **arguments: Unpack[_Arguments]) -> Results: ...
 def simulate(
     *,
     problem: Problem | Config | str,
@@ -71,7 +71,7 @@ def simulate(
     local: LocalTraining | Config,
     rounds: int,
     seed: int = 0,
-    seeds: Sequence[int] | None = None,
+    seeds: Iterable[int] | None = None,
     name: str = "run",
     objective: Objective = "uniform",
     selection: Selection | Config | str = "all",
@@ -197,11 +197,12 @@ def _check_seeds(seeds: Any, seed: int) -> list[int]:
     hint = "give different numbers, such as seeds=[0, 1, 2]"
     if isinstance(seeds, str) or not isinstance(seeds, Iterable):
         raise InvalidInputError(f"seeds: {seeds!r:.60} is not a list; {hint}")
-    for one in seeds:
+    given = list(seeds)
+    for one in given:
         require_whole_number("seeds", one, low=0)
-    listed = [int(one) for one in seeds]
+    listed = [int(one) for one in given]
     if not listed or len(set(listed)) < len(listed):
-        raise InvalidInputError(f"seeds: {seeds!r:.60} is empty or names a seed twice; {hint}")
+        raise InvalidInputError(f"seeds: {given!r:.60} is empty or names a seed twice; {hint}")
     if seed != 0:
         raise InvalidInputError("seed: given besides seeds; give one of them")
     return listed

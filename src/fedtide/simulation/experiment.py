@@ -68,7 +68,8 @@ class Evaluate:
         every: in rounds, counted from the initial model; 0: only after the last round.
         clients: whether each client is evaluated as well; switch it off for millions of clients.
         personalise: local steps by which every client fine-tunes the final model on its own
-            samples, for the columns `personalised_...` of the clients' table; 0: none.
+            samples, for the columns `personalised_...` of the clients' table; 0: none. Without test
+            samples of the clients, these are measured on the samples used for fine-tuning.
 
     Raises:
         InvalidInputError: a negative number.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,8 @@ from fedtide.problems import Task
 from fedtide.training import LocalTraining
 from fedtide.training.minibatches import MinibatchPlanner
 from fedtide.training.trainers.select import TrainerName, choose_trainer
+
+_logger = logging.getLogger("fedtide")
 
 _COPIED = 2**21  # bytes up to which concatenating chunks is cheaper than absorbing each
 
@@ -51,6 +54,7 @@ class LocalRound:
         self._task, self._samples = task, task.population.samples
         with error_prefix("local"):
             self.planner = MinibatchPlanner(task.population, local, seed)
+            _check_minibatches(self.planner, task.fewest_samples)
         if local.projection is not None:
             with error_prefix("local.projection"):
                 local.projection.check(task.layout.size)
@@ -118,6 +122,25 @@ class LocalRound:
 
     def _tensor(self, array: NDArray[np.generic]) -> Tensor:
         return torch.as_tensor(array, device=self._task.start.device)
+
+
+def _check_minibatches(planner: MinibatchPlanner, fewest: int) -> None:
+    """Warn if some minibatches have fewer samples than the task needs.
+
+    Raises:
+        InvalidInputError: all of them have.
+    """
+    smallest, largest = planner.smallest_batch, planner.largest_batch
+    if smallest is None or largest is None or smallest >= fewest:
+        return
+    found = "have a single sample, of which batch normalisation has no variance"
+    layers = "use GroupNorm or LayerNorm"
+    if largest < fewest:
+        raise InvalidInputError(
+            f"batch_size: all minibatches {found}; give at least {fewest}, or {layers}"
+        )
+    hint = f"change batch_size, leave out clients with a single sample, or {layers}"
+    _logger.warning("local.batch_size: some minibatches %s; %s", found, hint)
 
 
 def require_plain_sgd(algorithm: Algorithm[Any], local: LocalTraining) -> None:

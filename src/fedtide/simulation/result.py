@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -50,6 +51,7 @@ class Result:
             a state.
         out: the run folder; None for a run in memory.
         stopped: why a callback ended the run before its last round; empty otherwise.
+        network: the trained network, for `module`; None: it is built again from the experiment.
     """
 
     model: NDArray[Any]
@@ -64,6 +66,7 @@ class Result:
     iterates: NDArray[Any] | None = None
     out: Path | None = None
     stopped: str = ""
+    network: nn.Module | None = None
 
     def __repr__(self) -> str:
         last = _last_metrics(self.metrics)
@@ -99,6 +102,8 @@ class Result:
         Raises:
             InvalidInputError: the problem has no network.
         """
+        if self.network is not None:
+            return copy.deepcopy(self.network)
         experiment = self.experiment
         task = prepare_cached(
             experiment.problem, experiment.seed, experiment.device, experiment.dtype

@@ -125,7 +125,7 @@ class RunFolder:
         if resume != "force":
             raise InvalidInputError(
                 f"resume: {changed}; restore it, use another folder, or continue nevertheless with "
-                "--force-resume"
+                'resume="force" (--force-resume)'
             )
         _logger.warning("%s; continuing nevertheless", changed)
 

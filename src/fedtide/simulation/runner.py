@@ -16,6 +16,7 @@ import safetensors.torch
 import torch
 from numpy.typing import NDArray
 from safetensors import SafetensorError
+from torch import nn
 
 from fedtide.activity import PREPARING, activity, listen
 from fedtide.atomic_io import write_atomically, write_frame, write_json
@@ -390,6 +391,14 @@ def _timings(run: Run) -> dict[str, Any]:
     }
 
 
+def _network(run: Run) -> nn.Module | None:
+    """Return the trained network, which does not keep the data in memory; None without one."""
+    try:
+        return run.task.module(run.driver.output, _buffers(run))
+    except InvalidInputError:  # the problem has no network
+        return None
+
+
 def _as_array(tensor: torch.Tensor | None) -> NDArray[Any] | None:
     return None if tensor is None else tensor.cpu().numpy()
 
@@ -414,4 +423,5 @@ def _result(
         iterates=_iterates(run),
         out=out,
         stopped=stopped,
+        network=_network(run),
     )

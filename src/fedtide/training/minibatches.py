@@ -51,6 +51,21 @@ class MinibatchPlanner:
         self._full = local.batch_size is None
         self._even = bool((self._sizes % self._batch == 0).all())
 
+    @property
+    def smallest_batch(self) -> int | None:
+        """How many samples the smallest minibatch of the run may have; None without samples."""
+        if self._sizes is None:
+            return None
+        if self._full or self._epochs is None:
+            return min(self._smallest, self._batch)
+        rest = self._sizes % self._batch
+        return int(np.where(rest == 0, self._batch, rest).min())
+
+    @property
+    def largest_batch(self) -> int | None:
+        """How many samples the largest minibatch of the run may have; None without samples."""
+        return None if self._sizes is None else self._batch
+
     def plan(self, clients: Ints, full_batch: bool = False) -> BatchPlan:
         """Return the next local steps of these clients, shape (S,), and count them as taken.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -22,10 +23,12 @@ class RunningStatistics:
     Attributes:
         initial: the statistics of the network, by name; `num_batches_tracked` as a float.
         sample_mask: False for samples of the minibatch that are padding, (B,); None: no padding.
+        fewest_values: the fewest values per channel that a layer has had.
     """
 
     def __init__(self, initial: Params) -> None:
         self.initial = initial
+        self.fewest_values = math.inf
         self.sample_mask: Tensor | None = None
         self._current: Params = {}
 
@@ -74,8 +77,9 @@ class PureBatchNorm(nn.Module):
         """Return the normalised x, (B, C, ...)."""
         values = x.to(torch.promote_types(x.dtype, torch.float32))
         mask = self.statistics.sample_mask
-        is_single = values.numel() == values.shape[1]
-        if mask is None and not is_single:
+        count = len(values) * values.shape[2:].numel()
+        self.statistics.fewest_values = min(self.statistics.fewest_values, count)
+        if mask is None and count > 1:
             return self._normalise_all(values).to(x.dtype)
         real = values.new_ones(len(values)) if mask is None else self._checked(mask, len(values))
         return self._normalise_real(values, real.to(values.dtype)).to(x.dtype)
@@ -130,7 +134,9 @@ class PureBatchNorm(nn.Module):
 
 
 def replace_batch_norm(module: nn.Module) -> tuple[nn.Module, RunningStatistics | None]:
-    """Replace layers that track statistics by pure ones; return it and the statistics, if any.
+    """Replace layers that update statistics by pure ones; return it and the statistics, if any.
+
+    Layers in evaluation mode stay as they are: they normalise by their statistics.
 
     >>> module, statistics = replace_batch_norm(nn.Sequential(nn.BatchNorm1d(2)))
     >>> sorted(statistics.initial)
@@ -139,7 +145,7 @@ def replace_batch_norm(module: nn.Module) -> tuple[nn.Module, RunningStatistics 
     statistics = RunningStatistics({})
 
     def pure(name: str, layer: nn.Module) -> nn.Module | None:
-        if type(layer) not in _KINDS or layer.running_mean is None:
+        if type(layer) not in _KINDS or layer.running_mean is None or not layer.training:
             return None
         prefix = f"{name}." if name else ""
         mean = layer.running_mean

@@ -39,7 +39,10 @@ class _TrainingModule:
     @classmethod
     def of(cls, module: nn.Module, dtype: torch.dtype) -> _TrainingModule:
         """Return a copy of a network for training in this dtype; its statistics keep theirs."""
-        replaced, masks = replace_dropout(copy.deepcopy(module).train())
+        copied = copy.deepcopy(module)
+        if not copied.training:  # a whole network is often left in evaluation mode by accident
+            copied.train()
+        replaced, masks = replace_dropout(copied)
         replaced, statistics = replace_batch_norm(replaced)
         return cls(replaced.to(dtype), masks, statistics)
 
@@ -53,7 +56,9 @@ class _TrainingModule:
 class FunctionalModel:
     """A `torch.nn.Module` as two functions of its parameters: for training and for evaluation.
 
-    Parameters that do not require gradients keep their values. Tied parameters count once.
+    Parameters that do not require gradients keep their values, and so do the statistics of layers
+    in evaluation mode (`layer.eval()`), in which dropout is off. A network that is as a whole in
+    evaluation mode is trained as a whole. Tied parameters count once.
 
     Args:
         module: the network, which is copied.
@@ -67,6 +72,8 @@ class FunctionalModel:
         buffers: the running statistics that training changes, by name, in the dtype of the
             parameters (`num_batches_tracked`, too); empty without batch normalisation.
         draws: whether training needs a key, because the network has dropout.
+        fewest_samples: how many samples a minibatch needs; 2 if batch normalisation gets a single
+            value per sample and channel, else 1.
         example_output: what the network returns for the example in training.
 
     Raises:
@@ -108,6 +115,8 @@ class FunctionalModel:
         self.buffers: Params = {} if statistics is None else _cast(statistics.initial, self._dtype)
         self._thread_local = threading.local()
         self.example_output: Any = self._try(example)
+        few = statistics is not None and statistics.fewest_values <= len(example[0])
+        self.fewest_samples = 2 if few else 1
 
     def __call__(
         self,
@@ -191,11 +200,9 @@ class FunctionalModel:
         """
         training, key = self._training, torch.zeros((), dtype=torch.int64, device=example[0].device)
         before = {name: buffer.clone() for name, buffer in training.module.named_buffers()}
-        with torch.random.fork_rng(devices=[]), _shape_errors(example, self._names):
+        with refuse_random("model"), _shape_errors(example, self._names):
             self.evaluate(self.params, example)
-            state = torch.get_rng_state()
             outputs = self._run(training, self.params, example, key)
-            random = not torch.equal(state, torch.get_rng_state())
         if training.masks is not None:
             training.masks.start_pass(None)
         for name, buffer in training.module.named_buffers():
@@ -205,17 +212,43 @@ class FunctionalModel:
                     f"model: layer {layer!r} changes its buffer {name!r} in training; use "
                     "BatchNorm or GroupNorm, or track_running_stats=False"
                 )
-        if random:
-            raise InvalidInputError(
-                "model: the forward pass draws from torch's global generator (as RReLU and "
-                "functional.dropout do), so a step is not reproducible; use nn.Dropout, or layers "
-                "without random numbers"
-            )
         return outputs if training.statistics is None else outputs[0]
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _cast(params: Params, dtype: torch.dtype) -> Params:
     return {name: tensor.to(dtype) for name, tensor in params.items()}
+
+
+@contextmanager
+def refuse_random(field: str) -> Iterator[None]:
+    """Refuse random numbers of torch's global generator, whose state stays as it is.
+
+    Args:
+        field: what may not draw them; the message begins with it.
+
+    Raises:
+        InvalidInputError: they were drawn in this context.
+
+    >>> with refuse_random("loss"):
+    ...     mask = torch.rand(3)
+    Traceback (most recent call last):
+    fedtide.errors.InvalidInputError: loss: it draws from torch's global generator (as RReLU and
+    functional.dropout do), so a step is not reproducible; use nn.Dropout in the model, or no random
+    numbers
+    """
+    with torch.random.fork_rng(devices=[]):
+        state = torch.get_rng_state()
+        yield
+        if not torch.equal(state, torch.get_rng_state()):
+            raise InvalidInputError(
+                f"{field}: it draws from torch's global generator (as RReLU and "
+                "functional.dropout do), so a step is not reproducible; use nn.Dropout in the "
+                "model, or no random numbers"
+            )
 
 
 @contextmanager
@@ -227,11 +260,13 @@ def _shape_errors(example: Inputs, names: tuple[str | None, ...]) -> Iterator[No
         raise
     except Exception as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        shapes = [
-            f"{name or ''} {tuple(x.shape[1:])}".strip()
+        given = [
+            f"{name or ''} {tuple(x.shape[1:])} and dtype {_name(x.dtype)}".strip()
             for name, x in zip(names, example, strict=True)
         ]
+        hint = "choose a network that fits the inputs, or change the inputs"
+        if "dtype" in reason and not all(x.is_floating_point() for x in example):
+            hint = "convert the column to floats, or name it in a list"
         raise InvalidInputError(
-            f"model: it cannot process features of shape {', '.join(shapes)} ({reason}); choose "
-            "one that fits the data set"
+            f"model: it cannot process features of shape {', '.join(given)} ({reason}); {hint}"
         ) from error

@@ -67,7 +67,7 @@ class KeyedDropout(nn.Module):
 def replace_dropout(module: nn.Module) -> tuple[nn.Module, DropoutMasks | None]:
     """Replace the dropout layers of `module` by keyed ones; return it and their masks, if any.
 
-    Attention with dropout is replaced, too.
+    Attention with dropout is replaced, too. Layers in evaluation mode drop nothing and stay.
 
     >>> module, masks = replace_dropout(nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.5)))
     >>> module[1], masks is None
@@ -76,6 +76,8 @@ def replace_dropout(module: nn.Module) -> tuple[nn.Module, DropoutMasks | None]:
     masks = DropoutMasks()
 
     def keyed(name: str, layer: nn.Module) -> nn.Module | None:
+        if not layer.training:
+            return None
         if isinstance(layer, _ELEMENTS + _CHANNELS) and layer.p > 0:
             return KeyedDropout(layer.p, masks, isinstance(layer, _CHANNELS))
         if type(layer) is nn.MultiheadAttention and layer.dropout > 0:

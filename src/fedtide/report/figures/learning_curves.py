@@ -29,6 +29,10 @@ from fedtide.report.summary import bin_by_rate, client_metric, lower_is_better, 
 _NAMES = {"test_accuracy": "test accuracy", "loss": "training loss, mean over clients"}
 _OWN = re.compile(r"test_(?!(accuracy|loss)$|recall_).+")
 """Test metrics of the problem's own."""
+_FITTED = (
+    " The clients have no test samples of their own: both are measured on the samples used for "
+    "fine-tuning, so the gain includes fitting."
+)
 
 
 def learning_figures(groups: Groups, styles: Styles, share: float) -> list[ReportFigure]:
@@ -153,13 +157,14 @@ def _personalised_figure(groups: Groups, styles: Styles, column: str, name: str)
         for method, group in groups.items()
     }
     figure = _draw(gained, styles, "gain", _curve_by_rate, "participation rate", f"gain in {name}")
+    is_tested = column.startswith(("test_", "class_weighted_test_"))
     figure.axes[0].axhline(0, color="0.4", lw=1, ls="--", zorder=0)
     return ReportFigure(
         "clients-personalised",
         f"Gain in {name} from fine-tuning, by participation rate",
         "How much better the final model serves the clients after each has fine-tuned it on its "
         "own samples. Above the dashed line clients gain from their own data, below it the shared "
-        "model serves them better.",
+        f"model serves them better.{'' if is_tested else _FITTED}",
         figure,
     )
 

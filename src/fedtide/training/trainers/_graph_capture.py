@@ -10,8 +10,10 @@ it was given when anything in them fails, with one warning: then training is slo
 
 from __future__ import annotations
 
+import logging
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
@@ -68,11 +70,23 @@ def _captured(function: TensorFunction, examples: list[Tensor]) -> TensorFunctio
     from torch.fx.graph import CodeGen
 
     # Shapes are enough, and the compiler wants all of them from one mode.
-    module = make_fx(function, tracing_mode="fake", _allow_non_fake_inputs=True)(*examples)
+    with _without_log():
+        module = make_fx(function, tracing_mode="fake", _allow_non_fake_inputs=True)(*examples)
     _remove_no_ops(module.graph)
     module.graph.set_codegen(CodeGen())  # takes the tensors as they are: nothing is nested
     module.recompile()
     return module
+
+
+@contextmanager
+def _without_log() -> Iterator[None]:
+    """Keep PyTorch from logging an error with its traceback, which is raised or warned of here."""
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    before, logger.disabled = logger.disabled, True
+    try:
+        yield
+    finally:
+        logger.disabled = before
 
 
 def _remove_no_ops(graph: Any) -> None:

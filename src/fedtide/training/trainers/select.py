@@ -10,6 +10,7 @@ import numpy as np
 
 from fedtide.activity import MEASURING, activity
 from fedtide.algorithms.base import Instructions
+from fedtide.errors import InvalidInputError
 from fedtide.problems.base import Task
 from fedtide.training.local_training import LocalTraining
 from fedtide.training.minibatches import MinibatchPlanner
@@ -38,6 +39,9 @@ def choose_trainer(
         local: what a client does in a round.
         clients: roughly how many client updates the whole run computes.
         compile: whether compiling is allowed.
+
+    Raises:
+        InvalidInputError: the local steps fail, whichever trainer takes them.
     """
     if name in _UNCOMPILED and not (compile and can_compile(task)):
         plain = _UNCOMPILED[name]
@@ -46,7 +50,7 @@ def choose_trainer(
     if name != "auto":
         return _trainer(name, task, local), f"{name}, as requested"
     seconds: dict[TrainerName, float] = {}
-    failed = ""
+    failed: dict[TrainerName, str] = {}
     candidates: list[TrainerName] = ["reference", "stacked"]
     if task.start.device.type == "cpu" and _has_convolutions(task):
         candidates.append("threaded")
@@ -57,10 +61,15 @@ def choose_trainer(
                     _trainer(candidate, task, local), task, local
                 )
         except (StackingError, RuntimeError) as error:
-            reason = str(error.__cause__ or error).splitlines()[0]
-            failed += f"; {candidate} fails on this model ({reason:.80})"
+            failed[candidate] = f"{str(error.__cause__ or error).splitlines()[0]:.80}"
+    if "reference" not in seconds:
+        raise InvalidInputError(
+            f"model: its local steps fail ({failed['reference']}); check that model and loss are "
+            "made of torch operations and take minibatches of any size"
+        )
     best = min(seconds, key=seconds.__getitem__)
-    gain = f"{seconds['reference'] / seconds[best]:.1f}x as fast as the reference{failed}"
+    gain = f"{seconds['reference'] / seconds[best]:.1f}x as fast as the reference"
+    gain += "".join(f"; {name} fails on this model ({why})" for name, why in failed.items())
     long = best in _COMPILED and seconds[best] * clients > _WORTH_COMPILING[best]
     if long and compile and can_compile(task):
         compiled = _COMPILED[best]

@@ -1,0 +1,148 @@
+"""Runs of networks that the caller built: frozen layers, small minibatches, failing losses."""
+
+import gc
+import logging
+import weakref
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from torch import nn
+
+import fedtide as ft
+from fedtide.report import write_report
+from fedtide.simulation.task_cache import clear_task_cache, prepare_cached
+
+ROWS = 40
+
+
+def table(sizes=(5,) * 8):
+    x = np.random.default_rng(0).normal(size=(ROWS, 3)).astype("float32")
+    frame = pd.DataFrame(x, columns=["a", "b", "c"])
+    return frame.assign(y=x.sum(1), user=np.repeat(np.arange(len(sizes)), sizes))
+
+
+def normalised():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3), nn.Linear(3, 1))
+
+
+def simulate(frame, model, batch_size=4, loss="mse", steps=3, **fields):
+    problem = ft.problems.Supervised(
+        frame, inputs=["a", "b", "c"], target="y", clients="user", model=model, loss=loss
+    )
+    local = ft.LocalTraining(steps=steps, batch_size=batch_size, lr=0.1)
+    given = {"participation": "full", "algorithm": "fedavg", "rounds": 2, "compile": False}
+    return ft.simulate(problem=problem, local=local, progress=False, **given | fields)
+
+
+@pytest.mark.parametrize("trainer", ["reference", "stacked"])
+def test_a_frozen_batch_norm_stays_frozen(trainer):
+    net = normalised()
+    net[1].running_mean += 0.5
+    net[1].requires_grad_(False)
+    net[1].eval()
+    result = simulate(table(), net, trainer=trainer)
+    trained, before = result.module(), net.state_dict()
+    assert result.buffers is None
+    for name, value in trained.state_dict().items():
+        assert torch.equal(value, before[name]) == name.startswith("1.")
+
+
+def test_networks_that_differ_in_their_frozen_layers_do_not_share_a_run():
+    frozen = normalised()
+    frozen[1].eval()
+    assert simulate(table(), normalised()).buffers is not None
+    assert simulate(table(), frozen).buffers is None
+
+
+def test_batch_norm_over_minibatches_of_one_sample_is_refused():
+    with pytest.raises(ft.InvalidInputError, match=r"^local\.batch_size: all .* single sample"):
+        simulate(table(), normalised(), batch_size=1)
+
+
+def test_batch_norm_over_some_minibatches_of_one_sample_is_warned_of_once(caplog):
+    with caplog.at_level(logging.WARNING, "fedtide"):
+        simulate(table(), normalised())
+        assert not caplog.messages
+        simulate(table((1, 4) + (5,) * 7), normalised())
+    (message,) = caplog.messages
+    assert message.startswith("local.batch_size: some minibatches have a single sample")
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        lambda outputs, targets: float(outputs.mean()) * torch.ones(len(targets)),
+        lambda outputs, targets: torch.ones(len(targets)),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:Converting a tensor")
+def test_a_loss_without_gradient_is_refused_with_the_reason(loss):
+    with pytest.raises(ft.InvalidInputError, match=r"^model: .*does not require grad.*; check"):
+        simulate(table(), nn.Linear(3, 1), loss=loss)
+
+
+def test_a_loss_that_fails_on_minibatches_leaves_no_traceback_in_the_log(caplog):
+    def of_two_or_all(outputs, targets):
+        return (outputs[:, 0] - targets) ** 2 * torch.ones(len(targets) if len(targets) > 9 else 2)
+
+    with pytest.raises(ft.InvalidInputError, match=r"^model: .*size of tensor.*; check"):
+        simulate(table(), nn.Linear(3, 1), loss=of_two_or_all)
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+def test_a_result_gives_its_network_after_the_data_have_changed():
+    frame, net = table(), normalised()
+    result = simulate(frame, net)
+    expected = result.module().state_dict()
+    frame["user"] = "nobody"
+    nn.init.zeros_(net[0].weight)
+    clear_task_cache()
+    module = result.module()
+    assert all(torch.equal(value, expected[name]) for name, value in module.state_dict().items())
+    parameters = nn.utils.parameters_to_vector(module.parameters())
+    np.testing.assert_array_equal(parameters.detach().numpy(), result.model)
+    nn.init.zeros_(module[0].weight)  # a caller's change stays its own
+    assert result.module()[0].weight.any()
+
+
+def test_a_network_kept_by_a_result_keeps_no_training_samples_alive():
+    result = simulate(table(), normalised())
+    task = weakref.ref(prepare_cached(result.experiment.problem, 0, "cpu", "float32"))
+    assert task() is not None
+    clear_task_cache()
+    network = result.network
+    del result
+    gc.collect()
+    assert task() is None
+    assert network is not None
+
+
+def test_seeds_may_be_any_iterable():
+    results = simulate(table(), nn.Linear(3, 1), seeds=(seed for seed in [1, 2]))
+    assert results.seeds == [1, 2]
+    with pytest.raises(ft.InvalidInputError, match=r"^seeds: \[\] is empty"):
+        simulate(table(), nn.Linear(3, 1), seeds=iter(()))
+
+
+@pytest.mark.parametrize("test", [None, 0.4])
+def test_the_gain_from_fine_tuning_says_on_which_samples_it_is_measured(test, tmp_path):
+    problem = ft.problems.Supervised(
+        table(), inputs=["a", "b", "c"], target="y", clients="user", loss="mse", test=test
+    )
+    ft.simulate(
+        problem=problem,
+        participation="full",
+        algorithm="fedavg",
+        local={"steps": 1, "lr": 0.1},
+        rounds=2,
+        evaluation={"personalise": 2},
+        compile=False,
+        out=tmp_path / "run",
+    )
+    write_report(tmp_path / "page.html", tmp_path / "run")
+    page = (tmp_path / "page.html").read_text()
+    assert "after each has fine-tuned it" in page
+    assert ("the gain includes fitting" in page) == (test is None)
