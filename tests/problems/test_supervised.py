@@ -404,6 +404,10 @@ WRONG = {
         r"loss: .*one number per sample, shape \(2,\)",
     ),
     "loss-that-fails": ({"loss": lambda z, y: z @ z}, "loss: it fails on outputs of shape"),
+    "random-loss": (
+        {"loss": lambda z, y: functional.dropout((z.squeeze(1) - y) ** 2)},
+        "loss: .*global generator",
+    ),
     "unknown-metric": ({"metrics": ["may"]}, "metrics: unknown 'may'"),
     "no-partition": ({"clients": 5}, "partition: missing"),
     "two-divisions": ({"partition": Iid()}, "clients: a column needs no partition"),

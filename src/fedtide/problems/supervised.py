@@ -186,8 +186,7 @@ class Supervised(Problem):
             if part.mask is not None:
                 digest.update(part.mask.data)
         if self.partition is not None:
-            columns = _plain_columns(tables[0], column_names(self.inputs))
-            digest.update(hash_content(columns).encode())
+            digest.update(hash_content(_plain_columns(tables[0])).encode())
         if isinstance(self.clients, str):
             for table in tables:
                 if self.clients in table:

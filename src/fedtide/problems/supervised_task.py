@@ -21,6 +21,7 @@ from fedtide.problems.datasets.sources import Ints
 from fedtide.problems.layout import Layout, Params, to_channels_last
 from fedtide.problems.losses import LossFunction, as_per_sample
 from fedtide.problems.models import FunctionalModel
+from fedtide.problems.models.functional import refuse_random
 from fedtide.problems.partitions import Shards, StoredShards
 from fedtide.problems.sample_metrics import Metric, class_recalls
 from fedtide.problems.supervised_data import DeviceSamples
@@ -406,7 +407,10 @@ class SupervisedTask(Task):
                 f"outputs {_shape(outputs)} and targets {_shape(example.target)} of {count} samples"
             )
             try:
-                values = function(outputs, example.target, *masks)
+                with refuse_random(field):
+                    values = function(outputs, example.target, *masks)
+            except InvalidInputError:
+                raise
             except Exception as error:
                 reason = (str(error) or type(error).__name__).splitlines()[0]
                 raise InvalidInputError(
