@@ -565,8 +565,8 @@ def test_lengths_of_padded_sequences_belong_to_the_samples():
         net = nn.Sequential(nn.Embedding(3, 3), nn.Linear(3, 3))
         return own_problem(train, target=None, model=net, loss="next_token").fingerprint()
 
-    assert tokens([1, 0], [1, 1], [1]) != tokens([1], [1, 1], [1])
-    assert tokens([1], [1, 1], [1]) == tokens([1], [1, 1], [1])
+    assert tokens([1, 1, 0], [1, 1, 1], [1, 1]) != tokens([1, 1], [1, 1, 1], [1, 1])
+    assert tokens([1, 1], [1, 1, 1], [1, 1]) == tokens([1, 1], [1, 1, 1], [1, 1])
 
 
 LOADER = """

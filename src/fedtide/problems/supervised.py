@@ -81,7 +81,9 @@ class Supervised(Problem):
             targets count as ten classes, by quantile. A partition, or a partitioner object of
             flwr-datasets.
         model: a `torch.nn.Module` (which is copied), a class or function that returns one, an
-            import path "package.module:Class", a name in `MODELS`, or a mapping with `type`.
+            import path "package.module:Class", a name in `MODELS`, or a mapping with `type`. Layers
+            in evaluation mode (`layer.eval()`) keep their statistics and drop nothing; a network
+            that is in evaluation mode as a whole is trained as a whole.
         loss: "cross_entropy", "mse", "mae", "huber", "bce", "next_token", or a function of
             (outputs, target), with padded sequences (outputs, target, mask), that returns the loss
             of each sample, (B,), from torch operations; also by import path.
