@@ -17,6 +17,7 @@ from functools import lru_cache
 from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any, Protocol, TypeVar
+from weakref import ReferenceType
 
 import numpy as np
 
@@ -256,6 +257,8 @@ def _hash_part(digest: _Digest, part: Any, around: tuple[Any, ...]) -> None:
         parts = part.items() if isinstance(part, Mapping) else part
         for one in sorted(parts, key=repr) if isinstance(part, set | frozenset) else parts:
             _hash_part(digest, one, inside)
+    elif isinstance(part, ReferenceType):  # as recurrent layers have of their parameters
+        _hash_part(digest, part(), inside)
     elif isinstance(part, type | FunctionType):
         digest.update(f"<{_code_name(part)}>".encode())
     elif isinstance(part, ModuleType):
@@ -285,7 +288,8 @@ def _code_name(thing: Any) -> str:
     """
     module, name = thing.__module__.replace("__mp_main__", "__main__"), thing.__qualname__
     interactive = module == "__main__" and not hasattr(sys.modules["__main__"], "__file__")
-    if "<" in name or interactive:  # a lambda, what a function defines, or a notebook
+    local = "<" in name and not module.startswith("torch.")  # a lambda, or what a function defines
+    if local or interactive:
         return import_path_of(thing)
     return f"{module}:{name}"
 

@@ -148,6 +148,12 @@ def with_hook(hook):
     return net
 
 
+def filled(net):
+    for parameter in net.parameters():
+        nn.init.ones_(parameter)
+    return net
+
+
 def tied(same):
     net = nn.Sequential(Net(1), Net(1))
     if same:
@@ -175,6 +181,8 @@ def second_hook(module, inputs, outputs):
         [layer, lambda: layer(dropout=0.2), lambda: layer(activation="gelu")],
         [lambda: with_hook(first_hook), lambda: with_hook(second_hook), lambda: Net(1)],
         [lambda: Net(1), lambda: Net(1, 1.0)],
+        [lambda: nn.utils.parametrizations.weight_norm(layer().linear1)],
+        [lambda n=n: filled(nn.LSTM(2, 2, n)) for n in (1, 2)],
         [lambda: tied(False), lambda: tied(True)],
     ],
 )
