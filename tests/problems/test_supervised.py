@@ -583,6 +583,10 @@ UNFIT = {
         {"train": lists(), "test": lists() | {"list": FEATURES[:, :2]}, "inputs": "list"},
         "test: its input 0 has shape",
     ),
+    "partition-without-classes": (
+        {"target": ["a", "number"], "clients": 4, "partition": Dirichlet(0.1), "model": linear(2)},
+        "partition: Dirichlet divides samples by class",
+    ),
     "text-among-targets": ({"target": ["number", "kind"]}, "target: column 'kind' does not hold"),
     "column-twice": ({"inputs": ["a", "a"]}, "inputs: .*twice"),
     "a-share-of-one": ({"test": 1}, "test: 1 is neither a table nor a share"),

@@ -250,7 +250,13 @@ class Supervised(Problem):
                 )
 
     def _split(self, table: Table, labels: Ints | None, samples: int, seed: int) -> Shards:
-        labels = np.zeros(samples, dtype=np.int64) if labels is None else labels
+        if labels is None:
+            if getattr(self.partition, "needs_labels", False):
+                raise InvalidInputError(
+                    f"partition: {type(self.partition).__name__} divides samples by class, and "
+                    "these have several targets or none; use Iid() or a column"
+                )
+            labels = np.zeros(samples, dtype=np.int64)
         if isinstance(self.clients, str):
             values = _client_column(table, self.clients)
             return StoredShards.from_column("clients", self.clients, values)

@@ -181,6 +181,11 @@ class Partition(ABC):
         """Whether clients may hold the same samples; then N may exceed the number of samples."""
         return False
 
+    @property
+    def needs_labels(self) -> bool:
+        """Whether it divides samples by their class, so that every sample must have one."""
+        return False
+
     @abstractmethod
     def split(self, labels: Ints, clients: int, seed: int, columns: Columns = NO_COLUMNS) -> Shards:
         """Return which client holds which samples.

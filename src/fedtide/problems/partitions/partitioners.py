@@ -60,6 +60,11 @@ class Dirichlet(Partition):
     def __post_init__(self) -> None:
         require_positive("alpha", self.alpha)
 
+    @property
+    def needs_labels(self) -> bool:
+        """True: samples are divided by class."""
+        return True
+
     def split(self, labels: Ints, clients: int, seed: int, columns: Columns = NO_COLUMNS) -> Shards:
         classes = int(labels.max()) + 1
         shares = generator(seed, "partition").dirichlet(np.full(classes, self.alpha), clients)
@@ -97,6 +102,11 @@ class MajorityClass(Partition):
             raise InvalidInputError(
                 f"similarity: {self.similarity} is not within [0, 1]; give a probability"
             )
+
+    @property
+    def needs_labels(self) -> bool:
+        """True: samples are divided by class."""
+        return True
 
     def split(self, labels: Ints, clients: int, seed: int, columns: Columns = NO_COLUMNS) -> Shards:
         bounds = _class_bounds(labels, clients)
@@ -138,6 +148,11 @@ class SingleClass(Partition):
                 f"spread: with {self.spread} the least size, mean - 2 spread, is "
                 f"{self.mean - 2 * self.spread}; give at least 0 and less than mean / 2"
             )
+
+    @property
+    def needs_labels(self) -> bool:
+        """True: samples are divided by class."""
+        return True
 
     def split(self, labels: Ints, clients: int, seed: int, columns: Columns = NO_COLUMNS) -> Shards:
         bounds = _class_bounds(labels, clients)
