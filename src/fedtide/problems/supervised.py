@@ -128,9 +128,9 @@ class Supervised(Problem):
         if not isinstance(self.clients, str):
             check_partition(self.clients, self.partition)
         if isinstance(self.test, bool | np.bool_ | Real):
-            if isinstance(self.test, bool | np.bool_) or not 0 < float(self.test) < 1:
+            if isinstance(self.test, bool | np.bool_) or not 0 < self.test < 1:
                 raise InvalidInputError(
-                    f"test: {self.test} is neither a table nor a share within (0, 1)"
+                    f"test: {str(self.test):.60} is neither a table nor a share within (0, 1)"
                 )
             object.__setattr__(self, "test", float(self.test))
         names = column_names(self.inputs)
