@@ -128,9 +128,9 @@ class Supervised(Problem):
         if not isinstance(self.clients, str):
             check_partition(self.clients, self.partition)
         if isinstance(self.test, bool | np.bool_ | Real):
-            if isinstance(self.test, bool | np.bool_) or not 0 < self.test < 1:
+            if not _is_share(self.test):
                 raise InvalidInputError(
-                    f"test: {str(self.test):.60} is neither a table nor a share within (0, 1)"
+                    f"test: {self.test!s:.60} is neither a table nor a share within (0, 1)"
                 )
             object.__setattr__(self, "test", float(self.test))
         names = column_names(self.inputs)
@@ -408,6 +408,10 @@ def check_constants(normalise: Sequence[float] | None) -> None:
 def parameter_dtype(dtype: torch.dtype) -> torch.dtype:
     """Return the dtype of parameters and data: float32 where gradients are bfloat16."""
     return torch.float32 if dtype == torch.bfloat16 else dtype
+
+
+def _is_share(value: Any) -> bool:
+    return not isinstance(value, bool | np.bool_) and bool(0 < value < 1)
 
 
 def _common_mask(

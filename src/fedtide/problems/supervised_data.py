@@ -92,10 +92,18 @@ def to_device(
 
 
 def column_names(inputs: Inputs) -> list[str]:
-    """Return all columns that `inputs` names."""
+    """Return all columns that `inputs` names.
+
+    Raises:
+        InvalidInputError: an argument of a mapping that is neither a name nor a list of names.
+    """
     if isinstance(inputs, str):
         return [inputs]
-    entries = inputs.values() if isinstance(inputs, Mapping) else inputs
+    entries: list[Any] = list(inputs.values() if isinstance(inputs, Mapping) else inputs)
+    for entry in entries:
+        names = entry if isinstance(entry, list | tuple) else [entry]
+        if not all(isinstance(name, str) for name in names):
+            raise InvalidInputError(f"inputs: {entry!r:.60} is neither a column nor a list of them")
     return [name for e in entries for name in ([e] if isinstance(e, str) else e)]
 
 
