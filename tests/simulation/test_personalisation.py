@@ -1,11 +1,14 @@
 """Figures after local fine-tuning, against plain PyTorch."""
 
 import numpy as np
+import polars as pl
 import pytest
 import torch
 from torch import nn
 
 import fedtide as ft
+from fedtide.simulation import loop
+from fedtide.simulation.personalisation import personalised_figures
 
 RNG = np.random.default_rng(3)
 OWNERS = np.repeat(["a", "b", "c"], [6, 9, 5])
@@ -75,6 +78,21 @@ def test_the_run_itself_is_the_same():
     plain, personalised = run(), run(evaluation={"personalise": 5})
     assert plain.model.tobytes() == personalised.model.tobytes()
     assert plain.metrics.equals(personalised.metrics)
+
+
+def test_clients_fine_tune_once_whether_the_run_has_a_folder_or_not(tmp_path, monkeypatch):
+    calls = []
+
+    def counted(*arguments):
+        calls.append(1)
+        return personalised_figures(*arguments)
+
+    monkeypatch.setattr(loop, "personalised_figures", counted)
+    inside = run(evaluation={"personalise": 2}, out=tmp_path / "run")
+    assert len(calls) == 1
+    assert inside.clients.equals(pl.read_parquet(tmp_path / "run" / "clients.parquet"))
+    assert inside.clients.equals(run(evaluation={"personalise": 2}).clients)
+    assert len(calls) == 2
 
 
 def test_epochs_are_replaced_by_steps():

@@ -104,7 +104,8 @@ def _in_memory(experiment: Experiment, callbacks: Sequence[Callback]) -> Result:
             watched.advance()
         watched.finish()
     _log_warnings(watched.run)
-    result = _result(watched.run, watched.run.log_table(), stopped=watched.view.stopped)
+    run = watched.run
+    result = _result(run, run.log_table(), run.clients(), stopped=watched.view.stopped)
     watched.tell_end()
     return result
 
@@ -126,8 +127,8 @@ def _in_folder(
         watched.view.stopped = checkpoint.facts.get("stopped", "") if checkpoint else ""
         with watched:
             _loop_in_folder(watched, folder)
-            log = _finish(watched, folder)
-    result = _result(run, log, folder.path, watched.view.stopped)
+            log, clients = _finish(watched, folder)
+    result = _result(run, log, clients, folder.path, watched.view.stopped)
     watched.tell_end()
     return result
 
@@ -299,8 +300,11 @@ def _save(watched: _WatchedRun, folder: RunFolder) -> None:
         write_frame(folder.clients, run.clients_so_far())
 
 
-def _finish(watched: _WatchedRun, folder: RunFolder) -> pl.DataFrame:
-    """Write the results and return the log; the summary, written last, marks them complete."""
+def _finish(watched: _WatchedRun, folder: RunFolder) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """Write the results; return the log and the table of clients.
+
+    The summary, written last, marks the results as complete.
+    """
     run = watched.run
     log = pl.concat([run.log_table(), *folder.read_log()])
     write_frame(folder.participation, log)
@@ -322,16 +326,16 @@ def _finish(watched: _WatchedRun, folder: RunFolder) -> pl.DataFrame:
         summary["classes"] = list(run.task.class_names)
     write_json(folder.summary, summary)
     folder.drop_partial_results()
-    return log
+    return log, clients
 
 
 def _saved_model(run: Run) -> dict[str, torch.Tensor]:
     """Return the model as `load_state_dict` of its network takes it, or else its parameters."""
-    output = run.driver.output
-    try:
-        named = run.task.module(output, _buffers(run)).state_dict()
-    except InvalidInputError:  # a problem without a network
-        named = run.task.layout.unflatten(output)
+    network = _network(run)
+    if network is None:
+        named = run.task.layout.unflatten(run.driver.output)
+    else:
+        named = network.state_dict()
     # tied parameters share their memory, which the file format refuses
     return {name: tensor.detach().cpu().contiguous().clone() for name, tensor in named.items()}
 
@@ -347,12 +351,11 @@ def _read(run: Run, folder: RunFolder) -> Result:
         InvalidInputError: a missing or damaged file.
     """
     try:
-        folder.read_json(folder.summary)
+        timings, summary = folder.read_json(folder.timings), folder.read_json(folder.summary)
         named = safetensors.torch.load_file(folder.model, device=run.experiment.device)
         metrics, log, clients = map(
             pl.read_parquet, (folder.metrics, folder.participation, folder.clients)
         )
-        timings, summary = folder.read_json(folder.timings), folder.read_json(folder.summary)
         model = run.task.layout.flatten(named).cpu().numpy()
         layout = run.task.buffer_layout
         shared = None if layout is None else layout.flatten(named).to(run.task.start)
@@ -408,13 +411,17 @@ def _iterates(run: Run) -> NDArray[Any] | None:
 
 
 def _result(
-    run: Run, participation: pl.DataFrame, out: Path | None = None, stopped: str = ""
+    run: Run,
+    participation: pl.DataFrame,
+    clients: pl.DataFrame,
+    out: Path | None = None,
+    stopped: str = "",
 ) -> Result:
     return Result(
         model=run.driver.output.cpu().numpy(),
         metrics=run.metrics_table(),
         participation=participation,
-        clients=run.clients(),
+        clients=clients,
         state=run.driver.state,
         trainer=run.trainer_choice,
         timings=_timings(run),
