@@ -95,9 +95,9 @@ class Entries:
             span = _find_span(rows.rounds)
             check_length(span[1] - span[0], len(rows.rounds))
         declared = _average_by_client(rows.clients, rows.samples, len(names))
-        available = selected = None
+        available = selected = reported = None
         if rows.stages is not None and (rows.stages < _USED).any():
-            available, selected = _index_stages(names, rows, rows.stages, span)
+            available, selected, reported = _index_stages(names, rows, rows.stages, span)
             rows = rows.where(rows.stages == _USED)
         weights, counts = self._find_weights(rows)
         if declared is None and counts is not None:
@@ -108,6 +108,8 @@ class Entries:
             samples=declared,
             available=available,
             selected=selected,
+            reported=reported,
+            complete=roster is not None or clients is not None,
             notes=tuple(self.notes),
         )
 
@@ -176,8 +178,8 @@ class _Rows:
 
 def _index_stages(
     names: pl.Series, rows: _Rows, levels: NDArray[np.uint8], span: tuple[int, int]
-) -> tuple[ParticipationLog | None, ParticipationLog | None]:
-    """Return who was available, and who was selected, as far as the log distinguishes them.
+) -> tuple[ParticipationLog | None, ParticipationLog | None, ParticipationLog | None]:
+    """Return who was available, selected and reported, as far as the log distinguishes them.
 
     A client may have several rows in a round, one for each stage; the last one counts.
 
@@ -210,7 +212,8 @@ def _index_stages(
 
     available = index(STAGES.index("available")) if counts[0] else None
     selected = index(STAGES.index("selected")) if counts[1:_USED].any() else None
-    return available, selected
+    reported = index(STAGES.index("reported")) if counts[STAGES.index("reported")] else None
+    return available, selected, reported
 
 
 def _find_span(rounds: NDArray[np.integer]) -> tuple[int, int]:
