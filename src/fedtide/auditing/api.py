@@ -15,13 +15,22 @@ from fedtide.auditing.log.participation_log import Floats, ParticipationLog
 from fedtide.auditing.log.reader import LogSource, OnProgress, read_participation_log
 from fedtide.auditing.output.json_document import build_document
 from fedtide.auditing.recommend.cutoff import Cutoffs, choose_cutoff
-from fedtide.auditing.recommend.ranking import Advice, Findings, list_limits, rank_methods
+from fedtide.auditing.recommend.limits import list_limits
+from fedtide.auditing.recommend.ranking import Advice, Findings, rank_methods
 from fedtide.auditing.recommend.step_sizes import Training, recommend_learning_rates
+from fedtide.auditing.statistics.churn import Churn, find_churn
 from fedtide.auditing.statistics.coverage import Coverage, measure_coverage
 from fedtide.auditing.statistics.group_influence import GroupInfluence, measure_group_influence
 from fedtide.auditing.statistics.influence import ObjectiveComparison, compare_objectives
 from fedtide.auditing.statistics.pattern import Pattern, find_pattern
 from fedtide.auditing.statistics.rate_estimates import RateEstimates, estimate_rates
+from fedtide.auditing.statistics.stages import (
+    Availability,
+    Selection,
+    measure_availability,
+    measure_selection,
+)
+from fedtide.auditing.statistics.unseen import UnseenClients, estimate_unseen
 from fedtide.auditing.statistics.variance import VarianceModel
 from fedtide.auditing.statistics.windows import Regularity, measure_regularity
 from fedtide.errors import InvalidInputError
@@ -37,13 +46,18 @@ class Audit:
         coverage: clients seen, absences, cohort sizes.
         rates: participation rates with confidence intervals.
         objectives: the objective of averaging over the cohort, and of other ways of averaging.
+        availability: the bias of availability alone, if the log says who was available.
+        selection: what selection and dropout add to it, if the log has stages.
+        churn: clients that left for good or joined late: by availability, if the log says who was
+            available, otherwise by participation.
+        unseen: how many clients the log has not seen; None if all clients are known.
         groups: the influence of groups, one entry per grouping of the roster.
         pattern: how clients come and go, with the tests behind it.
         regularity: the regularity of windows of P rounds.
         cutoffs: the error of FedAU's weights for each cutoff.
         learning_rates: by method, if `training` was given.
         advice: the methods, best first.
-        limits: what no method can correct, in sentences.
+        limits: what no weights can correct, in sentences.
         simulated: whether the methods were replayed.
     """
 
@@ -51,6 +65,10 @@ class Audit:
     coverage: Coverage
     rates: RateEstimates
     objectives: ObjectiveComparison
+    availability: Availability | None
+    selection: Selection | None
+    churn: Churn
+    unseen: UnseenClients | None
     groups: list[GroupInfluence]
     pattern: Pattern
     regularity: Regularity
@@ -61,7 +79,19 @@ class Audit:
     simulated: bool
 
     def clients(self) -> pl.DataFrame:
-        """Return one row per client: its rate, influence, longest absence and pattern."""
+        """Return one row per client: its rate, influence, absences, pattern and state.
+
+        With the stages of the log, also the rounds in which it was available and reported.
+        """
+        first, last = (
+            pl.Series(rounds + self.log.first_round).set(pl.Series(rounds < 0), None)
+            for rounds in (self.churn.first, self.churn.last)
+        )
+        stages = {}
+        if self.availability is not None:
+            stages["available"] = self.availability.counts
+        if self.selection is not None and self.selection.reports is not None:
+            stages["reported"] = self.selection.reports
         return pl.DataFrame(
             {
                 "client": self.log.names,
@@ -75,6 +105,10 @@ class Audit:
                 "times_its_share": self.objectives.ratios,
                 "longest_absence": self.coverage.absences,
                 "pattern": self.pattern.clients,
+                "first_round": first,
+                "last_round": last,
+                "state": self.churn.states,
+                **stages,
             }
         )
 
@@ -139,6 +173,10 @@ def audit(
     variances = VarianceModel(entries, pattern, rates)
     wanted = _wanted_weights(table, entries.size)
     objectives = compare_objectives(entries, variances, rates, wanted, cutoffs.best)
+    watch("stages and churn", 0.0)
+    availability = measure_availability(entries, wanted)
+    selection = measure_selection(entries, wanted)
+    churn, unseen = _describe_people(entries, pattern, rates, availability)
     groupings = table.groups.items() if table else ()
     influence = [
         measure_group_influence(
@@ -167,13 +205,17 @@ def audit(
         coverage=coverage,
         rates=rates,
         objectives=objectives,
+        availability=availability,
+        selection=selection,
+        churn=churn,
+        unseen=unseen,
         groups=influence,
         pattern=pattern,
         regularity=regularity,
         cutoffs=cutoffs,
         learning_rates=learning_rates,
         advice=advice,
-        limits=list_limits(findings),
+        limits=list_limits(findings, selection, availability, churn, unseen),
         simulated=simulate,
     )
 
@@ -192,6 +234,25 @@ def _read_roster(
     if isinstance(roster, pl.DataFrame):
         return ClientTable.from_frame(roster, groups)
     return ClientTable.from_file(roster, groups)
+
+
+def _describe_people(
+    log: ParticipationLog,
+    pattern: Pattern,
+    rates: RateEstimates,
+    availability: Availability | None,
+) -> tuple[Churn, UnseenClients | None]:
+    """Return who left or joined, and how many clients the log has not seen.
+
+    Both are judged by availability where it is known: it shows more of a client than its use.
+    """
+    if log.available is not None and availability is not None:
+        complete, log = log.complete, log.available
+        pattern, rates = availability.pattern, availability.rates
+    else:
+        complete = log.complete
+    time = 1.0 if pattern.correlation is None else pattern.correlation.integrated_time
+    return find_churn(log, rates), None if complete else estimate_unseen(log, time)
 
 
 def _wanted_weights(table: ClientTable | None, clients: int) -> Floats:

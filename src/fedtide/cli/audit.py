@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -100,7 +100,7 @@ def audit_command(
             watch=lambda name, share: progress.update(task, description=name, completed=share),
         )
     if json_file is not None:
-        text = json.dumps(_to_json(result.to_dict()), indent=1, ensure_ascii=False) + "\n"
+        text = json.dumps(result.to_dict(), indent=1, ensure_ascii=False) + "\n"
         write_text(json_file, text, field="json", hint="choose another path")
     if html is not None:
         from fedtide.auditing.output.html_page import write_page  # imports Matplotlib
@@ -126,14 +126,3 @@ def _parse_columns(pairs: list[str]) -> dict[str, str]:
             )
         mapping[name] = column
     return mapping
-
-
-def _to_json(value: Any) -> Any:
-    """Return nested data with plain floats, and None for infinite or NaN ones."""
-    if isinstance(value, dict):
-        return {key: _to_json(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [_to_json(inner) for inner in value]
-    if isinstance(value, float):
-        return float(value) if abs(value) < float("inf") else None
-    return value

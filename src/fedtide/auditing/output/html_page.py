@@ -39,6 +39,8 @@ def render_page(audit: Audit) -> str:
         tiles=_list_tiles(audit),
         never=[str(audit.log.names[int(n)]) for n in audit.coverage.never[:_ROWS]],
         figures=audit_figures.draw_figures(audit),
+        churn=_list_churn(audit),
+        churn_total=len(np.union1d(audit.churn.gone, audit.churn.late)),
         over=_rank_clients(audit, over=True),
         under=_rank_clients(audit, over=False),
         objectives=[o for o in (objectives.plain, objectives.given) if o] + objectives.others,
@@ -71,4 +73,23 @@ def _rank_clients(audit: Audit, over: bool) -> list[dict[str, Any]]:
             "pattern": audit.pattern.clients[n],
         }
         for n in chosen[np.argsort(keys, kind="stable")][:_ROWS]
+    ]
+
+
+def _list_churn(audit: Audit) -> list[dict[str, Any]]:
+    """Return the clients that left or joined, those with the smallest p-values first."""
+    churn, states = audit.churn, audit.churn.states
+    p_values = np.minimum(churn.gone_p_values, churn.late_p_values)
+    chosen = np.union1d(churn.gone, churn.late)
+    return [
+        {
+            "name": str(audit.log.names[int(n)]),
+            "state": states[n],
+            "first": int(churn.first[n]) + audit.log.first_round,
+            "last": int(churn.last[n]) + audit.log.first_round,
+            "rate": churn.rates[n],
+            "interval": text.format_percents(churn.low[n], churn.high[n]),
+            "p_value": p_values[n],
+        }
+        for n in chosen[np.argsort(p_values[chosen], kind="stable")][:_ROWS]
     ]

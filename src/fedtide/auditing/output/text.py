@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+
 import numpy as np
 
 from fedtide.auditing.api import Audit
 from fedtide.auditing.recommend.ranking import Advice
 from fedtide.auditing.statistics.group_influence import GroupInfluence
 from fedtide.auditing.statistics.skew import SkewEstimate
+from fedtide.auditing.statistics.stages import StageShift
+from fedtide.auditing.statistics.unseen import UnseenClients
 
 _METHOD_NAMES = {
     "fedavg": "FedAvg",
@@ -18,20 +22,28 @@ _METHOD_NAMES = {
     "mifa": "MIFA",
     "fedvarp": "FedVARP",
 }
+_SURE = 0.001
+"""The level of a test at which its result is stated as a fact."""
+_LISTED = 4
+"""The most clients that a sentence lists."""
 
 
-def describe_objective(audit: Audit) -> str:
-    """Return the skew of averaging over the cohort, in one or two sentences."""
+def describe_objective(audit: Audit) -> list[str]:
+    """Return whose model it is, in sentences: over the whole log, and of clients not seen."""
     plain = audit.objectives.plain
+    among = "" if audit.unseen is None else f" among the {audit.log.size:,} clients of the log"
     text = (
-        f"Averaging over each round's participants misplaces {plain.total_variation:.0%} of the "
-        f"influence: {format_skew(plain.skew)}"
+        f"averaging over each round's participants misplaces {plain.total_variation:.0%} of the "
+        f"influence{among}: {format_skew(plain.skew)}"
     )
     if plain.interval[0] < 0.02:
-        return f"{text}, which chance alone can explain."
+        text += ", which chance alone can explain"
     weights = np.sort(plain.weights)[::-1]
     half = int(np.searchsorted(np.cumsum(weights), 0.5)) + 1
-    return f"{text}. {half:,} of {audit.log.size:,} clients have half of the influence."
+    sentences = [text, f"half of the influence is with {half:,} of {_clients(audit.log.size)}"]
+    if audit.unseen is not None and audit.unseen.interval[0] > 0:
+        sentences.append(f"{describe_unseen(audit.unseen)}; they have no influence")
+    return sentences
 
 
 def describe_given_weights(audit: Audit) -> str:
@@ -42,23 +54,72 @@ def describe_given_weights(audit: Audit) -> str:
     )
 
 
-def describe_coverage(audit: Audit) -> list[str]:
-    """Return what the log covers."""
+def describe_clients(audit: Audit) -> list[str]:
+    """Return how many clients there are, how many took part, and how many were not seen."""
+    unseen, never = audit.unseen, len(audit.coverage.never)
+    if unseen is None:
+        known = f"{_clients(audit.log.size)}, of which {audit.log.size - never:,} took part"
+        return [known if never else f"{_clients(audit.log.size)}, and every one took part"]
+    lines = [f"{_clients(audit.log.size)} in the log, which need not be all"]
+    if never:
+        lines.append(f"{never:,} of them were never used")
+    lines.append(describe_unseen(unseen))
+    if unseen.once > 0:
+        lines.append(_describe_coverage_of_sample(unseen))
+    return lines
+
+
+def describe_unseen(unseen: UnseenClients) -> str:
+    """Return the estimated number of clients that the log has not seen."""
+    low, high = unseen.interval
+    if np.isinf(high):
+        return (
+            f"at least {low:,.0f} clients never came (95%), perhaps far more: of those seen, none "
+            "came twice"
+        )
+    if low == 0:
+        return (
+            f"up to {_clients(int(high))} may never have come (95%; more if some come far more "
+            "rarely than those seen)"
+        )
+    return (
+        f"an estimated {unseen.estimate:,.0f} clients never came (95%: {low:,.0f} to {high:,.0f}; "
+        "more if some come far more rarely than those seen)"
+    )
+
+
+def _describe_coverage_of_sample(unseen: UnseenClients) -> str:
+    low, high = unseen.coverage_interval
+    visit = "participation" if unseen.link == 0 else "visit"
+    text = (
+        f"{unseen.once:,} came once and {unseen.twice:,} twice, so the next {visit} is by a client "
+        f"of this log with probability {_percent(unseen.coverage)} (95%: {_percent(low)} to "
+        f"{_percent(high)})"
+    )
+    if unseen.link:
+        text += f"; participations up to {_rounds(unseen.link)} apart are one visit"
+    return text
+
+
+def describe_rounds(audit: Audit) -> list[str]:
+    """Return the rounds, cohort sizes and absences."""
     coverage, log = audit.coverage, audit.log
-    never = len(coverage.never)
-    rounds = f"rounds {log.first_round:,} to {log.first_round + log.length - 1:,}"
-    lines = [
-        f"{log.size:,} clients, {log.length:,} rounds ({rounds}), {len(log.clients):,} updates, "
-        f"cohorts of {coverage.cohort['smallest']:.0f} to {coverage.cohort['largest']:.0f} "
-        f"(mean {coverage.cohort['mean']:.1f})",
-        f"{never:,} of {log.size:,} clients never took part"
-        if never
-        else "every client took part at least once",
-        f"longest absence {coverage.longest_absence:,} rounds, median absence "
-        f"{coverage.typical_absence:g}",
-    ]
+    smallest, largest = coverage.cohort["smallest"], coverage.cohort["largest"]
+    mean, last = coverage.cohort["mean"], log.first_round + log.length - 1
+    span = f"round {last:,}" if log.length == 1 else f"rounds {log.first_round:,} to {last:,}"
+    size = (
+        f"{_clients(int(largest))} in each"
+        if smallest == largest
+        else f"{smallest:,.0f} to {largest:,.0f} clients in each (mean {mean:,.1f})"
+    )
+    lines = [f"{_rounds(log.length)} ({span}), {len(log.clients):,} updates, {size}"]
     if coverage.empty_rounds:
-        lines.append(f"empty rounds: {coverage.empty_rounds:,}")
+        lines.append(f"{_rounds(coverage.empty_rounds)} without participants")
+    if coverage.longest_absence:
+        lines.append(
+            f"longest absence {_rounds(coverage.longest_absence)}, median absence "
+            f"{coverage.typical_absence:g}"
+        )
     return lines
 
 
@@ -66,10 +127,81 @@ def describe_rates(audit: Audit) -> str:
     """Return the distribution of the rates."""
     rates = audit.rates
     low, middle, high = np.quantile(rates.estimate[rates.estimate > 0], [0.1, 0.5, 0.9])
-    return (
-        f"median {middle:.3g}; 10% of the clients below {low:.3g}, 10% above {high:.3g}; "
-        f"half of all updates are from {rates.clients_for_half:,} of {audit.log.size:,} clients"
+    spread = (
+        f"{middle:.3g} for all clients that took part"
+        if low == high
+        else f"median {middle:.3g}; 10% of the clients below {low:.3g}, 10% above {high:.3g}"
     )
+    return (
+        f"{spread}; half of all updates are from {rates.clients_for_half:,} of "
+        f"{_clients(audit.log.size)}"
+    )
+
+
+def describe_churn(audit: Audit) -> list[str]:
+    """Return who left for good and who joined late."""
+    churn = audit.churn
+    if not churn.tested:
+        return ["too few clients came back after a silence to tell who left for good or joined"]
+    if not len(churn.gone) and not len(churn.late):
+        return ["no client is known to have left for good or joined late"]
+    lines = []
+    for clients, rounds, verb, word in (
+        (churn.gone, churn.last, "left for good", "last seen in"),
+        (churn.late, churn.first, "joined late", "first seen in"),
+    ):
+        if len(clients):
+            listed = [
+                f"{audit.log.names[int(n)]} ({rounds[n] + audit.log.first_round:,})"
+                for n in clients
+            ]
+            lines.append(f"{_clients(len(clients))} {verb}, {word} round: {_list_some(listed)}")
+    return [*lines, "a log without churn shows any with probability 0.01"]
+
+
+def describe_availability(audit: Audit) -> list[str]:
+    """Return the bias of availability alone; empty if the log does not say who was available."""
+    availability = audit.availability
+    if availability is None:
+        return []
+    text = (
+        f"alone misplaces {availability.objective.total_variation:.0%} of the influence: "
+        f"{format_skew(availability.objective.skew)}"
+    )
+    if availability.objective.interval[0] < 0.02:
+        text += ", which chance alone can explain"
+    return [text, "so would using all available clients, or as many drawn uniformly from them"]
+
+
+def describe_selection(audit: Audit) -> list[str]:
+    """Return what selection and dropout add; empty if the log has no stage but "used"."""
+    selection = audit.selection
+    if selection is None:
+        return []
+    chosen = "use" if selection.objective is None else "selection"
+    lines = [
+        f"{what} {describe_shift(shift)}"
+        for shift, what in (
+            (selection.selecting, f"the {chosen} of some of the available clients"),
+            (selection.dropping, "what became of the selected clients (dropout, refusals)"),
+        )
+        if shift is not None
+    ]
+    if selection.alternatives:
+        reached = ", ".join(f"{name} {skew:.2f}" for name, skew in selection.alternatives.items())
+        lines.append(f"L1 skew in reach of other selections, chance left out: {reached}")
+    return lines
+
+
+def describe_shift(shift: StageShift) -> str:
+    """Return how far a choice moves the influence, and whether it may be uniform."""
+    low, high = shift.distance.interval
+    moved = f"moves {shift.distance.corrected / 2:.0%} of the influence"
+    if np.isfinite([low, high]).all():
+        moved += f" (95%: {low / 2:.0%} to {high / 2:.0%})"
+    if shift.p_value > _SURE:
+        return f"{moved}; drawing them uniformly could do the same (p = {shift.p_value:.2g})"
+    return f"{moved}; they were not drawn uniformly (p {_format_p(shift.p_value)})"
 
 
 def describe_groups(groups: GroupInfluence, most: int = 3) -> list[str]:
@@ -114,11 +246,13 @@ def describe_pattern(audit: Audit) -> str:
 def describe_window(audit: Audit) -> str:
     """Return the amplification period in a sentence."""
     windows = audit.regularity
+    if windows.period == 1 and windows.floor <= windows.tolerance:
+        return f"every single round is regular to within {windows.tolerance:g}"
     if windows.period is None:
         return (
             f"no window of up to half of the log is within {windows.tolerance:g} of the whole log"
         )
-    text = f"windows of {windows.period:,} rounds are regular to within {windows.tolerance:g}"
+    text = f"windows of {_rounds(windows.period)} are regular to within {windows.tolerance:g}"
     if windows.floor > windows.tolerance:
         text += (
             f" of the value for the whole log ({windows.floor:.2f}), which is due to unequal rates "
@@ -165,6 +299,24 @@ def format_skew(skew: SkewEstimate) -> str:
     if abs(skew.observed - skew.corrected) >= 0.001:
         text += f", bias-corrected {skew.corrected:.3f}"
     return f"{text} (95%: {low:.3f} to {high:.3f})"
+
+
+def format_influence(audit: Audit, client: int) -> str:
+    """Return a client's influence relative to its share, with its 95% interval."""
+    objectives = audit.objectives
+    share = max(float(objectives.wanted[client]), 1e-300)
+    low, high = objectives.low[client] / share, objectives.high[client] / share
+    ratio = f"{objectives.ratios[client]:.2f}"
+    return f"{ratio} ({low:.2f} to {high:.2f})" if np.isfinite([low, high]).all() else ratio
+
+
+def format_percents(low: float, high: float) -> str:
+    """Return an interval in percent, or that there is none.
+
+    >>> format_percents(0.123, 0.2)
+    '12.3–20.0%'
+    """
+    return f"{100 * low:.1f}–{100 * high:.1f}%" if np.isfinite([low, high]).all() else "none"
 
 
 def format_method(advice: Advice) -> str:
@@ -217,6 +369,11 @@ def to_sentence(text: str) -> str:
     return text[:1].upper() + text[1:] + "."
 
 
+def to_sentences(texts: Iterable[str]) -> str:
+    """Return the texts as sentences of one paragraph."""
+    return " ".join(to_sentence(text) for text in texts)
+
+
 def _format_call(algorithm: str, parameters: dict[str, object]) -> str:
     shown = []
     for name, value in parameters.items():
@@ -229,3 +386,25 @@ def _format_call(algorithm: str, parameters: dict[str, object]) -> str:
             shown.append(f"{name}={value}")
     arguments = ", ".join(shown)
     return _METHOD_NAMES[algorithm] + (f"({arguments})" if arguments else "")
+
+
+def _clients(count: int) -> str:
+    return f"{count:,} client{'' if count == 1 else 's'}"
+
+
+def _rounds(count: int) -> str:
+    return f"{count:,} round{'' if count == 1 else 's'}"
+
+
+def _percent(share: float) -> str:
+    """Return a share with as many digits as tell it from 1."""
+    return f"{share:.0%}" if share < 0.99 or share == 1 else f"{share:.2%}"
+
+
+def _format_p(p_value: float) -> str:
+    return "< 1e-12" if p_value < 1e-12 else f"= {p_value:.2g}"
+
+
+def _list_some(names: Sequence[str]) -> str:
+    others = len(names) - _LISTED
+    return ", ".join(names[:_LISTED]) + (f", and {others:,} more" if others > 0 else "")

@@ -98,24 +98,6 @@ def rank_methods(findings: Findings) -> list[Advice]:
     return sorted(listed, key=rank)
 
 
-def list_limits(findings: Findings) -> list[str]:
-    """Return what no method can correct, in sentences."""
-    limits = []
-    if never := len(findings.coverage.never):
-        limits.append(
-            f"{never:,} of {findings.log.size:,} clients never took part: no method can learn from "
-            "them"
-        )
-    if once := int((findings.log.counts == 1).sum()):
-        limits.append(
-            f"{once:,} of {findings.log.size:,} clients took part only once: their influence rests "
-            "on a single update"
-        )
-    if findings.pattern.family == "drifting":
-        limits.append("the rates drift: results for this log may not hold for the next one")
-    return limits
-
-
 def _fedavg(findings: Findings) -> Advice:
     plain = findings.objectives.plain
     low, high = plain.interval
