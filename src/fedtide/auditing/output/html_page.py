@@ -52,10 +52,18 @@ def _list_tiles(audit: Audit) -> list[tuple[str, str]]:
     return [
         (f"{plain.l1_skew:.2f}", "L1 skew (0 fair, at most 2)"),
         (f"{plain.total_variation:.0%}", "of the influence misplaced"),
-        (f"{len(audit.coverage.never):,}", f"of {audit.log.size:,} clients never took part"),
+        _tile_of_clients(audit),
         (audit.pattern.family, f"pattern, {text.format_confidence(audit.pattern.confidence)}"),
         (text.format_method_name(audit.advice[0]), "recommended"),
     ]
+
+
+def _tile_of_clients(audit: Audit) -> tuple[str, str]:
+    if audit.unseen is None:
+        return f"{len(audit.coverage.never):,}", f"of {audit.log.size:,} clients never took part"
+    low, high = audit.unseen.interval
+    most = "?" if np.isinf(high) else f"{high:,.0f}"
+    return f"{low:,.0f}–{most}", "clients never seen (95%)"
 
 
 def _rank_clients(audit: Audit, over: bool) -> list[dict[str, Any]]:

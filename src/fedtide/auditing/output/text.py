@@ -156,7 +156,7 @@ def describe_churn(audit: Audit) -> list[str]:
                 for n in clients
             ]
             lines.append(f"{_clients(len(clients))} {verb}, {word} round: {_list_some(listed)}")
-    return [*lines, "a log without churn shows any with probability 0.01"]
+    return [*lines, "a log without churn shows any with a probability of at most 0.01"]
 
 
 def describe_availability(audit: Audit) -> list[str]:
@@ -165,12 +165,13 @@ def describe_availability(audit: Audit) -> list[str]:
     if availability is None:
         return []
     text = (
-        f"alone misplaces {availability.objective.total_variation:.0%} of the influence: "
+        f"availability alone misplaces {availability.objective.total_variation:.0%} of the "
+        "influence, as using all available clients, or as many drawn uniformly, would: "
         f"{format_skew(availability.objective.skew)}"
     )
     if availability.objective.interval[0] < 0.02:
         text += ", which chance alone can explain"
-    return [text, "so would using all available clients, or as many drawn uniformly from them"]
+    return [text]
 
 
 def describe_selection(audit: Audit) -> list[str]:

@@ -28,7 +28,8 @@ class StageShift:
 
     Args:
         distance: Σ |w_n − v_n|, w of the clients chosen and v of those they were chosen from: of
-            this log, and, with a 95% interval, for the choice behind it.
+            this log, and, with a 95% interval, of the mean weights to which the same way of
+            choosing leads if each client is there in the same rounds.
         chance: what the distance would be on average if each round's clients were drawn uniformly.
         p_value: of the hypothesis that they were, against uneven counts.
     """
