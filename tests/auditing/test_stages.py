@@ -222,7 +222,7 @@ def test_logs_without_availability_say_what_they_can(stage: str) -> None:
     assert result.selection is not None
     assert result.selection.alternatives == {}
     limits = " ".join(result.limits)
-    assert "1 of 3 clients were never selected" in limits
+    assert "1 of 3 clients was never selected" in limits
     if stage == "selected":
         assert result.selection.lost.tolist() == [1]
     else:
@@ -233,4 +233,4 @@ def test_logs_of_used_clients_alone_do_not_guess() -> None:
     result = ft.audit(pl.DataFrame({"round": [0, 1], "client": [0, 0]}), clients=2)
     assert result.availability is None
     assert result.selection is None
-    assert "does not say whether they were available" in " ".join(result.limits)
+    assert "does not say who was available" in " ".join(result.limits)

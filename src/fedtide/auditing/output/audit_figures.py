@@ -123,7 +123,7 @@ def draw_stages(audit: Audit) -> str:
     if selection is None:
         return ""
     stages = [
-        ("available", availability and availability.objective),
+        ("available", None if availability is None else availability.objective),
         ("selected", selection.objective),
         ("used", audit.objectives.plain),
     ]

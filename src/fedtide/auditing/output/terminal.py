@@ -56,6 +56,8 @@ def _list_extremes(audit: Audit, most: int = 3) -> RenderableType:
     ratios = audit.objectives.ratios
     seen = np.flatnonzero(audit.log.counts > 0)
     order = seen[np.argsort(ratios[seen], kind="stable")]
+    if np.ptp(ratios[seen]) < 1e-9:
+        return Text("Every client that took part has the same influence for its share.")
     for pair in list(zip(order[::-1], order, strict=True))[: min(most, len(order) // 2)]:
         cells = [
             cell

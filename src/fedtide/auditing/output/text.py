@@ -31,7 +31,8 @@ _LISTED = 4
 def describe_objective(audit: Audit) -> list[str]:
     """Return whose model it is, in sentences: over the whole log, and of clients not seen."""
     plain = audit.objectives.plain
-    among = "" if audit.unseen is None else f" among the {audit.log.size:,} clients of the log"
+    unseen = audit.unseen is not None and audit.unseen.interval[0] > 0
+    among = f" among the {audit.log.size:,} clients of the log" if unseen else ""
     text = (
         f"averaging over each round's participants misplaces {plain.total_variation:.0%} of the "
         f"influence{among}: {format_skew(plain.skew)}"
@@ -63,15 +64,16 @@ def describe_clients(audit: Audit) -> list[str]:
     lines = [f"{_clients(audit.log.size)} in the log, which need not be all"]
     if never:
         lines.append(f"{never:,} of them were never used")
-    lines.append(describe_unseen(unseen))
-    if unseen.once > 0:
-        lines.append(_describe_coverage_of_sample(unseen))
-    return lines
+    if unseen.once == 0:
+        return [*lines, "each came more than once, so nothing suggests clients that never came"]
+    return [*lines, describe_unseen(unseen), _describe_coverage_of_sample(unseen)]
 
 
 def describe_unseen(unseen: UnseenClients) -> str:
     """Return the estimated number of clients that the log has not seen."""
     low, high = unseen.interval
+    if np.isinf(high) and low == 0:
+        return "the log does not tell how many clients never came: of those seen, none came twice"
     if np.isinf(high):
         return (
             f"at least {low:,.0f} clients never came (95%), perhaps far more: of those seen, none "

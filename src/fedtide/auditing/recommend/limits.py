@@ -37,10 +37,7 @@ def list_limits(
             f"({_name(churn.gone, log.names)}): weights can no longer correct their share"
         )
     if once := int((log.counts == 1).sum()):
-        limits.append(
-            f"{_count(once, log.size)} took part only once: their influence rests on a single "
-            "update"
-        )
+        limits.append(f"{_count(once, log.size)} took part only once, with a single update")
     if findings.pattern.family == "drifting":
         limits.append("the rates drift: results for this log may not hold for the next one")
     return limits
@@ -57,20 +54,20 @@ def _describe_unused(
         return []
     if selection is None:
         return [
-            f"{_count(never, log.size)} never took part: no method can learn from them. The log "
-            "does not say whether they were available"
+            f"{_count(never, log.size)} never took part, and no method can learn from a client "
+            "before it does; the log does not say who was available"
         ]
     limits = []
     if availability is not None and len(availability.never):
         limits.append(
-            f"{_count(len(availability.never), log.size)} were never available: they are out of "
-            "reach of any method"
+            f"{_were(len(availability.never), log.size)} never available: out of reach of any "
+            "method"
         )
     lost, refused = len(selection.lost), len(selection.refused)
     if availability is None and never > lost + refused:
         limits.append(
-            f"{_count(never - lost - refused, log.size)} were never selected; the log does not say "
-            "whether they were available"
+            f"{_were(never - lost - refused, log.size)} never selected; the log does not say who "
+            "was available"
         )
     if left_out := len(selection.left_out):
         limits.append(
@@ -93,6 +90,10 @@ def _describe_unused(
 
 def _count(count: int, total: int) -> str:
     return f"{count:,} of {total:,} clients"
+
+
+def _were(count: int, total: int) -> str:
+    return f"{_count(count, total)} {'was' if count == 1 else 'were'}"
 
 
 def _share(count: int, never: int) -> str:
