@@ -33,7 +33,7 @@ def test_command_writes_json_and_page(tmp_path: Path, simulate_log: Any, to_fram
     [
         ("", [], "log", "empty"),
         ("round,client\n", [], "log", "used"),
-        ("server_round,client\n0,1\n", [], "log", "--columns round=server_round"),
+        ("iteration,client\n0,1\n", [], "log", "--columns round=iteration"),
         ("round,client\n0,1\n0,1\n", [], "client", "round 0"),
         ("round,client\n0,5\n", ["--clients", "3"], "client", "3 clients"),
         ("round,client\n0.5,1\n", [], "round", "0.5"),
@@ -41,7 +41,7 @@ def test_command_writes_json_and_page(tmp_path: Path, simulate_log: Any, to_fram
         ("round,client\n0,1\n", ["--roster", "no.csv"], "roster", "no.csv"),
         ("round,client\n0,1\n", ["--groups", "region"], "groups", "--roster"),
         ("round,client\n0,1\n", ["--columns", "round"], "columns", "NAME=COLUMN"),
-        ("round,client\n0,1\n", ["--html", "no/where/a.html"], "html", "no/where/a.html"),
+        ("round,client\n0,1\n1,1\n", ["--html", "no/where/a.html"], "html", "no/where/a.html"),
     ],
 )
 def test_command_reports_invalid_input_in_one_line(

@@ -70,11 +70,31 @@ def test_log_without_participants_is_refused(tmp_path: Path) -> None:
 
 
 def test_missing_column_suggests_a_mapping() -> None:
-    rows = GOOD.rename({"round": "server_round"})
-    check_error(error_of(rows), "log", "--columns round=server_round")
-    assert ft.audit(rows, columns={"round": "server_round"}).log.length == 4
+    rows = GOOD.rename({"round": "iteration"})
+    check_error(error_of(rows), "log", "--columns round=iteration")
+    assert ft.audit(rows, columns={"round": "iteration"}).log.length == 4
     check_error(error_of(rows, columns={"round": "rnd"}), "columns", "'rnd'")
-    check_error(error_of(rows, columns={"rounds": "server_round"}), "columns", "'round'")
+    check_error(error_of(rows, columns={"rounds": "iteration"}), "columns", "'round'")
+
+
+def test_all_missing_columns_are_named_at_once() -> None:
+    rows = pl.DataFrame({"loss": [0.5], "worker": ["a"]})
+    sentence = error_of(rows)
+    check_error(sentence, "log", "'round' and 'client'", "'loss', 'worker'")
+    assert "--columns round=NAME --columns client=worker" in sentence
+    timed = rows.with_columns(time=pl.lit("2026-05-01"))
+    check_error(error_of(timed), "log", "'client'", "--round-seconds", "--columns client=worker")
+    check_error(error_of(rows, round_seconds=60), "log", "'time' and 'client'")
+
+
+def test_two_columns_of_the_same_name_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "log.csv").write_text("round,client,client\n0,1,2\n")
+    check_error(error_of(tmp_path / "log.csv"), "log", "'client'")
+
+
+def test_log_of_one_round_is_refused() -> None:
+    rows = pl.DataFrame({"round": [5, 5], "client": ["a", "b"]})
+    check_error(error_of(rows), "round", "round 5", "two rounds")
 
 
 @pytest.mark.parametrize("suffix", [".parquet", ".csv", ".jsonl"])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,18 +12,20 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from fedtide.auditing.log.client_table import ClientTable
-from fedtide.auditing.log.columns import (
-    parse_clients,
-    parse_codes,
-    parse_numbers,
-    parse_rounds,
-    parse_stages,
-)
 from fedtide.auditing.log.participation_log import (
     Floats,
     ParticipationLog,
     check_length,
     repeated_client,
+)
+from fedtide.auditing.log.round_numbers import describe_time, find_step, reject_times
+from fedtide.auditing.log.values import (
+    parse_clients,
+    parse_codes,
+    parse_numbers,
+    parse_rounds,
+    parse_stages,
+    parse_times,
 )
 from fedtide.errors import InvalidInputError
 from fedtide.participation.log.client_ids import list_names
@@ -42,41 +44,51 @@ class Entries:
     available or selected belongs to the federation too.
 
     Args:
+        round_seconds: the length of a round, if the log has times instead of rounds.
         weights_are_final: whether a weight is q_t^n even if it looks like a sample count.
+        ids_are_text: whether client ids that are whole numbers come as text.
+        decimal_comma: whether numbers may come as text with a decimal comma.
     """
 
-    def __init__(self, weights_are_final: bool = False) -> None:
+    def __init__(
+        self,
+        round_seconds: float | None = None,
+        weights_are_final: bool = False,
+        ids_are_text: bool = False,
+        decimal_comma: bool = False,
+    ) -> None:
         self.notes: list[str] = []
+        self._nanoseconds = None if round_seconds is None else round(round_seconds * 1e9)
         self._weights_are_final = weights_are_final
+        self._ids_are_text = ids_are_text
+        self._decimal_comma = decimal_comma
         self._codes: dict[int | str, int] = {}
         self._rounds: list[NDArray[np.integer]] = []
         self._clients: list[NDArray[np.int32]] = []
         self._stages: list[NDArray[np.uint8]] = []
-        self._weights: list[NDArray[np.float32]] = []
-        self._samples: list[NDArray[np.float32]] = []
+        self._numbers: dict[str, list[NDArray[np.float32]]] = {"weight": [], "samples": []}
+        self._empty: list[tuple[int, int]] = []
 
-    def add(
-        self,
-        rounds: pa.Array,
-        clients: pa.Array,
-        stages: pa.Array | None = None,
-        weights: pa.Array | None = None,
-        samples: pa.Array | None = None,
-    ) -> None:
-        """Add a batch of rows; all batches of a log have the same columns."""
-        if len(rounds) == 0:
-            return
-        self._rounds.append(parse_rounds(rounds))
-        self._clients.append(self._encode(clients))
-        if stages is not None:
-            self._stages.append(parse_stages(stages))
-        if weights is not None:
-            self._weights.append(parse_numbers("weight", weights))
-        if samples is not None:
-            self._samples.append(parse_numbers("samples", samples))
+    def add(self, batch: Mapping[str, pa.Array]) -> None:
+        """Add the columns of a batch, by our names; all batches of a log have the same columns."""
+        self._rounds.append(self._parse_rounds(batch))
+        self._clients.append(self._encode(batch["client"]))
+        if "stage" in batch:
+            self._stages.append(parse_stages(batch["stage"]))
+        for field, parts in self._numbers.items():
+            if field in batch:
+                parts.append(parse_numbers(field, batch[field], self._decimal_comma))
+
+    def add_rounds(self, batch: Mapping[str, pa.Array]) -> None:
+        """Make the rounds of a batch part of the log, even if they have no clients."""
+        self._empty.append(_find_span(self._parse_rounds(batch)))
 
     def build(
-        self, roster: ClientTable | None, clients: int | None, span: tuple[int, int] | None
+        self,
+        roster: ClientTable | None,
+        clients: int | None,
+        span: tuple[int, int] | None,
+        step: int | None = None,
     ) -> ParticipationLog:
         """Return the log of the roster's clients, of 0..clients − 1, or of the clients seen.
 
@@ -85,16 +97,19 @@ class Entries:
             clients: N.
             span: first round and one past the last; None: from the first row to the last, at
                 whatever stage.
+            step: the difference between the numbers of consecutive rounds; None: see `find_step`.
 
         Raises:
             InvalidInputError: mixed ids, an unknown client, a client twice at the same stage of a
-                round, or entries that `ParticipationLog.from_entries` refuses.
+                round, times instead of rounds, or entries that `ParticipationLog.from_entries`
+                refuses.
         """
         names, rows = self._collect(roster, clients)
         if span is None:
-            span = _find_span(rows.rounds)
-            check_length(span[1] - span[0], len(rows.rounds))
+            rows, span = self._number_rounds(rows, step)
         declared = _average_by_client(rows.clients, rows.samples, len(names))
+        if self._nanoseconds is not None:
+            rows = self._merge_repeated(rows, len(names), declared)
         available = selected = reported = None
         if rows.stages is not None and (rows.stages < _USED).any():
             available, selected, reported = _index_stages(names, rows, rows.stages, span)
@@ -113,9 +128,18 @@ class Entries:
             notes=tuple(self.notes),
         )
 
+    def _parse_rounds(self, batch: Mapping[str, pa.Array]) -> NDArray[np.integer]:
+        if self._nanoseconds is None:
+            return parse_rounds(batch["round"])
+        bins = np.floor_divide(parse_times(batch["time"]), self._nanoseconds)
+        fits = len(bins) == 0 or (bins.min() >= -(2**31) and bins.max() < 2**31)
+        return bins.astype(np.int32) if fits else bins
+
     def _collect(self, roster: ClientTable | None, clients: int | None) -> tuple[pl.Series, _Rows]:
         """Return the clients' names and all rows, whose clients are positions in the names."""
         seen = list(self._codes)
+        if self._ids_are_text:
+            seen = _parse_whole_numbers(seen)
         if len({type(name) for name in seen}) > 1:
             raise InvalidInputError(
                 "client: ids are numbers and strings; give whole numbers only or strings only"
@@ -125,9 +149,54 @@ class Entries:
         codes = _concatenate(self._clients)
         for low in range(0, len(codes), 1 << 22):  # in place: no third copy of a long log
             codes[low : low + (1 << 22)] = positions[codes[low : low + (1 << 22)]]
-        optional = (self._stages, self._weights, self._samples)
-        columns = (_concatenate(parts) if parts else None for parts in optional)
+        optional = (self._stages, *self._numbers.values())
+        columns = [_concatenate(parts) if parts else None for parts in optional]
         return names, _Rows(_concatenate(self._rounds), codes, *columns)
+
+    def _number_rounds(self, rows: _Rows, step: int | None) -> tuple[_Rows, tuple[int, int]]:
+        """Number the rounds consecutively; return the rows, and the first round and the end."""
+        rounds = rows.rounds
+        first, end = _union([_find_span(rounds), *self._empty])
+        if self._nanoseconds is not None:
+            start = describe_time(first * self._nanoseconds)
+            self.notes.append(
+                f"rounds are {self._nanoseconds / 1e9:g} s long; the first one begins at {start}"
+            )
+            first, end, rounds = 0, end - first, rounds - first
+        else:
+            if step is None:
+                reject_times(rounds)
+                step = find_step(rounds)
+            if step > 1:
+                _reject_between(rounds, first, step)
+                self.notes.append(
+                    f"the numbers of the rounds advance by {step} from {first} on: numbered "
+                    "consecutively from 0 (--round-step 1 keeps the rounds between them as empty)"
+                )
+                first, end, rounds = 0, (end - first - 1) // step + 1, (rounds - first) // step
+        check_length(end - first, len(rounds))
+        return replace(rows, rounds=rounds), (first, end)
+
+    def _merge_repeated(self, rows: _Rows, clients: int, declared: Floats | None) -> _Rows:
+        """Return one row for each client and round of the times, at the last stage."""
+        keys = _sort_keys(rows, clients)
+        pairs, stages = np.divmod(keys, len(STAGES))
+        last = np.append(pairs[1:] != pairs[:-1], True)
+        repeated = len(last) - int(last.sum())
+        if not repeated:
+            return rows
+        self.notes.append(
+            f"{repeated:,} of {len(last):,} rows repeat a client within a round and count once"
+            + ("; the weights are therefore not used" if rows.weights is not None else "")
+        )
+        rounds, codes = np.divmod(pairs[last], clients)
+        return _Rows(
+            rounds,
+            codes.astype(np.int32),
+            None if rows.stages is None else stages[last].astype(np.uint8),
+            None,
+            None if declared is None else declared[codes].astype(np.float32),
+        )
 
     def _find_weights(
         self, used: _Rows
@@ -190,13 +259,7 @@ def _index_stages(
         span: of the log.
     """
     counts = np.bincount(levels, minlength=len(STAGES))
-    # One sortable number per row: by round, then client, then stage.
-    keys = rows.rounds.astype(np.int64) - span[0]
-    keys *= len(names)
-    keys += rows.clients
-    keys *= len(STAGES)
-    keys += levels
-    keys.sort()
+    keys = _sort_keys(rows, len(names), span[0])
     repeated = np.flatnonzero(keys[1:] == keys[:-1])
     pairs, stages = np.divmod(keys, len(STAGES))
     rounds, clients = np.divmod(pairs, len(names))
@@ -214,6 +277,32 @@ def _index_stages(
     selected = index(STAGES.index("selected")) if counts[1:_USED].any() else None
     reported = index(STAGES.index("reported")) if counts[STAGES.index("reported")] else None
     return available, selected, reported
+
+
+def _sort_keys(rows: _Rows, clients: int, first: int = 0) -> NDArray[np.int64]:
+    """Return one number per row, sorted: by round, from `first` on, then client, then stage."""
+    keys = rows.rounds.astype(np.int64) - first
+    keys *= clients
+    keys += rows.clients
+    keys *= len(STAGES)
+    keys += _USED if rows.stages is None else rows.stages
+    keys.sort()
+    return keys
+
+
+def _union(spans: list[tuple[int, int]]) -> tuple[int, int]:
+    """Return the span that covers those which are not empty."""
+    nonempty = [span for span in spans if span[0] < span[1]] or [(0, 0)]
+    return min(first for first, _ in nonempty), max(end for _, end in nonempty)
+
+
+def _reject_between(rounds: NDArray[np.integer], first: int, step: int) -> None:
+    between = rounds[(rounds - first) % step != 0]
+    if len(between):
+        raise InvalidInputError(
+            f"round_step: round {between[0]} is not a multiple of {step} after round {first}; "
+            "give the difference between the numbers of consecutive rounds"
+        )
 
 
 def _find_span(rounds: NDArray[np.integer]) -> tuple[int, int]:
@@ -272,6 +361,15 @@ def _client_names(
         unnamed = [f"(unnamed {i + 1})" for i in range(clients - len(seen))]
         return pl.Series("client", [*sorted(seen), *unnamed])
     return pl.Series("client", np.arange(clients))
+
+
+def _parse_whole_numbers(names: list[Any]) -> list[Any]:
+    """Return text as numbers if all of it is written as whole numbers without leading zeros."""
+    texts = pl.Series(names, dtype=pl.String)
+    if not texts.str.contains(r"^(0|-?[1-9][0-9]*)$").all():
+        return names
+    numbers = texts.cast(pl.Int64, strict=False)
+    return names if numbers.null_count() else numbers.to_list()
 
 
 def _within_64_bits(names: list[Any]) -> list[Any]:

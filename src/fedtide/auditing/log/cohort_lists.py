@@ -1,0 +1,102 @@
+"""Logs of one row per round with a list of clients: to one row per round and client."""
+
+from __future__ import annotations
+
+import ast
+import json
+from collections.abc import Mapping
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from fedtide.auditing.log.columns import LIST_NAMES, is_called
+from fedtide.auditing.log.values import is_text
+from fedtide.errors import InvalidInputError
+
+_SEPARATORS = ";|,"
+
+
+def expand_lists(batch: dict[str, pa.Array], name: str | None) -> dict[str, pa.Array]:
+    """Return one row per round and client; a batch without lists as it is.
+
+    A list is a column of lists, or text: a JSON array, or names separated by semicolons. Bars and
+    commas separate names, too, in a column whose name says that it holds several clients. Other
+    columns may be lists of the same lengths, or single values that hold for all clients of the row.
+
+    Args:
+        batch: the columns of the log, by our names.
+        name: the log's own name of the clients, if it was recognised; None: the user gave it.
+
+    Raises:
+        InvalidInputError: a list that cannot be parsed; lists of different lengths; one number per
+            round, which may be the number of clients.
+
+    >>> batch = {"round": pa.array([4, 5, 6]), "client": pa.array(["ann;bob", "", "bob"])}
+    >>> {name: column.to_pylist() for name, column in expand_lists(batch, "clients").items()}
+    {'round': [4, 4, 6], 'client': ['ann', 'bob', 'bob']}
+    """
+    plural = name is not None and is_called(name, LIST_NAMES)
+    clients = batch["client"]
+    if plural:
+        _reject_counts(batch, str(name))
+    if is_text(clients.type) and (plural or _has_lists(clients)):
+        clients = pa.array([_parse_list(cell, plural) for cell in clients.to_pylist()])
+        clients = clients.cast(pa.list_(pa.large_string()))
+    if not (pa.types.is_list(clients.type) or pa.types.is_large_list(clients.type)):
+        return batch
+    lengths = pc.fill_null(pc.list_value_length(clients), 0)
+    rows = pc.list_parent_indices(clients)
+    expanded = {}
+    for ours, column in (batch | {"client": clients}).items():
+        if not (pa.types.is_list(column.type) or pa.types.is_large_list(column.type)):
+            expanded[ours] = column.take(rows)
+            continue
+        if not pc.fill_null(pc.list_value_length(column), 0).cast(lengths.type).equals(lengths):
+            raise InvalidInputError(
+                f"{ours}: a list is not as long as its round's list of clients; "
+                "give one entry for each client"
+            )
+        expanded[ours] = pc.list_flatten(column)
+    return expanded
+
+
+def _has_lists(clients: pa.Array) -> bool:
+    """Return whether some cells are written as lists."""
+    return bool(pc.any(pc.match_substring_regex(clients, r"^\s*\[|;")).as_py())
+
+
+def _parse_list(cell: str | None, plural: bool) -> list[str]:
+    """Return the clients in a cell of text."""
+    text = (cell or "").strip()
+    if text.startswith("["):
+        return [str(client) for client in _parse_brackets(text)]
+    separators = _SEPARATORS if plural else ";"
+    separator = max(separators, key=text.count)
+    return [client.strip() for client in text.split(separator) if client.strip()]
+
+
+def _parse_brackets(text: str) -> list[str | int]:
+    """Return the clients in a JSON array, or in a list as Python prints it."""
+    for parse in (json.loads, ast.literal_eval):
+        try:
+            clients = parse(text)
+        except (ValueError, SyntaxError, MemoryError, RecursionError):
+            continue
+        if isinstance(clients, list) and all(type(client) in (str, int) for client in clients):
+            return clients
+    raise InvalidInputError(
+        f"client: {text!r:.60} is not a list of clients; write a JSON array, or ann;bob;eve"
+    )
+
+
+def _reject_counts(batch: Mapping[str, pa.Array], name: str) -> None:
+    """Raise InvalidInputError if each round has one number where its clients should be."""
+    clients, rounds = batch["client"], batch["round" if "round" in batch else "time"]
+    numbers = pa.types.is_integer(clients.type)
+    if is_text(clients.type):
+        numbers = pc.all(pc.match_substring_regex(clients, r"^\s*\d+\s*$")).as_py()
+    if numbers and len(rounds.unique()) == len(rounds) > 1:
+        raise InvalidInputError(
+            f"client: {name!r} has one number per round, which may be the number of clients; an "
+            f"audit needs their names (if these are names: --columns client={name})"
+        )
