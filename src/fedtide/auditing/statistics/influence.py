@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -10,6 +11,9 @@ from fedtide.auditing.log.participation_log import Floats, Ints, ParticipationLo
 from fedtide.auditing.statistics.rate_estimates import RateEstimates, wilson_interval
 from fedtide.auditing.statistics.skew import SkewEstimate, estimate_skew
 from fedtide.auditing.statistics.variance import Scale, VarianceModel
+
+if TYPE_CHECKING:
+    from fedtide.auditing.statistics.recent_influence import RecentInfluence
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,7 +58,8 @@ class ObjectiveComparison:
         low: lower end of a 95% interval of each plain weight, (N,).
         high: upper end, (N,).
         chance: √(N Σ s_n²), s_n the standard error of each plain weight.
-        given: of the log's own weights q_t^n, w_n ∝ Σ_t q_t^n, if recorded.
+        given: of the log's own weights, w_n ∝ Σ_t q_t^n, if it has any (see `recorded_weights`).
+        recent: the objective in force in the last rounds, and its history.
     """
 
     plain: EffectiveObjective
@@ -64,6 +69,18 @@ class ObjectiveComparison:
     high: Floats
     chance: float
     given: EffectiveObjective | None = None
+    recent: RecentInfluence | None = None
+
+    @property
+    def in_force(self) -> EffectiveObjective:
+        """The objective of the log's own weights if it has any, else of plain averaging."""
+        return self.given or self.plain
+
+    @property
+    def now(self) -> EffectiveObjective:
+        """The objective in force in the last rounds; an audit always has it."""
+        assert self.recent is not None
+        return self.recent.objective
 
     @property
     def ratios(self) -> Floats:
@@ -100,6 +117,7 @@ def compare_objectives(
     )
     errors = _standard_errors(weights, scale, time / log.nonempty_rounds)
     fedau = average_fedau_weights(log, cutoff)
+    in_force = measure_influence(log, variances, wanted)
     return ObjectiveComparison(
         plain=_objective("fedavg", weights, scale, wanted, variances, log.cohort_weights),
         others=[
@@ -111,8 +129,41 @@ def compare_objectives(
         low=np.minimum(low * scale, weights),
         high=np.maximum(high * scale, weights),
         chance=float(np.sqrt(log.size * (errors**2).sum())),
-        given=_recorded(log, wanted, variances),
+        given=in_force if in_force.method == "given" else None,
     )
+
+
+def measure_influence(
+    log: ParticipationLog, variances: VarianceModel, wanted: Floats
+) -> EffectiveObjective:
+    """Return the objective of the log's own weights if it has any, else of plain averaging."""
+    recorded = recorded_weights(log)
+    if recorded is not None:
+        weights, scale = average_recorded(log, recorded)
+        parts = recorded * (log.length / float(recorded.sum()))
+        return _objective("given", weights, scale, wanted, variances, parts)
+    weights, scale = average_over_cohorts(log)
+    return _objective("fedavg", weights, scale, wanted, variances, log.cohort_weights)
+
+
+def recorded_weights(log: ParticipationLog) -> Floats | None:
+    """Return q_t^n of each entry by round, (E,); None if the log has neither weights nor samples.
+
+    Whole numbers above 1 are sample counts. They and declared samples are divided by their sum over
+    the round, as Flower's FedAvg does.
+    """
+    weights = log.weights
+    if weights is None:
+        if log.samples is None:
+            return None
+        counts = log.samples[log.clients]
+    else:
+        counts = weights.astype(np.float64)
+        if not (counts.max() > 1 and (counts == np.rint(counts)).all()):
+            return counts if counts.sum() > 0 else None
+    rounds = np.repeat(np.arange(log.length), log.cohorts)
+    sums = np.bincount(rounds, counts, minlength=log.length)
+    return np.divide(counts, sums[rounds], out=np.zeros(len(counts)), where=sums[rounds] > 0)
 
 
 def average_over_cohorts(log: ParticipationLog) -> tuple[Floats, Floats]:
@@ -132,6 +183,16 @@ def average_over_cohorts(log: ParticipationLog) -> tuple[Floats, Floats]:
     usual = squares.sum() / max(weights.sum(), 1e-300)
     scale = np.divide(squares, weights, out=np.full(log.size, usual), where=weights > 0)
     return weights / log.nonempty_rounds, scale
+
+
+def average_recorded(log: ParticipationLog, recorded: Floats) -> tuple[Floats, Floats]:
+    """Return w_n ∝ Σ_t q_t^n and its scale, as `average_over_cohorts`, for weights q, (E,)."""
+    sums = np.bincount(log.clients, recorded, minlength=log.size)
+    squares = np.bincount(log.clients, recorded**2, minlength=log.size)
+    total = float(sums.sum())
+    usual = squares.sum() / total
+    scale = np.divide(squares, sums, out=np.full(log.size, usual), where=sums > 0)
+    return sums / total, scale * log.length / total
 
 
 def average_fedau_weights(log: ParticipationLog, cutoff: int | None) -> Floats:
@@ -235,20 +296,3 @@ def _known_rates(log: ParticipationLog, wanted: Floats) -> EffectiveObjective:
     return EffectiveObjective(
         "known-rates", seen / seen.sum(), SkewEstimate(skew, skew, (skew, skew))
     )
-
-
-def _recorded(
-    log: ParticipationLog, wanted: Floats, variances: VarianceModel
-) -> EffectiveObjective | None:
-    """Return the objective of the log's own weights; None if not recorded or all 0."""
-    if log.weights is None:
-        return None
-    sums = np.bincount(log.clients, log.weights, minlength=log.size)
-    total = float(sums.sum())
-    if total <= 0:
-        return None
-    squares = np.bincount(log.clients, log.weights.astype(np.float64) ** 2, minlength=log.size)
-    mean = np.divide(squares, sums, out=np.full(log.size, squares.sum() / total), where=sums > 0)
-    parts = log.weights * (log.length / total)
-    scale = mean * log.length / total
-    return _objective("given", sums / total, scale, wanted, variances, parts)
