@@ -9,6 +9,7 @@ import numpy as np
 
 from fedtide.auditing.log.participation_log import Floats, Ints, ParticipationLog
 from fedtide.auditing.statistics.distributions import student_t_isf, student_t_sf
+from fedtide.auditing.statistics.influence import recorded_weights
 from fedtide.randomness import generator
 
 _LEVEL = 0.05
@@ -66,11 +67,11 @@ class Forgetting:
 
 
 def measure_forgetting(
-    log: ParticipationLog, parts: Floats, cycle: int | None = None, seed: int = 0
+    log: ParticipationLog, cycle: int | None = None, seed: int = 0
 ) -> Forgetting:
     """Return the forgetting in windows of 2 to T / 4 rounds.
 
-    With y_t^n the client's part of round t, w_n its mean over the log, K_n the sum over a window
+    With y_t^n the client's part of round t (its recorded weight, else 1 / |S_t|), w_n its mean over the log, K_n the sum over a window
     of W rounds and A_t = {n: K_n − y_t^n > (W − 1) w_n} the clients that the other rounds of the
     window favour, the distance max_A Σ_A (K_n / W − w_n) is estimated by cross-validation, as
 
@@ -85,7 +86,6 @@ def measure_forgetting(
 
     Args:
         log: the participation log.
-        parts: y of each round's participants, shape (T,), or of each entry by round, (E,).
         cycle: the period, if there is one; its half and quarter are tried, too.
         seed: of the subset of the clients of a large log.
     """
@@ -93,7 +93,7 @@ def measure_forgetting(
     if len(windows) == 0:
         none = np.zeros(0)
         return Forgetting(windows, none, none, none, none, 1.0, 0, None)
-    entries = _Entries(log, parts, seed)
+    entries = _Entries(log, seed)
     rows, p_values = [], []
     for window in windows.tolist():
         values, observed = entries.evaluate(window)
@@ -121,11 +121,10 @@ class _Entries:
 
     Args:
         log: the participation log; of a large one, a random subset of the clients is used.
-        parts: y, shape (T,) or (E,).
         seed: of the subset.
     """
 
-    def __init__(self, log: ParticipationLog, parts: Floats, seed: int) -> None:
+    def __init__(self, log: ParticipationLog, seed: int) -> None:
         chosen = np.arange(log.size)
         if len(log.clients) > _MAX_ENTRIES:
             kept = max(1, round(log.size * _MAX_ENTRIES / len(log.clients)))
@@ -134,11 +133,12 @@ class _Entries:
         self._length = log.length
         self._owner = np.repeat(np.arange(len(chosen)), counts)
         self._rounds = _concatenate(log.rounds, log.client_starts, chosen).astype(np.int64)
-        if len(parts) == log.length:
-            shares = parts[self._rounds]
+        recorded = recorded_weights(log)
+        if recorded is None:
+            shares = log.cohort_weights[self._rounds]
         else:
             by_client = np.argsort(log.clients, kind="stable")
-            shares = _concatenate(parts[by_client], log.client_starts, chosen)
+            shares = _concatenate(recorded[by_client], log.client_starts, chosen)
         # Influences sum to 1 over the log; those of a subset too, as if it were all clients.
         self._shares = shares * (log.length / max(float(shares.sum()), 1e-300))
         self._sums = np.bincount(self._owner, self._shares, minlength=len(chosen))

@@ -147,23 +147,10 @@ def measure_influence(
 
 
 def recorded_weights(log: ParticipationLog) -> Floats | None:
-    """Return q_t^n of each entry by round, (E,); None if the log has neither weights nor samples.
-
-    Whole numbers above 1 are sample counts. They and declared samples are divided by their sum over
-    the round, as Flower's FedAvg does.
-    """
-    weights = log.weights
-    if weights is None:
-        if log.samples is None:
-            return None
-        counts = log.samples[log.clients]
-    else:
-        counts = weights.astype(np.float64)
-        if not (counts.max() > 1 and (counts == np.rint(counts)).all()):
-            return counts if counts.sum() > 0 else None
-    rounds = np.repeat(np.arange(log.length), log.cohorts)
-    sums = np.bincount(rounds, counts, minlength=log.length)
-    return np.divide(counts, sums[rounds], out=np.zeros(len(counts)), where=sums[rounds] > 0)
+    """Return q_t^n of each entry by round, (E,); None if not recorded or all 0."""
+    if log.weights is None or not log.weights.any():
+        return None
+    return log.weights.astype(np.float64)
 
 
 def average_over_cohorts(log: ParticipationLog) -> tuple[Floats, Floats]:
@@ -209,11 +196,11 @@ def average_fedau_weights(log: ParticipationLog, cutoff: int | None) -> Floats:
     """
     sums = np.zeros(log.size)
     for clients, entries, starts in log.iter_client_chunks():
-        sums[clients] = _sum_by_client(_mean_intervals(log.rounds[entries], starts, cutoff), starts)
+        sums[clients] = _sum_by_client(mean_intervals(log.rounds[entries], starts, cutoff), starts)
     return sums / log.length
 
 
-def _mean_intervals(rounds: np.ndarray, starts: Ints, cutoff: int | None) -> Floats:
+def mean_intervals(rounds: np.ndarray, starts: Ints, cutoff: int | None) -> Floats:
     """Return ω_t^n of every entry: the mean of its client's intervals closed before it, (E,)."""
     firsts = starts[:-1][starts[1:] > starts[:-1]]
     previous = np.concatenate([[-1], rounds[:-1]]).astype(np.int64)
