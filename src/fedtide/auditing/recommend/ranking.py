@@ -29,6 +29,10 @@ _FLOOR = 0.005
 """So are those that differ by less than this share of the loss at the start."""
 _MOST_FLOATS = 1e10
 """A memory of more numbers than this (40 GB) puts a method behind the light ones."""
+_NOTHING_AGAINST = (
+    "nothing in this log speaks against it: chance explains the skew of its objective, or the skew "
+    "is small, also in the last rounds, and the objective in force does not swing"
+)
 _FACTORS = {"amplified": (2.0, 1.5, 3.0), "amplified-scaffold": (1.5, 1.0)}
 """Amplification factors that are tried, the usual one first."""
 
@@ -100,23 +104,30 @@ class Findings:
     wanted_source: WantedSource
 
     @cached_property
+    def swing(self) -> list[str]:
+        """What the forgetting says against averaging over the cohort, at most one sentence."""
+        forgetting = self.forgetting
+        if forgetting.p_value >= 0.001 or forgetting.estimate <= 0.05:
+            return []
+        low, high = forgetting.interval
+        return [
+            f"the objective in force swings: windows of {forgetting.window:,} rounds differ from "
+            f"the whole log by {forgetting.estimate:.0%} of the influence ({low:.0%} to {high:.0%})"
+        ]
+
+    @cached_property
     def objections(self) -> list[str]:
-        """What speaks against averaging over the cohort, in sentences; empty: nothing does."""
+        """What speaks against averaging with the log's own weights, else over the cohort."""
+        objective, recent = self.objectives.in_force, self.objectives.recent
         objections = []
-        if not _is_fair(self.objectives.plain):
-            objections.append(_describe_skew("it minimises another objective", self.objectives.plain))
-        recent = self.objectives.recent
-        if recent and not _is_fair(recent.objective) and recent.objective.method == "fedavg":
-            rounds = f"in the last {recent.window:,} rounds it minimises another objective"
-            objections.append(_describe_skew(rounds, recent.objective))
-        if self.forgetting.p_value < 0.001 and self.forgetting.estimate > 0.05:
-            low, high = self.forgetting.interval
+        if not _is_fair(objective):
+            objections.append(f"it minimises another objective: {_describe_skew(objective)}")
+        if recent is not None and not _is_fair(recent.objective):
             objections.append(
-                f"the objective in force swings: windows of {self.forgetting.window:,} rounds "
-                f"differ from the whole log by {self.forgetting.estimate:.0%} of the influence "
-                f"({low:.0%} to {high:.0%})"
+                f"in the last {recent.window:,} rounds it minimises another objective: "
+                f"{_describe_skew(recent.objective)}"
             )
-        return objections
+        return objections + self.swing
 
     @property
     def windows(self) -> list[int]:
@@ -174,7 +185,7 @@ def rank_methods(findings: Findings, problem: ReplayProblem) -> list[Advice]:
     def rank(place: int) -> tuple[bool, bool, bool, float]:
         advice, loss = found[place]
         equal = _is_equivalent(loss, best)
-        unfair = equal and _is_plain(advice) and bool(findings.objections)
+        unfair = equal and _is_average(advice) and bool(findings.objections)
         dear = advice.memory_floats > _MOST_FLOATS
         return (dear, not equal, unfair, float(place) if equal else loss.mean)
 
@@ -219,18 +230,23 @@ def _is_plain(advice: Advice) -> bool:
     return advice.algorithm == "fedavg" and not advice.parameters
 
 
+def _is_average(advice: Advice) -> bool:
+    """Return whether a method averages over the cohort, by number or by samples."""
+    return advice.algorithm == "fedavg" and advice.parameters.get("weights", "data") == "data"
+
+
 def _is_fair(objective: EffectiveObjective) -> bool:
     """Return whether chance alone explains the skew of an objective, or it is small."""
     low, high = objective.interval
     return (low < 0.02 and high < 0.5) or objective.skew.corrected < 0.05
 
 
-def _describe_skew(what: str, objective: EffectiveObjective) -> str:
+def _describe_skew(objective: EffectiveObjective) -> str:
     low, high = objective.interval
     interval = f" ({low:.2f} to {high:.2f})" if np.isfinite([low, high]).all() else ""
     return (
-        f"{what}: L1 skew {objective.skew.corrected:.2f}{interval}, "
-        f"{objective.total_variation:.0%} of the influence misplaced"
+        f"L1 skew {objective.skew.corrected:.2f}{interval}, {objective.total_variation:.0%} of "
+        "the influence misplaced"
     )
 
 
@@ -282,25 +298,28 @@ def _list_variants(findings: Findings) -> list[list[Advice]]:
 
 
 def _fedavg(findings: Findings) -> Advice:
-    plain = findings.objectives.plain
-    reasons = findings.objections or [
-        "nothing in this log speaks against it: chance alone explains its L1 skew of "
-        f"{plain.l1_skew:.2f}, or it is small, also in the last rounds, and the objective in force "
-        "does not swing"
-    ]
-    return _advice(findings, "fedavg", {}, reasons, 0, 2, _scaled_skew(findings, plain.weights))
+    weights = findings.objectives.plain.weights
+    remaining = _scaled_skew(findings, weights)
+    if findings.wanted_source == "equal":
+        reasons = findings.objections or [_NOTHING_AGAINST]
+    else:
+        reasons = [
+            "the loss of each client is multiplied by N times its wanted weight; averaging over "
+            f"the cohort then leaves an L1 skew of {remaining:.2f} on this log",
+            *findings.swing,
+        ]
+    return _advice(findings, "fedavg", {}, reasons, 0, 2, remaining)
 
 
 def _data_weighted(findings: Findings) -> Advice:
     """Return averaging weighted by samples, whose losses are not multiplied."""
-    given, log = findings.objectives.given, findings.log
-    assert log.samples is not None
-    weights = _average_samples(log) if given is None else given.weights
-    remaining = float(np.abs(weights - findings.objectives.wanted).sum())
+    remaining = float(np.abs(_average_samples(findings.log) - findings.objectives.wanted).sum())
     reasons = [
         "it weights each update by the client's samples, the default of Flower's FedAvg: L1 skew "
         f"{remaining:.2f} on this log"
     ]
+    if findings.wanted_source == "samples":
+        reasons += findings.objections or [_NOTHING_AGAINST]
     advice = _advice(findings, "fedavg", {"weights": "data"}, reasons, 0, 2, remaining)
     return replace(advice, objective="uniform")
 

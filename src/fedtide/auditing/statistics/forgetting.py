@@ -15,7 +15,7 @@ from fedtide.randomness import generator
 _LEVEL = 0.05
 _FEWEST_WINDOWS, _MOST_BATCHES = 4, 16
 _POINTS = 16
-_MAX_ENTRIES = 150_000
+_MAX_ENTRIES = 100_000
 """Above this number of entries, a random subset of the clients is used."""
 
 

@@ -117,7 +117,7 @@ def compare_objectives(
     )
     errors = _standard_errors(weights, scale, time / log.nonempty_rounds)
     fedau = average_fedau_weights(log, cutoff)
-    in_force = measure_influence(log, variances, wanted)
+    recorded = recorded_weights(log)
     return ObjectiveComparison(
         plain=_objective("fedavg", weights, scale, wanted, variances, log.cohort_weights),
         others=[
@@ -129,7 +129,7 @@ def compare_objectives(
         low=np.minimum(low * scale, weights),
         high=np.maximum(high * scale, weights),
         chance=float(np.sqrt(log.size * (errors**2).sum())),
-        given=in_force if in_force.method == "given" else None,
+        given=None if recorded is None else measure_influence(log, variances, wanted),
     )
 
 

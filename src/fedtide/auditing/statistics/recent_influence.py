@@ -51,7 +51,7 @@ def measure_recent_influence(
 
         Σ_n √(2 / π) s_n <= 0.2,    s_n² = a_n (c_n − a_n) τ_n / W
 
-    (symbols as in `compare_objectives`), but at most a quarter of the log; a periodic log's is
+    (symbols as in `compare_objectives`, τ_n >= 1), but at most a quarter of the log; a periodic log's is
     rounded up to whole cycles if half of the log holds them. So noise moves less than a tenth of
     the influence, where the log is long enough, and what changes slowly is not averaged away.
 
@@ -97,7 +97,7 @@ def _chance_of_one_round(
         scale = average_over_cohorts(log)[1] * (log.length / log.nonempty_rounds)
     else:
         scale = average_recorded(log, recorded)[1]
-    times = variances.weight_times(wanted, scale, log.length)
+    times = np.maximum(variances.weight_times(wanted, scale, log.length), 1)
     return float(np.sqrt(2 / np.pi * np.maximum(wanted * (scale - wanted), 0) * times).sum())
 
 
