@@ -25,8 +25,10 @@ WantedSource = Literal["equal", "roster", "samples"]
 
 _TOLERANCE = 0.1
 """Losses that differ by less than this share are equivalent."""
-_FLOOR = 0.005
+_FLOOR = 0.01
 """So are those that differ by less than this share of the loss at the start."""
+_CLOSE = 0.5
+"""Methods within this part of what is equivalent may come first if they cost less."""
 _MOST_FLOATS = 1e10
 """A memory of more numbers than this (40 GB) puts a method behind the light ones."""
 _NOTHING_AGAINST = (
@@ -170,10 +172,11 @@ def rank_methods(findings: Findings, problem: ReplayProblem) -> list[Advice]:
     """Return the methods, best first, by the loss with which they end in the replay.
 
     Of a method with several settings the first is taken, unless another ends clearly lower.
-    Methods whose losses differ by less than a tenth, by less than half a percent of the loss at the
-    start, or by less than the 95% error of the difference are equivalent: those equivalent to the
-    best come first, in the order of `_list_variants`, which is that of their cost, and averaging
-    over the cohort last of these if anything speaks against it. What the replay cannot know is the
+    Losses are equivalent if they differ by less than a tenth, by less than a hundredth of the loss
+    at the start, or by less than the 95% error of the difference. Methods within half of that from
+    the best come first, in the order of `_list_variants`, which is that of their cost, and
+    averaging over the cohort last of these if anything speaks against it. The margin between the
+    two keeps the advice for another log of the same law among the equivalent ones. What the replay cannot know is the
     price of memory: methods that store more than 10¹⁰ numbers follow all others.
     """
     variants = _list_variants(findings)
@@ -184,7 +187,7 @@ def rank_methods(findings: Findings, problem: ReplayProblem) -> list[Advice]:
 
     def rank(place: int) -> tuple[bool, bool, bool, float]:
         advice, loss = found[place]
-        equal = _is_equivalent(loss, best)
+        equal = _is_equivalent(loss, best, _CLOSE)
         unfair = equal and _is_average(advice) and bool(findings.objections)
         dear = advice.memory_floats > _MOST_FLOATS
         return (dear, not equal, unfair, float(place) if equal else loss.mean)
@@ -217,7 +220,7 @@ def _choose_setting(variants: list[tuple[Advice, ReplayedLoss]]) -> tuple[Advice
     """Return the first setting, or the best if that is clearly better."""
     best = min(variants, key=lambda one: one[1].mean)
     first = variants[0]
-    return first if _is_equivalent(first[1], best[1], 0.5) else best
+    return first if _is_equivalent(first[1], best[1], _CLOSE) else best
 
 
 def _is_equivalent(loss: ReplayedLoss, best: ReplayedLoss, strictness: float = 1.0) -> bool:
@@ -250,9 +253,7 @@ def _describe_skew(objective: EffectiveObjective) -> str:
     )
 
 
-def _report(
-    advice: Advice, loss: ReplayedLoss, best: ReplayedLoss, plain: ReplayedLoss
-) -> Advice:
+def _report(advice: Advice, loss: ReplayedLoss, best: ReplayedLoss, plain: ReplayedLoss) -> Advice:
     """Return the advice with its result in the replay."""
     against = "" if _is_plain(advice) else f", averaging over the cohort with {plain.mean:.1%}"
     text = f"in the replay it ends with {loss.mean:.1%} of the loss at the start{against}"

@@ -159,9 +159,7 @@ def _select(
     rounds = np.repeat(np.arange(first, end), log.cohorts[first:end])
     kept = place[entries] >= 0
     names = pl.Series("client", np.arange(len(chosen)))
-    part = ParticipationLog.from_entries(
-        names, rounds[kept], place[entries][kept], (first, end)
-    )
+    part = ParticipationLog.from_entries(names, rounds[kept], place[entries][kept], (first, end))
     samples = None if log.samples is None else np.nan_to_num(log.samples[chosen], nan=1.0)
     return replace(part, samples=samples), chosen
 

@@ -71,9 +71,10 @@ def measure_forgetting(
 ) -> Forgetting:
     """Return the forgetting in windows of 2 to T / 4 rounds.
 
-    With y_t^n the client's part of round t (its recorded weight, else 1 / |S_t|), w_n its mean over the log, K_n the sum over a window
-    of W rounds and A_t = {n: K_n − y_t^n > (W − 1) w_n} the clients that the other rounds of the
-    window favour, the distance max_A Σ_A (K_n / W − w_n) is estimated by cross-validation, as
+    With y_t^n the client's part of round t (its recorded weight, else 1 / |S_t|), w_n its mean over
+    the log, K_n the sum over a window of W rounds and A_t = {n: K_n − y_t^n > (W − 1) w_n} the
+    clients that the other rounds of the window favour, the distance max_A Σ_A (K_n / W − w_n) is
+    estimated by cross-validation, as
 
         W⁻¹ Σ_t Σ_{n in A_t} (y_t^n − [T w_n − (K_n − y_t^n)] / (T − W + 1)) · (T − W + 1) / T
 

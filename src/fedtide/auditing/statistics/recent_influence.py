@@ -51,9 +51,10 @@ def measure_recent_influence(
 
         Σ_n √(2 / π) s_n <= 0.2,    s_n² = a_n (c_n − a_n) τ_n / W
 
-    (symbols as in `compare_objectives`, τ_n >= 1), but at most a quarter of the log; a periodic log's is
-    rounded up to whole cycles if half of the log holds them. So noise moves less than a tenth of
-    the influence, where the log is long enough, and what changes slowly is not averaged away.
+    (symbols as in `compare_objectives`, τ_n >= 1), but at most a quarter of the log; a periodic
+    log's is rounded up to whole cycles if half of the log holds them. So noise moves less than a
+    tenth of the influence, where the log is long enough, and what changes slowly is not averaged
+    away.
 
     Args:
         log: the participation log.
