@@ -93,12 +93,13 @@ def test_plain_averaging_is_not_advised_where_something_speaks_against_it(law: L
 def test_amplified_methods_are_advised_for_groups_that_take_turns() -> None:
     """Paper 002's setting, where training ends at 0.207 with FedAvg and 0.037 with the other."""
     audit = run_audit(groups_in_turn)
-    assert loss_of(audit, "amplified-scaffold") < loss_of(audit, "fedavg") / 3
-    assert loss_of(audit, "amplified") < loss_of(audit, "fedavg") / 2
+    plain = next(one for one in audit.advice if is_plain(one))
+    assert plain.simulated is not None
+    assert loss_of(audit, "amplified-scaffold") < plain.simulated[0] / 5
+    assert loss_of(audit, "amplified") < plain.simulated[0] / 2
     amplified = next(one for one in audit.advice if one.algorithm == "amplified-scaffold")
     assert amplified.equivalent
     assert amplified.parameters["period"] == 500
-    plain = next(one for one in audit.advice if is_plain(one))
     assert "swings" in " ".join(plain.reasons)
 
 

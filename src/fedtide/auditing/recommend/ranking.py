@@ -117,19 +117,19 @@ class Findings:
             f"the whole log by {forgetting.estimate:.0%} of the influence ({low:.0%} to {high:.0%})"
         ]
 
-    @cached_property
-    def objections(self) -> list[str]:
-        """What speaks against averaging with the log's own weights, else over the cohort."""
-        objective, recent = self.objectives.in_force, self.objectives.recent
-        objections = []
+    def objections(self, objective: EffectiveObjective) -> list[str]:
+        """Return what speaks against a way of averaging, in sentences; empty: nothing does."""
+        found = []
         if not _is_fair(objective):
-            objections.append(f"it minimises another objective: {_describe_skew(objective)}")
-        if recent is not None and not _is_fair(recent.objective):
-            objections.append(
+            found.append(f"it minimises another objective: {_describe_skew(objective)}")
+        recent, in_force = self.objectives.recent, self.objectives.in_force.weights
+        is_in_force = float(np.abs(in_force - objective.weights).sum()) < 0.05
+        if recent is not None and is_in_force and not _is_fair(recent.objective):
+            found.append(
                 f"in the last {recent.window:,} rounds it minimises another objective: "
                 f"{_describe_skew(recent.objective)}"
             )
-        return objections + self.swing
+        return found + self.swing
 
     @property
     def windows(self) -> list[int]:
@@ -173,10 +173,11 @@ def rank_methods(findings: Findings, problem: ReplayProblem) -> list[Advice]:
 
     Of a method with several settings the first is taken, unless another ends clearly lower.
     Losses are equivalent if they differ by less than a tenth, by less than a hundredth of the loss
-    at the start, or by less than the 95% error of the difference. Methods within half of that from
-    the best come first, in the order of `_list_variants`, which is that of their cost, and
-    averaging over the cohort last of these if anything speaks against it. The margin between the
-    two keeps the advice for another log of the same law among the equivalent ones. What the replay cannot know is the
+    at the start, or by less than the 95% error of the difference. Averaging over the cohort comes
+    first if nothing speaks against it and it is equivalent to the best. Methods within half of that
+    tolerance follow in the order of `_list_variants`, which is that of their cost, with averaging
+    last of them if something speaks against it. The margin between the two tolerances keeps the
+    advice for another log of the same law among the equivalent ones. What the replay cannot know is the
     price of memory: methods that store more than 10¹⁰ numbers follow all others.
     """
     variants = _list_variants(findings)
@@ -187,10 +188,11 @@ def rank_methods(findings: Findings, problem: ReplayProblem) -> list[Advice]:
 
     def rank(place: int) -> tuple[bool, bool, bool, float]:
         advice, loss = found[place]
-        equal = _is_equivalent(loss, best, _CLOSE)
-        unfair = equal and _is_average(advice) and bool(findings.objections)
+        average, fair = _is_average(advice), _is_right(advice, findings)
+        close = _is_equivalent(loss, best, 1.0 if average and fair else _CLOSE)
         dear = advice.memory_floats > _MOST_FLOATS
-        return (dear, not equal, unfair, float(place) if equal else loss.mean)
+        unfair = close and average and not fair
+        return (dear, not close, unfair, float(place) if close else loss.mean)
 
     order = sorted(range(len(found)), key=rank)
     plain = next(loss for one, loss in found if _is_plain(one))
@@ -236,6 +238,14 @@ def _is_plain(advice: Advice) -> bool:
 def _is_average(advice: Advice) -> bool:
     """Return whether a method averages over the cohort, by number or by samples."""
     return advice.algorithm == "fedavg" and advice.parameters.get("weights", "data") == "data"
+
+
+def _is_right(advice: Advice, findings: Findings) -> bool:
+    """Return whether nothing speaks against averaging, by number or by samples."""
+    objectives, source = findings.objectives, findings.wanted_source
+    if "weights" in advice.parameters:
+        return source == "samples" and not findings.objections(objectives.in_force)
+    return not (findings.objections(objectives.plain) if source == "equal" else findings.swing)
 
 
 def _is_fair(objective: EffectiveObjective) -> bool:
@@ -302,7 +312,7 @@ def _fedavg(findings: Findings) -> Advice:
     weights = findings.objectives.plain.weights
     remaining = _scaled_skew(findings, weights)
     if findings.wanted_source == "equal":
-        reasons = findings.objections or [_NOTHING_AGAINST]
+        reasons = findings.objections(findings.objectives.plain) or [_NOTHING_AGAINST]
     else:
         reasons = [
             "the loss of each client is multiplied by N times its wanted weight; averaging over "
@@ -320,7 +330,7 @@ def _data_weighted(findings: Findings) -> Advice:
         f"{remaining:.2f} on this log"
     ]
     if findings.wanted_source == "samples":
-        reasons += findings.objections or [_NOTHING_AGAINST]
+        reasons += findings.objections(findings.objectives.in_force) or [_NOTHING_AGAINST]
     advice = _advice(findings, "fedavg", {"weights": "data"}, reasons, 0, 2, remaining)
     return replace(advice, objective="uniform")
 

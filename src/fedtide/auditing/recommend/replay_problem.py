@@ -170,7 +170,7 @@ def _draw_rates(log: ParticipationLog, rates: RateEstimates, random: np.random.G
     times = np.nan_to_num(rates.autocorrelation_time, nan=1.0)
     draws = log.length * rate / np.maximum(times * (1 - rate), 1e-6)
     draws = np.clip(draws, 0.5, 1e9)
-    return np.clip(rate * random.gamma(draws) / draws, 1 / log.length, 1.0)
+    return np.asarray(np.clip(rate * random.gamma(draws) / draws, 1 / log.length, 1.0))
 
 
 def _draw_centers(

@@ -169,10 +169,10 @@ class _Entries:
         factor = (length - window + 1) / (length * window)
         values = np.bincount(windows, terms, minlength=count) * factor
         excess = np.maximum(inside / window - sums / length, 0.0)
-        return values, float(excess.sum() / count)
+        return np.asarray(values), float(excess.sum() / count)
 
 
-def _concatenate(values: Floats, bounds: Ints, chosen: Ints) -> Floats:
+def _concatenate(values: np.ndarray, bounds: Ints, chosen: Ints) -> np.ndarray:
     """Return the values of the chosen clients, one after the other."""
     if len(chosen) == len(bounds) - 1:
         return values
