@@ -177,8 +177,8 @@ def rank_methods(findings: Findings, problem: ReplayProblem) -> list[Advice]:
     first if nothing speaks against it and it is equivalent to the best. Methods within half of that
     tolerance follow in the order of `_list_variants`, which is that of their cost, with averaging
     last of them if something speaks against it. The margin between the two tolerances keeps the
-    advice for another log of the same law among the equivalent ones. What the replay cannot know is the
-    price of memory: methods that store more than 10¹⁰ numbers follow all others.
+    advice for another log of the same law among the equivalent ones. What the replay cannot know is
+    the price of memory: methods that store more than 10¹⁰ numbers follow all others.
     """
     variants = _list_variants(findings)
     losses = iter(problem.run([one.settings for group in variants for one in group]))
