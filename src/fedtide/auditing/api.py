@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import polars as pl
@@ -16,14 +16,22 @@ from fedtide.auditing.log.reader import LogSource, OnProgress, read_participatio
 from fedtide.auditing.output.json_document import build_document
 from fedtide.auditing.recommend.cutoff import Cutoffs, choose_cutoff
 from fedtide.auditing.recommend.limits import list_limits
-from fedtide.auditing.recommend.ranking import Advice, Findings, rank_methods
+from fedtide.auditing.recommend.ranking import (
+    Advice,
+    Findings,
+    WantedSource,
+    rank_methods,
+)
+from fedtide.auditing.recommend.replay_problem import make_problem
 from fedtide.auditing.recommend.step_sizes import Training, recommend_learning_rates
 from fedtide.auditing.statistics.churn import Churn, find_churn
 from fedtide.auditing.statistics.coverage import Coverage, measure_coverage
+from fedtide.auditing.statistics.forgetting import Forgetting, measure_forgetting
 from fedtide.auditing.statistics.group_influence import GroupInfluence, measure_group_influence
 from fedtide.auditing.statistics.influence import ObjectiveComparison, compare_objectives
 from fedtide.auditing.statistics.pattern import Pattern, find_pattern
 from fedtide.auditing.statistics.rate_estimates import RateEstimates, estimate_rates
+from fedtide.auditing.statistics.recent_influence import measure_recent_influence
 from fedtide.auditing.statistics.stages import (
     Availability,
     Selection,
@@ -34,7 +42,7 @@ from fedtide.auditing.statistics.unseen import UnseenClients, estimate_unseen
 from fedtide.auditing.statistics.variance import VarianceModel
 from fedtide.auditing.statistics.windows import Regularity, measure_regularity
 from fedtide.errors import InvalidInputError
-from fedtide.validation import require_at_least, require_positive
+from fedtide.validation import require_at_least, require_choice, require_positive
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,12 +61,14 @@ class Audit:
         unseen: how many clients the log has not seen; None if all clients are known.
         groups: the influence of groups, one entry per grouping of the roster.
         pattern: how clients come and go, with the tests behind it.
+        forgetting: how far the objective in force swings.
         regularity: the regularity of windows of P rounds.
         cutoffs: the error of FedAU's weights for each cutoff.
         learning_rates: by method, if `training` was given.
         advice: the methods, best first.
         limits: what no weights can correct, in sentences.
-        simulated: whether the methods were replayed.
+        simulated: whether the methods were replayed at length.
+        wanted_source: where the wanted weights come from: "equal", the "roster" or "samples".
     """
 
     log: ParticipationLog
@@ -71,12 +81,14 @@ class Audit:
     unseen: UnseenClients | None
     groups: list[GroupInfluence]
     pattern: Pattern
+    forgetting: Forgetting
     regularity: Regularity
     cutoffs: Cutoffs
     learning_rates: dict[str, dict[str, float]]
     advice: list[Advice]
     limits: list[str]
     simulated: bool
+    wanted_source: WantedSource = "equal"
 
     def clients(self) -> pl.DataFrame:
         """Return one row per client: its rate, influence, absences, pattern and state.
@@ -129,6 +141,7 @@ def audit(
     training: Training | None = None,
     dimension: int = 1_000_000,
     tolerance: float = 0.1,
+    wanted: Literal["equal"] | None = None,
     simulate: bool = False,
     seed: int = 0,
     watch: OnProgress = lambda task, share: None,
@@ -154,7 +167,10 @@ def audit(
         training: L, σ, δ and others, for the learning rates of the theorems.
         dimension: the number of model parameters d, for the cost of the methods.
         tolerance: the accepted irregularity of a window of the amplification period.
-        simulate: whether to replay each method along the log on quadratics.
+        wanted: "equal" for equal weights of all clients; None: the weights of the roster if it has
+            any, else proportional to the samples that the log declares, else equal.
+        simulate: whether to replay ten times as many rounds and clients of a large log on
+            quadratics as usual, for the advice.
         seed: of the replay.
         watch: called with the current step and the completed share of it.
 
@@ -185,11 +201,14 @@ def audit(
     rates = estimate_rates(entries, pattern)
     cutoffs = choose_cutoff(entries, pattern.family == "independent")
     variances = VarianceModel(entries, pattern, rates)
-    wanted = _wanted_weights(table, entries.size)
-    objectives = compare_objectives(entries, variances, rates, wanted, cutoffs.best)
+    weights, source = _wanted_weights(table, entries, wanted)
+    objectives = compare_objectives(entries, variances, rates, weights, cutoffs.best)
+    recent = measure_recent_influence(entries, pattern, variances, weights)
+    objectives = replace(objectives, recent=recent)
+    forgetting = measure_forgetting(entries, pattern.period, seed)
     watch("stages and churn", 0.0)
-    availability = measure_availability(entries, wanted)
-    selection = measure_selection(entries, wanted)
+    availability = measure_availability(entries, weights)
+    selection = measure_selection(entries, weights)
     churn, unseen = _describe_people(entries, pattern, rates, availability)
     groupings = table.groups.items() if table else ()
     influence = [
@@ -200,17 +219,25 @@ def audit(
     ]
     watch("windows", 0.0)
     regularity = measure_regularity(
-        entries, wanted, objectives.plain.weights, tolerance, pattern.period
+        entries, weights, objectives.plain.weights, tolerance, pattern.period
     )
     findings = Findings(
-        entries, coverage, rates, objectives, pattern, regularity, cutoffs.best, dimension
+        entries,
+        coverage,
+        rates,
+        objectives,
+        pattern,
+        regularity,
+        forgetting,
+        cutoffs.best,
+        dimension,
+        source,
     )
-    advice = rank_methods(findings)
-    if simulate:
-        from fedtide.auditing.recommend.log_replay import replay  # imports PyTorch
-
-        watch("replaying", 0.0)
-        advice = replay(entries, advice, wanted, objectives.chance, seed)
+    watch("replaying", 0.0)
+    problem = make_problem(
+        entries, rates, objectives, forgetting, [cutoffs.best], seed, long=simulate
+    )
+    advice = rank_methods(findings, problem)
     learning_rates = {}
     if training is not None:
         learning_rates = recommend_learning_rates(entries, rates, training, regularity.period)
@@ -225,12 +252,14 @@ def audit(
         unseen=unseen,
         groups=influence,
         pattern=pattern,
+        forgetting=forgetting,
         regularity=regularity,
         cutoffs=cutoffs,
         learning_rates=learning_rates,
         advice=advice,
         limits=list_limits(findings, selection, availability, churn, unseen),
         simulated=simulate,
+        wanted_source=source,
     )
 
 
@@ -269,7 +298,15 @@ def _describe_people(
     return find_churn(log, rates), None if complete else estimate_unseen(log, time)
 
 
-def _wanted_weights(table: ClientTable | None, clients: int) -> Floats:
-    if table is not None and table.wanted is not None:
-        return table.wanted
-    return np.full(clients, 1 / clients)
+def _wanted_weights(
+    table: ClientTable | None, log: ParticipationLog, wanted: Literal["equal"] | None
+) -> tuple[Floats, WantedSource]:
+    """Return a_n and where they come from; clients without declared samples get the mean count."""
+    if wanted is not None:
+        require_choice("wanted", wanted, Literal["equal"])
+    elif table is not None and table.wanted is not None:
+        return table.wanted, "roster"
+    elif log.samples is not None and (total := float(np.nansum(log.samples))) > 0:
+        samples = np.nan_to_num(log.samples, nan=total / np.isfinite(log.samples).sum())
+        return samples / samples.sum(), "samples"
+    return np.full(log.size, 1 / log.size), "equal"
