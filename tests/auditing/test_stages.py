@@ -169,38 +169,38 @@ def markov(random: Random, rates: NDArray[np.float64], rounds: int) -> Present:
 
 @pytest.mark.statistical
 def test_uniform_selection_is_not_called_uneven() -> None:
-    """At level 0.05 on bursty availability, in 200 logs: 2 to 21 rejections, P(outside) < 0.002."""
+    """At level 0.05 on bursty availability, in 120 logs: at most 14 rejections, P < 0.001."""
     random = np.random.default_rng(2)
     rates = np.clip(random.gamma(2.0, 0.15, 40), 0.05, 0.9)
     rejected = covered = 0
-    for _ in range(200):
-        available = markov(random, rates, 300)
+    for _ in range(120):
+        available = markov(random, rates, 200)
         used = select(random, available, np.ones(40), 4)
         shift = measure_shift(build_log(available), build_log(used))
         rejected += shift.p_value < 0.05
         covered += shift.distance.interval[0] <= 0.0
-    assert 2 <= rejected <= 21
-    assert covered >= 180
+    assert rejected <= 14
+    assert covered >= 107
 
 
 @pytest.mark.statistical
 def test_interval_covers_the_shift_of_a_selection() -> None:
-    """Favourites on bursty availability: the mean weights of 100 selections from the same clients.
+    """Favourites on bursty availability: the mean weights of 60 selections from the same clients.
 
-    0.90 to 0.98 of 150 intervals cover: three standard errors around 0.94.
+    0.87 to 1 of 100 intervals cover: three standard errors around 0.94.
     """
     random = np.random.default_rng(3)
     rates = np.clip(random.gamma(2.0, 0.15, 40), 0.05, 0.9)
     weights = np.where(np.arange(40) % 2, 2.0, 1.0)
     covered = 0
-    for _ in range(150):
+    for _ in range(100):
         available = markov(random, rates, 200)
         used = select(random, available, weights, 4)
-        again = [influence(select(random, available, weights, 4)) for _ in range(100)]
+        again = [influence(select(random, available, weights, 4)) for _ in range(60)]
         truth = np.abs(np.mean(again, axis=0) - influence(available)).sum()
         low, high = measure_shift(build_log(available), build_log(used)).distance.interval
         covered += low <= truth <= high
-    assert 0.88 <= covered / 150 <= 0.99
+    assert covered >= 87
 
 
 def test_selection_with_favourites_is_called_uneven() -> None:

@@ -42,6 +42,7 @@ def draw_figures(audit: Audit) -> dict[str, str]:
         "raster": draw_participation(audit),
         "rates": draw_rates(audit),
         "influence": draw_group_influence(audit) if audit.groups else draw_influence(audit),
+        "history": draw_history(audit),
         "stages": draw_stages(audit),
         "pattern": draw_autocorrelation(audit),
         "windows": draw_windows(audit),
@@ -115,6 +116,24 @@ def draw_group_influence(audit: Audit) -> str:
     axes.axvline(1, color=_INK, linewidth=1)
     axes.set_xlabel("times its share")
     return figure_svg(figure, "Influence of each group relative to its share", "influence")
+
+
+def draw_history(audit: Audit) -> str:
+    """Draw the L1 skew of windows over time, and what chance alone would give."""
+    recent = audit.objectives.recent
+    assert recent is not None
+    ends = audit.log.first_round + recent.ends - 1
+    figure, axes = _new_figure(height=2.2)
+    axes.plot(ends, recent.skews, "o-", color=_BLUE, markersize=3, linewidth=1.4, label="windows")
+    axes.plot(ends, recent.chance, color=GREY, linewidth=1, linestyle="--", label="by chance")
+    whole = audit.objectives.in_force.l1_skew
+    axes.axhline(whole, color=_ORANGE, linewidth=1, linestyle=":", label="whole log")
+    axes.set_xlabel("last round of the window")
+    axes.set_ylabel("L1 skew")
+    axes.set_ylim(bottom=0)
+    _use_whole_numbers(axes.xaxis)
+    place_legend(axes)
+    return figure_svg(figure, "L1 skew of windows over time", "history")
 
 
 def draw_stages(audit: Audit) -> str:

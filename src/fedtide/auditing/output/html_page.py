@@ -48,10 +48,11 @@ def render_page(audit: Audit) -> str:
 
 
 def _list_tiles(audit: Audit) -> list[tuple[str, str]]:
-    plain = audit.objectives.plain
+    whole, now = audit.objectives.in_force, audit.objectives.now
     return [
-        (f"{plain.l1_skew:.2f}", "L1 skew (0 fair, at most 2)"),
-        (f"{plain.total_variation:.0%}", "of the influence misplaced"),
+        (f"{whole.l1_skew:.2f}", "L1 skew (0 fair, at most 2)"),
+        (f"{whole.total_variation:.0%}", "of the influence misplaced, whole log"),
+        (f"{now.total_variation:.0%}", "misplaced in the last rounds"),
         _tile_of_clients(audit),
         (audit.pattern.family, f"pattern, {text.format_confidence(audit.pattern.confidence)}"),
         (text.format_method_name(audit.advice[0]), "recommended"),

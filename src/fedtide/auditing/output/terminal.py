@@ -33,7 +33,7 @@ def _list_facts(audit: Audit) -> list[tuple[str, str]]:
         ("clients", "; ".join(text.describe_clients(audit))),
         ("rounds", "; ".join(text.describe_rounds(audit))),
         ("rates", text.describe_rates(audit)),
-        ("weights", text.describe_given_weights(audit)),
+        ("weights", text.describe_plain_average(audit)),
         ("availability", "; ".join(text.describe_availability(audit))),
         ("selection", "; ".join(text.describe_selection(audit))),
         ("pattern", text.describe_pattern(audit)),

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 import numpy as np
+import yaml
 
 from fedtide.auditing.api import Audit
 from fedtide.auditing.recommend.ranking import Advice
 from fedtide.auditing.statistics.group_influence import GroupInfluence
+from fedtide.auditing.statistics.influence import EffectiveObjective
 from fedtide.auditing.statistics.skew import SkewEstimate
 from fedtide.auditing.statistics.stages import StageShift
 from fedtide.auditing.statistics.unseen import UnseenClients
@@ -26,34 +28,94 @@ _METHOD_NAMES = {
 }
 _SURE = 0.001
 """The level of a test at which its result is stated as a fact."""
+_SMALL = 0.05
+"""The forgetting below which the headline does not mention it."""
+_NO_SKEW = 0.02
+"""The lower end of the interval of an L1 skew below which there may be none."""
 _LISTED = 4
 """The most clients that a sentence lists."""
 
 
+_WANTED = {
+    "equal": "every client the same weight",
+    "roster": "the weights of the roster",
+    "samples": "weights in proportion to the clients' samples",
+}
+
+
 def describe_objective(audit: Audit) -> list[str]:
-    """Return whose model it is, in sentences: over the whole log, and of clients not seen."""
-    plain = audit.objectives.plain
-    unseen = audit.unseen is not None and audit.unseen.interval[0] > 0
-    among = f" among the {audit.log.size:,} clients of the log" if unseen else ""
-    text = (
-        f"averaging over each round's participants misplaces {plain.total_variation:.0%} of the "
-        f"influence{among}: {format_skew(plain.skew)}"
-    )
-    if plain.interval[0] < 0.02:
-        text += ", which chance alone can explain"
-    weights = np.sort(plain.weights)[::-1]
+    """Return whose model it is, in sentences: over the whole log, now, and of clients not seen."""
+    objective = audit.objectives.in_force
+    recorded = audit.objectives.given is not None
+    averaging = "with the weights in the log" if recorded else "averaging over each round's clients"
+    misplaced = f"{objective.total_variation:.0%} of the influence"
+    verb = f"{misplaced} is misplaced" if recorded else f"misplaces {misplaced}"
+    weights = np.sort(objective.weights)[::-1]
     half = int(np.searchsorted(np.cumsum(weights), 0.5)) + 1
-    sentences = [text, f"half of the influence is with {half:,} of {_clients(audit.log.size)}"]
+    sentences = [
+        f"over the whole log, {averaging}{',' if recorded else ''} {verb}, if the aim is "
+        f"{_WANTED[audit.wanted_source]}: {_format_with_chance(objective)}",
+        f"half of the influence is with {half:,} of {_clients(audit.log.size)}",
+        *describe_now(audit),
+    ]
     if audit.unseen is not None and audit.unseen.interval[0] > 0:
         sentences.append(f"{describe_unseen(audit.unseen)}; they have no influence")
     return sentences
 
 
-def describe_given_weights(audit: Audit) -> str:
-    """Return the skew of the weights recorded in the log; empty if it has none."""
-    given = audit.objectives.given
+def describe_now(audit: Audit) -> list[str]:
+    """Return the objective in force in the last rounds, and how far it swings; empty if short."""
+    recent, forgetting = audit.objectives.recent, audit.forgetting
+    if recent is None or len(forgetting.windows) == 0:
+        return []
+    sentences = [
+        f"now, in the last {_rounds(recent.window)}, {recent.objective.total_variation:.0%} is "
+        f"misplaced: {_format_with_chance(recent.objective)}"
+    ]
+    if forgetting.p_value < _SURE and forgetting.estimate > _SMALL:
+        low, high = forgetting.interval
+        sentences.append(
+            f"the objective in force swings: {_rounds(forgetting.window)} in a row differ from the "
+            f"whole log by {forgetting.estimate:.0%} of the influence (95%: {low:.0%} to "
+            f"{high:.0%}), so a model forgets whom it no longer trains on"
+        )
+    return sentences
+
+
+def describe_forgetting(audit: Audit) -> str:
+    """Return how far the objective in force swings."""
+    forgetting = audit.forgetting
+    if len(forgetting.windows) == 0:
+        return "the log is too short to tell how far the objective in force swings"
+    low, high = forgetting.interval
+    text = (
+        f"the influence in {_rounds(forgetting.window)} in a row differs from that in the whole "
+        f"log, chance deducted, by {forgetting.estimate:.0%} (95%: {low:.0%} to {high:.0%}; p "
+        f"{_format_p(forgetting.p_value)})"
+    )
+    if forgetting.ends is not None and forgetting.p_value < _SURE:
+        text += f"; it has halved in {_rounds(forgetting.ends)}"
+    return text
+
+
+def describe_history(audit: Audit) -> str:
+    """Return what the figure over time shows."""
+    recent = audit.objectives.recent
+    assert recent is not None
     return (
-        "" if given is None else f"with the weights recorded in the log: {format_skew(given.skew)}"
+        f"each point is the L1 skew of {_rounds(recent.window)} in a row; chance alone would give "
+        f"about {recent.chance[-1]:.2f}"
+    )
+
+
+def describe_plain_average(audit: Audit) -> str:
+    """Return the skew of averaging over the cohort if the log has other weights; else nothing."""
+    if audit.objectives.given is None:
+        return ""
+    plain = audit.objectives.plain
+    return (
+        f"averaging over each round's clients, without these weights, would misplace "
+        f"{plain.total_variation:.0%}: {_format_with_chance(plain)}"
     )
 
 
@@ -168,14 +230,12 @@ def describe_availability(audit: Audit) -> list[str]:
     availability = audit.availability
     if availability is None:
         return []
-    text = (
-        f"availability alone misplaces {availability.objective.total_variation:.0%} of the "
-        "influence, as using all available clients, or as many drawn uniformly, would: "
-        f"{format_skew(availability.objective.skew)}"
-    )
-    if availability.objective.interval[0] < 0.02:
-        text += ", which chance alone can explain"
-    return [text]
+    objective = availability.objective
+    return [
+        f"availability alone misplaces {objective.total_variation:.0%} of the influence, as using "
+        "all available clients, or as many drawn uniformly, would: "
+        f"{_format_with_chance(objective)}"
+    ]
 
 
 def describe_selection(audit: Audit) -> list[str]:
@@ -285,7 +345,15 @@ def format_skew(skew: SkewEstimate) -> str:
     text = f"L1 skew {skew.observed:.3f}"
     if abs(skew.observed - skew.corrected) >= 0.001:
         text += f", bias-corrected {skew.corrected:.3f}"
+    if not np.isfinite([low, high]).all():
+        return f"{text} (no interval)"
     return f"{text} (95%: {low:.3f} to {high:.3f})"
+
+
+def _format_with_chance(objective: EffectiveObjective) -> str:
+    """Return a skew with its interval, and whether chance alone can explain it."""
+    explained = objective.interval[0] < _NO_SKEW
+    return format_skew(objective.skew) + (", which chance alone can explain" if explained else "")
 
 
 def format_influence(audit: Audit, client: int) -> str:
@@ -313,6 +381,26 @@ def format_method(advice: Advice) -> str:
     'FedAU(cutoff=50)'
     """
     return _format_call(advice.algorithm, advice.parameters)
+
+
+def format_averaging(method: str) -> str:
+    """Return a way of averaging in words.
+
+    >>> format_averaging("fedau(50)")
+    'FedAU(50)'
+    """
+    names = {
+        "fedavg": "averaging over each round's clients",
+        "average-all": "averaging over all clients",
+        "known-rates": "known rates",
+        "given": "the weights in the log",
+    }
+    return names.get(method, method.replace("fedau", "FedAU"))
+
+
+def format_experiment(advice: Advice) -> str:
+    """Return the lines of an experiment file for a method."""
+    return yaml.safe_dump(advice.experiment, sort_keys=False, default_flow_style=None).strip()
 
 
 def format_method_name(advice: Advice) -> str:
