@@ -6,6 +6,7 @@ import csv
 import gzip
 import io
 import json
+import re
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -416,6 +417,22 @@ def test_log_of_a_flower_server_points_to_the_observer() -> None:
     sentence = error_of(FILES / "flower-1.41.0.log")
     assert "3 rounds say how many clients took part, not which" in sentence
     assert "fedtide.flower.ParticipationObserver" in sentence
+
+
+def test_log_of_the_observer_of_a_flower_strategy_is_read() -> None:
+    """The counts are those of the log that Flower printed."""
+    log = read(FILES / "flower-1.41.0-observed.csv")
+    printed = (FILES / "flower-1.41.0.log").read_text()
+    assert log.selected is not None
+    assert log.available is not None
+    sampled = re.findall(r"Sampled (\d+) nodes \(out of (\d+)\)", printed)
+    assert log.selected.cohorts.tolist() == [int(some) for some, _ in sampled]
+    assert [int(size) for size in re.findall(r"Received (\d+) results", printed)] == [2, 2, 3]
+    assert log.cohorts.tolist() == [2, 2, 3]
+    assert log.samples is not None
+    assert sorted(log.samples[~np.isnan(log.samples)].tolist()) == [10, 30, 40]
+    assert log.weights is not None
+    assert sorted(log.weights[:2].tolist()) == pytest.approx([0.2, 0.8])
 
 
 @pytest.mark.parametrize(
