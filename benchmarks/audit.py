@@ -7,9 +7,9 @@
 
 `speed` writes a Parquet or CSV log of rounds × cohort rows, audits it in a separate process, step
 by step, and then prints the median time of the command, start-up included. `truth` draws logs of
-known processes with N from 10 to 300 clients and prints, per family, how often the family was recognised
-and the period exact, the share of the rates' intervals that cover the truth, and how often drift
-was reported. `skews` prints the coverage of the L1 skew's interval.
+known processes with N from 10 to 300 clients and prints, per family, how often the family was
+recognised and the period exact, the share of the rates' intervals that cover the truth, and how
+often drift was reported. `skews` prints the coverage of the L1 skew's interval.
 """
 
 from __future__ import annotations

@@ -119,8 +119,8 @@ def test_every_text_format_says_the_same(
 
 
 def test_streamed_batches_make_one_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedtide.auditing.log.sources._CSV_BYTES", 60)
-    monkeypatch.setattr("fedtide.auditing.log.sources._JSON_ROWS", 3)
+    monkeypatch.setattr("fedtide.auditing.log.table_source._CSV_BYTES", 60)
+    monkeypatch.setattr("fedtide.auditing.log.table_source._JSON_ROWS", 3)
     for suffix, write in ((".csv", as_delimited(",")), (".jsonl", as_lines)):
         (tmp_path / f"log{suffix}").write_text(write(NUMBERED))
         check_same(read(tmp_path / f"log{suffix}"), NUMBERED)
@@ -129,7 +129,7 @@ def test_streamed_batches_make_one_log(tmp_path: Path, monkeypatch: pytest.Monke
 def test_ids_are_numbers_only_if_all_rows_of_a_text_file_have_numbers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fedtide.auditing.log.sources._CSV_BYTES", 16)
+    monkeypatch.setattr("fedtide.auditing.log.table_source._CSV_BYTES", 16)
     (tmp_path / "log.csv").write_text("round,client\n0,1\n1,2\n2,3\n3,4\n4,x\n")
     assert read(tmp_path / "log.csv").names.to_list() == ["1", "2", "3", "4", "x"]
 
