@@ -6,6 +6,7 @@ import csv
 import gzip
 import io
 import json
+import re
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -118,8 +119,8 @@ def test_every_text_format_says_the_same(
 
 
 def test_streamed_batches_make_one_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedtide.auditing.log.sources._CSV_BYTES", 60)
-    monkeypatch.setattr("fedtide.auditing.log.sources._JSON_ROWS", 3)
+    monkeypatch.setattr("fedtide.auditing.log.table_source._CSV_BYTES", 60)
+    monkeypatch.setattr("fedtide.auditing.log.table_source._JSON_ROWS", 3)
     for suffix, write in ((".csv", as_delimited(",")), (".jsonl", as_lines)):
         (tmp_path / f"log{suffix}").write_text(write(NUMBERED))
         check_same(read(tmp_path / f"log{suffix}"), NUMBERED)
@@ -128,7 +129,7 @@ def test_streamed_batches_make_one_log(tmp_path: Path, monkeypatch: pytest.Monke
 def test_ids_are_numbers_only_if_all_rows_of_a_text_file_have_numbers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fedtide.auditing.log.sources._CSV_BYTES", 16)
+    monkeypatch.setattr("fedtide.auditing.log.table_source._CSV_BYTES", 16)
     (tmp_path / "log.csv").write_text("round,client\n0,1\n1,2\n2,3\n3,4\n4,x\n")
     assert read(tmp_path / "log.csv").names.to_list() == ["1", "2", "3", "4", "x"]
 
@@ -416,6 +417,22 @@ def test_log_of_a_flower_server_points_to_the_observer() -> None:
     sentence = error_of(FILES / "flower-1.41.0.log")
     assert "3 rounds say how many clients took part, not which" in sentence
     assert "fedtide.flower.ParticipationObserver" in sentence
+
+
+def test_log_of_the_observer_of_a_flower_strategy_is_read() -> None:
+    """The counts are those of the log that Flower printed."""
+    log = read(FILES / "flower-1.41.0-observed.csv")
+    printed = (FILES / "flower-1.41.0.log").read_text()
+    assert log.selected is not None
+    assert log.available is not None
+    sampled = re.findall(r"Sampled (\d+) nodes \(out of (\d+)\)", printed)
+    assert log.selected.cohorts.tolist() == [int(some) for some, _ in sampled]
+    assert [int(size) for size in re.findall(r"Received (\d+) results", printed)] == [2, 2, 3]
+    assert log.cohorts.tolist() == [2, 2, 3]
+    assert log.samples is not None
+    assert sorted(log.samples[~np.isnan(log.samples)].tolist()) == [10, 30, 40]
+    assert log.weights is not None
+    assert sorted(log.weights[:2].tolist()) == pytest.approx([0.2, 0.8])
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Reading logs and rosters: what is accepted, and one-sentence errors for the rest."""
 
+import gzip
 import json
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import polars as pl
 import pytest
 
 import fedtide as ft
+from fedtide.auditing import ClientTable
 from fedtide.errors import InvalidInputError
 from fedtide.participation.log.ledger import Entry, Ledger
 
@@ -130,6 +132,23 @@ def test_many_rounds_of_one_client_each_are_accepted(tmp_path: Path) -> None:
 
 def test_unknown_stage_suggests_the_nearest() -> None:
     check_error(error_of(GOOD.with_columns(stage=pl.lit("usd"))), "stage", "'used'")
+
+
+def test_rosters_come_in_the_same_formats_as_logs(tmp_path: Path) -> None:
+    roster = ROSTER.with_columns(weight=pl.Series([0.5, 0.25, 0.25]))
+    text = roster.write_csv(separator=";").replace("0.", "0,")
+    (tmp_path / "roster.csv").write_text(text)
+    (tmp_path / "roster.tsv.gz").write_bytes(
+        gzip.compress(roster.write_csv(separator="\t").encode())
+    )
+    (tmp_path / "roster.json").write_text(json.dumps(roster.to_dicts()))
+    (tmp_path / "roster.jsonl.gz").write_bytes(gzip.compress(roster.write_ndjson().encode()))
+    for name in ("roster.csv", "roster.tsv.gz", "roster.json", "roster.jsonl.gz"):
+        table = ClientTable.from_file(tmp_path / name)
+        assert table.names.to_list() == [0, 1, 2]
+        assert table.groups["region"].to_list() == ["a", "b", "b"]
+        assert table.wanted is not None
+        assert table.wanted.tolist() == [0.5, 0.25, 0.25]
 
 
 def test_invalid_rosters_are_refused() -> None:

@@ -149,9 +149,12 @@ class Entries:
         codes = _concatenate(self._clients)
         for low in range(0, len(codes), 1 << 22):  # in place: no third copy of a long log
             codes[low : low + (1 << 22)] = positions[codes[low : low + (1 << 22)]]
-        optional = (self._stages, *self._numbers.values())
-        columns = [_concatenate(parts) if parts else None for parts in optional]
-        return names, _Rows(_concatenate(self._rounds), codes, *columns)
+        return names, _Rows(
+            _concatenate(self._rounds),
+            codes,
+            _concatenate(self._stages) if self._stages else None,
+            *(_concatenate(parts) if parts else None for parts in self._numbers.values()),
+        )
 
     def _number_rounds(self, rows: _Rows, step: int | None) -> tuple[_Rows, tuple[int, int]]:
         """Number the rounds consecutively; return the rows, and the first round and the end."""
@@ -241,8 +244,10 @@ class _Rows:
     samples: NDArray[np.float32] | None
 
     def where(self, mask: NDArray[np.bool_]) -> _Rows:
-        columns: dict[str, Any] = vars(self)
-        return _Rows(**{k: None if v is None else v[mask] for k, v in columns.items()})
+        columns: dict[str, Any] = {
+            name: None if column is None else column[mask] for name, column in vars(self).items()
+        }
+        return _Rows(**columns)
 
 
 def _index_stages(

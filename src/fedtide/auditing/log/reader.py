@@ -13,7 +13,7 @@ from fedtide.auditing.log.cohort_lists import expand_lists
 from fedtide.auditing.log.columns import find_columns
 from fedtide.auditing.log.entries import Entries
 from fedtide.auditing.log.participation_log import ParticipationLog
-from fedtide.auditing.log.sources import open_source
+from fedtide.auditing.log.table_source import open_source
 from fedtide.errors import InvalidInputError
 from fedtide.validation import require_positive, require_whole_number
 

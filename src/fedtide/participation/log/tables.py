@@ -173,7 +173,7 @@ def _read_csv(path: Path, client: str) -> pl.DataFrame:
     if header.separator == ",":
         return frame
     commas = pl.selectors.string() - pl.selectors.by_name(client, require_all=False)
-    return frame.with_columns(_parse_decimal_comma(frame[name]) for name in frame.select(commas))
+    return frame.with_columns(_parse_decimal_comma(column) for column in frame.select(commas))
 
 
 def _parse_decimal_comma(column: pl.Series) -> pl.Series:

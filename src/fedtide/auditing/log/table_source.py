@@ -72,7 +72,7 @@ def open_source(source: str | Path | pl.DataFrame) -> TableSource:
     if kind in TEXT_LOGS:
         _guard(path, reject_text_log, path)
     openers = {".parquet": _open_parquet, ".csv": _open_csv, ".tsv": _open_csv}
-    table = _guard(path, openers.get(kind, _open_json), path)
+    table: TableSource = _guard(path, openers.get(kind, _open_json), path)
     return replace(table, read=lambda names: _guarded_batches(path, table.read(names)))
 
 
