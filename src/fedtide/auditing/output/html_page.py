@@ -51,7 +51,7 @@ def _list_tiles(audit: Audit) -> list[tuple[str, str]]:
         (f"{plain.l1_skew:.2f}", "L1 skew (0 fair, at most 2)"),
         (f"{plain.total_variation:.0%}", "of the influence misplaced"),
         (f"{len(audit.coverage.never):,}", f"of {audit.log.size:,} clients never took part"),
-        (audit.pattern.family, f"pattern, {text.format_confidence(audit.pattern.confidence)}"),
+        (audit.pattern.family, "pattern"),
         (text.format_method_name(audit.advice[0]), "recommended"),
     ]
 

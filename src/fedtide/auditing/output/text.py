@@ -7,6 +7,15 @@ import numpy as np
 from fedtide.auditing.api import Audit
 from fedtide.auditing.recommend.ranking import Advice
 from fedtide.auditing.statistics.group_influence import GroupInfluence
+from fedtide.auditing.statistics.pattern import (
+    DISPERSION,
+    DRIFT,
+    NEIGHBOURS,
+    PERIOD,
+    PRESENCE,
+    SLOW_DISPERSION,
+    Pattern,
+)
 from fedtide.auditing.statistics.skew import SkewEstimate
 
 _METHOD_NAMES = {
@@ -89,26 +98,44 @@ def describe_groups(groups: GroupInfluence, most: int = 3) -> list[str]:
 
 
 def describe_pattern(audit: Audit) -> str:
-    """Return the pattern in a sentence."""
-    pattern = audit.pattern
-    details = {
-        "always": "every client that took part did so in every round",
-        "independent": "each round is independent of the previous rounds",
-        "markov": "clients take part in bursts: off → on with probability {off_on:.3g}, on → off "
-        "with {on_off:.3g}",
-        "cyclic": "participation repeats every {period} rounds",
-        "regularized": "turns are evened out: every client takes part within about "
-        "{everyone_within} rounds",
-        "drifting": "rates change over time, by {relative_change:.0%} of their mean",
-        "undecided": "no family fits, or the log is too short to tell",
-    }
-    parameters = pattern.parameters
-    text = details[pattern.family].format(**{**parameters, "period": pattern.period})
-    if pattern.family == "cyclic" and parameters.get("on_fraction"):
+    """Return the pattern in a sentence: its test, or what the log excludes."""
+    pattern, parameters = audit.pattern, audit.pattern.parameters
+    if pattern.family == "undecided":
+        return f"undecided: {pattern.reason}"
+    if pattern.family == "always":
+        return f"always: {pattern.find_evidence(PRESENCE).result}"
+    if pattern.family == "independent":
+        ratio = pattern.find_evidence(SLOW_DISPERSION)
+        return (
+            f"independent: correlation between neighbouring rounds {_format_bound(pattern)}; "
+            f"{ratio.result}"
+        )
+    if pattern.family == "drifting":
+        drift = pattern.find_evidence(DRIFT)
+        return f"drifting ({format_p_value(drift.p_value)}): {drift.result}"
+    if pattern.family == "markov":
+        neighbours = pattern.find_evidence(NEIGHBOURS)
+        return (
+            f"markov ({format_p_value(neighbours.p_value)}): clients take part in bursts, "
+            f"{neighbours.result}; over clients, the median frequency of off → on is "
+            f"{parameters['off_on']:.3g}, of on → off {parameters['on_off']:.3g}"
+        )
+    if pattern.family == "regularized":
+        dispersion = pattern.find_evidence(DISPERSION)
+        return (
+            f"regularized ({format_p_value(dispersion.p_value)}): turns are evened out, "
+            f"{dispersion.result}; the mean distance between turns is "
+            f"{parameters['everyone_within']} rounds"
+        )
+    text = (
+        f"cyclic ({format_p_value(pattern.find_evidence(PERIOD).p_value)}): participation repeats "
+        f"every {pattern.period} rounds"
+    )
+    if parameters.get("on_fraction"):
         text += f"; clients are on for {parameters['on_fraction']:.0%} of the cycle"
         phases = parameters["phases"]
         text += f", in {phases} groups of equal phase" if phases > 1 else ""
-    return f"{pattern.family} ({format_confidence(pattern.confidence)}): {text}"
+    return text
 
 
 def describe_window(audit: Audit) -> str:
@@ -191,13 +218,15 @@ def format_ratio(ratio: float) -> str:
     return f"{ratio:,.{digits}f} times"
 
 
-def format_confidence(confidence: float) -> str:
-    """Return a confidence in percent.
+def format_p_value(p_value: float | None) -> str:
+    """Return a p-value; None stands for a test that the log does not allow.
 
-    >>> format_confidence(0.9734), format_confidence(0.9999)
-    ('97.3% confidence', 'over 99.9% confidence')
+    >>> format_p_value(0.0234), format_p_value(3e-9), format_p_value(None)
+    ('p = 0.023', 'p < 0.001', 'not testable')
     """
-    return "over 99.9% confidence" if confidence > 0.999 else f"{confidence:.1%} confidence"
+    if p_value is None:
+        return "not testable"
+    return "p < 0.001" if p_value < 0.001 else f"p = {p_value:.2g}"
 
 
 def format_count(count: float) -> str:
@@ -215,6 +244,13 @@ def format_count(count: float) -> str:
 def to_sentence(text: str) -> str:
     """Return the text with a capital letter and a full stop."""
     return text[:1].upper() + text[1:] + "."
+
+
+def _format_bound(pattern: Pattern) -> str:
+    """Return the largest correlation between neighbouring rounds that is not excluded."""
+    interval = pattern.find_evidence(NEIGHBOURS).interval
+    assert interval is not None
+    return f"within ±{max(abs(end) for end in interval):.3f} (95%)"
 
 
 def _format_call(algorithm: str, parameters: dict[str, object]) -> str:

@@ -15,7 +15,7 @@ _MAX_CELLS = 1 << 22
 """Above this number of (client, round) cells, a subset of the clients is used."""
 _BATCH_CELLS = 1 << 20
 """Cells per Fourier transform."""
-_PRODUCT_ROUNDS = 64
+_PRODUCT_ROUNDS = 128
 """Rounds whose inner products measure the dependence between clients."""
 
 
@@ -107,7 +107,7 @@ def estimate_autocorrelation(log: ParticipationLog) -> Autocorrelation | None:
 
     Independent rounds give R a variance of tr Γ² / (tr Γ)² per pair of rounds, Γ the covariance
     matrix of the clients. If clients are independent, this is Σ γ_n(0)² / (Σ γ_n(0))². Otherwise
-    it is larger; it is measured by the inner products of up to 64 rounds (`_measure_products`).
+    it is larger; it is measured by the inner products of up to 128 rounds (`_measure_products`).
     """
     clients = _sample_changing_clients(log)
     if len(clients) == 0:
@@ -134,7 +134,7 @@ def estimate_autocorrelation(log: ParticipationLog) -> Autocorrelation | None:
 
 
 def _spread_rounds(length: int) -> Ints:
-    """Return up to 64 rounds with differences of all sizes (multiples of the golden ratio)."""
+    """Return up to 128 rounds with differences of all sizes (multiples of the golden ratio)."""
     if length <= _PRODUCT_ROUNDS:
         return np.arange(length)
     places = np.arange(_PRODUCT_ROUNDS) * (np.sqrt(5) - 1) / 2 % 1

@@ -16,6 +16,10 @@ _PERMUTATIONS = (499, 4500)
 _MIN_BATCHES = 12
 _CELLS = 1 << 22
 """(client, unit) cells per chunk; bounds the size of temporaries."""
+_SLOW = 4
+"""Cosine frequencies below this one may hold drift."""
+_MAX_DROP = 0.3
+"""The largest drop of correlation from neighbouring units to those two apart."""
 _MEMORY_LEVEL = 0.05
 """Level of the test for correlation between batches, which makes the log unfit for a verdict."""
 
@@ -133,9 +137,9 @@ def _compare_units(log: ParticipationLog, layout: _Layout) -> tuple[Floats, Floa
         cells = owner[inside] * units + rounds[inside] // layout.length
         table = np.bincount(cells, minlength=(high - low) * units).reshape(-1, units)
         counts = table.astype(np.float32)
+        p_values[low:high] = _test_clients(_join_columns(counts, layout), layout.batch_length)
         counts -= counts.mean(axis=1, keepdims=True)
         gram += counts.T @ counts
-        p_values[low:high] = _test_clients(_join_columns(counts, layout))
     return gram, p_values
 
 
@@ -153,14 +157,21 @@ def _join_units(gram: Floats, layout: _Layout) -> Floats:
     return np.asarray(joined - joined.mean(axis=1, keepdims=True))
 
 
-def _test_clients(counts: Floats) -> Floats:
+def _test_clients(counts: Floats, rounds: int) -> Floats:
     """Return each client's p-value: Student's t test of the batches of the two halves.
 
-    With continuity correction, and a standard deviation of at least one participation.
+    With continuity correction, and at least the variance of independent rounds: where turns are
+    evened out, batches are no independent draws.
+
+    Args:
+        counts: per batch, shape (N, B).
+        rounds: rounds per batch.
     """
     half = counts.shape[1] // 2
     first, second = counts[:, :half], counts[:, -half:]
     variance = half * (first.var(axis=1, ddof=1) + second.var(axis=1, ddof=1))
+    rate = counts.mean(axis=1) / rounds
+    variance = np.maximum(variance, 2 * half * rounds * rate * (1 - rate))
     distance = np.maximum(np.abs(second.sum(axis=1) - first.sum(axis=1)) - 1, 0)
     return np.asarray(2 * student_t_sf(distance / np.sqrt(np.maximum(variance, 1)), 2 * half - 2))
 
@@ -186,29 +197,40 @@ def _permute(gram: Floats) -> float:
 
 
 def _batches_are_correlated(gram: Floats, layout: _Layout) -> bool:
-    """Return whether units whose distance exceeds the gap are positively correlated.
+    """Return whether the memory of participation may reach across the gaps.
 
+    It may if neighbouring units are much more alike than units two apart: then memory is about as
+    long as a unit. It also may if units whose distance exceeds the gap are positively correlated.
     In the discrete cosine transform of the units, a slow change of the rates lies in the first
     frequencies, which are left out, and independent units have equal power P_k in the others. The
-    statistic is Σ_k w_k P_k with w_k = Σ_l cos(π k l / n) for the lags l beyond the gap, up to an
-    eighth of the units. Its standard deviation comes from the products of different frequencies,
-    which keeps the dependence between clients. A sudden change has power in all frequencies:
-    the smaller of the values before and after removing the best split counts.
+    statistic is Σ_k w_k P_k, w_k = Σ_l cos(π k l / n) over the lags l beyond the gap, up to a
+    sixteenth of the units, free of the correlations at shorter lags. Its standard deviation comes
+    from the products of different frequencies, which keeps the dependence between clients. A sudden
+    change has power in all frequencies: the smaller of the values before and after removing the
+    best split counts.
     """
     units = layout.units
+    near, far = (np.trace(gram, lag) / (units - lag) for lag in (1, 2))
+    if near - far > _MAX_DROP * np.trace(gram) / units:
+        return True
     lags = np.arange(layout.gap + 1, layout.gap + 1 + max(2, units // 16))
-    frequencies = np.arange(4, units)
-    angles = np.pi * frequencies / units
+    angles = np.pi * np.arange(_SLOW, units) / units
     weights = np.cos(np.outer(angles, lags)).sum(axis=1)
-    near = np.cos(np.outer(angles, np.arange(layout.gap + 1)))
-    weights -= near @ np.linalg.lstsq(near, weights, rcond=None)[0]
+    shorter = np.cos(np.outer(angles, np.arange(layout.gap + 1)))
+    weights -= shorter @ np.linalg.lstsq(shorter, weights, rcond=None)[0]
     scores = []
     for matrix in (gram, _remove_best_split(gram)):
-        power = fft.dct(fft.dct(matrix, axis=0, norm="ortho"), axis=1, norm="ortho")[4:, 4:]
-        products = power[~np.eye(len(power), dtype=bool)]
-        noise = np.sqrt(2 * (weights**2).sum() * (products**2).mean())
-        scores.append(float(weights @ np.diag(power)) / max(float(noise), 1e-9))
+        power, square = _transform(matrix)
+        noise = np.sqrt(2 * (weights**2).sum() * square)
+        scores.append(float(weights @ power) / max(float(noise), 1e-9))
     return min(scores) > normal_isf(_MEMORY_LEVEL)
+
+
+def _transform(gram: Floats) -> tuple[Floats, float]:
+    """Return the power of the faster cosine frequencies, and the mean square of their products."""
+    table = fft.dct(fft.dct(gram, axis=0, norm="ortho"), axis=1, norm="ortho")[_SLOW:, _SLOW:]
+    products = table[~np.eye(len(table), dtype=bool)]
+    return np.diag(table), float((products**2).mean())
 
 
 def _remove_best_split(gram: Floats) -> Floats:
@@ -238,9 +260,8 @@ def _measure_change(
     step = np.diff(np.eye(batches), axis=0)
     noise = float(np.trace(step @ gram @ step.T)) / (2 * (batches - 1)) * 2 * half / scale
     excess = float(sign @ gram @ sign) / scale - noise
-    power = fft.dct(fft.dct(gram, axis=0, norm="ortho"), axis=1, norm="ortho")[4:, 4:]
-    products = power[~np.eye(len(power), dtype=bool)]
-    freedom = np.diag(power).mean() ** 2 / max(float((products**2).mean()), 1e-12)
+    power, square = _transform(gram)
+    freedom = power.mean() ** 2 / max(square, 1e-12)
     error = np.sqrt(2 * noise**2 + 4 * max(excess, 0.0) * noise) / np.sqrt(max(freedom, 1.0))
     seen = max(1, int((log.counts > 0).sum()))
     rate = len(log.clients) / (log.length * seen)

@@ -30,6 +30,11 @@ Family = Literal[
     "always", "independent", "markov", "cyclic", "regularized", "drifting", "undecided"
 ]
 
+NEIGHBOURS, BEYOND = "neighbouring rounds", "beyond the previous round"
+DISPERSION, SLOW_DISPERSION = "dispersion of counts", "dispersion over longer windows"
+DRIFT, PERIOD, PRESENCE = "drift", "periodicity", "constant presence"
+"""The names of the tests and estimates."""
+
 _LEVEL = 0.001
 """The level of each test."""
 _DRIFT_LEVEL = 0.002
@@ -99,6 +104,14 @@ class Pattern:
     drift: Drift | None = None
     profile: CycleProfile | None = None
 
+    def find_evidence(self, test: str) -> Evidence:
+        """Return the test or estimate of this name.
+
+        Raises:
+            KeyError: there is none.
+        """
+        return {one.test: one for one in self.evidence}[test]
+
 
 @dataclass(frozen=True, eq=False)
 class _TestResults:
@@ -110,8 +123,8 @@ class _TestResults:
     lag_one: tuple[Floats, float]  # p-value of each client, pooled z
     neighbour: _Estimate  # correlation between neighbouring rounds
     beyond: _Estimate  # correlation beyond the previous round
-    dispersion: _Estimate  # relative variance of counts in windows
-    slow_dispersion: _Estimate  # the same for the longest windows
+    dispersion: _Ratio  # relative variance of counts in windows
+    slow_dispersion: _Ratio  # the same for the longest windows
     windows: tuple[int, int]  # of the dispersions, in rounds
     period: PeriodCandidate | None
     drift: Drift
@@ -150,9 +163,25 @@ class _Estimate:
         """95%."""
         return self.value - 1.96 * self.error, self.value + 1.96 * self.error
 
+    @property
+    def finite_interval(self) -> tuple[float, float] | None:
+        """The interval; None if nothing is excluded."""
+        return self.interval if np.isfinite(self.interval).all() else None
+
     def lies_within(self, low: float, high: float) -> bool:
         """Return whether the interval lies inside these bounds."""
         return low < self.interval[0] and self.interval[1] < high
+
+
+class _Ratio(_Estimate):
+    """An estimate relative to its value under independence, and its relative error."""
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """95%, symmetric on a logarithmic scale."""
+        factor = float(np.exp(1.96 * self.error))
+        value = max(self.value, 0.0)
+        return value / factor, value * factor
 
 
 def find_pattern(log: ParticipationLog) -> Pattern:
@@ -161,7 +190,7 @@ def find_pattern(log: ParticipationLog) -> Pattern:
     Decisions are taken in a fixed order: drifting, cyclic, regularized, then Markov or independent
     by the dependence on the previous round. Effects need a test at level 0.001 (drift: 0.002) and
     a minimum size. That an effect is absent needs intervals (95%) inside stated margins: the
-    correlation of rounds within ±0.1, the variance of counts over a sixteenth of the log within a
+    correlation of rounds within ±0.1, the variance of counts over a 25th of the log within a
     factor of two of that of independent rounds. Otherwise the pattern is undecided. Tests and
     intervals allow for dependence between clients.
     """
@@ -215,7 +244,7 @@ def _describe_constant_presence(log: ParticipationLog, run_counts: RunCounts) ->
     )
     if excluded < _ALWAYS:
         return _no_pattern(log, run_counts, fact)
-    evidence = [Evidence("constant presence", fact, None, 1.0, (excluded, 1.0))]
+    evidence = [Evidence(PRESENCE, fact, None, 1.0, (excluded, 1.0))]
     clients = np.where(log.counts > 0, "always", "never")
     return Pattern("always", "", None, {"rate": 1.0}, 1.0, evidence, clients, run_counts)
 
@@ -236,7 +265,7 @@ def _run_tests(
     cycle = period.rounds if period is not None and _is_periodic(period) else 1
     rate = len(log.clients) / (log.length * max(1, int((log.counts > 0).sum())))
     window = int(np.clip(2 / rate, 4, max(4, log.length // 4)))
-    longest = max(2, log.length // 16)
+    longest = max(2, log.length // 25)
     spread = np.sqrt(correlation.design_effect)  # dependence between clients widens all intervals
     effect, error = run_second_order_test(run_counts)
     p_values, z = run_lag_one_tests(run_counts)
@@ -247,8 +276,8 @@ def _run_tests(
         lag_one=(p_values, float(z / spread)),
         neighbour=_Estimate(*correlation.neighbour_correlation()),
         beyond=_Estimate(effect, float(error * spread)),
-        dispersion=_Estimate(*correlation.window_dispersion(window)),
-        slow_dispersion=_Estimate(*correlation.window_dispersion(longest)),
+        dispersion=_Ratio(*correlation.window_dispersion(window)),
+        slow_dispersion=_Ratio(*correlation.window_dispersion(longest)),
         windows=(window, longest),
         period=period,
         drift=detect_drift(log, cycle),
@@ -256,7 +285,7 @@ def _run_tests(
 
 
 def _is_periodic(period: PeriodCandidate) -> bool:
-    return period.p_value < _LEVEL and period.strength > 0.005
+    return period.p_value < _LEVEL and period.strength > 0.005 and period.persistence > 0.5
 
 
 def _choose_family(results: _TestResults) -> tuple[Family, str]:
@@ -306,7 +335,7 @@ def _say_what_is_open(results: _TestResults) -> str:
     if not slow.lies_within(1 / VARIANCE_MARGIN, VARIANCE_MARGIN):
         open_questions.append(
             f"variance of counts in {results.windows[1]} rounds {slow.value:.2f} times that of "
-            f"independent rounds ({_say_interval(slow)})"
+            f"independent rounds (95%: {slow.interval[0]:.2f} to {slow.interval[1]:.2f})"
         )
     return f"neither dependence nor independence is excluded: {', '.join(open_questions)}"
 
@@ -328,22 +357,22 @@ def _collect_evidence(results: _TestResults) -> list[Evidence]:
     neighbour, beyond = results.neighbour, results.beyond
     evidence = [
         Evidence(
-            "lag-1 runs test",
+            NEIGHBOURS,
             _say_neighbour(results),
             _two_sided(results.lag_one[1]),
             neighbour.value,
-            neighbour.interval,
+            neighbour.finite_interval,
         ),
         Evidence(
-            "second-order test",
+            BEYOND,
             f"correlation beyond the previous round {beyond.value:+.2f} ({_say_interval(beyond)})",
             _two_sided(beyond.z),
             beyond.value,
-            beyond.interval,
+            beyond.finite_interval,
         ),
     ]
     named = zip(
-        ("dispersion of counts", "dispersion of counts, longest windows"),
+        (DISPERSION, SLOW_DISPERSION),
         results.windows,
         (results.dispersion, results.slow_dispersion),
         strict=True,
@@ -357,7 +386,7 @@ def _collect_evidence(results: _TestResults) -> list[Evidence]:
                 f"of independent rounds (95%: {low:.2f} to {high:.2f})",
                 min(1.0, _two_sided((ratio.value - 1) / ratio.error)),
                 ratio.value,
-                ratio.interval,
+                ratio.finite_interval,
             )
         )
     evidence.append(_describe_drift(results.drift))
@@ -365,7 +394,7 @@ def _collect_evidence(results: _TestResults) -> list[Evidence]:
         strength = max(results.period.strength, 0)
         evidence.append(
             Evidence(
-                "periodicity",
+                PERIOD,
                 f"best period {results.period.rounds} rounds, which explains {strength:.0%} of the "
                 "variance",
                 results.period.p_value,
@@ -377,13 +406,13 @@ def _collect_evidence(results: _TestResults) -> list[Evidence]:
 def _describe_drift(drift: Drift) -> Evidence:
     if drift.interval is None:
         result = f"the log cannot tell drift from slow sessions: {drift.obstacle}"
-        return Evidence("drift", result, None)
+        return Evidence(DRIFT, result, None)
     low, high = drift.interval
     result = (
         f"rates of the two halves differ by {drift.relative_change:.0%} of their mean beyond "
         f"chance (95%: {low:.0%} to {high:.0%}); {drift.batches} batches permuted"
     )
-    return Evidence("drift", result, drift.p_value, drift.relative_change, drift.interval)
+    return Evidence(DRIFT, result, drift.p_value, drift.relative_change, drift.interval)
 
 
 def _estimate_parameters(
@@ -456,6 +485,6 @@ def _two_sided(z: float) -> float:
     return float(2 * normal_sf(abs(z)))
 
 
-def _p_below_one(ratio: _Estimate) -> float:
+def _p_below_one(ratio: _Ratio) -> float:
     """Return the one-sided p-value of a ratio below 1."""
     return float(normal_sf((1 - ratio.value) / ratio.error))
