@@ -47,7 +47,7 @@ VARIANCE_MARGIN = 2.0
 """The same for the variance of counts over many rounds, relative to independent rounds."""
 MIN_ROUNDS = 12
 """With fewer rounds, nothing is said about the pattern."""
-_ALWAYS = 0.9
+_ALWAYS = 0.85
 """Clients are called always present if their log excludes smaller rates than this (95%)."""
 
 
@@ -77,7 +77,7 @@ class Pattern:
 
     Args:
         family: "always" (every client seen is present in every round, which excludes rates below
-            0.9), "independent" (correlation between rounds is excluded beyond a margin), "markov"
+            0.85), "independent" (correlation between rounds is excluded beyond a margin), "markov"
             (a two-state chain), "cyclic" (periodic), "regularized" (counts in a window vary less
             than by chance), "drifting" (rates change), or "undecided".
         reason: what the log shows or does not exclude, in words, if undecided; otherwise empty.
