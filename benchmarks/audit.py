@@ -30,9 +30,9 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
-from false_alarms import tabulate_false_alarms, tabulate_power
 from numpy.typing import NDArray
 
+from false_alarms import tabulate_false_alarms, tabulate_power
 from fedtide.auditing import ParticipationLog, audit
 from fedtide.auditing.statistics.influence import compare_objectives
 from fedtide.auditing.statistics.pattern import find_pattern

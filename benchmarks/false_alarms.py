@@ -12,10 +12,10 @@ from dataclasses import dataclass
 import numpy as np
 import polars as pl
 from numpy.typing import NDArray
-from participation_families import FAMILIES, Draw, chain_states, smallest
 
 from fedtide.auditing import ParticipationLog
 from fedtide.auditing.statistics.pattern import Pattern, find_pattern
+from participation_families import FAMILIES, Draw, chain_states, smallest
 
 Numbers = NDArray[np.float64]
 Present = NDArray[np.bool_]

@@ -60,7 +60,7 @@ def test_json_has_the_promised_keys(result: Audit) -> None:
     assert sum(objective["weights"].values()) == pytest.approx(1)
     assert objective["l1_skew"] == pytest.approx(2 * objective["total_variation"])
     assert objective["l1_skew_interval"][0] < objective["l1_skew"]
-    assert set(document["pattern"]) >= {"family", "confidence", "period", "parameters"}
+    assert set(document["pattern"]) >= {"family", "reason", "period", "parameters", "evidence"}
     assert set(document["regularity"][0]) == {"period", "value"}
     assert set(document["settings"]) >= {"cutoff", "period"}
     keys = {"algorithm", "parameters", "reasons", "memory_floats"}

@@ -76,7 +76,7 @@ class Autocorrelation:
     def neighbour_correlation(self) -> tuple[float, float]:
         """Return R(1), corrected for the removed mean, and its standard deviation (Bartlett 1946).
 
-            Var R(1) = Σ_{h >= 1} (R(h + 1) + R(h − 1) − 2 R(1) R(h))² / (m T)
+        Var R(1) = Σ_{h >= 1} (R(h + 1) + R(h − 1) − 2 R(1) R(h))² / (m T)
         """
         if self.length < 3:
             return 0.0, np.inf

@@ -14,8 +14,8 @@ from fedtide.auditing.statistics.distributions import normal_isf, student_t_sf
 _PERMUTATIONS = (499, 4500)
 """Permutations of the batches; the second number only if the first finds a p-value below 0.05."""
 _MIN_BATCHES = 12
-_CELLS = 1 << 22
-"""(client, unit) cells per chunk; bounds the size of temporaries."""
+_CELLS, _ENTRIES = 1 << 22, 1 << 22
+"""(client, unit) cells and entries per chunk; bounds the size of temporaries."""
 _SLOW = 4
 """Cosine frequencies below this one may hold drift."""
 _MAX_DROP = 0.3
@@ -29,8 +29,8 @@ class Drift:
     """The result of the test for drift.
 
     Args:
-        p_value: for all clients together; None if the log cannot tell.
-        obstacle: why the log cannot tell, in words; empty if it can.
+        p_value: for all clients together; None if the log does not allow the test.
+        obstacle: to the test, in words; empty if there is a p-value.
         batches: the number of batches that were permuted.
         relative_change: root mean square difference between the rates of the two halves beyond
             chance, over the mean rate; 0 without batches.
@@ -92,13 +92,17 @@ def detect_drift(log: ParticipationLog, period: int = 1) -> Drift:
     layouts = _choose_layouts(log.length // period, period)
     if not layouts:
         unit = "rounds" if period == 1 else "cycles"
-        return _no_verdict(log, f"fewer than {_MIN_BATCHES} {unit}")
+        return _no_verdict(log, f"it needs at least {_MIN_BATCHES} {unit}")
     for layout in layouts:
         gram, p_values = _compare_units(log, layout)
         if not _batches_are_correlated(gram, layout):
             break
     else:
-        return _no_verdict(log, f"batches of {layout.batch_length} rounds are still correlated")
+        return _no_verdict(
+            log,
+            f"batches of {layout.batch_length} rounds are still correlated, so the log cannot tell "
+            "drift from slow sessions",
+        )
     gram = _join_units(gram, layout)
     change, interval = _measure_change(gram, log, layout)
     return Drift(_permute(gram), "", layout.batches, change, interval, p_values)
@@ -128,9 +132,10 @@ def _compare_units(log: ParticipationLog, layout: _Layout) -> tuple[Floats, Floa
     units, end = layout.units, layout.units * layout.length
     gram = np.zeros((units, units))
     p_values = np.ones(log.size)
-    step = max(1, _CELLS // units)
-    for low in range(0, log.size, step):
-        high = min(low + step, log.size)
+    low = 0
+    while low < log.size:
+        affordable = np.searchsorted(log.client_starts, log.client_starts[low] + _ENTRIES)
+        high = min(max(int(affordable) - 1, low + 1), low + _CELLS // units, log.size)
         rounds = log.rounds[log.client_starts[low] : log.client_starts[high]]
         owner = np.repeat(np.arange(high - low), log.counts[low:high])
         inside = rounds < end
@@ -140,6 +145,7 @@ def _compare_units(log: ParticipationLog, layout: _Layout) -> tuple[Floats, Floa
         p_values[low:high] = _test_clients(_join_columns(counts, layout), layout.batch_length)
         counts -= counts.mean(axis=1, keepdims=True)
         gram += counts.T @ counts
+        low = high
     return gram, p_values
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
@@ -199,10 +198,9 @@ def find_pattern(log: ParticipationLog) -> Pattern:
         return _no_pattern(
             log, run_counts, f"{_count_rounds(log)}: too few to say anything about the pattern"
         )
-    step = int(np.gcd.reduce(np.flatnonzero(log.cohorts)))
-    if step > 1:
+    if (step := _round_step(log)) > 1:
         reason = (
-            f"clients appear only in every {step}th of the {log.length:,} rounds; if the others "
+            f"the rounds with clients are {step} rounds apart or multiples of it; if the others "
             "never took place, number the rounds without gaps"
         )
         return _no_pattern(log, run_counts, reason)
@@ -226,6 +224,13 @@ def find_pattern(log: ParticipationLog) -> Pattern:
         drift=results.drift,
         profile=profile,
     )
+
+
+def _round_step(log: ParticipationLog) -> int:
+    """Return the c of a log in which every c-th round has clients and no other; otherwise 1."""
+    rounds = np.flatnonzero(log.cohorts)
+    step = max(1, int(np.gcd.reduce(rounds)))
+    return step if len(rounds) > log.length / (2 * step) else 1
 
 
 def _no_pattern(log: ParticipationLog, run_counts: RunCounts, reason: str) -> Pattern:
@@ -337,6 +342,9 @@ def _say_what_is_open(results: _TestResults) -> str:
             f"variance of counts in {results.windows[1]} rounds {slow.value:.2f} times that of "
             f"independent rounds (95%: {slow.interval[0]:.2f} to {slow.interval[1]:.2f})"
         )
+    p = results.drift.p_value
+    if p is not None and p < _DRIFT_LEVEL:
+        open_questions.append(_describe_drift(results.drift).result)
     return f"neither dependence nor independence is excluded: {', '.join(open_questions)}"
 
 
@@ -349,6 +357,8 @@ def _say_neighbour(results: _TestResults) -> str:
 
 
 def _say_interval(estimate: _Estimate) -> str:
+    if estimate.finite_interval is None:
+        return "error unknown"
     low, high = estimate.interval
     return f"95%: {low:+.2f} to {high:+.2f}"
 
@@ -405,8 +415,7 @@ def _collect_evidence(results: _TestResults) -> list[Evidence]:
 
 def _describe_drift(drift: Drift) -> Evidence:
     if drift.interval is None:
-        result = f"the log cannot tell drift from slow sessions: {drift.obstacle}"
-        return Evidence(DRIFT, result, None)
+        return Evidence(DRIFT, f"not testable: {drift.obstacle}", None)
     low, high = drift.interval
     result = (
         f"rates of the two halves differ by {drift.relative_change:.0%} of their mean beyond "

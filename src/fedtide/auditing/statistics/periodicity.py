@@ -189,9 +189,9 @@ def _highest_return(correlation: Autocorrelation) -> float:
 def _test_phase(r: Floats, c: int) -> float:
     """Return the p-value of the mean of R over the multiples of c beyond T / 4.
 
-    The lags from T / 4 are cut into parts of T / 8 or c rounds (T / 16 for c < 8). If no cycle keeps its phase that
-    long, a random shift of each part changes nothing in distribution, whatever the dependence
-    between clients; it destroys the agreement of a cycle.
+    The lags from T / 4 are cut into parts of T / 8 or c rounds (T / 16 for c < 8). If no cycle
+    keeps its phase that long, a random shift of each part changes nothing in distribution,
+    whatever the dependence between clients; it destroys the agreement of a cycle.
     """
     length = len(r)
     lags = np.arange(c * max(1, -(-length // (4 * c))), length, c)
