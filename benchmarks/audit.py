@@ -4,12 +4,15 @@
                                      [--csv]
     python benchmarks/audit.py truth [--logs 1000] [--rounds 500]
     python benchmarks/audit.py skews [--logs 1000] [--only Markov]
+    python benchmarks/audit.py false-alarms [--logs 1000] [--clients 50] [--rounds 500]
 
 `speed` writes a Parquet or CSV log of rounds × cohort rows, audits it in a separate process, step
 by step, and then prints the median time of the command, start-up included. `truth` draws logs of
 known processes with N from 10 to 300 clients and prints, per family, how often the family was
 recognised and the period exact, the share of the rates' intervals that cover the truth, and how
-often drift was reported. `skews` prints the coverage of the L1 skew's interval.
+often drift was reported. `skews` prints the coverage of the L1 skew's interval. `false-alarms`
+prints how often the verdicts on the pattern claim an effect that a stationary process does not
+have, and how often drift is found.
 """
 
 from __future__ import annotations
@@ -31,6 +34,7 @@ import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from false_alarms import tabulate_false_alarms, tabulate_power
 from fedtide.auditing import ParticipationLog, audit
 from fedtide.auditing.statistics.influence import compare_objectives
 from fedtide.auditing.statistics.pattern import find_pattern
@@ -297,6 +301,11 @@ def main() -> None:
     even = commands.add_parser("skews")
     even.add_argument("--logs", type=int, default=1000)
     even.add_argument("--only", default="")
+    alarms = commands.add_parser("false-alarms")
+    alarms.add_argument("--logs", type=int, default=1000)
+    alarms.add_argument("--clients", type=int, default=50)
+    alarms.add_argument("--rounds", type=int, default=500)
+    alarms.add_argument("--only", default="")
     single = commands.add_parser("one")
     single.add_argument("path")
     given = parser.parse_args()
@@ -306,6 +315,10 @@ def main() -> None:
         truth(given.logs, given.rounds)
     elif given.command == "skews":
         skews(given.logs, given.only)
+    elif given.command == "false-alarms":
+        shape = (given.logs, given.clients, given.rounds, given.only)
+        tabulate_false_alarms(*shape)
+        tabulate_power(*shape)
     else:
         one(given.path)
 

@@ -54,7 +54,7 @@ def _list_tiles(audit: Audit) -> list[tuple[str, str]]:
         (f"{whole.total_variation:.0%}", "of the influence misplaced, whole log"),
         (f"{now.total_variation:.0%}", "misplaced in the last rounds"),
         _tile_of_clients(audit),
-        (audit.pattern.family, f"pattern, {text.format_confidence(audit.pattern.confidence)}"),
+        (audit.pattern.family, "pattern"),
         (text.format_method_name(audit.advice[0]), "recommended"),
     ]
 

@@ -12,6 +12,7 @@ from fedtide.auditing.recommend.ranking import Advice
 from fedtide.auditing.statistics.forgetting import Forgetting
 from fedtide.auditing.statistics.group_influence import GroupInfluence
 from fedtide.auditing.statistics.influence import EffectiveObjective
+from fedtide.auditing.statistics.pattern import Evidence
 from fedtide.auditing.statistics.stages import StageShift
 from fedtide.auditing.statistics.unseen import UnseenClients
 
@@ -226,15 +227,25 @@ def _build_group(group: GroupInfluence) -> dict[str, Any]:
 
 
 def _build_pattern(audit: Audit, names: list[str]) -> dict[str, Any]:
-    pattern, evidence = audit.pattern, audit.pattern.evidence
+    pattern = audit.pattern
     return {
         "family": pattern.family,
-        "confidence": pattern.confidence,
+        "reason": pattern.reason,
         "period": pattern.period,
         "parameters": pattern.parameters,
         "mixing_time": pattern.mixing_time,
-        "evidence": [{"test": e.test, "found": e.result, "p_value": e.p_value} for e in evidence],
+        "evidence": [_build_evidence(one) for one in audit.pattern.evidence],
         "clients": dict(zip(names, pattern.clients.tolist(), strict=True)),
+    }
+
+
+def _build_evidence(evidence: Evidence) -> dict[str, Any]:
+    return {
+        "test": evidence.test,
+        "found": evidence.result,
+        "p_value": evidence.p_value,
+        "estimate": evidence.estimate,
+        "interval": None if evidence.interval is None else list(evidence.interval),
     }
 
 

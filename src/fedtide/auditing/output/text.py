@@ -11,6 +11,15 @@ from fedtide.auditing.api import Audit
 from fedtide.auditing.recommend.ranking import Advice
 from fedtide.auditing.statistics.group_influence import GroupInfluence
 from fedtide.auditing.statistics.influence import EffectiveObjective
+from fedtide.auditing.statistics.pattern import (
+    DISPERSION,
+    DRIFT,
+    NEIGHBOURS,
+    PERIOD,
+    PRESENCE,
+    SLOW_DISPERSION,
+    Pattern,
+)
 from fedtide.auditing.statistics.skew import SkewEstimate
 from fedtide.auditing.statistics.stages import StageShift
 from fedtide.auditing.statistics.unseen import UnseenClients
@@ -90,8 +99,8 @@ def describe_forgetting(audit: Audit) -> str:
     low, high = forgetting.interval
     text = (
         f"the influence in {_rounds(forgetting.window)} in a row differs from that in the whole "
-        f"log, chance deducted, by {forgetting.estimate:.0%} (95%: {low:.0%} to {high:.0%}; p "
-        f"{_format_p(forgetting.p_value)})"
+        f"log, chance deducted, by {forgetting.estimate:.0%} (95%: {low:.0%} to {high:.0%}; "
+        f"{format_p_value(forgetting.p_value)})"
     )
     if forgetting.ends is not None and forgetting.p_value < _SURE:
         text += f"; it has halved in {_rounds(forgetting.ends)}"
@@ -265,8 +274,10 @@ def describe_shift(shift: StageShift) -> str:
     if np.isfinite([low, high]).all():
         moved += f" (95%: {low / 2:.0%} to {high / 2:.0%})"
     if shift.p_value > _SURE:
-        return f"{moved}; drawing them uniformly could do the same (p = {shift.p_value:.2g})"
-    return f"{moved}; they were not drawn uniformly (p {_format_p(shift.p_value)})"
+        return (
+            f"{moved}; drawing them uniformly could do the same ({format_p_value(shift.p_value)})"
+        )
+    return f"{moved}; they were not drawn uniformly ({format_p_value(shift.p_value)})"
 
 
 def describe_groups(groups: GroupInfluence, most: int = 3) -> list[str]:
@@ -286,26 +297,44 @@ def describe_groups(groups: GroupInfluence, most: int = 3) -> list[str]:
 
 
 def describe_pattern(audit: Audit) -> str:
-    """Return the pattern in a sentence."""
-    pattern = audit.pattern
-    details = {
-        "always": "every client that took part did so in every round",
-        "independent": "each round is independent of the previous rounds",
-        "markov": "clients take part in bursts: off → on with probability {off_on:.3g}, on → off "
-        "with {on_off:.3g}",
-        "cyclic": "participation repeats every {period} rounds",
-        "regularized": "turns are evened out: every client takes part within about "
-        "{everyone_within} rounds",
-        "drifting": "rates change over time, by {relative_change:.0%} of their mean",
-        "undecided": "no family fits, or the log is too short to tell",
-    }
-    parameters = pattern.parameters
-    text = details[pattern.family].format(**{**parameters, "period": pattern.period})
-    if pattern.family == "cyclic" and parameters.get("on_fraction"):
+    """Return the pattern in a sentence: its test, or what the log excludes."""
+    pattern, parameters = audit.pattern, audit.pattern.parameters
+    if pattern.family == "undecided":
+        return f"undecided: {pattern.reason}"
+    if pattern.family == "always":
+        return f"always: {pattern.find_evidence(PRESENCE).result}"
+    if pattern.family == "independent":
+        ratio = pattern.find_evidence(SLOW_DISPERSION)
+        return (
+            f"independent: correlation between neighbouring rounds {_format_bound(pattern)}; "
+            f"{ratio.result}"
+        )
+    if pattern.family == "drifting":
+        drift = pattern.find_evidence(DRIFT)
+        return f"drifting ({format_p_value(drift.p_value)}): {drift.result}"
+    if pattern.family == "markov":
+        neighbours = pattern.find_evidence(NEIGHBOURS)
+        return (
+            f"markov ({format_p_value(neighbours.p_value)}): clients take part in bursts, "
+            f"{neighbours.result}; over clients, the median frequency of off → on is "
+            f"{parameters['off_on']:.3g}, of on → off {parameters['on_off']:.3g}"
+        )
+    if pattern.family == "regularized":
+        dispersion = pattern.find_evidence(DISPERSION)
+        return (
+            f"regularized ({format_p_value(dispersion.p_value)}): turns are evened out, "
+            f"{dispersion.result}; the mean distance between turns is "
+            f"{parameters['everyone_within']} rounds"
+        )
+    text = (
+        f"cyclic ({format_p_value(pattern.find_evidence(PERIOD).p_value)}): participation repeats "
+        f"every {pattern.period} rounds"
+    )
+    if parameters.get("on_fraction"):
         text += f"; clients are on for {parameters['on_fraction']:.0%} of the cycle"
         phases = parameters["phases"]
         text += f", in {phases} groups of equal phase" if phases > 1 else ""
-    return f"{pattern.family} ({format_confidence(pattern.confidence)}): {text}"
+    return text
 
 
 def describe_window(audit: Audit) -> str:
@@ -418,13 +447,15 @@ def format_ratio(ratio: float) -> str:
     return f"{ratio:,.{digits}f} times"
 
 
-def format_confidence(confidence: float) -> str:
-    """Return a confidence in percent.
+def format_p_value(p_value: float | None) -> str:
+    """Return a p-value; None stands for a test that the log does not allow.
 
-    >>> format_confidence(0.9734), format_confidence(0.9999)
-    ('97.3% confidence', 'over 99.9% confidence')
+    >>> format_p_value(0.0234), format_p_value(3e-9), format_p_value(None)
+    ('p = 0.023', 'p < 0.001', 'not testable')
     """
-    return "over 99.9% confidence" if confidence > 0.999 else f"{confidence:.1%} confidence"
+    if p_value is None:
+        return "not testable"
+    return "p < 0.001" if p_value < 0.001 else f"p = {p_value:.2g}"
 
 
 def format_count(count: float) -> str:
@@ -447,6 +478,13 @@ def to_sentence(text: str) -> str:
 def to_sentences(texts: Iterable[str]) -> str:
     """Return the texts as sentences of one paragraph."""
     return " ".join(to_sentence(text) for text in texts)
+
+
+def _format_bound(pattern: Pattern) -> str:
+    """Return the largest correlation between neighbouring rounds that is not excluded."""
+    interval = pattern.find_evidence(NEIGHBOURS).interval
+    assert interval is not None
+    return f"within ±{max(abs(end) for end in interval):.3f} (95%)"
 
 
 def _format_call(algorithm: str, parameters: dict[str, object]) -> str:
@@ -474,10 +512,6 @@ def _rounds(count: int) -> str:
 def _percent(share: float) -> str:
     """Return a share with as many digits as tell it from 1."""
     return f"{share:.0%}" if share < 0.99 or share == 1 else f"{share:.2%}"
-
-
-def _format_p(p_value: float) -> str:
-    return "< 1e-12" if p_value < 1e-12 else f"= {p_value:.2g}"
 
 
 def _list_some(names: Sequence[str]) -> str:

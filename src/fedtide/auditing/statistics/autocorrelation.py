@@ -15,6 +15,8 @@ _MAX_CELLS = 1 << 22
 """Above this number of (client, round) cells, a subset of the clients is used."""
 _BATCH_CELLS = 1 << 20
 """Cells per Fourier transform."""
+_PRODUCT_ROUNDS = 128
+"""Rounds whose inner products measure the dependence between clients."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -23,15 +25,15 @@ class Autocorrelation:
 
     Args:
         values: R(ℓ) for the lags ℓ = 0..T − 1, mean removed, each divided by its T − ℓ pairs.
-        effective_clients: (Σ γ_n(0))² / Σ γ_n(0)², the equivalent number of equal clients.
+        effective_clients: the number of equal, independent clients of the same information.
+        design_effect: by how much dependence between clients increases the variance of R, >= 1.
         sampled: the number of clients used.
-        segments: the number of segments of the log whose means were removed separately.
     """
 
     values: Floats
     effective_clients: float
+    design_effect: float
     sampled: int
-    segments: int = 1
 
     @property
     def length(self) -> int:
@@ -53,7 +55,7 @@ class Autocorrelation:
             quiet = np.flatnonzero(np.abs(corrected) < noise)
             tail = corrected[: quiet[0] if len(quiet) else len(corrected)]
             tail = _extend_geometrically(tail, self.length)
-            shift = self.segments * max(0.0, 1 + 2 * float(tail.sum())) / self.length
+            shift = max(0.0, 1 + 2 * float(tail.sum())) / self.length
         return tail
 
     @cached_property
@@ -71,6 +73,20 @@ class Autocorrelation:
         factor = self.bartlett_factor if bartlett_factor is None else bartlett_factor
         return np.asarray(np.sqrt(factor / (self.effective_clients * (self.length - lags))))
 
+    def neighbour_correlation(self) -> tuple[float, float]:
+        """Return R(1), corrected for the removed mean, and its standard deviation (Bartlett 1946).
+
+        Var R(1) = Σ_{h >= 1} (R(h + 1) + R(h − 1) − 2 R(1) R(h))² / (m T)
+        """
+        if self.length < 3:
+            return 0.0, np.inf
+        shift = self.integrated_time / self.length
+        estimate = (float(self.values[1]) + shift) / (1 + shift)
+        r = np.concatenate([[1.0], self.significant, [0.0, 0.0]])
+        terms = r[2:] + r[:-2] - 2 * (r[1] if len(self.significant) else 0.0) * r[1:-1]
+        pairs = self.effective_clients * (self.length - 1)
+        return estimate, float(np.sqrt((terms**2).sum() / pairs))
+
     def window_dispersion(self, window: int) -> tuple[float, float]:
         """Return the variance of counts in windows of L rounds, relative to independence, and sd.
 
@@ -84,15 +100,14 @@ class Autocorrelation:
         return ratio, 2 * float(np.sqrt(window / (3 * self.effective_clients * self.length)))
 
 
-def estimate_autocorrelation(log: ParticipationLog, segments: int = 1) -> Autocorrelation | None:
+def estimate_autocorrelation(log: ParticipationLog) -> Autocorrelation | None:
     """Return the pooled autocorrelation; None if no client is sometimes present, sometimes absent.
 
     Above 4 million (client, round) cells, evenly spaced clients are used instead of all.
 
-    Args:
-        log: the participation log.
-        segments: the number of segments whose means are removed separately; 2 keeps a change of
-            the rates half-way from looking like long memory.
+    Independent rounds give R a variance of tr Γ² / (tr Γ)² per pair of rounds, Γ the covariance
+    matrix of the clients. If clients are independent, this is Σ γ_n(0)² / (Σ γ_n(0))². Otherwise
+    it is larger; it is measured by the inner products of up to 128 rounds (`_measure_products`).
     """
     clients = _sample_changing_clients(log)
     if len(clients) == 0:
@@ -100,20 +115,39 @@ def estimate_autocorrelation(log: ParticipationLog, segments: int = 1) -> Autoco
     length = log.length
     size = fft.next_fast_len(2 * length, real=True)
     power = np.zeros(size // 2 + 1)
+    chosen = _spread_rounds(length)
+    products = np.zeros((len(chosen), len(chosen)))
     for low in range(0, len(clients), rows := max(1, _BATCH_CELLS // length)):
         table = log.indicators(clients[low : low + rows])
-        for part in np.array_split(table, segments, axis=1):
-            part -= part.mean(axis=1, keepdims=True)
+        table -= table.mean(axis=1, keepdims=True)
         power += (np.abs(fft.rfft(table, size, axis=1)) ** 2).sum(axis=0, dtype=np.float64)
+        products += table[:, chosen].T @ table[:, chosen]
     sums = fft.irfft(power, size)[:length]
-    if sums[0] <= 1e-9 * len(clients):  # every segment is constant
-        return None
     pairs = length - np.arange(length)
     rates = log.counts[clients] / length
     variances = rates * (1 - rates)
     values = sums / pairs / (sums[0] / length)
-    effective_clients = float(variances.sum() ** 2 / (variances**2).sum())
-    return Autocorrelation(values, effective_clients, len(clients), segments)
+    independent = float((variances**2).sum() / variances.sum() ** 2)
+    measured = _measure_products(products / (sums[0] / length), chosen, values)
+    design_effect = max(1.0, measured / independent)
+    return Autocorrelation(values, 1 / (independent * design_effect), design_effect, len(clients))
+
+
+def _spread_rounds(length: int) -> Ints:
+    """Return up to 128 rounds with differences of all sizes (multiples of the golden ratio)."""
+    if length <= _PRODUCT_ROUNDS:
+        return np.arange(length)
+    places = np.arange(_PRODUCT_ROUNDS) * (np.sqrt(5) - 1) / 2 % 1
+    return np.unique((places * length).astype(np.int64))
+
+
+def _measure_products(products: Floats, rounds: Ints, values: Floats) -> float:
+    """Return the mean of (x_s · x_t / tr Γ − R(t − s))² over pairs of rounds s < t <= s + T / 2."""
+    lags = rounds[None, :] - rounds[:, None]
+    inside = (lags > 0) & (lags <= len(values) // 2)
+    if not inside.any():
+        return 0.0
+    return float(((products[inside] - values[lags[inside]]) ** 2).mean())
 
 
 def _sample_changing_clients(log: ParticipationLog) -> Ints:
