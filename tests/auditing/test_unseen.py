@@ -97,6 +97,14 @@ def test_sessions_count_as_one_visit() -> None:
     assert np.mean(naive) < np.mean(truths) / 5
 
 
+def test_lasting_presence_is_more_than_one_visit() -> None:
+    """Clients that come about every fifth round all along are no rare ones, whatever τ is."""
+    present = draw(np.random.default_rng(6), np.full(30, 0.2), 600)
+    found = estimate_unseen(build_log(present), 40.0)
+    assert found.once == found.twice == 0
+    assert found.estimate == 0
+
+
 @pytest.mark.statistical
 def test_coverage_of_the_sample_is_the_share_of_the_seen() -> None:
     """Good's estimate against the true share of the rates of the clients seen."""

@@ -23,6 +23,8 @@ def show(audit: Audit, console: Console) -> None:
     for name, value in _list_facts(audit):
         facts.add_row(name, escape(value))
     console.print(Group(facts, Text(), _list_extremes(audit), Text(), _list_advice(audit)))
+    for line in audit.log.notes:
+        console.print(f"[dim]read: {escape(line)}[/dim]")
     for line in [*audit.limits, text.compare_replays(audit)]:
         if line:
             console.print(f"[yellow]•[/yellow] {escape(line)}")

@@ -35,6 +35,12 @@ _METHOD_NAMES = {
     "fedlaavg": "FedLaAvg",
     "fedvarp": "FedVARP",
 }
+_AIMS = {
+    "equal": "if every client is to have the same weight",
+    "roster": "if clients are to have the weights of the roster",
+    "samples": "if clients are to weigh in proportion to their samples",
+}
+"""The wanted weights in words, by where they come from."""
 _SURE = 0.001
 """The level of a test at which its result is stated as a fact."""
 _SMALL = 0.05
@@ -43,13 +49,6 @@ _NO_SKEW = 0.02
 """The lower end of the interval of an L1 skew below which there may be none."""
 _LISTED = 4
 """The most clients that a sentence lists."""
-
-
-_WANTED = {
-    "equal": "every client the same weight",
-    "roster": "the weights of the roster",
-    "samples": "weights in proportion to the clients' samples",
-}
 
 
 def describe_objective(audit: Audit) -> list[str]:
@@ -62,8 +61,8 @@ def describe_objective(audit: Audit) -> list[str]:
     weights = np.sort(objective.weights)[::-1]
     half = int(np.searchsorted(np.cumsum(weights), 0.5)) + 1
     sentences = [
-        f"over the whole log, {averaging}{',' if recorded else ''} {verb}, if the aim is "
-        f"{_WANTED[audit.wanted_source]}: {_format_with_chance(objective)}",
+        f"over the whole log, {averaging}{',' if recorded else ''} {verb}, "
+        f"{_AIMS[audit.wanted_source]}: {_format_with_chance(objective)}",
         f"half of the influence is with {half:,} of {_clients(audit.log.size)}",
         *describe_now(audit),
     ]
@@ -252,11 +251,10 @@ def describe_selection(audit: Audit) -> list[str]:
     selection = audit.selection
     if selection is None:
         return []
-    chosen = "use" if selection.objective is None else "selection"
     lines = [
         f"{what} {describe_shift(shift)}"
         for shift, what in (
-            (selection.selecting, f"the {chosen} of some of the available clients"),
+            (selection.selecting, "the choice among the available clients"),
             (selection.dropping, "what became of the selected clients (dropout, refusals)"),
         )
         if shift is not None

@@ -60,8 +60,8 @@ def estimate_unseen(log: ParticipationLog, time: float) -> UnseenClients:
 
     A visit is a participation, unless rounds depend on each other: then participations at most
     τ rounds apart are one visit, since one session of a client shows it only once. Two visits of
-    a client cannot be less than d apart, with d their length and distance; this hides pairs of
-    visits, of which the share (1 − d / T)² remains:
+    a client cannot begin less than d rounds apart, d their mean length plus the shortest distance;
+    this hides pairs of visits, of which the share (1 − d / T)² remains:
 
         Q₂ ← Q₂ / (1 − d / T)²,    Q₁ ← Q₁ − the pairs so added
 
@@ -98,26 +98,30 @@ def estimate_unseen(log: ParticipationLog, time: float) -> UnseenClients:
 
 
 def _count_visits(log: ParticipationLog, link: int) -> tuple[Ints, float]:
-    """Return the number of visits of each client, (N,), and d, the least time between two."""
+    """Return the number of visits of each client, (N,), and d, the least time between two.
+
+    A visit longer than three times the link counts for each such part of it.
+    """
     visits = np.zeros(log.size, dtype=np.int64)
     returns, shortest, total = 0, log.length, 0
     for clients, entries, starts in log.iter_client_chunks():
         rounds = log.rounds[entries].astype(np.int64)
         if len(rounds) == 0:
             continue
-        seen = starts[1:] > starts[:-1]
         apart = np.diff(rounds, prepend=-1)
         first = np.zeros(len(rounds), dtype=bool)
-        first[starts[:-1][seen]] = True
-        begins = first | (apart > link)
-        visits[clients] = np.diff(np.concatenate([[0], np.cumsum(begins)])[starts])
-        again = begins & ~first
-        returns += int(again.sum())
+        first[starts[:-1][starts[1:] > starts[:-1]]] = True
+        begins = np.flatnonzero(first | (apart > link))
+        lengths = rounds[np.append(begins[1:], len(rounds)) - 1] - rounds[begins]
+        numbers = np.zeros(len(rounds), dtype=np.int64)
+        numbers[begins] = 1 + lengths // max(1, 3 * link)
+        visits[clients] = np.diff(np.concatenate([[0], np.cumsum(numbers)])[starts])
+        again = begins[~first[begins]]
+        returns += len(again)
         shortest = min(shortest, int(apart[again].min(initial=log.length)))
-        total += int(apart[~begins].sum())
-    length = total / max(1, int(visits.sum()))  # the mean length of a visit, in rounds
+        total += int(lengths.sum())
     wait = shortest - 1 if returns >= _MIN_GAPS else link
-    return visits, length + wait
+    return visits, total / max(1, int(visits.sum())) + wait
 
 
 def _bound_unseen(once: float, twice: float, rounds: int) -> tuple[float, tuple[float, float]]:
