@@ -95,13 +95,19 @@ def describe_forgetting(audit: Audit) -> str:
     forgetting = audit.forgetting
     if len(forgetting.windows) == 0:
         return "the log is too short to tell how far the objective in force swings"
+    if forgetting.p_value >= _SURE:
+        first, last = forgetting.windows[0], forgetting.windows[-1]
+        return (
+            f"in windows of {first:,} to {_rounds(int(last))}, the influence differs from that in "
+            f"the whole log by at most {forgetting.high.max():.0%} beyond chance (95%)"
+        )
     low, high = forgetting.interval
     text = (
         f"the influence in {_rounds(forgetting.window)} in a row differs from that in the whole "
         f"log, chance deducted, by {forgetting.estimate:.0%} (95%: {low:.0%} to {high:.0%}; "
         f"{format_p_value(forgetting.p_value)})"
     )
-    if forgetting.ends is not None and forgetting.p_value < _SURE:
+    if forgetting.ends is not None:
         text += f"; it has halved in {_rounds(forgetting.ends)}"
     return text
 

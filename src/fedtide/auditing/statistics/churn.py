@@ -220,14 +220,15 @@ def _collect_silences(log: ParticipationLog, tested: int, reverse: bool) -> _Sil
             rounds = log.length - 1 - rounds[::-1]
             starts = len(rounds) - starts[::-1]
         counts = np.diff(starts)
-        owner = np.repeat(np.arange(len(counts)), counts)
-        rank = np.arange(len(rounds)) - starts[:-1][owner]
-        first = rounds[starts[:-1][owner]]
+        if step > 1:
+            kept = np.arange(len(counts)) % step == 0
+            rounds, counts = rounds[np.repeat(kept, counts)], counts[kept]
+        begins = np.repeat(np.cumsum(counts) - counts, counts)
+        rank = np.arange(len(rounds)) - begins
         # Entry i ends a silence after entry i − 1, the (rank − 1)-th since the first.
         ends = np.flatnonzero((rank >= 2) & (rounds > log.length // 2))
         ends = ends[rounds[ends] - rounds[ends - 1] > 1]
-        ends = ends[owner[ends] % step == 0]
-        origin = first[ends]
+        origin = rounds[begins[ends]]
         numbers = (rank[ends] - 1, rounds[ends - 1] - origin, rounds[ends] - 1 - origin, origin)
         parts.append(np.stack(numbers).astype(np.float64))
     factors, since, until, firsts = np.concatenate(parts, axis=1)
