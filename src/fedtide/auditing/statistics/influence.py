@@ -7,9 +7,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedtide.auditing.log.participation_log import Floats, Ints, ParticipationLog
+from fedtide.auditing.statistics.dispersion import Dispersion
+from fedtide.auditing.statistics.long_run_variance import Parts
 from fedtide.auditing.statistics.rate_estimates import RateEstimates, wilson_interval
 from fedtide.auditing.statistics.skew import SkewEstimate, estimate_skew
-from fedtide.auditing.statistics.variance import Scale, VarianceModel
+from fedtide.auditing.statistics.variance import VarianceModel, student_stretch
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,6 +56,7 @@ class ObjectiveComparison:
         low: lower end of a 95% interval of each plain weight, (N,).
         high: upper end, (N,).
         chance: √(N Σ s_n²), s_n the standard error of each plain weight.
+        dispersion: of the parts that the plain weights are means of.
         given: of the log's own weights q_t^n, w_n ∝ Σ_t q_t^n, if recorded.
     """
 
@@ -63,6 +66,7 @@ class ObjectiveComparison:
     low: Floats
     high: Floats
     chance: float
+    dispersion: Dispersion
     given: EffectiveObjective | None = None
 
     @property
@@ -84,7 +88,9 @@ def compare_objectives(
     c_n = E[y²] / E[y]; with cohorts of constant size M, c_n = 1 / M and y / c_n is Bernoulli. The
     weights have the standard errors
 
-        s_n² = w_n (c_n − w_n) τ_n / T,    τ_n of `VarianceModel.weight_times`
+        s_n² = w_n (c_n − w_n) D_n / T
+
+    with D_n the dispersion of the parts.
 
     Args:
         log: the participation log.
@@ -94,14 +100,19 @@ def compare_objectives(
         cutoff: K of FedAU.
     """
     weights, scale = average_over_cohorts(log)
-    time = variances.weight_times(weights, scale, log.nonempty_rounds)
+    rounds, parts = log.nonempty_rounds, log.cohort_weights
+    dispersion = variances.dispersion(parts, weights, scale)
     low, high = wilson_interval(
-        np.minimum(weights / scale, 1.0), log.nonempty_rounds / time, freedom=rates.freedom
+        np.minimum(weights / scale, 1.0),
+        rounds / np.maximum(dispersion.values, 1e-9),
+        freedom=dispersion.freedom,
     )
-    errors = _standard_errors(weights, scale, time / log.nonempty_rounds)
+    if not rates.intervals:
+        low = high = np.full(log.size, np.nan)
+    errors = _standard_errors(weights, scale, dispersion.values / rounds)
     fedau = average_fedau_weights(log, cutoff)
     return ObjectiveComparison(
-        plain=_objective("fedavg", weights, scale, wanted, variances, log.cohort_weights),
+        plain=_objective("fedavg", weights, scale, wanted, variances, parts, dispersion),
         others=[
             _summed("average-all", rates.estimate, log, rates, wanted, variances),
             _summed(f"fedau({cutoff})", fedau, log, rates, wanted, variances),
@@ -111,6 +122,7 @@ def compare_objectives(
         low=np.minimum(low * scale, weights),
         high=np.maximum(high * scale, weights),
         chance=float(np.sqrt(log.size * (errors**2).sum())),
+        dispersion=dispersion,
         given=_recorded(log, wanted, variances),
     )
 
@@ -183,7 +195,8 @@ def _objective(
     scale: Floats,
     wanted: Floats,
     variances: VarianceModel,
-    parts: Scale,
+    parts: Parts,
+    dispersion: Dispersion,
     factors: Floats | None = None,
 ) -> EffectiveObjective:
     """Return the objective of weights that are means of the clients' parts of the rounds.
@@ -195,16 +208,20 @@ def _objective(
         wanted: a_n.
         variances: of means over the rounds.
         parts: the part of each participant in a round, (T,), or of each entry, (E,).
+        dispersion: of the parts.
         factors: of each client's parts, (N,); None: 1.
     """
+    if not variances.intervals:
+        return EffectiveObjective(method, weights, SkewEstimate.without_interval(weights, wanted))
     rounds = variances.count_rounds(parts)
-    time = variances.weight_times(weights, scale, rounds)
+    stretch = student_stretch(dispersion.series_freedom)
 
     def errors(assumed: Floats) -> Floats:
-        return _standard_errors(assumed, scale, time / rounds)
+        return _standard_errors(assumed, scale, dispersion.values / rounds)
 
     def variance(slopes: Floats) -> float:
-        return variances.variance(slopes if factors is None else slopes * factors, parts)
+        own = slopes if factors is None else slopes * factors
+        return variances.variance(own, parts, dispersion) * stretch
 
     return EffectiveObjective(method, weights, estimate_skew(weights, wanted, errors, variance))
 
@@ -225,7 +242,9 @@ def _summed(
     factors = np.divide(sums, rates.estimate, out=np.zeros(len(sums)), where=rates.estimate > 0)
     factors /= sums.sum()
     ones = np.ones(log.length)
-    return _objective(method, sums / sums.sum(), factors, wanted, variances, ones, factors)
+    return _objective(
+        method, sums / sums.sum(), factors, wanted, variances, ones, rates.dispersion, factors
+    )
 
 
 def _known_rates(log: ParticipationLog, wanted: Floats) -> EffectiveObjective:
@@ -251,4 +270,5 @@ def _recorded(
     mean = np.divide(squares, sums, out=np.full(log.size, squares.sum() / total), where=sums > 0)
     parts = log.weights * (log.length / total)
     scale = mean * log.length / total
-    return _objective("given", sums / total, scale, wanted, variances, parts)
+    dispersion = variances.dispersion(parts, sums / total, scale)
+    return _objective("given", sums / total, scale, wanted, variances, parts, dispersion)

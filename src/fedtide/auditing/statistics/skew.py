@@ -46,6 +46,11 @@ class SkewEstimate:
     corrected: float
     interval: tuple[float, float]
 
+    @classmethod
+    def without_interval(cls, weights: Floats, wanted: Floats) -> SkewEstimate:
+        """Return the observed L1 skew alone; the rest is NaN."""
+        return cls(float(np.abs(weights - wanted).sum()), math.nan, (math.nan, math.nan))
+
 
 def estimate_skew(
     weights: Floats, wanted: Floats, errors: Errors, variance: Variance
