@@ -1,7 +1,7 @@
 """Families of participation whose rates and weights are known, drawn with NumPy alone.
 
-A family draws many logs at once. Rates and plain weights (the mean of 1 / |S_t| over the rounds of a
-client, relative to the nonempty rounds) are exact, or means over 10⁶ further rounds.
+A family draws many logs at once. The rates, and the weights of averaging over the cohort (a client's
+sum of 1 / |S_t| over the nonempty rounds), are exact, or means over 10⁶ further rounds.
 """
 
 from __future__ import annotations
@@ -331,10 +331,7 @@ def successive(weights: Numbers) -> Known:
 
     if np.ptp(weights) == 0:
         return alike(draw, clients, size / clients)
-    if size == 1:
-        exact = weights / weights.sum()
-    else:
-        exact = successive_weights(tuple(weights), size)
+    exact = weights / weights.sum() if size == 1 else successive_weights(tuple(weights), size)
     return Known(draw, size * exact, exact)
 
 

@@ -16,12 +16,16 @@ from fedtide.auditing.statistics.long_run_variance import (
     fit_shape,
     series_periodogram,
 )
+from fedtide.auditing.statistics.runs_test import RunCounts
 
 _SIMILAR = (0.5, 2.0)
 """A client's own variance uses the frequencies at which S / V of all clients lies between these."""
 _MIN_RUNS = 3
 """Clients with fewer runs of participation say nothing about the spread between clients."""
 _MAX_PRIOR_FREEDOM = 1000.0
+_SHRINKAGE = 4.0
+"""How many runs the common lag-1 correlation counts for in that of a client."""
+_MIN_CLIENTS, _STEPS, _MAX_RATIO = 10, 20, 20.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,6 +67,17 @@ class Dispersion:
         return replace(self, values=self.values + shift)
 
     @property
+    def errors(self) -> Floats:
+        """The factors by which dependence changes each client's standard error, (N,).
+
+        They are means of √D_n, more than the roots of `values`: E √D = √(ν D̃ / 2) Γ((ν − 1) / 2) /
+        Γ(ν / 2) with ν degrees of freedom.
+        """
+        half = np.maximum(self.freedom, 3.0) / 2
+        ratio = np.sqrt(half) * np.exp(special.gammaln(half - 0.5) - special.gammaln(half))
+        return np.asarray(np.sqrt(self.values) * ratio)
+
+    @property
     def series_freedom(self) -> float:
         """The degrees of freedom of `variance_of_mean`."""
         return 1 / (1 / (2 * max(1, self.frequencies)) + self.shape.uncertainty / 2)
@@ -73,7 +88,7 @@ def estimate_dispersion(
     parts: Parts | None,
     means: Floats,
     spread: Floats,
-    runs: Floats,
+    runs: RunCounts,
     period: int | None,
 ) -> Dispersion:
     """Return the dispersion of the clients' parts of the rounds.
@@ -93,11 +108,12 @@ def estimate_dispersion(
         parts: y_t^n of the participants; None: 1.
         means: of y, shape (N,).
         spread: the variance of y in a round, (N,).
-        runs: R_n, (N,).
+        runs: of the clients' participation.
         period: of the cycle, if there is one.
     """
     found = client_periodograms(log, parts, means, period)
-    varying = (spread > 1e-15) & (runs > 0)
+    starts = runs.ones - runs.pairs
+    varying = (spread > 1e-15) & (starts > 0)
     shape = fit_shape(found.powers[varying], spread[varying])
     near = (shape.ratios > _SIMILAR[0]) & (shape.ratios < _SIMILAR[1])
     count = max(min(1, len(near)), int(np.argmin(np.append(near, False))))
@@ -105,8 +121,8 @@ def estimate_dispersion(
     if count:
         levels = (found.powers[varying, :count] / shape.ratios[:count]).mean(axis=1)
         own[varying] = levels / spread[varying]
-        freedom[varying] = 1 / (1 / (2 * count) + 1 / runs[varying])
-    values, freedom = _moderate(own, freedom, runs >= _MIN_RUNS, log.counts / log.length)
+        freedom[varying] = 1 / (1 / (2 * count) + 1 / starts[varying])
+    values, freedom = _moderate(own, freedom, starts >= _MIN_RUNS, _list_predictors(runs))
     if not varying.any():
         values = np.ones(log.size)
     return Dispersion(
@@ -121,7 +137,7 @@ def estimate_dispersion(
 
 
 def _moderate(
-    own: Floats, freedom: Floats, often: NDArray[np.bool_], rates: Floats
+    own: Floats, freedom: Floats, often: NDArray[np.bool_], predictors: Floats
 ) -> tuple[Floats, Floats]:
     """Return the moderated D_n and their degrees of freedom.
 
@@ -129,12 +145,12 @@ def _moderate(
         own: D_n, shape (N,).
         freedom: d_n, (N,).
         often: the clients that the prior is estimated from, (N,).
-        rates: of the clients, (N,).
+        predictors: of log D_n, (N, k).
     """
     chosen = (freedom > 0) & (often | ~often[freedom > 0].any())
     if not chosen.any():
         return own, np.full(len(own), 4.0)
-    trend = _fit_trend(own, rates, chosen)
+    trend = _fit_trend(own, predictors, chosen)
     changing = chosen & (own > 1e-9)
     prior = 4.0
     if np.count_nonzero(changing) >= 3:
@@ -150,28 +166,42 @@ def _moderate(
     return (prior * trend + freedom * own) / total, total
 
 
-def _fit_trend(own: Floats, rates: Floats, chosen: NDArray[np.bool_]) -> Floats:
-    """Return the mean of D as a function of the rate, (N,).
+def _list_predictors(runs: RunCounts) -> Floats:
+    """Return what log D_n is predicted from, shape (N, 3).
 
-    log E D = b_0 + b_1 u + b_2 u² with u = log(p / (1 − p)), by the equations of a gamma
-    distribution; fewer than 10 clients have one mean.
+    u = log(p / (1 − p)), u², and log((1 + ρ) / (1 − ρ)), which is log D_n in a Markov chain of
+    lag-1 correlation ρ; that of clients with few runs tends to that of all.
     """
-    low, high = rates[chosen].min(), rates[chosen].max()
-    inside = np.clip(rates, max(low, 1e-9), min(high, 1 - 1e-9))
-    logits = special.logit(inside)
+    rates = np.clip(runs.ones / runs.length, 0.5 / runs.length, 1 - 0.5 / runs.length)
+    logits = special.logit(rates)
+    times = np.log1p(runs.correlation) - np.log1p(-runs.correlation)
+    starts = runs.ones - runs.pairs
+    common = float((starts * times).sum() / max(1.0, float(starts.sum())))
+    times = (starts * times + _SHRINKAGE * common) / (starts + _SHRINKAGE)
+    return np.stack([logits, logits**2, times], axis=1)
+
+
+def _fit_trend(own: Floats, predictors: Floats, chosen: NDArray[np.bool_]) -> Floats:
+    """Return the mean of D given the predictors x, (N,): log E D = b_0 + b · x.
+
+    b solves the equations of a gamma distribution, with a small penalty on its size; fewer than 10
+    clients have one mean.
+    """
     outcome = own[chosen]
     mean = float(outcome.mean())
-    width = float(logits[chosen].std())
-    if len(outcome) < 10 or width < 1e-6 or mean <= 1e-9:
+    if len(outcome) < _MIN_CLIENTS or mean <= 1e-9:
         return np.full(len(own), mean)
-    logits = (logits - logits[chosen].mean()) / max(width, 0.5)
-    terms = np.stack([np.ones(len(own)), logits, logits**2], axis=1)
+    inside = np.clip(predictors, predictors[chosen].min(axis=0), predictors[chosen].max(axis=0))
+    inside = (inside - inside[chosen].mean(axis=0)) / np.maximum(inside[chosen].std(axis=0), 0.25)
+    terms = np.concatenate([np.ones((len(own), 1)), inside], axis=1)
     table = terms[chosen]
-    matrix = np.einsum("ni,nj->ij", table, table) + np.diag([0.0, 1.0, 1.0])
-    slopes = np.array([np.log(mean), 0.0, 0.0])
-    for _ in range(20):
+    penalty = np.diag([0.0, 1.0, 1.0, 1.0])
+    matrix = np.einsum("ni,nj->ij", table, table) + penalty
+    slopes = np.zeros(4)
+    slopes[0] = np.log(mean)
+    for _ in range(_STEPS):
         fitted = np.einsum("ni,i->n", table, slopes)
-        working = fitted + outcome * np.exp(-fitted) - 1
+        working = fitted + np.minimum(outcome * np.exp(-fitted), _MAX_RATIO) - 1
         slopes = np.linalg.solve(matrix, np.einsum("ni,n->i", table, working))
     return np.asarray(np.exp(np.einsum("ni,i->n", terms, slopes)))
 

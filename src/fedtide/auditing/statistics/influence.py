@@ -217,7 +217,7 @@ def _objective(
     stretch = student_stretch(dispersion.series_freedom)
 
     def errors(assumed: Floats) -> Floats:
-        return _standard_errors(assumed, scale, dispersion.values / rounds)
+        return _standard_errors(assumed, scale, dispersion.errors**2 / rounds)
 
     def variance(slopes: Floats) -> float:
         own = slopes if factors is None else slopes * factors

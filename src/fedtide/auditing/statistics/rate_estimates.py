@@ -11,7 +11,6 @@ from fedtide.auditing.log.participation_log import Floats, ParticipationLog
 from fedtide.auditing.statistics.dispersion import Dispersion, estimate_dispersion
 from fedtide.auditing.statistics.distributions import student_t_isf
 from fedtide.auditing.statistics.pattern import Pattern
-from fedtide.auditing.statistics.runs_test import RunCounts
 
 _LONG_MEMORY = 0.5
 """The probability of long memory above which there are no intervals."""
@@ -85,9 +84,9 @@ def estimate_rates(log: ParticipationLog, pattern: Pattern) -> RateEstimates:
     """
     length = log.length
     estimate = log.counts / length
-    runs = count_own_runs(pattern.run_counts)
+    spread = estimate * (1 - estimate)
     dispersion = estimate_dispersion(
-        log, None, estimate, estimate * (1 - estimate), runs, pattern.period
+        log, None, estimate, spread, pattern.run_counts, pattern.period
     )
     reason = _find_obstacle(dispersion)
     if reason is None:
@@ -106,11 +105,6 @@ def estimate_rates(log: ParticipationLog, pattern: Pattern) -> RateEstimates:
         variation=float(seen.std() / seen.mean()),
         clients_for_half=count_clients_for_half(log.counts),
     )
-
-
-def count_own_runs(runs: RunCounts) -> Floats:
-    """Return the number of runs of participation of each client, (N,)."""
-    return runs.ones - runs.pairs
 
 
 def count_clients_for_half(counts: ArrayLike) -> int:

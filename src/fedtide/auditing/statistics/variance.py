@@ -9,7 +9,7 @@ from fedtide.auditing.statistics.dispersion import Dispersion, estimate_dispersi
 from fedtide.auditing.statistics.distributions import normal_isf, student_t_isf
 from fedtide.auditing.statistics.long_run_variance import Parts
 from fedtide.auditing.statistics.pattern import Pattern
-from fedtide.auditing.statistics.rate_estimates import RateEstimates, count_own_runs
+from fedtide.auditing.statistics.rate_estimates import RateEstimates
 
 
 class VarianceModel:
@@ -26,7 +26,7 @@ class VarianceModel:
 
     def __init__(self, log: ParticipationLog, pattern: Pattern, rates: RateEstimates) -> None:
         self._log, self._rates = log, rates
-        self._period, self._runs = pattern.period, count_own_runs(pattern.run_counts)
+        self._period, self._runs = pattern.period, pattern.run_counts
 
     @property
     def intervals(self) -> bool:
