@@ -112,7 +112,7 @@ def compare_objectives(
     errors = _standard_errors(weights, scale, dispersion.values / rounds)
     fedau = average_fedau_weights(log, cutoff)
     return ObjectiveComparison(
-        plain=_objective("fedavg", weights, scale, wanted, variances, parts, dispersion),
+        plain=_objective("fedavg", weights, scale, wanted, variances, parts, dispersion=dispersion),
         others=[
             _summed("average-all", rates.estimate, log, rates, wanted, variances),
             _summed(f"fedau({cutoff})", fedau, log, rates, wanted, variances),
@@ -196,8 +196,8 @@ def _objective(
     wanted: Floats,
     variances: VarianceModel,
     parts: Parts,
-    dispersion: Dispersion,
     factors: Floats | None = None,
+    dispersion: Dispersion | None = None,
 ) -> EffectiveObjective:
     """Return the objective of weights that are means of the clients' parts of the rounds.
 
@@ -208,20 +208,21 @@ def _objective(
         wanted: a_n.
         variances: of means over the rounds.
         parts: the part of each participant in a round, (T,), or of each entry, (E,).
-        dispersion: of the parts.
         factors: of each client's parts, (N,); None: 1.
+        dispersion: of the parts; None: estimated here.
     """
     if not variances.intervals:
         return EffectiveObjective(method, weights, SkewEstimate.without_interval(weights, wanted))
+    known = dispersion or variances.dispersion(parts, weights, scale)
     rounds = variances.count_rounds(parts)
-    stretch = student_stretch(dispersion.series_freedom)
+    stretch = student_stretch(known.series_freedom)
 
     def errors(assumed: Floats) -> Floats:
-        return _standard_errors(assumed, scale, dispersion.errors**2 / rounds)
+        return _standard_errors(assumed, scale, known.errors**2 / rounds)
 
     def variance(slopes: Floats) -> float:
         own = slopes if factors is None else slopes * factors
-        return variances.variance(own, parts, dispersion) * stretch
+        return variances.variance(own, parts, known) * stretch
 
     return EffectiveObjective(method, weights, estimate_skew(weights, wanted, errors, variance))
 
@@ -243,7 +244,7 @@ def _summed(
     factors /= sums.sum()
     ones = np.ones(log.length)
     return _objective(
-        method, sums / sums.sum(), factors, wanted, variances, ones, rates.dispersion, factors
+        method, sums / sums.sum(), factors, wanted, variances, ones, factors, rates.dispersion
     )
 
 
@@ -270,5 +271,4 @@ def _recorded(
     mean = np.divide(squares, sums, out=np.full(log.size, squares.sum() / total), where=sums > 0)
     parts = log.weights * (log.length / total)
     scale = mean * log.length / total
-    dispersion = variances.dispersion(parts, sums / total, scale)
-    return _objective("given", sums / total, scale, wanted, variances, parts, dispersion)
+    return _objective("given", sums / total, scale, wanted, variances, parts)

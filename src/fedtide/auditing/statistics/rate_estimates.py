@@ -42,6 +42,16 @@ class RateEstimates:
     clients_for_half: int
 
     @property
+    def autocorrelation_time(self) -> Floats:
+        """How many rounds count as one independent round, (N,): the dispersion, at least 0.001."""
+        return np.maximum(self.dispersion.values, 1e-3)
+
+    @property
+    def freedom(self) -> Floats:
+        """The degrees of freedom of Student's t in the intervals, (N,)."""
+        return self.dispersion.freedom
+
+    @property
     def intervals(self) -> bool:
         """Whether the log allows honest intervals of rates, weights and skews; if not, NaN."""
         return self.reason is None
