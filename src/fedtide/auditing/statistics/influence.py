@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fedtide.auditing.log.participation_log import Floats, Ints, ParticipationLog
+from fedtide.auditing.statistics.dispersion import Dispersion
+from fedtide.auditing.statistics.long_run_variance import Parts
 from fedtide.auditing.statistics.rate_estimates import RateEstimates, wilson_interval
 from fedtide.auditing.statistics.skew import SkewEstimate, estimate_skew
-from fedtide.auditing.statistics.variance import Scale, VarianceModel
+from fedtide.auditing.statistics.variance import VarianceModel, student_stretch
 
 if TYPE_CHECKING:
     from fedtide.auditing.statistics.recent_influence import RecentInfluence
@@ -58,6 +60,7 @@ class ObjectiveComparison:
         low: lower end of a 95% interval of each plain weight, (N,).
         high: upper end, (N,).
         chance: √(N Σ s_n²), s_n the standard error of each plain weight.
+        dispersion: of the parts that the plain weights are means of.
         given: of the log's own weights, w_n ∝ Σ_t q_t^n, if it has any (see `recorded_weights`).
         recent: the objective in force in the last rounds, and its history.
     """
@@ -68,6 +71,7 @@ class ObjectiveComparison:
     low: Floats
     high: Floats
     chance: float
+    dispersion: Dispersion
     given: EffectiveObjective | None = None
     recent: RecentInfluence | None = None
 
@@ -101,7 +105,9 @@ def compare_objectives(
     c_n = E[y²] / E[y]; with cohorts of constant size M, c_n = 1 / M and y / c_n is Bernoulli. The
     weights have the standard errors
 
-        s_n² = w_n (c_n − w_n) τ_n / T,    τ_n of `VarianceModel.weight_times`
+        s_n² = w_n (c_n − w_n) D_n / T
+
+    with D_n the dispersion of the parts.
 
     Args:
         log: the participation log.
@@ -111,15 +117,20 @@ def compare_objectives(
         cutoff: K of FedAU.
     """
     weights, scale = average_over_cohorts(log)
-    time = variances.weight_times(weights, scale, log.nonempty_rounds)
+    rounds, parts = log.nonempty_rounds, log.cohort_weights
+    dispersion = variances.dispersion(parts, weights, scale)
     low, high = wilson_interval(
-        np.minimum(weights / scale, 1.0), log.nonempty_rounds / time, freedom=rates.freedom
+        np.minimum(weights / scale, 1.0),
+        rounds / np.maximum(dispersion.values, 1e-9),
+        freedom=dispersion.freedom,
     )
-    errors = _standard_errors(weights, scale, time / log.nonempty_rounds)
+    if not rates.intervals:
+        low = high = np.full(log.size, np.nan)
+    errors = _standard_errors(weights, scale, dispersion.values / rounds)
     fedau = average_fedau_weights(log, cutoff)
     recorded = recorded_weights(log)
     return ObjectiveComparison(
-        plain=_objective("fedavg", weights, scale, wanted, variances, log.cohort_weights),
+        plain=_objective("fedavg", weights, scale, wanted, variances, parts, dispersion=dispersion),
         others=[
             _summed("average-all", rates.estimate, log, rates, wanted, variances),
             _summed(f"fedau({cutoff})", fedau, log, rates, wanted, variances),
@@ -129,6 +140,7 @@ def compare_objectives(
         low=np.minimum(low * scale, weights),
         high=np.maximum(high * scale, weights),
         chance=float(np.sqrt(log.size * (errors**2).sum())),
+        dispersion=dispersion,
         given=None if recorded is None else measure_influence(log, variances, wanted),
     )
 
@@ -231,8 +243,9 @@ def _objective(
     scale: Floats,
     wanted: Floats,
     variances: VarianceModel,
-    parts: Scale,
+    parts: Parts,
     factors: Floats | None = None,
+    dispersion: Dispersion | None = None,
 ) -> EffectiveObjective:
     """Return the objective of weights that are means of the clients' parts of the rounds.
 
@@ -244,15 +257,20 @@ def _objective(
         variances: of means over the rounds.
         parts: the part of each participant in a round, (T,), or of each entry, (E,).
         factors: of each client's parts, (N,); None: 1.
+        dispersion: of the parts; None: estimated here.
     """
+    if not variances.intervals:
+        return EffectiveObjective(method, weights, SkewEstimate.without_interval(weights, wanted))
+    known = dispersion or variances.dispersion(parts, weights, scale)
     rounds = variances.count_rounds(parts)
-    time = variances.weight_times(weights, scale, rounds)
+    stretch = student_stretch(known.series_freedom)
 
     def errors(assumed: Floats) -> Floats:
-        return _standard_errors(assumed, scale, time / rounds)
+        return _standard_errors(assumed, scale, known.errors**2 / rounds)
 
     def variance(slopes: Floats) -> float:
-        return variances.variance(slopes if factors is None else slopes * factors, parts)
+        own = slopes if factors is None else slopes * factors
+        return variances.variance(own, parts, known) * stretch
 
     return EffectiveObjective(method, weights, estimate_skew(weights, wanted, errors, variance))
 
@@ -273,7 +291,9 @@ def _summed(
     factors = np.divide(sums, rates.estimate, out=np.zeros(len(sums)), where=rates.estimate > 0)
     factors /= sums.sum()
     ones = np.ones(log.length)
-    return _objective(method, sums / sums.sum(), factors, wanted, variances, ones, factors)
+    return _objective(
+        method, sums / sums.sum(), factors, wanted, variances, ones, factors, rates.dispersion
+    )
 
 
 def _known_rates(log: ParticipationLog, wanted: Floats) -> EffectiveObjective:

@@ -98,7 +98,7 @@ def _chance_of_one_round(
         scale = average_over_cohorts(log)[1] * (log.length / log.nonempty_rounds)
     else:
         scale = average_recorded(log, recorded)[1]
-    times = np.maximum(variances.weight_times(wanted, scale, log.length), 1)
+    times = np.maximum(np.nan_to_num(variances.presence.values, nan=1.0), 1.0)
     return float(np.sqrt(2 / np.pi * np.maximum(wanted * (scale - wanted), 0) * times).sum())
 
 
