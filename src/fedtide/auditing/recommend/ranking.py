@@ -35,7 +35,7 @@ _NOTHING_AGAINST = (
     "nothing in this log speaks against it: chance explains the skew of its objective, or the skew "
     "is small, also in the last rounds, and the objective in force does not swing"
 )
-_FACTORS = {"amplified": (2.0, 1.5, 3.0), "amplified-scaffold": (1.5, 1.0)}
+_FACTORS = {"amplified": (2.0, 1.5), "amplified-scaffold": (1.5, 1.0)}
 """Amplification factors that are tried, the usual one first."""
 
 
@@ -172,13 +172,13 @@ def rank_methods(findings: Findings, problem: ReplayProblem) -> list[Advice]:
     """Return the methods, best first, by the loss with which they end in the replay.
 
     Of a method with several settings the first is taken, unless another ends clearly lower.
-    Losses are equivalent if they differ by less than a tenth, by less than a hundredth of the loss
-    at the start, or by less than the 95% error of the difference. Averaging over the cohort comes
-    first if nothing speaks against it and it is equivalent to the best. Methods within half of that
-    tolerance follow in the order of `_list_variants`, which is that of their cost, with averaging
-    last of them if something speaks against it. The margin between the two tolerances keeps the
-    advice for another log of the same law among the equivalent ones. What the replay cannot know is
-    the price of memory: methods that store more than 10¹⁰ numbers follow all others.
+    Losses are equivalent if they differ by less than a tenth, or by less than a hundredth of the
+    loss at the start. Averaging over the cohort comes first if nothing speaks against it and it is
+    equivalent to the best. Methods within half of that tolerance follow in the order of
+    `_list_variants`, which is that of their cost, with averaging last of them if something speaks
+    against it. The margin between the two tolerances keeps the advice for another log of the same
+    law among the equivalent ones. What the replay cannot know is the price of memory: methods that
+    store more than 10¹⁰ numbers follow all others.
     """
     variants = _list_variants(findings)
     losses = iter(problem.run([one.settings for group in variants for one in group]))
@@ -226,9 +226,7 @@ def _choose_setting(variants: list[tuple[Advice, ReplayedLoss]]) -> tuple[Advice
 
 
 def _is_equivalent(loss: ReplayedLoss, best: ReplayedLoss, strictness: float = 1.0) -> bool:
-    gap = loss.mean - best.mean
-    accepted = strictness * max(_TOLERANCE * best.mean, _FLOOR)
-    return gap <= max(accepted, 1.96 * loss.error_of_gap(best))
+    return loss.mean - best.mean <= strictness * max(_TOLERANCE * best.mean, _FLOOR)
 
 
 def _is_plain(advice: Advice) -> bool:
