@@ -283,6 +283,9 @@ class FedTide(Strategy):
         # 3.
         self._await_replies(sent, self.close_after or len(sent), tick() + timeout)
         # 4.
+        for pending in transport.take_malformed("train"):
+            assert pending.client is not None
+            self._round_log.record(pending.client, "reported", asked=pending.round)
         answered = transport.take("train")
         self._answered = {pending.message_id: pending for pending, _ in answered}
         _, metrics = self.aggregate_train(t + 1, [reply for _, reply in answered])
