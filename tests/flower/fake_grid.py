@@ -15,8 +15,8 @@ from itertools import count
 from types import SimpleNamespace
 
 from flwr.app import Context, Error, Message, RecordDict
-from flwr.clientapp import ClientApp
 from flwr.app.message import remove_content_from_message
+from flwr.clientapp import ClientApp
 from flwr.common.serde import message_to_proto
 from flwr.proto.message_pb2 import PullObjectResponse
 from flwr.proto.node_pb2 import Node as NodeProto

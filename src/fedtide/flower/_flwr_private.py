@@ -91,7 +91,7 @@ class PulledReplies:
     unreadable: dict[str, str] = field(default_factory=dict)
 
 
-def pull_replies(grid: Grid, ids: Sequence[str]) -> PulledReplies:
+def pull_replies(grid: Any, ids: Sequence[str]) -> PulledReplies:
     """Return the replies to these requests that have arrived.
 
     The SuperLink deletes replies when they are pulled, and `HttpGrid.pull_messages` raises at the

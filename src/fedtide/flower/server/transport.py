@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from logging import getLogger
 from typing import Any, Literal
 
@@ -12,7 +12,7 @@ from flwr.app import Message
 from flwr.serverapp import Grid
 
 from fedtide.flower._flwr_private import OnlineNode, list_nodes, pull_replies
-from fedtide.flower.protocol import is_plain
+from fedtide.flower.protocol import is_plain, requested_rate
 
 log = getLogger("flwr")
 
@@ -49,6 +49,7 @@ class PendingReply:
         round: t, in which it was sent.
         sent_at: when, in seconds since 1970.
         plain: whether an ordinary Flower client does all that it asks for.
+        lr: the local learning rate that it asks for; 0: the client's own.
     """
 
     message_id: str
@@ -58,6 +59,7 @@ class PendingReply:
     round: int
     sent_at: float
     plain: bool = True
+    lr: float = 0.0
 
 
 @dataclass
@@ -146,8 +148,11 @@ class Transport:
             message_id, node_id = message.metadata.message_id, message.metadata.dst_node_id
             if message_id in accepted:
                 client = self._client_at(node_id)
-                plain = kind != "train" or is_plain(message.content)
-                sent.append(PendingReply(message_id, node_id, kind, client, t, sent_at, plain))
+                pending = PendingReply(message_id, node_id, kind, client, t, sent_at)
+                if kind == "train":
+                    plain, lr = is_plain(message.content), requested_rate(message.content)
+                    pending = replace(pending, plain=plain, lr=lr)
+                sent.append(pending)
         if len(sent) < len(messages):
             log.warning("%d messages could not be sent", len(messages) - len(sent))
         self.pending.add(sent)
