@@ -31,6 +31,8 @@ _CLOSE = 0.5
 """Methods within this part of what is equivalent may come first if they cost less."""
 _MOST_FLOATS = 1e10
 """A memory of more numbers than this (40 GB) puts a method behind the light ones."""
+_SURE = 0.001
+"""The level of the test for forgetting."""
 _NOTHING_AGAINST = (
     "nothing in this log speaks against it: chance explains the skew of its objective, or the skew "
     "is small, also in the last rounds, and the objective in force does not swing"
@@ -109,7 +111,7 @@ class Findings:
     def swing(self) -> list[str]:
         """What the forgetting says against averaging over the cohort, at most one sentence."""
         forgetting = self.forgetting
-        if forgetting.p_value >= 0.001 or forgetting.estimate <= 0.05:
+        if forgetting.p_value >= _SURE or forgetting.estimate <= 0.05:
             return []
         low, high = forgetting.interval
         return [
@@ -135,7 +137,8 @@ class Findings:
     def windows(self) -> list[int]:
         """Periods of amplification to try: regular windows in whole cycles, and whole swings."""
         cycle = self.pattern.period or 1
-        wanted = [self.regularity.period, self.forgetting.ends, self.pattern.period]
+        ends = self.forgetting.ends if self.forgetting.p_value < _SURE else None
+        wanted = [self.regularity.period, ends, self.pattern.period]
         whole = [-(-window // cycle) * cycle for window in wanted if window]
         return sorted({window for window in whole if 2 <= window <= self.log.length // 3})
 

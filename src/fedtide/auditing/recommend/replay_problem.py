@@ -15,7 +15,7 @@ from fedtide.auditing.statistics.influence import ObjectiveComparison, mean_inte
 from fedtide.auditing.statistics.rate_estimates import RateEstimates
 from fedtide.randomness import generator
 
-_STEPS = 0.8 * 10.0 ** (-np.arange(7) / 2)
+_STEPS = 0.8 * 10.0 ** (-np.arange(9) / 2)
 """φ, the products of step size and curvature."""
 _CURVATURES = 10.0 ** (-np.arange(3) / 2)
 """h of the problem's coordinates; each is a shift on the grid of φ."""
