@@ -27,8 +27,8 @@ _TOLERANCE = 0.1
 """Losses that differ by less than this share are equivalent."""
 _FLOOR = 0.01
 """So are those that differ by less than this share of the loss at the start."""
-_CLOSE = 0.5
-"""Methods within this part of what is equivalent may come first if they cost less."""
+_CLOSE = 0.25
+"""Methods within this part of that tolerance may come first if they cost less."""
 _MOST_FLOATS = 1e10
 """A memory of more numbers than this (40 GB) puts a method behind the light ones."""
 _SURE = 0.001
@@ -177,7 +177,7 @@ def rank_methods(findings: Findings, problem: ReplayProblem) -> list[Advice]:
     Of a method with several settings the first is taken, unless another ends clearly lower.
     Losses are equivalent if they differ by less than a tenth, or by less than a hundredth of the
     loss at the start. Averaging over the cohort comes first if nothing speaks against it and it is
-    equivalent to the best. Methods within half of that tolerance follow in the order of
+    equivalent to the best. Methods within a quarter of that tolerance follow in the order of
     `_list_variants`, which is that of their cost, with averaging last of them if something speaks
     against it. The margin between the two tolerances keeps the advice for another log of the same
     law among the equivalent ones. What the replay cannot know is the price of memory: methods that
