@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +62,7 @@ def to_frame(present: Present) -> pl.DataFrame:
     return pl.DataFrame({"round": rounds, "client": clients})
 
 
+@cache
 def run_audit(law: Law, seed: int = 0) -> Audit:
     present = law(np.random.default_rng(seed))
     return ft.audit(to_frame(present), clients=present.shape[1])
@@ -82,12 +84,23 @@ def test_nothing_speaks_against_plain_averaging_over_uniform_cohorts() -> None:
     assert "nothing in this log speaks against it" in audit.advice[0].reasons[0]
 
 
-@pytest.mark.parametrize("law", [groups_in_turn, time_zones, rise_and_fade, uneven, bursts])
-def test_plain_averaging_is_not_advised_where_something_speaks_against_it(law: Law) -> None:
+@pytest.mark.parametrize(
+    ("law", "reason"),
+    [
+        (groups_in_turn, "the objective in force swings"),
+        (time_zones, "the objective in force swings"),
+        (rise_and_fade, "in the last"),
+        (uneven, "it minimises another objective"),
+    ],
+)
+def test_plain_averaging_is_not_advised_where_something_speaks_against_it(
+    law: Law, reason: str
+) -> None:
     audit = run_audit(law)
     assert not is_plain(audit.advice[0])
     plain = next(one for one in audit.advice if is_plain(one))
-    assert not any("nothing" in reason for reason in plain.reasons)
+    assert not any("nothing" in one for one in plain.reasons)
+    assert any(one.startswith(reason) for one in plain.reasons)
 
 
 def test_amplified_methods_are_advised_for_groups_that_take_turns() -> None:
@@ -95,7 +108,7 @@ def test_amplified_methods_are_advised_for_groups_that_take_turns() -> None:
     audit = run_audit(groups_in_turn)
     plain = next(one for one in audit.advice if is_plain(one))
     assert plain.simulated is not None
-    assert loss_of(audit, "amplified-scaffold") < plain.simulated[0] / 5
+    assert loss_of(audit, "amplified-scaffold") < plain.simulated[0] / 4
     assert loss_of(audit, "amplified") < plain.simulated[0] / 2
     amplified = next(one for one in audit.advice if one.algorithm == "amplified-scaffold")
     assert amplified.equivalent
@@ -103,14 +116,8 @@ def test_amplified_methods_are_advised_for_groups_that_take_turns() -> None:
     assert "swings" in " ".join(plain.reasons)
 
 
-@pytest.mark.parametrize("law", [time_zones, rise_and_fade])
-def test_swings_are_named_as_a_reason(law: Law) -> None:
-    plain = next(one for one in run_audit(law).advice if is_plain(one))
-    text = " ".join(plain.reasons)
-    assert ("swings" if law is time_zones else "in the last") in text
-
-
-@pytest.mark.parametrize("law", [uniform, uneven, time_zones, bursts])
+@pytest.mark.statistical
+@pytest.mark.parametrize("law", [uniform, uneven, time_zones, groups_in_turn, bursts])
 def test_advice_is_the_same_for_two_logs_of_a_law_or_said_to_be_equivalent(law: Law) -> None:
     first, second = run_audit(law, 1).advice, run_audit(law, 2).advice
 
@@ -181,8 +188,8 @@ def test_every_advice_is_runnable_although_new_clients_appear() -> None:
     for advice in document["advice"]:
         result = ft.simulate(
             **quadratic(48),
-            participation=ft.participation.Replay(to_frame(present[:60])),
-            rounds=60,
+            participation=ft.participation.Replay(to_frame(present[:20])),
+            rounds=20,
             **advice["experiment"],
         )
         assert np.isfinite(result.model).all()

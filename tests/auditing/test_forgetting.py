@@ -152,7 +152,7 @@ def test_objective_now_of_a_periodic_log_covers_whole_cycles() -> None:
 
 def test_skew_by_chance_is_the_mean_skew_of_uniform_cohorts() -> None:
     random = np.random.default_rng(0)
-    draws = random.random((4000, 40))
+    draws = random.random((1500, 40))
     recent = run_audit(draws <= np.sort(draws, axis=1)[:, 3:4]).objectives.recent
     assert recent is not None
-    assert recent.skews.mean() == pytest.approx(recent.chance[0], rel=0.1)
+    assert recent.skews.mean() == pytest.approx(recent.chance[0], rel=0.15)

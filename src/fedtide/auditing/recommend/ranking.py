@@ -27,15 +27,17 @@ _TOLERANCE = 0.1
 """Losses that differ by less than this share are equivalent."""
 _FLOOR = 0.01
 """So are those that differ by less than this share of the loss at the start."""
-_CLOSE = 0.5
-"""Methods within this part of what is equivalent may come first if they cost less."""
+_CLOSE = 0.25
+"""Methods within this part of that tolerance may come first if they cost less."""
 _MOST_FLOATS = 1e10
 """A memory of more numbers than this (40 GB) puts a method behind the light ones."""
+_SURE = 0.001
+"""The level of the test for forgetting."""
 _NOTHING_AGAINST = (
     "nothing in this log speaks against it: chance explains the skew of its objective, or the skew "
     "is small, also in the last rounds, and the objective in force does not swing"
 )
-_FACTORS = {"amplified": (2.0, 1.5, 3.0), "amplified-scaffold": (1.5, 1.0)}
+_FACTORS = {"amplified": (2.0, 1.5), "amplified-scaffold": (1.5, 1.0)}
 """Amplification factors that are tried, the usual one first."""
 
 
@@ -109,7 +111,7 @@ class Findings:
     def swing(self) -> list[str]:
         """What the forgetting says against averaging over the cohort, at most one sentence."""
         forgetting = self.forgetting
-        if forgetting.p_value >= 0.001 or forgetting.estimate <= 0.05:
+        if forgetting.p_value >= _SURE or forgetting.estimate <= 0.05:
             return []
         low, high = forgetting.interval
         return [
@@ -135,7 +137,8 @@ class Findings:
     def windows(self) -> list[int]:
         """Periods of amplification to try: regular windows in whole cycles, and whole swings."""
         cycle = self.pattern.period or 1
-        wanted = [self.regularity.period, self.forgetting.ends, self.pattern.period]
+        ends = self.forgetting.ends if self.forgetting.p_value < _SURE else None
+        wanted = [self.regularity.period, ends, self.pattern.period]
         whole = [-(-window // cycle) * cycle for window in wanted if window]
         return sorted({window for window in whole if 2 <= window <= self.log.length // 3})
 
@@ -172,13 +175,13 @@ def rank_methods(findings: Findings, problem: ReplayProblem) -> list[Advice]:
     """Return the methods, best first, by the loss with which they end in the replay.
 
     Of a method with several settings the first is taken, unless another ends clearly lower.
-    Losses are equivalent if they differ by less than a tenth, by less than a hundredth of the loss
-    at the start, or by less than the 95% error of the difference. Averaging over the cohort comes
-    first if nothing speaks against it and it is equivalent to the best. Methods within half of that
-    tolerance follow in the order of `_list_variants`, which is that of their cost, with averaging
-    last of them if something speaks against it. The margin between the two tolerances keeps the
-    advice for another log of the same law among the equivalent ones. What the replay cannot know is
-    the price of memory: methods that store more than 10¹⁰ numbers follow all others.
+    Losses are equivalent if they differ by less than a tenth, or by less than a hundredth of the
+    loss at the start. Averaging over the cohort comes first if nothing speaks against it and it is
+    equivalent to the best. Methods within a quarter of that tolerance follow in the order of
+    `_list_variants`, which is that of their cost, with averaging last of them if something speaks
+    against it. The margin between the two tolerances keeps the advice for another log of the same
+    law among the equivalent ones. What the replay cannot know is the price of memory: methods that
+    store more than 10¹⁰ numbers follow all others.
     """
     variants = _list_variants(findings)
     losses = iter(problem.run([one.settings for group in variants for one in group]))
@@ -208,9 +211,7 @@ def _choose_setting(variants: list[tuple[Advice, ReplayedLoss]]) -> tuple[Advice
 
 
 def _is_equivalent(loss: ReplayedLoss, best: ReplayedLoss, strictness: float = 1.0) -> bool:
-    gap = loss.mean - best.mean
-    accepted = strictness * max(_TOLERANCE * best.mean, _FLOOR)
-    return gap <= max(accepted, 1.96 * loss.error_of_gap(best))
+    return loss.mean - best.mean <= strictness * max(_TOLERANCE * best.mean, _FLOOR)
 
 
 def _is_plain(advice: Advice) -> bool:

@@ -33,7 +33,7 @@ _RANK = 6
 
 @dataclass(frozen=True, eq=False)
 class ReplayedLoss:
-    """The loss of a method in the last third of a replay, with its best step size.
+    """The loss of a method in the last third of a replay, around its best step size.
 
     Args:
         loss: F(x_t) − F(x*) over its value at the start, by block of rounds, shape (B,).
@@ -49,8 +49,6 @@ class ReplayedLoss:
     def error_of_gap(self, other: ReplayedLoss) -> float:
         """Return the standard error of the difference of two means, from the blocks."""
         gaps = self.loss - other.loss
-        if not np.isfinite(gaps).all():
-            return 0.0
         return float(gaps.std(ddof=1) / np.sqrt(len(gaps))) if len(gaps) > 1 else 0.0
 
 
@@ -73,16 +71,22 @@ class ReplayProblem:
     weights: Floats
 
     def run(self, methods: Sequence[Settings]) -> list[ReplayedLoss]:
-        """Return the loss of each method, with the best of its step sizes."""
+        """Return the loss of each method around the best of its step sizes.
+
+        Step sizes are never tuned exactly, so the loss is (l_{k−1} + 2 l_k + l_{k+1}) / 4 for the
+        losses l of neighbouring step sizes, each at most the loss at the start.
+        """
         squares = replay(self.script, methods, _BLOCKS)
+        at_start = float(self.weights[:, 0].sum())
         found = []
         for of_method in squares:
             losses = sum(
                 of_method[:, shift : shift + _TUNED] @ weights
                 for shift, weights in enumerate(self.weights)
             )
-            best = int(np.argmin(losses.mean(axis=0)))
-            found.append(ReplayedLoss(losses[:, best] / float(self.weights[:, 0].sum())))
+            capped = np.pad(np.minimum(losses / at_start, 1.0), ((0, 0), (1, 1)), mode="edge")
+            smooth = (capped[:, :-2] + 2 * capped[:, 1:-1] + capped[:, 2:]) / 4
+            found.append(ReplayedLoss(smooth[:, int(np.argmin(smooth.mean(axis=0)))]))
         return found
 
 
