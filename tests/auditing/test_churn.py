@@ -98,7 +98,7 @@ def find(present: Present) -> Churn:
     log = ParticipationLog.from_entries(names, rounds, clients.astype(np.int32), (0, len(present)))
     size = present.shape[1]
     independent: Any = SimpleNamespace(
-        autocorrelation_time=np.ones(size), freedom=np.full(size, np.inf)
+        intervals=True, autocorrelation_time=np.ones(size), freedom=np.full(size, np.inf)
     )
     return find_churn(log, independent)
 

@@ -154,7 +154,8 @@ def draw_stages(audit: Audit) -> str:
     for place, (_, objective) in zip(places, known, strict=False):
         low, high = objective.interval
         axes.plot([low, high], [place, place], color=_BLUE, linewidth=2)
-        axes.plot(objective.skew.corrected, place, "o", color=_BLUE, markersize=5)
+        skew = objective.l1_skew if np.isnan(low) else objective.skew.corrected
+        axes.plot(skew, place, "o", color=_BLUE, markersize=5)
     reached = list(selection.alternatives.values())
     axes.plot(reached, places[len(known) :], "o", color=_ORANGE, markersize=5, fillstyle="none")
     axes.set_yticks(places, labels)

@@ -76,8 +76,9 @@ def _rank_clients(audit: Audit, over: bool) -> list[dict[str, Any]]:
         {
             "name": str(audit.log.names[int(n)]),
             "ratio": ratios[n],
-            "low": audit.objectives.low[n] / wanted[n],
-            "high": audit.objectives.high[n] / wanted[n],
+            "interval": text.format_range(
+                audit.objectives.low[n] / wanted[n], audit.objectives.high[n] / wanted[n]
+            ),
             "rate": audit.rates.estimate[n],
             "pattern": audit.pattern.clients[n],
         }
@@ -97,7 +98,7 @@ def _list_churn(audit: Audit) -> list[dict[str, Any]]:
             "first": int(churn.first[n]) + audit.log.first_round,
             "last": int(churn.last[n]) + audit.log.first_round,
             "rate": churn.rates[n],
-            "interval": text.format_percents(churn.low[n], churn.high[n]),
+            "interval": text.format_range(churn.low[n], churn.high[n], ".1%"),
             "p_value": p_values[n],
         }
         for n in chosen[np.argsort(p_values[chosen], kind="stable")][:_ROWS]

@@ -212,10 +212,11 @@ def describe_rates(audit: Audit) -> str:
         if low == high
         else f"median {middle:.3g}; 10% of the clients below {low:.3g}, 10% above {high:.3g}"
     )
-    return (
+    text = (
         f"{spread}; half of all updates are from {rates.clients_for_half:,} of "
         f"{_clients(audit.log.size)}"
     )
+    return text if rates.reason is None else f"{text}; no intervals: {rates.reason}"
 
 
 def describe_churn(audit: Audit) -> list[str]:
@@ -292,10 +293,11 @@ def describe_groups(groups: GroupInfluence, most: int = 3) -> list[str]:
         ratio, wanted = groups.ratios[g], groups.wanted[g]
         low, high = groups.low[g] / wanted, groups.high[g] / wanted
         fair = low <= 1 <= high and 0.9 < ratio < 1.1
+        known = np.isfinite([low, high]).all()
         lines.append(
             f"{groups.grouping} {groups.names[g]} has "
             f"{'about' if fair else format_ratio(ratio)} its share of the influence "
-            f"(95%: {low:.2f} to {high:.2f})"
+            + (f"(95%: {low:.2f} to {high:.2f})" if known else "(no interval)")
         )
     return lines
 
@@ -398,13 +400,13 @@ def format_influence(audit: Audit, client: int) -> str:
     return f"{ratio} ({low:.2f} to {high:.2f})" if np.isfinite([low, high]).all() else ratio
 
 
-def format_percents(low: float, high: float) -> str:
-    """Return an interval in percent, or that there is none.
+def format_range(low: float, high: float, form: str = ".2f") -> str:
+    """Return an interval, or that there is none.
 
-    >>> format_percents(0.123, 0.2)
-    '12.3–20.0%'
+    >>> format_range(0.123, 0.2, ".1%"), format_range(float("nan"), float("nan"))
+    ('12.3%–20.0%', 'none')
     """
-    return f"{100 * low:.1f}–{100 * high:.1f}%" if np.isfinite([low, high]).all() else "none"
+    return f"{low:{form}}–{high:{form}}" if np.isfinite([low, high]).all() else "none"
 
 
 def format_method(advice: Advice) -> str:

@@ -145,7 +145,7 @@ def find_churn(log: ParticipationLog, rates: RateEstimates) -> Churn:
 
     Args:
         log: the participation log.
-        rates: over the whole log, for τ_n.
+        rates: over the whole log, for τ_n; without intervals there are none here.
     """
     first, last = _find_ends(log)
     gone_p = _test_ends(log, first, last, reverse=False)
@@ -183,6 +183,8 @@ def _estimate_rates(
     estimate = count / np.maximum(rounds, 1)
     draws = np.maximum(rounds, 1) / rates.autocorrelation_time
     low, high = wilson_interval(estimate, draws, freedom=rates.freedom)
+    if not rates.intervals:
+        low = high = np.full(log.size, np.nan)
     return estimate, low, high
 
 
