@@ -153,7 +153,8 @@ def _join_columns(table: NDArray[np.floating], layout: _Layout) -> Floats:
     """Sum the units of each batch, without the gaps."""
     if not layout.gap:
         return table.astype(np.float64)
-    return table.reshape(len(table), layout.batches, 4)[:, :, :3].sum(axis=2, dtype=np.float64)
+    units = table.reshape(len(table), layout.batches, 4)
+    return np.asarray(units[:, :, :3].sum(axis=2, dtype=np.float64))
 
 
 def _join_units(gram: Floats, layout: _Layout) -> Floats:
