@@ -68,6 +68,10 @@ def read_participation_log(
         require_positive("round_seconds", round_seconds)
     if round_step is not None:
         require_whole_number("round_step", round_step)
+        if round_seconds is not None:
+            raise InvalidInputError(
+                "round_step: rounds of times follow one another; leave it or round_seconds out"
+            )
     columns, span, recorded = columns or {}, None, False
     if isinstance(source, str | Path) and Path(source).is_dir():
         source, span, clients_of_run = _open_run_folder(Path(source))
