@@ -28,6 +28,26 @@ def test_command_writes_json_and_page(tmp_path: Path, simulate_log: Any, to_fram
     assert "Never took part" in (tmp_path / "a.html").read_text()
 
 
+def test_command_reads_times_and_strides(tmp_path: Path) -> None:
+    rows = [(t, n) for t in range(0, 24, 3) for n in range(t % 4 + 1)]
+    times = [f"2026-05-01T{t:02}:30:00,{n}" for t, n in rows]
+    (tmp_path / "times.csv").write_text("\n".join(["time,client", *times]))
+    (tmp_path / "rounds.csv").write_text(
+        "\n".join(["round,client", *(f"{t},{n}" for t, n in rows)])
+    )
+
+    def count_rounds(name: str, *options: str) -> int:
+        arguments = ["audit", str(tmp_path / name), "--json", str(tmp_path / "a.json"), *options]
+        done = CliRunner().invoke(app, arguments)
+        assert done.exit_code == 0, done.output
+        return int(json.loads((tmp_path / "a.json").read_text())["rounds"])
+
+    assert count_rounds("times.csv", "--round-seconds", "3600") == 22
+    assert count_rounds("times.csv", "--round-seconds", "10800") == 8
+    assert count_rounds("rounds.csv") == 8
+    assert count_rounds("rounds.csv", "--round-step", "1") == 22
+
+
 @pytest.mark.parametrize(
     ("content", "options", "field", "word"),
     [

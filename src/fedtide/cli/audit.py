@@ -56,7 +56,8 @@ def audit_command(
         int | None,
         typer.Option(
             metavar="G",
-            help="Rounds are numbered 0, G, 2G, ... [default: found; 1 takes numbers as they are]",
+            help="Rounds are numbered 0, G, 2G, ...; 1 takes the numbers as they are. Without the "
+            "option, G is found.",
         ),
     ] = None,
     json_file: Annotated[

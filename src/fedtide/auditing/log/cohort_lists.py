@@ -10,14 +10,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from fedtide.auditing.log.columns import LIST_NAMES, is_called
-from fedtide.auditing.log.values import is_text
+from fedtide.auditing.log.values import encode_text, is_text
 from fedtide.errors import InvalidInputError
 
 _SEPARATORS = ";|,"
 
 
-def expand_lists(batch: dict[str, pa.Array], name: str | None) -> dict[str, pa.Array]:
-    """Return one row per round and client; a batch without lists as it is.
+def expand_lists(batch: dict[str, pa.Array], name: str | None) -> tuple[dict[str, pa.Array], bool]:
+    """Return one row per round and client, and whether the batch has lists of clients.
 
     A list is a column of lists, or text: a JSON array, or names separated by semicolons. Bars and
     commas separate names, too, in a column whose name says that it holds several clients. Other
@@ -32,18 +32,22 @@ def expand_lists(batch: dict[str, pa.Array], name: str | None) -> dict[str, pa.A
             round, which may be the number of clients.
 
     >>> batch = {"round": pa.array([4, 5, 6]), "client": pa.array(["ann;bob", "", "bob"])}
-    >>> {name: column.to_pylist() for name, column in expand_lists(batch, "clients").items()}
+    >>> expanded, _ = expand_lists(batch, "clients")
+    >>> {name: column.to_pylist() for name, column in expanded.items()}
     {'round': [4, 4, 6], 'client': ['ann', 'bob', 'bob']}
     """
     plural = name is not None and is_called(name, LIST_NAMES)
     clients = batch["client"]
     if plural:
         _reject_counts(batch, str(name))
+    if is_text(clients.type):
+        clients = encode_text(clients)
+        batch = batch | {"client": clients}
     if is_text(clients.type) and (plural or _has_lists(clients)):
         clients = pa.array([_parse_list(cell, plural) for cell in clients.to_pylist()])
         clients = clients.cast(pa.list_(pa.large_string()))
     if not (pa.types.is_list(clients.type) or pa.types.is_large_list(clients.type)):
-        return batch
+        return batch, False
     lengths = pc.fill_null(pc.list_value_length(clients), 0)
     rows = pc.list_parent_indices(clients)
     expanded = {}
@@ -57,12 +61,12 @@ def expand_lists(batch: dict[str, pa.Array], name: str | None) -> dict[str, pa.A
                 "give one entry for each client"
             )
         expanded[ours] = pc.list_flatten(column)
-    return expanded
+    return expanded, True
 
 
-def _has_lists(clients: pa.Array) -> bool:
+def _has_lists(clients: pa.DictionaryArray) -> bool:
     """Return whether some cells are written as lists."""
-    return bool(pc.any(pc.match_substring_regex(clients, r"^\s*\[|;")).as_py())
+    return bool(pc.any(pc.match_substring_regex(clients.dictionary, r"^\s*\[|;")).as_py())
 
 
 def _parse_list(cell: str | None, plural: bool) -> list[str]:
@@ -94,7 +98,8 @@ def _reject_counts(batch: Mapping[str, pa.Array], name: str) -> None:
     clients, rounds = batch["client"], batch["round" if "round" in batch else "time"]
     numbers = pa.types.is_integer(clients.type)
     if is_text(clients.type):
-        numbers = pc.all(pc.match_substring_regex(clients, r"^\s*\d+\s*$")).as_py()
+        names = encode_text(clients).dictionary
+        numbers = pc.all(pc.match_substring_regex(names, r"^\s*\d+\s*$")).as_py()
     if numbers and len(rounds.unique()) == len(rounds) > 1:
         raise InvalidInputError(
             f"client: {name!r} has one number per round, which may be the number of clients; an "

@@ -64,6 +64,9 @@ _SUGGESTED = {
 """Names that may mean something else: suggested, but not taken without being asked."""
 
 
+_NOUNS = {"samples": "sample count"}
+
+
 @dataclass(frozen=True)
 class Names:
     """Which column of the log is which.
@@ -118,7 +121,7 @@ def find_columns(
     names.pop("round" if timed else "time", None)
     _reject_repeated(names, available)
     guessed = [
-        f"{names[ours]!r} is the {ours}"
+        f"{names[ours]!r} is the {_NOUNS.get(ours, ours)}"
         for ours in COLUMNS
         if ours in names and ours not in columns and names[ours] not in (ours, "round")
     ]

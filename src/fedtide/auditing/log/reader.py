@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 import polars as pl
+import pyarrow as pa
 
 from fedtide.auditing.log.client_table import ClientTable
 from fedtide.auditing.log.cohort_lists import expand_lists
@@ -66,6 +68,10 @@ def read_participation_log(
         require_positive("round_seconds", round_seconds)
     if round_step is not None:
         require_whole_number("round_step", round_step)
+        if round_seconds is not None:
+            raise InvalidInputError(
+                "round_step: rounds of times follow one another; leave it or round_seconds out"
+            )
     columns, span, recorded = columns or {}, None, False
     if isinstance(source, str | Path) and Path(source).is_dir():
         source, span, clients_of_run = _open_run_folder(Path(source))
@@ -90,11 +96,8 @@ def read_participation_log(
     list_name = None if "client" in columns else found.columns["client"]
     for batch, share in table.read([*dict.fromkeys(found.columns.values())]):
         rows = {ours: batch[theirs] for ours, theirs in found.columns.items()}
-        expanded = expand_lists(rows, list_name)
-        if len(expanded["client"]):
-            entries.add(expanded)
-        if expanded is not rows:
-            entries.add_rounds(rows)
+        with _named_columns(found.columns):
+            _add_rows(entries, rows, list_name)
         on_progress("reading", share)
     on_progress("sorting", 0.0)
     log = entries.build(roster, clients, span, round_step)
@@ -103,6 +106,28 @@ def read_participation_log(
             f"round: all rows are in round {log.first_round}; an audit needs at least two rounds"
         )
     return log
+
+
+def _add_rows(entries: Entries, rows: dict[str, pa.Array], list_name: str | None) -> None:
+    """Add the rows of a batch; `list_name` is described in `expand_lists`."""
+    expanded, listed = expand_lists(rows, list_name)
+    if len(expanded["client"]):
+        entries.add(expanded)
+    if listed:  # of which some may be empty
+        entries.add_rounds(rows)
+
+
+@contextmanager
+def _named_columns(columns: Mapping[str, str]) -> Iterator[None]:
+    """Let errors about a column say its name in the log, too."""
+    try:
+        yield
+    except InvalidInputError as error:
+        what, semicolon, hint = str(error).partition("; ")
+        theirs = columns.get(what.partition(":")[0], "")
+        if theirs in ("", what.partition(":")[0]):
+            raise
+        raise InvalidInputError(f"{what} (column {theirs!r}){semicolon}{hint}") from None
 
 
 def _open_run_folder(folder: Path) -> tuple[Path, tuple[int, int] | None, ClientTable | None]:

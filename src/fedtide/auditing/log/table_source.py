@@ -22,6 +22,7 @@ import pyarrow.parquet as pq
 from fedtide.auditing.log.adapters import TEXT_LOGS, is_document, read_document, reject_text_log
 from fedtide.errors import InvalidInputError
 from fedtide.participation.log.tables import (
+    DAMAGE,
     READABLE,
     open_text,
     read_header,
@@ -219,7 +220,7 @@ def _guard(path: Path, read: Callable[..., Any], *arguments: Any) -> Any:
         return read(*arguments)
     except InvalidInputError:
         raise
-    except (pa.ArrowException, OSError, EOFError, ValueError, RecursionError) as error:
+    except DAMAGE as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
         raise InvalidInputError(
             f"log: {str(path)!r} is not a readable {split_suffix(path)[0]} file ({reason}); "

@@ -72,7 +72,8 @@ def parse_times(column: pa.Array) -> NDArray[np.int64]:
         column = _parse_iso(column) if numbers is None else numbers
     if pa.types.is_timestamp(column.type) or pa.types.is_date(column.type):
         try:
-            return _to_numpy(column.cast(pa.timestamp("ns")).cast(pa.int64()))
+            zone = column.type.tz if pa.types.is_timestamp(column.type) else None
+            return _to_numpy(column.cast(pa.timestamp("ns", zone)).cast(pa.int64()))
         except pa.ArrowInvalid:
             raise InvalidInputError("time: a year lies outside 1678 to 2261; correct it") from None
     if not _is_number(column.type):
@@ -91,6 +92,12 @@ def parse_times(column: pa.Array) -> NDArray[np.int64]:
     return np.asarray(np.round(numbers.astype(np.float64) * scale).astype(np.int64))
 
 
+def encode_text(column: pa.Array) -> pa.DictionaryArray:
+    """Return a column of strings dictionary-encoded."""
+    encoded = pa.types.is_dictionary(column.type)
+    return column if encoded else _to_strings(column).dictionary_encode()
+
+
 def parse_clients(column: pa.Array) -> pa.DictionaryArray:
     """Return the client ids, whole numbers or strings, dictionary-encoded."""
     _reject_missing("client", column, "give every row a client id")
@@ -101,9 +108,7 @@ def parse_clients(column: pa.Array) -> pa.DictionaryArray:
             f"client: ids of type {kind} are invalid or mixed; "
             "give whole numbers only or strings only"
         )
-    if encoded:
-        return column
-    return (column.cast(pa.large_string()) if is_text(kind) else column).dictionary_encode()
+    return encode_text(column) if is_text(kind) else column.dictionary_encode()
 
 
 def parse_codes(encoded: pa.DictionaryArray) -> NDArray[Any]:

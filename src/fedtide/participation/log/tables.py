@@ -6,6 +6,7 @@ import csv
 import gzip
 import io
 import json
+import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,9 @@ SUFFIXES = (".parquet", ".csv", ".jsonl", ".ndjson")
 _TEXT = (".csv", ".tsv", ".jsonl", ".ndjson", ".json")
 READABLE = (".parquet", *_TEXT, *(f"{suffix}.gz" for suffix in _TEXT))
 """What tables are read from."""
+
+DAMAGE = (pa.ArrowException, OSError, EOFError, ValueError, RecursionError, csv.Error, zlib.error)
+"""What libraries raise on a damaged file."""
 
 _SEPARATORS = ",;\t|"
 
@@ -63,7 +67,7 @@ def read_table(field: str, path: str | Path, client: str = "client") -> pl.DataF
     suffix, _ = split_suffix(path)
     try:
         return _read(path, suffix, client)
-    except (pl.exceptions.PolarsError, pa.ArrowException, OSError, EOFError, ValueError) as error:
+    except (pl.exceptions.PolarsError, *DAMAGE) as error:
         reason = str(error).splitlines()[0]
         raise InvalidInputError(
             f"{field}: {str(path)!r} is not a readable {suffix} file ({reason}); write it again"
@@ -185,7 +189,10 @@ def _parse_decimal_comma(column: pl.Series) -> pl.Series:
 def _rows_to_frame(rows: object) -> pl.DataFrame:
     if not (isinstance(rows, list) and all(isinstance(row, dict) for row in rows)):
         raise ValueError("it is not an array of objects")
-    return pl.DataFrame(rows, infer_schema_length=None, strict=True)
+    try:
+        return pl.DataFrame(rows, infer_schema_length=None, strict=True)
+    except (TypeError, OverflowError) as error:
+        raise ValueError(f"a column has mixed values: {error}") from None
 
 
 def _read_parquet(path: Path) -> pl.DataFrame:

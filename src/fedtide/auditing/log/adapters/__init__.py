@@ -41,7 +41,8 @@ def reject_text_log(path: Path) -> None:
     """Raise InvalidInputError: text that a program prints for people has no list of clients."""
     reject_flower_log(path)
     raise InvalidInputError(
-        f"log: {str(path)!r} is text without columns; give a table of rounds and clients"
+        f"log: {str(path)!r} is text without columns; give a table of rounds and clients "
+        "(if it is one, rename it to .csv)"
     )
 
 

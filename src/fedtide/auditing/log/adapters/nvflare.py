@@ -92,7 +92,7 @@ def _describe(summary: Mapping[str, Any], rounds: list[dict[str, Any]]) -> list[
     notes = []
     unfinished = len(summary["rounds"]) - len(rounds)
     if unfinished:
-        notes.append(f"{unfinished} rounds that had not ended are left out")
+        notes.append(f"rounds that had not ended are left out: {unfinished}")
     if summary["participation"]["participation_basis"] != "aggregation_stats":
         notes.append(
             "NVFlare's aggregator did not publish whose results it used in every round; in the "
