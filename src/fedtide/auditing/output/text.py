@@ -47,6 +47,8 @@ _SMALL = 0.05
 """The forgetting below which the headline does not mention it."""
 _NO_SKEW = 0.02
 """The lower end of the interval of an L1 skew below which there may be none."""
+_SAME = 0.001
+"""The L1 distance up to which two objectives are the same."""
 _LISTED = 4
 """The most clients that a sentence lists."""
 
@@ -54,7 +56,7 @@ _LISTED = 4
 def describe_objective(audit: Audit) -> list[str]:
     """Return whose model it is, in sentences: over the whole log, now, and of clients not seen."""
     objective = audit.objectives.in_force
-    recorded = audit.objectives.given is not None
+    recorded = _has_own_weights(audit)
     averaging = "with the weights in the log" if recorded else "averaging over each round's clients"
     misplaced = f"{objective.total_variation:.0%} of the influence"
     verb = f"{misplaced} is misplaced" if recorded else f"misplaces {misplaced}"
@@ -122,9 +124,15 @@ def describe_history(audit: Audit) -> str:
     )
 
 
+def _has_own_weights(audit: Audit) -> bool:
+    """Return whether the log's weights lead to another objective than averaging."""
+    given, plain = audit.objectives.given, audit.objectives.plain
+    return given is not None and float(np.abs(given.weights - plain.weights).sum()) > _SAME
+
+
 def describe_plain_average(audit: Audit) -> str:
     """Return the skew of averaging over the cohort if the log has other weights; else nothing."""
-    if audit.objectives.given is None:
+    if not _has_own_weights(audit):
         return ""
     plain = audit.objectives.plain
     return (
