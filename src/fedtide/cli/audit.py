@@ -145,18 +145,21 @@ def audit_command(
             seed=seed,
             watch=lambda name, share: progress.update(task, description=name, completed=share),
         )
-    for path, field, write in (
-        (json_file, "json", lambda: json.dumps(result.to_dict(), indent=1, ensure_ascii=False)),
-        (experiment, "experiment", lambda: format_experiment(result.advice[0])),
-        (strategy, "strategy", lambda: result.advice[0].strategy.rstrip()),
-    ):
-        if path is not None:
-            write_text(path, write() + "\n", field=field, hint="choose another path")
+    if json_file is not None:
+        _write(json_file, "json", json.dumps(result.to_dict(), indent=1, ensure_ascii=False))
+    if experiment is not None:
+        _write(experiment, "experiment", format_experiment(result.advice[0]))
+    if strategy is not None:
+        _write(strategy, "strategy", result.advice[0].strategy.rstrip())
     if html is not None:
         from fedtide.auditing.output.html_page import write_page  # imports Matplotlib
 
         write_page(result, html)
     show(result, Console())
+
+
+def _write(path: Path, field: str, text: str) -> None:
+    write_text(path, text + "\n", field=field, hint="choose another path")
 
 
 def _new_progress() -> Progress:
