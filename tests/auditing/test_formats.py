@@ -126,6 +126,17 @@ def test_streamed_batches_make_one_log(tmp_path: Path, monkeypatch: pytest.Monke
         check_same(read(tmp_path / f"log{suffix}"), NUMBERED)
 
 
+def test_columns_that_begin_late_in_json_are_refused_if_they_matter(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedtide.auditing.log.table_source._JSON_ROWS", 2)
+    rows: list[Row] = [{"round": t, "client": "a"} for t in range(5)]
+    (tmp_path / "log.jsonl").write_text(as_lines([*rows[:4], rows[4] | {"loss": 0.5}]))
+    check_same(read(tmp_path / "log.jsonl"), rows)
+    (tmp_path / "log.jsonl").write_text(as_lines([*rows[:4], rows[4] | {"stage": "used"}]))
+    assert "no row of the first 2 has 'stage'" in error_of(tmp_path / "log.jsonl")
+
+
 def test_ids_are_numbers_only_if_all_rows_of_a_text_file_have_numbers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -200,6 +211,11 @@ def test_one_row_per_round_with_a_list_as_text(
     log = read(tmp_path / "log.csv")
     check_same(log, ROWS_ONLY)
     assert (log.length, int(log.cohorts[4])) == (9, 0)
+
+
+def test_names_of_clients_may_look_like_lists() -> None:
+    rows = [{"round": t, "client": n} for t in range(3) for n in ("[red]", "a;b", '["x"]')]
+    check_same(read(pl.DataFrame(rows)), rows)
 
 
 def test_one_row_per_round_with_a_column_of_lists(tmp_path: Path) -> None:

@@ -95,8 +95,9 @@ def test_two_columns_of_the_same_name_are_refused(tmp_path: Path) -> None:
 
 
 def test_log_of_one_round_is_refused() -> None:
-    rows = pl.DataFrame({"round": [5, 5], "client": ["a", "b"]})
-    check_error(error_of(rows), "round", "round 5", "two rounds")
+    for clients in (["a"], ["a", "b"]):
+        rows = pl.DataFrame({"round": [5] * len(clients), "client": clients})
+        check_error(error_of(rows), "round", "round 5", "two rounds")
 
 
 @pytest.mark.parametrize("suffix", [".parquet", ".csv", ".jsonl"])

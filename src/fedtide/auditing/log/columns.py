@@ -133,6 +133,11 @@ def is_called(name: str, aliases: Sequence[str]) -> bool:
     return _plain(name) in {_plain(alias) for alias in aliases}
 
 
+def is_recognised(name: str) -> bool:
+    """Return whether a column of this name is read without being asked for."""
+    return any(is_called(name, (ours, *aliases)) for ours, aliases in _ALIASES.items())
+
+
 def _recognise(available: Sequence[str], aliases: Sequence[str]) -> str | None:
     """Return the first of the aliases that is a column, as the log writes it."""
     written = {_plain(name): name for name in reversed(available)}

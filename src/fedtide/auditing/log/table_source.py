@@ -20,6 +20,7 @@ import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 
 from fedtide.auditing.log.adapters import TEXT_LOGS, is_document, read_document, reject_text_log
+from fedtide.auditing.log.columns import is_recognised
 from fedtide.errors import InvalidInputError
 from fedtide.participation.log.tables import (
     DAMAGE,
@@ -188,10 +189,9 @@ def _read_records(
 ) -> Batches:
     remaining, done = rows(), 0
     while chunk := list(islice(remaining, _JSON_ROWS)):
-        if new := set(_key_names(iter(chunk))) - known:
-            raise ValueError(
-                f"{min(new)!r} is missing in the first {_JSON_ROWS:,} rows; give it there, too"
-            )
+        late = [key for key in _key_names(iter(chunk)) if key not in known and is_recognised(key)]
+        if late:
+            raise ValueError(f"no row of the first {_JSON_ROWS:,} has {late[0]!r}, later ones do")
         done += len(chunk)
         share = done / count if count else 0.0
         yield {name: _to_column(name, [row.get(name) for row in chunk]) for name in names}, share

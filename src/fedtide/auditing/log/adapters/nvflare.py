@@ -33,9 +33,9 @@ def read_job_statistics(summary: Mapping[str, Any]) -> tuple[list[dict[str, Any]
         stages = [_find_stages(row, returned) for row in rounds]
         notes = _describe(summary, rounds)
     except (KeyError, TypeError, AttributeError) as error:
+        what = f"no {error}" if isinstance(error, KeyError) else f"unexpected values ({error})"
         raise InvalidInputError(
-            f"log: a summary of NVFlare without {error}; give a job_stats_run_summary.json that "
-            "NVFlare 2.9 or newer wrote"
+            f"log: NVFlare's summary has {what}; give a job_stats_run_summary.json of NVFlare 2.9"
         ) from None
     if not rounds:
         raise InvalidInputError(
