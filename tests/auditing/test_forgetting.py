@@ -88,6 +88,27 @@ def test_independent_rounds_forget_nothing(kind: str) -> None:
     assert np.mean(estimates) < 0.03
 
 
+@pytest.mark.statistical
+def test_p_values_and_intervals_of_forgetting_hold_for_independent_rounds() -> None:
+    """300 logs at the nominal 0.05: more than 28 fail with probability 0.001."""
+    p_values, above = [], 0
+    for seed in range(300):
+        random = np.random.default_rng(seed)
+        clients, rounds = (20, 50, 200)[seed % 3], (100, 500)[seed % 2]
+        draws = random.random((rounds, clients))
+        if seed % 4 < 2:
+            present = draws < random.uniform(0.02, 0.4, clients)
+        else:
+            size = max(1, clients // 10)
+            present = draws <= np.sort(draws, axis=1)[:, size - 1 : size]
+        found = measure_forgetting(to_log(present))
+        p_values.append(found.p_value)
+        above += found.interval[0] > 0
+    assert np.sum(np.array(p_values) < 0.05) <= 28
+    assert np.min(p_values) > 1e-4
+    assert above <= 28
+
+
 def test_forgetting_does_not_depend_on_the_order_of_cohort_sizes() -> None:
     """Exchangeable rounds of very unequal cohorts: half are of two clients, half of twenty."""
     random = np.random.default_rng(8)
