@@ -37,7 +37,7 @@ _NOTHING_AGAINST = (
     "nothing in this log speaks against it: chance explains the skew of its objective, or the skew "
     "is small, also in the last rounds, and the objective in force does not swing"
 )
-_FACTORS = {"amplified": (2.0, 1.5), "amplified-scaffold": (1.5, 1.0)}
+_FACTORS = {"amplified": (2.0, 1.5), "amplified-scaffold": (1.5,)}
 """Amplification factors that are tried, the usual one first."""
 
 
@@ -55,7 +55,7 @@ class Advice:
         remaining: the L1 skew expected to remain.
         simulated: the loss with which it ends in the replay, as a share of the loss at the start,
             and the standard error of its difference from the best method's.
-        equivalent: whether the replay cannot tell it from the first advice.
+        equivalent: whether its loss is equivalent to that of the best method.
         objective: `objective` of an experiment that trains for the wanted weights.
         clients: the clients' names in the order of `parameters`, or N if they are 0..N − 1.
     """
@@ -121,16 +121,11 @@ class Findings:
 
     def objections(self, objective: EffectiveObjective) -> list[str]:
         """Return what speaks against a way of averaging, in sentences; empty: nothing does."""
-        found = []
-        if not _is_fair(objective):
-            found.append(f"it minimises another objective: {_describe_skew(objective)}")
+        found = _describe_bias(objective)
         recent, in_force = self.objectives.recent, self.objectives.in_force.weights
         is_in_force = float(np.abs(in_force - objective.weights).sum()) < 0.05
-        if recent is not None and is_in_force and not _is_fair(recent.objective):
-            found.append(
-                f"in the last {recent.window:,} rounds it minimises another objective: "
-                f"{_describe_skew(recent.objective)}"
-            )
+        if recent is not None and is_in_force and _is_biased(recent.objective):
+            found += [f"in the last {recent.window:,} rounds, " + _describe_skew(recent.objective)]
         return found + self.swing
 
     @property
@@ -231,18 +226,27 @@ def _is_right(advice: Advice, findings: Findings) -> bool:
     return not (findings.objections(objectives.plain) if source == "equal" else findings.swing)
 
 
-def _is_fair(objective: EffectiveObjective) -> bool:
-    """Return whether chance alone explains the skew of an objective, or it is small."""
-    low, high = objective.interval
-    return (low < 0.02 and high < 0.5) or objective.skew.corrected < 0.05
+def _is_biased(objective: EffectiveObjective) -> bool:
+    """Return whether chance does not explain the skew of an objective, and it is not small."""
+    return objective.interval[0] >= 0.02 and objective.skew.corrected >= 0.05
+
+
+def _describe_bias(objective: EffectiveObjective) -> list[str]:
+    """Return what the skew says against an objective, at most one sentence."""
+    if _is_biased(objective):
+        return [_describe_skew(objective)]
+    high = objective.interval[1]
+    if high < 0.5 or objective.skew.corrected < 0.05:
+        return []
+    bound = f" of {high:.2f}" if np.isfinite(high) else ""
+    return [f"this log cannot exclude that it minimises another objective, with an L1 skew{bound}"]
 
 
 def _describe_skew(objective: EffectiveObjective) -> str:
     low, high = objective.interval
-    interval = f" ({low:.2f} to {high:.2f})" if np.isfinite([low, high]).all() else ""
     return (
-        f"L1 skew {objective.skew.corrected:.2f}{interval}, {objective.total_variation:.0%} of "
-        "the influence misplaced"
+        f"it minimises another objective: L1 skew {objective.skew.corrected:.2f} ({low:.2f} to "
+        f"{high:.2f}), {objective.total_variation:.0%} of the influence misplaced"
     )
 
 
@@ -272,7 +276,12 @@ def _name_light_method(ranked: list[Advice]) -> list[Advice]:
 
 
 def _list_variants(findings: Findings) -> list[list[Advice]]:
-    """Return the methods in the order of their cost, each with its possible settings."""
+    """Return the methods in the order of their cost, each with its possible settings.
+
+    The methods of `fedtide.algorithms` that are left out do not change whose model is learnt
+    (FedProx, the adaptive and momentum servers, Averaged), or are baselines that wait, count
+    participation twice or pool data (WaitForAll, WeightedFedAvg, CentralSGD).
+    """
     fedavg, fedau, known = _fedavg(findings), _fedau(findings), _known_rates(findings)
     data = [[_data_weighted(findings)]] if findings.log.samples is not None else []
     cohort = [[fedavg]]
@@ -366,8 +375,8 @@ def _amplified(findings: Findings, inner: Advice) -> list[Advice]:
     for window in findings.windows:
         for factor in _FACTORS["amplified"]:
             reasons = [
-                f"windows of P = {window} rounds are as regular as this log gets; small local "
-                "steps, amplified once per window, follow the mean over the window"
+                f"small local steps, amplified once in every P = {window} rounds, follow the mean "
+                "over all clients that take part in these"
             ]
             parameters = {"period": window, "factor": factor, "inner": inner.settings}
             size = findings.dimension + inner.memory_floats

@@ -29,6 +29,8 @@ _NOISE_VARIANCE = 0.1
 _BLOCKS = 6
 _ROUNDS, _ENTRIES, _CLIENTS = 3000, 40_000, 3000
 _RANK = 6
+_MAX_CELLS = 4_000_000
+"""Cells of the table of participations by client and window."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -207,6 +209,7 @@ def _find_activity(part: ParticipationLog, window: int, random: np.random.Genera
     window, as deviations from constant rates over their standard deviation.
     """
     rounds = np.repeat(np.arange(part.length), part.cohorts)
+    window = max(window, -(-part.size * part.length // _MAX_CELLS))
     windows = -(-part.length // window)
     cells = part.clients.astype(np.int64) * windows + rounds // window
     table = np.bincount(cells, minlength=part.size * windows).reshape(part.size, windows)

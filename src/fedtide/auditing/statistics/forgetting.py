@@ -82,8 +82,9 @@ def measure_forgetting(
     exchangeable, round t is one of these at random, given the others, so the expectation is exactly
     0, whatever the rates, the cohort sizes and the dependence within a round. Where a window holds
     few participations per client, A_t misses some of the favoured clients and the estimate falls
-    short of the distance. Intervals are Student's, from means of neighbouring windows, at the level
-    0.05 over the number of window lengths (Bonferroni).
+    short of the distance. Intervals and tests are Student's, from means of neighbouring windows, at
+    the level over the number of window lengths (Bonferroni). A p-value is at least that of a test
+    of the signs of these means.
 
     Args:
         log: the participation log.
@@ -101,7 +102,7 @@ def measure_forgetting(
         mean, error, freedom = _mean_of_batches(values)
         reach = float(student_t_isf(_LEVEL / (2 * len(windows)), freedom)) * error
         rows.append((mean, mean - reach, mean + reach, observed))
-        p_values.append(float(student_t_sf(mean / error, freedom)) if error > 0 else 1.0)
+        p_values.append(_p_value(mean, error, freedom))
     estimates, low, high, observed_means = np.clip(np.array(rows), 0.0, 1.0).T
     best = int(np.lexsort((estimates, low))[-1])
     ended = np.flatnonzero((windows > windows[best]) & (estimates <= estimates[best] / 2))
@@ -170,6 +171,14 @@ class _Entries:
         values = np.bincount(windows, terms, minlength=count) * factor
         excess = np.maximum(inside / window - sums / length, 0.0)
         return np.asarray(values), float(excess.sum() / count)
+
+
+def _p_value(mean: float, error: float, freedom: int) -> float:
+    """Return the one-sided p-value of a mean; at least that of a test of the batches' signs."""
+    if mean <= 1e-9:
+        return 1.0
+    p = float(student_t_sf(mean / error, freedom)) if error > 0 else 0.0
+    return max(p, 0.5 ** (freedom + 1))
 
 
 def _concatenate(values: np.ndarray, bounds: Ints, chosen: Ints) -> np.ndarray:
