@@ -16,6 +16,7 @@ from fedtide.auditing.statistics.influence import (
 )
 from fedtide.auditing.statistics.pattern import Pattern
 from fedtide.auditing.statistics.rate_estimates import estimate_rates
+from fedtide.auditing.statistics.runs_test import RunCounts
 from fedtide.auditing.statistics.variance import VarianceModel
 
 _CHANCE = 0.2
@@ -43,7 +44,7 @@ class RecentInfluence:
 
 
 def measure_recent_influence(
-    log: ParticipationLog, pattern: Pattern, variances: VarianceModel, wanted: Floats
+    log: ParticipationLog, pattern: Pattern, wanted: Floats
 ) -> RecentInfluence:
     """Return the objective in force in the last W rounds, and its history.
 
@@ -59,11 +60,10 @@ def measure_recent_influence(
     Args:
         log: the participation log.
         pattern: of the log.
-        variances: of means over its rounds.
         wanted: a_n, (N,).
     """
     recorded = recorded_weights(log)
-    noise = _chance_of_one_round(log, recorded, variances, wanted)
+    noise = _chance_of_one_round(log, recorded, pattern.run_counts, wanted)
     end = 1 + int(np.flatnonzero(log.cohorts)[-1])
     window = min(_choose_window(log.length, noise, pattern.period), end)
     count = end // window
@@ -91,14 +91,16 @@ def _choose_window(length: int, noise: float, cycle: int | None) -> int:
 
 
 def _chance_of_one_round(
-    log: ParticipationLog, recorded: Floats | None, variances: VarianceModel, wanted: Floats
+    log: ParticipationLog, recorded: Floats | None, runs: RunCounts, wanted: Floats
 ) -> float:
     """Return Σ √(2 / π) s_n for W = 1."""
     if recorded is None:
         scale = average_over_cohorts(log)[1] * (log.length / log.nonempty_rounds)
     else:
         scale = average_recorded(log, recorded)[1]
-    times = np.maximum(np.nan_to_num(variances.presence.values, nan=1.0), 1.0)
+    # By neighbouring rounds: a change of the rates is no chance.
+    correlation = runs.correlation
+    times = np.maximum((1 + correlation) / (1 - correlation), 1.0)
     return float(np.sqrt(2 / np.pi * np.maximum(wanted * (scale - wanted), 0) * times).sum())
 
 
