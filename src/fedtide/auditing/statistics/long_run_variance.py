@@ -32,9 +32,9 @@ _CLIENTS = 1 << 15
 """The number of clients transformed at once."""
 _SUBSETS = (24, 16, 12, 8, 6, 4)
 """Numbers of frequencies to fall back on if a shape does not fit all."""
-_POWERS = np.array([-1.0, -0.5, -0.25, 0.0, 0.15, 0.25, 0.5, 1.0])
+_POWERS = np.array([-1.0, -0.5, -0.25, 0.0, 0.15, 0.25, 0.5, 0.75, 1.0])
 """γ of the shapes."""
-_CORNERS = 2.0 ** np.arange(-3, 6)
+_CORNERS = 2.0 ** np.arange(-3, 6.25, 0.25)
 """f_0 of the shapes; below 1, the memory is longer than the log."""
 
 
