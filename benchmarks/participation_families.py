@@ -1,7 +1,7 @@
 """Families of participation whose rates and weights are known, drawn with NumPy alone.
 
-A family draws many logs at once. The rates, and the weights of averaging over the cohort (a client's
-sum of 1 / |S_t| over the nonempty rounds), are exact, or means over 10⁶ further rounds.
+A family draws many logs at once. The rates, and the weights of averaging over the cohort (sums of
+1 / |S_t| over the nonempty rounds), are exact, or means over 10⁶ further rounds.
 """
 
 from __future__ import annotations

@@ -19,7 +19,9 @@ from fedtide.auditing.statistics.long_run_variance import (
 from fedtide.auditing.statistics.runs_test import RunCounts
 
 _SIMILAR = (0.5, 2.0)
-"""A client's own variance uses the frequencies at which S / V of all clients lies between these."""
+"""A sum over clients uses the frequencies at which S / V of all clients lies between these."""
+_SIMILAR_OWN = (0.7, 1.4)
+"""The same for single clients, of whom some have a faster and some a slower memory than all."""
 _MIN_RUNS = 3
 """Clients with fewer runs of participation say nothing about the spread between clients."""
 _MAX_PRIOR_FREEDOM = 1000.0
@@ -40,7 +42,7 @@ class Dispersion:
         rounds: the number of rounds in whole cycles.
         period: of the cycle; None: no cycle.
         shape: of the spectral density of all clients together.
-        frequencies: how many frequencies a single client's, or any other, series is judged by.
+        frequencies: how many frequencies the series of a sum over clients is judged by.
     """
 
     values: Floats
@@ -100,8 +102,8 @@ def estimate_dispersion(
         (d_0 D_0 + d_n D_n) / (d_0 + d_n)    with d_0 + d_n degrees of freedom
 
     d_0 follows from the spread of log D_n between clients beyond that of their estimates. Of R_n
-    runs of participation, their varying lengths alone leave a relative variance of 2 / R_n:
-    1 / d_n = 1 / 2m + 1 / R_n.
+    runs of participation, their varying lengths alone leave a relative variance of 2 / R_n if they
+    are geometric, and more if they are less even: 1 / d_n = 1 / 2m + 2 / R_n.
 
     Args:
         log: the participation log.
@@ -115,13 +117,12 @@ def estimate_dispersion(
     starts = runs.ones - runs.pairs
     varying = (spread > 1e-15) & (starts > 0)
     shape = fit_shape(found.powers[varying], spread[varying])
-    near = (shape.ratios > _SIMILAR[0]) & (shape.ratios < _SIMILAR[1])
-    count = max(min(1, len(near)), int(np.argmin(np.append(near, False))))
+    count = _count_similar(shape.ratios, _SIMILAR_OWN)
     own, freedom = np.zeros(log.size), np.zeros(log.size)
     if count:
         levels = (found.powers[varying, :count] / shape.ratios[:count]).mean(axis=1)
         own[varying] = levels / spread[varying]
-        freedom[varying] = 1 / (1 / (2 * count) + 1 / starts[varying])
+        freedom[varying] = 1 / (1 / (2 * count) + 2 / starts[varying])
     values, freedom = _moderate(own, freedom, starts >= _MIN_RUNS, _list_predictors(runs))
     if not varying.any():
         values = np.ones(log.size)
@@ -132,8 +133,14 @@ def estimate_dispersion(
         rounds=found.rounds,
         period=period,
         shape=shape,
-        frequencies=count,
+        frequencies=_count_similar(shape.ratios, _SIMILAR),
     )
+
+
+def _count_similar(ratios: Floats, limits: tuple[float, float]) -> int:
+    """Return the number of lowest frequencies, at least 1 if there are any, within limits."""
+    near = (ratios > limits[0]) & (ratios < limits[1])
+    return max(min(1, len(near)), int(np.argmin(np.append(near, False))))
 
 
 def _moderate(

@@ -272,7 +272,9 @@ def _objective(
         own = slopes if factors is None else slopes * factors
         return variances.variance(own, parts, known) * stretch
 
-    return EffectiveObjective(method, weights, estimate_skew(weights, wanted, errors, variance))
+    common = float(np.sqrt(known.shape.uncertainty)) / 2  # of a root of the common level
+    skew = estimate_skew(weights, wanted, errors, variance, common)
+    return EffectiveObjective(method, weights, skew)
 
 
 def _summed(

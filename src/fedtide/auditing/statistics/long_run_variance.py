@@ -32,9 +32,9 @@ _CLIENTS = 1 << 15
 """The number of clients transformed at once."""
 _SUBSETS = (24, 16, 12, 8, 6, 4)
 """Numbers of frequencies to fall back on if a shape does not fit all."""
-_POWERS = np.array([-1.0, -0.5, -0.25, 0.0, 0.15, 0.25, 0.5, 1.0])
+_POWERS = np.array([-1.0, -0.5, -0.25, 0.0, 0.15, 0.25, 0.5, 0.75, 1.0])
 """γ of the shapes."""
-_CORNERS = 2.0 ** np.arange(-3, 6)
+_CORNERS = 2.0 ** np.arange(-3, 6.25, 0.25)
 """f_0 of the shapes; below 1, the memory is longer than the log."""
 
 
@@ -83,15 +83,20 @@ def client_periodograms(
     """
     waves = _Waves(log.length, period)
     total = np.zeros(waves.count + 1, dtype=np.complex128)
-    values: Floats | None = None
+    of_rounds = parts is not None and len(parts) == log.length
     if parts is not None:
-        total = waves.transform_series(_sum_by_round(log, parts))
-        values = _order_by_client(log, parts)
+        ones = np.ones(log.size)
+        series = parts * log.cohorts if of_rounds else sum_by_round(log, ones, parts)
+        total = waves.transform_series(np.asarray(series, dtype=np.float64))
+    ordered = None if parts is None or of_rounds else _order_by_client(log, parts)
     powers = np.zeros((log.size, waves.count), dtype=np.float32)
     found = np.zeros(log.size)
     for clients, entries, starts in _client_chunks(log):
-        part = None if values is None else values[entries]
-        sums = waves.transform(log.rounds[entries], part, starts)
+        rounds = log.rounds[entries]
+        values = None if ordered is None else ordered[entries]
+        if parts is not None and of_rounds:
+            values = np.asarray(parts[rounds], dtype=np.float64)
+        sums = waves.transform(rounds, values, starts)
         found[clients] = sums[:, 0].real / max(1, waves.rounds)
         sums -= np.outer(means[clients], total)
         powers[clients] = np.abs(sums[:, 1:]) ** 2 / max(1, waves.rounds)
@@ -164,7 +169,7 @@ def _hypotheses() -> tuple[Floats, Floats, Floats, NDArray[np.bool_]]:
 
     def density(frequencies: Floats) -> Floats:
         base: Floats = 1 + (frequencies / corners[:, None]) ** 2
-        return base ** -powers[:, None]
+        return np.asarray(base ** -powers[:, None])
 
     step = 1 / 64
     window = np.arange(step / 2, 64, step)
@@ -172,6 +177,28 @@ def _hypotheses() -> tuple[Floats, Floats, Floats, NDArray[np.bool_]]:
     prior = np.minimum(corners, 1.0) * np.where(powers == 0, 2.0, 1.0)
     densities = density(np.arange(1.0, _FREQUENCIES + 1))
     return densities, levels, prior / prior.sum(), (corners < 1) & (powers > 0)
+
+
+def sum_by_round(log: ParticipationLog, values: Floats, weights: Parts | None = None) -> Floats:
+    """Return the sum of the participants' values in each round, (T,).
+
+    Args:
+        log: the participation log.
+        values: one per client, shape (N,).
+        weights: factors of the entries, by round, (E,).
+    """
+    sums = np.zeros(log.length)
+    step = max(1, (1 << 22) * log.length // max(1, len(log.clients)))
+    for low in range(0, log.length, step):
+        high = min(low + step, log.length)
+        starts = log.starts[low : high + 1]
+        nonempty = starts[:-1] < starts[1:]
+        if nonempty.any():
+            terms = values[log.clients[starts[0] : starts[-1]]]
+            if weights is not None:
+                terms = terms * weights[starts[0] : starts[-1]]
+            sums[low:high][nonempty] = np.add.reduceat(terms, starts[:-1][nonempty] - starts[0])
+    return sums
 
 
 class _Waves:
@@ -202,7 +229,7 @@ class _Waves:
     def transform_series(self, series: Floats) -> NDArray[np.complex128]:
         """Return Σ_t series · waves, shape (m + 1,)."""
         rounds = np.arange(len(series), dtype=np.int32)
-        return self.transform(rounds, series, np.array([0, len(series)]))[0]
+        return np.asarray(self.transform(rounds, series, np.array([0, len(series)]))[0])
 
 
 def _client_chunks(log: ParticipationLog) -> Iterator[tuple[slice, slice, Ints]]:
@@ -214,16 +241,7 @@ def _client_chunks(log: ParticipationLog) -> Iterator[tuple[slice, slice, Ints]]
             yield slice(low, high), slice(int(bounds[0]), int(bounds[-1])), bounds - bounds[0]
 
 
-def _sum_by_round(log: ParticipationLog, parts: Parts) -> Floats:
-    if len(parts) == log.length:
-        return np.asarray(parts * log.cohorts, dtype=np.float64)
-    rounds = np.repeat(np.arange(log.length), log.cohorts)
-    return np.bincount(rounds, parts, minlength=log.length)
-
-
 def _order_by_client(log: ParticipationLog, parts: Parts) -> Floats:
-    """Return the parts of the entries, client by client, (E,)."""
-    if len(parts) == log.length:
-        return np.asarray(parts, dtype=np.float64)[log.rounds]
+    """Return the parts of the entries, client by client, from those by round, (E,)."""
     by_round = sparse.csr_array((parts, log.clients, log.starts), shape=(log.length, log.size))
     return np.asarray(by_round.tocsc().data, dtype=np.float64)

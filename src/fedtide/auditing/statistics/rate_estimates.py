@@ -133,7 +133,7 @@ def _find_obstacle(dispersion: Dispersion) -> str | None:
         return "the log has too few rounds to tell how much its rates vary by chance"
     if dispersion.shape.long_memory > _LONG_MEMORY:
         return (
-            "presence or absence lasts so long at times that a log of this length cannot tell how "
-            "much its rates vary by chance; a longer log may"
+            "rates change, or clients come or stay away for so long, that a log of this length "
+            "cannot tell how much its rates vary by chance"
         )
     return None

@@ -61,7 +61,11 @@ class SkewEstimate:
 
 
 def estimate_skew(
-    weights: Floats, wanted: Floats, errors: Errors, variance: Variance
+    weights: Floats,
+    wanted: Floats,
+    errors: Errors,
+    variance: Variance,
+    uncertainty: float = 0.0,
 ) -> SkewEstimate:
     """Return the L1 skew of these weights, between 0 and 2, with a confidence interval.
 
@@ -99,8 +103,9 @@ def estimate_skew(
         wanted: a_n, (N,).
         errors: s_n as a function of the weights.
         variance: of linear combinations of the ŵ_n, dependence included.
+        uncertainty: the relative standard deviation that the s_n have in common; it is that of B.
     """
-    family = _HypothesisFamily(weights, wanted, errors, variance)
+    family = _HypothesisFamily(weights, wanted, errors, variance, uncertainty)
     observed = float(np.abs(weights - wanted).sum())
     if family.size == 0 or family.moments(1.0)[1] <= _MIN_DEVIATION * family.size:
         return SkewEstimate(observed, observed, (observed, observed))
@@ -126,11 +131,19 @@ class _HypothesisFamily:
     """The hypotheses δ(κ), and the distribution of X = Σ |δ_n + e_n| under each.
 
     Args:
-        weights, wanted, errors, variance: as in `estimate_skew`.
+        weights, wanted, errors, variance, uncertainty: as in `estimate_skew`.
     """
 
-    def __init__(self, weights: Floats, wanted: Floats, errors: Errors, variance: Variance) -> None:
+    def __init__(
+        self,
+        weights: Floats,
+        wanted: Floats,
+        errors: Errors,
+        variance: Variance,
+        uncertainty: float,
+    ) -> None:
         self._weights, self._wanted, self._errors = weights, wanted, errors
+        self._uncertainty = uncertainty
         noise = errors(weights)
         gaps = weights - wanted
         self._signs = np.where(gaps < 0, -1.0, 1.0)
@@ -155,8 +168,10 @@ class _HypothesisFamily:
         remainder = np.maximum(squares + gaps**2 - folded**2 - slope**2 * squares, 0).sum()
         linear = (self._centre(slope) ** 2 * squares).sum() * self._inflation
         mean = float(folded.sum())
-        shape = self._spread * self._uncertain_bias(mean - float(np.abs(gaps).sum()))
-        deviation = float(np.sqrt(linear + remainder + shape**2))
+        bias = mean - float(np.abs(gaps).sum())
+        shape = self._spread * self._uncertain_bias(bias)
+        level = self._uncertainty * bias
+        deviation = float(np.sqrt(linear + remainder + shape**2 + level**2))
         deviation = max(deviation, _MIN_DEVIATION * self.size)
         return mean, deviation, float(third.sum()) / deviation**3
 
@@ -215,8 +230,8 @@ class _Shape:
         """
         outcomes = _thin(np.sort(gaps / noise), _OUTCOMES)
         centers = _thin(np.sort(self.sizes / noise), _ATOMS)
-        distances = outcomes[:, None] - centers, outcomes[:, None] + centers
-        density = sum(np.exp(-(distance**2) / 2) for distance in distances).mean(axis=1)
+        below, above = outcomes[:, None] - centers, outcomes[:, None] + centers
+        density = (np.exp(-(below**2) / 2) + np.exp(-(above**2) / 2)).mean(axis=1)
         share = len(gaps) / len(outcomes)
         return self.prior + share * float(np.log(np.maximum(density, 1e-300)).sum())
 

@@ -7,7 +7,7 @@ import numpy as np
 from fedtide.auditing.log.participation_log import Floats, ParticipationLog
 from fedtide.auditing.statistics.dispersion import Dispersion, estimate_dispersion
 from fedtide.auditing.statistics.distributions import normal_isf, student_t_isf
-from fedtide.auditing.statistics.long_run_variance import Parts
+from fedtide.auditing.statistics.long_run_variance import Parts, sum_by_round
 from fedtide.auditing.statistics.pattern import Pattern
 from fedtide.auditing.statistics.rate_estimates import RateEstimates
 
@@ -85,25 +85,3 @@ def student_stretch(freedom: float) -> float:
     1.292
     """
     return float(student_t_isf(0.025, freedom) / normal_isf(0.025)) ** 2
-
-
-def sum_by_round(log: ParticipationLog, values: Floats, weights: Parts | None = None) -> Floats:
-    """Return the sum of the participants' values in each round, (T,).
-
-    Args:
-        log: the participation log.
-        values: one per client, shape (N,).
-        weights: factors of the entries, by round, (E,).
-    """
-    sums = np.zeros(log.length)
-    step = max(1, (1 << 22) * log.length // max(1, len(log.clients)))
-    for low in range(0, log.length, step):
-        high = min(low + step, log.length)
-        starts = log.starts[low : high + 1]
-        nonempty = starts[:-1] < starts[1:]
-        if nonempty.any():
-            terms = values[log.clients[starts[0] : starts[-1]]]
-            if weights is not None:
-                terms = terms * weights[starts[0] : starts[-1]]
-            sums[low:high][nonempty] = np.add.reduceat(terms, starts[:-1][nonempty] - starts[0])
-    return sums

@@ -49,11 +49,11 @@ def tabulate_coverage(logs: int, shapes: list[tuple[int, int]], only: str) -> No
 
 
 def measure(known: Known, rounds: int, logs: int) -> list[Coverage]:
-    length, found = rounds // known.step * known.step, []
+    length = rounds // known.step * known.step
+    found: list[Coverage] = []
     for seed in range(0, logs, _AT_ONCE):
-        random = np.random.default_rng(seed)
-        for present in known.draw(random, min(_AT_ONCE, logs - seed), length):
-            found.append(compare(known, present))
+        drawn = known.draw(np.random.default_rng(seed), min(_AT_ONCE, logs - seed), length)
+        found += [compare(known, present) for present in drawn]
     return found
 
 
