@@ -10,11 +10,16 @@ from numpy.typing import NDArray
 from scipy import fft
 
 from fedtide.auditing.log.participation_log import Floats, Ints, ParticipationLog
+from fedtide.auditing.statistics.distributions import student_t_isf
 
 _MAX_CELLS = 1 << 22
 """Above this number of (client, round) cells, a subset of the clients is used."""
 _BATCH_CELLS = 1 << 20
 """Cells per Fourier transform."""
+_MIN_BATCHES, _MAX_BATCHES = 8, 25
+"""Batches of rounds for the error of the correlation between neighbouring rounds."""
+_WINDOWS, _GROUP = 32, 16
+"""Windows for the dependence between clients over longer times; products of similar distance."""
 _PRODUCT_ROUNDS = 128
 """Rounds whose inner products measure the dependence between clients."""
 
@@ -26,12 +31,15 @@ class Autocorrelation:
     Args:
         values: R(ℓ) for the lags ℓ = 0..T − 1, mean removed, each divided by its T − ℓ pairs.
         effective_clients: the number of equal, independent clients of the same information.
+        slow_clients: the same for means over windows of rounds: fewer if groups of clients share
+            what is slow, but not what is fast.
         design_effect: by how much dependence between clients increases the variance of R, >= 1.
         sampled: the number of clients used.
     """
 
     values: Floats
     effective_clients: float
+    slow_clients: float
     design_effect: float
     sampled: int
 
@@ -73,20 +81,6 @@ class Autocorrelation:
         factor = self.bartlett_factor if bartlett_factor is None else bartlett_factor
         return np.asarray(np.sqrt(factor / (self.effective_clients * (self.length - lags))))
 
-    def neighbour_correlation(self) -> tuple[float, float]:
-        """Return R(1), corrected for the removed mean, and its standard deviation (Bartlett 1946).
-
-        Var R(1) = Σ_{h >= 1} (R(h + 1) + R(h − 1) − 2 R(1) R(h))² / (m T)
-        """
-        if self.length < 3:
-            return 0.0, np.inf
-        shift = self.integrated_time / self.length
-        estimate = (float(self.values[1]) + shift) / (1 + shift)
-        r = np.concatenate([[1.0], self.significant, [0.0, 0.0]])
-        terms = r[2:] + r[:-2] - 2 * (r[1] if len(self.significant) else 0.0) * r[1:-1]
-        pairs = self.effective_clients * (self.length - 1)
-        return estimate, float(np.sqrt((terms**2).sum() / pairs))
-
     def window_dispersion(self, window: int) -> tuple[float, float]:
         """Return the variance of counts in windows of L rounds, relative to independence, and sd.
 
@@ -97,7 +91,7 @@ class Autocorrelation:
         shift = min(1.0, self.integrated_time) / self.length
         corrected = (self.values[1:window] + shift) / (1 + shift)
         ratio = 1 + 2 * float(((1 - lags / window) * corrected).sum())
-        return ratio, 2 * float(np.sqrt(window / (3 * self.effective_clients * self.length)))
+        return ratio, 2 * float(np.sqrt(window / (3 * self.slow_clients * self.length)))
 
 
 def estimate_autocorrelation(log: ParticipationLog) -> Autocorrelation | None:
@@ -107,7 +101,8 @@ def estimate_autocorrelation(log: ParticipationLog) -> Autocorrelation | None:
 
     Independent rounds give R a variance of tr Γ² / (tr Γ)² per pair of rounds, Γ the covariance
     matrix of the clients. If clients are independent, this is Σ γ_n(0)² / (Σ γ_n(0))². Otherwise
-    it is larger; it is measured by the inner products of up to 128 rounds (`_measure_products`).
+    it is larger; it is measured by the inner products of up to 128 rounds, and of 32 windows
+    (`_measure_products`).
     """
     clients = _sample_changing_clients(log)
     if len(clients) == 0:
@@ -117,20 +112,26 @@ def estimate_autocorrelation(log: ParticipationLog) -> Autocorrelation | None:
     power = np.zeros(size // 2 + 1)
     chosen = _spread_rounds(length)
     products = np.zeros((len(chosen), len(chosen)))
+    edges = np.unique(np.arange(_WINDOWS) * length // _WINDOWS)
+    slow = np.zeros((len(edges), len(edges)))
     for low in range(0, len(clients), rows := max(1, _BATCH_CELLS // length)):
         table = log.indicators(clients[low : low + rows])
         table -= table.mean(axis=1, keepdims=True)
         power += (np.abs(fft.rfft(table, size, axis=1)) ** 2).sum(axis=0, dtype=np.float64)
         products += table[:, chosen].T @ table[:, chosen]
+        sums_of_windows = np.add.reduceat(table, edges, axis=1)
+        slow += sums_of_windows.T @ sums_of_windows
     sums = fft.irfft(power, size)[:length]
     pairs = length - np.arange(length)
     rates = log.counts[clients] / length
     variances = rates * (1 - rates)
     values = sums / pairs / (sums[0] / length)
     independent = float((variances**2).sum() / variances.sum() ** 2)
-    measured = _measure_products(products / (sums[0] / length), chosen, values)
+    measured = _measure_products(products, chosen)
     design_effect = max(1.0, measured / independent)
-    return Autocorrelation(values, 1 / (independent * design_effect), design_effect, len(clients))
+    effective = 1 / (independent * design_effect)
+    slow_clients = min(effective, 1 / max(_measure_products(slow, np.arange(len(edges))), 1e-12))
+    return Autocorrelation(values, effective, slow_clients, design_effect, len(clients))
 
 
 def _spread_rounds(length: int) -> Ints:
@@ -141,13 +142,56 @@ def _spread_rounds(length: int) -> Ints:
     return np.unique((places * length).astype(np.int64))
 
 
-def _measure_products(products: Floats, rounds: Ints, values: Floats) -> float:
-    """Return the mean of (x_s · x_t / tr Γ − R(t − s))² over pairs of rounds s < t <= s + T / 2."""
-    lags = rounds[None, :] - rounds[:, None]
-    inside = (lags > 0) & (lags <= len(values) // 2)
-    if not inside.any():
+def _measure_products(products: Floats, times: Ints) -> float:
+    """Return tr Γ² / (tr Γ)²: the mean square of x_s · x_t / tr Γ over pairs s < t <= s + T / 2.
+
+    The mean of the products at similar distances, which is correlation, is removed.
+
+    Args:
+        products: x_s · x_t of mean-free rounds or windows, shape (m, m).
+        times: s, ascending or not, (m,).
+    """
+    lags = times[None, :] - times[:, None]
+    inside = (lags > 0) & (lags <= (times.max() - times.min()) / 2)
+    scale = float(np.trace(products)) / len(products)
+    if not inside.any() or scale <= 0:
         return 0.0
-    return float(((products[inside] - values[lags[inside]]) ** 2).mean())
+    order = np.argsort(lags[inside], kind="stable")
+    groups = np.array_split(products[inside][order] / scale, max(1, len(order) // _GROUP))
+    freedom = sum(len(group) - 1 for group in groups)
+    return sum(float(((group - group.mean()) ** 2).sum()) for group in groups) / max(freedom, 1)
+
+
+def estimate_neighbour_correlation(
+    log: ParticipationLog, correlation: Autocorrelation
+) -> tuple[float, float]:
+    """Return R(1) of all clients, and half the width of its 95% interval.
+
+    R(1) = Σ_t g_t / Σ_t h_t with the sums over clients g_t = Σ_n (x_t − p_n) (x_{t+1} − p_n) and
+    h_t = Σ_n (x_t − p_n)². The interval uses the means of g_t − R(1) h_t over batches of at least 4 τ
+    rounds (but at least 8 batches) and Student's t, which allows for dependence between clients and between rounds. The shift of R by
+    the removed means, −τ / T, is corrected.
+    """
+    length = log.length
+    rates = log.counts / length
+    adjacent, present = np.zeros(length), np.zeros(length)
+    for clients, entries, starts in log.iter_client_chunks():
+        rounds = log.rounds[entries]
+        present += np.bincount(rounds, np.repeat(rates[clients], np.diff(starts)), length)
+        follows = np.diff(rounds) == 1
+        follows[starts[1:-1][(starts[1:-1] > 0) & (starts[1:-1] <= len(follows))] - 1] = False
+        adjacent += np.bincount(rounds[:-1][follows], minlength=length)
+    squares = float((rates**2).sum())
+    products = adjacent[:-1] - present[:-1] - present[1:] + squares
+    norms = (log.cohorts - 2 * present + squares)[:-1]
+    value = float(products.sum() / norms.sum())
+    most = length / (4 * correlation.integrated_time)
+    batches = min(int(np.clip(most, _MIN_BATCHES, _MAX_BATCHES)), (length - 1) // 2)
+    parts = np.array_split(products - value * norms, batches)
+    spread = float(np.std([part.mean() for part in parts], ddof=1)) / np.sqrt(batches)
+    half_width = float(student_t_isf(0.025, batches - 1)) * spread / float(norms.mean())
+    shift = correlation.integrated_time / length
+    return (value + shift) / (1 + shift), half_width
 
 
 def _sample_changing_clients(log: ParticipationLog) -> Ints:

@@ -9,7 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedtide.auditing.log.participation_log import Floats, ParticipationLog
-from fedtide.auditing.statistics.autocorrelation import Autocorrelation, estimate_autocorrelation
+from fedtide.auditing.statistics.autocorrelation import (
+    Autocorrelation,
+    estimate_autocorrelation,
+    estimate_neighbour_correlation,
+)
 from fedtide.auditing.statistics.change import Drift, detect_drift
 from fedtide.auditing.statistics.distributions import normal_sf
 from fedtide.auditing.statistics.periodicity import (
@@ -36,6 +40,8 @@ DRIFT, PERIOD, PRESENCE = "drift", "periodicity", "constant presence"
 
 _LEVEL = 0.001
 """The level of each test."""
+_PERIOD_LEVEL = 0.0002
+"""The level of the test for a period, whose noise is not quite normal."""
 _DRIFT_LEVEL = 0.002
 """The level of the test for drift."""
 _CLIENTS_LEVEL = 0.002
@@ -187,8 +193,8 @@ def find_pattern(log: ParticipationLog) -> Pattern:
     """Classify the pattern of a log.
 
     Decisions are taken in a fixed order: drifting, cyclic, regularized, then Markov or independent
-    by the dependence on the previous round. Effects need a test at level 0.001 (drift: 0.002) and
-    a minimum size. That an effect is absent needs intervals (95%) inside stated margins: the
+    by the dependence on the previous round. Effects need a test at level 0.001 (drift: 0.002,
+    period: 0.0002) and a minimum size. That an effect is absent needs intervals (95%) inside stated margins: the
     correlation of rounds within ±0.1, the variance of counts over a 25th of the log within a
     factor of two of that of independent rounds. Otherwise the pattern is undecided. Tests and
     intervals allow for dependence between clients.
@@ -274,12 +280,13 @@ def _run_tests(
     spread = np.sqrt(correlation.design_effect)  # dependence between clients widens all intervals
     effect, error = run_second_order_test(run_counts)
     p_values, z = run_lag_one_tests(run_counts)
+    neighbour, width = estimate_neighbour_correlation(log, correlation)
     return _TestResults(
         log=log,
         run_counts=run_counts,
         correlation=correlation,
         lag_one=(p_values, float(z / spread)),
-        neighbour=_Estimate(*correlation.neighbour_correlation()),
+        neighbour=_Estimate(neighbour, width / 1.96),
         beyond=_Estimate(effect, float(error * spread)),
         dispersion=_Ratio(*correlation.window_dispersion(window)),
         slow_dispersion=_Ratio(*correlation.window_dispersion(longest)),
@@ -290,7 +297,7 @@ def _run_tests(
 
 
 def _is_periodic(period: PeriodCandidate) -> bool:
-    return period.p_value < _LEVEL and period.strength > 0.005 and period.persistence > 0.5
+    return period.p_value < _PERIOD_LEVEL and period.strength > 0.005 and period.persistence > 0.5
 
 
 def _choose_family(results: _TestResults) -> tuple[Family, str]:

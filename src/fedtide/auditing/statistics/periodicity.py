@@ -16,7 +16,7 @@ _MAX_PERIOD = 5000
 _MAX_CELLS = 1 << 25
 _LONG_CYCLE = 8
 """Shorter cycles have few possible shifts and need more parts."""
-_SHIFTS = 4999
+_SHIFTS = 9999
 """Random shifts of the test that a cycle keeps its phase."""
 
 
@@ -166,7 +166,7 @@ def _score(correlation: Autocorrelation, c: int) -> tuple[float, float, float]:
     weights = (length - lags).astype(np.float64)
     strength = float(weights @ r[lags] / weights.sum())
     inner = lags[lags + (c + 1) // 2 < length]
-    pairs = correlation.effective_clients * weights.sum()
+    pairs = correlation.slow_clients * weights.sum()
     noise = float(np.sqrt(correlation.bartlett_factor / pairs))
     if len(inner) == 0:
         return strength, -1.0, noise
@@ -189,14 +189,14 @@ def _highest_return(correlation: Autocorrelation) -> float:
 def _test_phase(r: Floats, c: int) -> float:
     """Return the p-value of the mean of R over the multiples of c beyond T / 4.
 
-    The lags from T / 4 are cut into parts of T / 8 or c rounds (T / 16 for c < 8). If no cycle
+    The lags from T / 4 are cut into parts of T / 8 or c rounds (T / 32 for c < 8). If no cycle
     keeps its phase that long, a random shift of each part changes nothing in distribution,
     whatever the dependence between clients; it destroys the agreement of a cycle.
     """
     length = len(r)
     lags = np.arange(c * max(1, -(-length // (4 * c))), length, c)
     weights = (length - lags).astype(np.float64)
-    part = (lags - lags[0]) // max(c, length // (8 if c >= _LONG_CYCLE else 16))
+    part = (lags - lags[0]) // max(c, length // (8 if c >= _LONG_CYCLE else 32))
     moved = lags[:, None] + np.arange(c) - c // 2
     moved = np.where(moved < length, moved, moved - c)
     sums = np.zeros((int(part[-1]) + 1, c))  # of each part under each shift
