@@ -18,6 +18,7 @@ from markupsafe import Markup, escape
 
 from fedtide.atomic_io import make_folder, write_text
 from fedtide.errors import InvalidInputError
+from fedtide.metric_direction import is_share
 from fedtide.plotting.saving import figure_svg
 from fedtide.plotting.style import Styles, method_styles
 from fedtide.report.comparison import compare_runs, format_cell, shown_columns
@@ -40,7 +41,6 @@ from fedtide.report.summary import (
     Target,
     TargetRow,
     headline_metric,
-    is_share,
     l1_skew,
     lower_is_better,
     measure_target,

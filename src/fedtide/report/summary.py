@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -10,21 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedtide.errors import InvalidInputError, did_you_mean
+from fedtide.metric_direction import is_share
 from fedtide.report.loading import FinishedRun, Groups
 
 Floats = NDArray[np.float64]
-
-_SHARE = re.compile(r"(^|_)(accuracy|recall|precision)(_|$)")
-
-
-def is_share(metric: str) -> bool:
-    """Return whether a metric is a share from 0 to 1, which is shown in per cent.
-
-    >>> [is_share(metric) for metric in ("client_accuracy_std", "loss")]
-    [True, False]
-    """
-    return _SHARE.search(metric) is not None
-
 
 def lower_is_better(groups: Groups, metric: str) -> bool:
     """Return whether a smaller value of a metric is better, as recorded by these runs."""
