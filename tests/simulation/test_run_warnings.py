@@ -93,6 +93,25 @@ def test_only_losses_right_after_amplification_are_compared(period, start, warne
         assert found[0].startswith("algorithm.factor: amplification steps raise the loss to 2.33 ")
 
 
+def test_amplification_is_known_by_the_method_and_not_by_its_class():
+    """A user's own method that amplifies is judged as those of the package are."""
+
+    class Own(ft.algorithms.FedAvg):
+        @property
+        def amplification(self):
+            return ft.algorithms.Amplification("gain", period=3, start=2)
+
+    for algorithm, path in [(Own(), "gain"), (ft.algorithms.Averaged(Own()), "inner.gain")]:
+        assert find_warnings(algorithm, ROWS, 8.0, 6)[0].startswith(f"algorithm.{path}: ")
+
+
+def test_the_second_method_of_a_switch_counts_its_periods_from_there():
+    amplified = ft.algorithms.Amplified(period=2, factor=2.0, start=1)
+    switch = ft.algorithms.Switch(first=ft.algorithms.FedAvg(), second=amplified, at=2)
+    (found,) = find_warnings(switch, ROWS, 8.0, 6)
+    assert found.startswith("algorithm.second.factor: amplification steps raise the loss to 2.33 ")
+
+
 def test_a_step_that_is_not_finite_names_the_factor():
     with pytest.raises(ft.InvalidInputError, match=r"lower lr or algorithm\.factor"):
         ft.simulate(

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fedtide.algorithms._client_memory import ClientMemory
 from fedtide.algorithms._weighted_sum import WeightedSumState
-from fedtide.algorithms.base import ClientUpdates, Instructions, RoundInfo
+from fedtide.algorithms.base import Amplification, ClientUpdates, Instructions, RoundInfo
 from fedtide.algorithms.fedavg import CohortAverage
 from fedtide.algorithms.scaffold import CohortWeights
 from fedtide.configurable import configurable
@@ -96,6 +96,11 @@ class AmplifiedScaffold(CohortAverage[AmplifiedScaffoldState]):
     def requires_plain_sgd(self) -> bool:
         """True: control variates come from updates."""
         return True
+
+    @property
+    def amplification(self) -> Amplification:
+        """The steps at the end of every window."""
+        return Amplification("factor", self.period)
 
     def init(self, model: Tensor, population: Population) -> AmplifiedScaffoldState:
         """Return the state before round 0, with all control variates zero."""

@@ -10,6 +10,7 @@ from torch import Tensor
 from fedtide.algorithms.base import (
     Algorithm,
     AlgorithmState,
+    Amplification,
     ClientUpdates,
     Cohort,
     Instructions,
@@ -113,6 +114,12 @@ class Switch(Algorithm[SwitchState]):
     def accepts_stale_updates(self) -> bool:
         """Whether both methods do."""
         return self.first.accepts_stale_updates and self.second.accepts_stale_updates
+
+    @property
+    def amplification(self) -> Amplification | None:
+        """That of the second method, which begins at round `at`."""
+        found = self.second.amplification
+        return None if found is None else replace(found, start=self.at + found.start).prefixed("second")
 
     def init(self, model: Tensor, population: Population) -> SwitchState:
         first = self.first.init(model, population)
