@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fedtide.errors import InvalidInputError
+from fedtide.errors import InvalidInputError, first_line
 from fedtide.population import Population
 from fedtide.problems.augmentation import augment
 from fedtide.problems.base import Batch, BatchInputs, BatchPlan, BufferMode, Evaluation, Task
@@ -278,10 +278,9 @@ class SupervisedTask(Task):
         try:
             return self._measure(x, samples, buffers)
         except (RuntimeError, IndexError, ValueError) as error:
-            reason = (str(error) or type(error).__name__).splitlines()[0]
             raise InvalidInputError(
-                f"test: the model or a metric fails on the test samples ({reason:.150}); make them "
-                "like those of train, or the model larger"
+                "test: the model or a metric fails on the test samples "
+                f"({first_line(error, 150)}); make them like those of train, or the model larger"
             ) from error
 
     @torch.no_grad()
@@ -412,10 +411,9 @@ class SupervisedTask(Task):
             except InvalidInputError:
                 raise
             except Exception as error:
-                reason = (str(error) or type(error).__name__).splitlines()[0]
                 raise InvalidInputError(
-                    f"{field}: it fails on {shapes} ({reason:.150}); change it, the model's last "
-                    "layer or the target"
+                    f"{field}: it fails on {shapes} ({first_line(error, 150)}); change it, the "
+                    "model's last layer or the target"
                 ) from error
             if not as_per_sample(values, count):
                 raise InvalidInputError(

@@ -15,7 +15,7 @@ import polars as pl
 from numpy.typing import NDArray
 from polars.exceptions import PolarsError
 
-from fedtide.errors import InvalidInputError
+from fedtide.errors import InvalidInputError, first_line
 from fedtide.metric_direction import lower_is_better
 from fedtide.participation.log.client_ids import number_clients
 from fedtide.population import Population
@@ -256,8 +256,7 @@ def _reading(file: Path) -> Iterator[None]:
     except FileNotFoundError:
         raise _DamagedError(f"{file.name} is missing; {hint}") from None
     except (OSError, LookupError, TypeError, ValueError, AttributeError, PolarsError) as error:
-        reason = " ".join(str(error).split())
-        raise _DamagedError(f"{file.name} is damaged ({reason:.80}); {hint}") from None
+        raise _DamagedError(f"{file.name} is damaged ({first_line(error, 80)}); {hint}") from None
 
 
 def _require(found: Iterable[str], names: Iterable[str]) -> None:
