@@ -21,7 +21,7 @@ from fedtide.participation.log.client_ids import number_clients
 from fedtide.population import Population
 from fedtide.simulation.experiment import HOW, read_yaml
 from fedtide.simulation.fingerprints import Fingerprints
-from fedtide.simulation.run_folder import RunFolder, numbered
+from fedtide.simulation.run_folder import RunFolder, UnreadableFileError, numbered
 
 _SEED_OR_EXECUTION = ("seed", *HOW)
 """The fields that may differ between runs of one method."""
@@ -185,7 +185,7 @@ def _load(path: Path) -> FinishedRun | IncompleteRun:
     folder, experiment = RunFolder(path), {}
     try:
         with _reading(folder.experiment):
-            experiment = _yaml(folder.experiment)
+            experiment = read_yaml(folder.experiment)
         if not folder.finished:
             with suppress(OSError, ValueError, PolarsError):  # it may finish at this moment
                 if run := _load_under_way(folder, experiment):
@@ -199,11 +199,6 @@ def _load(path: Path) -> FinishedRun | IncompleteRun:
         return IncompleteRun(folder, experiment, "damaged", 0, str(error))
 
 
-def _yaml(file: Path) -> dict[str, Any]:
-    file.read_bytes()  # a missing file is told apart from one that is not YAML
-    return read_yaml(file)
-
-
 _EXPERIMENT_KEYS = ("name", "seed", "rounds", "problem", "algorithm")
 _METRICS_COLUMNS = ("round",)
 _CLIENTS_COLUMNS = ("client", "participation", "weight")
@@ -214,7 +209,7 @@ def _load_finished(folder: RunFolder, experiment: dict[str, Any]) -> FinishedRun
     with _reading(folder.experiment):
         _require(experiment, _EXPERIMENT_KEYS)
     with _reading(folder.summary):
-        summary = json.loads(folder.summary.read_text(encoding="utf-8"))
+        summary = folder.read_json(folder.summary, ["rounds"])
         rounds, names = int(summary["rounds"]), summary.get("lower_is_better")
         warnings = tuple(map(str, summary.get("warnings", ())))
     with _reading(folder.metrics):
@@ -230,7 +225,7 @@ def _load_finished(folder: RunFolder, experiment: dict[str, Any]) -> FinishedRun
     with _reading(folder.participation):
         _require(pl.read_parquet_schema(folder.participation), _LOG_COLUMNS)
     with _reading(folder.timings):
-        timings = json.loads(folder.timings.read_text(encoding="utf-8"))
+        timings = folder.read_json(folder.timings, ["rounds_per_second"])
         speed = float(timings["rounds_per_second"])
     with _reading(folder.fingerprints):
         prints = folder.read_json(folder.fingerprints) if folder.fingerprints.exists() else {}
@@ -253,10 +248,11 @@ def _reading(file: Path) -> Iterator[None]:
     hint = "restore it, or run the experiment again in another folder"
     try:
         yield
-    except FileNotFoundError:
-        raise _DamagedError(f"{file.name} is missing; {hint}") from None
     except (OSError, LookupError, TypeError, ValueError, AttributeError, PolarsError) as error:
-        raise _DamagedError(f"{file.name} is damaged ({first_line(error, 80)}); {hint}") from None
+        if not file.exists():
+            raise _DamagedError(f"{file.name} is missing; {hint}") from None
+        reason = error.reason if isinstance(error, UnreadableFileError) else first_line(error, 80)
+        raise _DamagedError(f"{file.name} is damaged ({reason}); {hint}") from None
 
 
 def _require(found: Iterable[str], names: Iterable[str]) -> None:
@@ -293,11 +289,11 @@ def _last_saved_round(folder: RunFolder) -> int:
 
 def _load_incomplete(folder: RunFolder, experiment: dict[str, Any]) -> IncompleteRun:
     ended = _last_saved_round(folder)
-    if not folder.failure.exists():
-        return IncompleteRun(folder, experiment, "unfinished", ended, "")
     with _reading(folder.failure):
-        note = json.loads(folder.failure.read_text(encoding="utf-8"))
-        return IncompleteRun(folder, experiment, "failed", ended, str(note["sentence"]))
+        failure = folder.read_failure()
+    if failure is None:
+        return IncompleteRun(folder, experiment, "unfinished", ended, "")
+    return IncompleteRun(folder, experiment, "failed", ended, failure.sentence)
 
 
 def group_by_method(runs: Iterable[FinishedRun]) -> dict[str, list[FinishedRun]]:
