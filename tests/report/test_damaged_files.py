@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 import fedtide as ft
 from fedtide.cli.main import app
-from fedtide.report.loading import FinishedRun, find_runs, load_runs
+from fedtide.report.loading import LoadedRun, find_runs, load_runs
 from fedtide.simulation.run_folder import Failure, RunFolder
 from fedtide.tracking.base import read_speed
 
@@ -158,5 +158,5 @@ def test_a_comparison_does_not_leave_out_a_damaged_run(runs):
 def test_results_of_before_directions_were_recorded_can_be_read(runs):
     (runs / "plain" / "summary.json").write_text('{"rounds": 40, "metrics": {}}')
     (run,) = (r for r in load_runs([runs]) if r.method == "plain")
-    assert isinstance(run, FinishedRun)
+    assert isinstance(run, LoadedRun)
     assert run.lower_is_better("mse")

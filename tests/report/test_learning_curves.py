@@ -7,7 +7,7 @@ from matplotlib.ticker import PercentFormatter
 
 from fedtide.plotting.style import method_styles, new_figure
 from fedtide.report.figures.learning_curves import draw_curves
-from fedtide.report.loading import FinishedRun
+from fedtide.report.loading import LoadedRun
 from fedtide.simulation.run_folder import RunFolder
 
 
@@ -15,7 +15,7 @@ def run_with(metric, values, is_lower, seed=0):
     """Return a run that was evaluated after every round."""
     metrics = pl.DataFrame({"round": range(1, len(values) + 1), metric: values})
     experiment = {"name": "m", "seed": seed, "rounds": len(values)}
-    return FinishedRun(
+    return LoadedRun(
         RunFolder("none"), experiment, metrics, pl.DataFrame(), 1.0, len(values), {metric: is_lower}
     )
 

@@ -119,7 +119,9 @@ class Switch(Algorithm[SwitchState]):
     def amplification(self) -> Amplification | None:
         """That of the second method, which begins at round `at`."""
         found = self.second.amplification
-        return None if found is None else replace(found, start=self.at + found.start).prefixed("second")
+        if found is None:
+            return None
+        return replace(found.prefixed("second"), start=self.at + found.start)
 
     def init(self, model: Tensor, population: Population) -> SwitchState:
         first = self.first.init(model, population)

@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 
 from fedtide.errors import first_line
-from fedtide.report.loading import FinishedRun
+from fedtide.report.loading import LoadedRun
 from fedtide.sweep import SweepRun
 from fedtide.sweep.sweep_runner import OnRunEnd
 from fedtide.tracking import make_tracker
@@ -70,7 +70,7 @@ def runs_folder(name: str) -> Path:
     return Path("runs") / name
 
 
-def print_warnings(runs: Iterable[FinishedRun], console: Console) -> None:
+def print_warnings(runs: Iterable[LoadedRun], console: Console) -> None:
     """Print what runs warn of, such as a diverged loss."""
     for run in runs:
         for sentence in run.warnings:

@@ -123,6 +123,6 @@ TARGET_KINDS: dict[LossFunction, TargetKind] = {
 """What each loss expects as target; a function of the user's gets targets as they are stored."""
 
 
-def as_per_sample(losses: object, samples: int) -> bool:
+def is_per_sample(losses: object, samples: int) -> bool:
     """Return whether a loss or metric gave one number for each sample, (B,)."""
     return isinstance(losses, torch.Tensor) and losses.shape == (samples,)

@@ -155,14 +155,12 @@ class Supervised(Problem):
         classes = _count_classes(target, kind)
         mean, std = self.normalise or (0.5, 0.5)
         pixels = standardisation((mean,), (std,), device, parameter_dtype(dtype))
-        on_device = [
-            None if part is None else to_device(part, device, parameter_dtype(dtype), pixels)
-            for part in (samples, tests)
-        ]
-        assert on_device[0] is not None
+        place = partial(
+            to_device, device=device, dtype=parameter_dtype(dtype), standardise=pixels
+        )
         data = SupervisedData(
-            train=on_device[0],
-            test=on_device[1],
+            train=place(samples),
+            test=None if tests is None else place(tests),
             shards=shards,
             labels=labels,
             classes=classes if kind == "classes" else 0,
@@ -327,8 +325,8 @@ def build_network(model: ModelLike, shape: tuple[int, ...], outputs: int, seed: 
 
     Args:
         model: what makes it; a network is copied.
-        shape: of the first input of one sample, for networks that are made to measure.
-        outputs: how many numbers such a network returns per sample.
+        shape: of the first input of one sample, for networks whose layers depend on it.
+        outputs: how many numbers per sample such a network returns.
         seed: of the initial parameters.
 
     Raises:
@@ -483,5 +481,5 @@ def _count_classes(target: Target, kind: TargetKind | None) -> int:
 
 
 def _outputs(target: Target, kind: TargetKind | None, classes: int) -> int:
-    """Return how many numbers a network returns per sample if it is made to measure."""
+    """Return how many numbers per sample a network returns whose layers depend on the data."""
     return classes or int(np.prod(target.train.shape[1:], initial=1))

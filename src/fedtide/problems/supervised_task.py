@@ -19,7 +19,7 @@ from fedtide.problems.base import Batch, BatchInputs, BatchPlan, BufferMode, Eva
 from fedtide.problems.datasets.catalogue import PixelStandardisation
 from fedtide.problems.datasets.sources import Ints
 from fedtide.problems.layout import Layout, Params, to_channels_last
-from fedtide.problems.losses import LossFunction, as_per_sample
+from fedtide.problems.losses import LossFunction, is_per_sample
 from fedtide.problems.models import FunctionalModel
 from fedtide.problems.models.functional import refuse_random
 from fedtide.problems.partitions import Shards, StoredShards
@@ -415,7 +415,7 @@ class SupervisedTask(Task):
                     f"{field}: it fails on {shapes} ({first_line(error, 150)}); change it, the "
                     "model's last layer or the target"
                 ) from error
-            if not as_per_sample(values, count):
+            if not is_per_sample(values, count):
                 raise InvalidInputError(
                     f"{field}: on {shapes} it gives {_shape(values)}; it must give one number per "
                     f"sample, shape ({count},)"

@@ -28,7 +28,7 @@ _SEED_OR_EXECUTION = ("seed", *HOW)
 
 
 @dataclass(frozen=True)
-class FinishedRun:
+class LoadedRun:
     """A finished run, or one under way that was evaluated at least once.
 
     Args:
@@ -105,7 +105,7 @@ class FinishedRun:
         return np.bincount(rounds, minlength=self.ended)
 
 
-Groups = Mapping[str, Sequence[FinishedRun]]
+Groups = Mapping[str, Sequence[LoadedRun]]
 """The runs of each method, one per seed."""
 
 
@@ -128,7 +128,7 @@ class IncompleteRun:
     message: str
 
 
-def load_runs(folders: Iterable[str | Path]) -> list[FinishedRun]:
+def load_runs(folders: Iterable[str | Path]) -> list[LoadedRun]:
     """Return the runs in and below these folders that `find_runs` shows; others are skipped.
 
     Raises:
@@ -142,7 +142,7 @@ def load_runs(folders: Iterable[str | Path]) -> list[FinishedRun]:
     return shown
 
 
-def find_runs(folders: Iterable[str | Path]) -> tuple[list[FinishedRun], list[IncompleteRun]]:
+def find_runs(folders: Iterable[str | Path]) -> tuple[list[LoadedRun], list[IncompleteRun]]:
     """Return the runs to show, ordered by seed, and the others; each folder counts once.
 
     Shown are the finished runs, and those under way whose method has no finished run: a mean over
@@ -153,7 +153,7 @@ def find_runs(folders: Iterable[str | Path]) -> tuple[list[FinishedRun], list[In
     """
     paths = dict.fromkeys(path.resolve() for f in folders for path in _run_folders(Path(f)))
     found = [_load(_relative(path)) for path in paths]
-    loaded = [run for run in found if isinstance(run, FinishedRun)]
+    loaded = [run for run in found if isinstance(run, LoadedRun)]
     finished = {_identity(run) for run in loaded if run.is_finished}
     shown = [run for run in loaded if run.is_finished or _identity(run) not in finished]
     hidden = [
@@ -181,7 +181,7 @@ def _relative(path: Path) -> Path:
     return path.relative_to(here) if path.is_relative_to(here) else path
 
 
-def _load(path: Path) -> FinishedRun | IncompleteRun:
+def _load(path: Path) -> LoadedRun | IncompleteRun:
     folder, experiment = RunFolder(path), {}
     try:
         with _reading(folder.experiment):
@@ -205,7 +205,7 @@ _CLIENTS_COLUMNS = ("client", "participation", "weight")
 _LOG_COLUMNS = ("round", "client", "stage", "weight")
 
 
-def _load_finished(folder: RunFolder, experiment: dict[str, Any]) -> FinishedRun:
+def _load_finished(folder: RunFolder, experiment: dict[str, Any]) -> LoadedRun:
     with _reading(folder.experiment):
         _require(experiment, _EXPERIMENT_KEYS)
     with _reading(folder.summary):
@@ -229,7 +229,7 @@ def _load_finished(folder: RunFolder, experiment: dict[str, Any]) -> FinishedRun
         speed = float(timings["rounds_per_second"])
     with _reading(folder.fingerprints):
         prints = folder.read_json(folder.fingerprints) if folder.fingerprints.exists() else {}
-    return FinishedRun(
+    return LoadedRun(
         folder, experiment, metrics, clients, speed, rounds, directions, warnings, prints
     )
 
@@ -261,7 +261,7 @@ def _require(found: Iterable[str], names: Iterable[str]) -> None:
         raise ValueError(f"without {', '.join(missing)}")
 
 
-def _load_under_way(folder: RunFolder, experiment: dict[str, Any]) -> FinishedRun | None:
+def _load_under_way(folder: RunFolder, experiment: dict[str, Any]) -> LoadedRun | None:
     """Return a run that has not ended; None if it failed, or without an evaluation or a log yet."""
     metrics, parts = folder.read_metrics(), folder.read_log()
     if folder.failure.exists() or metrics.is_empty() or not parts or not folder.clients.exists():
@@ -269,7 +269,7 @@ def _load_under_way(folder: RunFolder, experiment: dict[str, Any]) -> FinishedRu
     ended, clients = _last_saved_round(folder), pl.read_parquet(folder.clients)
     log = pl.concat(parts).filter(pl.col("round") < ended)
     prints = folder.read_json(folder.fingerprints) if folder.fingerprints.exists() else {}
-    return FinishedRun(
+    return LoadedRun(
         folder,
         experiment,
         metrics,
@@ -296,14 +296,14 @@ def _load_incomplete(folder: RunFolder, experiment: dict[str, Any]) -> Incomplet
     return IncompleteRun(folder, experiment, "failed", ended, failure.sentence)
 
 
-def group_by_method(runs: Iterable[FinishedRun]) -> dict[str, list[FinishedRun]]:
+def group_by_method(runs: Iterable[LoadedRun]) -> dict[str, list[LoadedRun]]:
     """Return the runs of each method, one per seed, in the order in which the methods appear.
 
     Runs belong to one method if they differ only in the seed and in how they were executed, and
     used the same data and code. Two methods with the same name are told apart by the fields in
     which they differ. The name of a method whose runs are under way says how far they are.
     """
-    groups: dict[str, dict[int, FinishedRun]] = {}
+    groups: dict[str, dict[int, LoadedRun]] = {}
     for run in runs:
         groups.setdefault(_identity(run), {}).setdefault(run.experiment["seed"], run)
     distinct = [list(group.values()) for group in groups.values()]
@@ -312,11 +312,11 @@ def group_by_method(runs: Iterable[FinishedRun]) -> dict[str, list[FinishedRun]]
     return dict(zip(labels, distinct, strict=True))
 
 
-def _identity(run: FinishedRun) -> str:
+def _identity(run: LoadedRun) -> str:
     return json.dumps(run.fields, sort_keys=True, default=str)
 
 
-def _how_far(group: Sequence[FinishedRun]) -> str:
+def _how_far(group: Sequence[LoadedRun]) -> str:
     """Return the last round evaluated if runs are under way, of the one that is least far."""
     rounds = [int(run.metrics["round"][-1]) for run in group if not run.is_finished]
     return f" (round {min(rounds):,} of {group[0].experiment['rounds']:,})" if rounds else ""
@@ -326,7 +326,7 @@ _MAX_VALUE_LENGTH = 60  # characters of a value in a method's label
 _MAX_FIELDS = 3  # in a method's label
 
 
-def _labels(runs: Sequence[FinishedRun]) -> list[str]:
+def _labels(runs: Sequence[LoadedRun]) -> list[str]:
     """Return a distinct name for each; runs of one name get the fields in which they differ."""
     labels = []
     for run in runs:
@@ -339,7 +339,7 @@ def _labels(runs: Sequence[FinishedRun]) -> list[str]:
     ]
 
 
-def _difference(run: FinishedRun, others: Sequence[FinishedRun]) -> str:
+def _difference(run: LoadedRun, others: Sequence[LoadedRun]) -> str:
     """Return the fields of the run that differ from the others', shortened."""
     flat = [dict(flatten(other.fields)) for other in others]
     place = next(i for i, other in enumerate(others) if other is run)

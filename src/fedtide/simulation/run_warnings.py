@@ -38,8 +38,8 @@ def find_warnings(
     found = []
     if amplified is not None and (rise := _typical_rise(amplified, metrics)) > AMPLIFIED_RISE:
         found.append(
-            f"algorithm.{amplified.field}: amplification steps raise the loss to {rise:.3g} times that before "
-            "them, as a median; lower factor or local.lr"
+            f"algorithm.{amplified.field}: amplification steps raise the loss to {rise:.3g} times "
+            "that before them, as a median; lower factor or local.lr"
         )
     if 0 < RISE * start_loss < loss:
         rise = loss / start_loss

@@ -82,8 +82,8 @@ def _memory_errors() -> Iterator[None]:
         if isinstance(error, RuntimeError) and "memory" not in str(error):
             raise
         raise InvalidInputError(
-            f"problem: not enough memory ({first_line(error)}); give fewer clients, samples or local "
-            "steps, a smaller model, or a lower max_stack_bytes"
+            f"problem: not enough memory ({first_line(error)}); give fewer clients, samples or "
+            "local steps, a smaller model, or a lower max_stack_bytes"
         ) from None
 
 

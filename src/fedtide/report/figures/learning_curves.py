@@ -24,7 +24,7 @@ from fedtide.plotting.style import (
     thin_out,
 )
 from fedtide.report.figures import ReportFigure
-from fedtide.report.loading import FinishedRun, Groups
+from fedtide.report.loading import Groups, LoadedRun
 from fedtide.report.summary import bin_by_rate, client_metric, lower_is_better, smooth
 
 _NAMES = {"test_accuracy": "test accuracy", "loss": "training loss, mean over clients"}
@@ -115,7 +115,7 @@ def _scale_values(panel: Axes, metric: str, curves: Sequence[Floats], is_lower: 
             panel.set_ylim(bottom=0.7 * max(float(values.min()), 1e-12))  # a band may reach below 0
 
 
-def _align(group: Sequence[FinishedRun], metric: str, share: float) -> tuple[Floats, Floats]:
+def _align(group: Sequence[LoadedRun], metric: str, share: float) -> tuple[Floats, Floats]:
     """Return the rounds in which all runs were evaluated, and the values, one row per run."""
     rounds = [run.metrics["round"].to_numpy() for run in group]
     common = reduce(np.intersect1d, rounds)
@@ -124,7 +124,7 @@ def _align(group: Sequence[FinishedRun], metric: str, share: float) -> tuple[Flo
     return common, np.array(rows)
 
 
-def _values(run: FinishedRun, metric: str, share: float) -> Floats:
+def _values(run: LoadedRun, metric: str, share: float) -> Floats:
     values: Floats = run.metrics[metric].to_numpy().astype(np.float64)
     return smooth(values, share) if share else values
 
@@ -181,7 +181,7 @@ def _personalised_figure(groups: Groups, styles: Styles, column: str, name: str)
     )
 
 
-_Curve = Callable[[Sequence[FinishedRun], str], tuple[Floats, Floats]]
+_Curve = Callable[[Sequence[LoadedRun], str], tuple[Floats, Floats]]
 
 
 def _draw(groups: Groups, styles: Styles, column: str, curve: _Curve, x: str, y: str) -> Figure:
@@ -199,14 +199,14 @@ def _draw(groups: Groups, styles: Styles, column: str, curve: _Curve, x: str, y:
     return figure
 
 
-def _curve_by_rate(group: Sequence[FinishedRun], column: str) -> tuple[Floats, Floats]:
+def _curve_by_rate(group: Sequence[LoadedRun], column: str) -> tuple[Floats, Floats]:
     found = [bin_by_rate(run, column) for run in group]
     least = [0.5 / run.ended for run in group]  # rate 0 on a logarithmic axis
     rates = [np.maximum(x, low) for (x, _), low in zip(found, least, strict=True)]
     return np.mean(rates, axis=0), np.mean([y for _, y in found], axis=0)
 
 
-def _distribution(group: Sequence[FinishedRun], column: str) -> tuple[Floats, Floats]:
+def _distribution(group: Sequence[LoadedRun], column: str) -> tuple[Floats, Floats]:
     ordered = [np.sort(run.clients[column].fill_nan(None).drop_nulls()) for run in group]
     places = np.linspace(0, 1, max(map(len, ordered)))
     values = np.mean([np.quantile(one, places) for one in ordered], axis=0)
