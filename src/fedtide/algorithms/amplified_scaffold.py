@@ -14,7 +14,7 @@ from fedtide.algorithms.fedavg import CohortAverage
 from fedtide.algorithms.scaffold import CohortWeights
 from fedtide.configurable import configurable
 from fedtide.population import Population
-from fedtide.validation import require_at_least, require_choice, require_positive
+from fedtide.validation import require_at_least, require_positive
 
 _CHUNK_ROWS = 256  # control variates updated together, to keep temporary copies small
 
@@ -90,7 +90,6 @@ class AmplifiedScaffold(CohortAverage[AmplifiedScaffoldState]):
     def __post_init__(self) -> None:
         require_at_least("period", self.period, 1)
         require_positive("factor", self.factor)
-        require_choice("weights", self.weights, CohortWeights)
 
     @property
     def requires_plain_sgd(self) -> bool:

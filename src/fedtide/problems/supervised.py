@@ -7,6 +7,7 @@ import hashlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from numbers import Real
 from pathlib import Path
 from typing import Any
@@ -18,13 +19,12 @@ from torch import nn
 
 from fedtide.configurable import configurable
 from fedtide.content_hash import fingerprint as hash_content
-from fedtide.errors import InvalidInputError, did_you_mean
-from fedtide.import_paths import import_object, is_import_path
+from fedtide.errors import InvalidInputError
 from fedtide.population import Names
 from fedtide.problems.base import BufferMode, Problem
 from fedtide.problems.datasets.catalogue import standardisation
 from fedtide.problems.datasets.sources import Ints, Table, read_source, split_files
-from fedtide.problems.losses import LOSSES, TARGET_KINDS, LossFunction, TargetKind
+from fedtide.problems.losses import LOSSES, TARGET_KINDS, LossFunction, TargetKind, resolve_function
 from fedtide.problems.models import Model, resolve_model
 from fedtide.problems.models.initialisation import build_seeded
 from fedtide.problems.partitions import FlwrInstance, Partition, Shards, StoredShards
@@ -44,7 +44,6 @@ from fedtide.problems.supervised_data import (
     to_device,
 )
 from fedtide.problems.supervised_task import SupervisedData, SupervisedTask
-from fedtide.validation import require_choice
 
 _logger = logging.getLogger("fedtide")
 
@@ -117,7 +116,6 @@ class Supervised(Problem):
     normalise: Sequence[float] | None = None
 
     def __post_init__(self) -> None:
-        require_choice("buffers", self.buffers, BufferMode)
         check_constants(self.normalise)
         if isinstance(self.clients, str) != (self.partition is None):
             raise InvalidInputError(
@@ -155,9 +153,7 @@ class Supervised(Problem):
         classes = _count_classes(target, kind)
         mean, std = self.normalise or (0.5, 0.5)
         pixels = standardisation((mean,), (std,), device, parameter_dtype(dtype))
-        place = partial(
-            to_device, device=device, dtype=parameter_dtype(dtype), standardise=pixels
-        )
+        place = partial(to_device, device=device, dtype=parameter_dtype(dtype), pixels=pixels)
         data = SupervisedData(
             train=place(samples),
             test=None if tests is None else place(tests),
@@ -292,16 +288,10 @@ def resolve_loss(loss: str | LossFunction) -> tuple[LossFunction, TargetKind | N
     Raises:
         InvalidInputError: an unknown name, or something that is not a function.
     """
-    if is_import_path(loss):
-        loss = import_object(str(loss), "loss")
-    if isinstance(loss, str):
-        if loss not in LOSSES:
-            hint = f"{did_you_mean(loss, LOSSES)}, or give a function"
-            raise InvalidInputError(f"loss: unknown {loss!r}; {hint}")
-        loss = LOSSES[loss]
-    if not callable(loss):
-        raise InvalidInputError(f"loss: {loss!r:.60} is not a function; give one, or a name")
-    return loss, TARGET_KINDS.get(loss)
+    function = resolve_function("loss", loss, LOSSES)
+    if not callable(function):
+        raise InvalidInputError(f"loss: {function!r:.60} is not a function; give one, or a name")
+    return function, TARGET_KINDS.get(function)
 
 
 def resolve_network(model: ModelLike) -> Model | nn.Module | Callable[[], nn.Module]:
@@ -312,12 +302,7 @@ def resolve_network(model: ModelLike) -> Model | nn.Module | Callable[[], nn.Mod
     """
     if isinstance(model, str | Mapping | Model):
         return resolve_model(model)
-    if isinstance(model, nn.Module) or callable(model):
-        return model
-    raise InvalidInputError(
-        f"model: {model!r:.60} is not a network; give a torch.nn.Module, a function that returns "
-        "one, an import path, or a name"
-    )
+    return model
 
 
 def build_network(model: ModelLike, shape: tuple[int, ...], outputs: int, seed: int) -> nn.Module:

@@ -14,6 +14,7 @@ from fedtide.report.loading import Groups, LoadedRun
 
 Floats = NDArray[np.float64]
 
+
 def lower_is_better(groups: Groups, metric: str) -> bool:
     """Return whether a smaller value of a metric is better, as recorded by these runs."""
     first = next(iter(groups.values()))[0]
