@@ -62,6 +62,18 @@ def test_participation_that_is_known_to_be_empty_is_refused(participation, tmp_p
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize(("optimizer", "has_effect"), [("sgd", True), ("adam", False)])
+def test_weights_of_the_objective_that_local_adam_undoes_are_warned_of(
+    optimizer, has_effect, tmp_path
+):
+    """Adam's steps are the same whatever factor scales a client's gradients."""
+    local = {"steps": 2, "lr": 0.1, "optimizer": optimizer}
+    warnings, weighted = simulate(tmp_path, local=local, objective=[0.9, 0.1])
+    plain = simulate(tmp_path / "plain", local=local)[1]
+    assert np.allclose(weighted.model, plain.model, rtol=0, atol=1e-6) != has_effect
+    assert [text.partition(": ")[0] for text in warnings] == ([] if has_effect else ["objective"])
+
+
 @pytest.mark.parametrize("depth", [0, 1])
 def test_a_factor_that_throws_the_model_off_is_named(depth, tmp_path):
     """One round halves the distance to the optimum; amplified by 4 it overshoots by 1."""

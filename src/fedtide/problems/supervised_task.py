@@ -111,6 +111,7 @@ class SupervisedTask(Task):
         self.model = FunctionalModel(module, self._arguments(self._example), names, training_dtype)
         self.fewest_samples = self.model.fewest_samples
         self._check_outputs()
+        self._check_gradient()
         self._needs_keys = bool(augmentations) or self.model.draws
         self.layout = Layout.from_params(self.model.params)
         self.start = self.layout.flatten(self.model.params)
@@ -420,6 +421,28 @@ class SupervisedTask(Task):
                     f"{field}: on {shapes} it gives {_shape(values)}; it must give one number per "
                     f"sample, shape ({count},)"
                 )
+
+    def _check_gradient(self) -> None:
+        """Raise InvalidInputError unless the loss has a gradient with respect to the parameters."""
+        example = self._example
+        key = torch.zeros((), dtype=torch.int64, device=example.target.device)
+        params = {name: p.detach().requires_grad_() for name, p in self.model.params.items()}
+        masks = () if example.mask is None else (example.mask,)
+        with torch.enable_grad():
+            outputs = self.model(params, self._arguments(example), key)
+            outputs = outputs[0] if self.model.buffers else outputs
+            losses = self._loss(outputs, example.target, *masks)
+        if losses.requires_grad:
+            return
+        if isinstance(outputs, Tensor) and not outputs.requires_grad:
+            raise InvalidInputError(
+                "model: its outputs have no gradient with respect to its parameters (as under "
+                "torch.no_grad, or after detach); compute them by differentiable operations"
+            )
+        raise InvalidInputError(
+            "loss: it has no gradient with respect to the outputs (as after argmax, a comparison "
+            "or detach); compute it by differentiable operations"
+        )
 
     @torch.no_grad()
     def _accepts_channels_last(self) -> bool:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from fedtide.algorithms import Algorithm, Amplification
+from fedtide.simulation.experiment import Experiment
 
 RISE = 5.0
 """A loss that ends above this multiple of the initial model's counts as diverged."""
@@ -48,6 +49,17 @@ def find_warnings(
             f"the initial model: the run diverged; lower {list_step_sizes(algorithm)}"
         )
     return found
+
+
+def find_ineffective_settings(experiment: Experiment) -> list[str]:
+    """Return a sentence on every setting of an experiment that has next to no effect."""
+    optimizer = experiment.local.optimizer
+    if optimizer == "sgd" or experiment.objective == "uniform":
+        return []
+    return [
+        f"objective: {optimizer} divides the gradients of a client by their size, and with it the "
+        "client's weight, so positive weights have next to no effect; use optimizer: sgd"
+    ]
 
 
 def list_step_sizes(algorithm: Algorithm[Any]) -> str:
