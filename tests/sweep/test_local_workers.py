@@ -129,16 +129,19 @@ from fedtide.sweep.local_workers import _Worker
 worker = _Worker(threads=1)
 for number in (signal.SIGINT, signal.SIGTERM):
     os.kill(worker.process.pid, number)
-worker.pipe.send(None)
+worker.pipe.close()
 worker.process.join()
 print(worker.process.exitcode)
 """
-"""Signals reach the first worker of a process as soon as it has started."""
+"""Signals reach the first worker of a process as soon as it has started, then its parent leaves."""
 
 
 @pytest.mark.process
 def test_a_first_worker_is_not_ended_by_signals_while_it_starts():
-    """It ignores them until it has a run to save; the exit status of a killed one is negative."""
+    """It ignores them until it has a run to save, and ends in silence without a parent.
+
+    The exit status of a killed process is negative.
+    """
     process = subprocess.run([sys.executable, "-c", STARTING], capture_output=True, text=True)
     assert (process.stdout, process.stderr) == ("0\n", "")
 

@@ -198,14 +198,14 @@ class _WorkerPool:
 
 
 def _worker_main(pipe: Connection, threads: int) -> None:
-    """Run the jobs that arrive through the pipe until it delivers None."""
+    """Run the jobs that arrive through the pipe until it delivers None, or its other end closes."""
     torch.set_num_threads(threads)
     for number in _SIGNALS:  # an active run installs its own handlers
         signal.signal(number, signal.SIG_IGN)
     if hasattr(signal, "pthread_sigmask"):
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
     threading.Thread(target=_exit_with_parent, daemon=True).start()
-    with hash_once():  # the jobs of one sweep share their tasks
+    with hash_once(), suppress(EOFError):  # the jobs of one sweep share their tasks
         while (job := pipe.recv()) is not None:
             pipe.send(run_job(job, _ProgressSender(pipe).send))
 
