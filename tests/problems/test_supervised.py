@@ -423,6 +423,10 @@ WRONG = {
         {"loss": lambda z, y: (z.detach().squeeze(1) - y) ** 2},
         "loss: it has no gradient",
     ),
+    "loss-of-arrays": (
+        {"loss": lambda z, y: torch.from_numpy((z.numpy()[:, 0] - y.numpy()) ** 2)},
+        r"loss: it cannot be differentiated \(Can't call numpy\(\)",
+    ),
     "loss-of-comparisons": (
         {"loss": lambda z, y: (z.squeeze(1) > y).double()},
         "loss: it has no gradient",

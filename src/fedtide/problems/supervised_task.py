@@ -426,12 +426,19 @@ class SupervisedTask(Task):
         """Raise InvalidInputError unless the loss has a gradient with respect to the parameters."""
         example = self._example
         key = torch.zeros((), dtype=torch.int64, device=example.target.device)
-        params = {name: p.detach().requires_grad_() for name, p in self.model.params.items()}
+        leaves = {name: p.detach().requires_grad_() for name, p in self.model.params.items()}
         masks = () if example.mask is None else (example.mask,)
-        with torch.enable_grad():
-            outputs = self.model(params, self._arguments(example), key)
-            outputs = outputs[0] if self.model.buffers else outputs
-            losses = self._loss(outputs, example.target, *masks)
+        try:
+            with torch.enable_grad():
+                params = {name: leaf.clone() for name, leaf in leaves.items()}
+                outputs = self.model(params, self._arguments(example), key)
+                outputs = outputs[0] if self.model.buffers else outputs
+                losses = self._loss(outputs, example.target, *masks)
+        except Exception as error:  # a user's code may raise anything
+            raise InvalidInputError(
+                f"loss: it cannot be differentiated ({first_line(error, 150)}); compute it and the "
+                "outputs by torch operations"
+            ) from error
         if losses.requires_grad:
             return
         if isinstance(outputs, Tensor) and not outputs.requires_grad:

@@ -57,8 +57,8 @@ def find_ineffective_settings(experiment: Experiment) -> list[str]:
     if optimizer == "sgd" or experiment.objective == "uniform":
         return []
     return [
-        f"objective: {optimizer} divides the gradients of a client by their size, and with it the "
-        "client's weight, so positive weights have next to no effect; use optimizer: sgd"
+        f"objective: {optimizer} divides the gradients of a client by their size, in which its "
+        "weight cancels, so positive weights have next to no effect; use optimizer: sgd"
     ]
 
 
