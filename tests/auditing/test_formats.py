@@ -231,6 +231,16 @@ def test_one_row_per_round_with_a_column_of_lists(tmp_path: Path) -> None:
         assert log.length == 11
 
 
+def test_empty_lists_are_rounds_and_no_stride() -> None:
+    """Clients come in every second round only, and the log says so."""
+    lists = [["a", "b"] if t % 2 == 0 else [] for t in range(20)]
+    log = read(pl.DataFrame({"round": range(20), "clients": lists}))
+    assert log.cohorts.tolist() == [2, 0] * 10
+    assert not any("advance" in note for note in log.notes)
+    every_fifth = read(pl.DataFrame({"round": range(0, 100, 5), "clients": lists}))
+    assert every_fifth.cohorts.tolist() == [2, 0] * 10
+
+
 def test_lists_beside_the_list_of_clients_belong_to_them() -> None:
     rows = {"round": [0, 1], "clients": [["a", "b"], ["b"]], "num_examples": [[1, 3], [3]]}
     log = read(pl.DataFrame(rows))
@@ -300,6 +310,11 @@ def test_zones_are_respected() -> None:
     assert error_of(mixed, round_seconds=60).startswith("time: only some times name a zone")
 
 
+def test_rounds_that_are_too_short_are_refused() -> None:
+    times = pl.DataFrame({"time": [at(0), at(86400)], "client": ["a", "b"]})
+    assert error_of(times, round_seconds=0.001).startswith("round_seconds: ")
+
+
 def test_column_round_stays_the_round_unless_its_length_is_given() -> None:
     rows = {"round": [0, 1], "time": [at(0), at(86400 * 3)], "client": ["a", "b"]}
     assert read(pl.DataFrame(rows)).length == 2
@@ -349,7 +364,7 @@ def test_times_that_are_none_are_refused() -> None:
         assert error_of(rows, round_seconds=60).startswith("time: ")
     rows = pl.DataFrame({"time": [1.0, None], "client": [1, 2]})
     assert error_of(rows, round_seconds=60).startswith("time: a row has no time")
-    for seconds in (0, -1, float("nan")):
+    for seconds in (0, -1, float("nan"), 1e-10, 1e12):
         with pytest.raises(InvalidInputError, match=r"^round_seconds: "):
             read(rows, round_seconds=seconds)
 

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from fedtide.auditing.log.client_table import ClientTable
 from fedtide.auditing.log.participation_log import (
+    MAX_ROUNDS,
     Floats,
     ParticipationLog,
     check_length,
@@ -67,7 +68,7 @@ class Entries:
         self._clients: list[NDArray[np.int32]] = []
         self._stages: list[NDArray[np.uint8]] = []
         self._numbers: dict[str, list[NDArray[np.float32]]] = {"weight": [], "samples": []}
-        self._empty: list[tuple[int, int]] = []
+        self._listed: list[NDArray[np.integer]] = []
 
     def add(self, batch: Mapping[str, pa.Array]) -> None:
         """Add the columns of a batch, by our names; all batches of a log have the same columns."""
@@ -81,7 +82,7 @@ class Entries:
 
     def add_rounds(self, batch: Mapping[str, pa.Array]) -> None:
         """Make the rounds of a batch part of the log, even if they have no clients."""
-        self._empty.append(_find_span(self._parse_rounds(batch)))
+        self._listed.append(self._parse_rounds(batch))
 
     def build(
         self,
@@ -159,8 +160,10 @@ class Entries:
     def _number_rounds(self, rows: _Rows, step: int | None) -> tuple[_Rows, tuple[int, int]]:
         """Number the rounds consecutively; return the rows, and the first round and the end."""
         rounds = rows.rounds
-        first, end = _union([_find_span(rounds), *self._empty])
+        known = np.concatenate([rounds, *self._listed]) if self._listed else rounds
+        first, end = _find_span(known)
         if self._nanoseconds is not None:
+            _reject_short_rounds(end - first, self._nanoseconds)
             start = describe_time(first * self._nanoseconds)
             self.notes.append(
                 f"rounds are {self._nanoseconds / 1e9:g} s long; the first one begins at {start}"
@@ -168,10 +171,10 @@ class Entries:
             first, end, rounds = 0, end - first, rounds - first
         else:
             if step is None:
-                reject_times(rounds)
-                step = find_step(rounds)
+                reject_times(known)
+                step = find_step(known)
             if step > 1:
-                _reject_between(rounds, first, step)
+                _reject_between(known, first, step)
                 self.notes.append(
                     f"the numbers of the rounds advance by {step} from {first} on: numbered "
                     "consecutively from 0 (--round-step 1 keeps the rounds between them as empty)"
@@ -295,10 +298,12 @@ def _sort_keys(rows: _Rows, clients: int, first: int = 0) -> NDArray[np.int64]:
     return keys
 
 
-def _union(spans: list[tuple[int, int]]) -> tuple[int, int]:
-    """Return the span that covers those which are not empty."""
-    nonempty = [span for span in spans if span[0] < span[1]] or [(0, 0)]
-    return min(first for first, _ in nonempty), max(end for _, end in nonempty)
+def _reject_short_rounds(length: int, nanoseconds: int) -> None:
+    if length > MAX_ROUNDS:
+        raise InvalidInputError(
+            f"round_seconds: the times span {length:,} rounds of {nanoseconds / 1e9:g} s; "
+            "give longer rounds"
+        )
 
 
 def _reject_between(rounds: NDArray[np.integer], first: int, step: int) -> None:

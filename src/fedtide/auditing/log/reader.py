@@ -65,7 +65,7 @@ def read_participation_log(
             "clients: the roster already gives the number of clients; leave one of the two out"
         )
     if round_seconds is not None:
-        require_positive("round_seconds", round_seconds)
+        _require_length(round_seconds)
     if round_step is not None:
         require_whole_number("round_step", round_step)
         if round_seconds is not None:
@@ -106,6 +106,15 @@ def read_participation_log(
             f"round: all rows are in round {log.first_round}; an audit needs at least two rounds"
         )
     return log
+
+
+def _require_length(round_seconds: float) -> None:
+    require_positive("round_seconds", round_seconds)
+    if not 1e-6 <= round_seconds <= 1e9:
+        raise InvalidInputError(
+            f"round_seconds: {round_seconds:g} is no length of a round; "
+            "give seconds between a microsecond and a billion"
+        )
 
 
 def _add_rows(entries: Entries, rows: dict[str, pa.Array], list_name: str | None) -> None:
