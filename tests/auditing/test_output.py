@@ -96,17 +96,16 @@ def test_page_holds_each_method_as_experiment_and_strategy(result: Audit) -> Non
 
 
 def test_headline_tells_now_from_the_whole_log() -> None:
-    """Half of the clients fade away while the others rise: fair on the whole, not at the end."""
+    """Half of the clients fade away while the others rise: even on the whole, not at the end."""
     random = np.random.default_rng(1)
     rise = np.linspace(0, 0.5, 500)[:, None]
     present = random.random((500, 30)) < np.where(np.arange(30) < 15, rise, 0.5 - rise)
     rounds, clients = np.nonzero(present)
     result = ft.audit(pl.DataFrame({"round": rounds, "client": clients}), clients=30)
     whole, now = result.objectives.plain, result.objectives.now
-    assert whole.interval[0] < 0.02
+    assert whole.l1_skew < 0.1
     assert now.interval[0] > 0.3
     text = " ".join(print_summary(result).split())
-    assert "which chance alone can explain" in text
     assert "Now, in the last" in text
     assert f"{now.total_variation:.0%} is misplaced" in text.replace("│ │ ", "")
     assert "The objective in force swings" in text.replace("│ │ ", "")
