@@ -270,7 +270,7 @@ def describe_selection(audit: Audit) -> list[str]:
         f"{what} {describe_shift(shift)}"
         for shift, what in (
             (selection.selecting, "the choice among the available clients"),
-            (selection.dropping, "what became of the selected clients (dropout, refusals)"),
+            (selection.dropping, "the loss of selected clients (dropout, refusals)"),
         )
         if shift is not None
     ]
@@ -287,10 +287,8 @@ def describe_shift(shift: StageShift) -> str:
     if np.isfinite([low, high]).all():
         moved += f" (95%: {low / 2:.0%} to {high / 2:.0%})"
     if shift.p_value > _SURE:
-        return (
-            f"{moved}; drawing them uniformly could do the same ({format_p_value(shift.p_value)})"
-        )
-    return f"{moved}; they were not drawn uniformly ({format_p_value(shift.p_value)})"
+        return f"{moved}; a uniform one could do the same ({format_p_value(shift.p_value)})"
+    return f"{moved}; it is not uniform ({format_p_value(shift.p_value)})"
 
 
 def describe_groups(groups: GroupInfluence, most: int = 3) -> list[str]:
