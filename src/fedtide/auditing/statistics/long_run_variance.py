@@ -26,6 +26,8 @@ Parts = NDArray[np.floating]
 """Factors c_t of each round, shape (T,), or c_t^n of each entry by round, (E,)."""
 
 _FREQUENCIES = 32
+_FEW_FREQUENCIES, _MANY_ENTRIES = 12, 4_000_000
+"""Logs of many entries use fewer frequencies, as each takes a pass."""
 _ROWS = 8192
 """In longer logs, the waves are constant over several neighbouring rounds."""
 _CLIENTS = 1 << 15
@@ -81,7 +83,8 @@ def client_periodograms(
         means: w_n, shape (N,).
         period: of a cycle; its mean effect is removed, and an incomplete last cycle is left out.
     """
-    waves = _Waves(log.length, period)
+    most = _FREQUENCIES if len(log.clients) <= _MANY_ENTRIES else _FEW_FREQUENCIES
+    waves = _Waves(log.length, period, most)
     total = np.zeros(waves.count + 1, dtype=np.complex128)
     of_rounds = parts is not None and len(parts) == log.length
     if parts is not None:
@@ -204,11 +207,11 @@ def sum_by_round(log: ParticipationLog, values: Floats, weights: Parts | None = 
 class _Waves:
     """exp(−2πi f t / T) for f = 0, 1, ..., m and the rounds t of whole cycles."""
 
-    def __init__(self, length: int, period: int | None) -> None:
+    def __init__(self, length: int, period: int | None, most: int = _FREQUENCIES) -> None:
         cycle = period or 1
         self.rounds = length // cycle * cycle
-        most = length // cycle - 1 if period else (length - 1) // 2
-        self.count = max(0, min(_FREQUENCIES, most))
+        below = length // cycle - 1 if period else (length - 1) // 2
+        self.count = max(0, min(most, below))
         self._step = max(1, -(-self.rounds // _ROWS))
         middle = (np.arange(-(-self.rounds // self._step)) + 0.5) * self._step
         angles = 2 * np.pi * np.outer(middle / max(1, self.rounds), np.arange(self.count + 1))
