@@ -194,10 +194,10 @@ def find_pattern(log: ParticipationLog) -> Pattern:
 
     Decisions are taken in a fixed order: drifting, cyclic, regularized, then Markov or independent
     by the dependence on the previous round. Effects need a test at level 0.001 (drift: 0.002,
-    period: 0.0002) and a minimum size. That an effect is absent needs intervals (95%) inside stated margins: the
-    correlation of rounds within ±0.1, the variance of counts over a 25th of the log within a
-    factor of two of that of independent rounds. Otherwise the pattern is undecided. Tests and
-    intervals allow for dependence between clients.
+    period: 0.0002) and a minimum size. That an effect is absent needs intervals (95%) inside stated
+    margins: the correlation of rounds within ±0.1, the variance of counts over a 25th of the log
+    within a factor of two of that of independent rounds. Otherwise the pattern is undecided. Tests
+    and intervals allow for dependence between clients.
     """
     run_counts = count_runs(log)
     if log.length < MIN_ROUNDS:
