@@ -247,7 +247,7 @@ def _no_pattern(log: ParticipationLog, run_counts: RunCounts, reason: str) -> Pa
 
 
 def _describe_constant_presence(log: ParticipationLog, run_counts: RunCounts) -> Pattern:
-    """Return "always" if the log is long enough to exclude rates below 0.9."""
+    """Return "always" if the log is long enough to exclude rates below 0.85."""
     excluded = _smallest_rate(log.length)
     fact = (
         f"every client that took part did so in each of {_count_rounds(log)}, which excludes rates "
