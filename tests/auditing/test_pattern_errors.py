@@ -246,3 +246,12 @@ def test_gaps_in_the_numbers_of_rounds_are_no_cycle(from_cohorts: Any) -> None:
     found = find_pattern(from_cohorts(spread[:274], 20))
     assert (found.family, found.period) == ("undecided", None)
     assert "number the rounds without gaps" in found.reason
+
+
+@pytest.mark.parametrize("period", [2, 3])
+def test_short_cycles_are_found(period: int) -> None:
+    """Groups alternate; a client is present with 0.7 in its turn, else with 0.1."""
+    turn = (np.arange(500)[:, None] + np.arange(20)) % period == 0
+    present = np.random.default_rng(0).random((500, 20)) < np.where(turn, 0.7, 0.1)
+    found = find_pattern(build_log(present))
+    assert (found.family, found.period) == ("cyclic", period)

@@ -168,9 +168,9 @@ def estimate_neighbour_correlation(
     """Return R(1) of all clients, and half the width of its 95% interval.
 
     R(1) = Σ_t g_t / Σ_t h_t with the sums over clients g_t = Σ_n (x_t − p_n) (x_{t+1} − p_n) and
-    h_t = Σ_n (x_t − p_n)². The interval uses the means of g_t − R(1) h_t over batches of at least 4 τ
-    rounds (but at least 8 batches) and Student's t, which allows for dependence between clients and between rounds. The shift of R by
-    the removed means, −τ / T, is corrected.
+    h_t = Σ_n (x_t − p_n)². The interval uses the means of g_t − R(1) h_t over batches of at least
+    4 τ rounds (but at least 8 batches) and Student's t, which allows for dependence between clients
+    and between rounds. The shift of R by the removed means, −τ / T, is corrected.
     """
     length = log.length
     rates = log.counts / length

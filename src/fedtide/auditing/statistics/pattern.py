@@ -34,7 +34,7 @@ Family = Literal[
 ]
 
 NEIGHBOURS, BEYOND = "neighbouring rounds", "beyond the previous round"
-DISPERSION, SLOW_DISPERSION = "dispersion of counts", "dispersion over longer windows"
+DISPERSION, SLOW_DISPERSION = "dispersion of counts", "dispersion over a 25th of the log"
 DRIFT, PERIOD, PRESENCE = "drift", "periodicity", "constant presence"
 """The names of the tests and estimates."""
 
@@ -166,7 +166,7 @@ class _Estimate:
     @property
     def interval(self) -> tuple[float, float]:
         """95%."""
-        return self.value - 1.96 * self.error, self.value + 1.96 * self.error
+        return float(self.value - 1.96 * self.error), float(self.value + 1.96 * self.error)
 
     @property
     def finite_interval(self) -> tuple[float, float] | None:
@@ -194,10 +194,10 @@ def find_pattern(log: ParticipationLog) -> Pattern:
 
     Decisions are taken in a fixed order: drifting, cyclic, regularized, then Markov or independent
     by the dependence on the previous round. Effects need a test at level 0.001 (drift: 0.002,
-    period: 0.0002) and a minimum size. That an effect is absent needs intervals (95%) inside stated margins: the
-    correlation of rounds within ±0.1, the variance of counts over a 25th of the log within a
-    factor of two of that of independent rounds. Otherwise the pattern is undecided. Tests and
-    intervals allow for dependence between clients.
+    period: 0.0002) and a minimum size. That an effect is absent needs intervals (95%) inside stated
+    margins: the correlation of rounds within ±0.1, the variance of counts over a 25th of the log
+    within a factor of two of that of independent rounds. Otherwise the pattern is undecided. Tests
+    and intervals allow for dependence between clients.
     """
     run_counts = count_runs(log)
     if log.length < MIN_ROUNDS:
@@ -247,7 +247,7 @@ def _no_pattern(log: ParticipationLog, run_counts: RunCounts, reason: str) -> Pa
 
 
 def _describe_constant_presence(log: ParticipationLog, run_counts: RunCounts) -> Pattern:
-    """Return "always" if the log is long enough to exclude rates below 0.9."""
+    """Return "always" if the log is long enough to exclude rates below 0.85."""
     excluded = _smallest_rate(log.length)
     fact = (
         f"every client that took part did so in each of {_count_rounds(log)}, which excludes rates "
@@ -314,7 +314,7 @@ def _choose_family(results: _TestResults) -> tuple[Family, str]:
         if further:
             return "undecided", (
                 f"rounds are dependent: {_say_neighbour(results)}, and beyond the previous round "
-                f"by {beyond.value:+.2f} ({_say_interval(beyond)}), so no family fits"
+                f"by {beyond.value:+.3f} ({_say_interval(beyond)}), so no family fits"
             )
         if beyond.lies_within(-MARGIN, MARGIN):
             return "markov", ""
@@ -358,7 +358,7 @@ def _say_what_is_open(results: _TestResults) -> str:
 def _say_neighbour(results: _TestResults) -> str:
     neighbour = results.neighbour
     return (
-        f"correlation between neighbouring rounds {neighbour.value:+.2f} "
+        f"correlation between neighbouring rounds {neighbour.value:+.3f} "
         f"({_say_interval(neighbour)})"
     )
 
@@ -367,7 +367,7 @@ def _say_interval(estimate: _Estimate) -> str:
     if estimate.finite_interval is None:
         return "error unknown"
     low, high = estimate.interval
-    return f"95%: {low:+.2f} to {high:+.2f}"
+    return f"95%: {low:+.3f} to {high:+.3f}"
 
 
 def _collect_evidence(results: _TestResults) -> list[Evidence]:
@@ -382,7 +382,7 @@ def _collect_evidence(results: _TestResults) -> list[Evidence]:
         ),
         Evidence(
             BEYOND,
-            f"correlation beyond the previous round {beyond.value:+.2f} ({_say_interval(beyond)})",
+            f"correlation beyond the previous round {beyond.value:+.3f} ({_say_interval(beyond)})",
             _two_sided(beyond.z),
             beyond.value,
             beyond.finite_interval,

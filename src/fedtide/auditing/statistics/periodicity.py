@@ -152,7 +152,7 @@ def _select_shortest(strength: Floats, rise: Floats, noise: Floats) -> int:
     for divisor in range(period // 2, 1, -1):
         near = np.arange(max(period // divisor - 1, 2), period // divisor + 3) - 2
         near = near[near < len(strength)]
-        found = int(near[np.argmax(strength[near])])
+        found = int(near[np.argmax((strength + rise)[near])])
         if strength[found] >= enough:
             return found
     near = np.arange(max(best - 2, 0), min(best + 3, len(strength)))
