@@ -157,7 +157,7 @@ def test_bursty_clients_that_leave_are_found_in_long_logs() -> None:
     present[1500:, ::10] = False
     gone = find(present).gone
     assert set(gone) <= set(range(0, 100, 10))
-    assert len(gone) >= 7
+    assert len(gone) >= 5
 
 
 def test_a_few_sessions_tell_nothing() -> None:

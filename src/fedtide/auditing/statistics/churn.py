@@ -15,8 +15,9 @@ _ALPHA = 0.005
 """The probability that a stationary log has any client called gone, or any called late."""
 _TAIL = 20
 """The number of longest silences behind the extrapolation."""
-_MIN_SHAPE, _MAX_SHAPE = 0.4, 1.0
-"""Of the tail of silences: Weibull's shape, 1 for an exponential tail."""
+_MIN_SHAPE, _MAX_SHAPE = 0.4, 0.5
+"""Of the tail of silences: Weibull's shape. A higher one, up to 1 for the exponential tail of
+exchangeable rounds, finds more, but fails where all clients share bad weeks."""
 _MAX_ENTRIES = 1 << 22
 """Above this number of entries, the silences of evenly spaced clients are used."""
 
