@@ -27,8 +27,9 @@ _TOLERANCE = 0.1
 """Losses that differ by less than this share are equivalent."""
 _FLOOR = 0.01
 """So are those that differ by less than this share of the loss at the start."""
-_CLOSE = 0.25
-"""Methods within this part of that tolerance may come first if they cost less."""
+_CLOSE = {"light": 0.25, "heavy": 0.6}
+"""Methods within this part of that tolerance may come first if they cost less, by memory: a light
+one must be nearly as good as the best, while heavy ones hardly differ in cost."""
 _MOST_FLOATS = 1e10
 """A memory of more numbers than this (40 GB) puts a method behind the light ones."""
 _SURE = 0.001
@@ -172,11 +173,11 @@ def rank_methods(findings: Findings, problem: ReplayProblem) -> list[Advice]:
     Of a method with several settings the first is taken, unless another ends clearly lower.
     Losses are equivalent if they differ by less than a tenth, or by less than a hundredth of the
     loss at the start. Averaging over the cohort comes first if nothing speaks against it and it is
-    equivalent to the best. Methods within a quarter of that tolerance follow in the order of
-    `_list_variants`, which is that of their cost, with averaging last of them if something speaks
-    against it. The margin between the two tolerances keeps the advice for another log of the same
-    law among the equivalent ones. What the replay cannot know is the price of memory: methods that
-    store more than 10¹⁰ numbers follow all others.
+    equivalent to the best. Methods within a part of that tolerance, `_CLOSE`, follow in the order
+    of `_list_variants`, which is that of their cost, with averaging last of them if something
+    speaks against it. The margin between the two tolerances keeps the advice for another log of the
+    same law among the equivalent ones. What the replay cannot know is the price of memory: methods
+    that store more than 10¹⁰ numbers follow all others.
     """
     variants = _list_variants(findings)
     losses = iter(problem.run([one.settings for group in variants for one in group]))
@@ -187,7 +188,7 @@ def rank_methods(findings: Findings, problem: ReplayProblem) -> list[Advice]:
     def rank(place: int) -> tuple[bool, bool, bool, float]:
         advice, loss = found[place]
         average, fair = _is_average(advice), _is_right(advice, findings)
-        close = _is_equivalent(loss, best, 1.0 if average and fair else _CLOSE)
+        close = _is_equivalent(loss, best, 1.0 if average and fair else _CLOSE[advice.memory])
         dear = advice.memory_floats > _MOST_FLOATS
         unfair = close and average and not fair
         return (dear, not close, unfair, float(place) if close else loss.mean)
@@ -202,7 +203,7 @@ def _choose_setting(variants: list[tuple[Advice, ReplayedLoss]]) -> tuple[Advice
     """Return the first setting, or the best if that is clearly better."""
     best = min(variants, key=lambda one: one[1].mean)
     first = variants[0]
-    return first if _is_equivalent(first[1], best[1], _CLOSE) else best
+    return first if _is_equivalent(first[1], best[1], _CLOSE["light"]) else best
 
 
 def _is_equivalent(loss: ReplayedLoss, best: ReplayedLoss, strictness: float = 1.0) -> bool:
