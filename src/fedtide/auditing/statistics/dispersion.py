@@ -141,7 +141,7 @@ def _moderate(
 ) -> tuple[Floats, Floats, Floats]:
     """Return the moderated D_n, E √D_n, and their degrees of freedom.
 
-    D_n serves intervals, whose prior matches the mean of log D (Smyth 2004). A sum of √D_n must have
+    D_n serves intervals; its prior matches the mean of log D (Smyth 2004). A sum of √D_n must have
     no bias, so there the prior matches the mean of D, which does not rely on the d_n.
 
     Args:
