@@ -37,6 +37,7 @@ class Dispersion:
     Args:
         values: D_n, the integrated autocorrelation time in rounds, shape (N,); 0 if a client
             repeats strictly.
+        roots: E √D_n, the factors by which dependence changes the standard errors, (N,).
         freedom: degrees of freedom of D_n, (N,).
         means: over whole cycles, (N,).
         rounds: the number of rounds in whole cycles.
@@ -46,6 +47,7 @@ class Dispersion:
     """
 
     values: Floats
+    roots: Floats
     freedom: Floats
     means: Floats
     rounds: int
@@ -66,18 +68,8 @@ class Dispersion:
 
     def with_shift(self, shift: Floats) -> Dispersion:
         """Return the same with D_n increased by the squared shift of an incomplete last cycle."""
-        return replace(self, values=self.values + shift)
-
-    @property
-    def errors(self) -> Floats:
-        """The factors by which dependence changes each client's standard error, (N,).
-
-        They are means of √D_n, more than the roots of `values`: E √D = √(ν D̃ / 2) Γ((ν − 1) / 2) /
-        Γ(ν / 2) with ν degrees of freedom.
-        """
-        half = np.maximum(self.freedom, 3.0) / 2
-        ratio = np.sqrt(half) * np.exp(special.gammaln(half - 0.5) - special.gammaln(half))
-        return np.asarray(np.sqrt(self.values) * ratio)
+        roots = np.sqrt(self.roots**2 + shift)
+        return replace(self, values=self.values + shift, roots=roots)
 
     @property
     def series_freedom(self) -> float:
@@ -123,11 +115,12 @@ def estimate_dispersion(
         levels = (found.powers[varying, :count] / shape.ratios[:count]).mean(axis=1)
         own[varying] = levels / spread[varying]
         freedom[varying] = 1 / (1 / (2 * count) + 2 / starts[varying])
-    values, freedom = _moderate(own, freedom, starts >= _MIN_RUNS, _list_predictors(runs))
+    values, roots, freedom = _moderate(own, freedom, starts >= _MIN_RUNS, _list_predictors(runs))
     if not varying.any():
-        values = np.ones(log.size)
+        values = roots = np.ones(log.size)
     return Dispersion(
         values=values,
+        roots=roots,
         freedom=1 / (1 / freedom + shape.uncertainty / 2),
         means=found.means,
         rounds=found.rounds,
@@ -145,8 +138,11 @@ def _count_similar(ratios: Floats, limits: tuple[float, float]) -> int:
 
 def _moderate(
     own: Floats, freedom: Floats, often: NDArray[np.bool_], predictors: Floats
-) -> tuple[Floats, Floats]:
-    """Return the moderated D_n and their degrees of freedom.
+) -> tuple[Floats, Floats, Floats]:
+    """Return the moderated D_n, E √D_n, and their degrees of freedom.
+
+    D_n serves intervals; its prior matches the mean of log D (Smyth 2004). A sum of √D_n must have
+    no bias, so there the prior matches the mean of D, which does not rely on the d_n.
 
     Args:
         own: D_n, shape (N,).
@@ -156,8 +152,8 @@ def _moderate(
     """
     chosen = (freedom > 0) & (often | ~often[freedom > 0].any())
     if not chosen.any():
-        return own, np.full(len(own), 4.0)
-    trend = _fit_trend(own, predictors, chosen)
+        return own, np.sqrt(own), np.full(len(own), 4.0)
+    trend = common = _fit_trend(own, predictors, chosen)
     changing = chosen & (own > 1e-9)
     prior = 4.0
     if np.count_nonzero(changing) >= 3:
@@ -168,9 +164,18 @@ def _moderate(
         if spread > 0:
             prior = min(2 * _inverse_trigamma(spread), _MAX_PRIOR_FREEDOM)
         shift = float(logs.mean() + special.digamma(prior / 2) - np.log(prior / 2))
-        trend = trend * np.exp(shift)
+        common = trend * np.exp(shift)
+        trend = trend * (1 - 2 / max(prior, 4.0))
     total = prior + freedom
-    return (prior * trend + freedom * own) / total, total
+    roots = _mean_roots((prior * trend + freedom * own) / total, total)
+    return (prior * common + freedom * own) / total, roots, total
+
+
+def _mean_roots(values: Floats, freedom: Floats) -> Floats:
+    """Return E √D, more than the root of D̃: √(ν D̃ / 2) Γ((ν − 1) / 2) / Γ(ν / 2) for ν degrees."""
+    half = np.maximum(freedom, 3.0) / 2
+    ratio = np.sqrt(half) * np.exp(special.gammaln(half - 0.5) - special.gammaln(half))
+    return np.asarray(np.sqrt(values) * ratio)
 
 
 def _list_predictors(runs: RunCounts) -> Floats:

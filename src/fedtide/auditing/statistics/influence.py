@@ -266,7 +266,7 @@ def _objective(
     stretch = student_stretch(known.series_freedom)
 
     def errors(assumed: Floats) -> Floats:
-        return _standard_errors(assumed, scale, known.errors**2 / rounds)
+        return _standard_errors(assumed, scale, known.roots**2 / rounds)
 
     def variance(slopes: Floats) -> float:
         own = slopes if factors is None else slopes * factors
