@@ -39,3 +39,10 @@ def regression():
 def results():
     """Return a function that gives the bytes of all results in a run folder."""
     return lambda folder: {name: Path(folder, name).read_bytes() for name in RESULTS}
+
+
+@pytest.fixture
+def undrawn(monkeypatch):
+    """Leave figures empty: drawing takes most of the time of a page or a comparison."""
+    drawing = "fedtide.plotting.saving.figure_bytes"
+    monkeypatch.setattr(drawing, lambda *_, **__: b"<svg></svg>")
