@@ -29,7 +29,7 @@ def regression():
         "local": {"steps": 2, "lr": 0.05, "batch_size": 4},
         "rounds": 12,
         "seed": 3,
-        "trainer": "stacked",
+        "trainer": "reference",
         "evaluation": {"every": 5},
         "checkpoint": {"every": 3},
     }

@@ -33,7 +33,7 @@ EXPERIMENT = {
     "local": {"steps": 2, "lr": 0.05, "batch_size": 4},
     "algorithm": "fedavg",
     "evaluation": {"every": 2},
-    "trainer": "stacked",
+    "trainer": "reference",
 }
 QUADRATIC = {"type": "quadratic", "matrices": [[[1.0]], [[2.0]]], "centers": [[0.0], [1.0]]}
 DIGITS = {"type": "classification", "dataset": "digits", "partition": "iid", "clients": 5}
