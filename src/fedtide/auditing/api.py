@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import polars as pl
@@ -15,17 +15,26 @@ from fedtide.auditing.log.participation_log import Floats, ParticipationLog
 from fedtide.auditing.log.reader import LogSource, OnProgress, read_participation_log
 from fedtide.auditing.output.json_document import build_document
 from fedtide.auditing.recommend.cutoff import Cutoffs, choose_cutoff
-from fedtide.auditing.recommend.ranking import Advice, Findings, list_limits, rank_methods
+from fedtide.auditing.recommend.ranking import (
+    Advice,
+    Findings,
+    WantedSource,
+    list_limits,
+    rank_methods,
+)
+from fedtide.auditing.recommend.replay_problem import make_problem
 from fedtide.auditing.recommend.step_sizes import Training, recommend_learning_rates
 from fedtide.auditing.statistics.coverage import Coverage, measure_coverage
+from fedtide.auditing.statistics.forgetting import Forgetting, measure_forgetting
 from fedtide.auditing.statistics.group_influence import GroupInfluence, measure_group_influence
 from fedtide.auditing.statistics.influence import ObjectiveComparison, compare_objectives
 from fedtide.auditing.statistics.pattern import Pattern, find_pattern
 from fedtide.auditing.statistics.rate_estimates import RateEstimates, estimate_rates
+from fedtide.auditing.statistics.recent_influence import measure_recent_influence
 from fedtide.auditing.statistics.variance import VarianceModel
 from fedtide.auditing.statistics.windows import Regularity, measure_regularity
 from fedtide.errors import InvalidInputError
-from fedtide.validation import require_at_least, require_positive
+from fedtide.validation import require_at_least, require_choice, require_positive
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,12 +48,14 @@ class Audit:
         objectives: the objective of averaging over the cohort, and of other ways of averaging.
         groups: the influence of groups, one entry per grouping of the roster.
         pattern: how clients come and go, with the tests behind it.
+        forgetting: how far the objective in force swings.
         regularity: the regularity of windows of P rounds.
         cutoffs: the error of FedAU's weights for each cutoff.
         learning_rates: by method, if `training` was given.
         advice: the methods, best first.
         limits: what no method can correct, in sentences.
-        simulated: whether the methods were replayed.
+        simulated: whether the methods were replayed at length.
+        wanted_source: where the wanted weights come from: "equal", the "roster" or "samples".
     """
 
     log: ParticipationLog
@@ -53,12 +64,14 @@ class Audit:
     objectives: ObjectiveComparison
     groups: list[GroupInfluence]
     pattern: Pattern
+    forgetting: Forgetting
     regularity: Regularity
     cutoffs: Cutoffs
     learning_rates: dict[str, dict[str, float]]
     advice: list[Advice]
     limits: list[str]
     simulated: bool
+    wanted_source: WantedSource = "equal"
 
     def clients(self) -> pl.DataFrame:
         """Return one row per client: its rate, influence, longest absence and pattern."""
@@ -95,6 +108,7 @@ def audit(
     training: Training | None = None,
     dimension: int = 1_000_000,
     tolerance: float = 0.1,
+    wanted: Literal["equal"] | None = None,
     simulate: bool = False,
     seed: int = 0,
     watch: OnProgress = lambda task, share: None,
@@ -120,7 +134,10 @@ def audit(
         training: L, σ, δ and others, for the learning rates of the theorems.
         dimension: the number of model parameters d, for the cost of the methods.
         tolerance: the accepted irregularity of a window of the amplification period.
-        simulate: whether to replay each method along the log on quadratics.
+        wanted: "equal" for equal weights of all clients; None: the weights of the roster if it has
+            any, else proportional to the samples that the log declares, else equal.
+        simulate: whether to replay ten times as many rounds and clients of a large log on
+            quadratics as usual, for the advice.
         seed: of the replay.
         watch: called with the current step and the completed share of it.
 
@@ -151,8 +168,11 @@ def audit(
     rates = estimate_rates(entries, pattern)
     cutoffs = choose_cutoff(entries, pattern.family == "independent")
     variances = VarianceModel(entries, pattern, rates)
-    wanted = _wanted_weights(table, entries.size)
-    objectives = compare_objectives(entries, variances, rates, wanted, cutoffs.best)
+    weights, source = _wanted_weights(table, entries, wanted)
+    objectives = compare_objectives(entries, variances, rates, weights, cutoffs.best)
+    recent = measure_recent_influence(entries, pattern, variances, weights)
+    objectives = replace(objectives, recent=recent)
+    forgetting = measure_forgetting(entries, pattern.period, seed)
     groupings = table.groups.items() if table else ()
     influence = [
         measure_group_influence(
@@ -162,17 +182,25 @@ def audit(
     ]
     watch("windows", 0.0)
     regularity = measure_regularity(
-        entries, wanted, objectives.plain.weights, tolerance, pattern.period
+        entries, weights, objectives.plain.weights, tolerance, pattern.period
     )
     findings = Findings(
-        entries, coverage, rates, objectives, pattern, regularity, cutoffs.best, dimension
+        entries,
+        coverage,
+        rates,
+        objectives,
+        pattern,
+        regularity,
+        forgetting,
+        cutoffs.best,
+        dimension,
+        source,
     )
-    advice = rank_methods(findings)
-    if simulate:
-        from fedtide.auditing.recommend.log_replay import replay  # imports PyTorch
-
-        watch("replaying", 0.0)
-        advice = replay(entries, advice, wanted, objectives.chance, seed)
+    watch("replaying", 0.0)
+    problem = make_problem(
+        entries, rates, objectives, forgetting, [cutoffs.best], seed, long=simulate
+    )
+    advice = rank_methods(findings, problem)
     learning_rates = {}
     if training is not None:
         learning_rates = recommend_learning_rates(entries, rates, training, regularity.period)
@@ -183,12 +211,14 @@ def audit(
         objectives=objectives,
         groups=influence,
         pattern=pattern,
+        forgetting=forgetting,
         regularity=regularity,
         cutoffs=cutoffs,
         learning_rates=learning_rates,
         advice=advice,
         limits=list_limits(findings),
         simulated=simulate,
+        wanted_source=source,
     )
 
 
@@ -208,7 +238,15 @@ def _read_roster(
     return ClientTable.from_file(roster, groups)
 
 
-def _wanted_weights(table: ClientTable | None, clients: int) -> Floats:
-    if table is not None and table.wanted is not None:
-        return table.wanted
-    return np.full(clients, 1 / clients)
+def _wanted_weights(
+    table: ClientTable | None, log: ParticipationLog, wanted: Literal["equal"] | None
+) -> tuple[Floats, WantedSource]:
+    """Return a_n and where they come from; clients without declared samples get the mean count."""
+    if wanted is not None:
+        require_choice("wanted", wanted, Literal["equal"])
+    elif table is not None and table.wanted is not None:
+        return table.wanted, "roster"
+    elif log.samples is not None and (total := float(np.nansum(log.samples))) > 0:
+        samples = np.nan_to_num(log.samples, nan=total / np.isfinite(log.samples).sum())
+        return samples / samples.sum(), "samples"
+    return np.full(log.size, 1 / log.size), "equal"

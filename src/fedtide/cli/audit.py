@@ -66,7 +66,7 @@ def audit_command(
     html: Annotated[Path | None, typer.Option(help="Write the page to this file.")] = None,
     simulate: Annotated[
         bool,
-        typer.Option("--simulate", help="Check the ranking: replay each method on quadratics."),
+        typer.Option("--simulate", help="Replay more of a large log for the advice."),
     ] = False,
     dimension: Annotated[
         int, typer.Option(help="Number of model parameters, for the cost of the methods.")

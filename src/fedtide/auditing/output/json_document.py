@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedtide.auditing.recommend.ranking import Advice
+from fedtide.auditing.statistics.forgetting import Forgetting
 from fedtide.auditing.statistics.group_influence import GroupInfluence
 from fedtide.auditing.statistics.influence import EffectiveObjective
 
@@ -29,6 +30,7 @@ def build_document(audit: Audit) -> dict[str, Any]:
         "rate_variation": audit.rates.variation,
         "clients_of_half_of_updates": audit.rates.clients_for_half,
         "objective": _build_objective(audit, names),
+        "forgetting": _build_forgetting(audit.forgetting),
         "groups": {group.grouping: _build_group(group) for group in audit.groups},
         "pattern": _build_pattern(audit, names),
         "regularity": [
@@ -66,14 +68,42 @@ def _build_objective(audit: Audit, names: list[str]) -> dict[str, Any]:
     plain, given = objectives.plain, objectives.given
     return {
         "weights": dict(zip(names, plain.weights.tolist(), strict=True)),
+        "wanted_from": audit.wanted_source,
         "total_variation": plain.total_variation,
         **_build_skew(plain),
+        "now": _build_now(audit, names),
         "others": {other.method: _build_skew(other) for other in objectives.others},
         "given": given
         and {
             "weights": dict(zip(names, given.weights.tolist(), strict=True)),
             **_build_skew(given),
         },
+    }
+
+
+def _build_now(audit: Audit, names: list[str]) -> dict[str, Any]:
+    recent = audit.objectives.recent
+    assert recent is not None
+    ends = (recent.ends + audit.log.first_round).tolist()
+    series = zip(ends, recent.skews.tolist(), recent.chance.tolist(), strict=True)
+    return {
+        "rounds": recent.window,
+        "weights": dict(zip(names, recent.objective.weights.tolist(), strict=True)),
+        **_build_skew(recent.objective),
+        "series": [{"end": t, "l1_skew": skew, "by_chance": c} for t, skew, c in series],
+    }
+
+
+def _build_forgetting(forgetting: Forgetting) -> dict[str, Any]:
+    columns = (forgetting.windows, forgetting.low, forgetting.estimates, forgetting.high)
+    rows = zip(*(column.tolist() for column in columns), strict=True)
+    return {
+        "estimate": forgetting.estimate,
+        "interval": list(forgetting.interval),
+        "window": forgetting.window,
+        "ends": forgetting.ends,
+        "p_value": forgetting.p_value,
+        "windows": [{"rounds": w, "estimate": e, "interval": [a, b]} for w, a, e, b in rows],
     }
 
 
@@ -117,7 +147,7 @@ def _build_pattern(audit: Audit, names: list[str]) -> dict[str, Any]:
 def _build_advice(advice: Advice) -> dict[str, Any]:
     simulated = None
     if advice.simulated is not None:
-        simulated = {"distance": advice.simulated[0], "error": advice.simulated[1]}
+        simulated = {"loss": advice.simulated[0], "error": advice.simulated[1]}
     return {
         "algorithm": advice.algorithm,
         "parameters": advice.parameters,
@@ -127,4 +157,7 @@ def _build_advice(advice: Advice) -> dict[str, Any]:
         "message_floats": advice.message_floats,
         "remaining_l1_skew": advice.remaining,
         "simulated": simulated,
+        "equivalent_to_first": advice.equivalent,
+        "experiment": advice.experiment,
+        "strategy": advice.strategy,
     }

@@ -64,7 +64,7 @@ def _list_advice(audit: Audit, most: int = 3) -> RenderableType:
     for rank, advice in enumerate(audit.advice[:most], start=1):
         costs = [f"remaining L1 skew {advice.remaining:.2f}"]
         if advice.simulated:
-            costs.append(f"replay {advice.simulated[0]:.2f} ± {1.96 * advice.simulated[1]:.2f}")
+            costs.append(f"replay {advice.simulated[0]:.1%}")
         costs.append(f"{text.format_count(advice.memory_floats)} numbers stored")
         title = Text(text.format_method(advice), style="bold")
         title.append(f"  {' · '.join(costs)}", style="not bold dim")

@@ -15,7 +15,9 @@ _METHOD_NAMES = {
     "known-rates": "KnownRates",
     "amplified": "Amplified",
     "amplified-scaffold": "Amplified SCAFFOLD",
+    "scaffold": "SCAFFOLD",
     "mifa": "MIFA",
+    "fedlaavg": "FedLaAvg",
     "fedvarp": "FedVARP",
 }
 
@@ -128,30 +130,12 @@ def describe_window(audit: Audit) -> str:
 
 
 def compare_replays(audit: Audit) -> str:
-    """Return how the first method's replay compares with others of its memory class."""
-    first = audit.advice[0]
-    if first.simulated is None:
+    """Return which methods the replay cannot tell from the first; empty if there are none."""
+    first, *others = audit.advice
+    equal = [format_method(one) for one in others if one.equivalent and first.equivalent]
+    if not equal:
         return ""
-    others = [a for a in audit.advice[1:] if a.memory == first.memory and a.simulated is not None]
-    closer = [a for a in others if a.simulated and a.simulated[0] < first.simulated[0]]
-    if not closer:
-        return (
-            f"in the replay, {format_method(first)} ends nearest to the wanted optimum among "
-            f"methods of {first.memory} memory"
-        )
-    best = min(closer, key=lambda a: a.simulated[0] if a.simulated else 0.0)
-    assert best.simulated is not None
-    gap = first.simulated[0] - best.simulated[0]
-    error = 1.96 * float(np.hypot(first.simulated[1], best.simulated[1]))
-    if gap <= error:
-        return (
-            f"in the replay, {format_method(first)} and {format_method(best)} do not differ "
-            "significantly"
-        )
-    return (
-        f"in the replay, {format_method(best)} ends nearer to the wanted optimum than "
-        f"{format_method(first)}"
-    )
+    return f"equivalent to {format_method(first)} in the replay: {', '.join(equal)}"
 
 
 def format_skew(skew: SkewEstimate) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -10,6 +11,9 @@ from fedtide.auditing.log.participation_log import Floats, Ints, ParticipationLo
 from fedtide.auditing.statistics.rate_estimates import RateEstimates, wilson_interval
 from fedtide.auditing.statistics.skew import SkewEstimate, estimate_skew
 from fedtide.auditing.statistics.variance import Scale, VarianceModel
+
+if TYPE_CHECKING:
+    from fedtide.auditing.statistics.recent_influence import RecentInfluence
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,7 +58,8 @@ class ObjectiveComparison:
         low: lower end of a 95% interval of each plain weight, (N,).
         high: upper end, (N,).
         chance: √(N Σ s_n²), s_n the standard error of each plain weight.
-        given: of the log's own weights q_t^n, w_n ∝ Σ_t q_t^n, if recorded.
+        given: of the log's own weights, w_n ∝ Σ_t q_t^n, if it has any (see `recorded_weights`).
+        recent: the objective in force in the last rounds, and its history.
     """
 
     plain: EffectiveObjective
@@ -64,6 +69,18 @@ class ObjectiveComparison:
     high: Floats
     chance: float
     given: EffectiveObjective | None = None
+    recent: RecentInfluence | None = None
+
+    @property
+    def in_force(self) -> EffectiveObjective:
+        """The objective of the log's own weights if it has any, else of plain averaging."""
+        return self.given or self.plain
+
+    @property
+    def now(self) -> EffectiveObjective:
+        """The objective in force in the last rounds; an audit always has it."""
+        assert self.recent is not None
+        return self.recent.objective
 
     @property
     def ratios(self) -> Floats:
@@ -100,6 +117,7 @@ def compare_objectives(
     )
     errors = _standard_errors(weights, scale, time / log.nonempty_rounds)
     fedau = average_fedau_weights(log, cutoff)
+    recorded = recorded_weights(log)
     return ObjectiveComparison(
         plain=_objective("fedavg", weights, scale, wanted, variances, log.cohort_weights),
         others=[
@@ -111,8 +129,28 @@ def compare_objectives(
         low=np.minimum(low * scale, weights),
         high=np.maximum(high * scale, weights),
         chance=float(np.sqrt(log.size * (errors**2).sum())),
-        given=_recorded(log, wanted, variances),
+        given=None if recorded is None else measure_influence(log, variances, wanted),
     )
+
+
+def measure_influence(
+    log: ParticipationLog, variances: VarianceModel, wanted: Floats
+) -> EffectiveObjective:
+    """Return the objective of the log's own weights if it has any, else of plain averaging."""
+    recorded = recorded_weights(log)
+    if recorded is not None:
+        weights, scale = average_recorded(log, recorded)
+        parts = recorded * (log.length / float(recorded.sum()))
+        return _objective("given", weights, scale, wanted, variances, parts)
+    weights, scale = average_over_cohorts(log)
+    return _objective("fedavg", weights, scale, wanted, variances, log.cohort_weights)
+
+
+def recorded_weights(log: ParticipationLog) -> Floats | None:
+    """Return q_t^n of each entry by round, (E,); None if not recorded or all 0."""
+    if log.weights is None or not log.weights.any():
+        return None
+    return log.weights.astype(np.float64)
 
 
 def average_over_cohorts(log: ParticipationLog) -> tuple[Floats, Floats]:
@@ -134,6 +172,16 @@ def average_over_cohorts(log: ParticipationLog) -> tuple[Floats, Floats]:
     return weights / log.nonempty_rounds, scale
 
 
+def average_recorded(log: ParticipationLog, recorded: Floats) -> tuple[Floats, Floats]:
+    """Return w_n ∝ Σ_t q_t^n and its scale, as `average_over_cohorts`, for weights q, (E,)."""
+    sums = np.bincount(log.clients, recorded, minlength=log.size)
+    squares = np.bincount(log.clients, recorded**2, minlength=log.size)
+    total = float(sums.sum())
+    usual = squares.sum() / total
+    scale = np.divide(squares, sums, out=np.full(log.size, usual), where=sums > 0)
+    return sums / total, scale * log.length / total
+
+
 def average_fedau_weights(log: ParticipationLog, cutoff: int | None) -> Floats:
     """Return the mean over all rounds of ω_t^n 1[n in S_t] under FedAU, shape (N,); ideally 1.
 
@@ -148,11 +196,11 @@ def average_fedau_weights(log: ParticipationLog, cutoff: int | None) -> Floats:
     """
     sums = np.zeros(log.size)
     for clients, entries, starts in log.iter_client_chunks():
-        sums[clients] = _sum_by_client(_mean_intervals(log.rounds[entries], starts, cutoff), starts)
+        sums[clients] = _sum_by_client(mean_intervals(log.rounds[entries], starts, cutoff), starts)
     return sums / log.length
 
 
-def _mean_intervals(rounds: np.ndarray, starts: Ints, cutoff: int | None) -> Floats:
+def mean_intervals(rounds: np.ndarray, starts: Ints, cutoff: int | None) -> Floats:
     """Return ω_t^n of every entry: the mean of its client's intervals closed before it, (E,)."""
     firsts = starts[:-1][starts[1:] > starts[:-1]]
     previous = np.concatenate([[-1], rounds[:-1]]).astype(np.int64)
@@ -235,20 +283,3 @@ def _known_rates(log: ParticipationLog, wanted: Floats) -> EffectiveObjective:
     return EffectiveObjective(
         "known-rates", seen / seen.sum(), SkewEstimate(skew, skew, (skew, skew))
     )
-
-
-def _recorded(
-    log: ParticipationLog, wanted: Floats, variances: VarianceModel
-) -> EffectiveObjective | None:
-    """Return the objective of the log's own weights; None if not recorded or all 0."""
-    if log.weights is None:
-        return None
-    sums = np.bincount(log.clients, log.weights, minlength=log.size)
-    total = float(sums.sum())
-    if total <= 0:
-        return None
-    squares = np.bincount(log.clients, log.weights.astype(np.float64) ** 2, minlength=log.size)
-    mean = np.divide(squares, sums, out=np.full(log.size, squares.sum() / total), where=sums > 0)
-    parts = log.weights * (log.length / total)
-    scale = mean * log.length / total
-    return _objective("given", sums / total, scale, wanted, variances, parts)
