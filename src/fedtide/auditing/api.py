@@ -203,7 +203,7 @@ def audit(
     variances = VarianceModel(entries, pattern, rates)
     weights, source = _wanted_weights(table, entries, wanted)
     objectives = compare_objectives(entries, variances, rates, weights, cutoffs.best)
-    recent = measure_recent_influence(entries, pattern, weights)
+    recent = measure_recent_influence(entries, pattern, rates, weights)
     objectives = replace(objectives, recent=recent)
     forgetting = measure_forgetting(entries, pattern.period, seed)
     watch("stages and churn", 0.0)

@@ -71,6 +71,11 @@ class Dispersion:
         roots = np.sqrt(self.roots**2 + shift)
         return replace(self, values=self.values + shift, roots=roots)
 
+    def with_minimum(self, other: Dispersion) -> Dispersion:
+        """Return the same with D_n and E √D_n at least those of another dispersion."""
+        values = np.maximum(self.values, other.values)
+        return replace(self, values=values, roots=np.maximum(self.roots, other.roots))
+
     @property
     def series_freedom(self) -> float:
         """The degrees of freedom of `variance_of_mean`."""

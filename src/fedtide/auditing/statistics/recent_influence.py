@@ -15,7 +15,7 @@ from fedtide.auditing.statistics.influence import (
     recorded_weights,
 )
 from fedtide.auditing.statistics.pattern import Pattern
-from fedtide.auditing.statistics.rate_estimates import estimate_rates
+from fedtide.auditing.statistics.rate_estimates import RateEstimates, estimate_rates
 from fedtide.auditing.statistics.runs_test import RunCounts
 from fedtide.auditing.statistics.variance import VarianceModel
 
@@ -44,7 +44,7 @@ class RecentInfluence:
 
 
 def measure_recent_influence(
-    log: ParticipationLog, pattern: Pattern, wanted: Floats
+    log: ParticipationLog, pattern: Pattern, rates: RateEstimates, wanted: Floats
 ) -> RecentInfluence:
     """Return the objective in force in the last W rounds, and its history.
 
@@ -60,6 +60,7 @@ def measure_recent_influence(
     Args:
         log: the participation log.
         pattern: of the log.
+        rates: of the clients in the whole log.
         wanted: a_n, (N,).
     """
     recorded = recorded_weights(log)
@@ -71,14 +72,27 @@ def measure_recent_influence(
     recent = _cut(log, end - window, end)
     influences = [_average(log, recorded, int(last) - window, int(last)) for last in ends]
     return RecentInfluence(
-        objective=measure_influence(
-            recent, VarianceModel(recent, pattern, estimate_rates(recent, pattern)), wanted
-        ),
+        objective=measure_influence(recent, _model_variance(recent, pattern, rates), wanted),
         window=window,
         ends=ends,
         skews=np.array([np.abs(influence - wanted).sum() for influence in influences]),
         chance=np.full(len(ends), min(2.0, noise / np.sqrt(window))),
     )
+
+
+def _model_variance(
+    recent: ParticipationLog, pattern: Pattern, rates: RateEstimates
+) -> VarianceModel:
+    """Return the variance of means over the last rounds, without less memory than in the whole log.
+
+    Sessions may be as long as the window, which then shows little of their memory. If rates drift,
+    the whole log takes their change for memory, so that the window is judged by itself.
+    """
+    own = estimate_rates(recent, pattern)
+    if pattern.family == "drifting":
+        return VarianceModel(recent, pattern, own)
+    own = replace(own, reason=own.reason or rates.reason)
+    return VarianceModel(recent, pattern, own, at_least=rates.dispersion)
 
 
 def _choose_window(length: int, noise: float, cycle: int | None) -> int:

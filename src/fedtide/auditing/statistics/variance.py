@@ -22,10 +22,17 @@ class VarianceModel:
         log: the participation log.
         pattern: of the log.
         rates: of the clients.
+        at_least: a dispersion that no client's falls below; None: no bound.
     """
 
-    def __init__(self, log: ParticipationLog, pattern: Pattern, rates: RateEstimates) -> None:
-        self._log, self._rates = log, rates
+    def __init__(
+        self,
+        log: ParticipationLog,
+        pattern: Pattern,
+        rates: RateEstimates,
+        at_least: Dispersion | None = None,
+    ) -> None:
+        self._log, self._rates, self._at_least = log, rates, at_least
         self._period, self._runs = pattern.period, pattern.run_counts
 
     @property
@@ -54,7 +61,8 @@ class VarianceModel:
         )
         shift = found.means - weights if self._period else np.zeros(len(weights))
         variance = np.maximum(spread / self._log.length, 1e-300)
-        return found.with_shift(np.where(spread > 1e-15, shift**2 / variance, 0.0))
+        found = found.with_shift(np.where(spread > 1e-15, shift**2 / variance, 0.0))
+        return found if self._at_least is None else found.with_minimum(self._at_least)
 
     def variance(self, slopes: Floats, parts: Parts, dispersion: Dispersion) -> float:
         """Return the variance of T⁻¹ Σ_t Σ_{n in S_t} c_t^n ψ_n, c the parts.
