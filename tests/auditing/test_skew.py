@@ -51,3 +51,17 @@ def test_skew_interval_covers(shape: str, clients: int, ratio: float) -> None:
         ).interval
         covered.append(low <= truth + 1e-12 and truth <= high + 1e-12)
     assert np.mean(covered) >= 0.9
+
+
+def test_weights_that_happen_to_be_as_wanted_leave_a_skew_open() -> None:
+    """Two clients that took part equally often may still have unequal rates."""
+    error = 0.05
+    found = estimate_skew(
+        np.full(2, 0.5),
+        np.full(2, 0.5),
+        lambda weights: np.full(len(weights), error),
+        lambda slopes: float((slopes**2).sum()) * error**2,
+    )
+    assert found.observed == found.interval[0] == 0
+    assert found.corrected == pytest.approx(0, abs=1e-6)
+    assert 2 * error <= found.interval[1] <= 6 * error

@@ -154,7 +154,7 @@ class _HypothesisFamily:
         # The variance inflation by dependence is similar for all κ, and takes a pass to compute.
         self._inflation = variance(slopes) / independent if independent > 0 else 1.0
         self._sizes = np.abs(gaps)
-        if independent > 0:
+        if independent > 0 or noise.any():
             # A client that never came has no noise of its own.
             self._choose_shape(np.abs(gaps), np.maximum(noise, _MIN_NOISE * errors(wanted)))
         self.size = float(self._sizes.sum())
