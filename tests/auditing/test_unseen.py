@@ -162,3 +162,13 @@ def test_known_federations_have_no_estimate() -> None:
     assert ft.audit(log, clients=3).unseen is None
     assert ft.audit(log, roster=pl.DataFrame({"client": [0, 1, 2]})).unseen is None
     assert ft.audit(log).unseen is not None
+
+
+def test_a_first_turn_of_all_clients_says_nothing_of_others() -> None:
+    """In cohorts drawn without replacement nobody comes twice: not a sign of 561 other clients."""
+    order = np.random.default_rng(1).permutation(100)[:70]
+    frame = pl.DataFrame({"round": np.arange(70) // 10, "client": order})
+    audit = ft.audit(frame)
+    assert audit.unseen is not None
+    assert audit.unseen.interval == (0, float("inf"))
+    assert not any("never came" in limit for limit in audit.limits)

@@ -30,7 +30,8 @@ class UnseenClients:
         twice: clients with two visits, Q₂.
         visits: the number of visits, V.
         estimate: of the number of clients never seen.
-        interval: 95% interval; the upper end is infinite if clients came once, but none twice.
+        interval: 95% interval; 0 to ∞ if clients came once, but none exactly twice: each may have
+            its turn, or there may be many more.
         coverage: estimated probability that a visit is by a client seen in this log.
         coverage_interval: 95% interval.
         link: participations at most this many rounds apart are one visit; 0: each is its own.
@@ -130,7 +131,7 @@ def _bound_unseen(once: float, twice: float, rounds: int) -> tuple[float, tuple[
     pairs = once * max(once - 1, 0)
     estimate = shrink * pairs / (2 * (twice + 1))
     if once >= 1 and twice == 0:
-        return estimate, (estimate / _upper_poisson(0), math.inf)
+        return estimate, (0.0, math.inf)
     if estimate == 0:
         return 0.0, (0.0, _upper_poisson(once) ** 2 / (2 * (twice + 1)))
     ratio = once / (twice + 1)
