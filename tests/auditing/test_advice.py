@@ -235,6 +235,16 @@ def test_weights_of_the_roster_are_part_of_the_experiment() -> None:
     )
     assert is_plain(advice[0])
     assert advice[0].remaining < 0.1
+    # Losses are multiplied for these methods, too, and every client took part.
+    stored = [one for one in advice if one.algorithm in ("scaffold", "mifa", "known-rates")]
+    assert [one.remaining for one in stored] == pytest.approx([0, 0, 0], abs=1e-9)
+
+
+def test_samples_that_are_all_zero_weigh_nothing() -> None:
+    frame = to_frame(uniform(np.random.default_rng(2))).with_columns(samples=pl.lit(0.0))
+    audit = ft.audit(frame, clients=50)
+    assert audit.wanted_source == "equal"
+    assert all(one.parameters.get("weights") != "data" for one in audit.advice)
 
 
 def execute(source: str) -> Any:

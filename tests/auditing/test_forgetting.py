@@ -185,7 +185,7 @@ def draw_sessions(random: np.random.Generator, rounds: int, clients: int) -> Pre
     for n in range(clients):
         t, on = -int(random.integers(500, 1000)), False
         while t < rounds:
-            length = max(1, int(round(random.lognormal(1.0 if on else 2.0, 1.2))))
+            length = max(1, round(random.lognormal(1.0 if on else 2.0, 1.2)))
             if on:
                 present[max(t, 0) : max(t + length, 0), n] = True
             t, on = t + length, not on

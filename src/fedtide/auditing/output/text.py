@@ -158,12 +158,9 @@ def describe_clients(audit: Audit) -> list[str]:
 def describe_unseen(unseen: UnseenClients) -> str:
     """Return the estimated number of clients that the log has not seen."""
     low, high = unseen.interval
-    if np.isinf(high) and low == 0:
-        return "the log does not tell how many clients never came: of those seen, none came twice"
     if np.isinf(high):
         return (
-            f"at least {low:,.0f} clients never came (95%), perhaps far more: of those seen, none "
-            "came twice"
+            "the log does not tell how many clients never came: some came once, none exactly twice"
         )
     if low == 0:
         return (
@@ -245,7 +242,11 @@ def describe_churn(audit: Audit) -> list[str]:
                 for n in clients
             ]
             lines.append(f"{_clients(len(clients))} {verb}, {word} round: {_list_some(listed)}")
-    return [*lines, "a log without churn shows any with a probability of at most 0.01"]
+    return [
+        *lines,
+        "a log without churn shows any with a probability of at most 0.01, if all clients stay "
+        "away in similar ways",
+    ]
 
 
 def describe_availability(audit: Audit) -> list[str]:

@@ -35,8 +35,8 @@ _MOST_FLOATS = 1e10
 _SURE = 0.001
 """The level of the test for forgetting."""
 _NOTHING_AGAINST = (
-    "nothing in this log speaks against it: chance explains the skew of its objective, or the skew "
-    "is small, also in the last rounds, and the objective in force does not swing"
+    "nothing in this log speaks against it: no skew of its objective is found that is more than "
+    "small or beyond chance, also in the last rounds, and no swing of the objective in force"
 )
 _FACTORS = {"amplified": (2.0, 1.5), "amplified-scaffold": (1.5,)}
 """Amplification factors that are tried, the usual one first."""
@@ -284,7 +284,8 @@ def _list_variants(findings: Findings) -> list[list[Advice]]:
     participation twice or pool data (WaitForAll, WeightedFedAvg, CentralSGD).
     """
     fedavg, fedau, known = _fedavg(findings), _fedau(findings), _known_rates(findings)
-    data = [[_data_weighted(findings)]] if findings.log.samples is not None else []
+    declared = findings.log.samples is not None and np.nansum(findings.log.samples) > 0
+    data = [[_data_weighted(findings)]] if declared else []
     cohort = [[fedavg]]
     averages = data + cohort if findings.wanted_source == "samples" else cohort + data
     amplified = [_amplified(findings, inner) for inner in (fedavg, fedau, known)]
@@ -360,7 +361,7 @@ def _known_rates(findings: Findings) -> Advice:
         )
     if findings.pattern.family == "drifting":
         reasons.append("the rates drift, so the rates of this audit may not hold for the next run")
-    remaining = findings.objectives.others[2].l1_skew
+    remaining = _scaled_skew(findings, findings.objectives.others[2].weights)
     parameters = {"rates": findings.known_rates}
     return _advice(findings, "known-rates", parameters, reasons, findings.log.size, 2, remaining)
 
@@ -389,7 +390,7 @@ def _amplified(findings: Findings, inner: Advice) -> list[Advice]:
 
 def _amplified_scaffold(findings: Findings) -> list[Advice]:
     size = findings.table_floats + 2 * findings.dimension
-    remaining = findings.objectives.others[2].l1_skew
+    remaining = _scaled_skew(findings, findings.objectives.others[2].weights)
     return [
         _advice(
             findings,
@@ -413,9 +414,8 @@ def _scaffold(findings: Findings) -> Advice:
         "control variates turn every local step towards the mean over all clients, present or not"
     ]
     size = findings.table_floats + 2 * findings.dimension
-    return _advice(
-        findings, "scaffold", {}, reasons, size, 4, findings.objectives.others[2].l1_skew
-    )
+    remaining = _scaled_skew(findings, findings.objectives.others[2].weights)
+    return _advice(findings, "scaffold", {}, reasons, size, 4, remaining)
 
 
 def _mifa(findings: Findings) -> Advice:
@@ -425,7 +425,8 @@ def _mifa(findings: Findings) -> Advice:
         "correspondingly small steps",
     ]
     size = findings.table_floats + findings.dimension
-    return _advice(findings, "mifa", {}, reasons, size, 2, findings.objectives.others[2].l1_skew)
+    remaining = _scaled_skew(findings, findings.objectives.others[2].weights)
+    return _advice(findings, "mifa", {}, reasons, size, 2, remaining)
 
 
 def _fedlaavg(findings: Findings) -> Advice:
@@ -444,7 +445,7 @@ def _fedvarp(findings: Findings) -> Advice:
         "corrected as far as clients' updates resemble their stored ones"
     ]
     size = findings.table_floats + findings.dimension
-    remaining = findings.objectives.others[2].l1_skew
+    remaining = _scaled_skew(findings, findings.objectives.others[2].weights)
     return _advice(findings, "fedvarp", {}, reasons, size, 2, remaining)
 
 
