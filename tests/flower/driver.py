@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from flwr.app import Context
+from flwr.app import ConfigRecord, Context
 
 import fedtide as ft
 from fedtide.algorithms import Cohort, Instructions
@@ -29,8 +29,8 @@ def quadratic(clients: int = 5, d: int = 3) -> ft.problems.Quadratic:
     return ft.problems.Quadratic(matrices=matrices, centers=draws.normal(size=(clients, d)) * 3)
 
 
-def prepare(problem: Any, seed: int = 0) -> Task:
-    return problem.prepare(seed, torch.device("cpu"), torch.float64)
+def prepare(problem: Any, seed: int = 0, dtype: torch.dtype = torch.float64) -> Task:
+    return problem.prepare(seed, torch.device("cpu"), dtype)
 
 
 TASK, LOCAL = prepare(quadratic()), ft.LocalTraining(steps=3, lr=0.1)
@@ -118,6 +118,7 @@ def deploy(
     rounds: int,
     timeout: float = 60.0,
     task: Task = TASK,
+    train_config: ConfigRecord | None = None,
     **options: Any,
 ) -> FedTide:
     """Run the federation and return its strategy."""
@@ -125,7 +126,7 @@ def deploy(
     options = {"clients": names, "clock": grid.clock} | options
     strategy = FedTide(algorithm, **options)
     arrays = vector_to_arrays(task.start, task.layout)
-    strategy.start(grid, arrays, num_rounds=rounds, timeout=timeout)
+    strategy.start(grid, arrays, rounds, timeout, train_config)
     return strategy
 
 

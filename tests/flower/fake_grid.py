@@ -15,10 +15,20 @@ from itertools import count
 from types import SimpleNamespace
 
 from flwr.app import Context, Error, Message, RecordDict
+from flwr.app.message import remove_content_from_message
 from flwr.clientapp import ClientApp
+from flwr.common.serde import message_to_proto
+from flwr.proto.message_pb2 import PullObjectResponse
+from flwr.proto.node_pb2 import Node as NodeProto
 from flwr.proto.node_pb2 import NodeInfo
+from flwr.proto.runtime_pb2 import PullAppMessagesResponse
 from flwr.serverapp import Grid
+from flwr.supercore.inflatable.inflatable_object import (
+    get_all_nested_objects,
+    get_object_tree,
+)
 from flwr.supercore.task_identity import TaskIdentity
+from flwr.superlink.grid.http_grid import HttpGrid
 
 from fedtide.flower.server.transport import Clock
 
@@ -150,3 +160,45 @@ class FakeGrid(Grid):
         ]
         self.answered |= dict.fromkeys(due, self.now)
         return [self.pending.pop(one)[1] for one in due]
+
+
+class WireGrid(FakeGrid, HttpGrid):
+    """The same with Flower's own code for pulling: replies travel as bytes and are decoded here.
+
+    As at the SuperLink, a reply is deleted when it is pulled. `corrupt` changes the objects of a
+    reply, by id, after the SuperLink has checked its envelope, as a hostile node can.
+    """
+
+    def __init__(self, nodes: dict[int, Node], corrupt: Callable[[Message, dict], None]) -> None:
+        FakeGrid.__init__(self, nodes)
+        self.corrupt, self.node = corrupt, NodeProto(node_id=1)
+        self.objects: dict[str, bytes] = {}
+
+    @property
+    def _run(self):
+        return SimpleNamespace(run_id=self.run_id)
+
+    @property
+    def _runtime_client(self):
+        return self
+
+    def pull_messages(self, message_ids):
+        return HttpGrid.pull_messages(self, message_ids)
+
+    def PullMessages(self, request):
+        response = PullAppMessagesResponse()
+        for message in FakeGrid.pull_messages(self, request.message_ids):
+            message.metadata.__dict__["_message_id"] = message.object_id
+            response.messages_list.append(message_to_proto(remove_content_from_message(message)))
+            response.message_object_trees.append(get_object_tree(message))
+            objects = {i: o.deflate() for i, o in get_all_nested_objects(message).items()}
+            self.corrupt(message, objects)
+            self.objects |= objects
+        return response
+
+    def PullObject(self, request):
+        content = self.objects[request.object_id]
+        return PullObjectResponse(object_found=True, object_available=True, object_content=content)
+
+    def ConfirmMessageReceived(self, request):
+        pass

@@ -11,7 +11,13 @@ from flwr.proto.node_pb2 import NodeInfo
 
 import fedtide as ft
 from fedtide.flower import _flwr_private
-from fedtide.flower._flwr_private import OnlineNode, get_run_id, is_app_error, list_nodes
+from fedtide.flower._flwr_private import (
+    OnlineNode,
+    get_run_id,
+    is_app_error,
+    list_nodes,
+    pull_replies,
+)
 from fedtide.participation.log.ledger import read_ledger
 
 from .driver import N, deploy, federation
@@ -148,3 +154,15 @@ def test_the_timed_startup_of_a_client_survives_a_moved_module():
     code = _flwr_private.CLIENT_STARTUP.replace("flwr.supernode.cli", "flwr.moved.cli")
     assert code != _flwr_private.CLIENT_STARTUP
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize("failure", FAILURES, ids=repr)
+def test_replies_are_pulled_as_flower_does_if_its_decoding_changes(failure, monkeypatch, warnings):
+    def fail(name):
+        raise failure
+
+    monkeypatch.setattr(_flwr_private, "import_module", fail)
+    grid = SimpleNamespace(pull_messages=lambda ids: [f"reply to {one}" for one in ids])
+    assert pull_replies(grid, ["a", "b"]).messages == ["reply to a", "reply to b"]
+    assert pull_replies(grid, ["c"]).messages == ["reply to c"]
+    assert len(warnings) == 1

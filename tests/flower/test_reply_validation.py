@@ -5,14 +5,27 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
 import fedtide as ft
 
-from .driver import TASK, N, deploy, federation, model, node_of, rows, update_of
+from .driver import (
+    TASK,
+    N,
+    deploy,
+    federation,
+    model,
+    node_of,
+    prepare,
+    quadratic,
+    rows,
+    update_of,
+)
 
 A = ft.algorithms
+DIVIDING = [A.Scaffold(), A.FedLaAvg(), A.AmplifiedScaffold(2, 1.2)]
 
 
 def changed(**records) -> Callable[[Message], Message]:
@@ -70,6 +83,14 @@ LIES = {
     "no metrics": changed(metrics=None),
     "no samples": changed(metrics=MetricRecord({"lr": 0.1, "steps": 3})),
     "negative samples": changed(metrics=metrics(**{"num-examples": -5})),
+    "more samples than exist": changed(metrics=metrics(**{"num-examples": 1e19})),
+    "half a sample": changed(metrics=metrics(**{"num-examples": 0.5})),
+    "more steps than one can take": changed(metrics=metrics(steps=1e300)),
+    "negative steps": changed(metrics=metrics(steps=-3)),
+    "a rate that divides to infinity": changed(metrics=metrics(lr=1e-320)),
+    "a rate beyond all others": changed(metrics=metrics(lr=1e300)),
+    "another rate than all others": changed(metrics=metrics(lr=0.2)),
+    "too many metrics": changed(metrics=metrics(**{f"m{i}": 1.0 for i in range(101)})),
     "a list of samples": changed(metrics=metrics(**{"num-examples": [5, 5]})),
     "no learning rate": changed(metrics=MetricRecord({"num-examples": 1, "steps": 3})),
     "half a step": changed(metrics=metrics(steps=0.5)),
@@ -144,3 +165,72 @@ def test_an_ordinary_client_cannot_follow_corrections(url):
     node_of(grid, 1).tamper = changed(config=None)
     deploy(grid, A.FedProx(mu=0.1), rounds=2, ledger=url)
     assert {stage for _, client, stage, _ in rows(url) if client == "1"} == {"reported"}
+
+
+@pytest.mark.parametrize("method", DIVIDING, ids=repr)
+@pytest.mark.parametrize("lr", [1e-320, 1e-300, 1e-8, 0.5, 1e300])
+def test_a_false_rate_never_reaches_the_state(method, lr, url):
+    """Also where the liar answers first and alone: then only the server's request protects."""
+    present = np.ones((5, N), dtype=bool)
+    without, present[:, 1] = present.copy(), True
+    without[:, 1] = False
+    honest = model(deploy(federation(present=without), method, rounds=5))
+    grid = federation()
+    node_of(grid, 1).tamper = changed(metrics=metrics(lr=lr))
+    np.testing.assert_array_equal(model(deploy(grid, method, rounds=5, ledger=url)), honest)
+    alone = np.ones((5, N), dtype=bool)
+    alone[0] = False
+    alone[0, 1] = True
+    grid = federation(present=alone)
+    node_of(grid, 1).tamper = changed(metrics=metrics(lr=lr))
+    late = federation(present=alone & without)
+    config = ConfigRecord({"lr": 0.1})
+    np.testing.assert_array_equal(
+        model(deploy(grid, method, rounds=5, train_config=config)),
+        model(deploy(late, method, rounds=5, train_config=config)),
+    )
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        A.FedAvg(server_lr=100.0),
+        A.MIFA(server_lr=100.0),
+        A.FedVARP(server_lr=100.0),
+        A.Amplified(3, 2.0, A.FedAvg(server_lr=100.0)),
+        *DIVIDING,
+    ],
+    ids=repr,
+)
+def test_an_update_that_takes_the_state_beyond_its_numbers_is_undone(method, url):
+    """Each number of the update is finite, and what the method makes of it is not."""
+    task = prepare(quadratic(), dtype=torch.float32)
+    without = np.ones((5, N), dtype=bool)
+    without[3, 1] = False
+    options = {"task": task, "rounds": 5, "train_config": ConfigRecord({"lr": 1e-3})}
+    honest = model(deploy(federation(task, present=without), method, **options))
+    grid = federation(task)
+    huge = changed(update=arrays(x=np.full(3, 9e18, dtype=np.float32)))
+
+    def once(reply: Message) -> Message:
+        if reply.metadata.message_type != "train":
+            return reply
+        asked = reply.content.config_records["config"]["server-round"] - 1
+        return huge(reply) if asked == 3 else reply
+
+    node_of(grid, 1).tamper = once
+    strategy = deploy(grid, method, ledger=url, **options)
+    np.testing.assert_array_equal(model(strategy), honest)
+    assert (3, "1", "reported", None) in rows(url)
+
+
+def test_what_a_client_sends_cannot_forge_lines_of_the_log(caplog):
+    grid = federation()
+    forged = "x\nINFO: all is well \x1b[2J" + "y" * 10**6
+    node_of(grid, 1).tamper = changed(config=claims(client=forged))
+    node_of(grid, 2).tamper = changed(config=claims(**{"server-round": forged}))
+    node_of(grid, 3).tamper = changed(update=ArrayRecord({forged: Array(np.zeros(3))}))
+    deploy(grid, A.FedAvg(), rounds=1)
+    lines = [record.getMessage() for record in caplog.records if "not used" in record.getMessage()]
+    assert len(lines) == 3
+    assert all(line.isprintable() and len(line) < 300 for line in lines)

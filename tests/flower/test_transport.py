@@ -10,7 +10,7 @@ import fedtide as ft
 from fedtide.participation.log.ledger import read_rounds
 
 from .driver import TASK, N, deploy, federation, model, node_of, rows, update_of
-from .fake_grid import FakeGrid
+from .fake_grid import FakeGrid, WireGrid
 
 A = ft.algorithms
 
@@ -119,24 +119,77 @@ def test_no_nodes_for_some_rounds_and_then_three(url):
     np.testing.assert_allclose(model(strategy), x, rtol=1e-12)
 
 
-def test_a_reply_that_cannot_even_be_pulled_does_not_stop_the_others(url):
-    class Undecodable(FakeGrid):
-        def pull_messages(self, message_ids):
-            ids = list(message_ids)
-            broken = [i for i in ids if i in self.pending and self._of_client_1(i)]
-            if broken and len(ids) == 1:
-                del self.pending[ids[0]]
-            if broken:
-                raise ValueError("malformed object tree")
-            return super().pull_messages(ids)
+def garbage(message, objects):
+    """The head is kept, for the SuperLink checks it; the body is not a message."""
+    head, zero, body = objects[message.object_id].partition(b"\x00")
+    objects[message.object_id] = head + zero + b"\xff" * len(body)
 
-        def _of_client_1(self, message_id):
-            due, reply = self.pending[message_id]
-            node = self.nodes[reply.metadata.src_node_id]
-            train = reply.metadata.message_type == "train"
-            return train and due <= self.now and node.config["partition-id"] == 1
 
-    grid = Undecodable(federation().nodes)
-    deploy(grid, A.FedAvg(), rounds=3, timeout=30.0, ledger=url)
-    used = {(round, client) for round, client, stage, _ in rows(url) if stage == "used"}
-    assert used == {(t, str(n)) for t in range(3) for n in (0, 2, 3, 4)}
+def record_instead_of_a_message(message, objects):
+    objects[message.object_id] = next(iter(objects.values()))
+
+
+def missing_children(message, objects):
+    name, _, length = objects[message.object_id].partition(b"\x00")[0].split(b" ")
+    body = objects[message.object_id].partition(b"\x00")[2]
+    objects[message.object_id] = b" ".join([name, b"", length]) + b"\x00" + body
+
+
+def unknown_array_type(message, objects):
+    for one, content in objects.items():
+        objects[one] = content.replace(b"numpy.ndarray", b"numpy.pickled")
+
+
+def answers_for_another_client(message, objects):
+    """The body claims to be the reply of another node to that node's request."""
+    declared, fields = message.object_id, message.metadata.__dict__
+    sender, fields["_src_node_id"] = fields["_src_node_id"], VICTIM
+    objects[declared] = message.deflate()
+    fields["_src_node_id"] = sender
+
+
+VICTIM = 100
+CORRUPTIONS = [
+    garbage,
+    record_instead_of_a_message,
+    missing_children,
+    unknown_array_type,
+    answers_for_another_client,
+]
+
+
+@pytest.mark.parametrize("corrupt", CORRUPTIONS, ids=lambda f: f.__name__)
+def test_a_malformed_reply_costs_only_its_sender_though_pulled_replies_are_deleted(corrupt, url):
+    nodes = federation().nodes
+    (bad,) = [node_id for node_id, node in nodes.items() if node.config["partition-id"] == 1]
+    assert bad != VICTIM
+
+    def corrupt_training(message, objects):
+        if message.metadata.message_type == "train" and message.metadata.src_node_id == bad:
+            corrupt(message, objects)
+
+    grid = WireGrid(nodes, corrupt_training)
+    strategy = deploy(grid, A.FedAvg(), rounds=3, timeout=30.0, ledger=url)
+    stages = {(t, client): stage for t, client, stage, _ in rows(url)}
+    assert stages == {
+        (t, str(n)): "reported" if n == 1 else "used" for t in range(3) for n in range(N)
+    }
+    x = TASK.start.numpy()
+    for _ in range(3):
+        x = x + np.mean([update_of(n, x) for n in (0, 2, 3, 4)], axis=0)
+    np.testing.assert_allclose(model(strategy), x, rtol=1e-12)
+    assert grid.now < 1_030.0  # no round waited for its deadline
+
+
+def test_a_node_whose_name_cannot_be_read_takes_no_part_and_stalls_nobody(url):
+    nodes = federation().nodes
+    (bad,) = [node_id for node_id, node in nodes.items() if node.config["partition-id"] == 1]
+
+    def corrupt(message, objects):
+        if message.metadata.src_node_id == bad:
+            garbage(message, objects)
+
+    grid = WireGrid(nodes, corrupt)
+    deploy(grid, A.FedAvg(), rounds=2, timeout=30.0, ledger=url)
+    assert {client for _, client, _, _ in rows(url)} == {"0", "2", "3", "4"}
+    assert grid.now < 1_030.0

@@ -17,10 +17,14 @@ X = RNG.normal(size=(20, 2))
 Y = X @ [1.0, -1.0] + np.array([SHIFTS[name] for name in OWNERS])
 
 
+def linear():
+    return nn.Linear(2, 1)
+
+
 def run(test=None, **fields):
     rows = {"x": X, "y": Y, "client": OWNERS.tolist()}
     problem = ft.problems.Supervised(
-        train=rows, test=test, model=lambda: nn.Linear(2, 1), loss="mse", metrics=["mae"]
+        train=rows, test=test, model=linear, loss="mse", metrics=["mae"]
     )
     return ft.simulate(
         problem=problem,
@@ -83,9 +87,9 @@ def test_the_run_itself_is_the_same():
 def test_clients_fine_tune_once_whether_the_run_has_a_folder_or_not(tmp_path, monkeypatch):
     calls = []
 
-    def counted(*arguments):
+    def counted(*arguments, **keywords):
         calls.append(1)
-        return personalised_figures(*arguments)
+        return personalised_figures(*arguments, **keywords)
 
     monkeypatch.setattr(loop, "personalised_figures", counted)
     inside = run(evaluation={"personalise": 2}, out=tmp_path / "run")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import NamedTemporaryFile
@@ -90,6 +90,18 @@ class ClientMemory:
         """Return the memory with no client seen, keeping its capacity."""
         self.places.fill_(-1)
         return replace(self, seen=0)
+
+    def remember(self, clients: Tensor) -> Callable[[], ClientMemory]:
+        """Return a function that undoes writes to the rows of these clients, and clearing."""
+        places, rows = self.places.clone(), self.read(clients)
+        known = places[clients] >= 0
+
+        def restore() -> ClientMemory:
+            own = places[clients[known]].to(self.rows.device, torch.int64)
+            self.rows[own] = rows[known].to(self.rows.device)
+            return replace(self, places=places.clone())
+
+        return restore
 
     def to_tensors(self) -> dict[str, Tensor]:
         """Return the tensors to store: the positions of the rows, and the rows in use."""

@@ -3,6 +3,7 @@
 - `Grid.get_nodes` returns protobuf messages of `flwr.proto`; we read `name`, which the operator
   gave at registration, and `last_activated_at`;
 - `Grid.run.run_id`;
+- `HttpGrid._runtime_client.PullMessages`, and the function with which that module decodes a reply;
 - the number of an error in `flwr.common.constant.ErrorCode`;
 - `flwr.supernode.cli`, which Flower imports in every client process;
 - an environment variable of Flower's SuperExec.
@@ -14,14 +15,16 @@ a fallback.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from datetime import datetime
 from importlib import import_module
 from logging import getLogger
+from types import SimpleNamespace
 from typing import Any, TypeVar
 
-from flwr.app import Error
+from flwr.app import Error, Message
 from flwr.serverapp import Grid
 
 log = getLogger("flwr")
@@ -73,6 +76,91 @@ def list_nodes(grid: Grid) -> list[OnlineNode]:
         OnlineNode(node_id, _read_name(info), _read_activation(info))
         for node_id, info in sorted(described.items())
     ]
+
+
+@dataclass(frozen=True)
+class PulledReplies:
+    """What one pull took from the SuperLink.
+
+    Args:
+        messages: the replies that could be decoded.
+        unreadable: why the others could not, by the id of the request that each answers.
+    """
+
+    messages: list[Message] = field(default_factory=list)
+    unreadable: dict[str, str] = field(default_factory=dict)
+
+
+def pull_replies(grid: Any, ids: Sequence[str]) -> PulledReplies:
+    """Return the replies to these requests that have arrived.
+
+    The SuperLink deletes replies when they are pulled, and `HttpGrid.pull_messages` raises at the
+    first that it cannot decode, which would lose all others. Each reply is therefore decoded on its
+    own. Its sender and the request that it answers are those that the SuperLink checked, not those
+    in the reply's body, which the sender writes.
+
+    Any exception of the grid itself, such as a lost connection, is raised.
+    """
+    try:
+        decoder = import_module("flwr.superlink.grid.http_grid")
+        guarded = isinstance(grid, decoder.HttpGrid)
+        if guarded:
+            client, decode = grid._runtime_client, decoder.inflate_object_from_contents
+            pull = client.PullMessages
+    except Exception as error:
+        _warn("HttpGrid.pull_messages", error, "one malformed reply may lose others")
+        guarded = False
+    if not guarded:
+        return PulledReplies(list(grid.pull_messages(ids)))
+    envelopes: dict[str, Any] = {}
+    pulled = PulledReplies()
+
+    def pull_and_keep_envelopes(*arguments: Any, **named: Any) -> Any:
+        response = pull(*arguments, **named)
+        envelopes.update({m.metadata.message_id: m.metadata for m in response.messages_list})
+        return response
+
+    def decode_guarded(object_id: str, *arguments: Any, **named: Any) -> Any:
+        envelope = envelopes[object_id]
+        try:
+            message = decode(object_id, *arguments, **named)
+            _check_envelope(message, envelope)
+            return message
+        except Exception as error:  # the body may hold anything
+            reason = f"{type(error).__name__}: {error}".splitlines()[0]
+            pulled.unreadable[envelope.reply_to_message_id] = reason
+            return SimpleNamespace(metadata=SimpleNamespace())
+
+    with (
+        _replaced(client, "PullMessages", pull_and_keep_envelopes),
+        _replaced(decoder, "inflate_object_from_contents", decode_guarded),
+    ):
+        found = grid.pull_messages(ids)
+        pulled.messages.extend(reply for reply in found if isinstance(reply, Message))
+    return pulled
+
+
+def _check_envelope(message: Any, envelope: Any) -> None:
+    """Raise ValueError unless a decoded reply is what its sender declared to the SuperLink."""
+    if not isinstance(message, Message):
+        raise ValueError(f"a {type(message).__name__} instead of a message")
+    for name in ("src_node_id", "dst_node_id", "reply_to_message_id", "message_type", "run_id"):
+        if getattr(message.metadata, name) != getattr(envelope, name):
+            raise ValueError(f"its body claims another {name} than its sender declared")
+
+
+@contextmanager
+def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """Set an attribute and restore it at the end."""
+    original, own = getattr(owner, name), name in vars(owner)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        if own:
+            setattr(owner, name, original)
+        else:
+            delattr(owner, name)
 
 
 def get_run_id(grid: Grid) -> int:

@@ -177,6 +177,12 @@ def is_plain(content: RecordDict) -> bool:
     return "correction" not in content and not deviates
 
 
+def requested_rate(content: RecordDict) -> float:
+    """Return the local learning rate that a request to train asks for; 0: the client's own."""
+    rate = content.config_records["config"].get("lr", 0.0)
+    return float(rate) if isinstance(rate, int | float) else 0.0
+
+
 def read_train_content(content: RecordDict) -> tuple[Params, TrainRequest]:
     """Return the model and the request in a message to a client.
 

@@ -16,18 +16,20 @@ from numpy.typing import NDArray
 from fedtide.errors import InvalidInputError, did_you_mean
 from fedtide.participation.log.schema import STAGES
 
-COLUMNS = ("round", "client", "stage", "weight")
+COLUMNS = ("round", "client", "stage", "weight", "samples")
 
 _ALIASES = {
     "round": ("server_round", "round_number", "rnd", "current_round", "iteration", "epoch", "step"),
     "client": ("client_id", "cid", "node_id", "partition_id", "clientid", "device", "user", "id"),
+    "samples": ("num_examples", "num_samples", "n_samples", "examples"),
 }
+_NOUNS = {"weight": "weight", "samples": "sample count"}
 _MAX_WEIGHT = 1e30
 _ROUND_HINT = "give whole numbers from 0"
 
 
 def find_columns(available: Sequence[str], columns: Mapping[str, str]) -> dict[str, str]:
-    """Return the log's names of round, client and, if present, stage and weight.
+    """Return the log's names of round, client and, if present, stage, weight and samples.
 
     Args:
         available: the names of the log's columns.
@@ -45,7 +47,8 @@ def find_columns(available: Sequence[str], columns: Mapping[str, str]) -> dict[s
             raise InvalidInputError(
                 f"columns: the log has no column {theirs!r}; {did_you_mean(theirs, available)}"
             )
-    names = {ours: columns.get(ours, ours) for ours in COLUMNS}
+    taken = {theirs for ours, theirs in columns.items() if ours != theirs}
+    names = {ours: columns.get(ours, "" if ours in taken else ours) for ours in COLUMNS}
     for ours in ("round", "client"):
         if names[ours] not in available:
             listed = ", ".join(repr(name) for name in available)
@@ -53,6 +56,8 @@ def find_columns(available: Sequence[str], columns: Mapping[str, str]) -> dict[s
                 f"log: no column {ours!r} among {listed}; name it with "
                 f"--columns {ours}={_guess_column(ours, available)}"
             )
+    if names["samples"] not in available:
+        names["samples"] = _guess_column("samples", available)
     return {ours: theirs for ours, theirs in names.items() if theirs in available}
 
 
@@ -97,32 +102,35 @@ def parse_codes(encoded: pa.DictionaryArray) -> NDArray[Any]:
     return _to_numpy(encoded.indices)
 
 
-def parse_used(column: pa.Array) -> NDArray[np.bool_]:
-    """Return which rows reached the stage "used"; rows without a stage count as used."""
+def parse_stages(column: pa.Array) -> NDArray[np.uint8]:
+    """Return the index in STAGES of each row's stage; rows without a stage count as used."""
     stages = column if pa.types.is_dictionary(column.type) else column.dictionary_encode()
     names = stages.dictionary.to_pylist()
+    levels = np.zeros(len(names) + 1, dtype=np.uint8)
     for code in pc.unique(stages.indices.drop_null()).to_pylist():
         if names[code] not in STAGES:
             stage = str(names[code])
             raise InvalidInputError(
                 f"stage: unknown stage {stage!r}; {did_you_mean(stage, STAGES)}"
             )
-    used = names.index("used") if "used" in names else -2
-    return np.asarray(_to_numpy(stages.indices.fill_null(used)) == used)
+        levels[code] = STAGES.index(names[code])
+    levels[len(names)] = STAGES.index("used")
+    codes = stages.indices.cast(pa.int64()).fill_null(len(names))
+    return np.asarray(levels[_to_numpy(codes)])
 
 
-def parse_weights(column: pa.Array) -> NDArray[np.float32]:
-    """Return the participation weights, NaN where missing."""
+def parse_numbers(field: str, column: pa.Array) -> NDArray[np.float32]:
+    """Return participation weights or sample counts, NaN where missing."""
     if not _is_number(column.type):
         if column.null_count == len(column):
             return np.full(len(column), np.nan, dtype=np.float32)
-        raise InvalidInputError(f"weight: the column has type {column.type}; give numbers")
+        raise InvalidInputError(f"{field}: the column has type {column.type}; give numbers")
     missing = _to_numpy(column.is_null().cast(pa.uint8())) > 0
     given = _to_numpy(column.fill_null(0))
     invalid = ~((given >= 0) & (given < _MAX_WEIGHT))
     if invalid.any():
         raise InvalidInputError(
-            f"weight: {given[invalid][0]} is not a weight; give numbers of at least 0"
+            f"{field}: {given[invalid][0]} is not a {_NOUNS[field]}; give numbers of at least 0"
         )
     return np.where(missing, np.nan, given).astype(np.float32)
 

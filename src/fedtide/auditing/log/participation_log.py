@@ -37,6 +37,16 @@ class ParticipationLog:
             `rounds`, shape (N + 1,).
         rounds: the rounds of each client, ascending, shape (E,).
         weights: the participation weight q_t^n of each entry, by round, (E,); None if not recorded.
+            Recorded sample counts are normalised within each round.
+        samples: the sample count that each client declares, (N,), NaN where the log has none; the
+            mean if a client declares several. None: the log has no sample counts.
+        available: the entries "client n was available in round t", for the same clients and rounds;
+            None unless the log has rows of the stage "available". These are the clients known to be
+            available: those that reached any stage.
+        selected: likewise for "client n was asked to train"; None unless the log has rows of the
+            stage "selected" or "reported", without which it does not distinguish the clients that
+            were selected from those that were used.
+        notes: facts about how the log was read, one sentence each.
     """
 
     names: pl.Series
@@ -46,6 +56,10 @@ class ParticipationLog:
     client_starts: Ints
     rounds: NDArray[np.int32]
     weights: NDArray[np.float32] | None = None
+    samples: Floats | None = None
+    available: ParticipationLog | None = None
+    selected: ParticipationLog | None = None
+    notes: tuple[str, ...] = ()
 
     @classmethod
     def from_entries(
@@ -82,7 +96,7 @@ class ParticipationLog:
             )
         first, end = span or (int(rounds.min()), int(rounds.max()) + 1)
         length = end - first
-        _check_length(length, len(rounds))
+        check_length(length, len(rounds))
         shifted: NDArray[np.int32] = (rounds - first).astype(np.int32, copy=False)
         if (shifted[1:] < shifted[:-1]).any():
             order = np.argsort(shifted, kind="stable")
@@ -158,13 +172,19 @@ class ParticipationLog:
                 entry = entries.start + int(repeated[0])
                 n = int(np.searchsorted(self.client_starts, entry, side="right")) - 1
                 t = self.first_round + int(self.rounds[entry])
-                raise InvalidInputError(
-                    f"client: {self.names[n]!r} appears twice in round {t}; keep only the row with "
-                    "the last stage it reached"
-                )
+                raise repeated_client(self.names[n], t)
 
 
-def _check_length(length: int, entries: int) -> None:
+def repeated_client(client: int | str, t: int) -> InvalidInputError:
+    """Return the error of a client that is twice at the same stage of round t."""
+    return InvalidInputError(
+        f"client: {client!r} appears twice in round {t}; keep one row for each client and round, "
+        "or one for each stage that it reached"
+    )
+
+
+def check_length(length: int, entries: int) -> None:
+    """Raise InvalidInputError if `entries` rows are too few for so many rounds."""
     if length > _MAX_ROUNDS or (length > 10_000 and length > 1000 * entries):
         raise InvalidInputError(
             f"round: {entries:,} rows span {length:,} rounds, so they look like timestamps; "

@@ -155,6 +155,7 @@ class Discovery:
             self._transport.collect(deadline, lambda: asked.isdisjoint(pending.messages))
         for query, reply in self._transport.take("name"):
             self._read_name(query.node_id, reply)
+        self._rejected |= {query.node_id for query in self._transport.take_malformed("name")}
 
     def _is_new(self, node: OnlineNode) -> bool:
         known = node.node_id in self._registry.nodes or node.node_id in self._rejected

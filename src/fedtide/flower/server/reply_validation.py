@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,9 +17,23 @@ from fedtide.flower.protocol import arrays_to_vector
 from fedtide.flower.server.transport import PendingReply
 from fedtide.problems.layout import Layout
 
+_MAX_SAMPLES = 10**12
+_MAX_STEPS = 10**9
+_RATES = (1e-9, 1e6)
+"""The least and the largest local learning rate; outside, mean gradients lose all digits."""
+_MAX_METRICS, _MAX_METRIC = 100, 1e100
+_LONGEST_TEXT = 200
+
 
 class RejectedReplyError(Exception):
-    """A reply that is not used; the message says why."""
+    """A reply that is not used; the message says why, in one line of printable text.
+
+    It may quote what a client sent, which could forge lines of a log or control a terminal.
+    """
+
+    def __init__(self, reason: str) -> None:
+        text = "".join(c if c.isprintable() else repr(c)[1:-1] for c in reason)
+        super().__init__(text if len(text) <= _LONGEST_TEXT else text[:_LONGEST_TEXT] + "…")
 
 
 class DeclinedReplyError(Exception):
@@ -82,7 +98,7 @@ class ReplyValidator:
         except (DeclinedReplyError, RejectedReplyError):
             raise
         except Exception as error:  # records may contain anything
-            raise RejectedReplyError(f"it sent {error}") from error
+            raise RejectedReplyError(f"it sent {error}") from None
 
     def _check_claims(self, content: RecordDict, pending: PendingReply) -> None:
         assert pending.client is not None
@@ -91,7 +107,7 @@ class ReplyValidator:
         if config.get("client", name) != name:
             raise RejectedReplyError(f"it claims to be {config['client']!r}")
         if config.get("server-round", server_round) != server_round:
-            raise RejectedReplyError(f"it claims to answer round {config['server-round']}")
+            raise RejectedReplyError(f"it claims to answer round {config['server-round']!r}")
         if config.get("declined"):
             raise DeclinedReplyError
         if config.get("lost"):
@@ -103,26 +119,39 @@ class ReplyValidator:
 
     def _read(self, content: RecordDict, pending: PendingReply, sent: Tensor) -> ValidatedUpdate:
         metrics = _finite_numbers(_find_record(content.metric_records, "metrics"))
-        samples = metrics.pop("num-examples", 0.0)
-        if not (samples >= 1 and samples == int(samples)):
-            raise RejectedReplyError(f"its num-examples is {samples:g}")
-        lr, steps = metrics.pop("lr", 0.0), metrics.pop("steps", 0.0)
-        if self.reads_steps and not (0 < lr < math.inf and steps >= 1 and steps == int(steps)):
-            raise RejectedReplyError(
-                f"the method needs lr and steps, and they are {lr:g} and {steps:g}"
-            )
+        samples = _pop_count(metrics, "num-examples", 1, _MAX_SAMPLES)
+        steps = _pop_count(metrics, "steps", 1 if self.reads_steps else 0, _MAX_STEPS)
+        lr = self._pop_rate(metrics, pending.lr)
+        if len(metrics) > _MAX_METRICS:
+            raise RejectedReplyError(f"it sent {len(metrics)} metrics, more than {_MAX_METRICS}")
         gradients = content.array_records.get("gradients")
         assert pending.client is not None
         return ValidatedUpdate(
             client=pending.client,
             round=pending.round,
             update=self._read_update(content, sent),
-            samples=int(samples),
+            samples=samples,
             lr=lr,
-            steps=int(steps),
+            steps=steps,
             gradients=None if gradients is None else arrays_to_vector(gradients, self.layout, sent),
             metrics=metrics,
         )
+
+    def _pop_rate(self, metrics: dict[str, float], requested: float) -> float:
+        """Return γ: what the server requested, or else what the client says; 0: not needed."""
+        reported = metrics.pop("lr", 0.0)
+        if not self.reads_steps:
+            return 0.0
+        if requested:
+            if not math.isclose(reported, requested, rel_tol=1e-6):
+                raise RejectedReplyError(
+                    f"it trained at lr {reported:g}; the server requested {requested:g}"
+                )
+            return requested
+        low, high = _RATES
+        if not low <= reported <= high:
+            raise RejectedReplyError(f"the method needs lr, and it is {reported:g}")
+        return reported
 
     def _read_update(self, content: RecordDict, sent: Tensor) -> Tensor:
         """Return Δ_n of a fedtide client, or y_n - x of another, which sends its model."""
@@ -130,6 +159,30 @@ class ReplyValidator:
             return arrays_to_vector(content.array_records["update"], self.layout, sent)
         arrays = _find_record(content.array_records, "arrays")
         return arrays_to_vector(arrays, self.layout, sent) - sent
+
+
+def find_odd_rates(updates: Iterable[ValidatedUpdate], last: float) -> set[int]:
+    """Return the clients whose learning rate is not that of the others that answer the same round.
+
+    One rate belongs to one round. Where the server does not request it, the most frequent one
+    counts; of equally frequent ones, the nearest to the last one that counted, or else the largest:
+    a method that divides by a rate is ruined by a small one.
+
+    Args:
+        updates: of one round of the server, which may answer several rounds.
+        last: γ of the last round with updates; 0: none.
+    """
+    updates, odd = list(updates), set()
+    for t in {update.round for update in updates}:
+        rates = Counter(update.lr for update in updates if update.round == t)
+
+        def preference(rate: float, rates: Counter[float] = rates) -> tuple[float, float]:
+            near = -abs(math.log(rate / last)) if last and rate else rate
+            return rates[rate], near
+
+        agreed = max(rates, key=preference)
+        odd |= {u.client for u in updates if u.round == t and u.lr != agreed}
+    return odd
 
 
 def stack_updates(updates: list[ValidatedUpdate], weight: float, like: Tensor) -> ClientUpdates:
@@ -156,10 +209,10 @@ def read_metrics(reply: Message) -> tuple[int, dict[str, float]] | None:
     """Return a client's samples and metrics in reply to an evaluation; None: unusable."""
     try:
         metrics = _finite_numbers(_find_record(reply.content.metric_records, "metrics"))
-        samples = int(metrics.pop("num-examples"))
+        samples = _pop_count(metrics, "num-examples", 1, _MAX_SAMPLES)
     except Exception:  # records may contain anything
         return None
-    return (samples, metrics) if samples >= 1 else None
+    return (samples, metrics) if len(metrics) <= _MAX_METRICS else None
 
 
 def average_metrics(parts: list[tuple[int, dict[str, float]]]) -> MetricRecord | None:
@@ -178,8 +231,7 @@ def average_metrics(parts: list[tuple[int, dict[str, float]]]) -> MetricRecord |
 def _check_sender(reply: Message, pending: PendingReply) -> None:
     if reply.has_error():
         lines = [line for line in (reply.error.reason or "").splitlines() if line.strip()]
-        reason = lines[0][:200] if lines else ""
-        raise RejectedReplyError(f"error {reply.error.code}: {reason}")
+        raise RejectedReplyError(f"error {reply.error.code}: {lines[0] if lines else ''}")
     sender = reply.metadata.src_node_id
     if sender != pending.node_id:
         raise RejectedReplyError(f"node {sender} answers a message to node {pending.node_id}")
@@ -195,7 +247,15 @@ def _find_record(records: Any, name: str) -> Any:
     return found[0]
 
 
+def _pop_count(metrics: dict[str, float], name: str, low: int, high: int) -> int:
+    """Remove a metric that counts something and return it; missing: 0."""
+    value = metrics.pop(name, 0.0)
+    if not (low <= value <= high and value == int(value)):
+        raise RejectedReplyError(f"its {name} is {value:g}; it must be {low} to {high:,}")
+    return int(value)
+
+
 def _finite_numbers(metrics: MetricRecord) -> dict[str, float]:
-    """Return the metrics that are single finite numbers."""
+    """Return the metrics that are single numbers of reasonable size."""
     numbers = {name: v for name, v in metrics.items() if isinstance(v, int | float)}
-    return {name: float(v) for name, v in numbers.items() if math.isfinite(v)}
+    return {name: float(v) for name, v in numbers.items() if abs(v) <= _MAX_METRIC}

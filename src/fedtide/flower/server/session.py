@@ -12,7 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedtide.algorithms import Algorithm, RoundDriver, RoundInfo
+from fedtide.algorithms import Algorithm, RoundDriver
+from fedtide.algorithms.rollback import is_bounded, remember
 from fedtide.algorithms.serialization import from_tensors, to_tensors
 from fedtide.errors import InvalidInputError
 from fedtide.flower.server.discovery import NodeRegistry
@@ -99,26 +100,46 @@ class TrainingSession:
         """The model that the algorithm recommends so far, shape (d,)."""
         return self.driver.output
 
-    def end_round(self, updates: Iterable[ValidatedUpdate]) -> RoundInfo:
+    def end_round(self, updates: Iterable[ValidatedUpdate]) -> list[ValidatedUpdate]:
         """Aggregate this round's updates, at most one of each client, and move the model.
 
         Updates are absorbed in the order of the clients' numbers, so that the same replies give the
-        same model whatever their order of arrival.
-        """
-        ordered = sorted(updates, key=lambda update: update.client)
-        for _, group in groupby(ordered, key=lambda update: update.lr):
-            self._absorb(list(group), weight=1.0 / len(ordered))
-        self.lr = next((u.lr for u in reversed(ordered) if u.lr), self.lr)
-        # Before the first update there is nothing that a learning rate could scale.
-        return self.driver.step(self.lr or 1.0)
+        same model whatever their order of arrival. If the state that results is not bounded, the
+        round is undone and done again without the largest update.
 
-    def _absorb(self, updates: list[ValidatedUpdate], weight: float) -> None:
-        for first in range(0, len(updates), _CHUNK):
-            part = updates[first : first + _CHUNK]
-            chunk = stack_updates(part, weight, self.model)
-            self.driver.absorb(chunk)
-            self.steps_taken[chunk.clients] += chunk.steps
-            self.accepted_rounds[chunk.clients] = torch.tensor([update.round for update in part])
+        Returns:
+            The updates that were used.
+        """
+        used = sorted(updates, key=lambda update: update.client)
+        clients = torch.tensor([update.client for update in used], dtype=torch.int64)
+        restore = remember(self.driver.state, clients)
+        while not self._try_round(used, clients):
+            self.driver.state = restore()
+            if not used:
+                raise InvalidInputError(
+                    "state: the model is no longer finite, though no update arrived; restore an "
+                    "earlier backup of the state"
+                )
+            used.remove(max(used, key=_largest_norm))
+        for update in used:
+            self.steps_taken[update.client] += update.steps
+            self.accepted_rounds[update.client] = update.round
+        return used
+
+    def _try_round(self, updates: list[ValidatedUpdate], clients: Tensor) -> bool:
+        """Absorb the updates and step; return whether the state is still bounded."""
+        for _, group in groupby(updates, key=lambda update: update.lr):
+            part = list(group)
+            for first in range(0, len(part), _CHUNK):
+                chunk = part[first : first + _CHUNK]
+                self.driver.absorb(stack_updates(chunk, 1.0 / len(updates), self.model))
+        lr = next((u.lr for u in reversed(updates) if u.lr), self.lr)
+        # Before the first update there is nothing that a learning rate could scale.
+        self.driver.step(lr or 1.0)
+        if not is_bounded(self.driver.state, clients):
+            return False
+        self.lr = lr
+        return True
 
     def save(self) -> None:
         """Write everything as one checkpoint, atomically."""
@@ -197,6 +218,15 @@ class RoundLog:
     def entries(self) -> list[Entry]:
         """Return all entries, sorted by the number of the client."""
         return [entry for _, entry in sorted(self._entries.items())]
+
+
+def _largest_norm(update: ValidatedUpdate) -> float:
+    """Return the norm of Δ_n, of its mean gradient or of ∇F_n, whichever is largest."""
+    norm = float(update.update.double().norm())
+    sizes = [norm, norm / (update.lr * update.steps) if update.lr and update.steps else 0.0]
+    if update.gradients is not None:
+        sizes.append(float(update.gradients.double().norm()))
+    return max(sizes)
 
 
 def _strip(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:

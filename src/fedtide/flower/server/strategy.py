@@ -25,6 +25,7 @@ from fedtide.flower.server.reply_validation import (
     ReplyValidator,
     ValidatedUpdate,
     average_metrics,
+    find_odd_rates,
     read_metrics,
 )
 from fedtide.flower.server.session import RoundLog, TrainingSession
@@ -218,11 +219,16 @@ class FedTide(Strategy):
             earlier = updates.get(update.client)
             if earlier is None or earlier.round < update.round:
                 updates[update.client] = update
-        for update in updates.values():
-            self._round_log.record(update.client, "used", 1.0 / len(updates), update.round)
-        self._training.end_round(updates.values())
-        log.info("%d updates used", len(updates))
-        parts = [(update.samples, update.metrics) for update in updates.values()]
+        if self.algorithm.uses_local_lr:
+            for client in find_odd_rates(updates.values(), self._training.lr):
+                self._reject(updates.pop(client), "its lr is not that of the other clients")
+        used = self._training.end_round(updates.values())
+        for client in updates.keys() - {update.client for update in used}:
+            self._reject(updates[client], "with it the state exceeds what numbers can hold")
+        for update in used:
+            self._round_log.record(update.client, "used", 1.0 / len(used), update.round)
+        log.info("%d updates used", len(used))
+        parts = [(update.samples, update.metrics) for update in used]
         return self._to_arrays(self._training.model), average_metrics(parts)
 
     def configure_evaluate(
@@ -283,6 +289,9 @@ class FedTide(Strategy):
         # 3.
         self._await_replies(sent, self.close_after or len(sent), tick() + timeout)
         # 4.
+        for pending in transport.take_malformed("train"):
+            assert pending.client is not None
+            self._round_log.record(pending.client, "reported", asked=pending.round)
         answered = transport.take("train")
         self._answered = {pending.message_id: pending for pending, _ in answered}
         _, metrics = self.aggregate_train(t + 1, [reply for _, reply in answered])
@@ -329,6 +338,10 @@ class FedTide(Strategy):
             return update
         self._round_log.record(pending.client, "reported", asked=pending.round)
         return None
+
+    def _reject(self, update: ValidatedUpdate, reason: str) -> None:
+        log.warning("reply of %s not used: %s", self._registry.names[update.client], reason)
+        self._round_log.record(update.client, "reported", asked=update.round)
 
     def _free_nodes(self, exclude: Iterable[int | None] = ()) -> dict[int, int]:
         """Return the node of each known client that is online and has no pending request."""

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from logging import getLogger
 from typing import Any, Literal
 
 from flwr.app import Message
 from flwr.serverapp import Grid
 
-from fedtide.flower._flwr_private import OnlineNode, list_nodes
-from fedtide.flower.protocol import is_plain
+from fedtide.flower._flwr_private import OnlineNode, list_nodes, pull_replies
+from fedtide.flower.protocol import is_plain, requested_rate
 
 log = getLogger("flwr")
 
@@ -49,6 +49,7 @@ class PendingReply:
         round: t, in which it was sent.
         sent_at: when, in seconds since 1970.
         plain: whether an ordinary Flower client does all that it asks for.
+        lr: the local learning rate that it asks for; 0: the client's own.
     """
 
     message_id: str
@@ -58,6 +59,7 @@ class PendingReply:
     round: int
     sent_at: float
     plain: bool = True
+    lr: float = 0.0
 
 
 @dataclass
@@ -117,6 +119,7 @@ class Transport:
 
     Attributes:
         inbox: replies that were received and not taken yet.
+        malformed: requests that were answered with what cannot be read, not taken yet.
     """
 
     def __init__(
@@ -128,6 +131,7 @@ class Transport:
     ) -> None:
         self.grid, self.pending, self.clock, self._client_at = grid, pending, clock, client_at
         self.inbox: list[Answered] = []
+        self.malformed: list[PendingReply] = []
 
     def list_nodes(self) -> list[OnlineNode]:
         """Return the nodes that are online, sorted by id."""
@@ -144,8 +148,11 @@ class Transport:
             message_id, node_id = message.metadata.message_id, message.metadata.dst_node_id
             if message_id in accepted:
                 client = self._client_at(node_id)
-                plain = kind != "train" or is_plain(message.content)
-                sent.append(PendingReply(message_id, node_id, kind, client, t, sent_at, plain))
+                pending = PendingReply(message_id, node_id, kind, client, t, sent_at)
+                if kind == "train":
+                    plain, lr = is_plain(message.content), requested_rate(message.content)
+                    pending = replace(pending, plain=plain, lr=lr)
+                sent.append(pending)
         if len(sent) < len(messages):
             log.warning("%d messages could not be sent", len(messages) - len(sent))
         self.pending.add(sent)
@@ -170,8 +177,16 @@ class Transport:
             self.clock.sleep(min(pause, deadline - now))
 
     def receive(self) -> None:
-        """Move the replies that have arrived into the inbox."""
-        for reply in self._pull(sorted(self.pending.messages)):
+        """Move the replies that have arrived into the inbox; one that is malformed is dropped."""
+        if not self.pending.messages:
+            return
+        pulled = pull_replies(self.grid, sorted(self.pending.messages))
+        for request_id, reason in pulled.unreadable.items():
+            pending = self.pending.settle(request_id)
+            if pending is not None:
+                log.warning("the reply of node %d cannot be read: %s", pending.node_id, reason)
+                self.malformed.append(pending)
+        for reply in pulled.messages:
             pending = self.pending.settle(reply.metadata.reply_to_message_id)
             if pending is not None:
                 self.inbox.append((pending, reply))
@@ -186,18 +201,8 @@ class Transport:
         self.inbox = [answered for answered in self.inbox if answered[0].kind != kind]
         return taken
 
-    def _pull(self, ids: list[str]) -> list[Message]:
-        """Return replies; if one cannot be decoded, pull them singly and drop that one."""
-        if not ids:
-            return []
-        try:
-            return list(self.grid.pull_messages(ids))
-        except (ValueError, TypeError, KeyError) as error:
-            log.warning("a reply cannot be read: %s", error)
-        replies: list[Message] = []
-        for one in ids:
-            try:
-                replies += self.grid.pull_messages([one])
-            except (ValueError, TypeError, KeyError):
-                self.pending.settle(one)
-        return replies
+    def take_malformed(self, kind: Kind) -> list[PendingReply]:
+        """Remove the requests of a kind that got a malformed reply, and return them."""
+        taken = [pending for pending in self.malformed if pending.kind == kind]
+        self.malformed = [pending for pending in self.malformed if pending.kind != kind]
+        return taken

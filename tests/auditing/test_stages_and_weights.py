@@ -1,0 +1,175 @@
+"""What a log says beyond participation: earlier stages, and weights from sample counts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+
+from fedtide.auditing import ParticipationLog
+from fedtide.auditing.log.reader import read_participation_log as read
+from fedtide.errors import InvalidInputError
+
+STAGES = ["available", "selected", "reported", "used"]
+COUNTS = pl.DataFrame({"round": [0, 0, 1], "client": list("abb"), "weight": [600.0, 200.0, 200.0]})
+
+
+def pairs(log: ParticipationLog | None) -> set[tuple[int, object]]:
+    """Return the entries of a log as (round, client)."""
+    assert log is not None
+    rounds = np.repeat(np.arange(log.length), log.cohorts) + log.first_round
+    names = log.names.to_list()
+    return {(int(t), names[n]) for t, n in zip(rounds, log.clients, strict=True)}
+
+
+def draw_levels(seed: int, rounds: int = 12, clients: int = 7) -> np.ndarray:
+    """Return the level that each client reached in each round, (T, N): −1 none, 3 used."""
+    return np.random.default_rng(seed).integers(-1, 4, (rounds, clients))
+
+
+def last_stage_rows(levels: np.ndarray) -> pl.DataFrame:
+    """Return one row per round and client: the last stage."""
+    rounds, clients = np.nonzero(levels >= 0)
+    stages = [STAGES[level] for level in levels[rounds, clients]]
+    return pl.DataFrame({"round": rounds, "client": clients, "stage": stages})
+
+
+def event_rows(levels: np.ndarray, seed: int) -> pl.DataFrame:
+    """Return a row for each stage that a client passed, shuffled."""
+    rows = [
+        {"round": t, "client": n, "stage": STAGES[level]}
+        for t in range(len(levels))
+        for n in range(levels.shape[1])
+        for level in range(levels[t, n] + 1)
+    ]
+    return pl.DataFrame(rows).sample(fraction=1.0, shuffle=True, seed=seed)
+
+
+@pytest.mark.parametrize("layout", ["last stage", "events", "events in a file"])
+def test_stages_of_a_log_are_those_that_clients_reached(tmp_path: Path, layout: str) -> None:
+    levels = draw_levels(seed=3)
+    source: pl.DataFrame | Path = last_stage_rows(levels)
+    if layout != "last stage":
+        source = event_rows(levels, seed=4)
+    if layout == "events in a file":
+        source.write_parquet(tmp_path / "log.parquet")
+        source = tmp_path / "log.parquet"
+    log = read(source)
+    for entries, lowest in ((log.available, 0), (log.selected, 1), (log, 3)):
+        expected = {(int(t), int(n)) for t, n in np.argwhere(levels >= lowest)}
+        assert pairs(entries) == expected
+        assert entries is not None
+        assert (entries.length, entries.size, entries.first_round) == (12, 7, 0)
+
+
+def test_earlier_stages_are_known_only_if_the_log_has_rows_of_them() -> None:
+    rows = last_stage_rows(draw_levels(seed=5))
+    used = read(rows.filter(pl.col("stage") == "used"))
+    assert used.available is None
+    assert used.selected is None
+    without_available = read(rows.filter(pl.col("stage") != "available"))
+    assert without_available.available is None
+    assert without_available.selected is not None
+    only_two = read(rows.filter(pl.col("stage").is_in(["available", "used"])))
+    assert only_two.available is not None
+    assert only_two.selected is None
+
+
+def test_rounds_in_which_clients_were_only_available_belong_to_the_log() -> None:
+    rows = {
+        "round": [3, 4, 5],
+        "client": ["a", "a", "b"],
+        "stage": ["available", "used", "available"],
+    }
+    log = read(pl.DataFrame(rows))
+    assert (log.first_round, log.length, log.counts.tolist()) == (3, 3, [1, 0])
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_client_twice_at_the_same_stage_of_a_round_is_refused(stage: str) -> None:
+    stages = ["used", "available", stage, stage]
+    rows = pl.DataFrame({"round": [0, 6, 7, 7], "client": [1, 1, 4, 4], "stage": stages})
+    with pytest.raises(InvalidInputError, match=r"^client: 4 appears twice in round 7; "):
+        read(rows)
+
+
+@pytest.mark.parametrize(
+    "name", ["samples", "num_examples", "num_samples", "n_samples", "examples"]
+)
+def test_weights_are_the_shares_of_declared_samples_in_each_round(name: str) -> None:
+    rows = pl.DataFrame({"round": [0, 0, 2, 2, 2], "client": list("abbac")})
+    log = read(rows.with_columns(pl.Series(name, [10, 30, 30, 10, 60])))
+    assert log.samples is not None
+    assert log.samples.tolist() == [10, 30, 60]
+    assert log.weights is not None
+    np.testing.assert_allclose(log.weights, [0.25, 0.75, 0.3, 0.1, 0.6], rtol=1e-6)
+
+
+def test_samples_are_means_and_unknown_where_a_client_declares_none() -> None:
+    rows = {
+        "round": [0, 1, 1, 2],
+        "client": list("aabc"),
+        "stage": ["used", "used", "selected", "available"],
+        "samples": [10, 20, 7, None],
+    }
+    log = read(pl.DataFrame(rows))
+    assert log.samples is not None
+    np.testing.assert_array_equal(log.samples, [15, 7, np.nan])
+    assert log.weights is not None
+    assert log.weights.tolist() == [1.0, 1.0]
+    partly = read(pl.DataFrame({"round": [0, 1], "client": ["a", "b"], "samples": [10, None]}))
+    assert partly.weights is None
+    assert read(pl.DataFrame({"round": [0], "client": ["a"], "samples": [None]})).samples is None
+
+
+def test_counts_in_the_column_weight_are_normalised_and_said() -> None:
+    log = read(COUNTS)
+    assert log.weights is not None
+    assert log.weights.tolist() == [0.75, 0.25, 1.0]
+    assert log.samples is not None
+    assert log.samples.tolist() == [600, 200]
+    assert any("sample counts" in note for note in log.notes)
+
+
+def test_column_alias_decides_what_weights_are() -> None:
+    kept = read(COUNTS, columns={"weight": "weight"})
+    assert kept.weights is not None
+    assert (kept.weights.tolist(), kept.samples) == ([600, 200, 200], None)
+    shares = COUNTS.with_columns(pl.col("weight") / 7)
+    counts = read(shares, columns={"samples": "weight"})
+    assert counts.weights is not None
+    np.testing.assert_allclose(counts.weights, [0.75, 0.25, 1.0], rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "weights",
+    [
+        [0.5, 0.5, 1.0],  # 1 / |S_t|
+        [1.3, 0.2, 0.9],  # FedAU's, which sum to about 1
+        [2.0, 0.0, 2.0],  # taking turns: whole numbers, but of the size of q_t^n
+        [120.5, 30.0, 40.0],  # no counts
+    ],
+)
+def test_participation_weights_stay_as_they_are(weights: list[float]) -> None:
+    rows = pl.DataFrame({"round": [0, 0, 1], "client": list("abb"), "weight": weights})
+    log = read(rows)
+    assert log.weights is not None
+    np.testing.assert_array_equal(log.weights, np.float32(weights))
+    assert not log.notes
+
+
+def test_recorded_weights_win_over_samples() -> None:
+    rows = {"round": [0, 0], "client": ["a", "b"], "weight": [0.5, 0.5], "samples": [1, 9]}
+    log = read(pl.DataFrame(rows))
+    assert log.weights is not None
+    assert log.weights.tolist() == [0.5, 0.5]
+    assert log.samples is not None
+    assert log.samples.tolist() == [1, 9]
+
+
+def test_invalid_sample_counts_are_refused_by_name() -> None:
+    rows = pl.DataFrame({"round": [0], "client": ["a"], "num_examples": [-3]})
+    with pytest.raises(InvalidInputError, match=r"^samples: -3"):
+        read(rows)
