@@ -99,7 +99,7 @@ class Quadratic:
     [F(x) − F(x*)] / [F(x_0) − F(x*)] with F = Σ a_n F_n.
     """
 
-    rounds = 800
+    rounds = 500
     rates = (0.01, 0.03, 0.1, 0.3)
 
     def __init__(self, seed: int) -> None:
@@ -148,8 +148,8 @@ class Digits:
     classes, Σ a_n error_n.
     """
 
-    rounds = 600
-    rates = (0.03, 0.1, 0.3, 1.0)
+    rounds = 400
+    rates = (0.1, 0.3, 1.0, 3.0)
 
     def __init__(self, seed: int) -> None:
         data, self._random = load("digits"), np.random.default_rng([64, seed])
@@ -208,9 +208,9 @@ def train(name: str, law: str, listed: list[Settings], seed: int) -> Numbers:
     problem = PROBLEMS[name](seed)
     present = draw(law, problem.rounds, seed)
     wanted = wanted_weights(law)
-    # A mean of N a_n F_n is the wanted objective; FedAvg's `weights` are what is to be tested.
-    plain = torch.tensor([settings["type"] == "fedavg" for settings in listed])
-    scales = torch.where(plain[:, None], 1.0, torch.from_numpy(CLIENTS * wanted))
+    # Σ a_n F_n is the mean of N a_n F_n; weights by samples are a_n themselves.
+    by_samples = torch.tensor([settings.get("weights") == "data" for settings in listed])
+    scales = torch.where(by_samples[:, None], 1.0, torch.from_numpy(CLIENTS * wanted))
     population = Population(CLIENTS, samples=wanted)
     drivers = [
         RoundDriver(BUILDER.build(Algorithm, settings), problem.start, population)
@@ -267,36 +267,23 @@ def draw(law: str, rounds: int, seed: int) -> Present:
 
 
 def audit_law(law: str, rounds: int, seed: int) -> Audit:
-    """Return the audit of a log of the law."""
+    """Return the audit of a log of the law, which declares samples if their shares are wanted."""
     t, n = np.nonzero(draw(law, rounds, seed))
-    roster = pl.DataFrame({"client": np.arange(CLIENTS)})
+    log = pl.DataFrame({"round": t, "client": n})
     if LAWS[law].declared is not None:
-        roster = roster.with_columns(weight=wanted_weights(law))
-    return audit(pl.DataFrame({"round": t, "client": n}), roster=roster)
-
-
-def advised_settings(result: Audit) -> list[Settings]:
-    """Return the advised algorithms, best first, as in an experiment file."""
-    listed = []
-    for advice in result.advice:
-        settings = {"type": advice.algorithm, **advice.parameters}
-        if "rates" in settings:
-            settings["rates"] = result.rates.estimate.tolist()
-        listed.append(settings)
-    return listed
+        log = log.with_columns(samples=np.round(10_000 * wanted_weights(law))[n])
+    return audit(log, clients=CLIENTS)
 
 
 def candidates(result: Audit) -> list[Settings]:
     """Return the advised algorithms, best first, and those that are trained besides."""
-    listed = advised_settings(result)
+    listed = [advice.experiment["algorithm"] for advice in result.advice]
+    types = {settings["type"] for settings in listed}
     period = result.regularity.period or 50
     others: list[Settings] = [
-        {"type": "scaffold"},
-        {"type": "fedlaavg"},
         {"type": "amplified", "period": period, "factor": 2.0, "inner": {"type": "fedavg"}},
         {"type": "amplified-scaffold", "period": period, "factor": 1.5},
     ]
-    types = {settings["type"] for settings in listed}
     return listed + [settings for settings in others if settings["type"] not in types]
 
 
@@ -402,11 +389,13 @@ class Figure:
 
     Args:
         method: its class and settings.
+        settings: the same as in the record.
         mean: over the judged seeds.
         error: the standard error of the mean.
     """
 
     method: str
+    settings: str
     mean: float
     error: float
 
@@ -451,7 +440,7 @@ def judge(problem: str, law: str, record: Record) -> Verdict:
         figures = record.figures(problem, law, key(settings))
         if figures is not None:
             found[key(settings)] = (settings, figures)
-    firsts = [advised_settings(result)[0] for result in audits]
+    firsts = [result.advice[0].experiment["algorithm"] for result in audits]
     if key(firsts[0]) not in found or key({"type": "fedavg"}) not in found:
         raise LookupError(f"{problem}, {law}: {key(firsts[0])} is not in the record; train it")
     advised, fedavg = (found[key(settings)] for settings in (firsts[0], {"type": "fedavg"}))
@@ -471,7 +460,7 @@ def judge(problem: str, law: str, record: Record) -> Verdict:
 
 def _figure(settings: Settings, figures: Numbers) -> Figure:
     error = float(figures.std(ddof=1)) / len(figures) ** 0.5
-    return Figure(describe(settings), float(figures.mean()), error)
+    return Figure(describe(settings), key(settings), float(figures.mean()), error)
 
 
 def _name(settings: Settings) -> tuple[Any, ...]:
@@ -525,7 +514,7 @@ def _row(verdict: Verdict) -> str:
         verdict.law,
         advised.method,
         _number(advised),
-        "the same" if best.method == advised.method else best.method,
+        "the same" if best.settings == advised.settings else best.method,
         _number(best),
         _number(verdict.fedavg),
         answer,
@@ -574,7 +563,6 @@ def load_verdicts() -> list[Verdict]:
 
 
 def main() -> None:
-    """Run the command."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
