@@ -63,6 +63,9 @@ TITLES = {
 
 Settings = dict[str, Any]
 Ids = NDArray[np.int64]
+Rates = tuple[float, ...]
+Run = tuple[str, str, str, int]
+"""Problem, law, settings and seed."""
 
 
 class Problem(Protocol):
@@ -73,8 +76,12 @@ class Problem(Protocol):
     """
 
     rounds: ClassVar[int]
-    rates: ClassVar[tuple[float, ...]]
+    grid: ClassVar[Rates]
+    rates: Rates
     start: torch.Tensor
+
+    def __init__(self, seed: int, rates: Rates) -> None:
+        """Draw the problem of a seed, for models of these local rates."""
 
     def local_changes(
         self, models: torch.Tensor, scales: torch.Tensor, pushes: torch.Tensor, clients: Ids
@@ -100,15 +107,16 @@ class Quadratic:
     """
 
     rounds = 500
-    rates = (0.01, 0.03, 0.1, 0.3)
+    grid = (0.01, 0.03, 0.1, 0.3)
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, rates: Rates) -> None:
+        self.rates = rates
         random, d = np.random.default_rng([20, seed]), 20
         bases = np.linalg.qr(random.normal(size=(CLIENTS, d, d)))[0]
         values = np.exp(random.uniform(np.log(0.1), 0, (CLIENTS, d)))
-        classes = random.normal(1.0, 1.0, (10, d))[np.arange(CLIENTS) * 10 // CLIENTS]
+        classes = random.normal(0.5, 1.0, (10, d))[np.arange(CLIENTS) * 10 // CLIENTS]
         self.centers = random.normal(classes, 0.3)
-        self.start = torch.zeros(d * len(self.rates), dtype=torch.float64)
+        self.start = torch.zeros(d * len(rates), dtype=torch.float64)
         self._bases, self._values = torch.from_numpy(bases), torch.from_numpy(values)
 
     @property
@@ -149,9 +157,10 @@ class Digits:
     """
 
     rounds = 400
-    rates = (0.1, 0.3, 1.0, 3.0)
+    grid = (0.1, 0.3, 1.0, 3.0, 10.0)
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, rates: Rates) -> None:
+        self.rates = rates
         data, self._random = load("digits"), np.random.default_rng([64, seed])
         labels = data.train.labels
         owners = labels * (CLIENTS // 10) + self._random.integers(CLIENTS // 10, size=len(labels))
@@ -165,7 +174,7 @@ class Digits:
         self._test_labels = data.test.labels
         self.shares = np.stack([np.bincount(labels[samples], minlength=10) for samples in held])
         self.shares = self.shares / self._sizes[:, None]
-        self.start = torch.zeros(650 * len(self.rates))
+        self.start = torch.zeros(650 * len(rates))
 
     def local_changes(
         self, models: torch.Tensor, scales: torch.Tensor, pushes: torch.Tensor, clients: Ids
@@ -199,13 +208,13 @@ class Digits:
 PROBLEMS: dict[str, type[Problem]] = {"quadratic": Quadratic, "digits": Digits}
 
 
-def train(name: str, law: str, listed: list[Settings], seed: int) -> Numbers:
+def train(name: str, law: str, listed: list[Settings], seed: int, rates: Rates) -> Numbers:
     """Return the figure of a run of each method at each local rate, (M, R).
 
     A figure is the mean over evaluations in the last quarter of the rounds; infinite where the run
     diverges. All methods see the same participation and the same minibatches.
     """
-    problem = PROBLEMS[name](seed)
+    problem = PROBLEMS[name](seed, rates)
     present = draw(law, problem.rounds, seed)
     wanted = wanted_weights(law)
     # Σ a_n F_n is the mean of N a_n F_n; weights by samples are a_n themselves.
@@ -316,23 +325,18 @@ class Record:
     def __init__(self, path: Path = RECORD) -> None:
         self._path = path
         self.rows = pl.read_parquet(path) if path.exists() else pl.DataFrame(schema=self.SCHEMA)
-        self._known = set(self.rows.select("problem", "law", "settings", "seed").iter_rows())
+        self._known = set(self.rows.drop("figure").iter_rows())
         self._saved = time.monotonic()
 
-    def __contains__(self, run: tuple[str, str, str, int]) -> bool:
-        return run in self._known
+    def missing(self, run: Run, rates: Rates) -> Rates:
+        """Return the rates at which a run is not in the record."""
+        return tuple(lr for lr in rates if (*run, lr) not in self._known)
 
-    def add(self, run: tuple[str, str, str, int], figures: Numbers) -> None:
-        """Add a run; the file is written every half a minute."""
-        problem, law, settings, seed = run
-        rates = PROBLEMS[problem].rates
-        new = pl.DataFrame(
-            [(problem, law, settings, seed, *pair) for pair in zip(rates, figures, strict=True)],
-            schema=self.SCHEMA,
-            orient="row",
-        )
-        self.rows = self.rows.vstack(new)
-        self._known.add(run)
+    def add(self, run: Run, rates: Rates, figures: Numbers) -> None:
+        """Add a run at several rates; the file is written every half a minute."""
+        rows = [(*run, lr, figure) for lr, figure in zip(rates, figures, strict=True)]
+        self.rows = self.rows.vstack(pl.DataFrame(rows, schema=self.SCHEMA, orient="row"))
+        self._known |= {row[:-1] for row in rows}
         if time.monotonic() - self._saved > 30:
             self.save()
 
@@ -348,7 +352,7 @@ class Record:
         """Return the figures at the tuned rate, by judged seed; None if runs are missing."""
         rows = self.rows.filter(problem=problem, law=law, settings=settings)
         tuning = rows.filter(seed=TUNING).sort("figure", "lr")
-        if tuning.is_empty():
+        if len(tuning) < len(PROBLEMS[problem].grid):
             return None
         judged = rows.filter(pl.col("seed").is_in(JUDGED), lr=tuning["lr"][0]).sort("seed")
         return judged["figure"].to_numpy() if len(judged) == len(JUDGED) else None
@@ -358,29 +362,35 @@ def train_all(problems: list[str], laws: list[str], methods: list[str]) -> None:
     """Train what the record lacks; no methods: all."""
     record = Record()
     for problem in problems:
+        grid = PROBLEMS[problem].grid
         for law in laws:
             began = time.process_time()
             result = audit_law(law, PROBLEMS[problem].rounds, LOGS[0])
             asked = [s for s in candidates(result) if not methods or s["type"] in methods]
             for seed in (TUNING, *JUDGED):
-                missing = [s for s in asked if (problem, law, key(s), seed) not in record]
-                if missing:
-                    found = train_or_fail(problem, law, missing, seed)
-                    for settings, figures in zip(missing, found, strict=True):
-                        record.add((problem, law, key(settings), seed), figures)
+                runs = [(problem, law, key(settings), seed) for settings in asked]
+                missing = [record.missing(run, grid) for run in runs]
+                for rates in sorted({rates for rates in missing if rates}):
+                    chosen = [place for place, lacked in enumerate(missing) if lacked == rates]
+                    listed = [asked[place] for place in chosen]
+                    found = train_or_fail(problem, law, listed, seed, rates)
+                    for place, figures in zip(chosen, found, strict=True):
+                        record.add(runs[place], rates, figures)
             print(f"{problem}, {law}: {time.process_time() - began:.0f} s", flush=True)
     record.save()
 
 
-def train_or_fail(problem: str, law: str, listed: list[Settings], seed: int) -> Numbers:
+def train_or_fail(
+    problem: str, law: str, listed: list[Settings], seed: int, rates: Rates
+) -> Numbers:
     """Train; settings that cannot be run, such as rates of 0, have an infinite figure."""
     try:
-        return train(problem, law, listed, seed)
+        return train(problem, law, listed, seed, rates)
     except InvalidInputError as error:
         if len(listed) == 1:
             print(f"  {law}, {key(listed[0])}: {error}", flush=True)
-            return np.full((1, len(PROBLEMS[problem].rates)), np.inf)
-        return np.vstack([train_or_fail(problem, law, [one], seed) for one in listed])
+            return np.full((1, len(rates)), np.inf)
+        return np.vstack([train_or_fail(problem, law, [one], seed, rates) for one in listed])
 
 
 @dataclass(frozen=True)

@@ -67,14 +67,14 @@ def test_the_stored_verdicts_follow_from_the_record(advice):
 def test_training_at_several_rates_at_once_is_training_at_each(advice, monkeypatch, settings):
     """`ft.simulate` runs the last of the rates alone, and the loss is that of its iterates."""
     monkeypatch.setattr(advice.Quadratic, "rounds", 24)
-    law, rate = "five groups in turn", advice.Quadratic.rates[-1]
-    together = advice.train("quadratic", law, [{"type": "fedavg"}, settings], 3)[1, -1]
-    problem, present = advice.Quadratic(3), advice.draw(law, 24, 3)
+    law, rates = "five groups in turn", advice.Quadratic.grid
+    together = advice.train("quadratic", law, [{"type": "fedavg"}, settings], 3, rates)[1, -1]
+    problem, present = advice.Quadratic(3, rates), advice.draw(law, 24, 3)
     result = ft.simulate(
         problem=ft.problems.Quadratic(matrices=problem.matrices, centers=problem.centers),
         participation=ft.participation.Table(weights=present / 5),
         algorithm=settings,
-        local={"steps": advice.STEPS, "lr": rate},
+        local={"steps": advice.STEPS, "lr": rates[-1]},
         rounds=24,
         dtype="float64",
         trainer="reference",
