@@ -1,14 +1,15 @@
 """Speed and accuracy of the audit.
 
     python benchmarks/audit.py speed [--rounds 10000] [--cohort 10000] [--clients 20000] [--times 1]
+                                     [--csv]
     python benchmarks/audit.py truth [--logs 1000] [--rounds 500]
     python benchmarks/audit.py skews [--logs 1000] [--only Markov]
 
-`speed` writes a Parquet log of rounds × cohort rows, audits it in a separate process, step by step,
-and then prints the median time of the command, start-up included. `truth` draws logs of known
-processes with N from 10 to 300 clients and prints, per family, how often the family was recognised
-and the period exact, the share of the rates' intervals that cover the truth, and how often drift
-was reported. `skews` prints the coverage of the L1 skew's interval.
+`speed` writes a Parquet or CSV log of rounds × cohort rows, audits it in a separate process, step
+by step, and then prints the median time of the command, start-up included. `truth` draws logs of
+known processes with N from 10 to 300 clients and prints, per family, how often the family was
+recognised and the period exact, the share of the rates' intervals that cover the truth, and how
+often drift was reported. `skews` prints the coverage of the L1 skew's interval.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 import pyarrow as pa
+import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
@@ -228,12 +230,12 @@ def coverage(process: KnownProcess, clients: int, rounds: int, logs: int) -> flo
     return float(np.mean(found))
 
 
-def speed(rounds: int, cohort: int, clients: int, times: int) -> None:
+def speed(rounds: int, cohort: int, clients: int, times: int, as_csv: bool) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "log.parquet"
+        path = Path(folder) / ("log.csv" if as_csv else "log.parquet")
         write_log(path, rounds, cohort, clients)
         size = path.stat().st_size / 1e6
-        print(f"{rounds * cohort:,} rows, {size:.0f} MB of Parquet")
+        print(f"{rounds * cohort:,} rows, {size:.0f} MB of {'CSV' if as_csv else 'Parquet'}")
         subprocess.run([sys.executable, __file__, "one", str(path)], check=True)
         command = [
             sys.executable,
@@ -257,7 +259,8 @@ def write_log(path: Path, rounds: int, cohort: int, clients: int) -> None:
     random = np.random.default_rng(0)
     schema = pa.schema([("round", pa.int64()), ("client", pa.int64())])
     step = max(1, 2_000_000 // cohort)
-    with pq.ParquetWriter(path, schema) as file:
+    writer = pa_csv.CSVWriter if path.suffix == ".csv" else pq.ParquetWriter
+    with writer(path, schema) as file:
         for low in range(0, rounds, step):
             numbers = np.arange(low, min(low + step, rounds))
             ids = [np.sort(random.choice(clients, cohort, replace=False)) for _ in numbers]
@@ -287,6 +290,7 @@ def main() -> None:
     fast.add_argument("--cohort", type=int, default=10_000)
     fast.add_argument("--clients", type=int, default=20_000)
     fast.add_argument("--times", type=int, default=1)
+    fast.add_argument("--csv", action="store_true")
     right = commands.add_parser("truth")
     right.add_argument("--logs", type=int, default=1000)
     right.add_argument("--rounds", type=int, default=500)
@@ -297,7 +301,7 @@ def main() -> None:
     single.add_argument("path")
     given = parser.parse_args()
     if given.command == "speed":
-        speed(given.rounds, given.cohort, given.clients, given.times)
+        speed(given.rounds, given.cohort, given.clients, given.times, given.csv)
     elif given.command == "truth":
         truth(given.logs, given.rounds)
     elif given.command == "skews":

@@ -90,7 +90,7 @@ def check_types(thing: object, cls: type) -> None:
     for name, kind in field_types(cls).items():
         value = getattr(thing, name)
         if not _fits(kind, value):
-            raise InvalidInputError(_explain(name, kind, value))
+            raise InvalidInputError(explain_mismatch(name, kind, value))
 
 
 @cache
@@ -185,8 +185,12 @@ def _is_array_of(kind: Any, array: np.ndarray[Any, Any]) -> bool:
     return kind is Any
 
 
-def _explain(name: str, kind: Any, value: Any) -> str:
-    """Return why a value does not fit, and what does."""
+def explain_mismatch(name: str, kind: Any, value: Any) -> str:
+    """Return why a value is not of the type that an annotation describes, and what is.
+
+    >>> explain_mismatch("rates", float | Sequence[float], {"ann": 0.5})
+    "rates: {'ann': 0.5} is of type dict; give a number or a list of numbers"
+    """
     given = " ".join(f"{value!r:.60}".split())
     options = [o for m in _members(kind) if get_origin(m) is Literal for o in get_args(m)]
     if isinstance(value, str) and options:
@@ -195,7 +199,7 @@ def _explain(name: str, kind: Any, value: Any) -> str:
         if get_origin(member) is Sequence and isinstance(value, list | tuple):
             item = get_args(member)[0]
             i = next(i for i, part in enumerate(value) if not _fits(item, part))
-            return _explain(f"{name}[{i}]", item, value[i])
+            return explain_mismatch(f"{name}[{i}]", item, value[i])
     is_integer = isinstance(value, Integral) and not isinstance(value, bool)
     if is_integer and {int, float} & {*_members(kind)}:
         return f"{name}: {given} is too large; give a number below 2**63"

@@ -21,7 +21,7 @@ from weakref import ReferenceType
 
 import numpy as np
 
-from fedtide.errors import InvalidInputError
+from fedtide.errors import InvalidInputError, first_line
 from fedtide.import_paths import import_path_of
 
 T = TypeVar("T")
@@ -338,10 +338,9 @@ def _hash_converted(digest: _Digest, to_arrow: Callable[[], Any]) -> None:
     try:
         table = to_arrow()
     except Exception as error:  # a column of mixed types
-        reason = f"{error!s:.120}".partition("\n")[0]
         raise InvalidInputError(
-            f"out: a table has no fingerprint ({reason}); give each column one type, or run "
-            "without a folder"
+            f"out: a table has no fingerprint ({first_line(error, 120)}); give each column one "
+            "type, or run without a folder"
         ) from None
     _hash_arrow(digest, table)
 

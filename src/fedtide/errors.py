@@ -77,6 +77,24 @@ def error_prefix(field: str) -> Iterator[None]:
         raise error.prefixed(field) from None
 
 
+def first_line(error: BaseException, length: int = 200, with_type: bool = False) -> str:
+    """Return the first line of the message of an error, or the name of its type if it has none.
+
+    Args:
+        error: of any library, or of a user's code.
+        length: the most characters of the message that are returned.
+        with_type: whether the name of the type precedes the message.
+
+    >>> first_line(ValueError("not a number\\nsee the manual")), first_line(KeyError())
+    ('not a number', 'KeyError')
+    >>> first_line(ValueError("not a number"), with_type=True)
+    'ValueError: not a number'
+    """
+    name, lines = type(error).__name__, str(error).strip().splitlines()
+    line = lines[0].strip()[:length] if lines else ""
+    return f"{name}: {line}" if line and with_type else line or name
+
+
 def did_you_mean(name: str, options: Iterable[str]) -> str:
     """Return the hint for an unknown `name`: the closest option, or else all of them.
 

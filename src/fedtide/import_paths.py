@@ -9,7 +9,7 @@ from functools import reduce
 from pathlib import Path
 from typing import Any
 
-from fedtide.errors import InvalidInputError
+from fedtide.errors import InvalidInputError, first_line
 
 _PATH = re.compile(r"[^\W\d][\w.]*:[^\W\d][\w.]*")
 
@@ -42,10 +42,9 @@ def import_object(path: str, field: str) -> Any:
     try:
         return reduce(getattr, name.split("."), importlib.import_module(module))
     except Exception as error:  # a user's module may raise anything
-        reason = "".join(f"{error!s:.200}".splitlines()[:1])
         raise InvalidInputError(
-            f"{field}: {path!r:.100} cannot be imported ({type(error).__name__}: {reason}); give "
-            f"package.module:Class, installed or in the working directory"
+            f"{field}: {path!r:.100} cannot be imported ({first_line(error, with_type=True)}); "
+            f"give package.module:Class, installed or in the working directory"
         ) from error
     finally:
         sys.path.remove(folder)

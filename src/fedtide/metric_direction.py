@@ -1,4 +1,4 @@
-"""Which metrics are better when they are lower."""
+"""What the names of metrics say: which are better when lower, and which are shares."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 
 _LOWER = re.compile(r"(^|_)(loss|error|mse|rmse|mae|mape|nll|perplexity|distance|std)(_|$)")
+_SHARE = re.compile(r"(^|_)(accuracy|recall|precision)(_|$)")
 _CLIENTS = re.compile(r"client_(?P<base>.+)_(p10|p50|p90|worst_tenth)")
 _PART = re.compile(r"(personalised|train|test|participation)_(?P<base>.+)")
 
@@ -32,6 +33,15 @@ def lower_is_better(metric: str, declared: Mapping[str, bool] | None = None) -> 
         if declared is not None and name in declared:
             return declared[name]
     return _LOWER.search(metric) is not None
+
+
+def is_share(metric: str) -> bool:
+    """Return whether a metric is a share from 0 to 1, which is shown in per cent.
+
+    >>> [is_share(metric) for metric in ("client_accuracy_std", "loss")]
+    [True, False]
+    """
+    return _SHARE.search(metric) is not None
 
 
 def base_metric(metric: str) -> str:

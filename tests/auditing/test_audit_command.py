@@ -28,12 +28,32 @@ def test_command_writes_json_and_page(tmp_path: Path, simulate_log: Any, to_fram
     assert "Never took part" in (tmp_path / "a.html").read_text()
 
 
+def test_command_reads_times_and_strides(tmp_path: Path) -> None:
+    rows = [(t, n) for t in range(0, 24, 3) for n in range(t % 4 + 1)]
+    times = [f"2026-05-01T{t:02}:30:00,{n}" for t, n in rows]
+    (tmp_path / "times.csv").write_text("\n".join(["time,client", *times]))
+    (tmp_path / "rounds.csv").write_text(
+        "\n".join(["round,client", *(f"{t},{n}" for t, n in rows)])
+    )
+
+    def count_rounds(name: str, *options: str) -> int:
+        arguments = ["audit", str(tmp_path / name), "--json", str(tmp_path / "a.json"), *options]
+        done = CliRunner().invoke(app, arguments)
+        assert done.exit_code == 0, done.output
+        return int(json.loads((tmp_path / "a.json").read_text())["rounds"])
+
+    assert count_rounds("times.csv", "--round-seconds", "3600") == 22
+    assert count_rounds("times.csv", "--round-seconds", "10800") == 8
+    assert count_rounds("rounds.csv") == 8
+    assert count_rounds("rounds.csv", "--round-step", "1") == 22
+
+
 @pytest.mark.parametrize(
     ("content", "options", "field", "word"),
     [
         ("", [], "log", "empty"),
         ("round,client\n", [], "log", "used"),
-        ("server_round,client\n0,1\n", [], "log", "--columns round=server_round"),
+        ("iteration,client\n0,1\n", [], "log", "--columns round=iteration"),
         ("round,client\n0,1\n0,1\n", [], "client", "round 0"),
         ("round,client\n0,5\n", ["--clients", "3"], "client", "3 clients"),
         ("round,client\n0.5,1\n", [], "round", "0.5"),
@@ -41,7 +61,7 @@ def test_command_writes_json_and_page(tmp_path: Path, simulate_log: Any, to_fram
         ("round,client\n0,1\n", ["--roster", "no.csv"], "roster", "no.csv"),
         ("round,client\n0,1\n", ["--groups", "region"], "groups", "--roster"),
         ("round,client\n0,1\n", ["--columns", "round"], "columns", "NAME=COLUMN"),
-        ("round,client\n0,1\n", ["--html", "no/where/a.html"], "html", "no/where/a.html"),
+        ("round,client\n0,1\n1,1\n", ["--html", "no/where/a.html"], "html", "no/where/a.html"),
     ],
 )
 def test_command_reports_invalid_input_in_one_line(

@@ -1,5 +1,6 @@
 """Damaged files are read or refused in one sentence, never with another exception."""
 
+import gzip
 import json
 import random
 from collections.abc import Callable
@@ -10,6 +11,7 @@ import polars as pl
 import pytest
 
 import fedtide as ft
+from fedtide.auditing.log.reader import read_participation_log
 from fedtide.errors import InvalidInputError
 from fedtide.participation import Schedule, Trace
 from fedtide.population import Population
@@ -43,6 +45,10 @@ def rows_of(source: random.Random, names: list[str]) -> list[dict[str, Any]]:
 
 
 def as_text(rows: list[dict[str, Any]], suffix: str) -> bytes:
+    if suffix.endswith(".gz"):
+        return gzip.compress(as_text(rows, suffix.removesuffix(".gz")))
+    if suffix == ".json":
+        return json.dumps(rows).encode()
     if suffix == ".jsonl":
         return "\n".join(json.dumps(row) for row in rows).encode()
     columns = list(dict.fromkeys(name for row in rows for name in row))
@@ -108,6 +114,29 @@ def test_damaged_log_is_audited_or_refused(tmp_path: Path, suffix: str) -> None:
             continue
         path.write_bytes(damage(source, content))
         check_outcome(lambda log: ft.audit(log, clients=source.choice([None, 3])), path)
+
+
+@pytest.mark.fuzz
+@pytest.mark.parametrize("suffix", [".csv", ".json", ".csv.gz", ".jsonl.gz"])
+def test_damaged_log_of_events_and_times_is_read_or_refused(tmp_path: Path, suffix: str) -> None:
+    source = random.Random(f"events{suffix}")
+    path = tmp_path / f"log{suffix}"
+    times = ["2026-05-01", "2026-05-01T00:00:00Z", 1.7e9, 1_700_000_000_000, "a;b", ["a", "b"], []]
+    for _ in range(600):
+        rows = rows_of(source, ["round", "client", "stage", "weight"])
+        for row in source.sample(rows, min(len(rows), source.randrange(3))):
+            row[source.choice(["round", "time", "client", "clients", "cid", "samples"])] = (
+                source.choice(times + ODD)
+            )
+        path.write_bytes(damage(source, as_text(rows, suffix)))
+        seconds = source.choice([None, 1, 3600])
+        step = source.choice([1, 2]) if seconds is None and source.random() < 0.5 else None
+        check_outcome(
+            lambda log, s=seconds, g=step: read_participation_log(
+                log, round_seconds=s, round_step=g
+            ),
+            path,
+        )
 
 
 @pytest.mark.fuzz

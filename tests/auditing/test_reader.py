@@ -1,5 +1,6 @@
 """Reading logs and rosters: what is accepted, and one-sentence errors for the rest."""
 
+import gzip
 import json
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import polars as pl
 import pytest
 
 import fedtide as ft
+from fedtide.auditing import ClientTable
 from fedtide.errors import InvalidInputError
 from fedtide.participation.log.ledger import Entry, Ledger
 
@@ -70,11 +72,32 @@ def test_log_without_participants_is_refused(tmp_path: Path) -> None:
 
 
 def test_missing_column_suggests_a_mapping() -> None:
-    rows = GOOD.rename({"round": "server_round"})
-    check_error(error_of(rows), "log", "--columns round=server_round")
-    assert ft.audit(rows, columns={"round": "server_round"}).log.length == 4
+    rows = GOOD.rename({"round": "iteration"})
+    check_error(error_of(rows), "log", "--columns round=iteration")
+    assert ft.audit(rows, columns={"round": "iteration"}).log.length == 4
     check_error(error_of(rows, columns={"round": "rnd"}), "columns", "'rnd'")
-    check_error(error_of(rows, columns={"rounds": "server_round"}), "columns", "'round'")
+    check_error(error_of(rows, columns={"rounds": "iteration"}), "columns", "'round'")
+
+
+def test_all_missing_columns_are_named_at_once() -> None:
+    rows = pl.DataFrame({"loss": [0.5], "worker": ["a"]})
+    sentence = error_of(rows)
+    check_error(sentence, "log", "'round' and 'client'", "'loss', 'worker'")
+    assert "--columns round=NAME --columns client=worker" in sentence
+    timed = rows.with_columns(time=pl.lit("2026-05-01"))
+    check_error(error_of(timed), "log", "'client'", "--round-seconds", "--columns client=worker")
+    check_error(error_of(rows, round_seconds=60), "log", "'time' and 'client'")
+
+
+def test_two_columns_of_the_same_name_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "log.csv").write_text("round,client,client\n0,1,2\n")
+    check_error(error_of(tmp_path / "log.csv"), "log", "'client'")
+
+
+def test_log_of_one_round_is_refused() -> None:
+    for clients in (["a"], ["a", "b"]):
+        rows = pl.DataFrame({"round": [5] * len(clients), "client": clients})
+        check_error(error_of(rows), "round", "round 5", "two rounds")
 
 
 @pytest.mark.parametrize("suffix", [".parquet", ".csv", ".jsonl"])
@@ -110,6 +133,23 @@ def test_many_rounds_of_one_client_each_are_accepted(tmp_path: Path) -> None:
 
 def test_unknown_stage_suggests_the_nearest() -> None:
     check_error(error_of(GOOD.with_columns(stage=pl.lit("usd"))), "stage", "'used'")
+
+
+def test_rosters_come_in_the_same_formats_as_logs(tmp_path: Path) -> None:
+    roster = ROSTER.with_columns(weight=pl.Series([0.5, 0.25, 0.25]))
+    text = roster.write_csv(separator=";").replace("0.", "0,")
+    (tmp_path / "roster.csv").write_text(text)
+    (tmp_path / "roster.tsv.gz").write_bytes(
+        gzip.compress(roster.write_csv(separator="\t").encode())
+    )
+    (tmp_path / "roster.json").write_text(json.dumps(roster.to_dicts()))
+    (tmp_path / "roster.jsonl.gz").write_bytes(gzip.compress(roster.write_ndjson().encode()))
+    for name in ("roster.csv", "roster.tsv.gz", "roster.json", "roster.jsonl.gz"):
+        table = ClientTable.from_file(tmp_path / name)
+        assert table.names.to_list() == [0, 1, 2]
+        assert table.groups["region"].to_list() == ["a", "b", "b"]
+        assert table.wanted is not None
+        assert table.wanted.tolist() == [0.5, 0.25, 0.25]
 
 
 def test_invalid_rosters_are_refused() -> None:

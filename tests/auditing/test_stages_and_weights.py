@@ -121,7 +121,8 @@ def test_samples_are_means_and_unknown_where_a_client_declares_none() -> None:
     assert log.weights.tolist() == [1.0, 1.0]
     partly = read(pl.DataFrame({"round": [0, 1], "client": ["a", "b"], "samples": [10, None]}))
     assert partly.weights is None
-    assert read(pl.DataFrame({"round": [0], "client": ["a"], "samples": [None]})).samples is None
+    none = pl.DataFrame({"round": [0, 1], "client": ["a", "b"], "samples": [None, None]})
+    assert read(none).samples is None
 
 
 def test_counts_in_the_column_weight_are_normalised_and_said() -> None:
@@ -161,10 +162,10 @@ def test_participation_weights_stay_as_they_are(weights: list[float]) -> None:
 
 
 def test_recorded_weights_win_over_samples() -> None:
-    rows = {"round": [0, 0], "client": ["a", "b"], "weight": [0.5, 0.5], "samples": [1, 9]}
-    log = read(pl.DataFrame(rows))
+    rows = {"round": [0, 0, 1], "client": ["a", "b", "a"], "weight": [0.5, 0.5, 1.0]}
+    log = read(pl.DataFrame(rows | {"samples": [1, 9, 1]}))
     assert log.weights is not None
-    assert log.weights.tolist() == [0.5, 0.5]
+    assert log.weights.tolist() == [0.5, 0.5, 1.0]
     assert log.samples is not None
     assert log.samples.tolist() == [1, 9]
 

@@ -389,6 +389,17 @@ def test_uint8_images_are_standardised_and_other_integers_stay():
     torch.testing.assert_close(task._train.inputs[0], torch.tensor(images).double() / 255)
 
 
+class Detached(nn.Linear):
+    """A layer that training cannot change."""
+
+    def __init__(self):
+        super().__init__(3, 1)
+
+    def forward(self, x):
+        with torch.no_grad():
+            return super().forward(x)
+
+
 WRONG = {
     "unknown-column": ({"inputs": ["a", "z"]}, "inputs: .*'z'"),
     "text-input": ({"inputs": "kind"}, "inputs: .*text"),
@@ -408,6 +419,23 @@ WRONG = {
         {"loss": lambda z, y: functional.dropout((z.squeeze(1) - y) ** 2)},
         "loss: .*global generator",
     ),
+    "loss-of-detached-outputs": (
+        {"loss": lambda z, y: (z.detach().squeeze(1) - y) ** 2},
+        "loss: it has no gradient",
+    ),
+    "loss-of-arrays": (
+        {"loss": lambda z, y: torch.from_numpy((z.numpy()[:, 0] - y.numpy()) ** 2)},
+        r"loss: it cannot be differentiated \(Can't call numpy\(\)",
+    ),
+    "loss-of-comparisons": (
+        {"loss": lambda z, y: (z.squeeze(1) > y).double()},
+        "loss: it has no gradient",
+    ),
+    "loss-of-whole-numbers": (
+        {"loss": lambda z, y: z.squeeze(1).round().long()},
+        "loss: it has no gradient",
+    ),
+    "model-without-gradient": ({"model": Detached}, "model: its outputs have no gradient"),
     "unknown-metric": ({"metrics": ["may"]}, "metrics: unknown 'may'"),
     "no-partition": ({"clients": 5}, "partition: missing"),
     "two-divisions": ({"partition": Iid()}, "clients: a column needs no partition"),

@@ -9,7 +9,9 @@ from typer.testing import CliRunner
 
 import fedtide as ft
 from fedtide.cli.main import app
-from fedtide.report.loading import FinishedRun, find_runs, load_runs
+from fedtide.report.loading import LoadedRun, find_runs, load_runs
+from fedtide.simulation.run_folder import Failure, RunFolder
+from fedtide.tracking.base import read_speed
 
 NEEDED = (
     "experiment.yaml",
@@ -89,6 +91,24 @@ def test_damaged_fingerprints_are_named(damage, runs):
 
 
 @pytest.mark.parametrize("damage", ["emptied", "garbage", "replaced"])
+def test_whoever_reads_a_damaged_note_of_a_failure_says_so(damage, runs):
+    """The table of a sweep, trackers and papers read it through the folder."""
+    (runs / "plain" / "summary.json").unlink()
+    (runs / "plain" / "failure.json").write_text('{"sentence": "local.lr: too high"}')
+    assert RunFolder(runs / "plain").read_failure() == Failure("local.lr: too high")
+    DAMAGES[damage](runs / "plain" / "failure.json")
+    with pytest.raises(ft.InvalidInputError, match=r"^out: .*plain has a failure.json .*; start"):
+        RunFolder(runs / "plain").read_failure()
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_tracker_that_finds_no_timings_says_so(damage, runs):
+    DAMAGES[damage](runs / "plain" / "timings.json")
+    with pytest.raises(ft.InvalidInputError, match=r"^out: .*plain has a timings.json .*; start"):
+        read_speed(RunFolder(runs / "plain"))
+
+
+@pytest.mark.parametrize("damage", ["emptied", "garbage", "replaced"])
 def test_a_damaged_note_of_a_failure_is_named(damage, runs):
     (runs / "plain" / "summary.json").unlink()
     (runs / "plain" / "failure.json").write_text('{"sentence": "local.lr: too high"}')
@@ -138,5 +158,5 @@ def test_a_comparison_does_not_leave_out_a_damaged_run(runs):
 def test_results_of_before_directions_were_recorded_can_be_read(runs):
     (runs / "plain" / "summary.json").write_text('{"rounds": 40, "metrics": {}}')
     (run,) = (r for r in load_runs([runs]) if r.method == "plain")
-    assert isinstance(run, FinishedRun)
+    assert isinstance(run, LoadedRun)
     assert run.lower_is_better("mse")

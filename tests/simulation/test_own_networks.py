@@ -78,10 +78,11 @@ def test_batch_norm_over_some_minibatches_of_one_sample_is_warned_of_once(caplog
         lambda outputs, targets: torch.ones(len(targets)),
     ],
 )
+@pytest.mark.parametrize("trainer", ["auto", "reference", "stacked"])
 @pytest.mark.filterwarnings("ignore:Converting a tensor")
-def test_a_loss_without_gradient_is_refused_with_the_reason(loss):
-    with pytest.raises(ft.InvalidInputError, match=r"^model: .*does not require grad.*; check"):
-        simulate(table(), nn.Linear(3, 1), loss=loss)
+def test_a_loss_without_gradient_is_refused_by_every_trainer(loss, trainer):
+    with pytest.raises(ft.InvalidInputError, match=r"^problem\.loss: it has no gradient .*; comp"):
+        simulate(table(), nn.Linear(3, 1), loss=loss, trainer=trainer)
 
 
 def test_a_loss_that_fails_on_minibatches_leaves_no_traceback_in_the_log(caplog):

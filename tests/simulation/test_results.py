@@ -1,11 +1,14 @@
 """Results: several seeds, their tables, summaries and figures."""
 
+from dataclasses import replace
+
 import numpy as np
 import polars as pl
 import pytest
 import safetensors.torch
 import torch
 from matplotlib.figure import Figure
+from matplotlib.ticker import PercentFormatter
 from torch import nn
 
 import fedtide as ft
@@ -102,6 +105,22 @@ def test_a_figure_shows_the_values_of_a_metric(fields):
     np.testing.assert_allclose(line.get_ydata(), means["participation_loss"].to_numpy())
     with pytest.raises(ft.InvalidInputError, match=r"^metric: .*'losss'; did you mean 'loss'"):
         results.plot("losss")
+
+
+@pytest.mark.parametrize(
+    ("metric", "values", "percent"),
+    [
+        ("test_accuracy", [0.2, 0.9], True),
+        ("client_test_recall_p10", [0.2, 0.9], True),
+        ("test_accuracy_in_points", [20.0, 90.0], False),
+        ("loss", [0.9, 0.2], False),
+    ],
+)
+def test_a_figure_shows_shares_in_per_cent(metric, values, percent, regression):
+    result = ft.simulate(**regression)
+    metrics = pl.DataFrame({"round": [1, 2], metric: values})
+    axis = replace(result, metrics=metrics).plot(metric).axes[0].yaxis
+    assert isinstance(axis.get_major_formatter(), PercentFormatter) == percent
 
 
 def test_a_problem_without_a_network_has_no_module(regression):

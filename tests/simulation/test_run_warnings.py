@@ -62,6 +62,18 @@ def test_participation_that_is_known_to_be_empty_is_refused(participation, tmp_p
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize(("optimizer", "has_effect"), [("sgd", True), ("adam", False)])
+def test_weights_of_the_objective_that_local_adam_undoes_are_warned_of(
+    optimizer, has_effect, tmp_path
+):
+    """Adam's steps are the same whatever factor scales a client's gradients."""
+    local = {"steps": 2, "lr": 0.1, "optimizer": optimizer}
+    warnings, weighted = simulate(tmp_path, local=local, objective=[0.9, 0.1])
+    plain = simulate(tmp_path / "plain", local=local)[1]
+    assert np.allclose(weighted.model, plain.model, rtol=0, atol=1e-6) != has_effect
+    assert [text.partition(": ")[0] for text in warnings] == ([] if has_effect else ["objective"])
+
+
 @pytest.mark.parametrize("depth", [0, 1])
 def test_a_factor_that_throws_the_model_off_is_named(depth, tmp_path):
     """One round halves the distance to the optimum; amplified by 4 it overshoots by 1."""
@@ -91,6 +103,25 @@ def test_only_losses_right_after_amplification_are_compared(period, start, warne
     assert bool(found) == warned
     if warned:
         assert found[0].startswith("algorithm.factor: amplification steps raise the loss to 2.33 ")
+
+
+def test_amplification_is_known_by_the_method_and_not_by_its_class():
+    """A user's own method that amplifies is judged as those of the package are."""
+
+    class Own(ft.algorithms.FedAvg):
+        @property
+        def amplification(self):
+            return ft.algorithms.Amplification("gain", period=3, start=2)
+
+    for algorithm, path in [(Own(), "gain"), (ft.algorithms.Averaged(Own()), "inner.gain")]:
+        assert find_warnings(algorithm, ROWS, 8.0, 6)[0].startswith(f"algorithm.{path}: ")
+
+
+def test_the_second_method_of_a_switch_counts_its_periods_from_there():
+    amplified = ft.algorithms.Amplified(period=2, factor=2.0, start=1)
+    switch = ft.algorithms.Switch(first=ft.algorithms.FedAvg(), second=amplified, at=2)
+    (found,) = find_warnings(switch, ROWS, 8.0, 6)
+    assert found.startswith("algorithm.second.factor: amplification steps raise the loss to 2.33 ")
 
 
 def test_a_step_that_is_not_finite_names_the_factor():

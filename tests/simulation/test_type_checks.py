@@ -42,6 +42,8 @@ CLASSES = [cls for table in TABLES for cls in table.values()]
 CLASSES += [ft.LocalTraining, Evaluate, Checkpoints, TwoStage, a.ClientSideMemory, FlwrInstance]
 
 QUADRATIC = problems.Quadratic([[[1.0]]], [[0.0]])
+RUN = {"problem": QUADRATIC, "participation": "full", "algorithm": "fedavg", "rounds": 1}
+RUN |= {"local": {"steps": 1}}
 
 VALID = {
     a.WeightedFedAvg: {"rates": [0.5]},
@@ -177,6 +179,18 @@ def test_any_value_in_any_field_is_taken_or_refused_in_a_sentence(cls):
         (
             lambda: p.Bernoulli(rates=None),
             "rates: None is of type NoneType; give a number, a list of numbers, an array or a Corr",
+        ),
+        (
+            lambda: p.Bernoulli(rates={"ann": 0.5}),
+            "rates: {'ann': 0.5} is of type dict; give a number, a list of numbers, an array or a",
+        ),
+        (
+            lambda: a.FedAU(groups={"ann": 1}),
+            "groups: {'ann': 1} is of type dict; give a list of whole numbers or strings or None",
+        ),
+        (
+            lambda: ft.simulate(**RUN, objective={"ann": 1.0}),
+            "objective: {'ann': 1.0} is of type dict; give 'uniform' or 'samples' or a list of nu",
         ),
         (lambda: p.Uniform(2**63), "size: 9223372036854775808 is too large; give a number below"),
         (lambda: ft.LocalTraining(steps=1, lr=10**400), "lr: 1000000"),

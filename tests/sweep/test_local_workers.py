@@ -123,6 +123,29 @@ def test_a_run_that_always_loses_its_process_fails_and_the_others_finish(
     assert frame["error"][0].startswith("workers: deadly/seed-0 lost its process 3 times (exit")
 
 
+STARTING = """
+import os, signal
+from fedtide.sweep.local_workers import _Worker
+worker = _Worker(threads=1)
+for number in (signal.SIGINT, signal.SIGTERM):
+    os.kill(worker.process.pid, number)
+worker.pipe.close()
+worker.process.join()
+print(worker.process.exitcode)
+"""
+"""Signals reach the first worker of a process as soon as it has started, then its parent leaves."""
+
+
+@pytest.mark.process
+def test_a_first_worker_is_not_ended_by_signals_while_it_starts():
+    """It ignores them until it has a run to save, and ends in silence without a parent.
+
+    The exit status of a killed process is negative.
+    """
+    process = subprocess.run([sys.executable, "-c", STARTING], capture_output=True, text=True)
+    assert (process.stdout, process.stderr) == ("0\n", "")
+
+
 @pytest.mark.parametrize("missing", [("sched_getaffinity",), ("sched_getaffinity", "cpu_count")])
 def test_cores_are_counted_on_systems_without_affinity(missing, monkeypatch):
     """macOS and Windows have no sched_getaffinity; cpu_count may be unknown."""

@@ -8,6 +8,7 @@ from fedtide.algorithms.averaged import Averaged
 from fedtide.algorithms.base import (
     Algorithm,
     AlgorithmState,
+    Amplification,
     ClientUpdates,
     Cohort,
     Instructions,
@@ -59,6 +60,7 @@ __all__ = [
     "MIFA",
     "Algorithm",
     "AlgorithmState",
+    "Amplification",
     "Amplified",
     "AmplifiedScaffold",
     "Averaged",

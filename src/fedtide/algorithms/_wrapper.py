@@ -10,6 +10,7 @@ from torch import Tensor
 from fedtide.algorithms.base import (
     Algorithm,
     AlgorithmState,
+    Amplification,
     ClientUpdates,
     Cohort,
     Instructions,
@@ -65,6 +66,11 @@ class Wrapper(Algorithm[WrapperT]):
     @property
     def client_form(self) -> str:
         return self.inner.client_form
+
+    @property
+    def amplification(self) -> Amplification | None:
+        found = self.inner.amplification
+        return None if found is None else found.prefixed("inner")
 
     def choose_cohort(self, state: WrapperT, cohort: Cohort) -> Cohort:
         return self.inner.choose_cohort(state.inner, cohort)

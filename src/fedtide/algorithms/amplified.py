@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fedtide.algorithms._wrapper import Wrapper, WrapperState
-from fedtide.algorithms.base import Algorithm, RoundInfo
+from fedtide.algorithms.base import Algorithm, Amplification, RoundInfo
 from fedtide.algorithms.fedavg import FedAvg
 from fedtide.configurable import configurable
 from fedtide.population import Population
@@ -91,6 +91,11 @@ class Amplified(Wrapper[AmplifiedState]):
         require_at_least("period", self.period, 1)
         require_positive("factor", self.factor)
         require_at_least("start", self.start, 0)
+
+    @property
+    def amplification(self) -> Amplification:
+        """Its own steps, also if `inner` amplifies, too."""
+        return Amplification("factor", self.period, self.start)
 
     def init(self, model: Tensor, population: Population) -> AmplifiedState:
         return AmplifiedState(self.inner.init(model, population), torch.zeros_like(model))

@@ -9,12 +9,12 @@ from torch import Tensor
 
 from fedtide.algorithms._client_memory import ClientMemory
 from fedtide.algorithms._weighted_sum import WeightedSumState
-from fedtide.algorithms.base import ClientUpdates, Instructions, RoundInfo
+from fedtide.algorithms.base import Amplification, ClientUpdates, Instructions, RoundInfo
 from fedtide.algorithms.fedavg import CohortAverage
 from fedtide.algorithms.scaffold import CohortWeights
 from fedtide.configurable import configurable
 from fedtide.population import Population
-from fedtide.validation import require_at_least, require_choice, require_positive
+from fedtide.validation import require_at_least, require_positive
 
 _CHUNK_ROWS = 256  # control variates updated together, to keep temporary copies small
 
@@ -90,12 +90,16 @@ class AmplifiedScaffold(CohortAverage[AmplifiedScaffoldState]):
     def __post_init__(self) -> None:
         require_at_least("period", self.period, 1)
         require_positive("factor", self.factor)
-        require_choice("weights", self.weights, CohortWeights)
 
     @property
     def requires_plain_sgd(self) -> bool:
         """True: control variates come from updates."""
         return True
+
+    @property
+    def amplification(self) -> Amplification:
+        """The steps at the end of every window."""
+        return Amplification("factor", self.period)
 
     def init(self, model: Tensor, population: Population) -> AmplifiedScaffoldState:
         """Return the state before round 0, with all control variates zero."""

@@ -174,6 +174,25 @@ class RoundInfo:
     direction: Tensor
 
 
+@dataclass(frozen=True)
+class Amplification:
+    """Steps that multiply what a period of rounds has changed.
+
+    Args:
+        field: the path of the factor among the fields of the algorithm, such as "inner.factor".
+        period: P, in rounds.
+        start: the round from which periods are counted.
+    """
+
+    field: str
+    period: int
+    start: int = 0
+
+    def prefixed(self, field: str) -> Amplification:
+        """Return the same steps as seen by the algorithm that has theirs in `field`."""
+        return replace(self, field=f"{field}.{self.field}")
+
+
 class Algorithm(ABC, Generic[StateT]):
     """How updates become the next model: a frozen dataclass of hyper-parameters.
 
@@ -214,6 +233,11 @@ class Algorithm(ABC, Generic[StateT]):
     def client_form(self) -> str:
         """In which form clients send their updates (see `ClientSideMemory`); "": Δ_n itself."""
         return ""
+
+    @property
+    def amplification(self) -> Amplification | None:
+        """The steps that amplify the change of a period, which may make a run diverge, if any."""
+        return None
 
     @abstractmethod
     def init(self, model: Tensor, population: Population) -> StateT:

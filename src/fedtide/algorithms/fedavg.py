@@ -12,7 +12,7 @@ from fedtide.algorithms.base import ClientUpdates
 from fedtide.configurable import configurable
 from fedtide.errors import InvalidInputError
 from fedtide.population import Population
-from fedtide.validation import require_choice, require_positive
+from fedtide.validation import require_positive
 
 Weights = Literal["mean", "all", "data", "given"]
 
@@ -24,7 +24,6 @@ class CohortAverage(WeightedSum[SumT]):
 
     def __post_init__(self) -> None:
         require_positive("server_lr", self.server_lr)
-        require_choice("weights", self.weights, Weights)
 
     def require_samples(self, population: Population) -> None:
         """Raise InvalidInputError if the weighting needs samples and the clients hold none."""

@@ -14,7 +14,7 @@ from fedtide.algorithms.fedavg import FedAvg
 from fedtide.configurable import configurable
 from fedtide.errors import InvalidInputError
 from fedtide.population import Population
-from fedtide.validation import require_choice, require_positive
+from fedtide.validation import require_positive
 
 Convention = Literal["sum", "ema"]
 
@@ -72,7 +72,6 @@ class FedAvgM(Wrapper[MomentumState]):
         require_positive("server_lr", self.server_lr)
         if not 0 <= self.momentum < 1:
             raise InvalidInputError(f"momentum: {self.momentum} is not within [0, 1)")
-        require_choice("convention", self.convention, Convention)
 
     def init(self, model: Tensor, population: Population) -> MomentumState:
         return MomentumState(self.inner.init(model, population), m=torch.zeros_like(model))

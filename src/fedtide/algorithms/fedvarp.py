@@ -9,7 +9,7 @@ import torch
 from fedtide.algorithms._latest_updates import LatestUpdates, LatestUpdatesState
 from fedtide.algorithms.base import ClientUpdates, RoundInfo
 from fedtide.configurable import configurable
-from fedtide.validation import require_choice, require_positive
+from fedtide.validation import require_positive
 
 EmptyRounds = Literal["skip", "memory"]
 
@@ -53,7 +53,6 @@ class FedVARP(LatestUpdates):
 
     def __post_init__(self) -> None:
         require_positive("server_lr", self.server_lr)
-        require_choice("empty_rounds", self.empty_rounds, EmptyRounds)
 
     def absorb(self, state: LatestUpdatesState, updates: ClientUpdates) -> LatestUpdatesState:
         return state.store(updates.clients, updates.deltas)

@@ -7,7 +7,7 @@ from typing import Literal
 from fedtide.algorithms._latest_updates import LatestUpdates, LatestUpdatesState
 from fedtide.algorithms.base import ClientUpdates, RoundInfo
 from fedtide.configurable import configurable
-from fedtide.validation import require_choice, require_positive
+from fedtide.validation import require_positive
 
 Unseen = Literal["zero", "exclude", "wait"]
 
@@ -55,7 +55,6 @@ class MIFA(LatestUpdates):
 
     def __post_init__(self) -> None:
         require_positive("server_lr", self.server_lr)
-        require_choice("unseen", self.unseen, Unseen)
 
     def absorb(self, state: LatestUpdatesState, updates: ClientUpdates) -> LatestUpdatesState:
         return state.store(updates.clients, updates.deltas)

@@ -15,7 +15,7 @@ from fedtide.algorithms.fedavg import CohortAverage
 from fedtide.configurable import configurable
 from fedtide.errors import InvalidInputError
 from fedtide.population import Population
-from fedtide.validation import require_choice, require_positive
+from fedtide.validation import require_positive
 
 CohortWeights = Literal["mean", "given"]
 
@@ -77,7 +77,6 @@ class Scaffold(CohortAverage[ScaffoldState]):
 
     def __post_init__(self) -> None:
         require_positive("server_lr", self.server_lr)
-        require_choice("weights", self.weights, CohortWeights)
         if self.option not in (1, 2):
             raise InvalidInputError(f"option: {self.option} is neither 1 nor 2; use 2, the cheaper")
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from fedtide.algorithms.base import (
     Algorithm,
     AlgorithmState,
+    Amplification,
     ClientUpdates,
     Cohort,
     Instructions,
@@ -113,6 +114,14 @@ class Switch(Algorithm[SwitchState]):
     def accepts_stale_updates(self) -> bool:
         """Whether both methods do."""
         return self.first.accepts_stale_updates and self.second.accepts_stale_updates
+
+    @property
+    def amplification(self) -> Amplification | None:
+        """That of the second method, which begins at round `at`."""
+        found = self.second.amplification
+        if found is None:
+            return None
+        return replace(found.prefixed("second"), start=self.at + found.start)
 
     def init(self, model: Tensor, population: Population) -> SwitchState:
         first = self.first.init(model, population)

@@ -12,7 +12,7 @@ from fedtide.algorithms._weighted_sum import WeightedSumState
 from fedtide.algorithms.base import Algorithm, ClientUpdates, Cohort, Instructions, RoundInfo
 from fedtide.configurable import configurable
 from fedtide.population import Population
-from fedtide.validation import require_at_least, require_choice
+from fedtide.validation import require_at_least
 
 Mode = Literal["steps", "gradient"]
 Batch = Literal["minibatch", "full"]
@@ -69,8 +69,6 @@ class WaitForAll(Algorithm[WaitState]):
 
     def __post_init__(self) -> None:
         require_at_least("period", self.period, 1)
-        require_choice("mode", self.mode, Mode)
-        require_choice("batch", self.batch, Batch)
 
     @property
     def requires_plain_sgd(self) -> bool:

@@ -90,6 +90,8 @@ def audit(
     roster: str | Path | pl.DataFrame | ClientTable | None = None,
     groups: str | None = None,
     columns: Mapping[str, str] | None = None,
+    round_seconds: float | None = None,
+    round_step: int | None = None,
     training: Training | None = None,
     dimension: int = 1_000_000,
     tolerance: float = 0.1,
@@ -103,14 +105,18 @@ def audit(
     rows is an empty round. Rows may be in any order.
 
     Args:
-        log: a Parquet, CSV or JSON lines file with columns `round` and `client` (and `stage`), a
-            run folder, the URL of a ledger (sqlite:///ledger.db), or a DataFrame.
+        log: a file of Parquet, CSV, TSV or JSON with columns `round` and `client` (and `stage`), or
+            with a list of clients per round; NVFlare's job statistics; a run folder; the URL of a
+            ledger (sqlite:///ledger.db); or a DataFrame.
         clients: N; numeric ids must then be 0..N − 1. None: the clients of the roster, of the run,
             or of the log.
         roster: all clients of the federation: a file or table with a column `client`, columns of
             groups, and optionally `weight`, the wanted weight of each client (default: equal).
         groups: the column of the roster to group by; None: all columns with few values.
-        columns: the log's names of its columns, such as {"round": "server_round"}.
+        columns: the log's names of its columns, such as {"round": "my_round"}; common names are
+            recognised.
+        round_seconds: the length of a round in seconds, for a log with times instead of rounds.
+        round_step: the difference between the numbers of consecutive rounds; None: found.
         training: L, σ, δ and others, for the learning rates of the theorems.
         dimension: the number of model parameters d, for the cost of the methods.
         tolerance: the accepted irregularity of a window of the amplification period.
@@ -130,7 +136,15 @@ def audit(
     require_at_least("dimension", dimension, 1)
     require_positive("tolerance", tolerance)
     table = _read_roster(roster, groups)
-    entries = read_participation_log(log, clients, table, columns, watch)
+    entries = read_participation_log(
+        log,
+        clients,
+        table,
+        columns,
+        watch,
+        round_seconds=round_seconds,
+        round_step=round_step,
+    )
     watch("pattern", 0.0)
     coverage, pattern = measure_coverage(entries), find_pattern(entries)
     watch("rates and objective", 0.0)

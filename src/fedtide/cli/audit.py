@@ -22,8 +22,9 @@ def audit_command(
     log: Annotated[
         str,
         typer.Argument(
-            help="A participation log (.parquet, .csv, .jsonl), a run folder, or the URL of a "
-            "ledger (sqlite:///ledger.db).",
+            help="A participation log (.parquet, .csv, .tsv, .json, .jsonl; the text formats also "
+            "with .gz), NVFlare's job_stats_run_summary.json, a run folder, or the URL of a ledger "
+            "(sqlite:///ledger.db).",
             show_default=False,
         ),
     ],
@@ -40,7 +41,23 @@ def audit_command(
     columns: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="NAME=COLUMN", help="The log's name of the column round, client or stage."
+            metavar="NAME=COLUMN",
+            help="The log's own name of the column round, client, stage, weight, samples or time; "
+            "repeat for several. Common names are recognised.",
+        ),
+    ] = None,
+    round_seconds: Annotated[
+        float | None,
+        typer.Option(
+            metavar="S", help="The log has times instead of rounds: rounds of S seconds each."
+        ),
+    ] = None,
+    round_step: Annotated[
+        int | None,
+        typer.Option(
+            metavar="G",
+            help="Rounds are numbered 0, G, 2G, ...; 1 takes the numbers as they are. Without the "
+            "option, G is found.",
         ),
     ] = None,
     json_file: Annotated[
@@ -71,11 +88,17 @@ def audit_command(
     Needs neither data nor a model: one row for each round and client that took part is enough.
     Rounds count from the first to the last of the log; a round without rows is an empty round.
 
+    A log has the columns round and client, or one row per round with a list of clients. Optional:
+    stage (available, selected, reported or used), samples (the client's number of samples), weight
+    (its participation weight), time (ISO, or Unix times) for --round-seconds.
+
     Examples:
 
     fedtide audit log.parquet --clients 250 --html audit.html
 
-    fedtide audit log.csv --columns round=server_round --roster clients.csv --groups region
+    fedtide audit log.csv --columns round=my_round --roster clients.csv --groups region
+
+    fedtide audit events.tsv.gz --round-seconds 3600
 
     fedtide audit runs/digits/fedau/seed-1 --simulate --json audit.json
     """
@@ -92,6 +115,8 @@ def audit_command(
             roster=roster,
             groups=groups,
             columns=_parse_columns(columns or []),
+            round_seconds=round_seconds,
+            round_step=round_step,
             training=training,
             dimension=dimension,
             tolerance=tolerance,

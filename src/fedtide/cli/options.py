@@ -10,7 +10,8 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from fedtide.report.loading import FinishedRun
+from fedtide.errors import first_line
+from fedtide.report.loading import LoadedRun
 from fedtide.sweep import SweepRun
 from fedtide.sweep.sweep_runner import OnRunEnd
 from fedtide.tracking import make_tracker
@@ -69,7 +70,7 @@ def runs_folder(name: str) -> Path:
     return Path("runs") / name
 
 
-def print_warnings(runs: Iterable[FinishedRun], console: Console) -> None:
+def print_warnings(runs: Iterable[LoadedRun], console: Console) -> None:
     """Print what runs warn of, such as a diverged loss."""
     for run in runs:
         for sentence in run.warnings:
@@ -91,8 +92,8 @@ def track_runs(wanted: str | None, out: Path, name: str) -> OnRunEnd | None:
         try:
             tracker.log_run(folder, run.fields)
         except Exception as error:  # an unreachable store must not stop the runs
-            reason = " ".join(str(error).split())
-            message = f"{folder} was not tracked ({reason:.120}); repeat the command to retry"
+            reason = first_line(error, 120)
+            message = f"{folder} was not tracked ({reason}); repeat the command to retry"
             print(f"fedtide: {message}", file=sys.stderr)
 
     return track

@@ -57,7 +57,7 @@ def run_command(
             progress=bars,
             done=track_runs(track, out, sweep.name),
         )
-    runs = load_runs(frame["folder"])
+    runs = load_runs(sorted(map(Path, frame["folder"])))  # in the order of the other commands
     Console().print(comparison_table(runs))
     figure = out / "comparison.png"
     save_figure(comparison_figure(runs), figure)

@@ -11,10 +11,12 @@ if TYPE_CHECKING:
     from fedtide.algorithms.client_side_memory import ClientSideMemory
     from fedtide.flower.clients.app import client, custom_client
     from fedtide.flower.protocol import TrainRequest, Update, initial_arrays
+    from fedtide.flower.server.observer import ParticipationObserver
     from fedtide.flower.server.strategy import FedTide
 
 _MODULES = {
     "FedTide": "fedtide.flower.server.strategy",
+    "ParticipationObserver": "fedtide.flower.server.observer",
     "client": "fedtide.flower.clients.app",
     "custom_client": "fedtide.flower.clients.app",
     "TrainRequest": "fedtide.flower.protocol",
@@ -26,6 +28,7 @@ _MODULES = {
 __all__ = [
     "ClientSideMemory",
     "FedTide",
+    "ParticipationObserver",
     "TrainRequest",
     "Update",
     "client",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +21,6 @@ from fedtide.simulation.experiment import Experiment
 from fedtide.simulation.run_folder import RunFolder
 from fedtide.sweep import Sweep, SweepRun, run_sweep
 from fedtide.sweep.configurations import Configuration
-from fedtide.sweep.job import read_failure
 from fedtide.sweep.sweep_runner import OnProgress
 
 
@@ -107,16 +105,17 @@ class _Recorder:
 
     def _record(self, run: PlannedRun, folder: RunFolder) -> Record:
         measures = self.paper.measures
-        if (note := read_failure(folder)) is not None:
-            if not note["permanent"]:
-                raise InvalidInputError(f"{run.folder}.{note['sentence']}")
-            reason = note["sentence"].partition(";")[0]
+        if (failure := folder.read_failure()) is not None:
+            if not failure.permanent:
+                raise InvalidInputError(f"{run.folder}.{failure.sentence}")
+            reason = failure.sentence.partition(";")[0]
             return make_record(run, measures, pl.DataFrame(), 0.0, stopped=reason)
         metrics = pl.read_parquet(folder.metrics)
         if self.paper.derive is not None:
             metrics = DERIVED_METRICS[self.paper.derive](metrics, run.settings, folder.model)
-        timings = json.loads(folder.timings.read_text(encoding="utf-8"))
-        seconds = timings["training_seconds"] + timings["evaluation_seconds"]
+        spent = ("training_seconds", "evaluation_seconds")
+        timings = folder.read_json(folder.timings, spent)
+        seconds = sum(float(timings[name]) for name in spent)
         return make_record(run, measures, metrics, seconds)
 
 

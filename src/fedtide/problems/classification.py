@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,7 +28,6 @@ from fedtide.problems.supervised import (
 )
 from fedtide.problems.supervised_data import DeviceSamples
 from fedtide.problems.supervised_task import SupervisedData, SupervisedTask
-from fedtide.validation import require_choice
 
 
 @configurable
@@ -76,11 +75,8 @@ class Classification(Problem):
     def __post_init__(self) -> None:
         check_partition(self.clients, self.partition)
         check_augmentations(self._augmentations)
-        if isinstance(self.normalise, str):
-            require_choice("normalise", self.normalise, Literal["pixels"])
-        else:
+        if not isinstance(self.normalise, str):
             check_constants(self.normalise)
-        require_choice("buffers", self.buffers, BufferMode)
         resolve_model(self.model)
 
     def fingerprint(self) -> str:

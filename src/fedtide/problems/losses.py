@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Literal
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits, huber_loss, log_softmax
+
+from fedtide.errors import InvalidInputError, did_you_mean
+from fedtide.import_paths import import_object, is_import_path
 
 LossFunction = Callable[..., Tensor]
 """Takes outputs (B, ...), targets (B, ...) and, for sequences, a mask (B, L) that is False where
@@ -123,6 +126,28 @@ TARGET_KINDS: dict[LossFunction, TargetKind] = {
 """What each loss expects as target; a function of the user's gets targets as they are stored."""
 
 
-def as_per_sample(losses: object, samples: int) -> bool:
+def resolve_function(field: str, given: object, known: Mapping[str, object]) -> Any:
+    """Return what a name or an import path stands for; anything but text is returned as it is.
+
+    Args:
+        field: what an error names.
+        given: a name in `known`, "package.module:function", or not text.
+        known: functions by name.
+
+    Raises:
+        InvalidInputError: an unknown name, or an import that fails.
+    """
+    if is_import_path(given):
+        return import_object(str(given), field)
+    if not isinstance(given, str):
+        return given
+    if given not in known:
+        raise InvalidInputError(
+            f"{field}: unknown {given!r}; {did_you_mean(given, known)}, or give a function"
+        )
+    return known[given]
+
+
+def is_per_sample(losses: object, samples: int) -> bool:
     """Return whether a loss or metric gave one number for each sample, (B,)."""
     return isinstance(losses, torch.Tensor) and losses.shape == (samples,)

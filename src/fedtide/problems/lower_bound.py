@@ -13,7 +13,7 @@ from fedtide.population import Population
 from fedtide.problems.base import BatchInputs, BatchPlan, Evaluation, Problem, Task
 from fedtide.problems.layout import Layout, Params
 from fedtide.randomness import uniforms
-from fedtide.validation import require_at_least, require_choice
+from fedtide.validation import require_at_least
 
 MU, H, L, LAMBDA, C, ZETA = 1.0, 16.0, 2.0, 1.0, 1.0, 16.0
 B = np.sqrt(MU) * C / np.sqrt(H)
@@ -51,7 +51,6 @@ class LowerBound4D(Problem):
 
     def __post_init__(self) -> None:
         require_at_least("noise", self.noise, 0)
-        require_choice("logged", self.logged, Literal["consistent", "published"])
 
     def prepare(self, seed: int, device: torch.device, dtype: torch.dtype) -> LowerBound4DTask:
         """Return the task; the noise is a function of the keys of the steps."""

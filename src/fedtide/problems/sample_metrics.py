@@ -9,10 +9,18 @@ import torch
 from torch import Tensor
 
 from fedtide.configurable import configurable
-from fedtide.errors import InvalidInputError, did_you_mean
-from fedtide.import_paths import import_object, is_import_path
+from fedtide.errors import InvalidInputError
+from fedtide.import_paths import is_import_path
 from fedtide.metric_direction import lower_is_better
-from fedtide.problems.losses import average_positions, bce, huber, mae, match_target, mse
+from fedtide.problems.losses import (
+    average_positions,
+    bce,
+    huber,
+    mae,
+    match_target,
+    mse,
+    resolve_function,
+)
 
 MetricFunction = Callable[..., Tensor]
 """Takes what a loss takes and returns one number per sample, (B,)."""
@@ -101,8 +109,6 @@ def _resolve(name: str, given: object) -> Metric:
         raise InvalidInputError(
             f"metrics: {name!r} is the name of another column of the results; choose another"
         )
-    if isinstance(given, Metric):
-        return given
     if isinstance(given, Mapping):
         function = _resolve(name, given.get("function")).function
         rest = {key: value for key, value in given.items() if key != "function"}
@@ -112,19 +118,15 @@ def _resolve(name: str, given: object) -> Metric:
             raise InvalidInputError(
                 f"metrics: {name!r} needs the keys function and lower_is_better"
             ) from None
-    if is_import_path(given):
-        given = import_object(str(given), "metrics")
-    if isinstance(given, str):
-        if given not in METRICS:
-            hint = f"{did_you_mean(given, METRICS)}, or give a function"
-            raise InvalidInputError(f"metrics: unknown {given!r}; {hint}")
-        return METRICS[given]
-    if not callable(given):
+    found = resolve_function("metrics", given, METRICS)
+    if isinstance(found, Metric):
+        return found
+    if not callable(found):
         raise InvalidInputError(
-            f"metrics: {name!r} is {given!r:.60}; give a function, its import path, a Metric, or "
+            f"metrics: {name!r} is {found!r:.60}; give a function, its import path, a Metric, or "
             f"one of {', '.join(METRICS)}"
         )
-    return Metric(given, lower_is_better(name))
+    return Metric(found, lower_is_better(name))
 
 
 def _short(name: str) -> str:

@@ -7,6 +7,7 @@ import hashlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from numbers import Real
 from pathlib import Path
 from typing import Any
@@ -18,13 +19,12 @@ from torch import nn
 
 from fedtide.configurable import configurable
 from fedtide.content_hash import fingerprint as hash_content
-from fedtide.errors import InvalidInputError, did_you_mean
-from fedtide.import_paths import import_object, is_import_path
+from fedtide.errors import InvalidInputError
 from fedtide.population import Names
 from fedtide.problems.base import BufferMode, Problem
 from fedtide.problems.datasets.catalogue import standardisation
 from fedtide.problems.datasets.sources import Ints, Table, read_source, split_files
-from fedtide.problems.losses import LOSSES, TARGET_KINDS, LossFunction, TargetKind
+from fedtide.problems.losses import LOSSES, TARGET_KINDS, LossFunction, TargetKind, resolve_function
 from fedtide.problems.models import Model, resolve_model
 from fedtide.problems.models.initialisation import build_seeded
 from fedtide.problems.partitions import FlwrInstance, Partition, Shards, StoredShards
@@ -44,7 +44,6 @@ from fedtide.problems.supervised_data import (
     to_device,
 )
 from fedtide.problems.supervised_task import SupervisedData, SupervisedTask
-from fedtide.validation import require_choice
 
 _logger = logging.getLogger("fedtide")
 
@@ -117,7 +116,6 @@ class Supervised(Problem):
     normalise: Sequence[float] | None = None
 
     def __post_init__(self) -> None:
-        require_choice("buffers", self.buffers, BufferMode)
         check_constants(self.normalise)
         if isinstance(self.clients, str) != (self.partition is None):
             raise InvalidInputError(
@@ -155,14 +153,10 @@ class Supervised(Problem):
         classes = _count_classes(target, kind)
         mean, std = self.normalise or (0.5, 0.5)
         pixels = standardisation((mean,), (std,), device, parameter_dtype(dtype))
-        on_device = [
-            None if part is None else to_device(part, device, parameter_dtype(dtype), pixels)
-            for part in (samples, tests)
-        ]
-        assert on_device[0] is not None
+        place = partial(to_device, device=device, dtype=parameter_dtype(dtype), pixels=pixels)
         data = SupervisedData(
-            train=on_device[0],
-            test=on_device[1],
+            train=place(samples),
+            test=None if tests is None else place(tests),
             shards=shards,
             labels=labels,
             classes=classes if kind == "classes" else 0,
@@ -294,16 +288,10 @@ def resolve_loss(loss: str | LossFunction) -> tuple[LossFunction, TargetKind | N
     Raises:
         InvalidInputError: an unknown name, or something that is not a function.
     """
-    if is_import_path(loss):
-        loss = import_object(str(loss), "loss")
-    if isinstance(loss, str):
-        if loss not in LOSSES:
-            hint = f"{did_you_mean(loss, LOSSES)}, or give a function"
-            raise InvalidInputError(f"loss: unknown {loss!r}; {hint}")
-        loss = LOSSES[loss]
-    if not callable(loss):
-        raise InvalidInputError(f"loss: {loss!r:.60} is not a function; give one, or a name")
-    return loss, TARGET_KINDS.get(loss)
+    function = resolve_function("loss", loss, LOSSES)
+    if not callable(function):
+        raise InvalidInputError(f"loss: {function!r:.60} is not a function; give one, or a name")
+    return function, TARGET_KINDS.get(function)
 
 
 def resolve_network(model: ModelLike) -> Model | nn.Module | Callable[[], nn.Module]:
@@ -314,12 +302,7 @@ def resolve_network(model: ModelLike) -> Model | nn.Module | Callable[[], nn.Mod
     """
     if isinstance(model, str | Mapping | Model):
         return resolve_model(model)
-    if isinstance(model, nn.Module) or callable(model):
-        return model
-    raise InvalidInputError(
-        f"model: {model!r:.60} is not a network; give a torch.nn.Module, a function that returns "
-        "one, an import path, or a name"
-    )
+    return model
 
 
 def build_network(model: ModelLike, shape: tuple[int, ...], outputs: int, seed: int) -> nn.Module:
@@ -327,8 +310,8 @@ def build_network(model: ModelLike, shape: tuple[int, ...], outputs: int, seed: 
 
     Args:
         model: what makes it; a network is copied.
-        shape: of the first input of one sample, for networks that are made to measure.
-        outputs: how many numbers such a network returns per sample.
+        shape: of the first input of one sample, for networks whose layers depend on it.
+        outputs: how many numbers per sample such a network returns.
         seed: of the initial parameters.
 
     Raises:
@@ -483,5 +466,5 @@ def _count_classes(target: Target, kind: TargetKind | None) -> int:
 
 
 def _outputs(target: Target, kind: TargetKind | None, classes: int) -> int:
-    """Return how many numbers a network returns per sample if it is made to measure."""
+    """Return how many numbers per sample a network returns whose layers depend on the data."""
     return classes or int(np.prod(target.train.shape[1:], initial=1))

@@ -12,14 +12,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fedtide.errors import InvalidInputError
+from fedtide.errors import InvalidInputError, first_line
 from fedtide.population import Population
 from fedtide.problems.augmentation import augment
 from fedtide.problems.base import Batch, BatchInputs, BatchPlan, BufferMode, Evaluation, Task
 from fedtide.problems.datasets.catalogue import PixelStandardisation
 from fedtide.problems.datasets.sources import Ints
 from fedtide.problems.layout import Layout, Params, to_channels_last
-from fedtide.problems.losses import LossFunction, as_per_sample
+from fedtide.problems.losses import LossFunction, is_per_sample
 from fedtide.problems.models import FunctionalModel
 from fedtide.problems.models.functional import refuse_random
 from fedtide.problems.partitions import Shards, StoredShards
@@ -111,6 +111,7 @@ class SupervisedTask(Task):
         self.model = FunctionalModel(module, self._arguments(self._example), names, training_dtype)
         self.fewest_samples = self.model.fewest_samples
         self._check_outputs()
+        self._check_gradient()
         self._needs_keys = bool(augmentations) or self.model.draws
         self.layout = Layout.from_params(self.model.params)
         self.start = self.layout.flatten(self.model.params)
@@ -278,10 +279,9 @@ class SupervisedTask(Task):
         try:
             return self._measure(x, samples, buffers)
         except (RuntimeError, IndexError, ValueError) as error:
-            reason = (str(error) or type(error).__name__).splitlines()[0]
             raise InvalidInputError(
-                f"test: the model or a metric fails on the test samples ({reason:.150}); make them "
-                "like those of train, or the model larger"
+                "test: the model or a metric fails on the test samples "
+                f"({first_line(error, 150)}); make them like those of train, or the model larger"
             ) from error
 
     @torch.no_grad()
@@ -412,16 +412,44 @@ class SupervisedTask(Task):
             except InvalidInputError:
                 raise
             except Exception as error:
-                reason = (str(error) or type(error).__name__).splitlines()[0]
                 raise InvalidInputError(
-                    f"{field}: it fails on {shapes} ({reason:.150}); change it, the model's last "
-                    "layer or the target"
+                    f"{field}: it fails on {shapes} ({first_line(error, 150)}); change it, the "
+                    "model's last layer or the target"
                 ) from error
-            if not as_per_sample(values, count):
+            if not is_per_sample(values, count):
                 raise InvalidInputError(
                     f"{field}: on {shapes} it gives {_shape(values)}; it must give one number per "
                     f"sample, shape ({count},)"
                 )
+
+    def _check_gradient(self) -> None:
+        """Raise InvalidInputError unless the loss has a gradient with respect to the parameters."""
+        example = self._example
+        key = torch.zeros((), dtype=torch.int64, device=example.target.device)
+        leaves = {name: p.detach().requires_grad_() for name, p in self.model.params.items()}
+        masks = () if example.mask is None else (example.mask,)
+        try:
+            with torch.enable_grad():
+                params = {name: leaf.clone() for name, leaf in leaves.items()}
+                outputs = self.model(params, self._arguments(example), key)
+                outputs = outputs[0] if self.model.buffers else outputs
+                losses = self._loss(outputs, example.target, *masks)
+        except Exception as error:  # a user's code may raise anything
+            raise InvalidInputError(
+                f"loss: it cannot be differentiated ({first_line(error, 150)}); compute it and the "
+                "outputs by torch operations"
+            ) from error
+        if losses.requires_grad:
+            return
+        if isinstance(outputs, Tensor) and not outputs.requires_grad:
+            raise InvalidInputError(
+                "model: its outputs have no gradient with respect to its parameters (as under "
+                "torch.no_grad, or after detach); compute them by differentiable operations"
+            )
+        raise InvalidInputError(
+            "loss: it has no gradient with respect to the outputs (as after argmax, a comparison "
+            "or detach); compute it by differentiable operations"
+        )
 
     @torch.no_grad()
     def _accepts_channels_last(self) -> bool:

@@ -12,7 +12,7 @@ import polars as pl
 from rich.markup import escape
 
 from fedtide.plotting.wide_table import WideTable
-from fedtide.report.loading import FinishedRun, group_by_method
+from fedtide.report.loading import LoadedRun, group_by_method
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ _OTHER = re.compile(r"test_(?!(accuracy|loss)$|recall_)(?P<metric>.+)")
 """Test metrics of the problem beside those in `COLUMNS`, such as test_mae."""
 
 
-def compare_runs(runs: Iterable[FinishedRun]) -> pl.DataFrame:
+def compare_runs(runs: Iterable[LoadedRun]) -> pl.DataFrame:
     """Return one row per method: `method`, `seeds`, then the mean and `_std` of each column."""
     rows = []
     groups = group_by_method(runs)
@@ -100,7 +100,7 @@ def _columns(keys: Iterable[str]) -> list[Column]:
     return [*dict.fromkeys(own), *COLUMNS]
 
 
-def comparison_table(runs: Iterable[FinishedRun]) -> WideTable:
+def comparison_table(runs: Iterable[LoadedRun]) -> WideTable:
     """Return the comparison as a table for a terminal, in several blocks if that is narrow."""
     frame = compare_runs(runs)
     table = WideTable()

@@ -15,20 +15,20 @@ import polars as pl
 from numpy.typing import NDArray
 from polars.exceptions import PolarsError
 
-from fedtide.errors import InvalidInputError
+from fedtide.errors import InvalidInputError, first_line
 from fedtide.metric_direction import lower_is_better
 from fedtide.participation.log.client_ids import number_clients
 from fedtide.population import Population
 from fedtide.simulation.experiment import HOW, read_yaml
 from fedtide.simulation.fingerprints import Fingerprints
-from fedtide.simulation.run_folder import RunFolder, numbered
+from fedtide.simulation.run_folder import RunFolder, UnreadableFileError, numbered
 
 _SEED_OR_EXECUTION = ("seed", *HOW)
 """The fields that may differ between runs of one method."""
 
 
 @dataclass(frozen=True)
-class FinishedRun:
+class LoadedRun:
     """A finished run, or one under way that was evaluated at least once.
 
     Args:
@@ -105,7 +105,7 @@ class FinishedRun:
         return np.bincount(rounds, minlength=self.ended)
 
 
-Groups = Mapping[str, Sequence[FinishedRun]]
+Groups = Mapping[str, Sequence[LoadedRun]]
 """The runs of each method, one per seed."""
 
 
@@ -128,7 +128,7 @@ class IncompleteRun:
     message: str
 
 
-def load_runs(folders: Iterable[str | Path]) -> list[FinishedRun]:
+def load_runs(folders: Iterable[str | Path]) -> list[LoadedRun]:
     """Return the runs in and below these folders that `find_runs` shows; others are skipped.
 
     Raises:
@@ -142,7 +142,7 @@ def load_runs(folders: Iterable[str | Path]) -> list[FinishedRun]:
     return shown
 
 
-def find_runs(folders: Iterable[str | Path]) -> tuple[list[FinishedRun], list[IncompleteRun]]:
+def find_runs(folders: Iterable[str | Path]) -> tuple[list[LoadedRun], list[IncompleteRun]]:
     """Return the runs to show, ordered by seed, and the others; each folder counts once.
 
     Shown are the finished runs, and those under way whose method has no finished run: a mean over
@@ -153,7 +153,7 @@ def find_runs(folders: Iterable[str | Path]) -> tuple[list[FinishedRun], list[In
     """
     paths = dict.fromkeys(path.resolve() for f in folders for path in _run_folders(Path(f)))
     found = [_load(_relative(path)) for path in paths]
-    loaded = [run for run in found if isinstance(run, FinishedRun)]
+    loaded = [run for run in found if isinstance(run, LoadedRun)]
     finished = {_identity(run) for run in loaded if run.is_finished}
     shown = [run for run in loaded if run.is_finished or _identity(run) not in finished]
     hidden = [
@@ -181,11 +181,11 @@ def _relative(path: Path) -> Path:
     return path.relative_to(here) if path.is_relative_to(here) else path
 
 
-def _load(path: Path) -> FinishedRun | IncompleteRun:
+def _load(path: Path) -> LoadedRun | IncompleteRun:
     folder, experiment = RunFolder(path), {}
     try:
         with _reading(folder.experiment):
-            experiment = _yaml(folder.experiment)
+            experiment = read_yaml(folder.experiment)
         if not folder.finished:
             with suppress(OSError, ValueError, PolarsError):  # it may finish at this moment
                 if run := _load_under_way(folder, experiment):
@@ -199,22 +199,17 @@ def _load(path: Path) -> FinishedRun | IncompleteRun:
         return IncompleteRun(folder, experiment, "damaged", 0, str(error))
 
 
-def _yaml(file: Path) -> dict[str, Any]:
-    file.read_bytes()  # a missing file is told apart from one that is not YAML
-    return read_yaml(file)
-
-
 _EXPERIMENT_KEYS = ("name", "seed", "rounds", "problem", "algorithm")
 _METRICS_COLUMNS = ("round",)
 _CLIENTS_COLUMNS = ("client", "participation", "weight")
 _LOG_COLUMNS = ("round", "client", "stage", "weight")
 
 
-def _load_finished(folder: RunFolder, experiment: dict[str, Any]) -> FinishedRun:
+def _load_finished(folder: RunFolder, experiment: dict[str, Any]) -> LoadedRun:
     with _reading(folder.experiment):
         _require(experiment, _EXPERIMENT_KEYS)
     with _reading(folder.summary):
-        summary = json.loads(folder.summary.read_text(encoding="utf-8"))
+        summary = folder.read_json(folder.summary, ["rounds"])
         rounds, names = int(summary["rounds"]), summary.get("lower_is_better")
         warnings = tuple(map(str, summary.get("warnings", ())))
     with _reading(folder.metrics):
@@ -230,11 +225,11 @@ def _load_finished(folder: RunFolder, experiment: dict[str, Any]) -> FinishedRun
     with _reading(folder.participation):
         _require(pl.read_parquet_schema(folder.participation), _LOG_COLUMNS)
     with _reading(folder.timings):
-        timings = json.loads(folder.timings.read_text(encoding="utf-8"))
+        timings = folder.read_json(folder.timings, ["rounds_per_second"])
         speed = float(timings["rounds_per_second"])
     with _reading(folder.fingerprints):
         prints = folder.read_json(folder.fingerprints) if folder.fingerprints.exists() else {}
-    return FinishedRun(
+    return LoadedRun(
         folder, experiment, metrics, clients, speed, rounds, directions, warnings, prints
     )
 
@@ -253,11 +248,11 @@ def _reading(file: Path) -> Iterator[None]:
     hint = "restore it, or run the experiment again in another folder"
     try:
         yield
-    except FileNotFoundError:
-        raise _DamagedError(f"{file.name} is missing; {hint}") from None
     except (OSError, LookupError, TypeError, ValueError, AttributeError, PolarsError) as error:
-        reason = " ".join(str(error).split())
-        raise _DamagedError(f"{file.name} is damaged ({reason:.80}); {hint}") from None
+        if not file.exists():
+            raise _DamagedError(f"{file.name} is missing; {hint}") from None
+        reason = error.reason if isinstance(error, UnreadableFileError) else first_line(error, 80)
+        raise _DamagedError(f"{file.name} is damaged ({reason}); {hint}") from None
 
 
 def _require(found: Iterable[str], names: Iterable[str]) -> None:
@@ -266,7 +261,7 @@ def _require(found: Iterable[str], names: Iterable[str]) -> None:
         raise ValueError(f"without {', '.join(missing)}")
 
 
-def _load_under_way(folder: RunFolder, experiment: dict[str, Any]) -> FinishedRun | None:
+def _load_under_way(folder: RunFolder, experiment: dict[str, Any]) -> LoadedRun | None:
     """Return a run that has not ended; None if it failed, or without an evaluation or a log yet."""
     metrics, parts = folder.read_metrics(), folder.read_log()
     if folder.failure.exists() or metrics.is_empty() or not parts or not folder.clients.exists():
@@ -274,7 +269,7 @@ def _load_under_way(folder: RunFolder, experiment: dict[str, Any]) -> FinishedRu
     ended, clients = _last_saved_round(folder), pl.read_parquet(folder.clients)
     log = pl.concat(parts).filter(pl.col("round") < ended)
     prints = folder.read_json(folder.fingerprints) if folder.fingerprints.exists() else {}
-    return FinishedRun(
+    return LoadedRun(
         folder,
         experiment,
         metrics,
@@ -294,21 +289,21 @@ def _last_saved_round(folder: RunFolder) -> int:
 
 def _load_incomplete(folder: RunFolder, experiment: dict[str, Any]) -> IncompleteRun:
     ended = _last_saved_round(folder)
-    if not folder.failure.exists():
-        return IncompleteRun(folder, experiment, "unfinished", ended, "")
     with _reading(folder.failure):
-        note = json.loads(folder.failure.read_text(encoding="utf-8"))
-        return IncompleteRun(folder, experiment, "failed", ended, str(note["sentence"]))
+        failure = folder.read_failure()
+    if failure is None:
+        return IncompleteRun(folder, experiment, "unfinished", ended, "")
+    return IncompleteRun(folder, experiment, "failed", ended, failure.sentence)
 
 
-def group_by_method(runs: Iterable[FinishedRun]) -> dict[str, list[FinishedRun]]:
+def group_by_method(runs: Iterable[LoadedRun]) -> dict[str, list[LoadedRun]]:
     """Return the runs of each method, one per seed, in the order in which the methods appear.
 
     Runs belong to one method if they differ only in the seed and in how they were executed, and
     used the same data and code. Two methods with the same name are told apart by the fields in
     which they differ. The name of a method whose runs are under way says how far they are.
     """
-    groups: dict[str, dict[int, FinishedRun]] = {}
+    groups: dict[str, dict[int, LoadedRun]] = {}
     for run in runs:
         groups.setdefault(_identity(run), {}).setdefault(run.experiment["seed"], run)
     distinct = [list(group.values()) for group in groups.values()]
@@ -317,11 +312,11 @@ def group_by_method(runs: Iterable[FinishedRun]) -> dict[str, list[FinishedRun]]
     return dict(zip(labels, distinct, strict=True))
 
 
-def _identity(run: FinishedRun) -> str:
+def _identity(run: LoadedRun) -> str:
     return json.dumps(run.fields, sort_keys=True, default=str)
 
 
-def _how_far(group: Sequence[FinishedRun]) -> str:
+def _how_far(group: Sequence[LoadedRun]) -> str:
     """Return the last round evaluated if runs are under way, of the one that is least far."""
     rounds = [int(run.metrics["round"][-1]) for run in group if not run.is_finished]
     return f" (round {min(rounds):,} of {group[0].experiment['rounds']:,})" if rounds else ""
@@ -331,7 +326,7 @@ _MAX_VALUE_LENGTH = 60  # characters of a value in a method's label
 _MAX_FIELDS = 3  # in a method's label
 
 
-def _labels(runs: Sequence[FinishedRun]) -> list[str]:
+def _labels(runs: Sequence[LoadedRun]) -> list[str]:
     """Return a distinct name for each; runs of one name get the fields in which they differ."""
     labels = []
     for run in runs:
@@ -344,7 +339,7 @@ def _labels(runs: Sequence[FinishedRun]) -> list[str]:
     ]
 
 
-def _difference(run: FinishedRun, others: Sequence[FinishedRun]) -> str:
+def _difference(run: LoadedRun, others: Sequence[LoadedRun]) -> str:
     """Return the fields of the run that differ from the others', shortened."""
     flat = [dict(flatten(other.fields)) for other in others]
     place = next(i for i, other in enumerate(others) if other is run)

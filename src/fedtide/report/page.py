@@ -18,6 +18,7 @@ from markupsafe import Markup, escape
 
 from fedtide.atomic_io import make_folder, write_text
 from fedtide.errors import InvalidInputError
+from fedtide.metric_direction import is_share
 from fedtide.plotting.saving import figure_svg
 from fedtide.plotting.style import Styles, method_styles
 from fedtide.report.comparison import compare_runs, format_cell, shown_columns
@@ -26,9 +27,9 @@ from fedtide.report.figures.client_influence import influence_figures
 from fedtide.report.figures.learning_curves import client_figures, learning_figures
 from fedtide.report.figures.participation_raster import participation_figures
 from fedtide.report.loading import (
-    FinishedRun,
     Groups,
     IncompleteRun,
+    LoadedRun,
     abbreviate,
     differing_fields,
     find_runs,
@@ -40,7 +41,6 @@ from fedtide.report.summary import (
     Target,
     TargetRow,
     headline_metric,
-    is_share,
     l1_skew,
     lower_is_better,
     measure_target,
@@ -70,7 +70,7 @@ class Section:
 
 
 def make_sections(
-    runs: Sequence[FinishedRun], wanted: str | None = None, smooth: float = 0.0
+    runs: Sequence[LoadedRun], wanted: str | None = None, smooth: float = 0.0
 ) -> list[Section]:
     """Return one section per problem, because metrics of different problems are not comparable.
 
@@ -85,7 +85,7 @@ def make_sections(
     """
     if not 0 <= smooth <= 1:
         raise InvalidInputError(f"smooth: {smooth} is not a share from 0 to 1; give 0.01")
-    by_problem: dict[str, list[FinishedRun]] = {}
+    by_problem: dict[str, list[LoadedRun]] = {}
     for run in runs:
         problem = {key: run.experiment.get(key) for key in ("problem", "objective")}
         key = json.dumps(problem, sort_keys=True, default=str)
@@ -112,7 +112,7 @@ def make_sections(
     return sections
 
 
-def _name_problems(runs: Sequence[FinishedRun]) -> list[str]:
+def _name_problems(runs: Sequence[LoadedRun]) -> list[str]:
     """Return each problem's data set or type, with up to four fields in which they differ."""
     flat = [dict(flatten({"problem": run.experiment["problem"]})) for run in runs]
     kind = ("problem.dataset", "problem.type")
@@ -341,7 +341,7 @@ def _differing_settings(groups: Groups) -> tuple[list[str], list[tuple[str, list
     return fields, list(zip(flat, map(list, zip(*columns, strict=True)), strict=False))
 
 
-def _format_experiment(run: FinishedRun) -> str:
+def _format_experiment(run: LoadedRun) -> str:
     shortened = _shorten(run.experiment)
     return yaml.safe_dump(shortened, sort_keys=False, allow_unicode=True, width=100)
 

@@ -14,7 +14,7 @@ from rich.console import Console
 from fedtide.errors import InvalidInputError
 from fedtide.report.comparison import compare_runs, comparison_table
 from fedtide.report.figures.run_comparison import comparison_figure
-from fedtide.report.loading import FinishedRun, load_runs
+from fedtide.report.loading import LoadedRun, load_runs
 from fedtide.simulation import Result, Results
 from fedtide.simulation.result import to_plain
 from fedtide.simulation.run_folder import RunFolder
@@ -33,7 +33,7 @@ class Comparison:
         runs: the runs.
     """
 
-    def __init__(self, runs: Iterable[FinishedRun]) -> None:
+    def __init__(self, runs: Iterable[LoadedRun]) -> None:
         self._runs = list(runs)
 
     @property
@@ -90,7 +90,7 @@ def compare(*runs: Comparable, **labelled: Comparable) -> Comparison:
     return Comparison(found)
 
 
-def _load(one: Comparable) -> Iterator[FinishedRun]:
+def _load(one: Comparable) -> Iterator[LoadedRun]:
     """Yield the runs of one argument, each named by its experiment or its method."""
     if isinstance(one, Result):
         yield _from_result(one)
@@ -104,8 +104,8 @@ def _load(one: Comparable) -> Iterator[FinishedRun]:
         )
 
 
-def _from_result(result: Result) -> FinishedRun:
-    run = FinishedRun(
+def _from_result(result: Result) -> LoadedRun:
+    run = LoadedRun(
         folder=RunFolder(result.out or "memory"),
         experiment=to_plain(result.experiment),
         metrics=result.metrics,
@@ -117,7 +117,7 @@ def _from_result(result: Result) -> FinishedRun:
     return _named(run)
 
 
-def _named(run: FinishedRun) -> FinishedRun:
+def _named(run: LoadedRun) -> LoadedRun:
     """Return the run, named by its method if its experiment has no name of its own."""
     algorithm = run.experiment["algorithm"]
     if run.method != _DEFAULT_NAME or not isinstance(algorithm, dict) or "type" not in algorithm:

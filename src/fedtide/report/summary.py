@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -10,20 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedtide.errors import InvalidInputError, did_you_mean
-from fedtide.report.loading import FinishedRun, Groups
+from fedtide.metric_direction import is_share
+from fedtide.report.loading import Groups, LoadedRun
 
 Floats = NDArray[np.float64]
-
-_SHARE = re.compile(r"(^|_)(accuracy|recall|precision)(_|$)")
-
-
-def is_share(metric: str) -> bool:
-    """Return whether a metric is a share from 0 to 1, which is shown in per cent.
-
-    >>> [is_share(metric) for metric in ("client_accuracy_std", "loss")]
-    [True, False]
-    """
-    return _SHARE.search(metric) is not None
 
 
 def lower_is_better(groups: Groups, metric: str) -> bool:
@@ -115,7 +104,7 @@ def _parse_target(groups: Groups, wanted: str) -> tuple[str, float]:
     return metric, value
 
 
-def _target_row(method: str, group: Sequence[FinishedRun], metric: str, level: float) -> TargetRow:
+def _target_row(method: str, group: Sequence[LoadedRun], metric: str, level: float) -> TargetRow:
     reached = [(run, t) for run in group if (t := _first_round(run, metric, level)) is not None]
     rounds = [float(t) for _, t in reached]
     updates = [float(run.cohort_sizes()[:t].sum()) for run, t in reached]
@@ -124,7 +113,7 @@ def _target_row(method: str, group: Sequence[FinishedRun], metric: str, level: f
     )
 
 
-def _first_round(run: FinishedRun, metric: str, level: float) -> int | None:
+def _first_round(run: LoadedRun, metric: str, level: float) -> int | None:
     """Return the number of rounds before the first evaluation that reaches the level."""
     values = run.metrics[metric].to_numpy()
     reached = np.flatnonzero(values <= level if run.lower_is_better(metric) else values >= level)
@@ -137,7 +126,7 @@ def _mean_and_std(values: Sequence[float]) -> tuple[float, float]:
     return float(np.mean(values)), float(np.std(values, ddof=1)) if len(values) > 1 else 0.0
 
 
-def client_influence(run: FinishedRun) -> Floats | None:
+def client_influence(run: LoadedRun) -> Floats | None:
     """Return each client's share in everything that moved the model, shape (N,), summing to 1.
 
     That is w_n in Σ w_n F_n, the objective that the run really minimised: Σ_t a_t^n normalised over
@@ -151,7 +140,7 @@ def client_influence(run: FinishedRun) -> Floats | None:
     return shares if total > 0 else None
 
 
-def l1_skew(run: FinishedRun) -> float | None:
+def l1_skew(run: LoadedRun) -> float | None:
     """Return Σ |w_n − 1/N|: 0 if all clients count alike, at most 2.
 
     1/N holds for every objective: those other than the plain mean scale the losses, not the
@@ -161,7 +150,7 @@ def l1_skew(run: FinishedRun) -> float | None:
     return None if shares is None else float(np.abs(shares - 1 / len(shares)).sum())
 
 
-def client_metric(run: FinishedRun) -> str | None:
+def client_metric(run: LoadedRun) -> str | None:
     """Return the column of the clients' table that best says how well the model serves each.
 
     That is a figure on test samples if there is one, and rather a metric than a loss.
@@ -188,7 +177,7 @@ def smooth(values: Floats, share: float) -> Floats:
     return means
 
 
-def bin_by_rate(run: FinishedRun, column: str, bins: int = 10) -> tuple[Floats, Floats]:
+def bin_by_rate(run: LoadedRun, column: str, bins: int = 10) -> tuple[Floats, Floats]:
     """Return the mean rate and the mean of a column in groups of similar participation rate.
 
     Clients without a value (NaN) are left out.
@@ -200,15 +189,15 @@ def bin_by_rate(run: FinishedRun, column: str, bins: int = 10) -> tuple[Floats, 
     return np.array([rate for rate, _ in means]), np.array([value for _, value in means])
 
 
-def participation_key(run: FinishedRun) -> str:
+def participation_key(run: LoadedRun) -> str:
     """Return a text that is equal for two runs with the same participants in every round."""
     keys = ("participation", "selection", "dropout", "seed", "rounds")
     return str([run.ended, *(run.experiment.get(key) for key in keys)])
 
 
-def unique_participation(groups: Groups) -> list[tuple[str, FinishedRun]]:
+def unique_participation(groups: Groups) -> list[tuple[str, LoadedRun]]:
     """Return one run per distinct participation, with the names of the methods that share it."""
-    found: dict[str, tuple[list[str], FinishedRun]] = {}
+    found: dict[str, tuple[list[str], LoadedRun]] = {}
     for method, group in groups.items():
         found.setdefault(participation_key(group[0]), ([], group[0]))[0].append(method)
     return [(", ".join(methods), run) for methods, run in found.values()]

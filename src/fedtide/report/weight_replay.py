@@ -15,7 +15,7 @@ from fedtide.algorithms import Algorithm, ClientUpdates, Cohort, Instructions, R
 from fedtide.configurable import field_types
 from fedtide.errors import InvalidInputError
 from fedtide.population import Population
-from fedtide.report.loading import FinishedRun
+from fedtide.report.loading import LoadedRun
 from fedtide.simulation.experiment import BUILDER, Experiment
 
 Floats = NDArray[np.float64]
@@ -44,7 +44,7 @@ class WeightHistory:
         return self.rounds[here], self.weights[here]
 
 
-def history(run: FinishedRun) -> WeightHistory | None:
+def history(run: LoadedRun) -> WeightHistory | None:
     """Return the weight of every update of a run; None if the method cannot be replayed.
 
     Weights depend on who took part, not on what was learnt, so the algorithm is replayed on the log
@@ -69,7 +69,7 @@ def history(run: FinishedRun) -> WeightHistory | None:
 
 
 def _replayed(
-    algorithm: Algorithm[Any], rates: Sequence[float], run: FinishedRun
+    algorithm: Algorithm[Any], rates: Sequence[float], run: LoadedRun
 ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64], Floats]]:
     """Yield, for every round with an update, the round, the clients and N a_t^n."""
     size, participants = len(run.clients), _participants(run)
@@ -101,7 +101,7 @@ def _replayed(
 _EMPTY = Cohort.uniform(torch.zeros(0, dtype=torch.int64))
 
 
-def _participants(run: FinishedRun) -> dict[int, Cohort]:
+def _participants(run: LoadedRun) -> dict[int, Cohort]:
     """Return the clients that reported, with their weights, by round."""
     log = run.log().filter(pl.col("stage").is_in(["reported", "used"]), pl.col("round") < _ROUNDS)
     grouped = log.group_by("round").agg("client", pl.col("weight").fill_null(0.0))
@@ -113,7 +113,7 @@ def _participants(run: FinishedRun) -> dict[int, Cohort]:
     }
 
 
-def _population(run: FinishedRun) -> Population:
+def _population(run: LoadedRun) -> Population:
     columns = {
         name: run.clients[name].to_numpy(writable=True)
         for name in ("samples", "rate")

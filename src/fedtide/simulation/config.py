@@ -19,9 +19,9 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic.errors import PydanticSchemaGenerationError
 from torch import Tensor
 
-from fedtide.configurable import field_types, is_union
+from fedtide.configurable import explain_mismatch, field_types, is_union
 from fedtide.content_hash import describe
-from fedtide.errors import InvalidInputError, did_you_mean
+from fedtide.errors import InvalidInputError, did_you_mean, first_line
 from fedtide.import_paths import import_object, import_path_of, is_import_path
 
 Registries = Mapping[type, Mapping[str, type]]
@@ -161,9 +161,8 @@ class Builder:
         except Exception as error:  # a user's class may raise anything
             if _is_ours(cls):
                 raise
-            reason = "".join(f"{error!s:.200}".splitlines()[:1])
             raise InvalidInputError(
-                f"{path}: {cls.__name__} cannot be created ({type(error).__name__}: {reason}); "
+                f"{path}: {cls.__name__} cannot be created ({first_line(error, with_type=True)}); "
                 "correct the class or its values"
             ) from error
 
@@ -226,6 +225,8 @@ def _convert(kind: Any, value: Any, path: str) -> Any:
     try:
         built = _adapter(kind).validate_python(value)
     except ValidationError as error:
+        if isinstance(value, Mapping) and is_union(kind):
+            raise InvalidInputError(explain_mismatch(path, kind, value)) from None
         what = error.errors()[0]["msg"]
         raise InvalidInputError(
             f"{path}: {what[0].lower()}{what[1:]} (got {value!r:.60})"

@@ -39,7 +39,11 @@ from fedtide.simulation.metrics import (
     metrics_row,
 )
 from fedtide.simulation.personalisation import fine_tuning, personalised_figures
-from fedtide.simulation.run_warnings import find_warnings, list_step_sizes
+from fedtide.simulation.run_warnings import (
+    find_ineffective_settings,
+    find_warnings,
+    list_step_sizes,
+)
 from fedtide.simulation.task_cache import prepare_cached
 from fedtide.training.trainers.select import TrainerName, choose_trainer
 
@@ -166,7 +170,8 @@ class Run:
             start = dict(self.task.evaluate(self.task.start, clients=False).metrics)
         start_loss = start.get("loss", 0.0)
         algorithm, cohorts = self.experiment.algorithm, self.tally.cohorts
-        return find_warnings(algorithm, self.metrics, start_loss, cohorts)
+        found = find_warnings(algorithm, self.metrics, start_loss, cohorts)
+        return [*found, *find_ineffective_settings(self.experiment)]
 
     def metrics_table(self) -> pl.DataFrame:
         """Return one row per evaluation."""

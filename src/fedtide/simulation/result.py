@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from fedtide.errors import InvalidInputError, did_you_mean
+from fedtide.metric_direction import is_share
 from fedtide.simulation.experiment import BUILDER, Experiment
 from fedtide.simulation.task_cache import prepare_cached
 
@@ -250,6 +251,6 @@ def _plot(tables: Sequence[pl.DataFrame], metric: str | None) -> Figure:
     label_rounds(panel)
     panel.set_ylabel(metric.replace("_", " "))
     panel.grid(alpha=0.25)
-    if "accuracy" in metric:
+    if is_share(metric) and not ((mean < 0) | (mean > 1)).any():
         panel.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
     return figure

@@ -8,6 +8,7 @@ import logging
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
 from typing import Any, Literal
@@ -31,6 +32,37 @@ _logger = logging.getLogger("fedtide")
 
 Resume = bool | Literal["force"]
 """Whether to continue the run in a folder; "force": also if data, files or code have changed."""
+
+
+class UnreadableFileError(InvalidInputError):
+    """A file of a run is missing or damaged.
+
+    Args:
+        file: the file.
+        reason: what is wrong with it, in a few words.
+    """
+
+    def __init__(self, file: Path, reason: str) -> None:
+        super().__init__(
+            f"out: {file.parent} has a {file.name} that cannot be read ({reason}); start again in "
+            "another folder"
+        )
+        self.file, self.reason = file, reason
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why a run has failed.
+
+    Args:
+        sentence: the message of the error.
+        permanent: whether another attempt would fail as well, because the run diverged.
+        trace: the traceback of an unexpected error.
+    """
+
+    sentence: str
+    permanent: bool = False
+    trace: str = ""
 
 
 class RunFolder:
@@ -67,23 +99,37 @@ class RunFolder:
         """Whether the run is complete; its summary is the last file to be written."""
         return self.summary.exists()
 
-    def read_json(self, file: Path) -> dict[str, Any]:
+    def read_json(self, file: Path, keys: Iterable[str] = ()) -> dict[str, Any]:
         """Return the content of one of the JSON files.
 
+        Args:
+            file: which of them.
+            keys: those that it must have.
+
         Raises:
-            InvalidInputError: it is missing or damaged.
+            UnreadableFileError: it is missing or damaged.
         """
         try:
             content = json.loads(file.read_text(encoding="utf-8"))
-            if isinstance(content, dict):
-                return content
-            reason = "not a mapping"
         except (OSError, ValueError) as error:
-            reason = type(error).__name__
-        raise InvalidInputError(
-            f"out: {self.path} has a {file.name} that cannot be read ({reason}); start again in "
-            "another folder"
-        )
+            raise UnreadableFileError(file, type(error).__name__) from None
+        if not isinstance(content, dict):
+            raise UnreadableFileError(file, "not a mapping")
+        if missing := [key for key in keys if key not in content]:
+            raise UnreadableFileError(file, f"without {', '.join(missing)}")
+        return content
+
+    def read_failure(self) -> Failure | None:
+        """Return why the run has failed; None if it has not.
+
+        Raises:
+            UnreadableFileError: the record of the failure is damaged.
+        """
+        if self.finished or not self.failure.exists():
+            return None
+        note = self.read_json(self.failure, ["sentence"])
+        trace, permanent = str(note.get("trace", "")), bool(note.get("permanent", False))
+        return Failure(str(note["sentence"]), permanent, trace)
 
     def check(self, experiment: dict[str, Any], resume: Resume) -> None:
         """Check that the folder can hold this experiment.

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from fedtide.algorithms import Algorithm, Amplified, AmplifiedScaffold
+from fedtide.algorithms import Algorithm, Amplification
+from fedtide.simulation.experiment import Experiment
 
 RISE = 5.0
 """A loss that ends above this multiple of the initial model's counts as diverged."""
@@ -34,12 +35,12 @@ def find_warnings(
             f"participation: no client took part in any of {rounds:,} rounds, so the model is the "
             "initial one; choose higher rates or more rounds"
         ]
-    amplified = amplification(algorithm)
+    amplified = algorithm.amplification
     found = []
-    if amplified is not None and (rise := _typical_rise(*amplified[1:], metrics)) > AMPLIFIED_RISE:
+    if amplified is not None and (rise := _typical_rise(amplified, metrics)) > AMPLIFIED_RISE:
         found.append(
-            f"{amplified[0]}: amplification steps raise the loss to {rise:.3g} times that before "
-            "them, as a median; lower factor or local.lr"
+            f"algorithm.{amplified.field}: amplification steps raise the loss to {rise:.3g} times "
+            "that before them, as a median; lower factor or local.lr"
         )
     if 0 < RISE * start_loss < loss:
         rise = loss / start_loss
@@ -50,28 +51,24 @@ def find_warnings(
     return found
 
 
+def find_ineffective_settings(experiment: Experiment) -> list[str]:
+    """Return a sentence on every setting of an experiment that has next to no effect."""
+    optimizer = experiment.local.optimizer
+    if optimizer == "sgd" or experiment.objective == "uniform":
+        return []
+    return [
+        f"objective: {optimizer} divides the gradients of a client by their size, in which its "
+        "weight cancels, so positive weights have next to no effect; use optimizer: sgd"
+    ]
+
+
 def list_step_sizes(algorithm: Algorithm[Any]) -> str:
     """Return the fields to lower when a run with this method diverges, for a message."""
-    amplified = amplification(algorithm)
-    return "lr" if amplified is None else f"lr or {amplified[0]}"
+    amplified = algorithm.amplification
+    return "lr" if amplified is None else f"lr or algorithm.{amplified.field}"
 
 
-def amplification(algorithm: Algorithm[Any]) -> tuple[str, int, int] | None:
-    """Return the field of the amplification's factor, its period and its start; None without one.
-
-    >>> amplification(Amplified(period=50, factor=2.0))
-    ('algorithm.factor', 50, 0)
-    """
-    path: str = "algorithm"
-    inner: Any = algorithm
-    while isinstance(inner, Algorithm):
-        if isinstance(inner, Amplified | AmplifiedScaffold):
-            return f"{path}.factor", inner.period, getattr(inner, "start", 0)
-        path, inner = f"{path}.inner", getattr(inner, "inner", None)
-    return None
-
-
-def _typical_rise(period: int, start: int, metrics: Sequence[Mapping[str, Any]]) -> float:
+def _typical_rise(amplified: Amplification, metrics: Sequence[Mapping[str, Any]]) -> float:
     """Return the median of loss after / loss before over the evaluated amplification steps.
 
     A step is evaluated if there is an evaluation right after it and another one in its period; 0
@@ -79,8 +76,8 @@ def _typical_rise(period: int, start: int, metrics: Sequence[Mapping[str, Any]])
     """
     rises = []
     for before, after in pairwise(metrics):
-        ended, since = after["round"] - start, after["round"] - before["round"]
-        is_step = ended > 0 and ended % period == 0 and since < period
+        ended, since = after["round"] - amplified.start, after["round"] - before["round"]
+        is_step = ended > 0 and ended % amplified.period == 0 and since < amplified.period
         if is_step and before.get("loss", 0.0) > 0:
             rises.append(after["loss"] / before["loss"])
     return float(np.median(rises)) if rises else 0.0

@@ -21,7 +21,7 @@ from torch import nn
 from fedtide.activity import PREPARING, activity, listen
 from fedtide.atomic_io import write_atomically, write_frame, write_json
 from fedtide.content_hash import hash_once
-from fedtide.errors import InvalidInputError
+from fedtide.errors import InvalidInputError, first_line
 from fedtide.simulation.callbacks import Callback, RunView
 from fedtide.simulation.checkpoint import Checkpoint, load_newest, save
 from fedtide.simulation.divergence import DivergenceError
@@ -81,10 +81,9 @@ def _memory_errors() -> Iterator[None]:
     except (MemoryError, RuntimeError) as error:  # the latter is what torch raises
         if isinstance(error, RuntimeError) and "memory" not in str(error):
             raise
-        reason = "".join(str(error).splitlines()[:1])
         raise InvalidInputError(
-            f"problem: not enough memory ({reason:.200}); give fewer clients, samples or local "
-            "steps, a smaller model, or a lower max_stack_bytes"
+            f"problem: not enough memory ({first_line(error)}); give fewer clients, samples or "
+            "local steps, a smaller model, or a lower max_stack_bytes"
         ) from None
 
 
@@ -363,10 +362,9 @@ def _read(run: Run, folder: RunFolder) -> Result:
     except InvalidInputError:
         raise
     except (OSError, SafetensorError, pl.exceptions.PolarsError, ValueError, KeyError) as error:
-        reason = str(error).splitlines()[0]
         raise InvalidInputError(
-            f"out: {folder.path} is finished, but its results cannot be read ({reason}); "
-            "start again in another folder"
+            f"out: {folder.path} is finished, but its results cannot be read "
+            f"({first_line(error)}); start again in another folder"
         ) from None
     return Result(
         model=model,

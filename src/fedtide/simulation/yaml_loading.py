@@ -7,6 +7,8 @@ from typing import Any
 
 import yaml
 
+from fedtide.errors import first_line
+
 
 class YamlError(ValueError):
     """A text is not YAML or not plain data; the message says why."""
@@ -35,7 +37,7 @@ def parse(text: str) -> Any:
         raise
     except (ValueError, TypeError, LookupError, AttributeError, OverflowError) as error:
         # raised by conversions of the safe loader: dates, numbers of 5000 digits, `!!int x`
-        raise YamlError(f"not YAML ({str(error).splitlines()[0]:.80})") from None
+        raise YamlError(f"not YAML ({first_line(error, 80)})") from None
 
 
 class _Loader(yaml.SafeLoader):

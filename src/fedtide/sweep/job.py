@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from fedtide.atomic_io import make_folder, write_json, write_yaml
 from fedtide.errors import InvalidInputError
@@ -15,7 +14,7 @@ from fedtide.simulation.callbacks import Callback, RunView
 from fedtide.simulation.divergence import DivergenceError
 from fedtide.simulation.experiment import Experiment
 from fedtide.simulation.interruption import Interrupted
-from fedtide.simulation.run_folder import Resume, RunFolder
+from fedtide.simulation.run_folder import Failure, Resume, RunFolder
 from fedtide.simulation.runner import execute
 
 OnStatus = Callable[["RunStatus"], None]
@@ -134,16 +133,4 @@ def write_failure(job: Job, outcome: Outcome) -> None:
     make_folder(folder.path)
     if not folder.experiment.exists():
         write_yaml(folder.experiment, job.experiment.to_dict())
-    note = {"sentence": outcome.message, "permanent": outcome.permanent, "trace": outcome.trace}
-    write_json(folder.failure, note)
-
-
-def read_failure(folder: RunFolder) -> dict[str, Any] | None:
-    """Return the record of a failed run: its `sentence`, `trace`, and whether it is `permanent`.
-
-    A run that diverged would do so again; other failures are worth another attempt.
-    """
-    if folder.finished or not folder.failure.exists():
-        return None
-    note: dict[str, Any] = json.loads(folder.failure.read_text(encoding="utf-8"))
-    return note
+    write_json(folder.failure, asdict(Failure(outcome.message, outcome.permanent, outcome.trace)))

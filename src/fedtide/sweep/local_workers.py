@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
-from multiprocessing import connection, get_context, parent_process
+from multiprocessing import connection, get_context, parent_process, resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
 
@@ -111,6 +111,9 @@ def _signals_blocked() -> Iterator[None]:
     if not hasattr(signal, "pthread_sigmask"):  # Windows
         yield
         return
+    # Starting a first process also starts the resource tracker, which unblocks signals at the end
+    # (up to Python 3.12): the worker itself would inherit none that are blocked.
+    resource_tracker.ensure_running()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     try:
         yield
@@ -195,14 +198,14 @@ class _WorkerPool:
 
 
 def _worker_main(pipe: Connection, threads: int) -> None:
-    """Run the jobs that arrive through the pipe until it delivers None."""
+    """Run the jobs that arrive through the pipe until it delivers None, or its other end closes."""
     torch.set_num_threads(threads)
     for number in _SIGNALS:  # an active run installs its own handlers
         signal.signal(number, signal.SIG_IGN)
     if hasattr(signal, "pthread_sigmask"):
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
     threading.Thread(target=_exit_with_parent, daemon=True).start()
-    with hash_once():  # the jobs of one sweep share their tasks
+    with hash_once(), suppress(EOFError):  # the jobs of one sweep share their tasks
         while (job := pipe.recv()) is not None:
             pipe.send(run_job(job, _ProgressSender(pipe).send))
 

@@ -8,10 +8,8 @@ from typing import Any
 
 import polars as pl
 
-from fedtide.errors import InvalidInputError
-from fedtide.simulation.run_folder import RunFolder
+from fedtide.simulation.run_folder import RunFolder, UnreadableFileError
 from fedtide.sweep.configurations import SweepRun
-from fedtide.sweep.job import read_failure
 
 RESULTS_FILE = "results.parquet"
 """The file of the results, in the sweep's folder."""
@@ -35,9 +33,9 @@ def read_results(runs: Iterable[SweepRun], out: Path) -> pl.DataFrame:
 def _read_row(run: SweepRun, out: Path) -> dict[str, Any]:
     folder = RunFolder(out / run.path)
     row = {"run": run.path, **run.fields}
-    note = read_failure(folder)
-    if note is not None:
-        row |= {"status": "failed", "error": note["sentence"]}
+    failure = folder.read_failure()
+    if failure is not None:
+        row |= {"status": "failed", "error": failure.sentence}
     elif not folder.finished:
         row |= {"status": "unfinished", "error": None}
     else:
@@ -46,15 +44,13 @@ def _read_row(run: SweepRun, out: Path) -> dict[str, Any]:
 
 
 def _read_metrics(folder: RunFolder) -> dict[str, Any]:
-    summary, timings = map(folder.read_json, (folder.summary, folder.timings))
-    try:
-        metrics = {name: value for name, value in summary["metrics"].items() if name != "round"}
-        speed = {"rounds_per_second": timings["rounds_per_second"]}
-        return {"rounds": summary["rounds"], **metrics, **speed}
-    except (KeyError, AttributeError):
-        raise InvalidInputError(
-            f"out: {folder.summary} lacks a result; start again in another folder"
-        ) from None
+    summary = folder.read_json(folder.summary, ["rounds", "metrics"])
+    timings = folder.read_json(folder.timings, ["rounds_per_second"])
+    if not isinstance(summary["metrics"], dict):
+        raise UnreadableFileError(folder.summary, "metrics is not a mapping")
+    metrics = {name: value for name, value in summary["metrics"].items() if name != "round"}
+    speed = {"rounds_per_second": timings["rounds_per_second"]}
+    return {"rounds": summary["rounds"], **metrics, **speed}
 
 
 def _column(name: str, values: list[Any]) -> pl.Series:

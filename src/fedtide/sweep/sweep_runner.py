@@ -17,7 +17,7 @@ from fedtide.simulation.experiment import BUILDER
 from fedtide.simulation.interruption import Interrupted, Interruption
 from fedtide.simulation.run_folder import Resume, RunFolder
 from fedtide.sweep.configurations import Configuration, SweepRun
-from fedtide.sweep.job import Job, OnFinished, Outcome, read_failure, write_failure
+from fedtide.sweep.job import Job, OnFinished, Outcome, write_failure
 from fedtide.sweep.local_workers import available_cores, run_in_processes, run_sequentially
 from fedtide.sweep.preflight import check_runs
 from fedtide.sweep.result_table import RESULTS_FILE, read_results
@@ -183,10 +183,10 @@ class _Execution:
     def _has_ended(self, run: SweepRun) -> bool:
         """Return whether a run has finished or diverged, and if so show it as ended."""
         folder = RunFolder(self.out / run.path)
-        note = None if self.strict else read_failure(folder)
+        failure = None if self.strict else folder.read_failure()
         if folder.finished:
             self.progress.finish(run.path, "done")
-        elif note is not None and note["permanent"]:
+        elif failure is not None and failure.permanent:
             self.progress.finish(run.path, "failed")
         else:
             return False

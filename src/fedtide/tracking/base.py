@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
@@ -110,7 +109,7 @@ def finite_metrics(row: Row) -> Iterator[tuple[str, float]]:
 
 def read_speed(folder: RunFolder) -> float:
     """Return the rounds per second of a finished run."""
-    timings = json.loads(folder.timings.read_text(encoding="utf-8"))
+    timings = folder.read_json(folder.timings, ["rounds_per_second"])
     return float(timings["rounds_per_second"])
 
 
@@ -118,7 +117,5 @@ def _read_failure(folder: RunFolder) -> str:
     """Return why a run failed or has not finished; empty if it has finished."""
     if folder.finished:
         return ""
-    if not folder.failure.exists():
-        return "not finished"
-    note = json.loads(folder.failure.read_text(encoding="utf-8"))
-    return str(note["sentence"])
+    failure = folder.read_failure()
+    return "not finished" if failure is None else failure.sentence

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedtide.errors import InvalidInputError, MissingExtraError
+from fedtide.errors import InvalidInputError, MissingExtraError, first_line
 from fedtide.report.figures.run_comparison import comparison_figure
 from fedtide.report.loading import flatten, load_runs
 from fedtide.simulation.run_folder import RunFolder
@@ -43,9 +43,8 @@ class MlflowTracker(Tracker):
                 else self._client.create_experiment(experiment, _artifact_location(uri))
             )
         except Exception as error:  # MLflow and its database drivers raise errors of many types
-            reason = " ".join(str(error).split())
             raise InvalidInputError(
-                f"track: the store {uri} cannot be used ({reason:.120}); check its URI"
+                f"track: the store {uri} cannot be used ({first_line(error, 120)}); check its URI"
             ) from None
 
     def open(self, run: TrackedRun) -> str:

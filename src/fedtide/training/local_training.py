@@ -9,7 +9,7 @@ from fedtide.configurable import configurable
 from fedtide.errors import InvalidInputError
 from fedtide.training.lr_schedules import LearningRateSchedule
 from fedtide.training.projection import Projection
-from fedtide.validation import require_at_least, require_choice, require_positive
+from fedtide.validation import require_at_least, require_positive
 
 Optimizer = Literal["sgd", "adam", "adamw"]
 """How a local step uses the gradient."""
@@ -83,7 +83,6 @@ class LocalTraining:
         if not 0 <= self.momentum < 1:
             raise InvalidInputError(f"momentum: {self.momentum} is not within [0, 1)")
         require_at_least("weight_decay", self.weight_decay, 0)
-        require_choice("optimizer", self.optimizer, Optimizer)
         if self.momentum and self.optimizer != "sgd":
             raise InvalidInputError(
                 f"momentum: it belongs to sgd; remove it, or give betas for {self.optimizer}"

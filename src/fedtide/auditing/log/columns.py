@@ -1,42 +1,104 @@
-"""The columns of a participation log: finding them by name and parsing their values.
-
-Every function raises InvalidInputError for columns or values that it cannot use.
-"""
+"""The columns of a participation log: finding them by name."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
-from typing import Any
-
-import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
-from numpy.typing import NDArray
+from dataclasses import dataclass
 
 from fedtide.errors import InvalidInputError, did_you_mean
-from fedtide.participation.log.schema import STAGES
 
-COLUMNS = ("round", "client", "stage", "weight", "samples")
+COLUMNS = ("round", "client", "stage", "weight", "samples", "time")
+"""What an audit reads of a log."""
+
+LIST_NAMES = (
+    "clients",
+    "client_ids",
+    "participants",
+    "cohort",
+    "selected_clients",
+    "nodes",
+    "node_ids",
+)
+"""Names of a column with all clients of a round."""
 
 _ALIASES = {
-    "round": ("server_round", "round_number", "rnd", "current_round", "iteration", "epoch", "step"),
-    "client": ("client_id", "cid", "node_id", "partition_id", "clientid", "device", "user", "id"),
+    "round": (
+        "server_round",
+        "round_number",
+        "round_num",
+        "round_id",
+        "rnd",
+        "current_round",
+        "global_round",
+        "communication_round",
+        "fl_round",
+    ),
+    "client": (
+        "client_id",
+        "client_name",
+        "cid",
+        "node_id",
+        "partition_id",
+        "participant",
+        "participant_id",
+        "device",
+        "device_id",
+        "user",
+        "user_id",
+        "site",
+        "site_name",
+        *LIST_NAMES,
+    ),
+    "stage": (),
+    "weight": (),
     "samples": ("num_examples", "num_samples", "n_samples", "examples"),
+    "time": ("timestamp", "datetime", "date", "ts", "created_at", "started_at"),
 }
-_NOUNS = {"weight": "weight", "samples": "sample count"}
-_MAX_WEIGHT = 1e30
-_ROUND_HINT = "give whole numbers from 0"
+"""Other names by which a column is recognised, the likeliest first."""
+
+_SUGGESTED = {
+    "round": ("iteration", "epoch", "step", "t"),
+    "client": ("id", "name", "worker", "party", "member", "node"),
+}
+"""Names that may mean something else: suggested, but not taken without being asked."""
 
 
-def find_columns(available: Sequence[str], columns: Mapping[str, str]) -> dict[str, str]:
-    """Return the log's names of round, client and, if present, stage, weight and samples.
+_NOUNS = {"samples": "sample count"}
+
+
+@dataclass(frozen=True)
+class Names:
+    """Which column of the log is which.
+
+    Args:
+        columns: the log's own name of each of COLUMNS that it has.
+        note: which columns were recognised under another name; empty: none.
+    """
+
+    columns: dict[str, str]
+    note: str
+
+
+def find_columns(
+    available: Sequence[str], columns: Mapping[str, str], timed: bool = False
+) -> Names:
+    """Find the columns of a log by the names given, by the standard names, or by common ones.
+
+    Case, spaces, hyphens and underscores do not matter.
 
     Args:
         available: the names of the log's columns.
-        columns: names given by the user, such as {"round": "server_round"}.
+        columns: names given by the user, such as {"round": "my_round"}.
+        timed: whether rounds are to be computed from times, so that `time` is needed and `round`
+            is not; without a column of times, the column `round` holds them.
 
-    >>> find_columns(["server_round", "client"], {"round": "server_round"})
-    {'round': 'server_round', 'client': 'client'}
+    Raises:
+        InvalidInputError: a name that is unknown or not in the log; no column of rounds or
+            clients.
+
+    >>> find_columns(["server_round", "cid", "loss"], {"client": "cid"})
+    Names(columns={'round': 'server_round', 'client': 'cid'}, note="'server_round' is the round")
     """
     for ours, theirs in columns.items():
         if ours not in COLUMNS:
@@ -47,103 +109,75 @@ def find_columns(available: Sequence[str], columns: Mapping[str, str]) -> dict[s
             raise InvalidInputError(
                 f"columns: the log has no column {theirs!r}; {did_you_mean(theirs, available)}"
             )
-    taken = {theirs for ours, theirs in columns.items() if ours != theirs}
-    names = {ours: columns.get(ours, "" if ours in taken else ours) for ours in COLUMNS}
-    for ours in ("round", "client"):
-        if names[ours] not in available:
-            listed = ", ".join(repr(name) for name in available)
-            raise InvalidInputError(
-                f"log: no column {ours!r} among {listed}; name it with "
-                f"--columns {ours}={_guess_column(ours, available)}"
-            )
-    if names["samples"] not in available:
-        names["samples"] = _guess_column("samples", available)
-    return {ours: theirs for ours, theirs in names.items() if theirs in available}
+    names = dict(columns)
+    free = [name for name in available if name not in columns.values()]
+    for ours in COLUMNS:
+        found = None if ours in names else _recognise(free, (ours, *_ALIASES[ours]))
+        if found is not None:
+            names[ours] = found
+    if timed and "time" not in names and "round" in names:
+        names["time"] = names["round"]
+    _require(names, ("time" if timed else "round", "client"), available, timed)
+    names.pop("round" if timed else "time", None)
+    _reject_repeated(names, available)
+    guessed = [
+        f"{names[ours]!r} is the {_NOUNS.get(ours, ours)}"
+        for ours in COLUMNS
+        if ours in names and ours not in columns and names[ours] not in (ours, "round")
+    ]
+    return Names({ours: names[ours] for ours in COLUMNS if ours in names}, ", ".join(guessed))
 
 
-def parse_rounds(column: pa.Array) -> NDArray[np.int32] | NDArray[np.int64]:
-    """Return the round numbers, as int32 where they fit."""
-    if column.null_count:
-        raise InvalidInputError(f"round: a row has no round; {_ROUND_HINT}")
-    if not _is_number(column.type):
-        raise InvalidInputError(f"round: the column has type {column.type}; {_ROUND_HINT}")
-    given = _to_numpy(column)
-    with np.errstate(invalid="ignore"):  # values that overflow are refused below
-        rounds = given.astype(np.int64, copy=False)
-    invalid = (rounds < 0) | (rounds != given)
-    if invalid.any():
-        raise InvalidInputError(f"round: {given[invalid][0]} is not a round; {_ROUND_HINT}")
-    fits = len(rounds) == 0 or rounds.max() < 2**31
-    return rounds.astype(np.int32) if fits else rounds
+def is_called(name: str, aliases: Sequence[str]) -> bool:
+    """Return whether a column's name is one of these, apart from case and separators."""
+    return _plain(name) in {_plain(alias) for alias in aliases}
 
 
-def parse_clients(column: pa.Array) -> pa.DictionaryArray:
-    """Return the client ids, whole numbers or strings, dictionary-encoded."""
-    if column.null_count:
-        raise InvalidInputError("client: a row has no client; give every row a client id")
-    encoded = pa.types.is_dictionary(column.type)
-    kind = column.type.value_type if encoded else column.type
-    text = any(
-        is_text(kind)
-        for is_text in (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
+def is_recognised(name: str) -> bool:
+    """Return whether a column of this name is read without being asked for."""
+    return any(is_called(name, (ours, *aliases)) for ours, aliases in _ALIASES.items())
+
+
+def _recognise(available: Sequence[str], aliases: Sequence[str]) -> str | None:
+    """Return the first of the aliases that is a column, as the log writes it."""
+    written = {_plain(name): name for name in reversed(available)}
+    return next((written[_plain(alias)] for alias in aliases if _plain(alias) in written), None)
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[\s_.-]", "", name.lower())
+
+
+def _require(
+    names: Mapping[str, str], needed: Sequence[str], available: Sequence[str], timed: bool
+) -> None:
+    """Raise InvalidInputError, naming everything that is missing."""
+    missing = [ours for ours in needed if ours not in names]
+    if not missing:
+        return
+    if missing[0] == "round" and "time" in names:
+        what = "" if len(missing) == 1 else " and no column 'client'"
+        raise InvalidInputError(
+            f"log: no column 'round'{what}, but the times {names['time']!r}; give the length of a "
+            "round in seconds with --round-seconds"
+            + ("" if not what else f", and --columns client={_suggest('client', available)}")
+        )
+    wanted = " and ".join(repr(ours) for ours in missing)
+    options = " ".join(f"--columns {ours}={_suggest(ours, available)}" for ours in missing)
+    kind = "column" if len(missing) == 1 else "columns"
+    raise InvalidInputError(
+        f"log: no {kind} {wanted} among {', '.join(map(repr, available))}; "
+        f"name {'it' if len(missing) == 1 else 'them'} with {options}"
     )
-    if not (text or pa.types.is_integer(kind)):
-        raise InvalidInputError(
-            f"client: ids of type {kind} are invalid or mixed; "
-            "give whole numbers only or strings only"
-        )
-    if encoded:
-        return column
-    return (column.cast(pa.large_string()) if text else column).dictionary_encode()
 
 
-def parse_codes(encoded: pa.DictionaryArray) -> NDArray[Any]:
-    """Return the indices of a dictionary-encoded column without missing values."""
-    return _to_numpy(encoded.indices)
+def _suggest(ours: str, available: Sequence[str]) -> str:
+    return _recognise(available, _SUGGESTED.get(ours, ())) or "NAME"
 
 
-def parse_stages(column: pa.Array) -> NDArray[np.uint8]:
-    """Return the index in STAGES of each row's stage; rows without a stage count as used."""
-    stages = column if pa.types.is_dictionary(column.type) else column.dictionary_encode()
-    names = stages.dictionary.to_pylist()
-    levels = np.zeros(len(names) + 1, dtype=np.uint8)
-    for code in pc.unique(stages.indices.drop_null()).to_pylist():
-        if names[code] not in STAGES:
-            stage = str(names[code])
+def _reject_repeated(names: Mapping[str, str], available: Sequence[str]) -> None:
+    for theirs in names.values():
+        if list(available).count(theirs) > 1:
             raise InvalidInputError(
-                f"stage: unknown stage {stage!r}; {did_you_mean(stage, STAGES)}"
+                f"log: two columns are called {theirs!r}; rename or remove one of them"
             )
-        levels[code] = STAGES.index(names[code])
-    levels[len(names)] = STAGES.index("used")
-    codes = stages.indices.cast(pa.int64()).fill_null(len(names))
-    return np.asarray(levels[_to_numpy(codes)])
-
-
-def parse_numbers(field: str, column: pa.Array) -> NDArray[np.float32]:
-    """Return participation weights or sample counts, NaN where missing."""
-    if not _is_number(column.type):
-        if column.null_count == len(column):
-            return np.full(len(column), np.nan, dtype=np.float32)
-        raise InvalidInputError(f"{field}: the column has type {column.type}; give numbers")
-    missing = _to_numpy(column.is_null().cast(pa.uint8())) > 0
-    given = _to_numpy(column.fill_null(0))
-    invalid = ~((given >= 0) & (given < _MAX_WEIGHT))
-    if invalid.any():
-        raise InvalidInputError(
-            f"{field}: {given[invalid][0]} is not a {_NOUNS[field]}; give numbers of at least 0"
-        )
-    return np.where(missing, np.nan, given).astype(np.float32)
-
-
-def _guess_column(ours: str, available: Sequence[str]) -> str:
-    lower = {name.lower(): name for name in available}
-    return next((lower[alias] for alias in _ALIASES[ours] if alias in lower), "NAME")
-
-
-def _is_number(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind))
-
-
-def _to_numpy(column: pa.Array) -> NDArray[Any]:
-    """Return a numeric column without missing values; Arrow's `to_numpy` would import pandas."""
-    return np.from_dlpack(column)

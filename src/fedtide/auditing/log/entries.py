@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,18 +12,21 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from fedtide.auditing.log.client_table import ClientTable
-from fedtide.auditing.log.columns import (
+from fedtide.auditing.log.participation_log import (
+    MAX_ROUNDS,
+    Floats,
+    ParticipationLog,
+    check_length,
+    repeated_client,
+)
+from fedtide.auditing.log.round_numbers import describe_time, find_step, reject_times
+from fedtide.auditing.log.values import (
     parse_clients,
     parse_codes,
     parse_numbers,
     parse_rounds,
     parse_stages,
-)
-from fedtide.auditing.log.participation_log import (
-    Floats,
-    ParticipationLog,
-    check_length,
-    repeated_client,
+    parse_times,
 )
 from fedtide.errors import InvalidInputError
 from fedtide.participation.log.client_ids import list_names
@@ -42,41 +45,51 @@ class Entries:
     available or selected belongs to the federation too.
 
     Args:
+        round_seconds: the length of a round, if the log has times instead of rounds.
         weights_are_final: whether a weight is q_t^n even if it looks like a sample count.
+        ids_are_text: whether client ids that are whole numbers come as text.
+        decimal_comma: whether numbers may come as text with a decimal comma.
     """
 
-    def __init__(self, weights_are_final: bool = False) -> None:
+    def __init__(
+        self,
+        round_seconds: float | None = None,
+        weights_are_final: bool = False,
+        ids_are_text: bool = False,
+        decimal_comma: bool = False,
+    ) -> None:
         self.notes: list[str] = []
+        self._nanoseconds = None if round_seconds is None else round(round_seconds * 1e9)
         self._weights_are_final = weights_are_final
+        self._ids_are_text = ids_are_text
+        self._decimal_comma = decimal_comma
         self._codes: dict[int | str, int] = {}
         self._rounds: list[NDArray[np.integer]] = []
         self._clients: list[NDArray[np.int32]] = []
         self._stages: list[NDArray[np.uint8]] = []
-        self._weights: list[NDArray[np.float32]] = []
-        self._samples: list[NDArray[np.float32]] = []
+        self._numbers: dict[str, list[NDArray[np.float32]]] = {"weight": [], "samples": []}
+        self._listed: list[NDArray[np.integer]] = []
 
-    def add(
-        self,
-        rounds: pa.Array,
-        clients: pa.Array,
-        stages: pa.Array | None = None,
-        weights: pa.Array | None = None,
-        samples: pa.Array | None = None,
-    ) -> None:
-        """Add a batch of rows; all batches of a log have the same columns."""
-        if len(rounds) == 0:
-            return
-        self._rounds.append(parse_rounds(rounds))
-        self._clients.append(self._encode(clients))
-        if stages is not None:
-            self._stages.append(parse_stages(stages))
-        if weights is not None:
-            self._weights.append(parse_numbers("weight", weights))
-        if samples is not None:
-            self._samples.append(parse_numbers("samples", samples))
+    def add(self, batch: Mapping[str, pa.Array]) -> None:
+        """Add the columns of a batch, by our names; all batches of a log have the same columns."""
+        self._rounds.append(self._parse_rounds(batch))
+        self._clients.append(self._encode(batch["client"]))
+        if "stage" in batch:
+            self._stages.append(parse_stages(batch["stage"]))
+        for field, parts in self._numbers.items():
+            if field in batch:
+                parts.append(parse_numbers(field, batch[field], self._decimal_comma))
+
+    def add_rounds(self, batch: Mapping[str, pa.Array]) -> None:
+        """Make the rounds of a batch part of the log, even if they have no clients."""
+        self._listed.append(self._parse_rounds(batch))
 
     def build(
-        self, roster: ClientTable | None, clients: int | None, span: tuple[int, int] | None
+        self,
+        roster: ClientTable | None,
+        clients: int | None,
+        span: tuple[int, int] | None,
+        step: int | None = None,
     ) -> ParticipationLog:
         """Return the log of the roster's clients, of 0..clients − 1, or of the clients seen.
 
@@ -85,16 +98,19 @@ class Entries:
             clients: N.
             span: first round and one past the last; None: from the first row to the last, at
                 whatever stage.
+            step: the difference between the numbers of consecutive rounds; None: see `find_step`.
 
         Raises:
             InvalidInputError: mixed ids, an unknown client, a client twice at the same stage of a
-                round, or entries that `ParticipationLog.from_entries` refuses.
+                round, times instead of rounds, or entries that `ParticipationLog.from_entries`
+                refuses.
         """
         names, rows = self._collect(roster, clients)
         if span is None:
-            span = _find_span(rows.rounds)
-            check_length(span[1] - span[0], len(rows.rounds))
+            rows, span = self._number_rounds(rows, step)
         declared = _average_by_client(rows.clients, rows.samples, len(names))
+        if self._nanoseconds is not None:
+            rows = self._merge_repeated(rows, len(names), declared)
         available = selected = None
         if rows.stages is not None and (rows.stages < _USED).any():
             available, selected = _index_stages(names, rows, rows.stages, span)
@@ -111,9 +127,18 @@ class Entries:
             notes=tuple(self.notes),
         )
 
+    def _parse_rounds(self, batch: Mapping[str, pa.Array]) -> NDArray[np.integer]:
+        if self._nanoseconds is None:
+            return parse_rounds(batch["round"])
+        bins = np.floor_divide(parse_times(batch["time"]), self._nanoseconds)
+        fits = len(bins) == 0 or (bins.min() >= -(2**31) and bins.max() < 2**31)
+        return bins.astype(np.int32) if fits else bins
+
     def _collect(self, roster: ClientTable | None, clients: int | None) -> tuple[pl.Series, _Rows]:
         """Return the clients' names and all rows, whose clients are positions in the names."""
         seen = list(self._codes)
+        if self._ids_are_text:
+            seen = _parse_whole_numbers(seen)
         if len({type(name) for name in seen}) > 1:
             raise InvalidInputError(
                 "client: ids are numbers and strings; give whole numbers only or strings only"
@@ -123,9 +148,59 @@ class Entries:
         codes = _concatenate(self._clients)
         for low in range(0, len(codes), 1 << 22):  # in place: no third copy of a long log
             codes[low : low + (1 << 22)] = positions[codes[low : low + (1 << 22)]]
-        optional = (self._stages, self._weights, self._samples)
-        columns = (_concatenate(parts) if parts else None for parts in optional)
-        return names, _Rows(_concatenate(self._rounds), codes, *columns)
+        return names, _Rows(
+            _concatenate(self._rounds),
+            codes,
+            _concatenate(self._stages) if self._stages else None,
+            *(_concatenate(parts) if parts else None for parts in self._numbers.values()),
+        )
+
+    def _number_rounds(self, rows: _Rows, step: int | None) -> tuple[_Rows, tuple[int, int]]:
+        """Number the rounds consecutively; return the rows, and the first round and the end."""
+        rounds = rows.rounds
+        known = np.concatenate([rounds, *self._listed]) if self._listed else rounds
+        first, end = _find_span(known)
+        if self._nanoseconds is not None:
+            _reject_short_rounds(end - first, self._nanoseconds)
+            start = describe_time(first * self._nanoseconds)
+            self.notes.append(
+                f"rounds are {self._nanoseconds / 1e9:g} s long; the first one begins at {start}"
+            )
+            first, end, rounds = 0, end - first, rounds - first
+        else:
+            if step is None:
+                reject_times(known)
+                step = find_step(known)
+            if step > 1:
+                _reject_between(known, first, step)
+                self.notes.append(
+                    f"the numbers of the rounds advance by {step} from {first} on: numbered "
+                    "consecutively from 0 (--round-step 1 keeps the rounds between them as empty)"
+                )
+                first, end, rounds = 0, (end - first - 1) // step + 1, (rounds - first) // step
+        check_length(end - first, len(rounds))
+        return replace(rows, rounds=rounds), (first, end)
+
+    def _merge_repeated(self, rows: _Rows, clients: int, declared: Floats | None) -> _Rows:
+        """Return one row for each client and round of the times, at the last stage."""
+        keys = _sort_keys(rows, clients)
+        pairs, stages = np.divmod(keys, len(STAGES))
+        last = np.append(pairs[1:] != pairs[:-1], True)
+        repeated = len(last) - int(last.sum())
+        if not repeated:
+            return rows
+        self.notes.append(
+            f"{repeated:,} of {len(last):,} rows repeat a client within a round and count once"
+            + ("; the weights are therefore not used" if rows.weights is not None else "")
+        )
+        rounds, codes = np.divmod(pairs[last], clients)
+        return _Rows(
+            rounds,
+            codes.astype(np.int32),
+            None if rows.stages is None else stages[last].astype(np.uint8),
+            None,
+            None if declared is None else declared[codes].astype(np.float32),
+        )
 
     def _find_weights(
         self, used: _Rows
@@ -170,8 +245,10 @@ class _Rows:
     samples: NDArray[np.float32] | None
 
     def where(self, mask: NDArray[np.bool_]) -> _Rows:
-        columns: dict[str, Any] = vars(self)
-        return _Rows(**{k: None if v is None else v[mask] for k, v in columns.items()})
+        columns: dict[str, Any] = {
+            name: None if column is None else column[mask] for name, column in vars(self).items()
+        }
+        return _Rows(**columns)
 
 
 def _index_stages(
@@ -188,13 +265,7 @@ def _index_stages(
         span: of the log.
     """
     counts = np.bincount(levels, minlength=len(STAGES))
-    # One sortable number per row: by round, then client, then stage.
-    keys = rows.rounds.astype(np.int64) - span[0]
-    keys *= len(names)
-    keys += rows.clients
-    keys *= len(STAGES)
-    keys += levels
-    keys.sort()
+    keys = _sort_keys(rows, len(names), span[0])
     repeated = np.flatnonzero(keys[1:] == keys[:-1])
     pairs, stages = np.divmod(keys, len(STAGES))
     rounds, clients = np.divmod(pairs, len(names))
@@ -211,6 +282,34 @@ def _index_stages(
     available = index(STAGES.index("available")) if counts[0] else None
     selected = index(STAGES.index("selected")) if counts[1:_USED].any() else None
     return available, selected
+
+
+def _sort_keys(rows: _Rows, clients: int, first: int = 0) -> NDArray[np.int64]:
+    """Return one number per row, sorted: by round, from `first` on, then client, then stage."""
+    keys = rows.rounds.astype(np.int64) - first
+    keys *= clients
+    keys += rows.clients
+    keys *= len(STAGES)
+    keys += _USED if rows.stages is None else rows.stages
+    keys.sort()
+    return keys
+
+
+def _reject_short_rounds(length: int, nanoseconds: int) -> None:
+    if length > MAX_ROUNDS:
+        raise InvalidInputError(
+            f"round_seconds: the times span {length:,} rounds of {nanoseconds / 1e9:g} s; "
+            "give longer rounds"
+        )
+
+
+def _reject_between(rounds: NDArray[np.integer], first: int, step: int) -> None:
+    between = rounds[(rounds - first) % step != 0]
+    if len(between):
+        raise InvalidInputError(
+            f"round_step: round {between[0]} is not a multiple of {step} after round {first}; "
+            "give the difference between the numbers of consecutive rounds"
+        )
 
 
 def _find_span(rounds: NDArray[np.integer]) -> tuple[int, int]:
@@ -232,8 +331,10 @@ def _average_by_client(
 
 def _look_like_counts(rounds: NDArray[np.integer], weights: NDArray[np.float32]) -> bool:
     """Return whether these are sample counts rather than q_t^n, whose sums are about 1."""
-    if (weights != np.round(weights)).any():
-        return False
+    for low in range(0, len(weights), 1 << 20):  # most other weights show in the first part
+        part = weights[low : low + (1 << 20)]
+        if (part != np.round(part)).any():
+            return False
     sums = np.bincount(rounds - rounds.min(), weights) if len(rounds) else np.zeros(0)
     sums = sums[sums > 0]
     return len(sums) > 0 and bool(np.median(sums) >= _COUNT_SUM)
@@ -269,6 +370,15 @@ def _client_names(
         unnamed = [f"(unnamed {i + 1})" for i in range(clients - len(seen))]
         return pl.Series("client", [*sorted(seen), *unnamed])
     return pl.Series("client", np.arange(clients))
+
+
+def _parse_whole_numbers(names: list[Any]) -> list[Any]:
+    """Return text as numbers if all of it is written as whole numbers without leading zeros."""
+    texts = pl.Series(names, dtype=pl.String)
+    if not texts.str.contains(r"^(0|-?[1-9][0-9]*)$").all():
+        return names
+    numbers = texts.cast(pl.Int64, strict=False)
+    return names if numbers.null_count() else numbers.to_list()
 
 
 def _within_64_bits(names: list[Any]) -> list[Any]:

@@ -16,7 +16,9 @@ from fedtide.errors import InvalidInputError
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
-_MAX_ROUNDS = 20_000_000
+MAX_ROUNDS = 20_000_000
+"""From the first to the last round of a log."""
+
 _CHUNK = 8_000_000
 """Entries per chunk; bounds the size of temporaries."""
 
@@ -185,7 +187,7 @@ def repeated_client(client: int | str, t: int) -> InvalidInputError:
 
 def check_length(length: int, entries: int) -> None:
     """Raise InvalidInputError if `entries` rows are too few for so many rounds."""
-    if length > _MAX_ROUNDS or (length > 10_000 and length > 1000 * entries):
+    if length > MAX_ROUNDS or (length > 10_000 and length > 1000 * entries):
         raise InvalidInputError(
             f"round: {entries:,} rows span {length:,} rounds, so they look like timestamps; "
             "name the column of round numbers with --columns round=NAME"

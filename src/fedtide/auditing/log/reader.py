@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 import polars as pl
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from fedtide.auditing.log.client_table import ClientTable
-from fedtide.auditing.log.columns import COLUMNS, find_columns
+from fedtide.auditing.log.cohort_lists import expand_lists
+from fedtide.auditing.log.columns import find_columns
 from fedtide.auditing.log.entries import Entries
 from fedtide.auditing.log.participation_log import ParticipationLog
+from fedtide.auditing.log.table_source import open_source
 from fedtide.errors import InvalidInputError
-from fedtide.participation.log.tables import read_table
+from fedtide.validation import require_positive, require_whole_number
 
 LogSource = str | Path | pl.DataFrame
 OnProgress = Callable[[str, float], None]
 """Called with the name of the current step and the completed share of it."""
-
-_BATCH = 1 << 21
 
 
 def read_participation_log(
@@ -30,21 +30,30 @@ def read_participation_log(
     roster: ClientTable | None = None,
     columns: Mapping[str, str] | None = None,
     on_progress: OnProgress = lambda step, share: None,
+    *,
+    round_seconds: float | None = None,
+    round_step: int | None = None,
 ) -> ParticipationLog:
     """Read a participation log; rows may be in any order.
 
     Args:
-        source: a Parquet, CSV or JSON lines file; a run folder; the database URL of a ledger, such
-            as sqlite:///ledger.db (with the federation's name after # if it holds several); or a
-            DataFrame.
+        source: a file of Parquet, delimited text (CSV, TSV) or JSON, see `open_source`; a run
+            folder; the database URL of a ledger, such as sqlite:///ledger.db (with the federation's
+            name after # if it holds several); or a DataFrame.
         clients: N. Numeric ids must then be 0..N − 1; string ids missing from the log get
             placeholder names. None: the clients of the roster, of the run, or of the log.
         roster: all clients of the federation.
-        columns: the log's own names of `round`, `client`, `stage`, `weight` or `samples`. A column
-            given as `weight` holds q_t^n, one given as `samples` sample counts. If none is given
-            and all entries of a column `weight` are whole numbers whose sum in a round is typically
-            10 or more, they are sample counts; run folders and ledgers hold q_t^n in any case.
+        columns: the log's own names of `round`, `client`, `stage`, `weight`, `samples` or `time`.
+            Without them, common names are recognised. A column given as `weight` holds q_t^n, one
+            given as `samples` sample counts. If none is given and all entries of a column `weight`
+            are whole numbers whose sum in a round is typically 10 or more, they are sample counts;
+            run folders and ledgers hold q_t^n in any case.
         on_progress: progress callback.
+        round_seconds: the length of a round in seconds; the log then has times, in a column `time`
+            or `round`. Rounds begin at multiples of it (UTC), and a client that has several rows
+            within a round counts once.
+        round_step: the difference between the numbers of consecutive rounds; None: found, as
+            described in `find_step`. 1 takes all numbers as they are.
 
     Raises:
         InvalidInputError: a log that cannot be used.
@@ -55,21 +64,79 @@ def read_participation_log(
         raise InvalidInputError(
             "clients: the roster already gives the number of clients; leave one of the two out"
         )
-    recorded, span = False, None
+    if round_seconds is not None:
+        _require_length(round_seconds)
+    if round_step is not None:
+        require_whole_number("round_step", round_step)
+        if round_seconds is not None:
+            raise InvalidInputError(
+                "round_step: rounds of times follow one another; leave it or round_seconds out"
+            )
+    columns, span, recorded = columns or {}, None, False
     if isinstance(source, str | Path) and Path(source).is_dir():
         source, span, clients_of_run = _open_run_folder(Path(source))
         roster = roster if roster or clients else clients_of_run
         recorded = True
+        if round_seconds is not None:
+            raise InvalidInputError("round_seconds: a run folder has no times; leave it out")
     if isinstance(source, str) and "://" in source:
         source, span = _read_ledger(source)
         recorded = True
-    entries = Entries(weights_are_final=recorded or "weight" in (columns or {}))
-    if isinstance(source, str | Path) and Path(source).suffix.lower() == ".parquet":
-        _stream_parquet(Path(source), columns or {}, entries, on_progress)
-    else:
-        _read_frame(source, columns or {}, entries)
+    if round_seconds is not None or round_step is not None:
+        span = None
+    table = open_source(source)
+    entries = Entries(
+        round_seconds,
+        weights_are_final=recorded or "weight" in columns,
+        ids_are_text=table.ids_are_text,
+        decimal_comma=table.decimal_comma,
+    )
+    found = find_columns(table.names, columns, timed=round_seconds is not None)
+    entries.notes.extend([*table.notes, *([found.note] if found.note else [])])
+    list_name = None if "client" in columns else found.columns["client"]
+    for batch, share in table.read([*dict.fromkeys(found.columns.values())]):
+        rows = {ours: batch[theirs] for ours, theirs in found.columns.items()}
+        with _named_columns(found.columns):
+            _add_rows(entries, rows, list_name)
+        on_progress("reading", share)
     on_progress("sorting", 0.0)
-    return entries.build(roster, clients, span)
+    log = entries.build(roster, clients, span, round_step)
+    if log.length < 2:
+        raise InvalidInputError(
+            f"round: all rows are in round {log.first_round}; an audit needs at least two rounds"
+        )
+    return log
+
+
+def _require_length(round_seconds: float) -> None:
+    require_positive("round_seconds", round_seconds)
+    if not 1e-6 <= round_seconds <= 1e9:
+        raise InvalidInputError(
+            f"round_seconds: {round_seconds:g} is no length of a round; "
+            "give seconds between a microsecond and a billion"
+        )
+
+
+def _add_rows(entries: Entries, rows: dict[str, pa.Array], list_name: str | None) -> None:
+    """Add the rows of a batch; `list_name` is described in `expand_lists`."""
+    expanded, listed = expand_lists(rows, list_name)
+    if len(expanded["client"]):
+        entries.add(expanded)
+    if listed:  # of which some may be empty
+        entries.add_rounds(rows)
+
+
+@contextmanager
+def _named_columns(columns: Mapping[str, str]) -> Iterator[None]:
+    """Let errors about a column say its name in the log, too."""
+    try:
+        yield
+    except InvalidInputError as error:
+        what, semicolon, hint = str(error).partition("; ")
+        theirs = columns.get(what.partition(":")[0], "")
+        if theirs in ("", what.partition(":")[0]):
+            raise
+        raise InvalidInputError(f"{what} (column {theirs!r}){semicolon}{hint}") from None
 
 
 def _open_run_folder(folder: Path) -> tuple[Path, tuple[int, int] | None, ClientTable | None]:
@@ -94,41 +161,3 @@ def _read_ledger(url: str) -> tuple[pl.DataFrame, tuple[int, int] | None]:
 
     frame, ended = read_ledger(url), read_rounds(url)["round"].to_list()
     return frame, (ended[0], ended[-1] + 1) if ended else None
-
-
-def _stream_parquet(
-    path: Path, columns: Mapping[str, str], entries: Entries, on_progress: OnProgress
-) -> None:
-    """Add the rows of a Parquet file, two million at a time."""
-    if not path.is_file():
-        raise InvalidInputError(f"log: no file {str(path)!r}; give the path of a log")
-    if path.stat().st_size == 0:
-        raise InvalidInputError(f"log: {str(path)!r} is empty; write it again")
-    try:
-        with pq.ParquetFile(path) as file:
-            names = find_columns(file.schema_arrow.names, columns)
-            done = 0
-            for batch in file.iter_batches(_BATCH, columns=list(names.values())):
-                entries.add(*(batch[names[name]] if name in names else None for name in COLUMNS))
-                done += len(batch)
-                on_progress("reading", done / file.metadata.num_rows)
-    except InvalidInputError:
-        raise
-    except (pa.ArrowException, OSError, ValueError) as error:
-        reason = str(error).splitlines()[0].rstrip(".")
-        raise InvalidInputError(
-            f"log: {str(path)!r} is not a readable Parquet file ({reason}); write it again"
-        ) from None
-
-
-def _read_frame(source: LogSource, columns: Mapping[str, str], entries: Entries) -> None:
-    """Add the rows of a DataFrame, or of a file that is read as a whole."""
-    if isinstance(source, pl.DataFrame):
-        frame = source
-    else:
-        frame = read_table("log", source, columns.get("client", "client"))
-    names = find_columns(frame.columns, columns)
-    frame = frame.select(pl.col(theirs).alias(ours) for ours, theirs in names.items())
-    frame = frame.with_columns(pl.selectors.decimal().cast(pl.Float64))
-    for batch in frame.to_arrow().to_batches():
-        entries.add(*(batch[name] if name in names else None for name in COLUMNS))

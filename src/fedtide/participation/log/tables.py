@@ -1,11 +1,16 @@
-"""Reading and writing tables as Parquet, CSV or JSON lines, by the suffix of the file."""
+"""Reading and writing tables as Parquet, delimited text or JSON, by the suffix of the file."""
 
 from __future__ import annotations
 
+import csv
+import gzip
+import io
 import json
+import zlib
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import polars as pl
 import pyarrow as pa
@@ -15,6 +20,31 @@ from fedtide.atomic_io import write_atomically
 from fedtide.errors import InvalidInputError, did_you_mean
 
 SUFFIXES = (".parquet", ".csv", ".jsonl", ".ndjson")
+"""What tables are written as."""
+
+_TEXT = (".csv", ".tsv", ".jsonl", ".ndjson", ".json")
+READABLE = (".parquet", *_TEXT, *(f"{suffix}.gz" for suffix in _TEXT))
+"""What tables are read from."""
+
+DAMAGE = (pa.ArrowException, OSError, EOFError, ValueError, RecursionError, csv.Error, zlib.error)
+"""What libraries raise on a damaged file."""
+
+_SEPARATORS = ",;\t|"
+
+
+@dataclass(frozen=True)
+class Header:
+    """The header of delimited text.
+
+    Args:
+        names: of the columns.
+        separator: the character between them.
+        lines: how many lines the header takes, with the empty ones before it.
+    """
+
+    names: list[str]
+    separator: str
+    lines: int
 
 
 def read_table(field: str, path: str | Path, client: str = "client") -> pl.DataFrame:
@@ -26,20 +56,18 @@ def read_table(field: str, path: str | Path, client: str = "client") -> pl.DataF
         client: the column of client ids. In a CSV file they are numbers if all of them are written
             as whole numbers of 64 bits without leading zeros.
 
+    The columns of .csv files may be separated by commas, semicolons, tabs or bars; JSON is an array
+    of rows, or one row a line. Text and JSON may be compressed (.csv.gz).
+
     Raises:
         InvalidInputError: a file that is missing, empty, damaged or of an unknown type.
     """
     path = Path(path)
-    if not path.is_file():
-        raise InvalidInputError(
-            f"{field}: no file {str(path)!r}; give the path of an existing file"
-        )
-    suffix = _require_suffix(field, path)
-    if path.stat().st_size == 0:
-        raise InvalidInputError(f"{field}: {str(path)!r} is empty; write it again")
+    require_file(field, path, READABLE)
+    suffix, _ = split_suffix(path)
     try:
         return _read(path, suffix, client)
-    except (pl.exceptions.PolarsError, pa.ArrowException, OSError, ValueError) as error:
+    except (pl.exceptions.PolarsError, *DAMAGE) as error:
         reason = str(error).splitlines()[0]
         raise InvalidInputError(
             f"{field}: {str(path)!r} is not a readable {suffix} file ({reason}); write it again"
@@ -53,7 +81,7 @@ def write_table(field: str, path: str | Path, frame: pl.DataFrame) -> None:
         InvalidInputError: an unknown suffix, or a path that cannot be written.
     """
     path = Path(path)
-    suffix = _require_suffix(field, path)
+    suffix = _require_suffix(field, path, SUFFIXES)
     writers: dict[str, Callable[..., Any]] = {
         ".parquet": frame.write_parquet,
         ".csv": frame.write_csv,
@@ -70,24 +98,101 @@ def require_columns(field: str, frame: pl.DataFrame, names: Sequence[str], hint:
             raise InvalidInputError(f"{field}: no column {name!r} among {columns}; {hint}")
 
 
-def _require_suffix(field: str, path: Path) -> str:
-    suffix = path.suffix.lower()
-    if suffix not in SUFFIXES:
-        hint = did_you_mean(suffix, SUFFIXES)
+def require_file(field: str, path: Path, suffixes: Sequence[str]) -> None:
+    """Raise InvalidInputError unless the file exists, has a suffix of these and is not empty."""
+    if not path.is_file():
+        raise InvalidInputError(
+            f"{field}: no file {str(path)!r}; give the path of an existing file"
+        )
+    _require_suffix(field, path, suffixes)
+    if path.stat().st_size == 0:
+        raise InvalidInputError(f"{field}: {str(path)!r} is empty; write it again")
+
+
+def split_suffix(path: Path) -> tuple[str, bool]:
+    """Return the suffix that says the format, and whether the file is compressed by gzip.
+
+    >>> split_suffix(Path("log.CSV.gz"))
+    ('.csv', True)
+    """
+    compressed = path.suffix.lower() == ".gz"
+    return (path.with_suffix("") if compressed else path).suffix.lower(), compressed
+
+
+def open_text(path: Path) -> TextIO:
+    """Open a text file in UTF-8, compressed or not, without its byte order mark."""
+    if split_suffix(path)[1]:
+        return gzip.open(path, "rt", encoding="utf-8-sig")
+    return path.open(encoding="utf-8-sig")
+
+
+def read_header(path: Path) -> Header:
+    """Return the header of delimited text; the separator is the one that its first line has most.
+
+    Raises:
+        ValueError: a file of empty lines; text that is not UTF-8.
+    """
+    with open_text(path) as file:
+        for number, line in enumerate(file, start=1):
+            if line.strip():
+                separator = max(_SEPARATORS, key=line.count)
+                if split_suffix(path)[0] == ".tsv":
+                    separator = "\t"
+                (names,) = csv.reader([line], delimiter=separator)
+                return Header([name.strip() for name in names], separator, number)
+    raise ValueError("it has no header")
+
+
+def _require_suffix(field: str, path: Path, suffixes: Sequence[str]) -> str:
+    name = path.name.lower()
+    found = next((suffix for suffix in suffixes if name.endswith(suffix)), None)
+    if found is None:
+        hint = did_you_mean(path.suffix.lower(), suffixes)
         raise InvalidInputError(f"{field}: {str(path)!r} has an unknown suffix; {hint}")
-    return suffix
+    return found
 
 
 def _read(path: Path, suffix: str, client: str) -> pl.DataFrame:
     if suffix == ".parquet":
         return _read_parquet(path)
-    if suffix == ".csv":
-        strings = {client: pl.String}
-        frame = pl.read_csv(path, infer_schema_length=None, schema_overrides=strings)
-        return _parse_ids(frame, client)
-    frame = pl.read_ndjson(path, infer_schema_length=None)
-    _reject_mixed_ids(path, frame, client)
+    if suffix in (".csv", ".tsv"):
+        return _parse_ids(_read_csv(path, client), client)
+    with open_text(path) as file:
+        content = file.read()
+    if content.lstrip().startswith("["):
+        return _rows_to_frame(json.loads(content))
+    frame = pl.read_ndjson(io.BytesIO(content.encode()), infer_schema_length=None)
+    _reject_mixed_ids(content, frame, client)
     return frame
+
+
+def _read_csv(path: Path, client: str) -> pl.DataFrame:
+    header = read_header(path)
+    frame = pl.read_csv(
+        path,
+        separator=header.separator,
+        infer_schema_length=None,
+        schema_overrides={client: pl.String},
+    )
+    if header.separator == ",":
+        return frame
+    commas = pl.selectors.string() - pl.selectors.by_name(client, require_all=False)
+    return frame.with_columns(_parse_decimal_comma(column) for column in frame.select(commas))
+
+
+def _parse_decimal_comma(column: pl.Series) -> pl.Series:
+    """Return numbers if all strings are numbers with a decimal comma or point."""
+    numbers = column.str.replace(",", ".").cast(pl.Float64, strict=False)
+    return column if numbers.null_count() > column.null_count() else numbers
+
+
+def _rows_to_frame(rows: object) -> pl.DataFrame:
+    if not (isinstance(rows, list) and all(isinstance(row, dict) for row in rows)):
+        raise ValueError("it is not an array of objects")
+    try:
+        return pl.DataFrame(rows, infer_schema_length=None, strict=True)
+    except (TypeError, OverflowError) as error:
+        raise ValueError(f"a column has mixed values: {error}") from None
 
 
 def _read_parquet(path: Path) -> pl.DataFrame:
@@ -108,11 +213,10 @@ def _parse_ids(frame: pl.DataFrame, client: str) -> pl.DataFrame:
     return frame if ids.null_count() > frame[client].null_count() else frame.with_columns(ids)
 
 
-def _reject_mixed_ids(path: Path, frame: pl.DataFrame, client: str) -> None:
+def _reject_mixed_ids(content: str, frame: pl.DataFrame, client: str) -> None:
     """Raise ValueError for JSON numbers among strings, which Polars would convert silently."""
     if client not in frame.columns or frame[client].dtype != pl.String:
         return
-    with path.open(encoding="utf-8") as lines:
-        for number, line in enumerate(lines, start=1):
-            if line.strip() and not isinstance(json.loads(line).get(client), str | None):
-                raise ValueError(f"line {number} has a number among string client ids")
+    for number, line in enumerate(content.splitlines(), start=1):
+        if line.strip() and not isinstance(json.loads(line).get(client), str | None):
+            raise ValueError(f"line {number} has a number among string client ids")

@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from fedtide.errors import InvalidInputError
+from fedtide.errors import InvalidInputError, first_line
 
 
 @lru_cache(maxsize=2)
@@ -28,10 +28,9 @@ def load_from_hub(field: str, name: str, split: str, hint: str) -> pa.Table:
     try:
         data = load_dataset(name, split=split)
     except Exception as error:  # of any of the libraries below
-        reason = "".join(str(error).splitlines()[:1])
         raise InvalidInputError(
             f"{field}: {name!r}, split {split!r}, cannot be loaded from the Hugging Face hub "
-            f"({type(error).__name__}: {reason:.100}); go online, or {hint}"
+            f"({first_line(error, 100, with_type=True)}); go online, or {hint}"
         ) from error
     return undecoded(data).with_format("arrow")[:]
 

@@ -20,7 +20,7 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from fedtide.errors import InvalidInputError
+from fedtide.errors import InvalidInputError, first_line
 from fedtide.problems.datasets.hub import load_from_hub
 from fedtide.problems.datasets.sources import from_arrow
 
@@ -205,7 +205,7 @@ def _read_file(field: str, file: Path) -> pa.Table:
         return pq.read_table(file) if file.suffix == ".parquet" else _read_csv(file)
     except (OSError, pa.ArrowException) as error:
         raise InvalidInputError(
-            f"{field}: {str(file)!r} cannot be read ({str(error).splitlines()[0]}); fetch it again"
+            f"{field}: {str(file)!r} cannot be read ({first_line(error)}); fetch it again"
         ) from error
 
 

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from fedtide.content_hash import fingerprint
-from fedtide.errors import InvalidInputError
+from fedtide.errors import InvalidInputError, first_line
 from fedtide.problems.datasets.image_decoding import Pixels, decode_cached, decode_images
 
 _IMAGE = ("image", "img")
@@ -71,8 +71,8 @@ def _read_version(file: Path, size: int, time: int) -> Rows:
         table = pq.read_table(file)
     except (OSError, pa.ArrowException) as error:
         raise InvalidInputError(
-            f"dataset: {file} is not readable as Parquet ({str(error).splitlines()[0]}); write it "
-            f"again with the columns image and label"
+            f"dataset: {file} is not readable as Parquet ({first_line(error)}); write it again "
+            f"with the columns image and label"
         ) from error
     return read_table(table, str(file), lambda decode: decode_cached(file, decode))
 

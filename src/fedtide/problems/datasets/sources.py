@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 
 from fedtide.content_hash import once
-from fedtide.errors import InvalidInputError, did_you_mean
+from fedtide.errors import InvalidInputError, did_you_mean, first_line
 from fedtide.import_paths import import_object, is_import_path
 from fedtide.problems.datasets.hub import load_from_hub, undecoded
 from fedtide.problems.datasets.image_decoding import decode_cached, decode_images
@@ -235,10 +235,9 @@ def _call(field: str, path: str) -> Any:
     except InvalidInputError:
         raise
     except Exception as error:  # a user's function may raise anything
-        reason = "".join(f"{error!s:.200}".splitlines()[:1])
         raise InvalidInputError(
-            f"{field}: {path} fails without arguments ({type(error).__name__}: {reason}); it must "
-            f"return {_KINDS}"
+            f"{field}: {path} fails without arguments ({first_line(error, with_type=True)}); it "
+            f"must return {_KINDS}"
         ) from error
 
 
@@ -284,10 +283,9 @@ def _read_arrow(field: str, path: Path, names: str | None, size: int, time: int)
     try:
         return pq.read_table(path) if path.suffix == ".parquet" else _read_csv(path, names)
     except (OSError, pa.ArrowException) as error:
-        reason = str(error).splitlines()[0]
         raise InvalidInputError(
-            f"{field}: {str(path)!r} is not a readable {path.suffix} file ({reason}); write it "
-            "again"
+            f"{field}: {str(path)!r} is not a readable {path.suffix} file ({first_line(error)}); "
+            "write it again"
         ) from error
 
 
@@ -380,8 +378,8 @@ def _from_objects(values: Any, from_pandas: bool = False) -> Column:
         if stacked.dtype.kind in "biuf" and len(stacked):
             return stacked
         raise InvalidInputError(
-            f"it is not an array ({str(error).splitlines()[0]:.100}); give numbers, text, images, "
-            "or lists of numbers"
+            f"it is not an array ({first_line(error, 100)}); give numbers, text, images, or "
+            "lists of numbers"
         ) from None
 
 

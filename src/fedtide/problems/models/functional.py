@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 
-from fedtide.errors import InvalidInputError
+from fedtide.errors import InvalidInputError, first_line
 from fedtide.problems.layout import Params
 from fedtide.problems.models.batch_norm import RunningStatistics, replace_batch_norm
 from fedtide.problems.models.keyed_dropout import DropoutMasks, replace_dropout
@@ -259,7 +259,7 @@ def _shape_errors(example: Inputs, names: tuple[str | None, ...]) -> Iterator[No
     except InvalidInputError:
         raise
     except Exception as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        reason = first_line(error)
         given = [
             f"{name or ''} {tuple(x.shape[1:])} and dtype {_name(x.dtype)}".strip()
             for name, x in zip(names, example, strict=True)

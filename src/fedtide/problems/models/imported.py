@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from fedtide.configurable import configurable
-from fedtide.errors import InvalidInputError
+from fedtide.errors import InvalidInputError, first_line
 from fedtide.import_paths import import_object, is_import_path
 from fedtide.problems.models.base import Model, Shape
 
@@ -49,10 +49,10 @@ class Imported(Model):
         try:
             module = constructor(**self.arguments)
         except Exception as error:
-            given, reason = f"{dict(self.arguments)!r:.60}", f"{error!s:.200}".splitlines()[:1]
             raise InvalidInputError(
-                f"model: {self.path} cannot be called with arguments {given} "
-                f"({type(error).__name__}: {''.join(reason)}); give those that it takes"
+                f"model: {self.path} cannot be called with arguments "
+                f"{dict(self.arguments)!r:.60} ({first_line(error, with_type=True)}); give those "
+                "that it takes"
             ) from error
         if isinstance(module, Model):
             return module.build(shape, classes)

@@ -12,7 +12,7 @@ from fedtide.configurable import configurable
 from fedtide.errors import InvalidInputError
 from fedtide.problems.models.base import Model, Shape
 from fedtide.problems.models.initialisation import initialise_kaiming
-from fedtide.validation import require_choice, require_whole_number
+from fedtide.validation import require_whole_number
 
 Initialisation = Literal["default", "kaiming"]
 
@@ -34,9 +34,6 @@ class Logistic(Model):
 
     bias: bool = True
     start: Literal["default", "zero"] = "default"
-
-    def __post_init__(self) -> None:
-        require_choice("start", self.start, Literal["default", "zero"])
 
     def build(self, shape: Shape, classes: int) -> nn.Module:
         layer = nn.Linear(math.prod(shape), classes, bias=self.bias)
@@ -109,7 +106,6 @@ class CNN(Model):
             raise InvalidInputError(
                 f"dropout: {self.dropout} is not within [0, 1); give a probability below 1"
             )
-        require_choice("initialisation", self.initialisation, Initialisation)
 
     def build(self, shape: Shape, classes: int) -> nn.Module:
         height, width = self._output_size(shape)

@@ -22,7 +22,7 @@ from fedtide.plotting.style import (
     thin_out,
 )
 from fedtide.report.figures import ReportFigure
-from fedtide.report.loading import FinishedRun, Groups
+from fedtide.report.loading import Groups, LoadedRun
 from fedtide.report.summary import client_influence, participation_key
 from fedtide.report.weight_replay import history
 
@@ -153,7 +153,7 @@ def _draw_weights_over_time(groups: Groups, styles: Styles) -> Figure | None:
     return figure
 
 
-def _typical_clients(run: FinishedRun) -> list[int]:
+def _typical_clients(run: LoadedRun) -> list[int]:
     """Return a frequent, a median and a rare client among those used in three rounds or more.
 
     They are rows of the table of clients.

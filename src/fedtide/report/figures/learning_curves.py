@@ -13,6 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
+from fedtide.metric_direction import is_share
 from fedtide.plotting.style import (
     Floats,
     Styles,
@@ -23,7 +24,7 @@ from fedtide.plotting.style import (
     thin_out,
 )
 from fedtide.report.figures import ReportFigure
-from fedtide.report.loading import FinishedRun, Groups
+from fedtide.report.loading import Groups, LoadedRun
 from fedtide.report.summary import bin_by_rate, client_metric, lower_is_better, smooth
 
 _NAMES = {"test_accuracy": "test accuracy", "loss": "training loss, mean over clients"}
@@ -76,7 +77,7 @@ def draw_curves(
         styles: of the methods.
         share: the fraction of the evaluations to smooth over.
     """
-    lows, ends = [], []
+    shown = []
     for method, group in groups.items():
         style = styles[method]
         rounds, values = _align(group, metric, share)
@@ -86,24 +87,35 @@ def draw_curves(
                 rounds, mean - std, mean + std, color=style["color"], alpha=0.15, lw=0
             )
         panel.plot(rounds, mean, label=method, lw=1.6, **style)
-        finite = mean[np.isfinite(mean)]
-        if len(finite):
-            lows.append(float(np.quantile(finite, 0.15)))
-            ends.append(float(finite.min()))
+        shown.append(mean[np.isfinite(mean)])
     label_rounds(panel)
     panel.set_ylabel(_name(metric))
     panel.grid(alpha=0.25)
-    if lower_is_better(groups, metric):
-        plain_logarithms(panel.yaxis)
-        if ends:
-            panel.set_ylim(bottom=0.7 * max(min(ends), 1e-12))  # a band may reach below 0
-    else:
-        if lows:
-            panel.set_ylim(max(0.0, min(lows) - 0.02), min(1.0, panel.get_ylim()[1]))
+    _scale_values(panel, metric, shown, lower_is_better(groups, metric))
+
+
+def _scale_values(panel: Axes, metric: str, curves: Sequence[Floats], is_lower: bool) -> None:
+    """Show shares in per cent and positive values to be lowered on a logarithmic axis.
+
+    Args:
+        panel: with the curves.
+        metric: its name.
+        curves: the finite values of each curve.
+        is_lower: whether a smaller value is better.
+    """
+    values = np.concatenate(curves)
+    if is_share(metric) and ((values >= 0) & (values <= 1)).all():
         panel.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+        if values.size and not is_lower:  # the first rounds are cut off, where most is gained
+            low = min(float(np.quantile(curve, 0.15)) for curve in curves if len(curve))
+            panel.set_ylim(max(0.0, low - 0.02), min(1.0, panel.get_ylim()[1]))
+    elif is_lower and (values > 0).all():
+        plain_logarithms(panel.yaxis)
+        if values.size:
+            panel.set_ylim(bottom=0.7 * max(float(values.min()), 1e-12))  # a band may reach below 0
 
 
-def _align(group: Sequence[FinishedRun], metric: str, share: float) -> tuple[Floats, Floats]:
+def _align(group: Sequence[LoadedRun], metric: str, share: float) -> tuple[Floats, Floats]:
     """Return the rounds in which all runs were evaluated, and the values, one row per run."""
     rounds = [run.metrics["round"].to_numpy() for run in group]
     common = reduce(np.intersect1d, rounds)
@@ -112,7 +124,7 @@ def _align(group: Sequence[FinishedRun], metric: str, share: float) -> tuple[Flo
     return common, np.array(rows)
 
 
-def _values(run: FinishedRun, metric: str, share: float) -> Floats:
+def _values(run: LoadedRun, metric: str, share: float) -> Floats:
     values: Floats = run.metrics[metric].to_numpy().astype(np.float64)
     return smooth(values, share) if share else values
 
@@ -169,7 +181,7 @@ def _personalised_figure(groups: Groups, styles: Styles, column: str, name: str)
     )
 
 
-_Curve = Callable[[Sequence[FinishedRun], str], tuple[Floats, Floats]]
+_Curve = Callable[[Sequence[LoadedRun], str], tuple[Floats, Floats]]
 
 
 def _draw(groups: Groups, styles: Styles, column: str, curve: _Curve, x: str, y: str) -> Figure:
@@ -187,14 +199,14 @@ def _draw(groups: Groups, styles: Styles, column: str, curve: _Curve, x: str, y:
     return figure
 
 
-def _curve_by_rate(group: Sequence[FinishedRun], column: str) -> tuple[Floats, Floats]:
+def _curve_by_rate(group: Sequence[LoadedRun], column: str) -> tuple[Floats, Floats]:
     found = [bin_by_rate(run, column) for run in group]
     least = [0.5 / run.ended for run in group]  # rate 0 on a logarithmic axis
     rates = [np.maximum(x, low) for (x, _), low in zip(found, least, strict=True)]
     return np.mean(rates, axis=0), np.mean([y for _, y in found], axis=0)
 
 
-def _distribution(group: Sequence[FinishedRun], column: str) -> tuple[Floats, Floats]:
+def _distribution(group: Sequence[LoadedRun], column: str) -> tuple[Floats, Floats]:
     ordered = [np.sort(run.clients[column].fill_nan(None).drop_nulls()) for run in group]
     places = np.linspace(0, 1, max(map(len, ordered)))
     values = np.mean([np.quantile(one, places) for one in ordered], axis=0)

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from fedtide.plotting.raster import draw_raster
 from fedtide.plotting.style import COLOURS, Floats, label_rounds, new_figure, place_legend
 from fedtide.report.figures import ReportFigure
-from fedtide.report.loading import FinishedRun, Groups
+from fedtide.report.loading import Groups, LoadedRun
 from fedtide.report.summary import unique_participation
 
 _BINS = 200  # of the rounds, for cohort sizes
@@ -36,7 +36,7 @@ def participation_figures(groups: Groups, limit: int = 4) -> list[ReportFigure]:
     return figures
 
 
-def draw_participation(panel: Axes, run: FinishedRun) -> None:
+def draw_participation(panel: Axes, run: LoadedRun) -> None:
     """Draw who took part in which round of a run."""
     log = run.used_rows()
     clients, rounds = log["client"].to_numpy(), log["round"].to_numpy()

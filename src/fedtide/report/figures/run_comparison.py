@@ -10,11 +10,11 @@ from fedtide.plotting.style import method_styles, new_figure, place_legend
 from fedtide.report.figures.client_influence import draw_weights
 from fedtide.report.figures.learning_curves import draw_curves
 from fedtide.report.figures.participation_raster import draw_participation
-from fedtide.report.loading import FinishedRun, group_by_method
+from fedtide.report.loading import LoadedRun, group_by_method
 from fedtide.report.summary import headline_metric
 
 
-def comparison_figure(runs: Sequence[FinishedRun]) -> Figure:
+def comparison_figure(runs: Sequence[LoadedRun]) -> Figure:
     """Return how the methods learn, who took part in the first run, and the weights of clients."""
     groups = group_by_method(runs)
     styles = method_styles(groups)

@@ -20,6 +20,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedtide.errors import first_line
+
 TensorFunction = Callable[..., tuple[Tensor, ...]]
 
 _RESHAPES = ("aten.expand.default", "aten.view.default", "aten._unsafe_view.default")
@@ -39,7 +41,7 @@ def capture(function: TensorFunction, examples: list[Tensor]) -> TensorFunction:
         return _captured(function, examples)
     except Exception as error:
         function(*examples)  # raises if the function is at fault
-        _warn(f"local steps are not captured and run slower: {_first_line(error)}")
+        _warn(f"local steps are not captured and run slower: {first_line(error)}")
         return function
 
 
@@ -60,7 +62,7 @@ def compile_graph(
         inductor: Any = torch._inductor
         compiled: TensorFunction = inductor.compile(graph, [*examples], options)
     except Exception as error:
-        _warn(f"local steps are not compiled: {_first_line(error)}")
+        _warn(f"local steps are not compiled: {first_line(error)}")
         return graph
     return compiled
 
@@ -118,7 +120,3 @@ def _find_equal(node: Any) -> Any:
 @cache
 def _warn(text: str) -> None:
     warnings.warn(text, RuntimeWarning, stacklevel=3)
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -13,6 +13,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fedtide.activity import COMPILING, activity
 from fedtide.algorithms.base import Instructions
+from fedtide.errors import first_line
 from fedtide.problems.base import BatchInputs, BatchPlan, Task
 from fedtide.training.local_optimizers import adam_scales, count_moments
 from fedtide.training.local_training import LocalTraining
@@ -155,7 +156,7 @@ def _stacking(stacked: bool) -> Iterator[None]:
     except RuntimeError as error:
         if not stacked or "memory" in str(error):
             raise
-        reason = f"{error!s:.200}".partition("\n")[0].partition(". ")[0]
+        reason = first_line(error).partition(". ")[0]
         raise StackingError(
             f"trainer: this model cannot be stacked over clients ({reason}); use trainer: threaded "
             "or reference"

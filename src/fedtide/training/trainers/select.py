@@ -10,7 +10,7 @@ import numpy as np
 
 from fedtide.activity import MEASURING, activity
 from fedtide.algorithms.base import Instructions
-from fedtide.errors import InvalidInputError
+from fedtide.errors import InvalidInputError, first_line
 from fedtide.problems.base import Task
 from fedtide.training.local_training import LocalTraining
 from fedtide.training.minibatches import MinibatchPlanner
@@ -61,7 +61,7 @@ def choose_trainer(
                     _trainer(candidate, task, local), task, local
                 )
         except (StackingError, RuntimeError) as error:
-            failed[candidate] = f"{str(error.__cause__ or error).splitlines()[0]:.80}"
+            failed[candidate] = first_line(error.__cause__ or error, 80)
     if "reference" not in seconds:
         raise InvalidInputError(
             f"model: its local steps fail ({failed['reference']}); check that model and loss are "

@@ -1,0 +1,54 @@
+"""What other programs write: documents and logs that are no tables."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from fedtide.auditing.log.adapters.flower_log import reject_flower_log
+from fedtide.auditing.log.adapters.nvflare import is_job_statistics, read_job_statistics
+from fedtide.errors import InvalidInputError
+
+TEXT_LOGS = (".log", ".txt", ".log.gz", ".txt.gz")
+"""Files of text that a program prints for people."""
+
+
+def is_document(value: object) -> bool:
+    """Return whether a JSON object is a document of its own rather than a row of a table."""
+    return is_job_statistics(value) or _is_cohort_table(value)
+
+
+def read_document(document: dict[str, Any]) -> tuple[list[dict[str, Any]], list[str]]:
+    """Return the rows of a log in a JSON document, and facts about how it was read.
+
+    A document is NVFlare's summary of a job, or {"0": ["ann", "bob"], "1": [], ...}: the clients
+    of every round.
+
+    Raises:
+        InvalidInputError: another document.
+    """
+    if is_job_statistics(document):
+        return read_job_statistics(document)
+    if _is_cohort_table(document):
+        return [{"round": int(t), "client": clients} for t, clients in document.items()], []
+    raise InvalidInputError(
+        f"log: an object with {', '.join(map(repr, list(document)[:4]))} is no log that is known; "
+        "write an array of rows, one row a line, or the list of clients of each round"
+    )
+
+
+def reject_text_log(path: Path) -> None:
+    """Raise InvalidInputError: text that a program prints for people has no list of clients."""
+    reject_flower_log(path)
+    raise InvalidInputError(
+        f"log: {str(path)!r} is text without columns; give a table of rounds and clients "
+        "(if it is one, rename it to .csv)"
+    )
+
+
+def _is_cohort_table(value: object) -> bool:
+    return (
+        isinstance(value, dict)
+        and bool(value)
+        and all(name.isdecimal() and isinstance(cell, list) for name, cell in value.items())
+    )

@@ -1,0 +1,111 @@
+"""Logs of one row per round with a list of clients: to one row per round and client."""
+
+from __future__ import annotations
+
+import ast
+import json
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from fedtide.auditing.log.columns import LIST_NAMES, is_called
+from fedtide.auditing.log.values import encode_text, is_text
+from fedtide.errors import InvalidInputError
+
+_SEPARATORS = ";|,"
+
+
+def expand_lists(batch: dict[str, pa.Array], name: str | None) -> tuple[dict[str, pa.Array], bool]:
+    """Return one row per round and client, and whether the batch has lists of clients.
+
+    A list is a column of lists, or text: a JSON array, or names separated by semicolons, if no
+    round has two rows. In a column whose name says that it holds several clients, text is a list in
+    any case, and bars and commas separate names, too. Other columns may be lists of the same
+    lengths, or single values that hold for all clients of the row.
+
+    Args:
+        batch: the columns of the log, by our names.
+        name: the log's own name of the clients, if it was recognised; None: the user gave it.
+
+    Raises:
+        InvalidInputError: a list that cannot be parsed; lists of different lengths; one number per
+            round, which may be the number of clients.
+
+    >>> batch = {"round": pa.array([4, 5, 6]), "client": pa.array(["ann;bob", "", "bob"])}
+    >>> expanded, _ = expand_lists(batch, "clients")
+    >>> {name: column.to_pylist() for name, column in expanded.items()}
+    {'round': [4, 4, 6], 'client': ['ann', 'bob', 'bob']}
+    """
+    plural = name is not None and is_called(name, LIST_NAMES)
+    clients, rounds = batch["client"], batch["round" if "round" in batch else "time"]
+    single = len(rounds.unique()) == len(rounds)
+    if plural and single:
+        _reject_counts(clients, str(name))
+    if is_text(clients.type):
+        clients = encode_text(clients)
+        batch = batch | {"client": clients}
+    if is_text(clients.type) and (plural or (single and _has_lists(clients))):
+        clients = pa.array([_parse_list(cell, plural) for cell in clients.to_pylist()])
+        clients = clients.cast(pa.list_(pa.large_string()))
+    if not (pa.types.is_list(clients.type) or pa.types.is_large_list(clients.type)):
+        return batch, False
+    lengths = pc.fill_null(pc.list_value_length(clients), 0)
+    rows = pc.list_parent_indices(clients)
+    expanded = {}
+    for ours, column in (batch | {"client": clients}).items():
+        if not (pa.types.is_list(column.type) or pa.types.is_large_list(column.type)):
+            expanded[ours] = column.take(rows)
+            continue
+        if not pc.fill_null(pc.list_value_length(column), 0).cast(lengths.type).equals(lengths):
+            raise InvalidInputError(
+                f"{ours}: a list is not as long as its round's list of clients; "
+                "give one entry for each client"
+            )
+        expanded[ours] = pc.list_flatten(column)
+    return expanded, True
+
+
+def _has_lists(clients: pa.DictionaryArray) -> bool:
+    """Return whether some cells are written as lists."""
+    texts = [text.strip() for text in clients.dictionary.to_pylist()]
+    return any(";" in text or (text[:1] == "[" and _parse_brackets(text)) for text in texts)
+
+
+def _parse_list(cell: str | None, plural: bool) -> list[str]:
+    """Return the clients in a cell of text."""
+    text = (cell or "").strip()
+    if text.startswith("["):
+        clients = _parse_brackets(text)
+        if clients is None:
+            raise InvalidInputError(
+                f"client: {text!r:.60} is not a list of clients; write a JSON array, or ann;bob;eve"
+            )
+        return [str(client) for client in clients]
+    separators = _SEPARATORS if plural else ";"
+    separator = max(separators, key=text.count)
+    return [client.strip() for client in text.split(separator) if client.strip()]
+
+
+def _parse_brackets(text: str) -> list[str | int] | None:
+    """Return the clients in a JSON array, or in a list as Python prints it; None: it is neither."""
+    for parse in (json.loads, ast.literal_eval):
+        try:
+            clients = parse(text)
+        except (ValueError, SyntaxError, MemoryError, RecursionError):
+            continue
+        if isinstance(clients, list) and all(type(client) in (str, int) for client in clients):
+            return clients
+    return None
+
+
+def _reject_counts(clients: pa.Array, name: str) -> None:
+    """Raise InvalidInputError if each of several rounds has a number instead of its clients."""
+    numbers = pa.types.is_integer(clients.type)
+    if is_text(clients.type):
+        names = encode_text(clients).dictionary
+        numbers = pc.all(pc.match_substring_regex(names, r"^\s*\d+\s*$")).as_py()
+    if numbers and len(clients) > 1:
+        raise InvalidInputError(
+            f"client: {name!r} has one number per round, which may be the number of clients; an "
+            f"audit needs their names (if these are names: --columns client={name})"
+        )

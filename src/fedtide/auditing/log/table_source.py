@@ -1,0 +1,233 @@
+"""Tables as batches of columns: Parquet, delimited text, JSON, and DataFrames.
+
+Files are read piece by piece, so that memory holds one batch at a time; a JSON document and a
+DataFrame are in memory anyway.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pyarrow as pa
+import pyarrow.csv as pa_csv
+import pyarrow.parquet as pq
+
+from fedtide.auditing.log.adapters import TEXT_LOGS, is_document, read_document, reject_text_log
+from fedtide.auditing.log.columns import is_recognised
+from fedtide.errors import InvalidInputError
+from fedtide.participation.log.tables import (
+    DAMAGE,
+    READABLE,
+    open_text,
+    read_header,
+    require_file,
+    split_suffix,
+)
+
+Batch = dict[str, pa.Array]
+Batches = Iterator[tuple[Batch, float]]
+"""Columns of consecutive rows, and the share of the table that has been read."""
+
+_PARQUET_ROWS = 1 << 21
+_JSON_ROWS = 1 << 16
+_CSV_BYTES = 1 << 24
+
+
+@dataclass(frozen=True)
+class TableSource:
+    """A table that is read in batches.
+
+    Args:
+        names: of its columns.
+        read: yields the batches of the columns of these names.
+        ids_are_text: whether whole numbers among client ids come as text, as in CSV.
+        decimal_comma: whether numbers may come as text with a decimal comma.
+        notes: facts about how the file is read.
+    """
+
+    names: list[str]
+    read: Callable[[Sequence[str]], Batches]
+    ids_are_text: bool = False
+    decimal_comma: bool = False
+    notes: tuple[str, ...] = ()
+
+
+def open_source(source: str | Path | pl.DataFrame) -> TableSource:
+    """Open a DataFrame, or a file whose suffix is one of `tables.READABLE`.
+
+    Raises:
+        InvalidInputError: here or while reading: a file that is missing, empty, damaged or of an
+            unknown type.
+    """
+    if isinstance(source, pl.DataFrame):
+        return TableSource(source.columns, partial(_read_frame, source))
+    path = Path(source)
+    require_file("log", path, (*READABLE, *TEXT_LOGS))
+    kind, _ = split_suffix(path)
+    if kind in TEXT_LOGS:
+        _guard(path, reject_text_log, path)
+    openers = {".parquet": _open_parquet, ".csv": _open_csv, ".tsv": _open_csv}
+    table: TableSource = _guard(path, openers.get(kind, _open_json), path)
+    return replace(table, read=lambda names: _guarded_batches(path, table.read(names)))
+
+
+def _open_parquet(path: Path) -> TableSource:
+    with pq.ParquetFile(path) as file:
+        return TableSource(list(file.schema_arrow.names), partial(_read_parquet, path))
+
+
+def _read_parquet(path: Path, names: Sequence[str]) -> Batches:
+    with pq.ParquetFile(path) as file:
+        done = 0
+        for batch in file.iter_batches(_PARQUET_ROWS, columns=list(names)):
+            done += len(batch)
+            yield {name: batch[name] for name in names}, done / file.metadata.num_rows
+
+
+def _open_csv(path: Path) -> TableSource:
+    header = read_header(path)
+    if header.separator == ",":
+        notes: tuple[str, ...] = ()
+    else:
+        named = {"\t": "tabs", ";": "semicolons", "|": "bars"}[header.separator]
+        notes = (f"columns are separated by {named}",)
+    read = partial(_read_csv, path, header.names, header.separator, header.lines)
+    return TableSource(header.names, read, True, header.separator != ",", notes)
+
+
+def _read_csv(
+    path: Path, columns: list[str], separator: str, lines: int, names: Sequence[str]
+) -> Batches:
+    """Yield columns of strings, the client's dictionary-encoded later; empty cells are missing."""
+    if not _has_rows(path, lines):
+        return
+    size = path.stat().st_size
+    with pa.OSFile(str(path)) as raw:
+        compressed = split_suffix(path)[1]
+        stream = pa.CompressedInputStream(raw, "gzip") if compressed else raw
+        reader = pa_csv.open_csv(
+            stream,
+            read_options=pa_csv.ReadOptions(
+                column_names=columns, skip_rows=lines, block_size=_CSV_BYTES
+            ),
+            parse_options=pa_csv.ParseOptions(delimiter=separator, newlines_in_values=True),
+            convert_options=pa_csv.ConvertOptions(
+                include_columns=list(names),
+                column_types=dict.fromkeys(names, pa.string()),
+                null_values=[""],
+                strings_can_be_null=True,
+            ),
+        )
+        for batch in reader:
+            yield {name: batch[name] for name in names}, min(1.0, raw.tell() / size)
+
+
+def _has_rows(path: Path, lines: int) -> bool:
+    """Return whether anything follows the header; Arrow does not read a header alone."""
+    with open_text(path) as file:
+        return any(line.strip() for line in islice(file, lines, lines + 1000))
+
+
+def _open_json(path: Path) -> TableSource:
+    """Open JSON lines, an array of rows, or one of the documents in `adapters`."""
+    with open_text(path) as file:
+        lines = (line for line in file if line.strip())
+        first, second = next(lines, ""), next(lines, None)
+    if _is_object(first) and (second is not None or not is_document(json.loads(first))):
+        return _open_records(partial(_read_lines, path), None)
+    with open_text(path) as file:
+        document = json.load(file)
+    notes: list[str] = []
+    if isinstance(document, dict):
+        document, notes = read_document(document)
+    if not isinstance(document, list):
+        raise ValueError("it is neither an array of rows nor one row a line")
+    return replace(_open_records(lambda: iter(document), len(document)), notes=tuple(notes))
+
+
+def _is_object(text: str) -> bool:
+    try:
+        return isinstance(json.loads(text), dict)
+    except ValueError:
+        return False
+
+
+def _read_lines(path: Path) -> Iterator[Any]:
+    with open_text(path) as file:
+        for number, line in enumerate(file, start=1):
+            if line.strip():
+                try:
+                    yield json.loads(line)
+                except ValueError as error:
+                    raise ValueError(f"line {number}: {error}") from None
+
+
+def _open_records(rows: Callable[[], Iterator[Any]], count: int | None) -> TableSource:
+    """Open rows of which each is a mapping; the first ones name the columns."""
+    names = _key_names(islice(rows(), _JSON_ROWS))
+    return TableSource(names, partial(_read_records, rows, count, set(names)))
+
+
+def _key_names(rows: Iterator[Any]) -> list[str]:
+    names: dict[str, None] = {}
+    for row in rows:
+        if not isinstance(row, dict):
+            raise ValueError(f"a row is {json.dumps(row):.40}, not an object with named values")
+        names.update(dict.fromkeys(row))
+    return list(names)
+
+
+def _read_records(
+    rows: Callable[[], Iterator[Any]], count: int | None, known: set[str], names: Sequence[str]
+) -> Batches:
+    remaining, done = rows(), 0
+    while chunk := list(islice(remaining, _JSON_ROWS)):
+        late = [key for key in _key_names(iter(chunk)) if key not in known and is_recognised(key)]
+        if late:
+            raise ValueError(f"no row of the first {_JSON_ROWS:,} has {late[0]!r}, later ones do")
+        done += len(chunk)
+        share = done / count if count else 0.0
+        yield {name: _to_column(name, [row.get(name) for row in chunk]) for name in names}, share
+
+
+def _to_column(name: str, values: list[Any]) -> pa.Array:
+    try:
+        return pa.array(values)
+    except (pa.ArrowException, OverflowError, TypeError, ValueError):
+        kinds = sorted({type(value).__name__ for value in values if value is not None})
+        raise InvalidInputError(
+            f"log: the values of {name!r} are mixed or too large ({', '.join(kinds)}); "
+            "write numbers only, or strings only"
+        ) from None
+
+
+def _read_frame(frame: pl.DataFrame, names: Sequence[str]) -> Batches:
+    table = frame.select(names).to_arrow(compat_level=pl.CompatLevel.oldest())
+    for batch in table.to_batches():
+        yield {name: batch[name] for name in names}, 1.0
+
+
+def _guard(path: Path, read: Callable[..., Any], *arguments: Any) -> Any:
+    """Call `read`; turn the errors of damaged files into an InvalidInputError."""
+    try:
+        return read(*arguments)
+    except InvalidInputError:
+        raise
+    except DAMAGE as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
+        raise InvalidInputError(
+            f"log: {str(path)!r} is not a readable {split_suffix(path)[0]} file ({reason}); "
+            "write it again"
+        ) from None
+
+
+def _guarded_batches(path: Path, batches: Batches) -> Batches:
+    while (item := _guard(path, next, batches, None)) is not None:
+        yield item

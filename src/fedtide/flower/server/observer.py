@@ -1,0 +1,148 @@
+"""An observer around any Flower strategy that writes the participation log."""
+
+from __future__ import annotations
+
+import csv
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Strategy
+
+from fedtide.errors import InvalidInputError
+from fedtide.flower._flwr_private import list_nodes
+from fedtide.participation.log.schema import read_log
+
+_COLUMNS = ("round", "client", "stage", "samples")
+
+
+@dataclass
+class _Reached:
+    """The stage that a client reached in the current round, and its sample count."""
+
+    stage: str
+    samples: float | None = None
+
+
+class ParticipationObserver(Strategy):
+    """Writes who takes part in each round of another strategy, and changes nothing else.
+
+    After every round, one row per client is appended to a CSV file, which `fedtide audit` reads:
+
+    - `round` t = 0, 1, ... (Flower's server_round minus 1). Rounds of a further run continue after
+      those in the file.
+    - `client`: the name with which its operator registered it, otherwise Flower's node id, which
+      stays the same across restarts only if nodes are authenticated.
+    - `stage`: `available` if it was online when the round began, `selected` if it was asked to
+      train, `used` if it replied without an error. If the strategy returns no model, or raises, its
+      replies were only `reported`; if it leaves out replies otherwise, that cannot be observed.
+    - `samples`: the number `num-examples` of its reply, if there is one.
+
+    Args:
+        strategy: any strategy that keeps Flower's own `start`.
+        log: the path of the CSV file.
+
+    Raises:
+        InvalidInputError: a path without the suffix .csv, or a file that is no participation log;
+            a strategy with a `start` of its own (FedTide writes a ledger).
+
+    Example:
+        >>> strategy = ParticipationObserver(FedAvg(), "participation.csv")  # doctest: +SKIP
+        >>> strategy.start(grid, initial_arrays, num_rounds=100)  # doctest: +SKIP
+    """
+
+    def __init__(self, strategy: Strategy, log: str | Path) -> None:
+        self.strategy, self._path = strategy, Path(log)
+        if self._path.suffix.lower() != ".csv":
+            raise InvalidInputError(f"log: {str(log)!r} is not a CSV file; choose a name.csv")
+        if type(strategy).start is not Strategy.start:
+            raise InvalidInputError(
+                f"strategy: {type(strategy).__name__} has a loop of its own, which cannot be "
+                "observed; let it write the log itself (FedTide: ledger=)"
+            )
+        self._first_round = _count_rounds(self._path)
+        self._clients: dict[int, _Reached] = {}
+        self._names: dict[int, str] = {}
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Return the strategy's requests to train."""
+        nodes = list_nodes(grid)
+        self._names |= {node.node_id: node.name or str(node.node_id) for node in nodes}
+        self._clients = {node.node_id: _Reached("available") for node in nodes}
+        messages = list(self.strategy.configure_train(server_round, arrays, config, grid))
+        for message in messages:
+            self._clients[message.metadata.dst_node_id] = _Reached("selected")
+        return messages
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Return the strategy's new model, and write the rows of the round."""
+        replies = list(replies)
+        for reply in replies:
+            if reply.has_content():  # an error comes from the server, in the client's place
+                samples = _read_samples(reply)
+                self._clients[reply.metadata.src_node_id] = _Reached("reported", samples)
+        try:
+            arrays, metrics = self.strategy.aggregate_train(server_round, replies)
+            if arrays is not None:
+                for client in self._clients.values():
+                    client.stage = "used" if client.stage == "reported" else client.stage
+        finally:
+            self._write(self._first_round + server_round - 1)
+        return arrays, metrics
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Return the strategy's requests to evaluate."""
+        return self.strategy.configure_evaluate(server_round, arrays, config, grid)
+
+    def aggregate_evaluate(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> MetricRecord | None:
+        """Return the strategy's metrics."""
+        return self.strategy.aggregate_evaluate(server_round, replies)
+
+    def summary(self) -> None:
+        """Log the strategy's settings."""
+        self.strategy.summary()
+
+    def _write(self, t: int) -> None:
+        """Append the rows of round t, on disk when this returns."""
+        try:
+            with self._path.open("a", newline="", encoding="utf-8") as file:
+                out = csv.writer(file)
+                if file.tell() == 0:
+                    out.writerow(_COLUMNS)
+                for node_id, client in self._clients.items():
+                    name = self._names.get(node_id, str(node_id))
+                    out.writerow((t, name, client.stage, client.samples))
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise InvalidInputError(
+                f"log: {str(self._path)!r} cannot be written ({error.strerror}); choose another"
+            ) from None
+
+
+def _read_samples(reply: Message) -> float | None:
+    """Return the number of samples that a client declares; None: none, or no number."""
+    for record in reply.content.metric_records.values():
+        samples = record.get("num-examples")
+        if isinstance(samples, int | float) and samples >= 0:
+            return samples
+    return None
+
+
+def _count_rounds(path: Path) -> int:
+    """Return the number of rounds in the file of an earlier run; 0 without one."""
+    if not path.exists() or path.stat().st_size == 0:
+        return 0
+    rounds = read_log(path)["round"]
+    return 0 if rounds.is_empty() else int(rounds.max()) + 1  # type: ignore[arg-type]

@@ -1,0 +1,148 @@
+"""The observer of a Flower strategy: what it writes, around Flower's own strategies."""
+
+import logging
+from collections.abc import Container, Mapping
+from pathlib import Path
+from types import MappingProxyType
+
+import numpy as np
+import polars as pl
+import pytest
+from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp.strategy import FedAvg, Krum
+
+import fedtide as ft
+from fedtide.errors import InvalidInputError
+from fedtide.flower import FedTide, ParticipationObserver
+
+from .fake_grid import FakeGrid, Node
+
+Asked = set[tuple[int, int]]
+
+SAMPLES = {11: 10, 12: 20, 13: 30, 14: 40}
+
+
+def client(node_id: int, fails: Container[int] = (), asked: Asked | None = None) -> ClientApp:
+    """Return an app that adds its number of samples to the model, and fails in some rounds.
+
+    Args:
+        node_id: of its node.
+        fails: Flower's numbers of the rounds in which it fails.
+        asked: gets (server round, node id) of every request.
+    """
+    app = ClientApp()
+
+    @app.train()
+    def train(message: Message, context: object) -> Message:
+        server_round = message.content["config"]["server-round"]
+        if asked is not None:
+            asked.add((server_round, node_id))
+        if server_round in fails:
+            raise RuntimeError("no data today")
+        arrays = [a.numpy() + SAMPLES[node_id] for a in message.content["arrays"].values()]
+        metrics = MetricRecord({"num-examples": SAMPLES[node_id]})
+        content = RecordDict({"arrays": ArrayRecord(arrays), "metrics": metrics})
+        return Message(content, reply_to=message)
+
+    return app
+
+
+def federation(
+    fails: Mapping[int, Container[int]] = MappingProxyType({}), asked: Asked | None = None
+) -> FakeGrid:
+    apps = {node_id: client(node_id, fails.get(node_id, ()), asked) for node_id in SAMPLES}
+    names = {11: "ann", 12: "bob"}
+    return FakeGrid({n: Node(app, {}, name=names.get(n, "")) for n, app in apps.items()})
+
+
+def rows_of(path: Path) -> dict[tuple[int, str], tuple[str, int | None]]:
+    frame = pl.read_csv(path, schema_overrides={"client": pl.String})
+    return {(t, client): (stage, samples) for t, client, stage, samples in frame.rows()}
+
+
+def train(strategy: object, grid: FakeGrid, rounds: int = 3) -> np.ndarray:
+    result = strategy.start(grid, ArrayRecord([np.zeros(2)]), num_rounds=rounds)
+    return next(iter(result.arrays.values())).numpy()
+
+
+def fedavg(**options: object) -> FedAvg:
+    return FedAvg(fraction_evaluate=0.0, **options)
+
+
+def test_every_stage_and_sample_count_is_written(tmp_path: Path) -> None:
+    path = tmp_path / "log.csv"
+    train(ParticipationObserver(fedavg(), path), federation({12: {2}, 14: {1, 2, 3}}))
+    used = {"ann": 10, "bob": 20, "13": 30}
+    for t in range(3):
+        for name, samples in used.items():
+            failed = (t, name) == (1, "bob")
+            expected = ("selected", None) if failed else ("used", samples)
+            assert rows_of(path)[t, name] == expected
+        assert rows_of(path)[t, "14"] == ("selected", None)
+    result = ft.audit(path)
+    assert result.log.samples is not None
+    assert result.log.size == 4
+    assert result.log.weights is not None
+    assert result.log.weights[:3].tolist() == pytest.approx([1 / 6, 1 / 3, 1 / 2])
+
+
+def test_clients_that_were_not_asked_were_available(tmp_path: Path) -> None:
+    path, asked = tmp_path / "log.csv", set()
+    strategy = ParticipationObserver(fedavg(fraction_train=0.5), path)
+    train(strategy, federation(asked=asked), rounds=6)
+    assert len(asked) == 6 * 2
+    names = {"ann": 11, "bob": 12, "13": 13, "14": 14}
+    rows = rows_of(path)
+    assert len(rows) == 6 * 4
+    for (t, name), (stage, _) in rows.items():
+        assert stage == ("used" if (t + 1, names[name]) in asked else "available")
+
+
+def test_training_is_the_same_with_and_without_the_observer(tmp_path: Path) -> None:
+    observed = train(ParticipationObserver(fedavg(), tmp_path / "log.csv"), federation())
+    np.testing.assert_array_equal(observed, train(fedavg(), federation()))
+    assert observed.tolist() == pytest.approx([3 * (100 + 400 + 900 + 1600) / 100] * 2)
+
+
+def test_offline_clients_have_no_row(tmp_path: Path) -> None:
+    grid = federation()
+    grid.nodes[14].online = lambda now: False
+    train(ParticipationObserver(fedavg(), tmp_path / "log.csv"), grid)
+    assert {name for _, name in rows_of(tmp_path / "log.csv")} == {"ann", "bob", "13"}
+
+
+def test_replies_that_the_strategy_refuses_were_reported(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """FedAvg returns no model if all replies are errors, and raises if their keys differ."""
+    caplog.set_level(logging.CRITICAL)
+    path, strategy = tmp_path / "log.csv", fedavg(weighted_by_key="unknown")
+    with pytest.raises(Exception, match="unknown"):
+        train(ParticipationObserver(strategy, path), federation())
+    assert rows_of(path)[0, "ann"] == ("reported", 10)
+
+
+def test_rounds_of_a_further_run_continue(tmp_path: Path) -> None:
+    for _ in range(2):
+        train(ParticipationObserver(fedavg(), tmp_path / "log.csv"), federation(), rounds=2)
+    assert {t for t, _ in rows_of(tmp_path / "log.csv")} == {0, 1, 2, 3}
+
+
+def test_other_strategies_are_observed(tmp_path: Path) -> None:
+    krum = Krum(fraction_evaluate=0.0, num_malicious_nodes=1)
+    train(ParticipationObserver(krum, tmp_path / "log.csv"), federation())
+    assert len(rows_of(tmp_path / "log.csv")) == 12
+
+
+def test_what_cannot_be_observed_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInputError, match=r"^log: .*\.csv"):
+        ParticipationObserver(fedavg(), tmp_path / "log.parquet")
+    with pytest.raises(InvalidInputError, match=r"^strategy: FedTide .*ledger="):
+        ParticipationObserver(FedTide(ft.algorithms.FedAvg(), clients=2), tmp_path / "log.csv")
+    (tmp_path / "other.csv").write_text("a,b\n1,2\n")
+    with pytest.raises(InvalidInputError, match=r"^log: no column 'round'"):
+        ParticipationObserver(fedavg(), tmp_path / "other.csv")
+    missing = ParticipationObserver(fedavg(), tmp_path / "no" / "log.csv")
+    with pytest.raises(InvalidInputError, match=r"^log: .* cannot be written"):
+        train(missing, federation())

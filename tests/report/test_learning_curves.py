@@ -1,0 +1,67 @@
+"""Learning curves: axes that show every value of a metric, whatever its range."""
+
+import numpy as np
+import polars as pl
+import pytest
+from matplotlib.ticker import PercentFormatter
+
+from fedtide.plotting.style import method_styles, new_figure
+from fedtide.report.figures.learning_curves import draw_curves
+from fedtide.report.loading import LoadedRun
+from fedtide.simulation.run_folder import RunFolder
+
+
+def run_with(metric, values, is_lower, seed=0):
+    """Return a run that was evaluated after every round."""
+    metrics = pl.DataFrame({"round": range(1, len(values) + 1), metric: values})
+    experiment = {"name": "m", "seed": seed, "rounds": len(values)}
+    return LoadedRun(
+        RunFolder("none"), experiment, metrics, pl.DataFrame(), 1.0, len(values), {metric: is_lower}
+    )
+
+
+def drawn(metric, *curves, is_lower):
+    """Return the panel with one method per curve."""
+    groups = {f"m{i}": [run_with(metric, curve, is_lower)] for i, curve in enumerate(curves)}
+    _, (panel,) = new_figure(3.0)
+    draw_curves(panel, groups, metric, method_styles(groups))
+    return panel
+
+
+def is_in_percent(panel):
+    return isinstance(panel.yaxis.get_major_formatter(), PercentFormatter)
+
+
+@pytest.mark.parametrize(
+    ("metric", "curves", "is_lower"),
+    [
+        ("test_points", [[-3.0, 20.0, 95.0]], False),
+        ("test_log_likelihood", [[-9.0, -4.0, -2.0], [-8.0, -3.0, -1.0]], False),
+        ("test_accuracy_in_points", [[12.0, 60.0, 91.0]], False),
+        ("test_nll", [[2.0, 0.5, -1.5]], True),
+        ("test_energy", [[-1.0, -20.0, -35.0], [5.0, 4.0, 3.0]], True),
+        ("test_mae", [[900.0, 30.0, 0.2]], True),
+        ("test_mae", [[3.0, 1.0, 0.0]], True),
+    ],
+)
+def test_every_value_of_an_own_metric_is_within_the_axes(metric, curves, is_lower):
+    panel = drawn(metric, *curves, is_lower=is_lower)
+    low, high = panel.get_ylim()
+    assert low <= np.min(curves)
+    assert high >= np.max(curves)
+    assert not is_in_percent(panel)
+
+
+@pytest.mark.parametrize(
+    ("values", "scale"),
+    [([2.0, 1.0, 0.1], "log"), ([2.0, 1.0, 0.0], "linear"), ([2.0, 1.0, -0.1], "linear")],
+)
+def test_errors_have_a_logarithmic_axis_if_all_are_positive(values, scale):
+    assert drawn("test_mae", values, is_lower=True).get_yscale() == scale
+
+
+@pytest.mark.parametrize(("values", "percent"), [([0.1, 0.7, 0.9], True), ([10, 70, 90], False)])
+def test_shares_are_shown_in_per_cent_and_end_at_1(values, percent):
+    panel = drawn("test_accuracy", values, is_lower=False)
+    assert is_in_percent(panel) == percent
+    assert (panel.get_ylim()[1] <= 1.0) == percent
