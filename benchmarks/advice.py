@@ -27,13 +27,7 @@ import polars as pl
 import torch
 from numpy.typing import NDArray
 
-from fedtide.algorithms import (
-    ALGORITHMS,
-    Algorithm,
-    ClientUpdates,
-    Cohort,
-    RoundDriver,
-)
+from fedtide.algorithms import ALGORITHMS, Algorithm, ClientUpdates, Cohort, RoundDriver
 from fedtide.auditing import Audit, audit
 from fedtide.errors import InvalidInputError
 from fedtide.population import Population
@@ -422,8 +416,8 @@ class Verdict:
         fedavg: averaging over the cohort.
         trained: how many methods were trained.
         within: whether the advised method is within a tenth of the best one, or `FLOOR`.
-        worse: whether it is worse than FedAvg by more than `FLOOR` and twice the standard error of
-            the difference.
+        worse: whether it is worse than FedAvg by more than `FLOOR` and by more than twice the
+            standard error of the difference.
         repeated: in how many of the audited logs this method is advised.
     """
 
@@ -463,7 +457,7 @@ def judge(problem: str, law: str, record: Record) -> Verdict:
         *(_figure(settings, figures) for settings, figures in (advised, best, fedavg)),
         trained=len(found),
         within=bool(advised[1].mean() <= 1.1 * best[1].mean() + FLOOR),
-        worse=bool(excess.mean() > FLOOR + 2 * error),
+        worse=bool(excess.mean() > max(FLOOR, 2 * error)),
         repeated=sum(_name(first) == _name(firsts[0]) for first in firsts),
     )
 
@@ -511,7 +505,7 @@ def judge_all(problems: list[str], laws: list[str]) -> list[Verdict]:
     return verdicts
 
 
-HEAD = """| law | advised | its figure | best | its figure | FedAvg | within 10% | in logs |
+HEAD = """| law | advised | its figure | best | its figure | FedAvg | within 10% | advised in |
 |---|---|---|---|---|---|---|---|"""
 
 
