@@ -512,7 +512,7 @@ def judge_all(problems: list[str], laws: list[str]) -> list[Verdict]:
     return verdicts
 
 
-HEAD = """| law | advised | its figure | best | its figure | FedAvg | within 10% | same advice | within |
+HEAD = """| law | advised | figure | best | figure | FedAvg | within 10% | same advice | within |
 |---|---|---|---|---|---|---|---|---|"""
 
 
@@ -544,11 +544,11 @@ def _number(figure: Figure) -> str:
 def summarise(verdicts: list[Verdict]) -> str:
     """Return how often the advice was right, in a sentence."""
     within, worse = sum(v.within for v in verdicts), sum(v.worse for v in verdicts)
+    logs, cases = sum(v.within_logs for v in verdicts), len(verdicts)
     return (
-        f"The advised method is within 10% of the best one in {within} of {len(verdicts)} cases, "
-        f"and worse than FedAvg beyond error in {worse or 'none'}. Over all {len(LOGS)} logs of each "
-        f"case, it is within 10% in {sum(v.within_logs for v in verdicts)} of "
-        f"{len(LOGS) * len(verdicts)}."
+        f"The advised method is within 10% of the best one in {within} of {cases} cases, and worse "
+        f"than FedAvg beyond error in {worse or 'none'}. Over {len(LOGS)} logs of each case, it is "
+        f"within 10% in {logs} of {len(LOGS) * cases}."
     )
 
 
