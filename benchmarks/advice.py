@@ -51,8 +51,8 @@ FLOOR = 0.005
 accuracy."""
 BEGIN, END = "<!-- advice: begin -->", "<!-- advice: end -->"
 TITLES = {
-    "quadratic": "Quadratics (excess loss, 1 at first)",
-    "digits": "Digits (test error)",
+    "quadratic": "Quadratics: excess loss, 1 at first",
+    "digits": "Digits: test error",
 }
 
 Settings = dict[str, Any]
@@ -414,7 +414,7 @@ class Verdict:
         advised: the method that the audit of the first log advises.
         best: the best of all trained methods.
         fedavg: averaging over the cohort.
-        trained: how many methods were trained.
+        trained: how many methods were trained with all seeds and rates.
         within: whether the advised method is within a tenth of the best one, or `FLOOR`.
         worse: whether it is worse than FedAvg by more than `FLOOR` and by more than twice the
             standard error of the difference.
@@ -556,8 +556,10 @@ def render(verdicts: list[Verdict]) -> str:
     """Return the part of docs/audit.md that is generated."""
     parts = [summarise(verdicts)]
     for problem in PROBLEMS:
-        rows = [_row(verdict) for verdict in verdicts if verdict.problem == problem]
-        parts.append("\n".join([f"**{TITLES[problem]}**", "", HEAD, *rows]))
+        of_problem = [verdict for verdict in verdicts if verdict.problem == problem]
+        trained = [verdict.trained for verdict in of_problem]
+        title = f"**{TITLES[problem]}; {min(trained)} to {max(trained)} methods trained**"
+        parts.append("\n".join([title, "", HEAD, *map(_row, of_problem)]))
     return "\n\n".join(parts)
 
 
