@@ -592,7 +592,7 @@ def main() -> None:
         train_all(given.problems, given.laws, given.methods)
     elif given.command == "judge":
         verdicts = judge_all(given.problems, given.laws)
-        if (given.problems, given.laws) == (list(PROBLEMS), list(LAWS)):
+        if len(verdicts) == len(PROBLEMS) * len(LAWS):
             text = json.dumps([asdict(one) for one in verdicts], indent=1)
             VERDICTS.write_text(text + "\n", encoding="utf-8")
     else:
