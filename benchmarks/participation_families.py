@@ -1,7 +1,7 @@
 """Families of participation whose rates and weights are known, drawn with NumPy alone.
 
-A family draws many logs at once. Rates and plain weights (the mean of 1 / |S_t| over the rounds of a
-client, relative to the nonempty rounds) are exact, or means over 10⁶ further rounds.
+A family draws many logs at once. The rates, and the weights of averaging over the cohort (sums of
+1 / |S_t| over the nonempty rounds), are exact, or means over 10⁶ further rounds.
 """
 
 from __future__ import annotations
@@ -84,7 +84,9 @@ def alike(draw: Draw, clients: int, rate: float) -> Known:
 # Chains
 
 
-def chain_states(random: Random, logs: int, rounds: int, rates: Numbers, correlation: Numbers) -> Present:
+def chain_states(
+    random: Random, logs: int, rounds: int, rates: Numbers, correlation: Numbers
+) -> Present:
     """Stationary two-state chains, shape (logs, rounds, N)."""
     clients = len(rates)
     stay = rates + (1 - rates) * correlation
@@ -197,7 +199,13 @@ def rotation(clients: int, pause: int = 24) -> Known:
 
 
 def renewals(
-    random: Random, logs: int, rounds: int, rates: Numbers, duration: Callable, residual: Callable, on: float
+    random: Random,
+    logs: int,
+    rounds: int,
+    rates: Numbers,
+    duration: Callable,
+    residual: Callable,
+    on: float,
 ) -> Present:
     """Alternating renewal processes in equilibrium, seen at whole times.
 
@@ -225,7 +233,7 @@ def renewals(
 
 
 def weibull_sessions(clients: int) -> Known:
-    """On and off times are Weibull with shape 0.6; on times have a mean of 6 rounds."""
+    """On and off times are Weibull with shape 0.6; on times have a mean of 4 rounds."""
     shape = 0.6
     rates = np.linspace(0.1, 0.5, clients)
     mean = gamma(1 + 1 / shape)
@@ -237,13 +245,13 @@ def weibull_sessions(clients: int) -> Known:
         return random.random(size) * random.gamma(1 + 1 / shape, size=size) ** (1 / shape) / mean
 
     return independent(
-        lambda random, logs, rounds: renewals(random, logs, rounds, rates, duration, residual, 6.0),
+        lambda random, logs, rounds: renewals(random, logs, rounds, rates, duration, residual, 4.0),
         rates,
     )
 
 
 def pareto_sessions(clients: int) -> Known:
-    """On times are Pareto with exponent 1.5 and mean 6 rounds; off times are exponential."""
+    """On times are Pareto with exponent 1.5 and mean 4 rounds; off times are exponential."""
     tail = 1.5
     rates = np.linspace(0.1, 0.5, clients)
     mean = tail / (tail - 1)
@@ -256,7 +264,7 @@ def pareto_sessions(clients: int) -> Known:
         return random.random(size) * biased if on else random.exponential(size=size)
 
     return independent(
-        lambda random, logs, rounds: renewals(random, logs, rounds, rates, duration, residual, 6.0),
+        lambda random, logs, rounds: renewals(random, logs, rounds, rates, duration, residual, 4.0),
         rates,
     )
 
@@ -323,10 +331,7 @@ def successive(weights: Numbers) -> Known:
 
     if np.ptp(weights) == 0:
         return alike(draw, clients, size / clients)
-    if size == 1:
-        exact = weights / weights.sum()
-    else:
-        exact = successive_weights(tuple(weights), size)
+    exact = weights / weights.sum() if size == 1 else successive_weights(tuple(weights), size)
     return Known(draw, size * exact, exact)
 
 

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from fedtide.auditing.log.participation_log import Floats, Ints, ParticipationLog
 from fedtide.auditing.statistics.coverage import Coverage
+from fedtide.auditing.statistics.dispersion import Dispersion
 from fedtide.auditing.statistics.influence import ObjectiveComparison
 from fedtide.auditing.statistics.pattern import Pattern
 from fedtide.auditing.statistics.rate_estimates import RateEstimates, wilson_interval
@@ -70,8 +71,7 @@ def measure_group_influence(
         return np.asarray(np.bincount(codes, weights=values, minlength=size))
 
     weights, sizes = total(objectives.plain.weights), total(np.ones(len(codes)))
-    noise = [variances.variance((codes == g) - weights[g], log.cohort_weights) for g in range(size)]
-    low, high = _wilson_from_variance(weights, np.array(noise), log.nonempty_rounds)
+    low, high = _intervals(weights, codes, log, variances, objectives.dispersion)
     absence = np.zeros(size, dtype=np.int64)
     np.maximum.at(absence, codes, np.where(log.counts > 0, coverage.absences, 0))
     return GroupInfluence(
@@ -89,12 +89,26 @@ def measure_group_influence(
     )
 
 
-def _wilson_from_variance(shares: Floats, variances: Floats, rounds: int) -> tuple[Floats, Floats]:
+def _intervals(
+    shares: Floats,
+    codes: Ints,
+    log: ParticipationLog,
+    variances: VarianceModel,
+    dispersion: Dispersion,
+) -> tuple[Floats, Floats]:
     """Return Wilson's intervals with the number of draws that the variances imply."""
+    if not variances.intervals:
+        return np.full(len(shares), np.nan), np.full(len(shares), np.nan)
+    noise = np.array(
+        [
+            variances.variance((codes == g) - share, log.cohort_weights, dispersion)
+            for g, share in enumerate(shares)
+        ]
+    )
     spread = shares * (1 - shares)
-    draws = np.where(spread > 1e-12, np.inf, rounds)
-    draws = np.divide(spread, variances, out=draws, where=(variances > 0) & (spread > 1e-12))
-    low, high = wilson_interval(shares, draws)
+    draws = np.where(spread > 1e-12, np.inf, log.nonempty_rounds)
+    draws = np.divide(spread, noise, out=draws, where=(noise > 0) & (spread > 1e-12))
+    low, high = wilson_interval(shares, draws, freedom=dispersion.series_freedom)
     return np.minimum(low, shares), np.maximum(high, shares)
 
 

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from fedtide.auditing.log.participation_log import Floats, Ints, ParticipationLog
+from fedtide.auditing.statistics.dispersion import Dispersion
+from fedtide.auditing.statistics.long_run_variance import Parts
 from fedtide.auditing.statistics.rate_estimates import RateEstimates, wilson_interval
 from fedtide.auditing.statistics.skew import SkewEstimate, estimate_skew
-from fedtide.auditing.statistics.variance import Scale, VarianceModel
+from fedtide.auditing.statistics.variance import VarianceModel, student_stretch
+
+if TYPE_CHECKING:
+    from fedtide.auditing.statistics.recent_influence import RecentInfluence
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,7 +60,9 @@ class ObjectiveComparison:
         low: lower end of a 95% interval of each plain weight, (N,).
         high: upper end, (N,).
         chance: √(N Σ s_n²), s_n the standard error of each plain weight.
-        given: of the log's own weights q_t^n, w_n ∝ Σ_t q_t^n, if recorded.
+        dispersion: of the parts that the plain weights are means of.
+        given: of the log's own weights, w_n ∝ Σ_t q_t^n, if it has any (see `recorded_weights`).
+        recent: the objective in force in the last rounds, and its history.
     """
 
     plain: EffectiveObjective
@@ -63,7 +71,20 @@ class ObjectiveComparison:
     low: Floats
     high: Floats
     chance: float
+    dispersion: Dispersion
     given: EffectiveObjective | None = None
+    recent: RecentInfluence | None = None
+
+    @property
+    def in_force(self) -> EffectiveObjective:
+        """The objective of the log's own weights if it has any, else of plain averaging."""
+        return self.given or self.plain
+
+    @property
+    def now(self) -> EffectiveObjective:
+        """The objective in force in the last rounds; an audit always has it."""
+        assert self.recent is not None
+        return self.recent.objective
 
     @property
     def ratios(self) -> Floats:
@@ -84,7 +105,9 @@ def compare_objectives(
     c_n = E[y²] / E[y]; with cohorts of constant size M, c_n = 1 / M and y / c_n is Bernoulli. The
     weights have the standard errors
 
-        s_n² = w_n (c_n − w_n) τ_n / T,    τ_n of `VarianceModel.weight_times`
+        s_n² = w_n (c_n − w_n) D_n / T
+
+    with D_n the dispersion of the parts.
 
     Args:
         log: the participation log.
@@ -94,14 +117,20 @@ def compare_objectives(
         cutoff: K of FedAU.
     """
     weights, scale = average_over_cohorts(log)
-    time = variances.weight_times(weights, scale, log.nonempty_rounds)
+    rounds, parts = log.nonempty_rounds, log.cohort_weights
+    dispersion = variances.dispersion(parts, weights, scale)
     low, high = wilson_interval(
-        np.minimum(weights / scale, 1.0), log.nonempty_rounds / time, freedom=rates.freedom
+        np.minimum(weights / scale, 1.0),
+        rounds / np.maximum(dispersion.values, 1e-9),
+        freedom=dispersion.freedom,
     )
-    errors = _standard_errors(weights, scale, time / log.nonempty_rounds)
+    if not rates.intervals:
+        low = high = np.full(log.size, np.nan)
+    errors = _standard_errors(weights, scale, dispersion.values / rounds)
     fedau = average_fedau_weights(log, cutoff)
+    recorded = recorded_weights(log)
     return ObjectiveComparison(
-        plain=_objective("fedavg", weights, scale, wanted, variances, log.cohort_weights),
+        plain=_objective("fedavg", weights, scale, wanted, variances, parts, dispersion=dispersion),
         others=[
             _summed("average-all", rates.estimate, log, rates, wanted, variances),
             _summed(f"fedau({cutoff})", fedau, log, rates, wanted, variances),
@@ -111,8 +140,29 @@ def compare_objectives(
         low=np.minimum(low * scale, weights),
         high=np.maximum(high * scale, weights),
         chance=float(np.sqrt(log.size * (errors**2).sum())),
-        given=_recorded(log, wanted, variances),
+        dispersion=dispersion,
+        given=None if recorded is None else measure_influence(log, variances, wanted),
     )
+
+
+def measure_influence(
+    log: ParticipationLog, variances: VarianceModel, wanted: Floats
+) -> EffectiveObjective:
+    """Return the objective of the log's own weights if it has any, else of plain averaging."""
+    recorded = recorded_weights(log)
+    if recorded is not None:
+        weights, scale = average_recorded(log, recorded)
+        parts = recorded * (log.length / float(recorded.sum()))
+        return _objective("given", weights, scale, wanted, variances, parts)
+    weights, scale = average_over_cohorts(log)
+    return _objective("fedavg", weights, scale, wanted, variances, log.cohort_weights)
+
+
+def recorded_weights(log: ParticipationLog) -> Floats | None:
+    """Return q_t^n of each entry by round, (E,); None if not recorded or all 0."""
+    if log.weights is None or not log.weights.any():
+        return None
+    return log.weights.astype(np.float64)
 
 
 def average_over_cohorts(log: ParticipationLog) -> tuple[Floats, Floats]:
@@ -134,6 +184,16 @@ def average_over_cohorts(log: ParticipationLog) -> tuple[Floats, Floats]:
     return weights / log.nonempty_rounds, scale
 
 
+def average_recorded(log: ParticipationLog, recorded: Floats) -> tuple[Floats, Floats]:
+    """Return w_n ∝ Σ_t q_t^n and its scale, as `average_over_cohorts`, for weights q, (E,)."""
+    sums = np.bincount(log.clients, recorded, minlength=log.size)
+    squares = np.bincount(log.clients, recorded**2, minlength=log.size)
+    total = float(sums.sum())
+    usual = squares.sum() / total
+    scale = np.divide(squares, sums, out=np.full(log.size, usual), where=sums > 0)
+    return sums / total, scale * log.length / total
+
+
 def average_fedau_weights(log: ParticipationLog, cutoff: int | None) -> Floats:
     """Return the mean over all rounds of ω_t^n 1[n in S_t] under FedAU, shape (N,); ideally 1.
 
@@ -148,11 +208,11 @@ def average_fedau_weights(log: ParticipationLog, cutoff: int | None) -> Floats:
     """
     sums = np.zeros(log.size)
     for clients, entries, starts in log.iter_client_chunks():
-        sums[clients] = _sum_by_client(_mean_intervals(log.rounds[entries], starts, cutoff), starts)
+        sums[clients] = _sum_by_client(mean_intervals(log.rounds[entries], starts, cutoff), starts)
     return sums / log.length
 
 
-def _mean_intervals(rounds: np.ndarray, starts: Ints, cutoff: int | None) -> Floats:
+def mean_intervals(rounds: np.ndarray, starts: Ints, cutoff: int | None) -> Floats:
     """Return ω_t^n of every entry: the mean of its client's intervals closed before it, (E,)."""
     firsts = starts[:-1][starts[1:] > starts[:-1]]
     previous = np.concatenate([[-1], rounds[:-1]]).astype(np.int64)
@@ -183,8 +243,9 @@ def _objective(
     scale: Floats,
     wanted: Floats,
     variances: VarianceModel,
-    parts: Scale,
+    parts: Parts,
     factors: Floats | None = None,
+    dispersion: Dispersion | None = None,
 ) -> EffectiveObjective:
     """Return the objective of weights that are means of the clients' parts of the rounds.
 
@@ -196,17 +257,24 @@ def _objective(
         variances: of means over the rounds.
         parts: the part of each participant in a round, (T,), or of each entry, (E,).
         factors: of each client's parts, (N,); None: 1.
+        dispersion: of the parts; None: estimated here.
     """
+    if not variances.intervals:
+        return EffectiveObjective(method, weights, SkewEstimate.without_interval(weights, wanted))
+    known = dispersion or variances.dispersion(parts, weights, scale)
     rounds = variances.count_rounds(parts)
-    time = variances.weight_times(weights, scale, rounds)
+    stretch = student_stretch(known.series_freedom)
 
     def errors(assumed: Floats) -> Floats:
-        return _standard_errors(assumed, scale, time / rounds)
+        return _standard_errors(assumed, scale, known.roots**2 / rounds)
 
     def variance(slopes: Floats) -> float:
-        return variances.variance(slopes if factors is None else slopes * factors, parts)
+        own = slopes if factors is None else slopes * factors
+        return variances.variance(own, parts, known) * stretch
 
-    return EffectiveObjective(method, weights, estimate_skew(weights, wanted, errors, variance))
+    common = float(np.sqrt(known.shape.uncertainty)) / 2  # of a root of the common level
+    skew = estimate_skew(weights, wanted, errors, variance, common)
+    return EffectiveObjective(method, weights, skew)
 
 
 def _summed(
@@ -225,7 +293,9 @@ def _summed(
     factors = np.divide(sums, rates.estimate, out=np.zeros(len(sums)), where=rates.estimate > 0)
     factors /= sums.sum()
     ones = np.ones(log.length)
-    return _objective(method, sums / sums.sum(), factors, wanted, variances, ones, factors)
+    return _objective(
+        method, sums / sums.sum(), factors, wanted, variances, ones, factors, rates.dispersion
+    )
 
 
 def _known_rates(log: ParticipationLog, wanted: Floats) -> EffectiveObjective:
@@ -235,20 +305,3 @@ def _known_rates(log: ParticipationLog, wanted: Floats) -> EffectiveObjective:
     return EffectiveObjective(
         "known-rates", seen / seen.sum(), SkewEstimate(skew, skew, (skew, skew))
     )
-
-
-def _recorded(
-    log: ParticipationLog, wanted: Floats, variances: VarianceModel
-) -> EffectiveObjective | None:
-    """Return the objective of the log's own weights; None if not recorded or all 0."""
-    if log.weights is None:
-        return None
-    sums = np.bincount(log.clients, log.weights, minlength=log.size)
-    total = float(sums.sum())
-    if total <= 0:
-        return None
-    squares = np.bincount(log.clients, log.weights.astype(np.float64) ** 2, minlength=log.size)
-    mean = np.divide(squares, sums, out=np.full(log.size, squares.sum() / total), where=sums > 0)
-    parts = log.weights * (log.length / total)
-    scale = mean * log.length / total
-    return _objective("given", sums / total, scale, wanted, variances, parts)

@@ -8,8 +8,13 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from fedtide.auditing.log.participation_log import Floats, ParticipationLog
+from fedtide.auditing.statistics.dispersion import Dispersion, estimate_dispersion
 from fedtide.auditing.statistics.distributions import student_t_isf
 from fedtide.auditing.statistics.pattern import Pattern
+
+_LONG_MEMORY = 0.5
+"""The probability of long memory above which there are no intervals."""
+_MIN_DISPERSION = 1e-9
 
 
 @dataclass(frozen=True, eq=False)
@@ -20,9 +25,9 @@ class RateEstimates:
         estimate: k_n / T, shape (N,).
         low: lower end of the 95% interval, (N,).
         high: upper end, (N,).
-        autocorrelation_time: integrated autocorrelation time τ_n, in rounds, (N,).
-        freedom: degrees of freedom of Student's t in the intervals, (N,); infinite: normal.
+        dispersion: of the clients' presence.
         method: of the intervals, in words.
+        reason: why the log allows no honest intervals, in a sentence; None: it does.
         variation: coefficient of variation of the rates of clients that took part.
         clients_for_half: the smallest number of clients that made half of all updates.
     """
@@ -30,11 +35,26 @@ class RateEstimates:
     estimate: Floats
     low: Floats
     high: Floats
-    autocorrelation_time: Floats
-    freedom: Floats
+    dispersion: Dispersion
     method: str
+    reason: str | None
     variation: float
     clients_for_half: int
+
+    @property
+    def autocorrelation_time(self) -> Floats:
+        """How many rounds count as one independent round, (N,): the dispersion, at least 0.001."""
+        return np.maximum(self.dispersion.values, 1e-3)
+
+    @property
+    def freedom(self) -> Floats:
+        """The degrees of freedom of Student's t in the intervals, (N,)."""
+        return self.dispersion.freedom
+
+    @property
+    def intervals(self) -> bool:
+        """Whether the log allows honest intervals of rates, weights and skews; if not, NaN."""
+        return self.reason is None
 
 
 def wilson_interval(
@@ -62,33 +82,36 @@ def wilson_interval(
 
 
 def estimate_rates(log: ParticipationLog, pattern: Pattern) -> RateEstimates:
-    """Return every client's rate with a 95% interval, by the family of the pattern.
+    """Return every client's rate with a 95% interval.
 
-    independent: Wilson's interval for T rounds.
-    markov, drifting, undecided: the same for T / τ_n rounds, τ_n = (1 + ρ_n) / (1 − ρ_n) with ρ_n
-        the client's own lag-1 correlation, corrected for bias (the pooled one for clients present
-        or absent fewer than 3 times), and Student's t with 2 n min(p, 1 − p) degrees of freedom.
-    cyclic: as independent, around the rate over whole cycles, with the variance that the cycle does
-        not explain.
-    regularized: (k ± 1) / T: the count is even up to the ends of the log.
+    The interval is Wilson's for T / D_n rounds, with D_n the dispersion of the client's presence
+    and the quantile of Student's t. It needs no model of the dependence between rounds: strict
+    cycles and turns have D_n near 0, sessions D_n > 1. In a cyclic log it is that of whole cycles.
+
+    Args:
+        log: the participation log.
+        pattern: its period and its runs are used.
     """
-    k, length = log.counts.astype(np.float64), log.length
-    estimate = k / length
-    times, method = _estimate_times(log, pattern)
-    freedom = _degrees_of_freedom(estimate, times, pattern, length)
-    if pattern.family == "regularized":
-        low, high = np.maximum(k - 1, 0) / length, np.minimum(k + 1, length) / length
+    length = log.length
+    estimate = log.counts / length
+    spread = estimate * (1 - estimate)
+    dispersion = estimate_dispersion(
+        log, None, estimate, spread, pattern.run_counts, pattern.period
+    )
+    reason = _find_obstacle(dispersion)
+    if reason is None:
+        draws = dispersion.rounds / np.maximum(dispersion.values, _MIN_DISPERSION)
+        low, high = wilson_interval(dispersion.means, draws, freedom=dispersion.freedom)
     else:
-        center = estimate if pattern.profile is None else pattern.profile.rate
-        low, high = wilson_interval(center, length / times, freedom=freedom)
+        low = high = np.full(log.size, np.nan)
     seen = estimate[estimate > 0]
     return RateEstimates(
         estimate=estimate,
         low=np.minimum(low, estimate),
         high=np.maximum(high, estimate),
-        autocorrelation_time=times,
-        freedom=freedom,
-        method=method,
+        dispersion=dispersion,
+        method="Wilson, for T / D rounds, D the variance relative to independent rounds",
+        reason=reason,
         variation=float(seen.std() / seen.mean()),
         clients_for_half=count_clients_for_half(log.counts),
     )
@@ -104,25 +127,13 @@ def count_clients_for_half(counts: ArrayLike) -> int:
     return int(np.searchsorted(sums, sums[-1] / 2)) + 1
 
 
-def _degrees_of_freedom(estimate: Floats, times: Floats, pattern: Pattern, length: int) -> Floats:
-    if pattern.family not in ("markov", "drifting", "undecided"):
-        return np.full(len(times), np.inf)
-    rarer = np.maximum(np.minimum(estimate, 1 - estimate), 1e-9)
-    return np.where(times > 1.0, np.maximum(2 * length / times * rarer, 4.0), np.inf)
-
-
-def _estimate_times(log: ParticipationLog, pattern: Pattern) -> tuple[Floats, str]:
-    """Return τ_n and, in words, the method of the intervals."""
-    ones = np.ones(log.size)
-    if pattern.family in ("independent", "always"):
-        return ones, "Wilson, independent rounds"
-    if pattern.family == "regularized":
-        return ones, "counts are exact up to one round"
-    if pattern.profile is not None:
-        unexplained = np.maximum(1 - pattern.profile.explained, 1e-9)
-        return unexplained, "Wilson, with the variance that the cycle does not explain"
-    runs, pooled = pattern.run_counts, pattern.correlation
-    rarer = np.minimum(runs.ones, runs.length - runs.ones)
-    common = 0.0 if pooled is None or not len(pooled.significant) else float(pooled.significant[0])
-    rho = np.where(rarer < 3, common, runs.correlation)
-    return (1 + rho) / (1 - rho), "Wilson, for the effective number of rounds T (1 − ρ) / (1 + ρ)"
+def _find_obstacle(dispersion: Dispersion) -> str | None:
+    """Return why no honest interval exists, in a sentence; None if one does."""
+    if dispersion.frequencies == 0:
+        return "the log has too few rounds to tell how much its rates vary by chance"
+    if dispersion.shape.long_memory > _LONG_MEMORY:
+        return (
+            "rates change, or clients come or stay away for so long, that a log of this length "
+            "cannot tell how much its rates vary by chance"
+        )
+    return None

@@ -16,12 +16,20 @@ _LEVEL = 0.045
 """Below 0.05, because the noise is estimated and counts are discrete."""
 _NOISE_SHARE = 0.1
 """The share of the noise variance added to each observed squared gap."""
+_MIN_NOISE = 0.1
+"""Minimum standard error, relative to that of the wanted weight, in judging the shape."""
 _POWERS = np.linspace(1.0, 0.0, 6)
 """Shapes of the true gaps, as powers of the observed ones: 1 is as uneven, 0 all alike."""
 _POWER_PRIOR_SD = 0.7
 """Prior standard deviation of 1 − power."""
+_CUTS = (np.inf, 4.5, 3.0, 2.0)
+"""Gaps larger than this many standard errors may be those of a few clients unlike the others."""
+_MOST_APART = 0.3
+"""The largest share of the clients that are called few."""
 _MIN_SHAPE_SPREAD = 0.1
 """Minimum uncertainty of the bias of X due to the shape, as the shape may be none of those."""
+_OUTCOMES, _ATOMS = 256, 64
+"""The likelihood of a shape uses this many quantiles of the observed and of the true gaps."""
 _BISECTIONS = 18
 _MIN_DEVIATION = 1e-9
 """Minimum standard deviation of X, relative to X."""
@@ -46,16 +54,23 @@ class SkewEstimate:
     corrected: float
     interval: tuple[float, float]
 
+    @classmethod
+    def without_interval(cls, weights: Floats, wanted: Floats) -> SkewEstimate:
+        """Return the observed L1 skew alone; the rest is NaN."""
+        return cls(float(np.abs(weights - wanted).sum()), math.nan, (math.nan, math.nan))
+
 
 def estimate_skew(
-    weights: Floats, wanted: Floats, errors: Errors, variance: Variance
+    weights: Floats,
+    wanted: Floats,
+    errors: Errors,
+    variance: Variance,
+    uncertainty: float = 0.0,
 ) -> SkewEstimate:
     """Return the L1 skew of these weights, between 0 and 2, with a confidence interval.
 
     Noise inflates absolute values: even equal weights look unequal in a log. The interval therefore
-    inverts a test. The hypotheses are gaps of one shape and any size κ,
-
-        δ_n(κ) = κ δ_n,    |δ_n| ∝ ((ŵ_n − a_n)² + s_n² / 10)^(b/2),    κ >= 0,  0 <= b <= 1
+    inverts a test. The hypotheses are gaps of one shape and any size κ >= 0, δ_n(κ) = κ δ_n.
 
     With s_n the standard error of weights a_n + δ_n and e_n the noise, X = Σ |δ_n + e_n| has the
     mean of folded normals. Since
@@ -67,12 +82,17 @@ def estimate_skew(
     it is transformed to a normal as if it were gamma-distributed (Wilson and Hilferty 1931), which
     matters for few clients.
 
-    The bias B, the excess of the mean over Σ |δ_n|, also depends on the shape b, which matters for
-    many clients: noise makes gaps less alike, so two kinds of clients look like many kinds. For
-    several b, X is evaluated at the size where Σ δ_n² = Σ (ŵ_n − a_n)² − s_n². A shape is weighted
-    by how well its mean agrees with the observed X and by a prior centred at b = 1. The hypotheses
-    use the weighted mean of b. The remaining uncertainty of B adds r B (1 − B / B(0)) to the
-    standard deviation of X, with r the relative spread at this size, at least 0.1.
+    The bias B, the excess of the mean over Σ |δ_n|, also depends on the shape, which matters for
+    many clients: noise makes gaps less alike, so two kinds of clients look like many kinds. The
+    shape is an average of
+
+        |δ_n| ∝ ((ŵ_n − a_n)² + s_n² / 10)^(b/2),    0 <= b <= 1
+
+    scaled so that Σ δ_n² = Σ (ŵ_n − a_n)² − s_n², and of the same with clients whose gap exceeds c
+    standard errors set apart, which keep their own size. Each is weighted by the likelihood of the
+    observed gaps as draws from its gaps plus normal noise, and by a prior centred at b = 1. The
+    remaining uncertainty of B adds r B (1 − B / B(0)) to the standard deviation of X, with r the
+    relative spread of B between the shapes, at least 0.1.
 
     `corrected` is Σ |δ_n(κ)| at the κ whose mean equals the observed X. The interval holds the
     hypotheses that the test does not reject. X has no mean below that at κ = 0, and outcomes are
@@ -83,8 +103,9 @@ def estimate_skew(
         wanted: a_n, (N,).
         errors: s_n as a function of the weights.
         variance: of linear combinations of the ŵ_n, dependence included.
+        uncertainty: the relative standard deviation that the s_n have in common; it is that of B.
     """
-    family = _HypothesisFamily(weights, wanted, errors, variance)
+    family = _HypothesisFamily(weights, wanted, errors, variance, uncertainty)
     observed = float(np.abs(weights - wanted).sum())
     if family.size == 0 or family.moments(1.0)[1] <= _MIN_DEVIATION * family.size:
         return SkewEstimate(observed, observed, (observed, observed))
@@ -110,40 +131,47 @@ class _HypothesisFamily:
     """The hypotheses δ(κ), and the distribution of X = Σ |δ_n + e_n| under each.
 
     Args:
-        weights, wanted, errors, variance: as in `estimate_skew`.
+        weights, wanted, errors, variance, uncertainty: as in `estimate_skew`.
     """
 
-    def __init__(self, weights: Floats, wanted: Floats, errors: Errors, variance: Variance) -> None:
+    def __init__(
+        self,
+        weights: Floats,
+        wanted: Floats,
+        errors: Errors,
+        variance: Variance,
+        uncertainty: float,
+    ) -> None:
         self._weights, self._wanted, self._errors = weights, wanted, errors
+        self._uncertainty = uncertainty
         noise = errors(weights)
         gaps = weights - wanted
-        sizes = np.sqrt(gaps**2 + _NOISE_SHARE * noise**2)
-        self.size = float(sizes.sum())
         self._signs = np.where(gaps < 0, -1.0, 1.0)
-        self._gaps = self._signs * sizes
-        self._spread = 0.0  # until the shapes have been compared
         self._max_bias = float(errors(wanted).sum()) * math.sqrt(2 / math.pi)
-        slopes = self._centre(_fold_normal(self._gaps, noise)[1])
+        self._spread = 0.0  # until the shapes have been compared
+        slopes = self._centre(_fold_normal(gaps, noise)[1])
         independent = float((slopes**2 * noise**2).sum())
         # The variance inflation by dependence is similar for all κ, and takes a pass to compute.
         self._inflation = variance(slopes) / independent if independent > 0 else 1.0
+        self._sizes = np.abs(gaps)
         if independent > 0:
-            squares = float((gaps**2 - noise**2).sum())
-            self._choose_shape(sizes, float(np.abs(gaps).sum()), max(0.0, squares))
+            # A client that never came has no noise of its own.
+            self._choose_shape(np.abs(gaps), np.maximum(noise, _MIN_NOISE * errors(wanted)))
+        self.size = float(self._sizes.sum())
 
     def moments(self, kappa: float) -> tuple[float, float, float]:
         """Return the mean, standard deviation and skewness of X."""
-        return self._moments(kappa * self._gaps)
-
-    def _moments(self, gaps: Floats) -> tuple[float, float, float]:
+        gaps = kappa * self._signs * self._sizes
         errors = self._errors(np.clip(self._wanted + gaps, 0, 1))
         folded, slope, third = _fold_normal(gaps, errors)
         squares = errors**2
         remainder = np.maximum(squares + gaps**2 - folded**2 - slope**2 * squares, 0).sum()
         linear = (self._centre(slope) ** 2 * squares).sum() * self._inflation
         mean = float(folded.sum())
-        shape = self._spread * self._uncertain_bias(mean - float(np.abs(gaps).sum()))
-        deviation = float(np.sqrt(linear + remainder + shape**2))
+        bias = mean - float(np.abs(gaps).sum())
+        shape = self._spread * self._uncertain_bias(bias)
+        level = self._uncertainty * bias
+        deviation = float(np.sqrt(linear + remainder + shape**2 + level**2))
         deviation = max(deviation, _MIN_DEVIATION * self.size)
         return mean, deviation, float(third.sum()) / deviation**3
 
@@ -151,44 +179,90 @@ class _HypothesisFamily:
         """Return B (1 − B / B(0)), 0 for weights as wanted."""
         return bias * max(0.0, 1 - bias / self._max_bias) if self._max_bias > 0 else 0.0
 
-    def _choose_shape(self, sizes: Floats, observed: float, squares: float) -> None:
-        """Set the gaps at κ = 1 and the uncertainty of their shape.
+    def _choose_shape(self, gaps: Floats, noise: Floats) -> None:
+        """Set the sizes of the gaps at κ = 1 and the uncertainty of their shape.
 
         Args:
-            sizes: of the observed gaps, shape (N,).
-            observed: Σ |ŵ_n − a_n|.
-            squares: the estimate of Σ δ_n².
+            gaps: |ŵ_n − a_n|, shape (N,).
+            noise: s_n, (N,).
         """
-        shapes = [self._of_power(sizes, power) for power in _POWERS]
-        scores = ((1 - _POWERS) / _POWER_PRIOR_SD) ** 2
-        for number, gaps in enumerate(shapes):
-            mean, deviation, _ = self._moments(gaps * _scale_to(gaps, squares))
-            scores[number] += ((observed - mean) / deviation) ** 2
-        likelihood = np.exp((scores.min() - scores) / 2)
-        likelihood /= likelihood.sum()
-        self._gaps = self._of_power(sizes, float((likelihood * _POWERS).sum()))
-        kappa = _scale_to(self._gaps, squares)
-        means = np.array([self._moments(kappa * gaps)[0] for gaps in shapes])
-        mean = self.moments(kappa)[0]
-        uncertain = self._uncertain_bias(mean - kappa * self.size)
-        apart = math.sqrt(float((likelihood * (means - mean) ** 2).sum()))
+        noise = np.maximum(noise, 1e-12 * float(noise.max()))
+        shapes = _list_shapes(gaps, noise)
+        scores = np.array([shape.score(gaps, noise) for shape in shapes])
+        posterior = np.exp(scores - scores.max())
+        posterior /= posterior.sum()
+        likely = [(share, shapes[i].sizes) for i, share in enumerate(posterior) if share > 1e-3]
+        self._sizes = np.sum([share * sizes for share, sizes in likely], axis=0)
+        bias = self._bias(self._sizes)
+        square = sum(share * (self._bias(sizes) - bias) ** 2 for share, sizes in likely)
+        uncertain = self._uncertain_bias(bias)
         self._spread = _MIN_SHAPE_SPREAD
-        if uncertain > _MIN_DEVIATION * self.size:
-            self._spread = max(_MIN_SHAPE_SPREAD, apart / uncertain)
+        if uncertain > _MIN_DEVIATION * float(self._sizes.sum()):
+            self._spread = max(_MIN_SHAPE_SPREAD, math.sqrt(square) / uncertain)
 
-    def _of_power(self, sizes: Floats, power: float) -> Floats:
-        """Return gaps of this shape whose absolute values sum to `self.size`."""
-        shape: Floats = sizes**power
-        return self._signs * shape * (self.size / float(shape.sum()))
+    def _bias(self, sizes: Floats) -> float:
+        """Return B for gaps of these sizes."""
+        errors = self._errors(np.clip(self._wanted + self._signs * sizes, 0, 1))
+        return float((_fold_normal(sizes, errors)[0] - sizes).sum())
 
     def _centre(self, slopes: Floats) -> Floats:
         """Return ψ_n − Σ ψ_m w_m; since the weights sum to 1, a common slope has no noise."""
         return slopes - float((slopes * self._weights).sum())  # `@` would start BLAS threads
 
 
-def _scale_to(gaps: Floats, squares: float) -> float:
-    """Return the κ at which the squares of κ `gaps` sum to `squares`."""
-    return math.sqrt(squares / float((gaps**2).sum()))
+@dataclass(frozen=True, eq=False)
+class _Shape:
+    """A hypothesis on the sizes of the gaps.
+
+    Args:
+        sizes: |δ_n|, shape (N,).
+        prior: the logarithm of its prior probability, up to a constant.
+    """
+
+    sizes: Floats
+    prior: float
+
+    def score(self, gaps: Floats, noise: Floats) -> float:
+        """Return the logarithm of prior times likelihood, up to a constant.
+
+        The gaps are treated as draws from a mixture of normal distributions centred at ± the sizes,
+        in standard errors; long lists are thinned to quantiles.
+        """
+        outcomes = _thin(np.sort(gaps / noise), _OUTCOMES)
+        centers = _thin(np.sort(self.sizes / noise), _ATOMS)
+        below, above = outcomes[:, None] - centers, outcomes[:, None] + centers
+        density = (np.exp(-(below**2) / 2) + np.exp(-(above**2) / 2)).mean(axis=1)
+        share = len(gaps) / len(outcomes)
+        return self.prior + share * float(np.log(np.maximum(density, 1e-300)).sum())
+
+
+def _list_shapes(gaps: Floats, noise: Floats) -> list[_Shape]:
+    """Return the hypotheses on the sizes, without duplicates."""
+    shapes: list[_Shape] = []
+    sizes = np.sqrt(gaps**2 + _NOISE_SHARE * noise**2)
+    own = np.sqrt(np.maximum(gaps**2 - noise**2, 0))
+    before = -1
+    for cut in _CUTS:
+        apart = gaps > cut * noise
+        count = int(np.count_nonzero(apart))
+        if count == before or count > _MOST_APART * len(gaps):
+            continue
+        before = count
+        least = _NOISE_SHARE * float((noise[~apart] ** 2).sum())
+        squares = max(least, float((gaps[~apart] ** 2 - noise[~apart] ** 2).sum()))
+        for power in _POWERS:
+            shape = sizes**power
+            shape *= math.sqrt(squares / float((shape[~apart] ** 2).sum()))
+            prior = -(((1 - power) / _POWER_PRIOR_SD) ** 2) / 2
+            shapes.append(_Shape(np.where(apart, own, shape), prior))
+    return shapes
+
+
+def _thin(ordered: Floats, count: int) -> Floats:
+    """Return at most `count` values, evenly spaced in an ordered list."""
+    if len(ordered) <= count:
+        return ordered
+    return ordered[((np.arange(count) + 0.5) * len(ordered) / count).astype(np.int64)]
 
 
 def _gamma_to_normal(value: float, skewness: float) -> float:

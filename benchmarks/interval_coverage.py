@@ -1,0 +1,93 @@
+"""Coverage of the audit's 95% intervals in families of participation whose truth is known."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from fedtide.auditing import ParticipationLog
+from fedtide.auditing.statistics.influence import compare_objectives
+from fedtide.auditing.statistics.pattern import find_pattern
+from fedtide.auditing.statistics.rate_estimates import estimate_rates
+from fedtide.auditing.statistics.variance import VarianceModel
+from participation_families import FAMILIES, Known
+
+_AT_ONCE = 20
+_SLACK = 1e-9
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """The share of the intervals of one log that cover; NaN if the log has none.
+
+    Args:
+        rates: among the clients' rates.
+        weights: among the clients' weights.
+        skew: 1 if the interval of the L1 skew covers, else 0.
+    """
+
+    rates: float
+    weights: float
+    skew: float
+
+
+def tabulate_coverage(logs: int, shapes: list[tuple[int, int]], only: str) -> None:
+    """Print Markdown tables: coverage of rates, weights and skews, and logs without intervals."""
+    found: dict[str, list[list[Coverage]]] = {}
+    for name, make in FAMILIES.items():
+        if only in name:
+            found[name] = [measure(make(clients), rounds, logs) for clients, rounds in shapes]
+    header = " | ".join(f"{clients} clients, {rounds} rounds" for clients, rounds in shapes)
+    for quantity in ("rates", "weights", "skew", "logs without intervals"):
+        print(f"\n| {quantity} | {header} |\n|---|{'---|' * len(shapes)}")
+        for name, columns in found.items():
+            cells = " | ".join(format_share(column, quantity) for column in columns)
+            print(f"| {name} | {cells} |", flush=True)
+
+
+def measure(known: Known, rounds: int, logs: int) -> list[Coverage]:
+    length = rounds // known.step * known.step
+    found: list[Coverage] = []
+    for seed in range(0, logs, _AT_ONCE):
+        drawn = known.draw(np.random.default_rng(seed), min(_AT_ONCE, logs - seed), length)
+        found += [compare(known, present) for present in drawn]
+    return found
+
+
+def compare(known: Known, present: NDArray[np.bool_]) -> Coverage:
+    """Return which intervals of a log hold the truth."""
+    numbers, ids = np.nonzero(present)
+    length, clients = present.shape
+    names = pl.Series("client", np.arange(clients))
+    log = ParticipationLog.from_entries(names, numbers, ids.astype(np.int32), (0, length))
+    pattern = find_pattern(log)
+    rates = estimate_rates(log, pattern)
+    if not rates.intervals:
+        return Coverage(np.nan, np.nan, np.nan)
+    variances, wanted = VarianceModel(log, pattern, rates), np.full(clients, 1 / clients)
+    objectives = compare_objectives(log, variances, rates, wanted, 50)
+    weights = skew = np.nan
+    if np.isfinite(known.weights).all():
+        weights = covered(objectives.low, known.weights, objectives.high)
+        low, high = objectives.plain.interval
+        skew = covered(np.array(low), np.array(known.skew), np.array(high))
+    return Coverage(covered(rates.low, known.rates, rates.high), weights, skew)
+
+
+def covered(low: NDArray, truth: NDArray, high: NDArray) -> float:
+    return float(((low <= truth + _SLACK) & (truth <= high + _SLACK)).mean())
+
+
+def format_share(logs: list[Coverage], quantity: str) -> str:
+    """Return the mean over the logs that have intervals, and its standard error."""
+    if quantity == "logs without intervals":
+        values = np.array([np.isnan(log.rates) for log in logs], dtype=float)
+    else:
+        values = np.array([getattr(log, quantity) for log in logs])
+        values = values[np.isfinite(values)]
+    if len(values) == 0:
+        return "–"
+    return f"{values.mean():.3f} ± {values.std() / np.sqrt(len(values)):.3f}"

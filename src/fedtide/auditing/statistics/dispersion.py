@@ -1,0 +1,231 @@
+"""How much more, or less, each client's mean varies than if its rounds were independent."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import special
+
+from fedtide.auditing.log.participation_log import Floats, ParticipationLog
+from fedtide.auditing.statistics.long_run_variance import (
+    Parts,
+    SpectralShape,
+    client_periodograms,
+    fit_shape,
+    series_periodogram,
+)
+from fedtide.auditing.statistics.runs_test import RunCounts
+
+_SIMILAR = (0.5, 2.0)
+"""A sum over clients uses the frequencies at which S / V of all clients lies between these."""
+_SIMILAR_OWN = (0.7, 1.4)
+"""The same for single clients, of whom some have a faster and some a slower memory than all."""
+_MIN_RUNS = 3
+"""Clients with fewer runs of participation say nothing about the spread between clients."""
+_MAX_PRIOR_FREEDOM = 1000.0
+_SHRINKAGE = 4.0
+"""How many runs the common lag-1 correlation counts for in that of a client."""
+_MIN_CLIENTS, _STEPS, _MAX_RATIO = 10, 20, 20.0
+
+
+@dataclass(frozen=True, eq=False)
+class Dispersion:
+    """The variance of each client's mean over the rounds, relative to that of independent rounds.
+
+    Args:
+        values: D_n, the integrated autocorrelation time in rounds, shape (N,); 0 if a client
+            repeats strictly.
+        roots: E √D_n, the factors by which dependence changes the standard errors, (N,).
+        freedom: degrees of freedom of D_n, (N,).
+        means: over whole cycles, (N,).
+        rounds: the number of rounds in whole cycles.
+        period: of the cycle; None: no cycle.
+        shape: of the spectral density of all clients together.
+        frequencies: how many frequencies the series of a sum over clients is judged by.
+    """
+
+    values: Floats
+    roots: Floats
+    freedom: Floats
+    means: Floats
+    rounds: int
+    period: int | None
+    shape: SpectralShape
+    frequencies: int
+
+    def variance_of_mean(self, series: Floats) -> float:
+        """Return the variance of the mean of a series of sums over the clients, shape (T,).
+
+        The mean of an incomplete last cycle differs from that of whole cycles; this shift counts.
+        """
+        found = series_periodogram(series, self.period)
+        ratios = self.shape.ratios[: self.frequencies]
+        level = float((found.powers[0, : self.frequencies] / ratios).mean()) if len(ratios) else 0.0
+        shift = float(series.mean() - found.means[0])
+        return level / len(series) + shift**2
+
+    def with_shift(self, shift: Floats) -> Dispersion:
+        """Return the same with D_n increased by the squared shift of an incomplete last cycle."""
+        roots = np.sqrt(self.roots**2 + shift)
+        return replace(self, values=self.values + shift, roots=roots)
+
+    @property
+    def series_freedom(self) -> float:
+        """The degrees of freedom of `variance_of_mean`."""
+        return 1 / (1 / (2 * max(1, self.frequencies)) + self.shape.uncertainty / 2)
+
+
+def estimate_dispersion(
+    log: ParticipationLog,
+    parts: Parts | None,
+    means: Floats,
+    spread: Floats,
+    runs: RunCounts,
+    period: int | None,
+) -> Dispersion:
+    """Return the dispersion of the clients' parts of the rounds.
+
+    A client's own estimate is the mean of its periodogram over the frequencies, relative to the
+    shape common to all clients. It is moderated by what clients of similar rates have (empirical
+    Bayes; Smyth 2004): with d_n own degrees of freedom and a trend D_0 with d_0,
+
+        (d_0 D_0 + d_n D_n) / (d_0 + d_n)    with d_0 + d_n degrees of freedom
+
+    d_0 follows from the spread of log D_n between clients beyond that of their estimates. Of R_n
+    runs of participation, their varying lengths alone leave a relative variance of 2 / R_n if they
+    are geometric, and more if they are less even: 1 / d_n = 1 / 2m + 2 / R_n.
+
+    Args:
+        log: the participation log.
+        parts: y_t^n of the participants; None: 1.
+        means: of y, shape (N,).
+        spread: the variance of y in a round, (N,).
+        runs: of the clients' participation.
+        period: of the cycle, if there is one.
+    """
+    found = client_periodograms(log, parts, means, period)
+    starts = runs.ones - runs.pairs
+    varying = (spread > 1e-15) & (starts > 0)
+    shape = fit_shape(found.powers[varying], spread[varying])
+    count = _count_similar(shape.ratios, _SIMILAR_OWN)
+    own, freedom = np.zeros(log.size), np.zeros(log.size)
+    if count:
+        levels = (found.powers[varying, :count] / shape.ratios[:count]).mean(axis=1)
+        own[varying] = levels / spread[varying]
+        freedom[varying] = 1 / (1 / (2 * count) + 2 / starts[varying])
+    values, roots, freedom = _moderate(own, freedom, starts >= _MIN_RUNS, _list_predictors(runs))
+    if not varying.any():
+        values = roots = np.ones(log.size)
+    return Dispersion(
+        values=values,
+        roots=roots,
+        freedom=1 / (1 / freedom + shape.uncertainty / 2),
+        means=found.means,
+        rounds=found.rounds,
+        period=period,
+        shape=shape,
+        frequencies=_count_similar(shape.ratios, _SIMILAR),
+    )
+
+
+def _count_similar(ratios: Floats, limits: tuple[float, float]) -> int:
+    """Return the number of lowest frequencies, at least 1 if there are any, within limits."""
+    near = (ratios > limits[0]) & (ratios < limits[1])
+    return max(min(1, len(near)), int(np.argmin(np.append(near, False))))
+
+
+def _moderate(
+    own: Floats, freedom: Floats, often: NDArray[np.bool_], predictors: Floats
+) -> tuple[Floats, Floats, Floats]:
+    """Return the moderated D_n, E √D_n, and their degrees of freedom.
+
+    D_n serves intervals; its prior matches the mean of log D (Smyth 2004). A sum of √D_n must have
+    no bias, so there the prior matches the mean of D, which does not rely on the d_n.
+
+    Args:
+        own: D_n, shape (N,).
+        freedom: d_n, (N,).
+        often: the clients that the prior is estimated from, (N,).
+        predictors: of log D_n, (N, k).
+    """
+    chosen = (freedom > 0) & (often | ~often[freedom > 0].any())
+    if not chosen.any():
+        return own, np.sqrt(own), np.full(len(own), 4.0)
+    trend = common = _fit_trend(own, predictors, chosen)
+    changing = chosen & (own > 1e-9)
+    prior = 4.0
+    if np.count_nonzero(changing) >= 3:
+        half = freedom[changing] / 2
+        logs = np.log(own[changing] / trend[changing]) + np.log(half) - special.digamma(half)
+        spread = float(logs.var(ddof=1) - special.polygamma(1, half).mean())
+        prior = _MAX_PRIOR_FREEDOM
+        if spread > 0:
+            prior = min(2 * _inverse_trigamma(spread), _MAX_PRIOR_FREEDOM)
+        shift = float(logs.mean() + special.digamma(prior / 2) - np.log(prior / 2))
+        common = trend * np.exp(shift)
+        trend = trend * (1 - 2 / max(prior, 4.0))
+    total = prior + freedom
+    roots = _mean_roots((prior * trend + freedom * own) / total, total)
+    return (prior * common + freedom * own) / total, roots, total
+
+
+def _mean_roots(values: Floats, freedom: Floats) -> Floats:
+    """Return E √D, more than the root of D̃: √(ν D̃ / 2) Γ((ν − 1) / 2) / Γ(ν / 2) for ν degrees."""
+    half = np.maximum(freedom, 3.0) / 2
+    ratio = np.sqrt(half) * np.exp(special.gammaln(half - 0.5) - special.gammaln(half))
+    return np.asarray(np.sqrt(values) * ratio)
+
+
+def _list_predictors(runs: RunCounts) -> Floats:
+    """Return what log D_n is predicted from, shape (N, 3).
+
+    u = log(p / (1 − p)), u², and log((1 + ρ) / (1 − ρ)), which is log D_n in a Markov chain of
+    lag-1 correlation ρ; that of clients with few runs tends to that of all.
+    """
+    rates = np.clip(runs.ones / runs.length, 0.5 / runs.length, 1 - 0.5 / runs.length)
+    logits = special.logit(rates)
+    times = np.log1p(runs.correlation) - np.log1p(-runs.correlation)
+    starts = runs.ones - runs.pairs
+    common = float((starts * times).sum() / max(1.0, float(starts.sum())))
+    times = (starts * times + _SHRINKAGE * common) / (starts + _SHRINKAGE)
+    return np.stack([logits, logits**2, times], axis=1)
+
+
+def _fit_trend(own: Floats, predictors: Floats, chosen: NDArray[np.bool_]) -> Floats:
+    """Return the mean of D given the predictors x, (N,): log E D = b_0 + b · x.
+
+    b solves the equations of a gamma distribution, with a small penalty on its size; fewer than 10
+    clients have one mean.
+    """
+    outcome = own[chosen]
+    mean = float(outcome.mean())
+    if len(outcome) < _MIN_CLIENTS or mean <= 1e-9:
+        return np.full(len(own), mean)
+    inside = np.clip(predictors, predictors[chosen].min(axis=0), predictors[chosen].max(axis=0))
+    inside = (inside - inside[chosen].mean(axis=0)) / np.maximum(inside[chosen].std(axis=0), 0.25)
+    terms = np.concatenate([np.ones((len(own), 1)), inside], axis=1)
+    table = terms[chosen]
+    penalty = np.diag([0.0, 1.0, 1.0, 1.0])
+    matrix = np.einsum("ni,nj->ij", table, table) + penalty
+    slopes = np.zeros(4)
+    slopes[0] = np.log(mean)
+    for _ in range(_STEPS):
+        fitted = np.einsum("ni,i->n", table, slopes)
+        working = fitted + np.minimum(outcome * np.exp(-fitted), _MAX_RATIO) - 1
+        slopes = np.linalg.solve(matrix, np.einsum("ni,n->i", table, working))
+    return np.asarray(np.exp(np.einsum("ni,i->n", terms, slopes)))
+
+
+def _inverse_trigamma(value: float) -> float:
+    """Return the x > 0 with ψ'(x) = value, by Newton's method (Smyth 2004).
+
+    >>> round(_inverse_trigamma(1.6449340668), 6)
+    1.0
+    """
+    x = 0.5 + 1 / value
+    for _ in range(30):
+        now = float(special.polygamma(1, x))
+        x += now * (1 - now / value) / float(special.polygamma(2, x))
+    return x

@@ -1,0 +1,250 @@
+"""The variance of means over dependent rounds, without a model of the dependence.
+
+With S(f) the spectral density of a series at f cycles per T rounds, its mean over T rounds has the
+variance
+
+    V / T,    V = ∫ S(f) sinc²(f) df
+
+S is estimated from the periodogram at the lowest frequencies f = 1, 2, ..., m. These are orthogonal
+to the mean and, over whole cycles, to everything periodic. Each has two degrees of freedom, where
+the mean of a batch of rounds has one, and no length of batches must be chosen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import sparse
+
+from fedtide.auditing.log.participation_log import Floats, Ints, ParticipationLog
+
+Parts = NDArray[np.floating]
+"""Factors c_t of each round, shape (T,), or c_t^n of each entry by round, (E,)."""
+
+_FREQUENCIES = 32
+_FEW_FREQUENCIES, _MANY_ENTRIES = 12, 4_000_000
+"""Logs of many entries use fewer frequencies, as each takes a pass."""
+_ROWS = 8192
+"""In longer logs, the waves are constant over several neighbouring rounds."""
+_CLIENTS = 1 << 15
+"""The number of clients transformed at once."""
+_SUBSETS = (24, 16, 12, 8, 6, 4)
+"""Numbers of frequencies to fall back on if a shape does not fit all."""
+_POWERS = np.array([-1.0, -0.5, -0.25, 0.0, 0.15, 0.25, 0.5, 0.75, 1.0])
+"""γ of the shapes."""
+_CORNERS = 2.0 ** np.arange(-3, 6.25, 0.25)
+"""f_0 of the shapes; below 1, the memory is longer than the log."""
+
+
+@dataclass(frozen=True, eq=False)
+class SpectralShape:
+    """The spectral density S(f) of all clients together.
+
+    Args:
+        level: V, relative to independent rounds.
+        ratios: S(f) / V for f = 1, 2, ..., shape (m,).
+        uncertainty: the relative variance of the estimate of V.
+        long_memory: the probability that S still grows towards lower frequencies than the log has.
+    """
+
+    level: float
+    ratios: Floats
+    uncertainty: float
+    long_memory: float
+
+
+@dataclass(frozen=True, eq=False)
+class Periodogram:
+    """The periodograms of several series.
+
+    Args:
+        powers: |Σ_t y_t exp(−2πi f t / T)|² / T for f = 1, 2, ..., shape (series, m).
+        means: the mean over whole cycles, shape (series,).
+        rounds: the number of rounds in whole cycles.
+    """
+
+    powers: NDArray[np.floating]
+    means: Floats
+    rounds: int
+
+
+def client_periodograms(
+    log: ParticipationLog, parts: Parts | None, means: Floats, period: int | None
+) -> Periodogram:
+    """Return the periodograms of the series y_t^n − w_n Σ_m y_t^m of the clients.
+
+    Args:
+        log: the participation log.
+        parts: y_t^n of the participants; None: the series are y_t^n = 1[n in S_t] alone.
+        means: w_n, shape (N,).
+        period: of a cycle; its mean effect is removed, and an incomplete last cycle is left out.
+    """
+    most = _FREQUENCIES if len(log.clients) <= _MANY_ENTRIES else _FEW_FREQUENCIES
+    waves = _Waves(log.length, period, most)
+    total = np.zeros(waves.count + 1, dtype=np.complex128)
+    of_rounds = parts is not None and len(parts) == log.length
+    if parts is not None:
+        ones = np.ones(log.size)
+        series = parts * log.cohorts if of_rounds else sum_by_round(log, ones, parts)
+        total = waves.transform_series(np.asarray(series, dtype=np.float64))
+    ordered = None if parts is None or of_rounds else _order_by_client(log, parts)
+    powers = np.zeros((log.size, waves.count), dtype=np.float32)
+    found = np.zeros(log.size)
+    for clients, entries, starts in _client_chunks(log):
+        rounds = log.rounds[entries]
+        values = None if ordered is None else ordered[entries]
+        if parts is not None and of_rounds:
+            values = np.asarray(parts[rounds], dtype=np.float64)
+        sums = waves.transform(rounds, values, starts)
+        found[clients] = sums[:, 0].real / max(1, waves.rounds)
+        sums -= np.outer(means[clients], total)
+        powers[clients] = np.abs(sums[:, 1:]) ** 2 / max(1, waves.rounds)
+    return Periodogram(powers, found, waves.rounds)
+
+
+def series_periodogram(series: Floats, period: int | None) -> Periodogram:
+    """Return the periodogram of one series, shape (T,)."""
+    waves = _Waves(len(series), period)
+    sums = waves.transform_series(series)
+    rounds = max(1, waves.rounds)
+    return Periodogram(np.abs(sums[None, 1:]) ** 2 / rounds, sums[:1].real / rounds, waves.rounds)
+
+
+def fit_shape(powers: NDArray[np.floating], independent: Floats) -> SpectralShape:
+    """Return the shape of S near f = 0, as an average over the hypotheses
+
+        S(f) ∝ (1 + (f / f_0)²)^−γ
+
+    weighted by their likelihood (Whittle 1953). They range from participation that makes the next
+    less likely (γ < 0) over independence (γ = 0) to Markov chains (γ = 1) and memory without end
+    (small f_0; γ = 1/4: sessions with Pareto's tail 1.5). If no hypothesis agrees with the powers
+    of all frequencies, only the lowest are used.
+
+    Args:
+        powers: of the clients, shape (n, m).
+        independent: S of each client if rounds were independent, (n,).
+    """
+    count = powers.shape[1]
+    own = powers.sum(axis=1, dtype=np.float64)
+    if count == 0 or own.sum() <= 1e-9 * independent.sum():  # all clients repeat strictly
+        return SpectralShape(0.0, np.ones(count), 0.0, 0.0)
+    pooled = powers.sum(axis=0, dtype=np.float64) / independent.sum()
+    clients = float(own.sum() ** 2 / (own**2).sum()) * (1 + 1 / count)
+    for used in (count, *(m for m in _SUBSETS if m < count)):
+        shape = _average_hypotheses(pooled[:used], clients)
+        residuals = pooled[:used] / (shape.level * shape.ratios) - 1
+        misfit = clients * float((residuals**2).sum())
+        if misfit < used + 2.5 * np.sqrt(2 * used):
+            break
+    return _average_hypotheses(pooled[:used], clients / max(1.0, misfit / max(1, used - 2)))
+
+
+def _average_hypotheses(pooled: Floats, clients: float) -> SpectralShape:
+    """Return the posterior mean of the shapes.
+
+    Args:
+        pooled: mean power of the clients, shape (m,).
+        clients: the equivalent number of equal, independent clients.
+    """
+    count = len(pooled)
+    densities, levels, prior, is_long = _hypotheses()
+    densities = densities[:, :count]
+    scale = (pooled / densities).mean(axis=1)  # of the largest likelihood, for each hypothesis
+    fit = np.log(prior) - clients * (np.log(densities).sum(axis=1) + count * np.log(scale))
+    posterior = np.exp(fit - fit.max())
+    posterior /= posterior.sum()
+    variances = scale * levels
+    level = float((posterior * variances).sum())
+    square = float((posterior * variances**2).sum()) * (1 + 1 / (clients * count))
+    ratios = (posterior[:, None] * scale[:, None] * densities).sum(axis=0) / level
+    long_memory = float(posterior[is_long].sum())
+    return SpectralShape(level, ratios, square / level**2 - 1, long_memory)
+
+
+@cache
+def _hypotheses() -> tuple[Floats, Floats, Floats, NDArray[np.bool_]]:
+    """Return S(f) for f = 1, 2, ..., V, the prior, and which have a memory longer than the log."""
+    powers, corners = (grid.ravel() for grid in np.meshgrid(_POWERS, _CORNERS, indexing="ij"))
+
+    def density(frequencies: Floats) -> Floats:
+        base: Floats = 1 + (frequencies / corners[:, None]) ** 2
+        return np.asarray(base ** -powers[:, None])
+
+    step = 1 / 64
+    window = np.arange(step / 2, 64, step)
+    levels = 2 * step * (density(window) * np.sinc(window) ** 2).sum(axis=1)
+    prior = np.minimum(corners, 1.0) * np.where(powers == 0, 2.0, 1.0)
+    densities = density(np.arange(1.0, _FREQUENCIES + 1))
+    return densities, levels, prior / prior.sum(), (corners < 1) & (powers > 0)
+
+
+def sum_by_round(log: ParticipationLog, values: Floats, weights: Parts | None = None) -> Floats:
+    """Return the sum of the participants' values in each round, (T,).
+
+    Args:
+        log: the participation log.
+        values: one per client, shape (N,).
+        weights: factors of the entries, by round, (E,).
+    """
+    sums = np.zeros(log.length)
+    step = max(1, (1 << 22) * log.length // max(1, len(log.clients)))
+    for low in range(0, log.length, step):
+        high = min(low + step, log.length)
+        starts = log.starts[low : high + 1]
+        nonempty = starts[:-1] < starts[1:]
+        if nonempty.any():
+            terms = values[log.clients[starts[0] : starts[-1]]]
+            if weights is not None:
+                terms = terms * weights[starts[0] : starts[-1]]
+            sums[low:high][nonempty] = np.add.reduceat(terms, starts[:-1][nonempty] - starts[0])
+    return sums
+
+
+class _Waves:
+    """exp(−2πi f t / T) for f = 0, 1, ..., m and the rounds t of whole cycles."""
+
+    def __init__(self, length: int, period: int | None, most: int = _FREQUENCIES) -> None:
+        cycle = period or 1
+        self.rounds = length // cycle * cycle
+        below = length // cycle - 1 if period else (length - 1) // 2
+        self.count = max(0, min(most, below))
+        self._step = max(1, -(-self.rounds // _ROWS))
+        middle = (np.arange(-(-self.rounds // self._step)) + 0.5) * self._step
+        angles = 2 * np.pi * np.outer(middle / max(1, self.rounds), np.arange(self.count + 1))
+        table = np.concatenate([np.cos(angles), np.sin(angles)], axis=1)
+        self._table = np.concatenate([table, np.zeros((1, table.shape[1]))])  # other rounds
+
+    def transform(
+        self, rounds: NDArray[np.int32], values: Floats | None, starts: Ints
+    ) -> NDArray[np.complex128]:
+        """Return Σ values · waves, by client, shape (clients, m + 1)."""
+        last = len(self._table) - 1
+        rows = np.where(rounds < self.rounds, rounds // self._step, last)
+        data = np.ones(len(rows)) if values is None else values
+        shape = (len(starts) - 1, last + 1)
+        sums = sparse.csr_array((data, rows, starts.astype(rows.dtype)), shape=shape) @ self._table
+        return np.asarray(sums[:, : self.count + 1] - 1j * sums[:, self.count + 1 :])
+
+    def transform_series(self, series: Floats) -> NDArray[np.complex128]:
+        """Return Σ_t series · waves, shape (m + 1,)."""
+        rounds = np.arange(len(series), dtype=np.int32)
+        return np.asarray(self.transform(rounds, series, np.array([0, len(series)]))[0])
+
+
+def _client_chunks(log: ParticipationLog) -> Iterator[tuple[slice, slice, Ints]]:
+    """Iterate over chunks of few entries and few clients, as `iter_client_chunks` does."""
+    for clients, _, _ in log.iter_client_chunks():
+        for low in range(clients.start, clients.stop, _CLIENTS):
+            high = min(low + _CLIENTS, clients.stop)
+            bounds = log.client_starts[low : high + 1]
+            yield slice(low, high), slice(int(bounds[0]), int(bounds[-1])), bounds - bounds[0]
+
+
+def _order_by_client(log: ParticipationLog, parts: Parts) -> Floats:
+    """Return the parts of the entries, client by client, from those by round, (E,)."""
+    by_round = sparse.csr_array((parts, log.clients, log.starts), shape=(log.length, log.size))
+    return np.asarray(by_round.tocsc().data, dtype=np.float64)

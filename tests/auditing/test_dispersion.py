@@ -1,0 +1,138 @@
+"""Variances of means over dependent rounds, against closed forms and plain computations."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from fedtide.auditing import ParticipationLog
+from fedtide.auditing.statistics.dispersion import Dispersion, estimate_dispersion
+from fedtide.auditing.statistics.long_run_variance import (
+    client_periodograms,
+    fit_shape,
+    series_periodogram,
+)
+from fedtide.auditing.statistics.pattern import find_pattern
+from fedtide.auditing.statistics.rate_estimates import estimate_rates
+from fedtide.auditing.statistics.runs_test import count_runs
+
+Floats = NDArray[np.float64]
+
+
+def build(from_cohorts: Any, present: NDArray[np.bool_]) -> ParticipationLog:
+    log: ParticipationLog = from_cohorts(
+        [np.flatnonzero(row).tolist() for row in present], present.shape[1]
+    )
+    return log
+
+
+def disperse(log: ParticipationLog, period: int | None = None) -> Dispersion:
+    rates = log.counts / log.length
+    return estimate_dispersion(log, None, rates, rates * (1 - rates), count_runs(log), period)
+
+
+def spectrum(series: Floats) -> Floats:
+    """|Σ_t y_t exp(−2πi f t / T)|² / T for f = 1, 2, ..., by NumPy's transform."""
+    return np.asarray(np.abs(np.fft.rfft(series, axis=0)[1:]) ** 2 / len(series))
+
+
+@pytest.mark.parametrize(("length", "period"), [(100, None), (7, None), (107, 10), (60, 20)])
+def test_periodograms_match_a_fourier_transform(
+    from_cohorts: Any, length: int, period: int | None
+) -> None:
+    """Of each client's part of the rounds less its share of all parts, in whole cycles."""
+    random = np.random.default_rng(0)
+    present = random.random((length, 6)) < [0.1, 0.3, 0.5, 0.9, 0.2, 0.0]
+    log = build(from_cohorts, present)
+    parts = random.random(length)
+    means = random.random(6)
+    used = length // (period or 1) * (period or 1)
+    series = present * parts[:, None]
+    series = (series - means * series.sum(axis=1, keepdims=True))[:used]
+    found = client_periodograms(log, parts, means, period)
+    count = found.powers.shape[1]
+    assert count == min(32, length // period - 1 if period else (length - 1) // 2)
+    np.testing.assert_allclose(found.powers, spectrum(series)[:count].T, rtol=1e-4, atol=1e-6)
+    found = client_periodograms(log, parts[np.repeat(np.arange(length), log.cohorts)], means, None)
+    np.testing.assert_allclose(
+        found.powers, client_periodograms(log, parts, means, None).powers, rtol=1e-5
+    )
+
+
+def test_periodograms_of_long_logs_are_accurate() -> None:
+    series = np.random.default_rng(0).normal(size=50_000).cumsum()
+    found = series_periodogram(series, None)
+    np.testing.assert_allclose(found.powers[0], spectrum(series)[:32], rtol=0.02)
+
+
+@pytest.mark.parametrize("correlation", [0.0, 0.3, 0.8, 0.9])
+def test_variance_of_markov_chains(correlation: float) -> None:
+    """From the exact spectral density; V = (1 + ρ) / (1 − ρ) − 2 ρ / ((1 − ρ)² T)."""
+    length, clients = 1000, 200
+    angle = 2 * np.pi * np.arange(1, 33) / length
+    density = (1 - correlation**2) / (1 - 2 * correlation * np.cos(angle) + correlation**2)
+    shape = fit_shape(np.tile(density, (clients, 1)), np.ones(clients))
+    exact = (1 + correlation) / (1 - correlation)
+    exact -= 2 * correlation / (1 - correlation) ** 2 / length
+    assert shape.level == pytest.approx(exact, rel=0.05)
+    np.testing.assert_allclose(shape.ratios[:8] * shape.level, density[:8], rtol=0.05)
+    assert shape.long_memory < 0.01
+
+
+def test_long_memory_is_recognised() -> None:
+    """S(f) ∝ 1 / √f, the limit of sessions with Pareto's tail 1.5."""
+    density = 1 / np.sqrt(np.arange(1, 33))
+    assert fit_shape(np.tile(density, (200, 1)), np.ones(200)).long_memory > 0.9
+
+
+def test_dispersion_of_independent_rounds_is_one(from_cohorts: Any) -> None:
+    """Within 5% for 150 clients over 600 rounds: standard error 0.011."""
+    present = np.random.default_rng(1).random((600, 150)) < np.linspace(0.05, 0.9, 150)
+    found = disperse(build(from_cohorts, present))
+    assert found.values.mean() == pytest.approx(1, abs=0.05)
+    assert found.freedom.min() > 30
+    assert found.series_freedom > 50
+
+
+def test_strict_cycles_leave_nothing_to_chance(from_cohorts: Any) -> None:
+    place = (np.arange(240)[:, None] + np.arange(12)) % 24
+    found = disperse(build(from_cohorts, place < np.arange(4, 16)), period=24)
+    assert found.values.max() < 1e-6
+    np.testing.assert_allclose(found.means, np.arange(4, 16) / 24)
+
+
+def test_dispersion_falls_with_a_pause_and_rises_with_sessions(from_cohorts: Any) -> None:
+    """Renewals: the variance of counts relative to chance is (σ / μ)² / (1 − p) of the times."""
+    random = np.random.default_rng(2)
+    gaps = 10 + random.geometric(0.1, (100, 80))
+    rounds = gaps.cumsum(axis=1) - random.integers(10, 40, (100, 1))
+    present = np.zeros((800, 100), dtype=bool)
+    for client, own in enumerate(rounds):
+        present[own[(own >= 0) & (own < 800)], client] = True
+    expected = 90 / 20**2 / (1 - 1 / 20)
+    found = disperse(build(from_cohorts, present))
+    assert np.median(found.values) == pytest.approx(expected, rel=0.3)
+    lasting = np.repeat(random.random((60, 100)) < 0.3, 10, axis=0)
+    found = disperse(build(from_cohorts, lasting))
+    assert np.median(found.values) == pytest.approx(10, rel=0.3)
+
+
+@pytest.mark.parametrize("length", [1, 2])
+def test_logs_of_one_or_two_rounds_have_no_intervals(from_cohorts: Any, length: int) -> None:
+    log = from_cohorts([[0, 1], [1]][:length], 3)
+    found = estimate_rates(log, find_pattern(log))
+    assert not found.intervals
+    assert np.isnan(found.low).all()
+    assert np.isnan(found.high).all()
+    assert found.reason is not None
+    assert "too few rounds" in found.reason
+
+
+def test_clients_present_in_every_round_have_intervals(from_cohorts: Any) -> None:
+    log = from_cohorts([[0, 1]] * 40, 2)
+    found = estimate_rates(log, find_pattern(log))
+    assert (found.high == 1).all()
+    assert ((found.low > 0.7) & (found.low < 1)).all()
