@@ -95,7 +95,7 @@ def estimate_dispersion(
 
     d_0 follows from the spread of log D_n between clients beyond that of their estimates. Of R_n
     runs of participation, their varying lengths alone leave a relative variance of 2 / R_n if they
-    are geometric, and more if they are less even: 1 / d_n = 1 / 2m + 2 / R_n.
+    are geometric, and more if they are less even: 1 / d_n = 1 / 2m + 1.5 / R_n.
 
     Args:
         log: the participation log.
@@ -114,7 +114,7 @@ def estimate_dispersion(
     if count:
         levels = (found.powers[varying, :count] / shape.ratios[:count]).mean(axis=1)
         own[varying] = levels / spread[varying]
-        freedom[varying] = 1 / (1 / (2 * count) + 2 / starts[varying])
+        freedom[varying] = 1 / (1 / (2 * count) + 1.5 / starts[varying])
     values, roots, freedom = _moderate(own, freedom, starts >= _MIN_RUNS, _list_predictors(runs))
     if not varying.any():
         values = roots = np.ones(log.size)
