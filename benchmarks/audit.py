@@ -4,6 +4,7 @@
                                      [--csv]
     python benchmarks/audit.py truth [--logs 1000] [--rounds 500]
     python benchmarks/audit.py coverage [--logs 1000] [--only Markov]
+    python benchmarks/audit.py false-alarms [--logs 1000] [--clients 50] [--rounds 500]
 
 `speed` writes a Parquet or CSV log of rounds × cohort rows, audits it in a separate process, step
 by step, and then prints the median time of the command, start-up included. `truth` draws logs of
@@ -11,7 +12,8 @@ known processes with N from 10 to 300 clients and prints, per family, how often 
 recognised and the period exact, the share of the rates' intervals that cover the truth, and how
 often drift was reported. `coverage` prints, for families of `participation_families`, the share of
 the 95% intervals of rates, weights and the L1 skew that cover, and the share of logs without
-intervals.
+intervals. `false-alarms` prints how often the verdicts on the pattern claim an effect that a
+stationary process does not have, and how often drift is found.
 """
 
 from __future__ import annotations
@@ -31,6 +33,7 @@ import pyarrow as pa
 import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 
+from false_alarms import tabulate_false_alarms, tabulate_power
 from fedtide.auditing import ParticipationLog, audit
 from fedtide.auditing.statistics.pattern import find_pattern
 from fedtide.auditing.statistics.rate_estimates import estimate_rates
@@ -173,6 +176,11 @@ def main() -> None:
     even = commands.add_parser("coverage")
     even.add_argument("--logs", type=int, default=1000)
     even.add_argument("--only", default="")
+    alarms = commands.add_parser("false-alarms")
+    alarms.add_argument("--logs", type=int, default=1000)
+    alarms.add_argument("--clients", type=int, default=50)
+    alarms.add_argument("--rounds", type=int, default=500)
+    alarms.add_argument("--only", default="")
     single = commands.add_parser("one")
     single.add_argument("path")
     given = parser.parse_args()
@@ -182,6 +190,10 @@ def main() -> None:
         truth(given.logs, given.rounds)
     elif given.command == "coverage":
         tabulate_coverage(given.logs, SHAPES, given.only)
+    elif given.command == "false-alarms":
+        shape = (given.logs, given.clients, given.rounds, given.only)
+        tabulate_false_alarms(*shape)
+        tabulate_power(*shape)
     else:
         one(given.path)
 

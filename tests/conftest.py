@@ -29,7 +29,7 @@ def regression():
         "local": {"steps": 2, "lr": 0.05, "batch_size": 4},
         "rounds": 12,
         "seed": 3,
-        "trainer": "stacked",
+        "trainer": "reference",
         "evaluation": {"every": 5},
         "checkpoint": {"every": 3},
     }
@@ -39,3 +39,10 @@ def regression():
 def results():
     """Return a function that gives the bytes of all results in a run folder."""
     return lambda folder: {name: Path(folder, name).read_bytes() for name in RESULTS}
+
+
+@pytest.fixture
+def undrawn(monkeypatch):
+    """Leave figures empty: drawing takes most of the time of a page or a comparison."""
+    drawing = "fedtide.plotting.saving.figure_bytes"
+    monkeypatch.setattr(drawing, lambda *_, **__: b"<svg></svg>")

@@ -6,7 +6,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import polars as pl
 import pytest
+import yaml
 from typer.testing import CliRunner
 
 from fedtide.cli.main import app, main
@@ -46,6 +49,23 @@ def test_command_reads_times_and_strides(tmp_path: Path) -> None:
     assert count_rounds("times.csv", "--round-seconds", "10800") == 8
     assert count_rounds("rounds.csv") == 8
     assert count_rounds("rounds.csv", "--round-step", "1") == 22
+
+
+def test_command_writes_what_it_advises(tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    rounds, clients = np.nonzero(random.random((60, 8)) < np.linspace(0.1, 0.8, 8))
+    frame = pl.DataFrame({"round": rounds, "client": clients, "samples": clients + 1})
+    frame.write_csv(tmp_path / "log.csv")
+    written = {name: str(tmp_path / name) for name in ("a.yaml", "a.py", "a.json")}
+    arguments = ["audit", str(tmp_path / "log.csv"), "--experiment", written["a.yaml"]]
+    arguments += ["--strategy", written["a.py"], "--json", written["a.json"], "--wanted", "equal"]
+    done = CliRunner().invoke(app, arguments)
+    assert done.exit_code == 0, done.output
+    document = json.loads((tmp_path / "a.json").read_text())
+    advice = document["advice"][0]
+    assert yaml.safe_load((tmp_path / "a.yaml").read_text()) == advice["experiment"]
+    assert (tmp_path / "a.py").read_text().strip() == advice["strategy"].strip()
+    assert document["objective"]["wanted_from"] == "equal"
 
 
 @pytest.mark.parametrize(

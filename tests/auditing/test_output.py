@@ -60,9 +60,14 @@ def test_json_has_the_promised_keys(result: Audit) -> None:
     assert sum(objective["weights"].values()) == pytest.approx(1)
     assert objective["l1_skew"] == pytest.approx(2 * objective["total_variation"])
     assert objective["l1_skew_interval"][0] < objective["l1_skew"]
-    assert set(document["pattern"]) >= {"family", "confidence", "period", "parameters"}
+    assert set(document["pattern"]) >= {"family", "reason", "period", "parameters", "evidence"}
     assert set(document["regularity"][0]) == {"period", "value"}
     assert set(document["settings"]) >= {"cutoff", "period"}
+    assert document["unseen"] is None
+    assert set(document["churn"]) == {"tested", "gone", "late"}
+    assert document["availability"] is document["selection"] is None
+    assert set(objective["now"]) >= {"rounds", "l1_skew", "l1_skew_interval", "series"}
+    assert set(document["forgetting"]) >= {"estimate", "interval", "window", "p_value"}
     keys = {"algorithm", "parameters", "reasons", "memory_floats"}
     assert all(set(advice) >= keys for advice in document["advice"])
 
@@ -78,17 +83,90 @@ def test_page_is_self_contained(result: Audit) -> None:
     page = render_page(result)
     for external in ("<script", "<link", 'src="http', "@import", "url(http"):
         assert external not in page
-    assert page.count("<svg") == 5
+    assert page.count("<svg") == 6
     assert "width=device-width" in page
 
 
+def test_page_holds_each_method_as_experiment_and_strategy(result: Audit) -> None:
+    page = render_page(result)
+    assert page.count("<details>") == len(result.advice)
+    first = result.advice[0]
+    assert f"algorithm: {{type: {first.algorithm}" in page.replace("\n", " ")
+    assert "strategy = FedTide(" in page
+
+
+def test_headline_tells_now_from_the_whole_log() -> None:
+    """Half of the clients fade away while the others rise: even on the whole, not at the end."""
+    random = np.random.default_rng(1)
+    rise = np.linspace(0, 0.5, 500)[:, None]
+    present = random.random((500, 30)) < np.where(np.arange(30) < 15, rise, 0.5 - rise)
+    rounds, clients = np.nonzero(present)
+    result = ft.audit(pl.DataFrame({"round": rounds, "client": clients}), clients=30)
+    whole, now = result.objectives.plain, result.objectives.now
+    assert whole.l1_skew < 0.1
+    assert now.interval[0] > 0.3
+    text = " ".join(print_summary(result).split())
+    assert "Now, in the last" in text
+    assert f"{now.total_variation:.0%} is misplaced" in text.replace("│ │ ", "")
+    assert "The objective in force swings" in text.replace("│ │ ", "")
+
+
+def test_recorded_weights_make_the_headline() -> None:
+    """Two clients of equal samples, always there, weighted 3 : 1: a quarter is misplaced."""
+    rows = [(t, n, w) for t in range(40) for n, w in ((0, 0.75), (1, 0.25))]
+    log = pl.DataFrame(rows, schema=["round", "client", "weight"], orient="row")
+    result = ft.audit(log, clients=2)
+    summary = print_summary(result).replace("│", "")
+    text = " ".join(summary.split())
+    assert "with the weights in the log, 25% of the influence is misplaced" in text
+    assert "without these weights, would misplace 0%" in text
+
+
+def test_no_interval_is_said_with_its_reason() -> None:
+    """Two rounds do not tell how much rates vary by chance."""
+    log = pl.DataFrame({"round": [0, 0, 1], "client": ["a", "b", "a"]})
+    result = ft.audit(
+        log, roster=pl.DataFrame({"client": ["a", "b", "c"], "site": ["x", "y", "y"]})
+    )
+    assert not result.rates.intervals
+    text, page = " ".join(print_summary(result).split()), render_page(result)
+    assert f"no intervals: {result.rates.reason}" in text
+    assert "nan" not in text.lower()
+    assert ">nan" not in page
+    assert "nan–" not in page
+    document = result.to_dict()
+    json.dumps(document, allow_nan=False)
+    assert document["rates"]["a"] == [None, 1.0, None]
+
+
+def test_unknown_number_of_clients_is_never_called_everyone() -> None:
+    random = np.random.default_rng(2)
+    rounds = np.repeat(np.arange(60), 5)
+    log = pl.DataFrame({"round": rounds, "client": random.integers(0, 500, len(rounds))}).unique()
+    result = ft.audit(log)
+    text = " ".join(print_summary(result).replace("│", "").split())
+    assert "every" not in text.split("pattern")[0].replace("every client is to have", "")
+    assert result.unseen is not None
+    assert f"an estimated {result.unseen.estimate:,.0f} clients never came" in text.lower()
+    assert "clients never seen (95%)" in render_page(result)
+
+
+def test_notes_of_the_reader_are_printed() -> None:
+    log = pl.DataFrame({"server_round": [0, 1, 2, 3], "client": [0, 1, 0, 1]})
+    result = ft.audit(log, clients=2)
+    assert result.log.notes
+    for note in result.log.notes:
+        assert note.split(":")[0] in print_summary(result)
+        assert result.to_dict()["notes"] == list(result.log.notes)
+
+
 def test_client_names_are_escaped() -> None:
-    log = pl.DataFrame({"round": [0, 1, 2, 3], "client": ["<b>", "<b>", "[red]", "<b>"]})
+    log = pl.DataFrame({"round": [0, 1, 2, 3], "client": ["<b>", "<b>", "a [red]", "<b>"]})
     result = ft.audit(log)
     page = render_page(result)
     assert "<b></td>" not in page
     assert "&lt;b&gt;" in page
-    assert "[red]" in print_summary(result)
+    assert "a [red]" in print_summary(result)
 
 
 def test_group_names_are_no_mathematics() -> None:

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedtide.auditing.statistics.pattern import find_pattern
+from fedtide.auditing.statistics.pattern import DISPERSION, NEIGHBOURS, PERIOD, find_pattern
 from fedtide.participation import (
     Availability,
     Bernoulli,
@@ -37,7 +37,16 @@ def test_family_and_period_are_recognised(
     availability: Availability = process(uneven_rates(40, 3))
     found = find_pattern(simulate_log(Schedule(availability), 40, 500, 3))
     assert (found.family, found.period) == (family, period)
-    assert found.confidence > 0.99
+    assert found.reason == ""
+    effects = {"markov": NEIGHBOURS, "cyclic": PERIOD, "regularized": DISPERSION}
+    if family == "independent":
+        interval = found.find_evidence(NEIGHBOURS).interval
+        assert interval is not None
+        assert -0.1 < interval[0] < interval[1] < 0.1
+    else:
+        p_value = found.find_evidence(effects[family]).p_value
+        assert p_value is not None
+        assert p_value < 0.001
 
 
 def test_changing_rates_are_drift(from_cohorts: Any) -> None:

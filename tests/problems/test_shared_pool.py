@@ -55,7 +55,7 @@ def test_clients_may_outnumber_the_samples():
         local=ft.LocalTraining(steps=2, lr=0.1, batch_size=10),
         rounds=20,
         evaluation={"every": 0, "clients": False},
-        trainer="stacked",
+        trainer="reference",
     )
     assert result.metrics["train_loss"][-1] < 2.2
 

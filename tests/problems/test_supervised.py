@@ -69,6 +69,7 @@ def run(problem, **fields):
         "local": LOCAL,
         "rounds": 6,
         "evaluation": {"every": 3},
+        "trainer": "reference",
     }
     return ft.simulate(problem=problem, **given_fields | fields)
 

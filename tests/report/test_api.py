@@ -14,7 +14,7 @@ RUN = {
     "local": {"steps": 2, "lr": 0.1},
     "rounds": 6,
     "evaluation": {"every": 2},
-    "trainer": "stacked",
+    "trainer": "reference",
 }
 
 

@@ -131,6 +131,7 @@ def test_a_log_with_damaged_content_is_named_when_it_is_read(runs):
             run.used_rows()
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_report_lists_the_damaged_run(runs):
     (runs / "plain" / "clients.parquet").unlink()
     result = command("report", runs)

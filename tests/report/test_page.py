@@ -92,6 +92,7 @@ def test_the_same_runs_give_the_same_page(folder, runs_folder):
     assert (folder / "page.html").read_bytes() == (folder / "again.html").read_bytes()
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_failed_and_unfinished_runs_are_listed(one_run, tmp_path):
     for name in ("two", "three"):
         shutil.copytree(one_run, tmp_path / name)
@@ -107,6 +108,7 @@ def test_failed_and_unfinished_runs_are_listed(one_run, tmp_path):
     assert "not in the figures: 1 failed and 1 unfinished" in output
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_each_problem_has_its_own_section(one_run, fields, tmp_path):
     problem = fields["problem"] | {"features": 4}
     other = fields | {"problem": problem, "name": "other", "seed": 3, "rounds": 3}
@@ -130,6 +132,7 @@ def test_one_run_with_full_or_no_participation_has_a_page(participation, fields,
     assert "One seed." in Outline(tmp_path / "report.html").text
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_target_of_an_error_is_shown_as_a_number(one_run):
     report("one", "--target", "mse=0.75")
     text = Outline(one_run / "report.html").text

@@ -75,6 +75,7 @@ def test_a_run_under_way_is_the_beginning_of_the_whole(under_way, fields, tmp_pa
     np.testing.assert_allclose(used[used > 0], counts)
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_its_name_says_how_far_it_is_in_tables_and_on_the_page(under_way):
     assert list(group_by_method(load_runs([under_way]))) == ["live (round 16 of 40)"]
     assert "live (round 16 of 40)" in command("compare", under_way)
@@ -84,6 +85,7 @@ def test_its_name_says_how_far_it_is_in_tables_and_on_the_page(under_way):
     assert 'http-equiv="refresh"' not in page
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_mean_over_seeds_does_not_mix_runs_under_way_with_finished_ones(fields, tmp_path):
     begin(fields, 18, tmp_path / "seed-1", seed=1)
     begin(fields, 33, tmp_path / "seed-2", seed=2)
@@ -116,6 +118,7 @@ def test_a_resumed_run_goes_on_from_what_is_shown(under_way, fields, results, tm
     assert results(under_way) == results(tmp_path / "whole")
 
 
+@pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize("t", [12, 14])
 def test_a_stopped_run_is_reported_over_its_own_rounds(t, fields, tmp_path):
     """Also beside a seed that was not stopped: curves end where the first seed ends."""
@@ -133,6 +136,7 @@ def test_a_stopped_run_is_reported_over_its_own_rounds(t, fields, tmp_path):
     command("report", tmp_path)
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_watching_rewrites_the_page_until_the_run_has_ended(
     under_way, fields, tmp_path, monkeypatch
 ):
@@ -154,6 +158,7 @@ def test_watching_rewrites_the_page_until_the_run_has_ended(
     assert "live (round" not in last
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_watching_waits_for_the_first_evaluation_and_ends_with_ctrl_c(
     fields, tmp_path, monkeypatch
 ):

@@ -35,7 +35,7 @@ def run(problem, participation, algorithm, rounds, local=None, **fields):
         algorithm=algorithm,
         local=local or ft.LocalTraining(steps=3, lr=0.1),
         rounds=rounds,
-        **({"dtype": "float64", "record_iterates": True, "trainer": "stacked"} | fields),
+        **({"dtype": "float64", "record_iterates": True, "trainer": "reference"} | fields),
     )
 
 
@@ -262,7 +262,7 @@ def test_the_same_seed_gives_the_same_bits_and_another_does_not():
             local={"steps": 2, "lr": 0.05, "batch_size": 8},
             rounds=10,
             seed=seed,
-            trainer="stacked",
+            trainer="reference",
         ).model
 
     assert np.array_equal(model(1), model(1))

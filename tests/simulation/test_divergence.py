@@ -20,7 +20,7 @@ def experiment(**changes):
         "algorithm": "fedavg",
         "local": {"steps": 3, "lr": 0.1},
         "rounds": 12,
-        "trainer": "stacked",
+        "trainer": "reference",
         "evaluation": {"every": 0},
         "checkpoint": {"every": 2},
     } | changes
@@ -107,7 +107,7 @@ def test_a_step_that_overflows_stops(on_nonfinite):
             rounds=2,
             on_nonfinite=on_nonfinite,
             evaluation={"every": 0},
-            trainer="stacked",
+            trainer="reference",
         )
 
 
@@ -118,6 +118,6 @@ def test_a_loss_that_is_not_finite_stops_and_names_the_clients():
     fields = {"participation": {"type": "table", "weights": [[1, 0, 1]]}, "algorithm": "fedavg"}
     with pytest.raises(ft.InvalidInputError) as error:
         ft.simulate(
-            problem=problem, local={"steps": 1, "lr": 0.1}, rounds=1, trainer="stacked", **fields
+            problem=problem, local={"steps": 1, "lr": 0.1}, rounds=1, trainer="reference", **fields
         )
     assert str(error.value) == ("local.lr: the loss is inf after 0 rounds (clients 1); lower lr")

@@ -66,7 +66,7 @@ def run():
         evaluation={"every": 8},
         dtype="float64",
         record_iterates=True,
-        trainer="stacked",
+        trainer="reference",
     )
     return result, np.array(a), e, rates
 

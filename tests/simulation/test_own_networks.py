@@ -33,7 +33,7 @@ def simulate(frame, model, batch_size=4, loss="mse", steps=3, **fields):
         frame, inputs=["a", "b", "c"], target="y", clients="user", model=model, loss=loss
     )
     local = ft.LocalTraining(steps=steps, batch_size=batch_size, lr=0.1)
-    given = {"participation": "full", "algorithm": "fedavg", "rounds": 2, "compile": False}
+    given = {"participation": "full", "algorithm": "fedavg", "rounds": 2, "trainer": "reference"}
     return ft.simulate(problem=problem, local=local, progress=False, **given | fields)
 
 
@@ -90,7 +90,7 @@ def test_a_loss_that_fails_on_minibatches_leaves_no_traceback_in_the_log(caplog)
         return (outputs[:, 0] - targets) ** 2 * torch.ones(len(targets) if len(targets) > 9 else 2)
 
     with pytest.raises(ft.InvalidInputError, match=r"^model: .*size of tensor.*; check"):
-        simulate(table(), nn.Linear(3, 1), loss=of_two_or_all)
+        simulate(table(), nn.Linear(3, 1), loss=of_two_or_all, trainer="auto")
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
 
@@ -128,6 +128,7 @@ def test_seeds_may_be_any_iterable():
         simulate(table(), nn.Linear(3, 1), seeds=iter(()))
 
 
+@pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize("test", [None, 0.4])
 def test_the_gain_from_fine_tuning_says_on_which_samples_it_is_measured(test, tmp_path):
     problem = ft.problems.Supervised(
@@ -140,7 +141,7 @@ def test_the_gain_from_fine_tuning_says_on_which_samples_it_is_measured(test, tm
         local={"steps": 1, "lr": 0.1},
         rounds=2,
         evaluation={"personalise": 2},
-        compile=False,
+        trainer="reference",
         out=tmp_path / "run",
     )
     write_report(tmp_path / "page.html", tmp_path / "run")

@@ -33,7 +33,7 @@ def run(test=None, **fields):
         local={"steps": 2, "lr": 0.1} | fields.pop("local", {}),
         rounds=10,
         dtype="float64",
-        trainer="stacked",
+        trainer="reference",
         **fields,
     )
 

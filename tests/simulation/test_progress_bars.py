@@ -224,5 +224,6 @@ def test_compiling_is_announced(regression):
         def on_activity(self, activity):
             said.append(activity)
 
-    ft.simulate(**(regression | {"trainer": "compiled"}), callbacks=[Listen()])
+    one = {"trainer": "compiled", "participation": {"type": "uniform", "size": 1}, "rounds": 1}
+    ft.simulate(**(regression | one), callbacks=[Listen()])
     assert COMPILING in said

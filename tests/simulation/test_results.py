@@ -73,7 +73,7 @@ def test_the_summary_of_a_run_names_its_method_metrics_speed_and_trainer(regress
     assert repr(text) == text
     assert text.splitlines()[0] == "FedAvg, seed 3, 12 rounds"
     assert f"loss                     {result.metrics['loss'][-1]:.4g}" in text
-    assert "rounds/s, trainer stacked, as requested" in text
+    assert "rounds/s, trainer reference, as requested" in text
 
 
 def test_the_representation_of_a_result_is_one_line_without_arrays(fields):

@@ -103,6 +103,7 @@ OTHERS = {
     },
     "iterates": {"record_iterates": True},
     "rarely evaluated": {"evaluation": {"every": 0}, "log": "used"},
+    "steps taken together": {"trainer": "stacked"},
     "saved by the clock, that is never": {"checkpoint": {"seconds": 1e9}},
     "saved always": {"checkpoint": {"every": 1}},
 }

@@ -22,7 +22,7 @@ def base():
         "participation": {"type": "bernoulli", "rates": 0.5},
         "local": {"steps": 2, "lr": 0.05, "batch_size": 4},
         "algorithm": {"type": "fedau", "cutoff": 7, "server_lr": 2.0},
-        "trainer": "stacked",
+        "trainer": "reference",
     }
 
 

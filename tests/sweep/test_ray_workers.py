@@ -85,14 +85,14 @@ def cluster():
 def test_a_cluster_gives_the_same_results_even_if_a_task_is_lost(cluster, sweep, results, tmp_path):
     """One worker process is killed during its run."""
     found = sweep(
-        seeds=[1, 2], grid={"local.lr": [0.05, 1e30]}, rounds=2000, checkpoint={"every": 200}
+        seeds=[1, 2], grid={"local.lr": [0.05, 1e30]}, rounds=1000, checkpoint={"every": 100}
     )
     here = run_sweep(found, tmp_path / "here", workers=1)
     killed = threading.Event()
 
     def kill():
         first = tmp_path / "there" / found.runs[0].path
-        wait_for(lambda: any(first.glob("checkpoints/*200.safetensors")))
+        wait_for(lambda: any(first.glob("checkpoints/*100.safetensors")))
         os.kill(find_holder(first / ".lock"), signal.SIGKILL)
         killed.set()
 

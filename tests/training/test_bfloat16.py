@@ -59,9 +59,10 @@ def test_the_model_learns_as_well():
             participation=ft.participation.Uniform(size=10),
             algorithm=ft.algorithms.FedAvg(),
             local=LocalTraining(steps=5, lr=0.1, batch_size=16),
-            rounds=150,
+            rounds=100,
             seed=1,
             dtype=dtype,
+            trainer="stacked",
         ).metrics.row(-1, named=True)
         for dtype in ("float32", "bfloat16")
     ]

@@ -1,5 +1,7 @@
 """Trainers on networks of all kinds and with all optimizers, against a plain PyTorch loop."""
 
+from functools import cache
+
 import numpy as np
 import pytest
 import torch
@@ -42,16 +44,27 @@ def start_of(task):
     return task.start + draw(task.layout.size), task.buffer_layout.flatten(named, leading=1)
 
 
-def assert_follows_the_plain_loop(trainer, task, local, mu=0.0):
-    """Train all clients for two rounds; the first one captures the steps."""
-    planner, made = MinibatchPlanner(task.population, local, seed=2), EVERY[trainer](task, local)
-    correction = draw(len(SIZES), task.layout.size)
+@cache
+def plain_rounds(kind, local, mu):
+    """Return a network's task, and two rounds of all clients by plain PyTorch: the start of the
+    buffers, the plan, the instructions, and each client's result. All trainers share them."""
+    task = network_task(kind)
+    planner = MinibatchPlanner(task.population, local, seed=2)
+    correction, rounds = draw(len(SIZES), task.layout.size), []
     for _ in range(2):
         x, buffers = start_of(task)
         plan = planner.plan(EVERYONE)
-        instructions = Instructions(x, correction, mu)
-        found = made.train(instructions, plan, 0.05, buffers)
         expected = plain_loop(task, local, plan, x, buffers, correction, mu)
+        rounds.append((buffers, plan, Instructions(x, correction, mu), expected))
+    return task, rounds
+
+
+def assert_follows_the_plain_loop(trainer, kind, local, mu=0.0):
+    """Train all clients for two rounds; the first one captures the steps."""
+    task, rounds = plain_rounds(kind, local, mu)
+    made = EVERY[trainer](task, local)
+    for buffers, plan, instructions, expected in rounds:
+        found = made.train(instructions, plan, 0.05, buffers)
         for s, (delta, state) in enumerate(expected):
             assert delta.abs().max() > 1e-3
             assert torch.allclose(found.deltas[s], delta, rtol=1e-9, atol=1e-9)
@@ -69,7 +82,7 @@ def test_every_network_trains_as_in_a_plain_loop(trainer, kind):
     size = 3 if kind == "convolutional" else 6
     steps = 1 if kind == "tokens" else 2  # it takes long to capture
     local = LocalTraining(steps=steps, batch_size=size, momentum=0.5, weight_decay=0.1)
-    assert_follows_the_plain_loop(trainer, network_task(kind), local, mu=0.3)
+    assert_follows_the_plain_loop(trainer, kind, local, mu=0.3)
 
 
 @pytest.mark.parametrize("trainer", CAPTURED)
@@ -77,14 +90,14 @@ def test_every_network_trains_as_in_a_plain_loop(trainer, kind):
 def test_every_optimizer_is_that_of_torch(trainer, options):
     """Nine steps are two blocks, and clients with few samples stop early in epochs."""
     local = LocalTraining(**({"steps": 9, "batch_size": 6} | OPTIONS[options]))
-    assert_follows_the_plain_loop(trainer, network_task("linear"), local, mu=0.2)
+    assert_follows_the_plain_loop(trainer, "linear", local, mu=0.2)
 
 
 @pytest.mark.parametrize("trainer", CAPTURED)
 def test_buffers_and_optimizers_in_epochs(trainer):
     """Clients that have finished their epochs keep their buffers and their model."""
     local = LocalTraining(epochs=1, batch_size=4, optimizer="adamw", weight_decay=0.2)
-    assert_follows_the_plain_loop(trainer, network_task("frozen"), local)
+    assert_follows_the_plain_loop(trainer, "frozen", local)
 
 
 @pytest.mark.parametrize(
@@ -96,21 +109,21 @@ def test_buffers_and_optimizers_in_epochs(trainer):
 )
 def test_compiled_networks_train_as_in_a_plain_loop(trainer, kind):
     local = LocalTraining(steps=2, batch_size=6, optimizer="adamw", weight_decay=0.1)
-    assert_follows_the_plain_loop(trainer, network_task(kind), local, mu=0.3)
+    assert_follows_the_plain_loop(trainer, kind, local, mu=0.3)
 
 
 @pytest.mark.parametrize("trainer", ["stacked", pytest.param("compiled", marks=COMPILING)])
 def test_a_network_that_cannot_be_stacked_is_refused_in_a_sentence(trainer):
     local = LocalTraining(steps=2, batch_size=4)
     with pytest.raises(StackingError, match=r"^trainer: .* cannot be stacked .*; use trainer: thr"):
-        assert_follows_the_plain_loop(trainer, network_task("branching"), local)
+        assert_follows_the_plain_loop(trainer, "branching", local)
 
 
 @pytest.mark.parametrize("trainer", ["reference", "threaded"])
 @pytest.mark.filterwarnings("ignore:local steps are not captured")
 def test_a_network_that_cannot_be_stacked_trains_without_stacking(trainer):
     local = LocalTraining(steps=2, batch_size=4)
-    assert_follows_the_plain_loop(trainer, network_task("branching"), local)
+    assert_follows_the_plain_loop(trainer, "branching", local)
 
 
 def test_auto_does_not_stack_a_network_that_cannot_be_stacked():

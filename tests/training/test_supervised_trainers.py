@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -174,10 +175,11 @@ CASES = {
     ),
 }
 
+LR = 0.05
 LOCALS = {
-    "steps": LocalTraining(steps=3, lr=0.05, batch_size=4),
-    "epochs-with-momentum": LocalTraining(epochs=1, lr=0.05, batch_size=4, momentum=0.9),
-    "full-batches": LocalTraining(steps=2, lr=0.05),
+    "steps": LocalTraining(steps=2, lr=LR, batch_size=4),
+    "epochs-with-momentum": LocalTraining(epochs=1, lr=LR, batch_size=4, momentum=0.9),
+    "full-batches": LocalTraining(steps=2, lr=LR),
 }
 
 TRAINERS = {
@@ -196,16 +198,25 @@ def prepare(case):
     return problem.prepare(seed=2, device=CPU, dtype=torch.float64)
 
 
-def plain_training(case, task, local, plan, lr):
-    """Return the state of every client's network after its local steps, by PyTorch alone."""
-    networks = []
+@cache
+def plain_training(case, how):
+    """Return a task, a plan of its clients, and the state of each network after its local steps.
+
+    The steps are taken by PyTorch alone, once for all trainers.
+    """
+    task, local = prepare(case), LOCALS[how]
+    clients = np.arange(task.population.clients)
+    if case == "batch-norm":  # PyTorch refuses to normalise a minibatch of one sample
+        clients = np.flatnonzero(task.population.samples % 4 != 1)
+    plan = MinibatchPlanner(task.population, local, seed=4).plan(clients)
+    states = []
     for s, client in enumerate(plan.clients):
         held = task.shards.locate(
             np.array([client]), np.arange(task.population.samples[client])[None]
         )[0]
         network = task.module(task.start).train()
         trainable = [p for p in network.parameters() if p.requires_grad]
-        optimizer = torch.optim.SGD(trainable, lr=lr, momentum=local.momentum)
+        optimizer = torch.optim.SGD(trainable, lr=LR, momentum=local.momentum)
         for k in range(plan.steps[s]):
             step = min(k, len(plan.positions) - 1)
             positions = plan.positions[step, s]
@@ -214,23 +225,20 @@ def plain_training(case, task, local, plan, lr):
             optimizer.zero_grad()
             CASES[case].loss(network, held[positions].tolist()).backward()
             optimizer.step()
-        networks.append(network)
-    return networks
+        states.append(network.state_dict())
+    return task, plan, states
 
 
 def check(name, case, how):
-    task, local = prepare(case), LOCALS[how]
-    clients = np.arange(task.population.clients)
-    if case == "batch-norm":  # PyTorch refuses to normalise a minibatch of one sample
-        clients = np.flatnonzero(task.population.samples % 4 != 1)
-    plan = MinibatchPlanner(task.population, local, seed=4).plan(clients)
+    task, plan, states = plain_training(case, how)
     start = task.start_buffers
-    buffers = None if start is None else start.expand(len(clients), -1)
-    trained = TRAINERS[name](task, local).train(Instructions(task.start), plan, 0.05, buffers)
-    for s, network in enumerate(plain_training(case, task, local, plan, 0.05)):
+    buffers = None if start is None else start.expand(len(plan.clients), -1)
+    trainer = TRAINERS[name](task, LOCALS[how])
+    trained = trainer.train(Instructions(task.start), plan, LR, buffers)
+    for s, state in enumerate(states):
         own = None if trained.buffers is None else trained.buffers[s]
         found = task.module(task.start + trained.deltas[s], own).state_dict()
-        for key, value in network.state_dict().items():
+        for key, value in state.items():
             torch.testing.assert_close(found[key], value, rtol=1e-9, atol=1e-9)
 
 

@@ -39,7 +39,7 @@ LARGE = set(MODELS) - {"logistic", "mlp", "cnn-003-cifar10"}
 
 OPTIONS = {
     "plain": {},
-    "momentum": {"momentum": 0.9},
+    "momentum": {"momentum": 0.9, "steps": 3},
     "weight decay": {"weight_decay": 0.3},
     "everything": {"momentum": 0.5, "weight_decay": 0.1, "projection": Ball(radius=2.0)},
     "box": {"projection": Box(low=-0.3, high=0.2)},
@@ -52,7 +52,7 @@ OPTIONS = {
 
 
 def local_training(**options):
-    return LocalTraining(**({"steps": 3, "lr": 0.05, "batch_size": 8} | options))
+    return LocalTraining(**({"steps": 2, "lr": 0.05, "batch_size": 8} | options))
 
 
 def nearby(task, seed=5):
@@ -144,7 +144,7 @@ def test_the_reference_is_the_definition(gradients_at_start, mu, correction, mom
 )
 def test_every_model(name, model, image_task):
     task = image_task(model)
-    local = local_training(steps=2, momentum=0.5, weight_decay=0.01)
+    local = local_training(momentum=0.5, weight_decay=0.01)
     assert_equal_updates(name, task, local, [2, 5], correction=True, mu=0.5, rounds=1)
 
 
@@ -171,9 +171,10 @@ def test_a_network_that_needs_the_plain_order_of_images(name, image_task, monkey
 def test_dropout_without_minibatches_and_augmentation(name, image_task):
     model = {"type": "cnn", "channels": [4], "hidden": [6], "dropout": 0.5}
     task = image_task(model, augment=["pad-crop", "flip"])
-    assert_equal_updates(name, task, local_training(steps=2), [1, 2], rounds=1)
+    steps = 1 if name == "threaded-compiled" else 2  # compiling takes long
+    assert_equal_updates(name, task, local_training(steps=steps), [1, 2], rounds=1)
     if name in CAPTURED:
-        full = local_training(steps=2, batch_size=None)
+        full = local_training(batch_size=None)
         assert_equal_updates(name, task, full, [1, 2], rounds=1)
 
 
@@ -181,7 +182,7 @@ def test_dropout_without_minibatches_and_augmentation(name, image_task):
 def test_changes_of_colours(name, image_task):
     names = ["sharpen", "jitter", "posterize", "equalize", "pad-crop"]
     task = image_task({"type": "cnn", "channels": [4], "hidden": [6]}, augment=names)
-    assert_equal_updates(name, task, local_training(steps=2), [1, 2], rounds=1)
+    assert_equal_updates(name, task, local_training(), [1, 2], rounds=1)
 
 
 @pytest.mark.parametrize("name", CAPTURED)
@@ -323,7 +324,7 @@ def test_a_varying_cohort_compiles_no_more_than_there_are_chunk_sizes(monkeypatc
 
     def counted(graph, *rest):
         compiled.append(graph)
-        return compile(graph, *rest)
+        return compile(graph, *rest) if len(compiled) == 1 else graph  # one shows how it goes
 
     monkeypatch.setattr("torch._inductor.compile", counted)
     trainer, planner = (

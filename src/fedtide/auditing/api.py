@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import polars as pl
@@ -15,17 +15,34 @@ from fedtide.auditing.log.participation_log import Floats, ParticipationLog
 from fedtide.auditing.log.reader import LogSource, OnProgress, read_participation_log
 from fedtide.auditing.output.json_document import build_document
 from fedtide.auditing.recommend.cutoff import Cutoffs, choose_cutoff
-from fedtide.auditing.recommend.ranking import Advice, Findings, list_limits, rank_methods
+from fedtide.auditing.recommend.limits import list_limits
+from fedtide.auditing.recommend.ranking import (
+    Advice,
+    Findings,
+    WantedSource,
+    rank_methods,
+)
+from fedtide.auditing.recommend.replay_problem import make_problem
 from fedtide.auditing.recommend.step_sizes import Training, recommend_learning_rates
+from fedtide.auditing.statistics.churn import Churn, find_churn
 from fedtide.auditing.statistics.coverage import Coverage, measure_coverage
+from fedtide.auditing.statistics.forgetting import Forgetting, measure_forgetting
 from fedtide.auditing.statistics.group_influence import GroupInfluence, measure_group_influence
 from fedtide.auditing.statistics.influence import ObjectiveComparison, compare_objectives
 from fedtide.auditing.statistics.pattern import Pattern, find_pattern
 from fedtide.auditing.statistics.rate_estimates import RateEstimates, estimate_rates
+from fedtide.auditing.statistics.recent_influence import measure_recent_influence
+from fedtide.auditing.statistics.stages import (
+    Availability,
+    Selection,
+    measure_availability,
+    measure_selection,
+)
+from fedtide.auditing.statistics.unseen import UnseenClients, estimate_unseen
 from fedtide.auditing.statistics.variance import VarianceModel
 from fedtide.auditing.statistics.windows import Regularity, measure_regularity
 from fedtide.errors import InvalidInputError
-from fedtide.validation import require_at_least, require_positive
+from fedtide.validation import require_at_least, require_choice, require_positive
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,31 +54,56 @@ class Audit:
         coverage: clients seen, absences, cohort sizes.
         rates: participation rates with confidence intervals.
         objectives: the objective of averaging over the cohort, and of other ways of averaging.
+        availability: the bias of availability alone, if the log says who was available.
+        selection: what selection and dropout add to it, if the log has stages.
+        churn: clients that left for good or joined late: by availability, if the log says who was
+            available, otherwise by participation.
+        unseen: how many clients the log has not seen; None if all clients are known.
         groups: the influence of groups, one entry per grouping of the roster.
         pattern: how clients come and go, with the tests behind it.
+        forgetting: how far the objective in force swings.
         regularity: the regularity of windows of P rounds.
         cutoffs: the error of FedAU's weights for each cutoff.
         learning_rates: by method, if `training` was given.
         advice: the methods, best first.
-        limits: what no method can correct, in sentences.
-        simulated: whether the methods were replayed.
+        limits: what no weights can correct, in sentences.
+        simulated: whether the methods were replayed at length.
+        wanted_source: where the wanted weights come from: "equal", the "roster" or "samples".
     """
 
     log: ParticipationLog
     coverage: Coverage
     rates: RateEstimates
     objectives: ObjectiveComparison
+    availability: Availability | None
+    selection: Selection | None
+    churn: Churn
+    unseen: UnseenClients | None
     groups: list[GroupInfluence]
     pattern: Pattern
+    forgetting: Forgetting
     regularity: Regularity
     cutoffs: Cutoffs
     learning_rates: dict[str, dict[str, float]]
     advice: list[Advice]
     limits: list[str]
     simulated: bool
+    wanted_source: WantedSource = "equal"
 
     def clients(self) -> pl.DataFrame:
-        """Return one row per client: its rate, influence, longest absence and pattern."""
+        """Return one row per client: its rate, influence, absences, pattern and state.
+
+        With the stages of the log, also the rounds in which it was available and reported.
+        """
+        first, last = (
+            pl.Series(rounds + self.log.first_round).set(pl.Series(rounds < 0), None)
+            for rounds in (self.churn.first, self.churn.last)
+        )
+        stages = {}
+        if self.availability is not None:
+            stages["available"] = self.availability.counts
+        if self.selection is not None and self.selection.reports is not None:
+            stages["reported"] = self.selection.reports
         return pl.DataFrame(
             {
                 "client": self.log.names,
@@ -75,6 +117,10 @@ class Audit:
                 "times_its_share": self.objectives.ratios,
                 "longest_absence": self.coverage.absences,
                 "pattern": self.pattern.clients,
+                "first_round": first,
+                "last_round": last,
+                "state": self.churn.states,
+                **stages,
             }
         )
 
@@ -95,6 +141,7 @@ def audit(
     training: Training | None = None,
     dimension: int = 1_000_000,
     tolerance: float = 0.1,
+    wanted: Literal["equal"] | None = None,
     simulate: bool = False,
     seed: int = 0,
     watch: OnProgress = lambda task, share: None,
@@ -120,7 +167,10 @@ def audit(
         training: L, σ, δ and others, for the learning rates of the theorems.
         dimension: the number of model parameters d, for the cost of the methods.
         tolerance: the accepted irregularity of a window of the amplification period.
-        simulate: whether to replay each method along the log on quadratics.
+        wanted: "equal" for equal weights of all clients; None: the weights of the roster if it has
+            any, else proportional to the samples that the log declares, else equal.
+        simulate: whether to replay ten times as many rounds and clients of a large log on
+            quadratics as usual, for the advice.
         seed: of the replay.
         watch: called with the current step and the completed share of it.
 
@@ -151,8 +201,15 @@ def audit(
     rates = estimate_rates(entries, pattern)
     cutoffs = choose_cutoff(entries, pattern.family == "independent")
     variances = VarianceModel(entries, pattern, rates)
-    wanted = _wanted_weights(table, entries.size)
-    objectives = compare_objectives(entries, variances, rates, wanted, cutoffs.best)
+    weights, source = _wanted_weights(table, entries, wanted)
+    objectives = compare_objectives(entries, variances, rates, weights, cutoffs.best)
+    recent = measure_recent_influence(entries, pattern, weights)
+    objectives = replace(objectives, recent=recent)
+    forgetting = measure_forgetting(entries, pattern.period, seed)
+    watch("stages and churn", 0.0)
+    availability = measure_availability(entries, weights)
+    selection = measure_selection(entries, weights)
+    churn, unseen = _describe_people(entries, pattern, rates, availability)
     groupings = table.groups.items() if table else ()
     influence = [
         measure_group_influence(
@@ -162,17 +219,25 @@ def audit(
     ]
     watch("windows", 0.0)
     regularity = measure_regularity(
-        entries, wanted, objectives.plain.weights, tolerance, pattern.period
+        entries, weights, objectives.plain.weights, tolerance, pattern.period
     )
     findings = Findings(
-        entries, coverage, rates, objectives, pattern, regularity, cutoffs.best, dimension
+        entries,
+        coverage,
+        rates,
+        objectives,
+        pattern,
+        regularity,
+        forgetting,
+        cutoffs.best,
+        dimension,
+        source,
     )
-    advice = rank_methods(findings)
-    if simulate:
-        from fedtide.auditing.recommend.log_replay import replay  # imports PyTorch
-
-        watch("replaying", 0.0)
-        advice = replay(entries, advice, wanted, objectives.chance, seed)
+    watch("replaying", 0.0)
+    problem = make_problem(
+        entries, rates, objectives, forgetting, [cutoffs.best], seed, long=simulate
+    )
+    advice = rank_methods(findings, problem)
     learning_rates = {}
     if training is not None:
         learning_rates = recommend_learning_rates(entries, rates, training, regularity.period)
@@ -181,14 +246,20 @@ def audit(
         coverage=coverage,
         rates=rates,
         objectives=objectives,
+        availability=availability,
+        selection=selection,
+        churn=churn,
+        unseen=unseen,
         groups=influence,
         pattern=pattern,
+        forgetting=forgetting,
         regularity=regularity,
         cutoffs=cutoffs,
         learning_rates=learning_rates,
         advice=advice,
-        limits=list_limits(findings),
+        limits=list_limits(findings, selection, availability, churn, unseen),
         simulated=simulate,
+        wanted_source=source,
     )
 
 
@@ -208,7 +279,34 @@ def _read_roster(
     return ClientTable.from_file(roster, groups)
 
 
-def _wanted_weights(table: ClientTable | None, clients: int) -> Floats:
-    if table is not None and table.wanted is not None:
-        return table.wanted
-    return np.full(clients, 1 / clients)
+def _describe_people(
+    log: ParticipationLog,
+    pattern: Pattern,
+    rates: RateEstimates,
+    availability: Availability | None,
+) -> tuple[Churn, UnseenClients | None]:
+    """Return who left or joined, and how many clients the log has not seen.
+
+    Both are judged by availability where it is known: it shows more of a client than its use.
+    """
+    if log.available is not None and availability is not None:
+        complete, log = log.complete, log.available
+        pattern, rates = availability.pattern, availability.rates
+    else:
+        complete = log.complete
+    time = 1.0 if pattern.correlation is None else pattern.correlation.integrated_time
+    return find_churn(log, rates), None if complete else estimate_unseen(log, time)
+
+
+def _wanted_weights(
+    table: ClientTable | None, log: ParticipationLog, wanted: Literal["equal"] | None
+) -> tuple[Floats, WantedSource]:
+    """Return a_n and where they come from; clients without declared samples get the mean count."""
+    if wanted is not None:
+        require_choice("wanted", wanted, Literal["equal"])
+    elif table is not None and table.wanted is not None:
+        return table.wanted, "roster"
+    elif log.samples is not None and (total := float(np.nansum(log.samples))) > 0:
+        samples = np.nan_to_num(log.samples, nan=total / np.isfinite(log.samples).sum())
+        return samples / samples.sum(), "samples"
+    return np.full(log.size, 1 / log.size), "equal"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Literal, cast
 
 import typer
 from rich.console import Console
@@ -13,6 +13,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from fedtide.atomic_io import write_text
 from fedtide.auditing.api import audit
 from fedtide.auditing.output.terminal import show
+from fedtide.auditing.output.text import format_experiment
 from fedtide.auditing.recommend.step_sizes import Training
 from fedtide.errors import InvalidInputError
 from fedtide.validation import PAGE_SUFFIXES, require_suffix
@@ -64,9 +65,24 @@ def audit_command(
         Path | None, typer.Option("--json", help="Write all results to this JSON file.")
     ] = None,
     html: Annotated[Path | None, typer.Option(help="Write the page to this file.")] = None,
+    experiment: Annotated[
+        Path | None,
+        typer.Option(help="Write the first method as lines of an experiment file (.yaml)."),
+    ] = None,
+    strategy: Annotated[
+        Path | None, typer.Option(help="Write the first method as a Flower strategy (.py).")
+    ] = None,
+    wanted: Annotated[
+        str | None,
+        typer.Option(
+            metavar="equal",
+            help="Wanted weights. Default: the roster's, else in proportion to the clients' "
+            "samples if the log has them, else equal.",
+        ),
+    ] = None,
     simulate: Annotated[
         bool,
-        typer.Option("--simulate", help="Check the ranking: replay each method on quadratics."),
+        typer.Option("--simulate", help="Replay more of a large log for the advice."),
     ] = False,
     dimension: Annotated[
         int, typer.Option(help="Number of model parameters, for the cost of the methods.")
@@ -104,6 +120,10 @@ def audit_command(
     """
     if html is not None:
         require_suffix("html", html, PAGE_SUFFIXES)
+    if experiment is not None:
+        require_suffix("experiment", experiment, [".yaml", ".yml"])
+    if strategy is not None:
+        require_suffix("strategy", strategy, [".py"])
     training = None
     if smoothness is not None:
         training = Training(smoothness, noise, divergence, steps=steps)
@@ -118,6 +138,7 @@ def audit_command(
             round_seconds=round_seconds,
             round_step=round_step,
             training=training,
+            wanted=cast("Literal['equal'] | None", wanted),
             dimension=dimension,
             tolerance=tolerance,
             simulate=simulate,
@@ -125,13 +146,20 @@ def audit_command(
             watch=lambda name, share: progress.update(task, description=name, completed=share),
         )
     if json_file is not None:
-        text = json.dumps(_to_json(result.to_dict()), indent=1, ensure_ascii=False) + "\n"
-        write_text(json_file, text, field="json", hint="choose another path")
+        _write(json_file, "json", json.dumps(result.to_dict(), indent=1, ensure_ascii=False))
+    if experiment is not None:
+        _write(experiment, "experiment", format_experiment(result.advice[0]))
+    if strategy is not None:
+        _write(strategy, "strategy", result.advice[0].strategy.rstrip())
     if html is not None:
         from fedtide.auditing.output.html_page import write_page  # imports Matplotlib
 
         write_page(result, html)
     show(result, Console())
+
+
+def _write(path: Path, field: str, text: str) -> None:
+    write_text(path, text + "\n", field=field, hint="choose another path")
 
 
 def _new_progress() -> Progress:
@@ -151,14 +179,3 @@ def _parse_columns(pairs: list[str]) -> dict[str, str]:
             )
         mapping[name] = column
     return mapping
-
-
-def _to_json(value: Any) -> Any:
-    """Return nested data with plain floats, and None for infinite or NaN ones."""
-    if isinstance(value, dict):
-        return {key: _to_json(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [_to_json(inner) for inner in value]
-    if isinstance(value, float):
-        return float(value) if abs(value) < float("inf") else None
-    return value

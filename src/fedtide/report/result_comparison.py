@@ -72,12 +72,12 @@ def compare(*runs: Comparable, **labelled: Comparable) -> Comparison:
     ...         algorithm=algorithm,
     ...         local=ft.LocalTraining(steps=1, lr=0.5),
     ...         rounds=40,
-    ...         seeds=[1, 2, 3],
+    ...         seeds=[1, 2],
     ...     )
     ...     for algorithm in (ft.algorithms.FedAvg(), ft.algorithms.FedAU())
     ... ]
     >>> ft.compare(*results).frame.select("method", "seeds").rows()
-    [('fedavg', 3), ('fedau', 3)]
+    [('fedavg', 2), ('fedau', 2)]
     """
     found = [run for one in runs for run in _load(one)]
     found += [

@@ -6,7 +6,6 @@ METHODS = {
     "fedavg": A.FedAvg(),
     "fedau": A.FedAU(cutoff=2),
     "mifa": A.MIFA(),
-    "scaffold": A.Scaffold(),
     "amplified": A.Amplified(period=2, factor=1.5, inner=A.FedAvg()),
     "amplified-scaffold": A.AmplifiedScaffold(period=2, factor=1.3),
 }

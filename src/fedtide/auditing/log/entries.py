@@ -111,9 +111,9 @@ class Entries:
         declared = _average_by_client(rows.clients, rows.samples, len(names))
         if self._nanoseconds is not None:
             rows = self._merge_repeated(rows, len(names), declared)
-        available = selected = None
+        available = selected = reported = None
         if rows.stages is not None and (rows.stages < _USED).any():
-            available, selected = _index_stages(names, rows, rows.stages, span)
+            available, selected, reported = _index_stages(names, rows, rows.stages, span)
             rows = rows.where(rows.stages == _USED)
         weights, counts = self._find_weights(rows)
         if declared is None and counts is not None:
@@ -124,6 +124,8 @@ class Entries:
             samples=declared,
             available=available,
             selected=selected,
+            reported=reported,
+            complete=roster is not None or clients is not None,
             notes=tuple(self.notes),
         )
 
@@ -253,8 +255,8 @@ class _Rows:
 
 def _index_stages(
     names: pl.Series, rows: _Rows, levels: NDArray[np.uint8], span: tuple[int, int]
-) -> tuple[ParticipationLog | None, ParticipationLog | None]:
-    """Return who was available, and who was selected, as far as the log distinguishes them.
+) -> tuple[ParticipationLog | None, ParticipationLog | None, ParticipationLog | None]:
+    """Return who was available, selected and reported, as far as the log distinguishes them.
 
     A client may have several rows in a round, one for each stage; the last one counts.
 
@@ -281,7 +283,8 @@ def _index_stages(
 
     available = index(STAGES.index("available")) if counts[0] else None
     selected = index(STAGES.index("selected")) if counts[1:_USED].any() else None
-    return available, selected
+    reported = index(STAGES.index("reported")) if counts[STAGES.index("reported")] else None
+    return available, selected, reported
 
 
 def _sort_keys(rows: _Rows, clients: int, first: int = 0) -> NDArray[np.int64]:

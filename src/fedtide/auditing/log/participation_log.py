@@ -48,6 +48,9 @@ class ParticipationLog:
         selected: likewise for "client n was asked to train"; None unless the log has rows of the
             stage "selected" or "reported", without which it does not distinguish the clients that
             were selected from those that were used.
+        reported: likewise for "client n sent an update"; None unless the log has rows of the stage
+            "reported".
+        complete: whether `names` are all clients of the federation, and not only those of the log.
         notes: facts about how the log was read, one sentence each.
     """
 
@@ -61,6 +64,8 @@ class ParticipationLog:
     samples: Floats | None = None
     available: ParticipationLog | None = None
     selected: ParticipationLog | None = None
+    reported: ParticipationLog | None = None
+    complete: bool = True
     notes: tuple[str, ...] = ()
 
     @classmethod

@@ -34,11 +34,16 @@ _MAX_BARS = 40
 
 
 def draw_figures(audit: Audit) -> dict[str, str]:
-    """Return the SVG of each figure by name; "pattern" is empty without an autocorrelation."""
+    """Return the SVG of each figure by name.
+
+    "pattern" is empty without an autocorrelation, "stages" if the log has no stage but "used".
+    """
     return {
         "raster": draw_participation(audit),
         "rates": draw_rates(audit),
         "influence": draw_group_influence(audit) if audit.groups else draw_influence(audit),
+        "history": draw_history(audit),
+        "stages": draw_stages(audit),
         "pattern": draw_autocorrelation(audit),
         "windows": draw_windows(audit),
     }
@@ -111,6 +116,52 @@ def draw_group_influence(audit: Audit) -> str:
     axes.axvline(1, color=_INK, linewidth=1)
     axes.set_xlabel("times its share")
     return figure_svg(figure, "Influence of each group relative to its share", "influence")
+
+
+def draw_history(audit: Audit) -> str:
+    """Draw the L1 skew of windows over time, and what chance alone would give."""
+    recent = audit.objectives.recent
+    assert recent is not None
+    ends = audit.log.first_round + recent.ends - 1
+    figure, axes = _new_figure(height=2.2)
+    axes.plot(ends, recent.skews, "o-", color=_BLUE, markersize=3, linewidth=1.4, label="windows")
+    axes.plot(ends, recent.chance, color=GREY, linewidth=1, linestyle="--", label="by chance")
+    whole = audit.objectives.in_force.l1_skew
+    axes.axhline(whole, color=_ORANGE, linewidth=1, linestyle=":", label="whole log")
+    axes.set_xlabel("last round of the window")
+    axes.set_ylabel("L1 skew")
+    axes.set_ylim(bottom=0)
+    _use_whole_numbers(axes.xaxis)
+    place_legend(axes)
+    return figure_svg(figure, "L1 skew of windows over time", "history")
+
+
+def draw_stages(audit: Audit) -> str:
+    """Draw the L1 skew after each stage with its interval, and that of other selections."""
+    selection, availability = audit.selection, audit.availability
+    if selection is None:
+        return ""
+    stages = [
+        ("available", None if availability is None else availability.objective),
+        ("selected", selection.objective),
+        ("used", audit.objectives.plain),
+    ]
+    known = [(name, objective) for name, objective in stages if objective is not None]
+    labels = [f"the {name} clients" for name, _ in known]
+    labels += [f"selected {name}" for name in selection.alternatives]
+    places = np.arange(len(labels))[::-1]
+    figure, axes = _new_figure(height=0.3 * len(labels) + 0.8)
+    for place, (_, objective) in zip(places, known, strict=False):
+        low, high = objective.interval
+        axes.plot([low, high], [place, place], color=_BLUE, linewidth=2)
+        skew = objective.l1_skew if np.isnan(low) else objective.skew.corrected
+        axes.plot(skew, place, "o", color=_BLUE, markersize=5)
+    reached = list(selection.alternatives.values())
+    axes.plot(reached, places[len(known) :], "o", color=_ORANGE, markersize=5, fillstyle="none")
+    axes.set_yticks(places, labels)
+    axes.set_xlim(left=0)
+    axes.set_xlabel("L1 skew")
+    return figure_svg(figure, "L1 skew after each stage, and in reach of selection", "stages")
 
 
 def draw_autocorrelation(audit: Audit) -> str:

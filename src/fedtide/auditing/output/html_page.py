@@ -39,6 +39,8 @@ def render_page(audit: Audit) -> str:
         tiles=_list_tiles(audit),
         never=[str(audit.log.names[int(n)]) for n in audit.coverage.never[:_ROWS]],
         figures=audit_figures.draw_figures(audit),
+        churn=_list_churn(audit),
+        churn_total=len(np.union1d(audit.churn.gone, audit.churn.late)),
         over=_rank_clients(audit, over=True),
         under=_rank_clients(audit, over=False),
         objectives=[o for o in (objectives.plain, objectives.given) if o] + objectives.others,
@@ -46,14 +48,23 @@ def render_page(audit: Audit) -> str:
 
 
 def _list_tiles(audit: Audit) -> list[tuple[str, str]]:
-    plain = audit.objectives.plain
+    whole, now = audit.objectives.in_force, audit.objectives.now
     return [
-        (f"{plain.l1_skew:.2f}", "L1 skew (0 fair, at most 2)"),
-        (f"{plain.total_variation:.0%}", "of the influence misplaced"),
-        (f"{len(audit.coverage.never):,}", f"of {audit.log.size:,} clients never took part"),
-        (audit.pattern.family, f"pattern, {text.format_confidence(audit.pattern.confidence)}"),
+        (f"{whole.l1_skew:.2f}", "L1 skew (0 fair, at most 2)"),
+        (f"{whole.total_variation:.0%}", "of the influence misplaced, whole log"),
+        (f"{now.total_variation:.0%}", "misplaced in the last rounds"),
+        _tile_of_clients(audit),
+        (audit.pattern.family, "pattern"),
         (text.format_method_name(audit.advice[0]), "recommended"),
     ]
+
+
+def _tile_of_clients(audit: Audit) -> tuple[str, str]:
+    if audit.unseen is None:
+        return f"{len(audit.coverage.never):,}", f"of {audit.log.size:,} clients never took part"
+    low, high = audit.unseen.interval
+    most = "?" if np.isinf(high) else f"{high:,.0f}"
+    return f"{low:,.0f}–{most}", "clients never seen (95%)"
 
 
 def _rank_clients(audit: Audit, over: bool) -> list[dict[str, Any]]:
@@ -65,10 +76,30 @@ def _rank_clients(audit: Audit, over: bool) -> list[dict[str, Any]]:
         {
             "name": str(audit.log.names[int(n)]),
             "ratio": ratios[n],
-            "low": audit.objectives.low[n] / wanted[n],
-            "high": audit.objectives.high[n] / wanted[n],
+            "interval": text.format_range(
+                audit.objectives.low[n] / wanted[n], audit.objectives.high[n] / wanted[n]
+            ),
             "rate": audit.rates.estimate[n],
             "pattern": audit.pattern.clients[n],
         }
         for n in chosen[np.argsort(keys, kind="stable")][:_ROWS]
+    ]
+
+
+def _list_churn(audit: Audit) -> list[dict[str, Any]]:
+    """Return the clients that left or joined, those with the smallest p-values first."""
+    churn, states = audit.churn, audit.churn.states
+    p_values = np.minimum(churn.gone_p_values, churn.late_p_values)
+    chosen = np.union1d(churn.gone, churn.late)
+    return [
+        {
+            "name": str(audit.log.names[int(n)]),
+            "state": states[n],
+            "first": int(churn.first[n]) + audit.log.first_round,
+            "last": int(churn.last[n]) + audit.log.first_round,
+            "rate": churn.rates[n],
+            "interval": text.format_range(churn.low[n], churn.high[n], ".1%"),
+            "p_value": p_values[n],
+        }
+        for n in chosen[np.argsort(p_values[chosen], kind="stable")][:_ROWS]
     ]

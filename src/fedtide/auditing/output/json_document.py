@@ -2,20 +2,34 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fedtide.auditing.log.participation_log import Floats, Ints
 from fedtide.auditing.recommend.ranking import Advice
+from fedtide.auditing.statistics.forgetting import Forgetting
 from fedtide.auditing.statistics.group_influence import GroupInfluence
 from fedtide.auditing.statistics.influence import EffectiveObjective
+from fedtide.auditing.statistics.pattern import Evidence
+from fedtide.auditing.statistics.stages import StageShift
+from fedtide.auditing.statistics.unseen import UnseenClients
 
 if TYPE_CHECKING:
     from fedtide.auditing.api import Audit
 
 
 def build_document(audit: Audit) -> dict[str, Any]:
-    """Return the audit as nested dicts, lists, numbers and strings."""
+    """Return the audit as nested dicts, lists, numbers and strings.
+
+    Numbers that do not exist, such as the ends of an interval that cannot be had, are None.
+    """
+    document: dict[str, Any] = _replace_nonfinite(_build(audit))
+    return document
+
+
+def _build(audit: Audit) -> dict[str, Any]:
     names = [str(name) for name in audit.log.names.to_list()]
     never = [names[n] for n in audit.coverage.never]
     return {
@@ -24,11 +38,16 @@ def build_document(audit: Audit) -> dict[str, Any]:
         "first_round": audit.log.first_round,
         "never_seen": len(never),
         "never_seen_clients": never,
+        "unseen": _build_unseen(audit.unseen),
         "coverage": _build_coverage(audit),
+        "churn": _build_churn(audit, names),
         "rates": _build_rates(audit, names),
         "rate_variation": audit.rates.variation,
         "clients_of_half_of_updates": audit.rates.clients_for_half,
         "objective": _build_objective(audit, names),
+        "forgetting": _build_forgetting(audit.forgetting),
+        "availability": _build_availability(audit, names),
+        "selection": _build_selection(audit, names),
         "groups": {group.grouping: _build_group(group) for group in audit.groups},
         "pattern": _build_pattern(audit, names),
         "regularity": [
@@ -43,6 +62,7 @@ def build_document(audit: Audit) -> dict[str, Any]:
         },
         "advice": [_build_advice(one) for one in audit.advice],
         "limits": audit.limits,
+        "notes": list(audit.log.notes),
     }
 
 
@@ -56,6 +76,83 @@ def _build_coverage(audit: Audit) -> dict[str, Any]:
     }
 
 
+def _build_unseen(unseen: UnseenClients | None) -> dict[str, Any] | None:
+    if unseen is None:
+        return None
+    return {
+        "estimate": unseen.estimate,
+        "interval": list(unseen.interval),
+        "seen_once": unseen.once,
+        "seen_twice": unseen.twice,
+        "coverage": unseen.coverage,
+        "coverage_interval": list(unseen.coverage_interval),
+        "rounds_of_a_visit": unseen.link,
+    }
+
+
+def _build_churn(audit: Audit, names: list[str]) -> dict[str, Any]:
+    churn, start = audit.churn, audit.log.first_round
+
+    def describe(clients: Ints, p_values: Floats) -> dict[str, Any]:
+        return {
+            names[n]: {
+                "first_round": int(churn.first[n]) + start,
+                "last_round": int(churn.last[n]) + start,
+                "rate": [float(churn.low[n]), float(churn.rates[n]), float(churn.high[n])],
+                "p_value": float(p_values[n]),
+            }
+            for n in clients
+        }
+
+    return {
+        "tested": churn.tested,
+        "gone": describe(churn.gone, churn.gone_p_values),
+        "late": describe(churn.late, churn.late_p_values),
+    }
+
+
+def _build_availability(audit: Audit, names: list[str]) -> dict[str, Any] | None:
+    availability = audit.availability
+    if availability is None:
+        return None
+    return {
+        **_build_skew(availability.objective),
+        "weights": dict(zip(names, availability.objective.weights.tolist(), strict=True)),
+        "rounds": dict(zip(names, availability.counts.tolist(), strict=True)),
+        "never_available": [names[n] for n in availability.never],
+    }
+
+
+def _build_selection(audit: Audit, names: list[str]) -> dict[str, Any] | None:
+    selection = audit.selection
+    if selection is None:
+        return None
+    refused = {
+        names[n]: None if selection.reports is None else int(selection.reports[n])
+        for n in selection.refused
+    }
+    return {
+        "selected": selection.objective and _build_skew(selection.objective),
+        "selecting": _build_shift(selection.selecting),
+        "dropping": _build_shift(selection.dropping),
+        "left_out": [names[n] for n in selection.left_out],
+        "lost": [names[n] for n in selection.lost],
+        "refused": refused,
+        "other_selections": selection.alternatives,
+    }
+
+
+def _build_shift(shift: StageShift | None) -> dict[str, Any] | None:
+    if shift is None:
+        return None
+    return {
+        "distance": shift.distance.observed,
+        "distance_without_chance": shift.distance.corrected,
+        "distance_interval": list(shift.distance.interval),
+        "p_value_of_uniform_drawing": shift.p_value,
+    }
+
+
 def _build_rates(audit: Audit, names: list[str]) -> dict[str, list[float]]:
     table = np.stack([audit.rates.low, audit.rates.estimate, audit.rates.high], axis=1)
     return dict(zip(names, table.tolist(), strict=True))
@@ -66,14 +163,42 @@ def _build_objective(audit: Audit, names: list[str]) -> dict[str, Any]:
     plain, given = objectives.plain, objectives.given
     return {
         "weights": dict(zip(names, plain.weights.tolist(), strict=True)),
+        "wanted_from": audit.wanted_source,
         "total_variation": plain.total_variation,
         **_build_skew(plain),
+        "now": _build_now(audit, names),
         "others": {other.method: _build_skew(other) for other in objectives.others},
         "given": given
         and {
             "weights": dict(zip(names, given.weights.tolist(), strict=True)),
             **_build_skew(given),
         },
+    }
+
+
+def _build_now(audit: Audit, names: list[str]) -> dict[str, Any]:
+    recent = audit.objectives.recent
+    assert recent is not None
+    ends = (recent.ends + audit.log.first_round).tolist()
+    series = zip(ends, recent.skews.tolist(), recent.chance.tolist(), strict=True)
+    return {
+        "rounds": recent.window,
+        "weights": dict(zip(names, recent.objective.weights.tolist(), strict=True)),
+        **_build_skew(recent.objective),
+        "series": [{"end": t, "l1_skew": skew, "by_chance": c} for t, skew, c in series],
+    }
+
+
+def _build_forgetting(forgetting: Forgetting) -> dict[str, Any]:
+    columns = (forgetting.windows, forgetting.low, forgetting.estimates, forgetting.high)
+    rows = zip(*(column.tolist() for column in columns), strict=True)
+    return {
+        "estimate": forgetting.estimate,
+        "interval": list(forgetting.interval),
+        "window": forgetting.window,
+        "ends": forgetting.ends,
+        "p_value": forgetting.p_value,
+        "windows": [{"rounds": w, "estimate": e, "interval": [a, b]} for w, a, e, b in rows],
     }
 
 
@@ -102,22 +227,32 @@ def _build_group(group: GroupInfluence) -> dict[str, Any]:
 
 
 def _build_pattern(audit: Audit, names: list[str]) -> dict[str, Any]:
-    pattern, evidence = audit.pattern, audit.pattern.evidence
+    pattern = audit.pattern
     return {
         "family": pattern.family,
-        "confidence": pattern.confidence,
+        "reason": pattern.reason,
         "period": pattern.period,
         "parameters": pattern.parameters,
         "mixing_time": pattern.mixing_time,
-        "evidence": [{"test": e.test, "found": e.result, "p_value": e.p_value} for e in evidence],
+        "evidence": [_build_evidence(one) for one in audit.pattern.evidence],
         "clients": dict(zip(names, pattern.clients.tolist(), strict=True)),
+    }
+
+
+def _build_evidence(evidence: Evidence) -> dict[str, Any]:
+    return {
+        "test": evidence.test,
+        "found": evidence.result,
+        "p_value": evidence.p_value,
+        "estimate": evidence.estimate,
+        "interval": None if evidence.interval is None else list(evidence.interval),
     }
 
 
 def _build_advice(advice: Advice) -> dict[str, Any]:
     simulated = None
     if advice.simulated is not None:
-        simulated = {"distance": advice.simulated[0], "error": advice.simulated[1]}
+        simulated = {"loss": advice.simulated[0], "error": advice.simulated[1]}
     return {
         "algorithm": advice.algorithm,
         "parameters": advice.parameters,
@@ -127,4 +262,18 @@ def _build_advice(advice: Advice) -> dict[str, Any]:
         "message_floats": advice.message_floats,
         "remaining_l1_skew": advice.remaining,
         "simulated": simulated,
+        "equivalent_to_first": advice.equivalent,
+        "experiment": advice.experiment,
+        "strategy": advice.strategy,
     }
+
+
+def _replace_nonfinite(value: Any) -> Any:
+    """Return nested data in which None stands for numbers that are not finite."""
+    if isinstance(value, dict):
+        return {key: _replace_nonfinite(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_replace_nonfinite(inner) for inner in value]
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else None
+    return value

@@ -15,7 +15,7 @@ from fedtide.auditing.output import text
 
 def show(audit: Audit, console: Console) -> None:
     """Print a summary of at most about 40 lines."""
-    verdict = text.describe_objective(audit)
+    verdict = escape(text.to_sentences(text.describe_objective(audit)))
     console.print(Panel(verdict, title="whose model", title_align="left"))
     facts = Table.grid(padding=(0, 2))
     facts.add_column(style="bold", no_wrap=True)
@@ -23,6 +23,8 @@ def show(audit: Audit, console: Console) -> None:
     for name, value in _list_facts(audit):
         facts.add_row(name, escape(value))
     console.print(Group(facts, Text(), _list_extremes(audit), Text(), _list_advice(audit)))
+    for line in audit.log.notes:
+        console.print(f"[dim]read: {escape(line)}[/dim]")
     for line in [*audit.limits, text.compare_replays(audit)]:
         if line:
             console.print(f"[yellow]•[/yellow] {escape(line)}")
@@ -30,31 +32,41 @@ def show(audit: Audit, console: Console) -> None:
 
 def _list_facts(audit: Audit) -> list[tuple[str, str]]:
     facts = [
-        ("coverage", "; ".join(text.describe_coverage(audit))),
+        ("clients", "; ".join(text.describe_clients(audit))),
+        ("rounds", "; ".join(text.describe_rounds(audit))),
         ("rates", text.describe_rates(audit)),
+        ("weights", text.describe_plain_average(audit)),
+        ("availability", "; ".join(text.describe_availability(audit))),
+        ("selection", "; ".join(text.describe_selection(audit))),
         ("pattern", text.describe_pattern(audit)),
         ("windows", text.describe_window(audit)),
     ]
-    if audit.objectives.given:
-        facts.insert(2, ("weights", text.describe_given_weights(audit)))
+    if len(audit.churn.gone) or len(audit.churn.late):
+        facts.insert(3, ("churn", "; ".join(text.describe_churn(audit))))
     facts += [("groups", "; ".join(text.describe_groups(group))) for group in audit.groups[:2]]
     for method, numbers in audit.learning_rates.items():
         rates = ", ".join(f"{name} {value:.3g}" for name, value in numbers.items())
         facts.append((f"steps, {method}", rates))
-    return facts
+    return [(name, value) for name, value in facts if value]
 
 
-def _list_extremes(audit: Audit, most: int = 4) -> RenderableType:
+def _list_extremes(audit: Audit, most: int = 3) -> RenderableType:
     """Return the clients with the most and the least influence for their share."""
     table = Table(box=None, pad_edge=False, header_style="dim")
-    for name in ("over-represented", "times its share", "under-represented", "times its share"):
+    for name in ("most influence", "times its share", "least influence", "times its share"):
         table.add_column(name, justify="right" if name.startswith("times") else "left")
     ratios = audit.objectives.ratios
     seen = np.flatnonzero(audit.log.counts > 0)
     order = seen[np.argsort(ratios[seen], kind="stable")]
-    for high, low in list(zip(order[::-1], order, strict=True))[: min(most, len(order) // 2)]:
-        names = [escape(str(audit.log.names[int(n)])) for n in (high, low)]
-        table.add_row(names[0], f"{ratios[high]:.2f}", names[1], f"{ratios[low]:.2f}")
+    if np.ptp(ratios[seen]) < 1e-9:
+        return Text("Every client that took part has the same influence for its share.")
+    for pair in list(zip(order[::-1], order, strict=True))[: min(most, len(order) // 2)]:
+        cells = [
+            cell
+            for n in pair
+            for cell in (escape(str(audit.log.names[int(n)])), text.format_influence(audit, int(n)))
+        ]
+        table.add_row(*cells)
     return table
 
 
@@ -64,7 +76,7 @@ def _list_advice(audit: Audit, most: int = 3) -> RenderableType:
     for rank, advice in enumerate(audit.advice[:most], start=1):
         costs = [f"remaining L1 skew {advice.remaining:.2f}"]
         if advice.simulated:
-            costs.append(f"replay {advice.simulated[0]:.2f} ± {1.96 * advice.simulated[1]:.2f}")
+            costs.append(f"replay {advice.simulated[0]:.1%}")
         costs.append(f"{text.format_count(advice.memory_floats)} numbers stored")
         title = Text(text.format_method(advice), style="bold")
         title.append(f"  {' · '.join(costs)}", style="not bold dim")

@@ -2,12 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+
 import numpy as np
+import yaml
 
 from fedtide.auditing.api import Audit
 from fedtide.auditing.recommend.ranking import Advice
 from fedtide.auditing.statistics.group_influence import GroupInfluence
+from fedtide.auditing.statistics.influence import EffectiveObjective
+from fedtide.auditing.statistics.pattern import (
+    DISPERSION,
+    DRIFT,
+    NEIGHBOURS,
+    PERIOD,
+    PRESENCE,
+    SLOW_DISPERSION,
+    Pattern,
+)
 from fedtide.auditing.statistics.skew import SkewEstimate
+from fedtide.auditing.statistics.stages import StageShift
+from fedtide.auditing.statistics.unseen import UnseenClients
 
 _METHOD_NAMES = {
     "fedavg": "FedAvg",
@@ -15,50 +30,184 @@ _METHOD_NAMES = {
     "known-rates": "KnownRates",
     "amplified": "Amplified",
     "amplified-scaffold": "Amplified SCAFFOLD",
+    "scaffold": "SCAFFOLD",
     "mifa": "MIFA",
+    "fedlaavg": "FedLaAvg",
     "fedvarp": "FedVARP",
 }
+_AIMS = {
+    "equal": "if every client is to have the same weight",
+    "roster": "if clients are to have the weights of the roster",
+    "samples": "if clients are to weigh in proportion to their samples",
+}
+"""The wanted weights in words, by where they come from."""
+_SURE = 0.001
+"""The level of a test at which its result is stated as a fact."""
+_SMALL = 0.05
+"""The forgetting below which the headline does not mention it."""
+_NO_SKEW = 0.02
+"""The lower end of the interval of an L1 skew below which there may be none."""
+_SAME = 0.001
+"""The L1 distance up to which two objectives are the same."""
+_LISTED = 4
+"""The most clients that a sentence lists."""
 
 
-def describe_objective(audit: Audit) -> str:
-    """Return the skew of averaging over the cohort, in one or two sentences."""
-    plain = audit.objectives.plain
-    text = (
-        f"Averaging over each round's participants misplaces {plain.total_variation:.0%} of the "
-        f"influence: {format_skew(plain.skew)}"
-    )
-    if plain.interval[0] < 0.02:
-        return f"{text}, which chance alone can explain."
-    weights = np.sort(plain.weights)[::-1]
+def describe_objective(audit: Audit) -> list[str]:
+    """Return whose model it is, in sentences: over the whole log, now, and of clients not seen."""
+    objective = audit.objectives.in_force
+    recorded = _has_own_weights(audit)
+    averaging = "with the weights in the log" if recorded else "averaging over each round's clients"
+    misplaced = f"{objective.total_variation:.0%} of the influence"
+    verb = f"{misplaced} is misplaced" if recorded else f"misplaces {misplaced}"
+    weights = np.sort(objective.weights)[::-1]
     half = int(np.searchsorted(np.cumsum(weights), 0.5)) + 1
-    return f"{text}. {half:,} of {audit.log.size:,} clients have half of the influence."
+    sentences = [
+        f"over the whole log, {averaging}{',' if recorded else ''} {verb}, "
+        f"{_AIMS[audit.wanted_source]}: {_format_with_chance(objective)}",
+        f"half of the influence is with {half:,} of {_clients(audit.log.size)}",
+        *describe_now(audit),
+    ]
+    if audit.unseen is not None and audit.unseen.interval[0] > 0:
+        sentences.append(f"{describe_unseen(audit.unseen)}; they have no influence")
+    return sentences
 
 
-def describe_given_weights(audit: Audit) -> str:
-    """Return the skew of the weights recorded in the log; empty if it has none."""
-    given = audit.objectives.given
+def describe_now(audit: Audit) -> list[str]:
+    """Return the objective in force in the last rounds, and how far it swings; empty if short."""
+    recent, forgetting = audit.objectives.recent, audit.forgetting
+    if recent is None or len(forgetting.windows) == 0:
+        return []
+    sentences = [
+        f"now, in the last {_rounds(recent.window)}, {recent.objective.total_variation:.0%} is "
+        f"misplaced: {_format_with_chance(recent.objective)}"
+    ]
+    if forgetting.p_value < _SURE and forgetting.estimate > _SMALL:
+        low, high = forgetting.interval
+        sentences.append(
+            f"the objective in force swings: {_rounds(forgetting.window)} in a row differ from the "
+            f"whole log by {forgetting.estimate:.0%} of the influence (95%: {low:.0%} to "
+            f"{high:.0%}), so a model forgets whom it no longer trains on"
+        )
+    return sentences
+
+
+def describe_forgetting(audit: Audit) -> str:
+    """Return how far the objective in force swings."""
+    forgetting = audit.forgetting
+    if len(forgetting.windows) == 0:
+        return "the log is too short to tell how far the objective in force swings"
+    if forgetting.p_value >= _SURE:
+        first, last = forgetting.windows[0], forgetting.windows[-1]
+        return (
+            f"in windows of {first:,} to {_rounds(int(last))}, the influence differs from that in "
+            f"the whole log by at most {forgetting.high.max():.0%} beyond chance (95%)"
+        )
+    low, high = forgetting.interval
+    text = (
+        f"the influence in {_rounds(forgetting.window)} in a row differs from that in the whole "
+        f"log, chance deducted, by {forgetting.estimate:.0%} (95%: {low:.0%} to {high:.0%}; "
+        f"{format_p_value(forgetting.p_value)})"
+    )
+    if forgetting.ends is not None:
+        text += f"; it has halved in {_rounds(forgetting.ends)}"
+    return text
+
+
+def describe_history(audit: Audit) -> str:
+    """Return what the figure over time shows."""
+    recent = audit.objectives.recent
+    assert recent is not None
     return (
-        "" if given is None else f"with the weights recorded in the log: {format_skew(given.skew)}"
+        f"each point is the L1 skew of {_rounds(recent.window)} in a row; chance alone would give "
+        f"about {recent.chance[-1]:.2f}"
     )
 
 
-def describe_coverage(audit: Audit) -> list[str]:
-    """Return what the log covers."""
+def _has_own_weights(audit: Audit) -> bool:
+    """Return whether the log's weights lead to another objective than averaging."""
+    given, plain = audit.objectives.given, audit.objectives.plain
+    return given is not None and float(np.abs(given.weights - plain.weights).sum()) > _SAME
+
+
+def describe_plain_average(audit: Audit) -> str:
+    """Return the skew of averaging over the cohort if the log has other weights; else nothing."""
+    if not _has_own_weights(audit):
+        return ""
+    plain = audit.objectives.plain
+    return (
+        f"averaging over each round's clients, without these weights, would misplace "
+        f"{plain.total_variation:.0%}: {_format_with_chance(plain)}"
+    )
+
+
+def describe_clients(audit: Audit) -> list[str]:
+    """Return how many clients there are, how many took part, and how many were not seen."""
+    unseen, never = audit.unseen, len(audit.coverage.never)
+    if unseen is None:
+        known = f"{_clients(audit.log.size)}, of which {audit.log.size - never:,} took part"
+        return [known if never else f"{_clients(audit.log.size)}, and every one took part"]
+    lines = [f"{_clients(audit.log.size)} in the log, which need not be all"]
+    if never:
+        lines.append(f"{never:,} of them were never used")
+    if unseen.once == 0:
+        return [*lines, "each came more than once, so nothing suggests clients that never came"]
+    return [*lines, describe_unseen(unseen), _describe_coverage_of_sample(unseen)]
+
+
+def describe_unseen(unseen: UnseenClients) -> str:
+    """Return the estimated number of clients that the log has not seen."""
+    low, high = unseen.interval
+    if np.isinf(high) and low == 0:
+        return "the log does not tell how many clients never came: of those seen, none came twice"
+    if np.isinf(high):
+        return (
+            f"at least {low:,.0f} clients never came (95%), perhaps far more: of those seen, none "
+            "came twice"
+        )
+    if low == 0:
+        return (
+            f"up to {_clients(int(high))} may never have come (95%; more if some come far more "
+            "rarely than those seen)"
+        )
+    return (
+        f"an estimated {unseen.estimate:,.0f} clients never came (95%: {low:,.0f} to {high:,.0f}; "
+        "more if some come far more rarely than those seen)"
+    )
+
+
+def _describe_coverage_of_sample(unseen: UnseenClients) -> str:
+    low, high = unseen.coverage_interval
+    visit = "participation" if unseen.link == 0 else "visit"
+    text = (
+        f"{unseen.once:,} came once and {unseen.twice:,} twice, so the next {visit} is by a client "
+        f"of this log with probability {_percent(unseen.coverage)} (95%: {_percent(low)} to "
+        f"{_percent(high)})"
+    )
+    if unseen.link:
+        text += f"; participations up to {_rounds(unseen.link)} apart are one visit"
+    return text
+
+
+def describe_rounds(audit: Audit) -> list[str]:
+    """Return the rounds, cohort sizes and absences."""
     coverage, log = audit.coverage, audit.log
-    never = len(coverage.never)
-    rounds = f"rounds {log.first_round:,} to {log.first_round + log.length - 1:,}"
-    lines = [
-        f"{log.size:,} clients, {log.length:,} rounds ({rounds}), {len(log.clients):,} updates, "
-        f"cohorts of {coverage.cohort['smallest']:.0f} to {coverage.cohort['largest']:.0f} "
-        f"(mean {coverage.cohort['mean']:.1f})",
-        f"{never:,} of {log.size:,} clients never took part"
-        if never
-        else "every client took part at least once",
-        f"longest absence {coverage.longest_absence:,} rounds, median absence "
-        f"{coverage.typical_absence:g}",
-    ]
+    smallest, largest = coverage.cohort["smallest"], coverage.cohort["largest"]
+    mean, last = coverage.cohort["mean"], log.first_round + log.length - 1
+    span = f"round {last:,}" if log.length == 1 else f"rounds {log.first_round:,} to {last:,}"
+    size = (
+        f"{_clients(int(largest))} in each"
+        if smallest == largest
+        else f"{smallest:,.0f} to {largest:,.0f} clients in each (mean {mean:,.1f})"
+    )
+    lines = [f"{_rounds(log.length)} ({span}), {len(log.clients):,} updates, {size}"]
     if coverage.empty_rounds:
-        lines.append(f"empty rounds: {coverage.empty_rounds:,}")
+        lines.append(f"{_rounds(coverage.empty_rounds)} without participants")
+    if coverage.longest_absence:
+        lines.append(
+            f"longest absence {_rounds(coverage.longest_absence)}, median absence "
+            f"{coverage.typical_absence:g}"
+        )
     return lines
 
 
@@ -66,10 +215,80 @@ def describe_rates(audit: Audit) -> str:
     """Return the distribution of the rates."""
     rates = audit.rates
     low, middle, high = np.quantile(rates.estimate[rates.estimate > 0], [0.1, 0.5, 0.9])
-    return (
-        f"median {middle:.3g}; 10% of the clients below {low:.3g}, 10% above {high:.3g}; "
-        f"half of all updates are from {rates.clients_for_half:,} of {audit.log.size:,} clients"
+    spread = (
+        f"{middle:.3g} for all clients that took part"
+        if low == high
+        else f"median {middle:.3g}; 10% of the clients below {low:.3g}, 10% above {high:.3g}"
     )
+    text = (
+        f"{spread}; half of all updates are from {rates.clients_for_half:,} of "
+        f"{_clients(audit.log.size)}"
+    )
+    return text if rates.reason is None else f"{text}; no intervals: {rates.reason}"
+
+
+def describe_churn(audit: Audit) -> list[str]:
+    """Return who left for good and who joined late."""
+    churn = audit.churn
+    if not churn.tested:
+        return ["too few clients came back after a silence to tell who left for good or joined"]
+    if not len(churn.gone) and not len(churn.late):
+        return ["no client is known to have left for good or joined late"]
+    lines = []
+    for clients, rounds, verb, word in (
+        (churn.gone, churn.last, "left for good", "last seen in"),
+        (churn.late, churn.first, "joined late", "first seen in"),
+    ):
+        if len(clients):
+            listed = [
+                f"{audit.log.names[int(n)]} ({rounds[n] + audit.log.first_round:,})"
+                for n in clients
+            ]
+            lines.append(f"{_clients(len(clients))} {verb}, {word} round: {_list_some(listed)}")
+    return [*lines, "a log without churn shows any with a probability of at most 0.01"]
+
+
+def describe_availability(audit: Audit) -> list[str]:
+    """Return the bias of availability alone; empty if the log does not say who was available."""
+    availability = audit.availability
+    if availability is None:
+        return []
+    objective = availability.objective
+    return [
+        f"availability alone misplaces {objective.total_variation:.0%} of the influence, as using "
+        "all available clients, or as many drawn uniformly, would: "
+        f"{_format_with_chance(objective)}"
+    ]
+
+
+def describe_selection(audit: Audit) -> list[str]:
+    """Return what selection and dropout add; empty if the log has no stage but "used"."""
+    selection = audit.selection
+    if selection is None:
+        return []
+    lines = [
+        f"{what} {describe_shift(shift)}"
+        for shift, what in (
+            (selection.selecting, "the choice among the available clients"),
+            (selection.dropping, "the loss of selected clients (dropout, refusals)"),
+        )
+        if shift is not None
+    ]
+    if selection.alternatives:
+        reached = ", ".join(f"{name} {skew:.2f}" for name, skew in selection.alternatives.items())
+        lines.append(f"L1 skew in reach of other selections, chance left out: {reached}")
+    return lines
+
+
+def describe_shift(shift: StageShift) -> str:
+    """Return how far a choice moves the influence, and whether it may be uniform."""
+    low, high = shift.distance.interval
+    moved = f"moves {shift.distance.corrected / 2:.0%} of the influence"
+    if np.isfinite([low, high]).all():
+        moved += f" (95%: {low / 2:.0%} to {high / 2:.0%})"
+    if shift.p_value > _SURE:
+        return f"{moved}; a uniform one could do the same ({format_p_value(shift.p_value)})"
+    return f"{moved}; it is not uniform ({format_p_value(shift.p_value)})"
 
 
 def describe_groups(groups: GroupInfluence, most: int = 3) -> list[str]:
@@ -80,45 +299,66 @@ def describe_groups(groups: GroupInfluence, most: int = 3) -> list[str]:
         ratio, wanted = groups.ratios[g], groups.wanted[g]
         low, high = groups.low[g] / wanted, groups.high[g] / wanted
         fair = low <= 1 <= high and 0.9 < ratio < 1.1
+        known = np.isfinite([low, high]).all()
         lines.append(
             f"{groups.grouping} {groups.names[g]} has "
             f"{'about' if fair else format_ratio(ratio)} its share of the influence "
-            f"(95%: {low:.2f} to {high:.2f})"
+            + (f"(95%: {low:.2f} to {high:.2f})" if known else "(no interval)")
         )
     return lines
 
 
 def describe_pattern(audit: Audit) -> str:
-    """Return the pattern in a sentence."""
-    pattern = audit.pattern
-    details = {
-        "always": "every client that took part did so in every round",
-        "independent": "each round is independent of the previous rounds",
-        "markov": "clients take part in bursts: off → on with probability {off_on:.3g}, on → off "
-        "with {on_off:.3g}",
-        "cyclic": "participation repeats every {period} rounds",
-        "regularized": "turns are evened out: every client takes part within about "
-        "{everyone_within} rounds",
-        "drifting": "rates change over time, by {relative_change:.0%} of their mean",
-        "undecided": "no family fits, or the log is too short to tell",
-    }
-    parameters = pattern.parameters
-    text = details[pattern.family].format(**{**parameters, "period": pattern.period})
-    if pattern.family == "cyclic" and parameters.get("on_fraction"):
+    """Return the pattern in a sentence: its test, or what the log excludes."""
+    pattern, parameters = audit.pattern, audit.pattern.parameters
+    if pattern.family == "undecided":
+        return f"undecided: {pattern.reason}"
+    if pattern.family == "always":
+        return f"always: {pattern.find_evidence(PRESENCE).result}"
+    if pattern.family == "independent":
+        ratio = pattern.find_evidence(SLOW_DISPERSION)
+        return (
+            f"independent: correlation between neighbouring rounds {_format_bound(pattern)}; "
+            f"{ratio.result}"
+        )
+    if pattern.family == "drifting":
+        drift = pattern.find_evidence(DRIFT)
+        return f"drifting ({format_p_value(drift.p_value)}): {drift.result}"
+    if pattern.family == "markov":
+        neighbours = pattern.find_evidence(NEIGHBOURS)
+        return (
+            f"markov ({format_p_value(neighbours.p_value)}): clients take part in bursts, "
+            f"{neighbours.result}; over clients, the median frequency of off → on is "
+            f"{parameters['off_on']:.3g}, of on → off {parameters['on_off']:.3g}"
+        )
+    if pattern.family == "regularized":
+        dispersion = pattern.find_evidence(DISPERSION)
+        return (
+            f"regularized ({format_p_value(dispersion.p_value)}): turns are evened out, "
+            f"{dispersion.result}; the mean distance between turns is "
+            f"{parameters['everyone_within']} rounds"
+        )
+    text = (
+        f"cyclic ({format_p_value(pattern.find_evidence(PERIOD).p_value)}): participation repeats "
+        f"every {pattern.period} rounds"
+    )
+    if parameters.get("on_fraction"):
         text += f"; clients are on for {parameters['on_fraction']:.0%} of the cycle"
         phases = parameters["phases"]
         text += f", in {phases} groups of equal phase" if phases > 1 else ""
-    return f"{pattern.family} ({format_confidence(pattern.confidence)}): {text}"
+    return text
 
 
 def describe_window(audit: Audit) -> str:
     """Return the amplification period in a sentence."""
     windows = audit.regularity
+    if windows.period == 1 and windows.floor <= windows.tolerance:
+        return f"every single round is regular to within {windows.tolerance:g}"
     if windows.period is None:
         return (
             f"no window of up to half of the log is within {windows.tolerance:g} of the whole log"
         )
-    text = f"windows of {windows.period:,} rounds are regular to within {windows.tolerance:g}"
+    text = f"windows of {_rounds(windows.period)} are regular to within {windows.tolerance:g}"
     if windows.floor > windows.tolerance:
         text += (
             f" of the value for the whole log ({windows.floor:.2f}), which is due to unequal rates "
@@ -128,30 +368,12 @@ def describe_window(audit: Audit) -> str:
 
 
 def compare_replays(audit: Audit) -> str:
-    """Return how the first method's replay compares with others of its memory class."""
-    first = audit.advice[0]
-    if first.simulated is None:
+    """Return which methods the replay cannot tell from the first; empty if there are none."""
+    first, *others = audit.advice
+    equal = [format_method(one) for one in others if one.equivalent and first.equivalent]
+    if not equal:
         return ""
-    others = [a for a in audit.advice[1:] if a.memory == first.memory and a.simulated is not None]
-    closer = [a for a in others if a.simulated and a.simulated[0] < first.simulated[0]]
-    if not closer:
-        return (
-            f"in the replay, {format_method(first)} ends nearest to the wanted optimum among "
-            f"methods of {first.memory} memory"
-        )
-    best = min(closer, key=lambda a: a.simulated[0] if a.simulated else 0.0)
-    assert best.simulated is not None
-    gap = first.simulated[0] - best.simulated[0]
-    error = 1.96 * float(np.hypot(first.simulated[1], best.simulated[1]))
-    if gap <= error:
-        return (
-            f"in the replay, {format_method(first)} and {format_method(best)} do not differ "
-            "significantly"
-        )
-    return (
-        f"in the replay, {format_method(best)} ends nearer to the wanted optimum than "
-        f"{format_method(first)}"
-    )
+    return f"equivalent to {format_method(first)} in the replay: {', '.join(equal)}"
 
 
 def format_skew(skew: SkewEstimate) -> str:
@@ -164,7 +386,33 @@ def format_skew(skew: SkewEstimate) -> str:
     text = f"L1 skew {skew.observed:.3f}"
     if abs(skew.observed - skew.corrected) >= 0.001:
         text += f", bias-corrected {skew.corrected:.3f}"
+    if not np.isfinite([low, high]).all():
+        return f"{text} (no interval)"
     return f"{text} (95%: {low:.3f} to {high:.3f})"
+
+
+def _format_with_chance(objective: EffectiveObjective) -> str:
+    """Return a skew with its interval, and whether chance alone can explain it."""
+    explained = objective.interval[0] < _NO_SKEW
+    return format_skew(objective.skew) + (", which chance alone can explain" if explained else "")
+
+
+def format_influence(audit: Audit, client: int) -> str:
+    """Return a client's influence relative to its share, with its 95% interval."""
+    objectives = audit.objectives
+    share = max(float(objectives.wanted[client]), 1e-300)
+    low, high = objectives.low[client] / share, objectives.high[client] / share
+    ratio = f"{objectives.ratios[client]:.2f}"
+    return f"{ratio} ({low:.2f} to {high:.2f})" if np.isfinite([low, high]).all() else ratio
+
+
+def format_range(low: float, high: float, form: str = ".2f") -> str:
+    """Return an interval, or that there is none.
+
+    >>> format_range(0.123, 0.2, ".1%"), format_range(float("nan"), float("nan"))
+    ('12.3%–20.0%', 'none')
+    """
+    return f"{low:{form}}–{high:{form}}" if np.isfinite([low, high]).all() else "none"
 
 
 def format_method(advice: Advice) -> str:
@@ -174,6 +422,26 @@ def format_method(advice: Advice) -> str:
     'FedAU(cutoff=50)'
     """
     return _format_call(advice.algorithm, advice.parameters)
+
+
+def format_averaging(method: str) -> str:
+    """Return a way of averaging in words.
+
+    >>> format_averaging("fedau(50)")
+    'FedAU(50)'
+    """
+    names = {
+        "fedavg": "averaging over each round's clients",
+        "average-all": "averaging over all clients",
+        "known-rates": "known rates",
+        "given": "the weights in the log",
+    }
+    return names.get(method, method.replace("fedau", "FedAU"))
+
+
+def format_experiment(advice: Advice) -> str:
+    """Return the lines of an experiment file for a method."""
+    return yaml.safe_dump(advice.experiment, sort_keys=False, default_flow_style=None).strip()
 
 
 def format_method_name(advice: Advice) -> str:
@@ -191,13 +459,15 @@ def format_ratio(ratio: float) -> str:
     return f"{ratio:,.{digits}f} times"
 
 
-def format_confidence(confidence: float) -> str:
-    """Return a confidence in percent.
+def format_p_value(p_value: float | None) -> str:
+    """Return a p-value; None stands for a test that the log does not allow.
 
-    >>> format_confidence(0.9734), format_confidence(0.9999)
-    ('97.3% confidence', 'over 99.9% confidence')
+    >>> format_p_value(0.0234), format_p_value(3e-9), format_p_value(None)
+    ('p = 0.023', 'p < 0.001', 'not testable')
     """
-    return "over 99.9% confidence" if confidence > 0.999 else f"{confidence:.1%} confidence"
+    if p_value is None:
+        return "not testable"
+    return "p < 0.001" if p_value < 0.001 else f"p = {p_value:.2g}"
 
 
 def format_count(count: float) -> str:
@@ -217,6 +487,18 @@ def to_sentence(text: str) -> str:
     return text[:1].upper() + text[1:] + "."
 
 
+def to_sentences(texts: Iterable[str]) -> str:
+    """Return the texts as sentences of one paragraph."""
+    return " ".join(to_sentence(text) for text in texts)
+
+
+def _format_bound(pattern: Pattern) -> str:
+    """Return the largest correlation between neighbouring rounds that is not excluded."""
+    interval = pattern.find_evidence(NEIGHBOURS).interval
+    assert interval is not None
+    return f"within ±{max(abs(end) for end in interval):.3f} (95%)"
+
+
 def _format_call(algorithm: str, parameters: dict[str, object]) -> str:
     shown = []
     for name, value in parameters.items():
@@ -229,3 +511,21 @@ def _format_call(algorithm: str, parameters: dict[str, object]) -> str:
             shown.append(f"{name}={value}")
     arguments = ", ".join(shown)
     return _METHOD_NAMES[algorithm] + (f"({arguments})" if arguments else "")
+
+
+def _clients(count: int) -> str:
+    return f"{count:,} client{'' if count == 1 else 's'}"
+
+
+def _rounds(count: int) -> str:
+    return f"{count:,} round{'' if count == 1 else 's'}"
+
+
+def _percent(share: float) -> str:
+    """Return a share with as many digits as tell it from 1."""
+    return f"{share:.0%}" if share < 0.99 or share == 1 else f"{share:.2%}"
+
+
+def _list_some(names: Sequence[str]) -> str:
+    others = len(names) - _LISTED
+    return ", ".join(names[:_LISTED]) + (f", and {others:,} more" if others > 0 else "")

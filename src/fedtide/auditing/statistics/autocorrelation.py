@@ -10,11 +10,18 @@ from numpy.typing import NDArray
 from scipy import fft
 
 from fedtide.auditing.log.participation_log import Floats, Ints, ParticipationLog
+from fedtide.auditing.statistics.distributions import student_t_isf
 
 _MAX_CELLS = 1 << 22
 """Above this number of (client, round) cells, a subset of the clients is used."""
 _BATCH_CELLS = 1 << 20
 """Cells per Fourier transform."""
+_MIN_BATCHES, _MAX_BATCHES = 8, 25
+"""Batches of rounds for the error of the correlation between neighbouring rounds."""
+_WINDOWS, _GROUP = 32, 16
+"""Windows for the dependence between clients over longer times; products of similar distance."""
+_PRODUCT_ROUNDS = 128
+"""Rounds whose inner products measure the dependence between clients."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -23,15 +30,18 @@ class Autocorrelation:
 
     Args:
         values: R(ℓ) for the lags ℓ = 0..T − 1, mean removed, each divided by its T − ℓ pairs.
-        effective_clients: (Σ γ_n(0))² / Σ γ_n(0)², the equivalent number of equal clients.
+        effective_clients: the number of equal, independent clients of the same information.
+        slow_clients: the same for means over windows of rounds: fewer if groups of clients share
+            what is slow, but not what is fast.
+        design_effect: by how much dependence between clients increases the variance of R, >= 1.
         sampled: the number of clients used.
-        segments: the number of segments of the log whose means were removed separately.
     """
 
     values: Floats
     effective_clients: float
+    slow_clients: float
+    design_effect: float
     sampled: int
-    segments: int = 1
 
     @property
     def length(self) -> int:
@@ -53,7 +63,7 @@ class Autocorrelation:
             quiet = np.flatnonzero(np.abs(corrected) < noise)
             tail = corrected[: quiet[0] if len(quiet) else len(corrected)]
             tail = _extend_geometrically(tail, self.length)
-            shift = self.segments * max(0.0, 1 + 2 * float(tail.sum())) / self.length
+            shift = max(0.0, 1 + 2 * float(tail.sum())) / self.length
         return tail
 
     @cached_property
@@ -81,18 +91,18 @@ class Autocorrelation:
         shift = min(1.0, self.integrated_time) / self.length
         corrected = (self.values[1:window] + shift) / (1 + shift)
         ratio = 1 + 2 * float(((1 - lags / window) * corrected).sum())
-        return ratio, 2 * float(np.sqrt(window / (3 * self.effective_clients * self.length)))
+        return ratio, 2 * float(np.sqrt(window / (3 * self.slow_clients * self.length)))
 
 
-def estimate_autocorrelation(log: ParticipationLog, segments: int = 1) -> Autocorrelation | None:
+def estimate_autocorrelation(log: ParticipationLog) -> Autocorrelation | None:
     """Return the pooled autocorrelation; None if no client is sometimes present, sometimes absent.
 
     Above 4 million (client, round) cells, evenly spaced clients are used instead of all.
 
-    Args:
-        log: the participation log.
-        segments: the number of segments whose means are removed separately; 2 keeps a change of
-            the rates half-way from looking like long memory.
+    Independent rounds give R a variance of tr Γ² / (tr Γ)² per pair of rounds, Γ the covariance
+    matrix of the clients. If clients are independent, this is Σ γ_n(0)² / (Σ γ_n(0))². Otherwise
+    it is larger; it is measured by the inner products of up to 128 rounds, and of 32 windows
+    (`_measure_products`).
     """
     clients = _sample_changing_clients(log)
     if len(clients) == 0:
@@ -100,20 +110,88 @@ def estimate_autocorrelation(log: ParticipationLog, segments: int = 1) -> Autoco
     length = log.length
     size = fft.next_fast_len(2 * length, real=True)
     power = np.zeros(size // 2 + 1)
+    chosen = _spread_rounds(length)
+    products = np.zeros((len(chosen), len(chosen)))
+    edges = np.unique(np.arange(_WINDOWS) * length // _WINDOWS)
+    slow = np.zeros((len(edges), len(edges)))
     for low in range(0, len(clients), rows := max(1, _BATCH_CELLS // length)):
         table = log.indicators(clients[low : low + rows])
-        for part in np.array_split(table, segments, axis=1):
-            part -= part.mean(axis=1, keepdims=True)
+        table -= table.mean(axis=1, keepdims=True)
         power += (np.abs(fft.rfft(table, size, axis=1)) ** 2).sum(axis=0, dtype=np.float64)
+        products += table[:, chosen].T @ table[:, chosen]
+        sums_of_windows = np.add.reduceat(table, edges, axis=1)
+        slow += sums_of_windows.T @ sums_of_windows
     sums = fft.irfft(power, size)[:length]
-    if sums[0] <= 1e-9 * len(clients):  # every segment is constant
-        return None
     pairs = length - np.arange(length)
     rates = log.counts[clients] / length
     variances = rates * (1 - rates)
     values = sums / pairs / (sums[0] / length)
-    effective_clients = float(variances.sum() ** 2 / (variances**2).sum())
-    return Autocorrelation(values, effective_clients, len(clients), segments)
+    independent = float((variances**2).sum() / variances.sum() ** 2)
+    measured = _measure_products(products, chosen)
+    design_effect = max(1.0, measured / independent)
+    effective = 1 / (independent * design_effect)
+    slow_clients = min(effective, 1 / max(_measure_products(slow, np.arange(len(edges))), 1e-12))
+    return Autocorrelation(values, effective, slow_clients, design_effect, len(clients))
+
+
+def _spread_rounds(length: int) -> Ints:
+    """Return up to 128 rounds with differences of all sizes (multiples of the golden ratio)."""
+    if length <= _PRODUCT_ROUNDS:
+        return np.arange(length)
+    places = np.arange(_PRODUCT_ROUNDS) * (np.sqrt(5) - 1) / 2 % 1
+    return np.unique((places * length).astype(np.int64))
+
+
+def _measure_products(products: Floats, times: Ints) -> float:
+    """Return tr Γ² / (tr Γ)²: the mean square of x_s · x_t / tr Γ over pairs s < t <= s + T / 2.
+
+    The mean of the products at similar distances, which is correlation, is removed.
+
+    Args:
+        products: x_s · x_t of mean-free rounds or windows, shape (m, m).
+        times: s, ascending or not, (m,).
+    """
+    lags = times[None, :] - times[:, None]
+    inside = (lags > 0) & (lags <= (times.max() - times.min()) / 2)
+    scale = float(np.trace(products)) / len(products)
+    if not inside.any() or scale <= 0:
+        return 0.0
+    order = np.argsort(lags[inside], kind="stable")
+    groups = np.array_split(products[inside][order] / scale, max(1, len(order) // _GROUP))
+    freedom = sum(len(group) - 1 for group in groups)
+    return sum(float(((group - group.mean()) ** 2).sum()) for group in groups) / max(freedom, 1)
+
+
+def estimate_neighbour_correlation(
+    log: ParticipationLog, correlation: Autocorrelation
+) -> tuple[float, float]:
+    """Return R(1) of all clients, and half the width of its 95% interval.
+
+    R(1) = Σ_t g_t / Σ_t h_t with the sums over clients g_t = Σ_n (x_t − p_n) (x_{t+1} − p_n) and
+    h_t = Σ_n (x_t − p_n)². The interval uses the means of g_t − R(1) h_t over batches of at least
+    4 τ rounds (but at least 8 batches) and Student's t, which allows for dependence between clients
+    and between rounds. The shift of R by the removed means, −τ / T, is corrected.
+    """
+    length = log.length
+    rates = log.counts / length
+    adjacent, present = np.zeros(length), np.zeros(length)
+    for clients, entries, starts in log.iter_client_chunks():
+        rounds = log.rounds[entries]
+        present += np.bincount(rounds, np.repeat(rates[clients], np.diff(starts)), length)
+        follows = np.diff(rounds) == 1
+        follows[starts[1:-1][(starts[1:-1] > 0) & (starts[1:-1] <= len(follows))] - 1] = False
+        adjacent += np.bincount(rounds[:-1][follows], minlength=length)
+    squares = float((rates**2).sum())
+    products = adjacent[:-1] - present[:-1] - present[1:] + squares
+    norms = (log.cohorts - 2 * present + squares)[:-1]
+    value = float(products.sum() / norms.sum())
+    most = length / (4 * correlation.integrated_time)
+    batches = min(int(np.clip(most, _MIN_BATCHES, _MAX_BATCHES)), (length - 1) // 2)
+    parts = np.array_split(products - value * norms, batches)
+    spread = float(np.std([part.mean() for part in parts], ddof=1)) / np.sqrt(batches)
+    half_width = float(student_t_isf(0.025, batches - 1)) * spread / float(norms.mean())
+    shift = correlation.integrated_time / length
+    return (value + shift) / (1 + shift), half_width
 
 
 def _sample_changing_clients(log: ParticipationLog) -> Ints:

@@ -5,86 +5,274 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
+from scipy import fft
 
 from fedtide.auditing.log.participation_log import Floats, ParticipationLog
-from fedtide.auditing.statistics.autocorrelation import Autocorrelation
-from fedtide.auditing.statistics.distributions import f_sf, student_t_sf
+from fedtide.auditing.statistics.distributions import normal_isf, student_t_sf
+
+_PERMUTATIONS = (499, 4500)
+"""Permutations of the batches; the second number only if the first finds a p-value below 0.05."""
+_MIN_BATCHES = 12
+_CELLS, _ENTRIES = 1 << 22, 1 << 22
+"""(client, unit) cells and entries per chunk; bounds the size of temporaries."""
+_SLOW = 4
+"""Cosine frequencies below this one may hold drift."""
+_MAX_DROP = 0.3
+"""The largest drop of correlation from neighbouring units to those two apart."""
+_MEMORY_LEVEL = 0.05
+"""Level of the test for correlation between batches, which makes the log unfit for a verdict."""
 
 
 @dataclass(frozen=True, eq=False)
 class Drift:
-    """The comparison of the first half of the log with the second.
+    """The result of the test for drift.
 
     Args:
-        p_value: for all clients together.
-        ratio: squared differences between the halves, relative to those of a stationary log.
-        relative_change: root mean square change of the rate beyond chance, over the mean rate.
-        client_p_values: the p-value of each client, shape (N,).
+        p_value: for all clients together; None if the log does not allow the test.
+        obstacle: to the test, in words; empty if there is a p-value.
+        batches: the number of batches that were permuted.
+        relative_change: root mean square difference between the rates of the two halves beyond
+            chance, over the mean rate; 0 without batches.
+        interval: of the relative change, 95%; None without batches.
+        client_p_values: the p-value of each client, 1 where the log cannot tell, shape (N,).
     """
 
-    p_value: float
-    ratio: float
+    p_value: float | None
+    obstacle: str
+    batches: int
     relative_change: float
+    interval: tuple[float, float] | None
     client_p_values: Floats
 
 
-def compare_halves(
-    log: ParticipationLog, correlation: Autocorrelation, times: Floats, multiple: int = 1
-) -> Drift:
-    """Test whether the rates of the two halves differ by more than the autocorrelation implies.
+@dataclass(frozen=True)
+class _Layout:
+    """How the log is cut: into units of equal length, some of them left out as gaps.
 
-    With halves of h rounds and d_n the difference of client n's counts,
+    Args:
+        length: rounds per unit, a multiple of the period.
+        batches: B.
+        gap: 1 if batches are three units with one unit of gap after each, 0 if they are one unit.
+    """
 
-        E Σ d_n² = 2 h Σ γ_n(0) (1 + 2 Σ_ℓ a(ℓ) R(ℓ)),    a(ℓ) = 1 − 3ℓ / 2h,  then ℓ / 2h − 1,
+    length: int
+    batches: int
+    gap: int
 
-    from the pooled autocorrelation R, whatever the form of the dependence. Σ d_n² over this value
-    is compared with F: its numerator has (Σ v_n)² / Σ v_n² degrees of freedom, v_n = γ_n(0) τ_n
-    (Satterthwaite), its denominator those of the estimate of R.
+    @property
+    def units(self) -> int:
+        """Units in the log, gaps included."""
+        return self.batches * (4 if self.gap else 1)
+
+    @property
+    def batch_length(self) -> int:
+        """Rounds per batch."""
+        return self.length * (3 if self.gap else 1)
+
+
+def detect_drift(log: ParticipationLog, period: int = 1) -> Drift:
+    """Test whether the rates change over time.
+
+    The log is cut into batches of equal length, whole multiples of the period, with gaps between
+    them. If rates are constant and the memory of participation is shorter than a gap, batches are
+    exchangeable, whatever the dependence between clients. With y_j the clients' counts in batch j,
+    their means over the batches removed,
+
+        L = Σ_{i < B} ‖ y_1 + ... + y_i ‖²    (Nyblom 1989; Cramér–von Mises of the partial sums)
+
+    is compared with its values for permuted batches. Whether the memory is short enough is tested
+    too (`_batches_are_correlated`), with 12 to 32 batches; if it is not, or if there are fewer
+    batches, the log cannot tell drift from slow sessions.
 
     Args:
         log: the participation log.
-        correlation: its pooled autocorrelation.
-        times: autocorrelation times τ_n, shape (N,).
-        multiple: each half holds a multiple of this many rounds (the period, if there is one).
+        period: of the participation, in rounds; 1 if there is none.
     """
-    half = log.length // (2 * multiple) * multiple
-    if half == 0:
-        return Drift(1.0, 1.0, 0.0, np.ones(log.size))
-    first, second = _count(log, 0, half), _count(log, half, 2 * half)
-    rates = (first + second) / (2 * half)
-    variance = 2 * half * rates * (1 - rates)
-    if multiple == 1:
-        factor = _variance_factor(correlation, half)
+    layouts = _choose_layouts(log.length // period, period)
+    if not layouts:
+        unit = "rounds" if period == 1 else "cycles"
+        return _no_verdict(log, f"it needs at least {_MIN_BATCHES} {unit}")
+    for layout in layouts:
+        gram, p_values = _compare_units(log, layout)
+        if not _batches_are_correlated(gram, layout):
+            break
     else:
-        factor = max(0.05, 1 - correlation.values[multiple])
-    squares = (second - first) ** 2
-    ratio = float(squares.sum() / max(variance.sum() * factor, 1e-12))
-    spread = variance * times
-    numerator = float(spread.sum() ** 2 / max((spread**2).sum(), 1e-12))
-    lags = 1 + 2 * len(correlation.significant)
-    denominator = correlation.effective_clients * correlation.length / lags
-    p = f_sf(ratio, max(numerator, 0.5), max(denominator, 1.0))
-    beyond = max(0.0, float(squares.sum()) - float(variance.sum()) * factor)
-    change = float(np.sqrt(beyond / max(log.size, 1)) / half / max(rates.mean(), 1e-12))
-    return Drift(p, ratio, change, _test_clients(first, second, variance * max(1.0, factor)))
+        return _no_verdict(
+            log,
+            f"batches of {layout.batch_length} rounds are still correlated, so the log cannot tell "
+            "drift from slow sessions",
+        )
+    gram = _join_units(gram, layout)
+    change, interval = _measure_change(gram, log, layout)
+    return Drift(_permute(gram), "", layout.batches, change, interval, p_values)
 
 
-def _test_clients(first: Floats, second: Floats, variance: Floats) -> Floats:
-    """Return a two-sided p-value per client, with continuity correction."""
-    distance = np.maximum(np.abs(second - first) - 1, 0)
-    spread = np.sqrt(np.maximum(variance, 1e-12))
-    freedom = np.maximum(np.minimum(first + second, 200), 2)
-    return np.asarray(2 * student_t_sf(distance / spread, freedom))
+def _no_verdict(log: ParticipationLog, obstacle: str) -> Drift:
+    return Drift(None, obstacle, 0, 0.0, None, np.ones(log.size))
 
 
-def _variance_factor(correlation: Autocorrelation, half: int) -> float:
-    """Return 1 + 2 Σ_ℓ a(ℓ) R(ℓ), at least 0.05."""
-    lags = np.arange(1, min(len(correlation.significant), 2 * half - 1) + 1)
-    weights = np.where(lags <= half, 1 - 3 * lags / (2 * half), lags / (2 * half) - 1)
-    return max(0.05, 1 + 2 * float((weights * correlation.significant[: len(lags)]).sum()))
+def _choose_layouts(cycles: int, period: int) -> list[_Layout]:
+    """Return the layouts to try, shortest batches first."""
+    if cycles < 4 * _MIN_BATCHES:
+        return [_Layout(period, cycles, 0)] if cycles >= _MIN_BATCHES else []
+    layouts = []
+    for most in (32, 16):
+        numbers = np.arange(max(_MIN_BATCHES, 3 * most // 4), most + 1)
+        numbers = numbers[numbers <= cycles // 4]
+        if len(numbers):
+            used = cycles // (4 * numbers) * 4 * numbers
+            batches = int(numbers[len(used) - 1 - np.argmax(used[::-1])])
+            layouts.append(_Layout(cycles // (4 * batches) * period, batches, 1))
+    return layouts
 
 
-def _count(log: ParticipationLog, low: int, high: int) -> Floats:
-    """Return each client's participations in the rounds low..high − 1."""
-    entries = log.clients[log.starts[low] : log.starts[high]]
-    return np.bincount(entries, minlength=log.size).astype(np.float64)
+def _compare_units(log: ParticipationLog, layout: _Layout) -> tuple[Floats, Floats]:
+    """Return the Gram matrix of the units' mean-free counts, and each client's p-value."""
+    units, end = layout.units, layout.units * layout.length
+    gram = np.zeros((units, units))
+    p_values = np.ones(log.size)
+    low = 0
+    while low < log.size:
+        affordable = np.searchsorted(log.client_starts, log.client_starts[low] + _ENTRIES)
+        high = min(max(int(affordable) - 1, low + 1), low + _CELLS // units, log.size)
+        rounds = log.rounds[log.client_starts[low] : log.client_starts[high]]
+        owner = np.repeat(np.arange(high - low), log.counts[low:high])
+        inside = rounds < end
+        cells = owner[inside] * units + rounds[inside] // layout.length
+        table = np.bincount(cells, minlength=(high - low) * units).reshape(-1, units)
+        counts = table.astype(np.float32)
+        p_values[low:high] = _test_clients(_join_columns(counts, layout), layout.batch_length)
+        counts -= counts.mean(axis=1, keepdims=True)
+        gram += counts.T @ counts
+        low = high
+    return gram, p_values
+
+
+def _join_columns(table: NDArray[np.floating], layout: _Layout) -> Floats:
+    """Sum the units of each batch, without the gaps."""
+    if not layout.gap:
+        return table.astype(np.float64)
+    units = table.reshape(len(table), layout.batches, 4)
+    return np.asarray(units[:, :, :3].sum(axis=2, dtype=np.float64))
+
+
+def _join_units(gram: Floats, layout: _Layout) -> Floats:
+    """Return the Gram matrix of the batches, mean removed, from that of the units."""
+    joined = _join_columns(_join_columns(gram, layout).T, layout)
+    joined = joined - joined.mean(axis=0)
+    return np.asarray(joined - joined.mean(axis=1, keepdims=True))
+
+
+def _test_clients(counts: Floats, rounds: int) -> Floats:
+    """Return each client's p-value: Student's t test of the batches of the two halves.
+
+    With continuity correction, and at least the variance of independent rounds: where turns are
+    evened out, batches are no independent draws.
+
+    Args:
+        counts: per batch, shape (N, B).
+        rounds: rounds per batch.
+    """
+    half = counts.shape[1] // 2
+    first, second = counts[:, :half], counts[:, -half:]
+    variance = half * (first.var(axis=1, ddof=1) + second.var(axis=1, ddof=1))
+    rate = counts.mean(axis=1) / rounds
+    variance = np.maximum(variance, 2 * half * rounds * rate * (1 - rate))
+    distance = np.maximum(np.abs(second.sum(axis=1) - first.sum(axis=1)) - 1, 0)
+    return np.asarray(2 * student_t_sf(distance / np.sqrt(np.maximum(variance, 1)), 2 * half - 2))
+
+
+def _permute(gram: Floats) -> float:
+    """Return the p-value of L by permutations of the batches."""
+    batches = len(gram)
+    if gram.trace() <= 0:
+        return 1.0
+    sums = np.tril(np.ones((batches, batches)))[:-1]
+    kernel = sums.T @ sums
+    observed = float((kernel * gram).sum()) * (1 - 1e-9)
+    random = np.random.default_rng(0)
+    exceeding, drawn = 0, 0
+    for count in _PERMUTATIONS:
+        draws = random.random((count, batches)).argsort(axis=1)
+        permuted = gram[draws[:, :, None], draws[:, None, :]]
+        exceeding += int((np.tensordot(permuted, kernel, axes=2) >= observed).sum())
+        drawn += count
+        if exceeding > 0.05 * drawn:
+            break
+    return (1 + exceeding) / (1 + drawn)
+
+
+def _batches_are_correlated(gram: Floats, layout: _Layout) -> bool:
+    """Return whether the memory of participation may reach across the gaps.
+
+    It may if neighbouring units are much more alike than units two apart: then memory is about as
+    long as a unit. It also may if units whose distance exceeds the gap are positively correlated.
+    In the discrete cosine transform of the units, a slow change of the rates lies in the first
+    frequencies, which are left out, and independent units have equal power P_k in the others. The
+    statistic is Σ_k w_k P_k, w_k = Σ_l cos(π k l / n) over the lags l beyond the gap, up to a
+    sixteenth of the units, free of the correlations at shorter lags. Its standard deviation comes
+    from the products of different frequencies, which keeps the dependence between clients. A sudden
+    change has power in all frequencies: the smaller of the values before and after removing the
+    best split counts.
+    """
+    units = layout.units
+    near, far = (np.trace(gram, lag) / (units - lag) for lag in (1, 2))
+    if near - far > _MAX_DROP * np.trace(gram) / units:
+        return True
+    lags = np.arange(layout.gap + 1, layout.gap + 1 + max(2, units // 16))
+    angles = np.pi * np.arange(_SLOW, units) / units
+    weights = np.cos(np.outer(angles, lags)).sum(axis=1)
+    shorter = np.cos(np.outer(angles, np.arange(layout.gap + 1)))
+    weights -= shorter @ np.linalg.lstsq(shorter, weights, rcond=None)[0]
+    scores = []
+    for matrix in (gram, _remove_best_split(gram)):
+        power, square = _transform(matrix)
+        noise = np.sqrt(2 * (weights**2).sum() * square)
+        scores.append(float(weights @ power) / max(float(noise), 1e-9))
+    return min(scores) > normal_isf(_MEMORY_LEVEL)
+
+
+def _transform(gram: Floats) -> tuple[Floats, float]:
+    """Return the power of the faster cosine frequencies, and the mean square of their products."""
+    table = fft.dct(fft.dct(gram, axis=0, norm="ortho"), axis=1, norm="ortho")[_SLOW:, _SLOW:]
+    products = table[~np.eye(len(table), dtype=bool)]
+    return np.diag(table), float((products**2).mean())
+
+
+def _remove_best_split(gram: Floats) -> Floats:
+    """Return the Gram matrix after removing the means of the two parts that differ most."""
+    units = len(gram)
+    before = np.arange(2, units - 1)
+    within = np.cumsum(np.cumsum(gram, axis=0), axis=1)[before - 1, before - 1]
+    split = int(before[np.argmax(within * units / (before * (units - before)))])
+    removal = np.eye(units)
+    removal[:split, :split] -= 1 / split
+    removal[split:, split:] -= 1 / (units - split)
+    return np.asarray(removal @ gram @ removal)
+
+
+def _measure_change(
+    gram: Floats, log: ParticipationLog, layout: _Layout
+) -> tuple[float, tuple[float, float]]:
+    """Return the relative change of the rates between the halves, and its 95% interval.
+
+    The noise of a batch comes from the differences between neighbours (von Neumann), the degrees
+    of freedom ν from the products of different frequencies.
+    """
+    batches = len(gram)
+    half = batches // 2
+    sign = np.concatenate([-np.ones(half), np.zeros(batches % 2), np.ones(half)])
+    scale = (half * layout.batch_length) ** 2
+    step = np.diff(np.eye(batches), axis=0)
+    noise = float(np.trace(step @ gram @ step.T)) / (2 * (batches - 1)) * 2 * half / scale
+    excess = float(sign @ gram @ sign) / scale - noise
+    power, square = _transform(gram)
+    freedom = power.mean() ** 2 / max(square, 1e-12)
+    error = np.sqrt(2 * noise**2 + 4 * max(excess, 0.0) * noise) / np.sqrt(max(freedom, 1.0))
+    seen = max(1, int((log.counts > 0).sum()))
+    rate = len(log.clients) / (log.length * seen)
+    change, low, high = (
+        float(np.sqrt(max(0.0, excess + z * error) / seen) / rate) for z in (0.0, -1.96, 1.96)
+    )
+    return change, (low, high)

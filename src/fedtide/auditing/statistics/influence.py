@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -12,6 +13,9 @@ from fedtide.auditing.statistics.long_run_variance import Parts
 from fedtide.auditing.statistics.rate_estimates import RateEstimates, wilson_interval
 from fedtide.auditing.statistics.skew import SkewEstimate, estimate_skew
 from fedtide.auditing.statistics.variance import VarianceModel, student_stretch
+
+if TYPE_CHECKING:
+    from fedtide.auditing.statistics.recent_influence import RecentInfluence
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,7 +61,8 @@ class ObjectiveComparison:
         high: upper end, (N,).
         chance: √(N Σ s_n²), s_n the standard error of each plain weight.
         dispersion: of the parts that the plain weights are means of.
-        given: of the log's own weights q_t^n, w_n ∝ Σ_t q_t^n, if recorded.
+        given: of the log's own weights, w_n ∝ Σ_t q_t^n, if it has any (see `recorded_weights`).
+        recent: the objective in force in the last rounds, and its history.
     """
 
     plain: EffectiveObjective
@@ -68,6 +73,18 @@ class ObjectiveComparison:
     chance: float
     dispersion: Dispersion
     given: EffectiveObjective | None = None
+    recent: RecentInfluence | None = None
+
+    @property
+    def in_force(self) -> EffectiveObjective:
+        """The objective of the log's own weights if it has any, else of plain averaging."""
+        return self.given or self.plain
+
+    @property
+    def now(self) -> EffectiveObjective:
+        """The objective in force in the last rounds; an audit always has it."""
+        assert self.recent is not None
+        return self.recent.objective
 
     @property
     def ratios(self) -> Floats:
@@ -111,6 +128,7 @@ def compare_objectives(
         low = high = np.full(log.size, np.nan)
     errors = _standard_errors(weights, scale, dispersion.values / rounds)
     fedau = average_fedau_weights(log, cutoff)
+    recorded = recorded_weights(log)
     return ObjectiveComparison(
         plain=_objective("fedavg", weights, scale, wanted, variances, parts, dispersion=dispersion),
         others=[
@@ -123,8 +141,28 @@ def compare_objectives(
         high=np.maximum(high * scale, weights),
         chance=float(np.sqrt(log.size * (errors**2).sum())),
         dispersion=dispersion,
-        given=_recorded(log, wanted, variances),
+        given=None if recorded is None else measure_influence(log, variances, wanted),
     )
+
+
+def measure_influence(
+    log: ParticipationLog, variances: VarianceModel, wanted: Floats
+) -> EffectiveObjective:
+    """Return the objective of the log's own weights if it has any, else of plain averaging."""
+    recorded = recorded_weights(log)
+    if recorded is not None:
+        weights, scale = average_recorded(log, recorded)
+        parts = recorded * (log.length / float(recorded.sum()))
+        return _objective("given", weights, scale, wanted, variances, parts)
+    weights, scale = average_over_cohorts(log)
+    return _objective("fedavg", weights, scale, wanted, variances, log.cohort_weights)
+
+
+def recorded_weights(log: ParticipationLog) -> Floats | None:
+    """Return q_t^n of each entry by round, (E,); None if not recorded or all 0."""
+    if log.weights is None or not log.weights.any():
+        return None
+    return log.weights.astype(np.float64)
 
 
 def average_over_cohorts(log: ParticipationLog) -> tuple[Floats, Floats]:
@@ -146,6 +184,16 @@ def average_over_cohorts(log: ParticipationLog) -> tuple[Floats, Floats]:
     return weights / log.nonempty_rounds, scale
 
 
+def average_recorded(log: ParticipationLog, recorded: Floats) -> tuple[Floats, Floats]:
+    """Return w_n ∝ Σ_t q_t^n and its scale, as `average_over_cohorts`, for weights q, (E,)."""
+    sums = np.bincount(log.clients, recorded, minlength=log.size)
+    squares = np.bincount(log.clients, recorded**2, minlength=log.size)
+    total = float(sums.sum())
+    usual = squares.sum() / total
+    scale = np.divide(squares, sums, out=np.full(log.size, usual), where=sums > 0)
+    return sums / total, scale * log.length / total
+
+
 def average_fedau_weights(log: ParticipationLog, cutoff: int | None) -> Floats:
     """Return the mean over all rounds of ω_t^n 1[n in S_t] under FedAU, shape (N,); ideally 1.
 
@@ -160,11 +208,11 @@ def average_fedau_weights(log: ParticipationLog, cutoff: int | None) -> Floats:
     """
     sums = np.zeros(log.size)
     for clients, entries, starts in log.iter_client_chunks():
-        sums[clients] = _sum_by_client(_mean_intervals(log.rounds[entries], starts, cutoff), starts)
+        sums[clients] = _sum_by_client(mean_intervals(log.rounds[entries], starts, cutoff), starts)
     return sums / log.length
 
 
-def _mean_intervals(rounds: np.ndarray, starts: Ints, cutoff: int | None) -> Floats:
+def mean_intervals(rounds: np.ndarray, starts: Ints, cutoff: int | None) -> Floats:
     """Return ω_t^n of every entry: the mean of its client's intervals closed before it, (E,)."""
     firsts = starts[:-1][starts[1:] > starts[:-1]]
     previous = np.concatenate([[-1], rounds[:-1]]).astype(np.int64)
@@ -257,20 +305,3 @@ def _known_rates(log: ParticipationLog, wanted: Floats) -> EffectiveObjective:
     return EffectiveObjective(
         "known-rates", seen / seen.sum(), SkewEstimate(skew, skew, (skew, skew))
     )
-
-
-def _recorded(
-    log: ParticipationLog, wanted: Floats, variances: VarianceModel
-) -> EffectiveObjective | None:
-    """Return the objective of the log's own weights; None if not recorded or all 0."""
-    if log.weights is None:
-        return None
-    sums = np.bincount(log.clients, log.weights, minlength=log.size)
-    total = float(sums.sum())
-    if total <= 0:
-        return None
-    squares = np.bincount(log.clients, log.weights.astype(np.float64) ** 2, minlength=log.size)
-    mean = np.divide(squares, sums, out=np.full(log.size, squares.sum() / total), where=sums > 0)
-    parts = log.weights * (log.length / total)
-    scale = mean * log.length / total
-    return _objective("given", sums / total, scale, wanted, variances, parts)

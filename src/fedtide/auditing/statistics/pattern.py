@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedtide.auditing.log.participation_log import Floats, ParticipationLog
-from fedtide.auditing.statistics.autocorrelation import Autocorrelation, estimate_autocorrelation
-from fedtide.auditing.statistics.change import Drift, compare_halves
-from fedtide.auditing.statistics.distributions import normal_isf, normal_sf
+from fedtide.auditing.statistics.autocorrelation import (
+    Autocorrelation,
+    estimate_autocorrelation,
+    estimate_neighbour_correlation,
+)
+from fedtide.auditing.statistics.change import Drift, detect_drift
+from fedtide.auditing.statistics.distributions import normal_sf
 from fedtide.auditing.statistics.periodicity import (
     CycleProfile,
     PeriodCandidate,
@@ -30,25 +33,47 @@ Family = Literal[
     "always", "independent", "markov", "cyclic", "regularized", "drifting", "undecided"
 ]
 
+NEIGHBOURS, BEYOND = "neighbouring rounds", "beyond the previous round"
+DISPERSION, SLOW_DISPERSION = "dispersion of counts", "dispersion over a 25th of the log"
+DRIFT, PERIOD, PRESENCE = "drift", "periodicity", "constant presence"
+"""The names of the tests and estimates."""
+
 _LEVEL = 0.001
 """The level of each test."""
+_PERIOD_LEVEL = 0.0002
+"""The level of the test for a period, whose noise is not quite normal."""
 _DRIFT_LEVEL = 0.002
-"""The level of the test for drift, which relies on estimates; the promised level is 0.01."""
+"""The level of the test for drift."""
+_CLIENTS_LEVEL = 0.002
+"""The level of the tests of individual clients, for all clients together."""
+MARGIN = 0.1
+"""The largest correlation between rounds with which rounds are called independent."""
+VARIANCE_MARGIN = 2.0
+"""The same for the variance of counts over many rounds, relative to independent rounds."""
+MIN_ROUNDS = 12
+"""With fewer rounds, nothing is said about the pattern."""
+_ALWAYS = 0.85
+"""Clients are called always present if their log excludes smaller rates than this (95%)."""
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """One test.
+    """One test or estimate.
 
     Args:
         test: its name.
         result: in words.
-        p_value: the probability of a result at least as extreme if the effect is absent.
+        p_value: the probability of a result at least as extreme if the effect is absent; None if
+            the log does not allow the test.
+        estimate: of the effect; None if it has no natural size.
+        interval: of the estimate, 95%.
     """
 
     test: str
     result: str
-    p_value: float
+    p_value: float | None
+    estimate: float | None = None
+    interval: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,24 +81,24 @@ class Pattern:
     """How clients come and go.
 
     Args:
-        family: "always" (every client seen is present in every round), "independent" (rounds are
-            independent), "markov" (a two-state chain), "cyclic" (periodic), "regularized" (counts
-            in a window vary less than by chance), "drifting" (rates change), or "undecided".
-        confidence: one minus the p-value of the deciding test; for "independent", the power
-            against a correlation of 0.1 between neighbouring rounds.
+        family: "always" (every client seen is present in every round, which excludes rates below
+            0.85), "independent" (correlation between rounds is excluded beyond a margin), "markov"
+            (a two-state chain), "cyclic" (periodic), "regularized" (counts in a window vary less
+            than by chance), "drifting" (rates change), or "undecided".
+        reason: what the log shows or does not exclude, in words, if undecided; otherwise empty.
         period: in rounds, if cyclic.
         parameters: of the family.
         mixing_time: (τ + 1) / 2 rounds, 1 / (1 − ρ) for a Markov chain; None if it never mixes.
-        evidence: all test results.
+        evidence: all tests and estimates.
         clients: the family of each client, "never" for clients that never took part, shape (N,).
         run_counts: pattern counts of each client.
-        correlation: pooled autocorrelation; None for "always".
-        drift: comparison of the halves; None for "always".
+        correlation: pooled autocorrelation; None if no client is sometimes present, sometimes not.
+        drift: the test for drift; None without autocorrelation.
         profile: how the clients lie in the cycle, if cyclic.
     """
 
     family: Family
-    confidence: float
+    reason: str
     period: int | None
     parameters: dict[str, Any]
     mixing_time: float | None
@@ -84,6 +109,14 @@ class Pattern:
     drift: Drift | None = None
     profile: CycleProfile | None = None
 
+    def find_evidence(self, test: str) -> Evidence:
+        """Return the test or estimate of this name.
+
+        Raises:
+            KeyError: there is none.
+        """
+        return {one.test: one for one in self.evidence}[test]
+
 
 @dataclass(frozen=True, eq=False)
 class _TestResults:
@@ -93,42 +126,100 @@ class _TestResults:
     run_counts: RunCounts
     correlation: Autocorrelation
     lag_one: tuple[Floats, float]  # p-value of each client, pooled z
-    second_order: tuple[float, float]  # z, effect
+    neighbour: _Estimate  # correlation between neighbouring rounds
+    beyond: _Estimate  # correlation beyond the previous round
+    dispersion: _Ratio  # relative variance of counts in windows
+    slow_dispersion: _Ratio  # the same for the longest windows
+    windows: tuple[int, int]  # of the dispersions, in rounds
     period: PeriodCandidate | None
     drift: Drift
-    window: int  # of the dispersion, in rounds
-
-    @cached_property
-    def dispersion(self) -> tuple[float, float]:
-        """The relative variance of counts in windows, and its standard deviation."""
-        return self.correlation.window_dispersion(self.window)
 
     @property
-    def neighbour_correlation(self) -> float:
-        """R(1)."""
-        return float(self.correlation.values[1]) if self.correlation.length > 1 else 0.0
+    def drifts(self) -> bool:
+        """Whether the rates change, beyond the minimum effect."""
+        p = self.drift.p_value
+        return p is not None and p < _DRIFT_LEVEL and self.drift.relative_change > 0.1
+
+    @property
+    def repeats(self) -> bool:
+        """Whether participation is periodic."""
+        return self.period is not None and _is_periodic(self.period)
+
+    @property
+    def depends(self) -> bool:
+        """Whether neighbouring rounds are correlated, beyond the minimum effect."""
+        return _two_sided(self.lag_one[1]) < _LEVEL and abs(self.neighbour.value) > 0.02
+
+
+@dataclass(frozen=True)
+class _Estimate:
+    """An estimate and its standard deviation."""
+
+    value: float
+    error: float
+
+    @property
+    def z(self) -> float:
+        """The estimate in standard deviations."""
+        return self.value / self.error if self.error > 0 else 0.0
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """95%."""
+        return float(self.value - 1.96 * self.error), float(self.value + 1.96 * self.error)
+
+    @property
+    def finite_interval(self) -> tuple[float, float] | None:
+        """The interval; None if nothing is excluded."""
+        return self.interval if np.isfinite(self.interval).all() else None
+
+    def lies_within(self, low: float, high: float) -> bool:
+        """Return whether the interval lies inside these bounds."""
+        return low < self.interval[0] and self.interval[1] < high
+
+
+class _Ratio(_Estimate):
+    """An estimate relative to its value under independence, and its relative error."""
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """95%, symmetric on a logarithmic scale."""
+        factor = float(np.exp(1.96 * self.error))
+        value = max(self.value, 0.0)
+        return value / factor, value * factor
 
 
 def find_pattern(log: ParticipationLog) -> Pattern:
     """Classify the pattern of a log.
 
     Decisions are taken in a fixed order: drifting, cyclic, regularized, then Markov or independent
-    by the dependence on the previous round; each at level 0.001 (drift: 0.002) and with a minimum
-    effect. Dependence beyond the previous round, or too little data to exclude a correlation of
-    0.1, gives "undecided".
+    by the dependence on the previous round. Effects need a test at level 0.001 (drift: 0.002,
+    period: 0.0002) and a minimum size. That an effect is absent needs intervals (95%) inside stated
+    margins: the correlation of rounds within ±0.1, the variance of counts over a 25th of the log
+    within a factor of two of that of independent rounds. Otherwise the pattern is undecided. Tests
+    and intervals allow for dependence between clients.
     """
     run_counts = count_runs(log)
+    if log.length < MIN_ROUNDS:
+        return _no_pattern(
+            log, run_counts, f"{_count_rounds(log)}: too few to say anything about the pattern"
+        )
+    if (step := _round_step(log)) > 1:
+        reason = (
+            f"the rounds with clients are {step} rounds apart or multiples of it; if the others "
+            "never took place, number the rounds without gaps"
+        )
+        return _no_pattern(log, run_counts, reason)
     correlation = estimate_autocorrelation(log)
     if correlation is None:
-        clients = np.where(log.counts > 0, "always", "never")
-        return Pattern("always", 1.0, None, {"rate": 1.0}, 1.0, [], clients, run_counts)
+        return _describe_constant_presence(log, run_counts)
     results = _run_tests(log, run_counts, correlation)
-    family, confidence = _choose_family(results)
+    family, reason = _choose_family(results)
     period = results.period.rounds if family == "cyclic" and results.period else None
     profile = None if period is None else fold_over_period(log, period)
     return Pattern(
         family=family,
-        confidence=min(confidence, 0.9999),
+        reason=reason,
         period=period,
         parameters=_estimate_parameters(family, results, profile),
         mixing_time=_mixing_time(family, correlation),
@@ -141,92 +232,203 @@ def find_pattern(log: ParticipationLog) -> Pattern:
     )
 
 
+def _round_step(log: ParticipationLog) -> int:
+    """Return the c of a log in which every c-th round has clients and no other; otherwise 1."""
+    rounds = np.flatnonzero(log.cohorts)
+    step = max(1, int(np.gcd.reduce(rounds)))
+    return step if len(rounds) > log.length / (2 * step) else 1
+
+
+def _no_pattern(log: ParticipationLog, run_counts: RunCounts, reason: str) -> Pattern:
+    seen = log.counts > 0
+    parameters = {"rate": float(log.counts[seen].mean() / log.length)}
+    clients = np.where(seen, "undecided", "never")
+    return Pattern("undecided", reason, None, parameters, None, [], clients, run_counts)
+
+
+def _describe_constant_presence(log: ParticipationLog, run_counts: RunCounts) -> Pattern:
+    """Return "always" if the log is long enough to exclude rates below 0.85."""
+    excluded = _smallest_rate(log.length)
+    fact = (
+        f"every client that took part did so in each of {_count_rounds(log)}, which excludes rates "
+        f"below {excluded:.2f} (95%)"
+    )
+    if excluded < _ALWAYS:
+        return _no_pattern(log, run_counts, fact)
+    evidence = [Evidence(PRESENCE, fact, None, 1.0, (excluded, 1.0))]
+    clients = np.where(log.counts > 0, "always", "never")
+    return Pattern("always", "", None, {"rate": 1.0}, 1.0, evidence, clients, run_counts)
+
+
+def _smallest_rate(rounds: int) -> float:
+    """Return the rate at which presence in all of r rounds has probability 0.05: 0.05^(1/r)."""
+    return float(0.05 ** (1 / rounds))
+
+
+def _count_rounds(log: ParticipationLog) -> str:
+    return f"{log.length:,} round{'s' if log.length > 1 else ''}"
+
+
 def _run_tests(
     log: ParticipationLog, run_counts: RunCounts, correlation: Autocorrelation
 ) -> _TestResults:
     period = find_period(correlation)
-    if period is not None and _is_periodic(period):
-        drift = compare_halves(log, correlation, np.ones(log.size), period.rounds)
-    else:
-        times = (1 + run_counts.correlation) / (1 - run_counts.correlation)
-        segmented = estimate_autocorrelation(log, segments=2) or correlation
-        drift = compare_halves(log, segmented, times)
+    cycle = period.rounds if period is not None and _is_periodic(period) else 1
     rate = len(log.clients) / (log.length * max(1, int((log.counts > 0).sum())))
+    window = int(np.clip(2 / rate, 4, max(4, log.length // 4)))
+    longest = max(2, log.length // 25)
+    spread = np.sqrt(correlation.design_effect)  # dependence between clients widens all intervals
+    effect, error = run_second_order_test(run_counts)
+    p_values, z = run_lag_one_tests(run_counts)
+    neighbour, width = estimate_neighbour_correlation(log, correlation)
     return _TestResults(
         log=log,
         run_counts=run_counts,
         correlation=correlation,
-        lag_one=run_lag_one_tests(run_counts),
-        second_order=run_second_order_test(run_counts),
+        lag_one=(p_values, float(z / spread)),
+        neighbour=_Estimate(neighbour, width / 1.96),
+        beyond=_Estimate(effect, float(error * spread)),
+        dispersion=_Ratio(*correlation.window_dispersion(window)),
+        slow_dispersion=_Ratio(*correlation.window_dispersion(longest)),
+        windows=(window, longest),
         period=period,
-        drift=drift,
-        window=int(np.clip(2 / rate, 4, max(4, log.length // 4))),
+        drift=detect_drift(log, cycle),
     )
 
 
 def _is_periodic(period: PeriodCandidate) -> bool:
-    return period.p_value < _LEVEL and period.strength > 0.005
+    return period.p_value < _PERIOD_LEVEL and period.strength > 0.005 and period.persistence > 0.5
 
 
-def _choose_family(results: _TestResults) -> tuple[Family, float]:
-    """Return the family and the confidence in it."""
-    ratio, noise = results.dispersion
-    z, effect = results.second_order
-    drift = results.drift
-    if drift.p_value < _DRIFT_LEVEL and drift.relative_change > 0.1:
-        return "drifting", 1 - drift.p_value
-    if results.period is not None and _is_periodic(results.period):
-        return "cyclic", 1 - results.period.p_value
-    if ratio < 0.7 and (p := _p_below_one(ratio, noise)) < _LEVEL:
-        return "regularized", 1 - p
-    p = _two_sided(results.lag_one[1])
-    if p < _LEVEL and abs(results.neighbour_correlation) > 0.02:
-        beyond = abs(z) > 4 and abs(effect) > 0.05
-        return ("undecided", _two_sided(z)) if beyond else ("markov", 1 - p)
-    pairs = results.correlation.effective_clients * results.correlation.length
-    power = float(normal_sf(normal_isf(_LEVEL / 2) - 0.1 * np.sqrt(pairs)))
-    return ("independent", power) if power > 0.5 else ("undecided", power)
+def _choose_family(results: _TestResults) -> tuple[Family, str]:
+    """Return the family and, if it is undecided, the reason."""
+    dispersion, beyond = results.dispersion, results.beyond
+    if results.drifts:
+        return "drifting", ""
+    if results.repeats:
+        return "cyclic", ""
+    if dispersion.value < 0.7 and _p_below_one(dispersion) < _LEVEL:
+        return "regularized", ""
+    further = abs(beyond.z) > 4 and abs(beyond.value) > 0.05
+    if results.depends:
+        if further:
+            return "undecided", (
+                f"rounds are dependent: {_say_neighbour(results)}, and beyond the previous round "
+                f"by {beyond.value:+.3f} ({_say_interval(beyond)}), so no family fits"
+            )
+        if beyond.lies_within(-MARGIN, MARGIN):
+            return "markov", ""
+        return "undecided", (
+            f"rounds are dependent: {_say_neighbour(results)}; the log cannot tell whether "
+            f"memory ends with the previous round (beyond it {_say_interval(beyond)})"
+        )
+    if _excludes_dependence(results):
+        return "independent", ""
+    return "undecided", _say_what_is_open(results)
+
+
+def _excludes_dependence(results: _TestResults) -> bool:
+    """Return whether all intervals for dependence between rounds lie inside their margins."""
+    p = results.drift.p_value
+    return (
+        results.neighbour.lies_within(-MARGIN, MARGIN)
+        and results.beyond.lies_within(-MARGIN, MARGIN)
+        and results.slow_dispersion.lies_within(1 / VARIANCE_MARGIN, VARIANCE_MARGIN)
+        and (p is None or p >= _DRIFT_LEVEL)
+    )
+
+
+def _say_what_is_open(results: _TestResults) -> str:
+    """Return what a log without significant dependence on the previous round leaves open."""
+    open_questions = [f"{_say_neighbour(results)}"]
+    if not results.beyond.lies_within(-MARGIN, MARGIN):
+        open_questions.append(f"beyond the previous round {_say_interval(results.beyond)}")
+    slow = results.slow_dispersion
+    if not slow.lies_within(1 / VARIANCE_MARGIN, VARIANCE_MARGIN):
+        open_questions.append(
+            f"variance of counts in {results.windows[1]} rounds {slow.value:.2f} times that of "
+            f"independent rounds (95%: {slow.interval[0]:.2f} to {slow.interval[1]:.2f})"
+        )
+    p = results.drift.p_value
+    if p is not None and p < _DRIFT_LEVEL:
+        open_questions.append(_describe_drift(results.drift).result)
+    return f"neither dependence nor independence is excluded: {', '.join(open_questions)}"
+
+
+def _say_neighbour(results: _TestResults) -> str:
+    neighbour = results.neighbour
+    return (
+        f"correlation between neighbouring rounds {neighbour.value:+.3f} "
+        f"({_say_interval(neighbour)})"
+    )
+
+
+def _say_interval(estimate: _Estimate) -> str:
+    if estimate.finite_interval is None:
+        return "error unknown"
+    low, high = estimate.interval
+    return f"95%: {low:+.3f} to {high:+.3f}"
 
 
 def _collect_evidence(results: _TestResults) -> list[Evidence]:
-    lag_one = results.lag_one[1]
-    ratio, noise = results.dispersion
-    z, effect = results.second_order
+    neighbour, beyond = results.neighbour, results.beyond
     evidence = [
         Evidence(
-            "lag-1 runs test",
-            f"correlation between neighbouring rounds {results.neighbour_correlation:+.3f} "
-            f"(z = {lag_one:+.1f})",
-            _two_sided(lag_one),
+            NEIGHBOURS,
+            _say_neighbour(results),
+            _two_sided(results.lag_one[1]),
+            neighbour.value,
+            neighbour.finite_interval,
         ),
         Evidence(
-            "second-order test",
-            f"correlation beyond the previous round {effect:+.3f} (z = {z:+.1f})",
-            _two_sided(z),
-        ),
-        Evidence(
-            "dispersion of counts",
-            f"variance of counts in windows of {results.window} rounds {ratio:.2f} times that of "
-            "independent rounds",
-            min(1.0, 2 * min(_p_below_one(ratio, noise), _p_below_one(2 - ratio, noise))),
-        ),
-        Evidence(
-            "first half against second",
-            f"squared difference {results.drift.ratio:.2f} times that of a stationary log",
-            results.drift.p_value,
+            BEYOND,
+            f"correlation beyond the previous round {beyond.value:+.3f} ({_say_interval(beyond)})",
+            _two_sided(beyond.z),
+            beyond.value,
+            beyond.finite_interval,
         ),
     ]
+    named = zip(
+        (DISPERSION, SLOW_DISPERSION),
+        results.windows,
+        (results.dispersion, results.slow_dispersion),
+        strict=True,
+    )
+    for name, window, ratio in named:
+        low, high = ratio.interval
+        evidence.append(
+            Evidence(
+                name,
+                f"variance of counts in windows of {window} rounds {ratio.value:.2f} times that "
+                f"of independent rounds (95%: {low:.2f} to {high:.2f})",
+                min(1.0, _two_sided((ratio.value - 1) / ratio.error)),
+                ratio.value,
+                ratio.finite_interval,
+            )
+        )
+    evidence.append(_describe_drift(results.drift))
     if results.period is not None:
         strength = max(results.period.strength, 0)
         evidence.append(
             Evidence(
-                "periodicity",
+                PERIOD,
                 f"best period {results.period.rounds} rounds, which explains {strength:.0%} of the "
                 "variance",
                 results.period.p_value,
             )
         )
     return evidence
+
+
+def _describe_drift(drift: Drift) -> Evidence:
+    if drift.interval is None:
+        return Evidence(DRIFT, f"not testable: {drift.obstacle}", None)
+    low, high = drift.interval
+    result = (
+        f"rates of the two halves differ by {drift.relative_change:.0%} of their mean beyond "
+        f"chance (95%: {low:.0%} to {high:.0%}); {drift.batches} batches permuted"
+    )
+    return Evidence(DRIFT, result, drift.p_value, drift.relative_change, drift.interval)
 
 
 def _estimate_parameters(
@@ -247,7 +449,7 @@ def _estimate_parameters(
     if profile is not None:
         return profile.summary()
     if family == "regularized":
-        return {"dispersion": results.dispersion[0], "everyone_within": round(1 / rate)}
+        return {"dispersion": results.dispersion.value, "everyone_within": round(1 / rate)}
     if family == "drifting":
         return {"relative_change": results.drift.relative_change, "rate": rate}
     return {"rate": rate}
@@ -262,29 +464,36 @@ def _mixing_time(family: Family, correlation: Autocorrelation) -> float | None:
 def _classify_clients(
     family: Family, results: _TestResults, profile: CycleProfile | None
 ) -> NDArray[np.str_]:
-    """Return the family of each client by its own tests, with Holm's procedure over all clients."""
+    """Return the family of each client by its own tests, with Holm's procedure over all clients.
+
+    A client without an effect of its own is "independent" only if the family is, or if its own
+    correlation between neighbouring rounds is within the margin (95%).
+    """
     counts, length = results.log.counts, results.log.length
     families = np.full(len(counts), "undecided", dtype="<U12")
     enough = (counts >= 5) & (length - counts >= 5)
-    families[enough] = "regularized" if family == "regularized" else "independent"
+    within = np.abs(results.run_counts.correlation) + 1.96 / np.sqrt(length) < MARGIN
+    families[enough & (within | (family == "independent"))] = "independent"
+    if family == "regularized":
+        families[enough] = "regularized"
     families[enough & _reject_by_holm(results.lag_one[0], enough)] = (
         family if family in ("regularized", "undecided") else "markov"
     )
     if profile is not None:
         families[enough & profile.repeats] = "cyclic"
     families[enough & _reject_by_holm(results.drift.client_p_values, enough)] = "drifting"
-    families[counts == length] = "always"
+    families[counts == length] = "always" if _smallest_rate(length) >= _ALWAYS else "undecided"
     families[counts == 0] = "never"
     return families
 
 
 def _reject_by_holm(p_values: Floats, among: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Return which hypotheses are rejected at family-wise level 0.01 (Holm 1979)."""
+    """Return which hypotheses are rejected at the family-wise level of clients (Holm 1979)."""
     indices = np.flatnonzero(among)
     order = indices[np.argsort(p_values[indices])]
     adjusted = p_values[order] * np.arange(len(order), 0, -1)
     rejected = np.zeros(len(p_values), dtype=bool)
-    rejected[order[np.maximum.accumulate(adjusted) < 0.01]] = True
+    rejected[order[np.maximum.accumulate(adjusted) < _CLIENTS_LEVEL]] = True
     return rejected
 
 
@@ -292,6 +501,6 @@ def _two_sided(z: float) -> float:
     return float(2 * normal_sf(abs(z)))
 
 
-def _p_below_one(ratio: float, noise: float) -> float:
+def _p_below_one(ratio: _Ratio) -> float:
     """Return the one-sided p-value of a ratio below 1."""
-    return float(normal_sf((1 - ratio) / noise))
+    return float(normal_sf((1 - ratio.value) / ratio.error))

@@ -14,6 +14,10 @@ from fedtide.auditing.statistics.distributions import chi2_sf, normal_sf
 
 _MAX_PERIOD = 5000
 _MAX_CELLS = 1 << 25
+_LONG_CYCLE = 8
+"""Shorter cycles have few possible shifts and need more parts."""
+_SHIFTS = 9999
+"""Random shifts of the test that a cycle keeps its phase."""
 
 
 @dataclass(frozen=True)
@@ -24,12 +28,16 @@ class PeriodCandidate:
         rounds: c.
         strength: the mean of R over the multiples of c: 1 for a strict cycle.
         rise: the excess of R at these lags over the lags half-way between them.
-        p_value: of the weaker of the two, for all candidates together (Bonferroni).
+        persistence: C(c), relative to the highest R after R has first been negative: 1 for a cycle,
+            less if similar times between returns make the phase fade.
+        p_value: the largest of those of the two, for all candidates together (Bonferroni), and that
+            of the test that the cycle keeps its phase.
     """
 
     rounds: int
     strength: float
     rise: float
+    persistence: float
     p_value: float
 
 
@@ -75,7 +83,7 @@ class CycleProfile:
 
 
 def find_period(correlation: Autocorrelation) -> PeriodCandidate | None:
-    """Return the best candidate for the period, from 2 to T / 2 rounds; None in shorter logs.
+    """Return the best candidate for the period, from 2 to T / 3 rounds; None in shorter logs.
 
     With weights T − j c over the multiples j c < T, it maximises the smaller of
 
@@ -84,8 +92,11 @@ def find_period(correlation: Autocorrelation) -> PeriodCandidate | None:
     relative to their standard deviations without periodicity. A correlation that only decays has
     D <= 0, because it is convex; one that is negative at short lags, as in permutations, has
     C <= 0. A period c implies the period 2 c: the smallest divisor of equal strength is returned.
+
+    Cool-downs and queues return clients after similar times, too, but lose their phase: whether
+    the correlation at long lags sticks to the multiples of c is tested as well (`_test_phase`).
     """
-    most = min(correlation.length // 2, _MAX_PERIOD)
+    most = min(correlation.length // 3, _MAX_PERIOD)
     if most < 2:
         return None
     candidates = np.arange(2, most + 1)
@@ -93,7 +104,12 @@ def find_period(correlation: Autocorrelation) -> PeriodCandidate | None:
     weaker = np.minimum(strength, rise / np.sqrt(1.5))
     best = _select_shortest(strength, rise, noise)
     p = min(1.0, len(candidates) * float(normal_sf(weaker[best] / noise[best])))
-    return PeriodCandidate(int(candidates[best]), float(strength[best]), float(rise[best]), p)
+    if p < 0.01:
+        p = max(p, _test_phase(correlation.values, int(candidates[best])))
+    persistence = float(strength[best]) / _highest_return(correlation)
+    return PeriodCandidate(
+        int(candidates[best]), float(strength[best]), float(rise[best]), persistence, p
+    )
 
 
 def fold_over_period(log: ParticipationLog, period: int) -> CycleProfile:
@@ -136,7 +152,7 @@ def _select_shortest(strength: Floats, rise: Floats, noise: Floats) -> int:
     for divisor in range(period // 2, 1, -1):
         near = np.arange(max(period // divisor - 1, 2), period // divisor + 3) - 2
         near = near[near < len(strength)]
-        found = int(near[np.argmax(strength[near])])
+        found = int(near[np.argmax((strength + rise)[near])])
         if strength[found] >= enough:
             return found
     near = np.arange(max(best - 2, 0), min(best + 3, len(strength)))
@@ -150,7 +166,7 @@ def _score(correlation: Autocorrelation, c: int) -> tuple[float, float, float]:
     weights = (length - lags).astype(np.float64)
     strength = float(weights @ r[lags] / weights.sum())
     inner = lags[lags + (c + 1) // 2 < length]
-    pairs = correlation.effective_clients * weights.sum()
+    pairs = correlation.slow_clients * weights.sum()
     noise = float(np.sqrt(correlation.bartlett_factor / pairs))
     if len(inner) == 0:
         return strength, -1.0, noise
@@ -158,6 +174,37 @@ def _score(correlation: Autocorrelation, c: int) -> tuple[float, float, float]:
     inner_weights = weights[: len(inner)]
     rise = float(inner_weights @ (r[inner] - between / 2) / inner_weights.sum())
     return strength, rise, noise
+
+
+def _highest_return(correlation: Autocorrelation) -> float:
+    """Return the largest R(ℓ) less three standard deviations, once R has been negative."""
+    lags = np.arange(1, correlation.length // 2 + 1)
+    r = correlation.values[lags]
+    negative = np.flatnonzero(r < 0)
+    start = min(int(negative[0]) if len(negative) else len(r), len(r) // 2)
+    heights = r[start:] - 3 * correlation.standard_error(lags[start:])
+    return max(float(heights.max()), 1e-9)
+
+
+def _test_phase(r: Floats, c: int) -> float:
+    """Return the p-value of the mean of R over the multiples of c beyond T / 4.
+
+    The lags from T / 4 are cut into parts of T / 8 or c rounds (T / 32 for c < 8). If no cycle
+    keeps its phase that long, a random shift of each part changes nothing in distribution,
+    whatever the dependence between clients; it destroys the agreement of a cycle.
+    """
+    length = len(r)
+    lags = np.arange(c * max(1, -(-length // (4 * c))), length, c)
+    weights = (length - lags).astype(np.float64)
+    part = (lags - lags[0]) // max(c, length // (8 if c >= _LONG_CYCLE else 32))
+    moved = lags[:, None] + np.arange(c) - c // 2
+    moved = np.where(moved < length, moved, moved - c)
+    sums = np.zeros((int(part[-1]) + 1, c))  # of each part under each shift
+    np.add.at(sums, part, r[moved] * weights[:, None])
+    shifts = np.random.default_rng(0).integers(c, size=(_SHIFTS, len(sums)))
+    shifted = sums[np.arange(len(sums)), shifts].sum(axis=1)
+    exceeding = int((shifted >= float(r[lags] @ weights) - 1e-9).sum())
+    return (1 + exceeding) / (1 + _SHIFTS)
 
 
 def _interpolate(r: Floats, lags: NDArray[np.floating]) -> Floats:

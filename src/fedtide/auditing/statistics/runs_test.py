@@ -95,15 +95,18 @@ def run_lag_one_tests(runs: RunCounts) -> tuple[Floats, float]:
 
 
 def run_second_order_test(runs: RunCounts) -> tuple[float, float]:
-    """Test for dependence beyond the previous round; return z and effect, pooled over clients.
+    """Test for dependence beyond the previous round, pooled over clients.
 
     In a Markov chain x_t and x_{t+2} are independent given the round between: the 2 × 2 tables of
     every client and every middle state are combined (Cochran, Mantel and Haenszel). The effect is
     the common correlation: Σ (observed − expected) relative to its largest possible value.
+
+    Returns:
+        the effect and its standard deviation without dependence, infinite if it is unknown.
     """
     m = float(runs.length - 2)
     if m < 3:
-        return 0.0, 0.0
+        return 0.0, np.inf
     on = runs.ones - runs.first - runs.last  # middle round on
     before = runs.pairs - runs.last * runs.second_last  # 11?
     after = runs.pairs - runs.first * runs.second  # ?11
@@ -113,8 +116,8 @@ def run_second_order_test(runs: RunCounts) -> tuple[float, float]:
     sums_off = _combine_tables(runs.returns, before, after, m - on)
     excess, variance, scale = (a + b for a, b in zip(sums_on, sums_off, strict=True))
     if variance <= 0:
-        return 0.0, 0.0
-    return excess / np.sqrt(variance), excess / scale
+        return 0.0, np.inf
+    return excess / scale, float(np.sqrt(variance)) / scale
 
 
 def _combine_tables(

@@ -1,0 +1,117 @@
+"""Accuracy of the audit's statements on clients: who left, and how many were never seen.
+
+    python benchmarks/clients.py churn [--logs 1000] [--rounds 500] [--only Markov]
+    python benchmarks/clients.py unseen [--logs 1000]
+
+`churn` draws stationary logs of families of `participation_families` and prints the share of logs
+in which any client is called gone or late, and the share of the clients found if a tenth of them
+leave half-way. `unseen` prints how often the interval of the number of unseen clients covers it,
+and how often its lower end holds.
+"""
+
+from __future__ import annotations
+
+import argparse
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from fedtide.auditing import ParticipationLog
+from fedtide.auditing.statistics.churn import Churn, find_churn
+from fedtide.auditing.statistics.unseen import estimate_unseen
+from participation_families import FAMILIES
+
+Present = NDArray[np.bool_]
+
+_CHURN_FAMILIES = (
+    "Bernoulli, uneven rates",
+    "Bernoulli, all 0.2",
+    "uniform, a tenth a round",
+    "Markov, correlation 0.75, all 0.2",
+    "Markov 0.9, server takes 5 at random",
+    "Weibull(0.6) sessions",
+    "Pareto(1.5) sessions",
+    "a fortieth a round, pause of 24 rounds",
+    "weeks of phones, redrawn",
+    "cycles of 100 rounds",
+)
+_CLIENTS = 100
+
+
+def build_log(present: Present) -> ParticipationLog:
+    """Return the log of the clients that took part."""
+    rounds, clients = np.nonzero(present)
+    names, clients = np.unique(clients, return_inverse=True)
+    return ParticipationLog.from_entries(
+        pl.Series(names), rounds, clients.astype(np.int32), (0, len(present))
+    )
+
+
+def detect_churn(present: Present) -> Churn:
+    """Return the churn of a log, without the intervals of the rates."""
+    log = build_log(present)
+    ones = np.ones(log.size)
+    rates: Any = SimpleNamespace(autocorrelation_time=ones, freedom=ones, intervals=False)
+    return find_churn(log, rates)
+
+
+def churn(logs: int, rounds: int, only: str) -> None:
+    """Print how often stationary logs have churn, and how much of it is found."""
+    print("family".ljust(42), "any false", "found", sep="  ")
+    leavers = np.arange(0, _CLIENTS, 10)
+    for name in _CHURN_FAMILIES:
+        if only not in name:
+            continue
+        family, random = FAMILIES[name](_CLIENTS), np.random.default_rng(0)
+        false = found = 0.0
+        for _ in range(logs):
+            present = family.draw(random, 1, rounds)[0]
+            result = detect_churn(present)
+            false += len(result.gone) + len(result.late) > 0
+            present[rounds // 2 :, leavers] = False
+            seen = np.flatnonzero(present.any(axis=0))
+            found += np.isin(seen[detect_churn(present).gone], leavers).sum() / len(leavers)
+        print(name.ljust(42), f"{false / logs:9.3f}  {found / logs:5.2f}", flush=True)
+
+
+def unseen(logs: int) -> None:
+    """Print the coverage of the number of clients never seen."""
+    random = np.random.default_rng(0)
+    print("rates".ljust(36), "unseen", "interval covers", "lower end holds", sep="  ")
+    for name, rates, rounds in (
+        ("1000 clients, all 0.02, 50 rounds", np.full(1000, 0.02), 50),
+        ("300 clients, all 0.01, 300 rounds", np.full(300, 0.01), 300),
+        ("50 clients, all 0.01, 300 rounds", np.full(50, 0.01), 300),
+        ("500 clients, 0.005 to 0.03, 100 rounds", np.linspace(0.005, 0.03, 500), 100),
+        ("500 clients, gamma(2), mean 0.02, 100", random.gamma(2, 0.01, 500), 100),
+        ("500 clients, exponential, mean 0.02, 100", random.gamma(1, 0.02, 500), 100),
+    ):
+        truths, covered, held = [], 0, 0
+        for _ in range(logs):
+            found = estimate_unseen(build_log(random.random((rounds, len(rates))) < rates), 1.0)
+            truths.append(len(rates) - found.seen)
+            covered += found.interval[0] <= truths[-1] <= found.interval[1]
+            held += found.interval[0] <= truths[-1]
+        cells = (f"{np.mean(truths):8.1f}", f"{covered / logs:8.3f}", f"{held / logs:8.3f}")
+        print(name.ljust(40), *cells, sep="  ", flush=True)
+
+
+def main() -> None:
+    """Run the benchmark named on the command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("what", choices=["churn", "unseen"])
+    parser.add_argument("--logs", type=int, default=1000)
+    parser.add_argument("--rounds", type=int, default=500)
+    parser.add_argument("--only", default="")
+    given = parser.parse_args()
+    if given.what == "churn":
+        churn(given.logs, given.rounds, given.only)
+    else:
+        unseen(given.logs)
+
+
+if __name__ == "__main__":
+    main()

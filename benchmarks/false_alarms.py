@@ -1,0 +1,182 @@
+"""False alarms of the audit's verdicts on stationary logs, and its power against drift.
+
+Both functions print Markdown tables. Families come from `participation_families`, drawn with NumPy
+alone; a false alarm is a verdict of an effect that the process does not have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from fedtide.auditing import ParticipationLog
+from fedtide.auditing.statistics.pattern import Pattern, find_pattern
+from participation_families import FAMILIES, Draw, chain_states, smallest
+
+Numbers = NDArray[np.float64]
+Present = NDArray[np.bool_]
+Random = np.random.Generator
+
+
+@dataclass(frozen=True)
+class Truth:
+    """Which effects a stationary process has.
+
+    Args:
+        dependent: rounds are dependent.
+        regular: counts vary less than by chance.
+        period: of which any period found must be a multiple; None if there is none.
+    """
+
+    dependent: bool = True
+    regular: bool = False
+    period: int | None = None
+
+
+INDEPENDENT, DEPENDENT = Truth(dependent=False), Truth()
+EVEN = Truth(regular=True)
+
+STATIONARY: dict[str, Truth] = {
+    "Bernoulli, uneven rates": INDEPENDENT,
+    "uniform, a tenth a round": INDEPENDENT,
+    "paper 004's weights, stretched to N clients": INDEPENDENT,
+    "four regions, each up in half of the rounds": INDEPENDENT,
+    "Markov, correlation 0.3, uneven rates": DEPENDENT,
+    "Markov, correlation up to 0.95, uneven rates": DEPENDENT,
+    "Markov, correlation 0.75, all 0.2": DEPENDENT,
+    "Markov, correlation 0.95, all 0.3": DEPENDENT,
+    "four regions, each a chain of correlation 0.8": DEPENDENT,
+    "Markov 0.9, server takes 5 at random": DEPENDENT,
+    "Markov 0.9, server takes the 5 longest absent": EVEN,
+    "Weibull(0.6) sessions": DEPENDENT,
+    "Pareto(1.5) sessions": DEPENDENT,
+    "pause of 24 rounds": EVEN,
+    "a fortieth a round, pause of 24 rounds": EVEN,
+    "weeks of phones, redrawn": Truth(regular=True, period=8),
+    "cycles of 24 rounds": Truth(regular=True, period=24),
+    "cycles of 100 rounds": Truth(regular=True, period=100),
+    "three groups in turn, at random within": Truth(regular=True, period=60),
+    "permutations": EVEN,
+}
+"""Cycles and queues are regular: verdicts of regularity are no false alarms there."""
+
+
+def regions(random: Random, logs: int, rounds: int, clients: int, correlation: float) -> Present:
+    """Four regions go up and down; the clients of one that is up take part with 0.5."""
+    rates = np.full(4, 0.5)
+    up = chain_states(random, logs, rounds, rates, np.full(4, correlation))
+    return up[:, :, np.arange(clients) % 4] & (random.random((logs, rounds, clients)) < 0.5)
+
+
+def make_draw(name: str, clients: int) -> Draw:
+    if name.startswith("four regions"):
+        correlation = 0.8 if "chain" in name else 0.0
+        return lambda random, logs, rounds: regions(random, logs, rounds, clients, correlation)
+    if name == "Markov, correlation 0.95, all 0.3":
+        rates, slow = np.full(clients, 0.3), np.full(clients, 0.95)
+        return lambda random, logs, rounds: chain_states(random, logs, rounds, rates, slow)
+    return FAMILIES[name](clients).draw
+
+
+def scaled(factors: Callable[[Numbers, Numbers], Numbers], correlation: float = 0.0) -> Callable:
+    """Rates from 0.1 to 0.4, multiplied by factors of time (T, 1), 0 to 1, and client (N,)."""
+
+    def draw(random: Random, logs: int, rounds: int, clients: int) -> Present:
+        time = (np.arange(rounds)[:, None] + 0.5) / rounds
+        rates = np.linspace(0.1, 0.4, clients) * factors(time, np.arange(clients))
+        draws = random.random((logs, rounds, clients))
+        present = draws < rates
+        for t in range(1, rounds if correlation else 0):
+            before = present[:, t - 1]
+            present[:, t] = draws[:, t] < rates[t] * (1 - correlation) + correlation * before
+        return present
+
+    return draw
+
+
+def swapped(random: Random, logs: int, rounds: int, clients: int) -> Present:
+    """A tenth of the clients a round; every second has threefold weight, the others from T / 2."""
+    clocks = random.exponential(size=(logs, rounds, clients))
+    even = (np.arange(clients) + (np.arange(rounds)[:, None] >= rounds // 2)) % 2 == 0
+    keys = np.where(even, clocks / 3, clocks).reshape(-1, clients)
+    return smallest(keys, max(1, clients // 10)).reshape(logs, rounds, clients)
+
+
+CHANGES: dict[str, Callable] = {
+    "step: rates halve half-way": scaled(lambda u, n: np.where(u < 0.5, 1.0, 0.5)),
+    "step: rates halve after a quarter": scaled(lambda u, n: np.where(u < 0.25, 1.0, 0.5)),
+    "ramp: rates fall to half": scaled(lambda u, n: 1 - 0.5 * u),
+    "half of the clients rise by a half, half fade": scaled(
+        lambda u, n: 1 + np.where(n % 2, 0.5, -0.5) * (2 * u - 1)
+    ),
+    "step: rates halve half-way, Markov of correlation 0.5": scaled(
+        lambda u, n: np.where(u < 0.5, 1.0, 0.5), 0.5
+    ),
+    "step: rates halve half-way, Markov of correlation 0.75": scaled(
+        lambda u, n: np.where(u < 0.5, 1.0, 0.5), 0.75
+    ),
+    "weights of 3 and 1 swap half-way, a tenth a round": swapped,
+}
+
+
+def find_patterns(draw: Draw, logs: int, rounds: int) -> list[Pattern]:
+    found = []
+    for seed in range(0, logs, 20):
+        for present in draw(np.random.default_rng(seed), min(20, logs - seed), rounds):
+            numbers, ids = np.nonzero(present)
+            names = pl.Series("client", np.arange(present.shape[1]))
+            span = (0, len(present))
+            log = ParticipationLog.from_entries(names, numbers, ids.astype(np.int32), span)
+            found.append(find_pattern(log))
+    return found
+
+
+def format_share(hits: list[bool], applies: bool = True) -> str:
+    """Return a share in percent and its standard error, (0.5 + hits) / (1 + logs) if it is 0."""
+    if not applies:
+        return "–"
+    share = max(float(np.mean(hits)), 0.5 / (1 + len(hits)))
+    error = np.sqrt(share * (1 - share) / len(hits))
+    return f"{100 * np.mean(hits):.1f} ± {100 * error:.1f}"
+
+
+def tabulate_false_alarms(logs: int, clients: int, rounds: int, only: str) -> None:
+    print(f"{logs} logs of {clients} clients and about {rounds} rounds each, in percent\n")
+    print(
+        "| process | drift | drift of any client | wrong period | dependence | regularity "
+        "| called independent |\n|---|---|---|---|---|---|---|"
+    )
+    for name, truth in STATIONARY.items():
+        if only not in name:
+            continue
+        length = rounds // 56 * 56 if "phones" in name else rounds
+        found = find_patterns(make_draw(name, clients), logs, length)
+        wrong = [p.period is not None and p.period % (truth.period or 10**6) != 0 for p in found]
+        families = [p.family for p in found]
+        cells = [
+            format_share([f == "drifting" for f in families]),
+            format_share([bool((p.clients == "drifting").any()) for p in found]),
+            format_share(wrong),
+            format_share([f == "markov" for f in families], not truth.dependent),
+            format_share([f == "regularized" for f in families], not truth.regular),
+            format_share([f == "independent" for f in families], truth.dependent),
+        ]
+        print(f"| {name} | {' | '.join(cells)} |", flush=True)
+
+
+def tabulate_power(logs: int, clients: int, rounds: int, only: str) -> None:
+    print(f"\n{logs} logs of {clients} clients and {rounds} rounds each, in percent\n")
+    print("| change | called drifting | not testable |\n|---|---|---|")
+    for name, draw in CHANGES.items():
+        if only not in name:
+            continue
+        found = find_patterns(lambda r, m, t, d=draw: d(r, m, t, clients), logs, rounds)
+        cells = [
+            format_share([p.family == "drifting" for p in found]),
+            format_share([p.drift is not None and p.drift.p_value is None for p in found]),
+        ]
+        print(f"| {name} | {' | '.join(cells)} |", flush=True)

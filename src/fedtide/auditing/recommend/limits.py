@@ -1,0 +1,111 @@
+"""What no weights can correct."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import polars as pl
+
+from fedtide.auditing.log.participation_log import Ints, ParticipationLog
+from fedtide.auditing.recommend.ranking import Findings
+from fedtide.auditing.statistics.churn import Churn
+from fedtide.auditing.statistics.stages import Availability, Selection
+from fedtide.auditing.statistics.unseen import UnseenClients
+
+_NAMED = 3
+"""The most clients that a sentence names."""
+
+
+def list_limits(
+    findings: Findings,
+    selection: Selection | None,
+    availability: Availability | None,
+    churn: Churn,
+    unseen: UnseenClients | None,
+) -> list[str]:
+    """Return what no weights can correct, in sentences."""
+    log = findings.log
+    limits = _describe_unused(log, len(findings.coverage.never), selection, availability)
+    if unseen is not None and unseen.interval[0] > 0:
+        limits.append(
+            "clients that never came are missing from all numbers here; give the number of clients "
+            "with --clients, or their names with --roster"
+        )
+    if len(churn.gone):
+        limits.append(
+            f"{_count(len(churn.gone), log.size)} left for good "
+            f"({_name(churn.gone, log.names)}): weights can no longer correct their share"
+        )
+    if once := int((log.counts == 1).sum()):
+        limits.append(f"{_count(once, log.size)} took part only once, with a single update")
+    if findings.pattern.family == "drifting":
+        limits.append("the rates drift: results for this log may not hold for the next one")
+    return limits
+
+
+def _describe_unused(
+    log: ParticipationLog,
+    never: int,
+    selection: Selection | None,
+    availability: Availability | None,
+) -> list[str]:
+    """Return why clients were never used, as far as the log tells."""
+    if not never:
+        return []
+    if selection is None:
+        return [
+            f"{_count(never, log.size)} never took part, and no method can learn from a client "
+            "before it does; the log does not say who was available"
+        ]
+    limits = []
+    if availability is not None and len(availability.never):
+        limits.append(
+            f"{_were(len(availability.never), log.size)} never available: out of reach of any "
+            "method"
+        )
+    lost, refused = len(selection.lost), len(selection.refused)
+    if availability is None and never > lost + refused:
+        limits.append(
+            f"{_were(never - lost - refused, log.size)} never selected; the log does not say who "
+            "was available"
+        )
+    if left_out := len(selection.left_out):
+        limits.append(
+            f"{_share(left_out, never)} that were never used had been available: selection left "
+            "them out, and another selection could reach them"
+        )
+    if lost:
+        limits.append(
+            f"{_share(lost, never)} that were never used had been selected but never reported "
+            f"({_name(selection.lost, log.names)})"
+        )
+    if refused and selection.reports is not None:
+        times = [f"reported {selection.reports[n]:,} times" for n in selection.refused]
+        limits.append(
+            f"{_share(refused, never)} that were never used had reported, and every update of "
+            f"theirs was refused ({_name(selection.refused, log.names, times)})"
+        )
+    return limits
+
+
+def _count(count: int, total: int) -> str:
+    return f"{count:,} of {total:,} clients"
+
+
+def _were(count: int, total: int) -> str:
+    return f"{_count(count, total)} {'was' if count == 1 else 'were'}"
+
+
+def _share(count: int, never: int) -> str:
+    if count == never:
+        return f"all {never:,} clients" if never > 1 else "the one client"
+    return f"{count:,} of the {never:,} clients"
+
+
+def _name(clients: Ints, names: pl.Series, details: Sequence[str] = ()) -> str:
+    """Return the names of the first clients, each with its detail, and the number of the others."""
+    shown = [str(names[int(n)]) for n in clients[:_NAMED]]
+    if details:
+        shown = [f"{name} {detail}" for name, detail in zip(shown, details, strict=False)]
+    others = len(clients) - len(shown)
+    return ", ".join(shown) + (f", and {others:,} more" if others else "")

@@ -1,0 +1,239 @@
+"""The problem on which methods are replayed: clients whose optima differ, as their data would."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import polars as pl
+
+from fedtide.auditing.log.participation_log import Floats, Ints, ParticipationLog
+from fedtide.auditing.recommend.log_replay import Script, Settings, replay
+from fedtide.auditing.statistics.forgetting import Forgetting
+from fedtide.auditing.statistics.influence import ObjectiveComparison, mean_intervals
+from fedtide.auditing.statistics.rate_estimates import RateEstimates
+from fedtide.randomness import generator
+
+_STEPS = 0.8 * 10.0 ** (-np.arange(9) / 2)
+"""φ, the products of step size and curvature."""
+_CURVATURES = 10.0 ** (-np.arange(3) / 2)
+"""h of the problem's coordinates; each is a shift on the grid of φ."""
+_TUNED = len(_STEPS) - len(_CURVATURES) + 1
+"""The number of step sizes that each method may choose from."""
+_TIMING, _RATES, _UNRELATED, _NOISE = 4, 1, 4, 2
+"""Coordinates of each kind."""
+_SHARES = {"timing": 0.4, "rates": 0.3, "unrelated": 0.3}
+"""Shares of the variance between the clients' optima."""
+_NOISE_VARIANCE = 0.1
+_BLOCKS = 6
+_ROUNDS, _ENTRIES, _CLIENTS = 3000, 40_000, 3000
+_RANK = 6
+_MAX_CELLS = 4_000_000
+"""Cells of the table of participations by client and window."""
+
+
+@dataclass(frozen=True, eq=False)
+class ReplayedLoss:
+    """The loss of a method in the last third of a replay, around its best step size.
+
+    Args:
+        loss: F(x_t) − F(x*) over its value at the start, by block of rounds, shape (B,).
+    """
+
+    loss: Floats
+
+    @property
+    def mean(self) -> float:
+        """The mean over the blocks."""
+        return float(self.loss.mean())
+
+    def error_of_gap(self, other: ReplayedLoss) -> float:
+        """Return the standard error of the difference of two means, from the blocks."""
+        gaps = self.loss - other.loss
+        return float(gaps.std(ddof=1) / np.sqrt(len(gaps))) if len(gaps) > 1 else 0.0
+
+
+@dataclass(frozen=True, eq=False)
+class ReplayProblem:
+    """A script, and what its coordinates stand for.
+
+    Optima of clients differ in three ways, in coordinates of their own: by when clients take part
+    (those that take part at the same times are alike), by how often, and unrelated to it. The
+    first two are mixed with the third as far as chance explains the differences between clients in
+    time and rate. Gradients have noise. F is the sum over the coordinates, whose curvatures are 1,
+    0.32 and 0.1.
+
+    Args:
+        script: what happens.
+        weights: of the squares of each coordinate in the loss, for each curvature, shape (H, K).
+    """
+
+    script: Script
+    weights: Floats
+
+    def run(self, methods: Sequence[Settings]) -> list[ReplayedLoss]:
+        """Return the loss of each method around the best of its step sizes.
+
+        Step sizes are never tuned exactly, so the loss is (l_{k−1} + 2 l_k + l_{k+1}) / 4 for the
+        losses l of neighbouring step sizes, each at most the loss at the start.
+        """
+        squares = replay(self.script, methods, _BLOCKS)
+        at_start = float(self.weights[:, 0].sum())
+        found = []
+        for of_method in squares:
+            losses = sum(
+                of_method[:, shift : shift + _TUNED] @ weights
+                for shift, weights in enumerate(self.weights)
+            )
+            capped = np.pad(np.minimum(losses / at_start, 1.0), ((0, 0), (1, 1)), mode="edge")
+            smooth = (capped[:, :-2] + 2 * capped[:, 1:-1] + capped[:, 2:]) / 4
+            found.append(ReplayedLoss(smooth[:, int(np.argmin(smooth.mean(axis=0)))]))
+        return found
+
+
+def make_problem(
+    log: ParticipationLog,
+    rates: RateEstimates,
+    objectives: ObjectiveComparison,
+    forgetting: Forgetting,
+    cutoffs: Sequence[int],
+    seed: int,
+    long: bool = False,
+) -> ReplayProblem:
+    """Return the problem for a log.
+
+    The last 3000 rounds are replayed, of a random subset of the clients where there are more than
+    3000 of them or 40,000 entries; ten times as many of each if `long`. Known rates have the errors
+    of rates from another log of this length: p_n is multiplied by a draw of the gamma distribution
+    with the relative variance of its estimate.
+
+    Args:
+        log: the participation log.
+        rates: of the clients.
+        objectives: for the skew.
+        forgetting: of the log.
+        cutoffs: of FedAU.
+        seed: of the problem.
+        long: whether to replay more.
+    """
+    random = generator(seed, "audit-replay")
+    part, chosen = _select(log, random, 10 if long else 1)
+    wanted = objectives.wanted[chosen]
+    wanted = wanted / wanted.sum() if wanted.sum() > 0 else np.full(part.size, 1 / part.size)
+    centers = _draw_centers(part, chosen, wanted, objectives, forgetting, random)
+    kinds = centers.shape[1]
+    targets = np.zeros((len(part.clients), 1 + kinds + _NOISE), dtype=np.float32)
+    targets[:, 1 : 1 + kinds] = centers[part.clients]
+    targets[:, 1 + kinds :] = random.normal(size=(len(part.clients), _NOISE))
+    start = np.zeros(targets.shape[1], dtype=np.float32)
+    start[0] = 1.0
+    by_client = np.argsort(part.clients, kind="stable")
+    omegas = {}
+    for cutoff in cutoffs:
+        omegas[cutoff] = np.empty(len(by_client))
+        omegas[cutoff][by_client] = mean_intervals(part.rounds, part.client_starts, cutoff)
+    script = Script(
+        starts=part.starts,
+        clients=part.clients,
+        size=part.size,
+        targets=targets,
+        start=start,
+        steps=_STEPS.astype(np.float32),
+        factors=part.size * wanted,
+        omegas=omegas,
+        rates=_draw_rates(log, rates, random)[chosen],
+        samples=part.samples,
+    )
+    return ReplayProblem(script, _weigh_coordinates())
+
+
+def _select(
+    log: ParticipationLog, random: np.random.Generator, extent: int
+) -> tuple[ParticipationLog, Ints]:
+    """Return the part of the log that is replayed, and its clients' indices in the log."""
+    end = 1 + int(np.flatnonzero(log.cohorts)[-1])
+    first = max(0, end - extent * _ROUNDS)
+    entries = log.clients[log.starts[first] : log.starts[end]]
+    share = min(1.0, extent * _CLIENTS / log.size, extent * _ENTRIES / len(entries))
+    chosen = np.arange(log.size)
+    if share < 1:
+        some = random.permutation(log.size)[: max(2, round(share * log.size))]
+        chosen = np.union1d(some, entries[-1:])  # at least one that took part
+    place = np.full(log.size, -1, dtype=np.int32)
+    place[chosen] = np.arange(len(chosen))
+    rounds = np.repeat(np.arange(first, end), log.cohorts[first:end])
+    kept = place[entries] >= 0
+    names = pl.Series("client", np.arange(len(chosen)))
+    part = ParticipationLog.from_entries(names, rounds[kept], place[entries][kept], (first, end))
+    samples = None if log.samples is None else np.nan_to_num(log.samples[chosen], nan=1.0)
+    return replace(part, samples=samples), chosen
+
+
+def _draw_rates(log: ParticipationLog, rates: RateEstimates, random: np.random.Generator) -> Floats:
+    """Return rates with the errors of estimates from another log, (N,), at least 1 / T."""
+    rate = np.maximum(rates.estimate, 1 / log.length)
+    times = np.nan_to_num(rates.autocorrelation_time, nan=1.0)
+    draws = log.length * rate / np.maximum(times * (1 - rate), 1e-6)
+    draws = np.clip(draws, 0.5, 1e9)
+    return np.asarray(np.clip(rate * random.gamma(draws) / draws, 1 / log.length, 1.0))
+
+
+def _draw_centers(
+    part: ParticipationLog,
+    chosen: Ints,
+    wanted: Floats,
+    objectives: ObjectiveComparison,
+    forgetting: Forgetting,
+    random: np.random.Generator,
+) -> Floats:
+    """Return e_n, shape (N, coordinates), with weighted mean 0 and variance 1."""
+    timing = _standardise(_find_activity(part, max(2, forgetting.window), random), wanted)
+    influence = objectives.in_force.weights[chosen] / np.maximum(wanted, 1e-300)
+    least = influence[influence > 0].min(initial=1.0)
+    by_rate = _standardise(np.log(np.maximum(influence, least))[:, None], wanted)
+    skew = objectives.in_force.skew
+    real = min(1.0, skew.corrected / max(skew.observed, 1e-12)) ** 2
+    unrelated = random.normal(size=(part.size, _TIMING + _RATES + _UNRELATED))
+    shares = np.concatenate([np.full(_TIMING, forgetting.reliability), np.full(_RATES, real)])
+    related = np.sqrt(shares) * np.concatenate([timing, by_rate], axis=1)
+    unrelated[:, : len(shares)] *= np.sqrt(1 - shares)
+    unrelated[:, : len(shares)] += related
+    return _standardise(unrelated, wanted)
+
+
+def _find_activity(part: ParticipationLog, window: int, random: np.random.Generator) -> Floats:
+    """Return coordinates in which clients that take part at the same times are alike.
+
+    They are random mixtures of the leading components of the table of participations by client and
+    window, as deviations from constant rates over their standard deviation.
+    """
+    rounds = np.repeat(np.arange(part.length), part.cohorts)
+    window = max(window, -(-part.size * part.length // _MAX_CELLS))
+    windows = -(-part.length // window)
+    cells = part.clients.astype(np.int64) * windows + rounds // window
+    table = np.bincount(cells, minlength=part.size * windows).reshape(part.size, windows)
+    expected = table.sum(axis=1, keepdims=True) * table.sum(axis=0) / max(1, table.sum())
+    deviations = (table - expected) / np.sqrt(np.maximum(expected, 1e-3))
+    rank = min(_RANK, windows, part.size)
+    basis = random.normal(size=(windows, rank))
+    for _ in range(3):  # subspace iteration
+        basis = np.linalg.qr(deviations.T @ (deviations @ basis))[0]
+    return np.asarray(deviations @ basis @ random.normal(size=(rank, _TIMING)))
+
+
+def _standardise(values: Floats, wanted: Floats) -> Floats:
+    """Return the columns with weighted mean 0 and variance 1; columns without variance stay 0."""
+    centred = values - wanted @ values
+    deviation = np.sqrt(wanted @ centred**2)
+    return np.asarray(centred / np.where(deviation > 1e-9, deviation, np.inf))
+
+
+def _weigh_coordinates() -> Floats:
+    """Return the weight of each coordinate's square in the loss, for each curvature, (H, K)."""
+    weights = [1.0]
+    for kind, number in (("timing", _TIMING), ("rates", _RATES), ("unrelated", _UNRELATED)):
+        weights += [_SHARES[kind] / number] * number
+    noise = [_NOISE_VARIANCE / _NOISE] * _NOISE
+    # Noise of variance proportional to the curvature h moves x by h⁻² times that.
+    return np.stack([[*(h * np.array(weights)), *noise] for h in _CURVATURES])

@@ -1,0 +1,242 @@
+"""Churn: clients that left for good, and clients that joined late."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedtide.auditing.log.participation_log import Floats, Ints, ParticipationLog
+from fedtide.auditing.statistics.rate_estimates import RateEstimates, wilson_interval
+
+_ALPHA = 0.005
+"""The probability that a stationary log has any client called gone, or any called late."""
+_TAIL = 20
+"""The number of longest silences behind the extrapolation."""
+_MIN_SHAPE, _MAX_SHAPE = 0.4, 0.5
+"""Of the tail of silences: Weibull's shape. A higher one, up to 1 for the exponential tail of
+exchangeable rounds, finds more, but fails where all clients share bad weeks."""
+_MAX_ENTRIES = 1 << 22
+"""Above this number of entries, the silences of evenly spaced clients are used."""
+
+
+@dataclass(frozen=True, eq=False)
+class Churn:
+    """Which clients left for good and which joined late.
+
+    A client is called gone if its silence at the end of the log is longer, for its habits, than any
+    that the log's silences with a return make likely; and late if the same holds for the log in
+    reverse. On a log in which no client leaves or joins, each list is empty with probability 0.995.
+
+    Args:
+        first: the round of each client's first participation, shape (N,); −1: none.
+        last: of its last one, (N,); −1: none.
+        gone: the clients that left, by index.
+        late: the clients that joined after the start, by index.
+        gone_p_values: of each client, over all clients together (Bonferroni), (N,).
+        late_p_values: likewise.
+        rates: the rate from joining to leaving, (N,): after the first participation if the client
+            is late, before the last one if it is gone.
+        low: lower end of a 95% interval of `rates`, (N,).
+        high: upper end, (N,).
+        tested: whether the log has enough silences with a return to compare with.
+    """
+
+    first: Ints
+    last: Ints
+    gone: Ints
+    late: Ints
+    gone_p_values: Floats
+    late_p_values: Floats
+    rates: Floats
+    low: Floats
+    high: Floats
+    tested: bool
+
+    @property
+    def states(self) -> NDArray[np.str_]:
+        """Each client's state, (N,): "present", "gone", "late", "late, gone" or "never"."""
+        states = np.full(len(self.first), "present", dtype="<U10")
+        states[self.first < 0] = "never"
+        states[self.late] = "late"
+        states[self.gone] = "gone"
+        states[np.intersect1d(self.late, self.gone)] = "late, gone"
+        return states
+
+
+@dataclass(frozen=True, eq=False)
+class _Silences:
+    """The silences of a log that ended with a return, for the tests of one direction of time.
+
+    A silence after round s of a client that was first seen in round f and took part k times since
+    scores, after it has lasted until round t,
+
+        x = k log((t − f) / (s − f)),
+
+    which is exponentially distributed with mean 1 if rounds are exchangeable.
+
+    Args:
+        length: T.
+        clients: the number of clients whose silences these are.
+        factors: k, (G,).
+        starts: s − f, (G,).
+        ends: t − f of the last silent round, (G,).
+        firsts: f, (G,).
+    """
+
+    length: int
+    clients: int
+    factors: Floats
+    starts: Floats
+    ends: Floats
+    firsts: Floats
+
+    @cached_property
+    def scores(self) -> Floats:
+        """x at the end of each silence, (G,)."""
+        return _score(self.factors, self.starts, self.ends)
+
+    def exceedance(self, score: float) -> float:
+        """Return the share of clients and later rounds of which the silence scores above `score`.
+
+        The later rounds are those of the second half, whose histories are as long as those at the
+        end of the log. A share of at least half a round is counted for each such silence.
+        """
+        above = self.scores >= score
+        begins = self.firsts[above] + self.starts[above] * np.exp(score / self.factors[above])
+        half = self.length // 2
+        ends = self.firsts[above] + self.ends[above] + 1
+        time = np.maximum(ends - np.maximum(begins, half), 0.5).sum()
+        return min(0.5, float(time) / (self.clients * (self.length - half)))
+
+    def find_p_values(self, scores: Floats) -> Floats:
+        """Return the p-value of each score of a silence at the end of the log.
+
+        The tail is Weibull's beyond the 20th highest score, with the shape between it and the
+        highest tenth, less two standard errors; and never lighter than that of exchangeable rounds.
+        """
+        largest = np.sort(self.scores)
+        near, far = max(4 * _TAIL, len(largest) // 10), _TAIL
+        score = float(largest[-far])
+        depth = -np.log(self.exceedance(score))
+        shape = _MIN_SHAPE
+        if len(largest) >= near and 0 < largest[-near] < score:
+            reference = -np.log(self.exceedance(float(largest[-near])))
+            width = np.log(score / largest[-near])
+            error = np.sqrt(2 / (far * depth**2) + 2 / (near * reference**2)) / width
+            found = np.log(depth / reference) / width - 2 * error if depth > reference else 0.0
+            shape = float(np.clip(found, _MIN_SHAPE, _MAX_SHAPE))
+        deep = depth * np.maximum(scores / score, 0) ** shape
+        return np.asarray(np.exp(-np.minimum(scores, deep)))
+
+
+def find_churn(log: ParticipationLog, rates: RateEstimates) -> Churn:
+    """Return the clients that left for good or joined late.
+
+    A long silence at the end says little about a client that comes in sessions, so it is judged by
+    the log's own silences. Each is scored by the client's habits up to then (see `_Silences`); the
+    scores of silences that ended with a return, weighed by how long a silence exceeds a score, give
+    the distribution of the score at a random round. It is extrapolated with Weibull's tail to the
+    level 0.005 / N (Bonferroni). With fewer than 20 silences with a return in the second half of
+    the log (in the first, for clients that join), no client is called gone (late).
+
+    The intervals of the rates are Wilson's, for the rounds from joining to leaving divided by τ_n.
+
+    Args:
+        log: the participation log.
+        rates: over the whole log, for τ_n; without intervals there are none here.
+    """
+    first, last = _find_ends(log)
+    gone_p = _test_ends(log, first, last, reverse=False)
+    late_p = _test_ends(log, first, last, reverse=True)
+    ones = np.ones(log.size)
+    gone, late = (np.flatnonzero((ones if p is None else p) <= _ALPHA) for p in (gone_p, late_p))
+    estimate, low, high = _estimate_rates(log, rates, first, last, (gone, late))
+    return Churn(
+        first=first,
+        last=last,
+        gone=gone,
+        late=late,
+        gone_p_values=ones if gone_p is None else gone_p,
+        late_p_values=ones if late_p is None else late_p,
+        rates=estimate,
+        low=low,
+        high=high,
+        tested=gone_p is not None and late_p is not None,
+    )
+
+
+def _estimate_rates(
+    log: ParticipationLog, rates: RateEstimates, first: Ints, last: Ints, churn: tuple[Ints, Ints]
+) -> tuple[Floats, Floats, Floats]:
+    """Return each client's rate from joining to leaving, with its interval.
+
+    The participations that mark these two rounds are left out of the count and of the rounds.
+    """
+    gone, late = churn
+    rounds, count = np.full(log.size, float(log.length)), log.counts.astype(np.float64)
+    rounds[late] -= first[late] + 1
+    rounds[gone] -= log.length - last[gone]
+    count[late] -= 1
+    count[gone] -= 1
+    estimate = count / np.maximum(rounds, 1)
+    draws = np.maximum(rounds, 1) / rates.autocorrelation_time
+    low, high = wilson_interval(estimate, draws, freedom=rates.freedom)
+    if not rates.intervals:
+        low = high = np.full(log.size, np.nan)
+    return estimate, low, high
+
+
+def _find_ends(log: ParticipationLog) -> tuple[Ints, Ints]:
+    """Return the rounds of each client's first and last participation, −1 without one."""
+    first, last = np.full(log.size, -1, dtype=np.int64), np.full(log.size, -1, dtype=np.int64)
+    seen = log.counts > 0
+    first[seen] = log.rounds[log.client_starts[:-1][seen]]
+    last[seen] = log.rounds[log.client_starts[1:][seen] - 1]
+    return first, last
+
+
+def _test_ends(log: ParticipationLog, first: Ints, last: Ints, reverse: bool) -> Floats | None:
+    """Return the p-value of each client's silence at the end, or in reverse at the start, (N,)."""
+    if reverse:
+        first, last = log.length - 1 - last, log.length - 1 - first
+    tested = log.counts >= 2
+    silences = _collect_silences(log, int(tested.sum()), reverse)
+    if len(silences.scores) < _TAIL:
+        return None
+    k, start = (log.counts - 1)[tested], (last - first)[tested]
+    scores = _score(k, start, log.length - 1 - first[tested])
+    p_values = np.ones(log.size)
+    p_values[tested] = np.minimum(1.0, tested.sum() * silences.find_p_values(scores))
+    return p_values
+
+
+def _collect_silences(log: ParticipationLog, tested: int, reverse: bool) -> _Silences:
+    """Return the silences that ended in the second half of the log with a return."""
+    step = max(1, -(-len(log.clients) // _MAX_ENTRIES))
+    parts = []
+    for _, entries, starts in log.iter_client_chunks():
+        rounds = log.rounds[entries].astype(np.int64)
+        if reverse:
+            rounds = log.length - 1 - rounds[::-1]
+            starts = len(rounds) - starts[::-1]
+        counts = np.diff(starts)
+        if step > 1:
+            kept = np.arange(len(counts)) % step == 0
+            rounds, counts = rounds[np.repeat(kept, counts)], counts[kept]
+        begins = np.repeat(np.cumsum(counts) - counts, counts)
+        rank = np.arange(len(rounds)) - begins
+        # Entry i ends a silence after entry i − 1, the (rank − 1)-th since the first.
+        ends = np.flatnonzero((rank >= 2) & (rounds > log.length // 2))
+        ends = ends[rounds[ends] - rounds[ends - 1] > 1]
+        origin = rounds[begins[ends]]
+        numbers = (rank[ends] - 1, rounds[ends - 1] - origin, rounds[ends] - 1 - origin, origin)
+        parts.append(np.stack(numbers).astype(np.float64))
+    factors, since, until, firsts = np.concatenate(parts, axis=1)
+    return _Silences(log.length, -(-tested // step), factors, since, until, firsts)
+
+
+def _score(factors: Floats | Ints, starts: Floats | Ints, ends: Floats | Ints) -> Floats:
+    return np.asarray(factors * np.log(ends / starts))

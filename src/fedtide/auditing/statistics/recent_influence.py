@@ -1,0 +1,126 @@
+"""The objective now: the influence of the clients in the last rounds of a log."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from fedtide.auditing.log.participation_log import Floats, Ints, ParticipationLog
+from fedtide.auditing.statistics.influence import (
+    EffectiveObjective,
+    average_over_cohorts,
+    average_recorded,
+    measure_influence,
+    recorded_weights,
+)
+from fedtide.auditing.statistics.pattern import Pattern
+from fedtide.auditing.statistics.rate_estimates import estimate_rates
+from fedtide.auditing.statistics.runs_test import RunCounts
+from fedtide.auditing.statistics.variance import VarianceModel
+
+_CHANCE = 0.2
+"""The accepted expectation of the L1 skew of a window without any skew."""
+_POINTS = 60
+
+
+@dataclass(frozen=True, eq=False)
+class RecentInfluence:
+    """The objective of the last rounds, and the skew of windows of the same length over time.
+
+    Args:
+        objective: of the last window.
+        window: its length W, in rounds.
+        ends: one past the last round of each window, ascending, shape (K,).
+        skews: Σ |w_n − a_n| of each window, (K,).
+        chance: what this sum is expected to be by chance if every w_n is a_n, (K,).
+    """
+
+    objective: EffectiveObjective
+    window: int
+    ends: Ints
+    skews: Floats
+    chance: Floats
+
+
+def measure_recent_influence(
+    log: ParticipationLog, pattern: Pattern, wanted: Floats
+) -> RecentInfluence:
+    """Return the objective in force in the last W rounds, and its history.
+
+    W is the smallest number of rounds whose L1 skew by chance alone is expected to be at most 0.2,
+
+        Σ_n √(2 / π) s_n <= 0.2,    s_n² = a_n (c_n − a_n) τ_n / W
+
+    (symbols as in `compare_objectives`, τ_n >= 1), but at most a quarter of the log; a periodic
+    log's is rounded up to whole cycles if half of the log holds them. So noise moves less than a
+    tenth of the influence, where the log is long enough, and what changes slowly is not averaged
+    away.
+
+    Args:
+        log: the participation log.
+        pattern: of the log.
+        wanted: a_n, (N,).
+    """
+    recorded = recorded_weights(log)
+    noise = _chance_of_one_round(log, recorded, pattern.run_counts, wanted)
+    end = 1 + int(np.flatnonzero(log.cohorts)[-1])
+    window = min(_choose_window(log.length, noise, pattern.period), end)
+    count = end // window
+    ends = np.linspace(end - (count - 1) * window, end, min(count, _POINTS)).astype(np.int64)
+    recent = _cut(log, end - window, end)
+    influences = [_average(log, recorded, int(last) - window, int(last)) for last in ends]
+    return RecentInfluence(
+        objective=measure_influence(
+            recent, VarianceModel(recent, pattern, estimate_rates(recent, pattern)), wanted
+        ),
+        window=window,
+        ends=ends,
+        skews=np.array([np.abs(influence - wanted).sum() for influence in influences]),
+        chance=np.full(len(ends), min(2.0, noise / np.sqrt(window))),
+    )
+
+
+def _choose_window(length: int, noise: float, cycle: int | None) -> int:
+    """Return W; `noise` is the skew by chance for W = 1."""
+    window = int(min(max(np.ceil((noise / _CHANCE) ** 2), 1), max(1, length // 4)))
+    if cycle is None:
+        return window
+    whole = -(-window // cycle) * cycle
+    return whole if whole <= length // 2 else window
+
+
+def _chance_of_one_round(
+    log: ParticipationLog, recorded: Floats | None, runs: RunCounts, wanted: Floats
+) -> float:
+    """Return Σ √(2 / π) s_n for W = 1."""
+    if recorded is None:
+        scale = average_over_cohorts(log)[1] * (log.length / log.nonempty_rounds)
+    else:
+        scale = average_recorded(log, recorded)[1]
+    # By neighbouring rounds: a change of the rates is no chance.
+    correlation = runs.correlation
+    times = np.maximum((1 + correlation) / (1 - correlation), 1.0)
+    return float(np.sqrt(2 / np.pi * np.maximum(wanted * (scale - wanted), 0) * times).sum())
+
+
+def _average(log: ParticipationLog, recorded: Floats | None, low: int, high: int) -> Floats:
+    """Return the influence of the clients in the rounds low..high − 1, (N,)."""
+    entries = slice(int(log.starts[low]), int(log.starts[high]))
+    if recorded is None:
+        parts = np.repeat(log.cohort_weights[low:high], log.cohorts[low:high])
+    else:
+        parts = recorded[entries]
+    sums = np.bincount(log.clients[entries], parts, minlength=log.size)
+    return sums / max(float(sums.sum()), 1e-300)
+
+
+def _cut(log: ParticipationLog, low: int, high: int) -> ParticipationLog:
+    """Return the log of the rounds low..high − 1."""
+    entries = slice(int(log.starts[low]), int(log.starts[high]))
+    rounds = np.repeat(np.arange(low, high), log.cohorts[low:high])
+    weights = None if log.weights is None else log.weights[entries]
+    cut = ParticipationLog.from_entries(
+        log.names, rounds, log.clients[entries], (low, high), weights
+    )
+    return replace(cut, samples=log.samples)

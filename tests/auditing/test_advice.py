@@ -1,0 +1,273 @@
+"""The advice: what it rests on, and that it can be run."""
+
+import json
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+
+import fedtide as ft
+from fedtide.algorithms import Algorithm
+from fedtide.auditing import Advice, Audit
+from fedtide.auditing.recommend.strategy_source import write_strategy
+from fedtide.simulation.experiment import BUILDER
+
+Present = np.ndarray
+Law = Callable[[np.random.Generator], Present]
+
+
+def uniform(random: np.random.Generator) -> Present:
+    draws = random.random((600, 50))
+    return draws <= np.sort(draws, axis=1)[:, 9:10]
+
+
+def uneven(random: np.random.Generator) -> Present:
+    return random.random((800, 50)) < np.geomspace(0.6, 0.03, 50)
+
+
+def groups_in_turn(random: np.random.Generator) -> Present:
+    """Five groups of 50 clients take turns of 100 rounds, ten of the group in each (paper 002)."""
+    group = (np.arange(2000) + random.integers(500)) // 100 % 5
+    draws = np.where(np.arange(250) // 50 == group[:, None], random.random((2000, 250)), 2)
+    return draws <= np.sort(draws, axis=1)[:, 9:10]
+
+
+def time_zones(random: np.random.Generator) -> Present:
+    zone = (np.arange(1200) + random.integers(24)) // 8 % 3
+    day = np.arange(48) // 16 == zone[:, None]
+    return random.random(day.shape) < np.where(day, 0.3, 0.01)
+
+
+def rise_and_fade(random: np.random.Generator) -> Present:
+    rising = np.linspace(0.02, 0.4, 1000)[:, None]
+    return random.random((1000, 50)) < np.where(np.arange(50) < 25, rising, rising[::-1])
+
+
+def bursts(random: np.random.Generator) -> Present:
+    rates = np.geomspace(0.6, 0.03, 50)
+    present = np.zeros((1000, 50), dtype=bool)
+    present[0] = random.random(50) < rates
+    for t in range(1, 1000):
+        stay = np.where(present[t - 1], rates + (1 - rates) * 0.9, rates * 0.1)
+        present[t] = random.random(50) < stay
+    return present
+
+
+def to_frame(present: Present) -> pl.DataFrame:
+    rounds, clients = np.nonzero(present)
+    return pl.DataFrame({"round": rounds, "client": clients})
+
+
+@cache
+def run_audit(law: Law, seed: int = 0) -> Audit:
+    present = law(np.random.default_rng(seed))
+    return ft.audit(to_frame(present), clients=present.shape[1])
+
+
+def is_plain(advice: Advice) -> bool:
+    return advice.algorithm == "fedavg" and not advice.parameters
+
+
+def loss_of(audit: Audit, algorithm: str) -> float:
+    """Return the smallest loss of a method in the replay."""
+    found = [a.simulated[0] for a in audit.advice if a.algorithm == algorithm and a.simulated]
+    return min(found)
+
+
+def test_nothing_speaks_against_plain_averaging_over_uniform_cohorts() -> None:
+    audit = run_audit(uniform)
+    assert is_plain(audit.advice[0])
+    assert "nothing in this log speaks against it" in audit.advice[0].reasons[0]
+
+
+@pytest.mark.parametrize(
+    ("law", "reason"),
+    [
+        (groups_in_turn, "the objective in force swings"),
+        (time_zones, "the objective in force swings"),
+        (rise_and_fade, "in the last"),
+        (uneven, "it minimises another objective"),
+    ],
+)
+def test_plain_averaging_is_not_advised_where_something_speaks_against_it(
+    law: Law, reason: str
+) -> None:
+    audit = run_audit(law)
+    assert not is_plain(audit.advice[0])
+    plain = next(one for one in audit.advice if is_plain(one))
+    assert not any("nothing" in one for one in plain.reasons)
+    assert any(one.startswith(reason) for one in plain.reasons)
+
+
+def test_amplified_methods_are_advised_for_groups_that_take_turns() -> None:
+    """Paper 002's setting, where training ends at 0.207 with FedAvg and 0.037 with the other."""
+    audit = run_audit(groups_in_turn)
+    plain = next(one for one in audit.advice if is_plain(one))
+    assert plain.simulated is not None
+    assert loss_of(audit, "amplified-scaffold") < plain.simulated[0] / 4
+    assert loss_of(audit, "amplified") < plain.simulated[0]
+    amplified = next(one for one in audit.advice if one.algorithm == "amplified-scaffold")
+    assert amplified.equivalent
+    assert amplified.parameters["period"] == 500
+    assert "swings" in " ".join(plain.reasons)
+
+
+@pytest.mark.statistical
+@pytest.mark.parametrize("law", [uniform, uneven, time_zones, groups_in_turn, bursts])
+def test_advice_is_the_same_for_two_logs_of_a_law_or_said_to_be_equivalent(law: Law) -> None:
+    first, second = run_audit(law, 1).advice, run_audit(law, 2).advice
+
+    def name(advice: Advice) -> tuple[str, Any, Any]:
+        inner = advice.parameters.get("inner", {}).get("type")
+        return advice.algorithm, advice.parameters.get("weights"), inner
+
+    assert name(first[0]) in [name(one) for one in second if one.equivalent]
+    assert name(second[0]) in [name(one) for one in first if one.equivalent]
+
+
+def test_all_methods_that_correct_participation_are_candidates() -> None:
+    listed = {one.algorithm for one in run_audit(time_zones).advice}
+    assert listed == {
+        "fedavg",
+        "fedau",
+        "known-rates",
+        "amplified",
+        "scaffold",
+        "fedvarp",
+        "mifa",
+        "fedlaavg",
+        "amplified-scaffold",
+    }
+
+
+def test_methods_with_an_unaffordable_memory_come_last() -> None:
+    present = rise_and_fade(np.random.default_rng(0))
+    small = ft.audit(to_frame(present), dimension=1000).advice
+    large = ft.audit(to_frame(present), dimension=10**9).advice
+    assert small[0].memory == "heavy"
+    assert "the best method without such a memory" in " ".join(small[0].reasons)
+    assert large[0].memory == "light"
+    assert [one.memory for one in large] == sorted((o.memory for o in large), reverse=True)
+
+
+def test_rates_of_clients_that_never_came_are_positive_and_plausible() -> None:
+    """The upper end of a 95% interval after T empty rounds is about 3.7 / T."""
+    present = uneven(np.random.default_rng(3))[:200]
+    present[:, 44:] = False
+    audit = ft.audit(to_frame(present), clients=50)
+    known = next(one for one in audit.advice if one.algorithm == "known-rates")
+    rates = np.array(known.experiment["algorithm"]["rates"])
+    np.testing.assert_allclose(rates[:40], present.mean(axis=0)[:40], rtol=1e-5)
+    assert np.all((rates[44:] > 2 / 200) & (rates[44:] < 6 / 200))
+    assert any("6 clients that never took part" in reason for reason in known.reasons)
+
+
+def quadratic(clients: int) -> dict[str, Any]:
+    return {
+        "problem": ft.problems.Quadratic(
+            matrices=np.tile(np.eye(2), (clients, 1, 1)),
+            centers=np.random.default_rng(0).normal(size=(clients, 2)),
+        ),
+        "local": {"steps": 1, "lr": 0.01},
+        "dtype": "float64",
+        "trainer": "reference",
+        "progress": False,
+    }
+
+
+def test_every_advice_is_runnable_although_new_clients_appear() -> None:
+    present = time_zones(np.random.default_rng(3))[:300]
+    absent = present.copy()
+    absent[:, 40:] = False
+    document = json.loads(json.dumps(ft.audit(to_frame(absent), clients=48).to_dict()))
+    assert len(document["advice"]) >= 9
+    for advice in document["advice"]:
+        result = ft.simulate(
+            **quadratic(48),
+            participation=ft.participation.Replay(to_frame(present[:20])),
+            rounds=20,
+            **advice["experiment"],
+        )
+        assert np.isfinite(result.model).all()
+
+
+def test_declared_samples_are_the_wanted_weights_and_data_weighting_is_right() -> None:
+    """Uniform cohorts: weighting by samples minimises Σ a_n F_n with a_n the declared shares.
+
+    The expected weight of a client differs from its share by what a cohort of ten draws from
+    unequal counts: less than 0.05 in total here.
+    """
+    random = np.random.default_rng(2)
+    frame = to_frame(uniform(random))
+    counts = np.rint(np.geomspace(20, 400, 50)).astype(int)
+    frame = frame.with_columns(samples=counts[frame["client"].to_numpy()])
+    audit = ft.audit(frame, clients=50)
+    assert audit.wanted_source == "samples"
+    np.testing.assert_allclose(audit.objectives.wanted, counts / counts.sum())
+    assert audit.objectives.given is not None
+    assert audit.objectives.given.skew.corrected < 0.1
+    assert audit.objectives.plain.skew.corrected > 0.3
+    assert audit.objectives.now.skew.corrected < 0.15
+    first = audit.advice[0]
+    assert first.experiment == {"algorithm": {"type": "fedavg", "weights": "data"}}
+    others = [one.experiment.get("objective") for one in audit.advice[1:]]
+    assert set(others) == {"samples"}
+
+    equal = ft.audit(frame, clients=50, wanted="equal")
+    assert equal.wanted_source == "equal"
+    assert equal.objectives.plain.skew.corrected < 0.1
+    assert is_plain(equal.advice[0])
+    with pytest.raises(ft.InvalidInputError, match="wanted"):
+        ft.audit(frame, clients=50, wanted="samples")  # type: ignore[arg-type]
+
+
+def test_weights_of_the_roster_are_part_of_the_experiment() -> None:
+    present = uniform(np.random.default_rng(2))
+    weights = np.linspace(1, 3, 50)
+    roster = pl.DataFrame({"client": np.arange(50), "weight": weights})
+    advice = ft.audit(to_frame(present), roster=roster).advice
+    np.testing.assert_allclose(
+        advice[0].experiment["objective"], weights / weights.sum(), rtol=1e-4
+    )
+    assert is_plain(advice[0])
+    assert advice[0].remaining < 0.1
+
+
+def execute(source: str) -> Any:
+    """Return the algorithm that the source passes to the strategy, without Flower."""
+    source = source.replace("from fedtide.flower import FedTide", "FedTide = record")
+    namespace: dict[str, Any] = {"record": lambda algorithm, **options: (algorithm, options)}
+    exec(source, namespace)
+    return namespace["strategy"]
+
+
+def test_strategy_has_the_algorithm_and_clients_of_the_experiment() -> None:
+    frame = to_frame(time_zones(np.random.default_rng(3))[:300])
+    frame = frame.with_columns(client="site " + pl.col("client").cast(pl.String))
+    audit = ft.audit(frame)
+    for advice in audit.advice:
+        algorithm, options = execute(advice.strategy)
+        assert algorithm == BUILDER.build(Algorithm, advice.experiment["algorithm"])
+        assert options["clients"] == audit.log.names.to_list()
+
+
+@pytest.mark.flower
+def test_strategy_runs_where_flower_is_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    advice = run_audit(uneven).advice[0]
+    namespace: dict[str, Any] = {}
+    exec(advice.strategy, namespace)
+    expected = BUILDER.build(Algorithm, advice.experiment["algorithm"])
+    assert namespace["strategy"].algorithm == expected
+
+
+def test_strategy_says_what_clients_do_for_other_weights() -> None:
+    source = write_strategy({"type": "fedau", "cutoff": 5}, 3, (0.5, 0.25, 0.25))
+    assert "loss_factors = [1.5, 0.75, 0.75]" in source
+    assert "share of all samples" in write_strategy({"type": "mifa"}, 3, "samples")

@@ -1,0 +1,179 @@
+"""Forgetting, and the objective of the last rounds, on logs drawn with NumPy."""
+
+from collections.abc import Callable
+
+import numpy as np
+import polars as pl
+import pytest
+
+import fedtide as ft
+from fedtide.auditing import Audit, ParticipationLog
+from fedtide.auditing.statistics.forgetting import measure_forgetting
+
+Present = np.ndarray
+
+
+def to_log(present: Present) -> ParticipationLog:
+    rounds, clients = np.nonzero(present)
+    names = pl.Series("client", np.arange(present.shape[1]))
+    return ParticipationLog.from_entries(names, rounds, clients.astype(np.int32), (0, len(present)))
+
+
+def run_audit(present: Present) -> Audit:
+    rounds, clients = np.nonzero(present)
+    frame = pl.DataFrame({"round": rounds, "client": clients})
+    return ft.audit(frame, clients=present.shape[1])
+
+
+def groups_in_turn(seed: int, clients: int, groups: int, turn: int, rounds: int) -> Present:
+    """A fifth of the clients of one group after another, from a random offset."""
+    random = np.random.default_rng(seed)
+    size = clients // groups
+    start = random.integers(groups * turn)
+    present = np.zeros((rounds, clients), dtype=bool)
+    for t in range(rounds):
+        first = (t + start) // turn % groups * size
+        present[t, first + random.choice(size, size // 5, replace=False)] = True
+    return present
+
+
+def rise_and_fade(seed: int, clients: int = 60, rounds: int = 1000) -> Present:
+    random = np.random.default_rng(seed)
+    rising = np.linspace(0.05, 0.35, rounds)[:, None]
+    half = np.arange(clients) < clients // 2
+    return random.random((rounds, clients)) < np.where(half, rising, rising[::-1])
+
+
+def distance_by_hand(group: np.ndarray, groups: int, window: int) -> float:
+    """Return the mean distance of windows from the whole log if a group's clients weigh alike."""
+    shares = np.eye(groups)[group]
+    count = len(group) // window
+    means = shares[: count * window].reshape(count, window, groups).mean(axis=1)
+    return float(0.5 * np.abs(means - shares.mean(axis=0)).sum(axis=1).mean())
+
+
+def test_groups_in_turn_forget_four_fifths_of_the_objective() -> None:
+    """250 clients, five groups, turns of 100 rounds: within a turn the distance is 1 − 1/5."""
+    log = to_log(groups_in_turn(1, 250, 5, 100, 2000))
+    found = measure_forgetting(log, cycle=500)
+    group = log.clients[log.starts[:-1]] // 50
+    assert found.window < 100
+    assert found.estimate == pytest.approx(0.8, abs=0.08)
+    truth = distance_by_hand(group, 5, found.window)
+    assert truth - 0.06 < found.estimate < truth + 0.02  # short of it: few rounds per client
+    long = int(np.searchsorted(found.windows, 50))
+    truth = distance_by_hand(group, 5, int(found.windows[long]))
+    assert found.low[long] <= truth <= found.high[long]
+    assert found.p_value < 0.001
+    assert found.ends is not None
+    assert 100 < found.ends <= 500
+    assert found.estimates[found.windows == 500] < 0.02
+
+
+@pytest.mark.parametrize("kind", ["uneven rates", "fixed cohorts", "empty rounds"])
+def test_independent_rounds_forget_nothing(kind: str) -> None:
+    """40 logs of each kind: p-values below 0.05 in at most 6 (chance of more: 0.01)."""
+    rejected, estimates = 0, []
+    for seed in range(40):
+        random = np.random.default_rng([3, seed])
+        draws = random.random((200, 30))
+        if kind == "fixed cohorts":
+            present = draws <= np.sort(draws, axis=1)[:, 4:5]
+        else:
+            present = draws < random.uniform(0.02, 0.5, 30) * (0.2 if "empty" in kind else 1)
+        found = measure_forgetting(to_log(present))
+        rejected += found.p_value < 0.05
+        estimates.append(found.estimates)
+    assert rejected <= 6
+    assert np.mean(estimates) < 0.03
+
+
+@pytest.mark.statistical
+def test_p_values_and_intervals_of_forgetting_hold_for_independent_rounds() -> None:
+    """300 logs at the nominal 0.05: more than 28 fail with probability 0.001."""
+    p_values, above = [], 0
+    for seed in range(300):
+        random = np.random.default_rng(seed)
+        clients, rounds = (20, 50, 200)[seed % 3], (100, 500)[seed % 2]
+        draws = random.random((rounds, clients))
+        if seed % 4 < 2:
+            present = draws < random.uniform(0.02, 0.4, clients)
+        else:
+            size = max(1, clients // 10)
+            present = draws <= np.sort(draws, axis=1)[:, size - 1 : size]
+        found = measure_forgetting(to_log(present))
+        p_values.append(found.p_value)
+        above += found.interval[0] > 0
+    assert np.sum(np.array(p_values) < 0.05) <= 28
+    assert np.min(p_values) > 1e-4
+    assert above <= 28
+
+
+def test_forgetting_does_not_depend_on_the_order_of_cohort_sizes() -> None:
+    """Exchangeable rounds of very unequal cohorts: half are of two clients, half of twenty."""
+    random = np.random.default_rng(8)
+    present = np.zeros((400, 40), dtype=bool)
+    for row in present:
+        row[random.permutation(40)[: random.choice([2, 20])]] = True
+    found = measure_forgetting(to_log(present))
+    assert found.p_value > 0.01
+    assert found.interval[0] == 0
+
+
+def test_bursts_forget_within_a_burst_only() -> None:
+    random = np.random.default_rng(5)
+    present = np.zeros((1000, 40), dtype=bool)
+    present[0] = random.random(40) < 0.25
+    for t in range(1, 1000):
+        stay = np.where(present[t - 1], 0.9, 0.1 / 3)
+        present[t] = random.random(40) < stay
+    found = measure_forgetting(to_log(present))
+    assert found.window < 20
+    assert found.p_value < 0.001
+    assert found.ends is not None
+    assert found.ends < 200
+
+
+@pytest.mark.parametrize(
+    "rows", [[[0]], [[0], [0], [1]], [[0, 1]] * 12, [[t % 3] for t in range(9)]]
+)
+def test_short_and_regular_logs_have_a_forgetting(
+    from_cohorts: Callable[..., ParticipationLog], rows: list[list[int]]
+) -> None:
+    found = measure_forgetting(from_cohorts(rows, 3))
+    assert 0 <= found.interval[0] <= found.estimate <= found.interval[1] <= 1
+
+
+def test_objective_now_is_that_of_the_last_rounds() -> None:
+    """The exact objective of the last W rounds of half that rises and half that fades."""
+    recent = run_audit(rise_and_fade(1)).objectives.recent
+    assert recent is not None
+    rising = np.linspace(0.05, 0.35, 1000)[-recent.window :].mean()
+    exact = abs(rising - 0.2) / 0.2  # shares of (0.2 ± gap) / 0.4
+    low, high = recent.objective.interval
+    assert 20 <= recent.window <= 250
+    assert low <= exact <= high
+    assert low > 0.5
+    assert recent.ends[-1] == 1000
+    assert np.all(np.diff(recent.ends) > 0)
+    middle = recent.skews[np.abs(recent.ends - recent.window / 2 - 500).argmin()]
+    assert middle < 2.5 * recent.chance[0]
+    assert recent.chance[0] <= 0.21
+    assert recent.skews[-1] > 5 * recent.chance[0] / 2
+
+
+def test_objective_now_of_a_periodic_log_covers_whole_cycles() -> None:
+    audit = run_audit(groups_in_turn(2, 50, 5, 20, 1200))
+    recent = audit.objectives.recent
+    assert recent is not None
+    assert audit.pattern.period == 100
+    assert recent.window % 100 == 0
+    assert recent.objective.interval[0] < 0.02
+
+
+def test_skew_by_chance_is_the_mean_skew_of_uniform_cohorts() -> None:
+    random = np.random.default_rng(0)
+    draws = random.random((1500, 40))
+    recent = run_audit(draws <= np.sort(draws, axis=1)[:, 3:4]).objectives.recent
+    assert recent is not None
+    assert recent.skews.mean() == pytest.approx(recent.chance[0], rel=0.15)

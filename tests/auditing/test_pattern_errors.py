@@ -1,0 +1,263 @@
+"""What the audit says about patterns: never an effect that a stationary process does not have.
+
+Logs are drawn here with NumPy alone; seeds are fixed. A stationary process may raise a false alarm
+in at most 1% of its logs, so more than 3 of 60 have a probability of 0.003 at most.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+from numpy.typing import NDArray
+
+import fedtide as ft
+from fedtide.auditing import ParticipationLog
+from fedtide.auditing.output.text import describe_pattern
+from fedtide.auditing.statistics.autocorrelation import (
+    estimate_autocorrelation,
+    estimate_neighbour_correlation,
+)
+from fedtide.auditing.statistics.change import detect_drift
+from fedtide.auditing.statistics.pattern import DRIFT, NEIGHBOURS, find_pattern
+
+Present = NDArray[np.bool_]
+Random = np.random.Generator
+
+
+def build_log(present: Present) -> ParticipationLog:
+    rounds, clients = np.nonzero(present)
+    names = pl.Series("client", np.arange(present.shape[1]))
+    return ParticipationLog.from_entries(names, rounds, clients.astype(np.int32), (0, len(present)))
+
+
+def to_frame(present: Present) -> pl.DataFrame:
+    rounds, clients = np.nonzero(present)
+    return pl.DataFrame({"round": rounds, "client": clients})
+
+
+def chains(
+    random: Random, rates: NDArray[np.float64], correlation: float, rounds: int = 500
+) -> Present:
+    draws = random.random((rounds, len(rates)))
+    present = draws < rates
+    for t in range(1, rounds):
+        present[t] = draws[t] < rates * (1 - correlation) + correlation * present[t - 1]
+    return present
+
+
+def coins(random: Random) -> Present:
+    return random.random((500, 40)) < np.linspace(0.05, 0.5, 40)
+
+
+def regions(random: Random) -> Present:
+    """Four regions go up and down independently in every round, with all of their clients."""
+    return (random.random((500, 4)) < 0.5)[:, np.arange(40) % 4] & (random.random((500, 40)) < 0.7)
+
+
+def slow_chains(random: Random) -> Present:
+    return chains(random, np.full(40, 0.4), 0.9)
+
+
+def served(random: Random) -> Present:
+    """Five of the available take part: those longest absent."""
+    available = chains(random, np.full(40, 0.4), 0.9)
+    last = -random.random(40)
+    for t, row in enumerate(available):
+        ids = np.flatnonzero(row)
+        chosen = ids[np.argsort(last[ids])[:5]]
+        row[:] = False
+        row[chosen] = True
+        last[chosen] = t + 1 + 0.5 * random.random(len(chosen))
+    return available
+
+
+def sessions(random: Random) -> Present:
+    """On and off times are Weibull of shape 0.6, rounded up."""
+    present = np.zeros((40, 1500), dtype=bool)
+    for row in present:
+        ends = np.cumsum(np.ceil(random.weibull(0.6, 800) * np.tile([4, 8], 400))).astype(int)
+        for begin, end in zip(ends[::2], ends[1::2], strict=True):
+            row[begin:end] = True
+    return present[:, 1000:].T
+
+
+def pauses(random: Random) -> Present:
+    """After a round, a client pauses for 24 rounds."""
+    joins, until = np.linspace(0.03, 0.2, 40), np.zeros(40)
+    present = np.zeros((700, 40), dtype=bool)
+    for t, row in enumerate(present):
+        row[:] = (until <= t) & (random.random(40) < joins)
+        until[row] = t + 25
+    return present[200:]
+
+
+def weeks(random: Random) -> Present:
+    """Eight weeks of 168 rounds, drawn from four; levels of clients differ between the four."""
+    hours = np.arange(168)[:, None]
+    daily = np.cos(2 * np.pi * (hours - random.uniform(20, 28, 40)) / 24)
+    pool = []
+    for _ in range(4):
+        level = random.normal(-1.5, 1.2, 40) + random.normal(0, 0.8, 40)
+        rates = 1 / (1 + np.exp(-level - 2 * daily))
+        row, table = random.random(40) < rates[0], []
+        for chance in rates:
+            row = np.where(random.random(40) < 0.7, row, random.random(40) < chance)
+            table.append(row)
+        pool.append(np.array(table))
+    return np.concatenate([pool[w] for w in random.integers(4, size=8)])
+
+
+@pytest.mark.statistical
+@pytest.mark.parametrize(
+    ("draw", "allowed", "periods"),
+    [
+        (coins, {"independent", "undecided"}, ()),
+        (regions, {"independent", "undecided"}, ()),
+        (slow_chains, {"markov", "undecided"}, ()),
+        (served, {"markov", "regularized", "undecided"}, ()),
+        (sessions, {"markov", "undecided"}, ()),
+        (pauses, {"markov", "regularized", "undecided"}, ()),
+        (weeks, {"cyclic", "markov", "regularized", "undecided"}, (24, 168, 336)),
+    ],
+)
+def test_stationary_logs_raise_no_alarm(
+    draw: Callable[[Random], Present], allowed: set[str], periods: tuple[int, ...]
+) -> None:
+    alarms = []
+    for seed in range(60):
+        found = find_pattern(build_log(draw(np.random.default_rng(seed))))
+        alarms.append(
+            found.family not in allowed
+            or (found.period is not None and found.period not in periods)
+            or bool((found.clients == "drifting").any())
+        )
+    assert sum(alarms) <= 3
+
+
+@pytest.mark.statistical
+@pytest.mark.parametrize(
+    "factor",
+    [
+        lambda u, n: np.where(u < 0.5, 1.0, 0.5),
+        lambda u, n: 1 - 0.6 * u,
+        lambda u, n: 1 + np.where(n % 2, 0.6, -0.6) * (2 * u - 1),
+    ],
+    ids=["step", "ramp", "half rise, half fade"],
+)
+def test_changing_rates_are_found(factor: Callable[[Any, Any], Any]) -> None:
+    """In 9 of 10 logs of 40 clients; 5 misses in 30 have a probability below 0.003 at 97%."""
+    found = []
+    for seed in range(30):
+        random = np.random.default_rng(seed)
+        time = np.linspace(0, 1, 500)[:, None]
+        rates = np.linspace(0.1, 0.4, 40) * factor(time, np.arange(40))
+        found.append(find_pattern(build_log(random.random((500, 40)) < rates)).family)
+    assert found.count("drifting") > 25
+
+
+@pytest.mark.statistical
+@pytest.mark.parametrize("rate", [0.05, 0.3])
+@pytest.mark.parametrize("correlation", [0.0, 0.5, 0.8])
+def test_intervals_of_the_correlation_cover(correlation: float, rate: float) -> None:
+    """Of 200 chains, within three standard errors of 95%: error probability 0.003."""
+    covered = []
+    for seed in range(200):
+        present = chains(np.random.default_rng(seed), np.full(20, rate), correlation)
+        log = build_log(present)
+        pooled = estimate_autocorrelation(log)
+        assert pooled is not None
+        estimate, half_width = estimate_neighbour_correlation(log, pooled)
+        covered.append(abs(estimate - correlation) < half_width)
+    assert abs(np.mean(covered) - 0.95) <= 3 * np.sqrt(0.95 * 0.05 / 200)
+
+
+def test_longer_memory_than_the_gaps_is_no_drift() -> None:
+    """Two sessions per client: the halves differ, but the log cannot tell why."""
+    random = np.random.default_rng(0)
+    starts = random.integers(0, 400, 40)
+    time = np.arange(400)[:, None]
+    present = (time - starts) % 400 < 150
+    found = find_pattern(build_log(present & (random.random(present.shape) < 0.9)))
+    drift = found.find_evidence(DRIFT)
+    assert found.family != "drifting"
+    assert drift.p_value is None
+    assert "cannot tell drift from slow sessions" in drift.result
+
+
+def test_copies_of_clients_are_no_further_evidence() -> None:
+    """20 copies of 5 independent clients inform as much as these 5."""
+    present = np.random.default_rng(0).random((2000, 5)) < 0.3
+    found = estimate_autocorrelation(build_log(np.repeat(present, 20, axis=1)))
+    assert found is not None
+    assert found.effective_clients == pytest.approx(5, rel=0.1)
+    assert found.design_effect == pytest.approx(20, rel=0.1)
+
+
+def test_drift_does_not_depend_on_the_order_of_clients() -> None:
+    random = np.random.default_rng(0)
+    present = random.random((300, 12)) < np.linspace(0.2, 0.5, 300)[:, None]
+    order = random.permutation(12)
+    one, other = detect_drift(build_log(present)), detect_drift(build_log(present[:, order]))
+    assert one.p_value == other.p_value
+    np.testing.assert_allclose(one.client_p_values[order], other.client_p_values)
+    assert one.interval is not None
+    low, high = one.interval
+    expected = 0.15 / 0.35  # from 0.275 to 0.425
+    assert low < expected < high
+
+
+def test_independence_is_stated_by_what_is_excluded() -> None:
+    result = ft.audit(to_frame(coins(np.random.default_rng(0))))
+    assert result.pattern.family == "independent"
+    neighbours = result.pattern.find_evidence(NEIGHBOURS)
+    assert neighbours.interval is not None
+    low, high = neighbours.interval
+    assert -0.1 < low < 0 < high < 0.1
+    sentence = describe_pattern(result)
+    assert f"±{max(-low, high):.3f} (95%)" in sentence
+    assert "confidence" not in sentence
+    document = result.to_dict()["pattern"]
+    assert "confidence" not in document
+    assert document["evidence"][0]["interval"] == [low, high]
+
+
+@pytest.mark.parametrize("rounds", [2, 11])
+def test_few_rounds_say_nothing(rounds: int) -> None:
+    result = ft.audit(to_frame(np.ones((rounds, 3), dtype=bool)))
+    assert result.pattern.family == "undecided"
+    expected = f"undecided: {rounds} rounds: too few to say anything about the pattern"
+    assert describe_pattern(result) == expected
+
+
+def test_one_round_says_nothing(from_cohorts: Any) -> None:
+    found = find_pattern(from_cohorts([[0, 1]], 3))
+    assert found.reason == "1 round: too few to say anything about the pattern"
+    assert found.clients.tolist() == ["undecided", "undecided", "never"]
+
+
+@pytest.mark.parametrize(("rounds", "family"), [(15, "undecided"), (40, "always")])
+def test_constant_presence_excludes_rates(rounds: int, family: str) -> None:
+    """A rate of p stays above 5% in r rounds if p >= 0.05^(1/r)."""
+    result = ft.audit(to_frame(np.ones((rounds, 3), dtype=bool)))
+    assert result.pattern.family == family
+    assert f"rates below {0.05 ** (1 / rounds):.2f} (95%)" in describe_pattern(result)
+
+
+def test_gaps_in_the_numbers_of_rounds_are_no_cycle(from_cohorts: Any) -> None:
+    random = np.random.default_rng(0)
+    cohorts = [np.flatnonzero(random.random(20) < 0.3).tolist() for _ in range(40)]
+    spread = [cohorts[t // 7] if t % 7 == 0 else [] for t in range(280)]
+    found = find_pattern(from_cohorts(spread[:274], 20))
+    assert (found.family, found.period) == ("undecided", None)
+    assert "number the rounds without gaps" in found.reason
+
+
+@pytest.mark.parametrize("period", [2, 3])
+def test_short_cycles_are_found(period: int) -> None:
+    """Groups alternate; a client is present with 0.7 in its turn, else with 0.1."""
+    turn = (np.arange(500)[:, None] + np.arange(20)) % period == 0
+    present = np.random.default_rng(0).random((500, 20)) < np.where(turn, 0.7, 0.1)
+    found = find_pattern(build_log(present))
+    assert (found.family, found.period) == ("cyclic", period)

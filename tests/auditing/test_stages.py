@@ -1,0 +1,236 @@
+"""Availability against selection, on logs drawn with NumPy alone."""
+
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+from numpy.typing import NDArray
+
+import fedtide as ft
+from fedtide.auditing import Audit, ParticipationLog
+from fedtide.auditing.statistics.stages import measure_shift
+
+Present = NDArray[np.bool_]
+Random = np.random.Generator
+STAGES = np.array(["none", "available", "selected", "reported", "used"])
+
+
+def build_log(present: Present) -> ParticipationLog:
+    rounds, clients = np.nonzero(present)
+    names = pl.Series(range(present.shape[1]))
+    return ParticipationLog.from_entries(names, rounds, clients.astype(np.int32), (0, len(present)))
+
+
+def select(random: Random, available: Present, weights: NDArray[np.float64], size: int) -> Present:
+    """Choose clients one after another by weight among those available (exponential clocks)."""
+    clocks = np.where(available, random.exponential(size=available.shape) / weights, np.inf)
+    chosen = np.zeros_like(available)
+    np.put_along_axis(chosen, np.argsort(clocks, axis=1)[:, :size], True, axis=1)
+    return chosen & available
+
+
+def influence(present: Present) -> NDArray[np.float64]:
+    held = present[present.any(axis=1)]
+    return np.asarray((held / held.sum(axis=1, keepdims=True)).mean(axis=0))
+
+
+def to_frame(*levels: Present) -> pl.DataFrame:
+    """Return the rows of a log; each level is a subset of the one before, the last is "used"."""
+    names = {1: [4], 2: [1, 4], 3: [1, 2, 4], 4: [1, 2, 3, 4]}[len(levels)]
+    stage = np.zeros(levels[0].shape, dtype=int)
+    for code, level in zip(names, levels, strict=True):
+        stage[level] = code
+    rounds, clients = np.nonzero(stage)
+    return pl.DataFrame(
+        {"round": rounds, "client": clients, "stage": STAGES[stage[rounds, clients]]}
+    )
+
+
+@pytest.fixture(scope="module")
+def staged() -> tuple[Audit, dict[str, Present]]:
+    """200 clients, of which a server with favourites uses a few; 6 are never available."""
+    random = np.random.default_rng(0)
+    rates = np.clip(random.gamma(1.0, 0.2, 200), 0.05, 0.9)
+    available = random.random((300, 200)) < rates
+    available[:, :6] = False
+    weights = np.where(np.arange(200) < 30, 1.0, 1e-9)
+    selected = select(random, available, weights, 5)
+    reported = selected & (random.random(selected.shape) < 0.9)
+    used = reported.copy()
+    used[:, 29] = False
+    levels = {"available": available, "selected": selected, "reported": reported, "used": used}
+    return ft.audit(to_frame(*levels.values()), clients=200), levels
+
+
+def test_every_unused_client_has_a_reason(staged: tuple[Audit, dict[str, Present]]) -> None:
+    result, levels = staged
+    assert result.availability is not None
+    assert result.selection is not None
+    ever = {name: level.any(axis=0) for name, level in levels.items()}
+    assert result.availability.never.tolist() == list(range(6))
+    left_out = np.flatnonzero(ever["available"] & ~ever["selected"])
+    assert len(left_out) > 100
+    assert result.selection.left_out.tolist() == left_out.tolist()
+    assert result.selection.refused.tolist() == [29]
+    assert (
+        result.selection.lost.tolist()
+        == np.flatnonzero(ever["selected"] & ~ever["reported"]).tolist()
+    )
+    reasons = [result.availability.never, left_out, result.selection.refused, result.selection.lost]
+    assert sorted(np.concatenate(reasons)) == result.coverage.never.tolist()
+
+
+def test_sentences_name_the_reason(staged: tuple[Audit, dict[str, Present]]) -> None:
+    result, levels = staged
+    limits = " ".join(result.limits)
+    left_out = int((levels["available"].any(axis=0) & ~levels["selected"].any(axis=0)).sum())
+    never = int((~levels["used"].any(axis=0)).sum())
+    assert f"{left_out} of the {never} clients that were never used had been available" in limits
+    assert "selection left them out" in limits
+    assert "6 of 200 clients were never available" in limits
+    assert f"29 reported {levels['reported'][:, 29].sum()} times" in limits
+    assert "no method can learn" not in limits
+
+
+def test_bias_of_availability_is_that_of_using_everyone(
+    staged: tuple[Audit, dict[str, Present]],
+) -> None:
+    result, levels = staged
+    assert result.availability is not None
+    expected = np.abs(influence(levels["available"]) - 1 / 200).sum()
+    assert result.availability.objective.l1_skew == pytest.approx(expected)
+    low, high = result.availability.objective.interval
+    assert low < expected < high
+
+
+def test_table_counts_the_stages(staged: tuple[Audit, dict[str, Present]]) -> None:
+    result, levels = staged
+    table = result.clients()
+    for name in ("available", "reported"):
+        assert table[name].to_list() == levels[name].sum(axis=0).tolist()
+
+
+def test_document_holds_the_stages(staged: tuple[Audit, dict[str, Present]]) -> None:
+    result, _ = staged
+    document = result.to_dict()
+    assert document["availability"]["never_available"] == [str(n) for n in range(6)]
+    assert list(document["selection"]["refused"]) == ["29"]
+    assert document["selection"]["selecting"]["p_value_of_uniform_drawing"] < 1e-12
+    assert document["selection"]["dropping"]["p_value_of_uniform_drawing"] > 1e-4
+
+
+def test_other_selections_are_those_of_a_plain_simulation() -> None:
+    """Uniform and inverse selection by drawing 400 times, least used first by a plain loop."""
+    random = np.random.default_rng(1)
+    rates = np.linspace(0.1, 0.9, 12)
+    available = random.random((40, 12)) < rates
+    available[:, 0] |= ~available.any(axis=1)
+    used = select(random, available, np.ones(12), 3)
+    result = ft.audit(to_frame(available, used), clients=12)
+    assert result.selection is not None
+    found = result.selection.alternatives
+    uniform = np.mean([influence(select(random, available, np.ones(12), 3)) for _ in range(400)], 0)
+    assert found["uniform"] == pytest.approx(np.abs(uniform - 1 / 12).sum(), abs=0.02)
+    expected, times = np.zeros(12), np.zeros(12)
+    shares = available.mean(axis=0)
+    for there in available:
+        ids = np.flatnonzero(there)
+        first = sorted(ids, key=lambda n: (times[n], shares[n]))[:3]
+        times[first] += 1
+        expected[first] += 1 / len(first)
+    skew = np.abs(expected / 40 - 1 / 12).sum()
+    assert found["least used first"] == pytest.approx(skew)
+    assert found["by inverse availability"] < found["uniform"]
+
+
+def test_inverse_selection_reaches_its_inclusion_probabilities() -> None:
+    """Two of three always available clients, of which one is hardly ever there, are certain."""
+    available = np.ones((10, 3), dtype=bool)
+    available[1:, 2] = False
+    used = available.copy()
+    used[:, 0] = False
+    result = ft.audit(to_frame(available, used), clients=3)
+    assert result.selection is not None
+    # Round 0: 10 : 1 : 1 for two places, so client 2 is certain; rounds 1 to 9: one of two.
+    weights = np.array([0.25 + 9 * 0.5, 0.25 + 9 * 0.5, 0.5]) / 10
+    expected = np.abs(weights - 1 / 3).sum()
+    assert result.selection.alternatives["by inverse availability"] == pytest.approx(expected)
+
+
+def markov(random: Random, rates: NDArray[np.float64], rounds: int) -> Present:
+    """Correlation 0.9 between neighbouring rounds."""
+    present = np.zeros((rounds, len(rates)), dtype=bool)
+    present[0] = random.random(len(rates)) < rates
+    for t, draws in enumerate(random.random((rounds - 1, len(rates))), start=1):
+        present[t] = draws < np.where(present[t - 1], 1 - 0.1 * (1 - rates), 0.1 * rates)
+    return present
+
+
+@pytest.mark.statistical
+def test_uniform_selection_is_not_called_uneven() -> None:
+    """At level 0.05 on bursty availability, in 120 logs: at most 14 rejections, P < 0.001."""
+    random = np.random.default_rng(2)
+    rates = np.clip(random.gamma(2.0, 0.15, 40), 0.05, 0.9)
+    rejected = covered = 0
+    for _ in range(120):
+        available = markov(random, rates, 200)
+        used = select(random, available, np.ones(40), 4)
+        shift = measure_shift(build_log(available), build_log(used))
+        rejected += shift.p_value < 0.05
+        covered += shift.distance.interval[0] <= 0.0
+    assert rejected <= 14
+    assert covered >= 107
+
+
+@pytest.mark.statistical
+def test_interval_covers_the_shift_of_a_selection() -> None:
+    """Favourites on bursty availability: the mean weights of 60 selections from the same clients.
+
+    0.87 to 1 of 100 intervals cover: three standard errors around 0.94.
+    """
+    random = np.random.default_rng(3)
+    rates = np.clip(random.gamma(2.0, 0.15, 40), 0.05, 0.9)
+    weights = np.where(np.arange(40) % 2, 2.0, 1.0)
+    covered = 0
+    for _ in range(100):
+        available = markov(random, rates, 200)
+        used = select(random, available, weights, 4)
+        again = [influence(select(random, available, weights, 4)) for _ in range(60)]
+        truth = np.abs(np.mean(again, axis=0) - influence(available)).sum()
+        low, high = measure_shift(build_log(available), build_log(used)).distance.interval
+        covered += low <= truth <= high
+    assert covered >= 87
+
+
+def test_selection_with_favourites_is_called_uneven() -> None:
+    random = np.random.default_rng(4)
+    available = random.random((200, 30)) < 0.5
+    used = select(random, available, np.where(np.arange(30) < 10, 3.0, 1.0), 4)
+    assert measure_shift(build_log(available), build_log(used)).p_value < 1e-6
+
+
+@pytest.mark.parametrize("stage", ["selected", "reported"])
+def test_logs_without_availability_say_what_they_can(stage: str) -> None:
+    rows: dict[str, Any] = {
+        "round": [0, 0, 1, 1, 2],
+        "client": ["a", "b", "a", "b", "a"],
+        "stage": ["used", stage, "used", stage, "used"],
+    }
+    result = ft.audit(pl.DataFrame(rows), clients=3)
+    assert result.availability is None
+    assert result.selection is not None
+    assert result.selection.alternatives == {}
+    limits = " ".join(result.limits)
+    assert "1 of 3 clients was never selected" in limits
+    if stage == "selected":
+        assert result.selection.lost.tolist() == [1]
+    else:
+        assert "b reported 2 times" in limits
+
+
+def test_logs_of_used_clients_alone_do_not_guess() -> None:
+    result = ft.audit(pl.DataFrame({"round": [0, 1], "client": [0, 0]}), clients=2)
+    assert result.availability is None
+    assert result.selection is None
+    assert "does not say who was available" in " ".join(result.limits)
