@@ -2,11 +2,14 @@
 
 import math
 from itertools import pairwise
+from threading import Lock, Thread
 
 import numpy as np
 import pytest
+from flwr.app import ConfigRecord, Message, RecordDict
 
 import fedtide as ft
+from fedtide.flower._flwr_private import pull_replies
 from fedtide.participation.log.ledger import read_rounds
 
 from .driver import TASK, N, deploy, federation, model, node_of, rows, update_of
@@ -179,6 +182,30 @@ def test_a_malformed_reply_costs_only_its_sender_though_pulled_replies_are_delet
         x = x + np.mean([update_of(n, x) for n in (0, 2, 3, 4)], axis=0)
     np.testing.assert_allclose(model(strategy), x, rtol=1e-12)
     assert grid.now < 1_030.0  # no round waited for its deadline
+
+
+def test_strategies_that_run_as_threads_of_one_app_each_get_their_replies():
+    grid = WireGrid(federation().nodes, lambda message, objects: None)
+    found: dict[int, list] = {}
+
+    def pull(number):
+        for _ in range(20):
+            content = RecordDict({"config": ConfigRecord()})
+            with pushing:
+                (one,) = grid.push_messages([Message(content, 100, "query.fedtide_name")])
+                grid.now += 1.0
+            reply = pull_replies(grid, [one])
+            found.setdefault(number, []).append(reply)
+
+    pushing = Lock()
+    threads = [Thread(target=pull, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [len(replies) for replies in found.values()] == [20] * 4
+    for replies in found.values():
+        assert all(len(one.messages) == 1 and not one.unreadable for one in replies)
 
 
 def test_a_node_whose_name_cannot_be_read_takes_no_part_and_stalls_nobody(url):

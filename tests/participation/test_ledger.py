@@ -4,17 +4,21 @@ Runs on SQLite, and on PostgreSQL if a server is installed.
 """
 
 import os
+import shutil
 import signal
 import sqlite3
+import stat
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from functools import partial
 from importlib.util import find_spec
 from itertools import count
 from pathlib import Path
 from threading import Barrier
+from time import monotonic
 
 import polars as pl
 import pytest
@@ -309,3 +313,61 @@ def test_an_empty_ledger_is_an_empty_log(url: str):
     Ledger(url)
     log = normalise_log(pl.DataFrame({"round": [0], "client": ["a"], "time": [1.0]}))
     assert read_ledger(url).schema == log.schema
+
+
+@pytest.fixture
+def file_url(tmp_path: Path) -> str:
+    return f"sqlite:///{tmp_path / 'ledger.db'}"
+
+
+def test_a_reader_in_the_middle_of_a_ledger_does_not_hold_up_the_next_round(file_url: str):
+    """An audit of a long ledger reads for minutes; the federation goes on meanwhile."""
+    ledger = Ledger(file_url)
+    for t in range(3):
+        ledger.commit(t, [Entry(f"client-{n}", "used", 0.01) for n in range(100)], time=float(t))
+    path = file_url.removeprefix("sqlite:///")
+    with closing(sqlite3.connect(path)) as reader:
+        rows = reader.execute("SELECT * FROM participation")
+        rows.fetchone()
+        began = monotonic()
+        ledger.commit(3, [Entry("client-0", "used", 1.0)], time=3.0)
+        assert monotonic() - began < 3
+        assert len(rows.fetchall()) == 299  # as of the beginning of the read
+    assert read_rounds(file_url).height == 4
+
+
+def test_a_writer_waits_for_another_instead_of_failing(file_url: str):
+    ledger = Ledger(file_url)
+    path = file_url.removeprefix("sqlite:///")
+    with closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        with ThreadPoolExecutor(1) as pool:
+            writing = pool.submit(ledger.commit, 0, [Entry("ann", "used", 1.0)], 0.0)
+            with pytest.raises(TimeoutError):
+                writing.result(timeout=0.5)
+            other.execute("COMMIT")
+            writing.result(timeout=20)
+    assert ledger.ended == 1
+
+
+@pytest.mark.skipif(os.name != "posix", reason="file modes")
+def test_only_its_owner_reads_a_ledger_until_its_mode_is_changed(file_url: str):
+    """It names the clients; a mode that the operator chose is kept."""
+    path = Path(file_url.removeprefix("sqlite:///"))
+    Ledger(file_url).commit(0, [Entry("ann", "used", 1.0)], time=0.0)
+    for file in path.parent.glob("ledger.db*"):
+        assert stat.S_IMODE(file.stat().st_mode) == 0o600, file
+    path.chmod(0o640)
+    Ledger(file_url).commit(1, [Entry("ann", "used", 1.0)], time=1.0)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o640
+
+
+def test_a_ledger_is_read_while_its_writer_is_open_and_after_it_was_killed(file_url: str):
+    ledger = Ledger(file_url)
+    ledger.commit(0, [Entry("ann", "used", 1.0)], time=0.0)
+    assert read_ledger(file_url)["client"].to_list() == ["ann"]
+    copy = Path(file_url.removeprefix("sqlite:///")).parent / "copy"
+    copy.mkdir()  # what a kill leaves: the file with its write-ahead log
+    for file in copy.parent.glob("ledger.db*"):
+        shutil.copy(file, copy)
+    assert read_ledger(f"sqlite:///{copy / 'ledger.db'}")["client"].to_list() == ["ann"]

@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from importlib import import_module
 from logging import getLogger
+from threading import Lock
 from types import SimpleNamespace
 from typing import Any, TypeVar
 
@@ -44,6 +45,8 @@ FAST_POLLING = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.5"}
 
 _APP_RAISED = 2  # ErrorCode.CLIENT_APP_RAISED_EXCEPTION of flwr 1.41
 _warned: set[str] = set()
+_decoding = Lock()
+"""Held while Flower's decoding is replaced: several strategies may run as threads of one app."""
 
 
 @dataclass(frozen=True)
@@ -104,9 +107,10 @@ def pull_replies(grid: Any, ids: Sequence[str]) -> PulledReplies:
     try:
         decoder = import_module("flwr.superlink.grid.http_grid")
         guarded = isinstance(grid, decoder.HttpGrid)
-        if guarded:
-            client, decode = grid._runtime_client, decoder.inflate_object_from_contents
-            pull = client.PullMessages
+        with _decoding:
+            if guarded:
+                client, decode = grid._runtime_client, decoder.inflate_object_from_contents
+                pull = client.PullMessages
     except Exception as error:
         _warn("HttpGrid.pull_messages", error, "one malformed reply may lose others")
         guarded = False
@@ -121,7 +125,9 @@ def pull_replies(grid: Any, ids: Sequence[str]) -> PulledReplies:
         return response
 
     def decode_guarded(object_id: str, *arguments: Any, **named: Any) -> Any:
-        envelope = envelopes[object_id]
+        envelope = envelopes.get(object_id)
+        if envelope is None:  # another thread pulls with Flower's own method
+            return decode(object_id, *arguments, **named)
         try:
             message = decode(object_id, *arguments, **named)
             _check_envelope(message, envelope)
@@ -132,6 +138,7 @@ def pull_replies(grid: Any, ids: Sequence[str]) -> PulledReplies:
             return SimpleNamespace(metadata=SimpleNamespace())
 
     with (
+        _decoding,
         _replaced(client, "PullMessages", pull_and_keep_envelopes),
         _replaced(decoder, "inflate_object_from_contents", decode_guarded),
     ):

@@ -8,8 +8,9 @@ federations.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,9 @@ except ImportError:
 
 VERSION = 1
 """The version of the tables."""
+
+_PATIENCE = 60
+"""Seconds for which SQLite waits for another writer."""
 
 _LOCK_KEY = 0xFED71DE
 """The key of the PostgreSQL advisory lock on creating the tables."""
@@ -99,6 +103,7 @@ class Ledger:
     def __init__(self, url: str, federation: str = "default") -> None:
         self.federation = federation
         self._engine = _create_engine(url)
+        _prepare_writing(self._engine)
         with _database_errors(self._engine), self._engine.begin() as connection:
             _lock_table_creation(connection)
             _tables.create_all(connection)
@@ -243,13 +248,34 @@ def _find_federation(connection: sql.Connection, name: str) -> str:
 
 def _create_engine(url: str) -> sql.Engine:
     try:  # pool_pre_ping replaces connections that died between rounds, which are minutes apart
-        return sql.create_engine(url, pool_pre_ping=True)
+        engine = sql.create_engine(url, pool_pre_ping=True)
     except sql.exc.ArgumentError:
         raise InvalidInputError(
             f"ledger: {url!r} is not a database URL; write sqlite:///ledger.db"
         ) from None
     except ImportError as error:
         raise InvalidInputError(f"ledger: {error}; install the driver of this database") from None
+    if engine.dialect.name == "sqlite":
+        sql.event.listen(engine, "connect", _wait_for_locks)
+    return engine
+
+
+def _wait_for_locks(connection: Any, record: Any) -> None:
+    connection.execute(f"PRAGMA busy_timeout = {1000 * _PATIENCE}")
+
+
+def _prepare_writing(engine: sql.Engine) -> None:
+    """Let readers of an SQLite file not hold up its writer, and only its owner read a new one."""
+    if engine.dialect.name != "sqlite":
+        return
+    file = engine.url.database
+    if file:
+        with suppress(OSError):  # which SQLite will report
+            os.close(os.open(file, os.O_CREAT | os.O_RDWR, 0o600))
+
+    @sql.event.listens_for(engine, "connect")
+    def log_ahead(connection: Any, record: Any) -> None:
+        connection.execute("PRAGMA journal_mode = WAL")
 
 
 def _reject_missing_file(url: sql.URL) -> None:

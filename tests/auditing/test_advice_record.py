@@ -1,0 +1,102 @@
+"""The table of trained advice in docs/audit.md, its record, and the training behind it."""
+
+import importlib
+import json
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import polars as pl
+import pytest
+
+import fedtide as ft
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def advice() -> ModuleType:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(ROOT / "benchmarks")
+        return importlib.import_module("advice")
+
+
+def test_the_table_of_the_docs_is_that_of_the_stored_verdicts(advice):
+    page = (ROOT / "docs" / "audit.md").read_text(encoding="utf-8")
+    assert advice.render(advice.load_verdicts()) in page
+
+
+def test_every_law_has_a_verdict_on_every_problem(advice):
+    judged = [(verdict.problem, verdict.law) for verdict in advice.load_verdicts()]
+    assert judged == [(problem, law) for problem in advice.PROBLEMS for law in advice.LAWS]
+    assert len(advice.LAWS) >= 14
+
+
+def test_the_stored_verdicts_follow_from_the_record(advice):
+    rows = pl.read_parquet(advice.RECORD)
+    for verdict in json.loads(advice.VERDICTS.read_text(encoding="utf-8")):
+        found = {}
+        for name in ("advised", "best", "fedavg"):
+            one = verdict[name]
+            runs = rows.filter(
+                pl.col("problem") == verdict["problem"],
+                pl.col("law") == verdict["law"],
+                pl.col("settings") == one["settings"],
+            )
+            tuning = runs.filter(pl.col("seed") == 0)
+            rate = tuning["lr"][int(np.argmin(tuning["figure"].to_numpy()))]
+            judged = runs.filter(pl.col("lr") == rate, pl.col("seed") > 0).sort("seed")
+            assert judged["seed"].to_list() == [1, 2, 3, 4, 5]
+            found[name] = judged["figure"].to_numpy()
+            assert one["mean"] == pytest.approx(found[name].mean())
+            assert one["error"] == pytest.approx(found[name].std(ddof=1) / 5**0.5)
+        assert verdict["within"] == (
+            verdict["advised"]["mean"] <= 1.1 * verdict["best"]["mean"] + 0.005
+        )
+        gap = found["advised"] - found["fedavg"]
+        assert verdict["worse"] == (gap.mean() > max(0.005, 2 * gap.std(ddof=1) / 5**0.5))
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"type": "scaffold"},
+        {"type": "amplified", "period": 6, "factor": 1.5, "inner": {"type": "fedau", "cutoff": 9}},
+    ],
+)
+def test_training_at_several_rates_at_once_is_training_at_each(advice, monkeypatch, settings):
+    """`ft.simulate` runs the last of the rates alone, and the loss is that of its iterates."""
+    monkeypatch.setattr(advice.Quadratic, "rounds", 24)
+    law, rates = "five groups in turn", advice.Quadratic.grid
+    together = advice.train("quadratic", law, [{"type": "fedavg"}, settings], 3, rates)[1, -1]
+    problem, present = advice.Quadratic(3, rates), advice.draw(law, 24, 3)
+    result = ft.simulate(
+        problem=ft.problems.Quadratic(matrices=problem.matrices, centers=problem.centers),
+        participation=ft.participation.Table(weights=present / 5),
+        algorithm=settings,
+        local={"steps": advice.STEPS, "lr": rates[-1]},
+        rounds=24,
+        dtype="float64",
+        trainer="reference",
+        record_iterates=True,
+        progress=False,
+    )
+    mean = problem.matrices.mean(axis=0)
+    slope = np.einsum("nij,nj->i", problem.matrices, problem.centers) / advice.CLIENTS
+    best = np.linalg.solve(mean, slope)
+    excess = [(x - best) @ mean @ (x - best) for x in result.iterates]
+    assert together == pytest.approx(excess[24] / excess[0], rel=1e-9)
+
+
+def test_laws_do_what_they_say(advice):
+    rounds = 300
+    drawn = {law: advice.draw(law, rounds, 1) for law in advice.LAWS}
+    assert all(table.shape == (rounds, 50) and table.any() for table in drawn.values())
+    for law in ("bursts, 5 of the available", "longest absent first"):
+        assert drawn[law].sum(axis=1).max() == 5
+    rests = [np.diff(np.flatnonzero(column)) for column in drawn["cool-down of 24 rounds"].T]
+    assert min(gaps.min() for gaps in rests if len(gaps)) >= 25
+    turns = drawn["five groups in turn"].reshape(rounds, 5, 10).sum(axis=2)
+    assert (np.sort(turns, axis=1) == [0, 0, 0, 0, 5]).all()
+    np.testing.assert_array_equal(turns[100:], turns[:-100])
+    assert drawn["churn"][-30:, :16].sum() == 0
