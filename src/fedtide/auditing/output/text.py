@@ -110,8 +110,8 @@ def describe_forgetting(audit: Audit) -> str:
         f"log, chance deducted, by {forgetting.estimate:.0%} (95%: {low:.0%} to {high:.0%}; "
         f"{format_p_value(forgetting.p_value)})"
     )
-    if forgetting.ends is not None:
-        text += f"; it has halved in {_rounds(forgetting.ends)}"
+    if forgetting.halving_window is not None:
+        text += f"; it is half as large in windows of {_rounds(forgetting.halving_window)}"
     return text
 
 
