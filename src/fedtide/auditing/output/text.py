@@ -237,15 +237,15 @@ def describe_churn(audit: Audit) -> list[str]:
         return ["no client is known to have left for good or joined late"]
     lines = []
     for clients, rounds, verb, word in (
-        (churn.gone, churn.last, "left for good", "last seen in"),
-        (churn.late, churn.first, "joined late", "first seen in"),
+        (churn.gone, churn.last, "left for good", "last seen"),
+        (churn.late, churn.first, "joined late", "first seen"),
     ):
         if len(clients):
             listed = [
-                f"{audit.log.names[int(n)]} ({rounds[n] + audit.log.first_round:,})"
+                f"{audit.log.names[int(n)]} in round {rounds[n] + audit.log.first_round:,}"
                 for n in clients
             ]
-            lines.append(f"{_clients(len(clients))} {verb}, {word} round: {_list_some(listed)}")
+            lines.append(f"{_clients(len(clients))} {verb}, {word}: {_list_some(listed)}")
     return [*lines, "in a log without churn, the probability of any such finding is at most 0.01"]
 
 
