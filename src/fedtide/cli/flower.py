@@ -15,7 +15,7 @@ from fedtide.errors import Interrupted, InvalidInputError, MissingExtraError
 
 def flower_command(
     action: Annotated[Literal["demo"], typer.Argument(help="demo: run an example federation.")],
-    rounds: Annotated[int, typer.Option(min=1, help="How many rounds.")] = 12,
+    rounds: Annotated[int, typer.Option(min=2, help="How many rounds.")] = 12,
     tls: Annotated[
         bool, typer.Option("--tls", help="Use TLS and a registered key for each node.")
     ] = False,

@@ -95,7 +95,7 @@ def estimate_dispersion(
 
     d_0 follows from the spread of log D_n between clients beyond that of their estimates. Of R_n
     runs of participation, their varying lengths alone leave a relative variance of 2 / R_n if they
-    are geometric, and more if they are less even: 1 / d_n = 1 / 2m + 2 / R_n.
+    are geometric, and more if they are less even: 1 / d_n = 1 / 2m + 1.5 / R_n.
 
     Args:
         log: the participation log.
@@ -114,7 +114,7 @@ def estimate_dispersion(
     if count:
         levels = (found.powers[varying, :count] / shape.ratios[:count]).mean(axis=1)
         own[varying] = levels / spread[varying]
-        freedom[varying] = 1 / (1 / (2 * count) + 2 / starts[varying])
+        freedom[varying] = 1 / (1 / (2 * count) + 1.5 / starts[varying])
     values, roots, freedom = _moderate(own, freedom, starts >= _MIN_RUNS, _list_predictors(runs))
     if not varying.any():
         values = roots = np.ones(log.size)
@@ -141,8 +141,9 @@ def _moderate(
 ) -> tuple[Floats, Floats, Floats]:
     """Return the moderated D_n, E √D_n, and their degrees of freedom.
 
-    D_n serves intervals; its prior matches the mean of log D (Smyth 2004). A sum of √D_n must have
-    no bias, so there the prior matches the mean of D, which does not rely on the d_n.
+    D_n serves intervals; its prior matches the mean of log D (Smyth 2004), which errs upwards where
+    the d_n are understated. A sum of √D_n must have no bias; its prior is half-way (in logarithms)
+    to the one that matches the mean of D, which errs downwards.
 
     Args:
         own: D_n, shape (N,).
@@ -165,7 +166,7 @@ def _moderate(
             prior = min(2 * _inverse_trigamma(spread), _MAX_PRIOR_FREEDOM)
         shift = float(logs.mean() + special.digamma(prior / 2) - np.log(prior / 2))
         common = trend * np.exp(shift)
-        trend = trend * (1 - 2 / max(prior, 4.0))
+        trend = np.sqrt(common * trend * (1 - 2 / max(prior, 4.0)))
     total = prior + freedom
     roots = _mean_roots((prior * trend + freedom * own) / total, total)
     return (prior * common + freedom * own) / total, roots, total
