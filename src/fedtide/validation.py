@@ -80,7 +80,7 @@ def require_whole_number(field: str, value: object, low: int = 1) -> None:
     """Raise InvalidInputError unless `value` is an integer from `low` to 2⁶³ − 1."""
     if isinstance(value, bool) or not isinstance(value, Integral) or int(value) < low:
         raise InvalidInputError(
-            f"{field}: {value!r:.60} is not a whole number; give one of at least {low}"
+            f"{field}: {value!r:.60} is not a whole number of at least {low}; give one"
         )
     if int(value) >= 2**63:
         raise InvalidInputError(f"{field}: {value!r:.60} is too large; give a number below 2**63")

@@ -65,8 +65,8 @@ def test_groups_in_turn_forget_four_fifths_of_the_objective() -> None:
     truth = distance_by_hand(group, 5, int(found.windows[long]))
     assert found.low[long] <= truth <= found.high[long]
     assert found.p_value < 0.001
-    assert found.ends is not None
-    assert 100 < found.ends <= 500
+    assert found.halving_window is not None
+    assert 100 < found.halving_window <= 500
     assert found.estimates[found.windows == 500] < 0.02
 
 
@@ -130,8 +130,8 @@ def test_bursts_forget_within_a_burst_only() -> None:
     found = measure_forgetting(to_log(present))
     assert found.window < 20
     assert found.p_value < 0.001
-    assert found.ends is not None
-    assert found.ends < 200
+    assert found.halving_window is not None
+    assert found.halving_window < 200
 
 
 @pytest.mark.parametrize(

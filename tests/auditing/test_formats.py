@@ -253,10 +253,18 @@ def test_lists_beside_the_list_of_clients_belong_to_them() -> None:
 def test_numbers_of_clients_are_not_taken_for_clients(tmp_path: Path) -> None:
     (tmp_path / "log.csv").write_text("round,clients\n0,5\n1,6\n2,5\n")
     sentence = error_of(tmp_path / "log.csv")
-    assert sentence.startswith("client: 'clients' has one number per round")
+    assert sentence.startswith("client: every round has one number")
     assert "--columns client=clients" in sentence
     log = read(tmp_path / "log.csv", columns={"client": "clients"})
     assert log.names.to_list() == [5, 6]
+    (tmp_path / "log.json").write_text('{"0": 5, "1": 6}')
+    assert error_of(tmp_path / "log.json").startswith("log: round 0 has 5 instead of a list")
+
+
+def test_all_wrong_column_names_are_named_at_once() -> None:
+    frame = pl.DataFrame({"round": [0, 1], "client": ["ann", "bob"]})
+    sentence = error_of(frame, columns={"client": "who", "round": "when"})
+    assert sentence.startswith("columns: the log has no column 'who' or 'when'; ")
 
 
 @pytest.mark.parametrize("cell", ["[a, b", '["a", 1.5]', '[{"a": 1}]'])

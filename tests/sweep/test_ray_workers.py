@@ -36,6 +36,7 @@ def start_node(*arguments):
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         start_new_session=True,
+        env=os.environ | {"RAY_AUTH_MODE": "disabled"},  # this machine may have a token
     )
 
 
@@ -130,3 +131,19 @@ def test_a_listener_that_is_no_cluster_is_refused(sweep, tmp_path):
 def test_a_malformed_address_is_refused(address, sweep, tmp_path):
     with pytest.raises(ft.InvalidInputError, match=r"^ray: .*HOST:PORT; .*ray start"):
         run_sweep(sweep(seeds=[1, 2]), tmp_path / "out", ray=address)
+
+
+@pytest.mark.parametrize("in_time", [True, False])
+def test_a_cluster_that_asks_for_a_token_is_named(in_time, sweep, tmp_path, monkeypatch):
+    said = b"gcs_client.cc: Unauthenticated: RPC error: InvalidAuthToken: Authentication token is"
+
+    def run(command, timeout, **options):
+        if in_time:
+            return subprocess.CompletedProcess(command, 1, stderr=said)
+        raise subprocess.TimeoutExpired(command, timeout, stderr=said)
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        monkeypatch.setattr("fedtide.sweep.ray_workers.subprocess.run", run)
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        with pytest.raises(ft.InvalidInputError, match=r"^ray: .* token; set RAY_AUTH_MODE=token"):
+            run_sweep(sweep(seeds=[1, 2]), tmp_path / "out", ray=address)

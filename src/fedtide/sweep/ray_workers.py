@@ -90,10 +90,17 @@ def _connect(ray: Any, address: str) -> None:
     _check_address(address)
     probe = [sys.executable, "-c", _PROBE, address]
     try:
-        status = subprocess.run(probe, capture_output=True, timeout=_ANSWER_SECONDS).returncode
-    except subprocess.TimeoutExpired:
-        status = -1
-    if status != 0:
+        ended = subprocess.run(probe, capture_output=True, timeout=_ANSWER_SECONDS)
+        failed, said = ended.returncode != 0, ended.stderr
+    except subprocess.TimeoutExpired as error:
+        failed, said = True, error.stderr or b""
+    if failed and b"InvalidAuthToken" in said:
+        # Ray never sends a token to an address of one's own unless it is told to.
+        raise InvalidInputError(
+            f"ray: the cluster at {address!r} asks for a token; set RAY_AUTH_MODE=token, with the "
+            "cluster's token in ~/.ray/auth_token"
+        )
+    if failed:
         raise InvalidInputError(f"ray: no Ray cluster answers at {address!r}; {_HINT}")
     ray.init(address=address, log_to_driver=False, logging_level="ERROR")
 

@@ -106,6 +106,6 @@ def _reject_counts(clients: pa.Array, name: str) -> None:
         numbers = pc.all(pc.match_substring_regex(names, r"^\s*\d+\s*$")).as_py()
     if numbers and len(clients) > 1:
         raise InvalidInputError(
-            f"client: {name!r} has one number per round, which may be the number of clients; an "
-            f"audit needs their names (if these are names: --columns client={name})"
+            "client: every round has one number, which may be the number of its clients; give "
+            f"their names (if the numbers are names: --columns client={name})"
         )

@@ -100,15 +100,16 @@ def find_columns(
     >>> find_columns(["server_round", "cid", "loss"], {"client": "cid"})
     Names(columns={'round': 'server_round', 'client': 'cid'}, note="'server_round' is the round")
     """
-    for ours, theirs in columns.items():
+    for ours in columns:
         if ours not in COLUMNS:
             raise InvalidInputError(
                 f"columns: an audit reads no column {ours!r}; {did_you_mean(ours, COLUMNS)}"
             )
-        if theirs not in available:
-            raise InvalidInputError(
-                f"columns: the log has no column {theirs!r}; {did_you_mean(theirs, available)}"
-            )
+    if wrong := [theirs for theirs in columns.values() if theirs not in available]:
+        raise InvalidInputError(
+            f"columns: the log has no column {' or '.join(map(repr, wrong))}; "
+            f"{did_you_mean(wrong[0], available)}"
+        )
     names = dict(columns)
     free = [name for name in available if name not in columns.values()]
     for ours in COLUMNS:

@@ -397,8 +397,8 @@ def _find_positions(seen: Sequence[int | str], names: pl.Series, option: str) ->
     if unknown:
         hint = "give a larger number, or --roster" if option == "--clients" else "complete it"
         raise InvalidInputError(
-            f"client: the {len(names)} clients of {option} do not include {list_names(unknown)}; "
-            f"{hint}"
+            f"client: {list_names(unknown)} not among the {len(names)} "
+            f"client{'' if len(names) == 1 else 's'} of {option}; {hint}"
         )
     return np.array([positions[str(name)] for name in seen], dtype=np.int32)
 

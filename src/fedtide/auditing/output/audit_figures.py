@@ -161,7 +161,7 @@ def draw_stages(audit: Audit) -> str:
     axes.set_yticks(places, labels)
     axes.set_xlim(left=0)
     axes.set_xlabel("L1 skew")
-    return figure_svg(figure, "L1 skew after each stage, and in reach of selection", "stages")
+    return figure_svg(figure, "L1 skew after each stage, and of other selections", "stages")
 
 
 def draw_autocorrelation(audit: Audit) -> str:

@@ -179,13 +179,15 @@ def _build_objective(audit: Audit, names: list[str]) -> dict[str, Any]:
 def _build_now(audit: Audit, names: list[str]) -> dict[str, Any]:
     recent = audit.objectives.recent
     assert recent is not None
-    ends = (recent.ends + audit.log.first_round).tolist()
-    series = zip(ends, recent.skews.tolist(), recent.chance.tolist(), strict=True)
+    last_rounds = (recent.ends - 1 + audit.log.first_round).tolist()
+    series = zip(last_rounds, recent.skews.tolist(), recent.chance.tolist(), strict=True)
     return {
         "rounds": recent.window,
         "weights": dict(zip(names, recent.objective.weights.tolist(), strict=True)),
         **_build_skew(recent.objective),
-        "series": [{"end": t, "l1_skew": skew, "by_chance": c} for t, skew, c in series],
+        "series": [
+            {"last_round": t, "l1_skew": skew, "by_chance": chance} for t, skew, chance in series
+        ],
     }
 
 
@@ -196,7 +198,7 @@ def _build_forgetting(forgetting: Forgetting) -> dict[str, Any]:
         "estimate": forgetting.estimate,
         "interval": list(forgetting.interval),
         "window": forgetting.window,
-        "ends": forgetting.ends,
+        "halving_window": forgetting.halving_window,
         "p_value": forgetting.p_value,
         "windows": [{"rounds": w, "estimate": e, "interval": [a, b]} for w, a, e, b in rows],
     }

@@ -65,7 +65,8 @@ def describe_objective(audit: Audit) -> list[str]:
     sentences = [
         f"over the whole log, {averaging}{',' if recorded else ''} {verb}, "
         f"{_AIMS[audit.wanted_source]}: {_format_with_chance(objective)}",
-        f"half of the influence is with {half:,} of {_clients(audit.log.size)}",
+        f"{half:,} of {_clients(audit.log.size)} "
+        f"{'has' if half == 1 else 'have'} half of the influence",
         *describe_now(audit),
     ]
     if audit.unseen is not None and audit.unseen.interval[0] > 0:
@@ -109,8 +110,8 @@ def describe_forgetting(audit: Audit) -> str:
         f"log, chance deducted, by {forgetting.estimate:.0%} (95%: {low:.0%} to {high:.0%}; "
         f"{format_p_value(forgetting.p_value)})"
     )
-    if forgetting.ends is not None:
-        text += f"; it has halved in {_rounds(forgetting.ends)}"
+    if forgetting.halving_window is not None:
+        text += f"; it is half as large in windows of {_rounds(forgetting.halving_window)}"
     return text
 
 
@@ -119,8 +120,8 @@ def describe_history(audit: Audit) -> str:
     recent = audit.objectives.recent
     assert recent is not None
     return (
-        f"each point is the L1 skew of {_rounds(recent.window)} in a row; chance alone would give "
-        f"about {recent.chance[-1]:.2f}"
+        f"each point is the L1 skew in a window of {_rounds(recent.window)}; chance alone would "
+        f"give about {recent.chance[-1]:.2f}"
     )
 
 
@@ -149,7 +150,7 @@ def describe_clients(audit: Audit) -> list[str]:
         return [known if never else f"{_clients(audit.log.size)}, and every one took part"]
     lines = [f"{_clients(audit.log.size)} in the log, which need not be all"]
     if never:
-        lines.append(f"{never:,} of them were never used")
+        lines.append(f"{never:,} of them {'was' if never == 1 else 'were'} never used")
     if unseen.once == 0:
         return [*lines, "each came more than once, so nothing suggests clients that never came"]
     return [*lines, describe_unseen(unseen), _describe_coverage_of_sample(unseen)]
@@ -233,19 +234,19 @@ def describe_churn(audit: Audit) -> list[str]:
         return ["no client is known to have left for good or joined late"]
     lines = []
     for clients, rounds, verb, word in (
-        (churn.gone, churn.last, "left for good", "last seen in"),
-        (churn.late, churn.first, "joined late", "first seen in"),
+        (churn.gone, churn.last, "left for good", "last seen"),
+        (churn.late, churn.first, "joined late", "first seen"),
     ):
         if len(clients):
             listed = [
-                f"{audit.log.names[int(n)]} ({rounds[n] + audit.log.first_round:,})"
+                f"{audit.log.names[int(n)]} in round {rounds[n] + audit.log.first_round:,}"
                 for n in clients
             ]
-            lines.append(f"{_clients(len(clients))} {verb}, {word} round: {_list_some(listed)}")
+            lines.append(f"{_clients(len(clients))} {verb}, {word}: {_list_some(listed)}")
     return [
         *lines,
-        "a log without churn shows any with a probability of at most 0.01, if all clients stay "
-        "away in similar ways",
+        "in a log without churn in which all clients stay away in similar ways, the probability of "
+        "any such finding is at most 0.01",
     ]
 
 
@@ -256,8 +257,8 @@ def describe_availability(audit: Audit) -> list[str]:
         return []
     objective = availability.objective
     return [
-        f"availability alone misplaces {objective.total_variation:.0%} of the influence, as using "
-        "all available clients, or as many drawn uniformly, would: "
+        f"averaging over all available clients, or over as many drawn uniformly from them, would "
+        f"misplace {objective.total_variation:.0%} of the influence: "
         f"{_format_with_chance(objective)}"
     ]
 
@@ -277,7 +278,7 @@ def describe_selection(audit: Audit) -> list[str]:
     ]
     if selection.alternatives:
         reached = ", ".join(f"{name} {skew:.2f}" for name, skew in selection.alternatives.items())
-        lines.append(f"L1 skew in reach of other selections, chance left out: {reached}")
+        lines.append(f"expected L1 skew of other selections from these clients: {reached}")
     return lines
 
 
@@ -288,7 +289,7 @@ def describe_shift(shift: StageShift) -> str:
     if np.isfinite([low, high]).all():
         moved += f" (95%: {low / 2:.0%} to {high / 2:.0%})"
     if shift.p_value > _SURE:
-        return f"{moved}; a uniform one could do the same ({format_p_value(shift.p_value)})"
+        return f"{moved}, which a uniform draw can explain ({format_p_value(shift.p_value)})"
     return f"{moved}; it is not uniform ({format_p_value(shift.p_value)})"
 
 

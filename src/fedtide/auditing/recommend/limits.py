@@ -71,19 +71,22 @@ def _describe_unused(
         )
     if left_out := len(selection.left_out):
         limits.append(
-            f"{_share(left_out, never)} that were never used had been available: selection left "
-            "them out, and another selection could reach them"
+            f"{_unused(left_out, never)} been available: selection left them out, and another "
+            "selection could reach them"
         )
     if lost:
         limits.append(
-            f"{_share(lost, never)} that were never used had been selected but never reported "
+            f"{_unused(lost, never)} been selected but never reported "
             f"({_name(selection.lost, log.names)})"
         )
     if refused and selection.reports is not None:
-        times = [f"reported {selection.reports[n]:,} times" for n in selection.refused]
+        times = [
+            f"reported {count:,} time{'' if count == 1 else 's'}"
+            for count in selection.reports[selection.refused].tolist()
+        ]
         limits.append(
-            f"{_share(refused, never)} that were never used had reported, and every update of "
-            f"theirs was refused ({_name(selection.refused, log.names, times)})"
+            f"{_unused(refused, never)} reported, but every update was refused "
+            f"({_name(selection.refused, log.names, times)})"
         )
     return limits
 
@@ -96,10 +99,12 @@ def _were(count: int, total: int) -> str:
     return f"{_count(count, total)} {'was' if count == 1 else 'were'}"
 
 
-def _share(count: int, never: int) -> str:
-    if count == never:
-        return f"all {never:,} clients" if never > 1 else "the one client"
-    return f"{count:,} of the {never:,} clients"
+def _unused(count: int, never: int) -> str:
+    """Return the beginning of a sentence on some of the clients that were never used."""
+    if never == 1:
+        return "the one client that was never used had"
+    part = f"all {never:,}" if count == never else f"{count:,} of the {never:,}"
+    return f"{part} clients that were never used had"
 
 
 def _name(clients: Ints, names: pl.Series, details: Sequence[str] = ()) -> str:

@@ -133,7 +133,7 @@ class Findings:
     def windows(self) -> list[int]:
         """Periods of amplification to try: regular windows in whole cycles, and whole swings."""
         cycle = self.pattern.period or 1
-        ends = self.forgetting.ends if self.forgetting.p_value < _SURE else None
+        ends = self.forgetting.halving_window if self.forgetting.p_value < _SURE else None
         wanted = [self.regularity.period, ends, self.pattern.period]
         whole = [-(-window // cycle) * cycle for window in wanted if window]
         return sorted({window for window in whole if 2 <= window <= self.log.length // 3})

@@ -35,7 +35,7 @@ class Forgetting:
         observed: the mean distance that the log shows, chance included, (K,).
         p_value: of the hypothesis that no window length has forgetting, all W together.
         window: the W with the largest lower end: the swing is clearest there.
-        ends: the smallest longer W with at most half of that estimate; None if there is none.
+        halving_window: the smallest longer W with at most half of that estimate; None: none has.
     """
 
     windows: Ints
@@ -45,7 +45,7 @@ class Forgetting:
     observed: Floats
     p_value: float
     window: int
-    ends: int | None
+    halving_window: int | None
 
     @property
     def estimate(self) -> float:
@@ -114,7 +114,7 @@ def measure_forgetting(
         observed=observed_means,
         p_value=min(1.0, len(windows) * min(p_values)),
         window=int(windows[best]),
-        ends=int(windows[ended[0]]) if len(ended) else None,
+        halving_window=int(windows[ended[0]]) if len(ended) else None,
     )
 
 

@@ -342,7 +342,10 @@ def _say_what_is_open(results: _TestResults) -> str:
     """Return what a log without significant dependence on the previous round leaves open."""
     open_questions = [f"{_say_neighbour(results)}"]
     if not results.beyond.lies_within(-MARGIN, MARGIN):
-        open_questions.append(f"beyond the previous round {_say_interval(results.beyond)}")
+        open_questions.append(
+            f"correlation beyond the previous round {results.beyond.value:+.3f} "
+            f"({_say_interval(results.beyond)})"
+        )
     slow = results.slow_dispersion
     if not slow.lies_within(1 / VARIANCE_MARGIN, VARIANCE_MARGIN):
         open_questions.append(

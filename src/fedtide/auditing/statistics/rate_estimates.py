@@ -130,10 +130,10 @@ def count_clients_for_half(counts: ArrayLike) -> int:
 def _find_obstacle(dispersion: Dispersion) -> str | None:
     """Return why no honest interval exists, in a sentence; None if one does."""
     if dispersion.frequencies == 0:
-        return "the log has too few rounds to tell how much its rates vary by chance"
+        return "the log has too few rounds to tell how much the rates vary by chance"
     if dispersion.shape.long_memory > _LONG_MEMORY:
         return (
-            "rates change, or clients come or stay away for so long, that a log of this length "
-            "cannot tell how much its rates vary by chance"
+            "rates change, or clients stay or are away for so long, that a log of this length "
+            "cannot tell how much the rates vary by chance"
         )
     return None

@@ -30,6 +30,12 @@ def read_document(document: dict[str, Any]) -> tuple[list[dict[str, Any]], list[
     if is_job_statistics(document):
         return read_job_statistics(document)
     if _is_cohort_table(document):
+        for t, clients in document.items():
+            if not isinstance(clients, list):
+                raise InvalidInputError(
+                    f"log: round {t} has {clients!r:.60} instead of a list of clients; "
+                    'write {"0": ["ann", "bob"], "1": []}'
+                )
         return [{"round": int(t), "client": clients} for t, clients in document.items()], []
     raise InvalidInputError(
         f"log: an object with {', '.join(map(repr, list(document)[:4]))} is no log that is known; "
@@ -47,8 +53,4 @@ def reject_text_log(path: Path) -> None:
 
 
 def _is_cohort_table(value: object) -> bool:
-    return (
-        isinstance(value, dict)
-        and bool(value)
-        and all(name.isdecimal() and isinstance(cell, list) for name, cell in value.items())
-    )
+    return isinstance(value, dict) and bool(value) and all(name.isdecimal() for name in value)
