@@ -1,7 +1,10 @@
 """Reading logs and rosters: what is accepted, and one-sentence errors for the rest."""
 
+import contextlib
 import gzip
 import json
+from datetime import date, time, timedelta
+from decimal import Decimal
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +13,7 @@ import pytest
 
 import fedtide as ft
 from fedtide.auditing import ClientTable
+from fedtide.auditing.log.reader import read_participation_log
 from fedtide.errors import InvalidInputError
 from fedtide.participation.log.ledger import Entry, Ledger
 
@@ -119,6 +123,24 @@ def test_timestamps_and_negative_rounds_are_refused() -> None:
     rows = pl.DataFrame({"round": [1_700_000_000, 1_700_500_000], "client": [0, 1]})
     check_error(error_of(rows), "round", "--columns")
     check_error(error_of(pl.DataFrame({"round": [-1], "client": [0]})), "round", "-1")
+
+
+ODD_TYPES = [[1], [], {"a": 1}, [{"a": 1}], [[1]], b"x", True, Decimal("1.5"), timedelta(1)]
+ODD_TYPES += [None, date(2026, 5, 1), time(1), 1.5]
+
+
+@pytest.mark.parametrize("column", ["round", "time", "client", "clients", "stage", "weight"])
+@pytest.mark.parametrize("value", ODD_TYPES, ids=repr)
+def test_columns_of_any_type_are_read_or_refused(column: str, value: object) -> None:
+    for seconds in (None, 3600.0):
+        columns: dict[str, list[object]] = {"client": ["a", "b"] * 2, "stage": ["used"] * 4}
+        columns |= {"time": [0, 4000, 8000, 9000]} if seconds else {"round": [0, 0, 1, 2]}
+        if column == "clients":
+            del columns["client"]
+        for cells in ([value] * 4, [None, value] * 2):
+            log = pl.DataFrame(columns | {column: pl.Series(column, cells)})
+            with contextlib.suppress(InvalidInputError):
+                read_participation_log(log, round_seconds=seconds)
 
 
 def test_many_rounds_of_one_client_each_are_accepted(tmp_path: Path) -> None:

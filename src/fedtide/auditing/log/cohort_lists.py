@@ -38,7 +38,8 @@ def expand_lists(batch: dict[str, pa.Array], name: str | None) -> tuple[dict[str
     """
     plural = name is not None and is_called(name, LIST_NAMES)
     clients, rounds = batch["client"], batch["round" if "round" in batch else "time"]
-    single = len(rounds.unique()) == len(rounds)
+    # Types that cannot be compared are no rounds or times: `Entries` refuses them by name.
+    single = not pa.types.is_nested(rounds.type) and len(rounds.unique()) == len(rounds)
     if plural and single:
         _reject_counts(clients, str(name))
     if is_text(clients.type):

@@ -19,6 +19,7 @@ from fedtide.participation.log.schema import STAGES
 _MAX_NUMBER = 1e30
 _ROUND_HINT = "give whole numbers from 0"
 _TIME_HINT = "give the length of a round in seconds with --round-seconds"
+_STAGE_HINT = f"give one of {', '.join(STAGES)}"
 _NOUNS = {"weight": "weight", "samples": "sample count"}
 _UNITS = ((1e17, 1), (1e14, 1_000), (1e11, 1_000_000))
 """Numbers from which on a Unix time is in ns, µs, ms (in s, they are years beyond 5000)."""
@@ -118,6 +119,8 @@ def parse_codes(encoded: pa.DictionaryArray) -> NDArray[Any]:
 
 def parse_stages(column: pa.Array) -> NDArray[np.uint8]:
     """Return the index in STAGES of each row's stage; rows without a stage count as used."""
+    if pa.types.is_nested(column.type):
+        raise InvalidInputError(f"stage: the column has type {column.type}; {_STAGE_HINT}")
     stages = column if pa.types.is_dictionary(column.type) else column.dictionary_encode()
     names = stages.dictionary.to_pylist()
     levels = np.zeros(len(names) + 1, dtype=np.uint8)
