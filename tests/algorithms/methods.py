@@ -38,3 +38,14 @@ METHODS = [
     a.Averaged(a.Amplified(period=2, factor=1.5, inner=a.FedProx(mu=0.1))),
     a.FedAvgM(momentum=0.3, inner=a.Switch(first=a.MIFA(), second=a.FedVARP(), at=4)),
 ]
+
+BOUNDED = [
+    a.Clipped(bound=0.3, inner=a.FedAU(cutoff=3)),
+    a.Clipped(bound=1.0, quantile=0.5, inner=a.MIFA()),
+    a.TrimmedMean(trim=0.3),
+    a.TrimmedMean(trim=0.2, inner=a.FedAU(cutoff=3)),
+    a.Median(),
+    a.Median(a.KnownRates(rates=None)),
+    a.Clipped(bound=0.5, inner=a.FedAdam(inner=a.Median(a.FedAU()), server_lr=1.0, tau=1.0)),
+]
+"""Methods that bound the influence of a client, and reach an optimum on which the clients agree."""

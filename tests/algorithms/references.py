@@ -101,6 +101,42 @@ def fedau(problem, q, lr, steps, x, *, K=math.inf, server_lr=1.0):
     return np.array(xs)
 
 
+def trimmed(problem, q, lr, steps, x, *, b, K=None, server_lr=1.0):
+    """Yin et al., coordinate by coordinate, of FedAvg (K None) or with FedAU's weights."""
+    xs, N = [x], problem.clients
+    omega = [algorithm_2([q[t][n] > 0 for t in range(len(q))], K or math.inf) for n in range(N)]
+    for t in range(len(q)):
+        S, step = present(q[t]), np.zeros_like(x)
+        weight = {n: server_lr * (omega[n][t] / N if K else 1 / len(S)) for n in S}
+        deltas = {n: local(problem, n, x, lr[t], steps)[0] - x for n in S}
+        for j in range(len(x) if S else 0):
+            order = sorted(S, key=lambda n: deltas[n][j])
+            kept = order[b(len(S)) : len(S) - b(len(S))]
+            mean = sum(weight[n] * deltas[n][j] for n in kept) / sum(weight[n] for n in kept)
+            step[j] = sum(weight.values()) * mean
+        x = x + step
+        xs.append(x)
+    return np.array(xs)
+
+
+def clipped(problem, q, lr, steps, x, *, bound, quantile=None, rate=0.2, K=math.inf):
+    """FedAU of clipped updates; the bound as in Andrew et al., Algorithm 1 without noise."""
+    xs, N, C = [x], problem.clients, bound
+    omega = [algorithm_2([q[t][n] > 0 for t in range(len(q))], K) for n in range(N)]
+    for t in range(len(q)):
+        S, step, inside = present(q[t]), np.zeros_like(x), 0
+        for n in S:
+            delta = local(problem, n, x, lr[t], steps)[0] - x
+            norm = math.sqrt(sum(v * v for v in delta))
+            inside += norm <= C
+            step += omega[n][t] / N * delta * min(1.0, C / norm)
+        if quantile is not None and S:
+            C = C * math.exp(-rate * (inside / len(S) - quantile))
+        x = x + step
+        xs.append(x)
+    return np.array(xs)
+
+
 def fedvarp(problem, q, lr, steps, x, *, server_lr=1.0, empty_rounds="skip"):
     xs, y = [x], [np.zeros_like(x) for _ in range(problem.clients)]
     for t in range(len(q)):

@@ -44,6 +44,11 @@ PARAMETERS = [
         lambda: a.Switch(first=a.CentralSGD(), second=a.MIFA(), at=1),
         "second: one method pools",
     ),
+    (lambda: a.Clipped(bound=0.0), "bound: 0.0 is not a positive number"),
+    (lambda: a.Clipped(bound=1.0, rate=-1.0), "rate: -1.0 is not a positive number"),
+    (lambda: a.Clipped(bound=1.0, quantile=1.0), r"quantile: 1.0 is not within \(0, 1\)"),
+    (lambda: a.TrimmedMean(trim=0.5), r"trim: 0.5 is not within \[0, 1/2\)"),
+    (lambda: a.TrimmedMean(trim=-0.1), "trim: -0.1 is not within"),
 ]
 POPULATIONS = [
     (a.FedAvg(weights="data"), "weights: 'data' needs clients that hold samples"),
@@ -59,6 +64,47 @@ POPULATIONS = [
 def test_parameters(make, complaint):
     with pytest.raises(InvalidInputError, match=f"^{complaint}"):
         make()
+
+
+@pytest.mark.parametrize(
+    "inner",
+    [
+        a.Scaffold(option=1),
+        a.Scaffold(),
+        a.AmplifiedScaffold(period=2, factor=1.5),
+        a.WaitForAll(period=2, mode="gradient"),
+        a.CentralSGD(),
+        a.ClientSideMemory(a.MIFA()),
+        a.FedAdam(inner=a.Scaffold()),
+        a.Switch(first=a.FedAvg(), second=a.Scaffold(), at=1),
+    ],
+    ids=repr,
+)
+def test_methods_that_learn_more_than_updates_from_clients_cannot_be_clipped(inner):
+    with pytest.raises(InvalidInputError, match=r"^inner: it uses more .*; give"):
+        a.Clipped(bound=1.0, inner=inner)
+
+
+@pytest.mark.parametrize(
+    "inner",
+    [
+        a.MIFA(),
+        a.FedVARP(),
+        a.FedLaAvg(),
+        a.Scaffold(),
+        a.FedAdam(),
+        a.Amplified(period=2, factor=1.5),
+        a.WaitForAll(period=2),
+        a.WeightedFedAvg(normalise=False),
+        a.Clipped(bound=1.0),
+        a.CentralSGD(),
+    ],
+    ids=repr,
+)
+def test_only_averages_of_a_rounds_updates_can_be_trimmed(inner):
+    for wrapper in (a.TrimmedMean, a.Median):
+        with pytest.raises(InvalidInputError, match=r"^inner: its step is not .*; give"):
+            wrapper(inner=inner)
 
 
 @pytest.mark.parametrize(("method", "complaint"), POPULATIONS)

@@ -15,7 +15,7 @@ from fedtide.algorithms.serialization import from_tensors, to_tensors
 from fedtide.population import Population
 
 from .driver import Quadratics, drive, random_table
-from .methods import METHODS
+from .methods import BOUNDED, METHODS
 
 PROBLEM = Quadratics.random(np.random.default_rng(3), 4)
 START = np.array([2.0, -1.0, 3.0])
@@ -26,7 +26,7 @@ TABLES = {
     "absent, then back": np.kron([[1.0], [0.0], [1.0]], np.eye(4)[[0, 1, 1, 3]] + 0.0),
 }
 
-every_method = pytest.mark.parametrize("method", METHODS, ids=repr)
+every_method = pytest.mark.parametrize("method", METHODS + BOUNDED, ids=repr)
 every_table = pytest.mark.parametrize("table", TABLES.values(), ids=TABLES)
 
 
@@ -42,14 +42,22 @@ def of_one_client(method):
 
 
 def test_the_table_names_every_method():
-    assert {type(method) for method in METHODS} == set(ALGORITHMS.values())
+    assert {type(method) for method in METHODS + BOUNDED} == set(ALGORITHMS.values())
 
 
-@every_method
+@pytest.mark.parametrize("method", METHODS, ids=repr)
 def test_it_reaches_the_optimum_when_everyone_is_there(method):
     everyone, equal = np.full((400, 4), 0.25), np.full(4, 1.0)
     driven = drive(method, PROBLEM, everyone, 0.2, 1, START, rates=equal)
     np.testing.assert_allclose(driven.iterates[-1], PROBLEM.optimum(), atol=1e-8)
+
+
+@pytest.mark.parametrize("method", BOUNDED, ids=repr)
+def test_it_reaches_an_optimum_on_which_all_clients_agree(method):
+    agreed = Quadratics(PROBLEM.A, np.tile(PROBLEM.e[0], (4, 1)))
+    everyone, equal = np.full((250, 4), 0.25), np.full(4, 1.0)
+    driven = drive(method, agreed, everyone, 0.2, 1, START, rates=equal)
+    np.testing.assert_allclose(driven.iterates[-1], agreed.optimum(), atol=1e-8)
 
 
 @every_method

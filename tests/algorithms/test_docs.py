@@ -32,6 +32,9 @@ METHODS = {
     "weighted-fedavg": a.WeightedFedAvg(rates=[0.5] * N),
     "switch": a.Switch(first=a.FedAvg(), second=a.FedAvg(), at=1),
     "averaged": a.Averaged(),
+    "clipped": a.Clipped(bound=1.0),
+    "trimmed-mean": a.TrimmedMean(),
+    "median": a.Median(),
     "central-sgd": a.CentralSGD(),
 }
 

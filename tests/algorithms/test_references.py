@@ -95,6 +95,26 @@ CASES = {
         partial(ref.switch, first=ref.fedavg, second=partial(ref.fedau, K=3), at=5),
     ),
     "averaged": (lambda N: a.Averaged(a.FedAvg()), ref.fedavg),
+    "clipped": (
+        lambda N: a.Clipped(bound=0.2, inner=a.FedAU(cutoff=3)),
+        partial(ref.clipped, bound=0.2, K=3),
+    ),
+    "clipped-quantile": (
+        lambda N: a.Clipped(bound=0.2, quantile=0.4, rate=0.5, inner=a.FedAU(cutoff=None)),
+        partial(ref.clipped, bound=0.2, quantile=0.4, rate=0.5),
+    ),
+    "trimmed-mean": (
+        lambda N: a.TrimmedMean(trim=0.3, inner=a.FedAvg(server_lr=0.7)),
+        partial(ref.trimmed, b=lambda S: [0, 0, 0, 1, 1][S], server_lr=0.7),
+    ),
+    "trimmed-mean-fedau": (
+        lambda N: a.TrimmedMean(trim=0.1, inner=a.FedAU(cutoff=3)),
+        partial(ref.trimmed, b=lambda S: [0, 0, 0, 1, 1][S], K=3),
+    ),
+    "median-fedau": (
+        lambda N: a.Median(a.FedAU(cutoff=3)),
+        partial(ref.trimmed, b=lambda S: [0, 0, 0, 1, 1][S], K=3),
+    ),
 }
 
 

@@ -67,6 +67,9 @@ VALID = {
         {"type": "weighted-fedavg", "rates": [0.5, 0.5, 0.5], "normalise": False},
         {"type": "switch", "first": "fedavg", "second": "fedlaavg", "at": 1},
         {"type": "averaged", "inner": {"type": "scaffold"}},
+        {"type": "clipped", "bound": 0.5, "quantile": 0.5, "inner": {"type": "fedau"}},
+        {"type": "trimmed-mean", "trim": 0.2, "inner": {"type": "fedau"}},
+        {"type": "median"},
         {"type": "central-sgd"},
     ],
     "participation": [

@@ -27,6 +27,8 @@ PARAMETERS = {name: [{}] for name in ALGORITHMS} | {
     "weighted-fedavg": [{"rates": [1.0, 0.25, 1.0]}],
     "switch": [{"first": "fedavg", "second": "fedlaavg", "at": 5}],
     "averaged": [{"inner": "scaffold"}],
+    "clipped": [{"bound": 0.1}, {"bound": 0.1, "quantile": 0.5, "inner": "mifa"}],
+    "trimmed-mean": [{"trim": 0.4, "inner": "fedau"}],
 }
 """Parameters of the algorithms; those without an entry are tested with their defaults."""
 

@@ -45,6 +45,7 @@ VALUES = {
     "weighted-fedavg": {"rates": [0.5, 1e-4]},
     "fedprox": {"mu": 0.1},
     "switch": {"first": "fedavg", "second": {"type": "fedau", "cutoff": 3}, "at": 5},
+    "clipped": {"bound": 1.0, "quantile": 0.5, "inner": {"type": "trimmed-mean", "trim": 0.2}},
     "averaged": {"inner": {"type": "amplified", "period": 2, "factor": 3, "inner": "mifa"}},
     "table": {"weights": [[0.5, 0.5], [0.0, 1.0]]},
     "bernoulli": {"rates": {"type": "correlated", "alpha": 0.1}},

@@ -23,6 +23,8 @@ METHODS = {name: [{}] for name in ALGORITHMS} | {
     "fedprox": [{"mu": 0.1}],
     "switch": [{"first": "fedavg", "second": "fedlaavg", "at": 5}],
     "averaged": [{"inner": "fedau"}],
+    "clipped": [{"bound": 0.1, "inner": "fedau"}, {"bound": 1.0, "quantile": 0.5}],
+    "trimmed-mean": [{"trim": 0.3, "inner": "fedau"}],
     "mifa": [{"unseen": "zero"}, {"unseen": "exclude"}, {"unseen": "wait"}],
     "fedvarp": [{}, {"empty_rounds": "memory"}],
     "scaffold": [{}, {"option": 1}],

@@ -53,6 +53,7 @@ VALID = {
     a.WaitForAll: {"period": 5},
     a.Switch: {"first": a.FedAvg(), "second": a.FedAU(), "at": 5},
     a.Averaged: {"inner": a.FedAvg()},
+    a.Clipped: {"bound": 1.0, "quantile": 0.5},
     a.ClientSideMemory: {"method": a.MIFA()},
     p.Table: {"weights": [[0.5, 0.5]]},
     p.Bernoulli: {"rates": 0.5},

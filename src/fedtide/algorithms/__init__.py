@@ -17,6 +17,7 @@ from fedtide.algorithms.base import (
 )
 from fedtide.algorithms.central_sgd import CentralSGD
 from fedtide.algorithms.client_side_memory import ClientSideMemory
+from fedtide.algorithms.clipped import Clipped
 from fedtide.algorithms.driver import RoundDriver
 from fedtide.algorithms.fedadam import FedAdam
 from fedtide.algorithms.fedau import FedAU
@@ -27,9 +28,11 @@ from fedtide.algorithms.fedprox import FedProx
 from fedtide.algorithms.fedvarp import FedVARP
 from fedtide.algorithms.fedyogi import FedYogi
 from fedtide.algorithms.known_rates import KnownRates
+from fedtide.algorithms.median import Median
 from fedtide.algorithms.mifa import MIFA
 from fedtide.algorithms.scaffold import Scaffold
 from fedtide.algorithms.switch import Switch
+from fedtide.algorithms.trimmed_mean import TrimmedMean
 from fedtide.algorithms.wait_for_all import WaitForAll
 from fedtide.algorithms.weighted_fedavg import WeightedFedAvg
 
@@ -51,6 +54,9 @@ ALGORITHMS: dict[str, type[Algorithm[Any]]] = {
     "weighted-fedavg": WeightedFedAvg,
     "switch": Switch,
     "averaged": Averaged,
+    "clipped": Clipped,
+    "trimmed-mean": TrimmedMean,
+    "median": Median,
     "central-sgd": CentralSGD,
 }
 """The methods by the `type` that experiment files use."""
@@ -67,6 +73,7 @@ __all__ = [
     "CentralSGD",
     "ClientSideMemory",
     "ClientUpdates",
+    "Clipped",
     "Cohort",
     "FedAU",
     "FedAdam",
@@ -78,11 +85,13 @@ __all__ = [
     "FedYogi",
     "Instructions",
     "KnownRates",
+    "Median",
     "RoundDriver",
     "RoundInfo",
     "Scaffold",
     "State",
     "Switch",
+    "TrimmedMean",
     "WaitForAll",
     "WeightedFedAvg",
 ]

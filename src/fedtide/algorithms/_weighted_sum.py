@@ -55,6 +55,11 @@ class WeightedSum(Algorithm[SumT]):
 
     server_lr: float
 
+    @property
+    def averages_updates(self) -> bool:
+        """Whether nothing else is kept of the updates."""
+        return not self.keeps_gradients
+
     @abstractmethod
     def client_weights(self, state: SumT, updates: ClientUpdates) -> Tensor:
         """Return a_n of each update, shape (S,)."""

@@ -56,6 +56,14 @@ class Wrapper(Algorithm[WrapperT]):
         return self.inner.requires_plain_sgd
 
     @property
+    def keeps_gradients(self) -> bool:
+        return self.inner.keeps_gradients
+
+    @property
+    def weights_follow_updates(self) -> bool:
+        return self.inner.weights_follow_updates
+
+    @property
     def uses_local_lr(self) -> bool:
         return self.inner.uses_local_lr
 

@@ -221,6 +221,28 @@ class Algorithm(ABC, Generic[StateT]):
         return self.requires_plain_sgd
 
     @property
+    def keeps_gradients(self) -> bool:
+        """Whether the method keeps gradients of its clients, which an update alone would not show.
+
+        They are recovered from updates or reported beside them (control variates), so bounding
+        updates does not bound what such a method remembers.
+        """
+        return self.requires_plain_sgd
+
+    @property
+    def averages_updates(self) -> bool:
+        """Whether a step is Σ a_n Δ_n over the round's updates, with the weights of `RoundInfo`.
+
+        Nothing else of the updates may be kept.
+        """
+        return False
+
+    @property
+    def weights_follow_updates(self) -> bool:
+        """Whether the weights of updates depend on the updates, and not on who took part alone."""
+        return False
+
+    @property
     def accepts_stale_updates(self) -> bool:
         """Whether an update is used that arrives after the round in which it was requested.
 

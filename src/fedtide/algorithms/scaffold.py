@@ -85,6 +85,11 @@ class Scaffold(CohortAverage[ScaffoldState]):
         """Whether control variates come from updates, as in option 2."""
         return self.option == 2
 
+    @property
+    def keeps_gradients(self) -> bool:
+        """True: the control variates."""
+        return True
+
     def init(self, model: Tensor, population: Population) -> ScaffoldState:
         """Return the state before round 0, with all control variates zero."""
         return ScaffoldState.initial(

@@ -106,6 +106,16 @@ class Switch(Algorithm[SwitchState]):
         return self.first.requires_plain_sgd or self.second.requires_plain_sgd
 
     @property
+    def keeps_gradients(self) -> bool:
+        """Whether one of the methods does."""
+        return self.first.keeps_gradients or self.second.keeps_gradients
+
+    @property
+    def weights_follow_updates(self) -> bool:
+        """Whether those of one of the methods do."""
+        return self.first.weights_follow_updates or self.second.weights_follow_updates
+
+    @property
     def uses_local_lr(self) -> bool:
         """Whether one of the methods does."""
         return self.first.uses_local_lr or self.second.uses_local_lr

@@ -47,6 +47,11 @@ class WeightedFedAvg(WeightedSum[KnownRatesState]):
 
     server_lr = 1.0
 
+    @property
+    def averages_updates(self) -> bool:
+        """Whether the weights of a cohort sum to 1; otherwise the step scales x as well."""
+        return self.normalise
+
     def init(self, model: Tensor, population: Population) -> KnownRatesState:
         """Return the state before round 0, with rates that sum to 1."""
         state = KnownRates(rates=self.rates).init(model, population)

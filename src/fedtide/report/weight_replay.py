@@ -47,8 +47,8 @@ class WeightHistory:
 def history(run: LoadedRun) -> WeightHistory | None:
     """Return the weight of every update of a run; None if the method cannot be replayed.
 
-    Weights depend on who took part, not on what was learnt, so the algorithm is replayed on the log
-    with a model of one number and updates of 0, for at most 5000 rounds.
+    With most methods, weights depend on who took part and not on what was learnt, so the algorithm
+    is replayed on the log with a model of one number and updates of 0, for at most 5000 rounds.
     """
     kinds = field_types(Experiment)
     try:
@@ -57,7 +57,7 @@ def history(run: LoadedRun) -> WeightHistory | None:
         )
     except InvalidInputError:  # a class that is not available here
         return None
-    if algorithm.centralised:
+    if algorithm.centralised or algorithm.weights_follow_updates:
         return None
     ended = min(run.ended, _ROUNDS)
     entries = list(_replayed(algorithm, [local.rate(t) for t in range(ended)], run))

@@ -1,0 +1,127 @@
+"""Clipping: the norm of every update bounded before the inner method weights it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedtide.algorithms._wrapper import Wrapper, WrapperState
+from fedtide.algorithms.base import Algorithm, ClientUpdates, RoundInfo, no_updates
+from fedtide.algorithms.fedavg import FedAvg
+from fedtide.configurable import configurable
+from fedtide.errors import InvalidInputError
+from fedtide.population import Population
+from fedtide.validation import require_positive
+
+
+@dataclass(frozen=True)
+class ClippedState(WrapperState):
+    """The state of Clipped.
+
+    Args:
+        bound: C_t.
+        within: how many of this round's updates so far had a norm of at most C_t.
+        factors: min(1, C_t / ‖Δ_n‖) of this round's updates so far, shape (S,).
+    """
+
+    bound: float
+    within: int
+    factors: Tensor
+
+
+@configurable
+class Clipped(Wrapper[ClippedState]):
+    """Any method, given updates whose Euclidean norm is at most C.
+
+        Δ_n ← Δ_n · min(1, C_t / ‖Δ_n‖)
+
+    with C_t = `bound` (as the aggregation of Sun et al., "Can You Really Backdoor Federated
+    Learning?", 2019), or with a bound that follows the `quantile` of the norms of recent updates
+    (Andrew et al., "Differentially Private Learning with Adaptive Clipping", 2021, without its
+    noise): with b_t the share of a round's updates whose norm is at most C_t,
+
+        C_0 = bound,        C_{t+1} = C_t · exp(-rate · (b_t - quantile))
+
+    An empty round keeps C_t. A client moves the bound by the factor exp(rate / |S_t|) at most,
+    however large its update is.
+
+    **Updates are clipped before they are weighted.** With FedAU a single update still moves the
+    model by up to η ω C / N with ω ≤ K: a client that stays away gains weight, and loses rounds in
+    the same proportion. Clipping ω Δ instead would take back exactly the weight that FedAU gives to
+    rare clients. They are not safe from clipping either: their updates, from a model that others
+    have moved in their absence, are often the longest (see docs/methods.md).
+
+    No protection against several clients that together send small wrong updates; for those see
+    `TrimmedMean`, which can be `inner`.
+
+    Args:
+        bound: C, or C_0 with a quantile; positive, in units of the parameters.
+        quantile: the share of the updates that should stay as they are, in (0, 1); None: C is
+            fixed.
+        rate: η_C > 0, how fast the bound follows the quantile; 0.2 is that of Andrew et al.
+        inner: the method that gets the updates; not one that keeps gradients of clients (Scaffold,
+            AmplifiedScaffold, WaitForAll with gradients), ClientSideMemory or CentralSGD.
+
+    Raises:
+        InvalidInputError: a bound or rate that is not positive, a quantile outside (0, 1), or
+            another `inner`.
+
+    >>> method = Clipped(bound=1.0)
+    >>> state = method.init(torch.zeros(2), Population(2))
+    >>> updates = ClientUpdates(torch.tensor([0, 1]), torch.ones(2),
+    ...                         torch.tensor([[0.5, 0.0], [30.0, 40.0]]), 0.1, torch.ones(2))
+    >>> state, info = method.step(method.absorb(state, updates), lr=0.1)
+    >>> state.model  # the mean of (0.5, 0) and (0.6, 0.8)
+    tensor([0.5500, 0.4000])
+    """
+
+    bound: float
+    quantile: float | None = None
+    rate: float = 0.2
+    inner: Algorithm[Any] = field(default_factory=FedAvg)
+
+    def __post_init__(self) -> None:
+        require_positive("bound", self.bound)
+        require_positive("rate", self.rate)
+        if self.quantile is not None and not 0 < self.quantile < 1:
+            raise InvalidInputError(f"quantile: {self.quantile} is not within (0, 1)")
+        if self.inner.centralised or self.inner.client_form or self.inner.keeps_gradients:
+            raise InvalidInputError(
+                "inner: it uses more of its clients than the updates that are clipped (their data, "
+                "memory or gradients); give a method such as fedau, mifa or fedadam"
+            )
+
+    @property
+    def weights_follow_updates(self) -> bool:
+        return True
+
+    def init(self, model: Tensor, population: Population) -> ClippedState:
+        inner, none = self.inner.init(model, population), no_updates(model)[1]
+        return ClippedState(inner, float(self.bound), within=0, factors=none)
+
+    def absorb(self, state: ClippedState, updates: ClientUpdates) -> ClippedState:
+        """Pass the clipped updates on."""
+        norms = torch.linalg.vector_norm(updates.deltas, dim=1, dtype=torch.float64)
+        # a norm of 0, or one that is too large even for a double, gives the right limit
+        factors = (state.bound / norms).clamp(max=1.0).to(updates.deltas.dtype)
+        clipped = replace(updates, deltas=updates.deltas * factors.unsqueeze(1))
+        return ClippedState(
+            self.inner.absorb(state.inner, clipped),
+            state.bound,
+            state.within + int((norms <= state.bound).sum()),
+            torch.cat([state.factors, factors]),
+        )
+
+    def step(self, state: ClippedState, lr: float) -> tuple[ClippedState, RoundInfo]:
+        """Step as the inner method does, and move the bound."""
+        inner, info = self.inner.step(state.inner, lr)
+        info = replace(info, weights=info.weights * state.factors)
+        bound = state.bound
+        if self.quantile is not None and len(state.factors):
+            share = state.within / len(state.factors)
+            bound *= math.exp(-self.rate * (share - self.quantile))
+        return ClippedState(inner, bound, within=0, factors=state.factors[:0]), info
