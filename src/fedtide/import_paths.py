@@ -1,15 +1,26 @@
-"""Classes and functions by their import path, such as "package.module:Class"."""
+"""Classes and functions by their import path, such as "package.module:Class".
+
+Importing a module runs it, and calling a function runs it, so an import path is code. What this
+module rules out is that a file alone, without code of its own beside it, reaches the functions of
+Python itself: `os:system` with a command as its argument. It is no sandbox: a module that lies in
+the working directory, or in an installed package, is imported, whatever it does.
+"""
 
 from __future__ import annotations
 
 import importlib
+import inspect
 import re
 import sys
 from functools import reduce
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from fedtide.errors import InvalidInputError, first_line
+
+LIBRARIES = sys.stdlib_module_names | {"fedtide", "torch"}
+"""Packages whose code is taken as it is installed."""
 
 _PATH = re.compile(r"[^\W\d][\w.]*:[^\W\d][\w.]*")
 
@@ -24,23 +35,30 @@ def is_import_path(value: object) -> bool:
 
 
 def import_object(path: str, field: str) -> Any:
-    """Return the class or function at an import path; the working directory is searched first.
+    """Return the class, function or object at an import path; the working directory comes first.
 
     Args:
-        path: "package.module:Name".
+        path: "package.module:Name", or "package.module:Class.name".
         field: the field that an error names.
 
     Raises:
-        InvalidInputError: there is no such module or name, or importing the module fails.
+        InvalidInputError: there is no such module or name, importing the module fails, or the path
+            leads into the standard library or into another module than it names.
 
     >>> import_object("fedtide.errors:InvalidInputError", "type")
     <class 'fedtide.errors.InvalidInputError'>
+    >>> import_object("os:system", "type")
+    Traceback (most recent call last):
+    fedtide.errors.InvalidInputError: type: 'os:system' is part of Python's standard library; ...
     """
     module, _, name = path.partition(":")
+    _require_no_standard_library(module, path, field)
     folder = str(Path.cwd())
     sys.path.insert(0, folder)
     try:
-        return reduce(getattr, name.split("."), importlib.import_module(module))
+        *classes, last = name.split(".")
+        imported: Any = importlib.import_module(module)
+        found = getattr(reduce(_get_class, classes, imported), last)
     except Exception as error:  # a user's module may raise anything
         raise InvalidInputError(
             f"{field}: {path!r:.100} cannot be imported ({first_line(error, with_type=True)}); "
@@ -48,6 +66,48 @@ def import_object(path: str, field: str) -> Any:
         ) from error
     finally:
         sys.path.remove(folder)
+    if isinstance(found, ModuleType):
+        raise InvalidInputError(f"{field}: {path!r:.100} is a module; give a class or function")
+    if isinstance(found, type) or inspect.isroutine(found):
+        _require_no_standard_library(str(home_module(found)), path, field)
+    return found
+
+
+def home_module(thing: Any) -> str | None:
+    """Return the name of the module that defines a class or function, behind its decorators."""
+    name: str | None = getattr(inspect.unwrap(thing), "__module__", None)
+    return name
+
+
+def is_installed(module: str) -> bool:
+    """Return whether a module, imported before, is part of fedtide, PyTorch or another package."""
+    file = getattr(sys.modules.get(module), "__file__", None)
+    return module.partition(".")[0] in LIBRARIES or file is None or is_installed_file(Path(file))
+
+
+def is_installed_file(file: Path) -> bool:
+    """Return whether a module's file is that of an installed package, not the user's own.
+
+    >>> [is_installed_file(Path(file)) for file in ("site-packages/numpy/linalg.py", "a.py")]
+    [True, False]
+    """
+    return file.suffix != ".py" or not {"site-packages", "dist-packages"}.isdisjoint(file.parts)
+
+
+def _get_class(owner: Any, name: str) -> type:
+    """Return the class of this name, through which a path may lead to what it holds."""
+    found = getattr(owner, name)
+    if not isinstance(found, type):
+        raise TypeError(f"{name} is not a class")
+    return found
+
+
+def _require_no_standard_library(module: str, path: str, field: str) -> None:
+    if module.partition(".")[0] in sys.stdlib_module_names:
+        raise InvalidInputError(
+            f"{field}: {path!r:.100} is part of Python's standard library; give a class or "
+            "function of a module of your own, or of an installed package"
+        )
 
 
 def import_path_of(thing: Any) -> str:

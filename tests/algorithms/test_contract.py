@@ -55,7 +55,7 @@ def test_it_reaches_the_optimum_when_everyone_is_there(method):
 @pytest.mark.parametrize("method", BOUNDED, ids=repr)
 def test_it_reaches_an_optimum_on_which_all_clients_agree(method):
     agreed = Quadratics(PROBLEM.A, np.tile(PROBLEM.e[0], (4, 1)))
-    everyone, equal = np.full((250, 4), 0.25), np.full(4, 1.0)
+    everyone, equal = np.full((400, 4), 0.25), np.full(4, 1.0)
     driven = drive(method, agreed, everyone, 0.2, 1, START, rates=equal)
     np.testing.assert_allclose(driven.iterates[-1], agreed.optimum(), atol=1e-8)
 

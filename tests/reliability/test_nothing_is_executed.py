@@ -1,14 +1,19 @@
-"""No file can make fedtide run code, except import paths named in the user's experiment."""
+"""No file can make fedtide run code, except the user's own modules by import path."""
 
 import ast
 import os
 import pickle
+import tempfile
 from pathlib import Path
 
+import numpy as np
 import pytest
 import safetensors.torch
+import torch
+import yaml
 
 import fedtide as ft
+from fedtide.import_paths import import_object
 from fedtide.participation import read_log
 
 ROOT = Path(ft.__file__).parent
@@ -95,6 +100,138 @@ def test_a_crafted_experiment_is_harmless(tmp_path):
     with pytest.raises(ft.InvalidInputError, match=r"YAML.* line 1"):
         ft.Experiment.load(tmp_path / "e.yaml")
     assert not (tmp_path / "pwned").exists()
+
+
+OWN = """
+import os
+from functools import lru_cache, partial
+from os import mkdir
+from pathlib import Path
+
+from torch import load, nn, save
+
+class Net(nn.Sequential):
+    def __init__(self):
+        super().__init__(nn.Flatten(), nn.Linear(64, 10))
+
+class Nets:
+    class Inner(Net):
+        pass
+
+    @staticmethod
+    def make():
+        return Net()
+
+@lru_cache
+def cached():
+    return Net()
+
+def make():
+    return Net()
+
+def wrong(path):
+    return path
+
+class Mapping(dict):
+    pass
+
+net, part = Net(), partial(Net)
+"""
+
+
+@pytest.fixture
+def own(tmp_path, monkeypatch):
+    (tmp_path / "own_for_import_test.py").write_text(OWN)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    yield "own_for_import_test"
+    assert not (tmp_path / "pwned").exists()
+    assert not list(tmp_path.glob("tmp*"))
+
+
+def digits(path, **problem):
+    """Return an experiment file whose problem has these values."""
+    given = {"type": "classification", "dataset": "digits", "clients": 2, "partition": "iid"}
+    given |= problem
+    plain = {"problem": given, "participation": "full", "algorithm": "fedavg", "rounds": 1}
+    Path(path).write_text(yaml.safe_dump(plain | {"local": {"steps": 1}}))
+    return path
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        {"type": "imported", "path": "os:mkdir", "arguments": {"path": "pwned"}},
+        {"type": "os:mkdir", "path": "pwned"},
+        {"type": "posix:mkdir", "path": "pwned"},
+        {"type": "pathlib:Path.mkdir", "self": "pwned"},
+        {"type": "subprocess:run", "args": ["mkdir", "pwned"]},
+        {"type": "subprocess:Popen", "args": ["mkdir", "pwned"]},
+        {"type": "builtins:open", "file": "pwned", "mode": "w"},
+        {"type": "own_for_import_test:os.mkdir", "path": "pwned"},
+        {"type": "own_for_import_test:mkdir", "path": "pwned"},
+        {"type": "own_for_import_test:Path.mkdir", "self": "pwned"},
+        {"type": "own_for_import_test:save", "obj": 1, "f": "pwned"},
+        {"type": "fedtide.import_paths:importlib.import_module", "name": "antigravity"},
+        {"type": "fedtide.atomic_io:os.mkdir", "path": "pwned"},
+        {"type": "fedtide.validation:require_all_positive", "pwned": 0},
+        {"type": "torch:save", "obj": 1, "f": "pwned"},
+        {"type": "torch:load", "f": "pwned"},
+        {"type": "torch.hub:download_url_to_file", "url": "file:///dev/null", "dst": "pwned"},
+        {"type": "own_for_import_test:Net.__init__.__globals__", "path": "pwned"},
+        {"type": "own_for_import_test:Mapping", "path": "pwned"},
+        {"type": "own_for_import_test:net", "input": "pwned"},
+    ],
+    ids=lambda model: str(model.get("path") if model["type"] == "imported" else model["type"]),
+)
+def test_a_model_by_import_path_is_a_network_and_nothing_else(model, own):
+    problem = ft.Experiment.load(digits("e.yaml", model=model)).problem
+    with pytest.raises(ft.InvalidInputError, match=r"^model: .*; give"):
+        problem.prepare(0, torch.device("cpu"), torch.float32)
+
+
+@pytest.mark.parametrize("name", ["Net", "Nets.Inner", "Nets.make", "cached", "make"])
+def test_networks_of_the_users_own_modules_are_made(name, own):
+    problem = ft.Experiment.load(digits("e.yaml", model=f"{own}:{name}")).problem
+    task = problem.prepare(0, torch.device("cpu"), torch.float32)
+    assert task.layout.size == 650
+
+
+@pytest.mark.parametrize("path", ["tempfile:mkdtemp", "own_for_import_test:os.getcwd"])
+def test_data_come_from_no_function_of_the_standard_library(path, own):
+    problem = ft.problems.Supervised(path, inputs="x", target="y", clients="c")
+    with pytest.raises(
+        ft.InvalidInputError, match=r"^train: .*(standard library|os is not).*; give"
+    ):
+        problem.prepare(0, torch.device("cpu"), torch.float32)
+
+
+@pytest.mark.parametrize("key", ["loss", "metrics"])
+@pytest.mark.parametrize("path", ["os:abort", "own_for_import_test:mkdir"])
+def test_losses_and_metrics_are_no_functions_of_the_standard_library(key, path, own):
+    data = {"x": np.zeros((4, 1)), "y": np.zeros(4), "c": np.zeros(4)}
+    given = path if key == "loss" else [path]
+    with pytest.raises(ft.InvalidInputError, match=rf"^{key}: .*standard library.*; give"):
+        ft.problems.Supervised(data, inputs="x", target="y", clients="c", **{key: given})
+
+
+@pytest.mark.parametrize(
+    "key", ["algorithm", "participation", "selection", "dropout", "problem", "local.schedule"]
+)
+def test_a_type_by_import_path_is_a_class_of_its_kind(key, own):
+    plain = yaml.safe_load(Path(digits("e.yaml")).read_text())
+    part, _, inner = key.partition(".")
+    value = {"type": "os:mkdir", "path": "pwned"}
+    plain[part] = plain[part] | {inner: value} if inner else value
+    Path("e.yaml").write_text(yaml.safe_dump(plain))
+    with pytest.raises(ft.InvalidInputError, match=rf"^{key}.*: .*standard library.*; give"):
+        ft.Experiment.load("e.yaml")
+
+
+def test_modules_of_the_standard_library_are_not_even_imported(own):
+    for path in ("antigravity:webbrowser.open", "this:s", "idlelib.idle:main"):
+        with pytest.raises(ft.InvalidInputError, match=r"^type: .*standard library.*; give"):
+            import_object(path, "type")
 
 
 def test_run_folders_hold_no_pickles(whole):

@@ -16,7 +16,7 @@ from torch import nn
 from fedtide.configurable import field_types
 from fedtide.content_hash import hash_file, is_data, once
 from fedtide.errors import InvalidInputError, error_prefix
-from fedtide.import_paths import import_object, is_import_path
+from fedtide.import_paths import LIBRARIES, import_object, is_import_path, is_installed_file
 from fedtide.simulation.experiment import Experiment
 from fedtide.simulation.task_cache import content_key
 
@@ -24,9 +24,6 @@ Fingerprints = Mapping[str, Any]
 """`data`: of the problem's data, or None; `files`: of the files that the participation names;
 `code`: of the modules of imported classes and functions, and of the user's own modules that these
 import. Each a SHA-256."""
-
-_LIBRARIES = sys.stdlib_module_names | {"fedtide", "torch"}
-"""Packages whose code is taken as it is installed."""
 
 
 def fingerprint_experiment(experiment: Experiment) -> Fingerprints:
@@ -82,13 +79,9 @@ def _add_module(name: str, file: str | Path | None, files: dict[str, Path]) -> N
     if file is None or not Path(file).is_file() or name in files:
         return
     files[name] = Path(file)
-    if not _is_installed(files[name]):
+    if not is_installed_file(files[name]):
         for imported in _imports(name, files[name], hash_file(file)):
             _add_module(imported, _own_file(imported), files)
-
-
-def _is_installed(file: Path) -> bool:
-    return file.suffix != ".py" or not {"site-packages", "dist-packages"}.isdisjoint(file.parts)
 
 
 @lru_cache(maxsize=512)
@@ -114,17 +107,17 @@ def _imports(name: str, file: Path, _sha256: str) -> set[str]:
 def _own_file(module: str) -> Path | None:
     """Return the file of a module that is neither installed nor part of a library, unimported."""
     top, *rest = module.split(".")
-    if top in _LIBRARIES:
+    if top in LIBRARIES:
         return None
     spec = PathFinder.find_spec(top, [str(Path.cwd()), *sys.path])
-    if spec is None or (spec.origin and _is_installed(Path(spec.origin))):
+    if spec is None or (spec.origin and is_installed_file(Path(spec.origin))):
         return None
     if not rest:
         return None if spec.origin is None else Path(spec.origin)
     for folder in spec.submodule_search_locations or ():
         path = Path(folder, *rest)
         for file in (path.with_suffix(".py"), path / "__init__.py"):
-            if file.is_file() and not _is_installed(file):
+            if file.is_file() and not is_installed_file(file):
                 return file
     return None
 
@@ -172,4 +165,4 @@ def _modules(thing: Any) -> set[str]:
         cls: type = type(thing)
         named = [*cls.__mro__] if is_dataclass(cls) else []
     names = {getattr(one, "__module__", None) or "builtins" for one in named}
-    return {name for name in names if name.partition(".")[0] not in _LIBRARIES}
+    return {name for name in names if name.partition(".")[0] not in LIBRARIES}

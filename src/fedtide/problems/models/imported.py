@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from dataclasses import field
-from typing import Any
+from typing import Any, get_type_hints
 
 from torch import nn
 
 from fedtide.configurable import configurable
 from fedtide.errors import InvalidInputError, first_line
-from fedtide.import_paths import import_object, is_import_path
+from fedtide.import_paths import home_module, import_object, is_import_path, is_installed
 from fedtide.problems.models.base import Model, Shape
 
 
 @configurable
 class Imported(Model):
     """Any network by import path; the working directory is searched first.
+
+    The class or function is called with the arguments of the file, so it is not any: a class must
+    derive from `torch.nn.Module` or `Model`, and a function of an installed package must be
+    annotated to return one (`-> nn.Module`). Functions of your own modules need no annotation.
 
     Args:
         path: "package.module:Class" of a `torch.nn.Module`, a function that returns one, or a
@@ -46,6 +51,12 @@ class Imported(Model):
     def build(self, shape: Shape, classes: int) -> nn.Module:
         """Return the network; the arguments of a module must suit `shape` and `classes`."""
         constructor = import_object(self.path, "model")
+        if not _makes_network(constructor):
+            raise InvalidInputError(
+                f"model: {self.path} is not known to make a network; give a subclass of "
+                "torch.nn.Module, a function of a module of your own, or one of an installed "
+                "package that is annotated to return a torch.nn.Module"
+            )
         try:
             module = constructor(**self.arguments)
         except Exception as error:
@@ -62,3 +73,19 @@ class Imported(Model):
                 f"torch.nn.Module"
             )
         return module
+
+
+def _makes_network(maker: Any) -> bool:
+    """Return whether a class, or a function as it is written, makes a network."""
+    if isinstance(maker, type):
+        return issubclass(maker, nn.Module | Model)
+    function = inspect.unwrap(maker)
+    if not inspect.isroutine(function):
+        return False
+    if not is_installed(str(home_module(function))):
+        return True
+    try:
+        made = get_type_hints(function).get("return")
+    except Exception:  # builtin functions, and names that only a type checker imports
+        return False
+    return isinstance(made, type) and issubclass(made, nn.Module | Model)
