@@ -7,14 +7,35 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 
+def printable(text: str, most: int | None = None) -> str:
+    """Return text that is one line and controls no terminal, for text that others wrote.
+
+    Line breaks, terminal codes and marks that reverse the direction of text are escaped.
+
+    Args:
+        text: such as the name of a client.
+        most: the most characters that are returned; None: all.
+
+    >>> printable("site-a\\n\\x1b[2Jall is well"), printable("a" * 1000, most=4)
+    ('site-a\\\\n\\\\x1b[2Jall is well', 'aaa…')
+    """
+    if most is not None and len(text) > most:
+        text = f"{text[: most - 1]}…"
+    return text if text.isprintable() else "".join(_escape(character) for character in text)
+
+
+def _escape(character: str) -> str:
+    return character if character.isprintable() else repr(character)[1:-1]
+
+
 class InvalidInputError(ValueError):
     """An input is invalid; the message reads `field: what is wrong; hint`.
 
-    The command line prints the message, which is one line, and exits with status 2.
+    The command line prints the message, which is one printable line, and exits with status 2.
     """
 
     def __init__(self, message: str) -> None:
-        super().__init__(" ".join(message.splitlines()))
+        super().__init__(printable(" ".join(message.splitlines())))
 
     def prefixed(self, field: str) -> InvalidInputError:
         """Return the same error with `field` put before the field that it already names.
@@ -91,7 +112,7 @@ def first_line(error: BaseException, length: int = 200, with_type: bool = False)
     'ValueError: not a number'
     """
     name, lines = type(error).__name__, str(error).strip().splitlines()
-    line = lines[0].strip()[:length] if lines else ""
+    line = printable(lines[0].strip()[:length]) if lines else ""
     return f"{name}: {line}" if line and with_type else line or name
 
 

@@ -16,6 +16,7 @@ from fedtide.auditing.output.terminal import show
 from fedtide.auditing.output.text import format_experiment
 from fedtide.auditing.recommend.step_sizes import Training
 from fedtide.errors import InvalidInputError
+from fedtide.plotting.console import new_console
 from fedtide.validation import PAGE_SUFFIXES, require_suffix
 
 
@@ -155,7 +156,7 @@ def audit_command(
         from fedtide.auditing.output.html_page import write_page  # imports Matplotlib
 
         write_page(result, html)
-    show(result, Console())
+    show(result, new_console())
 
 
 def _write(path: Path, field: str, text: str) -> None:

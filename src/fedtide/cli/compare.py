@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from fedtide.cli.options import RunFolders, print_warnings
+from fedtide.plotting.console import new_console
 from fedtide.plotting.saving import FIGURE_SUFFIXES, save_figure
 from fedtide.report.comparison import comparison_table
 from fedtide.report.figures.run_comparison import comparison_figure
@@ -31,7 +31,7 @@ def compare_command(
     if figure is not None:
         require_suffix("figure", figure, FIGURE_SUFFIXES)
     runs = load_runs(folders)
-    console = Console()
+    console = new_console()
     console.print(comparison_table(runs))
     print_warnings(runs, console)
     if figure is not None:

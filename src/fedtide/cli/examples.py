@@ -7,10 +7,10 @@ from typing import Annotated
 
 import typer
 from rich import box
-from rich.console import Console
 from rich.table import Table
 
 from fedtide.examples import copy_example, list_examples
+from fedtide.plotting.console import new_console
 
 
 def examples_command(
@@ -44,5 +44,5 @@ def _print_list() -> None:
     table.add_column("what it shows")
     for name, description in list_examples().items():
         table.add_row(name, description)
-    Console().print(table)
+    new_console().print(table)
     print("copy one: fedtide examples NAME; run one: fedtide run digits")

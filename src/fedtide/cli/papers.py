@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from fedtide.atomic_io import make_folder, write_yaml
 from fedtide.errors import InvalidInputError
@@ -20,6 +19,7 @@ from fedtide.papers.published_comparison import compare, judge_claims
 from fedtide.papers.record import Record, load_records
 from fedtide.papers.results_page import write_results
 from fedtide.papers.terminal_tables import claims_table, comparison_table, experiments_table
+from fedtide.plotting.console import new_console
 from fedtide.plotting.saving import save_figure
 from fedtide.simulation.progress_bars import ProgressBars
 from fedtide.validation import require_choice
@@ -71,7 +71,7 @@ def papers_command(
         print(f"results: {write}")
         return
     if name is None:
-        Console().print(experiments_table(load_records(records)))
+        new_console().print(experiments_table(load_records(records)))
         return
     require_choice("scale", scale, Scale)
     paper = load(name)
@@ -89,7 +89,7 @@ def papers_command(
 
 
 def _show(paper: PaperExperiment, scale: Scale, records: list[Record], out: Path) -> None:
-    console = Console()
+    console = new_console()
     rows = compare(paper, records, scale)
     if scale == "laptop" and paper.laptop is not None:
         console.print(f"Laptop scale: {paper.laptop.description}.")

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from fedtide.atomic_io import make_folder
 from fedtide.cli.options import RunFolders, print_warnings
 from fedtide.errors import Interrupted
+from fedtide.plotting.console import new_console
 from fedtide.plotting.saving import save_figure
 from fedtide.report.comparison import comparison_table
 from fedtide.report.loading import IncompleteRun, find_runs
@@ -111,7 +111,7 @@ def _save_figures(sections: Sequence[Section], folder: Path) -> None:
 
 
 def _print_summary(sections: Sequence[Section], incomplete: Sequence[IncompleteRun]) -> None:
-    console = Console()
+    console = new_console()
     for section in sections:
         if len(sections) > 1:
             console.print(section.name, markup=False)

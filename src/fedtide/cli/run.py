@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from fedtide.cli.options import ForceResume, Overrides, Track, Workers, runs_folder, track_runs
 from fedtide.examples import find_example
+from fedtide.plotting.console import new_console
 from fedtide.plotting.saving import save_figure
 from fedtide.report.comparison import comparison_table
 from fedtide.report.figures.run_comparison import comparison_figure
@@ -58,7 +58,7 @@ def run_command(
             done=track_runs(track, out, sweep.name),
         )
     runs = load_runs(sorted(map(Path, frame["folder"])))  # in the order of the other commands
-    Console().print(comparison_table(runs))
+    new_console().print(comparison_table(runs))
     figure = out / "comparison.png"
     save_figure(comparison_figure(runs), figure)
     print(f"runs and figure: {out}, {figure}")

@@ -12,6 +12,7 @@ from rich.markup import escape
 
 from fedtide.cli.options import ForceResume, Overrides, Track, Workers, runs_folder, track_runs
 from fedtide.examples import find_example
+from fedtide.plotting.console import new_console
 from fedtide.plotting.wide_table import WideTable
 from fedtide.simulation.progress_bars import ProgressBars
 from fedtide.sweep import Sweep, run_sweep
@@ -63,7 +64,7 @@ def sweep_command(
             progress=bars,
             done=done,
         )
-    _print_results(frame, Console())
+    _print_results(frame, new_console())
     print(f"results: {out / RESULTS_FILE}")
     if sweep.strategy is not None:
         best = out / BEST_FILE
@@ -83,7 +84,7 @@ def _print_results(frame: pl.DataFrame, console: Console) -> None:
         grouped = grouped.sort("best", descending=True, maintain_order=True)
     table = WideTable(first=max(1, len(fields)))
     for name in grouped.columns:
-        table.add_column(name, justify="left" if name in fields else "right")
+        table.add_column(escape(name), justify="left" if name in fields else "right")
     for row in grouped.head(_MAX_ROWS).iter_rows():
         table.add_row(*(escape(_format_cell(value)) for value in row))
     console.print(table)

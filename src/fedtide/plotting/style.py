@@ -67,6 +67,7 @@ STYLE: dict[Any, Any] = {
     "svg.hashsalt": "fedtide",
     "pdf.fonttype": 42,
     "font.family": "sans-serif",
+    "text.parse_math": False,  # names of methods, metrics and clients are no formulas
 }
 """Matplotlib's settings for every figure."""
 

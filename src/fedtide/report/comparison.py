@@ -107,7 +107,7 @@ def comparison_table(runs: Iterable[LoadedRun]) -> WideTable:
     table.add_column("\nmethod")
     columns = shown_columns(frame)
     for column in columns:
-        table.add_column(column.title, justify="right")
+        table.add_column(escape(column.title), justify="right")
     for row in frame.iter_rows(named=True):
         table.add_row(escape(row["method"]), *(format_cell(row, column) for column in columns))
     return table

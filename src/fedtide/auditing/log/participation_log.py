@@ -11,7 +11,7 @@ import polars as pl
 from numpy.typing import NDArray
 from scipy import sparse
 
-from fedtide.errors import InvalidInputError
+from fedtide.errors import InvalidInputError, printable
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -67,6 +67,10 @@ class ParticipationLog:
     reported: ParticipationLog | None = None
     complete: bool = True
     notes: tuple[str, ...] = ()
+
+    def show_name(self, n: int) -> str:
+        """Return the name of the client at a position, for people: printable and not too long."""
+        return printable(str(self.names[int(n)]), most=80)
 
     @classmethod
     def from_entries(

@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 
 from fedtide.auditing.api import Audit
 from fedtide.auditing.log.participation_log import Floats, Ints, ParticipationLog
+from fedtide.errors import printable
 from fedtide.plotting.raster import draw_raster
 from fedtide.plotting.saving import figure_svg
 from fedtide.plotting.style import (
@@ -112,7 +113,7 @@ def draw_group_influence(audit: Audit) -> str:
     colours = [_ORANGE if ratio > 1 else _BLUE for ratio in ratios]
     axes.barh(places, ratios, color=colours, alpha=0.8)
     axes.errorbar(ratios, places, xerr=errors, fmt="none", ecolor=_INK, capsize=3)
-    axes.set_yticks(places, [shorten(groups.names[g]) for g in order], parse_math=False)
+    axes.set_yticks(places, [shorten(printable(groups.names[g])) for g in order], parse_math=False)
     axes.axvline(1, color=_INK, linewidth=1)
     axes.set_xlabel("times its share")
     return figure_svg(figure, "Influence of each group relative to its share", "influence")

@@ -37,7 +37,7 @@ def render_page(audit: Audit) -> str:
         audit=audit,
         text=text,
         tiles=_list_tiles(audit),
-        never=[str(audit.log.names[int(n)]) for n in audit.coverage.never[:_ROWS]],
+        never=[audit.log.show_name(n) for n in audit.coverage.never[:_ROWS]],
         figures=audit_figures.draw_figures(audit),
         churn=_list_churn(audit),
         churn_total=len(np.union1d(audit.churn.gone, audit.churn.late)),
@@ -74,7 +74,7 @@ def _rank_clients(audit: Audit, over: bool) -> list[dict[str, Any]]:
     keys = -ratios[chosen] if over else ratios[chosen]
     return [
         {
-            "name": str(audit.log.names[int(n)]),
+            "name": audit.log.show_name(n),
             "ratio": ratios[n],
             "interval": text.format_range(
                 audit.objectives.low[n] / wanted[n], audit.objectives.high[n] / wanted[n]
@@ -93,7 +93,7 @@ def _list_churn(audit: Audit) -> list[dict[str, Any]]:
     chosen = np.union1d(churn.gone, churn.late)
     return [
         {
-            "name": str(audit.log.names[int(n)]),
+            "name": audit.log.show_name(n),
             "state": states[n],
             "first": int(churn.first[n]) + audit.log.first_round,
             "last": int(churn.last[n]) + audit.log.first_round,

@@ -64,7 +64,7 @@ def _list_extremes(audit: Audit, most: int = 3) -> RenderableType:
         cells = [
             cell
             for n in pair
-            for cell in (escape(str(audit.log.names[int(n)])), text.format_influence(audit, int(n)))
+            for cell in (escape(audit.log.show_name(n)), text.format_influence(audit, int(n)))
         ]
         table.add_row(*cells)
     return table

@@ -23,6 +23,7 @@ from fedtide.auditing.statistics.pattern import (
 from fedtide.auditing.statistics.skew import SkewEstimate
 from fedtide.auditing.statistics.stages import StageShift
 from fedtide.auditing.statistics.unseen import UnseenClients
+from fedtide.errors import printable
 
 _METHOD_NAMES = {
     "fedavg": "FedAvg",
@@ -239,7 +240,7 @@ def describe_churn(audit: Audit) -> list[str]:
     ):
         if len(clients):
             listed = [
-                f"{audit.log.names[int(n)]} in round {rounds[n] + audit.log.first_round:,}"
+                f"{audit.log.show_name(n)} in round {rounds[n] + audit.log.first_round:,}"
                 for n in clients
             ]
             lines.append(f"{_clients(len(clients))} {verb}, {word}: {_list_some(listed)}")
@@ -303,7 +304,7 @@ def describe_groups(groups: GroupInfluence, most: int = 3) -> list[str]:
         fair = low <= 1 <= high and 0.9 < ratio < 1.1
         known = np.isfinite([low, high]).all()
         lines.append(
-            f"{groups.grouping} {groups.names[g]} has "
+            f"{printable(groups.grouping, 40)} {printable(groups.names[g], 80)} has "
             f"{'about' if fair else format_ratio(ratio)} its share of the influence "
             + (f"(95%: {low:.2f} to {high:.2f})" if known else "(no interval)")
         )

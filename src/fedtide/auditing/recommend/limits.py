@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import polars as pl
-
 from fedtide.auditing.log.participation_log import Ints, ParticipationLog
 from fedtide.auditing.recommend.ranking import Findings
 from fedtide.auditing.statistics.churn import Churn
@@ -34,7 +32,7 @@ def list_limits(
     if len(churn.gone):
         limits.append(
             f"{_count(len(churn.gone), log.size)} left for good "
-            f"({_name(churn.gone, log.names)}): weights can no longer correct their share"
+            f"({_name(churn.gone, log)}): weights can no longer correct their share"
         )
     if once := int((log.counts == 1).sum()):
         limits.append(f"{_count(once, log.size)} took part only once, with a single update")
@@ -77,7 +75,7 @@ def _describe_unused(
     if lost:
         limits.append(
             f"{_unused(lost, never)} been selected but never reported "
-            f"({_name(selection.lost, log.names)})"
+            f"({_name(selection.lost, log)})"
         )
     if refused and selection.reports is not None:
         times = [
@@ -86,7 +84,7 @@ def _describe_unused(
         ]
         limits.append(
             f"{_unused(refused, never)} reported, but every update was refused "
-            f"({_name(selection.refused, log.names, times)})"
+            f"({_name(selection.refused, log, times)})"
         )
     return limits
 
@@ -107,9 +105,9 @@ def _unused(count: int, never: int) -> str:
     return f"{part} clients that were never used had"
 
 
-def _name(clients: Ints, names: pl.Series, details: Sequence[str] = ()) -> str:
+def _name(clients: Ints, log: ParticipationLog, details: Sequence[str] = ()) -> str:
     """Return the names of the first clients, each with its detail, and the number of the others."""
-    shown = [str(names[int(n)]) for n in clients[:_NAMED]]
+    shown = [log.show_name(n) for n in clients[:_NAMED]]
     if details:
         shown = [f"{name} {detail}" for name, detail in zip(shown, details, strict=False)]
     others = len(clients) - len(shown)

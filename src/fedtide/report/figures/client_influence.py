@@ -143,7 +143,7 @@ def _draw_weights_over_time(groups: Groups, styles: Styles) -> Figure | None:
             panel.plot(rounds, weights, label=method, lw=1.3, marker=marker, ms=3, **styles[method])
         panel.axhline(1 / rates[client], **_REFERENCE)
         name = shorten(str(first.clients["client"][client]))
-        panel.set_title(f"client {name}, p = {rates[client]:.3g}", parse_math=False)
+        panel.set_title(f"client {name}, p = {rates[client]:.3g}")
         panel.set_xlim(0, first.ended)
         label_rounds(panel)
         panel.grid(alpha=0.25)
