@@ -16,16 +16,12 @@ def printable(text: str, most: int | None = None) -> str:
         text: such as the name of a client.
         most: the most characters that are returned; None: all.
 
-    >>> printable("site-a\\n\\x1b[2Jall is well"), printable("a" * 1000, most=4)
-    ('site-a\\\\n\\\\x1b[2Jall is well', 'aaa…')
+    >>> printable("site-a\\n\\x1b[2J"), printable("all is well\\nyes", most=14)
+    ('site-a\\\\n\\\\x1b[2J', 'all is well\\\\n…')
     """
-    if most is not None and len(text) > most:
-        text = f"{text[: most - 1]}…"
-    return text if text.isprintable() else "".join(_escape(character) for character in text)
-
-
-def _escape(character: str) -> str:
-    return character if character.isprintable() else repr(character)[1:-1]
+    # Escaping makes nothing shorter, so the rest need not be looked at.
+    line = "".join(c if c.isprintable() else repr(c)[1:-1] for c in text[: most and most + 1])
+    return line if most is None or len(line) <= most else f"{line[: most - 1]}…"
 
 
 class InvalidInputError(ValueError):

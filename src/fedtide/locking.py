@@ -23,6 +23,7 @@ def lock_folder(
     hint: str,
     patience: float = 0.0,
     logger: Logger = getLogger("fedtide"),  # noqa: B008 - the same object on every call
+    mode: int = 0o777,
 ) -> Iterator[None]:
     """Keep other processes, and other callers in this one, out of a folder inside the context.
 
@@ -33,13 +34,14 @@ def lock_folder(
         field, hint: what an error message names, and what it suggests, if the folder is in use.
         patience: how many seconds to wait for another run to release the folder; logged once.
         logger: for the message that this run waits.
+        mode: the permissions of a folder that is created, less those of the umask.
 
     Raises:
         InvalidInputError: another run holds the folder, or it cannot be written.
     """
     lock = FileLock(folder / LOCK_FILE, thread_local=False)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=mode, parents=True, exist_ok=True)
         try:
             lock.acquire(timeout=0)
         except Timeout:

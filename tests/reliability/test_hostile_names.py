@@ -110,7 +110,7 @@ def test_errors_and_first_lines_are_one_printable_line(name):
     for text in (str(InvalidInputError(f"client: {name}; give")), first_line(ValueError(name))):
         assert text.isprintable()
     assert len(first_line(ValueError(name))) <= 1000
-    assert len(printable(name, most=80)) <= 320
+    assert len(printable(name, most=80)) <= 80
 
 
 def test_printable_text_stays_as_it_is():

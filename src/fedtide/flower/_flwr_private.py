@@ -28,6 +28,8 @@ from typing import Any, TypeVar
 from flwr.app import Error, Message
 from flwr.serverapp import Grid
 
+from fedtide.errors import first_line
+
 log = getLogger("flwr")
 
 T = TypeVar("T")
@@ -133,7 +135,7 @@ def pull_replies(grid: Any, ids: Sequence[str]) -> PulledReplies:
             _check_envelope(message, envelope)
             return message
         except Exception as error:  # the body may hold anything
-            reason = f"{type(error).__name__}: {error}".splitlines()[0]
+            reason = first_line(error, with_type=True)
             pulled.unreadable[envelope.reply_to_message_id] = reason
             return SimpleNamespace(metadata=SimpleNamespace())
 

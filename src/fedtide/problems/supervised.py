@@ -19,7 +19,7 @@ from torch import nn
 
 from fedtide.configurable import configurable
 from fedtide.content_hash import fingerprint as hash_content
-from fedtide.errors import InvalidInputError
+from fedtide.errors import InvalidInputError, printable
 from fedtide.population import Names
 from fedtide.problems.base import BufferMode, Problem
 from fedtide.problems.datasets.catalogue import standardisation
@@ -266,7 +266,8 @@ class Supervised(Problem):
         values = _client_column(table, self.clients).tolist()
         owners = np.array([ids.get(str(value), -1) for value in values], dtype=np.int64)
         strangers = sorted({str(v) for v, n in zip(values, owners, strict=True) if n < 0})
-        listed = f"{', '.join(strangers[:3])}{', ...' if len(strangers) > 3 else ''}"
+        named = ", ".join(printable(name, most=80) for name in strangers[:3])
+        listed = f"{named}{', ...' if len(strangers) > 3 else ''}"
         if (owners < 0).all():
             raise InvalidInputError(
                 f"test: no client of train is among its {len(strangers)} ({listed}); use the same "

@@ -6,7 +6,6 @@ import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 import numpy as np
 from flwr.app import Context, Message, MetricRecord, RecordDict
@@ -15,7 +14,7 @@ from torch import Tensor, nn
 
 from fedtide.algorithms import Instructions
 from fedtide.errors import InvalidInputError
-from fedtide.flower.clients.store import LostMemoryError, encode_update
+from fedtide.flower.clients.store import LostMemoryError, client_folder, encode_update
 from fedtide.flower.clients.task import ClientTask, Loss, cross_entropies
 from fedtide.flower.protocol import (
     TrainRequest,
@@ -126,7 +125,7 @@ def custom_client(
         if request.form:
             if memory is None:
                 raise InvalidInputError("memory: the method needs a folder on the client; give one")
-            folder = memory(context) / quote(request.client, "")
+            folder = client_folder(memory(context), request.client)
             try:
                 update = encode_update(update, request, folder)
             except LostMemoryError:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
+from hashlib import sha256
 from pathlib import Path
+from urllib.parse import quote
 
 import safetensors.torch
 import torch
@@ -16,9 +18,25 @@ from fedtide.atomic_io import write_atomically
 from fedtide.flower.protocol import TrainRequest, Update
 from fedtide.problems.layout import Params
 
+_LONGEST_FOLDER = 200  # characters; file systems take 255
+
 
 class LostMemoryError(Exception):
     """The client lacks the update that counted last."""
+
+
+def client_folder(root: Path, name: str) -> Path:
+    """Return the folder directly below `root` in which the client of this name remembers.
+
+    >>> [client_folder(Path("memory"), name).name for name in ("site-a", "a/b", "..")]
+    ['site-a', 'a%2Fb', '%2E%2E']
+    """
+    folder = quote(name, "")
+    if not folder.strip("."):
+        folder = folder.replace(".", "%2E")
+    if len(folder) > _LONGEST_FOLDER:
+        folder = sha256(name.encode()).hexdigest()
+    return root / folder
 
 
 class ClientStore:
@@ -33,7 +51,7 @@ class ClientStore:
 
     def save(self, t: int, tensors: Params) -> None:
         """Write the tensors of round t atomically."""
-        self._folder.mkdir(parents=True, exist_ok=True)
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         contiguous = {name: tensor.contiguous() for name, tensor in tensors.items()}
         write = partial(safetensors.torch.save_file, contiguous)
         write_atomically(self._path(t), write, field="client", hint="make room")

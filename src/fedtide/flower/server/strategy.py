@@ -155,7 +155,7 @@ class FedTide(Strategy):
         lock: AbstractContextManager[None] = nullcontext()
         if self._state is not None:
             hint = "stop it first (flwr stop)"
-            lock = lock_folder(self._state, "state", hint, _LOCK_PATIENCE, log)
+            lock = lock_folder(self._state, "state", hint, _LOCK_PATIENCE, log, mode=0o700)
         with lock:
             self._begin(grid, initial_arrays)
             self._repair_ledger()
