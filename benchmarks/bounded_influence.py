@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -63,14 +64,14 @@ METHODS: dict[str, Algorithm[Any]] = {
     "median of FedAU": Median(FedAU()),
 }
 FIGURES = {
-    "influence": "influence of the rare clients",
-    "rare": "accuracy on their classes",
-    "all": "accuracy on all classes",
+    "influence": "weight of the rare clients",
+    "rare": "accuracy, their classes",
+    "all": "accuracy, all classes",
 }
 
 
 class Digits:
-    """Logistic regression on scikit-learn's digits, whose classes belong to the clients in order."""
+    """Logistic regression on scikit-learn's digits, whose classes are those of clients in order."""
 
     def __init__(self, seed: int) -> None:
         data, self._random = load("digits"), np.random.default_rng([65, seed])
@@ -101,7 +102,7 @@ class Digits:
 
     def accuracies(self, model: torch.Tensor) -> tuple[float, float]:
         """Return the test accuracy on the classes of the rare clients, and on all."""
-        right = ((self._test @ model.view(65, 10)).argmax(dim=1).numpy() == self._test_labels)
+        right = (self._test @ model.view(65, 10)).argmax(dim=1).numpy() == self._test_labels
         rare = self._test_labels < RARE * 10 // CLIENTS
         return float(right[rare].mean()), float(right.mean())
 
@@ -109,6 +110,19 @@ class Digits:
 def _with_bias(features: NDArray[Any]) -> torch.Tensor:
     flat = torch.from_numpy(np.asarray(features, dtype=np.float32)).flatten(1)
     return torch.cat([flat / flat.max(), torch.ones(len(flat), 1)], dim=1)
+
+
+def _train(
+    problem: Digits,
+    samples: Ids,
+    factors: torch.Tensor,
+    instructions: Instructions,
+    cohort: Cohort,
+) -> ClientUpdates:
+    """Return the updates of a cohort, each times its factor, (S,)."""
+    deltas = problem.updates(instructions.model, samples) * factors[:, None]
+    steps = torch.full_like(cohort.clients, STEPS)
+    return ClientUpdates(cohort.clients, cohort.weights.float(), deltas, LR, steps)
 
 
 def train(seed: int, attacked: bool) -> dict[str, dict[str, float]]:
@@ -123,14 +137,8 @@ def train(seed: int, attacked: bool) -> dict[str, dict[str, float]]:
     kept: dict[str, list[tuple[float, float]]] = {name: [] for name in METHODS}
     for t, row in enumerate(present):
         clients = np.flatnonzero(row)
-        samples = problem.draw(clients)
         factors = torch.from_numpy(np.where(attacked & np.isin(clients, HOSTILE), -5.0, 1.0))
-
-        def answer(instructions: Instructions, cohort: Cohort) -> ClientUpdates:
-            deltas = problem.updates(instructions.model, samples) * factors.float()[:, None]
-            steps = torch.full_like(cohort.clients, STEPS)
-            return ClientUpdates(cohort.clients, cohort.weights.float(), deltas, LR, steps)
-
+        answer = partial(_train, problem, problem.draw(clients), factors.float())
         for name, driver in drivers.items():
             info = driver.run(Cohort.uniform(torch.from_numpy(clients)), LR, answer)
             np.add.at(influence[name], info.clients.numpy(), info.weights.double().numpy())
@@ -158,7 +166,8 @@ def interval(values: Numbers) -> float:
 
 def table(record: list[dict[str, Any]]) -> str:
     """Return the table of the page, in per cent."""
-    heads = ["influence", "rare classes", "all classes", "rare, attacked", "all, attacked"]
+    heads = ["weight of the rare clients", "accuracy, their classes", "accuracy, all classes"]
+    heads += ["their classes, attacked", "all classes, attacked"]
     lines = ["| method | " + " | ".join(heads) + " |", "|---|" + "---|" * len(heads)]
     columns = [("influence", False), ("rare", False), ("all", False), ("rare", True), ("all", True)]
     for name in METHODS:
@@ -170,7 +179,7 @@ def table(record: list[dict[str, Any]]) -> str:
 
 def draw(record: list[dict[str, Any]]) -> None:
     """Draw the means with their 95% intervals, without and with the attack."""
-    figure, panels = new_figure(2.9, len(FIGURES), width=8.4)
+    figure, panels = new_figure(2.6, len(FIGURES), width=8.4)
     places = np.arange(len(METHODS))[::-1]
     for panel, (key, title) in zip(panels, FIGURES.items(), strict=True):
         looks = ((False, COLOURS[0], "o", 0.14), (True, COLOURS[4], "s", -0.14))
