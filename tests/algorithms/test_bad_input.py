@@ -45,7 +45,7 @@ PARAMETERS = [
         "second: one method pools",
     ),
     (lambda: a.Clipped(bound=0.0), "bound: 0.0 is not a positive number"),
-    (lambda: a.Clipped(bound=1.0, rate=-1.0), "rate: -1.0 is not a positive number"),
+    (lambda: a.Clipped(bound=1.0, rate=2.0), r"rate: 2.0 is not within \(0, 1\]"),
     (lambda: a.Clipped(bound=1.0, quantile=1.0), r"quantile: 1.0 is not within \(0, 1\)"),
     (lambda: a.TrimmedMean(trim=0.5), r"trim: 0.5 is not within \[0, 1/2\)"),
     (lambda: a.TrimmedMean(trim=-0.1), "trim: -0.1 is not within"),

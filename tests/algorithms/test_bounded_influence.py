@@ -162,6 +162,15 @@ def test_the_bound_follows_the_quantile_of_the_norms(quantile):
     assert np.exp(np.log(bounds[200:]).mean()) == pytest.approx(wanted, rel=0.05)
 
 
+def test_a_bound_that_followed_updates_of_zero_comes_back():
+    rounds = [([0, 1], np.zeros((2, 1)))] * 800
+    driver = driven(a.Clipped(bound=1e-300, quantile=0.1, rate=1.0), rounds, 2)[0]
+    assert 0 < driver.state.bound < 1e-300
+    driver.absorb(updates([0, 1], [[0.0], [0.0]]))
+    driver.step(0.1)
+    assert float(driver.state.model) == 0.0
+
+
 def test_one_client_of_a_cohort_moves_the_bound_by_a_fixed_factor_at_most():
     method, others = a.Clipped(bound=1.0, quantile=0.5), [[0.5], [0.7], [2.0], [3.0]]
     bounds = [

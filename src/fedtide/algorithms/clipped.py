@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -16,6 +17,8 @@ from fedtide.configurable import configurable
 from fedtide.errors import InvalidInputError
 from fedtide.population import Population
 from fedtide.validation import require_positive
+
+_LEAST, _MOST = sys.float_info.min, sys.float_info.max
 
 
 @dataclass(frozen=True)
@@ -62,13 +65,13 @@ class Clipped(Wrapper[ClippedState]):
         bound: C, or C_0 with a quantile; positive, in units of the parameters.
         quantile: the share of the updates that should stay as they are, in (0, 1); None: C is
             fixed.
-        rate: η_C > 0, how fast the bound follows the quantile; 0.2 is that of Andrew et al.
+        rate: η_C in (0, 1], how fast the bound follows the quantile; 0.2 is that of Andrew et al.
         inner: the method that gets the updates; not one that keeps gradients of clients (Scaffold,
             AmplifiedScaffold, WaitForAll with gradients), ClientSideMemory or CentralSGD.
 
     Raises:
-        InvalidInputError: a bound or rate that is not positive, a quantile outside (0, 1), or
-            another `inner`.
+        InvalidInputError: a bound that is not positive, a quantile or rate out of range, or another
+            `inner`.
 
     >>> method = Clipped(bound=1.0)
     >>> state = method.init(torch.zeros(2), Population(2))
@@ -86,7 +89,8 @@ class Clipped(Wrapper[ClippedState]):
 
     def __post_init__(self) -> None:
         require_positive("bound", self.bound)
-        require_positive("rate", self.rate)
+        if not 0 < self.rate <= 1:
+            raise InvalidInputError(f"rate: {self.rate} is not within (0, 1]; 0.2 is usual")
         if self.quantile is not None and not 0 < self.quantile < 1:
             raise InvalidInputError(f"quantile: {self.quantile} is not within (0, 1)")
         if self.inner.centralised or self.inner.client_form or self.inner.keeps_gradients:
@@ -106,8 +110,8 @@ class Clipped(Wrapper[ClippedState]):
     def absorb(self, state: ClippedState, updates: ClientUpdates) -> ClippedState:
         """Pass the clipped updates on."""
         norms = torch.linalg.vector_norm(updates.deltas, dim=1, dtype=torch.float64)
-        # a norm of 0, or one that is too large even for a double, gives the right limit
-        factors = (state.bound / norms).clamp(max=1.0).to(updates.deltas.dtype)
+        factors = torch.where(norms > state.bound, state.bound / norms, 1.0)
+        factors = factors.to(updates.deltas.dtype)
         clipped = replace(updates, deltas=updates.deltas * factors.unsqueeze(1))
         return ClippedState(
             self.inner.absorb(state.inner, clipped),
@@ -124,4 +128,5 @@ class Clipped(Wrapper[ClippedState]):
         if self.quantile is not None and len(state.factors):
             share = state.within / len(state.factors)
             bound *= math.exp(-self.rate * (share - self.quantile))
+            bound = min(max(bound, _LEAST), _MOST)  # from 0 or infinity it would not come back
         return ClippedState(inner, bound, within=0, factors=state.factors[:0]), info

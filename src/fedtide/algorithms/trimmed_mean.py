@@ -24,7 +24,8 @@ class TrimmedMean(CoordinatewiseTrimmed):
     smallest Δ_nj, a_n is the weight that the inner method gives an update (1 / S for FedAvg,
     ω_n / N for FedAU) and W = Σ_{n in S_t} a_n, so that the step keeps its length. As long as at
     most b clients of a cohort are hostile, every coordinate of x moves by W times a value between
-    those of the honest clients.
+    those of the honest clients. W counts the weights of all: clients that were long away make the
+    step of FedAU longer, hostile or not.
 
     **Updates are trimmed before they are weighted**: a client counts once, whatever its weight. If
     weights were trimmed, a hostile client could become the median by staying away until FedAU gives
