@@ -10,6 +10,7 @@ from fedtide.flower.protocol import Update
 from fedtide.problems import Task
 
 from .driver import deploy, federation, model, prepare
+from .fake_grid import WireGrid
 
 A = ft.algorithms
 CLIENTS, HOSTILE, ROUNDS = 6, 4, 8
@@ -69,3 +70,21 @@ def test_a_hostile_client_that_stays_away_gains_nothing(task):
     present[:, HOSTILE] = np.arange(ROUNDS) % 4 == 3
     assert attacked(task, A.FedAU(cutoff=4), present) > 5
     assert attacked(task, A.TrimmedMean(0.2, A.FedAU(cutoff=4)), present) < 0.1
+
+
+def test_a_reply_that_cannot_be_decoded_forges_no_lines_of_the_log(caplog):
+    """Flower's error quotes what the client wrote in place of the type of a record."""
+
+    def corrupt(message, objects):
+        if message.metadata.message_type == "train" and message.metadata.src_node_id == 101:
+            head, zero, body = objects[message.object_id].partition(b"\x00")
+            _, children, length = head.split(b" ")
+            forged = b"\x1b[2J\x1b[31mfine\r" + b"x" * 1000
+            objects[message.object_id] = b" ".join([forged, children, length]) + zero + body
+
+    with caplog.at_level("WARNING", "flwr"):
+        deploy(WireGrid(federation().nodes, corrupt), A.FedAvg(), rounds=1)
+    (quoted,) = [text for text in caplog.messages if "cannot be read" in text]
+    assert quoted.isprintable()
+    assert "fine" in quoted
+    assert len(quoted) < 600
