@@ -20,7 +20,7 @@ from fedtide.errors import Interrupted, InvalidInputError, did_you_mean
 
 
 class _Command(NamedTuple):
-    """Where a command is implemented, and the first paragraph of its help."""
+    """Where a command, or a group of commands, is implemented; the first paragraph of its help."""
 
     function: str
     summary: str
@@ -55,6 +55,10 @@ COMMANDS = {
         "fedtide.cli.audit:audit_command",
         "Report which objective a participation log trains on, and which method corrects it.",
     ),
+    "ledger": _Command(
+        "fedtide.cli.ledger:ledger_app",
+        "Check, migrate, prune or export the ledger of a federation.",
+    ),
     "flower": _Command(
         "fedtide.cli.flower:flower_command",
         "Run a real federation on this machine: a SuperLink and five SuperNodes with Flower.",
@@ -83,8 +87,12 @@ class _LazyCommands(TyperGroup):
         if name not in COMMANDS:
             ctx.fail(f"unknown command {name!r}; {did_you_mean(name, COMMANDS)}")
         module, function = COMMANDS[name].function.split(":")
-        single = _typer()
-        single.command(name)(getattr(importlib.import_module(module), function))
+        implementation = getattr(importlib.import_module(module), function)
+        if isinstance(implementation, typer.Typer):  # of several commands
+            single = implementation
+        else:
+            single = _typer()
+            single.command(name)(implementation)
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, _interrupt)
         return name, typer.main.get_command(single), args[1:]

@@ -204,8 +204,7 @@ def read_ledger(url: str) -> pl.DataFrame:
         InvalidInputError: a database that cannot be read or holds no ledger of this version; an
             unknown federation, or several and none is named.
     """
-    log = normalise_log(_read(url, _participation, *LOG_COLUMNS))
-    return log.with_columns(pl.col("time").cast(pl.Float64)).sort("round", "client")
+    return read_history(url)[0]
 
 
 def read_rounds(url: str) -> pl.DataFrame:
@@ -218,6 +217,21 @@ def read_rounds(url: str) -> pl.DataFrame:
         InvalidInputError: as in `read_ledger`.
     """
     return _read(url, _rounds, "round", "time").sort("round")
+
+
+def read_history(url: str) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """Return what `read_ledger` and `read_rounds` return, both of the same moment.
+
+    Args:
+        url: as in `read_ledger`.
+
+    Raises:
+        InvalidInputError: as in `read_ledger`.
+    """
+    with stream_ledger(url) as stream:
+        empty = pl.DataFrame(schema={name: _types[name] for name in LOG_COLUMNS})
+        log = normalise_log(pl.concat([empty, *stream.batches]))
+    return log.sort("round", "client"), stream.rounds
 
 
 @dataclass(frozen=True, eq=False)
