@@ -32,7 +32,14 @@ import sqlalchemy as sql
 import fedtide as ft
 from fedtide.errors import InvalidInputError
 from fedtide.participation import STAGES, normalise_log, read_log, write_log
-from fedtide.participation.log.ledger import Entry, Ledger, read_ledger, read_rounds
+from fedtide.participation.log import ledger as ledger_module
+from fedtide.participation.log.ledger import (
+    Entry,
+    Ledger,
+    read_ledger,
+    read_rounds,
+    stream_ledger,
+)
 from fedtide.participation.log.schema import REASONS
 
 from .databases import create_version_1, execute
@@ -285,6 +292,23 @@ def test_an_unknown_stage_is_rejected():
 def test_an_unknown_reason_is_rejected():
     with pytest.raises(InvalidInputError, match=r"^reason: .*'erro'; did you mean 'error'"):
         Entry("a", "selected", reason="erro")
+
+
+def test_what_is_streamed_is_of_one_moment_and_comes_in_batches(
+    url: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(ledger_module, "_BATCH", 20)
+    ledger = Ledger(url)
+    for t in range(4):
+        ledger.commit(t, [Entry(f"c{n}", "used", 0.1) for n in range(10)] if t else [], NOW)
+    with stream_ledger(url) as stream:
+        ledger.commit(4, [Entry("a", "used", 1.0)], NOW)
+        batches = list(stream.batches)
+    assert stream.rounds["round"].to_list() == [0, 1, 2, 3]
+    assert [len(batch) for batch in batches] == [20, 10]
+    assert stream.size == 30
+    assert pl.concat(batches)["round"].to_list() == [1] * 10 + [2] * 10 + [3] * 10
+    assert read_rounds(url).height == 5
 
 
 def test_a_ledger_of_version_1_is_read_and_not_written(url: str):
