@@ -56,7 +56,7 @@ COMMANDS = {
         "Report which objective a participation log trains on, and which method corrects it.",
     ),
     "ledger": _Command(
-        "fedtide.cli.ledger:ledger_app",
+        "fedtide.cli.ledger_commands:ledger_app",
         "Check, migrate, prune or export the ledger of a federation.",
     ),
     "flower": _Command(
