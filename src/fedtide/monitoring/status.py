@@ -26,9 +26,35 @@ from fedtide.participation.log.schema import STAGES
 
 CLIENT_STATES = ("present", "away", "gone", "absent", "never")
 """Each client is in one of these states, see `find_states`."""
+PRESENT, AWAY, GONE, ABSENT, NEVER = range(len(CLIENT_STATES))
 
 _GONE_LEVEL = 0.001
 _GONE_FACTOR = 2
+
+
+@dataclass(frozen=True, eq=False)
+class FairShares:
+    """The wanted weights of the clients.
+
+    Args:
+        size: N, if it is known; clients that have not been seen count, too.
+        given: the wanted weight of each name, summing to 1; clients not in it get 0. None: 1 / N
+            each.
+    """
+
+    size: int | None = None
+    given: dict[str, float] | None = None
+
+    def assign(self, names: list[str]) -> tuple[list[str], Floats]:
+        """Return the names of all N clients, empty if unknown, and their shares.
+
+        >>> FairShares(size=4).assign(["ann", "bob"])
+        (['ann', 'bob', '', ''], array([0.25, 0.25, 0.25, 0.25]))
+        """
+        if self.given is not None:
+            return list(names), np.array([self.given.get(name, 0.0) for name in names])
+        size = max(len(names), self.size or 0)
+        return names + [""] * (size - len(names)), np.full(size, 1 / size)
 
 
 @dataclass(frozen=True, eq=False)
@@ -175,31 +201,6 @@ def measure_status(window: LedgerWindow, federation: str, shares: FairShares) ->
     )
 
 
-@dataclass(frozen=True, eq=False)
-class FairShares:
-    """The wanted weights of the clients.
-
-    Args:
-        size: N, if it is known; clients that have not been seen count, too.
-        given: the wanted weight of each name, summing to 1; clients not in it get 0. None: 1 / N
-            each.
-    """
-
-    size: int | None = None
-    given: dict[str, float] | None = None
-
-    def assign(self, names: list[str]) -> tuple[list[str], Floats]:
-        """Return the names of all N clients, empty if unknown, and their shares.
-
-        >>> FairShares(size=4).assign(["ann", "bob"])
-        (['ann', 'bob', '', ''], array([0.25, 0.25, 0.25, 0.25]))
-        """
-        if self.given is not None:
-            return list(names), np.array([self.given.get(name, 0.0) for name in names])
-        size = max(len(names), self.size or 0)
-        return names + [""] * (size - len(names)), np.full(size, 1 / size)
-
-
 def find_states(totals: ClientTotals, first: int, last: int) -> Ints:
     """Return the state of each client after round `last`, as an index in CLIENT_STATES.
 
@@ -223,8 +224,7 @@ def find_states(totals: ClientTotals, first: int, last: int) -> Ints:
     gone = (chance <= _GONE_LEVEL) & (silent > _GONE_FACTOR * totals.longest)
     gone &= totals.returns > 0
     conditions = [totals.last < 0, silent == 0, totals.last < first, gone]
-    states = [CLIENT_STATES.index(name) for name in ("never", "present", "absent", "gone")]
-    return np.select(conditions, states, CLIENT_STATES.index("away"))
+    return np.select(conditions, [NEVER, PRESENT, ABSENT, GONE], AWAY)
 
 
 def _audit_rounds(
@@ -248,7 +248,7 @@ def _audit_rounds(
     pattern = find_pattern(log)
     rates = estimate_rates(log, pattern)
     objective = measure_influence(log, VarianceModel(log, pattern, rates), wanted)
-    return objective, _forecast(log, rates, states == CLIENT_STATES.index("gone"))
+    return objective, _forecast(log, rates, states == GONE)
 
 
 def _forecast(log: ParticipationLog, rates: RateEstimates, gone: NDArray[np.bool_]) -> Forecast:

@@ -215,21 +215,78 @@ def read_rounds(url: str) -> pl.DataFrame:
     return _read(url, _rounds, "round", "time").sort("round")
 
 
+@dataclass(frozen=True, eq=False)
+class LedgerPart:
+    """Consecutive rounds of a ledger.
+
+    Args:
+        federation: whose rounds; empty if none was named and no round has ended.
+        rounds: the columns round and time, by round: the round that had been read last, if the
+            ledger still has it, and those after it.
+        rows: of the rounds after it, the columns of `read_ledger` and asked (Int64), by round;
+            stage is a String.
+    """
+
+    federation: str
+    rounds: pl.DataFrame
+    rows: pl.DataFrame
+
+
+def read_ledger_part(url: str, after: int, most: int) -> LedgerPart:
+    """Return the rounds after one that had been read, with their rows.
+
+    Args:
+        url: as in `read_ledger`; a federation that is named may have no rounds yet.
+        after: the round that had been read last; −1: none.
+        most: the most rounds to return, at least 2.
+
+    Raises:
+        InvalidInputError: as in `read_ledger`.
+    """
+    with _open_ledger(url) as (connection, version, federation):
+        federation = federation or _find_federation(connection, "")
+        wanted = (_rounds.c.federation == federation) & (_rounds.c.round >= after)
+        rounds = _select(connection, version, _rounds, wanted, "round", "time", most=most)
+        last = after if rounds.is_empty() else rounds["round"][-1]
+        wanted = _participation.c.federation == federation
+        wanted &= _participation.c.round.between(after + 1, last)
+        rows = _select(connection, version, _participation, wanted, *_types)
+    return LedgerPart(federation, rounds, rows)
+
+
 def _read(url: str, table: sql.Table, *names: str) -> pl.DataFrame:
+    with _open_ledger(url) as (connection, version, federation):
+        own = table.c.federation == _find_federation(connection, federation)
+        return _select(connection, version, table, own, *names)
+
+
+@contextmanager
+def _open_ledger(url: str) -> Iterator[tuple[sql.Connection, int, str]]:
+    """Connect to a ledger; return the version of its tables and the federation in the URL, too."""
     url, _, federation = url.partition("#")
     engine = _create_engine(url)
     _reject_missing_file(engine.url)
     try:
         with _database_errors(engine), engine.connect() as connection:
             version = _check_version(engine, _read_versions(connection), READABLE)
-            own = table.c.federation == _find_federation(connection, federation)
-            absent = {"reason": sql.null()} if version == 1 else {}
-            query = sql.select(*(absent.get(name, table.c[name]) for name in names)).where(own)
-            rows = [tuple(row) for row in connection.execute(query)]
+            yield connection, version, federation
     finally:
         engine.dispose()
-    schema = {name: _types[name] for name in names}
-    return pl.DataFrame(rows, schema=schema, orient="row")
+
+
+def _select(
+    connection: sql.Connection,
+    version: int,
+    table: sql.Table,
+    wanted: sql.ColumnElement[bool],
+    *names: str,
+    most: int | None = None,
+) -> pl.DataFrame:
+    """Return these columns of the rows that are wanted, by round."""
+    absent = {"reason": sql.null()} if version == 1 else {}
+    query = sql.select(*(absent.get(name, table.c[name]) for name in names)).where(wanted)
+    rows = [tuple(row) for row in connection.execute(query.order_by(table.c.round).limit(most))]
+    return pl.DataFrame(rows, schema={name: _types[name] for name in names}, orient="row")
 
 
 _types: dict[str, type[pl.DataType]] = {
@@ -238,14 +295,15 @@ _types: dict[str, type[pl.DataType]] = {
     "stage": pl.String,
     "weight": pl.Float64,
     "time": pl.Float64,
+    "asked": pl.Int64,
     "reason": pl.String,
 }
 
 
 def _find_federation(connection: sql.Connection, name: str) -> str:
-    """Return `name` if that federation exists; the only federation if `name` is empty."""
+    """Return `name` if it has rounds or nobody has; the only federation if `name` is empty."""
     names = connection.scalars(sql.select(_rounds.c.federation).distinct()).all()
-    if name in names:
+    if name in names or not names:
         return name
     if name:
         raise InvalidInputError(f"ledger: no federation {name!r}; {did_you_mean(name, names)}")
@@ -254,7 +312,7 @@ def _find_federation(connection: sql.Connection, name: str) -> str:
             f"ledger: the database holds {len(names)} federations; append #{min(names)} or another "
             "name to the URL"
         )
-    return names[0] if names else ""
+    return names[0]
 
 
 def _create_engine(url: str) -> sql.Engine:
