@@ -65,7 +65,7 @@ def _list_federation_metrics(status: Status) -> Iterator[Metric]:
     yield _metric(Gauge, "round_seconds", text, who, [status.round_seconds])
 
     text = "Clients that reached the stage in the last round."
-    yield _metric(Gauge, "round_clients", text, who, status.count_stages(last), "stage", STAGES)
+    yield _metric(Gauge, "round_clients", text, who, last.count_stages(), "stage", STAGES)
     text = "Pairs of a round and a client that reached the stage."
     yield _metric(Counter, "client_rounds", text, who, status.stage_counts, "stage", STAGES)
     text = "Clients by state: present, away, gone, absent or never."

@@ -20,6 +20,7 @@ LATENESS_BOUNDS = (0, 1, 2, 5, 10, 20)
 """Upper bounds of the histogram of lateness, in rounds."""
 
 _UNKNOWN = "unknown"  # the reason of a reply that was not used, in a ledger of version 1
+_CLAIMED = "unregistered"  # the reason in the row of a client that is not there: see REASONS
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,7 +31,8 @@ class Round:
         number: t.
         time: when it ended, in seconds since 1970.
         clients: the number of each row's client.
-        stages: the furthest stage that the client reached, as an index in STAGES.
+        stages: the furthest stage that the client reached, as an index in STAGES; −1: it was not
+            there, but another node claimed its name.
         weights: q_t^n; NaN: none.
         lateness: how many rounds late its reply came; −1: no reply came.
         reasons: why its update was not used, as an index in `LedgerWindow.reasons`; −1: none.
@@ -47,6 +49,10 @@ class Round:
     def reached(self, stage: int) -> Ints:
         """Return the clients that reached a stage."""
         return self.clients[self.stages >= stage]
+
+    def count_stages(self) -> Ints:
+        """Return how many clients reached each stage, shape (4,)."""
+        return np.array([len(self.reached(stage)) for stage in range(len(STAGES))])
 
 
 @dataclass(eq=False)
@@ -159,8 +165,8 @@ class LedgerWindow:
         stage = rows["stage"].replace_strict(STAGES, range(len(STAGES)), return_dtype=pl.Int64)
         asked = rows["asked"].cast(pl.Int64).fill_null(rows["round"])
         reason = rows["reason"].cast(pl.String)
-        refused = (stage == REPORTED) & reason.is_null()
-        reason = reason.set(refused, _UNKNOWN) if refused.any() else reason
+        reason = reason.set((stage == REPORTED) & reason.is_null(), _UNKNOWN)
+        stage = stage.set(reason == _CLAIMED, -1)
         clients = [numbers.setdefault(name, len(numbers)) for name in rows["client"]]
         reasons = [-1 if r is None else codes.setdefault(r, len(codes)) for r in reason]
         self.names, self.reasons = list(numbers), list(codes)
@@ -185,9 +191,9 @@ class LedgerWindow:
             reasons=rows["reason"],
         )
         self.rounds.append(added)
-        unused = added.reasons >= 0
-        self.totals.add(added.clients, t, rows["time"], added.clients[unused])
-        self.stage_counts += np.bincount(added.stages, minlength=len(STAGES))
+        unused, there = added.reasons >= 0, added.stages >= 0
+        self.totals.add(added.clients[there], t, rows["time"][there], added.clients[unused])
+        self.stage_counts += np.bincount(added.stages[there], minlength=len(STAGES))
         for code, count in zip(*np.unique(added.reasons[unused], return_counts=True), strict=True):
             self.reason_counts[self.reasons[code]] += int(count)
         late = added.lateness[added.lateness >= 0]

@@ -22,7 +22,6 @@ from fedtide.monitoring.ledger_window import (
     LedgerWindow,
     Round,
 )
-from fedtide.participation.log.schema import STAGES
 
 CLIENT_STATES = ("present", "away", "gone", "absent", "never")
 """Each client is in one of these states, see `find_states`."""
@@ -149,19 +148,6 @@ class Status:
         counts = np.bincount(self.states, minlength=len(CLIENT_STATES))
         return dict(zip(CLIENT_STATES, counts.tolist(), strict=True))
 
-    def count_stages(self, one: Round) -> Ints:
-        """Return how many clients reached each stage in a round, shape (4,)."""
-        return count_reached(np.bincount(one.stages, minlength=len(STAGES)))
-
-
-def count_reached(counts: Ints) -> Ints:
-    """Return how many reached each stage, from how many ended at each.
-
-    >>> count_reached(np.array([4, 0, 1, 2]))
-    array([7, 3, 3, 2])
-    """
-    return np.asarray(counts[::-1].cumsum()[::-1])
-
 
 def measure_status(window: LedgerWindow, federation: str, shares: FairShares) -> Status | None:
     """Return what a window says; None if no round has ended.
@@ -190,7 +176,7 @@ def measure_status(window: LedgerWindow, federation: str, shares: FairShares) ->
         wanted=wanted,
         states=states,
         totals=totals,
-        stage_counts=count_reached(window.stage_counts),
+        stage_counts=window.stage_counts[::-1].cumsum()[::-1],
         reason_counts=window.reason_counts.copy(),
         lateness_counts=window.lateness_counts.copy(),
         lateness_sum=window.lateness_sum,
@@ -220,7 +206,7 @@ def find_states(totals: ClientTotals, first: int, last: int) -> Ints:
     """
     silent = last - totals.last
     known = np.maximum(totals.last - totals.first, 0) / np.maximum(last - totals.first, 1)
-    chance = len(silent) * known ** totals.returns
+    chance = len(silent) * known**totals.returns
     gone = (chance <= _GONE_LEVEL) & (silent > _GONE_FACTOR * totals.longest)
     gone &= totals.returns > 0
     conditions = [totals.last < 0, silent == 0, totals.last < first, gone]
