@@ -55,6 +55,10 @@ COMMANDS = {
         "fedtide.cli.audit:audit_command",
         "Report which objective a participation log trains on, and which method corrects it.",
     ),
+    "watch": _Command(
+        "fedtide.cli.watch:watch_command",
+        "Serve a page, and metrics for Prometheus, on a federation from its ledger.",
+    ),
     "flower": _Command(
         "fedtide.cli.flower:flower_command",
         "Run a real federation on this machine: a SuperLink and five SuperNodes with Flower.",

@@ -13,16 +13,15 @@ from fedtide.monitoring.status import GONE, Status
 from fedtide.participation.log.schema import REASONS, STAGES
 
 try:
-    from prometheus_client import CollectorRegistry, generate_latest
-    from prometheus_client.core import (
-        CounterMetricFamily as Counter,
-        GaugeMetricFamily as Gauge,
-        HistogramMetricFamily,
-        Metric,
-    )
+    from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, core, generate_latest
     from prometheus_client.registry import Collector
 except ImportError:
     raise MissingExtraError("watch", "watch") from None
+
+CONTENT_TYPE = CONTENT_TYPE_LATEST
+"""Of the text that `render_metrics` returns."""
+
+Metric, Gauge, Counter = core.Metric, core.GaugeMetricFamily, core.CounterMetricFamily
 
 
 def render_metrics(status: Status | None, up: bool, client_series: int) -> bytes:
@@ -110,7 +109,7 @@ def _lateness(status: Status) -> Metric:
     counts = np.cumsum(status.lateness_counts).tolist()
     bounds = [*(f"{bound:.1f}" for bound in LATENESS_BOUNDS), "+Inf"]
     text = "Replies by how many rounds after their round they came."
-    metric = HistogramMetricFamily("fedtide_lateness_rounds", text, labels=["federation"])
+    metric = core.HistogramMetricFamily("fedtide_lateness_rounds", text, labels=["federation"])
     buckets = list(zip(bounds, counts, strict=True))
     metric.add_metric([status.federation], buckets, status.lateness_sum)
     return metric
