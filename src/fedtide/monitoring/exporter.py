@@ -21,7 +21,9 @@ except ImportError:
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 """Of the text that `render_metrics` returns."""
 
-Metric, Gauge, Counter = core.Metric, core.GaugeMetricFamily, core.CounterMetricFamily
+Metric = core.Metric
+Gauge = core.GaugeMetricFamily
+Counter = core.CounterMetricFamily
 
 
 def render_metrics(status: Status | None, up: bool, client_series: int) -> bytes:

@@ -48,8 +48,8 @@ class Query:
     """Which clients the page shows, and in which order.
 
     Args:
-        sort: a column, with − before it for descending order; empty: those that need attention
-            first, then by name.
+        sort: a column, with - before it for descending order; empty: clients that are gone, then
+            the others, by name.
         find: a part of their names.
     """
 
@@ -132,7 +132,10 @@ class _WindowColumns:
         self.replies = np.bincount(self.clients[replied], minlength=size)
         self.late = np.bincount(self.clients[lateness > 0], minlength=size)
         self.rounds_late = np.bincount(self.clients[replied], lateness[replied], minlength=size)
-        self.unused = np.bincount(self.clients[self.reasons >= 0], minlength=size)
+        unused = self.reasons >= 0
+        self.unused = np.bincount(self.clients[unused], minlength=size)
+        self.last_reason = np.full(size, -1)
+        self.last_reason[self.clients[unused]] = self.reasons[unused]  # the last one stays
 
 
 def _describe_rounds(status: Status, now: float) -> str:
@@ -181,9 +184,10 @@ def _list_tiles(status: Status) -> list[tuple[str, str]]:
 
 def _explain(status: Status) -> str:
     text = (
-        f"Times its share: the client's influence in the last {len(status.rounds):,} rounds under "
-        "plain averaging over its fair share; methods such as FedAU correct it. Next round: the "
-        "probability that an update of the client is used, if clients go on as in these rounds"
+        f"All figures are of the last {len(status.rounds):,} rounds. Times its share: the client's "
+        "influence under plain averaging, over its fair share; methods such as FedAU correct it. "
+        "Next round: the probability that an update of the client is used, if clients go on as in "
+        "these rounds"
     )
     if status.forecast is None:
         return f"{text}; known after two rounds."
@@ -251,7 +255,7 @@ def _sort_keys(status: Status, window: _WindowColumns, column: str) -> Floats:
         return window.late.astype(np.float64)
     if column == "unused":
         return window.unused.astype(np.float64)
-    return np.select([status.states == GONE, window.unused > 0], [0.0, 1.0], 2.0)
+    return np.where(status.states == GONE, 0.0, 1.0)
 
 
 def _natural(name: str) -> list[str | int]:
@@ -280,7 +284,7 @@ def _list_rows(
             "chance": _format_chance(status, n),
             "absence": _format_absence(status, n, now),
             "late": _format_late(window, n),
-            "unused": f"{window.unused[n]:,}" if window.unused[n] else "",
+            "unused": _format_unused(status, window, n),
         }
         for n, line in zip(chosen.tolist(), table, strict=True)
     ]
@@ -302,7 +306,7 @@ def _list_reasons(status: Status, window: _WindowColumns) -> list[dict[str, Any]
         if len(rows):
             client, t = status.names[window.clients[rows[-1]]], window.numbers[rows[-1]]
             latest = f"{client} in round {t:,}"
-        text = f"{name}: {REASONS[name]}" if name in REASONS else name
+        text = REASONS.get(name, name)
         found.append({"text": text, "recent": len(rows), "total": total, "latest": latest})
     return sorted(found, key=lambda one: (-one["recent"], -one["total"]))
 
@@ -316,7 +320,11 @@ def _format_chance(status: Status, n: int) -> str:
         return "–"
     one = status.forecast
     text = f"{one.rates[n]:.0%}"
-    return text if np.isnan(one.low[n]) else f"{text} ({one.low[n]:.0%} to {one.high[n]:.0%})"
+    return (
+        text
+        if one.rates[n] == 0 or np.isnan(one.low[n])
+        else f"{text} ({one.low[n]:.0%} to {one.high[n]:.0%})"
+    )
 
 
 def _format_absence(status: Status, n: int, now: float) -> str:
@@ -334,6 +342,12 @@ def _format_late(window: _WindowColumns, n: int) -> str:
         return ""
     mean = window.rounds_late[n] / window.late[n]
     return f"{window.late[n]:,} of {window.replies[n]:,}, by {mean:.1f}"
+
+
+def _format_unused(status: Status, window: _WindowColumns, n: int) -> str:
+    if not window.unused[n]:
+        return ""
+    return f"{window.unused[n]:,}, last: {status.reasons[window.last_reason[n]]}"
 
 
 def _list_names(names: Sequence[str]) -> str:
