@@ -32,8 +32,14 @@ VERSION = 2
 READABLE = (1, VERSION)
 """The versions that can be read."""
 
+LOG_COLUMNS = ("round", "client", "stage", "weight", "time", "reason")
+"""The columns of a participation log that a ledger has."""
+
 _PATIENCE = 60
 """Seconds for which SQLite waits for another writer."""
+
+_BATCH = 1 << 16
+"""Rows that are read at a time."""
 
 _LOCK_KEY = 0xFED71DE
 """The key of the PostgreSQL advisory lock on creating the tables."""
@@ -198,8 +204,7 @@ def read_ledger(url: str) -> pl.DataFrame:
         InvalidInputError: a database that cannot be read or holds no ledger of this version; an
             unknown federation, or several and none is named.
     """
-    columns = ("round", "client", "stage", "weight", "time", "reason")
-    log = normalise_log(_read(url, _participation, *columns))
+    log = normalise_log(_read(url, _participation, *LOG_COLUMNS))
     return log.with_columns(pl.col("time").cast(pl.Float64)).sort("round", "client")
 
 
@@ -213,6 +218,43 @@ def read_rounds(url: str) -> pl.DataFrame:
         InvalidInputError: as in `read_ledger`.
     """
     return _read(url, _rounds, "round", "time").sort("round")
+
+
+@dataclass(frozen=True, eq=False)
+class LedgerStream:
+    """A ledger as it was at one moment, whatever is written meanwhile.
+
+    Args:
+        rounds: those that have ended, with the columns round and time, by round.
+        size: the number of rows.
+        batches: the columns of `read_ledger` of consecutive rows, by round; stage is a String. They
+            are read as they are taken.
+    """
+
+    rounds: pl.DataFrame
+    size: int
+    batches: Iterator[pl.DataFrame]
+
+
+@contextmanager
+def stream_ledger(url: str) -> Iterator[LedgerStream]:
+    """Open a ledger to read it batch by batch, in memory that does not grow with it.
+
+    Args:
+        url: as in `read_ledger`.
+
+    Raises:
+        InvalidInputError: as in `read_ledger`.
+    """
+    with _open_ledger(url) as (connection, version, federation):
+        federation = _find_federation(connection, federation)
+        own = _rounds.c.federation == federation
+        rounds = _select(connection, version, _rounds, own, "round", "time")
+        own = _participation.c.federation == federation
+        size = connection.scalar(sql.select(sql.func.count()).where(own)) or 0
+        yield LedgerStream(
+            rounds, size, _iterate(connection, version, _participation, own, *LOG_COLUMNS)
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -262,12 +304,16 @@ def _read(url: str, table: sql.Table, *names: str) -> pl.DataFrame:
 
 @contextmanager
 def _open_ledger(url: str) -> Iterator[tuple[sql.Connection, int, str]]:
-    """Connect to a ledger; return the version of its tables and the federation in the URL, too."""
+    """Connect to a ledger; return the version of its tables and the federation in the URL, too.
+
+    All that is read from the connection is of one moment.
+    """
     url, _, federation = url.partition("#")
     engine = _create_engine(url)
     _reject_missing_file(engine.url)
     try:
         with _database_errors(engine), engine.connect() as connection:
+            connection = _begin_snapshot(connection)
             version = _check_version(engine, _read_versions(connection), READABLE)
             yield connection, version, federation
     finally:
@@ -283,10 +329,27 @@ def _select(
     most: int | None = None,
 ) -> pl.DataFrame:
     """Return these columns of the rows that are wanted, by round."""
+    empty = pl.DataFrame(schema={name: _types[name] for name in names})
+    batches = _iterate(connection, version, table, wanted, *names, most=most)
+    return pl.concat([empty, *batches])
+
+
+def _iterate(
+    connection: sql.Connection,
+    version: int,
+    table: sql.Table,
+    wanted: sql.ColumnElement[bool],
+    *names: str,
+    most: int | None = None,
+) -> Iterator[pl.DataFrame]:
+    """Yield batches of what `_select` returns."""
     absent = {"reason": sql.null()} if version == 1 else {}
     query = sql.select(*(absent.get(name, table.c[name]) for name in names)).where(wanted)
-    rows = [tuple(row) for row in connection.execute(query.order_by(table.c.round).limit(most))]
-    return pl.DataFrame(rows, schema={name: _types[name] for name in names}, orient="row")
+    query = query.order_by(table.c.round).limit(most)
+    found = connection.execute(query, execution_options={"yield_per": _BATCH})
+    for rows in found.partitions():
+        columns = zip(names, zip(*rows, strict=True), strict=True)
+        yield pl.DataFrame([pl.Series(name, values, _types[name]) for name, values in columns])
 
 
 _types: dict[str, type[pl.DataType]] = {
@@ -352,6 +415,16 @@ def _reject_missing_file(url: sql.URL) -> None:
     file = url.database
     if url.get_backend_name() == "sqlite" and file and not Path(file).is_file():
         raise InvalidInputError(f"ledger: no database {file!r}; give the path of an existing file")
+
+
+def _begin_snapshot(connection: sql.Connection) -> sql.Connection:
+    """Begin a transaction that does not see what others commit from now on."""
+    kind = connection.dialect.name
+    if kind == "sqlite":  # its driver begins no transaction for reading
+        connection.exec_driver_sql("BEGIN")
+    if kind == "postgresql":
+        return connection.execution_options(isolation_level="REPEATABLE READ")
+    return connection
 
 
 def _lock_table_creation(connection: sql.Connection) -> None:
