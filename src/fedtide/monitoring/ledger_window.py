@@ -150,17 +150,21 @@ class LedgerWindow:
             rows: of these rounds: columns round, client, stage, weight, time, asked and reason,
                 sorted by round.
         """
-        columns = self._read_columns(rows)
+        ends, of_row = rounds["time"].to_list(), rows["round"].to_numpy()
+        clients, stages, weights, lateness, reasons = self._read_columns(rows)
+        times = rows["time"].cast(pl.Float64).fill_null(np.nan).to_numpy()
         self.totals.extend(len(self.names))
-        numbers = rounds["round"].to_numpy()
-        low = np.searchsorted(columns["round"], numbers, side="left")
-        high = np.searchsorted(columns["round"], numbers, side="right")
-        ends = rounds["time"].to_list()
-        for t, end, a, b in zip(numbers.tolist(), ends, low, high, strict=True):
-            self._add_round(t, end, {name: values[a:b] for name, values in columns.items()})
+        low = np.searchsorted(of_row, rounds["round"], side="left")
+        high = np.searchsorted(of_row, rounds["round"], side="right")
+        for t, end, a, b in zip(rounds["round"].to_list(), ends, low, high, strict=True):
+            own = slice(a, b)
+            one = Round(
+                t, end, clients[own], stages[own], weights[own], lateness[own], reasons[own]
+            )
+            self._add_round(one, times[own])
 
-    def _read_columns(self, rows: pl.DataFrame) -> dict[str, NDArray[np.generic]]:
-        """Return the rows as arrays, with clients, stages and reasons by number."""
+    def _read_columns(self, rows: pl.DataFrame) -> tuple[Ints, Ints, Floats, Ints, Ints]:
+        """Return the columns of `Round`, with clients, stages and reasons by number."""
         numbers, codes = self._numbers, {name: i for i, name in enumerate(self.reasons)}
         stage = rows["stage"].replace_strict(STAGES, range(len(STAGES)), return_dtype=pl.Int64)
         asked = rows["asked"].cast(pl.Int64).fill_null(rows["round"])
@@ -170,29 +174,18 @@ class LedgerWindow:
         clients = [numbers.setdefault(name, len(numbers)) for name in rows["client"]]
         reasons = [-1 if r is None else codes.setdefault(r, len(codes)) for r in reason]
         self.names, self.reasons = list(numbers), list(codes)
-        return {
-            "round": rows["round"].to_numpy(),
-            "client": np.array(clients, dtype=np.int64),
-            "stage": stage.to_numpy(),
-            "weight": rows["weight"].cast(pl.Float64).fill_null(np.nan).to_numpy(),
-            "time": rows["time"].cast(pl.Float64).fill_null(np.nan).to_numpy(),
-            "lateness": np.where(stage >= REPORTED, rows["round"] - asked, -1),
-            "reason": np.array(reasons, dtype=np.int64),
-        }
-
-    def _add_round(self, t: int, end: float, rows: dict[str, NDArray[np.generic]]) -> None:
-        added = Round(
-            number=t,
-            time=end,
-            clients=rows["client"],
-            stages=rows["stage"],
-            weights=rows["weight"],
-            lateness=rows["lateness"],
-            reasons=rows["reason"],
+        return (
+            np.array(clients, dtype=np.int64),
+            stage.to_numpy(),
+            rows["weight"].cast(pl.Float64).fill_null(np.nan).to_numpy(),
+            np.where(stage >= REPORTED, rows["round"] - asked, -1),
+            np.array(reasons, dtype=np.int64),
         )
+
+    def _add_round(self, added: Round, times: Floats) -> None:
         self.rounds.append(added)
         unused, there = added.reasons >= 0, added.stages >= 0
-        self.totals.add(added.clients[there], t, rows["time"][there], added.clients[unused])
+        self.totals.add(added.clients[there], added.number, times[there], added.clients[unused])
         self.stage_counts += np.bincount(added.stages[there], minlength=len(STAGES))
         for code, count in zip(*np.unique(added.reasons[unused], return_counts=True), strict=True):
             self.reason_counts[self.reasons[code]] += int(count)
@@ -200,6 +193,6 @@ class LedgerWindow:
         bins = np.searchsorted(LATENESS_BOUNDS, late)
         self.lateness_counts += np.bincount(bins, minlength=len(self.lateness_counts))
         self.lateness_sum += int(late.sum())
-        self.ended = t + 1
+        self.ended = added.number + 1
         if (added.stages == USED).any():
-            self.updated_at = end
+            self.updated_at = added.time

@@ -14,7 +14,7 @@ from urllib.parse import parse_qs, urlsplit
 from fedtide.errors import InvalidInputError
 from fedtide.monitoring.exporter import CONTENT_TYPE
 from fedtide.monitoring.monitor import Monitor
-from fedtide.monitoring.page import CONTENT_SECURITY_POLICY, Query, render_page
+from fedtide.monitoring.watch_page import CONTENT_SECURITY_POLICY, Query, render_page
 
 PORT = 9570
 """The port of `fedtide watch`."""

@@ -138,10 +138,8 @@ class Status:
         """Each client's influence in the window over its fair share, (N,); NaN: unknown."""
         if self.objective is None:
             return np.full(len(self.names), np.nan)
-        known = self.wanted > 0
-        return np.divide(
-            self.objective.weights, self.wanted, out=np.full(len(known), np.nan), where=known
-        )
+        wanted = np.where(self.wanted > 0, self.wanted, np.nan)
+        return np.asarray(self.objective.weights / wanted)
 
     def count_states(self) -> dict[str, int]:
         """Return how many clients are in each state."""
