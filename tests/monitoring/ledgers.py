@@ -98,3 +98,9 @@ def is_gone(seen: list[int], now: int, clients: int) -> bool:
 
 def count_reasons(rows: list[Row]) -> Counter[str]:
     return Counter(row.reason for row in rows if row.reason)
+
+
+def look_often(monkeypatch) -> None:
+    """Let monitors look into their ledgers all the time."""
+    monkeypatch.setattr("fedtide.monitoring.monitor._POLL", 0.02)
+    monkeypatch.setattr("fedtide.monitoring.monitor._SHARE", 1.0)

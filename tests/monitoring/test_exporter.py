@@ -118,9 +118,17 @@ def test_influence_skew_and_rates_are_those_of_the_last_rounds(ledger, rows):
     assert metrics.value("expected_updates") == pytest.approx(sum(taken) / WINDOW)
 
 
-def test_skew_and_its_interval_are_those_of_the_audit(ledger):
+def test_skew_rates_and_their_intervals_are_those_of_the_audit(ledger):
     metrics = read_metrics(ledger, window=ROUNDS)
-    audited = ft.audit(ledger).objectives.given
+    whole = ft.audit(ledger)
+    monitor = Monitor(ledger, MonitorSettings(window=ROUNDS))
+    monitor.refresh()
+    forecast = monitor.status.forecast
+    order = [whole.log.names.to_list().index(name) for name in monitor.status.names]
+    np.testing.assert_allclose(forecast.rates, whole.rates.estimate[order])
+    np.testing.assert_allclose(forecast.low, whole.rates.low[order])
+    np.testing.assert_allclose(forecast.high, whole.rates.high[order])
+    audited = whole.objectives.given
     assert metrics.value("skew") == pytest.approx(audited.l1_skew, rel=1e-6)
     interval = [metrics.value("skew_low"), metrics.value("skew_high")]
     np.testing.assert_allclose(interval, audited.interval, rtol=1e-6)

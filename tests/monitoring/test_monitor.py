@@ -13,7 +13,7 @@ from fedtide.monitoring.monitor import Monitor, MonitorSettings
 from fedtide.monitoring.status import GONE, find_states
 from fedtide.participation.log.ledger import Ledger, read_ledger_part
 
-from .ledgers import draw_rounds, is_gone, used, write
+from .ledgers import draw_rounds, is_gone, look_often, used, write
 
 
 def open_monitor(url: str, **settings) -> Monitor:
@@ -22,14 +22,14 @@ def open_monitor(url: str, **settings) -> Monitor:
     return monitor
 
 
-@pytest.mark.parametrize("step", [1, 7])
+@pytest.mark.parametrize("step", [1, 5])
 def test_reading_part_by_part_gives_what_reading_at_once_gives(url, step):
-    rounds = draw_rounds(6, 12 * step)
-    follower = Monitor(url, MonitorSettings(window=9))
+    rounds = draw_rounds(6, 5 * step)
+    follower = Monitor(url, MonitorSettings(window=4))
     for low in range(0, len(rounds), step):
         write(url, rounds[low : low + step])
         follower.refresh()
-    assert follower.metrics == open_monitor(url, window=9).metrics
+    assert follower.metrics == open_monitor(url, window=4).metrics
 
 
 def test_only_new_rounds_are_read(url, monkeypatch):
@@ -89,7 +89,7 @@ def test_a_ledger_without_rounds_is_waited_for(url):
 
 def test_a_ledger_that_fails_is_named_and_read_again_when_it_is_back(url, tmp_path, monkeypatch):
     write(url, [used(0, "ann"), used(1, "ann")])
-    monkeypatch.setattr(module, "_POLL", 0.02)
+    look_often(monkeypatch)
     monitor = Monitor(url)
     file = tmp_path / "ledger.db"
     monitor.start()

@@ -259,8 +259,8 @@ def _sort_keys(status: Status, window: _WindowColumns, column: str) -> Floats:
 
 
 def _natural(name: str) -> list[str | int]:
-    """Return a key that sorts site-2 before site-10."""
-    parts = re.split(r"([0-9]+)", name)
+    """Return a key that sorts site-2 before site-10, in either case."""
+    parts = re.split(r"([0-9]+)", name.casefold())
     return [int(part) if i % 2 else part for i, part in enumerate(parts)]
 
 
