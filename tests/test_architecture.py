@@ -46,6 +46,7 @@ MAY_IMPORT = {
         "theory",
         "plotting",
     },
+    "monitoring": {"participation", "auditing"},
     "flower": {
         "participation",
         "algorithms",
@@ -53,6 +54,7 @@ MAY_IMPORT = {
         "training",
         "simulation",
         "auditing",
+        "monitoring",
         "examples",
     },
     "tracking": {"simulation", "report"},

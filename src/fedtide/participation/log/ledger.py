@@ -301,12 +301,12 @@ def read_ledger_part(url: str, after: int, most: int) -> LedgerPart:
     """
     with _open_ledger(url) as (connection, version, federation):
         federation = federation or _find_federation(connection, "")
-        wanted = (_rounds.c.federation == federation) & (_rounds.c.round >= after)
-        rounds = _select(connection, version, _rounds, wanted, "round", "time", most=most)
+        later = (_rounds.c.federation == federation) & (_rounds.c.round >= after)
+        rounds = _select(connection, version, _rounds, later, "round", "time", most=most)
         last = after if rounds.is_empty() else rounds["round"][-1]
-        wanted = _participation.c.federation == federation
-        wanted &= _participation.c.round.between(after + 1, last)
-        rows = _select(connection, version, _participation, wanted, *_types)
+        own = _participation.c.federation == federation
+        new = own & _participation.c.round.between(after + 1, last)
+        rows = _select(connection, version, _participation, new, *_types)
     return LedgerPart(federation, rounds, rows)
 
 
@@ -379,7 +379,7 @@ _types: dict[str, type[pl.DataType]] = {
 
 def _find_federation(connection: sql.Connection, name: str) -> str:
     """Return `name` if it has rounds or nobody has; the only federation if `name` is empty."""
-    names = connection.scalars(sql.select(_rounds.c.federation).distinct()).all()
+    names: Sequence[str] = connection.scalars(sql.select(_rounds.c.federation).distinct()).all()
     if name in names or not names:
         return name
     if name:
