@@ -63,8 +63,8 @@ def check_command(ledger: Ledger) -> None:
     sum to 1, unknown stages and reasons, clients twice in a round, and replies to requests that
     were never made. A federation may run meanwhile.
     """
-    from fedtide.participation.log.ledger import VERSION
     from fedtide.participation.log.ledger_maintenance import check_ledger
+    from fedtide.participation.log.ledger_tables import VERSION
 
     checks = check_ledger(ledger)
     console = Console(highlight=False, soft_wrap=True, markup=False)
@@ -95,8 +95,8 @@ def migrate_command(ledger: Ledger) -> None:
 
     An audit, `check` and `export` read older tables as they are.
     """
-    from fedtide.participation.log.ledger import VERSION
     from fedtide.participation.log.ledger_maintenance import migrate_ledger
+    from fedtide.participation.log.ledger_tables import VERSION
 
     former = migrate_ledger(ledger)
     if former == VERSION:

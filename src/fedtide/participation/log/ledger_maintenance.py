@@ -9,20 +9,20 @@ from itertools import pairwise
 import sqlalchemy as sql
 
 from fedtide.errors import InvalidInputError
-from fedtide.participation.log.ledger import (
+from fedtide.participation.log.ledger_tables import (
+    PARTICIPATION,
     READABLE,
+    ROUNDS,
+    SCHEMA,
     VERSION,
-    _check_version,
-    _create_engine,
-    _database_errors,
-    _find_federation,
-    _lock_table_creation,
-    _open_ledger,
-    _participation,
-    _read_versions,
-    _reject_missing_file,
-    _rounds,
-    _schema,
+    check_version,
+    create_engine,
+    database_errors,
+    find_federation,
+    lock_tables,
+    open_ledger,
+    read_versions,
+    reject_missing_file,
 )
 from fedtide.participation.log.schema import REASONS, STAGES
 
@@ -96,11 +96,11 @@ def check_ledger(url: str) -> list[LedgerCheck]:
         InvalidInputError: a database that is damaged, cannot be read or holds no ledger; an unknown
             federation.
     """
-    with _open_ledger(url) as (connection, version, federation):
+    with open_ledger(url) as (connection, version, federation):
         if federation:
-            names = [_find_federation(connection, federation)]
+            names = [find_federation(connection, federation)]
         else:
-            owners = (sql.select(table.c.federation) for table in (_rounds, _participation))
+            owners = (sql.select(table.c.federation) for table in (ROUNDS, PARTICIPATION))
             names = sorted(connection.scalars(sql.union(*owners)))
         _reject_damage(connection)
         return [_check_federation(connection, version, name) for name in names]
@@ -119,15 +119,15 @@ def migrate_ledger(url: str) -> int:
         InvalidInputError: a database that cannot be written or holds no ledger, or one of a newer
             version.
     """
-    engine = _create_engine(url.partition("#")[0])
-    _reject_missing_file(engine.url)
+    engine = create_engine(url.partition("#")[0])
+    reject_missing_file(engine.url)
     try:
-        with _database_errors(engine), engine.begin() as connection:
-            _lock_table_creation(connection)
-            former = _check_version(engine, _read_versions(connection), READABLE)
+        with database_errors(engine), engine.begin() as connection:
+            lock_tables(connection)
+            former = check_version(engine, read_versions(connection), READABLE)
             for version in range(former, VERSION):
                 connection.execute(sql.text(_MIGRATIONS[version]))
-            connection.execute(_schema.update().values(version=VERSION))
+            connection.execute(SCHEMA.update().values(version=VERSION))
     finally:
         engine.dispose()
     return former
@@ -144,15 +144,15 @@ def plan_pruning(url: str, keep: int) -> Pruning:
         InvalidInputError: fewer than LEAST_KEPT rounds to keep, or as in `read_ledger`.
     """
     _require_kept(keep)
-    with _open_ledger(url) as (connection, _, federation):
-        federation = _find_federation(connection, federation)
-        own = _rounds.c.federation == federation
-        query = sql.select(_rounds.c.round).where(own).order_by(_rounds.c.round)
+    with open_ledger(url) as (connection, _, federation):
+        federation = find_federation(connection, federation)
+        own = ROUNDS.c.federation == federation
+        query = sql.select(ROUNDS.c.round).where(own).order_by(ROUNDS.c.round)
         rounds = connection.scalars(query).all()
         if not rounds:
             raise InvalidInputError(f"ledger: {federation!r} has no rounds; nothing can be removed")
         first_kept = rounds[-keep:][0]
-        old = (_participation.c.federation == federation) & (_participation.c.round < first_kept)
+        old = (PARTICIPATION.c.federation == federation) & (PARTICIPATION.c.round < first_kept)
         rows = connection.scalar(sql.select(sql.func.count()).where(old)) or 0
     kept = len(rounds[-keep:])
     return Pruning(federation, len(rounds) - kept, rows, kept, first_kept, rounds[-1])
@@ -174,14 +174,14 @@ def prune_ledger(url: str, pruning: Pruning) -> Iterator[int]:
     Raises:
         InvalidInputError: the database fails.
     """
-    engine = _create_engine(url.partition("#")[0])
-    _reject_missing_file(engine.url)
+    engine = create_engine(url.partition("#")[0])
+    reject_missing_file(engine.url)
     done = 0
     try:
-        with _database_errors(engine):
+        with database_errors(engine):
             for low, high, rounds in _split(engine, pruning):
                 with engine.begin() as connection:
-                    for table in (_participation, _rounds):
+                    for table in (PARTICIPATION, ROUNDS):
                         old = table.c.federation == pruning.federation
                         old &= table.c.round.between(low, high)
                         connection.execute(sql.delete(table).where(old))
@@ -192,8 +192,8 @@ def prune_ledger(url: str, pruning: Pruning) -> Iterator[int]:
 
 
 def _check_federation(connection: sql.Connection, version: int, name: str) -> LedgerCheck:
-    query = sql.select(_rounds.c.round).where(_rounds.c.federation == name)
-    ended = list(connection.scalars(query.order_by(_rounds.c.round)))
+    query = sql.select(ROUNDS.c.round).where(ROUNDS.c.federation == name)
+    ended = list(connection.scalars(query.order_by(ROUNDS.c.round)))
     rows = _sum_up_rounds(connection, name)
     faults = [
         *_find_gaps(ended),
@@ -210,7 +210,7 @@ def _check_federation(connection: sql.Connection, version: int, name: str) -> Le
 
 def _sum_up_rounds(connection: sql.Connection, name: str) -> Sequence[sql.Row[tuple[int, ...]]]:
     """Return round, size, used, weighted and total (the sum of weights) of each round's rows."""
-    columns = _participation.c
+    columns = PARTICIPATION.c
     used = sql.case((columns.stage == "used", 1))
     weight = sql.case((columns.stage == "used", columns.weight))
     query = sql.select(
@@ -262,7 +262,7 @@ def _find_wrong_weights(rows: Sequence[sql.Row[tuple[int, ...]]]) -> Iterator[st
 
 def _find_unknown_words(connection: sql.Connection, version: int, name: str) -> Iterator[str]:
     """Describe stages and reasons that are unknown, and reasons why a used client was not used."""
-    columns = _participation.c
+    columns = PARTICIPATION.c
     reason = sql.null() if version == 1 else columns.reason
     query = sql.select(columns.stage, reason.label("reason"), sql.func.count().label("size"))
     query = query.where(columns.federation == name)
@@ -279,7 +279,7 @@ def _find_unknown_words(connection: sql.Connection, version: int, name: str) -> 
 
 
 def _find_repeated_clients(connection: sql.Connection, name: str) -> Iterator[str]:
-    columns = _participation.c
+    columns = PARTICIPATION.c
     query = sql.select(columns.round, columns.client).where(columns.federation == name)
     query = query.group_by(columns.round, columns.client).having(sql.func.count() > 1)
     found = connection.execute(query.order_by(columns.round, columns.client)).all()
@@ -289,7 +289,7 @@ def _find_repeated_clients(connection: sql.Connection, name: str) -> Iterator[st
 
 
 def _find_impossible_requests(connection: sql.Connection, name: str) -> Iterator[str]:
-    columns = _participation.c
+    columns = PARTICIPATION.c
     query = sql.select(columns.round, columns.client).where(columns.federation == name)
     query = query.where((columns.asked >= columns.round) | (columns.asked < 0))
     found = connection.execute(query.order_by(columns.round, columns.client)).all()
@@ -311,9 +311,9 @@ def _split(engine: sql.Engine, pruning: Pruning) -> list[tuple[int, int, int]]:
     """Return ranges of rounds that hold few rows each: the first, the last, and their number."""
     with engine.connect() as connection:
         sizes = {row.round: row.size for row in _sum_up_rounds(connection, pruning.federation)}
-        own = _rounds.c.federation == pruning.federation
-        query = sql.select(_rounds.c.round).where(own & (_rounds.c.round < pruning.first_kept))
-        old = list(connection.scalars(query.order_by(_rounds.c.round)))
+        own = ROUNDS.c.federation == pruning.federation
+        query = sql.select(ROUNDS.c.round).where(own & (ROUNDS.c.round < pruning.first_kept))
+        old = list(connection.scalars(query.order_by(ROUNDS.c.round)))
     ranges: list[tuple[int, int, int]] = []
     low = rows = count = 0
     for t in old:
