@@ -264,7 +264,9 @@ def test_pruning_asks_first(
     assert (status, err) == (2, "fedtide: yes: nobody can be asked; add --yes to remove them\n")
     for answer, left in (("n\n", 10), ("y\n", 4)):
         monkeypatch.setattr(sys, "stdin", Terminal(answer))
-        fedtide("prune", url, "--keep", 4)
+        status, out, _ = fedtide("prune", url, "--keep", 4)
+        assert status == 0
+        assert ("nothing was removed" in out) == (left == 10)
         assert len(read_rounds(url)) == left
 
 

@@ -132,7 +132,9 @@ def prune_command(
     if not yes:
         if not sys.stdin.isatty():
             raise InvalidInputError("yes: nobody can be asked; add --yes to remove them")
-        typer.confirm("Remove them?", abort=True)
+        if not typer.confirm("Remove them?"):
+            print("nothing was removed")
+            return
     for done in prune_ledger(ledger, pruning):
         print(f"removed {done:,} of {pruning.rounds:,} rounds")
     print("a database file does not shrink by itself: VACUUM it when no federation runs")

@@ -178,7 +178,7 @@ def read_ledger(url: str) -> pl.DataFrame:
         null in a ledger of version 1), sorted by round and client.
 
     Raises:
-        InvalidInputError: a database that cannot be read or holds no ledger of this version; an
+        InvalidInputError: a database that cannot be read or holds no ledger of a known version; an
             unknown federation, or several and none is named.
     """
     return read_history(url)[0]
