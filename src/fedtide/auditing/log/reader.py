@@ -95,8 +95,10 @@ def read_participation_log(
         found = find_columns(table.names, columns, timed=round_seconds is not None)
         entries.notes.extend([*table.notes, *([found.note] if found.note else [])])
         list_name = None if "client" in columns else found.columns["client"]
+        has_rows = False
         for batch, share in table.read([*dict.fromkeys(found.columns.values())]):
             rows = {ours: batch[theirs] for ours, theirs in found.columns.items()}
+            has_rows |= len(rows["client"]) > 0
             with _named_columns(found.columns):
                 if table.may_list:
                     _add_rows(entries, rows, list_name)
@@ -105,6 +107,8 @@ def read_participation_log(
             on_progress("reading", share)
     if round_seconds is not None or round_step is not None:
         span = None
+    if not has_rows:
+        raise InvalidInputError("log: it has no rows; give at least two rounds")
     on_progress("sorting", 0.0)
     log = entries.build(roster, clients, span, round_step)
     if log.length < 2:
