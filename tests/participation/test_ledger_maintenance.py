@@ -137,7 +137,7 @@ def test_a_check_finds_what_tables_without_keys_let_in(fedtide: Command, tmp_pat
 
 def test_a_damaged_file_is_refused(fedtide: Command, tmp_path: Path) -> None:
     path = tmp_path / "ledger.db"
-    write_history(f"sqlite:///{path}", 400).close()
+    write_history(f"sqlite:///{path}", 80).close()
     with path.open("r+b") as file:
         file.seek(path.stat().st_size // 2)
         file.write(b"\xff" * 4096)

@@ -154,7 +154,7 @@ def plan_pruning(url: str, keep: int) -> Pruning:
         query = sql.select(ROUNDS.c.round).where(own).order_by(ROUNDS.c.round)
         rounds = connection.scalars(query).all()
         if not rounds:
-            raise InvalidInputError(f"ledger: {federation!r} has no rounds; nothing can be removed")
+            raise InvalidInputError("ledger: it has no rounds; nothing can be removed")
         first_kept = rounds[-keep:][0]
         old = (PARTICIPATION.c.federation == federation) & (PARTICIPATION.c.round < first_kept)
         rows = connection.scalar(sql.select(sql.func.count()).where(old)) or 0
