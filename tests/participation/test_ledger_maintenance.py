@@ -3,12 +3,12 @@
 import io
 import os
 import signal
-import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
+from sqlite3 import connect
 
 import polars as pl
 import pytest
@@ -17,11 +17,13 @@ from polars.testing import assert_frame_equal
 pytest.importorskip("sqlalchemy", reason="the ledger needs fedtide[flower]")
 
 import sqlalchemy as sql
+from sqlalchemy.dialects import postgresql, sqlite
 
 import fedtide as ft
 from fedtide.cli.main import main
 from fedtide.participation.log import ledger_maintenance
 from fedtide.participation.log.ledger import Entry, Ledger, read_ledger, read_rounds
+from fedtide.participation.log.ledger_tables import PARTICIPATION
 from fedtide.participation.log.schema import read_log
 from fedtide.population import Population
 
@@ -198,6 +200,16 @@ def test_migrated_tables_are_those_of_a_new_ledger(fedtide: Command, url: str) -
     assert describe_tables(url) == migrated
 
 
+@pytest.mark.parametrize(
+    "dialect", [sqlite.dialect(), postgresql.dialect()], ids=["sqlite", "postgresql"]
+)
+def test_the_migration_adds_the_column_of_the_present_tables(dialect: sql.Dialect) -> None:
+    """Also where no PostgreSQL is installed."""
+    column = sql.schema.CreateColumn(PARTICIPATION.c.reason).compile(dialect=dialect)
+    expected = f"ALTER TABLE participation ADD COLUMN {column}"
+    assert ledger_maintenance._MIGRATIONS[1] == expected
+
+
 KILLED = """
 import os, signal, sys
 import sqlalchemy as sql
@@ -281,7 +293,7 @@ def test_pruning_removes_the_oldest_rounds_first_and_a_few_at_a_time(
     for done in steps:
         assert read_rounds(url)["round"].to_list() == list(range(done, 30))
         assert read_ledger(url)["round"].min() >= done
-        with closing(sqlite3.connect(tmp_path / "ledger.db", timeout=0)) as other:
+        with closing(connect(tmp_path / "ledger.db", timeout=0)) as other:
             other.execute("BEGIN IMMEDIATE")
         if done > 15:
             break
