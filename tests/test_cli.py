@@ -19,6 +19,8 @@ import fedtide.simulation.loop as fedtide_loop
 from fedtide.cli.main import COMMANDS, app, main
 from fedtide.simulation.checkpoint import load_newest
 
+pytestmark = pytest.mark.usefixtures("undrawn")  # figures have tests of their own
+
 EXPERIMENT = {
     "name": "small",
     "rounds": 6,
@@ -106,7 +108,6 @@ def test_a_run_makes_its_folder_and_says_where(fedtide):
     assert summary["metrics"]["loss"] == metrics["loss"][-1]
 
 
-@pytest.mark.usefixtures("undrawn")
 def test_without_out_runs_are_numbered(fedtide):
     file = write(EXPERIMENT | {"rounds": 2})
     assert fedtide("run", file)[0] == 0
@@ -118,7 +119,6 @@ def test_without_out_runs_are_numbered(fedtide):
     assert sorted(path.name for path in Path("runs").iterdir()) == ["small", "small-2", "small-3"]
 
 
-@pytest.mark.usefixtures("undrawn")
 def test_overrides_are_put_over_the_file(fedtide):
     answer = fedtide(
         "run",
@@ -476,7 +476,6 @@ def test_output_folders_with_other_contents_are_refused(fedtide):
         assert everything() == before
 
 
-@pytest.mark.usefixtures("undrawn")
 def test_resuming_another_experiment_names_the_differences(fedtide):
     file = write(EXPERIMENT)
     fedtide("run", file, "--out", "here")
@@ -516,7 +515,6 @@ def test_an_output_of_an_unknown_format_is_refused_before_anything_is_read(
     assert everything() == []
 
 
-@pytest.mark.usefixtures("undrawn")
 def test_a_comparison_at_80_columns_shows_the_nested_field_that_differs(fedtide, monkeypatch):
     for cutoff in (5, 50):
         algorithm = {
@@ -536,7 +534,6 @@ def test_a_comparison_at_80_columns_shows_the_nested_field_that_differs(fedtide,
         assert f"(algorithm.inner.cutoff={cutoff})" in names
 
 
-@pytest.mark.usefixtures("undrawn")
 def test_places_that_cannot_be_written_are_refused(fedtide):
     """A file is in the way of a folder."""
     several = EXPERIMENT | {"rounds": 1, "seeds": [1, 2], "evaluation": {"every": 0}}
@@ -620,7 +617,6 @@ def reached(process, folder, t):
         raise AssertionError(process.stderr.read())
 
 
-@pytest.mark.usefixtures("undrawn")
 @pytest.mark.process
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT], ids=str)
 def test_an_interrupted_or_killed_run_resumes_with_the_same_results(number, fedtide, results):
@@ -643,7 +639,6 @@ def test_an_interrupted_or_killed_run_resumes_with_the_same_results(number, fedt
     assert results("ended") == results("whole")
 
 
-@pytest.mark.usefixtures("undrawn")
 @pytest.mark.process
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL], ids=str)
 def test_interrupted_or_killed_runs_of_several_workers_resume_with_the_same_results(
