@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from fedtide.papers import load, load_records
 from fedtide.papers.paper_figure import draw_figure
-from fedtide.plotting.style import plain_logarithms
+from fedtide.plotting.style import new_figure, plain_logarithms
 
 RECORDS = Path(__file__).parents[2] / "results"
 
@@ -54,3 +54,17 @@ def test_figure_of_example_1_has_numbers_on_every_axis():
     for axes in figure.axes:
         assert len(visible_labels(axes.yaxis)) >= 2
         assert all(not (np.asarray(line.get_ydata()) <= 0).any() for line in axes.get_lines())
+
+
+def test_formulas_of_the_papers_are_drawn_and_powers_of_ten_are_ticks():
+    """Names of users are not read as formulas; an axis of a paper and its ticks are."""
+    skew = draw_figure(load("004/skew"), load_records(RECORDS, "004/skew"))
+    assert skew.axes[0].xaxis.label.get_parse_math()
+    assert not skew.axes[0].title.get_parse_math()
+    figure, (axes,) = new_figure()
+    axes.plot([0, 1000], [0, 1])
+    axes.set_xscale("symlog", linthresh=10)
+    FigureCanvasAgg(figure).draw()
+    ticks = [tick for tick in axes.get_xticklabels() if "$" in tick.get_text()]
+    assert ticks
+    assert all(tick.get_parse_math() for tick in ticks)

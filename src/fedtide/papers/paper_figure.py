@@ -111,7 +111,7 @@ def _draw_panel(
     if paper.figure.get("x_log"):
         axes.set_xscale("symlog", linthresh=10)
     axes.set_title(title, fontsize="medium")
-    axes.set_xlabel(paper.figure.get("x_title", "round"))
+    axes.set_xlabel(paper.figure.get("x_title", "round"), parse_math=True)  # our own text
     what = paper.figure.get("y", paper.figure.get("metric", "loss"))
     axes.set_ylabel("\n".join(textwrap.wrap(what, _MAX_LABEL_LENGTH)))
     axes.grid(alpha=0.25)

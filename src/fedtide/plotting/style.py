@@ -67,7 +67,6 @@ STYLE: dict[Any, Any] = {
     "svg.hashsalt": "fedtide",
     "pdf.fonttype": 42,
     "font.family": "sans-serif",
-    "text.parse_math": False,  # names of methods, metrics and clients are no formulas
 }
 """Matplotlib's settings for every figure."""
 
@@ -85,7 +84,8 @@ def new_figure(
 ) -> tuple[Figure, list[Axes]]:
     """Return a figure (inches) and its panels row by row.
 
-    Panels in one row share their vertical axis, unless `width_ratios` are given.
+    Panels in one row share their vertical axis, unless `width_ratios` are given. Their titles and
+    labels may name what users called something, so they are not read as formulas.
     """
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(width, height), layout="constrained")
@@ -96,7 +96,10 @@ def new_figure(
             sharey=columns > 1 and rows == 1 and width_ratios is None,
             width_ratios=width_ratios,
         )
-        return figure, list(panels.flat)
+    for panel in panels.flat:
+        for label in (panel.title, panel.xaxis.label, panel.yaxis.label):
+            label.set_parse_math(False)
+    return figure, list(panels.flat)
 
 
 def method_styles(methods: Iterable[str]) -> dict[str, dict[str, Any]]:
@@ -156,7 +159,7 @@ def place_legend(*panels: Axes) -> None:
         for row in range(0, len(labels), columns)
     )
     figure.set_figheight(figure.get_figheight() + _LEGEND_LINE * (lines + 0.5))
-    with mpl.rc_context(STYLE):
+    with mpl.rc_context({**STYLE, "text.parse_math": False}):
         figure.legend(found.values(), labels, loc="outside lower center", ncols=columns)
 
 
