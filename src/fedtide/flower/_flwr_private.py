@@ -4,7 +4,7 @@
   gave at registration, and `last_activated_at`;
 - `Grid.run.run_id`;
 - `HttpGrid._runtime_client.PullMessages`, and the function with which that module decodes a reply;
-- the number of an error in `flwr.common.constant.ErrorCode`;
+- the numbers of two errors in `flwr.common.constant.ErrorCode`;
 - `flwr.supernode.cli`, which Flower imports in every client process;
 - an environment variable of Flower's SuperExec.
 
@@ -43,7 +43,7 @@ import fedtide.flower.clients.app
 FAST_POLLING = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.5"}
 """Environment that makes a SuperExec look for work every 0.5 s; ignored if Flower drops it."""
 
-_APP_RAISED = 2  # ErrorCode.CLIENT_APP_RAISED_EXCEPTION of flwr 1.41
+_APP_RAISED, _MOD_REFUSED = 2, 6  # of ErrorCode in flwr 1.41
 _warned: set[str] = set()
 _decoding = Lock()
 """Held while Flower's decoding is replaced: several strategies may run as threads of one app."""
@@ -181,13 +181,18 @@ def get_run_id(grid: Grid) -> int:
 
 
 def is_app_error(error: Error) -> bool:
-    """Return whether a client's app raised, as it does on a message that it does not know."""
+    """Return whether a client's app raised, or one of its mods refused a message.
 
-    def load_code() -> int:
-        return int(import_module("flwr.common.constant").ErrorCode.CLIENT_APP_RAISED_EXCEPTION)
+    They do so on a message that they do not know.
+    """
 
-    code = _attempt("ErrorCode", load_code, _APP_RAISED, f"{_APP_RAISED} is assumed")
-    return error.code == code
+    def load_codes() -> tuple[int, int]:
+        codes = import_module("flwr.common.constant").ErrorCode
+        return int(codes.CLIENT_APP_RAISED_EXCEPTION), int(codes.MOD_FAILED_PRECONDITION)
+
+    fallback = _APP_RAISED, _MOD_REFUSED
+    codes = _attempt("ErrorCode", load_codes, fallback, f"{fallback} are assumed")
+    return error.code in codes
 
 
 def _read_name(info: Any) -> str:
