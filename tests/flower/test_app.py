@@ -252,6 +252,28 @@ def test_public_names_are_not_shadowed_by_submodules():
         assert callable(getattr(fedtide.flower, name)), name
 
 
+def test_a_parameter_without_dimensions_keeps_its_shape():
+    class Scaled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.scale = nn.Parameter(torch.tensor(0.5, dtype=torch.float64))
+
+        def forward(self, x):
+            return self.scale * x
+
+    local = ft.LocalTraining(steps=1, lr=0.1)
+    x, y = shard(0)
+    app = client(Scaled, lambda context: (x, y), local)
+    federation = FakeGrid({1: Node(app, {})})
+    strategy = FedTide(A.FedAvg(), clients=1, clock=federation.clock)
+    result = strategy.start(federation, initial_arrays(Scaled()), num_rounds=1, timeout=60)
+    module = Scaled()
+    nn.functional.cross_entropy(module(x), y).backward()
+    found = result.arrays["scale"].numpy()
+    assert found.shape == ()
+    assert found == pytest.approx(0.5 - 0.1 * module.scale.grad.item())
+
+
 def test_running_statistics_are_refused_because_clients_do_not_send_them():
     net = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 3)).double()
     with pytest.raises(ft.InvalidInputError, match=r"^model: layer '1' keeps .*; use GroupNorm"):

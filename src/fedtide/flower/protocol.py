@@ -94,9 +94,8 @@ def initial_arrays(model: nn.Module) -> ArrayRecord:
 
 def params_to_arrays(params: Mapping[str, Tensor]) -> ArrayRecord:
     """Return named tensors as Flower's arrays."""
-    return ArrayRecord(
-        {name: Array(np.ascontiguousarray(t.detach().cpu().numpy())) for name, t in params.items()}
-    )
+    values = {name: tensor.detach().cpu().numpy() for name, tensor in params.items()}
+    return ArrayRecord({name: Array(np.asarray(v, order="C")) for name, v in values.items()})
 
 
 def arrays_to_params(arrays: ArrayRecord) -> Params:
