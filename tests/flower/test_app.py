@@ -252,6 +252,19 @@ def test_public_names_are_not_shadowed_by_submodules():
         assert callable(getattr(fedtide.flower, name)), name
 
 
+def test_a_client_without_samples_says_so(caplog):
+    app = client(network, lambda context: (torch.zeros(0, 4), torch.zeros(0)), ft.LocalTraining(1))
+    federation = FakeGrid({1: Node(app, {"name": "c0"})})
+    strategy = FedTide(A.FedAvg(), clients=1, fraction_evaluate=1.0, clock=federation.clock)
+    strategy.start(federation, initial_arrays(network()), num_rounds=1, timeout=60)
+    lines = [r.getMessage() for r in caplog.records if "not used" in r.getMessage()]
+    assert [line.partition(" not used")[0] for line in lines] == [
+        "reply of c0",
+        "evaluation by node 1",
+    ]
+    assert all("data: no samples; let this client decline" in line for line in lines)
+
+
 def test_a_parameter_without_dimensions_keeps_its_shape():
     class Scaled(nn.Module):
         def __init__(self):

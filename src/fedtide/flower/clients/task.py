@@ -35,10 +35,14 @@ class ClientTask(Task):
 
     Raises:
         InvalidInputError: a network that cannot be trained as a pure function
-            (see `FunctionalModel`), or that keeps running statistics.
+            (see `FunctionalModel`), or that keeps running statistics; no samples.
     """
 
     def __init__(self, module: nn.Module, features: Tensor, targets: Tensor, loss: Loss) -> None:
+        if not len(features):
+            raise InvalidInputError(
+                "data: no samples; let this client decline its rounds (available=)"
+            )
         self._model = FunctionalModel(module, (features[:2],))
         if self._model.buffers:
             layer = next(iter(self._model.buffers)).rpartition(".")[0]

@@ -230,12 +230,15 @@ def stack_updates(updates: list[ValidatedUpdate], weight: float, like: Tensor) -
 
 
 def read_metrics(reply: Message) -> tuple[int, Metrics] | None:
-    """Return a client's samples and metrics in reply to an evaluation; None: unusable."""
+    """Return a client's samples and metrics in reply to an evaluation; None, logged: unusable."""
     try:
+        _check_error(reply)
         metrics = _read_numbers(_find_record(reply.content.metric_records, "metrics"))
         samples = _pop_count(metrics, _SAMPLES, 1, _MAX_SAMPLES)
         _check_metrics(metrics)
-    except Exception:  # records may contain anything
+    except Exception as error:  # records may contain anything
+        node_id = reply.metadata.src_node_id
+        log.warning("evaluation by node %d not used: %s", node_id, to_printable(str(error)))
         return None
     return samples, metrics
 
@@ -288,10 +291,14 @@ def average_metrics(parts: list[tuple[int, Metrics]]) -> MetricRecord | None:
     return means if parts else None
 
 
-def _check_sender(reply: Message, pending: PendingReply) -> None:
+def _check_error(reply: Message) -> None:
     if reply.has_error():
         lines = [line for line in (reply.error.reason or "").splitlines() if line.strip()]
         raise RejectedReplyError(f"error {reply.error.code}: {lines[0] if lines else ''}")
+
+
+def _check_sender(reply: Message, pending: PendingReply) -> None:
+    _check_error(reply)
     sender = reply.metadata.src_node_id
     if sender != pending.node_id:
         raise RejectedReplyError(f"node {sender} answers a message to node {pending.node_id}")

@@ -259,9 +259,8 @@ class FedTide(Strategy):
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
         """Return the clients' metrics, aggregated."""
-        parts = [read_metrics(reply) for reply in replies if reply.has_content()]
-        usable = [part for part in parts if part is not None]
-        return aggregate_metrics(usable, self.evaluate_metrics_aggr_fn)
+        parts = [part for reply in replies if (part := read_metrics(reply)) is not None]
+        return aggregate_metrics(parts, self.evaluate_metrics_aggr_fn)
 
     def summary(self) -> None:
         """Log the strategy's settings."""
