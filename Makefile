@@ -45,7 +45,7 @@ bench: .venv/installed-dev
 
 .venv/installed-dev: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet -c constraints.txt -e '.[dev,partitioners,flower,ray,mlflow]'
+	$(BIN)/pip install --quiet -c constraints.txt -e '.[dev,partitioners,flower,watch,ray,mlflow]'
 	touch $@
 
 clean:

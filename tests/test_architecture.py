@@ -47,6 +47,7 @@ MAY_IMPORT = {
         "theory",
         "plotting",
     },
+    "monitoring": {"participation", "auditing"},
     "flower": {
         "participation",
         "algorithms",
@@ -54,6 +55,7 @@ MAY_IMPORT = {
         "training",
         "simulation",
         "auditing",
+        "monitoring",
         "examples",
     },
     "tracking": {"simulation", "report"},

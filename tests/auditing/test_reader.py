@@ -201,6 +201,13 @@ def test_ledger_of_a_deployment_is_read(tmp_path: Path) -> None:
     assert "'x'" in error_of(f"{url}#x")
 
 
+def test_the_name_of_a_client_in_a_ledger_is_never_a_list(tmp_path: Path) -> None:
+    ledger = Ledger(url := f"sqlite:///{tmp_path / 'ledger.db'}")
+    for t, name in enumerate(["ann;bob", "cid", "[1, 2]"]):
+        ledger.commit(t, [Entry(name, "used", 1.0)], time=0.0)
+    assert sorted(ft.audit(url).log.names.to_list()) == ["[1, 2]", "ann;bob", "cid"]
+
+
 def test_run_folder_gives_clients_and_empty_rounds(tmp_path: Path) -> None:
     ft.simulate(
         problem=ft.problems.Quadratic(np.ones((6, 1, 1)), np.zeros((6, 1))),

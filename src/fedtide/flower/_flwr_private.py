@@ -4,7 +4,7 @@
   gave at registration, and `last_activated_at`;
 - `Grid.run.run_id`;
 - `HttpGrid._runtime_client.PullMessages`, and the function with which that module decodes a reply;
-- the numbers of two errors in `flwr.common.constant.ErrorCode`;
+- the numbers of errors in `flwr.common.constant.ErrorCode`;
 - `flwr.supernode.cli`, which Flower imports in every client process;
 - an environment variable of Flower's SuperExec.
 
@@ -43,7 +43,7 @@ import fedtide.flower.clients.app
 FAST_POLLING = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.5"}
 """Environment that makes a SuperExec look for work every 0.5 s; ignored if Flower drops it."""
 
-_APP_RAISED, _MOD_REFUSED = 2, 6  # of ErrorCode in flwr 1.41
+_APP_RAISED, _NODE_UNAVAILABLE, _MOD_REFUSED = 2, 5, 6  # of ErrorCode in flwr 1.41
 _warned: set[str] = set()
 _decoding = Lock()
 """Held while Flower's decoding is replaced: several strategies may run as threads of one app."""
@@ -185,14 +185,21 @@ def is_app_error(error: Error) -> bool:
 
     They do so on a message that they do not know.
     """
+    raised = _has_code(error, "CLIENT_APP_RAISED_EXCEPTION", _APP_RAISED)
+    return raised or _has_code(error, "MOD_FAILED_PRECONDITION", _MOD_REFUSED)
 
-    def load_codes() -> tuple[int, int]:
-        codes = import_module("flwr.common.constant").ErrorCode
-        return int(codes.CLIENT_APP_RAISED_EXCEPTION), int(codes.MOD_FAILED_PRECONDITION)
 
-    fallback = _APP_RAISED, _MOD_REFUSED
-    codes = _attempt("ErrorCode", load_codes, fallback, f"{fallback} are assumed")
-    return error.code in codes
+def is_node_unavailable(error: Error) -> bool:
+    """Return whether the node went offline before it answered."""
+    return _has_code(error, "NODE_UNAVAILABLE", _NODE_UNAVAILABLE)
+
+
+def _has_code(error: Error, name: str, default: int) -> bool:
+    def load_code() -> int:
+        return int(getattr(import_module("flwr.common.constant").ErrorCode, name))
+
+    code = _attempt("ErrorCode", load_code, default, f"{name} = {default} is assumed")
+    return error.code == code
 
 
 def _read_name(info: Any) -> str:

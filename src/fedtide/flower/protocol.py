@@ -116,8 +116,8 @@ def arrays_to_vector(
     Differences are taken in the arrays' own dtype if that is the wider one.
 
     Raises:
-        ValueError: names, shapes or dtypes other than the layout's; values that are not finite, or
-            whose sum of squares is not.
+        ValueError: names, shapes or dtypes other than the layout's.
+        FloatingPointError: values that are not finite, or whose sum of squares is not.
     """
     if arrays.keys() != layout.shapes.keys():
         raise ValueError(f"arrays {sorted(arrays)} instead of {sorted(layout.shapes)}")
@@ -132,7 +132,7 @@ def arrays_to_vector(
         tensor = torch.tensor(values)
         parts[name].copy_(tensor - starts[name] if starts else tensor)
     if not bool(torch.isfinite(x.square().sum())):
-        raise ValueError("numbers that are not finite, or too large")
+        raise FloatingPointError("numbers that are not finite, or too large")
     return x
 
 

@@ -14,6 +14,7 @@ from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 from torch import Tensor
 
 from fedtide.algorithms import ClientUpdates
+from fedtide.flower._flwr_private import is_node_unavailable
 from fedtide.flower.protocol import arrays_to_vector
 from fedtide.flower.server.discovery import is_name
 from fedtide.flower.server.transport import PendingReply
@@ -50,10 +51,16 @@ def to_printable(text: str, longest: int = 200) -> str:
 
 
 class RejectedReplyError(Exception):
-    """A reply that is not used; the message says why, in one line of printable text."""
+    """A reply that is not used; the message says why, in one line of printable text.
 
-    def __init__(self, reason: str) -> None:
-        super().__init__(to_printable(reason))
+    Args:
+        reason: for the ledger, one of REASONS.
+        text: for the log.
+    """
+
+    def __init__(self, reason: str, text: str) -> None:
+        self.reason = reason
+        super().__init__(to_printable(text))
 
 
 class DeclinedReplyError(Exception):
@@ -118,24 +125,26 @@ class ReplyValidator:
         except (DeclinedReplyError, RejectedReplyError):
             raise
         except Exception as error:  # records may contain anything
-            raise RejectedReplyError(f"it sent {error}") from None
+            reason = "not finite" if isinstance(error, FloatingPointError) else "malformed"
+            raise RejectedReplyError(reason, f"it sent {error}") from None
 
     def _check_claims(self, content: RecordDict, pending: PendingReply) -> None:
         assert pending.client is not None
         config: Any = content.config_records.get("config", {})
         name, server_round = self.names[pending.client], pending.round + 1
         if config.get("client", name) != name:
-            raise RejectedReplyError(f"it claims to be {config['client']!r}")
+            raise RejectedReplyError("false claim", f"it claims to be {config['client']!r}")
         if config.get("server-round", server_round) != server_round:
-            raise RejectedReplyError(f"it claims to answer round {config['server-round']!r}")
+            text = f"it claims to answer round {config['server-round']!r}"
+            raise RejectedReplyError("false claim", text)
         if config.get("declined"):
             raise DeclinedReplyError
         if config.get("lost"):
-            raise RejectedReplyError("it lost its memory of its last update; restore its folder")
+            text = "it lost its memory of its last update; restore its folder"
+            raise RejectedReplyError("lost memory", text)
         if not pending.plain and not config.get("followed"):
-            raise RejectedReplyError(
-                "it does not follow the method's instructions; see fedtide.flower.client"
-            )
+            text = "it does not follow the method's instructions; see fedtide.flower.client"
+            raise RejectedReplyError("not followed", text)
 
     def _read(self, content: RecordDict, pending: PendingReply, sent: Tensor) -> ValidatedUpdate:
         metrics = _read_numbers(_find_record(content.metric_records, "metrics"))
@@ -162,13 +171,13 @@ class ReplyValidator:
             return 0.0
         if requested:
             if not math.isclose(reported, requested, rel_tol=1e-6):
-                raise RejectedReplyError(
-                    f"it trained at lr {reported:g}; the server requested {requested:g}"
-                )
+                text = f"it trained at lr {reported:g}; the server requested {requested:g}"
+                raise RejectedReplyError("learning rate", text)
             return requested
         low, high = _RATES
         if not low <= reported <= high:
-            raise RejectedReplyError(f"the method needs lr, and it is {reported:g}")
+            text = f"the method needs lr, and it is {reported:g}"
+            raise RejectedReplyError("learning rate", text)
         return reported
 
     def _read_update(self, content: RecordDict, sent: Tensor) -> Tensor:
@@ -181,7 +190,9 @@ class ReplyValidator:
     def _read_gradients(self, content: RecordDict, sent: Tensor) -> Tensor:
         """Return ∇F_n at the model that was sent, which the request asked for."""
         if "gradients" not in content.array_records:
-            raise RejectedReplyError("it sent no gradients, which the method asked for")
+            raise RejectedReplyError(
+                "malformed", "it sent no gradients, which the method asked for"
+            )
         return arrays_to_vector(content.array_records["gradients"], self.layout, sent)
 
 
@@ -294,14 +305,17 @@ def average_metrics(parts: list[tuple[int, Metrics]]) -> MetricRecord | None:
 def _check_error(reply: Message) -> None:
     if reply.has_error():
         lines = [line for line in (reply.error.reason or "").splitlines() if line.strip()]
-        raise RejectedReplyError(f"error {reply.error.code}: {lines[0] if lines else ''}")
+        reason = "offline" if is_node_unavailable(reply.error) else "error"
+        text = f"error {reply.error.code}: {lines[0] if lines else ''}"
+        raise RejectedReplyError(reason, text)
 
 
 def _check_sender(reply: Message, pending: PendingReply) -> None:
     _check_error(reply)
     sender = reply.metadata.src_node_id
     if sender != pending.node_id:
-        raise RejectedReplyError(f"node {sender} answers a message to node {pending.node_id}")
+        text = f"node {sender} answers a message to node {pending.node_id}"
+        raise RejectedReplyError("false claim", text)
 
 
 def _find_record(records: Any, name: str) -> Any:
@@ -310,7 +324,8 @@ def _find_record(records: Any, name: str) -> Any:
         return records[name]
     found: list[ArrayRecord | MetricRecord] = list(records.values())
     if len(found) != 1:
-        raise RejectedReplyError(f"it sent {len(found)} records where {name!r} was expected")
+        text = f"it sent {len(found)} records where {name!r} was expected"
+        raise RejectedReplyError("malformed", text)
     return found[0]
 
 
@@ -324,7 +339,8 @@ def _pop_count(metrics: Metrics, name: str, low: int, high: int) -> int:
     """Remove a metric that counts something and return it; missing: 0."""
     value = _pop_number(metrics, name)
     if not (low <= value <= high and value == int(value)):
-        raise RejectedReplyError(f"its {name} is {value:g}; it must be {low} to {high:,}")
+        text = f"its {name} is {value:g}; it must be {low} to {high:,}"
+        raise RejectedReplyError("invalid", text)
     return int(value)
 
 
@@ -341,10 +357,12 @@ def _read_numbers(metrics: MetricRecord) -> Metrics:
 def _check_metrics(metrics: Metrics) -> None:
     """Raise RejectedReplyError if there are too many, or if a name cannot be shown."""
     if len(metrics) > _MAX_METRICS:
-        raise RejectedReplyError(f"it sent {len(metrics)} metrics, more than {_MAX_METRICS}")
+        text = f"it sent {len(metrics)} metrics, more than {_MAX_METRICS}"
+        raise RejectedReplyError("invalid", text)
     numbers = sum(len(value) if isinstance(value, list) else 1 for value in metrics.values())
     if numbers > _MAX_NUMBERS:
-        raise RejectedReplyError(f"its metrics have {numbers} numbers, more than {_MAX_NUMBERS}")
+        text = f"its metrics have {numbers} numbers, more than {_MAX_NUMBERS}"
+        raise RejectedReplyError("invalid", text)
     for name in metrics:
         if not is_name(name):
-            raise RejectedReplyError(f"it sent a metric with the name {name!r:.60}")
+            raise RejectedReplyError("invalid", f"it sent a metric with the name {name!r:.60}")
