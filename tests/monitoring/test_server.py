@@ -131,7 +131,7 @@ def test_a_new_round_is_shown_and_a_ledger_without_rounds_waits(url, serving, mo
     look_often(monkeypatch)
     write(url, [])
     address = serving(Monitor(url))
-    assert "No round has ended yet" in get(address)[1]
+    assert "No rounds yet" in get(address)[1]
     assert "fedtide_ledger_up 1.0" in get(address, "/metrics")[1]
     write(url, [used(0, "ann")])
     end = time.monotonic() + 10
