@@ -110,6 +110,7 @@ def test_page_and_metrics_are_served_and_end_with_the_context(url):
         ("GET", "/secret", 404),
         ("GET", "/../../etc/passwd", 404),
         ("GET", "/metrics/", 404),
+        ("GET", "//[", 404),
         ("HEAD", "/", 200),
         ("HEAD", "/metrics", 200),
         ("POST", "/", 501),

@@ -17,6 +17,7 @@ from fedtide.validation import require_at_least
 
 _POLL = 1.0  # seconds between two looks into the ledger
 _SHARE = 0.1  # of a core that following the ledger may take
+_PATIENCE = 5.0  # seconds for which the end of the thread is waited for
 _ROWS = 100_000  # that are read at a time, roughly
 
 
@@ -97,10 +98,10 @@ class Monitor:
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop following the ledger."""
+        """Stop following the ledger; what waits for a database is left behind."""
         self._stop.set()
         if self._thread.is_alive():
-            self._thread.join()
+            self._thread.join(_PATIENCE)
 
     def refresh(self) -> None:
         """Read the new rounds, if there are any, and update status and metrics.

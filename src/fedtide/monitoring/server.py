@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs
 
 from fedtide.errors import InvalidInputError
 from fedtide.monitoring.exporter import CONTENT_TYPE
@@ -82,13 +82,13 @@ class _Handler(BaseHTTPRequestHandler):
     timeout = _REQUEST_SECONDS
 
     def do_GET(self) -> None:
-        address = urlsplit(self.path)
+        path, _, query = self.path.partition("?")
         monitor = self.server.monitor
-        if address.path == "/metrics":
+        if path == "/metrics":
             self._answer(HTTPStatus.OK, CONTENT_TYPE, monitor.metrics)
-        elif address.path == "/":
-            query = Query.from_fields(parse_qs(address.query))
-            page = render_page(monitor.status, monitor.error, query, time.time())
+        elif path == "/":
+            wanted = Query.from_fields(parse_qs(query))
+            page = render_page(monitor.status, monitor.error, wanted, time.time())
             self._answer(HTTPStatus.OK, "text/html; charset=utf-8", page.encode())
         else:
             text = b"not found; the page is at /, the metrics at /metrics\n"
