@@ -20,8 +20,8 @@ from .ledgers import (
     count_reasons,
     draw_rounds,
     end_of,
+    find_gone,
     influences,
-    is_gone,
     read_rows,
     used,
     write,
@@ -144,7 +144,7 @@ def test_absences_states_and_unused_updates_of_each_client(url):
         seen[row.client].append(row.round)
     absences = {name: now - rounds[-1] for name, rounds in seen.items()}
     assert metrics.by("client_absence_rounds", "client") == absences
-    gone = {name: is_gone(rounds, now, CLIENTS) for name, rounds in seen.items()}
+    gone = find_gone(seen, now)
     assert metrics.by("client_gone", "client") == gone
     assert gone["site-7"]
     assert metrics.by("clients", "state") == {

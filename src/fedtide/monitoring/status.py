@@ -235,7 +235,8 @@ def measure_status(window: LedgerWindow, federation: str, shares: FairShares) ->
 def find_states(totals: ClientTotals, first: int, last: int) -> Ints:
     """Return the state of each client after round `last`, as an index in CLIENT_STATES.
 
-    present: seen in the last round. gone: silent for more than twice its longest silence so far,
+    present: seen in the last round. gone: silent for more than twice its longest silence so far
+    and twice the median of the clients' longest silences (of those that were silent and returned),
     and for so long that, if its rounds were exchangeable,
 
         N ((s − f) / (t − f))^k <= 0.001
@@ -252,7 +253,9 @@ def find_states(totals: ClientTotals, first: int, last: int) -> Ints:
     silent = last - totals.last
     known = np.maximum(totals.last - totals.first, 0) / np.maximum(last - totals.first, 1)
     chance = len(silent) * known**totals.returns
-    gone = (chance <= _GONE_LEVEL) & (silent > _GONE_FACTOR * totals.longest)
+    ended = totals.longest[totals.longest > 0]
+    usual = np.maximum(totals.longest, np.median(ended) if len(ended) else 0)
+    gone = (chance <= _GONE_LEVEL) & (silent > _GONE_FACTOR * usual)
     gone &= totals.returns > 0
     conditions = [totals.last < 0, silent == 0, totals.last < first, gone]
     return np.select(conditions, [NEVER, PRESENT, ABSENT, GONE], AWAY)
