@@ -139,13 +139,13 @@ def test_without_stages_every_row_was_used_and_a_note_says_so(log: pl.DataFrame)
     assert any("reasons are not used" in note for note in read.notes)
 
 
-@pytest.mark.parametrize("values", [[1, 2], [None, None], [1.5, None]])
-def test_reasons_need_not_be_text(values: list[object]) -> None:
+@pytest.mark.parametrize("values", [[1, 2], [None, None], [1.5, None], ["", "n/a"], [" ", "quota"]])
+def test_reasons_need_be_neither_text_nor_given(values: list[object]) -> None:
     rows = {"round": [0, 1, 0, 1], "client": ["a", "a", "b", "b"]}
     frame = pl.DataFrame(
         rows | {"stage": ["used", "used", "selected", "selected"], "reason": [None, None, *values]}
     )
-    given = {str(value): 1 for value in values if value is not None}
+    given = {str(value): 1 for value in values if value not in (None, "", " ", "n/a")}
     assert read_reasons(frame) == ({"b": given} if given else {})
 
 

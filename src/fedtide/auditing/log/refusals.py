@@ -85,10 +85,17 @@ class ReasonColumn:
             return
         rows = np.flatnonzero(np.from_dlpack(column.is_valid().cast(pa.uint8())))
         encoded = parse_reasons(column.drop_null())
-        names = encoded.dictionary.to_pylist()
-        codes = [self._codes.setdefault(name, len(self._codes)) for name in names]
-        self._rows.append(rows + first_row)
-        self._reasons.append(np.array(codes, dtype=np.int32)[parse_codes(encoded)])
+        table = np.array(
+            [
+                self._codes.setdefault(name, len(self._codes)) if name else -1
+                for name in encoded.dictionary.to_pylist()
+            ],
+            dtype=np.int32,
+        )
+        codes = table[parse_codes(encoded)]
+        if (given := codes >= 0).any():
+            self._rows.append(rows[given] + first_row)
+            self._reasons.append(codes[given])
 
     def count(
         self,

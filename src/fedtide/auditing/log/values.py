@@ -138,7 +138,10 @@ def parse_stages(column: pa.Array) -> NDArray[np.uint8]:
 
 
 def parse_reasons(column: pa.Array) -> pa.DictionaryArray:
-    """Return reasons, of which none is missing, as short printable text, dictionary-encoded."""
+    """Return reasons, of which none is null, as short printable text, dictionary-encoded.
+
+    Words that stand for a missing value, such as "-", become "".
+    """
     if pa.types.is_nested(column.type):
         raise InvalidInputError(f"reason: the column has type {column.type}; give text")
     encoded = encode_text(column)
@@ -234,8 +237,10 @@ def _looks_like_time(text: str | None) -> bool:
 
 
 def _to_one_line(text: str) -> str:
-    """Return text that cannot control a terminal, cut to a length that a table shows."""
+    """Return text that cannot control a terminal, cut to a length that a table shows, or ""."""
     line = " ".join("".join(c if c.isprintable() else " " for c in text).split())
+    if line.lower() in _MISSING:
+        return ""
     return line if len(line) <= _LONGEST_REASON else line[: _LONGEST_REASON - 1] + "…"
 
 

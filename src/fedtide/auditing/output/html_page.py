@@ -11,6 +11,7 @@ import numpy as np
 
 from fedtide.atomic_io import write_text
 from fedtide.auditing.api import Audit
+from fedtide.auditing.log.refusals import format_reasons
 from fedtide.auditing.output import audit_figures, text
 
 _ROWS = 12
@@ -101,7 +102,7 @@ def _list_refusals(audit: Audit) -> list[dict[str, Any]]:
             "rounds": rounds[n],
             "reported": None if reports is None else reports[n],
             "used": audit.log.counts[n],
-            "reasons": text.format_reasons(refusals.of_client(n)),
+            "reasons": format_reasons(refusals.of_client(n)),
         }
         for n in order.tolist()
     ]

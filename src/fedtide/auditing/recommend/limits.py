@@ -75,8 +75,10 @@ def _describe_unused(
             f"{_unused(left_out, never)} been available: selection left them out, and another "
             "selection could reach them"
         )
-    if lost and log.selected is not None:
-        times = _explain(log, selection.lost, "selected", log.selected.counts)
+    if lost:
+        times = []
+        if log.refusals is not None and log.selected is not None:
+            times = _explain(log, selection.lost, "selected", log.selected.counts)
         limits.append(
             f"{_unused(lost, never)} been selected but never reported "
             f"({_name(selection.lost, log.names, times)})"
