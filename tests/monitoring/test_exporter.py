@@ -194,6 +194,13 @@ def test_a_client_whose_name_is_claimed_by_another_node_is_not_there(url):
     assert metrics.value("unused_updates_total", reason="unregistered") == 1
 
 
+def test_a_refusal_without_a_reason_is_counted_as_unknown(url):
+    write(url, [[*used(0, "ann"), Entry("bob", "reported", None, end_of(0))]])
+    metrics = read_metrics(url)
+    assert metrics.value("unused_updates_total", reason="unknown") == 1
+    assert sum(metrics.by("unused_updates_total", "reason").values()) == 1
+
+
 def test_series_of_single_clients_end_where_there_are_too_many(ledger):
     few, many = read_metrics(ledger), read_metrics(ledger, client_series=CLIENTS - 1)
     left_out = few.names() - many.names()

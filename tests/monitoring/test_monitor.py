@@ -50,6 +50,25 @@ def test_only_new_rounds_are_read(url, monkeypatch):
     assert sum(read) == 2
 
 
+def test_a_database_that_fails_in_the_middle_delays_but_loses_nothing(url, monkeypatch):
+    calls = []
+
+    def read_part(url, after, most):
+        calls.append(after)
+        if len(calls) == 2:
+            raise InvalidInputError("ledger: it is gone; wait")
+        return read_ledger_part(url, after, most)
+
+    write(url, draw_rounds(3, 4))
+    expected = open_monitor(url).metrics
+    monkeypatch.setattr(module, "read_ledger_part", read_part)
+    monitor = Monitor(url)
+    with pytest.raises(InvalidInputError, match="gone"):
+        monitor.refresh()
+    monitor.refresh()
+    assert monitor.metrics == expected
+
+
 def test_a_round_that_was_undone_and_repeated_is_read_again(url):
     write(url, [used(t, "ann", "bob") for t in range(5)])
     monitor = open_monitor(url)

@@ -109,12 +109,12 @@ class Monitor:
         Raises:
             InvalidInputError: as `read_ledger`.
         """
-        changed = self._read()
-        if changed:
+        self._read()
+        if self._changed:
             shares = self.settings.shares
             self.status = measure_status(self._window, self._federation, shares)
-        if changed or self.error is not None:
-            self.error = None
+        if self._changed or self.error is not None:
+            self.error, self._changed = None, False
             self.metrics = self._render()
 
     def _follow(self) -> None:
@@ -128,9 +128,8 @@ class Monitor:
                 self.metrics = self._render()
             wait = max(_POLL, (time.monotonic() - began) * (1 / _SHARE - 1))
 
-    def _read(self) -> bool:
-        """Read all new rounds; return whether anything changed."""
-        changed = False
+    def _read(self) -> None:
+        """Read all new rounds."""
         while not self._stop.is_set():
             last = self._window.rounds[-1] if self._window.rounds else None
             after = -1 if last is None else last.number
@@ -139,19 +138,18 @@ class Monitor:
             if last is not None:
                 if rounds[:1].rows() != [(last.number, last.time)]:
                     self._forget()
-                    changed = True
                     continue
                 rounds = rounds[1:]
             if rounds.is_empty():
-                return changed
+                return
+            self._changed = True
             self._window.add(rounds, part.rows)
             self._batch = max(2, min(10_000, self._batch * _ROWS // max(len(part.rows), 1)))
-            changed = True
-        return changed
 
     def _forget(self) -> None:
         """Forget what was read of the ledger."""
         self._window = LedgerWindow(self.settings.window, self.settings.names)
+        self._changed = True  # since the status was measured
 
     def _named_url(self) -> str:
         """Return the URL with the federation's name, once that is known."""

@@ -102,7 +102,7 @@ def _load_template() -> jinja2.Template:
         autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
     )
     text = _FOLDER.joinpath("watch.html.jinja").read_text(encoding="utf-8")
-    return environment.from_string(text.replace("\n<!doctype", "<!doctype", 1))
+    return environment.from_string(text)
 
 
 def _describe(status: Status, query: Query, now: float) -> dict[str, Any]:
@@ -111,7 +111,7 @@ def _describe(status: Status, query: Query, now: float) -> dict[str, Any]:
     return {
         "title": status.federation,
         "lead": _describe_rounds(status, now),
-        "warnings": _list_warnings(status, window, now),
+        "warnings": _list_warnings(status, now),
         "tiles": _list_tiles(status),
         "chart": _draw_chart(status),
         "explanation": _explain(status),
@@ -130,7 +130,7 @@ def _describe_rounds(status: Status, now: float) -> str:
     return f"{text}; a round takes {format_duration(status.round_seconds)}."
 
 
-def _list_warnings(status: Status, window: WindowColumns, now: float) -> list[str]:
+def _list_warnings(status: Status, now: float) -> list[str]:
     lines = []
     age = now - status.last.time
     if age > max(_STALLED * status.round_seconds, _STALLED_SECONDS):
@@ -249,13 +249,14 @@ def _list_rows(
         stages[one.clients] = one.stages
         table[:, column] = stages[chosen]
         stages[one.clients] = -1
+    ratios = status.ratios
     return [
         {
             "name": status.names[n],
             "state": CLIENT_STATES[status.states[n]],
             "strip": _draw_strip(line),
             "strip_label": f"there in {int((line >= 0).sum())} of {len(line)} rounds",
-            "ratio": _format_number(status.ratios[n], ".2f"),
+            "ratio": "–" if np.isnan(ratios[n]) else f"{ratios[n]:.2f}",
             "chance": _format_chance(status, n),
             "absence": _format_absence(status, n, now),
             "late": _format_late(window, n),
@@ -286,20 +287,13 @@ def _list_reasons(status: Status, window: WindowColumns) -> list[dict[str, Any]]
     return sorted(found, key=lambda one: (-one["recent"], -one["total"]))
 
 
-def _format_number(value: float, form: str) -> str:
-    return "–" if np.isnan(value) else format(value, form)
-
-
 def _format_chance(status: Status, n: int) -> str:
     if status.forecast is None:
         return "–"
     one = status.forecast
-    text = f"{one.rates[n]:.0%}"
-    return (
-        text
-        if one.rates[n] == 0 or np.isnan(one.low[n])
-        else f"{text} ({one.low[n]:.0%} to {one.high[n]:.0%})"
-    )
+    rate, low, high = one.rates[n], one.low[n], one.high[n]
+    known = rate > 0 and not np.isnan(low)
+    return f"{rate:.0%} ({low:.0%} to {high:.0%})" if known else f"{rate:.0%}"
 
 
 def _format_absence(status: Status, n: int, now: float) -> str:
