@@ -159,7 +159,7 @@ def _list_tiles(status: Status) -> list[tuple[str, str]]:
         low, high = status.objective.interval
         text = f"L1 skew of the last {len(status.rounds):,} rounds (0 fair, at most 2)"
         if not np.isnan(low):
-            text += f"; 95%: {low:.2f} to {high:.2f}"
+            text += f"; 95% interval, chance deducted: {low:.2f} to {high:.2f}"
         tiles.append((f"{status.objective.l1_skew:.2f}", text))
     states = status.count_states()
     tiles.append((f"{states['gone']:,}", "clients gone"))
