@@ -1,10 +1,11 @@
-"""A federation goes on after its ledger was pruned, or migrated from an older version."""
+"""What a federation's ledger tells an audit; runs go on after it was pruned or migrated."""
 
 import sqlite3
 from contextlib import closing
 
 import numpy as np
 import pytest
+from flwr.app import Array, ArrayRecord, Message
 
 import fedtide as ft
 from fedtide.errors import InvalidInputError
@@ -12,9 +13,32 @@ from fedtide.participation.log.ledger import read_ledger, read_rounds
 from fedtide.participation.log.ledger_maintenance import migrate_ledger, plan_pruning, prune_ledger
 from fedtide.simulation.checkpoint import load_newest, save
 
-from .driver import N, deploy, federation, model
+from .driver import N, deploy, federation, model, node_of
 
 FedAvg = ft.algorithms.FedAvg
+
+
+def test_an_audit_names_the_client_whose_every_update_was_refused(url):
+    grid = federation()
+
+    def spoil(reply: Message) -> Message:
+        for name, record in list(reply.content.array_records.items()):
+            spoilt = {key: Array(array.numpy() * np.nan) for key, array in record.items()}
+            reply.content[name] = ArrayRecord(spoilt)
+        return reply
+
+    node_of(grid, 1).tamper = spoil
+    deploy(grid, FedAvg(), rounds=6, ledger=url)
+    audit = ft.audit(url, clients=N)
+    assert audit.to_dict()["refusals"] == {
+        "total": {"not finite": 6},
+        "clients": {"1": {"not finite": 6}},
+    }
+    [limit] = audit.limits
+    assert limit == (
+        "the one client that was never used had reported, but every update was refused "
+        "(1 reported 6 times: its update held numbers that were not finite, or too large (6))"
+    )
 
 
 def test_a_federation_goes_on_after_its_ledger_was_pruned(tmp_path, url):

@@ -137,7 +137,7 @@ def test_a_check_finds_what_tables_without_keys_let_in(fedtide: Command, tmp_pat
 
 def test_a_damaged_file_is_refused(fedtide: Command, tmp_path: Path) -> None:
     path = tmp_path / "ledger.db"
-    write_history(f"sqlite:///{path}", 400).close()
+    write_history(f"sqlite:///{path}", 80).close()
     with path.open("r+b") as file:
         file.seek(path.stat().st_size // 2)
         file.write(b"\xff" * 4096)
@@ -276,6 +276,7 @@ def test_pruning_removes_the_oldest_rounds_first_and_a_few_at_a_time(
     """A federation that waits to commit gets its turn, and a killed pruning leaves a ledger."""
     write_history(url := f"sqlite:///{tmp_path / 'ledger.db'}", 30)
     monkeypatch.setattr(ledger_maintenance, "_DELETED_ROWS", 7)
+    monkeypatch.setattr(ledger_maintenance, "_PAUSE", 0.0)
     steps = ledger_maintenance.prune_ledger(url, ledger_maintenance.plan_pruning(url, 5))
     for done in steps:
         assert read_rounds(url)["round"].to_list() == list(range(done, 30))

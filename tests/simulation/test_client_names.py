@@ -131,6 +131,7 @@ SETTINGS = {
     "groups": lambda values: {
         "participation": {"type": "group-cycle", "groups": values, "rounds": 1}
     },
+    "groups of FedAU": lambda values: {"algorithm": {"type": "fedau", "groups": values}},
     "weights": lambda values: {"participation": {"type": "weighted", "size": 2, "weights": values}},
     "objective": lambda values: {"objective": values},
     "known rates": lambda values: {"algorithm": {"type": "known-rates", "rates": values}},
@@ -142,7 +143,7 @@ def test_values_by_name_are_those_of_a_list_in_order(data, tmp_path, setting):
     rows = pl.read_parquet(data / "train.parquet").filter(pl.col("user").is_in([*SIX]))
     rows.write_parquet(data / "train.parquet")
     as_groups = {user: int(10 * rate) % 3 for user, rate in SIX.items()}
-    values = as_groups if setting == "groups" else dict(SIX)
+    values = as_groups if "groups" in setting else dict(SIX)
     run = experiment(data)
     run["problem"]["clients"] = 6
     listed = ft.simulate(**run | SETTINGS[setting]([values[user] for user in sorted(values)]))

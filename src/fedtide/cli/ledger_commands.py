@@ -135,8 +135,10 @@ def prune_command(
         if not typer.confirm("Remove them?"):
             print("nothing was removed")
             return
-    for done in prune_ledger(ledger, pruning):
-        print(f"removed {done:,} of {pruning.rounds:,} rounds")
+    with Console(stderr=True).status("removing") as status:
+        for done in prune_ledger(ledger, pruning):
+            status.update(f"{done:,} of {pruning.rounds:,} rounds removed")
+    print(f"removed {pruning.rounds:,} rounds")
     print("a database file does not shrink by itself: VACUUM it when no federation runs")
 
 

@@ -44,11 +44,11 @@ def read_participation_log(
         clients: N. Numeric ids must then be 0..N − 1; string ids missing from the log get
             placeholder names. None: the clients of the roster, of the run, or of the log.
         roster: all clients of the federation.
-        columns: the log's own names of `round`, `client`, `stage`, `weight`, `samples` or `time`.
-            Without them, common names are recognised. A column given as `weight` holds q_t^n, one
-            given as `samples` sample counts. If none is given and all entries of a column `weight`
-            are whole numbers whose sum in a round is typically 10 or more, they are sample counts;
-            run folders and ledgers hold q_t^n in any case.
+        columns: the log's own names of `round`, `client`, `stage`, `weight`, `samples`, `time` or
+            `reason`. Without them, common names are recognised. A column given as `weight` holds
+            q_t^n, one given as `samples` sample counts. If none is given and all entries of a
+            column `weight` are whole numbers whose sum in a round is typically 10 or more, they are
+            sample counts; run folders and ledgers hold q_t^n in any case.
         on_progress: progress callback.
         round_seconds: the length of a round in seconds; the log then has times, in a column `time`
             or `round`. Rounds begin at multiples of it (UTC), and a client that has several rows
@@ -95,8 +95,10 @@ def read_participation_log(
         found = find_columns(table.names, columns, timed=round_seconds is not None)
         entries.notes.extend([*table.notes, *([found.note] if found.note else [])])
         list_name = None if "client" in columns else found.columns["client"]
+        has_rows = False
         for batch, share in table.read([*dict.fromkeys(found.columns.values())]):
             rows = {ours: batch[theirs] for ours, theirs in found.columns.items()}
+            has_rows |= len(rows["client"]) > 0
             with _named_columns(found.columns):
                 if table.may_list:
                     _add_rows(entries, rows, list_name)
@@ -105,6 +107,8 @@ def read_participation_log(
             on_progress("reading", share)
     if round_seconds is not None or round_step is not None:
         span = None
+    if not has_rows:
+        raise InvalidInputError("log: it has no rows; give at least two rounds")
     on_progress("sorting", 0.0)
     log = entries.build(roster, clients, span, round_step)
     if log.length < 2:

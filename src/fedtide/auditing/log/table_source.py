@@ -29,6 +29,7 @@ from fedtide.participation.log.tables import (
     read_header,
     require_file,
     split_suffix,
+    unreadable,
 )
 
 Batch = dict[str, pa.Array]
@@ -224,11 +225,7 @@ def _guard(path: Path, read: Callable[..., Any], *arguments: Any) -> Any:
     except InvalidInputError:
         raise
     except DAMAGE as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
-        raise InvalidInputError(
-            f"log: {str(path)!r} is not a readable {split_suffix(path)[0]} file ({reason}); "
-            "write it again"
-        ) from None
+        raise unreadable("log", path, error) from None
 
 
 def _guarded_batches(path: Path, batches: Batches) -> Batches:

@@ -88,7 +88,9 @@ class GroupCycle(Availability):
         if np.ndim(self.rounds) == 0:
             return np.full(count, self.rounds, dtype=np.int64)
         turns = np.asarray(self.rounds, dtype=np.int64)
-        if len(turns) < count or (isinstance(self.groups, int | np.integer) and len(turns) != count):
+        if len(turns) < count or (
+            isinstance(self.groups, int | np.integer) and len(turns) != count
+        ):
             raise InvalidInputError(
                 f"rounds: {len(turns)} turns for {count} groups; give one for each"
             )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -38,8 +39,11 @@ _TOLERANCE = 1e-6
 _NAMED = 3
 """The most rounds or clients that a sentence names."""
 
-_DELETED_ROWS = 20_000
+_DELETED_ROWS = 10_000
 """Rows that are deleted in one transaction, so that a federation need not wait long."""
+
+_PAUSE = 0.12
+"""Seconds between two transactions: who waits for an SQLite file tries every 0.1 s."""
 
 
 @dataclass(frozen=True)
@@ -150,7 +154,7 @@ def plan_pruning(url: str, keep: int) -> Pruning:
         query = sql.select(ROUNDS.c.round).where(own).order_by(ROUNDS.c.round)
         rounds = connection.scalars(query).all()
         if not rounds:
-            raise InvalidInputError(f"ledger: {federation!r} has no rounds; nothing can be removed")
+            raise InvalidInputError("ledger: it has no rounds; nothing can be removed")
         first_kept = rounds[-keep:][0]
         old = (PARTICIPATION.c.federation == federation) & (PARTICIPATION.c.round < first_kept)
         rows = connection.scalar(sql.select(sql.func.count()).where(old)) or 0
@@ -180,6 +184,8 @@ def prune_ledger(url: str, pruning: Pruning) -> Iterator[int]:
     try:
         with database_errors(engine):
             for low, high, rounds in _split(engine, pruning):
+                if done:
+                    time.sleep(_PAUSE)
                 with engine.begin() as connection:
                     for table in (PARTICIPATION, ROUNDS):
                         old = table.c.federation == pruning.federation
