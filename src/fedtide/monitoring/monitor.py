@@ -88,6 +88,7 @@ class Monitor:
         self.error: str | None = None
         self._url, self._federation = url, ""
         self._batch = 64
+        self._changed = False  # since the status was measured
         self._forget()
         self._stop = Event()
         self._thread = Thread(target=self._follow, name="fedtide-monitor", daemon=True)
@@ -149,7 +150,7 @@ class Monitor:
     def _forget(self) -> None:
         """Forget what was read of the ledger."""
         self._window = LedgerWindow(self.settings.window, self.settings.names)
-        self._changed = True  # since the status was measured
+        self._changed = True
 
     def _named_url(self) -> str:
         """Return the URL with the federation's name, once that is known."""
