@@ -56,8 +56,8 @@ COMMANDS = {
         "Report which objective a participation log trains on, and which method corrects it.",
     ),
     "flower": _Command(
-        "fedtide.cli.flower:flower_command",
-        "Run a real federation on this machine: a SuperLink and five SuperNodes with Flower.",
+        "fedtide.cli.flower:app",
+        "Run a real federation on this machine with Flower, or register a site with a server.",
     ),
 }
 """The commands; only the one that runs is imported, so `fedtide --help` need not load PyTorch."""
@@ -83,11 +83,14 @@ class _LazyCommands(TyperGroup):
         if name not in COMMANDS:
             ctx.fail(f"unknown command {name!r}; {did_you_mean(name, COMMANDS)}")
         module, function = COMMANDS[name].function.split(":")
-        single = _typer()
-        single.command(name)(getattr(importlib.import_module(module), function))
+        command = getattr(importlib.import_module(module), function)
+        if not isinstance(command, typer.Typer):  # a command without sub-commands
+            single = _typer()
+            single.command(name)(command)
+            command = single
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, _interrupt)
-        return name, typer.main.get_command(single), args[1:]
+        return name, typer.main.get_command(command), args[1:]
 
 
 _REPEAT = "repeat the command"

@@ -5,6 +5,8 @@
 - `Grid.run.run_id`;
 - `HttpGrid._runtime_client.PullMessages`, and the function with which that module decodes a reply;
 - the number of an error in `flwr.common.constant.ErrorCode`;
+- the client with which `flwr` lists the nodes of a SuperLink, since `flwr supernode list` leaves out
+  their names;
 - `flwr.supernode.cli`, which Flower imports in every client process;
 - an environment variable of Flower's SuperExec.
 
@@ -27,6 +29,8 @@ from typing import Any, TypeVar
 
 from flwr.app import Error, Message
 from flwr.serverapp import Grid
+
+from fedtide.errors import InvalidInputError
 
 log = getLogger("flwr")
 
@@ -79,6 +83,31 @@ def list_nodes(grid: Grid) -> list[OnlineNode]:
         OnlineNode(node_id, _read_name(info), _read_activation(info))
         for node_id, info in sorted(described.items())
     ]
+
+
+def list_registered_names(superlink: str) -> set[str]:
+    """Return the names of the keys that are registered with a SuperLink.
+
+    There is no fallback: without this list nobody can say whether a name is free.
+
+    Args:
+        superlink: the name of a connection in Flower's config.toml.
+
+    Raises:
+        InvalidInputError: no such connection, the SuperLink does not answer, or Flower has changed.
+    """
+    try:
+        names = ("cli.flower_config", "cli.utils", "proto.control_pb2", "supercore.constant")
+        config, utils, control, constant = (import_module(f"flwr.{name}") for name in names)
+        connection = config.read_superlink_connection(superlink)
+        with utils.init_http_client_from_connection(connection) as client:
+            nodes = client.ListNodes(control.ListNodesRequest()).nodes_info
+        former = constant.NodeStatus.UNREGISTERED
+        return {node.name for node in nodes if node.status != former}
+    except Exception as error:
+        raise InvalidInputError(
+            f"superlink: {superlink!r} does not tell which names are taken ({error})"
+        ) from error
 
 
 @dataclass(frozen=True)
