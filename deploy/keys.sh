@@ -1,16 +1,17 @@
 #!/bin/sh
-# Write the keys and certificates of a server into this folder: keys.sh fl.example.org
-#   ca.key ca.crt          the authority of the federation; sites get ca.crt, nobody gets ca.key
+# Write the keys and certificates of a server into this folder: sh keys.sh fl.example.org
+#   ca.key ca.crt          the authority of the federation: sites get ca.crt, nobody gets ca.key
 #   server.key server.pem  of nginx, for the name that the sites connect to
-#   local.key local.pem    of the SuperLink, for connections within the server only
+#   local.key local.pem    of the SuperLink, for connections within the server
 set -eu
 umask 077
-openssl req -x509 -newkey rsa:4096 -nodes -days 730 -keyout ca.key -out ca.crt -subj "/CN=our-ca" \
+key="-newkey ec -pkeyopt ec_paramgen_curve:P-384 -nodes"
+openssl req -x509 $key -days 1825 -keyout ca.key -out ca.crt -subj "/CN=our-ca" \
     -addext "basicConstraints=critical,CA:TRUE" -addext "keyUsage=critical,keyCertSign,cRLSign"
-openssl req -newkey rsa:3072 -nodes -keyout server.key -out server.csr -subj "/CN=$1"
-printf "subjectAltName=DNS:%s\nbasicConstraints=CA:FALSE\nextendedKeyUsage=serverAuth\n" "$1" > ext.cnf
+openssl req $key -keyout server.key -out server.csr -subj "/CN=$1"
+printf "subjectAltName=DNS:%s\nbasicConstraints=CA:FALSE\nextendedKeyUsage=serverAuth\n" "$1" > server.cnf
 openssl x509 -req -in server.csr -CA ca.crt -CAkey ca.key -CAcreateserial -days 365 \
-    -extfile ext.cnf -out server.pem
-rm server.csr ext.cnf
-openssl req -x509 -newkey rsa:3072 -nodes -days 365 -keyout local.key -out local.pem \
-    -subj "/CN=localhost" -addext "subjectAltName=DNS:localhost,IP:127.0.0.1"
+    -extfile server.cnf -out server.pem
+rm server.csr server.cnf
+openssl req -x509 $key -days 365 -keyout local.key -out local.pem -subj "/CN=localhost" \
+    -addext "subjectAltName=DNS:localhost,IP:127.0.0.1"

@@ -5,8 +5,7 @@
 - `Grid.run.run_id`;
 - `HttpGrid._runtime_client.PullMessages`, and the function with which that module decodes a reply;
 - the number of an error in `flwr.common.constant.ErrorCode`;
-- the client with which `flwr` lists the nodes of a SuperLink, since `flwr supernode list` leaves out
-  their names;
+- the client with which `flwr` lists the nodes of a SuperLink; its command leaves out their names;
 - `flwr.supernode.cli`, which Flower imports in every client process;
 - an environment variable of Flower's SuperExec.
 

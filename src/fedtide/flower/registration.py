@@ -12,7 +12,7 @@ from pathlib import Path
 
 from fedtide.errors import InvalidInputError
 from fedtide.flower._flwr_private import list_registered_names
-from fedtide.flower.server.discovery import is_name
+from fedtide.flower.names import is_name
 
 
 def register_site(key: Path, name: str, superlink: str) -> str:
