@@ -2,7 +2,6 @@
 
 import http.server
 import json
-import os
 import socket
 import sqlite3
 import ssl
@@ -20,7 +19,7 @@ from fedtide.flower.dev.certificates import make_node_key
 from fedtide.flower.dev.local_federation import LocalFederation, free_port
 
 from .processes import APP, DEADLINE, rows, wait_until
-from .recipe import PROGRAMS, Recipe, commands_with, need
+from .recipe import Recipe, commands_with, need
 
 SERVER, SITE = (commands_with(f"--now {unit}") for unit in ("superlink", "supernode"))
 REGISTER, _ = commands_with("register site-a.pub").splitlines()
@@ -38,6 +37,9 @@ CALLS = {
     "/v1/fleet/confirm-message-received",
 }
 """What a SuperNode with a registered key calls."""
+
+SIGNER = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIOMqqnkVzrm0SdG6UOoqKLsabgH5C9okWi0dh2l9GKJl"
+"""A public key that signed nothing."""
 
 
 @pytest.fixture
@@ -197,39 +199,33 @@ def test_the_proxy_refuses_other_methods_second_requests_and_large_bodies(echo):
 # A federation
 
 
-def answer_of(port: int, certificate: Path, method: str, path: str, body: bytes = b"") -> str:
-    """Return the status and the body of an answer."""
-    connection = HTTPSConnection("localhost", port, context=trust(certificate), timeout=60)
-    connection.request(method, path, body, {"Content-Type": "application/protobuf"})
+def answer_of(port: int, certificate: Path, method: str, path: str) -> str:
+    """Return the status and the body of an answer to an empty request."""
+    connection = HTTPSConnection("localhost", port, context=trust(certificate), timeout=DEADLINE)
+    connection.request(method, path, headers={"Content-Type": "application/protobuf"})
     response = connection.getresponse()
     text = f"{response.status} {response.read().decode(errors='replace')}"
     connection.close()
     return text
 
 
-def start_flwr(home: Path, *words: str) -> subprocess.Popen[str]:
-    """Start `flwr` with a configuration of one's own."""
-    environment = os.environ | {"FLWR_HOME": str(home), "FLWR_DISABLE_UPDATE_CHECK": "1"}
+def start(recipe: Recipe, command: str, home: Path | None = None) -> subprocess.Popen[str]:
+    """Start a command, with the operator's configuration of Flower or one's own."""
     return subprocess.Popen(
-        [f"{PROGRAMS}/flwr", *words],
-        env=environment | {"FLWR_TELEMETRY_ENABLED": "0"},
+        ["sh", "-c", f"exec {command}"],
+        cwd=recipe.deploy,
+        env=recipe.federation._environment() | {"FLWR_HOME": str(home or recipe.home)},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
     )
 
 
-def register(recipe: Recipe, key: str, name: str) -> subprocess.CompletedProcess[str]:
-    """Register a site's key with the command of the page."""
-    command = REGISTER.replace("site-a.pub", f"{key}.pub").replace("site-a", name)
-    return subprocess.run(
-        ["sh", "-ec", command],
-        cwd=recipe.deploy,
-        env=recipe.federation._environment(),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+def register(recipe: Recipe, key: str, name: str) -> tuple[int, str]:
+    """Register a key with the command of the page; return its exit status and what it says."""
+    process = start(recipe, REGISTER.replace("site-a.pub", f"{key}.pub").replace("site-a", name))
+    said, _ = process.communicate(timeout=DEADLINE)
+    return process.returncode, said
 
 
 def select(recipe: Recipe, query: str) -> list[tuple]:
@@ -237,66 +233,66 @@ def select(recipe: Recipe, query: str) -> list[tuple]:
         return sorted(database.execute(query).fetchall())
 
 
-@pytest.mark.flower
-@pytest.mark.skipif(need("nginx"), reason="needs nginx")
-def test_a_stranger_with_the_address_and_the_certificate_is_refused_and_a_site_trains(recipe):
-    """site-a trains; site-b runs only apps that its trusted entity has signed."""
+def start_federation(recipe: Recipe) -> None:
+    """Start the server; site-a; and site-b, which runs only apps that a trusted entity signed."""
     recipe.run(SERVER)
-    superlink = recipe.start_unit("superlink")
+    recipe.start_unit("superlink")
     recipe.start_nginx()
     for site in ("site-a", "site-b"):
         recipe.run(SITE.replace("site-a", site))
     wait_until(lambda: listens("127.0.0.1", recipe.federation.port), "SuperLink")
-    assert not listens("127.0.0.2", recipe.federation.port)
-    for site in ("site-a", "site-b"):
-        assert register(recipe, site, site).returncode == 0
     trusted = recipe.folder / "trusted.yaml"
-    signer = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIOMqqnkVzrm0SdG6UOoqKLsabgH5C9okWi0dh2l9GKJl"
-    trusted.write_text(f"fpk_reviewer: {signer}\n")
-    only_trusted = ("--trusted-entities", str(trusted))
-    for site, client, more in (("site-a", 0, ()), ("site-b", 1, only_trusted)):
+    trusted.write_text(f"fpk_reviewer: {SIGNER}\n")
+    for site, client, more in (("site-a", 0, ()), ("site-b", 1, ("--trusted-entities", trusted))):
+        assert register(recipe, site, site)[0] == 0
         config = ("--node-config", f"client={client}", "--port", str(free_port()))
-        recipe.start_unit("supernode", site, *config, *more)
-    ledger = recipe.folder / "fedavg.db"
-    config = f"folder='{recipe.folder}' names='site-a site-b' rounds=1 min-nodes=2"
-    run = start_flwr(recipe.home, "run", str(APP), "ours", "--stream", "--run-config", config)
-    wait_until(lambda: select(recipe, "SELECT 1 FROM run"), "run")
-    nodes = select(recipe, "SELECT node_id, name FROM node")
+        recipe.start_unit("supernode", site, *config, *map(str, more))
 
-    home = recipe.folder / "stranger"
+
+def attack(recipe: Recipe, node_id: int) -> None:
+    """Do what a stranger with the address and ca.crt can do."""
+    home, authority = recipe.folder / "stranger", recipe.deploy / "ca.crt"
     home.mkdir()
     make_node_key(home / "key")
-    authority = recipe.deploy / "ca.crt"
     home.joinpath("config.toml").write_text(
         f'[superlink.victim]\naddress = "localhost:{recipe.port}"\n'
         f'root-certificates = "{authority}"\n'
     )
-    attacks = [
-        ("supernode", "list", "victim"),
-        ("run", str(APP), "victim"),
-        ("supernode", "unregister", str(nodes[0][0] % 2**64), "victim"),
-        ("supernode", "register", str(home / "key.pub"), "victim", "--name", "site-a"),
+    commands = [
+        "flwr supernode list victim",
+        f"flwr run {APP} victim",
+        f"flwr supernode unregister {node_id} victim",
+        f"flwr supernode register {home}/key.pub victim --name site-a",
     ]
-    for attack in [start_flwr(home, *words) for words in attacks]:
-        said, _ = attack.communicate(timeout=DEADLINE)
-        assert attack.returncode != 0, said
+    for process in [start(recipe, command, home) for command in commands]:
+        said, _ = process.communicate(timeout=DEADLINE)
+        assert process.returncode != 0, said
         assert "404" in said
     inside = (recipe.federation.port, recipe.home / "local.pem")
-    listing = answer_of(*inside, "GET", "/openapi.json").partition(" ")[2]
-    paths = set(json.loads(listing)["paths"])
-    assert paths >= CALLS | {"/v1/control/list-nodes", "/v1/runtime/acquire-task"}
-    for path in paths:
+    routes = json.loads(answer_of(*inside, "GET", "/openapi.json").partition(" ")[2])["paths"]
+    assert set(routes) >= CALLS | {"/v1/control/list-nodes", "/v1/runtime/acquire-task"}
+    for path in routes:
         refused = answer_of(recipe.port, authority, "POST", path).startswith("404 ")
         assert refused == (path not in CALLS), path
-    assert answer_of(*inside, "POST", "/v1/control/list-nodes").startswith("200 ")  # unguarded
+    # why: nothing but the proxy guards them
+    assert answer_of(*inside, "POST", "/v1/control/list-nodes").startswith("200 ")
+    assert not listens("127.0.0.2", recipe.federation.port)
 
+
+@pytest.mark.flower
+@pytest.mark.skipif(need("nginx"), reason="needs nginx")
+def test_a_stranger_with_the_address_and_the_certificate_is_refused_while_a_site_trains(recipe):
+    start_federation(recipe)
+    nodes = select(recipe, "SELECT node_id, name FROM node")
+    config = f"folder='{recipe.folder}' names='site-a site-b' rounds=1 min-nodes=2"
+    run = start(recipe, f'flwr run {APP} ours --stream --run-config "{config}"')
+    attack(recipe, nodes[0][0] % 2**64)
     said, _ = run.communicate(timeout=DEADLINE)
-    stages = {row.client: row.stage for row in rows(ledger)}
+    stages = {row.client: row.stage for row in rows(recipe.folder / "fedavg.db")}
     assert (stages["site-a"], stages["site-b"] == "used") == ("used", False), said
     assert "reply of site-b not used: error 7: The FAB could not be verified" in said
-    taken = register(recipe, str(home / "key"), "site-a")
-    assert taken.returncode == 2
-    assert "name: 'site-a' is taken" in taken.stderr
+    status, refusal = register(recipe, str(recipe.folder / "stranger/key"), "site-a")
+    assert status == 2
+    assert "name: 'site-a' is taken" in refusal
     assert select(recipe, "SELECT node_id, name FROM node") == nodes
     assert len(select(recipe, "SELECT run_id FROM run")) == 1
-    assert superlink.poll() is None
