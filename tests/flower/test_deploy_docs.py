@@ -11,9 +11,16 @@ from collections.abc import Iterator
 from http.client import HTTPSConnection
 from pathlib import Path
 
+import httpx
 import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import load_pem_private_key, load_ssh_private_key
+from flwr.proto.fleet_pb2 import ActivateNodeRequest, RegisterNodeFleetRequest
+from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
+from flwr.proto.node_pb2 import Node
+from flwr.supercore.primitives.asymmetric import public_key_to_bytes
+from flwr.supernode.fleet_http_client import FleetHttpClient
+from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
 from fedtide.flower.dev.certificates import make_node_key
 from fedtide.flower.dev.local_federation import LocalFederation, free_port
@@ -249,7 +256,38 @@ def start_federation(recipe: Recipe) -> None:
         recipe.start_unit("supernode", site, *config, *map(str, more))
 
 
-def attack(recipe: Recipe, node_id: int) -> None:
+def status_of(recipe: Recipe, key: Path, call: str, request: object) -> int:
+    """Return the status of a SuperNode's call through the proxy, signed with a key."""
+    private = load_ssh_private_key(key.read_bytes(), None)
+    signer = NodeAuthHttpInterceptor(private, private.public_key())
+    server = (f"localhost:{recipe.port}", False, (recipe.deploy / "ca.crt").read_bytes())
+    with FleetHttpClient.from_server_address(*server, [signer]) as client:
+        try:
+            getattr(client, call)(request)
+        except httpx.HTTPStatusError as error:
+            return error.response.status_code
+    return 200
+
+
+def impersonate(recipe: Recipe, stranger: Path, nodes: dict[str, int]) -> None:
+    """Call as a node whose key one does not have; only a node's own key speaks for it."""
+
+    def beat(key: Path, site: str) -> int:
+        request = SendNodeHeartbeatRequest(node=Node(node_id=nodes[site]), heartbeat_interval=30)
+        return status_of(recipe, key, "SendNodeHeartbeat", request)
+
+    assert beat(recipe.home / "site-a", "site-a") == 200
+    assert beat(recipe.home / "site-a", "site-b") == 401
+    assert beat(stranger, "site-a") == 401
+    public = load_ssh_private_key(stranger.read_bytes(), None).public_key()
+    key = {"public_key": public_key_to_bytes(public)}
+    activate = ActivateNodeRequest(**key, heartbeat_interval=30)
+    assert 400 <= status_of(recipe, stranger, "ActivateNode", activate) < 500
+    register_node = RegisterNodeFleetRequest(**key)
+    assert status_of(recipe, stranger, "RegisterNode", register_node) == 404
+
+
+def attack(recipe: Recipe, nodes: dict[str, int]) -> None:
     """Do what a stranger with the address and ca.crt can do."""
     home, authority = recipe.folder / "stranger", recipe.deploy / "ca.crt"
     home.mkdir()
@@ -261,7 +299,7 @@ def attack(recipe: Recipe, node_id: int) -> None:
     commands = [
         "flwr supernode list victim",
         f"flwr run {APP} victim",
-        f"flwr supernode unregister {node_id} victim",
+        f"flwr supernode unregister {nodes['site-a']} victim",
         f"flwr supernode register {home}/key.pub victim --name site-a",
     ]
     for process in [start(recipe, command, home) for command in commands]:
@@ -274,7 +312,8 @@ def attack(recipe: Recipe, node_id: int) -> None:
     for path in routes:
         refused = answer_of(recipe.port, authority, "POST", path).startswith("404 ")
         assert refused == (path not in CALLS), path
-    # why: nothing but the proxy guards them
+    impersonate(recipe, home / "key", nodes)
+    # why all this: nothing but the proxy guards Control
     assert answer_of(*inside, "POST", "/v1/control/list-nodes").startswith("200 ")
     assert not listens("127.0.0.2", recipe.federation.port)
 
@@ -283,10 +322,10 @@ def attack(recipe: Recipe, node_id: int) -> None:
 @pytest.mark.skipif(need("nginx"), reason="needs nginx")
 def test_a_stranger_with_the_address_and_the_certificate_is_refused_while_a_site_trains(recipe):
     start_federation(recipe)
-    nodes = select(recipe, "SELECT node_id, name FROM node")
+    nodes = select(recipe, "SELECT name, node_id FROM node")
     config = f"folder='{recipe.folder}' names='site-a site-b' rounds=1 min-nodes=2"
     run = start(recipe, f'flwr run {APP} ours --stream --run-config "{config}"')
-    attack(recipe, nodes[0][0] % 2**64)
+    attack(recipe, {name: node_id % 2**64 for name, node_id in nodes})
     said, _ = run.communicate(timeout=DEADLINE)
     stages = {row.client: row.stage for row in rows(recipe.folder / "fedavg.db")}
     assert (stages["site-a"], stages["site-b"] == "used") == ("used", False), said
@@ -294,5 +333,5 @@ def test_a_stranger_with_the_address_and_the_certificate_is_refused_while_a_site
     status, refusal = register(recipe, str(recipe.folder / "stranger/key"), "site-a")
     assert status == 2
     assert "name: 'site-a' is taken" in refusal
-    assert select(recipe, "SELECT node_id, name FROM node") == nodes
+    assert select(recipe, "SELECT name, node_id FROM node") == nodes
     assert len(select(recipe, "SELECT run_id FROM run")) == 1
