@@ -2,11 +2,13 @@
 
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import kubernetes_validate
 import pytest
@@ -21,26 +23,40 @@ MANIFESTS = {
 }
 COMPOSE = yaml.safe_load((DEPLOY / "docker/compose.yaml").read_text())
 SERVICES = COMPOSE["services"]
-LOOPBACK = {"--host": "127.0.0.1", "--port": "8000"}
 
 
 def options(command: list[str]) -> dict[str, str]:
-    """Return the options of a command, given as --name=value or --name value."""
-    words = [part for word in command[1:] for part in word.split("=", 1)]
+    """Return the options of a command, given as --name=value or --name value, without folders."""
+    words: list[str] = []
+    for word in command[1:]:
+        words += word.split("=", 1) if word.startswith("--") else [word]
     pairs = zip(words, [*words[1:], "--"], strict=True)
-    return {a: "" if b.startswith("--") else b for a, b in pairs if a.startswith("--")}
-
-
-def superlinks() -> dict[str, dict[str, str]]:
-    """Return the options of the SuperLink in each way to deploy."""
-    unit = (DEPLOY / "systemd/superlink.service").read_text().replace("\\\n", "")
-    [server] = [m for m in MANIFESTS.values() if m["kind"] == "StatefulSet"]
-    containers = {c["name"]: c for c in server["spec"]["template"]["spec"]["containers"]}
     return {
-        "systemd": options(re.search(r"ExecStart=(.*)", unit)[1].split()),
-        "compose": options(SERVICES["superlink"]["command"]),
-        "kubernetes": options(containers["superlink"]["command"]),
+        name: "" if value.startswith("--") else value.rpartition("/")[2]
+        for name, value in pairs
+        if name.startswith("--")
     }
+
+
+def pods() -> dict[str, dict[str, Any]]:
+    """Return the containers of each workload of Kubernetes by name."""
+    return {
+        name: {container["name"]: container for container in spec["containers"]}
+        for (_, _, name), manifest in MANIFESTS.items()
+        if (spec := manifest["spec"].get("template", {}).get("spec"))
+    }
+
+
+def in_each_way(program: str, service: str, pod: str) -> list[dict[str, str]]:
+    """Return the options of a program of Flower in systemd's unit, the service and the Pod."""
+    unit = (DEPLOY / f"systemd/{program}.service").read_text().replace("\\\n", "")
+    commands = [
+        shlex.split(re.search(r"ExecStart=(.*)", unit)[1]),
+        SERVICES[service]["command"],
+        pods()[pod][program]["command"],
+    ]
+    assert {Path(command[0]).name for command in commands} == {f"flower-{program}"}
+    return [options(command) for command in commands]
 
 
 @pytest.mark.parametrize("name", MANIFESTS, ids=" ".join)
@@ -48,30 +64,34 @@ def test_manifests_satisfy_the_schema_of_kubernetes(name):
     kubernetes_validate.validate(MANIFESTS[name], "1.37", strict=True)
 
 
-@pytest.mark.parametrize("way", ["systemd", "compose", "kubernetes"])
-def test_the_superlink_listens_on_loopback_and_authenticates_nodes(way):
-    found = superlinks()[way]
-    assert found.items() >= LOOPBACK.items()
-    assert "--enable-supernode-auth" in found
-    assert "--insecure" not in found
-    files = {
-        name: Path(value).name
-        for name, value in found.items()
-        if value.endswith((".pem", ".key", ".db"))
-    }
-    assert files == {
+def test_the_superlink_listens_on_loopback_and_authenticates_nodes_in_each_way_to_deploy():
+    unit, service, pod = in_each_way("superlink", "superlink", "fedtide-server")
+    assert unit == service == pod
+    assert unit == {
+        "--host": "127.0.0.1",
+        "--port": "8000",
         "--ssl-ca-certfile": "local.pem",
         "--ssl-certfile": "local.pem",
         "--ssl-keyfile": "local.key",
+        "--enable-supernode-auth": "",
+        "--disable-runtime-dependency-installation": "",
         "--database": "superlink.db",
     }
 
 
+def test_a_site_checks_the_server_and_has_a_key_in_each_way_to_deploy():
+    for found in in_each_way("supernode", "site-a", "fedtide-site"):
+        assert found.pop("--auth-supernode-private-key") in ("site-a", "key")
+        assert found == {
+            "--superlink": "fl.example.org:443",
+            "--root-certificates": "ca.crt",
+            "--node-config": "partition-id=0 num-partitions=3",
+        }
+
+
 def test_every_image_has_a_version_and_ours_has_the_packages():
     images = [service["image"] for service in SERVICES.values()]
-    for manifest in MANIFESTS.values():
-        pod = manifest["spec"].get("template", {"spec": {"containers": []}})
-        images += [container["image"] for container in pod["spec"]["containers"]]
+    images += [container["image"] for pod in pods().values() for container in pod.values()]
     assert all(re.search(r":v?\d", image) for image in images)
     own = {image for image in images if image.startswith("fedtide")}
     assert own == {f"fedtide:{version('fedtide')}"}

@@ -71,6 +71,11 @@ def trust(certificate: Path) -> ssl.SSLContext:
 @pytest.mark.skipif(need("openssl"), reason="needs openssl")
 def test_the_servers_certificates_are_for_their_names_and_nobody_else_can_read_the_keys(recipe):
     recipe.run(SERVER)
+    authority, first = (recipe.deploy / "ca.crt").read_bytes(), recipe.etc / "flower/server.pem"
+    replaced = first.read_bytes()
+    recipe.run(SERVER)  # renews the certificates, not the authority, whose copies are at the sites
+    assert (recipe.deploy / "ca.crt").read_bytes() == authority
+    assert first.read_bytes() != replaced
     read = {
         path.name: x509.load_pem_x509_certificate(path.read_bytes())
         for path in (
