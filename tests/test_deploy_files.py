@@ -22,6 +22,7 @@ MANIFESTS = {
     for manifest in yaml.safe_load_all(file.read_text())
 }
 COMPOSE = yaml.safe_load((DEPLOY / "docker/compose.yaml").read_text())
+LATEST = kubernetes_validate.latest_version()
 SERVICES = COMPOSE["services"]
 
 
@@ -61,7 +62,7 @@ def in_each_way(program: str, service: str, pod: str) -> list[dict[str, str]]:
 
 @pytest.mark.parametrize("name", MANIFESTS, ids=" ".join)
 def test_manifests_satisfy_the_schema_of_kubernetes(name):
-    kubernetes_validate.validate(MANIFESTS[name], "1.37", strict=True)
+    kubernetes_validate.validate(MANIFESTS[name], LATEST, strict=True)
 
 
 def test_the_superlink_listens_on_loopback_and_authenticates_nodes_in_each_way_to_deploy():
