@@ -20,6 +20,7 @@ BASICS = {
     "validation",
     "randomness",
     "population",
+    "client_values",
     "atomic_io",
     "locking",
     "metric_direction",

@@ -593,7 +593,7 @@ def test_missing_arguments_and_misspelt_commands_or_options_are_refused(argument
 
 # A real process, ended by signals
 
-LONG = EXPERIMENT | {"rounds": 2000, "checkpoint": {"every": 50}}
+LONG = EXPERIMENT | {"rounds": 1200, "checkpoint": {"every": 20}, "evaluation": {"every": 20}}
 COMMAND = [sys.executable, "-c", "from fedtide.cli.main import main; main()"]
 
 
@@ -626,19 +626,18 @@ def reached(process, folder, t):
 def test_an_interrupted_or_killed_run_resumes_with_the_same_results(number, fedtide, results):
     file = write(LONG)
     assert fedtide("run", file, "--out", "whole")[0] == 0
-    for t in (200, 700):
-        process = started("run", file, "--out", "ended", "--resume")
-        reached(process, "ended", t)
-        process.send_signal(number)
-        _, err = process.communicate(timeout=60)
-        if number == signal.SIGKILL:
-            assert process.returncode == -signal.SIGKILL
-        else:
-            assert process.returncode == 130
-            last = err.splitlines()[-1]
-            assert last.startswith("fedtide: interrupted after round ")
-            assert "--resume" in last
-            assert int(last.split()[4]) == load_newest(Path("ended/checkpoints")).round
+    process = started("run", file, "--out", "ended", "--resume")
+    reached(process, "ended", 400)
+    process.send_signal(number)
+    _, err = process.communicate(timeout=60)
+    if number == signal.SIGKILL:
+        assert process.returncode == -signal.SIGKILL
+    else:
+        assert process.returncode == 130
+        last = err.splitlines()[-1]
+        assert last.startswith("fedtide: interrupted after round ")
+        assert "--resume" in last
+        assert int(last.split()[4]) == load_newest(Path("ended/checkpoints")).round
     assert not Path("ended/summary.json").exists()
     assert fedtide("run", file, "--out", "ended", "--resume")[0] == 0
     assert results("ended") == results("whole")
@@ -651,10 +650,10 @@ def test_interrupted_or_killed_runs_of_several_workers_resume_with_the_same_resu
     number, fedtide, results
 ):
     """With more runs than workers, a waiting run must not start after the interruption."""
-    file = write(LONG | {"rounds": 1000, "seeds": [1, 2, 3, 4]})
-    assert fedtide("run", file, "--out", "whole", "--workers", "2")[0] == 0
+    file = write(LONG | {"rounds": 600, "seeds": [1, 2, 3, 4]})
+    assert fedtide("run", file, "--out", "whole", "--workers", "1")[0] == 0
     process = started("run", file, "--out", "ended", "--workers", "2")
-    reached(process, "ended/small/seed-1", 100)
+    reached(process, "ended/small/seed-1", 60)
     process.send_signal(number)
     _, err = process.communicate(timeout=60)
     if number == signal.SIGTERM:

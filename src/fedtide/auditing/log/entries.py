@@ -28,8 +28,7 @@ from fedtide.auditing.log.values import (
     parse_stages,
     parse_times,
 )
-from fedtide.errors import InvalidInputError
-from fedtide.participation.log.client_ids import list_names
+from fedtide.errors import InvalidInputError, list_names
 from fedtide.participation.log.schema import STAGES
 
 _USED = STAGES.index("used")
