@@ -8,6 +8,7 @@ import ssl
 import subprocess
 import threading
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from http.client import HTTPSConnection
 from pathlib import Path
 
@@ -143,12 +144,19 @@ def echo(recipe) -> Iterator[Recipe]:
     server.server_close()
 
 
-def send(recipe: Recipe, line: str, headers: str = "Content-Length: 0", body: bytes = b"") -> bytes:
-    """Return the response to a request, as it came."""
+@contextmanager
+def connect(recipe: Recipe) -> Iterator[ssl.SSLSocket]:
+    """Yield a connection to the proxy."""
     with (
         socket.create_connection(("localhost", recipe.port)) as plain,
         trust(recipe.deploy / "ca.crt").wrap_socket(plain, server_hostname="localhost") as stream,
     ):
+        yield stream
+
+
+def send(recipe: Recipe, line: str, headers: str = "Content-Length: 0", body: bytes = b"") -> bytes:
+    """Return the response to a request, as it came."""
+    with connect(recipe) as stream:
         head = f"{line} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n{headers}\r\n\r\n"
         stream.sendall(head.encode() + body)
         answer = b""
@@ -203,9 +211,20 @@ def test_the_proxy_refuses_other_methods_second_requests_and_large_bodies(echo):
     assert send(echo, "PUT /v1/fleet/get-run").startswith(b"HTTP/1.1 403 ")
     both = "Content-Length: 4\r\nTransfer-Encoding: chunked"
     assert send(echo, call, both, b"0\r\n\r\n" + hidden).startswith(b"HTTP/1.1 400 ")
-    assert send(echo, call, f"Content-Length: {33 * 2**20}").startswith(b"HTTP/1.1 413 ")
+    assert send(echo, call, f"Content-Length: {2**24 + 1}").startswith(b"HTTP/1.1 413 ")
     largest = send(echo, call, f"Content-Length: {6 * 10**6}", b"\0" * 6 * 10**6)
     assert largest.endswith(b"HTTP/1.1 6000000")
+
+
+@pytest.mark.process
+@pytest.mark.skipif(need("nginx"), reason="needs nginx")
+def test_the_proxy_bounds_the_requests_of_one_address(echo):
+    head = "POST /v1/fleet/push-object HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n"
+    with ExitStack() as pending:
+        for _ in range(32):  # whose bodies do not come
+            pending.enter_context(connect(echo)).sendall(head.encode())
+        wait_until(lambda: b" 503 " in send(echo, "POST /v1/fleet/get-run")[:20], "refusal")
+    wait_until(lambda: b" 200 " in send(echo, "POST /v1/fleet/get-run")[:20], "answer")
 
 
 # A federation
