@@ -90,7 +90,7 @@ def test_a_site_checks_the_server_and_has_a_key_in_each_way_to_deploy():
         }
 
 
-def test_every_image_has_a_version_and_ours_has_the_packages():
+def test_every_image_has_a_version_and_ours_that_of_the_package():
     images = [service["image"] for service in SERVICES.values()]
     images += [container["image"] for pod in pods().values() for container in pod.values()]
     assert all(re.search(r":v?\d", image) for image in images)

@@ -102,7 +102,7 @@ def list_registered_names(superlink: str) -> set[str]:
         with utils.init_http_client_from_connection(connection) as client:
             nodes = client.ListNodes(control.ListNodesRequest()).nodes_info
         former = constant.NodeStatus.UNREGISTERED
-        return {node.name for node in nodes if node.status != former}
+        return {node.name for node in nodes if node.name and node.status != former}
     except Exception as error:
         raise InvalidInputError(
             f"superlink: {superlink!r} does not tell which names are taken ({error})"
