@@ -12,7 +12,6 @@ from pathlib import Path
 
 from fedtide.errors import InvalidInputError
 from fedtide.flower._flwr_private import list_registered_names
-from fedtide.flower.names import is_name
 
 
 def register_site(key: Path, name: str, superlink: str) -> str:
@@ -24,11 +23,11 @@ def register_site(key: Path, name: str, superlink: str) -> str:
         superlink: the name of a connection in Flower's config.toml.
 
     Raises:
-        InvalidInputError: `key`: Flower refuses it; `name`: it is taken, or cannot be a client's;
+        InvalidInputError: `key`: Flower refuses it; `name`: it is taken, or no name;
             `superlink`: it cannot be asked which names are taken.
     """
-    if not is_name(name):
-        raise InvalidInputError(f"name: {name!r} is empty, too long, or not printable")
+    if not name or not name.isprintable():
+        raise InvalidInputError(f"name: {name!r} is empty or not printable; give a name")
     if name in list_registered_names(superlink):
         raise InvalidInputError(
             f"name: {name!r} is taken; choose another, or remove the former key first "

@@ -17,12 +17,12 @@ from flwr.app import Message, RecordDict
 
 from fedtide.errors import InvalidInputError
 from fedtide.flower._flwr_private import OnlineNode, is_app_error
-from fedtide.flower.names import is_name
 from fedtide.flower.protocol import NAME_QUERY
 from fedtide.flower.server.transport import Transport
 
 log = getLogger("flwr")
 
+LONGEST_NAME = 200
 _PAUSE = 1.0  # seconds between two looks for nodes
 
 
@@ -108,6 +108,11 @@ class NodeRegistry:
         self.names = names
         self.nodes = {int(node_id): name for node_id, name in plain["nodes"].items()}
         self.registered = set(plain["registered"])
+
+
+def is_name(name: object) -> bool:
+    """Return whether this can name a client: printable text of 1 to 200 characters."""
+    return isinstance(name, str) and 0 < len(name) <= LONGEST_NAME and name.isprintable()
 
 
 class Discovery:
