@@ -2,10 +2,10 @@
 
 - `Grid.get_nodes` returns protobuf messages of `flwr.proto`; we read `name`, which the operator
   gave at registration, and `last_activated_at`;
+- the client with which `flwr` lists the nodes of a SuperLink; its command leaves out their names;
 - `Grid.run.run_id`;
 - `HttpGrid._runtime_client.PullMessages`, and the function with which that module decodes a reply;
 - the number of an error in `flwr.common.constant.ErrorCode`;
-- the client with which `flwr` lists the nodes of a SuperLink; its command leaves out their names;
 - `flwr.supernode.cli`, which Flower imports in every client process;
 - an environment variable of Flower's SuperExec.
 
