@@ -10,7 +10,7 @@
 - an environment variable of Flower's SuperExec.
 
 If one of them fails after an upgrade of Flower, however it fails, we log one warning and go on with
-a fallback.
+a fallback; only the list of nodes has none.
 """
 
 from __future__ import annotations
