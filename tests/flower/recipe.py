@@ -12,6 +12,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from fedtide.flower.dev.local_federation import LocalFederation, free_port
 
 ROOT = Path(__file__).parents[2]
@@ -36,9 +38,9 @@ http {{
 """What a distribution's nginx.conf does, with every folder in one place."""
 
 
-def need(program: str) -> bool:
-    """Return whether a test must be skipped for want of a program; CI has all of them."""
-    return shutil.which(program) is None and "CI" not in os.environ
+def needs(program: str) -> pytest.MarkDecorator:
+    """Return a mark that skips a test on machines without a program."""
+    return pytest.mark.skipif(shutil.which(program) is None, reason=f"needs {program}")
 
 
 def commands_with(words: str) -> str:

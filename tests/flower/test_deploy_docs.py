@@ -27,7 +27,7 @@ from fedtide.flower.dev.certificates import make_node_key
 from fedtide.flower.dev.local_federation import LocalFederation, free_port
 
 from .processes import APP, DEADLINE, rows, wait_until
-from .recipe import Recipe, commands_with, need
+from .recipe import Recipe, commands_with, needs
 
 SERVER, SITE = (commands_with(f"--now {unit}") for unit in ("superlink", "supernode"))
 REGISTER, _ = commands_with("register site-a.pub").splitlines()
@@ -69,7 +69,7 @@ def trust(certificate: Path) -> ssl.SSLContext:
 
 
 @pytest.mark.process
-@pytest.mark.skipif(need("openssl"), reason="needs openssl")
+@needs("openssl")
 def test_the_servers_certificates_are_for_their_names_and_nobody_else_can_read_the_keys(recipe):
     recipe.run(SERVER)
     authority, first = (recipe.deploy / "ca.crt").read_bytes(), recipe.etc / "flower/server.pem"
@@ -99,7 +99,7 @@ def test_the_servers_certificates_are_for_their_names_and_nobody_else_can_read_t
 
 
 @pytest.mark.process
-@pytest.mark.skipif(need("ssh-keygen"), reason="needs ssh-keygen")
+@needs("ssh-keygen")
 def test_the_key_of_a_site_has_the_curve_that_flower_accepts(recipe):
     (recipe.deploy / "ca.crt").touch()
     recipe.run(SITE)
@@ -166,7 +166,7 @@ def send(recipe: Recipe, line: str, headers: str = "Content-Length: 0", body: by
 
 
 @pytest.mark.process
-@pytest.mark.skipif(need("nginx"), reason="needs nginx")
+@needs("nginx")
 def test_the_proxy_passes_ten_paths_on_however_a_path_is_written(echo):
     for path in sorted(CALLS):
         assert send(echo, f"POST {path}").endswith(f"POST {path} HTTP/1.1 0".encode())
@@ -204,7 +204,7 @@ def test_the_proxy_passes_ten_paths_on_however_a_path_is_written(echo):
 
 
 @pytest.mark.process
-@pytest.mark.skipif(need("nginx"), reason="needs nginx")
+@needs("nginx")
 def test_the_proxy_refuses_other_methods_second_requests_and_large_bodies(echo):
     call, hidden = "POST /v1/fleet/push-object", b"POST /v1/control/list-nodes HTTP/1.1\r\n\r\n"
     assert send(echo, "GET /v1/fleet/get-run").startswith(b"HTTP/1.1 403 ")
@@ -217,7 +217,7 @@ def test_the_proxy_refuses_other_methods_second_requests_and_large_bodies(echo):
 
 
 @pytest.mark.process
-@pytest.mark.skipif(need("nginx"), reason="needs nginx")
+@needs("nginx")
 def test_the_proxy_bounds_the_requests_of_one_address(echo):
     head = "POST /v1/fleet/push-object HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n"
     with ExitStack() as pending:
@@ -343,7 +343,7 @@ def attack(recipe: Recipe, nodes: dict[str, int]) -> None:
 
 
 @pytest.mark.flower
-@pytest.mark.skipif(need("nginx"), reason="needs nginx")
+@needs("nginx")
 def test_a_stranger_with_the_address_and_the_certificate_is_refused_while_a_site_trains(recipe):
     start_federation(recipe)
     nodes = select(recipe, "SELECT name, node_id FROM node")
