@@ -2,14 +2,15 @@
 
 - `Grid.get_nodes` returns protobuf messages of `flwr.proto`; we read `name`, which the operator
   gave at registration, and `last_activated_at`;
+- the client with which `flwr` lists the nodes of a SuperLink; its command leaves out their names;
 - `Grid.run.run_id`;
 - `HttpGrid._runtime_client.PullMessages`, and the function with which that module decodes a reply;
-- the number of an error in `flwr.common.constant.ErrorCode`;
+- the numbers of errors in `flwr.common.constant.ErrorCode`;
 - `flwr.supernode.cli`, which Flower imports in every client process;
 - an environment variable of Flower's SuperExec.
 
 If one of them fails after an upgrade of Flower, however it fails, we log one warning and go on with
-a fallback.
+a fallback; only the list of nodes has none.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from typing import Any, TypeVar
 from flwr.app import Error, Message
 from flwr.serverapp import Grid
 
-from fedtide.errors import first_line
+from fedtide.errors import InvalidInputError, first_line
 
 log = getLogger("flwr")
 
@@ -45,7 +46,7 @@ import fedtide.flower.clients.app
 FAST_POLLING = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.5"}
 """Environment that makes a SuperExec look for work every 0.5 s; ignored if Flower drops it."""
 
-_APP_RAISED, _NODE_UNAVAILABLE = 2, 5  # of ErrorCode in flwr 1.41
+_APP_RAISED, _NODE_UNAVAILABLE, _MOD_REFUSED = 2, 5, 6  # of ErrorCode in flwr 1.41
 _warned: set[str] = set()
 _decoding = Lock()
 """Held while Flower's decoding is replaced: several strategies may run as threads of one app."""
@@ -81,6 +82,31 @@ def list_nodes(grid: Grid) -> list[OnlineNode]:
         OnlineNode(node_id, _read_name(info), _read_activation(info))
         for node_id, info in sorted(described.items())
     ]
+
+
+def list_registered_names(superlink: str) -> set[str]:
+    """Return the names of the keys that are registered with a SuperLink.
+
+    There is no fallback: without this list nobody can say whether a name is free.
+
+    Args:
+        superlink: the name of a connection in Flower's config.toml.
+
+    Raises:
+        InvalidInputError: no such connection, the SuperLink does not answer, or Flower has changed.
+    """
+    try:
+        names = ("cli.flower_config", "cli.utils", "proto.control_pb2", "supercore.constant")
+        config, utils, control, constant = (import_module(f"flwr.{name}") for name in names)
+        connection = config.read_superlink_connection(superlink)
+        with utils.init_http_client_from_connection(connection) as client:
+            nodes = client.ListNodes(control.ListNodesRequest()).nodes_info
+        former = constant.NodeStatus.UNREGISTERED
+        return {node.name for node in nodes if node.name and node.status != former}
+    except Exception as error:
+        raise InvalidInputError(
+            f"superlink: {superlink!r} does not tell which names are taken ({error})"
+        ) from error
 
 
 @dataclass(frozen=True)
@@ -183,8 +209,12 @@ def get_run_id(grid: Grid) -> int:
 
 
 def is_app_error(error: Error) -> bool:
-    """Return whether a client's app raised, as it does on a message that it does not know."""
-    return _has_code(error, "CLIENT_APP_RAISED_EXCEPTION", _APP_RAISED)
+    """Return whether a client's app raised, or one of its mods refused a message.
+
+    They do so on a message that they do not know.
+    """
+    raised = _has_code(error, "CLIENT_APP_RAISED_EXCEPTION", _APP_RAISED)
+    return raised or _has_code(error, "MOD_FAILED_PRECONDITION", _MOD_REFUSED)
 
 
 def is_node_unavailable(error: Error) -> bool:
