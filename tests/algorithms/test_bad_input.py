@@ -52,7 +52,7 @@ PARAMETERS = [
 ]
 POPULATIONS = [
     (a.FedAvg(weights="data"), "weights: 'data' needs clients that hold samples"),
-    (a.FedAU(groups=["a"]), "groups: 1 group ids for 2 clients"),
+    (a.FedAU(groups=["a"]), "groups: 1 entries for 2 clients"),
     (a.KnownRates(), "rates: this participation process does not know"),
     (a.KnownRates(rates=[0.5]), "rates: 1 rates for 2 clients"),
     (a.WeightedFedAvg(rates=[0.5, 1.5]), "rates: a rate is not within"),

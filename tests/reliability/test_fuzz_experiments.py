@@ -93,6 +93,7 @@ VALID = {
         {"type": "permutation-of", "size": 1},
         {"type": "longest-absent", "size": 1},
         {"type": "least-served", "size": 1, "period": 2},
+        {"type": "min-separation", "size": 1, "rounds": 1},
     ],
     "dropout": [{"type": "none"}, {"type": "random", "probability": 0.5}],
     "problem": [

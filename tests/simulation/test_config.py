@@ -62,6 +62,7 @@ VALUES = {
     "permutation-of": {"size": 3},
     "longest-absent": {"size": 3},
     "least-served": {"size": 3, "period": 9},
+    "min-separation": {"size": 3, "rounds": 2},
     "random": {"probability": 0.1},
     "quadratic": {"matrices": [[[1.0]], [[2.0]]], "centers": [[0.0], [1.0]]},
     "classification": {

@@ -60,6 +60,7 @@ PARTICIPATION = [
     {"selection": {"type": "permutation-of", "size": 2}},
     {"selection": {"type": "longest-absent", "size": 2}},
     {"selection": {"type": "least-served", "size": 2, "period": 5}},
+    {"selection": {"type": "min-separation", "size": 2, "rounds": 1}},
     {
         "selection": {"type": "uniform-of", "size": 2},
         "dropout": {"type": "random", "probability": 0.5},
