@@ -30,6 +30,7 @@ from fedtide.flower import fork_server
 def report():
     seen = {"pid": os.getpid(), "parent": os.getppid(), "arguments": sys.argv[1:]}
     seen |= {"folder": os.getcwd(), "stdin": sys.stdin.read(), "draw": np.random.rand()}
+    seen |= {"name": Path("/proc/self/comm").read_text().strip()}
     print(json.dumps(seen | {"variable": os.environ.get("VARIABLE"), "home": os.environ["HOME"]}))
     sys.exit(3 if "fail" in sys.argv else 0)
 
@@ -45,7 +46,7 @@ def programs(tmp_path) -> Path:
     """Return the folder of the program; its path is longer than that of a socket may be."""
     folder = tmp_path / ("long" * 30)
     folder.mkdir()
-    fork_server.install_program(folder)
+    fork_server.install_programs(folder, ["flwr-clientapp"])
     return folder
 
 
@@ -86,6 +87,7 @@ def test_a_fork_has_arguments_environment_folder_and_streams_of_the_program(
         "arguments": ["--token", "it's a", ""],
         "folder": str(tmp_path),
         "stdin": "text",
+        "name": "flwr-clientapp",
         "variable": "a\udcff\nb'",
         "home": "/nowhere",
     }

@@ -1,4 +1,4 @@
-"""The program in place of `flwr-clientapp`: it hands itself over to the fork server.
+"""The program in place of one of Flower's: it hands itself over to the fork server.
 
 Needs only Python's standard library, and starts in some 20 ms.
 """
@@ -10,25 +10,34 @@ import os
 import socket
 import sys
 from contextlib import chdir
-from typing import Any
+from typing import NamedTuple
 
 SOCKET = "socket"
 TAKEN = b"1"
 _INSTALLS = "--allow-runtime-dependency-installation"
-"""An option of `flwr-clientapp`: it imports other versions of what the fork server has loaded."""
+"""Flower's option to import other versions, of what the fork server has loaded, than installed."""
+
+
+class Request(NamedTuple):
+    """What a process has from the one that started it, besides its standard streams."""
+
+    name: str
+    arguments: list[str]
+    folder: str
+    environment: dict[str, str]
 
 
 def main() -> None:
     """Have the fork server run this process, or run the original program if it cannot."""
     folder, program, *arguments = sys.argv[1:]
-    if _INSTALLS in arguments or not _hand_over(folder, arguments):
+    if _INSTALLS in arguments or not _hand_over(folder, os.path.basename(program), arguments):
         os.execv(program, [program, *arguments])
 
 
-def _hand_over(folder: str, arguments: list[str]) -> bool:
-    """Return whether the fork server has started a process with these arguments."""
+def _hand_over(folder: str, name: str, arguments: list[str]) -> bool:
+    """Return whether the fork server has started a process of this program."""
     try:
-        request = {"arguments": arguments, "folder": os.getcwd(), "environment": dict(os.environ)}
+        request = Request(name, arguments, os.getcwd(), dict(os.environ))
         with socket.socket(socket.AF_UNIX) as connection:
             with chdir(folder):  # the length of a socket's path is limited
                 connection.connect(SOCKET)
@@ -40,8 +49,8 @@ def _hand_over(folder: str, arguments: list[str]) -> bool:
         return False
 
 
-def receive(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:
-    """Return a request and its standard streams, as the fork server receives them.
+def receive(connection: socket.socket) -> tuple[Request, list[int]]:
+    """Return a request and the standard streams, as the fork server receives them.
 
     Raises:
         OSError: the connection is lost.
@@ -49,7 +58,7 @@ def receive(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:
     """
     _, streams, *_ = socket.recv_fds(connection, 1, 3)
     with connection.makefile("rb") as stream:
-        return json.load(stream), streams
+        return Request(*json.load(stream)), streams
 
 
 if __name__ == "__main__":

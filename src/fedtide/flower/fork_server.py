@@ -22,7 +22,7 @@ import signal
 import socket
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import chdir
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -32,8 +32,6 @@ from fedtide.flower import _fork_client
 
 IS_SUPPORTED = sys.platform == "linux"
 
-PROGRAM = "flwr-clientapp"
-
 
 def main() -> None:
     """Replace this process by the command in its arguments, with a fork server beside it."""
@@ -42,7 +40,7 @@ def main() -> None:
         raise InvalidInputError("command: missing; give one, such as flower-supernode")
     if IS_SUPPORTED:
         folder = Path(tempfile.mkdtemp(prefix="fedtide-"))
-        install_program(folder)
+        install_programs(folder, ["flwr-clientapp"])
         lifeline, held = os.pipe()
         os.set_inheritable(held, True)  # by the command, but not by what Flower starts in turn
         if os.fork() == 0:
@@ -57,19 +55,25 @@ def main() -> None:
     os.execvp(command[0], command)
 
 
-def install_program(folder: Path) -> None:
-    """Write the program that takes the place of `flwr-clientapp` into a private, existing folder.
+def install_programs(folder: Path, names: Iterable[str]) -> None:
+    """Write programs that take the place of Flower's own into a private, existing folder.
+
+    Args:
+        folder: where; nothing else is in it.
+        names: of programs that Flower starts by their names: flwr-clientapp and others.
 
     Raises:
         MissingExtraError: Flower is not installed.
     """
     beside = str(Path(sys.executable).parent)
-    original = shutil.which(PROGRAM, path=beside + os.pathsep + os.environ.get("PATH", os.defpath))
-    if original is None:
-        raise MissingExtraError("flower", "flower")
-    client = [sys.executable, "-IS", _fork_client.__file__, str(folder), original]
-    (folder / PROGRAM).write_text(f'#!/bin/sh\nexec {shlex.join(client)} "$@"\n', encoding="utf-8")
-    (folder / PROGRAM).chmod(0o700)
+    path = os.pathsep.join([beside, os.environ.get("PATH", os.defpath)])
+    for name in names:
+        original = shutil.which(name, path=path)
+        if original is None:
+            raise MissingExtraError("flower", "flower")
+        client = [sys.executable, "-IS", _fork_client.__file__, str(folder), original]
+        (folder / name).write_text(f'#!/bin/sh\nexec {shlex.join(client)} "$@"\n', encoding="utf-8")
+        (folder / name).chmod(0o700)
 
 
 def serve(
@@ -78,20 +82,20 @@ def serve(
     """Fork a process for every request, until `lifeline` is closed at its other end.
 
     Args:
-        folder: that of the program.
+        folder: that of the programs.
         lifeline: a file descriptor.
-        preload: modules to import beside Flower's. They must not start threads that a fork would
-            miss: Polars does, and so does a GPU once it is used.
+        preload: modules to import beside Flower's. None may leave a thread behind that its forks
+            need, as a GPU does once it is used.
 
     Returns:
         In a forked process: what it is to run. In the server, at its end: None.
     """
+    names = sorted(path.name for path in folder.iterdir())
     with socket.socket(socket.AF_UNIX) as listener:
         with chdir(folder):  # the length of a socket's path is limited
             listener.bind(_fork_client.SOCKET)
         listener.listen(128)
-        [program] = entry_points(group="console_scripts", name=PROGRAM)
-        run: Callable[[], object] = program.load()
+        programs = {name: _load_program(name) for name in names}
         for module in preload:
             importlib.import_module(module)
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the command's affair
@@ -100,9 +104,15 @@ def serve(
             connection, _ = listener.accept()
             with connection:
                 if _fork() == 0:
-                    _take_over(connection)
-                    return run
+                    return programs[_take_over(connection)]
     return None
+
+
+def _load_program(name: str) -> Callable[[], object]:
+    """Import what a program of Flower runs."""
+    [program] = entry_points(group="console_scripts", name=name)
+    run: Callable[[], object] = program.load()
+    return run
 
 
 def _fork() -> int:
@@ -113,25 +123,27 @@ def _fork() -> int:
         return -1
 
 
-def _take_over(connection: socket.socket) -> None:
-    """Give this fork the arguments, environment, folder and streams of the program's process."""
+def _take_over(connection: socket.socket) -> str:
+    """Give this fork what the process of the program has, and return the program's name."""
     import numpy as np
 
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     try:
         request, streams = _fork_client.receive(connection)
-        os.chdir(request["folder"])
+        os.chdir(request.folder)
         for number, stream in enumerate(streams):
             os.dup2(stream, number)
             os.close(stream)
         os.environ.clear()
-        os.environ.update(request["environment"])
-        sys.argv = [PROGRAM, *request["arguments"]]
+        os.environ.update(request.environment)
+        sys.argv = [request.name, *request.arguments]
+        Path("/proc/self/comm").write_text(request.name)  # the name that `ps` and `top` show
         np.random.seed()  # noqa: NPY002 - apps may use this generator, which a new process seeds
         connection.sendall(_fork_client.TAKEN)
     except (OSError, ValueError):  # the program is gone, or runs as usual
         os._exit(1)
+    return request.name
 
 
 if __name__ == "__main__":

@@ -24,12 +24,16 @@ _START_TIMEOUT = 120.0  # seconds until a SuperLink must listen
 _STOP_TIMEOUT = 15.0  # seconds until processes that ignore SIGTERM are killed
 _MARK = "FEDTIDE_LOCAL_FEDERATION"
 
+_FORKED = ("flower-superexec", "flwr-serverapp", "flwr-clientapp")
+"""The programs that Flower starts by name."""
+
 _SERVE = """
 import sys
 from pathlib import Path
 from fedtide.flower.fork_server import serve
 
-run = serve(Path(sys.argv[1]), sys.stdin.fileno(), ["fedtide.flower.clients.app"])
+modules = ["fedtide.flower.clients.app", "fedtide.flower.server.strategy"]
+run = serve(Path(sys.argv[1]), sys.stdin.fileno(), modules)
 sys.exit(run and run())
 """
 
@@ -130,11 +134,11 @@ class LocalFederation:
         return superlink
 
     def _start_fork_server(self) -> None:
-        """Start what answers messages to clients, unless it runs; it is ready in a few seconds."""
+        """Start what starts Flower's programs by forks, unless it runs; they wait until it does."""
         if self._programs.exists() or not fork_server.IS_SUPPORTED:
             return
         self._programs.mkdir(mode=0o700)
-        fork_server.install_program(self._programs)
+        fork_server.install_programs(self._programs, _FORKED)
         arguments = ["-P", "-c", _SERVE, str(self._programs)]
         server = self._start("fork-server", "python", *arguments, stdin=subprocess.PIPE)
         assert server.stdin is not None

@@ -40,10 +40,12 @@ def find_processes(mark: str) -> dict[int, str]:
     for entry in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):  # it has ended
             process, state = int(entry.name), (entry / "stat").read_text(errors="replace")
-            status, parent = state.rpartition(")")[2].split()[:2]
+            name, _, rest = state.partition("(")[2].rpartition(")")
+            status, parent = rest.split()[:2]
             if status == "Z":
                 continue
-            commands[process] = (entry / "cmdline").read_text(errors="replace")
+            command = (entry / "cmdline").read_text(errors="replace").replace("\0", " ")
+            commands[process] = f"{name} {command}"  # a fork has a name of its own
             parents[process] = int(parent)
             with suppress(PermissionError):  # another user's, or hidden
                 if mark.encode() in (entry / "environ").read_bytes().split(b"\0"):
