@@ -1,9 +1,9 @@
 """`fedtide flower demo`: it ends well, and leaves no process behind even if interrupted."""
 
+import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -11,10 +11,10 @@ import pytest
 from fedtide.cli.flower import flower_command
 from fedtide.errors import InvalidInputError
 from fedtide.flower.dev.demo import Forecast, example_app
-from fedtide.flower.dev.local_federation import find_processes
+from fedtide.flower.dev.process_guard import find_processes
 from fedtide.participation.log.ledger import read_ledger
 
-from .processes import DEADLINE
+from .processes import DEADLINE, is_running, wait_until
 
 FEDTIDE = [sys.executable, "-c", "from fedtide.cli.main import main; main()"]
 
@@ -32,6 +32,9 @@ def test_a_federation_with_tls_runs_and_is_audited(tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.startswith("rounds: 2, each about ")
     assert "whose model" in done.stdout
+    assert re.findall(r"(\w+), (?:this federation|simulated) .*%", done.stdout) == [
+        *("FedAU", "FedAvg", "FedAU", "MIFA"),
+    ]
     log = read_ledger(f"sqlite:///{out / 'ledger.db'}")
     first = log.filter(round=0)
     assert first["client"].to_list() == [f"site-{n}" for n in range(5)]
@@ -40,18 +43,26 @@ def test_a_federation_with_tls_runs_and_is_audited(tmp_path):
 
 
 @pytest.mark.flower
-def test_an_interrupted_demo_ends_all_its_processes(tmp_path):
-    out = tmp_path / "demo"
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP, signal.SIGKILL])
+def test_a_demo_that_is_ended_leaves_no_process(tmp_path, number):
+    """Killed, it is in the middle of a round."""
+    out, killed = tmp_path / "demo", number == signal.SIGKILL
     command = [*FEDTIDE, "flower", "demo", "--out", str(out)]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    deadline = time.monotonic() + DEADLINE
-    while not (out / "site-2.log").is_file():
-        assert time.monotonic() < deadline
+
+    def is_ready() -> bool:
         assert process.poll() is None
-        time.sleep(0.1)
-    assert left_behind(out) != {}
-    process.send_signal(signal.SIGINT)
-    assert process.wait(timeout=60) == 130
+        ready = out / ("ledger.db" if killed else "site-2.log")
+        return ready.is_file()
+
+    try:
+        wait_until(is_ready, "processes")
+        started = left_behind(out)
+    finally:
+        process.send_signal(number)
+    assert len(started) > (12 if killed else 3)
+    assert process.wait(timeout=60) == (-number if killed else 130)
+    wait_until(lambda: not any(map(is_running, started)), "end of all processes", seconds=10)
     assert left_behind(out) == {}
 
 

@@ -12,6 +12,8 @@ from fedtide.flower.dev import local_federation, process_guard
 from fedtide.flower.dev.local_federation import LocalFederation
 from fedtide.flower.dev.process_guard import find_processes
 
+from .processes import is_running, wait_until
+
 
 @pytest.mark.process
 @pytest.mark.parametrize("listing", [True, False])
@@ -104,26 +106,12 @@ def test_processes_do_not_survive_the_process_that_started_them(tmp_path, number
     command = [sys.executable, "-c", OWNER, str(tmp_path / "federation"), STUBBORN]
     with subprocess.Popen(command, start_new_session=True) as owner:
         try:
-            wait_for(lambda: log.is_file() and len(log.read_text().split()) == 3)
+            wait_until(lambda: log.is_file() and len(log.read_text().split()) == 3, "processes")
         finally:
             os.killpg(owner.pid, number)
     started = [int(word) for word in log.read_text().split()]
-    wait_for(lambda: not any(is_running(process) for process in started), seconds=10)
+    wait_until(lambda: not any(map(is_running, started)), "end of all processes", seconds=10)
     assert find_processes(f"FEDTIDE_LOCAL_FEDERATION={tmp_path / 'federation'}") == {}
-
-
-def wait_for(condition, seconds: float = 60) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
-def is_running(process: int) -> bool:
-    """Return whether a process exists and is no zombie."""
-    command = ["ps", "-o", "stat=", "-p", str(process)]
-    status = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
-    return status not in ("", "Z", "Zs")
 
 
 @pytest.mark.process
