@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -146,16 +147,22 @@ def test_dependencies_are_installed_by_flowers_own_program(server, programs):
 
 
 def test_a_command_keeps_its_process_and_finds_the_program_until_it_ends(tmp_path):
-    command = "import os, shutil, sys; print(os.getpid(), shutil.which('flwr-clientapp'))"
-    wrapped = [sys.executable, "-P", "-m", "fedtide.flower.fork_server"]
+    """The server ends with the command, and not by the signals that are sent to both."""
+    command = "import os, shutil; print(os.getpid(), shutil.which('flwr-clientapp')); input()"
+    wrapped = [sys.executable, "-P", "-m", "fedtide.flower.fork_server", sys.executable, "-c"]
     with subprocess.Popen(
-        [*wrapped, sys.executable, "-c", command],
+        [*wrapped, command],
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         env=os.environ | {"TMPDIR": str(tmp_path)},
         text=True,
+        start_new_session=True,
     ) as process:
-        pid, program = process.stdout.read().split()
+        pid, program = process.stdout.readline().split()
+        folder = Path(program).parent
+        wait_for(lambda: (folder / "socket").exists())
+        os.killpg(process.pid, signal.SIGTERM)
     assert int(pid) == process.pid
-    assert process.returncode == 0
-    assert Path(program).parent.parent == tmp_path
-    wait_for(lambda: not os.listdir(tmp_path))
+    assert process.returncode == -signal.SIGTERM
+    assert folder.parent == tmp_path
+    wait_for(lambda: not folder.exists())

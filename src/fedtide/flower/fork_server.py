@@ -27,17 +27,20 @@ from contextlib import chdir
 from importlib.metadata import entry_points
 from pathlib import Path
 
-from fedtide.errors import InvalidInputError, MissingExtraError
+from fedtide.errors import MissingExtraError
 from fedtide.flower import _fork_client
 
 IS_SUPPORTED = sys.platform == "linux"
+
+_SIGNALS = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
+"""Signals that end a process, and how Python handles them in a new one."""
 
 
 def main() -> None:
     """Replace this process by the command in its arguments, with a fork server beside it."""
     command = sys.argv[1:]
     if not command:
-        raise InvalidInputError("command: missing; give one, such as flower-supernode")
+        sys.exit("usage: python -P -m fedtide.flower.fork_server COMMAND [ARGUMENT ...]")
     if IS_SUPPORTED:
         folder = Path(tempfile.mkdtemp(prefix="fedtide-"))
         install_programs(folder, ["flwr-clientapp"])
@@ -45,6 +48,8 @@ def main() -> None:
         os.set_inheritable(held, True)  # by the command, but not by what Flower starts in turn
         if os.fork() == 0:
             os.close(held)
+            for number in _SIGNALS:  # to the command, with which the server ends
+                signal.signal(number, signal.SIG_IGN)
             run = serve(folder, lifeline)
             if run is not None:
                 sys.exit(run())
@@ -98,7 +103,6 @@ def serve(
         programs = {name: _load_program(name) for name in names}
         for module in preload:
             importlib.import_module(module)
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the command's affair
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for a fork
         while lifeline not in select.select([listener, lifeline], [], [])[0]:
             connection, _ = listener.accept()
@@ -127,7 +131,8 @@ def _take_over(connection: socket.socket) -> str:
     """Give this fork what the process of the program has, and return the program's name."""
     import numpy as np
 
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number, handler in _SIGNALS.items():
+        signal.signal(number, handler)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     try:
         request, streams = _fork_client.receive(connection)
