@@ -1,19 +1,24 @@
 """`fedtide flower demo`: it ends well, and leaves no process behind even if interrupted."""
 
+import importlib
 import re
 import signal
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from fedtide.cli.flower import flower_command
 from fedtide.errors import InvalidInputError
-from fedtide.flower.dev.demo import Forecast, example_app
+from fedtide.flower import FedTide, initial_arrays
+from fedtide.flower.dev.demo import METHOD, SITES, Forecast, compare_methods, example_app
 from fedtide.flower.dev.process_guard import find_processes
 from fedtide.participation.log.ledger import read_ledger
 
+from .fake_grid import FakeGrid, Node
 from .processes import DEADLINE, is_running, wait_until
 
 FEDTIDE = [sys.executable, "-c", "from fedtide.cli.main import main; main()"]
@@ -80,3 +85,37 @@ def test_the_demo_finds_its_app():
 def test_an_existing_output_folder_is_refused(tmp_path):
     with pytest.raises(InvalidInputError, match=r"^out: .* exists; "):
         flower_command("demo", out=tmp_path)
+
+
+def test_the_comparison_is_of_this_model_and_of_models_for_the_same_participation(
+    tmp_path, monkeypatch
+):
+    monkeypatch.syspath_prepend(str(example_app()))
+    task, app = importlib.import_module("task"), importlib.import_module("client_app").app
+    for name in ("task", "client_app"):
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr(task, "digits", cache(task.digits))
+    nodes = {
+        7 + n: Node(app, {"name": name, "every": every, "partition-id": n, "num-partitions": 5})
+        for n, (name, every) in enumerate(SITES.items())
+    }
+    grid = FakeGrid(nodes)
+    ledger = f"sqlite:///{tmp_path / 'ledger.db'}"
+    strategy = FedTide(METHOD, clients=5, state=tmp_path / "state", ledger=ledger, clock=grid.clock)
+    result = strategy.start(grid, initial_arrays(task.model()), num_rounds=12, timeout=60)
+
+    own, *simulated = compare_methods(tmp_path)
+    network = task.model()
+    network.load_state_dict(result.arrays.to_torch_state_dict())
+    images, labels = task.test_set()
+    correct = (network(images).argmax(1) == labels).numpy()
+    by_site = {f"site-{n}": correct[np.isin(labels, [2 * n, 2 * n + 1])].mean() for n in range(5)}
+    assert own.method == "FedAU, this federation"
+    assert own.accuracy == pytest.approx(correct.mean())
+    assert own.worst_accuracy == pytest.approx(min(by_site.values()))
+    assert by_site[own.worst_client] == min(by_site.values())
+    assert [outcome.method.split(",")[0] for outcome in simulated] == ["FedAvg", "FedAU", "MIFA"]
+    fedavg, fedau, mifa = (outcome.accuracy for outcome in simulated)
+    assert fedau == pytest.approx(own.accuracy, abs=0.05)  # other minibatches
+    assert fedavg < fedau
+    assert mifa > fedau + 0.1

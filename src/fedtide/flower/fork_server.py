@@ -13,6 +13,7 @@ fork, and the command runs as without this module.
 
 from __future__ import annotations
 
+import gc
 import importlib
 import os
 import select
@@ -103,6 +104,8 @@ def serve(
         programs = {name: _load_program(name) for name in names}
         for module in preload:
             importlib.import_module(module)
+        gc.collect()
+        gc.freeze()  # a fork that ended would copy all that is shared, in order to free it
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for a fork
         while lifeline not in select.select([listener, lifeline], [], [])[0]:
             connection, _ = listener.accept()
