@@ -27,13 +27,20 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import chdir
 from importlib.metadata import entry_points
 from pathlib import Path
+from typing import Any
 
 from fedtide.errors import MissingExtraError
 from fedtide.flower import _fork_client
 
 IS_SUPPORTED = sys.platform == "linux"
 
-_SIGNALS = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
+Program = Callable[[], Any]
+"""What a console script calls."""
+
+_SIGNALS: dict[signal.Signals, Any] = {
+    signal.SIGINT: signal.default_int_handler,
+    signal.SIGTERM: signal.SIG_DFL,
+}
 """Signals that end a process, and how Python handles them in a new one."""
 
 
@@ -49,8 +56,8 @@ def main() -> None:
         os.set_inheritable(held, True)  # by the command, but not by what Flower starts in turn
         if os.fork() == 0:
             os.close(held)
-            for number in _SIGNALS:  # to the command, with which the server ends
-                signal.signal(number, signal.SIG_IGN)
+            for ending in _SIGNALS:  # to the command, with which the server ends
+                signal.signal(ending, signal.SIG_IGN)
             run = serve(folder, lifeline)
             if run is not None:
                 sys.exit(run())
@@ -82,9 +89,7 @@ def install_programs(folder: Path, names: Iterable[str]) -> None:
         (folder / name).chmod(0o700)
 
 
-def serve(
-    folder: Path, lifeline: int, preload: Sequence[str] = ("torch",)
-) -> Callable[[], object] | None:
+def serve(folder: Path, lifeline: int, preload: Sequence[str] = ("torch",)) -> Program | None:
     """Fork a process for every request, until `lifeline` is closed at its other end.
 
     Args:
@@ -107,7 +112,7 @@ def serve(
         gc.collect()
         gc.freeze()  # a fork that ended would copy all that is shared, in order to free it
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for a fork
-        while lifeline not in select.select([listener, lifeline], [], [])[0]:
+        while lifeline not in select.select([listener.fileno(), lifeline], [], [])[0]:
             connection, _ = listener.accept()
             with connection:
                 if _fork() == 0:
@@ -115,10 +120,10 @@ def serve(
     return None
 
 
-def _load_program(name: str) -> Callable[[], object]:
+def _load_program(name: str) -> Program:
     """Import what a program of Flower runs."""
     [program] = entry_points(group="console_scripts", name=name)
-    run: Callable[[], object] = program.load()
+    run: Program = program.load()
     return run
 
 
@@ -134,8 +139,8 @@ def _take_over(connection: socket.socket) -> str:
     """Give this fork what the process of the program has, and return the program's name."""
     import numpy as np
 
-    for number, handler in _SIGNALS.items():
-        signal.signal(number, handler)
+    for ending, handler in _SIGNALS.items():
+        signal.signal(ending, handler)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     try:
         request, streams = _fork_client.receive(connection)

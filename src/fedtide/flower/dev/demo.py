@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -56,7 +56,7 @@ def run_demo(folder: Path, rounds: int, tls: bool, show: Callable[[str], None]) 
     ledger = f"sqlite:///{folder.resolve() / 'ledger.db'}"
     with LocalFederation(folder, tls) as federation:
         began = time.monotonic()
-        federation.start_superlink()
+        federation.start_superlink(database=False)
         start = time.monotonic() - began
         seconds = _estimate_round(start)
         name_queries = 0 if tls else 1  # about a round's time; a registered node is not asked
@@ -110,8 +110,9 @@ def compare_methods(folder: Path) -> list[Outcome]:
     """
     task = _load_task()
     log = read_ledger(f"sqlite:///{folder.resolve() / 'ledger.db'}")
-    trained = task.model()
-    x = load_newest(folder / "state").tensors["state.model"]
+    trained, checkpoint = task.model(), load_newest(folder / "state")
+    assert checkpoint is not None
+    x = checkpoint.tensors["state.model"]
     nn.utils.vector_to_parameters(x.float(), trained.parameters())
     outcomes = [_test(task, f"{_title(METHOD)}, this federation", trained)]
     for algorithm in _COMPARED:
@@ -128,7 +129,7 @@ def compare_methods(folder: Path) -> list[Outcome]:
     return outcomes
 
 
-def _title(algorithm: Algorithm) -> str:
+def _title(algorithm: Algorithm[Any]) -> str:
     return type(algorithm).__name__
 
 

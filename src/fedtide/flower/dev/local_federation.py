@@ -108,8 +108,12 @@ class LocalFederation:
         commands = find_processes(self._mark)
         return [process for process, command in commands.items() if program in command]
 
-    def start_superlink(self) -> subprocess.Popen[bytes]:
-        """Start the SuperLink, with its state in a file, and wait until it listens.
+    def start_superlink(self, database: bool = True) -> subprocess.Popen[bytes]:
+        """Start the SuperLink and wait until it listens.
+
+        Args:
+            database: whether it keeps its state in a file, with which it can be started again;
+                writing it takes up to a second for each message on a busy disk.
 
         Raises:
             InvalidInputError: it does not listen in time.
@@ -120,7 +124,8 @@ class LocalFederation:
             security = [f"--ssl-{name}={self.folder / file}" for name, file in files.items()]
             security.append("--enable-supernode-auth")
         options = ["--host", HOST, "--port", str(self.port)]
-        options += ["--database", str(self.folder / "superlink.db")]
+        if database:
+            options += ["--database", str(self.folder / "superlink.db")]
         options += ["--disable-runtime-dependency-installation"]
         self._start_fork_server()
         superlink = self._start("superlink", "flower-superlink", *security, *options)
