@@ -10,11 +10,10 @@ import sqlite3
 import stat
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from functools import partial
-from importlib.util import find_spec
 from itertools import count
 from pathlib import Path
 from threading import Barrier
@@ -33,41 +32,21 @@ import sqlalchemy as sql
 import fedtide as ft
 from fedtide.errors import InvalidInputError
 from fedtide.participation import STAGES, normalise_log, read_log, write_log
-from fedtide.participation.log.ledger import Entry, Ledger, read_ledger, read_rounds
+from fedtide.participation.log import ledger as ledger_module
+from fedtide.participation.log.ledger import (
+    Entry,
+    Ledger,
+    read_ledger,
+    read_rounds,
+    stream_ledger,
+)
+from fedtide.participation.log.schema import REASONS
 
-from .postgres import Server, find_programs, run_server
+from .databases import create_version_1, execute
+from .postgres import POSTGRES, Server
 
 NOW = 1_800_000_000.0
 files = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
-
-
-@pytest.fixture(scope="module")
-def postgres() -> Iterator[Server]:
-    folder = find_programs()
-    if folder is None:
-        pytest.skip("PostgreSQL is not installed: initdb is not on the PATH")
-    if find_spec("psycopg") is None:
-        pytest.skip("no driver for PostgreSQL: pip install 'psycopg[binary]'")
-    with run_server(folder) as running:
-        yield running
-
-
-POSTGRES = pytest.param("postgresql", marks=pytest.mark.process)
-
-
-@pytest.fixture(params=["sqlite", POSTGRES])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """Return the URL of a database without tables."""
-    if request.param == "sqlite":
-        return f"sqlite:///{tmp_path / 'ledger.db'}"
-    return request.getfixturevalue("postgres").database()
-
-
-def execute(url: str, statement: str) -> None:
-    engine = sql.create_engine(url)
-    with engine.begin() as connection:
-        connection.execute(sql.text(statement))
-    engine.dispose()
 
 
 def list_tables(url: str) -> list[str]:
@@ -85,6 +64,7 @@ entries = st.builds(
     weight=st.none() | st.floats(0, 1e6),
     time=st.none() | st.floats(0, 4e9),
     asked=st.none() | st.integers(0, 2**40),
+    reason=st.none() | st.sampled_from(list(REASONS)),
 )
 rounds = st.lists(st.lists(entries, unique_by=lambda entry: entry.client), min_size=1, max_size=5)
 federations = count()
@@ -102,7 +82,7 @@ def test_committed_rounds_are_read_back(url: str, history: list[list[Entry]]):
     assert ledger.ended == len(history)
     ledger.close()
     expected = [
-        {"round": t, "client": e.client, "stage": e.stage, "weight": e.weight, "time": e.time}
+        {name: value for name, value in (vars(e) | {"round": t}).items() if name != "asked"}
         for t, entries in enumerate(history)
         for e in entries
     ]
@@ -309,9 +289,46 @@ def test_an_unknown_stage_is_rejected():
         Entry("a", "usd")
 
 
+def test_an_unknown_reason_is_rejected():
+    with pytest.raises(InvalidInputError, match=r"^reason: .*'erro'; did you mean 'error'"):
+        Entry("a", "selected", reason="erro")
+
+
+def test_what_is_streamed_is_of_one_moment_and_comes_in_batches(
+    url: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(ledger_module, "_BATCH", 20)
+    ledger = Ledger(url)
+    for t in range(4):
+        ledger.commit(t, [Entry(f"c{n}", "used", 0.1) for n in range(10)] if t else [], NOW)
+    with stream_ledger(url) as stream:
+        ledger.commit(4, [Entry("a", "used", 1.0)], NOW)
+        batches = list(stream.batches)
+    assert stream.rounds["round"].to_list() == [0, 1, 2, 3]
+    assert [len(batch) for batch in batches] == [20, 10]
+    assert stream.size == 30
+    assert pl.concat(batches)["round"].to_list() == [1] * 10 + [2] * 10 + [3] * 10
+    assert read_rounds(url).height == 5
+
+
+def test_a_ledger_of_version_1_is_read_and_not_written(url: str):
+    create_version_1(url)
+    log = read_ledger(url)
+    assert log.select("round", "client", "stage", "reason").rows() == [
+        (0, "ann", "used", None),
+        (0, "bob", "reported", None),
+        (1, "bob", "used", None),
+    ]
+    assert read_rounds(url).rows() == [(0, 10.0), (1, 20.0)]
+    assert ft.audit(url).log.length == 2
+    with pytest.raises(InvalidInputError, match=r"^ledger: .*version 1.*fedtide ledger migrate "):
+        Ledger(url)
+
+
 def test_an_empty_ledger_is_an_empty_log(url: str):
     Ledger(url)
-    log = normalise_log(pl.DataFrame({"round": [0], "client": ["a"], "time": [1.0]}))
+    row = {"round": [0], "client": ["a"], "time": [1.0], "reason": ["late"]}
+    log = normalise_log(pl.DataFrame(row))
     assert read_ledger(url).schema == log.schema
 
 

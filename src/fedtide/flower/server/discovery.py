@@ -127,6 +127,7 @@ class Discovery:
     def __init__(self, transport: Transport, registry: NodeRegistry, ttl: float) -> None:
         self._transport, self._registry, self._ttl = transport, registry, ttl
         self._rejected: set[int] = set()
+        self._claims: dict[int, str] = {}  # of registered names, by nodes without the key
 
     def wait_for_nodes(self, t: int, wanted: int, deadline: float) -> None:
         """Wait until so many known nodes are online and owe no reply, or until the deadline."""
@@ -141,6 +142,15 @@ class Discovery:
             if len(known) >= wanted or transport.clock.tick() >= deadline:
                 return
             transport.clock.sleep(_PAUSE)
+
+    def claimed_clients(self) -> list[int]:
+        """Return the clients that are not online, and whose registered name another node claims."""
+        if not self._claims:
+            return []
+        online = {node.node_id for node in self._transport.list_nodes()}
+        present = {name for node_id, name in self._registry.nodes.items() if node_id in online}
+        claimed = {name for node_id, name in self._claims.items() if node_id in online}
+        return sorted(self._registry.names.index(name) for name in claimed - present)
 
     def _identify(self, nodes: Sequence[OnlineNode], t: int, deadline: float) -> None:
         """Learn the names of new nodes, from the operator or from the nodes themselves."""
@@ -182,4 +192,6 @@ class Discovery:
         reason = self._registry.bind(node_id, name, registered)
         if reason is not None:
             self._rejected.add(node_id)
+            if name in self._registry.registered:
+                self._claims[node_id] = name
             log.warning("node %d does not take part: %s", node_id, reason)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from logging import getLogger
 from pathlib import Path
 from typing import Any
@@ -81,6 +82,9 @@ class FedTide(Strategy):
             client needs.
         seed: of the sampling.
         clock: the time.
+        metrics_port: serves the page and the metrics of `fedtide watch` at this port while `start`
+            runs, from the ledger; None: does not.
+        metrics_host: the address to serve them at.
 
     Raises:
         InvalidInputError: a value outside its range; a database that cannot be written.
@@ -102,6 +106,8 @@ class FedTide(Strategy):
         ttl: float = 43_200.0,
         seed: int = 0,
         clock: Clock | None = None,
+        metrics_port: int | None = None,
+        metrics_host: str = "127.0.0.1",
     ) -> None:
         for name, share in (("train", fraction_train), ("evaluate", fraction_evaluate)):
             if not 0 <= share <= 1:
@@ -119,6 +125,13 @@ class FedTide(Strategy):
         self._clients, self._clock = clients, clock or Clock()
         self._state = None if state is None else Path(state)
         self._ledger = None if ledger is None else Ledger(ledger, federation)
+        self._watch: Callable[[], AbstractContextManager[object]] = nullcontext
+        if metrics_port is not None:
+            if ledger is None:
+                raise InvalidInputError("metrics_port: the page reads the ledger; give ledger, too")
+            self._watch = partial(
+                _watch, f"{ledger}#{federation}", clients, metrics_host, metrics_port
+            )
 
     @property
     def training(self) -> TrainingSession:
@@ -156,7 +169,7 @@ class FedTide(Strategy):
         if self._state is not None:
             hint = "stop it first (flwr stop)"
             lock = lock_folder(self._state, "state", hint, _LOCK_PATIENCE, log)
-        with lock:
+        with lock, self._watch():
             self._begin(grid, initial_arrays)
             self._repair_ledger()
             self.summary()
@@ -221,10 +234,12 @@ class FedTide(Strategy):
                 updates[update.client] = update
         if self.algorithm.uses_local_lr:
             for client in find_odd_rates(updates.values(), self._training.lr):
-                self._reject(updates.pop(client), "its lr is not that of the other clients")
+                text = "its lr is not that of the other clients"
+                self._reject(updates.pop(client), "learning rate", text)
         used = self._training.end_round(updates.values())
         for client in updates.keys() - {update.client for update in used}:
-            self._reject(updates[client], "with it the state exceeds what numbers can hold")
+            text = "with it the state exceeds what numbers can hold"
+            self._reject(updates[client], "unbounded", text)
         for update in used:
             self._round_log.record(update.client, "used", 1.0 / len(used), update.round)
         log.info("%d updates used", len(used))
@@ -279,19 +294,20 @@ class FedTide(Strategy):
         self._round_log = RoundLog(t, self._registry.names, self._clock.now)
         # 1.
         self._discovery.wait_for_nodes(t, self.min_available_nodes, tick() + timeout)
+        for client in self._discovery.claimed_clients():
+            self._round_log.record(client, "available", reason="unregistered")
         # 2.
         arrays = self._to_arrays(training.model)
         messages = list(self.configure_train(t + 1, arrays, config, grid))
         sent = transport.send(messages, "train", t)
         for pending in sent:
             assert pending.client is not None
-            self._round_log.record(pending.client, "selected")
+            self._round_log.record(pending.client, "selected", reason="no reply")  # until it does
         # 3.
         self._await_replies(sent, self.close_after or len(sent), tick() + timeout)
         # 4.
         for pending in transport.take_malformed("train"):
-            assert pending.client is not None
-            self._round_log.record(pending.client, "reported", asked=pending.round)
+            self._record_refusal(pending, "malformed")
         answered = transport.take("train")
         self._answered = {pending.message_id: pending for pending, _ in answered}
         _, metrics = self.aggregate_train(t + 1, [reply for _, reply in answered])
@@ -328,20 +344,25 @@ class FedTide(Strategy):
             if pending.round == t:
                 self._round_log.remove(pending.client)
             return None
-        except RejectedReplyError as reason:
-            name = self._registry.names[pending.client]
-            log.warning("reply of %s not used: %s", name, reason)
+        except RejectedReplyError as error:
+            log.warning("reply of %s not used: %s", self._registry.names[pending.client], error)
             if reply.has_content():
-                self._round_log.record(pending.client, "reported", asked=pending.round)
+                self._record_refusal(pending, error.reason)
+            elif pending.round == t:
+                self._round_log.record(pending.client, "selected", reason=error.reason)
             return None
         if pending.round == t or self.accepts_late:
             return update
-        self._round_log.record(pending.client, "reported", asked=pending.round)
+        self._record_refusal(pending, "late")
         return None
 
-    def _reject(self, update: ValidatedUpdate, reason: str) -> None:
-        log.warning("reply of %s not used: %s", self._registry.names[update.client], reason)
-        self._round_log.record(update.client, "reported", asked=update.round)
+    def _reject(self, update: ValidatedUpdate, reason: str, text: str) -> None:
+        log.warning("reply of %s not used: %s", self._registry.names[update.client], text)
+        self._round_log.record(update.client, "reported", asked=update.round, reason=reason)
+
+    def _record_refusal(self, pending: PendingReply, reason: str) -> None:
+        assert pending.client is not None
+        self._round_log.record(pending.client, "reported", asked=pending.round, reason=reason)
 
     def _free_nodes(self, exclude: Iterable[int | None] = ()) -> dict[int, int]:
         """Return the node of each known client that is online and has no pending request."""
@@ -392,3 +413,14 @@ class FedTide(Strategy):
         if metrics is not None:
             log.info("Evaluation after round %d: %s", ended, metrics)
             result.evaluate_metrics_serverapp[ended] = metrics
+
+
+@contextmanager
+def _watch(url: str, clients: int | Sequence[str], host: str, port: int) -> Iterator[None]:
+    """Serve the page and the metrics of a ledger."""
+    from fedtide.monitoring.monitor import Monitor, MonitorSettings  # needs fedtide[watch]
+    from fedtide.monitoring.server import serve
+
+    with serve(Monitor(url, MonitorSettings(clients)), host, port) as server:
+        log.info("Page and metrics: %s", server.url)
+        yield
