@@ -92,8 +92,8 @@ def test_the_comparison_is_of_this_model_and_of_models_for_the_same_participatio
 ):
     monkeypatch.syspath_prepend(str(example_app()))
     task, app = importlib.import_module("task"), importlib.import_module("client_app").app
-    for name in ("task", "client_app"):
-        monkeypatch.delitem(sys.modules, name)
+    for name in ("task", "client_app"):  # other tests import other modules by these names
+        del sys.modules[name]
     monkeypatch.setattr(task, "digits", cache(task.digits))
     nodes = {
         7 + n: Node(app, {"name": name, "every": every, "partition-id": n, "num-partitions": 5})
