@@ -12,7 +12,7 @@ from flwr.app import Message
 from flwr.serverapp import Grid
 
 from fedtide.flower._flwr_private import OnlineNode, list_nodes, pull_replies
-from fedtide.flower.protocol import is_plain, requested_rate
+from fedtide.flower.protocol import asks_for_gradients, is_plain, requested_rate
 
 log = getLogger("flwr")
 
@@ -50,6 +50,7 @@ class PendingReply:
         sent_at: when, in seconds since 1970.
         plain: whether an ordinary Flower client does all that it asks for.
         lr: the local learning rate that it asks for; 0: the client's own.
+        gradients: whether it asks for gradients, too.
     """
 
     message_id: str
@@ -60,6 +61,7 @@ class PendingReply:
     sent_at: float
     plain: bool = True
     lr: float = 0.0
+    gradients: bool = False
 
 
 @dataclass
@@ -150,8 +152,13 @@ class Transport:
                 client = self._client_at(node_id)
                 pending = PendingReply(message_id, node_id, kind, client, t, sent_at)
                 if kind == "train":
-                    plain, lr = is_plain(message.content), requested_rate(message.content)
-                    pending = replace(pending, plain=plain, lr=lr)
+                    content = message.content
+                    pending = replace(
+                        pending,
+                        plain=is_plain(content),
+                        lr=requested_rate(content),
+                        gradients=asks_for_gradients(content),
+                    )
                 sent.append(pending)
         if len(sent) < len(messages):
             log.warning("%d messages could not be sent", len(messages) - len(sent))
