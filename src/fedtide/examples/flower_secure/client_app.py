@@ -64,7 +64,8 @@ class Site(NumPyClient):
 def refuse_small_sums(message, context, call_next):
     """Help to unmask only sums of enough updates: sites can be lost after they were selected."""
     config = message.content.config_records.get(RECORD_KEY_CONFIGS, {})
-    if config.get(Key.STAGE) == Stage.UNMASK and len(config[Key.ACTIVE_NODE_ID_LIST]) < MIN_SITES:
+    active = set(config.get(Key.ACTIVE_NODE_ID_LIST, []))
+    if config.get(Key.STAGE) == Stage.UNMASK and len(active) < MIN_SITES:
         raise ValueError(f"the sum is of fewer than {MIN_SITES} updates")
     return call_next(message, context)
 
