@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedtide.cli.flower import flower_command
+from fedtide.cli.flower import demo_command
 from fedtide.errors import InvalidInputError
 from fedtide.flower import FedTide, initial_arrays
 from fedtide.flower.dev.demo import METHOD, SITES, Forecast, compare_methods, example_app
@@ -84,7 +84,7 @@ def test_the_demo_finds_its_app():
 
 def test_an_existing_output_folder_is_refused(tmp_path):
     with pytest.raises(InvalidInputError, match=r"^out: .* exists; "):
-        flower_command("demo", out=tmp_path)
+        demo_command(out=tmp_path)
 
 
 def test_the_comparison_is_of_this_model_and_of_models_for_the_same_participation(
