@@ -51,11 +51,18 @@ def time_startup() -> float:
     return time.monotonic() - began
 
 
-def wait_until(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + DEADLINE
+def wait_until(condition: Callable[[], bool], what: str, seconds: float = DEADLINE) -> None:
+    deadline = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < deadline, f"no {what} within {DEADLINE} s"
+        assert time.monotonic() < deadline, f"no {what} within {seconds} s"
         time.sleep(0.2)
+
+
+def is_running(process: int) -> bool:
+    """Return whether a process exists and has not ended (a zombie has)."""
+    command = ["ps", "-o", "stat=", "-p", str(process)]
+    status = subprocess.run(command, capture_output=True, text=True, check=False).stdout
+    return status.strip()[:1] not in ("", "Z")
 
 
 def collect_log(run: subprocess.Popen) -> list[str]:

@@ -45,7 +45,7 @@ def model(folder: Path, method: str) -> np.ndarray:
 
 def test_with_tls_and_node_keys_strangers_are_refused_and_models_equal_the_simulators(tmp_path):
     with LocalFederation(tmp_path / "federation", tls=True) as federation:
-        federation.start_superlink()
+        federation.start_superlink(database=False)
         for number, name in enumerate(SITES):
             federation.register(name)
             federation.start_node(name, client=number)

@@ -1,20 +1,25 @@
 """`fedtide flower demo`: it ends well, and leaves no process behind even if interrupted."""
 
+import importlib
+import re
 import signal
 import subprocess
 import sys
-import time
+from functools import cache
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from fedtide.cli.flower import demo_command
 from fedtide.errors import InvalidInputError
-from fedtide.flower.dev.demo import Forecast, example_app
-from fedtide.flower.dev.local_federation import find_processes
+from fedtide.flower import FedTide, initial_arrays
+from fedtide.flower.dev.demo import METHOD, SITES, Forecast, compare_methods, example_app
+from fedtide.flower.dev.process_guard import find_processes
 from fedtide.participation.log.ledger import read_ledger
 
-from .processes import DEADLINE
+from .fake_grid import FakeGrid, Node
+from .processes import DEADLINE, is_running, wait_until
 
 FEDTIDE = [sys.executable, "-c", "from fedtide.cli.main import main; main()"]
 
@@ -32,6 +37,9 @@ def test_a_federation_with_tls_runs_and_is_audited(tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.startswith("rounds: 2, each about ")
     assert "whose model" in done.stdout
+    assert re.findall(r"(\w+), (?:this federation|simulated) .*%", done.stdout) == [
+        *("FedAU", "FedAvg", "FedAU", "MIFA"),
+    ]
     log = read_ledger(f"sqlite:///{out / 'ledger.db'}")
     first = log.filter(round=0)
     assert first["client"].to_list() == [f"site-{n}" for n in range(5)]
@@ -40,18 +48,26 @@ def test_a_federation_with_tls_runs_and_is_audited(tmp_path):
 
 
 @pytest.mark.flower
-def test_an_interrupted_demo_ends_all_its_processes(tmp_path):
-    out = tmp_path / "demo"
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP, signal.SIGKILL])
+def test_a_demo_that_is_ended_leaves_no_process(tmp_path, number):
+    """Killed, it is in the middle of a round."""
+    out, killed = tmp_path / "demo", number == signal.SIGKILL
     command = [*FEDTIDE, "flower", "demo", "--out", str(out)]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    deadline = time.monotonic() + DEADLINE
-    while not (out / "site-2.log").is_file():
-        assert time.monotonic() < deadline
+
+    def is_ready() -> bool:
         assert process.poll() is None
-        time.sleep(0.1)
-    assert left_behind(out) != {}
-    process.send_signal(signal.SIGINT)
-    assert process.wait(timeout=60) == 130
+        ready = out / ("ledger.db" if killed else "site-2.log")
+        return ready.is_file()
+
+    try:
+        wait_until(is_ready, "processes")
+        started = left_behind(out)
+    finally:
+        process.send_signal(number)
+    assert len(started) > (12 if killed else 3)
+    assert process.wait(timeout=60) == (-number if killed else 130)
+    wait_until(lambda: not any(map(is_running, started)), "end of all processes", seconds=10)
     assert left_behind(out) == {}
 
 
@@ -69,3 +85,37 @@ def test_the_demo_finds_its_app():
 def test_an_existing_output_folder_is_refused(tmp_path):
     with pytest.raises(InvalidInputError, match=r"^out: .* exists; "):
         demo_command(out=tmp_path)
+
+
+def test_the_comparison_is_of_this_model_and_of_models_for_the_same_participation(
+    tmp_path, monkeypatch
+):
+    monkeypatch.syspath_prepend(str(example_app()))
+    task, app = importlib.import_module("task"), importlib.import_module("client_app").app
+    for name in ("task", "client_app"):  # other tests import other modules by these names
+        del sys.modules[name]
+    monkeypatch.setattr(task, "digits", cache(task.digits))
+    nodes = {
+        7 + n: Node(app, {"name": name, "every": every, "partition-id": n, "num-partitions": 5})
+        for n, (name, every) in enumerate(SITES.items())
+    }
+    grid = FakeGrid(nodes)
+    ledger = f"sqlite:///{tmp_path / 'ledger.db'}"
+    strategy = FedTide(METHOD, clients=5, state=tmp_path / "state", ledger=ledger, clock=grid.clock)
+    result = strategy.start(grid, initial_arrays(task.model()), num_rounds=12, timeout=60)
+
+    own, *simulated = compare_methods(tmp_path)
+    network = task.model()
+    network.load_state_dict(result.arrays.to_torch_state_dict())
+    images, labels = task.test_set()
+    correct = (network(images).argmax(1) == labels).numpy()
+    by_site = {f"site-{n}": correct[np.isin(labels, [2 * n, 2 * n + 1])].mean() for n in range(5)}
+    assert own.method == "FedAU, this federation"
+    assert own.accuracy == pytest.approx(correct.mean())
+    assert own.worst_accuracy == pytest.approx(min(by_site.values()))
+    assert by_site[own.worst_client] == min(by_site.values())
+    assert [outcome.method.split(",")[0] for outcome in simulated] == ["FedAvg", "FedAU", "MIFA"]
+    fedavg, fedau, mifa = (outcome.accuracy for outcome in simulated)
+    assert fedau == pytest.approx(own.accuracy, abs=0.05)  # other minibatches
+    assert fedavg < fedau
+    assert mifa > fedau + 0.1

@@ -1,6 +1,5 @@
 """When an undocumented part of Flower changes, one warning is logged and a fallback is used."""
 
-import subprocess
 import sys
 from types import SimpleNamespace
 
@@ -147,13 +146,6 @@ def test_a_federation_trains_without_any_private_part(monkeypatch, warnings, url
     deploy(grid, ft.algorithms.FedAvg(), rounds=3, ledger=url)
     assert len(read_ledger(url).filter(stage="used")) == 3 * N
     assert len(warnings) == 1
-
-
-@pytest.mark.process
-def test_the_timed_startup_of_a_client_survives_a_moved_module():
-    code = _flwr_private.CLIENT_STARTUP.replace("flwr.supernode.cli", "flwr.moved.cli")
-    assert code != _flwr_private.CLIENT_STARTUP
-    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 @pytest.mark.parametrize("failure", FAILURES, ids=repr)

@@ -1,14 +1,18 @@
 """Processes of a local federation are found and ended."""
 
 import os
+import signal
 import subprocess
 import sys
 import time
 
 import pytest
 
-from fedtide.flower.dev import local_federation
-from fedtide.flower.dev.local_federation import LocalFederation, find_processes
+from fedtide.flower.dev import local_federation, process_guard
+from fedtide.flower.dev.local_federation import LocalFederation
+from fedtide.flower.dev.process_guard import find_processes
+
+from .processes import is_running, wait_until
 
 
 @pytest.mark.process
@@ -37,7 +41,7 @@ def test_leaving_the_context_kills_processes_that_ignore_sigterm(tmp_path, monke
 @pytest.mark.process
 @pytest.mark.parametrize("lister", ["/proc", "ps"])
 def test_processes_are_found_by_their_environment(lister):
-    find = find_processes if lister == "/proc" else local_federation._find_with_ps
+    find = find_processes if lister == "/proc" else process_guard._find_with_ps
     sleep = [sys.executable, "-c", "import time; time.sleep(600)"]
     with subprocess.Popen(sleep, env=os.environ | {"FEDTIDE_MARK": "a"}) as process:
         try:
@@ -53,19 +57,72 @@ def test_processes_are_found_by_their_environment(lister):
 
 
 def test_without_proc_ps_lists_the_processes(monkeypatch):
-    listings = {
-        "-axww": "    1 /sbin/init\n   42 python -c x\n   43 python -c y\n",
-        "axeww": "    1 /sbin/init\n   42 python -c x A=b M=/tmp/d\n   43 python -c y M=/tmp/d2\n",
-    }
-    listings["-axEww"] = listings["axeww"]
+    commands = "    1 /sbin/init\n   42 python -c x\n   43 python -c y\n   44 z\n"
+    marked = commands.replace("-c x", "-c x A=b M=/tmp/d").replace("-c y", "-c y M=/tmp/d2")
+    listings = {("-axww", "pid=,ppid="): "    1     0\n   42     1\n   43     1\n   44    42\n"}
+    listings |= {("-axww", "pid=,command="): commands}
+    listings |= {(options, "pid=,command="): marked for options in ("axeww", "-axEww")}
 
     def run(command, **options):
-        return subprocess.CompletedProcess(command, 0, stdout=listings[command[1]])
+        return subprocess.CompletedProcess(command, 0, stdout=listings[command[1], command[3]])
 
-    monkeypatch.setattr(local_federation.subprocess, "run", run)
-    assert local_federation._find_with_ps("M=/tmp/d") == {42: "python -c x"}
+    monkeypatch.setattr(process_guard.subprocess, "run", run)
+    assert process_guard._find_with_ps("M=/tmp/d") == {42: "python -c x", 44: "z"}
 
 
 def test_without_ps_no_processes_are_found(monkeypatch):
     monkeypatch.setenv("PATH", "")
-    assert local_federation._find_with_ps("M=/tmp/d") == {}
+    assert process_guard._find_with_ps("M=/tmp/d") == {}
+
+
+OWNER = """
+import sys, time
+from pathlib import Path
+
+from fedtide.flower.dev.local_federation import LocalFederation
+
+with LocalFederation(Path(sys.argv[1])) as federation:
+    federation._start("stubborn", "python", "-c", sys.argv[2])
+    time.sleep(600)
+"""
+
+STUBBORN = """
+import os, signal, subprocess, sys, time
+for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+    signal.signal(number, signal.SIG_IGN)
+sleep = [sys.executable, "-c", "import time; time.sleep(600)"]
+hidden = subprocess.Popen(sleep, env={}, start_new_session=True)
+visible = subprocess.Popen(sleep, start_new_session=True)
+print(os.getpid(), hidden.pid, visible.pid, flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGKILL])
+def test_processes_do_not_survive_the_process_that_started_them(tmp_path, number):
+    """Neither those that ignore signals, nor their children without the mark."""
+    log = tmp_path / "federation" / "stubborn.log"
+    command = [sys.executable, "-c", OWNER, str(tmp_path / "federation"), STUBBORN]
+    with subprocess.Popen(command, start_new_session=True) as owner:
+        try:
+            wait_until(lambda: log.is_file() and len(log.read_text().split()) == 3, "processes")
+        finally:
+            os.killpg(owner.pid, number)
+    started = [int(word) for word in log.read_text().split()]
+    wait_until(lambda: not any(map(is_running, started)), "end of all processes", seconds=10)
+    assert find_processes(f"FEDTIDE_LOCAL_FEDERATION={tmp_path / 'federation'}") == {}
+
+
+@pytest.mark.process
+def test_the_guard_ends_with_its_federation(tmp_path):
+    with LocalFederation(tmp_path / "federation"):
+        [guard] = guards(tmp_path)
+        assert is_running(guard)
+    assert guards(tmp_path) == []
+
+
+def guards(folder) -> list[int]:
+    command = ["pgrep", "-f", f"process_guard.py FEDTIDE_LOCAL_FEDERATION={folder}/federation"]
+    found = subprocess.run(command, capture_output=True, text=True, check=False).stdout
+    return [int(word) for word in found.split()]

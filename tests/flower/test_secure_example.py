@@ -12,6 +12,7 @@ from flwr.common.secure_aggregation.secaggplus_constants import (
     Key,
     Stage,
 )
+from flwr.server.workflow import SecAggPlusWorkflow
 from scipy import stats
 
 import fedtide.examples
@@ -21,8 +22,11 @@ from fedtide.flower import ClientSideMemory, FedTide, custom_client
 from .fake_grid import FakeGrid, Node
 
 EXAMPLE = Path(fedtide.examples.__file__).parent / "flower_secure"
-SITES, ROUNDS, CUTOFF, KILLED = 6, 13, 4, (4, 3)
-"""KILLED: the round in which a site dies between its keys and its update, and that site."""
+SITES, ROUNDS, CUTOFF = 6, 13, 4
+DEATH = (Stage.COLLECT_MASKED_VECTORS, {4}, 3)
+"""A site dies: before it answers a message of this stage, in these rounds, and which site."""
+QUERY = "query"
+"""The stage before those of SecAgg+: the server asks who takes part."""
 
 
 @pytest.fixture
@@ -37,20 +41,27 @@ def example(monkeypatch):
         del sys.modules[name]
 
 
-def dying(app, site):
-    """Return an app that is killed before it sends its masked update in the round KILLED."""
+def dying(app, site, death):
+    """Return an app that is killed before it answers."""
 
     def answer(message, context):
-        config = message.content.config_records.get(RECORD_KEY_CONFIGS, {})
-        masks = config.get(Key.STAGE) == Stage.COLLECT_MASKED_VECTORS
-        if masks and (int(message.metadata.group_id) - 1, site) == KILLED:
+        stage, t = stage_of(message)
+        if stage == death[0] and t in death[1] and site == death[2]:
             raise RuntimeError("killed")
         return app(message, context)
 
     return answer
 
 
-def recording(grid, secure_app, sent):
+def stage_of(message) -> tuple[str, int]:
+    """Return the stage and the round of a request."""
+    config = message.content.config_records.get(RECORD_KEY_CONFIGS)
+    if config is not None:
+        return config[Key.STAGE], int(message.metadata.group_id) - 1
+    return QUERY, message.content.config_records["getpropertiesins.config"]["round"]
+
+
+def recording(grid, secure_app, sent, death):
     """Return a grid that appends every reply to `sent`."""
     for node in grid.nodes.values():
 
@@ -58,7 +69,7 @@ def recording(grid, secure_app, sent):
             sent.append(reply)
             return reply
 
-        node.app, node.tamper = dying(secure_app, node.config["partition-id"]), record
+        node.app, node.tamper = dying(secure_app, node.config["partition-id"], death), record
     return grid
 
 
@@ -66,27 +77,35 @@ def nodes(app) -> dict[int, Node]:
     return {100 + n: Node(app, {"partition-id": n}) for n in range(SITES)}
 
 
-def run_secure(example, memory: Path):
+def run_secure(example, memory: Path, death=DEATH, rounds=ROUNDS):
     """Return the model and all replies."""
     client_app, server_app = example
-    config = {"num-clients": SITES, "num-server-rounds": ROUNDS, "cutoff": CUTOFF}
+    config = {"num-clients": SITES, "num-server-rounds": rounds, "cutoff": CUTOFF}
     replies = []
     grid = FakeGrid(nodes(client_app.app), run_config={"memory": str(memory)})
-    grid = recording(grid, client_app.app, replies)
+    grid = recording(grid, client_app.app, replies, death)
     context = Context(grid.run_id, 1, {}, RecordDict(), config)
     server_app.app(grid, context)
     return context.state.array_records["parameters"].to_numpy_ndarrays()[0], replies
 
 
-def run_open(example, memory: Path):
-    """Return the model of the same federation without masks."""
-    client_app, server_app = example
-    present = np.array(
-        [[client_app.is_available(n, t) for n in range(SITES)] for t in range(ROUNDS)]
-    )
-    present[present.sum(axis=1) < server_app.MIN_SITES] = False
-    assert present[KILLED]
-    present[KILLED] = False
+def counted(is_available, death, rounds=ROUNDS) -> np.ndarray:
+    """Return whose updates count in which round, (rounds, SITES)."""
+    present = np.array([[is_available(n, t) for n in range(SITES)] for t in range(rounds)])
+    stage, dead, site = death
+    for t in dead:
+        assert present[t, site]
+        if stage in (Stage.SETUP, Stage.SHARE_KEYS):  # the others cannot remove its masks
+            present[t] = False
+        if stage in (QUERY, Stage.COLLECT_MASKED_VECTORS):
+            present[t, site] = False
+    present[present.sum(axis=1) < 3] = False
+    return present
+
+
+def run_open(example, memory: Path, present):
+    """Return the model of the federation without masks, for the participation `present`."""
+    client_app, _ = example
 
     def make(context):
         return lambda model, request: client_app.train(
@@ -101,7 +120,7 @@ def run_open(example, memory: Path):
     grid = FakeGrid(nodes(app))
     strategy = FedTide(ClientSideMemory(FedAU(cutoff=CUTOFF)), clients=SITES, clock=grid.clock)
     start = ArrayRecord({"x": Array(np.zeros(client_app.SIZE))})
-    strategy.start(grid, start, num_rounds=ROUNDS, timeout=60)
+    strategy.start(grid, start, num_rounds=len(present), timeout=60)
     return strategy.training.output.numpy()
 
 
@@ -118,7 +137,7 @@ def sent_in(reply) -> list[np.ndarray]:
 def test_masked_sums_give_the_open_model(example, tmp_path):
     client_app, _ = example
     secure, replies = run_secure(example, tmp_path / "secure")
-    openly = run_open(example, tmp_path / "open")
+    openly = run_open(example, tmp_path / "open", counted(client_app.is_available, DEATH))
     # Each round rounds to whole quanta, and the local steps shrink earlier rounding errors.
     quantum = 2 * client_app.CLIP / 2**22
     assert np.abs(openly).max() > 1000 * quantum * ROUNDS
@@ -129,3 +148,45 @@ def test_masked_sums_give_the_open_model(example, tmp_path):
     # Each is uniform on its own: a correct program fails this with probability 1e-9.
     distance = stats.kstest(seen / 2.0**32, "uniform").statistic
     assert distance < np.sqrt(np.log(2 / 1e-9) / (2 * len(seen)))
+
+
+def run_with_death(example, folder, stage):
+    """Return the model, the replies, and whose updates count, if one of four and of three dies."""
+    client_app, _ = example
+    death, rounds = (stage, {2, 3}, 4), 4
+    present = np.array([[client_app.is_available(n, t) for n in range(SITES)] for t in (2, 3)])
+    assert present.sum(axis=1).tolist() == [4, 3]
+    secure, replies = run_secure(example, folder / "secure", death, rounds)
+    return secure, replies, counted(client_app.is_available, death, rounds)
+
+
+@pytest.mark.parametrize(
+    ("stage", "counts"),
+    [
+        (QUERY, [3, 0]),
+        (Stage.SETUP, [0, 0]),
+        (Stage.SHARE_KEYS, [0, 0]),
+        (Stage.COLLECT_MASKED_VECTORS, [3, 0]),
+        (Stage.UNMASK, [4, 3]),
+    ],
+)
+def test_a_site_that_dies_leaves_the_sum_of_the_others_or_no_sum(example, tmp_path, stage, counts):
+    """A sum of fewer than three is never decoded: it would tell each of two what the other sent."""
+    secure, replies, present = run_with_death(example, tmp_path, stage)
+    assert present[2:].sum(axis=1).tolist() == counts
+    openly = run_open(example, tmp_path / "open", present)
+    quantum = 2 * example[0].CLIP / 2**22
+    np.testing.assert_allclose(secure, openly, rtol=0, atol=quantum * len(present))
+    if stage == Stage.COLLECT_MASKED_VECTORS:  # the server asks nobody to unmask the sum of two
+        assert [reply.metadata.group_id for reply in replies].count("4") == 3 * 3
+
+
+def test_sites_refuse_to_unmask_a_sum_of_two_for_a_server_that_asks(example, tmp_path, monkeypatch):
+    client_app, server_app = example
+    stock = SecAggPlusWorkflow.collect_masked_vectors_stage
+    monkeypatch.setattr(server_app.EnoughContributions, "collect_masked_vectors_stage", stock)
+    stage = Stage.COLLECT_MASKED_VECTORS
+    secure, _, present = run_with_death(example, tmp_path, stage)
+    openly = run_open(example, tmp_path / "open", present)
+    quantum = 2 * client_app.CLIP / 2**22
+    np.testing.assert_allclose(secure, openly, rtol=0, atol=quantum * len(present))

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
+import signal
 import tempfile
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.table import Table
 
 from fedtide.errors import Interrupted, InvalidInputError, MissingExtraError
 
@@ -35,14 +37,16 @@ def demo_command(
     """Run a real federation on this machine: a SuperLink and five SuperNodes with Flower.
 
     Each client holds two of the ten handwritten digits; three of them take part only now and then.
-    FedAU trains, and an audit of the ledger shows which objective plain averaging would have
-    minimised. All processes end with the command.
+    FedAU trains. An audit of the ledger shows which objective plain averaging would have minimised,
+    and the simulator what other methods would have learned. All processes end with the command.
 
     Example: fedtide flower demo --tls
     """
     _require_flower()
     if out is not None and out.exists():
         raise InvalidInputError(f"out: {out} exists; choose another")
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:  # else ignored, as under nohup
+        signal.signal(signal.SIGHUP, signal.getsignal(signal.SIGTERM))
     try:
         with tempfile.TemporaryDirectory(prefix="fedtide-") as temporary:
             _run(out or Path(temporary) / "demo", rounds, tls)
@@ -77,8 +81,15 @@ def _require_flower() -> None:
 def _run(folder: Path, rounds: int, tls: bool) -> None:
     from fedtide.auditing.api import audit
     from fedtide.auditing.output.terminal import show
-    from fedtide.flower.dev.demo import SITES, run_demo
+    from fedtide.flower.dev.demo import SITES, compare_methods, run_demo
 
     console = Console()
     ledger = run_demo(folder, rounds, tls, lambda line: console.print(line, highlight=False))
     show(audit(ledger, clients=len(SITES)), console)
+    table = Table("on the same ledger", box=None, header_style="bold", pad_edge=False)
+    for column in ("accuracy", "of the worst client"):
+        table.add_column(column, justify="right")
+    for outcome in compare_methods(folder):
+        worst = f"{outcome.worst_accuracy:.0%} ({outcome.worst_client})"
+        table.add_row(outcome.method, f"{outcome.accuracy:.0%}", worst)
+    console.print("", table)

@@ -6,7 +6,6 @@
 - `Grid.run.run_id`;
 - `HttpGrid._runtime_client.PullMessages`, and the function with which that module decodes a reply;
 - the numbers of errors in `flwr.common.constant.ErrorCode`;
-- `flwr.supernode.cli`, which Flower imports in every client process;
 - an environment variable of Flower's SuperExec.
 
 If one of them fails after an upgrade of Flower, however it fails, we log one warning and go on with
@@ -34,14 +33,6 @@ from fedtide.errors import InvalidInputError, first_line
 log = getLogger("flwr")
 
 T = TypeVar("T")
-
-CLIENT_STARTUP = """
-import contextlib
-with contextlib.suppress(Exception):
-    import flwr.supernode.cli
-import fedtide.flower.clients.app
-"""
-"""What a client process imports for every message: the demo times it to forecast its duration."""
 
 FAST_POLLING = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.5"}
 """Environment that makes a SuperExec look for work every 0.5 s; ignored if Flower drops it."""

@@ -1,9 +1,8 @@
 """A client: five lines make it follow any method that the server runs."""
 
 from flwr.app import Context
-from task import model, shard
+from task import TRAINING, model, shard
 
-from fedtide import LocalTraining
 from fedtide.flower import client
 
 
@@ -18,4 +17,4 @@ def available(t: int, context: Context) -> bool:
     return t % int(context.node_config.get("every", 1)) == 0
 
 
-app = client(model, data, LocalTraining(steps=10, batch_size=16, lr=0.1), available=available)
+app = client(model, data, TRAINING, available=available)

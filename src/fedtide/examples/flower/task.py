@@ -1,4 +1,4 @@
-"""The learning task: the model, and which of scikit-learn's digits each client holds."""
+"""The learning task: the model, how clients train it, and the digits that each of them holds."""
 
 from importlib.util import find_spec
 from pathlib import Path
@@ -7,6 +7,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fedtide import LocalTraining
+
+TRAINING = LocalTraining(steps=10, batch_size=16, lr=0.1)
 TEST = 360  # the server tests on the last images
 
 
@@ -25,10 +28,15 @@ def digits() -> tuple[Tensor, Tensor]:
     return torch.tensor(images, dtype=torch.float32), torch.tensor(labels, dtype=torch.int64)
 
 
+def owner(labels: Tensor, clients: int) -> Tensor:
+    """Return the client of each digit: client 0 of 5 holds the digits 0 and 1, and so on."""
+    return labels * clients // 10
+
+
 def shard(client: int, clients: int) -> tuple[Tensor, Tensor]:
-    """Return a client's training images: client 0 of 5 holds the digits 0 and 1, and so on."""
+    """Return a client's training images and their digits."""
     images, labels = (tensor[:-TEST] for tensor in digits())
-    own = labels * clients // 10 == client
+    own = owner(labels, clients) == client
     return images[own], labels[own]
 
 

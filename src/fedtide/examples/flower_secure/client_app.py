@@ -7,6 +7,7 @@ from flwr.app import Context
 from flwr.client import NumPyClient
 from flwr.client.mod import secaggplus_mod
 from flwr.clientapp import ClientApp
+from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_CONFIGS, Key, Stage
 from torch import Tensor
 
 from fedtide.flower import TrainRequest, Update
@@ -15,6 +16,8 @@ from fedtide.flower.clients.store import encode_update
 SIZE, STEPS, LR = 10, 5, 0.05
 CLIP = 64.0
 """The largest ω·|Δ| of a coordinate that can be masked."""
+MIN_SITES = 3
+"""In a sum of two updates, each site could compute the other's."""
 
 
 def secret(site: int) -> Tensor:
@@ -58,4 +61,13 @@ class Site(NumPyClient):
         return [weighted.numpy()], 1, {}
 
 
-app = ClientApp(lambda context: Site(context).to_client(), mods=[secaggplus_mod])
+def refuse_small_sums(message, context, call_next):
+    """Help to unmask only sums of enough updates: sites can be lost after they were selected."""
+    config = message.content.config_records.get(RECORD_KEY_CONFIGS, {})
+    active = set(config.get(Key.ACTIVE_NODE_ID_LIST, []))
+    if config.get(Key.STAGE) == Stage.UNMASK and len(active) < MIN_SITES:
+        raise ValueError(f"the sum is of fewer than {MIN_SITES} updates")
+    return call_next(message, context)
+
+
+app = ClientApp(lambda context: Site(context).to_client(), mods=[refuse_small_sums, secaggplus_mod])

@@ -1,7 +1,7 @@
 """The server: FedAU over sums of masked updates, with Flower's legacy SecAgg+ workflow."""
 
 import numpy as np
-from client_app import CLIP, SIZE, secret
+from client_app import CLIP, MIN_SITES, SIZE, secret
 from flwr.app import Context
 from flwr.common import FitIns, GetPropertiesIns, ndarrays_to_parameters, parameters_to_ndarrays
 from flwr.server import LegacyContext, ServerConfig
@@ -12,8 +12,14 @@ from flwr.serverapp import Grid, ServerApp
 from fedtide.algorithms import FedAU
 from fedtide.flower import ClientSideMemory
 
-MIN_SITES = 3
-"""In a sum of two updates, each site could compute the other's."""
+
+class EnoughContributions(SecAggPlusWorkflow):
+    """SecAgg+ that ends a round, with all masks on, if sites were lost and too few contributed."""
+
+    def collect_masked_vectors_stage(self, grid, context, state):
+        """Collect the masked updates; `active_node_ids` are then the sites that sent one."""
+        is_safe = super().collect_masked_vectors_stage(grid, context, state)
+        return is_safe and len(state.active_node_ids) >= MIN_SITES
 
 
 class SecureFedAU(Strategy):
@@ -30,10 +36,7 @@ class SecureFedAU(Strategy):
     def configure_fit(self, server_round, parameters, client_manager):
         """Ask the available sites to train: one that leaves before sending keys ends the round."""
         t = server_round - 1
-        question, nodes = GetPropertiesIns({"round": t}), client_manager.all().values()
-        cohort = [
-            n for n in nodes if n.get_properties(question, None, None).properties["available"]
-        ]
+        cohort = [node for node in client_manager.all().values() if takes_part(node, t)]
         config = {"round": t, "form": self._form}
         return [
             (node, FitIns(parameters, config | {"accepted-round": self._accepted_round(node)}))
@@ -64,6 +67,15 @@ class SecureFedAU(Strategy):
         return None, {}
 
 
+def takes_part(node, t):
+    """Ask a site whether it takes part in round t; one that fails does not."""
+    try:
+        answer = node.get_properties(GetPropertiesIns({"round": t}), None, None)
+    except ValueError:  # an error in place of the answer
+        return False
+    return answer.properties["available"]
+
+
 app = ServerApp()
 
 
@@ -73,5 +85,5 @@ def main(grid: Grid, context: Context) -> None:
     config = context.run_config
     strategy = SecureFedAU(int(config["num-clients"]), int(config["cutoff"]))
     rounds = ServerConfig(num_rounds=int(config["num-server-rounds"]))
-    masked = SecAggPlusWorkflow(1.0, 0.6, max_weight=1.0, clipping_range=CLIP)
+    masked = EnoughContributions(1.0, 0.6, max_weight=1.0, clipping_range=CLIP)
     DefaultWorkflow(fit_workflow=masked)(grid, LegacyContext(context, rounds, strategy))

@@ -2,27 +2,41 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
 
 import fedtide.examples
+from fedtide.algorithms import MIFA, Algorithm, FedAU, FedAvg
 from fedtide.errors import InvalidInputError
-from fedtide.flower._flwr_private import CLIENT_STARTUP
+from fedtide.flower import fork_server
 from fedtide.flower.dev.local_federation import LocalFederation
-from fedtide.participation.log.ledger import read_rounds
+from fedtide.participation import Replay
+from fedtide.participation.log.ledger import read_ledger, read_rounds
+from fedtide.problems import Supervised
+from fedtide.simulation import simulate
+from fedtide.simulation.checkpoint import load_newest
 
 SITES = {"site-0": 1, "site-1": 1, "site-2": 2, "site-3": 3, "site-4": 4}
 """Each site and its period: it takes part in every so many rounds, and holds two of ten digits."""
 
-_STARTUP, _POLLING = 15.0, 3.0  # seconds until the first round; between polls of a SuperNode
-_OVERHEAD = 0.3  # computing of Flower's own processes, as a share of the clients'
+METHOD = FedAU(cutoff=50)
+_COMPARED = (FedAvg(), METHOD, MIFA())
 
-_ROUND = re.compile(r"\[ROUND (?P<number>\d+)/\d+\]")
+_POLLING = 4.0  # seconds of a round in which Flower's processes wait for each other's polls
+_ROUND, _PROCESS = 0.5, 2.0  # computing of a round, and of a client's process, in starts
+"""A start: the time in which the SuperLink starts."""
+
+_ROUND_BEGINS = re.compile(r"\[ROUND (?P<number>\d+)/\d+\]")
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 _LOG_LINE = re.compile(r"(INFO|WARNING|ERROR)\s*:\s+(?P<text>\S.*)")
 
@@ -40,12 +54,14 @@ def run_demo(folder: Path, rounds: int, tls: bool, show: Callable[[str], None]) 
         InvalidInputError: the federation does not start, or ends before its last round.
     """
     ledger = f"sqlite:///{folder.resolve() / 'ledger.db'}"
-    seconds = _estimate_round()
-    name_queries = 0 if tls else 1  # about a round's time; a registered node is not asked
-    total = _format_time(_STARTUP + (name_queries + rounds) * seconds)
-    show(f"rounds: {rounds}, each about {seconds:.0f} s; {total} in all")
     with LocalFederation(folder, tls) as federation:
-        federation.start_superlink()
+        began = time.monotonic()
+        federation.start_superlink(database=False)
+        start = time.monotonic() - began
+        seconds = _estimate_round(start)
+        name_queries = 0 if tls else 1  # about a round's time; a registered node is not asked
+        total = _estimate_startup(start) + (name_queries + rounds) * seconds
+        show(f"rounds: {rounds}, each about {seconds:.0f} s; {_format_time(total)} in all")
         show(f"a SuperLink on {federation.address}" + (", TLS and node keys" if tls else ""))
         for number, (name, period) in enumerate(SITES.items()):
             if tls:
@@ -54,13 +70,95 @@ def run_demo(folder: Path, rounds: int, tls: bool, show: Callable[[str], None]) 
             federation.start_node(name, every=period, **shard)
             show(f"a SuperNode: {name}, digits {2 * number} and {2 * number + 1}, every {period}")
         run = federation.submit(
-            example_app(), num_server_rounds=rounds, ledger=ledger, state=folder.resolve() / "state"
+            example_app(),
+            num_server_rounds=rounds,
+            cutoff=METHOD.cutoff,
+            ledger=ledger,
+            state=folder.resolve() / "state",
         )
         _follow(run, show, Forecast(rounds, seconds))
     ended = len(read_rounds(ledger)) if (folder / "ledger.db").is_file() else 0
     if ended < rounds:
         raise InvalidInputError(f"flower: it ended after {ended} of {rounds} rounds; see the logs")
     return ledger
+
+
+class Outcome(NamedTuple):
+    """How a model does on the test images.
+
+    Args:
+        method: that trained it.
+        accuracy: the share of all images that it recognises.
+        worst_client: the client on whose digits it does worst.
+        worst_accuracy: on the digits of that client.
+    """
+
+    method: str
+    accuracy: float
+    worst_client: str
+    worst_accuracy: float
+
+
+def compare_methods(folder: Path) -> list[Outcome]:
+    """Return how the model of a demo does, and those of methods on the same ledger.
+
+    The simulator trains them from the same initial model, with the same data, participation and
+    local training; only the order of each client's minibatches differs.
+
+    Args:
+        folder: that of the demo.
+    """
+    task = _load_task()
+    log = read_ledger(f"sqlite:///{folder.resolve() / 'ledger.db'}")
+    trained, checkpoint = task.model(), load_newest(folder / "state")
+    assert checkpoint is not None
+    x = checkpoint.tensors["state.model"]
+    nn.utils.vector_to_parameters(x.float(), trained.parameters())
+    outcomes = [_test(task, f"{_title(METHOD)}, this federation", trained)]
+    for algorithm in _COMPARED:
+        result = simulate(
+            problem=Supervised(train=_samples(task), clients="client", model=task.model),
+            participation=Replay(log),
+            algorithm=algorithm,
+            local=task.TRAINING,
+            rounds=int(log["round"].max()) + 1,  # type: ignore[arg-type]
+            evaluation={"every": 0},
+            trainer="reference",
+        )
+        outcomes.append(_test(task, f"{_title(algorithm)}, simulated", result.module()))
+    return outcomes
+
+
+def _title(algorithm: Algorithm[Any]) -> str:
+    return type(algorithm).__name__
+
+
+def _load_task() -> ModuleType:
+    """Import the module with the task from the app, which is no package."""
+    spec = importlib.util.spec_from_file_location("fedtide_demo_task", example_app() / "task.py")
+    assert spec is not None
+    assert spec.loader is not None
+    task = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(task)
+    return task
+
+
+def _samples(task: ModuleType) -> dict[str, object]:
+    """Return the images, the digits and the client of all training samples."""
+    shards = [task.shard(number, len(SITES)) for number in range(len(SITES))]
+    images, labels = (torch.cat(parts) for parts in zip(*shards, strict=True))
+    clients = [name for name, (_, own) in zip(SITES, shards, strict=True) for _ in own]
+    return {"x": images, "y": labels, "client": clients}
+
+
+def _test(task: ModuleType, method: str, network: nn.Module) -> Outcome:
+    images, labels = task.test_set()
+    with torch.no_grad():
+        correct = (network(images).argmax(1) == labels).double()
+    owners = task.owner(labels, len(SITES))
+    accuracies = [float(correct[owners == number].mean()) for number in range(len(SITES))]
+    worst = min(reversed(range(len(SITES))), key=accuracies.__getitem__)
+    return Outcome(method, float(correct.mean()), list(SITES)[worst], accuracies[worst])
 
 
 def example_app() -> Path:
@@ -96,18 +194,26 @@ def _follow(run: subprocess.Popen[bytes], show: Callable[[str], None], forecast:
         if not entry:
             continue
         text = entry["text"]
-        if begins := _ROUND.match(text):
+        if begins := _ROUND_BEGINS.match(text):
             text += f" {forecast.remaining(int(begins['number']), time.monotonic())}"
         show(text)
     run.wait()
 
 
-def _estimate_round() -> float:
-    """Return the seconds of a round, measured by starting a client: most of a round is that."""
-    began = time.monotonic()
-    subprocess.run([sys.executable, "-c", CLIENT_STARTUP], check=False, capture_output=True)
-    startup, parallel = time.monotonic() - began, min(len(SITES), os.cpu_count() or 1)
-    return _POLLING + (1 + _OVERHEAD) * startup * len(SITES) / parallel
+def _estimate_round(start: float) -> float:
+    """Return the seconds of a round, from those in which the SuperLink started."""
+    processes = 0.0 if fork_server.IS_SUPPORTED else _PROCESS * _in_parallel(len(SITES))
+    return _POLLING + (_ROUND + processes) * start
+
+
+def _estimate_startup(start: float) -> float:
+    """Return the seconds until the first round: each SuperNode takes about a start."""
+    return (1 + _in_parallel(len(SITES))) * start
+
+
+def _in_parallel(processes: int) -> float:
+    """Return how many times as long as one process several take."""
+    return processes / min(processes, os.cpu_count() or 1)
 
 
 def _format_time(seconds: float) -> str:

@@ -8,19 +8,34 @@ import socket
 import subprocess
 import sys
 import time
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from fedtide.errors import InvalidInputError, MissingExtraError
+from fedtide.flower import fork_server
 from fedtide.flower._flwr_private import FAST_POLLING
 from fedtide.flower.dev.certificates import make_certificates, make_node_key
+from fedtide.flower.dev.process_guard import find_processes, start_guard
 
 HOST = "127.0.0.1"
 _START_TIMEOUT = 120.0  # seconds until a SuperLink must listen
 _STOP_TIMEOUT = 15.0  # seconds until processes that ignore SIGTERM are killed
 _MARK = "FEDTIDE_LOCAL_FEDERATION"
+
+_FORKED = ("flower-superexec", "flwr-serverapp", "flwr-clientapp")
+"""The programs that Flower starts by name."""
+
+_SERVE = """
+import sys
+from pathlib import Path
+from fedtide.flower.fork_server import serve
+
+modules = ["fedtide.flower.clients.app", "fedtide.flower.server.strategy"]
+run = serve(Path(sys.argv[1]), sys.stdin.fileno(), modules)
+sys.exit(run and run())
+"""
 
 
 class LocalFederation:
@@ -28,7 +43,9 @@ class LocalFederation:
 
     Every process gets a session of its own, so that Ctrl-C does not end it out of order, and a mark
     in its environment, which finds the processes that Flower starts in turn (some of them in
-    further sessions). Needs Linux or macOS.
+    further sessions). If this process ends without leaving the context, however it does, a guard
+    kills them all. Messages to clients are answered by forks where `fork_server` is supported.
+    Needs Linux or macOS.
 
     Args:
         folder: for logs, keys and Flower's own files.
@@ -39,6 +56,9 @@ class LocalFederation:
         self.folder, self.tls = folder.resolve(), tls
         self.port = free_port()
         self._started: list[subprocess.Popen[bytes]] = []
+        self._programs = self.folder / "programs"
+        self._lifelines = ExitStack()
+        self._mark = f"{_MARK}={self.folder}"
         (self.folder / "home").mkdir(parents=True)
         security = "insecure = true"
         if tls:
@@ -55,6 +75,7 @@ class LocalFederation:
         return f"{HOST}:{self.port}"
 
     def __enter__(self) -> Self:
+        self._lifelines.enter_context(start_guard(self._mark))
         return self
 
     def __exit__(
@@ -63,8 +84,9 @@ class LocalFederation:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._signal_all(signal.SIGTERM)
-        self._signal_all(signal.SIGKILL)
+        with self._lifelines:
+            self._signal_all(signal.SIGTERM)
+            self._signal_all(signal.SIGKILL)
 
     def _signal_all(self, number: int) -> None:
         """Send a signal to every process, including new ones, until all have ended."""
@@ -83,11 +105,15 @@ class LocalFederation:
         """Return the ids of this federation's processes whose command contains `program`."""
         for started in self._started:
             started.poll()  # removes ended processes from the system's list
-        commands = find_processes(f"{_MARK}={self.folder}")
+        commands = find_processes(self._mark)
         return [process for process, command in commands.items() if program in command]
 
-    def start_superlink(self) -> subprocess.Popen[bytes]:
-        """Start the SuperLink, with its state in a file, and wait until it listens.
+    def start_superlink(self, database: bool = True) -> subprocess.Popen[bytes]:
+        """Start the SuperLink and wait until it listens.
+
+        Args:
+            database: whether it keeps its state in a file, with which it can be started again;
+                writing it takes up to a second for each message on a busy disk.
 
         Raises:
             InvalidInputError: it does not listen in time.
@@ -98,8 +124,10 @@ class LocalFederation:
             security = [f"--ssl-{name}={self.folder / file}" for name, file in files.items()]
             security.append("--enable-supernode-auth")
         options = ["--host", HOST, "--port", str(self.port)]
-        options += ["--database", str(self.folder / "superlink.db")]
+        if database:
+            options += ["--database", str(self.folder / "superlink.db")]
         options += ["--disable-runtime-dependency-installation"]
+        self._start_fork_server()
         superlink = self._start("superlink", "flower-superlink", *security, *options)
         deadline = time.monotonic() + _START_TIMEOUT
         while not _listens(self.port):
@@ -109,6 +137,17 @@ class LocalFederation:
                 )
             time.sleep(0.1)
         return superlink
+
+    def _start_fork_server(self) -> None:
+        """Start what starts Flower's programs by forks, unless it runs; they wait until it does."""
+        if self._programs.exists() or not fork_server.IS_SUPPORTED:
+            return
+        self._programs.mkdir(mode=0o700)
+        fork_server.install_programs(self._programs, _FORKED)
+        arguments = ["-P", "-c", _SERVE, str(self._programs)]
+        server = self._start("fork-server", "python", *arguments, stdin=subprocess.PIPE)
+        assert server.stdin is not None
+        self._lifelines.enter_context(server.stdin)
 
     def register(self, name: str) -> None:
         """Make a key for a node and register it under the node's name."""
@@ -171,12 +210,14 @@ class LocalFederation:
             )
         return result.stdout
 
-    def _start(self, name: str, program: str, *arguments: str) -> subprocess.Popen[bytes]:
+    def _start(
+        self, name: str, program: str, *arguments: str, stdin: int = subprocess.DEVNULL
+    ) -> subprocess.Popen[bytes]:
         with (self.folder / f"{name}.log").open("ab") as log:
             process = subprocess.Popen(
                 [_find_program(program), *arguments],
                 env=self._environment(),
-                stdin=subprocess.DEVNULL,
+                stdin=stdin,
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
@@ -186,12 +227,12 @@ class LocalFederation:
 
     def _environment(self) -> dict[str, str]:
         """Return the environment in which Flower finds its programs and stays in this folder."""
-        programs = str(Path(sys.executable).parent)
+        folders = [self._programs, Path(sys.executable).parent, os.environ.get("PATH", os.defpath)]
         return (
             os.environ
             | FAST_POLLING
             | {
-                "PATH": programs + os.pathsep + os.environ.get("PATH", ""),
+                "PATH": os.pathsep.join(map(str, folders)),
                 "FLWR_HOME": str(self.folder / "home"),
                 "FLWR_TELEMETRY_ENABLED": "0",
                 "FLWR_DISABLE_UPDATE_CHECK": "1",
@@ -207,39 +248,6 @@ def free_port() -> int:
         probe.bind((HOST, 0))
         port: int = probe.getsockname()[1]
         return port
-
-
-def find_processes(mark: str) -> dict[int, str]:
-    """Return the command of each process with `mark`, NAME=VALUE, in its environment, by id.
-
-    Processes of other users are not found. Linux lists them in /proc, macOS with `ps`.
-    """
-    if not Path("/proc/self/environ").exists():
-        return _find_with_ps(mark)
-    commands = {}
-    for entry in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):  # it has ended, or is another user's
-            if mark.encode() in (entry / "environ").read_bytes().split(b"\0"):
-                commands[int(entry.name)] = (entry / "cmdline").read_text(errors="replace")
-    return commands
-
-
-def _find_with_ps(mark: str) -> dict[int, str]:
-    commands = _list_with_ps("-axww")
-    with_environment = _list_with_ps("-axEww" if sys.platform == "darwin" else "axeww")
-    marked = {n for n, text in with_environment.items() if f" {mark} " in f"{text} "}
-    return {n: command for n, command in commands.items() if n in marked}
-
-
-def _list_with_ps(options: str) -> dict[int, str]:
-    """Return what `ps` prints as the command of each process, by id; nothing without `ps`."""
-    listing = ["ps", options, "-o", "pid=,command="]
-    try:
-        output = subprocess.run(listing, capture_output=True, text=True, check=True).stdout
-    except (OSError, subprocess.CalledProcessError):
-        return {}
-    fields = (line.strip().partition(" ") for line in output.splitlines())
-    return {int(process): command for process, _, command in fields}
 
 
 def _listens(port: int) -> bool:
