@@ -91,7 +91,7 @@ class ReplyValidator:
             DeclinedReplyError: the client does not take part.
             RejectedReplyError: an error, a false claim, or unusable content.
         """
-        _check_sender(reply, pending)
+        check_sender(reply, pending.node_id)
         try:
             self._check_claims(reply.content, pending)
             return self._read(reply.content, pending, sent)
@@ -228,13 +228,14 @@ def average_metrics(parts: list[tuple[int, dict[str, float]]]) -> MetricRecord |
     return means if parts else None
 
 
-def _check_sender(reply: Message, pending: PendingReply) -> None:
+def check_sender(reply: Message, node_id: int) -> None:
+    """Raise RejectedReplyError for an error, and for a reply of another node than was asked."""
     if reply.has_error():
         lines = [line for line in (reply.error.reason or "").splitlines() if line.strip()]
         raise RejectedReplyError(f"error {reply.error.code}: {lines[0] if lines else ''}")
     sender = reply.metadata.src_node_id
-    if sender != pending.node_id:
-        raise RejectedReplyError(f"node {sender} answers a message to node {pending.node_id}")
+    if sender != node_id:
+        raise RejectedReplyError(f"node {sender} answers a message to node {node_id}")
 
 
 def _find_record(records: Any, name: str) -> Any:

@@ -269,14 +269,19 @@ class FedTide(Strategy):
         self._training, self._registry = training, registry
         self._validator = ReplyValidator(layout, registry.names, self.algorithm.uses_local_lr)
         self._transport = Transport(grid, training.pending, self._clock, registry.client_at)
-        self._discovery = Discovery(self._transport, registry, self.ttl)
+        self._discovery = Discovery(self._transport, registry)
         self._answered: dict[str, PendingReply] = {}
+        self._began = self._clock.now() - self._clock.tick()
+
+    def _now(self) -> float:
+        """Return the time in seconds since 1970; it never decreases, even if the clock is set."""
+        return self._began + self._clock.tick()
 
     def _run_round(self, result: Result, grid: Grid, timeout: float, config: ConfigRecord) -> None:
         """Run a round and save it; the numbers are the steps of the class docstring."""
         training, transport = self._training, self._transport
         t, tick = training.round, self._clock.tick
-        self._round_log = RoundLog(t, self._registry.names, self._clock.now)
+        self._round_log = RoundLog(t, self._registry.names, self._now)
         # 1.
         self._discovery.wait_for_nodes(t, self.min_available_nodes, tick() + timeout)
         # 2.
@@ -296,7 +301,7 @@ class FedTide(Strategy):
         self._answered = {pending.message_id: pending for pending, _ in answered}
         _, metrics = self.aggregate_train(t + 1, [reply for _, reply in answered])
         # 5. The state holds the entries too, in case of a crash before the ledger has them.
-        training.entries, training.ended_at = self._round_log.entries(), self._clock.now()
+        training.entries, training.ended_at = self._round_log.entries(), self._now()
         training.save()
         if self._ledger is not None:
             self._ledger.commit(t, training.entries, training.ended_at)
@@ -365,7 +370,9 @@ class FedTide(Strategy):
         """Wait until `wanted` of these messages are answered, or until the deadline."""
         ids, pending = {one.message_id for one in sent}, self._training.pending.messages
         self._transport.collect(
-            deadline, lambda: len(ids - pending.keys()) >= min(wanted, len(ids))
+            deadline,
+            lambda: len(ids - pending.keys()) >= min(wanted, len(ids)),
+            lambda: self._discovery.identify(self._training.round),
         )
 
     def _to_arrays(self, x: torch.Tensor) -> ArrayRecord:
