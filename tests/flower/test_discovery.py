@@ -197,3 +197,17 @@ def test_two_nodes_with_one_name_do_not_take_it_from_each_other_at_every_look(ur
     warnings = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
     assert all("taken its place as '3'" in text for text in warnings)
     assert 1 <= len(warnings) <= 3
+
+
+def test_the_ledger_says_that_a_node_without_the_key_claims_an_absent_client(url):
+    """The site runs, but without its registered key; or a stranger does: the ledger cannot know."""
+    grid = federation(seconds=lambda number: 1.0)
+    ids = sorted(grid.nodes)
+    site, stranger = grid.nodes[ids[0]], grid.nodes[ids[1]]
+    site.name, began = "site-a", grid.now
+    site.online = lambda now: now < began + 2
+    stranger.config["name"] = "site-a"
+    deploy(grid, FedAvg(), rounds=3, clients=5, ledger=url, min_available_nodes=3)
+    rows = read_ledger(url).filter(client="site-a").select("round", "stage", "reason").rows()
+    assert rows[0] == (0, "used", None)
+    assert rows[-1] == (2, "available", "unregistered")

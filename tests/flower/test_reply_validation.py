@@ -6,10 +6,11 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
 import fedtide as ft
+from fedtide.participation.log.ledger import read_ledger
 
 from .driver import (
     TASK,
@@ -104,6 +105,39 @@ LIES = {
 }
 
 
+REASONS = {
+    "nan": "not finite",
+    "infinite": "not finite",
+    "too large": "not finite",
+    "no samples": "invalid",
+    "negative samples": "invalid",
+    "more samples than exist": "invalid",
+    "half a sample": "invalid",
+    "more steps than one can take": "invalid",
+    "negative steps": "invalid",
+    "half a step": "invalid",
+    "too many metrics": "invalid",
+    "a list of samples": "invalid",
+    "a rate that divides to infinity": "learning rate",
+    "a rate beyond all others": "learning rate",
+    "another rate than all others": "learning rate",
+    "no learning rate": "learning rate",
+    "nan rate": "learning rate",
+    "another client": "false claim",
+    "another round": "false claim",
+    "a former round": "false claim",
+    "another node": "false claim",
+    "does not follow": "not followed",
+    "nothing at all": "not followed",
+}
+"""What the ledger says of each lie; of all others, "malformed"."""
+
+
+def reasons(url: str, client: str) -> list[str | None]:
+    """Return why the client's update was not used, by round."""
+    return read_ledger(url).filter(client=client)["reason"].to_list()
+
+
 @pytest.fixture(scope="module")
 def model_without_client_1() -> np.ndarray:
     present = np.ones((4, N), dtype=bool)
@@ -120,6 +154,8 @@ def test_a_false_reply_is_left_out(lie, url, model_without_client_1):
     np.testing.assert_array_equal(model(strategy), model_without_client_1)
     stages = {(client, stage) for _, client, stage, _ in rows(url)}
     assert stages == {("1", "reported")} | {(str(n), "used") for n in (0, 2, 3, 4)}
+    assert reasons(url, "1") == [REASONS.get(lie, "malformed")] * 4
+    assert set(reasons(url, "2")) == {None}
 
 
 def test_an_app_that_raises_is_not_used_and_reported_nothing(url):
@@ -133,6 +169,27 @@ def test_an_app_that_raises_is_not_used_and_reported_nothing(url):
     app, node_of(grid, 1).app = node_of(grid, 1).app, crash
     deploy(grid, A.FedAvg(), rounds=3, ledger=url)
     assert {stage for _, client, stage, _ in rows(url) if client == "1"} == {"selected"}
+    assert reasons(url, "1") == ["error"] * 3
+
+
+def test_the_ledger_says_who_went_offline_who_is_slow_and_who_came_too_late(url):
+    grid = federation()
+    node_of(grid, 2).seconds = lambda number: 60.05 if number == 1 else 0.1  # timeout: 60
+    push = grid._push
+
+    def lose(message):
+        message_id = push(message)
+        if message.metadata.dst_node_id in offline and message.metadata.message_type == "train":
+            reply = Message(Error(5, "offline"), reply_to=message)
+            grid.pending[message_id] = (grid.now + 1, reply)
+        return message_id
+
+    offline = [n for n, node in grid.nodes.items() if node.config["partition-id"] == 1]
+    grid._push = lose
+    deploy(grid, A.FedAvg(), rounds=3, ledger=url)
+    assert reasons(url, "1") == ["offline"] * 3
+    assert reasons(url, "2") == ["no reply", "late", None]
+    assert set(reasons(url, "3")) == {None}
 
 
 def test_an_ordinary_flower_client_is_understood(url):

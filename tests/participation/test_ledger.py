@@ -34,6 +34,7 @@ import fedtide as ft
 from fedtide.errors import InvalidInputError
 from fedtide.participation import STAGES, normalise_log, read_log, write_log
 from fedtide.participation.log.ledger import Entry, Ledger, read_ledger, read_rounds
+from fedtide.participation.log.schema import REASONS
 
 from .postgres import Server, find_programs, run_server
 
@@ -85,6 +86,7 @@ entries = st.builds(
     weight=st.none() | st.floats(0, 1e6),
     time=st.none() | st.floats(0, 4e9),
     asked=st.none() | st.integers(0, 2**40),
+    reason=st.none() | st.sampled_from(list(REASONS)),
 )
 rounds = st.lists(st.lists(entries, unique_by=lambda entry: entry.client), min_size=1, max_size=5)
 federations = count()
@@ -102,7 +104,7 @@ def test_committed_rounds_are_read_back(url: str, history: list[list[Entry]]):
     assert ledger.ended == len(history)
     ledger.close()
     expected = [
-        {"round": t, "client": e.client, "stage": e.stage, "weight": e.weight, "time": e.time}
+        {name: value for name, value in (vars(e) | {"round": t}).items() if name != "asked"}
         for t, entries in enumerate(history)
         for e in entries
     ]
@@ -309,9 +311,56 @@ def test_an_unknown_stage_is_rejected():
         Entry("a", "usd")
 
 
+def test_an_unknown_reason_is_rejected():
+    with pytest.raises(InvalidInputError, match=r"^reason: .*'erro'; did you mean 'error'"):
+        Entry("a", "selected", reason="erro")
+
+
+VERSION_1 = """
+CREATE TABLE fedtide_schema (version INTEGER NOT NULL PRIMARY KEY);
+CREATE TABLE rounds (
+    federation VARCHAR(200) NOT NULL, round BIGINT NOT NULL, time DOUBLE PRECISION NOT NULL,
+    PRIMARY KEY (federation, round)
+);
+CREATE TABLE participation (
+    federation VARCHAR(200) NOT NULL, round BIGINT NOT NULL, client VARCHAR(200) NOT NULL,
+    stage VARCHAR(9) NOT NULL, weight DOUBLE PRECISION, time DOUBLE PRECISION, asked BIGINT,
+    PRIMARY KEY (federation, round, client),
+    FOREIGN KEY (federation, round) REFERENCES rounds (federation, round)
+);
+INSERT INTO fedtide_schema VALUES (1);
+INSERT INTO rounds VALUES ('default', 0, 10.0), ('default', 1, 20.0);
+INSERT INTO participation VALUES
+    ('default', 0, 'ann', 'used', 1.0, 9.0, NULL),
+    ('default', 0, 'bob', 'reported', NULL, 9.5, NULL),
+    ('default', 1, 'bob', 'used', 1.0, 19.0, 0);
+"""
+"""A ledger of version 1, as fedtide 0.1 created it."""
+
+
+def create_version_1(url: str) -> None:
+    for statement in VERSION_1.split(";")[:-1]:
+        execute(url, statement)
+
+
+def test_a_ledger_of_version_1_is_read_and_not_written(url: str):
+    create_version_1(url)
+    log = read_ledger(url)
+    assert log.select("round", "client", "stage", "reason").rows() == [
+        (0, "ann", "used", None),
+        (0, "bob", "reported", None),
+        (1, "bob", "used", None),
+    ]
+    assert read_rounds(url).rows() == [(0, 10.0), (1, 20.0)]
+    assert ft.audit(url).log.length == 2
+    with pytest.raises(InvalidInputError, match=r"^ledger: .*version 1.*fedtide ledger migrate "):
+        Ledger(url)
+
+
 def test_an_empty_ledger_is_an_empty_log(url: str):
     Ledger(url)
-    log = normalise_log(pl.DataFrame({"round": [0], "client": ["a"], "time": [1.0]}))
+    row = {"round": [0], "client": ["a"], "time": [1.0], "reason": ["late"]}
+    log = normalise_log(pl.DataFrame(row))
     assert read_ledger(url).schema == log.schema
 
 

@@ -43,7 +43,7 @@ import fedtide.flower.clients.app
 FAST_POLLING = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.5"}
 """Environment that makes a SuperExec look for work every 0.5 s; ignored if Flower drops it."""
 
-_APP_RAISED = 2  # ErrorCode.CLIENT_APP_RAISED_EXCEPTION of flwr 1.41
+_APP_RAISED, _NODE_UNAVAILABLE = 2, 5  # of ErrorCode in flwr 1.41
 _warned: set[str] = set()
 _decoding = Lock()
 """Held while Flower's decoding is replaced: several strategies may run as threads of one app."""
@@ -182,11 +182,19 @@ def get_run_id(grid: Grid) -> int:
 
 def is_app_error(error: Error) -> bool:
     """Return whether a client's app raised, as it does on a message that it does not know."""
+    return _has_code(error, "CLIENT_APP_RAISED_EXCEPTION", _APP_RAISED)
 
+
+def is_node_unavailable(error: Error) -> bool:
+    """Return whether the node went offline before it answered."""
+    return _has_code(error, "NODE_UNAVAILABLE", _NODE_UNAVAILABLE)
+
+
+def _has_code(error: Error, name: str, default: int) -> bool:
     def load_code() -> int:
-        return int(import_module("flwr.common.constant").ErrorCode.CLIENT_APP_RAISED_EXCEPTION)
+        return int(getattr(import_module("flwr.common.constant").ErrorCode, name))
 
-    code = _attempt("ErrorCode", load_code, _APP_RAISED, f"{_APP_RAISED} is assumed")
+    code = _attempt("ErrorCode", load_code, default, f"{name} = {default} is assumed")
     return error.code == code
 
 

@@ -110,8 +110,8 @@ def arrays_to_vector(arrays: ArrayRecord, layout: Layout, like: Tensor) -> Tenso
     """Return named arrays as a vector, shape (d,), of the dtype of `like`.
 
     Raises:
-        ValueError: names, shapes or dtypes other than the layout's; values that are not finite, or
-            whose sum of squares is not.
+        ValueError: names, shapes or dtypes other than the layout's.
+        FloatingPointError: values that are not finite, or whose sum of squares is not.
     """
     tensors = arrays_to_params(arrays)
     if tensors.keys() != layout.shapes.keys():
@@ -123,7 +123,7 @@ def arrays_to_vector(arrays: ArrayRecord, layout: Layout, like: Tensor) -> Tenso
             raise ValueError(f"{name} of type {tensors[name].dtype}")
     x = layout.flatten(tensors).to(like)
     if not bool(torch.isfinite(x.square().sum())):
-        raise ValueError("numbers that are not finite, or too large")
+        raise FloatingPointError("numbers that are not finite, or too large")
     return x
 
 

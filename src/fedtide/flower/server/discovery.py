@@ -144,6 +144,7 @@ class _Unknown:
         failures: how many questions it did not answer with a name.
         question: the id of the last one; "": none.
         reason: why it does not take part, as logged last; "": nothing was logged.
+        claim: the registered name that it claims without the key; "": none.
     """
 
     activated_at: float
@@ -151,6 +152,7 @@ class _Unknown:
     failures: int = 0
     question: str = ""
     reason: str = ""
+    claim: str = ""
 
 
 class Discovery:
@@ -206,6 +208,15 @@ class Discovery:
         self._ask(nodes, t)
         return nodes
 
+    def claimed_clients(self) -> list[int]:
+        """Return the clients that are not online, and whose registered name another node claims."""
+        claimed = {unknown.claim for unknown in self._unknown.values() if unknown.claim}
+        if not claimed:
+            return []
+        nodes = self._registry.nodes
+        claimed -= {nodes[node_id] for node_id in nodes.keys() & self._transport.activated.keys()}
+        return [n for n, name in enumerate(self._registry.names) if name in claimed]
+
     def _select_known(self, nodes: Iterable[OnlineNode]) -> set[int]:
         return {node.node_id for node in nodes} & self._registry.nodes.keys()
 
@@ -216,15 +227,14 @@ class Discovery:
         return not any(node.failures == 0 and node.question in pending for node in unknown)
 
     def _update(self, nodes: Sequence[OnlineNode]) -> None:
-        """Forget nodes that have left, with their questions, and begin with those that have come."""
+        """Forget nodes that have left, with their questions, and note those that have come."""
         previous, self._unknown = self._unknown, {}
         for node in nodes:
             if node.node_id not in self._registry.nodes:
-                known = previous.get(node.node_id)
-                is_new = known is None or known.activated_at != node.activated_at
-                self._unknown[node.node_id] = (
-                    _Unknown(node.activated_at) if known is None or is_new else known
-                )
+                unknown = previous.get(node.node_id)
+                if unknown is None or unknown.activated_at != node.activated_at:
+                    unknown = _Unknown(node.activated_at)
+                self._unknown[node.node_id] = unknown
         open_questions = {unknown.question for unknown in self._unknown.values()}
         for pending in self._transport.pending:
             if pending.kind == "name" and pending.message_id not in open_questions:
@@ -271,6 +281,8 @@ class Discovery:
         reason = self._registry.bind(node_id, name, registered)
         if reason is not None:
             self._reject(node_id, reason)
+            if name in self._registry.registered:
+                self._unknown[node_id].claim = name
             return
         del self._unknown[node_id]
         if former is not None and former != node_id:

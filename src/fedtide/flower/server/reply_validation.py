@@ -13,6 +13,7 @@ from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 from torch import Tensor
 
 from fedtide.algorithms import ClientUpdates
+from fedtide.flower._flwr_private import is_node_unavailable
 from fedtide.flower.protocol import arrays_to_vector
 from fedtide.flower.server.transport import PendingReply
 from fedtide.problems.layout import Layout
@@ -29,10 +30,15 @@ class RejectedReplyError(Exception):
     """A reply that is not used; the message says why, in one line of printable text.
 
     It may quote what a client sent, which could forge lines of a log or control a terminal.
+
+    Args:
+        reason: for the ledger, one of REASONS.
+        text: for the log.
     """
 
-    def __init__(self, reason: str) -> None:
-        text = "".join(c if c.isprintable() else repr(c)[1:-1] for c in reason)
+    def __init__(self, reason: str, text: str) -> None:
+        self.reason = reason
+        text = "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
         super().__init__(text if len(text) <= _LONGEST_TEXT else text[:_LONGEST_TEXT] + "…")
 
 
@@ -98,24 +104,26 @@ class ReplyValidator:
         except (DeclinedReplyError, RejectedReplyError):
             raise
         except Exception as error:  # records may contain anything
-            raise RejectedReplyError(f"it sent {error}") from None
+            reason = "not finite" if isinstance(error, FloatingPointError) else "malformed"
+            raise RejectedReplyError(reason, f"it sent {error}") from None
 
     def _check_claims(self, content: RecordDict, pending: PendingReply) -> None:
         assert pending.client is not None
         config: Any = content.config_records.get("config", {})
         name, server_round = self.names[pending.client], pending.round + 1
         if config.get("client", name) != name:
-            raise RejectedReplyError(f"it claims to be {config['client']!r}")
+            raise RejectedReplyError("false claim", f"it claims to be {config['client']!r}")
         if config.get("server-round", server_round) != server_round:
-            raise RejectedReplyError(f"it claims to answer round {config['server-round']!r}")
+            text = f"it claims to answer round {config['server-round']!r}"
+            raise RejectedReplyError("false claim", text)
         if config.get("declined"):
             raise DeclinedReplyError
         if config.get("lost"):
-            raise RejectedReplyError("it lost its memory of its last update; restore its folder")
+            text = "it lost its memory of its last update; restore its folder"
+            raise RejectedReplyError("lost memory", text)
         if not pending.plain and not config.get("followed"):
-            raise RejectedReplyError(
-                "it does not follow the method's instructions; see fedtide.flower.client"
-            )
+            text = "it does not follow the method's instructions; see fedtide.flower.client"
+            raise RejectedReplyError("not followed", text)
 
     def _read(self, content: RecordDict, pending: PendingReply, sent: Tensor) -> ValidatedUpdate:
         metrics = _finite_numbers(_find_record(content.metric_records, "metrics"))
@@ -123,7 +131,8 @@ class ReplyValidator:
         steps = _pop_count(metrics, "steps", 1 if self.reads_steps else 0, _MAX_STEPS)
         lr = self._pop_rate(metrics, pending.lr)
         if len(metrics) > _MAX_METRICS:
-            raise RejectedReplyError(f"it sent {len(metrics)} metrics, more than {_MAX_METRICS}")
+            text = f"it sent {len(metrics)} metrics, more than {_MAX_METRICS}"
+            raise RejectedReplyError("invalid", text)
         gradients = content.array_records.get("gradients")
         assert pending.client is not None
         return ValidatedUpdate(
@@ -144,13 +153,13 @@ class ReplyValidator:
             return 0.0
         if requested:
             if not math.isclose(reported, requested, rel_tol=1e-6):
-                raise RejectedReplyError(
-                    f"it trained at lr {reported:g}; the server requested {requested:g}"
-                )
+                text = f"it trained at lr {reported:g}; the server requested {requested:g}"
+                raise RejectedReplyError("learning rate", text)
             return requested
         low, high = _RATES
         if not low <= reported <= high:
-            raise RejectedReplyError(f"the method needs lr, and it is {reported:g}")
+            text = f"the method needs lr, and it is {reported:g}"
+            raise RejectedReplyError("learning rate", text)
         return reported
 
     def _read_update(self, content: RecordDict, sent: Tensor) -> Tensor:
@@ -232,10 +241,13 @@ def check_sender(reply: Message, node_id: int) -> None:
     """Raise RejectedReplyError for an error, and for a reply of another node than was asked."""
     if reply.has_error():
         lines = [line for line in (reply.error.reason or "").splitlines() if line.strip()]
-        raise RejectedReplyError(f"error {reply.error.code}: {lines[0] if lines else ''}")
+        reason = "offline" if is_node_unavailable(reply.error) else "error"
+        text = f"error {reply.error.code}: {lines[0] if lines else ''}"
+        raise RejectedReplyError(reason, text)
     sender = reply.metadata.src_node_id
     if sender != node_id:
-        raise RejectedReplyError(f"node {sender} answers a message to node {node_id}")
+        text = f"node {sender} answers a message to node {node_id}"
+        raise RejectedReplyError("false claim", text)
 
 
 def _find_record(records: Any, name: str) -> Any:
@@ -244,7 +256,8 @@ def _find_record(records: Any, name: str) -> Any:
         return records[name]
     found: list[ArrayRecord | MetricRecord] = list(records.values())
     if len(found) != 1:
-        raise RejectedReplyError(f"it sent {len(found)} records where {name!r} was expected")
+        text = f"it sent {len(found)} records where {name!r} was expected"
+        raise RejectedReplyError("malformed", text)
     return found[0]
 
 
@@ -252,7 +265,8 @@ def _pop_count(metrics: dict[str, float], name: str, low: int, high: int) -> int
     """Remove a metric that counts something and return it; missing: 0."""
     value = metrics.pop(name, 0.0)
     if not (low <= value <= high and value == int(value)):
-        raise RejectedReplyError(f"its {name} is {value:g}; it must be {low} to {high:,}")
+        text = f"its {name} is {value:g}; it must be {low} to {high:,}"
+        raise RejectedReplyError("invalid", text)
     return int(value)
 
 

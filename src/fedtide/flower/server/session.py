@@ -203,13 +203,27 @@ class RoundLog:
         self._entries: dict[int, Entry] = {}
 
     def record(
-        self, client: int, stage: str, weight: float | None = None, asked: int | None = None
+        self,
+        client: int,
+        stage: str,
+        weight: float | None = None,
+        asked: int | None = None,
+        reason: str | None = None,
     ) -> None:
-        """Record that a client reached a stage; `asked` is the round of the message it answers."""
+        """Record that a client reached a stage.
+
+        Args:
+            client: its number.
+            stage: one of STAGES.
+            weight: its q_t^n if its update is used.
+            asked: the round of the message that it answers.
+            reason: why its update is not used, one of REASONS.
+        """
         entry = self._entries.get(client)
         if entry is None or STAGES.index(entry.stage) <= STAGES.index(stage):
             asked = None if asked == self._t else asked
-            self._entries[client] = Entry(self._names[client], stage, weight, self._now(), asked)
+            name, now = self._names[client], self._now()
+            self._entries[client] = Entry(name, stage, weight, now, asked, reason)
 
     def remove(self, client: int) -> None:
         """Remove a client that turned out not to be available."""

@@ -221,10 +221,12 @@ class FedTide(Strategy):
                 updates[update.client] = update
         if self.algorithm.uses_local_lr:
             for client in find_odd_rates(updates.values(), self._training.lr):
-                self._reject(updates.pop(client), "its lr is not that of the other clients")
+                text = "its lr is not that of the other clients"
+                self._reject(updates.pop(client), "learning rate", text)
         used = self._training.end_round(updates.values())
         for client in updates.keys() - {update.client for update in used}:
-            self._reject(updates[client], "with it the state exceeds what numbers can hold")
+            text = "with it the state exceeds what numbers can hold"
+            self._reject(updates[client], "unbounded", text)
         for update in used:
             self._round_log.record(update.client, "used", 1.0 / len(used), update.round)
         log.info("%d updates used", len(used))
@@ -284,19 +286,20 @@ class FedTide(Strategy):
         self._round_log = RoundLog(t, self._registry.names, self._now)
         # 1.
         self._discovery.wait_for_nodes(t, self.min_available_nodes, tick() + timeout)
+        for client in self._discovery.claimed_clients():
+            self._round_log.record(client, "available", reason="unregistered")
         # 2.
         arrays = self._to_arrays(training.model)
         messages = list(self.configure_train(t + 1, arrays, config, grid))
         sent = transport.send(messages, "train", t)
         for pending in sent:
             assert pending.client is not None
-            self._round_log.record(pending.client, "selected")
+            self._round_log.record(pending.client, "selected", reason="no reply")  # until it does
         # 3.
         self._await_replies(sent, self.close_after or len(sent), tick() + timeout)
         # 4.
         for pending in transport.take_malformed("train"):
-            assert pending.client is not None
-            self._round_log.record(pending.client, "reported", asked=pending.round)
+            self._record_refusal(pending, "malformed")
         answered = transport.take("train")
         self._answered = {pending.message_id: pending for pending, _ in answered}
         _, metrics = self.aggregate_train(t + 1, [reply for _, reply in answered])
@@ -333,20 +336,25 @@ class FedTide(Strategy):
             if pending.round == t:
                 self._round_log.remove(pending.client)
             return None
-        except RejectedReplyError as reason:
-            name = self._registry.names[pending.client]
-            log.warning("reply of %s not used: %s", name, reason)
+        except RejectedReplyError as error:
+            log.warning("reply of %s not used: %s", self._registry.names[pending.client], error)
             if reply.has_content():
-                self._round_log.record(pending.client, "reported", asked=pending.round)
+                self._record_refusal(pending, error.reason)
+            elif pending.round == t:
+                self._round_log.record(pending.client, "selected", reason=error.reason)
             return None
         if pending.round == t or self.accepts_late:
             return update
-        self._round_log.record(pending.client, "reported", asked=pending.round)
+        self._record_refusal(pending, "late")
         return None
 
-    def _reject(self, update: ValidatedUpdate, reason: str) -> None:
-        log.warning("reply of %s not used: %s", self._registry.names[update.client], reason)
-        self._round_log.record(update.client, "reported", asked=update.round)
+    def _reject(self, update: ValidatedUpdate, reason: str, text: str) -> None:
+        log.warning("reply of %s not used: %s", self._registry.names[update.client], text)
+        self._round_log.record(update.client, "reported", asked=update.round, reason=reason)
+
+    def _record_refusal(self, pending: PendingReply, reason: str) -> None:
+        assert pending.client is not None
+        self._round_log.record(pending.client, "reported", asked=pending.round, reason=reason)
 
     def _free_nodes(self, exclude: Iterable[int | None] = ()) -> dict[int, int]:
         """Return the node of each known client that is online and has no pending request."""

@@ -2,7 +2,7 @@
 
 It has three tables, which plain SQL may read: `rounds` (federation, round, time: every round that
 has ended, including empty ones), `participation` (federation, round, client, stage, weight, time,
-asked: the log) and `fedtide_schema` (version). A database may hold the ledgers of several
+asked, reason: the log) and `fedtide_schema` (version). A database may hold the ledgers of several
 federations.
 """
 
@@ -18,7 +18,7 @@ from typing import Any
 import polars as pl
 
 from fedtide.errors import InvalidInputError, MissingExtraError, did_you_mean
-from fedtide.participation.log.schema import STAGES, normalise_log
+from fedtide.participation.log.schema import REASONS, STAGES, normalise_log
 from fedtide.validation import require_choice
 
 try:
@@ -26,8 +26,11 @@ try:
 except ImportError:
     raise MissingExtraError("ledger", "flower") from None
 
-VERSION = 1
-"""The version of the tables."""
+VERSION = 2
+"""The version of the tables; 1 has no `reason`, and can be read but not written."""
+
+READABLE = (1, VERSION)
+"""The versions that can be read."""
 
 _PATIENCE = 60
 """Seconds for which SQLite waits for another writer."""
@@ -54,6 +57,7 @@ _participation = sql.Table(
     sql.Column("weight", sql.Double),
     sql.Column("time", sql.Double),
     sql.Column("asked", sql.BigInteger),
+    sql.Column("reason", sql.String(20)),
     sql.ForeignKeyConstraint(["federation", "round"], ["rounds.federation", "rounds.round"]),
 )
 
@@ -69,6 +73,7 @@ class Entry:
         time: when it reached the stage, in seconds since 1970 (UTC); None: unknown.
         asked: the round in which the reported update was requested; None: this round, or nothing
             was reported.
+        reason: why its update was not used, one of REASONS; None: it was used, or was not asked.
     """
 
     client: str
@@ -76,9 +81,12 @@ class Entry:
     weight: float | None = None
     time: float | None = None
     asked: int | None = None
+    reason: str | None = None
 
     def __post_init__(self) -> None:
         require_choice("stage", self.stage, STAGES)
+        if self.reason is not None:
+            require_choice("reason", self.reason, REASONS)
 
 
 class Ledger:
@@ -107,10 +115,10 @@ class Ledger:
         with _database_errors(self._engine), self._engine.begin() as connection:
             _lock_table_creation(connection)
             _tables.create_all(connection)
-            versions = connection.scalars(sql.select(_schema.c.version)).all()
+            versions = _read_versions(connection)
             if not versions:
                 connection.execute(_schema.insert().values(version=VERSION))
-        _check_version(self._engine, versions or [VERSION])
+        _check_version(self._engine, versions or [VERSION], [VERSION])
 
     @property
     def ended(self) -> int:
@@ -183,14 +191,15 @@ def read_ledger(url: str) -> pl.DataFrame:
             sqlite:///ledger.db#clinics.
 
     Returns:
-        round, client (String), stage, weight and time (Float64, seconds since 1970), sorted by
-        round and client.
+        round, client (String), stage, weight, time (Float64, seconds since 1970), reason (String,
+        null in a ledger of version 1), sorted by round and client.
 
     Raises:
         InvalidInputError: a database that cannot be read or holds no ledger of this version; an
             unknown federation, or several and none is named.
     """
-    log = normalise_log(_read(url, _participation, "round", "client", "stage", "weight", "time"))
+    columns = ("round", "client", "stage", "weight", "time", "reason")
+    log = normalise_log(_read(url, _participation, *columns))
     return log.with_columns(pl.col("time").cast(pl.Float64)).sort("round", "client")
 
 
@@ -212,9 +221,10 @@ def _read(url: str, table: sql.Table, *names: str) -> pl.DataFrame:
     _reject_missing_file(engine.url)
     try:
         with _database_errors(engine), engine.connect() as connection:
-            _check_version(engine, connection.scalars(sql.select(_schema.c.version)).all())
+            version = _check_version(engine, _read_versions(connection), READABLE)
             own = table.c.federation == _find_federation(connection, federation)
-            query = sql.select(*(table.c[name] for name in names)).where(own)
+            absent = {"reason": sql.null()} if version == 1 else {}
+            query = sql.select(*(absent.get(name, table.c[name]) for name in names)).where(own)
             rows = [tuple(row) for row in connection.execute(query)]
     finally:
         engine.dispose()
@@ -228,6 +238,7 @@ _types: dict[str, type[pl.DataType]] = {
     "stage": pl.String,
     "weight": pl.Float64,
     "time": pl.Float64,
+    "reason": pl.String,
 }
 
 
@@ -294,13 +305,22 @@ def _lock_table_creation(connection: sql.Connection) -> None:
         connection.execute(sql.select(sql.func.pg_advisory_xact_lock(_LOCK_KEY)))
 
 
-def _check_version(engine: sql.Engine, versions: Sequence[int]) -> None:
-    if list(versions) != [VERSION]:
-        found = ", ".join(map(str, versions)) or "none"
-        raise InvalidInputError(
-            f"ledger: {_masked_url(engine)!r} has tables of version {found}, this fedtide reads "
-            f"{VERSION}; use the fedtide that wrote it"
-        )
+def _read_versions(connection: sql.Connection) -> Sequence[int]:
+    return connection.scalars(sql.select(_schema.c.version)).all()
+
+
+def _check_version(engine: sql.Engine, versions: Sequence[int], wanted: Sequence[int]) -> int:
+    """Return the version of the tables; raise InvalidInputError if it is not a wanted one."""
+    if len(versions) == 1 and versions[0] in wanted:
+        return versions[0]
+    found = ", ".join(map(str, versions)) or "none"
+    hint = "use the fedtide that wrote it"
+    if list(versions) == [1]:
+        hint = f"stop its federation and run fedtide ledger migrate {_masked_url(engine)}"
+    raise InvalidInputError(
+        f"ledger: {_masked_url(engine)!r} has tables of version {found}, this fedtide writes "
+        f"{VERSION}; {hint}"
+    )
 
 
 def _masked_url(engine: sql.Engine) -> str:

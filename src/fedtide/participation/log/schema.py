@@ -1,7 +1,8 @@
 """The participation log: which clients were available, selected, reported and used.
 
 One row for each (round, client): `round` (int64), `client` (int64 or string), `stage` (the
-furthest that the client reached), `weight` (its q_t^n, or null), and `time` if known.
+furthest that the client reached), `weight` (its q_t^n, or null), and if known `time` and `reason`
+(why it was not used).
 """
 
 from __future__ import annotations
@@ -24,6 +25,23 @@ from fedtide.validation import require_choice
 
 STAGES = ("available", "selected", "reported", "used")
 """The stages of a client in a round, in rising order."""
+
+REASONS: Mapping[str, str] = {
+    "no reply": "no reply in time",
+    "offline": "went offline before it replied",
+    "error": "its app failed",
+    "late": "replied after the round, and the method needs updates of the round itself",
+    "malformed": "its reply is not an update of this model",
+    "not finite": "its update holds numbers that are not finite, or too large",
+    "invalid": "its counts or metrics are out of range",
+    "learning rate": "its learning rate is not the requested one, or not that of the others",
+    "false claim": "it claims to be another client or to answer another round",
+    "not followed": "it does not follow the instructions of the method",
+    "lost memory": "it lost its memory of its last update",
+    "unbounded": "with its update the state would exceed what numbers can hold",
+    "unregistered": "a node without the registered key claims its name",
+}
+"""Why a client's update was not used, as a ledger records it, and in words."""
 
 Stage = pl.Enum(STAGES)
 """The Polars type of the column `stage`."""
@@ -48,7 +66,8 @@ def read_log(path: str | Path, columns: Mapping[str, str] | None = None) -> pl.D
 
     Returns:
         round (Int64), client (Int64 or String), stage (Enum of STAGES; "used" if missing), weight
-        (Float64, null if missing), and time if the file has it; in the order of the file.
+        (Float64, null if missing), and time and reason (String) if the file has them; in the order
+        of the file.
 
     Raises:
         InvalidInputError: a file that is missing, empty, damaged or of an unknown type, or rows
@@ -73,7 +92,7 @@ def normalise_log(frame: pl.DataFrame, columns: Mapping[str, str] | None = None)
     Raises:
         InvalidInputError: no column round or client; a round that is negative or not a whole
             number; client ids that are mixed or missing; an unknown stage; a weight that is
-            negative or not finite; a client twice in a round.
+            negative or not finite; reasons that are no text; a client twice in a round.
 
     >>> normalise_log(pl.DataFrame({"round": [0], "client": ["ann"]})).row(0)
     (0, 'ann', 'used', None)
@@ -90,6 +109,8 @@ def normalise_log(frame: pl.DataFrame, columns: Mapping[str, str] | None = None)
     _reject_duplicates(log)
     if "time" in frame.columns:
         log = log.with_columns(frame["time"])
+    if "reason" in frame.columns:
+        log = log.with_columns(_parse_reasons(frame["reason"]))
     return log
 
 
@@ -200,6 +221,13 @@ def _parse_weights(frame: pl.DataFrame) -> pl.Series:
             f"weight: {wrong[0]} is not a weight; give finite numbers of at least 0"
         )
     return weights
+
+
+def _parse_reasons(column: pl.Series) -> pl.Series:
+    try:
+        return column.cast(pl.String)
+    except pl.exceptions.PolarsError:
+        raise InvalidInputError(f"reason: type {column.dtype} is not text; give text") from None
 
 
 def _reject_duplicates(log: pl.DataFrame) -> None:
