@@ -24,6 +24,7 @@ from fedtide.participation.log.ledger import Entry
 from fedtide.population import Population
 from fedtide.problems.layout import Layout
 from fedtide.simulation.checkpoint import Checkpoint, load_newest, save
+from fedtide.simulation.run_folder import numbered
 
 log = getLogger("flwr")
 
@@ -51,6 +52,7 @@ class TrainingSession:
         sent_models: by round, the models to which a reply is still pending.
         entries: of the last round, for the ledger.
         ended_at: when the last round ended, in seconds since 1970.
+        was_saved: whether the folder held a checkpoint at the beginning, even if it is damaged.
 
     Raises:
         InvalidInputError: a centralised method, or a folder that holds another federation.
@@ -80,6 +82,7 @@ class TrainingSession:
         self.sent_models: dict[int, Tensor] = {}
         self.entries: list[Entry] = []
         self.ended_at = 0.0
+        self.was_saved = folder is not None and bool(numbered(folder, "safetensors"))
         if folder is not None:
             self._restore(folder)
 

@@ -312,11 +312,21 @@ class FedTide(Strategy):
             result.train_metrics_clientapp[t + 1] = metrics
 
     def _repair_ledger(self) -> None:
-        """Add the last saved round, if a crash came between the state and the ledger."""
+        """Let the ledger agree with the state after a crash, or after damage to the state.
+
+        A round that the state has and the ledger lacks is added. A round that the ledger has and
+        the state lacks was in the newest checkpoint, which is damaged: it is removed, and repeated.
+        """
         if self._ledger is None:
             return
         ended, logged = self._training.round, self._ledger.ended
-        if logged > ended or 0 < logged < ended - 1:
+        if logged == ended + 1 and self._training.was_saved:
+            log.warning(
+                "Round %d is removed from the ledger and repeated: the state after it is lost",
+                logged,
+            )
+            self._ledger.undo(ended)
+        elif logged > ended or 0 < logged < ended - 1:
             raise InvalidInputError(
                 f"ledger: it has {logged} rounds of {self._ledger.federation!r}, the state {ended};"
                 " restore those that belong together, or choose another name for the federation"
