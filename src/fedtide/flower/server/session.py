@@ -28,7 +28,8 @@ from fedtide.simulation.run_folder import numbered
 
 log = getLogger("flwr")
 
-_CHUNK = 64  # updates that are stacked at a time, to bound the memory for copies
+_CHUNK, _CHUNK_BYTES = 64, 8_000_000
+"""How many updates are stacked at a time, and of large models fewer: stacking copies them."""
 
 
 class TrainingSession:
@@ -124,17 +125,18 @@ class TrainingSession:
                     "earlier backup of the state"
                 )
             used.remove(max(used, key=_largest_norm))
-        for update in used:
-            self.steps_taken[update.client] += update.steps
-            self.accepted_rounds[update.client] = update.round
+        clients = torch.tensor([update.client for update in used], dtype=torch.int64)
+        self.steps_taken[clients] += torch.tensor([update.steps for update in used])
+        self.accepted_rounds[clients] = torch.tensor([update.round for update in used])
         return used
 
     def _try_round(self, updates: list[ValidatedUpdate], clients: Tensor) -> bool:
         """Absorb the updates and step; return whether the state is still bounded."""
+        size = min(_CHUNK, max(1, _CHUNK_BYTES // self.model.nbytes))
         for _, group in groupby(updates, key=lambda update: update.lr):
             part = list(group)
-            for first in range(0, len(part), _CHUNK):
-                chunk = part[first : first + _CHUNK]
+            for first in range(0, len(part), size):
+                chunk = part[first : first + size]
                 self.driver.absorb(stack_updates(chunk, 1.0 / len(updates), self.model))
         lr = next((u.lr for u in reversed(updates) if u.lr), self.lr)
         # Before the first update there is nothing that a learning rate could scale.

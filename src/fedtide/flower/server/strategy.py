@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from logging import getLogger
 from pathlib import Path
@@ -29,7 +30,7 @@ from fedtide.flower.server.reply_validation import (
     read_metrics,
 )
 from fedtide.flower.server.session import RoundLog, TrainingSession
-from fedtide.flower.server.transport import Clock, PendingReply, Transport
+from fedtide.flower.server.transport import Answered, Clock, PendingReply, Transport
 from fedtide.locking import lock_folder
 from fedtide.participation.log.ledger import Ledger
 from fedtide.randomness import generator
@@ -189,6 +190,7 @@ class FedTide(Strategy):
         if instructions.model is not training.model:
             arrays = self._to_arrays(instructions.model)
         training.sent_models[t] = instructions.model
+        steps_taken, accepted = training.steps_taken.tolist(), training.accepted_rounds.tolist()
         messages = []
         for i, client in enumerate(cohort.tolist()):
             correction = instructions.correction
@@ -198,8 +200,8 @@ class FedTide(Strategy):
                 None if correction is None else self._to_arrays(correction[i]),
                 round=t,
                 client=self._registry.names[client],
-                steps_taken=int(training.steps_taken[client]),
-                accepted_round=int(training.accepted_rounds[client]),
+                steps_taken=steps_taken[client],
+                accepted_round=accepted[client],
                 form=self.algorithm.client_form,
                 requires_plain_sgd=self.algorithm.requires_plain_sgd,
                 config=config,
@@ -211,14 +213,7 @@ class FedTide(Strategy):
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Aggregate the replies and step; return the new model and the clients' mean metrics."""
-        updates: dict[int, ValidatedUpdate] = {}
-        for reply in replies:
-            update = self._validate(reply, server_round - 1)
-            if update is None:
-                continue
-            earlier = updates.get(update.client)
-            if earlier is None or earlier.round < update.round:
-                updates[update.client] = update
+        updates = self._validate_all(replies, server_round - 1)
         if self.algorithm.uses_local_lr:
             for client in find_odd_rates(updates.values(), self._training.lr):
                 text = "its lr is not that of the other clients"
@@ -300,9 +295,9 @@ class FedTide(Strategy):
         # 4.
         for pending in transport.take_malformed("train"):
             self._record_refusal(pending, "malformed")
-        answered = transport.take("train")
+        answered = deque(transport.take("train"))
         self._answered = {pending.message_id: pending for pending, _ in answered}
-        _, metrics = self.aggregate_train(t + 1, [reply for _, reply in answered])
+        _, metrics = self.aggregate_train(t + 1, _drain(answered))
         # 5. The state holds the entries too, in case of a crash before the ledger has them.
         training.entries, training.ended_at = self._round_log.entries(), self._now()
         training.save()
@@ -333,6 +328,18 @@ class FedTide(Strategy):
             )
         if ended:
             self._ledger.commit(ended - 1, self._training.entries, self._training.ended_at)
+
+    def _validate_all(self, replies: Iterable[Message], t: int) -> dict[int, ValidatedUpdate]:
+        """Return the newest update of each client; of the replies, nothing is kept."""
+        updates: dict[int, ValidatedUpdate] = {}
+        for reply in replies:
+            update = self._validate(reply, t)
+            if update is None:
+                continue
+            earlier = updates.get(update.client)
+            if earlier is None or earlier.round < update.round:
+                updates[update.client] = update
+        return updates
 
     def _validate(self, reply: Message, t: int) -> ValidatedUpdate | None:
         """Return the update in a reply, or None if it is not used in round t."""
@@ -417,3 +424,9 @@ class FedTide(Strategy):
         if metrics is not None:
             log.info("Evaluation after round %d: %s", ended, metrics)
             result.evaluate_metrics_serverapp[ended] = metrics
+
+
+def _drain(answered: deque[Answered]) -> Iterator[Message]:
+    """Yield the replies; each is released as soon as the next one is asked for."""
+    while answered:
+        yield answered.popleft()[1]
