@@ -96,6 +96,7 @@ def federation(
     present: np.ndarray | None = None,
     seed: int = 0,
     memory: Path | None = None,
+    mods: list[Any] | None = None,
     **node: Any,
 ) -> FakeGrid:
     """Return a grid of one node for each client, which declines the rounds that it sits out."""
@@ -105,7 +106,7 @@ def federation(
 
     make = train_like_the_simulator(task, local, seed)
     folder = None if memory is None else lambda context: memory
-    app = custom_client(make, available=available, memory=folder)
+    app = custom_client(make, available=available, memory=folder, mods=mods)
     clients = task.population.clients
     # The ids are not in the order of the clients: nothing may depend on it.
     ids = np.random.default_rng(5).permutation(clients) + 100

@@ -6,7 +6,8 @@ import pkgutil
 import numpy as np
 import pytest
 import torch
-from flwr.app import ConfigRecord
+from flwr.app import ConfigRecord, MetricRecord
+from flwr.serverapp.strategy.strategy_utils import aggregate_metricrecords
 from torch import nn
 
 import fedtide as ft
@@ -32,8 +33,11 @@ def shard(number: int) -> tuple[torch.Tensor, torch.Tensor]:
     return x, torch.randint(0, 3, (SIZES[number],), generator=draws)
 
 
-def grid(local: ft.LocalTraining) -> FakeGrid:
-    app = client(network, lambda context: shard(context.node_config["partition-id"]), local)
+def grid(local: ft.LocalTraining, **options) -> FakeGrid:
+    def data(context):
+        return shard(context.node_config["partition-id"])
+
+    app = client(network, data, local, **options)
     return FakeGrid({50 + n: Node(app, {"name": f"c{n}", "partition-id": n}) for n in range(4)})
 
 
@@ -151,6 +155,80 @@ def test_clients_evaluate():
     assert found["clients"] == 4
 
 
+def test_clients_evaluate_on_their_own_test_part():
+    def test(context):
+        x, y = shard(context.node_config["partition-id"])
+        return x[:1], y[:1]
+
+    federation = grid(ft.LocalTraining(steps=1, lr=0.1), test=test)
+    strategy = FedTide(A.FedAvg(), clients=4, fraction_evaluate=1.0, clock=federation.clock)
+    result = strategy.start(federation, initial_arrays(network()), num_rounds=1, timeout=60)
+    model = network()
+    _load(model, [torch.from_numpy(a.numpy()) for a in result.arrays.values()])
+    x, y = (
+        torch.cat([part[:1] for part in parts]) for parts in zip(*map(shard, range(4)), strict=True)
+    )
+    found = result.evaluate_metrics_clientapp[1]
+    assert found["loss"] == pytest.approx(nn.functional.cross_entropy(model(x), y).item())
+    assert found["accuracy"] == pytest.approx(float((model(x).argmax(1) == y).double().mean()))
+
+
+def test_the_training_loss_is_the_mean_over_local_steps_and_samples():
+    """With full gradients each sample counts once in each of the steps."""
+    _, result = trained(A.FedAvg(), ft.LocalTraining(steps=2, lr=0.3), rounds=2)
+    start = network()
+    for t in range(2):
+        total = 0.0
+        for number in range(4):
+            model, (x, y) = network(), shard(number)
+            model.load_state_dict(start.state_dict())
+            for _ in range(2):
+                total += nn.functional.cross_entropy(model(x), y, reduction="sum").item() / 2
+                slopes = gradient(model, number)
+                _load(model, [p - 0.3 * g for p, g in zip(model.parameters(), slopes, strict=True)])
+        found = result.train_metrics_clientapp[t + 1]
+        assert found["train_loss"] == pytest.approx(total / sum(SIZES), rel=1e-12)
+        assert found["clients"] == 4
+        nn.utils.vector_to_parameters(by_hand(t + 1, 2, 0.3), start.parameters())
+
+
+def test_the_training_loss_of_an_epoch_counts_every_sample_once():
+    """So small a step changes nothing: the loss is that of the start, also in a short batch."""
+    local = ft.LocalTraining(epochs=1, batch_size=8, lr=1e-12)
+    _, result = trained(A.FedAvg(), local, rounds=1)
+    x, y = (torch.cat(parts) for parts in zip(*map(shard, range(4)), strict=True))
+    wanted = nn.functional.cross_entropy(network()(x), y).item()
+    assert result.train_metrics_clientapp[1]["train_loss"] == pytest.approx(wanted, rel=1e-9)
+
+
+def test_metrics_are_aggregated_by_functions_made_for_flower():
+    """One of Flower's own, and one of a user's."""
+    federation = grid(ft.LocalTraining(steps=1, lr=0.1))
+
+    def worst(records, weighted_by):
+        samples = [int(record["metrics"][weighted_by]) for record in records]
+        assert sorted(samples) == sorted(SIZES)
+        return MetricRecord({"worst": max(r["metrics"]["loss"] for r in records)})
+
+    strategy = FedTide(
+        A.FedAvg(),
+        clients=4,
+        fraction_evaluate=1.0,
+        train_metrics_aggr_fn=aggregate_metricrecords,
+        evaluate_metrics_aggr_fn=worst,
+        clock=federation.clock,
+    )
+    result = strategy.start(federation, initial_arrays(network()), num_rounds=1, timeout=60)
+    _, plain = trained(A.FedAvg(), ft.LocalTraining(steps=1, lr=0.1), rounds=1)
+    wanted = plain.train_metrics_clientapp[1]["train_loss"]
+    assert dict(result.train_metrics_clientapp[1]) == {"train_loss": pytest.approx(wanted)}
+    model = network()
+    _load(model, [torch.from_numpy(a.numpy()) for a in result.arrays.values()])
+    losses = [nn.functional.cross_entropy(model(x), y).item() for x, y in map(shard, range(4))]
+    found = dict(result.evaluate_metrics_clientapp[1])
+    assert found == {"worst": pytest.approx(max(losses))}
+
+
 def test_the_server_evaluates_the_initial_model_and_every_new_one():
     seen = []
     trained(
@@ -172,6 +250,41 @@ def test_public_names_are_not_shadowed_by_submodules():
         importlib.import_module(module.name)
     for name in fedtide.flower.__all__:
         assert callable(getattr(fedtide.flower, name)), name
+
+
+def test_a_client_without_samples_says_so(caplog):
+    app = client(network, lambda context: (torch.zeros(0, 4), torch.zeros(0)), ft.LocalTraining(1))
+    federation = FakeGrid({1: Node(app, {"name": "c0"})})
+    strategy = FedTide(A.FedAvg(), clients=1, fraction_evaluate=1.0, clock=federation.clock)
+    strategy.start(federation, initial_arrays(network()), num_rounds=1, timeout=60)
+    lines = [r.getMessage() for r in caplog.records if "not used" in r.getMessage()]
+    assert [line.partition(" not used")[0] for line in lines] == [
+        "reply of c0",
+        "evaluation by node 1",
+    ]
+    assert all("data: no samples; let this client decline" in line for line in lines)
+
+
+def test_a_parameter_without_dimensions_keeps_its_shape():
+    class Scaled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.scale = nn.Parameter(torch.tensor(0.5, dtype=torch.float64))
+
+        def forward(self, x):
+            return self.scale * x
+
+    local = ft.LocalTraining(steps=1, lr=0.1)
+    x, y = shard(0)
+    app = client(Scaled, lambda context: (x, y), local)
+    federation = FakeGrid({1: Node(app, {})})
+    strategy = FedTide(A.FedAvg(), clients=1, clock=federation.clock)
+    result = strategy.start(federation, initial_arrays(Scaled()), num_rounds=1, timeout=60)
+    module = Scaled()
+    nn.functional.cross_entropy(module(x), y).backward()
+    found = result.arrays["scale"].numpy()
+    assert found.shape == ()
+    assert found == pytest.approx(0.5 - 0.1 * module.scale.grad.item())
 
 
 def test_running_statistics_are_refused_because_clients_do_not_send_them():

@@ -68,19 +68,23 @@ def broken_bytes(reply: Message) -> ArrayRecord:
 
 
 LIES = {
-    "nan": changed(update=arrays(x=[1.0, math.nan, 2.0])),
-    "infinite": changed(update=arrays(x=[1.0, math.inf, 2.0])),
-    "too large": changed(update=arrays(x=[1.0, 1e200, 2.0])),
-    "wrong shape": changed(update=arrays(x=np.zeros((3, 1)))),
-    "wrong name": changed(update=arrays(y=np.zeros(3))),
-    "one array more": changed(update=arrays(x=np.zeros(3), y=np.zeros(3))),
-    "integers": changed(update=arrays(x=np.zeros(3, dtype=np.int64))),
-    "strings": changed(update=arrays(x=np.array(["a", "b", "c"]))),
-    "no arrays": changed(update=None),
+    "nan": changed(arrays=arrays(x=[1.0, math.nan, 2.0])),
+    "infinite": changed(arrays=arrays(x=[1.0, math.inf, 2.0])),
+    "too large": changed(arrays=arrays(x=[1.0, 1e200, 2.0])),
+    "wrong shape": changed(arrays=arrays(x=np.zeros((3, 1)))),
+    "a shape that broadcasts": changed(arrays=arrays(x=np.zeros(1))),
+    "wrong name": changed(arrays=arrays(y=np.zeros(3))),
+    "one array more": changed(arrays=arrays(x=np.zeros(3), y=np.zeros(3))),
+    "integers": changed(arrays=arrays(x=np.zeros(3, dtype=np.int64))),
+    "complex numbers": changed(arrays=arrays(x=np.zeros(3, dtype=complex))),
+    "strings": changed(arrays=arrays(x=np.array(["a", "b", "c"]))),
+    "no arrays": changed(arrays=None),
     "two sets of arrays": changed(
-        update=None, first=arrays(x=np.zeros(3)), second=arrays(x=np.zeros(3))
+        arrays=None, first=arrays(x=np.zeros(3)), second=arrays(x=np.zeros(3))
     ),
-    "broken bytes": changed(update=broken_bytes),
+    "broken bytes": changed(arrays=broken_bytes),
+    "an update that is nan": changed(update=arrays(x=[1.0, math.nan, 2.0])),
+    "an update of a wrong shape": changed(update=arrays(x=np.zeros((3, 1)))),
     "no metrics": changed(metrics=None),
     "no samples": changed(metrics=MetricRecord({"lr": 0.1, "steps": 3})),
     "negative samples": changed(metrics=metrics(**{"num-examples": -5})),
@@ -92,6 +96,8 @@ LIES = {
     "a rate beyond all others": changed(metrics=metrics(lr=1e300)),
     "another rate than all others": changed(metrics=metrics(lr=0.2)),
     "too many metrics": changed(metrics=metrics(**{f"m{i}": 1.0 for i in range(101)})),
+    "too many numbers": changed(metrics=metrics(curve=[1.0] * 10_001)),
+    "a metric that forges a line": changed(metrics=metrics(**{"x\nINFO: all is well": 1.0})),
     "a list of samples": changed(metrics=metrics(**{"num-examples": [5, 5]})),
     "no learning rate": changed(metrics=MetricRecord({"num-examples": 1, "steps": 3})),
     "half a step": changed(metrics=metrics(steps=0.5)),
@@ -101,12 +107,13 @@ LIES = {
     "a former round": changed(config=claims(**{"server-round": 0})),
     "does not follow": changed(config=None),
     "another node": another_sender,
-    "nothing at all": changed(update=None, metrics=None, config=None),
+    "nothing at all": changed(arrays=None, metrics=None, config=None),
 }
 
 
 REASONS = {
     "nan": "not finite",
+    "an update that is nan": "not finite",
     "infinite": "not finite",
     "too large": "not finite",
     "no samples": "invalid",
@@ -117,6 +124,8 @@ REASONS = {
     "negative steps": "invalid",
     "half a step": "invalid",
     "too many metrics": "invalid",
+    "too many numbers": "invalid",
+    "a metric that forges a line": "invalid",
     "a list of samples": "invalid",
     "a rate that divides to infinity": "learning rate",
     "a rate beyond all others": "learning rate",
@@ -267,7 +276,7 @@ def test_an_update_that_takes_the_state_beyond_its_numbers_is_undone(method, url
     options = {"task": task, "rounds": 5, "train_config": ConfigRecord({"lr": 1e-3})}
     honest = model(deploy(federation(task, present=without), method, **options))
     grid = federation(task)
-    huge = changed(update=arrays(x=np.full(3, 9e18, dtype=np.float32)))
+    huge = changed(arrays=arrays(x=np.full(3, 9e18, dtype=np.float32)))
 
     def once(reply: Message) -> Message:
         if reply.metadata.message_type != "train":
@@ -286,8 +295,54 @@ def test_what_a_client_sends_cannot_forge_lines_of_the_log(caplog):
     forged = "x\nINFO: all is well \x1b[2J" + "y" * 10**6
     node_of(grid, 1).tamper = changed(config=claims(client=forged))
     node_of(grid, 2).tamper = changed(config=claims(**{"server-round": forged}))
-    node_of(grid, 3).tamper = changed(update=ArrayRecord({forged: Array(np.zeros(3))}))
+    node_of(grid, 3).tamper = changed(arrays=ArrayRecord({forged: Array(np.zeros(3))}))
     deploy(grid, A.FedAvg(), rounds=1)
     lines = [record.getMessage() for record in caplog.records if "not used" in record.getMessage()]
     assert len(lines) == 3
     assert all(line.isprintable() and len(line) < 300 for line in lines)
+
+
+def test_metrics_that_a_function_of_the_user_cannot_read_cost_the_metrics_alone(caplog):
+    """One client leaves out what the function needs; its name for it would forge a line."""
+    forged = "loss\nINFO: all is well"
+    grid = federation()
+    for n, node in enumerate(grid.nodes.values()):
+        node.tamper = changed(metrics=metrics(**({} if n == 2 else {"loss": 1.0})))
+
+    def mean(records, weighted_by):
+        for record in records:
+            if "loss" not in record["metrics"]:
+                raise KeyError(forged)
+        return MetricRecord({"mean": 1.0})
+
+    plain = deploy(federation(), A.FedAvg(), rounds=2)
+    strategy = deploy(grid, A.FedAvg(), rounds=2, train_metrics_aggr_fn=mean)
+    np.testing.assert_array_equal(model(strategy), model(plain))
+    lines = [r.getMessage() for r in caplog.records if "no metrics" in r.getMessage()]
+    assert len(lines) == 2
+    assert all("mean failed: KeyError" in line and line.isprintable() for line in lines)
+
+
+def test_a_function_of_the_user_gets_lists_too():
+    seen = []
+
+    def keep(records, weighted_by):
+        seen.extend(dict(record["metrics"]) for record in records)
+        return MetricRecord({"n": len(records)})
+
+    grid = federation()
+    for node in grid.nodes.values():
+        node.tamper = changed(metrics=metrics(curve=[0.5, 0.25], bad=[1.0, math.nan]))
+    deploy(grid, A.FedAvg(), rounds=1, train_metrics_aggr_fn=keep)
+    assert seen == [{"curve": [0.5, 0.25], "num-examples": 1}] * N
+
+
+def test_a_method_that_asks_for_gradients_leaves_out_those_who_send_none(url):
+    grid = federation()
+    node_of(grid, 1).tamper = changed(gradients=None)
+    present = np.ones((4, N), dtype=bool)
+    present[:, 1] = False
+    without = model(deploy(federation(present=present), A.Scaffold(option=1), rounds=4))
+    strategy = deploy(grid, A.Scaffold(option=1), rounds=4, ledger=url)
+    np.testing.assert_array_equal(model(strategy), without)
+    assert {stage for _, client, stage, _ in rows(url) if client == "1"} == {"reported"}

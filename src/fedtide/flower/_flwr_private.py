@@ -4,7 +4,7 @@
   gave at registration, and `last_activated_at`;
 - `Grid.run.run_id`;
 - `HttpGrid._runtime_client.PullMessages`, and the function with which that module decodes a reply;
-- the number of an error in `flwr.common.constant.ErrorCode`;
+- the numbers of two errors in `flwr.common.constant.ErrorCode`;
 - `flwr.supernode.cli`, which Flower imports in every client process;
 - an environment variable of Flower's SuperExec.
 
@@ -43,7 +43,7 @@ import fedtide.flower.clients.app
 FAST_POLLING = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.5"}
 """Environment that makes a SuperExec look for work every 0.5 s; ignored if Flower drops it."""
 
-_APP_RAISED, _NODE_UNAVAILABLE = 2, 5  # of ErrorCode in flwr 1.41
+_APP_RAISED, _NODE_UNAVAILABLE, _MOD_REFUSED = 2, 5, 6  # of ErrorCode in flwr 1.41
 _warned: set[str] = set()
 _decoding = Lock()
 """Held while Flower's decoding is replaced: several strategies may run as threads of one app."""
@@ -181,8 +181,12 @@ def get_run_id(grid: Grid) -> int:
 
 
 def is_app_error(error: Error) -> bool:
-    """Return whether a client's app raised, as it does on a message that it does not know."""
-    return _has_code(error, "CLIENT_APP_RAISED_EXCEPTION", _APP_RAISED)
+    """Return whether a client's app raised, or one of its mods refused a message.
+
+    They do so on a message that they do not know.
+    """
+    raised = _has_code(error, "CLIENT_APP_RAISED_EXCEPTION", _APP_RAISED)
+    return raised or _has_code(error, "MOD_FAILED_PRECONDITION", _MOD_REFUSED)
 
 
 def is_node_unavailable(error: Error) -> bool:

@@ -2,15 +2,18 @@
 
 To a client, message type "train": the ArrayRecord "arrays" (the model), the ConfigRecord "config"
 (the fields of `TrainRequest` and the run's train_config) and, for methods with control variates,
-the ArrayRecord "correction". Back: the ArrayRecord "update" (Δ_n) or, from an ordinary Flower
-client, "arrays" (its model), and the MetricRecord "metrics". `Layout` orders names in a vector.
+the ArrayRecord "correction". Back: the ArrayRecord "arrays" (y_n, the client's own model, with the
+names of the one received, as ordinary Flower clients send it and Flower's mods expect it), the
+MetricRecord "metrics" and, if the method asks for it, the ArrayRecord "gradients". Only what is no
+difference of two models, a form of `ClientSideMemory`, travels as the ArrayRecord "update"; the
+server takes that for Δ_n in any reply. `Layout` orders names in a vector.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -21,8 +24,13 @@ from fedtide.algorithms import Instructions
 from fedtide.errors import InvalidInputError
 from fedtide.problems.layout import Layout, Params
 
+RecordT = TypeVar("RecordT", ArrayRecord, ConfigRecord, MetricRecord)
+
 NAME_QUERY = "query.fedtide_name"
 """The message type that asks a client for its name."""
+
+LONGEST_NAME = 200
+"""The length of a client's name, at most."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +72,7 @@ class Update:
     """What a client sends back.
 
     Args:
-        update: Δ_n = y_n - x by name.
+        update: Δ_n = y_n - x by name; the client sends y_n = x + Δ_n.
         samples: how many samples it holds, at least 1.
         lr: γ, the local learning rate that it used.
         steps: I_n, how many local steps it took.
@@ -91,9 +99,8 @@ def initial_arrays(model: nn.Module) -> ArrayRecord:
 
 def params_to_arrays(params: Mapping[str, Tensor]) -> ArrayRecord:
     """Return named tensors as Flower's arrays."""
-    return ArrayRecord(
-        {name: Array(np.ascontiguousarray(t.detach().cpu().numpy())) for name, t in params.items()}
-    )
+    values = {name: tensor.detach().cpu().numpy() for name, tensor in params.items()}
+    return ArrayRecord({name: Array(np.asarray(v, order="C")) for name, v in values.items()})
 
 
 def arrays_to_params(arrays: ArrayRecord) -> Params:
@@ -106,22 +113,29 @@ def vector_to_arrays(x: Tensor, layout: Layout) -> ArrayRecord:
     return params_to_arrays(layout.unflatten(x))
 
 
-def arrays_to_vector(arrays: ArrayRecord, layout: Layout, like: Tensor) -> Tensor:
-    """Return named arrays as a vector, shape (d,), of the dtype of `like`.
+def arrays_to_vector(
+    arrays: ArrayRecord, layout: Layout, like: Tensor, origin: Tensor | None = None
+) -> Tensor:
+    """Return named arrays, less `origin`, as a vector, shape (d,), of the dtype of `like`.
+
+    Differences are taken in the arrays' own dtype if that is the wider one.
 
     Raises:
         ValueError: names, shapes or dtypes other than the layout's.
         FloatingPointError: values that are not finite, or whose sum of squares is not.
     """
-    tensors = arrays_to_params(arrays)
-    if tensors.keys() != layout.shapes.keys():
-        raise ValueError(f"arrays {sorted(tensors)} instead of {sorted(layout.shapes)}")
+    if arrays.keys() != layout.shapes.keys():
+        raise ValueError(f"arrays {sorted(arrays)} instead of {sorted(layout.shapes)}")
+    x = torch.empty(layout.size).to(like)
+    parts, starts = layout.unflatten(x), {} if origin is None else layout.unflatten(origin)
     for name, shape in layout.shapes.items():
-        if tuple(tensors[name].shape) != tuple(shape):
-            raise ValueError(f"{name} of shape {tuple(tensors[name].shape)} instead of {shape}")
-        if not tensors[name].is_floating_point():
-            raise ValueError(f"{name} of type {tensors[name].dtype}")
-    x = layout.flatten(tensors).to(like)
+        values = arrays[name].numpy()  # one array at a time: models may be large
+        if values.shape != tuple(shape):
+            raise ValueError(f"{name} of shape {values.shape} instead of {tuple(shape)}")
+        if values.dtype.kind != "f":
+            raise ValueError(f"{name} of type {values.dtype}")
+        tensor = torch.tensor(values)
+        parts[name].copy_(tensor - starts[name] if starts else tensor)
     if not bool(torch.isfinite(x.square().sum())):
         raise FloatingPointError("numbers that are not finite, or too large")
     return x
@@ -144,25 +158,39 @@ def flatten_initial(arrays: ArrayRecord) -> tuple[Layout, Tensor]:
     return layout, layout.flatten(tensors)
 
 
+def build_round_config(instructions: Instructions, **fields: Any) -> ConfigRecord:
+    """Return the config that the requests of a round have in common.
+
+    Args:
+        instructions: those of the cohort.
+        **fields: the fields of `TrainRequest` that instructions lack and that are the same for all
+            clients: round, form, requires_plain_sgd, and config, that of the run.
+    """
+    config = ConfigRecord(dict(fields["config"]))
+    config["server-round"] = fields["round"] + 1  # Flower counts from 1
+    config["proximal-mu"] = float(instructions.mu)
+    config[_key("requires_plain_sgd")] = fields["requires_plain_sgd"]
+    if fields["form"]:  # Flower's message_size_mod raises on empty text
+        config[_key("form")] = fields["form"]
+    for name in ("gradients_at_start", "full_batch", "gradients"):
+        config[_key(name)] = bool(getattr(instructions, name))
+    return config
+
+
 def build_train_content(
-    arrays: ArrayRecord, instructions: Instructions, correction: ArrayRecord | None, **fields: Any
+    arrays: ArrayRecord, round_config: ConfigRecord, correction: ArrayRecord | None, **fields: Any
 ) -> RecordDict:
     """Return the content of a message that asks one client to train.
 
     Args:
         arrays: the model.
-        instructions: those of the cohort.
+        round_config: from `build_round_config`.
         correction: this client's own.
-        **fields: the fields of `TrainRequest` that instructions lack: round, client, steps_taken,
-            accepted_round, form, requires_plain_sgd, and config, that of the run.
+        **fields: the client's own fields of `TrainRequest`: client, steps_taken, accepted_round.
     """
-    config = ConfigRecord(dict(fields["config"]))
-    config["server-round"] = fields["round"] + 1  # Flower counts from 1
-    config["proximal-mu"] = float(instructions.mu)
-    for name in ("client", "steps_taken", "accepted_round", "form", "requires_plain_sgd"):
-        config[_key(name)] = fields[name]
-    for name in ("gradients_at_start", "full_batch", "gradients"):
-        config[_key(name)] = bool(getattr(instructions, name))
+    config = round_config.copy()
+    for name, value in fields.items():
+        config[_key(name)] = value
     content = RecordDict({"arrays": arrays, "config": config})
     if correction is not None:
         content["correction"] = correction
@@ -171,32 +199,51 @@ def build_train_content(
 
 def is_plain(content: RecordDict) -> bool:
     """Return whether a client is only asked to train as an ordinary Flower client does."""
-    config = content.config_records["config"]
+    config = select_records(content, ConfigRecord)["config"]
     deviations = ("gradients_at_start", "full_batch", "gradients", "form")
-    deviates = config["proximal-mu"] or any(config[_key(name)] for name in deviations)
+    deviates = config["proximal-mu"] or any(config.get(_key(name)) for name in deviations)
     return "correction" not in content and not deviates
 
 
 def requested_rate(content: RecordDict) -> float:
     """Return the local learning rate that a request to train asks for; 0: the client's own."""
-    rate = content.config_records["config"].get("lr", 0.0)
+    rate = select_records(content, ConfigRecord)["config"].get("lr", 0.0)
     return float(rate) if isinstance(rate, int | float) else 0.0
 
 
-def read_train_content(content: RecordDict) -> tuple[Params, TrainRequest]:
-    """Return the model and the request in a message to a client.
+def asks_for_gradients(content: RecordDict) -> bool:
+    """Return whether a request to train also asks for ∇F_n(x)."""
+    return bool(select_records(content, ConfigRecord)["config"][_key("gradients")])
+
+
+def select_records(content: RecordDict, kind: type[RecordT]) -> dict[str, RecordT]:
+    """Return the records of one kind by name.
+
+    Flower's own views, such as `content.array_records`, are part of reference cycles: a model that
+    was looked at through one stays in memory until the garbage collector finds it.
+    """
+    return {name: record for name, record in content.items() if isinstance(record, kind)}
+
+
+def read_model(content: RecordDict) -> Params:
+    """Return the model in a message to a client."""
+    return arrays_to_params(select_records(content, ArrayRecord)["arrays"])
+
+
+def read_request(content: RecordDict) -> TrainRequest:
+    """Return the request in a message that asks a client to train.
 
     Raises:
         KeyError: a message of another strategy.
     """
-    config: Mapping[str, Any] = content.config_records["config"]
-    correction = content.array_records.get("correction")
-    request = TrainRequest(
+    config: Mapping[str, Any] = select_records(content, ConfigRecord)["config"]
+    correction = select_records(content, ArrayRecord).get("correction")
+    return TrainRequest(
         round=int(config["server-round"]) - 1,
         client=str(config[_key("client")]),
         steps_taken=int(config[_key("steps_taken")]),
         accepted_round=int(config[_key("accepted_round")]),
-        form=str(config[_key("form")]),
+        form=str(config.get(_key("form"), "")),
         correction=None if correction is None else arrays_to_params(correction),
         mu=float(config["proximal-mu"]),
         gradients_at_start=bool(config[_key("gradients_at_start")]),
@@ -205,20 +252,24 @@ def read_train_content(content: RecordDict) -> tuple[Params, TrainRequest]:
         requires_plain_sgd=bool(config[_key("requires_plain_sgd")]),
         config=dict(config),
     )
-    return arrays_to_params(content.array_records["arrays"]), request
 
 
-def build_update_content(update: Update, request: TrainRequest) -> RecordDict:
-    """Return the content of a client's reply with its update.
+def build_update_content(update: Update, request: TrainRequest, model: Params) -> RecordDict:
+    """Return the content of a client's reply with its update of the model that it received.
 
     Raises:
-        ValueError: the update lacks requested gradients.
+        ValueError: the update lacks requested gradients, or has other names or shapes than the
+            model.
     """
     metrics = MetricRecord({k: float(v) for k, v in (update.metrics or {}).items()})
     metrics["num-examples"] = int(update.samples)
     metrics["lr"], metrics["steps"] = float(update.lr), int(update.steps)
     content = build_reply_content(request, followed=True)
-    content["update"], content["metrics"] = params_to_arrays(update.update), metrics
+    content["metrics"] = metrics
+    if request.form:
+        content["update"] = params_to_arrays(update.update)
+    else:
+        content["arrays"] = params_to_arrays(_add(model, update.update))
     if request.gradients:
         if update.gradients is None:
             raise ValueError("the server requested gradients; return them in the Update")
@@ -242,6 +293,20 @@ def build_reply_content(request: TrainRequest, **flags: bool) -> RecordDict:
 def build_name_content(name: str) -> RecordDict:
     """Return the content of a client's answer to `NAME_QUERY`."""
     return RecordDict({"config": ConfigRecord({"name": name})})
+
+
+def is_name(name: object) -> bool:
+    """Return whether this can name a client: printable text of 1 to 200 characters."""
+    return isinstance(name, str) and 0 < len(name) <= LONGEST_NAME and name.isprintable()
+
+
+def _add(model: Params, update: Params) -> Params:
+    """Return model + update in the order of the model's names, which mods compare."""
+    shapes = {name: tuple(tensor.shape) for name, tensor in model.items()}
+    found = {name: tuple(tensor.shape) for name, tensor in update.items()}
+    if found != shapes:
+        raise ValueError(f"the update has arrays {found}, and the model has {shapes}")
+    return {name: tensor + update[name] for name, tensor in model.items()}
 
 
 def _key(name: str) -> str:

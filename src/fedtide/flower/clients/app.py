@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -20,11 +20,11 @@ from fedtide.flower.clients.task import ClientTask, Loss, cross_entropies
 from fedtide.flower.protocol import (
     TrainRequest,
     Update,
-    arrays_to_params,
     build_name_content,
     build_reply_content,
     build_update_content,
-    read_train_content,
+    read_model,
+    read_request,
 )
 from fedtide.problems.layout import Params
 from fedtide.training import LocalTraining
@@ -40,6 +40,9 @@ TrainFunction = Callable[[Params, TrainRequest], Update]
 Available = Callable[[int, Context], bool]
 """Whether the client takes part in round t."""
 
+Mod = Callable[[Message, Context, Callable[[Message, Context], Message]], Message]
+"""Flower's: changes the message before, or the reply after, it calls the next one."""
+
 
 def client(
     model: Callable[[], nn.Module],
@@ -47,14 +50,17 @@ def client(
     local: LocalTraining,
     *,
     loss: Loss = cross_entropies,
+    test: Callable[[Context], Data] | None = None,
     available: Available | None = None,
     memory: Callable[[Context], Path] | None = None,
-    mods: list[Any] | None = None,
+    mods: Sequence[Mod] | None = None,
 ) -> ClientApp:
     """Return an app that trains a PyTorch model on this client's data, for any of the methods.
 
     The client keeps nothing between rounds: corrections, and the position in its shuffled epochs,
-    arrive with each request.
+    arrive with each request. With each update it reports the metric `train_loss`, the mean loss of
+    the samples on which it trained, each at the model of its local step. Asked to evaluate, it
+    reports `loss` and, if the targets are classes, `accuracy`.
 
     Args:
         model: makes the network; a class will do.
@@ -62,10 +68,11 @@ def client(
         local: steps, batch size and learning rate; an "lr" in the run's train_config overrides
             the learning rate.
         loss: of each sample; by default the cross-entropy of logits and classes.
+        test: returns the samples on which this client evaluates; None: those of `data`.
         available: whether the client takes part in round t (absolute, from 0); None: always.
         memory: returns the folder in which this client remembers, for `ClientSideMemory`; a
             separate folder for each federation.
-        mods: Flower's, for all messages.
+        mods: Flower's, for training (see `custom_client`).
 
     A client that the operator did not register with a name calls itself by the "name" in its node
     config, else by its "partition-id".
@@ -78,17 +85,20 @@ def client(
     ... )
     """
 
-    def make_trainer(context: Context) -> _ClientTrainer:
-        return _ClientTrainer(ClientTask(model(), *data(context), loss), local)
+    def make_trainer(own: Data) -> _ClientTrainer:
+        return _ClientTrainer(ClientTask(model(), *own, loss), local)
 
     app = custom_client(
-        lambda context: make_trainer(context).train, available=available, memory=memory, mods=mods
+        lambda context: make_trainer(data(context)).train,
+        available=available,
+        memory=memory,
+        mods=mods,
     )
 
     @app.evaluate()
     def evaluate(message: Message, context: Context) -> Message:
-        params = arrays_to_params(message.content.array_records["arrays"])
-        metrics = make_trainer(context).evaluate(params)
+        evaluator = make_trainer((test or data)(context))
+        metrics = evaluator.evaluate(read_model(message.content))
         return Message(RecordDict({"metrics": metrics}), reply_to=message)
 
     return app
@@ -99,9 +109,16 @@ def custom_client(
     *,
     available: Available | None = None,
     memory: Callable[[Context], Path] | None = None,
-    mods: list[Any] | None = None,
+    mods: Sequence[Mod] | None = None,
 ) -> ClientApp:
     """Return an app that trains with a function of yours.
+
+    Mods see training alone: the request as it arrives, and in the reply exactly one ArrayRecord,
+    the trained model under the names of the one received, unless the method has clients send
+    gradients or differences of earlier updates as well. A client declines before its mods are
+    called. Mods of Flower that change updates (LocalDpMod, fixedclipping_mod, adaptiveclipping_mod)
+    are refused, before training, by methods that derive gradients from updates, send corrections,
+    or keep earlier updates on the clients; metrics pass through them unchanged.
 
     Args:
         train: returns this client's training function, which takes the model by name and the
@@ -109,19 +126,25 @@ def custom_client(
         available: whether the client takes part in round t (absolute, from 0); None: always.
         memory: returns the folder in which this client remembers, for `ClientSideMemory`; a
             separate folder for each federation.
-        mods: Flower's, for all messages.
+        mods: Flower's, for training.
     """
-    app = ClientApp(mods=mods)
+    app = ClientApp()
 
     @app.query("fedtide_name")
     def tell_name(message: Message, context: Context) -> Message:
         return Message(build_name_content(client_name(context)), reply_to=message)
 
-    @app.train()
-    def answer(message: Message, context: Context) -> Message:
-        model, request = read_train_content(message.content)
+    def check(message: Message, context: Context, call_next: Any) -> Message:
+        request = read_request(message.content)
         if available is not None and not available(request.round, context):
             return Message(build_reply_content(request, declined=True), reply_to=message)
+        _refuse_mods(mods or (), request)
+        reply: Message = call_next(message, context)
+        return reply
+
+    @app.train(mods=[check, *(mods or ())])
+    def answer(message: Message, context: Context) -> Message:
+        model, request = read_model(message.content), read_request(message.content)
         update = train(context)(model, request)
         if request.form:
             if memory is None:
@@ -131,9 +154,31 @@ def custom_client(
                 update = encode_update(update, request, folder)
             except LostMemoryError:
                 return Message(build_reply_content(request, lost=True), reply_to=message)
-        return Message(build_update_content(update, request), reply_to=message)
+        return Message(build_update_content(update, request, model), reply_to=message)
 
     return app
+
+
+def _refuse_mods(mods: Sequence[Mod], request: TrainRequest) -> None:
+    """Raise InvalidInputError if a mod would change updates from which more is derived."""
+    needs = {
+        "has clients remember them": bool(request.form),
+        "derives gradients from them": request.requires_plain_sgd,
+        "needs gradients too": request.gradients,
+        "sends corrections": request.correction is not None,
+    }
+    reasons = [reason for reason, needed in needs.items() if needed]
+    if not (mods and reasons):
+        return
+    from flwr.clientapp.mod import LocalDpMod, adaptiveclipping_mod, fixedclipping_mod
+
+    for mod in mods:
+        if isinstance(mod, LocalDpMod) or mod in (adaptiveclipping_mod, fixedclipping_mod):
+            name = getattr(mod, "__name__", type(mod).__name__)
+            raise InvalidInputError(
+                f"mods: {name} changes updates, and the server's method {reasons[0]}; "
+                "remove it, or run FedAvg, FedAU or MIFA"
+            )
 
 
 def client_name(context: Context) -> str:
@@ -177,6 +222,7 @@ class _ClientTrainer:
             lr=lr,
             steps=int(plan.steps[0]),
             gradients=self._gradient(x, planner) if request.gradients else None,
+            metrics={"train_loss": self._task.mean_training_loss()},
         )
 
     def evaluate(self, model: Params) -> MetricRecord:

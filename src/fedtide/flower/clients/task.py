@@ -35,10 +35,14 @@ class ClientTask(Task):
 
     Raises:
         InvalidInputError: a network that cannot be trained as a pure function
-            (see `FunctionalModel`), or that keeps running statistics.
+            (see `FunctionalModel`), or that keeps running statistics; no samples.
     """
 
     def __init__(self, module: nn.Module, features: Tensor, targets: Tensor, loss: Loss) -> None:
+        if not len(features):
+            raise InvalidInputError(
+                "data: no samples; let this client decline its rounds (available=)"
+            )
         self._model = FunctionalModel(module, (features[:2],))
         if self._model.buffers:
             layer = next(iter(self._model.buffers)).rpartition(".")[0]
@@ -50,12 +54,26 @@ class ClientTask(Task):
         self.population = Population(1, samples=np.array([len(features)]))
         self.layout = Layout.from_params(self._model.params)
         self.start = self.layout.flatten(self._model.params)
+        self._seen: list[tuple[float, float]] = []
 
     def loss(self, params: Params, *batch: Tensor) -> Tensor:
         """Return the mean loss over the minibatch, without the padding."""
         features, targets, mask, key = batch
         losses = self._loss(self._model(params, (features,), key), targets)
         return (losses * mask).sum() / mask.sum().clamp(min=1)
+
+    def loss_and_buffers(
+        self, params: Params, buffers: Params, *batch: Tensor
+    ) -> tuple[Tensor, Params]:
+        """Return the loss of a local step, which also counts towards `mean_training_loss`."""
+        loss = self.loss(params, *batch)
+        self._seen.append((float(loss.detach()), float(batch[2].sum())))
+        return loss, buffers
+
+    def mean_training_loss(self) -> float:
+        """Return the mean loss of the samples in all local steps so far, each at its step."""
+        samples = sum(number for _, number in self._seen)
+        return sum(loss * number for loss, number in self._seen) / samples
 
     def batch_inputs(self, plan: BatchPlan) -> BatchInputs:
         """Return each step's sample positions, their weights, and the keys of its random draws."""

@@ -15,17 +15,16 @@ from logging import getLogger
 from math import inf
 from typing import Any
 
-from flwr.app import Message, RecordDict
+from flwr.app import ConfigRecord, Message, RecordDict
 
 from fedtide.errors import InvalidInputError
 from fedtide.flower._flwr_private import OnlineNode, is_app_error
-from fedtide.flower.protocol import NAME_QUERY
+from fedtide.flower.protocol import NAME_QUERY, is_name, select_records
 from fedtide.flower.server.reply_validation import RejectedReplyError, check_sender
 from fedtide.flower.server.transport import Transport
 
 log = getLogger("flwr")
 
-LONGEST_NAME = 200
 _PAUSE = 1.0  # seconds between two looks for nodes while there are too few
 _PATIENCE, _LONGEST_PATIENCE = 60.0, 3600.0
 """Seconds until a node that did not tell its name is asked again: the first time, and at most."""
@@ -127,11 +126,6 @@ class NodeRegistry:
         self.nodes = {int(node_id): name for node_id, name in plain["nodes"].items()}
         self.registered = set(plain["registered"])
         self.__post_init__()
-
-
-def is_name(name: object) -> bool:
-    """Return whether this can name a client: printable text of 1 to 200 characters."""
-    return isinstance(name, str) and 0 < len(name) <= LONGEST_NAME and name.isprintable()
 
 
 @dataclass
@@ -271,7 +265,7 @@ class Discovery:
             self._fail(node_id, str(reason))
             return
         try:
-            name = reply.content.config_records["config"]["name"]
+            name = select_records(reply.content, ConfigRecord)["config"]["name"]
         except (KeyError, ValueError):
             name = ""
         self._bind(node_id, str(name), registered=False)

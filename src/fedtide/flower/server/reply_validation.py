@@ -4,32 +4,53 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from logging import getLogger
 from typing import Any
 
 import torch
-from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from torch import Tensor
 
 from fedtide.algorithms import ClientUpdates
 from fedtide.flower._flwr_private import is_node_unavailable
-from fedtide.flower.protocol import arrays_to_vector
+from fedtide.flower.protocol import arrays_to_vector, is_name, select_records
 from fedtide.flower.server.transport import PendingReply
 from fedtide.problems.layout import Layout
+
+log = getLogger("flwr")
+
+Metrics = dict[str, float | list[float]]
+"""What a client measured, by name, checked."""
+
+MetricsAggregator = Callable[[list[RecordDict], str], MetricRecord]
+"""Flower's: makes one record of those of several clients, given the name of their weight."""
 
 _MAX_SAMPLES = 10**12
 _MAX_STEPS = 10**9
 _RATES = (1e-9, 1e6)
 """The least and the largest local learning rate; outside, mean gradients lose all digits."""
-_MAX_METRICS, _MAX_METRIC = 100, 1e100
-_LONGEST_TEXT = 200
+_MAX_METRICS, _MAX_NUMBERS, _MAX_METRIC = 100, 10_000, 1e100
+_SAMPLES = "num-examples"
+
+
+def to_printable(text: str, longest: int = 200) -> str:
+    """Return text as one line of printable characters, cut after the `longest`.
+
+    What a client sent could otherwise forge lines of a log, control a terminal or fill a disk.
+
+    >>> to_printable("all is well\\nINFO: yes", longest=15)
+    'all is well\\\\nIN…'
+    """
+    # Escaping makes nothing shorter, so the rest need not be looked at.
+    escaped = (c if c.isprintable() else repr(c)[1:-1] for c in text[: longest + 1])
+    line = "".join(escaped)
+    return line if len(line) <= longest else line[:longest] + "…"
 
 
 class RejectedReplyError(Exception):
     """A reply that is not used; the message says why, in one line of printable text.
-
-    It may quote what a client sent, which could forge lines of a log or control a terminal.
 
     Args:
         reason: for the ledger, one of REASONS.
@@ -38,8 +59,7 @@ class RejectedReplyError(Exception):
 
     def __init__(self, reason: str, text: str) -> None:
         self.reason = reason
-        text = "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
-        super().__init__(text if len(text) <= _LONGEST_TEXT else text[:_LONGEST_TEXT] + "…")
+        super().__init__(to_printable(text))
 
 
 class DeclinedReplyError(Exception):
@@ -58,7 +78,7 @@ class ValidatedUpdate:
         lr: γ; 0 if not given.
         steps: I_n; 0 if not given.
         gradients: ∇F_n at the model that it was sent, shape (d,); None unless requested.
-        metrics: further numbers.
+        metrics: further numbers, and lists of numbers.
     """
 
     client: int
@@ -68,7 +88,7 @@ class ValidatedUpdate:
     lr: float
     steps: int
     gradients: Tensor | None = None
-    metrics: dict[str, float] = field(default_factory=dict)
+    metrics: Metrics = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -109,7 +129,7 @@ class ReplyValidator:
 
     def _check_claims(self, content: RecordDict, pending: PendingReply) -> None:
         assert pending.client is not None
-        config: Any = content.config_records.get("config", {})
+        config: Any = select_records(content, ConfigRecord).get("config", {})
         name, server_round = self.names[pending.client], pending.round + 1
         if config.get("client", name) != name:
             raise RejectedReplyError("false claim", f"it claims to be {config['client']!r}")
@@ -126,14 +146,11 @@ class ReplyValidator:
             raise RejectedReplyError("not followed", text)
 
     def _read(self, content: RecordDict, pending: PendingReply, sent: Tensor) -> ValidatedUpdate:
-        metrics = _finite_numbers(_find_record(content.metric_records, "metrics"))
-        samples = _pop_count(metrics, "num-examples", 1, _MAX_SAMPLES)
+        metrics = _read_numbers(_find_record(select_records(content, MetricRecord), "metrics"))
+        samples = _pop_count(metrics, _SAMPLES, 1, _MAX_SAMPLES)
         steps = _pop_count(metrics, "steps", 1 if self.reads_steps else 0, _MAX_STEPS)
         lr = self._pop_rate(metrics, pending.lr)
-        if len(metrics) > _MAX_METRICS:
-            text = f"it sent {len(metrics)} metrics, more than {_MAX_METRICS}"
-            raise RejectedReplyError("invalid", text)
-        gradients = content.array_records.get("gradients")
+        _check_metrics(metrics)
         assert pending.client is not None
         return ValidatedUpdate(
             client=pending.client,
@@ -142,13 +159,13 @@ class ReplyValidator:
             samples=samples,
             lr=lr,
             steps=steps,
-            gradients=None if gradients is None else arrays_to_vector(gradients, self.layout, sent),
+            gradients=self._read_gradients(content, sent) if pending.gradients else None,
             metrics=metrics,
         )
 
-    def _pop_rate(self, metrics: dict[str, float], requested: float) -> float:
+    def _pop_rate(self, metrics: Metrics, requested: float) -> float:
         """Return γ: what the server requested, or else what the client says; 0: not needed."""
-        reported = metrics.pop("lr", 0.0)
+        reported = _pop_number(metrics, "lr")
         if not self.reads_steps:
             return 0.0
         if requested:
@@ -163,11 +180,20 @@ class ReplyValidator:
         return reported
 
     def _read_update(self, content: RecordDict, sent: Tensor) -> Tensor:
-        """Return Δ_n of a fedtide client, or y_n - x of another, which sends its model."""
-        if "update" in content.array_records:
-            return arrays_to_vector(content.array_records["update"], self.layout, sent)
-        arrays = _find_record(content.array_records, "arrays")
-        return arrays_to_vector(arrays, self.layout, sent) - sent
+        """Return Δ_n itself, or y_n - x if the client sent its model."""
+        records = select_records(content, ArrayRecord)
+        if "update" in records:
+            return arrays_to_vector(records["update"], self.layout, sent)
+        arrays = _find_record(records, "arrays")
+        return arrays_to_vector(arrays, self.layout, sent, origin=sent)
+
+    def _read_gradients(self, content: RecordDict, sent: Tensor) -> Tensor:
+        """Return ∇F_n at the model that was sent, which the request asked for."""
+        records = select_records(content, ArrayRecord)
+        if "gradients" not in records:
+            text = "it sent no gradients, which the method asked for"
+            raise RejectedReplyError("not followed", text)
+        return arrays_to_vector(records["gradients"], self.layout, sent)
 
 
 def find_odd_rates(updates: Iterable[ValidatedUpdate], last: float) -> set[int]:
@@ -214,36 +240,82 @@ def stack_updates(updates: list[ValidatedUpdate], weight: float, like: Tensor) -
     )
 
 
-def read_metrics(reply: Message) -> tuple[int, dict[str, float]] | None:
-    """Return a client's samples and metrics in reply to an evaluation; None: unusable."""
+def read_metrics(reply: Message) -> tuple[int, Metrics] | None:
+    """Return a client's samples and metrics in reply to an evaluation; None, logged: unusable."""
     try:
-        metrics = _finite_numbers(_find_record(reply.content.metric_records, "metrics"))
-        samples = _pop_count(metrics, "num-examples", 1, _MAX_SAMPLES)
-    except Exception:  # records may contain anything
+        check_error(reply)
+        metrics = _read_numbers(
+            _find_record(select_records(reply.content, MetricRecord), "metrics")
+        )
+        samples = _pop_count(metrics, _SAMPLES, 1, _MAX_SAMPLES)
+        _check_metrics(metrics)
+    except Exception as error:  # records may contain anything
+        node_id = reply.metadata.src_node_id
+        log.warning("evaluation by node %d not used: %s", node_id, to_printable(str(error)))
         return None
-    return (samples, metrics) if len(metrics) <= _MAX_METRICS else None
+    return samples, metrics
 
 
-def average_metrics(parts: list[tuple[int, dict[str, float]]]) -> MetricRecord | None:
-    """Return the mean of each metric, weighted by samples, over the clients that give it."""
+def aggregate_metrics(
+    parts: list[tuple[int, Metrics]], function: MetricsAggregator | None
+) -> MetricRecord | None:
+    """Return what the user's function makes of the clients' metrics, or else their means.
+
+    The function gets one RecordDict for each client, whose only record, "metrics", has the metrics
+    and "num-examples". It sees what clients sent: if it raises, that is logged, and the round has
+    no metrics.
+
+    Args:
+        parts: samples and metrics of each client; without any, the result is None.
+        function: the user's; None: means weighted by samples.
+    """
+    if not parts or function is None:
+        return average_metrics(parts)
+    records = [
+        RecordDict({"metrics": MetricRecord({**metrics, _SAMPLES: samples})})
+        for samples, metrics in parts
+    ]
+    try:
+        found = function(records, _SAMPLES)
+        if not isinstance(found, MetricRecord):
+            raise TypeError(f"it returned a {type(found).__name__} instead of a MetricRecord")
+    except Exception as error:  # one client's odd metrics must not end the training
+        reason = to_printable(f"{type(error).__name__}: {error}")
+        name = getattr(function, "__name__", type(function).__name__)
+        log.warning("no metrics: %s failed: %s", name, reason)
+        return None
+    return found
+
+
+def average_metrics(parts: list[tuple[int, Metrics]]) -> MetricRecord | None:
+    """Return the mean of each metric, weighted by samples, over the clients that give it.
+
+    Lists are left out.
+    """
     totals: dict[str, float] = {}
     weights: dict[str, int] = {}
     for samples, metrics in parts:
         for name, value in metrics.items():
-            totals[name] = totals.get(name, 0.0) + samples * value
-            weights[name] = weights.get(name, 0) + samples
+            if not isinstance(value, list):
+                totals[name] = totals.get(name, 0.0) + samples * value
+                weights[name] = weights.get(name, 0) + samples
     means = MetricRecord({name: total / weights[name] for name, total in totals.items()})
     means["clients"] = len(parts)
     return means if parts else None
 
 
-def check_sender(reply: Message, node_id: int) -> None:
-    """Raise RejectedReplyError for an error, and for a reply of another node than was asked."""
+def check_error(reply: Message) -> None:
+    """Raise RejectedReplyError for an error in place of a reply."""
     if reply.has_error():
         lines = [line for line in (reply.error.reason or "").splitlines() if line.strip()]
         reason = "offline" if is_node_unavailable(reply.error) else "error"
         text = f"error {reply.error.code}: {lines[0] if lines else ''}"
         raise RejectedReplyError(reason, text)
+
+
+def check_sender(reply: Message, node_id: int) -> None:
+    """Raise RejectedReplyError for an error, and for a reply of another node than was asked."""
+    check_error(reply)
     sender = reply.metadata.src_node_id
     if sender != node_id:
         text = f"node {sender} answers a message to node {node_id}"
@@ -261,16 +333,41 @@ def _find_record(records: Any, name: str) -> Any:
     return found[0]
 
 
-def _pop_count(metrics: dict[str, float], name: str, low: int, high: int) -> int:
-    """Remove a metric that counts something and return it; missing: 0."""
+def _pop_number(metrics: Metrics, name: str) -> float:
+    """Remove a metric that is a single number and return it; missing: 0."""
     value = metrics.pop(name, 0.0)
+    return 0.0 if isinstance(value, list) else value
+
+
+def _pop_count(metrics: Metrics, name: str, low: int, high: int) -> int:
+    """Remove a metric that counts something and return it; missing: 0."""
+    value = _pop_number(metrics, name)
     if not (low <= value <= high and value == int(value)):
         text = f"its {name} is {value:g}; it must be {low} to {high:,}"
         raise RejectedReplyError("invalid", text)
     return int(value)
 
 
-def _finite_numbers(metrics: MetricRecord) -> dict[str, float]:
-    """Return the metrics that are single numbers of reasonable size."""
-    numbers = {name: v for name, v in metrics.items() if isinstance(v, int | float)}
-    return {name: float(v) for name, v in numbers.items() if abs(v) <= _MAX_METRIC}
+def _read_numbers(metrics: MetricRecord) -> Metrics:
+    """Return the metrics whose numbers are all of reasonable size."""
+    found: Metrics = {}
+    for name, value in metrics.items():
+        numbers = value if isinstance(value, list) else [value]
+        if all(abs(number) <= _MAX_METRIC for number in numbers):  # not NaN either
+            found[name] = [float(v) for v in value] if isinstance(value, list) else float(value)
+    return found
+
+
+def _check_metrics(metrics: Metrics) -> None:
+    """Raise RejectedReplyError if there are too many, or if a name cannot be shown."""
+    if len(metrics) > _MAX_METRICS:
+        text = f"it sent {len(metrics)} metrics, more than {_MAX_METRICS}"
+        raise RejectedReplyError("invalid", text)
+    numbers = sum(len(value) if isinstance(value, list) else 1 for value in metrics.values())
+    if numbers > _MAX_NUMBERS:
+        text = f"its metrics have {numbers} numbers, more than {_MAX_NUMBERS}"
+        raise RejectedReplyError("invalid", text)
+    for name in metrics:
+        if not is_name(name):
+            text = f"it sent a metric with the name {name!r:.60}"
+            raise RejectedReplyError("invalid", text)

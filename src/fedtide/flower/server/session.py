@@ -125,9 +125,10 @@ class TrainingSession:
                     "earlier backup of the state"
                 )
             used.remove(max(used, key=_largest_norm))
-        clients = torch.tensor([update.client for update in used], dtype=torch.int64)
-        self.steps_taken[clients] += torch.tensor([update.steps for update in used])
-        self.accepted_rounds[clients] = torch.tensor([update.round for update in used])
+        facts = [(update.client, update.steps, update.round) for update in used]
+        clients, steps, rounds = torch.tensor(facts, dtype=torch.int64).reshape(-1, 3).T
+        self.steps_taken[clients] += steps
+        self.accepted_rounds[clients] = rounds
         return used
 
     def _try_round(self, updates: list[ValidatedUpdate], clients: Tensor) -> bool:

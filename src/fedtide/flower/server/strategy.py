@@ -18,16 +18,23 @@ from flwr.serverapp.strategy import Result, Strategy
 from fedtide.algorithms import Algorithm, Cohort
 from fedtide.errors import InvalidInputError
 from fedtide.flower._flwr_private import get_run_id
-from fedtide.flower.protocol import build_train_content, flatten_initial, vector_to_arrays
+from fedtide.flower.protocol import (
+    build_round_config,
+    build_train_content,
+    flatten_initial,
+    vector_to_arrays,
+)
 from fedtide.flower.server.discovery import Discovery, NodeRegistry
 from fedtide.flower.server.reply_validation import (
     DeclinedReplyError,
+    MetricsAggregator,
     RejectedReplyError,
     ReplyValidator,
     ValidatedUpdate,
-    average_metrics,
+    aggregate_metrics,
     find_odd_rates,
     read_metrics,
+    to_printable,
 )
 from fedtide.flower.server.session import RoundLog, TrainingSession
 from fedtide.flower.server.transport import Answered, Clock, PendingReply, Transport
@@ -78,6 +85,11 @@ class FedTide(Strategy):
             `timeout` has passed; 0 never waits, so that a federation without nodes runs through
             its rounds at once.
         close_after: how many replies end the round; None: those of all clients that were asked.
+        train_metrics_aggr_fn: makes one MetricRecord of those of the clients whose updates were
+            used, as Flower's FedAvg calls it: with a list of RecordDict, whose record "metrics" has
+            what a client measured, and the name "num-examples". None: means weighted by samples,
+            and the number of clients. If it raises, the round has no metrics.
+        evaluate_metrics_aggr_fn: the same for evaluations.
         ttl: seconds after which an unanswered message is given up; a few times what the slowest
             client needs.
         seed: of the sampling.
@@ -100,6 +112,8 @@ class FedTide(Strategy):
         min_train_nodes: int = 1,
         min_available_nodes: int = 1,
         close_after: int | None = None,
+        train_metrics_aggr_fn: MetricsAggregator | None = None,
+        evaluate_metrics_aggr_fn: MetricsAggregator | None = None,
         ttl: float = 43_200.0,
         seed: int = 0,
         clock: Clock | None = None,
@@ -117,6 +131,8 @@ class FedTide(Strategy):
         self.fraction_train, self.fraction_evaluate = fraction_train, fraction_evaluate
         self.min_train_nodes, self.min_available_nodes = min_train_nodes, min_available_nodes
         self.close_after, self.accepts_late = close_after, algorithm.accepts_stale_updates
+        self.train_metrics_aggr_fn = train_metrics_aggr_fn
+        self.evaluate_metrics_aggr_fn = evaluate_metrics_aggr_fn
         self._clients, self._clock = clients, clock or Clock()
         self._state = None if state is None else Path(state)
         self._ledger = None if ledger is None else Ledger(ledger, federation)
@@ -190,21 +206,24 @@ class FedTide(Strategy):
         if instructions.model is not training.model:
             arrays = self._to_arrays(instructions.model)
         training.sent_models[t] = instructions.model
+        round_config = build_round_config(
+            instructions,
+            round=t,
+            form=self.algorithm.client_form,
+            requires_plain_sgd=self.algorithm.requires_plain_sgd,
+            config=config,
+        )
         steps_taken, accepted = training.steps_taken.tolist(), training.accepted_rounds.tolist()
         messages = []
         for i, client in enumerate(cohort.tolist()):
             correction = instructions.correction
             content = build_train_content(
                 arrays,
-                instructions,
+                round_config,
                 None if correction is None else self._to_arrays(correction[i]),
-                round=t,
                 client=self._registry.names[client],
                 steps_taken=steps_taken[client],
                 accepted_round=accepted[client],
-                form=self.algorithm.client_form,
-                requires_plain_sgd=self.algorithm.requires_plain_sgd,
-                config=config,
             )
             messages.append(self._message(content, nodes[client], MessageType.TRAIN, t))
         return messages
@@ -212,7 +231,7 @@ class FedTide(Strategy):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Aggregate the replies and step; return the new model and the clients' mean metrics."""
+        """Aggregate the replies and step; return the new model and the clients' metrics."""
         updates = self._validate_all(replies, server_round - 1)
         if self.algorithm.uses_local_lr:
             for client in find_odd_rates(updates.values(), self._training.lr):
@@ -226,7 +245,8 @@ class FedTide(Strategy):
             self._round_log.record(update.client, "used", 1.0 / len(used), update.round)
         log.info("%d updates used", len(used))
         parts = [(update.samples, update.metrics) for update in used]
-        return self._to_arrays(self._training.model), average_metrics(parts)
+        metrics = aggregate_metrics(parts, self.train_metrics_aggr_fn)
+        return self._to_arrays(self._training.model), metrics
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -243,9 +263,9 @@ class FedTide(Strategy):
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
-        """Return the clients' mean metrics, weighted by their samples."""
-        parts = [read_metrics(reply) for reply in replies if reply.has_content()]
-        return average_metrics([part for part in parts if part is not None])
+        """Return the clients' metrics, aggregated."""
+        parts = [part for reply in replies if (part := read_metrics(reply)) is not None]
+        return aggregate_metrics(parts, self.evaluate_metrics_aggr_fn)
 
     def summary(self) -> None:
         """Log the strategy's settings."""
@@ -304,6 +324,7 @@ class FedTide(Strategy):
         if self._ledger is not None:
             self._ledger.commit(t, training.entries, training.ended_at)
         if metrics is not None:
+            log.info("Training in round %d: %s", t + 1, to_printable(repr(metrics), 1000))
             result.train_metrics_clientapp[t + 1] = metrics
 
     def _repair_ledger(self) -> None:
@@ -414,6 +435,8 @@ class FedTide(Strategy):
         replies = [r for p, r in self._transport.take("evaluate") if p.round == ended - 1]
         metrics = self.aggregate_evaluate(ended, replies)
         if metrics is not None:
+            text = to_printable(repr(metrics), 1000)
+            log.info("Evaluation by clients after round %d: %s", ended, text)
             result.evaluate_metrics_clientapp[ended] = metrics
 
     def _evaluate_on_server(self, result: Result, evaluate_fn: EvaluateFn | None) -> None:

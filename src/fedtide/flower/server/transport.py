@@ -12,7 +12,7 @@ from flwr.app import Message
 from flwr.serverapp import Grid
 
 from fedtide.flower._flwr_private import OnlineNode, list_nodes, pull_replies
-from fedtide.flower.protocol import is_plain, requested_rate
+from fedtide.flower.protocol import asks_for_gradients, is_plain, requested_rate
 
 log = getLogger("flwr")
 
@@ -51,6 +51,7 @@ class PendingReply:
         activated_at: when that node had connected, by the SuperLink's clock.
         plain: whether an ordinary Flower client does all that it asks for.
         lr: the local learning rate that it asks for; 0: the client's own.
+        gradients: whether it asks for gradients, too.
     """
 
     message_id: str
@@ -61,6 +62,7 @@ class PendingReply:
     activated_at: float = 0.0
     plain: bool = True
     lr: float = 0.0
+    gradients: bool = False
 
 
 @dataclass
@@ -158,8 +160,13 @@ class Transport:
                 activated_at = self.activated.get(node_id, 0.0)
                 pending = PendingReply(message_id, node_id, kind, client, t, activated_at)
                 if kind == "train":
-                    plain, lr = is_plain(message.content), requested_rate(message.content)
-                    pending = replace(pending, plain=plain, lr=lr)
+                    content = message.content
+                    pending = replace(
+                        pending,
+                        plain=is_plain(content),
+                        lr=requested_rate(content),
+                        gradients=asks_for_gradients(content),
+                    )
                 sent.append(pending)
         if len(sent) < len(messages):
             log.warning("%d messages could not be sent", len(messages) - len(sent))

@@ -1,0 +1,198 @@
+"""Flower's client-side mods do what they promise with fedtide's clients, or are refused by name."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.clientapp.mod import (
+    LocalDpMod,
+    adaptiveclipping_mod,
+    arrays_size_mod,
+    fixedclipping_mod,
+    message_size_mod,
+)
+
+import fedtide as ft
+from fedtide.flower import ClientSideMemory
+
+from .driver import TASK, N, deploy, federation, model, node_of, rows, scripted, update_of
+from .fake_grid import FakeGrid, Node, WireGrid
+
+A = ft.algorithms
+NORM = 1.0
+CONFIG = ConfigRecord({"clipping_norm": NORM})
+DP = LocalDpMod(clipping_norm=NORM, sensitivity=0.02, epsilon=3.0, delta=1e-3)
+STD = 0.02 * np.sqrt(2 * np.log(1.25 / 1e-3)) / 3.0
+CHANGING = [fixedclipping_mod, adaptiveclipping_mod, DP]
+SIZES = [message_size_mod, arrays_size_mod]
+AVERAGING = [A.FedAU(cutoff=3), A.MIFA(), A.FedLaAvg(), A.Amplified(2, 1.2, A.FedProx(mu=0.3))]
+DERIVING = {
+    A.Scaffold(): "derives gradients",
+    A.Scaffold(option=1): "needs gradients",
+    A.WaitForAll(period=2, mode="gradient"): "derives gradients",
+    ClientSideMemory(A.MIFA()): "has clients remember",
+    ClientSideMemory(A.FedAU(cutoff=3)): "has clients remember",
+}
+
+
+def name_of(mod) -> str:
+    return getattr(mod, "__name__", type(mod).__name__)
+
+
+def clip(delta: np.ndarray) -> np.ndarray:
+    return delta * min(1.0, NORM / np.linalg.norm(delta))
+
+
+def by_hand(rounds: int, change, x: np.ndarray | None = None) -> np.ndarray:
+    """Return FedAvg's model if each client's update is changed before it is sent."""
+    x = TASK.start.numpy() if x is None else x
+    for _ in range(rounds):
+        x = x + np.mean([change(update_of(n, x)) for n in range(N)], axis=0)
+    return x
+
+
+@pytest.mark.parametrize("mod", [fixedclipping_mod, adaptiveclipping_mod], ids=name_of)
+def test_clipping_moves_the_model_by_the_mean_of_the_clipped_updates(mod):
+    strategy = deploy(federation(mods=[mod]), A.FedAvg(), rounds=6, train_config=CONFIG)
+    np.testing.assert_allclose(model(strategy), by_hand(6, clip), rtol=1e-12)
+    assert np.linalg.norm(model(strategy) - by_hand(6, lambda delta: delta)) > 0.01
+
+
+@pytest.mark.parametrize("method", AVERAGING, ids=repr)
+def test_a_clipped_update_counts_as_if_the_client_had_clipped_it_itself(method):
+    """The method gets the same updates either way, in rounds with and without each client."""
+    present = scripted(6, N)
+
+    def clip_update(message, context, call_next):
+        reply = call_next(message, context)
+        if "arrays" in reply.content:
+            x = message.content["arrays"]["x"].numpy()
+            y = x + clip(reply.content["arrays"]["x"].numpy() - x)
+            reply.content["arrays"] = ArrayRecord({"x": Array(y)})
+        return reply
+
+    grids = [federation(present=present, mods=[mod]) for mod in (fixedclipping_mod, clip_update)]
+    first, second = (deploy(grid, method, 6, train_config=CONFIG) for grid in grids)
+    np.testing.assert_allclose(model(first), model(second), rtol=1e-12)
+    assert not first.training.pending  # declining passes the mods, too
+
+
+def test_adaptive_clipping_reports_how_many_updates_were_clipped():
+    seen = []
+
+    def keep(records, weighted_by):
+        seen.append([record["metrics"]["norm_bit"] for record in records])
+        return MetricRecord()
+
+    grid = federation(mods=[adaptiveclipping_mod])
+    options = {"train_config": CONFIG, "train_metrics_aggr_fn": keep}
+    deploy(grid, A.FedAvg(), rounds=6, **options)
+    x = TASK.start.numpy()
+    for bits in seen:
+        updates = [update_of(n, x) for n in range(N)]
+        assert bits == [float(np.linalg.norm(delta) > NORM) for delta in updates]
+        x = x + np.mean([clip(delta) for delta in updates], axis=0)
+    assert {0.0, 1.0} <= {bit for bits in seen for bit in bits}
+
+
+def seed(monkeypatch) -> Callable[[float, float, int], np.ndarray]:
+    """Seed the draws of Flower's mods, and return a function that draws the same again."""
+    monkeypatch.setattr(np.random, "normal", np.random.default_rng(3).normal)
+    return np.random.default_rng(3).normal
+
+
+def test_local_privacy_adds_exactly_its_noise_to_the_clipped_update(monkeypatch):
+    draw = seed(monkeypatch)
+    strategy = deploy(federation(mods=[DP]), A.FedAvg(), rounds=5)
+    wanted = by_hand(5, lambda delta: clip(delta) + draw(0, STD, 3))
+    np.testing.assert_allclose(model(strategy), wanted, rtol=1e-12)
+
+
+@pytest.mark.parametrize("method", [A.FedAvg(), *DERIVING], ids=repr)
+def test_mods_that_report_sizes_change_nothing(method, tmp_path, caplog):
+    plain = deploy(federation(memory=tmp_path / "plain"), method, rounds=3)
+    grid = federation(memory=tmp_path / "modded", mods=SIZES)
+    np.testing.assert_array_equal(model(deploy(grid, method, rounds=3)), model(plain))
+    log = [record.getMessage() for record in caplog.records]
+    assert sum("Outgoing message size" in line for line in log) == 3 * N
+    assert any("'elements': 3" in line for line in log)
+
+
+@pytest.mark.parametrize("method", DERIVING, ids=repr)
+def test_methods_that_cannot_work_with_a_mod_refuse_it_by_name(method, url, tmp_path, caplog):
+    grid = federation(memory=tmp_path, mods=SIZES)
+    for n, mod in enumerate(CHANGING):
+        app = node_of(federation(memory=tmp_path, mods=[*SIZES, mod]), n).app
+        node_of(grid, n).app = app
+    strategy = deploy(grid, method, rounds=2, ledger=url, train_config=CONFIG)
+    assert not strategy.training.pending
+    stages = {(client, stage) for _, client, stage, _ in rows(url)}
+    assert stages == {(c, "selected") for c in "012"} | {(c, "used") for c in "34"}
+    lines = [r.getMessage() for r in caplog.records if "not used" in r.getMessage()]
+    for n, mod in enumerate(CHANGING):
+        [first, second] = [line for line in lines if f"reply of {n} " in line]
+        assert f"mods: {name_of(mod)} changes updates, and the" in first
+        assert f"the server's method {DERIVING[method]}" in first
+        assert "remove it, or run FedAvg" in first
+        assert first == second
+
+
+def test_mods_for_training_do_not_see_names_or_evaluations(url):
+    """FedTide asks every client for its name; a mod that expects a model cannot answer."""
+    seen = []
+
+    def note(message, context, call_next):
+        seen.append(message.metadata.message_type)
+        return call_next(message, context)
+
+    grid = federation(mods=[note, fixedclipping_mod])
+    app = grid.nodes[100].app
+
+    @app.evaluate()
+    def evaluate(message, context):
+        metrics = MetricRecord({"num-examples": 1, "loss": 2.0})
+        return Message(RecordDict({"metrics": metrics}), reply_to=message)
+
+    options = {"clients": N, "ledger": url, "fraction_evaluate": 1.0, "train_config": CONFIG}
+    deploy(grid, A.FedAvg(), rounds=3, **options)
+    assert set(seen) == {"train"}
+    assert {client for _, client, _, _ in rows(url)} == {str(n) for n in range(N)}
+
+
+def test_a_mod_that_refuses_the_question_for_a_name_does_not_hide_its_node(url):
+    """As in an app of Flower's former style, whose mods see every message."""
+    app = ClientApp(client_fn=lambda context: None, mods=[fixedclipping_mod])
+    grid = FakeGrid({7: Node(app, {})})
+    deploy(grid, A.FedAvg(), rounds=2, clients=1, ledger=url)
+    assert [message.metadata.message_type for message in grid.sent].count("query.fedtide_name") == 1
+    assert {client for _, client, _, _ in rows(url)} == {"node-7"}
+
+
+@pytest.mark.parametrize("place", ["app", "function"])
+def test_ordinary_flower_apps_keep_their_mods(place):
+    mods = [arrays_size_mod, fixedclipping_mod]
+    app = ClientApp(mods=mods if place == "app" else None)
+
+    @app.train(mods=mods if place == "function" else None)
+    def train(message, context):
+        x = message.content["arrays"].to_numpy_ndarrays()[0]
+        record = ArrayRecord({"x": Array(x + update_of(context.node_config["partition-id"], x))})
+        found = MetricRecord({"num-examples": 1})
+        return Message(RecordDict({"model": record, "found": found}), reply_to=message)
+
+    grid = federation()
+    for node in grid.nodes.values():
+        node.app = app
+    strategy = deploy(grid, A.FedAvg(), rounds=4, clients=N, train_config=CONFIG)
+    np.testing.assert_allclose(model(strategy), by_hand(4, clip), rtol=1e-12)
+
+
+def test_what_mods_return_travels_through_flowers_own_messages(monkeypatch):
+    mods = [message_size_mod, arrays_size_mod, DP, fixedclipping_mod, adaptiveclipping_mod]
+    grid = WireGrid(federation(mods=mods).nodes, corrupt=lambda reply, objects: None)
+    draw = seed(monkeypatch)
+    strategy = deploy(grid, A.FedAvg(), rounds=3, train_config=CONFIG)
+    wanted = by_hand(3, lambda delta: clip(delta) + draw(0, STD, 3))
+    np.testing.assert_allclose(model(strategy), wanted, rtol=1e-12)
