@@ -3,8 +3,8 @@
 Measured in one process, on the tests' stand-in for Flower's grid, which decodes replies with
 Flower's own code:
 
-- seconds per round with 10,000 clients, all asked and all replying, of CPU, of FedTide's own: all but
-  what the grid takes for listing nodes, pushing and pulling;
+- seconds of CPU per round with 10,000 clients, all asked and all replying, without those that the
+  grid takes for listing nodes, pushing and pulling;
 - seconds for binding the names of 30,000 nodes;
 - the peak memory of a round with 100 clients and a model of 10 MB, beside the replies themselves.
 
@@ -14,11 +14,13 @@ Flower's own code:
 from __future__ import annotations
 
 import argparse
+import ctypes
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import SimpleNamespace
@@ -29,11 +31,10 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricR
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
-from flower.fake_grid import FakeGrid, Node, WireGrid
-
 from fedtide import algorithms
 from fedtide.flower import FedTide
 from fedtide.flower.server.discovery import NodeRegistry
+from flower.fake_grid import FakeGrid, Node, WireGrid
 
 ROUNDS = 3
 
@@ -103,7 +104,14 @@ def make_nodes(clients: int, update: ArrayRecord) -> dict[int, Node]:
     return {n + 100: Node(app, {"name": f"client-{n}"}) for n in range(clients)}
 
 
-def run(grid: FakeGrid, method: Any, start: ArrayRecord, rounds: int, folder: Path) -> FedTide:
+def run(
+    grid: FakeGrid,
+    method: Any,
+    start: ArrayRecord,
+    rounds: int,
+    folder: Path,
+    mark: Callable[[int, ArrayRecord], None] = lambda ended, model: None,
+) -> None:
     """Run rounds with state and ledger, all clients in each."""
     folder.mkdir(exist_ok=True)
     strategy = FedTide(
@@ -113,8 +121,7 @@ def run(grid: FakeGrid, method: Any, start: ArrayRecord, rounds: int, folder: Pa
         ledger=f"sqlite:///{folder / 'ledger.db'}",
         clock=grid.clock,
     )
-    strategy.start(grid, start, num_rounds=rounds)
-    return strategy
+    strategy.start(grid, start, num_rounds=rounds, evaluate_fn=mark)
 
 
 def time_rounds(clients: int, method: Any) -> None:
@@ -122,15 +129,17 @@ def time_rounds(clients: int, method: Any) -> None:
     arrays = ArrayRecord({"x": Array(np.zeros(1000, dtype=np.float32))})
     grid = TimedGrid(make_nodes(clients, arrays))
     marks = []
+
+    def mark(ended: int, model: ArrayRecord) -> None:
+        marks.append((time.process_time(), grid.seconds))
+
     with TemporaryDirectory() as folder:
-        for ended in range(1, ROUNDS + 1):  # each start resumes; the first also asks for names
-            began, grids = time.process_time(), grid.seconds
-            run(grid, method, arrays, ended, Path(folder))
-            grids = grid.seconds - grids
-            marks.append((time.process_time() - began - grids, grids))
-    for t, (own, grids) in enumerate(marks):
+        run(grid, method, arrays, ROUNDS, Path(folder), mark)
+    for t, ((began, before), (ended, after)) in enumerate(pairwise(marks)):
+        grids = after - before
         print(
-            f"{clients:,} clients, {method}, round {t}: {own:.2f} s own, {grids:.2f} s of the grid"
+            f"{clients:,} clients, {method}, round {t}: {ended - began - grids:.2f} s own, "
+            f"{grids:.2f} s of the grid"
         )
 
 
@@ -177,6 +186,7 @@ def measure_memory(clients: int, megabytes: int, method: Any) -> None:
     with TemporaryDirectory() as folder:
         run(DecodingGrid(make_nodes(2, update)), method, start, 1, Path(folder) / "warm")
         grid = DecodingGrid(make_nodes(clients, update))
+        ctypes.CDLL(None).malloc_trim(0)
         with PeakMemory() as memory:
             run(grid, method, start, 1, Path(folder) / "measured")
     beside = memory.peak - memory.before - clients * model

@@ -13,11 +13,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
+from io import BytesIO
 from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fedtide.algorithms import Instructions
@@ -129,7 +132,7 @@ def arrays_to_vector(
     x = torch.empty(layout.size).to(like)
     parts, starts = layout.unflatten(x), {} if origin is None else layout.unflatten(origin)
     for name, shape in layout.shapes.items():
-        values = arrays[name].numpy()  # one array at a time: models may be large
+        values = _decode(arrays[name], tuple(shape))  # one at a time: models may be large
         if values.shape != tuple(shape):
             raise ValueError(f"{name} of shape {values.shape} instead of {tuple(shape)}")
         if values.dtype.kind != "f":
@@ -139,6 +142,30 @@ def arrays_to_vector(
     if not bool(torch.isfinite(x.square().sum())):
         raise FloatingPointError("numbers that are not finite, or too large")
     return x
+
+
+def _decode(array: Array, shape: tuple[int, ...]) -> NDArray[Any]:
+    """Return the values of an array.
+
+    What `np.save` writes for this shape and a usual type is neither parsed nor copied: parsing a
+    header takes longer than all else for the small arrays of which most models consist.
+    """
+    for header, dtype in _headers(shape):
+        if array.stype == "numpy.ndarray" and array.data.startswith(header):
+            return np.frombuffer(array.data, dtype, offset=len(header)).reshape(shape)
+    return array.numpy()
+
+
+@cache
+def _headers(shape: tuple[int, ...]) -> list[tuple[bytes, np.dtype[Any]]]:
+    """Return what `np.save` writes before the values of arrays of this shape."""
+    headers = []
+    for dtype in (np.dtype(np.float32), np.dtype(np.float64)):
+        file = BytesIO()
+        facts = {"descr": dtype.str, "fortran_order": False, "shape": shape}
+        np.lib.format.write_array_header_1_0(file, facts)
+        headers.append((file.getvalue(), dtype))
+    return headers
 
 
 def flatten_initial(arrays: ArrayRecord) -> tuple[Layout, Tensor]:
@@ -197,23 +224,17 @@ def build_train_content(
     return content
 
 
-def is_plain(content: RecordDict) -> bool:
-    """Return whether a client is only asked to train as an ordinary Flower client does."""
+def describe_request(content: RecordDict) -> dict[str, Any]:
+    """Return what `PendingReply` keeps of a request to train: plain, lr, gradients."""
     config = select_records(content, ConfigRecord)["config"]
     deviations = ("gradients_at_start", "full_batch", "gradients", "form")
     deviates = config["proximal-mu"] or any(config.get(_key(name)) for name in deviations)
-    return "correction" not in content and not deviates
-
-
-def requested_rate(content: RecordDict) -> float:
-    """Return the local learning rate that a request to train asks for; 0: the client's own."""
-    rate = select_records(content, ConfigRecord)["config"].get("lr", 0.0)
-    return float(rate) if isinstance(rate, int | float) else 0.0
-
-
-def asks_for_gradients(content: RecordDict) -> bool:
-    """Return whether a request to train also asks for ∇F_n(x)."""
-    return bool(select_records(content, ConfigRecord)["config"][_key("gradients")])
+    rate = config.get("lr", 0.0)
+    return {
+        "plain": "correction" not in content and not deviates,
+        "lr": float(rate) if isinstance(rate, int | float) else 0.0,
+        "gradients": bool(config[_key("gradients")]),
+    }
 
 
 def select_records(content: RecordDict, kind: type[RecordT]) -> dict[str, RecordT]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields
 from logging import getLogger
 from typing import Any, Literal
 
@@ -12,7 +12,7 @@ from flwr.app import Message
 from flwr.serverapp import Grid
 
 from fedtide.flower._flwr_private import OnlineNode, list_nodes, pull_replies
-from fedtide.flower.protocol import asks_for_gradients, is_plain, requested_rate
+from fedtide.flower.protocol import describe_request
 
 log = getLogger("flwr")
 
@@ -158,15 +158,8 @@ class Transport:
             if message_id in accepted:
                 client = self._client_at(node_id)
                 activated_at = self.activated.get(node_id, 0.0)
-                pending = PendingReply(message_id, node_id, kind, client, t, activated_at)
-                if kind == "train":
-                    content = message.content
-                    pending = replace(
-                        pending,
-                        plain=is_plain(content),
-                        lr=requested_rate(content),
-                        gradients=asks_for_gradients(content),
-                    )
+                facts = describe_request(message.content) if kind == "train" else {}
+                pending = PendingReply(message_id, node_id, kind, client, t, activated_at, **facts)
                 sent.append(pending)
         if len(sent) < len(messages):
             log.warning("%d messages could not be sent", len(messages) - len(sent))
