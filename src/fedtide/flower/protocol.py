@@ -129,16 +129,16 @@ def arrays_to_vector(
     """
     if arrays.keys() != layout.shapes.keys():
         raise ValueError(f"arrays {sorted(arrays)} instead of {sorted(layout.shapes)}")
-    x = torch.empty(layout.size).to(like)
-    parts, starts = layout.unflatten(x), {} if origin is None else layout.unflatten(origin)
+    x, end = torch.empty(layout.size, dtype=like.dtype, device=like.device), 0
     for name, shape in layout.shapes.items():
         values = _decode(arrays[name], tuple(shape))  # one at a time: models may be large
         if values.shape != tuple(shape):
             raise ValueError(f"{name} of shape {values.shape} instead of {tuple(shape)}")
         if values.dtype.kind != "f":
             raise ValueError(f"{name} of type {values.dtype}")
-        tensor = torch.tensor(values)
-        parts[name].copy_(tensor - starts[name] if starts else tensor)
+        part = slice(end, end := end + values.size)
+        tensor = torch.tensor(values).flatten()
+        x[part] = tensor if origin is None else tensor - origin[part]
     if not bool(torch.isfinite(x.square().sum())):
         raise FloatingPointError("numbers that are not finite, or too large")
     return x

@@ -232,12 +232,17 @@ def stack_updates(updates: list[ValidatedUpdate], weight: float, like: Tensor) -
     return ClientUpdates(
         clients=torch.tensor([u.client for u in updates]),
         weights=torch.full((len(updates),), weight, dtype=like.dtype, device=like.device),
-        deltas=torch.stack([u.update for u in updates]),
+        deltas=_stack([u.update for u in updates]),
         lr=updates[0].lr,
         steps=torch.tensor([u.steps for u in updates]),
         samples=torch.tensor([u.samples for u in updates]),
-        gradients=torch.stack(gradients) if len(gradients) == len(updates) else None,
+        gradients=_stack(gradients) if len(gradients) == len(updates) else None,
     )
+
+
+def _stack(rows: list[Tensor]) -> Tensor:
+    """Return vectors, each of shape (d,), as rows; a single one is not copied."""
+    return rows[0].unsqueeze(0) if len(rows) == 1 else torch.stack(rows)
 
 
 def read_metrics(reply: Message) -> tuple[int, Metrics] | None:

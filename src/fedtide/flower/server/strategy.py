@@ -54,7 +54,8 @@ class FedTide(Strategy):
 
     A round, t = 0, 1, ... (Flower's server_round is t + 1):
 
-    1. List the nodes that are online and ask new ones for their names (see `NodeRegistry`).
+    1. List the nodes that are online. New ones are asked for their names (see `NodeRegistry`), but
+       not waited for: a client takes part from the first round that begins after its answer.
     2. Ask those that owe no reply to train, as the method instructs; never those that do.
     3. Wait until all of them have answered, `close_after` have, or the deadline has passed.
     4. Aggregate what arrived, by client number; a reply that is an error, malformed, not finite, or
@@ -90,7 +91,7 @@ class FedTide(Strategy):
             what a client measured, and the name "num-examples". None: means weighted by samples,
             and the number of clients. If it raises, the round has no metrics.
         evaluate_metrics_aggr_fn: the same for evaluations.
-        ttl: seconds after which an unanswered message is given up; a few times what the slowest
+        ttl: seconds after which an unanswered request is given up; a few times what the slowest
             client needs.
         seed: of the sampling.
         clock: the time.
@@ -305,8 +306,9 @@ class FedTide(Strategy):
             self._round_log.record(client, "available", reason="unregistered")
         # 2.
         arrays = self._to_arrays(training.model)
-        messages = list(self.configure_train(t + 1, arrays, config, grid))
-        sent = transport.send(messages, "train", t)
+        requests = self.configure_train(t + 1, arrays, config, grid)
+        sent = transport.send(list(requests), "train", t)
+        del arrays, requests  # they may hold a model for each client
         for pending in sent:
             assert pending.client is not None
             self._round_log.record(pending.client, "selected", reason="no reply")  # until it does

@@ -151,6 +151,8 @@ class Transport:
         """Send the messages of round t and return those that Flower accepted, now pending."""
         if not messages:
             return []
+        # The requests of a round differ only in what is each client's own.
+        facts = describe_request(messages[0].content) if kind == "train" else {}
         accepted = set(self.grid.push_messages(messages))
         sent = []
         for message in messages:
@@ -158,7 +160,6 @@ class Transport:
             if message_id in accepted:
                 client = self._client_at(node_id)
                 activated_at = self.activated.get(node_id, 0.0)
-                facts = describe_request(message.content) if kind == "train" else {}
                 pending = PendingReply(message_id, node_id, kind, client, t, activated_at, **facts)
                 sent.append(pending)
         if len(sent) < len(messages):
