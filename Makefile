@@ -7,19 +7,28 @@ BIN := .venv/bin
 
 MARKED := statistical or compile or process or flower or ray or fuzz
 
-.PHONY: demo test test-marked test-all coverage bench clean
+.PHONY: demo test lint types fast test-marked test-all coverage bench clean
 
 demo: .venv/installed
 	$(BIN)/fedtide run digits
 
-test: .venv/installed-dev
+# The type checker has one process, and runs beside the tests.
+test: lint
+	$(MAKE) --no-print-directory --jobs 2 types fast
+
+lint: .venv/installed-dev
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
+
+types: .venv/installed-dev
 	$(BIN)/mypy
+
+fast: .venv/installed-dev
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal --durations 25 -m 'not ($(MARKED))'
 
+# Three at once, as those with real federations wait most of the time.
 test-marked: .venv/installed-dev
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal --durations 25 -m '$(MARKED)'
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 3 --dist worksteal --durations 40 -m '$(MARKED)'
 
 test-all: test test-marked
 
@@ -36,7 +45,7 @@ bench: .venv/installed-dev
 
 .venv/installed-dev: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet -c constraints.txt -e '.[dev,partitioners,flower,ray,mlflow]'
+	$(BIN)/pip install --quiet -c constraints.txt -e '.[dev,partitioners,flower,watch,ray,mlflow]'
 	touch $@
 
 clean:

@@ -8,7 +8,10 @@ NEEDS = {
         "src/fedtide/participation/log/ledger.py",
         "src/fedtide/flower/*",
         "tests/flower/*",
+        "src/fedtide/monitoring/*",
+        "tests/monitoring/*",
     ],
+    "prometheus_client": ["src/fedtide/monitoring/*", "tests/monitoring/*"],
 }
 
 missing = [library for library in NEEDS if find_spec(library) is None]

@@ -20,6 +20,7 @@ BASICS = {
     "validation",
     "randomness",
     "population",
+    "client_values",
     "atomic_io",
     "locking",
     "metric_direction",
@@ -46,6 +47,7 @@ MAY_IMPORT = {
         "theory",
         "plotting",
     },
+    "monitoring": {"participation", "auditing"},
     "flower": {
         "participation",
         "algorithms",
@@ -53,6 +55,7 @@ MAY_IMPORT = {
         "training",
         "simulation",
         "auditing",
+        "monitoring",
         "examples",
     },
     "tracking": {"simulation", "report"},

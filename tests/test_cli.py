@@ -19,6 +19,8 @@ import fedtide.simulation.loop as fedtide_loop
 from fedtide.cli.main import COMMANDS, app, main
 from fedtide.simulation.checkpoint import load_newest
 
+pytestmark = pytest.mark.usefixtures("undrawn")  # figures have tests of their own
+
 EXPERIMENT = {
     "name": "small",
     "rounds": 6,
@@ -106,7 +108,6 @@ def test_a_run_makes_its_folder_and_says_where(fedtide):
     assert summary["metrics"]["loss"] == metrics["loss"][-1]
 
 
-@pytest.mark.usefixtures("undrawn")
 def test_without_out_runs_are_numbered(fedtide):
     file = write(EXPERIMENT | {"rounds": 2})
     assert fedtide("run", file)[0] == 0
@@ -118,7 +119,6 @@ def test_without_out_runs_are_numbered(fedtide):
     assert sorted(path.name for path in Path("runs").iterdir()) == ["small", "small-2", "small-3"]
 
 
-@pytest.mark.usefixtures("undrawn")
 def test_overrides_are_put_over_the_file(fedtide):
     answer = fedtide(
         "run",
@@ -476,7 +476,6 @@ def test_output_folders_with_other_contents_are_refused(fedtide):
         assert everything() == before
 
 
-@pytest.mark.usefixtures("undrawn")
 def test_resuming_another_experiment_names_the_differences(fedtide):
     file = write(EXPERIMENT)
     fedtide("run", file, "--out", "here")
@@ -516,7 +515,6 @@ def test_an_output_of_an_unknown_format_is_refused_before_anything_is_read(
     assert everything() == []
 
 
-@pytest.mark.usefixtures("undrawn")
 def test_a_comparison_at_80_columns_shows_the_nested_field_that_differs(fedtide, monkeypatch):
     for cutoff in (5, 50):
         algorithm = {
@@ -536,7 +534,6 @@ def test_a_comparison_at_80_columns_shows_the_nested_field_that_differs(fedtide,
         assert f"(algorithm.inner.cutoff={cutoff})" in names
 
 
-@pytest.mark.usefixtures("undrawn")
 def test_places_that_cannot_be_written_are_refused(fedtide):
     """A file is in the way of a folder."""
     several = EXPERIMENT | {"rounds": 1, "seeds": [1, 2], "evaluation": {"every": 0}}
@@ -593,7 +590,7 @@ def test_missing_arguments_and_misspelt_commands_or_options_are_refused(argument
 
 # A real process, ended by signals
 
-LONG = EXPERIMENT | {"rounds": 2000, "checkpoint": {"every": 50}}
+LONG = EXPERIMENT | {"rounds": 1200, "checkpoint": {"every": 20}, "evaluation": {"every": 20}}
 COMMAND = [sys.executable, "-c", "from fedtide.cli.main import main; main()"]
 
 
@@ -620,41 +617,38 @@ def reached(process, folder, t):
         raise AssertionError(process.stderr.read())
 
 
-@pytest.mark.usefixtures("undrawn")
 @pytest.mark.process
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT], ids=str)
 def test_an_interrupted_or_killed_run_resumes_with_the_same_results(number, fedtide, results):
     file = write(LONG)
     assert fedtide("run", file, "--out", "whole")[0] == 0
-    for t in (200, 700):
-        process = started("run", file, "--out", "ended", "--resume")
-        reached(process, "ended", t)
-        process.send_signal(number)
-        _, err = process.communicate(timeout=60)
-        if number == signal.SIGKILL:
-            assert process.returncode == -signal.SIGKILL
-        else:
-            assert process.returncode == 130
-            last = err.splitlines()[-1]
-            assert last.startswith("fedtide: interrupted after round ")
-            assert "--resume" in last
-            assert int(last.split()[4]) == load_newest(Path("ended/checkpoints")).round
+    process = started("run", file, "--out", "ended", "--resume")
+    reached(process, "ended", 400)
+    process.send_signal(number)
+    _, err = process.communicate(timeout=60)
+    if number == signal.SIGKILL:
+        assert process.returncode == -signal.SIGKILL
+    else:
+        assert process.returncode == 130
+        last = err.splitlines()[-1]
+        assert last.startswith("fedtide: interrupted after round ")
+        assert "--resume" in last
+        assert int(last.split()[4]) == load_newest(Path("ended/checkpoints")).round
     assert not Path("ended/summary.json").exists()
     assert fedtide("run", file, "--out", "ended", "--resume")[0] == 0
     assert results("ended") == results("whole")
 
 
-@pytest.mark.usefixtures("undrawn")
 @pytest.mark.process
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL], ids=str)
 def test_interrupted_or_killed_runs_of_several_workers_resume_with_the_same_results(
     number, fedtide, results
 ):
     """With more runs than workers, a waiting run must not start after the interruption."""
-    file = write(LONG | {"rounds": 1000, "seeds": [1, 2, 3, 4]})
-    assert fedtide("run", file, "--out", "whole", "--workers", "2")[0] == 0
+    file = write(LONG | {"rounds": 600, "seeds": [1, 2, 3, 4]})
+    assert fedtide("run", file, "--out", "whole", "--workers", "1")[0] == 0
     process = started("run", file, "--out", "ended", "--workers", "2")
-    reached(process, "ended/small/seed-1", 100)
+    reached(process, "ended/small/seed-1", 60)
     process.send_signal(number)
     _, err = process.communicate(timeout=60)
     if number == signal.SIGTERM:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+
+_LISTED = 3  # names in a message
 
 
 class InvalidInputError(ValueError):
@@ -108,3 +110,13 @@ def did_you_mean(name: str, options: Iterable[str]) -> str:
     if closest:
         return f"did you mean {closest[0]!r}?"
     return "choose one of " + ", ".join(repr(option) for option in options)
+
+
+def list_names(names: Sequence[int | str]) -> str:
+    """Return the first of these names and how many more there are.
+
+    >>> list_names(["ann", "bob", "eve", "zoe"])
+    "'ann', 'bob', 'eve' and 1 more"
+    """
+    listed = ", ".join(f"{name!r:.60}" for name in names[:_LISTED])
+    return listed if len(names) <= _LISTED else f"{listed} and {len(names) - _LISTED} more"

@@ -69,10 +69,11 @@ def test_mixed_and_fractional_ids_are_refused(tmp_path: Path) -> None:
 
 
 def test_log_without_participants_is_refused(tmp_path: Path) -> None:
-    check_error(error_of(GOOD.head(0)), "log", "used")
     check_error(error_of(GOOD.with_columns(stage=pl.lit("available"))), "log", "used")
     GOOD.head(0).write_parquet(tmp_path / "log.parquet")
-    check_error(error_of(tmp_path / "log.parquet"), "log", "used")
+    (tmp_path / "log.csv").write_text("round,client\n")
+    for empty in (GOOD.head(0), tmp_path / "log.parquet", tmp_path / "log.csv"):
+        check_error(error_of(empty), "log", "no rows")
 
 
 def test_missing_column_suggests_a_mapping() -> None:
@@ -110,6 +111,14 @@ def test_empty_and_missing_files_are_refused(tmp_path: Path, suffix: str) -> Non
     path.touch()
     check_error(error_of(path), "log", "empty")
     check_error(error_of(tmp_path / f"other{suffix}"), "log", f"other{suffix}")
+
+
+@pytest.mark.parametrize("encoding", ["latin-1", "utf-16"])
+def test_other_encodings_than_utf8_are_refused_with_the_remedy(
+    tmp_path: Path, encoding: str
+) -> None:
+    (tmp_path / "log.csv").write_text("round,client\n0,José\n1,José\n", encoding=encoding)
+    check_error(error_of(tmp_path / "log.csv"), "log", "save it as UTF-8")
 
 
 def test_truncated_parquet_is_refused(tmp_path: Path) -> None:
@@ -199,6 +208,13 @@ def test_ledger_of_a_deployment_is_read(tmp_path: Path) -> None:
     assert result.objectives.given is not None
     assert result.objectives.given.weights.tolist() == [0.875, 0.0, 0.125]
     assert "'x'" in error_of(f"{url}#x")
+
+
+def test_the_name_of_a_client_in_a_ledger_is_never_a_list(tmp_path: Path) -> None:
+    ledger = Ledger(url := f"sqlite:///{tmp_path / 'ledger.db'}")
+    for t, name in enumerate(["ann;bob", "cid", "[1, 2]"]):
+        ledger.commit(t, [Entry(name, "used", 1.0)], time=0.0)
+    assert sorted(ft.audit(url).log.names.to_list()) == ["[1, 2]", "ann;bob", "cid"]
 
 
 def test_run_folder_gives_clients_and_empty_rounds(tmp_path: Path) -> None:

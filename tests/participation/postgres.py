@@ -12,6 +12,11 @@ from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
 
+import pytest
+
+POSTGRES = pytest.param("postgresql", marks=pytest.mark.process)
+"""Parametrises tests that run on SQLite, too."""
+
 HOST, USER = "127.0.0.1", "fedtide"
 DEADLINE = 60.0
 _OPTIONS = ["-c", "fsync=off", "-c", "unix_socket_directories=", "-c", f"listen_addresses={HOST}"]

@@ -10,11 +10,10 @@ import sqlite3
 import stat
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from functools import partial
-from importlib.util import find_spec
 from itertools import count
 from pathlib import Path
 from threading import Barrier
@@ -33,42 +32,21 @@ import sqlalchemy as sql
 import fedtide as ft
 from fedtide.errors import InvalidInputError
 from fedtide.participation import STAGES, normalise_log, read_log, write_log
-from fedtide.participation.log.ledger import Entry, Ledger, read_ledger, read_rounds
+from fedtide.participation.log import ledger as ledger_module
+from fedtide.participation.log.ledger import (
+    Entry,
+    Ledger,
+    read_ledger,
+    read_rounds,
+    stream_ledger,
+)
 from fedtide.participation.log.schema import REASONS
 
-from .postgres import Server, find_programs, run_server
+from .databases import create_version_1, execute
+from .postgres import POSTGRES, Server
 
 NOW = 1_800_000_000.0
 files = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
-
-
-@pytest.fixture(scope="module")
-def postgres() -> Iterator[Server]:
-    folder = find_programs()
-    if folder is None:
-        pytest.skip("PostgreSQL is not installed: initdb is not on the PATH")
-    if find_spec("psycopg") is None:
-        pytest.skip("no driver for PostgreSQL: pip install 'psycopg[binary]'")
-    with run_server(folder) as running:
-        yield running
-
-
-POSTGRES = pytest.param("postgresql", marks=pytest.mark.process)
-
-
-@pytest.fixture(params=["sqlite", POSTGRES])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """Return the URL of a database without tables."""
-    if request.param == "sqlite":
-        return f"sqlite:///{tmp_path / 'ledger.db'}"
-    return request.getfixturevalue("postgres").database()
-
-
-def execute(url: str, statement: str) -> None:
-    engine = sql.create_engine(url)
-    with engine.begin() as connection:
-        connection.execute(sql.text(statement))
-    engine.dispose()
 
 
 def list_tables(url: str) -> list[str]:
@@ -316,31 +294,21 @@ def test_an_unknown_reason_is_rejected():
         Entry("a", "selected", reason="erro")
 
 
-VERSION_1 = """
-CREATE TABLE fedtide_schema (version INTEGER NOT NULL PRIMARY KEY);
-CREATE TABLE rounds (
-    federation VARCHAR(200) NOT NULL, round BIGINT NOT NULL, time DOUBLE PRECISION NOT NULL,
-    PRIMARY KEY (federation, round)
-);
-CREATE TABLE participation (
-    federation VARCHAR(200) NOT NULL, round BIGINT NOT NULL, client VARCHAR(200) NOT NULL,
-    stage VARCHAR(9) NOT NULL, weight DOUBLE PRECISION, time DOUBLE PRECISION, asked BIGINT,
-    PRIMARY KEY (federation, round, client),
-    FOREIGN KEY (federation, round) REFERENCES rounds (federation, round)
-);
-INSERT INTO fedtide_schema VALUES (1);
-INSERT INTO rounds VALUES ('default', 0, 10.0), ('default', 1, 20.0);
-INSERT INTO participation VALUES
-    ('default', 0, 'ann', 'used', 1.0, 9.0, NULL),
-    ('default', 0, 'bob', 'reported', NULL, 9.5, NULL),
-    ('default', 1, 'bob', 'used', 1.0, 19.0, 0);
-"""
-"""A ledger of version 1, as fedtide 0.1 created it."""
-
-
-def create_version_1(url: str) -> None:
-    for statement in VERSION_1.split(";")[:-1]:
-        execute(url, statement)
+def test_what_is_streamed_is_of_one_moment_and_comes_in_batches(
+    url: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(ledger_module, "_BATCH", 20)
+    ledger = Ledger(url)
+    for t in range(4):
+        ledger.commit(t, [Entry(f"c{n}", "used", 0.1) for n in range(10)] if t else [], NOW)
+    with stream_ledger(url) as stream:
+        ledger.commit(4, [Entry("a", "used", 1.0)], NOW)
+        batches = list(stream.batches)
+    assert stream.rounds["round"].to_list() == [0, 1, 2, 3]
+    assert [len(batch) for batch in batches] == [20, 10]
+    assert stream.size == 30
+    assert pl.concat(batches)["round"].to_list() == [1] * 10 + [2] * 10 + [3] * 10
+    assert read_rounds(url).height == 5
 
 
 def test_a_ledger_of_version_1_is_read_and_not_written(url: str):

@@ -18,6 +18,7 @@ from fedtide.participation import (
     LeastServed,
     LongestAbsent,
     Markov,
+    MinSeparation,
     Permutation,
     PermutationOf,
     RandomDropout,
@@ -90,6 +91,8 @@ def assert_rejected(call: Callable[[], object], start: str) -> None:
         (lambda: LongestAbsent(0), "size: 0"),
         (lambda: LeastServed(0, 3), "size: 0"),
         (lambda: LeastServed(3, 0), "period: 0"),
+        (lambda: MinSeparation(0, 1), "size: 0"),
+        (lambda: MinSeparation(2, -1), "rounds: -1"),
         (lambda: Correlated(alpha=0), "alpha: 0"),
         (lambda: Correlated(mean=1.5), "mean: 1.5"),
         (lambda: Correlated(floor=-0.1), "floor: -0.1"),
@@ -126,7 +129,8 @@ def test_parameters_that_do_not_fit_the_population_are_rejected(
 
 
 @pytest.mark.parametrize(
-    "selection", [UniformOf(5), PermutationOf(5), LongestAbsent(5), LeastServed(5, 2)]
+    "selection",
+    [UniformOf(5), PermutationOf(5), LongestAbsent(5), LeastServed(5, 2), MinSeparation(5, 0)],
 )
 def test_selections_larger_than_the_population_are_rejected(selection: Selection) -> None:
     assert_rejected(lambda: selection.start(FOUR, seed=0), "size: 5 of 4 clients")

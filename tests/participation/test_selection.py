@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
+from fedtide.errors import InvalidInputError
 from fedtide.participation import (
     SELECTIONS,
     All,
@@ -15,6 +16,7 @@ from fedtide.participation import (
     GroupCycle,
     LeastServed,
     LongestAbsent,
+    MinSeparation,
     PermutationOf,
     RandomDropout,
     Schedule,
@@ -30,6 +32,7 @@ CASES: dict[str, Selection] = {
     "permutation-of": PermutationOf(4),
     "longest-absent": LongestAbsent(4),
     "least-served": LeastServed(4, period=7),
+    "min-separation": MinSeparation(4, rounds=1),
 }
 every_selection = pytest.mark.parametrize("name", CASES)
 rounds_of_ids = st.lists(st.sets(st.integers(0, 9)).map(sorted), min_size=1, max_size=25)
@@ -55,7 +58,8 @@ def test_selected_clients_are_sorted_available_and_of_the_given_number(
         assert selected.dtype == np.int64
         assert (np.diff(selected) > 0).all()
         assert set(selected.tolist()) <= set(ids)
-        assert len(selected) == (len(ids) if name == "all" else min(4, len(ids)))
+        if name != "min-separation":  # whose clients rest
+            assert len(selected) == (len(ids) if name == "all" else min(4, len(ids)))
 
 
 @every_selection
@@ -121,6 +125,42 @@ def test_longest_absent_sorts_by_last_selection(rounds: list[list[int]], size: i
         expected = sorted(ids, key=lambda n: (last[n], n))[:size]
         assert running.select(t, available(ids)).tolist() == sorted(expected)
         last.update(dict.fromkeys(expected, t))
+
+
+@given(rounds=rounds_of_ids, rest=st.integers(0, 4), size=st.integers(1, 2))
+def test_a_client_rests_after_each_selection(rounds: list[list[int]], rest: int, size: int) -> None:
+    running = MinSeparation(size, rest).start(Population(clients=10), seed=0)
+    last = dict.fromkeys(range(10), -99)
+    for t, ids in enumerate(rounds):
+        rested = [n for n in ids if t - last[n] > rest]
+        selected = running.select(t, available(ids)).tolist()
+        assert set(selected) <= set(rested)
+        assert len(selected) == min(size, len(rested))
+        last.update(dict.fromkeys(selected, t))
+
+
+def test_rested_clients_are_selected_with_equal_probability() -> None:
+    """Chi-squared test at level 0.001: 3000 first rounds of 3 of 9 clients."""
+    draws = [
+        MinSeparation(3, 2).start(Population(9), seed).select(0, available([*range(9)]))
+        for seed in range(3000)
+    ]
+    counts = np.bincount(np.concatenate(draws), minlength=9)
+    # Without replacement, counts vary less than a multinomial law by the factor (N − S)/(N − 1).
+    statistic = ((counts - 1000) ** 2 / 1000).sum() * 8 / 6
+    assert stats.chi2.sf(statistic, 8) > 0.001
+
+
+@pytest.mark.parametrize(
+    ("clients", "size", "rounds", "hint"),
+    [(10, 5, 2, "rest at most 1 rounds, or select 3"), (4, 2, 9, "rest at most 1 rounds")],
+)
+def test_infeasible_rests_are_refused_with_what_is_feasible(
+    clients: int, size: int, rounds: int, hint: str
+) -> None:
+    with pytest.raises(InvalidInputError, match=rf"^rounds: .*; {hint}$"):
+        MinSeparation(size, rounds).start(Population(clients), seed=0)
+    MinSeparation(clients // 2, 1).start(Population(clients), seed=0)
 
 
 @given(

@@ -125,6 +125,39 @@ def test_names_are_the_same_in_every_file_and_figure(data, tmp_path):
         history(load_runs([out])[0])
 
 
+SIX = {f"user_{n:04}": 0.1 * (n + 1) for n in (5, 0, 3, 1, 4, 2)}
+SETTINGS = {
+    "rates": lambda values: {"participation": {"type": "bernoulli", "rates": values}},
+    "groups": lambda values: {
+        "participation": {"type": "group-cycle", "groups": values, "rounds": 1}
+    },
+    "groups of FedAU": lambda values: {"algorithm": {"type": "fedau", "groups": values}},
+    "weights": lambda values: {"participation": {"type": "weighted", "size": 2, "weights": values}},
+    "objective": lambda values: {"objective": values},
+    "known rates": lambda values: {"algorithm": {"type": "known-rates", "rates": values}},
+}
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_values_by_name_are_those_of_a_list_in_order(data, tmp_path, setting):
+    rows = pl.read_parquet(data / "train.parquet").filter(pl.col("user").is_in([*SIX]))
+    rows.write_parquet(data / "train.parquet")
+    as_groups = {user: int(10 * rate) % 3 for user, rate in SIX.items()}
+    values = as_groups if "groups" in setting else dict(SIX)
+    run = experiment(data)
+    run["problem"]["clients"] = 6
+    listed = ft.simulate(**run | SETTINGS[setting]([values[user] for user in sorted(values)]))
+    named = run | SETTINGS[setting](values) | {"out": tmp_path / "out"}
+    assert np.array_equal(ft.simulate(**named).model, listed.model)
+    assert np.array_equal(ft.simulate(**named, resume=True).model, listed.model)
+    stranger = SETTINGS[setting](values | {"user_0009": 1})
+    with pytest.raises(ft.InvalidInputError, match="no client is called 'user_0009'"):
+        ft.simulate(**run | stranger)
+    del values["user_0003"]
+    with pytest.raises(ft.InvalidInputError, match="nothing for 'user_0003'"):
+        ft.simulate(**run | SETTINGS[setting](values))
+
+
 def test_the_ledger_of_a_federation_is_replayed_by_name(data, tmp_path):
     """A ledger with the rounds of a run, exported to a file, makes the same run."""
     pytest.importorskip("sqlalchemy", reason="the ledger needs fedtide[flower]")

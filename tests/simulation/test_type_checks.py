@@ -69,6 +69,7 @@ VALID = {
     p.PermutationOf: {"size": 2},
     p.LongestAbsent: {"size": 2},
     p.LeastServed: {"size": 2, "period": 3},
+    p.MinSeparation: {"size": 2, "rounds": 1},
     p.RandomDropout: {"probability": 0.5},
     problems.Quadratic: {"matrices": [[[1.0]]], "centers": [[0.0]]},
     problems.Classification: {"dataset": "digits", "partition": problems.Iid(), "clients": 3},
@@ -178,19 +179,19 @@ def test_any_value_in_any_field_is_taken_or_refused_in_a_sentence(cls):
         ),
         (
             lambda: p.Bernoulli(rates=None),
-            "rates: None is of type NoneType; give a number, a list of numbers, an array or a Corr",
+            "rates: None is of type NoneType; give a number, a list of numbers, an array, a mapp",
         ),
         (
-            lambda: p.Bernoulli(rates={"ann": 0.5}),
-            "rates: {'ann': 0.5} is of type dict; give a number, a list of numbers, an array or a",
+            lambda: p.Bernoulli(rates={"ann": 1.5}),
+            "rates: 1.5 is not within [0, 1]",
         ),
         (
-            lambda: a.FedAU(groups={"ann": 1}),
-            "groups: {'ann': 1} is of type dict; give a list of whole numbers or strings or None",
+            lambda: a.FedAU(groups="ann"),
+            "groups: 'ann' is of type str; give a list of whole numbers or strings, a mapp",
         ),
         (
             lambda: ft.simulate(**RUN, objective={"ann": 1.0}),
-            "objective: {'ann': 1.0} is of type dict; give 'uniform' or 'samples' or a list of nu",
+            "objective: no client is called 'ann'",
         ),
         (lambda: p.Uniform(2**63), "size: 9223372036854775808 is too large; give a number below"),
         (lambda: ft.LocalTraining(steps=1, lr=10**400), "lr: 1000000"),

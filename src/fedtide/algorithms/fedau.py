@@ -15,7 +15,7 @@ costs O(cohort), whatever N is.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, Self
 
@@ -25,10 +25,11 @@ from torch import Tensor
 
 from fedtide.algorithms._weighted_sum import WeightedSum, WeightedSumState
 from fedtide.algorithms.base import ClientUpdates, RoundInfo
+from fedtide.client_values import Name, order_by_id
 from fedtide.configurable import configurable
 from fedtide.errors import InvalidInputError
 from fedtide.population import Population
-from fedtide.validation import require_positive
+from fedtide.validation import require_one_per_client, require_positive
 
 
 @dataclass(frozen=True)
@@ -226,7 +227,7 @@ class FedAU(WeightedSum[FedAUState]):
         cutoff: K >= 1; None is ∞. A small K means less variance, but more bias for rare clients.
         average: "mean", or β in (0, 1): ω ← β ω + (1 - β) length, which follows rates that change
             (not in the paper).
-        groups: a group id (any label) per client, shape (N,): the members of a group share one
+        groups: a group id (any label) per client, (N,) or by name: the members of a group share one
             mean over all of their intervals, for clients known to take part equally often; None:
             each client has its own.
 
@@ -248,7 +249,7 @@ class FedAU(WeightedSum[FedAUState]):
     server_lr: float = 1.0
     cutoff: int | None = 50
     average: Literal["mean"] | float = "mean"
-    groups: Sequence[int | str] | None = None
+    groups: Sequence[int | str] | Mapping[Name, int | str] | None = None
 
     def __post_init__(self) -> None:
         require_positive("server_lr", self.server_lr)
@@ -266,7 +267,7 @@ class FedAU(WeightedSum[FedAUState]):
 
     def init(self, model: Tensor, population: Population) -> FedAUState:
         """Return the state before round 0, in which no client has been seen."""
-        intervals = self._initial_intervals(population.clients, model.device)
+        intervals = self._initial_intervals(population, model.device)
         return FedAUState.initial(model, population, intervals=intervals)
 
     def client_weights(self, state: FedAUState, updates: ClientUpdates) -> Tensor:
@@ -285,14 +286,14 @@ class FedAU(WeightedSum[FedAUState]):
         """Return the ω that these clients, shape (S,), would have in the next round, (S,)."""
         return state.intervals.mean_interval(state.round, clients)
 
-    def _initial_intervals(self, clients: int, device: torch.device) -> IntervalStatistics:
-        cutoff = self.cutoff or 0
+    def _initial_intervals(
+        self, population: Population, device: torch.device
+    ) -> IntervalStatistics:
+        clients, cutoff = population.clients, self.cutoff or 0
         if self.groups is not None:
-            if len(self.groups) != clients:
-                raise InvalidInputError(
-                    f"groups: {len(self.groups)} group ids for {clients} clients; give one for each"
-                )
-            ids = np.unique(np.asarray(self.groups), return_inverse=True)[1]
+            groups = np.asarray(order_by_id("groups", self.groups, population))
+            require_one_per_client("groups", groups, clients)
+            ids = np.unique(groups, return_inverse=True)[1]
             return PooledMeanInterval.empty(torch.as_tensor(ids, device=device), cutoff)
         if isinstance(self.average, float):
             return DecayedMeanInterval.empty(clients, cutoff, device, self.average)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fedtide.algorithms._weighted_sum import WeightedSum, WeightedSumState
 from fedtide.algorithms.base import ClientUpdates
+from fedtide.client_values import Name, order_by_id
 from fedtide.configurable import configurable
 from fedtide.errors import InvalidInputError
 from fedtide.population import Population
@@ -40,7 +41,7 @@ class KnownRates(WeightedSum[KnownRatesState]):
 
     Args:
         server_lr: η > 0.
-        rates: p_n in (0, 1], shape (N,); None: those of the participation process.
+        rates: p_n in (0, 1], (N,) or by name; None: those of the participation process.
 
     Raises:
         InvalidInputError: η not positive; rates outside [0, 1], not N of them, or unknown.
@@ -55,7 +56,7 @@ class KnownRates(WeightedSum[KnownRatesState]):
     """
 
     server_lr: float = 1.0
-    rates: Sequence[float] | None = None
+    rates: Sequence[float] | Mapping[Name, float] | None = None
 
     def __post_init__(self) -> None:
         require_positive("server_lr", self.server_lr)
@@ -67,7 +68,7 @@ class KnownRates(WeightedSum[KnownRatesState]):
             raise InvalidInputError(
                 "rates: this participation process does not know its rates; give one per client"
             )
-        rates = np.asarray(given, dtype=np.float64)
+        rates = np.asarray(order_by_id("rates", given, population), dtype=np.float64)
         if rates.shape != (population.clients,):
             raise InvalidInputError(
                 f"rates: {rates.size} rates for {population.clients} clients; give one for each"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor
 from fedtide.algorithms._weighted_sum import WeightedSum
 from fedtide.algorithms.base import ClientUpdates, RoundInfo
 from fedtide.algorithms.known_rates import KnownRates, KnownRatesState
+from fedtide.client_values import Name
 from fedtide.configurable import configurable
 from fedtide.population import Population
 
@@ -27,8 +28,8 @@ class WeightedFedAvg(WeightedSum[KnownRatesState]):
     (paper 004, equation 3); weighting by p_n counts participation twice.
 
     Args:
-        rates: p_n, shape (N,), up to a common factor, such as probabilities of taking part; None:
-            those of the participation process.
+        rates: p_n, (N,) or by name, up to a common factor, such as probabilities of taking part;
+            None: those of the participation process.
         normalise: whether the weights of a cohort are divided by their sum.
 
     Raises:
@@ -42,7 +43,7 @@ class WeightedFedAvg(WeightedSum[KnownRatesState]):
     tensor([2.])
     """
 
-    rates: Sequence[float] | None = None
+    rates: Sequence[float] | Mapping[Name, float] | None = None
     normalise: bool = True
 
     server_lr = 1.0

@@ -93,17 +93,21 @@ class Audit:
     def clients(self) -> pl.DataFrame:
         """Return one row per client: its rate, influence, absences, pattern and state.
 
-        With the stages of the log, also the rounds in which it was available and reported.
+        With the stages of the log, also the rounds in which it was available and reported; with
+        reasons, also the rounds in which it was left out for one, and the most frequent one.
         """
         first, last = (
             pl.Series(rounds + self.log.first_round).set(pl.Series(rounds < 0), None)
             for rounds in (self.churn.first, self.churn.last)
         )
-        stages = {}
+        stages: dict[str, Any] = {}
         if self.availability is not None:
             stages["available"] = self.availability.counts
         if self.selection is not None and self.selection.reports is not None:
             stages["reported"] = self.selection.reports
+        if (refusals := self.log.refusals) is not None:
+            stages["left_out"] = refusals.count_rounds(self.log.size)
+            stages["reason"] = refusals.list_most_frequent(self.log.size)
         return pl.DataFrame(
             {
                 "client": self.log.names,

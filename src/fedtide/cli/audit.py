@@ -43,8 +43,8 @@ def audit_command(
         list[str] | None,
         typer.Option(
             metavar="NAME=COLUMN",
-            help="The log's own name of the column round, client, stage, weight, samples or time; "
-            "repeat for several. Common names are recognised.",
+            help="The log's own name of the column round, client, stage, weight, samples, time or "
+            "reason; repeat for several. Common names are recognised.",
         ),
     ] = None,
     round_seconds: Annotated[
@@ -106,7 +106,8 @@ def audit_command(
 
     A log has the columns round and client, or one row per round with a list of clients. Optional:
     stage (available, selected, reported or used), samples (the client's number of samples), weight
-    (its participation weight), time (ISO, or Unix times) for --round-seconds.
+    (its participation weight), reason (why a client was not used), time (ISO, or Unix times) for
+    --round-seconds.
 
     Examples:
 

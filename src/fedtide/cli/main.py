@@ -20,7 +20,7 @@ from fedtide.errors import Interrupted, InvalidInputError, did_you_mean
 
 
 class _Command(NamedTuple):
-    """Where a command is implemented, and the first paragraph of its help."""
+    """Where a command, or a group of commands, is implemented; the first paragraph of its help."""
 
     function: str
     summary: str
@@ -55,6 +55,14 @@ COMMANDS = {
         "fedtide.cli.audit:audit_command",
         "Report which objective a participation log trains on, and which method corrects it.",
     ),
+    "ledger": _Command(
+        "fedtide.cli.ledger_commands:ledger_app",
+        "Check, migrate, prune or export the ledger of a federation.",
+    ),
+    "watch": _Command(
+        "fedtide.cli.watch:watch_command",
+        "Serve a page, and metrics for Prometheus, on a federation from its ledger.",
+    ),
     "flower": _Command(
         "fedtide.cli.flower:flower_command",
         "Run a real federation on this machine: a SuperLink and five SuperNodes with Flower.",
@@ -83,11 +91,14 @@ class _LazyCommands(TyperGroup):
         if name not in COMMANDS:
             ctx.fail(f"unknown command {name!r}; {did_you_mean(name, COMMANDS)}")
         module, function = COMMANDS[name].function.split(":")
-        single = _typer()
-        single.command(name)(getattr(importlib.import_module(module), function))
+        command = getattr(importlib.import_module(module), function)
+        if not isinstance(command, typer.Typer):  # a command without sub-commands
+            single = _typer()
+            single.command(name)(command)
+            command = single
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, _interrupt)
-        return name, typer.main.get_command(single), args[1:]
+        return name, typer.main.get_command(command), args[1:]
 
 
 _REPEAT = "repeat the command"

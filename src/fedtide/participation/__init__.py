@@ -41,6 +41,7 @@ from fedtide.participation.schedule import Participants, Schedule, ScheduleStrea
 from fedtide.participation.selection.base import Selection, SelectionStream
 from fedtide.participation.selection.least_served import LeastServed
 from fedtide.participation.selection.longest_absent import LongestAbsent
+from fedtide.participation.selection.min_separation import MinSeparation
 from fedtide.participation.selection.permutation_of import PermutationOf
 from fedtide.participation.selection.uniform_of import All, UniformOf
 
@@ -66,6 +67,7 @@ SELECTIONS: dict[str, type[Selection]] = {
     "permutation-of": PermutationOf,
     "longest-absent": LongestAbsent,
     "least-served": LeastServed,
+    "min-separation": MinSeparation,
 }
 """Selections by their `type` in experiment files."""
 
@@ -96,6 +98,7 @@ __all__ = [
     "LogColumns",
     "LongestAbsent",
     "Markov",
+    "MinSeparation",
     "NoDropout",
     "Participants",
     "Permutation",

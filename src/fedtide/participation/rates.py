@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from fedtide.client_values import Name, in_any_order, order_by_id
 from fedtide.configurable import configurable
 from fedtide.errors import InvalidInputError
 from fedtide.population import Population
@@ -45,8 +46,8 @@ class Correlated:
         _check_correlated(self.alpha, self.mean, self.floor)
 
 
-Rates = float | Sequence[float] | NDArray[np.float64] | Correlated
-"""One number for all clients, one for each client, or correlated rates, resolved in `begin`."""
+Rates = float | Sequence[float] | NDArray[np.float64] | Mapping[Name, float] | Correlated
+"""One number for all clients, one for each (a list, or by name), or correlated rates."""
 
 
 def correlated_rates(
@@ -100,8 +101,8 @@ def resolve_rates(rates: Rates, population: Population, seed: int) -> NDArray[np
     """
     if isinstance(rates, Correlated):
         return _resolve_correlated(rates, population, seed)
-    array = require_probabilities("rates", rates)
-    if np.ndim(rates) == 0:
+    array = require_probabilities("rates", order_by_id("rates", rates, population))
+    if not isinstance(rates, Mapping) and np.ndim(rates) == 0:
         return np.full(population.clients, array[0])
     require_one_per_client("rates", array, population.clients)
     return array
@@ -110,7 +111,7 @@ def resolve_rates(rates: Rates, population: Population, seed: int) -> NDArray[np
 def check_rates(rates: Rates) -> None:
     """Raise InvalidInputError for rates that fit no population."""
     if not isinstance(rates, Correlated):
-        require_probabilities("rates", rates)
+        require_probabilities("rates", in_any_order(rates))
 
 
 def _resolve_correlated(law: Correlated, population: Population, seed: int) -> NDArray[np.float64]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Literal
 
@@ -11,13 +11,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from fedtide.client_values import Name, order_by_id
 from fedtide.errors import InvalidInputError
 from fedtide.population import Population
 from fedtide.problems.base import Batch, BatchInputs, BatchPlan, Evaluation, Task
 from fedtide.problems.layout import Params
 
-Objective = Literal["uniform", "samples"] | Sequence[float]
-"""The a_n: 1 / N, the share of all samples, or numbers that are divided by their sum."""
+Objective = Literal["uniform", "samples"] | Sequence[float] | Mapping[Name, float]
+"""The a_n: 1 / N, the share of all samples, or numbers (a list or by name) over their sum."""
 
 
 class WeightedTask(Task):
@@ -105,7 +106,7 @@ def _read_weights(population: Population, objective: Objective) -> NDArray[np.fl
                 "objective: 'samples' needs clients that hold samples; use 'uniform'"
             )
         return population.samples.astype(np.float64)
-    weights = np.asarray(objective, dtype=np.float64)
+    weights = np.asarray(order_by_id("objective", objective, population), dtype=np.float64)
     if weights.shape != (population.clients,):
         raise InvalidInputError(
             f"objective: {weights.size} weights for {population.clients} clients; give one for each"

@@ -61,6 +61,9 @@ class Builder:
                 "it from Python with the same object"
             )
         members = get_args(kind) if is_union(kind) else (kind,)
+        takes_mapping = any(get_origin(member) is Mapping for member in members)
+        if takes_mapping and isinstance(value, Mapping) and "type" not in value:
+            return _convert(kind, value, path)
         for annotation in members:
             member = get_origin(annotation) or annotation
             if not isinstance(member, type):

@@ -122,7 +122,7 @@ class Experiment:
         seed: of all random draws.
         name: shown in tables and figures.
         objective: the weights of Σ a_n F_n: "uniform" (a_n = 1 / N), "samples" (each client's share
-            of all samples), or a weight per client.
+            of all samples), or a weight per client, in a list or by name.
         selection: which of the available clients are selected.
         dropout: the dropout model: which of the selected clients report.
         evaluation: when the model is evaluated.

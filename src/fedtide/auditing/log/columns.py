@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from fedtide.errors import InvalidInputError, did_you_mean
 
-COLUMNS = ("round", "client", "stage", "weight", "samples", "time")
+COLUMNS = ("round", "client", "stage", "weight", "samples", "time", "reason")
 """What an audit reads of a log."""
 
 LIST_NAMES = (
@@ -54,6 +54,15 @@ _ALIASES = {
     "weight": (),
     "samples": ("num_examples", "num_samples", "n_samples", "examples"),
     "time": ("timestamp", "datetime", "date", "ts", "created_at", "started_at"),
+    "reason": (
+        "failure_reason",
+        "refusal_reason",
+        "rejection_reason",
+        "dropout_reason",
+        "error_type",
+        "error_message",
+        "exception",
+    ),
 }
 """Other names by which a column is recognised, the likeliest first."""
 
@@ -135,8 +144,10 @@ def is_called(name: str, aliases: Sequence[str]) -> bool:
 
 
 def is_recognised(name: str) -> bool:
-    """Return whether a column of this name is read without being asked for."""
-    return any(is_called(name, (ours, *aliases)) for ours, aliases in _ALIASES.items())
+    """Return whether a column of this name is read without being asked for, and changes numbers."""
+    return any(
+        is_called(name, (ours, *aliases)) for ours, aliases in _ALIASES.items() if ours != "reason"
+    )
 
 
 def _recognise(available: Sequence[str], aliases: Sequence[str]) -> str | None:

@@ -19,6 +19,7 @@ from fedtide.auditing.log.participation_log import (
     check_length,
     repeated_client,
 )
+from fedtide.auditing.log.refusals import ReasonColumn, format_reasons
 from fedtide.auditing.log.round_numbers import describe_time, find_step, reject_times
 from fedtide.auditing.log.values import (
     parse_clients,
@@ -28,8 +29,7 @@ from fedtide.auditing.log.values import (
     parse_stages,
     parse_times,
 )
-from fedtide.errors import InvalidInputError
-from fedtide.participation.log.client_ids import list_names
+from fedtide.errors import InvalidInputError, list_names
 from fedtide.participation.log.schema import STAGES
 
 _USED = STAGES.index("used")
@@ -40,6 +40,8 @@ _COUNT_SUM = 10.0
 
 class Entries:
     """The rows of a log, collected batch by batch: 8 bytes each, and 4 for each optional number.
+
+    A row with a reason takes 12 bytes more.
 
     Clients are numbered in the order of their first row at any stage: a client that was only
     available or selected belongs to the federation too.
@@ -68,7 +70,9 @@ class Entries:
         self._clients: list[NDArray[np.int32]] = []
         self._stages: list[NDArray[np.uint8]] = []
         self._numbers: dict[str, list[NDArray[np.float32]]] = {"weight": [], "samples": []}
+        self._reasons = ReasonColumn()
         self._listed: list[NDArray[np.integer]] = []
+        self._size = 0
 
     def add(self, batch: Mapping[str, pa.Array]) -> None:
         """Add the columns of a batch, by our names; all batches of a log have the same columns."""
@@ -79,6 +83,9 @@ class Entries:
         for field, parts in self._numbers.items():
             if field in batch:
                 parts.append(parse_numbers(field, batch[field], self._decimal_comma))
+        if "reason" in batch:
+            self._reasons.add(batch["reason"], self._size)
+        self._size += len(self._rounds[-1])
 
     def add_rounds(self, batch: Mapping[str, pa.Array]) -> None:
         """Make the rounds of a batch part of the log, even if they have no clients."""
@@ -109,12 +116,22 @@ class Entries:
         if span is None:
             rows, span = self._number_rounds(rows, step)
         declared = _average_by_client(rows.clients, rows.samples, len(names))
+        refusals = None
+        if rows.stages is None and self._reasons:
+            self.notes.append("the reasons are not used: without stages, every row was used")
+        elif rows.stages is not None:
+            refusals = self._reasons.count(rows.rounds, rows.clients, rows.stages, _USED)
         if self._nanoseconds is not None:
             rows = self._merge_repeated(rows, len(names), declared)
         available = selected = reported = None
         if rows.stages is not None and (rows.stages < _USED).any():
             available, selected, reported = _index_stages(names, rows, rows.stages, span)
             rows = rows.where(rows.stages == _USED)
+        if refusals is not None and not len(rows.rounds):
+            raise InvalidInputError(
+                f"log: no update was used in {span[1] - span[0]:,} rounds: "
+                f"{format_reasons(refusals.total())}; an audit needs updates that were used"
+            )
         weights, counts = self._find_weights(rows)
         if declared is None and counts is not None:
             declared = _average_by_client(rows.clients, counts, len(names))
@@ -126,6 +143,7 @@ class Entries:
             selected=selected,
             reported=reported,
             complete=roster is not None or clients is not None,
+            refusals=refusals,
             notes=tuple(self.notes),
         )
 

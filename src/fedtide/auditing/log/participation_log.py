@@ -11,6 +11,7 @@ import polars as pl
 from numpy.typing import NDArray
 from scipy import sparse
 
+from fedtide.auditing.log.refusals import Refusals
 from fedtide.errors import InvalidInputError
 
 Floats = NDArray[np.float64]
@@ -51,6 +52,7 @@ class ParticipationLog:
         reported: likewise for "client n sent an update"; None unless the log has rows of the stage
             "reported".
         complete: whether `names` are all clients of the federation, and not only those of the log.
+        refusals: why clients were left out of rounds; None: the log gives no reason.
         notes: facts about how the log was read, one sentence each.
     """
 
@@ -66,6 +68,7 @@ class ParticipationLog:
     selected: ParticipationLog | None = None
     reported: ParticipationLog | None = None
     complete: bool = True
+    refusals: Refusals | None = None
     notes: tuple[str, ...] = ()
 
     @classmethod

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 
 import polars as pl
@@ -15,7 +16,7 @@ from fedtide.auditing.log.cohort_lists import expand_lists
 from fedtide.auditing.log.columns import find_columns
 from fedtide.auditing.log.entries import Entries
 from fedtide.auditing.log.participation_log import ParticipationLog
-from fedtide.auditing.log.table_source import open_source
+from fedtide.auditing.log.table_source import Batches, TableSource, open_source, read_frame
 from fedtide.errors import InvalidInputError
 from fedtide.validation import require_positive, require_whole_number
 
@@ -43,11 +44,11 @@ def read_participation_log(
         clients: N. Numeric ids must then be 0..N − 1; string ids missing from the log get
             placeholder names. None: the clients of the roster, of the run, or of the log.
         roster: all clients of the federation.
-        columns: the log's own names of `round`, `client`, `stage`, `weight`, `samples` or `time`.
-            Without them, common names are recognised. A column given as `weight` holds q_t^n, one
-            given as `samples` sample counts. If none is given and all entries of a column `weight`
-            are whole numbers whose sum in a round is typically 10 or more, they are sample counts;
-            run folders and ledgers hold q_t^n in any case.
+        columns: the log's own names of `round`, `client`, `stage`, `weight`, `samples`, `time` or
+            `reason`. Without them, common names are recognised. A column given as `weight` holds
+            q_t^n, one given as `samples` sample counts. If none is given and all entries of a
+            column `weight` are whole numbers whose sum in a round is typically 10 or more, they are
+            sample counts; run folders and ledgers hold q_t^n in any case.
         on_progress: progress callback.
         round_seconds: the length of a round in seconds; the log then has times, in a column `time`
             or `round`. Rounds begin at multiples of it (UTC), and a client that has several rows
@@ -79,26 +80,35 @@ def read_participation_log(
         recorded = True
         if round_seconds is not None:
             raise InvalidInputError("round_seconds: a run folder has no times; leave it out")
-    if isinstance(source, str) and "://" in source:
-        source, span = _read_ledger(source)
-        recorded = True
+    with ExitStack() as stack:
+        if isinstance(source, str) and "://" in source:
+            table, span = stack.enter_context(_open_ledger(source))
+            recorded = True
+        else:
+            table = open_source(source)
+        entries = Entries(
+            round_seconds,
+            weights_are_final=recorded or "weight" in columns,
+            ids_are_text=table.ids_are_text,
+            decimal_comma=table.decimal_comma,
+        )
+        found = find_columns(table.names, columns, timed=round_seconds is not None)
+        entries.notes.extend([*table.notes, *([found.note] if found.note else [])])
+        list_name = None if "client" in columns else found.columns["client"]
+        has_rows = False
+        for batch, share in table.read([*dict.fromkeys(found.columns.values())]):
+            rows = {ours: batch[theirs] for ours, theirs in found.columns.items()}
+            has_rows |= len(rows["client"]) > 0
+            with _named_columns(found.columns):
+                if table.may_list:
+                    _add_rows(entries, rows, list_name)
+                else:
+                    entries.add(rows)
+            on_progress("reading", share)
     if round_seconds is not None or round_step is not None:
         span = None
-    table = open_source(source)
-    entries = Entries(
-        round_seconds,
-        weights_are_final=recorded or "weight" in columns,
-        ids_are_text=table.ids_are_text,
-        decimal_comma=table.decimal_comma,
-    )
-    found = find_columns(table.names, columns, timed=round_seconds is not None)
-    entries.notes.extend([*table.notes, *([found.note] if found.note else [])])
-    list_name = None if "client" in columns else found.columns["client"]
-    for batch, share in table.read([*dict.fromkeys(found.columns.values())]):
-        rows = {ours: batch[theirs] for ours, theirs in found.columns.items()}
-        with _named_columns(found.columns):
-            _add_rows(entries, rows, list_name)
-        on_progress("reading", share)
+    if not has_rows:
+        raise InvalidInputError("log: it has no rows; give at least two rounds")
     on_progress("sorting", 0.0)
     log = entries.build(roster, clients, span, round_step)
     if log.length < 2:
@@ -152,12 +162,23 @@ def _open_run_folder(folder: Path) -> tuple[Path, tuple[int, int] | None, Client
     return path, span, roster
 
 
-def _read_ledger(url: str) -> tuple[pl.DataFrame, tuple[int, int] | None]:
-    """Return the rows of a ledger and the span of its completed rounds."""
+@contextmanager
+def _open_ledger(url: str) -> Iterator[tuple[TableSource, tuple[int, int] | None]]:
+    """Open a ledger; return its rows and the span of its completed rounds, of the same moment."""
     from fedtide.participation.log.ledger import (  # needs SQLAlchemy, an optional dependency
-        read_ledger,
-        read_rounds,
+        LOG_COLUMNS,
+        LedgerStream,
+        stream_ledger,
     )
 
-    frame, ended = read_ledger(url), read_rounds(url)["round"].to_list()
-    return frame, (ended[0], ended[-1] + 1) if ended else None
+    def read(ledger: LedgerStream, names: Sequence[str]) -> Batches:
+        done = 0
+        for frame in ledger.batches:
+            done += len(frame)
+            for batch, _ in read_frame(frame, names):
+                yield batch, done / ledger.size
+
+    with stream_ledger(url) as ledger:
+        ended = ledger.rounds["round"]
+        span = (ended[0], ended[-1] + 1) if len(ended) else None
+        yield TableSource(list(LOG_COLUMNS), partial(read, ledger), may_list=False), span

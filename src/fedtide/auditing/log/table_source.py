@@ -29,6 +29,7 @@ from fedtide.participation.log.tables import (
     read_header,
     require_file,
     split_suffix,
+    unreadable,
 )
 
 Batch = dict[str, pa.Array]
@@ -50,6 +51,7 @@ class TableSource:
         ids_are_text: whether whole numbers among client ids come as text, as in CSV.
         decimal_comma: whether numbers may come as text with a decimal comma.
         notes: facts about how the file is read.
+        may_list: whether a row may hold a list of clients.
     """
 
     names: list[str]
@@ -57,6 +59,7 @@ class TableSource:
     ids_are_text: bool = False
     decimal_comma: bool = False
     notes: tuple[str, ...] = ()
+    may_list: bool = True
 
 
 def open_source(source: str | Path | pl.DataFrame) -> TableSource:
@@ -67,7 +70,7 @@ def open_source(source: str | Path | pl.DataFrame) -> TableSource:
             unknown type.
     """
     if isinstance(source, pl.DataFrame):
-        return TableSource(source.columns, partial(_read_frame, source))
+        return TableSource(source.columns, partial(read_frame, source))
     path = Path(source)
     require_file("log", path, (*READABLE, *TEXT_LOGS))
     kind, _ = split_suffix(path)
@@ -208,7 +211,8 @@ def _to_column(name: str, values: list[Any]) -> pa.Array:
         ) from None
 
 
-def _read_frame(frame: pl.DataFrame, names: Sequence[str]) -> Batches:
+def read_frame(frame: pl.DataFrame, names: Sequence[str]) -> Batches:
+    """Yield the columns of these names of a DataFrame."""
     table = frame.select(names).to_arrow(compat_level=pl.CompatLevel.oldest())
     for batch in table.to_batches():
         yield {name: batch[name] for name in names}, 1.0
@@ -221,11 +225,7 @@ def _guard(path: Path, read: Callable[..., Any], *arguments: Any) -> Any:
     except InvalidInputError:
         raise
     except DAMAGE as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
-        raise InvalidInputError(
-            f"log: {str(path)!r} is not a readable {split_suffix(path)[0]} file ({reason}); "
-            "write it again"
-        ) from None
+        raise unreadable("log", path, error) from None
 
 
 def _guarded_batches(path: Path, batches: Batches) -> Batches:

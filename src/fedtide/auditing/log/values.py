@@ -19,6 +19,7 @@ from fedtide.participation.log.schema import STAGES
 _MAX_NUMBER = 1e30
 _ROUND_HINT = "give whole numbers from 0"
 _TIME_HINT = "give the length of a round in seconds with --round-seconds"
+_LONGEST_REASON = 60
 _STAGE_HINT = f"give one of {', '.join(STAGES)}"
 _NOUNS = {"weight": "weight", "samples": "sample count"}
 _UNITS = ((1e17, 1), (1e14, 1_000), (1e11, 1_000_000))
@@ -136,6 +137,18 @@ def parse_stages(column: pa.Array) -> NDArray[np.uint8]:
     return np.asarray(levels[_to_numpy(codes)])
 
 
+def parse_reasons(column: pa.Array) -> pa.DictionaryArray:
+    """Return reasons, of which none is null, as short printable text, dictionary-encoded.
+
+    Words that stand for a missing value, such as "-", become "".
+    """
+    if pa.types.is_nested(column.type):
+        raise InvalidInputError(f"reason: the column has type {column.type}; give text")
+    encoded = encode_text(column)
+    texts = [_to_one_line(text) for text in encoded.dictionary.to_pylist()]
+    return pa.DictionaryArray.from_arrays(encoded.indices, pa.array(texts, pa.large_string()))
+
+
 def parse_numbers(field: str, column: pa.Array, decimal_comma: bool = False) -> NDArray[np.float32]:
     """Return participation weights or sample counts, NaN where missing.
 
@@ -221,6 +234,14 @@ def _parse_iso(column: pa.Array) -> pa.Array:
 
 def _looks_like_time(text: str | None) -> bool:
     return text is not None and bool(pc.match_substring_regex(pa.scalar(text), _ISO).as_py())
+
+
+def _to_one_line(text: str) -> str:
+    """Return text that cannot control a terminal, cut to a length that a table shows, or ""."""
+    line = " ".join("".join(c if c.isprintable() else " " for c in text).split())
+    if line.lower() in _MISSING:
+        return ""
+    return line if len(line) <= _LONGEST_REASON else line[: _LONGEST_REASON - 1] + "…"
 
 
 def _first_mismatch(column: pa.Array, pattern: str) -> str | None:

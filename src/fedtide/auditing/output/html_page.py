@@ -11,6 +11,7 @@ import numpy as np
 
 from fedtide.atomic_io import write_text
 from fedtide.auditing.api import Audit
+from fedtide.auditing.log.refusals import format_reasons
 from fedtide.auditing.output import audit_figures, text
 
 _ROWS = 12
@@ -39,6 +40,7 @@ def render_page(audit: Audit) -> str:
         tiles=_list_tiles(audit),
         never=[str(audit.log.names[int(n)]) for n in audit.coverage.never[:_ROWS]],
         figures=audit_figures.draw_figures(audit),
+        refusals=_list_refusals(audit),
         churn=_list_churn(audit),
         churn_total=len(np.union1d(audit.churn.gone, audit.churn.late)),
         over=_rank_clients(audit, over=True),
@@ -83,6 +85,26 @@ def _rank_clients(audit: Audit, over: bool) -> list[dict[str, Any]]:
             "pattern": audit.pattern.clients[n],
         }
         for n in chosen[np.argsort(keys, kind="stable")][:_ROWS]
+    ]
+
+
+def _list_refusals(audit: Audit) -> list[dict[str, Any]]:
+    """Return the clients that were left out of most rounds for a known reason."""
+    refusals = audit.log.refusals
+    if refusals is None:
+        return []
+    rounds = refusals.count_rounds(audit.log.size)
+    order = np.argsort(-rounds, kind="stable")[: min(_ROWS, int((rounds > 0).sum()))]
+    reports = None if audit.selection is None else audit.selection.reports
+    return [
+        {
+            "name": str(audit.log.names[n]),
+            "rounds": rounds[n],
+            "reported": None if reports is None else reports[n],
+            "used": audit.log.counts[n],
+            "reasons": format_reasons(refusals.of_client(n)),
+        }
+        for n in order.tolist()
     ]
 
 

@@ -48,6 +48,7 @@ def _build(audit: Audit) -> dict[str, Any]:
         "forgetting": _build_forgetting(audit.forgetting),
         "availability": _build_availability(audit, names),
         "selection": _build_selection(audit, names),
+        "refusals": _build_refusals(audit, names),
         "groups": {group.grouping: _build_group(group) for group in audit.groups},
         "pattern": _build_pattern(audit, names),
         "regularity": [
@@ -140,6 +141,15 @@ def _build_selection(audit: Audit, names: list[str]) -> dict[str, Any] | None:
         "refused": refused,
         "other_selections": selection.alternatives,
     }
+
+
+def _build_refusals(audit: Audit, names: list[str]) -> dict[str, Any] | None:
+    """Return in how many rounds clients were left out, by reason; None: the log gives none."""
+    refusals = audit.log.refusals
+    if refusals is None:
+        return None
+    clients = {names[n]: refusals.of_client(n) for n in np.unique(refusals.clients).tolist()}
+    return {"total": refusals.total(), "clients": clients}
 
 
 def _build_shift(shift: StageShift | None) -> dict[str, Any] | None:

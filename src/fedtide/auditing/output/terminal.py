@@ -38,6 +38,7 @@ def _list_facts(audit: Audit) -> list[tuple[str, str]]:
         ("weights", text.describe_plain_average(audit)),
         ("availability", "; ".join(text.describe_availability(audit))),
         ("selection", "; ".join(text.describe_selection(audit))),
+        ("refusals", "; ".join(text.describe_refusals(audit))),
         ("pattern", text.describe_pattern(audit)),
         ("windows", text.describe_window(audit)),
     ]

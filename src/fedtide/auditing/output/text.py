@@ -8,6 +8,7 @@ import numpy as np
 import yaml
 
 from fedtide.auditing.api import Audit
+from fedtide.auditing.log.refusals import format_reasons
 from fedtide.auditing.recommend.ranking import Advice
 from fedtide.auditing.statistics.group_influence import GroupInfluence
 from fedtide.auditing.statistics.influence import EffectiveObjective
@@ -280,6 +281,24 @@ def describe_selection(audit: Audit) -> list[str]:
         reached = ", ".join(f"{name} {skew:.2f}" for name, skew in selection.alternatives.items())
         lines.append(f"expected L1 skew of other selections from these clients: {reached}")
     return lines
+
+
+def describe_refusals(audit: Audit) -> list[str]:
+    """Return why clients were left out of rounds, and which ones most often; empty: no reasons."""
+    refusals = audit.log.refusals
+    if refusals is None:
+        return []
+    rounds = refusals.count_rounds(audit.log.size)
+    most = np.argsort(-rounds, kind="stable")[: min(_LISTED, int((rounds > 0).sum()))].tolist()
+    clients = [
+        f"{audit.log.names[n]} in {_rounds(rounds[n])} (used in {audit.log.counts[n]:,})"
+        for n in most
+    ]
+    return [
+        f"a client was left out of a round {rounds.sum():,} times for a known reason: "
+        f"{format_reasons(refusals.total(), most=4)}",
+        f"most often {', '.join(clients)}",
+    ]
 
 
 def describe_shift(shift: StageShift) -> str:

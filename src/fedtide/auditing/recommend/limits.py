@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import polars as pl
 
 from fedtide.auditing.log.participation_log import Ints, ParticipationLog
+from fedtide.auditing.log.refusals import format_reasons
 from fedtide.auditing.recommend.ranking import Findings
 from fedtide.auditing.statistics.churn import Churn
 from fedtide.auditing.statistics.stages import Availability, Selection
@@ -75,15 +76,15 @@ def _describe_unused(
             "selection could reach them"
         )
     if lost:
+        times = []
+        if log.refusals is not None and log.selected is not None:
+            times = _explain(log, selection.lost, "selected", log.selected.counts)
         limits.append(
             f"{_unused(lost, never)} been selected but never reported "
-            f"({_name(selection.lost, log.names)})"
+            f"({_name(selection.lost, log.names, times)})"
         )
     if refused and selection.reports is not None:
-        times = [
-            f"reported {count:,} time{'' if count == 1 else 's'}"
-            for count in selection.reports[selection.refused].tolist()
-        ]
+        times = _explain(log, selection.refused, "reported", selection.reports)
         limits.append(
             f"{_unused(refused, never)} reported, but every update was refused "
             f"({_name(selection.refused, log.names, times)})"
@@ -111,6 +112,17 @@ def _name(clients: Ints, names: pl.Series, details: Sequence[str] = ()) -> str:
     """Return the names of the first clients, each with its detail, and the number of the others."""
     shown = [str(names[int(n)]) for n in clients[:_NAMED]]
     if details:
-        shown = [f"{name} {detail}" for name, detail in zip(shown, details, strict=False)]
+        shown = [f"{name} {detail}" for name, detail in zip(shown, details, strict=True)]
     others = len(clients) - len(shown)
-    return ", ".join(shown) + (f", and {others:,} more" if others else "")
+    separator = "; " if any(", " in name for name in shown) else ", "
+    return separator.join(shown) + (f"{separator}and {others:,} more" if others else "")
+
+
+def _explain(log: ParticipationLog, clients: Ints, stage: str, counts: Ints) -> list[str]:
+    """Return how often the first of these clients reached a stage, and why they were not used."""
+    texts = []
+    for n in clients[:_NAMED].tolist():
+        text = f"{stage} {counts[n]:,} time{'' if counts[n] == 1 else 's'}"
+        reasons = {} if log.refusals is None else log.refusals.of_client(n)
+        texts.append(f"{text}: {format_reasons(reasons)}" if reasons else text)
+    return texts

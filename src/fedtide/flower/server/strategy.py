@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from logging import getLogger
 from pathlib import Path
 from typing import Any
@@ -95,6 +96,9 @@ class FedTide(Strategy):
             client needs.
         seed: of the sampling.
         clock: the time.
+        metrics_port: serves the page and the metrics of `fedtide watch` at this port while `start`
+            runs, from the ledger; None: does not.
+        metrics_host: the address to serve them at.
 
     Raises:
         InvalidInputError: a value outside its range; a database that cannot be written.
@@ -118,6 +122,8 @@ class FedTide(Strategy):
         ttl: float = 43_200.0,
         seed: int = 0,
         clock: Clock | None = None,
+        metrics_port: int | None = None,
+        metrics_host: str = "127.0.0.1",
     ) -> None:
         for name, share in (("train", fraction_train), ("evaluate", fraction_evaluate)):
             if not 0 <= share <= 1:
@@ -137,6 +143,13 @@ class FedTide(Strategy):
         self._clients, self._clock = clients, clock or Clock()
         self._state = None if state is None else Path(state)
         self._ledger = None if ledger is None else Ledger(ledger, federation)
+        self._watch: Callable[[], AbstractContextManager[object]] = nullcontext
+        if metrics_port is not None:
+            if ledger is None:
+                raise InvalidInputError("metrics_port: the page reads the ledger; give ledger, too")
+            self._watch = partial(
+                _watch, f"{ledger}#{federation}", clients, metrics_host, metrics_port
+            )
 
     @property
     def training(self) -> TrainingSession:
@@ -174,7 +187,7 @@ class FedTide(Strategy):
         if self._state is not None:
             hint = "stop it first (flwr stop)"
             lock = lock_folder(self._state, "state", hint, _LOCK_PATIENCE, log)
-        with lock:
+        with lock, self._watch():
             self._begin(grid, initial_arrays)
             self._repair_ledger()
             self.summary()
@@ -455,3 +468,14 @@ def _drain(answered: deque[Answered]) -> Iterator[Message]:
     """Yield the replies; each is released as soon as the next one is asked for."""
     while answered:
         yield answered.popleft()[1]
+
+
+@contextmanager
+def _watch(url: str, clients: int | Sequence[str], host: str, port: int) -> Iterator[None]:
+    """Serve the page and the metrics of a ledger."""
+    from fedtide.monitoring.monitor import Monitor, MonitorSettings  # needs fedtide[watch]
+    from fedtide.monitoring.server import serve
+
+    with serve(Monitor(url, MonitorSettings(clients)), host, port) as server:
+        log.info("Page and metrics: %s", server.url)
+        yield

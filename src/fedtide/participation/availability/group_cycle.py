@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fedtide.client_values import Name, in_any_order, order_by_id
 from fedtide.configurable import configurable
 from fedtide.errors import InvalidInputError
 from fedtide.participation.availability.base import (
@@ -29,7 +30,7 @@ class GroupCycle(Availability):
     Crawshaw & Liu 2024; two groups with turns E and αE: Yan et al.'s FedLaAvg.)
 
     Args:
-        groups: the group of each client, numbered from 0, shape (N,); or K: equal blocks of
+        groups: the group of each client, numbered from 0, (N,) or by name; or K: equal blocks of
             consecutive clients, block k ending before client round((k+1) N / K).
         rounds: g, the length of a turn: one number, or one for each group.
         offset: o; "random": drawn once, uniform on 0..g_0 − 1, so group 0 comes first and its first
@@ -47,7 +48,7 @@ class GroupCycle(Availability):
     [[0, 1], [0, 1], [2, 3], [0, 1]]
     """
 
-    groups: int | Sequence[int] | NDArray[np.integer]
+    groups: int | Sequence[int] | NDArray[np.integer] | Mapping[Name, int]
     rounds: int | Sequence[int]
     offset: str | int = "random"
     on: float = 1.0
@@ -69,7 +70,7 @@ class GroupCycle(Availability):
 
     def begin(self, population: Population, seed: int) -> AvailabilityStream:
         turns = self._turns()
-        labels = self._labels(population.clients)
+        labels = self._labels(population)
         offset = self.offset
         if isinstance(offset, str):
             offset = int(turns[0] * uniforms(seed, "group-cycle-offset"))
@@ -78,7 +79,7 @@ class GroupCycle(Availability):
     def known_rates(self, population: Population, seed: int) -> NDArray[np.float64]:
         """Return on · s + off · (1 − s), with s the share of rounds that are its group's turn."""
         turns = self._turns()
-        share = (turns / turns.sum())[self._labels(population.clients)]
+        share = (turns / turns.sum())[self._labels(population)]
         return np.asarray(self.on * share + self.off * (1 - share))
 
     def _turns(self) -> NDArray[np.int64]:
@@ -87,7 +88,9 @@ class GroupCycle(Availability):
         if np.ndim(self.rounds) == 0:
             return np.full(count, self.rounds, dtype=np.int64)
         turns = np.asarray(self.rounds, dtype=np.int64)
-        if len(turns) < count or (np.ndim(self.groups) == 0 and len(turns) != count):
+        if len(turns) < count or (
+            isinstance(self.groups, int | np.integer) and len(turns) != count
+        ):
             raise InvalidInputError(
                 f"rounds: {len(turns)} turns for {count} groups; give one for each"
             )
@@ -95,10 +98,10 @@ class GroupCycle(Availability):
 
     def _count_groups(self) -> int:
         """Return the number of groups that `groups` names."""
-        if np.ndim(self.groups) == 0:
+        if isinstance(self.groups, int | np.integer):
             require_whole_number("groups", self.groups)
-            return int(self.groups)  # type: ignore[arg-type]
-        labels = np.asarray(self.groups)
+            return int(self.groups)
+        labels = np.asarray(in_any_order(self.groups))
         if labels.ndim != 1 or labels.dtype.kind not in "iu" or not labels.size or labels.min() < 0:
             raise InvalidInputError(
                 "groups: not an array of group numbers; give a number of groups, or a group 0, 1, "
@@ -106,10 +109,12 @@ class GroupCycle(Availability):
             )
         return int(labels.max()) + 1
 
-    def _labels(self, clients: int) -> NDArray[np.int32]:
+    def _labels(self, population: Population) -> NDArray[np.int32]:
         """Return the group of each client, (N,)."""
-        if np.ndim(self.groups) > 0:
-            labels = np.asarray(self.groups, dtype=np.int32)
+        clients = population.clients
+        if not isinstance(self.groups, int | np.integer):
+            given = order_by_id("groups", self.groups, population)
+            labels = np.asarray(given, dtype=np.int32)
             require_one_per_client("groups", labels, clients)
             return labels
         count = self._count_groups()

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fedtide.client_values import Name, in_any_order, order_by_id
 from fedtide.configurable import configurable
 from fedtide.errors import InvalidInputError
 from fedtide.participation.availability.base import (
@@ -40,7 +41,7 @@ class Weighted(Availability):
 
     Args:
         size: S.
-        weights: w_n, any non-negative numbers, shape (N,); 0 means never.
+        weights: w_n, any non-negative numbers, (N,) or by name; 0 means never.
 
     Raises:
         InvalidInputError: a size below 1, weights that are negative or not finite, fewer than S
@@ -52,30 +53,31 @@ class Weighted(Availability):
     """
 
     size: int
-    weights: Sequence[float] | NDArray[np.float64]
+    weights: Sequence[float] | NDArray[np.float64] | Mapping[Name, float]
 
     def __post_init__(self) -> None:
         require_whole_number("size", self.size)
-        positive = np.count_nonzero(require_nonnegative("weights", self.weights))
+        positive = np.count_nonzero(require_nonnegative("weights", in_any_order(self.weights)))
         if positive < self.size:
             raise InvalidInputError(
                 f"weights: only {positive} are positive; give at least size = {self.size}"
             )
 
     def begin(self, population: Population, seed: int) -> AvailabilityStream:
-        return _WeightedStream(self._weights_for(population.clients), self.size, seed)
+        return _WeightedStream(self._weights_for(population), self.size, seed)
 
     def known_rates(self, population: Population, seed: int) -> NDArray[np.float64] | None:
         """Return the exact inclusion probabilities if N·S is at most a million, else None."""
-        weights = self._weights_for(population.clients)
+        weights = self._weights_for(population)
         if len(weights) * self.size > _MAX_EXACT_WORK:
             return None
         return inclusion_probabilities(weights, self.size)
 
-    def _weights_for(self, clients: int) -> NDArray[np.float64]:
-        weights = require_nonnegative("weights", self.weights)
-        require_one_per_client("weights", weights, clients)
-        require_cohort_size(self.size, clients)
+    def _weights_for(self, population: Population) -> NDArray[np.float64]:
+        given = order_by_id("weights", self.weights, population)
+        weights = require_nonnegative("weights", given)
+        require_one_per_client("weights", weights, population.clients)
+        require_cohort_size(self.size, population.clients)
         return weights
 
 

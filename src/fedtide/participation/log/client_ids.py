@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import polars as pl
 
-from fedtide.errors import InvalidInputError
+from fedtide.errors import InvalidInputError, list_names
 from fedtide.participation.availability.base import Ids
 from fedtide.population import Names, Population
-
-_LISTED = 3  # names in an error message
 
 
 def normalise_clients(field: str, column: pl.Series) -> pl.Series:
@@ -109,17 +105,7 @@ def _find_names(field: str, column: pl.Series, names: pl.Series) -> Ids:
     if found.null_count():
         unknown = column.filter(found.is_null()).unique(maintain_order=True)
         raise InvalidInputError(
-            f"{field}: no client of the problem is called {list_names(unknown)} (its "
-            f"{len(names)} clients: {list_names(names)}); correct the names"
+            f"{field}: no client of the problem is called {list_names(unknown.to_list())} (its "
+            f"{len(names)} clients: {list_names(names.to_list())}); correct the names"
         )
     return found.to_numpy()
-
-
-def list_names(names: Sequence[int | str] | pl.Series) -> str:
-    """Return the first of these names and how many more there are, for an error message.
-
-    >>> list_names(["ann", "bob", "eve", "zoe"])
-    "'ann', 'bob', 'eve' and 1 more"
-    """
-    listed = ", ".join(f"{name!r:.60}" for name in names[:_LISTED])
-    return listed if len(names) <= _LISTED else f"{listed} and {len(names) - _LISTED} more"

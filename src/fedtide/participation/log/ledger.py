@@ -8,16 +8,28 @@ federations.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import astuple, dataclass
-from pathlib import Path
-from typing import Any
 
 import polars as pl
 
-from fedtide.errors import InvalidInputError, MissingExtraError, did_you_mean
+from fedtide.errors import InvalidInputError, MissingExtraError
+from fedtide.participation.log.ledger_tables import (
+    PARTICIPATION,
+    ROUNDS,
+    SCHEMA,
+    TABLES,
+    VERSION,
+    check_version,
+    create_engine,
+    database_errors,
+    find_federation,
+    lock_tables,
+    open_ledger,
+    prepare_writing,
+    read_versions,
+)
 from fedtide.participation.log.schema import REASONS, STAGES, normalise_log
 from fedtide.validation import require_choice
 
@@ -26,40 +38,11 @@ try:
 except ImportError:
     raise MissingExtraError("ledger", "flower") from None
 
-VERSION = 2
-"""The version of the tables; 1 has no `reason`, and can be read but not written."""
+LOG_COLUMNS = ("round", "client", "stage", "weight", "time", "reason")
+"""The columns of a participation log that a ledger has."""
 
-READABLE = (1, VERSION)
-"""The versions that can be read."""
-
-_PATIENCE = 60
-"""Seconds for which SQLite waits for another writer."""
-
-_LOCK_KEY = 0xFED71DE
-"""The key of the PostgreSQL advisory lock on creating the tables."""
-
-_tables = sql.MetaData()
-_schema = sql.Table("fedtide_schema", _tables, sql.Column("version", sql.Integer, primary_key=True))
-_rounds = sql.Table(
-    "rounds",
-    _tables,
-    sql.Column("federation", sql.String(200), primary_key=True),
-    sql.Column("round", sql.BigInteger, primary_key=True, autoincrement=False),
-    sql.Column("time", sql.Double, nullable=False),
-)
-_participation = sql.Table(
-    "participation",
-    _tables,
-    sql.Column("federation", sql.String(200), primary_key=True),
-    sql.Column("round", sql.BigInteger, primary_key=True, autoincrement=False),
-    sql.Column("client", sql.String(200), primary_key=True),
-    sql.Column("stage", sql.String(9), nullable=False),
-    sql.Column("weight", sql.Double),
-    sql.Column("time", sql.Double),
-    sql.Column("asked", sql.BigInteger),
-    sql.Column("reason", sql.String(20)),
-    sql.ForeignKeyConstraint(["federation", "round"], ["rounds.federation", "rounds.round"]),
-)
+_BATCH = 1 << 16
+"""Rows that are read at a time."""
 
 
 @dataclass(frozen=True)
@@ -110,21 +93,21 @@ class Ledger:
 
     def __init__(self, url: str, federation: str = "default") -> None:
         self.federation = federation
-        self._engine = _create_engine(url)
-        _prepare_writing(self._engine)
-        with _database_errors(self._engine), self._engine.begin() as connection:
-            _lock_table_creation(connection)
-            _tables.create_all(connection)
-            versions = _read_versions(connection)
+        self._engine = create_engine(url)
+        prepare_writing(self._engine)
+        with database_errors(self._engine), self._engine.begin() as connection:
+            lock_tables(connection)
+            TABLES.create_all(connection)
+            versions = read_versions(connection)
             if not versions:
-                connection.execute(_schema.insert().values(version=VERSION))
-        _check_version(self._engine, versions or [VERSION], [VERSION])
+                connection.execute(SCHEMA.insert().values(version=VERSION))
+        check_version(self._engine, versions or [VERSION], [VERSION])
 
     @property
     def ended(self) -> int:
         """The number of rounds that have ended: the last committed round plus 1."""
-        last = sql.select(sql.func.max(_rounds.c.round)).where(self._in_federation(_rounds))
-        with _database_errors(self._engine), self._engine.connect() as connection:
+        last = sql.select(sql.func.max(ROUNDS.c.round)).where(self._in_federation(ROUNDS))
+        with database_errors(self._engine), self._engine.connect() as connection:
             t = connection.scalar(last)
         return 0 if t is None else int(t) + 1
 
@@ -142,7 +125,7 @@ class Ledger:
         Raises:
             InvalidInputError: the round was committed with other entries; the database fails.
         """
-        with _database_errors(self._engine):
+        with database_errors(self._engine):
             try:
                 self._add(round, entries, time)
             except sql.exc.IntegrityError:  # another writer was faster: compare its entries
@@ -169,9 +152,9 @@ class Ledger:
         with self._engine.begin() as connection:
             if self._is_committed(connection, round, entries):
                 return
-            connection.execute(_rounds.insert().values(time=time, **keys))
+            connection.execute(ROUNDS.insert().values(time=time, **keys))
             if rows:
-                connection.execute(_participation.insert(), rows)
+                connection.execute(PARTICIPATION.insert(), rows)
 
     def _in_federation(self, table: sql.Table) -> sql.ColumnElement[bool]:
         return table.c.federation == self.federation
@@ -180,11 +163,11 @@ class Ledger:
         self, connection: sql.Connection, round: int, entries: Sequence[Entry]
     ) -> bool:
         """Return whether the round is committed; raise InvalidInputError if its entries differ."""
-        of_round = self._in_federation(_rounds) & (_rounds.c.round == round)
-        if connection.execute(sql.select(_rounds).where(of_round)).first() is None:
+        of_round = self._in_federation(ROUNDS) & (ROUNDS.c.round == round)
+        if connection.execute(sql.select(ROUNDS).where(of_round)).first() is None:
             return False
-        columns = [_participation.c[name] for name in Entry.__dataclass_fields__]
-        of_round = self._in_federation(_participation) & (_participation.c.round == round)
+        columns = [PARTICIPATION.c[name] for name in Entry.__dataclass_fields__]
+        of_round = self._in_federation(PARTICIPATION) & (PARTICIPATION.c.round == round)
         committed = {tuple(row) for row in connection.execute(sql.select(*columns).where(of_round))}
         if committed != {astuple(entry) for entry in entries}:
             raise InvalidInputError(
@@ -206,12 +189,10 @@ def read_ledger(url: str) -> pl.DataFrame:
         null in a ledger of version 1), sorted by round and client.
 
     Raises:
-        InvalidInputError: a database that cannot be read or holds no ledger of this version; an
+        InvalidInputError: a database that cannot be read or holds no ledger of a known version; an
             unknown federation, or several and none is named.
     """
-    columns = ("round", "client", "stage", "weight", "time", "reason")
-    log = normalise_log(_read(url, _participation, *columns))
-    return log.with_columns(pl.col("time").cast(pl.Float64)).sort("round", "client")
+    return read_history(url)[0]
 
 
 def read_rounds(url: str) -> pl.DataFrame:
@@ -223,24 +204,136 @@ def read_rounds(url: str) -> pl.DataFrame:
     Raises:
         InvalidInputError: as in `read_ledger`.
     """
-    return _read(url, _rounds, "round", "time").sort("round")
+    return _read(url, ROUNDS, "round", "time").sort("round")
+
+
+def read_history(url: str) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """Return what `read_ledger` and `read_rounds` return, both of the same moment.
+
+    Args:
+        url: as in `read_ledger`.
+
+    Raises:
+        InvalidInputError: as in `read_ledger`.
+    """
+    with stream_ledger(url) as stream:
+        empty = pl.DataFrame(schema={name: _types[name] for name in LOG_COLUMNS})
+        log = normalise_log(pl.concat([empty, *stream.batches]))
+    return log.sort("round", "client"), stream.rounds
+
+
+@dataclass(frozen=True, eq=False)
+class LedgerStream:
+    """A ledger as it was at one moment, whatever is written meanwhile.
+
+    Args:
+        rounds: those that have ended, with the columns round and time, by round.
+        size: the number of rows.
+        batches: the columns of `read_ledger` of consecutive rows, by round; stage is a String. They
+            are read as they are taken.
+    """
+
+    rounds: pl.DataFrame
+    size: int
+    batches: Iterator[pl.DataFrame]
+
+
+@contextmanager
+def stream_ledger(url: str) -> Iterator[LedgerStream]:
+    """Open a ledger to read it batch by batch, in memory that does not grow with it.
+
+    Args:
+        url: as in `read_ledger`.
+
+    Raises:
+        InvalidInputError: as in `read_ledger`.
+    """
+    with open_ledger(url) as (connection, version, federation):
+        federation = find_federation(connection, federation)
+        own = ROUNDS.c.federation == federation
+        rounds = _select(connection, version, ROUNDS, own, "round", "time")
+        own = PARTICIPATION.c.federation == federation
+        size = connection.scalar(sql.select(sql.func.count()).where(own)) or 0
+        yield LedgerStream(
+            rounds, size, _iterate(connection, version, PARTICIPATION, own, *LOG_COLUMNS)
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class LedgerPart:
+    """Consecutive rounds of a ledger.
+
+    Args:
+        federation: whose rounds; empty if none was named and no round has ended.
+        rounds: the columns round and time, by round: the round that had been read last, if the
+            ledger still has it, and those after it.
+        rows: of the rounds after it, the columns of `read_ledger` and asked (Int64), by round;
+            stage is a String.
+    """
+
+    federation: str
+    rounds: pl.DataFrame
+    rows: pl.DataFrame
+
+
+def read_ledger_part(url: str, after: int, most: int) -> LedgerPart:
+    """Return the rounds after one that had been read, with their rows.
+
+    Args:
+        url: as in `read_ledger`; a federation that is named may have no rounds yet.
+        after: the round that had been read last; −1: none.
+        most: the most rounds to return, at least 2.
+
+    Raises:
+        InvalidInputError: as in `read_ledger`.
+    """
+    with open_ledger(url) as (connection, version, federation):
+        federation = federation or find_federation(connection, "")
+        later = (ROUNDS.c.federation == federation) & (ROUNDS.c.round >= after)
+        rounds = _select(connection, version, ROUNDS, later, "round", "time", most=most)
+        last = after if rounds.is_empty() else rounds["round"][-1]
+        own = PARTICIPATION.c.federation == federation
+        new = own & PARTICIPATION.c.round.between(after + 1, last)
+        rows = _select(connection, version, PARTICIPATION, new, *_types)
+    return LedgerPart(federation, rounds, rows)
 
 
 def _read(url: str, table: sql.Table, *names: str) -> pl.DataFrame:
-    url, _, federation = url.partition("#")
-    engine = _create_engine(url)
-    _reject_missing_file(engine.url)
-    try:
-        with _database_errors(engine), engine.connect() as connection:
-            version = _check_version(engine, _read_versions(connection), READABLE)
-            own = table.c.federation == _find_federation(connection, federation)
-            absent = {"reason": sql.null()} if version == 1 else {}
-            query = sql.select(*(absent.get(name, table.c[name]) for name in names)).where(own)
-            rows = [tuple(row) for row in connection.execute(query)]
-    finally:
-        engine.dispose()
-    schema = {name: _types[name] for name in names}
-    return pl.DataFrame(rows, schema=schema, orient="row")
+    with open_ledger(url) as (connection, version, federation):
+        own = table.c.federation == find_federation(connection, federation)
+        return _select(connection, version, table, own, *names)
+
+
+def _select(
+    connection: sql.Connection,
+    version: int,
+    table: sql.Table,
+    wanted: sql.ColumnElement[bool],
+    *names: str,
+    most: int | None = None,
+) -> pl.DataFrame:
+    """Return these columns of the rows that are wanted, by round."""
+    empty = pl.DataFrame(schema={name: _types[name] for name in names})
+    batches = _iterate(connection, version, table, wanted, *names, most=most)
+    return pl.concat([empty, *batches])
+
+
+def _iterate(
+    connection: sql.Connection,
+    version: int,
+    table: sql.Table,
+    wanted: sql.ColumnElement[bool],
+    *names: str,
+    most: int | None = None,
+) -> Iterator[pl.DataFrame]:
+    """Yield batches of what `_select` returns."""
+    absent = {"reason": sql.null()} if version == 1 else {}
+    query = sql.select(*(absent.get(name, table.c[name]) for name in names)).where(wanted)
+    query = query.order_by(table.c.round).limit(most)
+    found = connection.execute(query, execution_options={"yield_per": _BATCH})
+    for rows in found.partitions():
+        columns = zip(names, zip(*rows, strict=True), strict=True)
+        yield pl.DataFrame([pl.Series(name, values, _types[name]) for name, values in columns])
 
 
 _types: dict[str, type[pl.DataType]] = {
@@ -249,102 +342,6 @@ _types: dict[str, type[pl.DataType]] = {
     "stage": pl.String,
     "weight": pl.Float64,
     "time": pl.Float64,
+    "asked": pl.Int64,
     "reason": pl.String,
 }
-
-
-def _find_federation(connection: sql.Connection, name: str) -> str:
-    """Return `name` if that federation exists; the only federation if `name` is empty."""
-    names = connection.scalars(sql.select(_rounds.c.federation).distinct()).all()
-    if name in names:
-        return name
-    if name:
-        raise InvalidInputError(f"ledger: no federation {name!r}; {did_you_mean(name, names)}")
-    if len(names) > 1:
-        raise InvalidInputError(
-            f"ledger: the database holds {len(names)} federations; append #{min(names)} or another "
-            "name to the URL"
-        )
-    return names[0] if names else ""
-
-
-def _create_engine(url: str) -> sql.Engine:
-    try:  # pool_pre_ping replaces connections that died between rounds, which are minutes apart
-        engine = sql.create_engine(url, pool_pre_ping=True)
-    except sql.exc.ArgumentError:
-        raise InvalidInputError(
-            f"ledger: {url!r} is not a database URL; write sqlite:///ledger.db"
-        ) from None
-    except ImportError as error:
-        raise InvalidInputError(f"ledger: {error}; install the driver of this database") from None
-    if engine.dialect.name == "sqlite":
-        sql.event.listen(engine, "connect", _wait_for_locks)
-    return engine
-
-
-def _wait_for_locks(connection: Any, record: Any) -> None:
-    connection.execute(f"PRAGMA busy_timeout = {1000 * _PATIENCE}")
-
-
-def _prepare_writing(engine: sql.Engine) -> None:
-    """Let readers of an SQLite file not hold up its writer, and only its owner read a new one."""
-    if engine.dialect.name != "sqlite":
-        return
-    file = engine.url.database
-    if file:
-        with suppress(OSError):  # which SQLite will report
-            os.close(os.open(file, os.O_CREAT | os.O_RDWR, 0o600))
-
-    @sql.event.listens_for(engine, "connect")
-    def log_ahead(connection: Any, record: Any) -> None:
-        connection.execute("PRAGMA journal_mode = WAL")
-
-
-def _reject_missing_file(url: sql.URL) -> None:
-    """Raise InvalidInputError for a missing file, which SQLite would create."""
-    file = url.database
-    if url.get_backend_name() == "sqlite" and file and not Path(file).is_file():
-        raise InvalidInputError(f"ledger: no database {file!r}; give the path of an existing file")
-
-
-def _lock_table_creation(connection: sql.Connection) -> None:
-    """Keep other writers from creating the tables until this transaction ends."""
-    kind = connection.dialect.name
-    if kind == "sqlite":  # its driver begins a transaction at the first row only
-        connection.exec_driver_sql("BEGIN IMMEDIATE")
-    if kind == "postgresql":
-        connection.execute(sql.select(sql.func.pg_advisory_xact_lock(_LOCK_KEY)))
-
-
-def _read_versions(connection: sql.Connection) -> Sequence[int]:
-    return connection.scalars(sql.select(_schema.c.version)).all()
-
-
-def _check_version(engine: sql.Engine, versions: Sequence[int], wanted: Sequence[int]) -> int:
-    """Return the version of the tables; raise InvalidInputError if it is not a wanted one."""
-    if len(versions) == 1 and versions[0] in wanted:
-        return versions[0]
-    found = ", ".join(map(str, versions)) or "none"
-    hint = "use the fedtide that wrote it"
-    if list(versions) == [1]:
-        hint = f"stop its federation and run fedtide ledger migrate {_masked_url(engine)}"
-    raise InvalidInputError(
-        f"ledger: {_masked_url(engine)!r} has tables of version {found}, this fedtide writes "
-        f"{VERSION}; {hint}"
-    )
-
-
-def _masked_url(engine: sql.Engine) -> str:
-    return engine.url.render_as_string(hide_password=True)
-
-
-@contextmanager
-def _database_errors(engine: sql.Engine) -> Iterator[Any]:
-    """Turn errors of the database into an InvalidInputError."""
-    try:
-        yield
-    except sql.exc.SQLAlchemyError as error:
-        reason = str(error).splitlines()[0]
-        raise InvalidInputError(
-            f"ledger: {_masked_url(engine)!r} fails ({reason}); check the database"
-        ) from None

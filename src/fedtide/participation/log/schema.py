@@ -27,21 +27,21 @@ STAGES = ("available", "selected", "reported", "used")
 """The stages of a client in a round, in rising order."""
 
 REASONS: Mapping[str, str] = {
-    "no reply": "no reply in time",
-    "offline": "went offline before it replied",
+    "no reply": "it did not reply in time",
+    "offline": "it went offline before it replied",
     "error": "its app failed",
-    "late": "replied after the round, and the method needs updates of the round itself",
-    "malformed": "its reply is not an update of this model",
-    "not finite": "its update holds numbers that are not finite, or too large",
-    "invalid": "its counts or metrics are out of range",
-    "learning rate": "its learning rate is not the requested one, or not that of the others",
-    "false claim": "it claims to be another client or to answer another round",
-    "not followed": "it does not follow the instructions of the method",
-    "lost memory": "it lost its memory of its last update",
-    "unbounded": "with its update the state would exceed what numbers can hold",
-    "unregistered": "a node without the registered key claims its name",
+    "late": "it replied after its round, and the method uses no late updates",
+    "malformed": "its reply was not an update of this model",
+    "not finite": "its update held numbers that were not finite, or too large",
+    "invalid": "its counts or metrics were out of range",
+    "learning rate": "its learning rate was not the requested one, or not that of the others",
+    "false claim": "it claimed to be another client or to answer another round",
+    "not followed": "it did not follow the instructions of the method",
+    "lost memory": "it had lost its memory of its last update",
+    "unbounded": "with its update the state would have exceeded what numbers can hold",
+    "unregistered": "a node without the registered key claimed its name",
 }
-"""Why a client's update was not used, as a ledger records it, and in words."""
+"""Why a client's update was not used: what a ledger records, and the client (it) in words."""
 
 Stage = pl.Enum(STAGES)
 """The Polars type of the column `stage`."""

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from fedtide.atomic_io import write_atomically
-from fedtide.errors import InvalidInputError, did_you_mean
+from fedtide.errors import InvalidInputError, did_you_mean, first_line
 
 SUFFIXES = (".parquet", ".csv", ".jsonl", ".ndjson")
 """What tables are written as."""
@@ -68,10 +68,7 @@ def read_table(field: str, path: str | Path, client: str = "client") -> pl.DataF
     try:
         return _read(path, suffix, client)
     except (pl.exceptions.PolarsError, *DAMAGE) as error:
-        reason = str(error).splitlines()[0]
-        raise InvalidInputError(
-            f"{field}: {str(path)!r} is not a readable {suffix} file ({reason}); write it again"
-        ) from None
+        raise unreadable(field, path, error) from None
 
 
 def write_table(field: str, path: str | Path, frame: pl.DataFrame) -> None:
@@ -88,6 +85,20 @@ def write_table(field: str, path: str | Path, frame: pl.DataFrame) -> None:
     }
     write = writers.get(suffix, frame.write_ndjson)
     write_atomically(path, write, field, hint="choose another path")
+
+
+def unreadable(field: str, path: Path, error: Exception) -> InvalidInputError:
+    """Return the error about a file whose content is not what its suffix says.
+
+    >>> unreadable("log", Path("log.csv"), UnicodeDecodeError("utf-8", b"\\xe9", 0, 1, "invalid"))
+    InvalidInputError("log: 'log.csv' is not a readable .csv file ('utf-8' codec can't decode byte
+    0xe9 in position 0: invalid); save it as UTF-8")
+    """
+    hint = "save it as UTF-8" if isinstance(error, UnicodeDecodeError) else "write it again"
+    return InvalidInputError(
+        f"{field}: {str(path)!r} is not a readable {split_suffix(path)[0]} file "
+        f"({first_line(error).rstrip('.')}); {hint}"
+    )
 
 
 def require_columns(field: str, frame: pl.DataFrame, names: Sequence[str], hint: str) -> None:

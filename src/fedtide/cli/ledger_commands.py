@@ -1,0 +1,172 @@
+"""The commands `fedtide ledger`."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from fedtide.errors import InvalidInputError, MissingExtraError
+
+ledger_app = typer.Typer(
+    name="ledger",
+    add_completion=False,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    no_args_is_help=True,
+)
+"""The commands."""
+
+Ledger = Annotated[
+    str,
+    typer.Argument(
+        metavar="LEDGER[#FEDERATION]",
+        help="The URL of the database, and the federation if it holds several: "
+        "sqlite:///ledger.db#clinics.",
+        show_default=False,
+    ),
+]
+
+
+@ledger_app.callback()
+def _ledger() -> None:
+    """Check, migrate, prune or export the ledger of a federation.
+
+    A ledger is the database in which a federation records, round by round, which clients were
+    available, selected, reported and used, and why others were not. It is given by its URL:
+    sqlite:///ledger.db is a file in the working directory, sqlite:////var/lib/fedtide/ledger.db one
+    with an absolute path, and postgresql+psycopg://user@host/name a database on a server.
+
+    Examples:
+
+    fedtide ledger check sqlite:///ledger.db
+
+    fedtide ledger migrate sqlite:///ledger.db
+
+    fedtide ledger prune sqlite:///ledger.db#clinics --keep 10000
+
+    fedtide ledger export sqlite:///ledger.db log.parquet
+    """
+    if importlib.util.find_spec("sqlalchemy") is None:
+        raise MissingExtraError("ledger", "flower")
+
+
+@ledger_app.command("check")
+def check_command(ledger: Ledger) -> None:
+    """Check a ledger: exit status 0 if nothing is wrong, 2 otherwise.
+
+    Looks for damaged files, rounds that are missing or have rows but no end, weights that do not
+    sum to 1, unknown stages and reasons, clients twice in a round, and replies to requests that
+    were never made. A federation may run meanwhile.
+    """
+    from fedtide.participation.log.ledger_maintenance import check_ledger
+    from fedtide.participation.log.ledger_tables import VERSION
+
+    checks = check_ledger(ledger)
+    console = Console(highlight=False, soft_wrap=True, markup=False)
+    for check in checks:
+        span = "no rounds" if check.first is None else f"rounds {check.first} to {check.last}"
+        console.print(
+            f"federation {check.federation!r}: {span}, {check.rounds:,} in all; "
+            f"{check.rows:,} rows; tables of version {check.version}"
+        )
+        for fault in check.faults:
+            console.print(f"  {fault}")
+    if any(check.version < VERSION for check in checks):
+        console.print("before a federation goes on with it: fedtide ledger migrate LEDGER")
+    faults = sum(len(check.faults) for check in checks)
+    if faults:
+        console.print(f"{faults} fault{'' if faults == 1 else 's'}")
+        raise typer.Exit(2)
+    console.print("nothing is wrong" if checks else "the ledger has no federation yet")
+
+
+@ledger_app.command("migrate")
+def migrate_command(ledger: Ledger) -> None:
+    """Bring the tables of an older fedtide to the present version, for all their federations.
+
+    Back the database up first: sqlite3 ledger.db ".backup copy.db", or pg_dump. The tables change
+    in one transaction, so that an interrupted migration changes nothing, and a repeated one does
+    nothing more. Stop the federation before: an older fedtide does not open the new tables.
+
+    An audit, `check` and `export` read older tables as they are.
+    """
+    from fedtide.participation.log.ledger_maintenance import migrate_ledger
+    from fedtide.participation.log.ledger_tables import VERSION
+
+    former = migrate_ledger(ledger)
+    if former == VERSION:
+        print(f"the tables are of version {VERSION} already; nothing was changed")
+    else:
+        print(f"the tables were of version {former} and are of version {VERSION} now")
+
+
+@ledger_app.command("prune")
+def prune_command(
+    ledger: Ledger,
+    keep: Annotated[int, typer.Option(metavar="R", help="How many rounds to keep: the last ones.")],
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+) -> None:
+    """Remove all rounds but the last R of a federation, for good.
+
+    Rounds keep their numbers, and a federation goes on where it is, also while it runs. An audit
+    then covers the rounds that are left: a client that came only in removed rounds is unknown to it
+    (name all clients with --clients or --roster), and absences count from the first round that is
+    left. Export the ledger first to keep what is removed.
+    """
+    from fedtide.participation.log.ledger_maintenance import plan_pruning, prune_ledger
+
+    pruning = plan_pruning(ledger, keep)
+    kept = f"rounds {pruning.first_kept} to {pruning.last_kept}, {pruning.kept:,} in all"
+    if not pruning.rounds:
+        print(f"nothing to remove: the ledger of {pruning.federation!r} has {kept}")
+        return
+    print(
+        f"removes {pruning.rounds:,} rounds with {pruning.rows:,} rows of {pruning.federation!r}; "
+        f"keeps {kept}"
+    )
+    if not yes:
+        if not sys.stdin.isatty():
+            raise InvalidInputError("yes: nobody can be asked; add --yes to remove them")
+        if not typer.confirm("Remove them?"):
+            print("nothing was removed")
+            return
+    with Console(stderr=True).status("removing") as status:
+        for done in prune_ledger(ledger, pruning):
+            status.update(f"{done:,} of {pruning.rounds:,} rounds removed")
+    print(f"removed {pruning.rounds:,} rounds")
+    print("a database file does not shrink by itself: VACUUM it when no federation runs")
+
+
+@ledger_app.command("export")
+def export_command(
+    ledger: Ledger,
+    out: Annotated[
+        Path,
+        typer.Argument(help="The file to write: .parquet, .csv or .jsonl.", show_default=False),
+    ],
+) -> None:
+    """Write a ledger as a participation log, which audits and replays read.
+
+    The columns are round, client, stage, weight, time and reason. A file that exists is replaced. A
+    federation may run meanwhile: the log ends with its last complete round.
+
+    fedtide audit log.parquet
+
+    fedtide run experiment.yaml participation.type=replay participation.log=log.parquet
+    """
+    from fedtide.participation.log.ledger import read_history
+    from fedtide.participation.log.schema import write_log
+
+    log, rounds = read_history(ledger)
+    write_log(out, log)
+    print(f"{out}: {len(log):,} rows of {len(rounds):,} rounds")
+    if empty := len(rounds) - log["round"].n_unique():
+        print(
+            f"{empty:,} of them are without clients and have no rows: a log counts those between "
+            "others as empty, and does not know of any before or after them"
+        )

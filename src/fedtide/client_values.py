@@ -1,0 +1,52 @@
+"""Values that a user gives for every client: in the order of the ids, or by the clients' names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from fedtide.errors import InvalidInputError, list_names
+from fedtide.population import Population
+
+Name = str | int
+"""A client's name in such a mapping; 7 and "7" are the same name."""
+
+
+def order_by_id(field: str, values: Any, population: Population) -> Any:
+    """Return the values in the order of the clients' ids; those in a list are in order already.
+
+    Args:
+        field: the field that an error names.
+        values: one for each client, in a list, or in a mapping by name; by id if clients are only
+            numbered.
+        population: the clients.
+
+    Raises:
+        InvalidInputError: a name that no client has, or a client that the mapping leaves out.
+
+    >>> population = Population(clients=2, names=np.array(["ann", "bob"]))
+    >>> order_by_id("rates", {"bob": 0.1, "ann": 0.3}, population)
+    [0.3, 0.1]
+    """
+    if not isinstance(values, Mapping):
+        return values
+    names = [str(name) for name in population.names_of(np.arange(population.clients)).tolist()]
+    given = {str(name): value for name, value in values.items()}
+    unknown, missing = [*(given.keys() - set(names))], [*(set(names) - given.keys())]
+    if unknown:
+        raise InvalidInputError(
+            f"{field}: no client is called {list_names(sorted(unknown))} (the clients: "
+            f"{list_names(names)}); correct the names"
+        )
+    if missing:
+        raise InvalidInputError(
+            f"{field}: nothing for {list_names(sorted(missing))}; give each client a value"
+        )
+    return [given[name] for name in names]
+
+
+def in_any_order(values: Any) -> Any:
+    """Return the values, to be checked before the population is known."""
+    return [*values.values()] if isinstance(values, Mapping) else values

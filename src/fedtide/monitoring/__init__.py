@@ -1,0 +1,1 @@
+"""Watching a federation while it runs: a page, and metrics for Prometheus, from its ledger."""

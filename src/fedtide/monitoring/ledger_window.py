@@ -1,0 +1,198 @@
+"""A rolling window over a ledger: its last rounds in full, all rounds in totals."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from fedtide.participation.log.schema import STAGES
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+USED, REPORTED = STAGES.index("used"), STAGES.index("reported")
+LATENESS_BOUNDS = (0, 1, 2, 5, 10, 20)
+"""Upper bounds of the histogram of lateness, in rounds."""
+
+_UNKNOWN = "unknown"  # the reason of a reply that was not used, in a ledger of version 1
+_CLAIMED = "unregistered"  # the reason in the row of a client that is not there: see REASONS
+
+
+@dataclass(frozen=True, eq=False)
+class Round:
+    """One round of a ledger, its rows as columns of one length.
+
+    Args:
+        number: t.
+        time: when it ended, in seconds since 1970.
+        clients: the number of each row's client.
+        stages: the furthest stage that the client reached, as an index in STAGES; −1: it was not
+            there, but another node claimed its name.
+        weights: q_t^n; NaN: none.
+        lateness: how many rounds late its reply came; −1: no reply came.
+        reasons: why its update was not used, as an index in `LedgerWindow.reasons`; −1: none.
+    """
+
+    number: int
+    time: float
+    clients: Ints
+    stages: Ints
+    weights: Floats
+    lateness: Ints
+    reasons: Ints
+
+    def reached(self, stage: int) -> Ints:
+        """Return the clients that reached a stage."""
+        return self.clients[self.stages >= stage]
+
+    def count_stages(self) -> Ints:
+        """Return how many clients reached each stage, shape (4,)."""
+        return np.array([len(self.reached(stage)) for stage in range(len(STAGES))])
+
+
+@dataclass(eq=False)
+class ClientTotals:
+    """What all rounds say of each client, arrays of shape (N,).
+
+    A client is seen in a round in which it has a row, at whatever stage.
+
+    Args:
+        first: the first round in which it was seen; −1: none.
+        last: the last one; −1: none.
+        returns: k, how often it was seen after the first time.
+        longest: the longest silence that ended with a return, in rounds.
+        seen_at: the time of its last row, in seconds since 1970; NaN: unknown.
+        unused: how many of its updates were not used, for whatever reason.
+    """
+
+    first: Ints
+    last: Ints
+    returns: Ints
+    longest: Ints
+    seen_at: Floats
+    unused: Ints
+
+    @classmethod
+    def empty(cls, clients: int) -> ClientTotals:
+        """Return the totals of clients that were never seen."""
+        never, none = np.full(clients, -1, dtype=np.int64), np.zeros(clients, dtype=np.int64)
+        unknown = np.full(clients, np.nan)
+        return cls(never, never.copy(), none, none.copy(), unknown, none.copy())
+
+    def extend(self, clients: int) -> None:
+        """Add clients that were never seen until there are so many."""
+        added = ClientTotals.empty(clients - len(self.first))
+        for name, values in vars(self).items():
+            setattr(self, name, np.concatenate([values, vars(added)[name]]))
+
+    def add(self, clients: Ints, t: int, times: Floats, unused: Ints) -> None:
+        """Add the rows of round t."""
+        again = clients[self.first[clients] >= 0]
+        self.longest[again] = np.maximum(self.longest[again], t - self.last[again] - 1)
+        self.returns[again] += 1
+        self.first[clients] = np.where(self.first[clients] < 0, t, self.first[clients])
+        self.last[clients], self.seen_at[clients] = t, times
+        self.unused[unused] += 1
+
+
+class LedgerWindow:
+    """The last W rounds of a ledger, and totals of all that were added.
+
+    Args:
+        length: W.
+        names: of the clients that are known before they are seen.
+
+    Attributes:
+        names: of the clients, by number; newcomers are appended.
+        rounds: the last W rounds.
+        totals: of the clients.
+        reasons: why updates were not used, by number.
+        stage_counts: how many (round, client) pairs ended at each stage, shape (4,).
+        reason_counts: how many updates were not used, by reason.
+        lateness_counts: how many replies came at most so many rounds late, each counted at the
+            smallest of LATENESS_BOUNDS that holds, else at the end, shape (7,).
+        lateness_sum: how many rounds late all replies were together.
+        ended: the number of rounds that have ended: that of the last one, plus 1.
+        updated_at: the end of the last round in which an update was used; NaN: none.
+
+    >>> window = LedgerWindow(length=2)
+    >>> rounds = pl.DataFrame({"round": [0, 1], "time": [10.0, 20.0]})
+    >>> rows = {"round": [0, 1], "client": ["ann", "bob"], "stage": ["used", "selected"]}
+    >>> rows |= {"weight": [1.0, None], "time": [9.0, 19.0]}
+    >>> rows |= {"asked": [None, None], "reason": [None, "no reply"]}
+    >>> window.add(rounds, pl.DataFrame(rows))
+    >>> window.ended, window.names, window.totals.last, dict(window.reason_counts)
+    (2, ['ann', 'bob'], array([0, 1]), {'no reply': 1})
+    """
+
+    def __init__(self, length: int, names: Iterable[str] = ()) -> None:
+        self.names = list(names)
+        self.rounds: deque[Round] = deque(maxlen=length)
+        self.totals = ClientTotals.empty(len(self.names))
+        self.reasons: list[str] = []
+        self.stage_counts = np.zeros(len(STAGES), dtype=np.int64)
+        self.reason_counts: Counter[str] = Counter()
+        self.lateness_counts = np.zeros(len(LATENESS_BOUNDS) + 1, dtype=np.int64)
+        self.lateness_sum = 0
+        self.ended, self.updated_at = 0, float("nan")
+        self._numbers = {name: n for n, name in enumerate(self.names)}
+
+    def add(self, rounds: pl.DataFrame, rows: pl.DataFrame) -> None:
+        """Add rounds that follow those that were added before.
+
+        Args:
+            rounds: columns round and time, ascending.
+            rows: of these rounds: columns round, client, stage, weight, time, asked and reason,
+                sorted by round.
+        """
+        ends, of_row = rounds["time"].to_list(), rows["round"].to_numpy()
+        clients, stages, weights, lateness, reasons = self._read_columns(rows)
+        times = rows["time"].cast(pl.Float64).fill_null(np.nan).to_numpy()
+        self.totals.extend(len(self.names))
+        low = np.searchsorted(of_row, rounds["round"], side="left")
+        high = np.searchsorted(of_row, rounds["round"], side="right")
+        for t, end, a, b in zip(rounds["round"].to_list(), ends, low, high, strict=True):
+            own = slice(a, b)
+            one = Round(
+                t, end, clients[own], stages[own], weights[own], lateness[own], reasons[own]
+            )
+            self._add_round(one, times[own])
+
+    def _read_columns(self, rows: pl.DataFrame) -> tuple[Ints, Ints, Floats, Ints, Ints]:
+        """Return the columns of `Round`, with clients, stages and reasons by number."""
+        numbers, codes = self._numbers, {name: i for i, name in enumerate(self.reasons)}
+        stage = rows["stage"].replace_strict(STAGES, range(len(STAGES)), return_dtype=pl.Int64)
+        asked = rows["asked"].cast(pl.Int64).fill_null(rows["round"])
+        reason = rows["reason"].cast(pl.String)
+        reason = reason.set((stage == REPORTED) & reason.is_null(), _UNKNOWN)
+        stage = stage.set(reason == _CLAIMED, -1)
+        clients = [numbers.setdefault(name, len(numbers)) for name in rows["client"]]
+        reasons = [-1 if r is None else codes.setdefault(r, len(codes)) for r in reason]
+        self.names, self.reasons = list(numbers), list(codes)
+        return (
+            np.array(clients, dtype=np.int64),
+            stage.to_numpy(),
+            rows["weight"].cast(pl.Float64).fill_null(np.nan).to_numpy(),
+            np.where(stage >= REPORTED, rows["round"] - asked, -1),
+            np.array(reasons, dtype=np.int64),
+        )
+
+    def _add_round(self, added: Round, times: Floats) -> None:
+        self.rounds.append(added)
+        unused, there = added.reasons >= 0, added.stages >= 0
+        self.totals.add(added.clients[there], added.number, times[there], added.clients[unused])
+        self.stage_counts += np.bincount(added.stages[there], minlength=len(STAGES))
+        for code, count in zip(*np.unique(added.reasons[unused], return_counts=True), strict=True):
+            self.reason_counts[self.reasons[code]] += int(count)
+        late = added.lateness[added.lateness >= 0]
+        bins = np.searchsorted(LATENESS_BOUNDS, late)
+        self.lateness_counts += np.bincount(bins, minlength=len(self.lateness_counts))
+        self.lateness_sum += int(late.sum())
+        self.ended = added.number + 1
+        if (added.stages == USED).any():
+            self.updated_at = added.time

@@ -1,0 +1,121 @@
+"""The web server of a monitor: the page at /, the metrics at /metrics."""
+
+from __future__ import annotations
+
+import errno
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
+from urllib.parse import parse_qs, urlsplit
+
+from fedtide.errors import InvalidInputError
+from fedtide.monitoring.exporter import CONTENT_TYPE
+from fedtide.monitoring.monitor import Monitor
+from fedtide.monitoring.watch_page import CONTENT_SECURITY_POLICY, Query, render_page
+
+PORT = 9570
+"""The port of `fedtide watch`."""
+
+_REQUEST_SECONDS = 10.0  # that a request may take to arrive
+
+
+class MonitorServer(ThreadingHTTPServer):
+    """Serves what a monitor knows; it answers reading requests only.
+
+    Args:
+        monitor: knows the federation.
+        host: the address to listen on.
+        port: the port; 0: a free one.
+
+    Raises:
+        InvalidInputError: an address or a port on which it cannot listen.
+    """
+
+    daemon_threads = True
+
+    def __init__(self, monitor: Monitor, host: str, port: int) -> None:
+        self.monitor = monitor
+        if not 0 <= port <= 65_535:
+            raise InvalidInputError(f"port: {port} is not a port; give one from 1 to 65535")
+        try:
+            super().__init__((host, port), _Handler)
+        except OSError as error:
+            raise InvalidInputError(_describe(error, host, port)) from None
+
+    @property
+    def url(self) -> str:
+        """The address of the page."""
+        host, port = str(self.server_address[0]), int(self.server_address[1])
+        return f"http://{host}:{port}/"
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Pass over a connection that broke; what it asked for is gone with it."""
+
+
+@contextmanager
+def serve(monitor: Monitor, host: str = "127.0.0.1", port: int = PORT) -> Iterator[MonitorServer]:
+    """Follow the ledger and serve the page and the metrics within the context, in threads.
+
+    Raises:
+        InvalidInputError: as `MonitorServer`.
+    """
+    with MonitorServer(monitor, host, port) as server:
+        thread = Thread(target=server.serve_forever, args=(0.1,), name="fedtide-watch", daemon=True)
+        thread.start()
+        monitor.start()
+        try:
+            yield server
+        finally:
+            monitor.stop()
+            server.shutdown()
+            thread.join()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    """Answers one connection."""
+
+    server: MonitorServer
+    protocol_version, server_version, sys_version = "HTTP/1.1", "fedtide", ""
+    timeout = _REQUEST_SECONDS
+
+    def do_GET(self) -> None:
+        address = urlsplit(self.path)
+        monitor = self.server.monitor
+        if address.path == "/metrics":
+            self._answer(HTTPStatus.OK, CONTENT_TYPE, monitor.metrics)
+        elif address.path == "/":
+            query = Query.from_fields(parse_qs(address.query))
+            page = render_page(monitor.status, monitor.error, query, time.time())
+            self._answer(HTTPStatus.OK, "text/html; charset=utf-8", page.encode())
+        else:
+            text = b"not found; the page is at /, the metrics at /metrics\n"
+            self._answer(HTTPStatus.NOT_FOUND, "text/plain; charset=utf-8", text)
+
+    def do_HEAD(self) -> None:
+        self.do_GET()
+
+    def _answer(self, status: HTTPStatus, content_type: str, body: bytes) -> None:
+        self.send_response(status)
+        self.send_header("Content-Type", content_type)
+        self.send_header("Content-Length", str(len(body)))
+        self.send_header("Cache-Control", "no-store")
+        self.send_header("Content-Security-Policy", CONTENT_SECURITY_POLICY)
+        self.send_header("X-Content-Type-Options", "nosniff")
+        self.send_header("Referrer-Policy", "no-referrer")
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Log nothing: requests come every few seconds."""
+
+
+def _describe(error: OSError, host: str, port: int) -> str:
+    if error.errno == errno.EADDRINUSE:
+        return f"port: {port} is in use at {host}; give another one, or 0 for any free one"
+    if error.errno == errno.EACCES:
+        return f"port: {port} needs the rights of root; give one from 1024 on"
+    return f"host: cannot listen on {host} ({error.strerror}); give an address of this machine"

@@ -1,0 +1,250 @@
+"""What a federation's ledger says now: who is there, their influence, and what to expect."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, replace
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from fedtide.auditing.log.participation_log import ParticipationLog
+from fedtide.auditing.statistics.influence import EffectiveObjective, measure_influence
+from fedtide.auditing.statistics.pattern import find_pattern
+from fedtide.auditing.statistics.rate_estimates import RateEstimates, estimate_rates
+from fedtide.auditing.statistics.variance import VarianceModel
+from fedtide.monitoring.ledger_window import (
+    USED,
+    ClientTotals,
+    Floats,
+    Ints,
+    LedgerWindow,
+    Round,
+)
+
+CLIENT_STATES = ("present", "away", "gone", "absent", "never")
+"""Each client is in one of these states, see `find_states`."""
+PRESENT, AWAY, GONE, ABSENT, NEVER = range(len(CLIENT_STATES))
+
+_GONE_LEVEL = 0.001
+_GONE_FACTOR = 2
+
+
+@dataclass(frozen=True, eq=False)
+class FairShares:
+    """The wanted weights of the clients.
+
+    Args:
+        size: N, if it is known; clients that have not been seen count, too.
+        given: the wanted weight of each name, summing to 1; clients not in it get 0. None: 1 / N
+            each.
+    """
+
+    size: int | None = None
+    given: dict[str, float] | None = None
+
+    def assign(self, names: list[str]) -> tuple[list[str], Floats]:
+        """Return the names of all N clients, empty if unknown, and their shares.
+
+        >>> FairShares(size=4).assign(["ann", "bob"])
+        (['ann', 'bob', '', ''], array([0.25, 0.25, 0.25, 0.25]))
+        """
+        if self.given is not None:
+            return list(names), np.array([self.given.get(name, 0.0) for name in names])
+        size = max(len(names), self.size or 0)
+        return names + [""] * (size - len(names)), np.full(size, 1 / size)
+
+
+@dataclass(frozen=True, eq=False)
+class Forecast:
+    """What to expect of each of the next rounds if clients go on as in the window.
+
+    Args:
+        rates: the probability that a client's update is used, shape (N,): the audit's estimate
+            k_n / W, and 0 for clients that are gone.
+        low: lower end of the audit's 95% interval, (N,); NaN: the window allows none.
+        high: upper end, (N,).
+        participants: the expected number of updates, Σ rates.
+        usual: the numbers of updates between which nine of ten rounds of the window lie, without
+            the clients that are gone.
+        reason: why there are no intervals, in words; None: there are.
+    """
+
+    rates: Floats
+    low: Floats
+    high: Floats
+    participants: float
+    usual: tuple[float, float]
+    reason: str | None
+
+
+@dataclass(frozen=True, eq=False)
+class Status:
+    """A federation after its last round; arrays of shape (N,) are by client.
+
+    Args:
+        federation: its name.
+        names: of the clients; empty for those of the N that have not been seen.
+        ended: the number of rounds that have ended.
+        rounds: the last W rounds, or as many as there are.
+        wanted: a_n, the fair shares, (N,).
+        states: an index in CLIENT_STATES, (N,).
+        totals: of the clients, over all rounds.
+        stage_counts: how many (round, client) pairs reached each stage, shape (4,).
+        reason_counts: how many updates were not used, by reason.
+        lateness_counts: as in `LedgerWindow`.
+        lateness_sum: likewise.
+        updated_at: likewise.
+        reasons: the meaning of the numbers in `Round.reasons`.
+        objective: that of the window; None if fewer than two rounds or no update were seen.
+        forecast: of the next rounds; None as `objective`.
+    """
+
+    federation: str
+    names: list[str]
+    ended: int
+    rounds: list[Round]
+    wanted: Floats
+    states: Ints
+    totals: ClientTotals
+    stage_counts: Ints
+    reason_counts: Counter[str]
+    lateness_counts: Ints
+    lateness_sum: int
+    updated_at: float
+    reasons: list[str]
+    objective: EffectiveObjective | None
+    forecast: Forecast | None
+
+    @property
+    def last(self) -> Round:
+        """The last round."""
+        return self.rounds[-1]
+
+    @property
+    def round_seconds(self) -> float:
+        """The median time between the ends of two rounds of the window; NaN with one round."""
+        times = np.array([one.time for one in self.rounds])
+        return float(np.median(np.diff(times))) if len(times) > 1 else float("nan")
+
+    @property
+    def absences(self) -> Ints:
+        """How many rounds ago each client was seen, (N,); −1: never."""
+        return np.where(self.totals.last < 0, -1, self.last.number - self.totals.last)
+
+    @property
+    def ratios(self) -> Floats:
+        """Each client's influence in the window over its fair share, (N,); NaN: unknown."""
+        if self.objective is None:
+            return np.full(len(self.names), np.nan)
+        wanted = np.where(self.wanted > 0, self.wanted, np.nan)
+        return np.asarray(self.objective.weights / wanted)
+
+    def count_states(self) -> dict[str, int]:
+        """Return how many clients are in each state."""
+        counts = np.bincount(self.states, minlength=len(CLIENT_STATES))
+        return dict(zip(CLIENT_STATES, counts.tolist(), strict=True))
+
+
+def measure_status(window: LedgerWindow, federation: str, shares: FairShares) -> Status | None:
+    """Return what a window says; None if no round has ended.
+
+    The influence is that of plain averaging, Σ_t q_t^n over the window, normalised, and the L1 skew
+    has the audit's 95% interval.
+
+    Args:
+        window: the last rounds.
+        federation: its name.
+        shares: the fair shares of the clients.
+    """
+    if not window.rounds:
+        return None
+    names, wanted = shares.assign(window.names)
+    totals = replace(window.totals)
+    totals.extend(len(names))
+    rounds = list(window.rounds)
+    states = find_states(totals, rounds[0].number, rounds[-1].number)
+    objective, forecast = _audit_rounds(rounds, names, wanted, states)
+    return Status(
+        federation=federation,
+        names=names,
+        ended=window.ended,
+        rounds=rounds,
+        wanted=wanted,
+        states=states,
+        totals=totals,
+        stage_counts=window.stage_counts[::-1].cumsum()[::-1],
+        reason_counts=window.reason_counts.copy(),
+        lateness_counts=window.lateness_counts.copy(),
+        lateness_sum=window.lateness_sum,
+        updated_at=window.updated_at,
+        reasons=window.reasons,
+        objective=objective,
+        forecast=forecast,
+    )
+
+
+def find_states(totals: ClientTotals, first: int, last: int) -> Ints:
+    """Return the state of each client after round `last`, as an index in CLIENT_STATES.
+
+    present: seen in the last round. gone: silent for more than twice its longest silence so far,
+    and for so long that, if its rounds were exchangeable,
+
+        N ((s − f) / (t − f))^k <= 0.001
+
+    with f and s the first and the last round in which it was seen, k its returns in between and t
+    the last round. away: silent, but not gone. never: not seen in any round. absent: not seen in
+    the window, whether it had been gone before or not.
+
+    Args:
+        totals: of the clients.
+        first: the first round of the window.
+        last: t.
+    """
+    silent = last - totals.last
+    known = np.maximum(totals.last - totals.first, 0) / np.maximum(last - totals.first, 1)
+    chance = len(silent) * known**totals.returns
+    gone = (chance <= _GONE_LEVEL) & (silent > _GONE_FACTOR * totals.longest)
+    gone &= totals.returns > 0
+    conditions = [totals.last < 0, silent == 0, totals.last < first, gone]
+    return np.select(conditions, [NEVER, PRESENT, ABSENT, GONE], AWAY)
+
+
+def _audit_rounds(
+    rounds: list[Round], names: list[str], wanted: Floats, states: Ints
+) -> tuple[EffectiveObjective | None, Forecast | None]:
+    """Return the objective of these rounds and the forecast, by the audit's statistics."""
+    first, end = rounds[0].number, rounds[-1].number + 1
+    used = [one.reached(USED) for one in rounds]
+    clients = np.concatenate(used)
+    if end - first < 2 or len(clients) == 0:
+        return None, None
+    numbers = np.repeat([one.number for one in rounds], [len(some) for some in used])
+    weights = np.concatenate([one.weights[one.stages == USED] for one in rounds])
+    log = ParticipationLog.from_entries(
+        pl.Series(names),
+        numbers,
+        clients.astype(np.int32),
+        (first, end),
+        None if np.isnan(weights).any() else weights.astype(np.float32),
+    )
+    pattern = find_pattern(log)
+    rates = estimate_rates(log, pattern)
+    objective = measure_influence(log, VarianceModel(log, pattern, rates), wanted)
+    return objective, _forecast(log, rates, states == GONE)
+
+
+def _forecast(log: ParticipationLog, rates: RateEstimates, gone: NDArray[np.bool_]) -> Forecast:
+    numbers = np.repeat(np.arange(log.length), log.cohorts)
+    counts = np.bincount(numbers, ~gone[log.clients], minlength=log.length)
+    low, high = np.quantile(counts, [0.05, 0.95])
+    expected = np.where(gone, 0.0, rates.estimate)
+    return Forecast(
+        rates=expected,
+        low=np.where(gone, 0.0, rates.low),
+        high=np.where(gone, 0.0, rates.high),
+        participants=float(expected.sum()),
+        usual=(float(low), float(high)),
+        reason=rates.reason,
+    )

@@ -1,0 +1,371 @@
+"""The page of a monitor: one self-contained HTML page that fetches itself again."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from typing import Any
+from urllib.parse import urlencode
+
+import jinja2
+import numpy as np
+
+from fedtide.monitoring.ledger_window import Floats, Ints
+from fedtide.monitoring.status import CLIENT_STATES, GONE, NEVER, PRESENT, Status
+from fedtide.participation.log.schema import REASONS, STAGES
+
+_FOLDER = files("fedtide.monitoring")
+_STYLE = _FOLDER.joinpath("watch.css").read_text(encoding="utf-8")
+_SCRIPT = _FOLDER.joinpath("watch.js").read_text(encoding="utf-8")
+
+_ROWS = 100  # of the table of clients
+_BARS, _STRIP = 100, 60  # rounds in the chart, and in a client's row
+_FEWEST_BARS = 30  # for which the chart has room
+_LISTED = 5  # names in a sentence
+_STALLED = 10  # rounds take this many times as long as usual
+_STALLED_SECONDS = 60.0
+
+
+def _hash(text: str) -> str:
+    return "'sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() + "'"
+
+
+CONTENT_SECURITY_POLICY = (
+    f"default-src 'none'; style-src {_hash(_STYLE)}; script-src {_hash(_SCRIPT)}; "
+    "connect-src 'self'; img-src data:; form-action 'self'; base-uri 'none'; "
+    "frame-ancestors 'none'"
+)
+"""What a browser may run and load: the page's own style and script, and the page itself."""
+
+
+@dataclass(frozen=True)
+class Query:
+    """Which clients the page shows, and in which order.
+
+    Args:
+        sort: a column, with - before it for descending order; empty: clients that are gone, then
+            the others, by name.
+        find: a part of their names.
+    """
+
+    sort: str = ""
+    find: str = ""
+
+    @classmethod
+    def from_fields(cls, fields: Mapping[str, Sequence[str]]) -> Query:
+        """Return the query in the fields of an address; unknown columns are ignored."""
+        sort = fields.get("sort", [""])[0]
+        known = sort.removeprefix("-") in _COLUMNS
+        return cls(sort if known else "", fields.get("find", [""])[0][:200])
+
+    def link(self, column: str) -> str:
+        """Return the address's query that sorts by a column, the other way if it is sorted so."""
+        first, second = (column, f"-{column}") if column in _ASCENDING else (f"-{column}", column)
+        sort = second if self.sort == first else first
+        return urlencode({"sort": sort} | ({"find": self.find} if self.find else {}))
+
+
+def render_page(status: Status | None, error: str | None, query: Query, now: float) -> str:
+    """Return the HTML of the page.
+
+    Args:
+        status: of the federation; None: no round has ended.
+        error: why the ledger cannot be read; None: it can.
+        query: which clients are shown.
+        now: in seconds since 1970.
+    """
+    content: dict[str, Any] = {"title": "No round has ended yet", "lead": "This page waits."}
+    if status is not None:
+        content = _describe(status, query, now)
+    warnings = [f"The ledger cannot be read: {error}"] if error else []
+    content["warnings"] = warnings + content.get("warnings", [])
+    return _load_template().render(
+        status=status, query=query, style=_STYLE, script=_SCRIPT, **content
+    )
+
+
+@cache
+def _load_template() -> jinja2.Template:
+    environment = jinja2.Environment(
+        autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
+    )
+    text = _FOLDER.joinpath("watch.html.jinja").read_text(encoding="utf-8")
+    return environment.from_string(text.replace("\n<!doctype", "<!doctype", 1))
+
+
+def _describe(status: Status, query: Query, now: float) -> dict[str, Any]:
+    window = _WindowColumns(status)
+    matching, chosen = _choose_clients(status, window, query)
+    return {
+        "title": status.federation,
+        "lead": _describe_rounds(status, now),
+        "warnings": _list_warnings(status, window, now),
+        "tiles": _list_tiles(status),
+        "chart": _draw_chart(status),
+        "explanation": _explain(status),
+        "shown": f"{len(chosen):,} of {matching:,} clients" if len(chosen) < matching else "",
+        "strip_rounds": min(_STRIP, len(status.rounds)),
+        "rows": _list_rows(status, window, chosen, now),
+        "reasons": _list_reasons(status, window),
+    }
+
+
+class _WindowColumns:
+    """The rows of the window as columns, and what they say of each client, arrays (N,).
+
+    Args:
+        status: with the window.
+    """
+
+    def __init__(self, status: Status) -> None:
+        rounds, size = status.rounds, len(status.names)
+        self.clients = np.concatenate([one.clients for one in rounds])
+        self.reasons = np.concatenate([one.reasons for one in rounds])
+        self.numbers = np.repeat([one.number for one in rounds], [len(o.clients) for o in rounds])
+        lateness = np.concatenate([one.lateness for one in rounds])
+        replied = lateness >= 0
+        self.replies = np.bincount(self.clients[replied], minlength=size)
+        self.late = np.bincount(self.clients[lateness > 0], minlength=size)
+        self.rounds_late = np.bincount(self.clients[replied], lateness[replied], minlength=size)
+        unused = self.reasons >= 0
+        self.unused = np.bincount(self.clients[unused], minlength=size)
+        self.last_reason = np.full(size, -1)
+        self.last_reason[self.clients[unused]] = self.reasons[unused]  # the last one stays
+
+
+def _describe_rounds(status: Status, now: float) -> str:
+    ended = "1 round has ended" if status.ended == 1 else f"{status.ended:,} rounds have ended"
+    text = f"{ended}, the last one {format_duration(now - status.last.time)} ago"
+    if np.isnan(status.round_seconds):
+        return f"{text}."
+    return f"{text}; a round takes {format_duration(status.round_seconds)}."
+
+
+def _list_warnings(status: Status, window: _WindowColumns, now: float) -> list[str]:
+    lines = []
+    age = now - status.last.time
+    if age > max(_STALLED * status.round_seconds, _STALLED_SECONDS):
+        lines.append(
+            f"No round has ended for {format_duration(age)}: the federation has stalled, or has "
+            "ended."
+        )
+    gone = np.flatnonzero(status.states == GONE)
+    if len(gone):
+        names = _list_names([status.names[n] for n in gone])
+        lines.append(f"Silent for longer than their habits explain: {names}.")
+    return lines
+
+
+def _list_tiles(status: Status) -> list[tuple[str, str]]:
+    there, selected, _, used = status.last.count_stages().tolist()
+    tiles = [
+        (f"{there:,}", f"of {len(status.names):,} clients there in the last round"),
+        (f"{used:,}", f"updates used, of {selected:,} clients that were asked in it"),
+    ]
+    if status.forecast is not None:
+        low, high = status.forecast.usual
+        text = f"updates to expect in a round; usual: {low:,.0f} to {high:,.0f}"
+        tiles.append((f"{status.forecast.participants:,.1f}", text))
+    if status.objective is not None:
+        low, high = status.objective.interval
+        text = f"L1 skew of the last {len(status.rounds):,} rounds (0 fair, at most 2)"
+        if not np.isnan(low):
+            text += f"; 95%: {low:.2f} to {high:.2f}"
+        tiles.append((f"{status.objective.l1_skew:.2f}", text))
+    states = status.count_states()
+    tiles.append((f"{states['gone']:,}", "clients gone"))
+    return tiles
+
+
+def _explain(status: Status) -> str:
+    text = (
+        f"All figures are of the last {len(status.rounds):,} rounds. Times its share: the client's "
+        "influence under plain averaging, over its fair share; methods such as FedAU correct it. "
+        "Next round: the probability that an update of the client is used, if clients go on as in "
+        "these rounds"
+    )
+    if status.forecast is None:
+        return f"{text}; known after two rounds."
+    if status.forecast.reason is not None:
+        return f"{text}; without an interval, as {status.forecast.reason}."
+    return f"{text}, with a 95% interval."
+
+
+def _draw_chart(status: Status) -> dict[str, Any]:
+    rounds = status.rounds[-_BARS:]
+    counts = np.array([one.count_stages() for one in rounds])
+    most = max(int(counts[:, 0].max()), 1)
+    bars = []
+    for x, (one, reached) in enumerate(zip(rounds, counts.tolist(), strict=True)):
+        parts = []
+        for stage in reversed(range(len(STAGES))):
+            above = reached[stage + 1] if stage + 1 < len(STAGES) else 0
+            if reached[stage] > above:
+                top, bottom = 100 * reached[stage] / most, 100 * above / most
+                height = round(top - bottom, 2)
+                parts.append({"stage": stage, "y": round(100 - top, 2), "height": height})
+        words = ", ".join(f"{n:,} {name}" for name, n in zip(STAGES, reached, strict=True))
+        bars.append({"x": x, "title": f"round {one.number:,}: {words}", "parts": parts})
+    ends = rounds[0].number, rounds[-1].number
+    return {
+        "width": max(len(bars), _FEWEST_BARS),
+        "bars": bars,
+        "most": most,
+        "first": ends[0],
+        "last": ends[1],
+    }
+
+
+_COLUMNS = ("name", "state", "influence", "chance", "absence", "late", "unused")
+_ASCENDING = ("name", "state")
+
+
+def _choose_clients(status: Status, window: _WindowColumns, query: Query) -> tuple[int, Ints]:
+    """Return how many clients match, and those that are shown, in order."""
+    part = query.find.casefold()
+    names = status.names
+    matching = np.array(
+        [n for n, name in enumerate(names) if name and part in name.casefold()], dtype=np.int64
+    )
+    column, sign = query.sort.removeprefix("-"), -1 if query.sort.startswith("-") else 1
+    ordered = np.array(sorted(matching, key=lambda n: _natural(names[n])), dtype=np.int64)
+    if column == "name":
+        return len(matching), ordered[::sign][:_ROWS]
+    keys = _sort_keys(status, window, column)[ordered]
+    unknown = np.isnan(keys)  # last in either order
+    return len(matching), ordered[np.lexsort((sign * keys, unknown))][:_ROWS]
+
+
+def _sort_keys(status: Status, window: _WindowColumns, column: str) -> Floats:
+    if column == "state":
+        return status.states.astype(np.float64)
+    if column == "influence":
+        return status.ratios
+    if column == "chance":
+        none = np.full(len(status.names), np.nan)
+        return none if status.forecast is None else status.forecast.rates
+    if column == "absence":
+        return np.where(status.totals.last < 0, np.nan, status.absences)
+    if column == "late":
+        return window.late.astype(np.float64)
+    if column == "unused":
+        return window.unused.astype(np.float64)
+    return np.where(status.states == GONE, 0.0, 1.0)
+
+
+def _natural(name: str) -> list[str | int]:
+    """Return a key that sorts site-2 before site-10, in either case."""
+    parts = re.split(r"([0-9]+)", name.casefold())
+    return [int(part) if i % 2 else part for i, part in enumerate(parts)]
+
+
+def _list_rows(
+    status: Status, window: _WindowColumns, chosen: Ints, now: float
+) -> list[dict[str, Any]]:
+    rounds = status.rounds[-_STRIP:]
+    table = np.full((len(chosen), len(rounds)), -1)
+    stages = np.full(len(status.names), -1)
+    for column, one in enumerate(rounds):
+        stages[one.clients] = one.stages
+        table[:, column] = stages[chosen]
+        stages[one.clients] = -1
+    return [
+        {
+            "name": status.names[n],
+            "state": CLIENT_STATES[status.states[n]],
+            "strip": _draw_strip(line),
+            "strip_label": f"there in {int((line >= 0).sum())} of {len(line)} rounds",
+            "ratio": _format_number(status.ratios[n], ".2f"),
+            "chance": _format_chance(status, n),
+            "absence": _format_absence(status, n, now),
+            "late": _format_late(window, n),
+            "unused": _format_unused(status, window, n),
+        }
+        for n, line in zip(chosen.tolist(), table, strict=True)
+    ]
+
+
+def _draw_strip(stages: Ints) -> list[dict[str, int]]:
+    """Return the runs of rounds with the same stage, without those in which it was not there."""
+    bounds = np.flatnonzero(np.diff(stages, prepend=-2, append=-2))
+    runs = zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True)
+    return [{"stage": int(stages[a]), "x": a, "width": b - a} for a, b in runs if stages[a] >= 0]
+
+
+def _list_reasons(status: Status, window: _WindowColumns) -> list[dict[str, Any]]:
+    """Return the reasons for which updates were not used, the most frequent of the window first."""
+    found = []
+    for name, total in status.reason_counts.items():
+        rows = np.flatnonzero(window.reasons == status.reasons.index(name))
+        latest = ""
+        if len(rows):
+            client, t = status.names[window.clients[rows[-1]]], window.numbers[rows[-1]]
+            latest = f"{client} in round {t:,}"
+        text = REASONS.get(name, name)
+        found.append({"text": text, "recent": len(rows), "total": total, "latest": latest})
+    return sorted(found, key=lambda one: (-one["recent"], -one["total"]))
+
+
+def _format_number(value: float, form: str) -> str:
+    return "–" if np.isnan(value) else format(value, form)
+
+
+def _format_chance(status: Status, n: int) -> str:
+    if status.forecast is None:
+        return "–"
+    one = status.forecast
+    text = f"{one.rates[n]:.0%}"
+    return (
+        text
+        if one.rates[n] == 0 or np.isnan(one.low[n])
+        else f"{text} ({one.low[n]:.0%} to {one.high[n]:.0%})"
+    )
+
+
+def _format_absence(status: Status, n: int, now: float) -> str:
+    if status.states[n] == NEVER:
+        return "never"
+    if status.states[n] == PRESENT:
+        return "last round"
+    rounds, seen = int(status.absences[n]), status.totals.seen_at[n]
+    text = "1 round" if rounds == 1 else f"{rounds:,} rounds"
+    return text if np.isnan(seen) else f"{text}, {format_duration(now - seen)}"
+
+
+def _format_late(window: _WindowColumns, n: int) -> str:
+    if not window.late[n]:
+        return ""
+    mean = window.rounds_late[n] / window.late[n]
+    return f"{window.late[n]:,} of {window.replies[n]:,}, by {mean:.1f}"
+
+
+def _format_unused(status: Status, window: _WindowColumns, n: int) -> str:
+    if not window.unused[n]:
+        return ""
+    return f"{window.unused[n]:,}, last: {status.reasons[window.last_reason[n]]}"
+
+
+def _list_names(names: Sequence[str]) -> str:
+    listed = ", ".join(names[:_LISTED])
+    return listed if len(names) <= _LISTED else f"{listed} and {len(names) - _LISTED:,} more"
+
+
+def format_duration(seconds: float) -> str:
+    """Return a duration in words, with two digits.
+
+    >>> [format_duration(s) for s in (0.4, 59, 61, 5400, 90_000)]
+    ['0 s', '59 s', '1 min', '1.5 h', '25 h']
+    """
+    if seconds < 60:
+        return f"{max(seconds, 0):.0f} s"
+    if seconds < 3600:
+        return f"{seconds / 60:.0f} min"
+    hours = seconds / 3600
+    if hours < 48:
+        return f"{hours:.1f} h" if hours < 10 else f"{hours:.0f} h"
+    return f"{hours / 24:.0f} days"

@@ -1,0 +1,347 @@
+"""Maintenance of ledgers: checks, migration of older tables, and removal of old rounds."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import sqlalchemy as sql
+
+from fedtide.errors import InvalidInputError
+from fedtide.participation.log.ledger_tables import (
+    PARTICIPATION,
+    READABLE,
+    ROUNDS,
+    SCHEMA,
+    VERSION,
+    check_version,
+    create_engine,
+    database_errors,
+    find_federation,
+    lock_tables,
+    open_ledger,
+    read_versions,
+    reject_missing_file,
+)
+from fedtide.participation.log.schema import REASONS, STAGES
+
+LEAST_KEPT = 2
+"""The least number of rounds to keep: an audit needs two, and so may a resumed training."""
+
+_MIGRATIONS = {1: "ALTER TABLE participation ADD COLUMN reason VARCHAR(20)"}
+"""What turns tables of a version into those of the next one."""
+
+_TOLERANCE = 1e-6
+"""By how much the weights of a round may differ from 1."""
+
+_NAMED = 3
+"""The most rounds or clients that a sentence names."""
+
+_DELETED_ROWS = 10_000
+"""Rows that are deleted in one transaction, so that a federation need not wait long."""
+
+_PAUSE = 0.12
+"""Seconds between two transactions: who waits for an SQLite file tries every 0.1 s."""
+
+
+@dataclass(frozen=True)
+class LedgerCheck:
+    """What a check found in the ledger of one federation.
+
+    Args:
+        federation: its name.
+        version: of the tables.
+        first: its first round; None: it has no round.
+        last: its last round.
+        rounds: how many rounds have ended.
+        rows: in the participation log.
+        faults: what is wrong, in sentences.
+    """
+
+    federation: str
+    version: int
+    first: int | None
+    last: int | None
+    rounds: int
+    rows: int
+    faults: list[str]
+
+
+@dataclass(frozen=True)
+class Pruning:
+    """Which rounds of a ledger are removed.
+
+    Args:
+        federation: whose rounds.
+        rounds: how many rounds are removed.
+        rows: how many rows of the participation log are removed with them.
+        kept: how many rounds are kept.
+        first_kept: the first of them.
+        last_kept: the last of them.
+    """
+
+    federation: str
+    rounds: int
+    rows: int
+    kept: int
+    first_kept: int
+    last_kept: int
+
+
+def check_ledger(url: str) -> list[LedgerCheck]:
+    """Check the ledger of a federation, or of all federations in a database.
+
+    Args:
+        url: of the database; # and the name of a federation checks that one only.
+
+    Raises:
+        InvalidInputError: a database that is damaged, cannot be read or holds no ledger; an unknown
+            federation.
+    """
+    with open_ledger(url) as (connection, version, federation):
+        if federation:
+            names = [find_federation(connection, federation)]
+        else:
+            owners = (sql.select(table.c.federation) for table in (ROUNDS, PARTICIPATION))
+            names = sorted(connection.scalars(sql.union(*owners)))
+        _reject_damage(connection)
+        return [_check_federation(connection, version, name) for name in names]
+
+
+def migrate_ledger(url: str) -> int:
+    """Bring the tables of a database to the current version, in one transaction.
+
+    Args:
+        url: of the database; the name of a federation after # is ignored.
+
+    Returns:
+        The version that they had; VERSION: nothing was changed.
+
+    Raises:
+        InvalidInputError: a database that cannot be written or holds no ledger, or one of a newer
+            version.
+    """
+    engine = create_engine(url.partition("#")[0])
+    reject_missing_file(engine.url)
+    try:
+        with database_errors(engine), engine.begin() as connection:
+            lock_tables(connection)
+            former = check_version(engine, read_versions(connection), READABLE)
+            for version in range(former, VERSION):
+                connection.execute(sql.text(_MIGRATIONS[version]))
+            connection.execute(SCHEMA.update().values(version=VERSION))
+    finally:
+        engine.dispose()
+    return former
+
+
+def plan_pruning(url: str, keep: int) -> Pruning:
+    """Return what `prune_ledger` would remove.
+
+    Args:
+        url: as in `read_ledger`.
+        keep: how many rounds to keep, the last ones.
+
+    Raises:
+        InvalidInputError: fewer than LEAST_KEPT rounds to keep, or as in `read_ledger`.
+    """
+    _require_kept(keep)
+    with open_ledger(url) as (connection, _, federation):
+        federation = find_federation(connection, federation)
+        own = ROUNDS.c.federation == federation
+        query = sql.select(ROUNDS.c.round).where(own).order_by(ROUNDS.c.round)
+        rounds = connection.scalars(query).all()
+        if not rounds:
+            raise InvalidInputError("ledger: it has no rounds; nothing can be removed")
+        first_kept = rounds[-keep:][0]
+        old = (PARTICIPATION.c.federation == federation) & (PARTICIPATION.c.round < first_kept)
+        rows = connection.scalar(sql.select(sql.func.count()).where(old)) or 0
+    kept = len(rounds[-keep:])
+    return Pruning(federation, len(rounds) - kept, rows, kept, first_kept, rounds[-1])
+
+
+def prune_ledger(url: str, pruning: Pruning) -> Iterator[int]:
+    """Remove the rounds before the first one that is kept, the oldest first.
+
+    A federation may go on meanwhile: rounds are removed in short transactions, each with its rows,
+    so what remains is a ledger at any time.
+
+    Args:
+        url: as in `read_ledger`.
+        pruning: what `plan_pruning` returned.
+
+    Yields:
+        How many rounds have been removed so far.
+
+    Raises:
+        InvalidInputError: the database fails.
+    """
+    engine = create_engine(url.partition("#")[0])
+    reject_missing_file(engine.url)
+    done = 0
+    try:
+        with database_errors(engine):
+            for low, high, rounds in _split(engine, pruning):
+                if done:
+                    time.sleep(_PAUSE)
+                with engine.begin() as connection:
+                    for table in (PARTICIPATION, ROUNDS):
+                        old = table.c.federation == pruning.federation
+                        old &= table.c.round.between(low, high)
+                        connection.execute(sql.delete(table).where(old))
+                done += rounds
+                yield done
+    finally:
+        engine.dispose()
+
+
+def _check_federation(connection: sql.Connection, version: int, name: str) -> LedgerCheck:
+    query = sql.select(ROUNDS.c.round).where(ROUNDS.c.federation == name)
+    ended = list(connection.scalars(query.order_by(ROUNDS.c.round)))
+    rows = _sum_up_rounds(connection, name)
+    faults = [
+        *_find_gaps(ended),
+        *_find_unended(ended, rows),
+        *_find_wrong_weights(rows),
+        *_find_unknown_words(connection, version, name),
+        *_find_repeated_clients(connection, name),
+        *_find_impossible_requests(connection, name),
+    ]
+    count = sum(row.size for row in rows)
+    first, last = (ended[0], ended[-1]) if ended else (None, None)
+    return LedgerCheck(name, version, first, last, len(ended), count, faults)
+
+
+def _sum_up_rounds(connection: sql.Connection, name: str) -> Sequence[sql.Row[tuple[int, ...]]]:
+    """Return round, size, used, weighted and total (the sum of weights) of each round's rows."""
+    columns = PARTICIPATION.c
+    used = sql.case((columns.stage == "used", 1))
+    weight = sql.case((columns.stage == "used", columns.weight))
+    query = sql.select(
+        columns.round,
+        sql.func.count().label("size"),
+        sql.func.count(used).label("used"),
+        sql.func.count(weight).label("weighted"),
+        sql.func.sum(weight).label("total"),
+    )
+    query = query.where(columns.federation == name).group_by(columns.round)
+    return connection.execute(query.order_by(columns.round)).all()
+
+
+def _find_gaps(ended: Sequence[int]) -> Iterator[str]:
+    """Describe rounds that are missing or repeated among those that have ended, ascending."""
+    gaps = [(a + 1, b - 1) for a, b in pairwise(ended) if b > a + 1]
+    if gaps:
+        missing = sum(high - low + 1 for low, high in gaps)
+        texts = [str(low) if low == high else f"{low} to {high}" for low, high in gaps]
+        yield (
+            f"{_rounds_are(missing)} missing between round {ended[0]} and round {ended[-1]}: "
+            f"{_list(texts)}; an audit counts them as rounds without clients"
+        )
+    if repeated := [str(a) for a, b in pairwise(ended) if a == b]:
+        yield f"rounds stand more than once: {_list(repeated)}; the tables have lost their keys"
+
+
+def _find_unended(ended: Sequence[int], rows: Sequence[sql.Row[tuple[int, ...]]]) -> Iterator[str]:
+    known = set(ended)
+    if unended := [str(row.round) for row in rows if row.round not in known]:
+        yield (
+            f"{_rounds_are(len(unended))} without an end: {_list(unended)}; their rows are in "
+            "`participation`, and `rounds` does not have them"
+        )
+
+
+def _find_wrong_weights(rows: Sequence[sql.Row[tuple[int, ...]]]) -> Iterator[str]:
+    lacking = [str(row.round) for row in rows if row.weighted < row.used]
+    if lacking:
+        yield f"used clients have no weight in round {_list(lacking)}"
+    wrong = [
+        f"{row.round} ({row.total:.6g})"
+        for row in rows
+        if row.used and row.weighted == row.used and not abs(row.total - 1) <= _TOLERANCE
+    ]
+    if wrong:
+        yield f"the weights of used clients do not sum to 1 in round {_list(wrong)}"
+
+
+def _find_unknown_words(connection: sql.Connection, version: int, name: str) -> Iterator[str]:
+    """Describe stages and reasons that are unknown, and reasons why a used client was not used."""
+    columns = PARTICIPATION.c
+    reason = sql.null() if version == 1 else columns.reason
+    query = sql.select(columns.stage, reason.label("reason"), sql.func.count().label("size"))
+    query = query.where(columns.federation == name)
+    groups = [columns.stage] if version == 1 else [columns.stage, columns.reason]
+    found = connection.execute(query.group_by(*groups)).all()
+    for row in found:
+        have = "1 row has" if row.size == 1 else f"{row.size:,} rows have"
+        if row.stage not in STAGES:
+            yield f"{have} the unknown stage {row.stage!r}"
+        if row.reason is not None and row.reason not in REASONS:
+            yield f"{have} the unknown reason {row.reason!r}"
+        if row.reason is not None and row.stage == "used":
+            yield f"{have} the stage 'used' and yet a reason for being left out, {row.reason!r}"
+
+
+def _find_repeated_clients(connection: sql.Connection, name: str) -> Iterator[str]:
+    columns = PARTICIPATION.c
+    query = sql.select(columns.round, columns.client).where(columns.federation == name)
+    query = query.group_by(columns.round, columns.client).having(sql.func.count() > 1)
+    found = connection.execute(query.order_by(columns.round, columns.client)).all()
+    if found:
+        texts = [f"{row.client!r} in round {row.round}" for row in found]
+        yield f"clients stand more than once in a round: {_list(texts)}"
+
+
+def _find_impossible_requests(connection: sql.Connection, name: str) -> Iterator[str]:
+    columns = PARTICIPATION.c
+    query = sql.select(columns.round, columns.client).where(columns.federation == name)
+    query = query.where((columns.asked >= columns.round) | (columns.asked < 0))
+    found = connection.execute(query.order_by(columns.round, columns.client)).all()
+    if found:
+        texts = [f"{row.client!r} in round {row.round}" for row in found]
+        yield f"replies answer a request (`asked`) that is not of an earlier round: {_list(texts)}"
+
+
+def _reject_damage(connection: sql.Connection) -> None:
+    """Raise InvalidInputError for an SQLite file whose pages or indices are damaged."""
+    if connection.dialect.name != "sqlite":
+        return
+    first = connection.exec_driver_sql("PRAGMA quick_check(1)").scalar()
+    if first != "ok":
+        raise InvalidInputError(f"ledger: the file is damaged ({first}); restore a backup")
+
+
+def _split(engine: sql.Engine, pruning: Pruning) -> list[tuple[int, int, int]]:
+    """Return ranges of rounds that hold few rows each: the first, the last, and their number."""
+    with engine.connect() as connection:
+        sizes = {row.round: row.size for row in _sum_up_rounds(connection, pruning.federation)}
+        own = ROUNDS.c.federation == pruning.federation
+        query = sql.select(ROUNDS.c.round).where(own & (ROUNDS.c.round < pruning.first_kept))
+        old = list(connection.scalars(query.order_by(ROUNDS.c.round)))
+    ranges: list[tuple[int, int, int]] = []
+    low = rows = count = 0
+    for t in old:
+        rows, count = rows + sizes.get(t, 0), count + 1
+        if rows >= _DELETED_ROWS or t == old[-1]:
+            ranges.append((low, t, count))
+            low, rows, count = t + 1, 0, 0
+    return ranges
+
+
+def _require_kept(keep: int) -> None:
+    if keep < LEAST_KEPT:
+        raise InvalidInputError(
+            f"keep: {keep} rounds; keep at least {LEAST_KEPT}: an audit needs them, and so may a "
+            "resumed training"
+        )
+
+
+def _rounds_are(count: int) -> str:
+    return f"{count:,} round is" if count == 1 else f"{count:,} rounds are"
+
+
+def _list(texts: Sequence[str]) -> str:
+    others = len(texts) - _NAMED
+    return ", ".join(texts[:_NAMED]) + (f" and {others:,} more" if others > 0 else "")

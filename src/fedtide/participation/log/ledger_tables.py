@@ -1,0 +1,185 @@
+"""The tables of ledgers in a database: their columns and versions, and connections to them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from fedtide.errors import InvalidInputError, MissingExtraError, did_you_mean
+
+try:
+    import sqlalchemy as sql
+except ImportError:
+    raise MissingExtraError("ledger", "flower") from None
+
+VERSION = 2
+"""The version of the tables; 1 has no `reason`, and can be read but not written."""
+
+READABLE = (1, VERSION)
+"""The versions that can be read."""
+
+_PATIENCE = 60
+"""Seconds for which SQLite waits for another writer."""
+
+_LOCK_KEY = 0xFED71DE
+"""The key of the PostgreSQL advisory lock on creating or migrating the tables."""
+
+TABLES = sql.MetaData()
+"""The tables below."""
+
+SCHEMA = sql.Table("fedtide_schema", TABLES, sql.Column("version", sql.Integer, primary_key=True))
+"""The version of the tables."""
+
+ROUNDS = sql.Table(
+    "rounds",
+    TABLES,
+    sql.Column("federation", sql.String(200), primary_key=True),
+    sql.Column("round", sql.BigInteger, primary_key=True, autoincrement=False),
+    sql.Column("time", sql.Double, nullable=False),
+)
+"""The rounds that have ended."""
+
+PARTICIPATION = sql.Table(
+    "participation",
+    TABLES,
+    sql.Column("federation", sql.String(200), primary_key=True),
+    sql.Column("round", sql.BigInteger, primary_key=True, autoincrement=False),
+    sql.Column("client", sql.String(200), primary_key=True),
+    sql.Column("stage", sql.String(9), nullable=False),
+    sql.Column("weight", sql.Double),
+    sql.Column("time", sql.Double),
+    sql.Column("asked", sql.BigInteger),
+    sql.Column("reason", sql.String(20)),
+    sql.ForeignKeyConstraint(["federation", "round"], ["rounds.federation", "rounds.round"]),
+)
+"""The participation log."""
+
+
+@contextmanager
+def open_ledger(url: str) -> Iterator[tuple[sql.Connection, int, str]]:
+    """Connect to a ledger; return the version of its tables and the federation in the URL, too.
+
+    All that is read from the connection is of one moment.
+    """
+    url, _, federation = url.partition("#")
+    engine = create_engine(url)
+    reject_missing_file(engine.url)
+    try:
+        with database_errors(engine), engine.connect() as connection:
+            connection = begin_snapshot(connection)
+            version = check_version(engine, read_versions(connection), READABLE)
+            yield connection, version, federation
+    finally:
+        engine.dispose()
+
+
+def find_federation(connection: sql.Connection, name: str) -> str:
+    """Return `name` if it has rounds or nobody has; the only federation if `name` is empty."""
+    names: Sequence[str] = connection.scalars(sql.select(ROUNDS.c.federation).distinct()).all()
+    if name in names or not names:
+        return name
+    if name:
+        raise InvalidInputError(f"ledger: no federation {name!r}; {did_you_mean(name, names)}")
+    if len(names) > 1:
+        raise InvalidInputError(
+            f"ledger: the database holds {len(names)} federations; append #{min(names)} or another "
+            "name to the URL"
+        )
+    return names[0]
+
+
+def create_engine(url: str) -> sql.Engine:
+    """Return the engine of a database; raise InvalidInputError if the URL is not that of one."""
+    try:  # pool_pre_ping replaces connections that died between rounds, which are minutes apart
+        engine = sql.create_engine(url, pool_pre_ping=True)
+    except sql.exc.ArgumentError:
+        raise InvalidInputError(
+            f"ledger: {url!r} is not a database URL; write sqlite:///ledger.db"
+        ) from None
+    except ImportError as error:
+        raise InvalidInputError(f"ledger: {error}; install the driver of this database") from None
+    if engine.dialect.name == "sqlite":
+        sql.event.listen(engine, "connect", _wait_for_locks)
+    return engine
+
+
+def _wait_for_locks(connection: Any, record: Any) -> None:
+    connection.execute(f"PRAGMA busy_timeout = {1000 * _PATIENCE}")
+
+
+def prepare_writing(engine: sql.Engine) -> None:
+    """Let readers of an SQLite file not hold up its writer, and only its owner read a new one."""
+    if engine.dialect.name != "sqlite":
+        return
+    file = engine.url.database
+    if file:
+        with suppress(OSError):  # which SQLite will report
+            os.close(os.open(file, os.O_CREAT | os.O_RDWR, 0o600))
+
+    @sql.event.listens_for(engine, "connect")
+    def log_ahead(connection: Any, record: Any) -> None:
+        connection.execute("PRAGMA journal_mode = WAL")
+
+
+def reject_missing_file(url: sql.URL) -> None:
+    """Raise InvalidInputError for a missing file, which SQLite would create."""
+    file = url.database
+    if url.get_backend_name() == "sqlite" and file and not Path(file).is_file():
+        raise InvalidInputError(f"ledger: no database {file!r}; give the path of an existing file")
+
+
+def begin_snapshot(connection: sql.Connection) -> sql.Connection:
+    """Begin a transaction that does not see what others commit from now on."""
+    kind = connection.dialect.name
+    if kind == "sqlite":  # its driver begins no transaction for reading
+        connection.exec_driver_sql("BEGIN")
+    if kind == "postgresql":
+        return connection.execution_options(isolation_level="REPEATABLE READ")
+    return connection
+
+
+def lock_tables(connection: sql.Connection) -> None:
+    """Keep others from creating or migrating the tables until this transaction ends."""
+    kind = connection.dialect.name
+    if kind == "sqlite":  # its driver begins a transaction at the first row only
+        connection.exec_driver_sql("BEGIN IMMEDIATE")
+    if kind == "postgresql":
+        connection.execute(sql.select(sql.func.pg_advisory_xact_lock(_LOCK_KEY)))
+
+
+def read_versions(connection: sql.Connection) -> Sequence[int]:
+    """Return the versions that the tables say they have: one, unless something is wrong."""
+    return connection.scalars(sql.select(SCHEMA.c.version)).all()
+
+
+def check_version(engine: sql.Engine, versions: Sequence[int], wanted: Sequence[int]) -> int:
+    """Return the version of the tables; raise InvalidInputError if it is not a wanted one."""
+    if len(versions) == 1 and versions[0] in wanted:
+        return versions[0]
+    found = ", ".join(map(str, versions)) or "none"
+    hint = "use the fedtide that wrote it"
+    if list(versions) == [1]:
+        hint = f"stop its federation and run fedtide ledger migrate {_masked_url(engine)}"
+    raise InvalidInputError(
+        f"ledger: {_masked_url(engine)!r} has tables of version {found}, this fedtide writes "
+        f"{VERSION}; {hint}"
+    )
+
+
+def _masked_url(engine: sql.Engine) -> str:
+    return engine.url.render_as_string(hide_password=True)
+
+
+@contextmanager
+def database_errors(engine: sql.Engine) -> Iterator[Any]:
+    """Turn errors of the database into an InvalidInputError."""
+    try:
+        yield
+    except sql.exc.SQLAlchemyError as error:
+        reason = str(error).splitlines()[0]
+        raise InvalidInputError(
+            f"ledger: {_masked_url(engine)!r} fails ({reason}); check the database"
+        ) from None

@@ -1,0 +1,171 @@
+"""Why clients were left out of rounds: counted row by row, from ledgers and files of any kind."""
+
+import re
+from collections import Counter, defaultdict
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+from rich.console import Console
+
+import fedtide as ft
+from fedtide.auditing.log.reader import LogSource, read_participation_log
+from fedtide.auditing.output import audit_figures
+from fedtide.auditing.output.html_page import render_page
+from fedtide.auditing.output.terminal import show
+from fedtide.errors import InvalidInputError
+from fedtide.participation.log.schema import REASONS, STAGES, read_log, write_log
+
+ROUNDS = 40
+
+
+def draw_log() -> pl.DataFrame:
+    """Return a log of eight clients: h is refused in every round, g never replies."""
+    random, rows = np.random.default_rng(3), []
+    for t in range(ROUNDS):
+        for client in "abcdef":
+            stage = STAGES[random.choice(4, p=[0.2, 0.2, 0.1, 0.5])]
+            reason = None
+            if stage in ("selected", "reported"):
+                reason = str(random.choice(["no reply", "error", "malformed", "too old"]))
+            rows.append((t, client, stage, reason))
+        rows.append((t, "g", "selected", "error" if t % 4 else "no reply"))
+        rows.append((t, "h", "reported", "not finite" if t < 30 else "late"))
+    return pl.DataFrame(rows, schema=["round", "client", "stage", "reason"], orient="row")
+
+
+@pytest.fixture(scope="module")
+def log() -> pl.DataFrame:
+    return draw_log()
+
+
+@pytest.fixture(scope="module")
+def result(log: pl.DataFrame) -> ft.auditing.Audit:
+    return ft.audit(log.sample(fraction=1.0, shuffle=True, seed=1))
+
+
+def count_reasons(log: pl.DataFrame) -> dict[str, Counter[str]]:
+    """Return the reasons of each client, counted row by row."""
+    counts: dict[str, Counter[str]] = {}
+    for client, reason in log.select("client", "reason").rows():
+        if reason is not None:
+            counts.setdefault(client, Counter())[reason] += 1
+    return counts
+
+
+def read_reasons(
+    source: LogSource, columns: dict[str, str] | None = None
+) -> dict[str, dict[str, int]]:
+    """Return the reasons of each client as an audit reads them."""
+    log = read_participation_log(source, columns=columns)
+    if log.refusals is None:
+        return {}
+    found = {str(name): log.refusals.of_client(n) for n, name in enumerate(log.names)}
+    return {name: reasons for name, reasons in found.items() if reasons}
+
+
+def test_a_client_refused_in_every_round_is_named_with_its_reasons(
+    result: ft.auditing.Audit,
+) -> None:
+    limits = " ".join(result.limits)
+    assert f"h reported 40 times: {REASONS['not finite']} (30), {REASONS['late']} (10)" in limits
+    assert f"g selected 40 times: {REASONS['error']} (30), {REASONS['no reply']} (10)" in limits
+    assert "never took part" not in limits
+
+
+def test_the_document_has_the_reasons_of_each_client_and_their_sums(
+    result: ft.auditing.Audit, log: pl.DataFrame
+) -> None:
+    refusals, expected = result.to_dict()["refusals"], count_reasons(log)
+    assert refusals["clients"] == expected
+    assert refusals["total"] == sum(expected.values(), Counter())
+
+
+def test_the_table_has_the_most_frequent_reason(
+    result: ft.auditing.Audit, log: pl.DataFrame
+) -> None:
+    expected = count_reasons(log)
+    for client, left_out, reason in result.clients().select("client", "left_out", "reason").rows():
+        assert left_out == expected[client].total()
+        assert expected[client][reason] == max(expected[client].values())
+
+
+def test_terminal_and_page_show_the_reasons(
+    result: ft.auditing.Audit, log: pl.DataFrame, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    total = sum(map(Counter.total, count_reasons(log).values()))
+    console = Console(width=100, record=True)
+    show(result, console)
+    said = " ".join(console.export_text().split())
+    assert f"a client was left out of a round {total} times for a known reason" in said
+    assert "most often g in 40 rounds (used in 0), h in 40 rounds (used in 0)" in said
+    monkeypatch.setattr(audit_figures, "draw_figures", lambda audit: defaultdict(str))
+    page = " ".join(re.sub(r"<[^>]*>", " ", render_page(result)).split())
+    assert "Left out, and why" in page
+    assert f"h 40 40 0 {REASONS['not finite']} (30), {REASONS['late']} (10)" in page
+
+
+@pytest.mark.parametrize("name", ["log.csv", "log.jsonl", "log.parquet", "log.ndjson"])
+def test_reasons_come_from_files_under_several_names(
+    log: pl.DataFrame, tmp_path: Path, name: str
+) -> None:
+    expected = count_reasons(log)
+    write_log(tmp_path / name, log)
+    assert "reason" in read_log(tmp_path / name).columns
+    assert read_reasons(tmp_path / name) == expected
+    assert read_reasons(log.rename({"reason": "Failure Reason"})) == expected
+    renamed = log.rename({"reason": "why"})
+    assert read_reasons(renamed) == {}
+    assert read_reasons(renamed, {"reason": "why"}) == expected
+
+
+def test_a_log_with_a_row_for_each_stage_counts_a_round_once(log: pl.DataFrame) -> None:
+    earlier = log.filter(pl.col("stage") != "available").with_columns(
+        stage=pl.lit("available"), reason=pl.lit("no reply")
+    )
+    several = pl.concat([log, earlier]).sample(fraction=1.0, shuffle=True, seed=2)
+    assert read_reasons(several) == count_reasons(log)
+
+
+def test_a_log_in_which_no_update_was_used_is_refused_with_the_reasons(log: pl.DataFrame) -> None:
+    with pytest.raises(InvalidInputError, match=r"^log: .* 40 rounds: its update held.*\(30\).*; "):
+        ft.audit(log.filter(client="h"))
+
+
+def test_without_stages_every_row_was_used_and_a_note_says_so(log: pl.DataFrame) -> None:
+    read = read_participation_log(log.drop("stage"))
+    assert read.refusals is None
+    assert any("reasons are not used" in note for note in read.notes)
+
+
+@pytest.mark.parametrize("values", [[1, 2], [None, None], [1.5, None], ["", "n/a"], [" ", "quota"]])
+def test_reasons_need_be_neither_text_nor_given(values: list[object]) -> None:
+    rows = {"round": [0, 1, 0, 1], "client": ["a", "a", "b", "b"]}
+    frame = pl.DataFrame(
+        rows | {"stage": ["used", "used", "selected", "selected"], "reason": [None, None, *values]}
+    )
+    given = {str(value): 1 for value in values if value not in (None, "", " ", "n/a")}
+    assert read_reasons(frame) == ({"b": given} if given else {})
+
+
+def test_lists_as_reasons_are_refused() -> None:
+    frame = pl.DataFrame(
+        {"round": [0, 1], "client": ["a", "a"], "stage": ["used"] * 2, "reason": [["x"], ["y"]]}
+    )
+    with pytest.raises(InvalidInputError, match=r"^reason: "):
+        ft.audit(frame)
+    with pytest.raises(InvalidInputError, match=r"^reason: "):
+        ft.participation.normalise_log(frame)
+
+
+def test_a_reason_from_a_file_cannot_control_the_terminal(log: pl.DataFrame) -> None:
+    forged = "x\n• all is well \x1b[2J" + "y" * 10_000
+    frame = log.with_columns(
+        reason=pl.when(pl.col("reason") == "error").then(pl.lit(forged)).otherwise("reason")
+    )
+    console = Console(width=100, record=True)
+    show(ft.audit(frame), console)
+    said = console.export_text()
+    assert "\x1b[2J" not in said
+    assert "y" * 100 not in said

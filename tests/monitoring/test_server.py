@@ -1,0 +1,276 @@
+"""The web server: the page, what it refuses, and that nothing in a ledger can run in a browser."""
+
+import base64
+import hashlib
+import http.client
+import re
+import socket
+import time
+from html.parser import HTMLParser
+from urllib.parse import quote, urlsplit
+
+import pytest
+
+from fedtide.errors import InvalidInputError
+from fedtide.monitoring.monitor import Monitor, MonitorSettings
+from fedtide.monitoring.server import serve
+from fedtide.monitoring.watch_page import Query, render_page
+from fedtide.participation.log.ledger import Entry
+from fedtide.participation.log.schema import REASONS
+
+from .ledgers import draw_rounds, end_of, look_often, used, write
+
+HOSTILE = (
+    "<script>alert(1)</script>",
+    '"><img src=x onerror=alert(2)>',
+    "</title></style></script><b onclick='alert(3)'>",
+    "{{ 7 * 7 }}{% raw %}",
+    "javascript:alert(4)",
+    "a&lt;b&#x27;",
+    "‮gnp.txt",
+)
+"""Names of clients that are markup, templates, or text in the other direction."""
+
+
+class Page(HTMLParser):
+    """The elements, attributes and text of a page."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.attributes: list[tuple[str, str]] = []
+        self.text: list[str] = []
+        self.cells: list[list[str]] = []
+        self._open: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.attributes += [(name, value or "") for name, value in attrs]
+        self._open.append(tag)
+        if tag == "tr":
+            self.cells.append([])
+        if tag == "td":
+            self.cells[-1].append("")
+
+    def handle_endtag(self, tag):
+        while self._open and self._open.pop() != tag:
+            pass
+
+    def handle_data(self, data):
+        self.text.append(data)
+        if "td" in self._open:
+            self.cells[-1][-1] += data
+
+
+def get(address: str, path: str = "/", method: str = "GET") -> tuple[http.client.HTTPResponse, str]:
+    connection = http.client.HTTPConnection(urlsplit(address).netloc, timeout=10)
+    connection.request(method, path)
+    response = connection.getresponse()
+    text = response.read().decode()
+    connection.close()
+    return response, text
+
+
+def open_monitor(url: str, **settings) -> Monitor:
+    monitor = Monitor(url, MonitorSettings(**settings))
+    monitor.refresh()
+    return monitor
+
+
+def show(url: str, now: float, query: Query | None = None, **settings) -> Page:
+    monitor = open_monitor(url, **settings)
+    return Page(render_page(monitor.status, monitor.error, query or Query(), now))
+
+
+def rows_of(page: Page) -> dict[str, list[str]]:
+    """Return the cells of each client's row."""
+    return {cells[0]: cells[1:] for cells in page.cells if len(cells) == 8}
+
+
+def test_page_and_metrics_are_served_and_end_with_the_context(url):
+    write(url, draw_rounds(5, 8))
+    with serve(open_monitor(url), port=0) as server:
+        response, page = get(server.url)
+        assert response.status == 200
+        assert response.headers["Content-Type"] == "text/html; charset=utf-8"
+        assert "8 rounds have ended" in page
+        response, metrics = get(server.url, "/metrics")
+        assert response.headers["Content-Type"].startswith("text/plain; version=")
+        assert 'fedtide_rounds_total{federation="north"} 8.0' in metrics
+        host, port = server.server_address[:2]
+        assert host == "127.0.0.1"
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection((host, port), timeout=5).close()
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("GET", "/secret", 404),
+        ("GET", "/../../etc/passwd", 404),
+        ("GET", "/metrics/", 404),
+        ("HEAD", "/", 200),
+        ("HEAD", "/metrics", 200),
+        ("POST", "/", 501),
+        ("DELETE", "/metrics", 501),
+        ("GET", "/?sort=" + "a" * 5000 + "&find=" + "%3Cb%3E" * 500, 200),
+        ("GET", "/?sort=-influence&find=%00%ff&sort=name&x=1", 200),
+        ("GET", "/" + "a" * 70_000, 414),
+    ],
+)
+def test_only_the_page_and_the_metrics_are_there(url, serving, method, path, status):
+    write(url, draw_rounds(5, 4))
+    response, text = get(serving(open_monitor(url)), path, method)
+    assert response.status == status
+    assert "<b><b>" not in text
+    assert method != "HEAD" or not text
+
+
+def test_a_new_round_is_shown_and_a_ledger_without_rounds_waits(url, serving, monkeypatch):
+    look_often(monkeypatch)
+    write(url, [])
+    address = serving(Monitor(url))
+    assert "No round has ended yet" in get(address)[1]
+    assert "fedtide_ledger_up 1.0" in get(address, "/metrics")[1]
+    write(url, [used(0, "ann")])
+    end = time.monotonic() + 10
+    while "1 round has ended" not in get(address)[1]:
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def test_a_port_in_use_is_refused(url, serving):
+    write(url, [])
+    port = urlsplit(serving(Monitor(url))).port
+    with pytest.raises(InvalidInputError, match=rf"^port: {port} is in use at 127.0.0.1; "):
+        serve(Monitor(url), port=port).__enter__()
+
+
+@pytest.mark.parametrize(
+    ("host", "port"), [("127.0.0.1", 70_000), ("192.0.2.7", 0), ("no host", 0)]
+)
+def test_addresses_that_are_not_of_this_machine_are_refused(url, host, port):
+    write(url, [])
+    with pytest.raises(InvalidInputError, match=r"^(port|host): .*; "):
+        serve(Monitor(url), host, port).__enter__()
+
+
+def test_hostile_names_are_text(url):
+    late = Entry(HOSTILE[1], "reported", None, end_of(2), 0, "malformed")
+    write(url, [used(t, *HOSTILE) for t in range(2)], federation=HOSTILE[0])
+    write(url, [[*used(2, HOSTILE[0]), late]], federation=HOSTILE[0])
+    plain = show_plain(url)
+    page = show(url, end_of(3), Query(find='"><script>alert(5)</script>'))
+    every = show(url, end_of(3))
+    assert set(rows_of(every)) == set(HOSTILE)
+    assert page.tags.count("script") == every.tags.count("script") == plain.tags.count("script")
+    assert set(every.tags) == set(plain.tags)
+    assert {name for name, _ in every.attributes} == {name for name, _ in plain.attributes}
+    assert "".join(every.text).count("49") == "".join(every.text).count("0.49")
+
+
+def show_plain(url: str) -> Page:
+    """Return the page of a ledger like that in `url`, with harmless names."""
+    other = url.replace("ledger.db", "plain.db")
+    names = [f"site-{n}" for n in range(len(HOSTILE))]
+    late = Entry(names[1], "reported", None, end_of(2), 0, "malformed")
+    write(other, [used(t, *names) for t in range(2)])
+    write(other, [[*used(2, names[0]), late]])
+    return show(other, end_of(3))
+
+
+def test_the_browser_may_run_and_load_nothing_but_the_page(url, serving):
+    write(url, [used(0, *HOSTILE), used(1, HOSTILE[0])])
+    response, text = get(serving(open_monitor(url)))
+    policy = response.headers["Content-Security-Policy"]
+    assert "default-src 'none'" in policy
+    assert "unsafe" not in policy
+    for tag in ("script", "style"):
+        inline = re.findall(rf"<{tag}>(.*?)</{tag}>", text, re.DOTALL)
+        digest = hashlib.sha256(inline[0].encode()).digest()
+        assert f"{tag}-src 'sha256-{base64.b64encode(digest).decode()}'" in policy
+    page = Page(text)
+    loading = {"src", "href", "action", "data", "srcset", "poster", "background", "formaction"}
+    addresses = [value for name, value in page.attributes if name in loading]
+    assert addresses
+    assert all(a == "/" or a.startswith("?") or a == "data:," for a in addresses)
+    assert not any(name.startswith("on") or name == "style" for name, _ in page.attributes)
+    assert "http" not in text.replace('http-equiv="refresh"', "")
+
+
+def test_clients_are_found_and_sorted(url):
+    write(url, [used(t, "site-2", "site-10", *(["Eve"] if t < 4 else [])) for t in range(8)])
+    assert list(rows_of(show(url, end_of(9)))) == ["Eve", "site-2", "site-10"]
+    assert list(rows_of(show(url, end_of(9), Query("-name")))) == ["site-10", "site-2", "Eve"]
+    assert next(iter(rows_of(show(url, end_of(9), Query("influence"))))) == "Eve"
+    assert next(iter(rows_of(show(url, end_of(9), Query("-absence"))))) == "Eve"
+    assert list(rows_of(show(url, end_of(9), Query("", "SITE-1")))) == ["site-10"]
+    assert rows_of(show(url, end_of(9), Query("", "nobody"))) == {}
+
+
+def test_every_heading_sorts_both_ways(url):
+    write(url, draw_rounds(6, 12))
+    status = open_monitor(url).status
+    links = Page(render_page(status, None, Query(), end_of(12))).attributes
+    for column in ("name", "state", "influence", "chance", "absence", "late", "unused"):
+        link = next(v for name, v in links if name == "href" and v.endswith(column))
+        first = Query.from_fields({"sort": [link.removeprefix("?sort=")]})
+        second = Query.from_fields({"sort": [first.link(column).removeprefix("sort=")]})
+        assert {first.sort, second.sort} == {column, f"-{column}"}
+        pages = [Page(render_page(status, None, query, end_of(12))) for query in (first, second)]
+        assert set(rows_of(pages[0])) == set(rows_of(pages[1])) == set(status.names)
+
+
+def test_a_row_says_what_the_ledger_says_of_a_client(url):
+    names = ["ann", "bob", "eve"]
+    rounds = [used(t, *names) for t in range(6)]
+    rounds += [[*used(6, "ann"), Entry("eve", "reported", None, end_of(6), None, "not finite")]]
+    rounds += [[Entry("ann", "used", 1.0, end_of(7), 5)]]
+    write(url, rounds)
+    page = show(url, end_of(7) + 120)
+    rows = rows_of(page)
+    shares = {"ann": (6 / 3 + 2) / 8 * 3, "bob": (6 / 3) / 8 * 3, "eve": (6 / 3) / 8 * 3}
+    for name in names:
+        assert rows[name][2] == f"{shares[name]:.2f}"
+    assert [rows[name][0] for name in names] == ["present", "away", "away"]
+    assert rows["ann"][4:] == ["last round", "1 of 8, by 2.0", ""]
+    assert rows["bob"][4].startswith("2 rounds, ")
+    assert rows["eve"][4:] == ["1 round, 2 min", "", "1, last: not finite"]
+    assert [REASONS["not finite"], "1", "1"] in [cells[:3] for cells in page.cells]
+
+
+def test_the_chance_of_a_client_has_its_interval(url):
+    write(url, draw_rounds(6, 20))
+    monitor = open_monitor(url)
+    rows = rows_of(Page(render_page(monitor.status, None, Query(), end_of(20))))
+    forecast = monitor.status.forecast
+    for n, name in enumerate(monitor.status.names):
+        rate, low, high = forecast.rates[n], forecast.low[n], forecast.high[n]
+        assert rows[name][3] == f"{rate:.0%} ({low:.0%} to {high:.0%})"
+
+
+def test_warnings_name_what_is_wrong(url):
+    write(url, [used(t, "ann", "bob", "eve") for t in range(30)])
+    write(url, [used(t, "ann", "bob") for t in range(30, 42)])
+    calm = "".join(show(url, end_of(41) + 5).text)
+    assert "Silent for longer than their habits explain: eve." in calm
+    assert "No round has ended for" not in calm
+    assert "No round has ended for 2.0 h" in "".join(show(url, end_of(41) + 7200).text)
+    monitor = open_monitor(url)
+    page = render_page(monitor.status, "ledger: <locked>", Query(), end_of(41))
+    assert "The ledger cannot be read: ledger: &lt;locked&gt;" in page
+
+
+def test_many_clients_make_a_short_page(url):
+    write(url, [used(t, *(f"phone-{n}" for n in range(t, 3_000, 3))) for t in range(3)])
+    monitor = open_monitor(url)
+    text = render_page(monitor.status, None, Query(), end_of(3))
+    assert len(text) < 200_000
+    assert "100 of 3,000 clients" in text
+    found = Page(render_page(monitor.status, None, Query("", "phone-2777"), end_of(3)))
+    assert list(rows_of(found)) == ["phone-2777"]
+
+
+def test_find_is_part_of_the_links_of_the_headings():
+    assert Query("name", "a&b<c").link("name") == f"sort=-name&find={quote('a&b<c')}"
