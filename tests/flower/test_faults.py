@@ -19,7 +19,7 @@ from fedtide.errors import InvalidInputError
 from fedtide.flower.server.discovery import Discovery
 from fedtide.flower.server.session import TrainingSession
 from fedtide.flower.server.transport import Transport
-from fedtide.participation.log import ledger as ledger_module
+from fedtide.participation.log import ledger_tables
 from fedtide.participation.log.ledger import Ledger, read_rounds
 
 from .driver import TASK, Killed, N, deploy, federation, kill_in_call, model, rows, update_of
@@ -201,7 +201,7 @@ def arrange(fault: str, draws: np.random.Generator, patch: Any, url: str) -> Non
     if fault == "disk full":
         patch.setattr("safetensors.torch.save_file", fail_to_save)
     if fault == "ledger locked":
-        patch.setattr(ledger_module, "_PATIENCE", 0)
+        patch.setattr(ledger_tables, "_PATIENCE", 0)
         patch.setattr(Ledger, "_add", find_locked)
 
 

@@ -22,6 +22,7 @@ from fedtide.flower.server.reply_validation import (
     read_metrics,
 )
 from fedtide.flower.server.transport import PendingReply
+from fedtide.participation.log.schema import REASONS
 from fedtide.problems.layout import Layout
 
 from .driver import N, deploy, federation, node_of, rows
@@ -221,8 +222,9 @@ def answer(validator: ReplyValidator, *arguments) -> ValidatedUpdate | str:
         return validator.validate(*arguments)
     except DeclinedReplyError:
         return "declined"
-    except RejectedReplyError as reason:
-        return str(reason)
+    except RejectedReplyError as error:
+        assert error.reason in REASONS  # noqa: PT017
+        return str(error)
 
 
 @pytest.mark.parametrize("part", range(4))

@@ -115,6 +115,7 @@ REASONS = {
     "nan": "not finite",
     "an update that is nan": "not finite",
     "infinite": "not finite",
+    "an update that is nan": "not finite",
     "too large": "not finite",
     "no samples": "invalid",
     "negative samples": "invalid",

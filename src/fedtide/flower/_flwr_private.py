@@ -4,7 +4,7 @@
   gave at registration, and `last_activated_at`;
 - `Grid.run.run_id`;
 - `HttpGrid._runtime_client.PullMessages`, and the function with which that module decodes a reply;
-- the numbers of two errors in `flwr.common.constant.ErrorCode`;
+- the numbers of errors in `flwr.common.constant.ErrorCode`;
 - `flwr.supernode.cli`, which Flower imports in every client process;
 - an environment variable of Flower's SuperExec.
 

@@ -192,7 +192,7 @@ class ReplyValidator:
         records = select_records(content, ArrayRecord)
         if "gradients" not in records:
             text = "it sent no gradients, which the method asked for"
-            raise RejectedReplyError("not followed", text)
+            raise RejectedReplyError("malformed", text)
         return arrays_to_vector(records["gradients"], self.layout, sent)
 
 
@@ -374,5 +374,4 @@ def _check_metrics(metrics: Metrics) -> None:
         raise RejectedReplyError("invalid", text)
     for name in metrics:
         if not is_name(name):
-            text = f"it sent a metric with the name {name!r:.60}"
-            raise RejectedReplyError("invalid", text)
+            raise RejectedReplyError("invalid", f"it sent a metric with the name {name!r:.60}")

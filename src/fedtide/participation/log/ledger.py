@@ -137,8 +137,8 @@ class Ledger:
         Raises:
             InvalidInputError: the database fails.
         """
-        with _database_errors(self._engine), self._engine.begin() as connection:
-            for table in (_participation, _rounds):
+        with database_errors(self._engine), self._engine.begin() as connection:
+            for table in (PARTICIPATION, ROUNDS):
                 undone = self._in_federation(table) & (table.c.round >= round)
                 connection.execute(table.delete().where(undone))
 
