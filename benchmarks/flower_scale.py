@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import subprocess
 import sys
 import threading
 import time
@@ -200,7 +201,7 @@ def measure_memory(clients: int, megabytes: int, method: Any) -> None:
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("what", nargs="*", default=["rounds", "names", "memory"])
+    parser.add_argument("what", nargs="*", default=["rounds", "names"])
     what = parser.parse_args().what
     if "names" in what:
         time_binding(30_000)
@@ -210,6 +211,8 @@ def main() -> None:
     if "memory" in what:
         for method in (algorithms.FedAvg(), algorithms.FedAU(cutoff=50)):
             measure_memory(100, 10, method)
+    else:  # in a process of its own, without what the other measurements have left behind
+        subprocess.run([sys.executable, __file__, "memory"], check=True)
 
 
 if __name__ == "__main__":

@@ -115,7 +115,6 @@ REASONS = {
     "nan": "not finite",
     "an update that is nan": "not finite",
     "infinite": "not finite",
-    "an update that is nan": "not finite",
     "too large": "not finite",
     "no samples": "invalid",
     "negative samples": "invalid",

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import partial
 from logging import getLogger
 from pathlib import Path
@@ -45,6 +46,7 @@ from fedtide.randomness import generator
 
 log = getLogger("flwr")
 
+_M_MMAP_THRESHOLD = -3  # of glibc's malloc.h
 _LOCK_PATIENCE = 180.0  # seconds; Flower ends a run whose server app died after about 70
 
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
@@ -183,6 +185,7 @@ class FedTide(Strategy):
             InvalidInputError: arrays that are no model; a state or a ledger of another federation;
                 a state folder that another run keeps in use.
         """
+        _return_freed_memory()
         lock: AbstractContextManager[None] = nullcontext()
         if self._state is not None:
             hint = "stop it first (flwr stop)"
@@ -462,6 +465,16 @@ class FedTide(Strategy):
         if metrics is not None:
             log.info("Evaluation after round %d: %s", ended, metrics)
             result.evaluate_metrics_serverapp[ended] = metrics
+
+
+def _return_freed_memory() -> None:
+    """Let the C library give freed blocks of 1 MB and more back to the system at once.
+
+    Flower receives replies in short-lived threads, and glibc would keep the memory of each thread
+    for further ones: with large models twice what a round needs. Elsewhere nothing is changed.
+    """
+    with suppress(AttributeError, OSError):  # not glibc
+        ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, 1_000_000)
 
 
 def _drain(answered: deque[Answered]) -> Iterator[Message]:
