@@ -32,6 +32,14 @@ def test_a_later_node_with_the_same_claim_takes_the_place():
     assert (registry.client_at(1), registry.client_at(2)) == (None, 1)
 
 
+def test_a_node_that_changes_its_name_leaves_the_former_client_without_a_node():
+    registry = NodeRegistry.from_clients(["a", "b"])
+    registry.bind(1, "a", registered=False)
+    registry.bind(1, "b", registered=False)
+    registry.bind(2, "a", registered=False)
+    assert (registry.client_at(1), registry.client_at(2)) == (1, 0)
+
+
 def test_a_full_or_closed_registry_rejects_other_clients():
     full, closed = NodeRegistry.from_clients(1), NodeRegistry.from_clients(["a"])
     full.bind(1, "a", registered=False)

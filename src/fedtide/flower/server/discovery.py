@@ -93,13 +93,16 @@ class NodeRegistry:
             self.names.append(name)
         if registered:
             self.registered.add(name)
-        self.nodes.pop(self._places.get(name, node_id), None)
+        former = self.node_of(name)
+        if former is not None:
+            del self.nodes[former]
         self.nodes[node_id], self._places[name] = name, node_id
         return None
 
     def node_of(self, name: str) -> int | None:
         """Return the id of the node at which a client was last; None: it was at none."""
-        return self._places.get(name)
+        node_id = self._places.get(name)
+        return node_id if node_id is not None and self.nodes.get(node_id) == name else None
 
     def client_at(self, node_id: int) -> int | None:
         """Return the number of the client at a node; None: unknown."""
