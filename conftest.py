@@ -5,7 +5,7 @@ from importlib.util import find_spec
 NEEDS = {
     "flwr": ["src/fedtide/flower/*", "tests/flower/*"],
     "sqlalchemy": [
-        "src/fedtide/participation/log/ledger.py",
+        "src/fedtide/participation/log/ledger*.py",
         "src/fedtide/flower/*",
         "tests/flower/*",
         "src/fedtide/monitoring/*",

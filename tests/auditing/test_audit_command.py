@@ -72,7 +72,7 @@ def test_command_writes_what_it_advises(tmp_path: Path) -> None:
     ("content", "options", "field", "word"),
     [
         ("", [], "log", "empty"),
-        ("round,client\n", [], "log", "used"),
+        ("round,client\n", [], "log", "no rows"),
         ("iteration,client\n0,1\n", [], "log", "--columns round=iteration"),
         ("round,client\n0,1\n0,1\n", [], "client", "round 0"),
         ("round,client\n0,5\n", ["--clients", "3"], "client", "3 clients"),

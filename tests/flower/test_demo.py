@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fedtide.cli.flower import flower_command
+from fedtide.cli.flower import demo_command
 from fedtide.errors import InvalidInputError
 from fedtide.flower.dev.demo import Forecast, example_app
 from fedtide.flower.dev.local_federation import find_processes
@@ -68,4 +68,4 @@ def test_the_demo_finds_its_app():
 
 def test_an_existing_output_folder_is_refused(tmp_path):
     with pytest.raises(InvalidInputError, match=r"^out: .* exists; "):
-        flower_command("demo", out=tmp_path)
+        demo_command(out=tmp_path)

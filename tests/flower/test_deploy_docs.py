@@ -1,51 +1,361 @@
-"""The commands of docs/deploy.md make keys and certificates that Flower accepts."""
+"""The recipe of docs/deploy.md: keys, the proxy, and a stranger who attacks a federation."""
 
-import os
-import re
-import shutil
+import http.server
+import json
+import socket
+import sqlite3
+import ssl
 import subprocess
-from ipaddress import ip_address
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from http.client import HTTPSConnection
 from pathlib import Path
 
+import httpx
 import pytest
 from cryptography import x509
-from cryptography.hazmat.primitives.serialization import load_ssh_private_key
+from cryptography.hazmat.primitives.serialization import load_pem_private_key, load_ssh_private_key
+from flwr.proto.fleet_pb2 import ActivateNodeRequest, RegisterNodeFleetRequest
+from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
+from flwr.proto.node_pb2 import Node
+from flwr.supercore.primitives.asymmetric import public_key_to_bytes
+from flwr.supernode.fleet_http_client import FleetHttpClient
+from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
-pytestmark = pytest.mark.process
+from fedtide.flower.dev.certificates import make_node_key
+from fedtide.flower.dev.local_federation import LocalFederation, free_port
 
-PAGE = (Path(__file__).parents[2] / "docs" / "deploy.md").read_text(encoding="utf-8")
+from .processes import APP, DEADLINE, rows, wait_until
+from .recipe import Recipe, commands_with, needs
 
+SERVER, SITE = (commands_with(f"--now {unit}") for unit in ("superlink", "supernode"))
+REGISTER, _ = commands_with("register site-a.pub").splitlines()
 
-def run(commands: str, folder: Path) -> None:
-    subprocess.run(["bash", "-ec", commands], cwd=folder, check=True, capture_output=True)
+CALLS = {
+    "/v1/fleet/activate-node",
+    "/v1/fleet/deactivate-node",
+    "/v1/fleet/send-node-heartbeat",
+    "/v1/fleet/pull-messages",
+    "/v1/fleet/push-messages",
+    "/v1/fleet/get-run",
+    "/v1/fleet/get-fab",
+    "/v1/fleet/push-object",
+    "/v1/fleet/pull-object",
+    "/v1/fleet/confirm-message-received",
+}
+"""What a SuperNode with a registered key calls."""
 
-
-def before(program: str) -> str:
-    """Return the commands that precede a program of Flower in its code block."""
-    [found] = re.findall(rf"```\n((?:(?!```).)*?){program} --(?:ssl|root)", PAGE, re.DOTALL)
-    return found
-
-
-@pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl")
-def test_the_certificate_is_for_sites_and_for_the_server_itself(tmp_path):
-    """Flower's SuperExec speaks to its SuperLink by 127.0.0.1."""
-    run(before("flower-superlink"), tmp_path)
-    server, ca = (
-        x509.load_pem_x509_certificate((tmp_path / name).read_bytes())
-        for name in ("server.pem", "ca.crt")
-    )
-    server.verify_directly_issued_by(ca)
-    names = server.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    assert ip_address("127.0.0.1") in names.get_values_for_type(x509.IPAddress)
-    address = re.search(r'\[superlink\.ours\]\naddress = "(.*):\d+"', PAGE)[1]
-    assert address in names.get_values_for_type(x509.DNSName)
-    assert not os.stat(tmp_path / "server.key").st_mode & 0o077
+SIGNER = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIOMqqnkVzrm0SdG6UOoqKLsabgH5C9okWi0dh2l9GKJl"
+"""A public key that signed nothing."""
 
 
-@pytest.mark.skipif(shutil.which("ssh-keygen") is None, reason="needs ssh-keygen")
-def test_the_key_of_a_site_has_the_curve_that_flower_accepts(tmp_path):
-    run(before("flower-supernode"), tmp_path)
-    key = load_ssh_private_key((tmp_path / "site-a").read_bytes(), None)
+@pytest.fixture
+def recipe(tmp_path) -> Iterator[Recipe]:
+    with LocalFederation(tmp_path / "federation") as federation:
+        yield Recipe(federation)
+
+
+def listens(address: str, port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex((address, port)) == 0
+
+
+def trust(certificate: Path) -> ssl.SSLContext:
+    return ssl.create_default_context(cafile=certificate)
+
+
+# Keys and certificates
+
+
+@pytest.mark.process
+@needs("openssl")
+def test_the_servers_certificates_are_for_their_names_and_nobody_else_can_read_the_keys(recipe):
+    recipe.run(SERVER)
+    authority, first = (recipe.deploy / "ca.crt").read_bytes(), recipe.etc / "flower/server.pem"
+    replaced = first.read_bytes()
+    recipe.run(SERVER)  # renews the certificates, not the authority, whose copies are at the sites
+    assert (recipe.deploy / "ca.crt").read_bytes() == authority
+    assert first.read_bytes() != replaced
+    read = {
+        path.name: x509.load_pem_x509_certificate(path.read_bytes())
+        for path in (
+            recipe.deploy / "ca.crt",
+            recipe.etc / "flower/server.pem",
+            recipe.home / "local.pem",
+        )
+    }
+    read["server.pem"].verify_directly_issued_by(read["ca.crt"])
+    for name in ("server.pem", "local.pem"):
+        names = read[name].extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        assert "localhost" in names.get_values_for_type(x509.DNSName)
+    keys = (recipe.deploy / "ca.key", recipe.etc / "flower/server.key", recipe.home / "local.key")
+    for key, certificate in zip(keys, read.values(), strict=True):
+        private = load_pem_private_key(key.read_bytes(), None)
+        assert private.public_key() == certificate.public_key()
+        assert not key.stat().st_mode & 0o077
+    assert not (recipe.home / "server.key").exists()  # apps can read what is there
+    assert not list(recipe.home.glob("ca*"))
+
+
+@pytest.mark.process
+@needs("ssh-keygen")
+def test_the_key_of_a_site_has_the_curve_that_flower_accepts(recipe):
+    (recipe.deploy / "ca.crt").touch()
+    recipe.run(SITE)
+    key = load_ssh_private_key((recipe.home / "site-a").read_bytes(), None)
     assert key.curve.name == "secp384r1"
-    assert "register site-a.pub" in PAGE
-    assert (tmp_path / "site-a.pub").is_file()
+    assert (recipe.deploy / "site-a.pub").is_file()
+
+
+# The proxy, before a server that tells what it gets
+
+
+class Echo(http.server.BaseHTTPRequestHandler):
+    """Answers with the request line and the size of the body."""
+
+    def do_POST(self):
+        size = len(self.rfile.read(int(self.headers.get("Content-Length", 0))))
+        body = f"{self.requestline} {size}".encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    do_GET = do_PUT = do_POST
+
+    def log_message(self, *arguments):
+        pass
+
+
+@pytest.fixture
+def echo(recipe) -> Iterator[Recipe]:
+    """Return a recipe whose nginx stands before an `Echo` in place of the SuperLink."""
+    recipe.run(SERVER)
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", recipe.federation.port), Echo)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(recipe.home / "local.pem", recipe.home / "local.key")
+    server.socket = context.wrap_socket(server.socket, server_side=True)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    recipe.start_nginx()
+    wait_until(lambda: listens("127.0.0.1", recipe.port), "nginx")
+    yield recipe
+    server.shutdown()
+    server.server_close()
+
+
+@contextmanager
+def connect(recipe: Recipe) -> Iterator[ssl.SSLSocket]:
+    """Yield a connection to the proxy."""
+    with (
+        socket.create_connection(("localhost", recipe.port)) as plain,
+        trust(recipe.deploy / "ca.crt").wrap_socket(plain, server_hostname="localhost") as stream,
+    ):
+        yield stream
+
+
+def send(recipe: Recipe, line: str, headers: str = "Content-Length: 0", body: bytes = b"") -> bytes:
+    """Return the response to a request, as it came."""
+    with connect(recipe) as stream:
+        head = f"{line} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n{headers}\r\n\r\n"
+        stream.sendall(head.encode() + body)
+        answer = b""
+        while b"</html>" not in answer and (part := stream.recv(65536)):
+            answer += part  # after a refusal, nginx waits for the rest of the body
+    return answer
+
+
+@pytest.mark.process
+@needs("nginx")
+def test_the_proxy_passes_ten_paths_on_however_a_path_is_written(echo):
+    for path in sorted(CALLS):
+        assert send(echo, f"POST {path}").endswith(f"POST {path} HTTP/1.1 0".encode())
+    written = [
+        "/v1/control/list-nodes",
+        "/v1/runtime/acquire-task",
+        "/v1/fleet/register-node",
+        "/v1/fleet/unregister-node",
+        "/v1/fleet/../control/list-nodes",
+        "/v1/fleet/pull-messages/../../control/list-nodes",
+        "/v1/fleet/pull-messages/..%2f..%2fcontrol/list-nodes",
+        "/v1/control/list-nodes/..%2f..%2ffleet/pull-messages",
+        "/v1/control/list-nodes#/../../fleet/pull-messages",
+        "/v1/control/list-nodes?/v1/fleet/pull-messages",
+        "/v1/fleet/pull-messages?/../../control/list-nodes",
+        "/v1/fleet/pull-messages%0a",
+        "/v1/fleet/pull-messages%0d%0aX:y",
+        "/v1/fleet/pull-messages;/../../control/list-nodes",
+        "//v1//control//list-nodes",
+        "/v1/%63ontrol/list-nodes",
+        "/V1/CONTROL/list-nodes",
+        "https://localhost/v1/control/list-nodes",
+        f"https://127.0.0.1:{echo.federation.port}/v1/control/list-nodes",
+        "/health",
+        "/docs",
+        "/openapi.json",
+        "/",
+    ]
+    for path in written:
+        answer = send(echo, f"POST {path}")
+        if answer.startswith(b"HTTP/1.1 200 "):  # then as one of the ten
+            assert answer.rpartition(b"\r\n")[2] == b"POST /v1/fleet/pull-messages HTTP/1.1 0"
+        else:
+            assert answer.startswith((b"HTTP/1.1 404 ", b"HTTP/1.1 400 ")), path
+
+
+@pytest.mark.process
+@needs("nginx")
+def test_the_proxy_refuses_other_methods_second_requests_and_large_bodies(echo):
+    call, hidden = "POST /v1/fleet/push-object", b"POST /v1/control/list-nodes HTTP/1.1\r\n\r\n"
+    assert send(echo, "GET /v1/fleet/get-run").startswith(b"HTTP/1.1 403 ")
+    assert send(echo, "PUT /v1/fleet/get-run").startswith(b"HTTP/1.1 403 ")
+    both = "Content-Length: 4\r\nTransfer-Encoding: chunked"
+    assert send(echo, call, both, b"0\r\n\r\n" + hidden).startswith(b"HTTP/1.1 400 ")
+    assert send(echo, call, f"Content-Length: {2**24 + 1}").startswith(b"HTTP/1.1 413 ")
+    largest = send(echo, call, f"Content-Length: {6 * 10**6}", b"\0" * 6 * 10**6)
+    assert largest.endswith(b"HTTP/1.1 6000000")
+
+
+@pytest.mark.process
+@needs("nginx")
+def test_the_proxy_bounds_the_requests_of_one_address(echo):
+    head = "POST /v1/fleet/push-object HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n"
+    with ExitStack() as pending:
+        for _ in range(32):  # whose bodies do not come
+            pending.enter_context(connect(echo)).sendall(head.encode())
+        wait_until(lambda: b" 503 " in send(echo, "POST /v1/fleet/get-run")[:20], "refusal")
+    wait_until(lambda: b" 200 " in send(echo, "POST /v1/fleet/get-run")[:20], "answer")
+
+
+# A federation
+
+
+def answer_of(port: int, certificate: Path, method: str, path: str) -> str:
+    """Return the status and the body of an answer to an empty request."""
+    connection = HTTPSConnection("localhost", port, context=trust(certificate), timeout=DEADLINE)
+    connection.request(method, path, headers={"Content-Type": "application/protobuf"})
+    response = connection.getresponse()
+    text = f"{response.status} {response.read().decode(errors='replace')}"
+    connection.close()
+    return text
+
+
+def start(recipe: Recipe, command: str, home: Path | None = None) -> subprocess.Popen[str]:
+    """Start a command, with the operator's configuration of Flower or one's own."""
+    return subprocess.Popen(
+        ["sh", "-c", f"exec {command}"],
+        cwd=recipe.deploy,
+        env=recipe.federation._environment() | {"FLWR_HOME": str(home or recipe.home)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def register(recipe: Recipe, key: str, name: str) -> tuple[int, str]:
+    """Register a key with the command of the page; return its exit status and what it says."""
+    process = start(recipe, REGISTER.replace("site-a.pub", f"{key}.pub").replace("site-a", name))
+    said, _ = process.communicate(timeout=DEADLINE)
+    return process.returncode, said
+
+
+def select(recipe: Recipe, query: str) -> list[tuple]:
+    with sqlite3.connect(f"file:{recipe.home / 'superlink.db'}?mode=ro", uri=True) as database:
+        return sorted(database.execute(query).fetchall())
+
+
+def start_federation(recipe: Recipe) -> None:
+    """Start the server; site-a; and site-b, which runs only apps that a trusted entity signed."""
+    recipe.run(SERVER)
+    recipe.start_unit("superlink")
+    recipe.start_nginx()
+    for site in ("site-a", "site-b"):
+        recipe.run(SITE.replace("site-a", site))
+    wait_until(lambda: listens("127.0.0.1", recipe.federation.port), "SuperLink")
+    trusted = recipe.folder / "trusted.yaml"
+    trusted.write_text(f"fpk_reviewer: {SIGNER}\n")
+    for site, client, more in (("site-a", 0, ()), ("site-b", 1, ("--trusted-entities", trusted))):
+        assert register(recipe, site, site)[0] == 0
+        config = ("--node-config", f"client={client}", "--port", str(free_port()))
+        recipe.start_unit("supernode", site, *config, *map(str, more))
+
+
+def status_of(recipe: Recipe, key: Path, call: str, request: object) -> int:
+    """Return the status of a SuperNode's call through the proxy, signed with a key."""
+    private = load_ssh_private_key(key.read_bytes(), None)
+    signer = NodeAuthHttpInterceptor(private, private.public_key())
+    server = (f"localhost:{recipe.port}", False, (recipe.deploy / "ca.crt").read_bytes())
+    with FleetHttpClient.from_server_address(*server, [signer]) as client:
+        try:
+            getattr(client, call)(request)
+        except httpx.HTTPStatusError as error:
+            return error.response.status_code
+    return 200
+
+
+def impersonate(recipe: Recipe, stranger: Path, nodes: dict[str, int]) -> None:
+    """Call as a node whose key one does not have; only a node's own key speaks for it."""
+
+    def beat(key: Path, site: str) -> int:
+        request = SendNodeHeartbeatRequest(node=Node(node_id=nodes[site]), heartbeat_interval=30)
+        return status_of(recipe, key, "SendNodeHeartbeat", request)
+
+    assert beat(recipe.home / "site-a", "site-a") == 200
+    assert beat(recipe.home / "site-a", "site-b") == 401
+    assert beat(stranger, "site-a") == 401
+    public = load_ssh_private_key(stranger.read_bytes(), None).public_key()
+    key = {"public_key": public_key_to_bytes(public)}
+    activate = ActivateNodeRequest(**key, heartbeat_interval=30)
+    assert 400 <= status_of(recipe, stranger, "ActivateNode", activate) < 500
+    register_node = RegisterNodeFleetRequest(**key)
+    assert status_of(recipe, stranger, "RegisterNode", register_node) == 404
+
+
+def attack(recipe: Recipe, nodes: dict[str, int]) -> None:
+    """Do what a stranger with the address and ca.crt can do."""
+    home, authority = recipe.folder / "stranger", recipe.deploy / "ca.crt"
+    home.mkdir()
+    make_node_key(home / "key")
+    home.joinpath("config.toml").write_text(
+        f'[superlink.victim]\naddress = "localhost:{recipe.port}"\n'
+        f'root-certificates = "{authority}"\n'
+    )
+    commands = [
+        "flwr supernode list victim",
+        f"flwr run {APP} victim",
+        f"flwr supernode unregister {nodes['site-a']} victim",
+        f"flwr supernode register {home}/key.pub victim --name site-a",
+    ]
+    for process in [start(recipe, command, home) for command in commands]:
+        said, _ = process.communicate(timeout=DEADLINE)
+        assert process.returncode != 0, said
+        assert "404" in said
+    inside = (recipe.federation.port, recipe.home / "local.pem")
+    routes = json.loads(answer_of(*inside, "GET", "/openapi.json").partition(" ")[2])["paths"]
+    assert set(routes) >= CALLS | {"/v1/control/list-nodes", "/v1/runtime/acquire-task"}
+    for path in routes:
+        refused = answer_of(recipe.port, authority, "POST", path).startswith("404 ")
+        assert refused == (path not in CALLS), path
+    impersonate(recipe, home / "key", nodes)
+    # why all this: nothing but the proxy guards Control
+    assert answer_of(*inside, "POST", "/v1/control/list-nodes").startswith("200 ")
+    assert not listens("127.0.0.2", recipe.federation.port)
+
+
+@pytest.mark.flower
+@needs("nginx")
+def test_a_stranger_with_the_address_and_the_certificate_is_refused_while_a_site_trains(recipe):
+    start_federation(recipe)
+    nodes = select(recipe, "SELECT name, node_id FROM node")
+    config = f"folder='{recipe.folder}' names='site-a site-b' rounds=1 min-nodes=2"
+    run = start(recipe, f'flwr run {APP} ours --stream --run-config "{config}"')
+    attack(recipe, {name: node_id % 2**64 for name, node_id in nodes})
+    said, _ = run.communicate(timeout=DEADLINE)
+    stages = {row.client: row.stage for row in rows(recipe.folder / "fedavg.db")}
+    assert (stages["site-a"], stages["site-b"] == "used") == ("used", False), said
+    assert "reply of site-b not used: error 7: The FAB could not be verified" in said
+    status, refusal = register(recipe, str(recipe.folder / "stranger/key"), "site-a")
+    assert status == 2
+    assert "name: 'site-a' is taken" in refusal
+    assert select(recipe, "SELECT name, node_id FROM node") == nodes
+    assert len(select(recipe, "SELECT run_id FROM run")) == 1

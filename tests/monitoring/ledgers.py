@@ -4,6 +4,7 @@ import sqlite3
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 from itertools import pairwise
+from statistics import median
 from typing import NamedTuple
 
 import numpy as np
@@ -82,18 +83,25 @@ def influences(rows: list[Row], names: list[str]) -> np.ndarray:
     return np.array([sums[name] for name in names]) / sum(sums.values())
 
 
-def is_gone(seen: list[int], now: int, clients: int) -> bool:
-    """Return whether a client seen in these rounds is gone by round `now`: the rule, in words.
+def find_gone(seen: dict[str, list[int]], now: int) -> dict[str, bool]:
+    """Return whether each client is gone by round `now`, given the rounds in which it was seen.
 
-    It has been silent for more than twice as long as ever before, and if its rounds were drawn at
-    random from all since the first, a silence like this had a chance of at most 0.001 / N.
+    The rule, in words: it has been silent for more than twice as long as ever before, and as the
+    longest silence of half of the clients that were silent and came back; and if its rounds were
+    drawn at random from all since the first, such a silence had a chance of at most 0.001 / N.
     """
-    silences = [later - earlier - 1 for earlier, later in pairwise(seen)]
-    silence = now - seen[-1]
-    if not silences or silence <= 2 * max(silences):
-        return False
-    chance = ((seen[-1] - seen[0]) / (now - seen[0])) ** len(silences)
-    return clients * chance <= 0.001
+    longest = {
+        name: max((later - earlier - 1 for earlier, later in pairwise(rounds)), default=0)
+        for name, rounds in seen.items()
+    }
+    usual = median([silence for silence in longest.values() if silence] or [0])
+    found = {}
+    for name, rounds in seen.items():
+        first, last, silence = rounds[0], rounds[-1], now - rounds[-1]
+        random = ((last - first) / max(now - first, 1)) ** (len(rounds) - 1)
+        unusual = silence > 2 * max(longest[name], usual)
+        found[name] = unusual and len(rounds) > 1 and len(seen) * random <= 0.001
+    return found
 
 
 def count_reasons(rows: list[Row]) -> Counter[str]:

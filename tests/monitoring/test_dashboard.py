@@ -155,7 +155,11 @@ CASES = {
                         f'{{instance="i", federation="f", reason="{reason}"}}',
                         "values": values,
                     }
-                    for reason, values in [("late", "0+1x200"), ("malformed", "0x49 2x150")]
+                    for reason, values in [
+                        ("late", "0+1x200"),
+                        ("malformed", "0x49 2x150"),
+                        ("invalid", "2x199 1x1"),
+                    ]
                 ),
             ],
             "alert_rule_test": [
@@ -167,9 +171,10 @@ CASES = {
                     (60, "FedTideClientGone", []),
                     (30, "FedTideSkew", []),
                     (100, "FedTideSkew", ["0.70"]),
-                    (40, "FedTideRefusals", []),
-                    (60, "FedTideRefusals", ["malformed"]),
+                    (30, "FedTideRefusals", ["invalid"]),
+                    (61, "FedTideRefusals", ["malformed"]),
                     (130, "FedTideRefusals", []),
+                    (200, "FedTideRefusals", []),
                     (99, "FedTideStalled", []),
                     (105, "FedTideStalled", []),
                     (115, "FedTideStalled", ["15m 0s"]),
@@ -206,7 +211,7 @@ SUMMARIES = {
     ),
     "FedTideRefusals": lambda reason: (
         {"federation": "f", "reason": reason},
-        f"Updates of clients of f were refused: {reason}",
+        f"2 updates of clients of f were refused: {reason}",
         "The page of fedtide watch says whose.",
     ),
     "FedTideStalled": lambda age: ({"federation": "f"}, f"f has used no update for {age}", None),

@@ -20,8 +20,8 @@ from .ledgers import (
     count_reasons,
     draw_rounds,
     end_of,
+    find_gone,
     influences,
-    is_gone,
     read_rows,
     used,
     write,
@@ -144,7 +144,7 @@ def test_absences_states_and_unused_updates_of_each_client(url):
         seen[row.client].append(row.round)
     absences = {name: now - rounds[-1] for name, rounds in seen.items()}
     assert metrics.by("client_absence_rounds", "client") == absences
-    gone = {name: is_gone(rounds, now, CLIENTS) for name, rounds in seen.items()}
+    gone = find_gone(seen, now)
     assert metrics.by("client_gone", "client") == gone
     assert gone["site-7"]
     assert metrics.by("clients", "state") == {
@@ -192,6 +192,13 @@ def test_a_client_whose_name_is_claimed_by_another_node_is_not_there(url):
     assert metrics.by("client_absence_rounds", "client") == {"ann": 1, "bob": 0}
     assert metrics.value("round_clients", stage="available") == 1
     assert metrics.value("unused_updates_total", reason="unregistered") == 1
+
+
+def test_a_refusal_without_a_reason_is_counted_as_unknown(url):
+    write(url, [[*used(0, "ann"), Entry("bob", "reported", None, end_of(0))]])
+    metrics = read_metrics(url)
+    assert metrics.value("unused_updates_total", reason="unknown") == 1
+    assert sum(metrics.by("unused_updates_total", "reason").values()) == 1
 
 
 def test_series_of_single_clients_end_where_there_are_too_many(ledger):

@@ -110,6 +110,7 @@ def test_page_and_metrics_are_served_and_end_with_the_context(url):
         ("GET", "/secret", 404),
         ("GET", "/../../etc/passwd", 404),
         ("GET", "/metrics/", 404),
+        ("GET", "//[", 404),
         ("HEAD", "/", 200),
         ("HEAD", "/metrics", 200),
         ("POST", "/", 501),
@@ -131,7 +132,7 @@ def test_a_new_round_is_shown_and_a_ledger_without_rounds_waits(url, serving, mo
     look_often(monkeypatch)
     write(url, [])
     address = serving(Monitor(url))
-    assert "No round has ended yet" in get(address)[1]
+    assert "No rounds yet" in get(address)[1]
     assert "fedtide_ledger_up 1.0" in get(address, "/metrics")[1]
     write(url, [used(0, "ann")])
     end = time.monotonic() + 10

@@ -37,6 +37,7 @@ from fedtide.participation.log.ledger import (
     Entry,
     Ledger,
     read_ledger,
+    read_ledger_part,
     read_rounds,
     stream_ledger,
 )
@@ -99,6 +100,25 @@ def test_a_ledger_reads_like_a_log_file(url: str, tmp_path: Path):
     ledger.commit(2, [Entry("a", "used", 1.0, NOW)], NOW)
     write_log(tmp_path / "log.parquet", read_ledger(url))
     assert_frame_equal(read_log(tmp_path / "log.parquet"), read_ledger(url))
+
+
+def test_a_part_has_the_round_read_last_and_the_rows_of_those_after_it(url: str):
+    Ledger(url).close()
+    empty = read_ledger_part(url, -1, 10)
+    assert (empty.federation, len(empty.rounds), len(empty.rows)) == ("", 0, 0)
+    ledger = Ledger(url, "north")
+    for t in (0, 1, 3, 4):
+        ledger.commit(t, [Entry("b", "used", 1.0, NOW, 0), Entry("a", "selected")], NOW + t)
+    Ledger(url, "south").commit(2, [Entry("c", "used")], NOW)
+    part = read_ledger_part(f"{url}#north", 1, 2)
+    assert part.federation == "north"
+    assert part.rounds.rows() == [(1, NOW + 1), (3, NOW + 3)]
+    assert sorted(part.rows.select("round", "client", "asked").rows()) == [
+        (3, "a", None),
+        (3, "b", 0),
+    ]
+    assert read_ledger_part(f"{url}#north", 4, 10).rounds["round"].to_list() == [4]
+    assert read_ledger_part(f"{url}#north", 4, 10).rows.is_empty()
 
 
 def test_committing_a_round_again_changes_nothing(url: str):

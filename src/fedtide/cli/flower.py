@@ -1,20 +1,28 @@
-"""The command `fedtide flower`."""
+"""The commands `fedtide flower demo` and `fedtide flower register`."""
 
 from __future__ import annotations
 
 import importlib.util
 import tempfile
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 from rich.console import Console
 
 from fedtide.errors import Interrupted, InvalidInputError, MissingExtraError
 
+app = typer.Typer(
+    add_completion=False,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    no_args_is_help=True,
+    help="Run a real federation on this machine with Flower, or register a site with a server.",
+)
 
-def flower_command(
-    action: Annotated[Literal["demo"], typer.Argument(help="demo: run an example federation.")],
+
+@app.command("demo")
+def demo_command(
     rounds: Annotated[int, typer.Option(min=2, help="How many rounds.")] = 12,
     tls: Annotated[
         bool, typer.Option("--tls", help="Use TLS and a registered key for each node.")
@@ -32,9 +40,7 @@ def flower_command(
 
     Example: fedtide flower demo --tls
     """
-    for library in ("flwr", "sqlalchemy"):
-        if importlib.util.find_spec(library) is None:
-            raise MissingExtraError("flower", "flower")
+    _require_flower()
     if out is not None and out.exists():
         raise InvalidInputError(f"out: {out} exists; choose another")
     try:
@@ -42,6 +48,30 @@ def flower_command(
             _run(out or Path(temporary) / "demo", rounds, tls)
     except Interrupted:
         raise Interrupted("interrupted; all processes of the federation have ended") from None
+
+
+@app.command("register")
+def register_command(
+    key: Annotated[Path, typer.Argument(help="The site's public key, such as site-a.pub.")],
+    name: Annotated[str, typer.Argument(help="The site's name, which no other site has.")],
+    superlink: Annotated[
+        str, typer.Option(help="The connection to the SuperLink in Flower's config.toml.")
+    ] = "ours",
+) -> None:
+    """Register the key of a site with a SuperLink; a name that is taken is refused.
+
+    Example: fedtide flower register site-a.pub site-a
+    """
+    _require_flower()
+    from fedtide.flower.registration import register_site
+
+    print(register_site(key, name, superlink))
+
+
+def _require_flower() -> None:
+    for library in ("flwr", "sqlalchemy"):
+        if importlib.util.find_spec(library) is None:
+            raise MissingExtraError("flower", "flower")
 
 
 def _run(folder: Path, rounds: int, tls: bool) -> None:

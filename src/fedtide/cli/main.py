@@ -64,8 +64,8 @@ COMMANDS = {
         "Serve a page, and metrics for Prometheus, on a federation from its ledger.",
     ),
     "flower": _Command(
-        "fedtide.cli.flower:flower_command",
-        "Run a real federation on this machine: a SuperLink and five SuperNodes with Flower.",
+        "fedtide.cli.flower:app",
+        "Run a real federation on this machine with Flower, or register a site with a server.",
     ),
 }
 """The commands; only the one that runs is imported, so `fedtide --help` need not load PyTorch."""

@@ -2,6 +2,7 @@
 
 - `Grid.get_nodes` returns protobuf messages of `flwr.proto`; we read `name`, which the operator
   gave at registration, and `last_activated_at`;
+- the client with which `flwr` lists the nodes of a SuperLink; its command leaves out their names;
 - `Grid.run.run_id`;
 - `HttpGrid._runtime_client.PullMessages`, and the function with which that module decodes a reply;
 - the numbers of errors in `flwr.common.constant.ErrorCode`;
@@ -9,7 +10,7 @@
 - an environment variable of Flower's SuperExec.
 
 If one of them fails after an upgrade of Flower, however it fails, we log one warning and go on with
-a fallback.
+a fallback; only the list of nodes has none.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ from typing import Any, TypeVar
 
 from flwr.app import Error, Message
 from flwr.serverapp import Grid
+
+from fedtide.errors import InvalidInputError
 
 log = getLogger("flwr")
 
@@ -79,6 +82,31 @@ def list_nodes(grid: Grid) -> list[OnlineNode]:
         OnlineNode(node_id, _read_name(info), _read_activation(info))
         for node_id, info in sorted(described.items())
     ]
+
+
+def list_registered_names(superlink: str) -> set[str]:
+    """Return the names of the keys that are registered with a SuperLink.
+
+    There is no fallback: without this list nobody can say whether a name is free.
+
+    Args:
+        superlink: the name of a connection in Flower's config.toml.
+
+    Raises:
+        InvalidInputError: no such connection, the SuperLink does not answer, or Flower has changed.
+    """
+    try:
+        names = ("cli.flower_config", "cli.utils", "proto.control_pb2", "supercore.constant")
+        config, utils, control, constant = (import_module(f"flwr.{name}") for name in names)
+        connection = config.read_superlink_connection(superlink)
+        with utils.init_http_client_from_connection(connection) as client:
+            nodes = client.ListNodes(control.ListNodesRequest()).nodes_info
+        former = constant.NodeStatus.UNREGISTERED
+        return {node.name for node in nodes if node.name and node.status != former}
+    except Exception as error:
+        raise InvalidInputError(
+            f"superlink: {superlink!r} does not tell which names are taken ({error})"
+        ) from error
 
 
 @dataclass(frozen=True)

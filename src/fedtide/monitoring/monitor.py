@@ -17,6 +17,7 @@ from fedtide.validation import require_at_least
 
 _POLL = 1.0  # seconds between two looks into the ledger
 _SHARE = 0.1  # of a core that following the ledger may take
+_PATIENCE = 5.0  # seconds for which the end of the thread is waited for
 _ROWS = 100_000  # that are read at a time, roughly
 
 
@@ -87,6 +88,7 @@ class Monitor:
         self.error: str | None = None
         self._url, self._federation = url, ""
         self._batch = 64
+        self._changed = False  # since the status was measured
         self._forget()
         self._stop = Event()
         self._thread = Thread(target=self._follow, name="fedtide-monitor", daemon=True)
@@ -97,10 +99,10 @@ class Monitor:
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop following the ledger."""
+        """Stop following the ledger; what waits for a database is left behind."""
         self._stop.set()
         if self._thread.is_alive():
-            self._thread.join()
+            self._thread.join(_PATIENCE)
 
     def refresh(self) -> None:
         """Read the new rounds, if there are any, and update status and metrics.
@@ -108,12 +110,12 @@ class Monitor:
         Raises:
             InvalidInputError: as `read_ledger`.
         """
-        changed = self._read()
-        if changed:
+        self._read()
+        if self._changed:
             shares = self.settings.shares
             self.status = measure_status(self._window, self._federation, shares)
-        if changed or self.error is not None:
-            self.error = None
+        if self._changed or self.error is not None:
+            self.error, self._changed = None, False
             self.metrics = self._render()
 
     def _follow(self) -> None:
@@ -127,9 +129,8 @@ class Monitor:
                 self.metrics = self._render()
             wait = max(_POLL, (time.monotonic() - began) * (1 / _SHARE - 1))
 
-    def _read(self) -> bool:
-        """Read all new rounds; return whether anything changed."""
-        changed = False
+    def _read(self) -> None:
+        """Read all new rounds."""
         while not self._stop.is_set():
             last = self._window.rounds[-1] if self._window.rounds else None
             after = -1 if last is None else last.number
@@ -138,19 +139,18 @@ class Monitor:
             if last is not None:
                 if rounds[:1].rows() != [(last.number, last.time)]:
                     self._forget()
-                    changed = True
                     continue
                 rounds = rounds[1:]
             if rounds.is_empty():
-                return changed
+                return
+            self._changed = True
             self._window.add(rounds, part.rows)
             self._batch = max(2, min(10_000, self._batch * _ROWS // max(len(part.rows), 1)))
-            changed = True
-        return changed
 
     def _forget(self) -> None:
         """Forget what was read of the ledger."""
         self._window = LedgerWindow(self.settings.window, self.settings.names)
+        self._changed = True
 
     def _named_url(self) -> str:
         """Return the URL with the federation's name, once that is known."""

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import errno
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from logging import getLogger
 from threading import Thread
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs
 
 from fedtide.errors import InvalidInputError
 from fedtide.monitoring.exporter import CONTENT_TYPE
 from fedtide.monitoring.monitor import Monitor
 from fedtide.monitoring.watch_page import CONTENT_SECURITY_POLICY, Query, render_page
+
+log = getLogger("fedtide")
 
 PORT = 9570
 """The port of `fedtide watch`."""
@@ -52,7 +56,10 @@ class MonitorServer(ThreadingHTTPServer):
         return f"http://{host}:{port}/"
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """Pass over a connection that broke; what it asked for is gone with it."""
+        """Log what went wrong, unless it is the connection."""
+        error = sys.exc_info()[1]
+        if not isinstance(error, OSError):
+            log.error("a request to the page failed", exc_info=error)
 
 
 @contextmanager
@@ -82,13 +89,13 @@ class _Handler(BaseHTTPRequestHandler):
     timeout = _REQUEST_SECONDS
 
     def do_GET(self) -> None:
-        address = urlsplit(self.path)
+        path, _, query = self.path.partition("?")
         monitor = self.server.monitor
-        if address.path == "/metrics":
+        if path == "/metrics":
             self._answer(HTTPStatus.OK, CONTENT_TYPE, monitor.metrics)
-        elif address.path == "/":
-            query = Query.from_fields(parse_qs(address.query))
-            page = render_page(monitor.status, monitor.error, query, time.time())
+        elif path == "/":
+            wanted = Query.from_fields(parse_qs(query))
+            page = render_page(monitor.status, monitor.error, wanted, time.time())
             self._answer(HTTPStatus.OK, "text/html; charset=utf-8", page.encode())
         else:
             text = b"not found; the page is at /, the metrics at /metrics\n"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 import polars as pl
@@ -79,6 +81,38 @@ class Forecast:
     reason: str | None
 
 
+class WindowColumns:
+    """The rows of the window as columns, and what they say of each client, arrays of shape (N,).
+
+    Args:
+        rounds: of the window.
+        size: N.
+
+    Attributes:
+        numbers: the round of each row, shape (R,).
+        clients: its client, (R,).
+        reasons: why the update was not used, as in `Round`, (R,).
+        replies: how many replies of each client came.
+        late: how many of them came late.
+        rounds_late: by how many rounds together.
+        unused: how many of its updates were not used.
+        last_reason: the reason of the last one; −1: none.
+    """
+
+    def __init__(self, rounds: list[Round], size: int) -> None:
+        self.numbers = np.repeat([one.number for one in rounds], [len(o.clients) for o in rounds])
+        self.clients = np.concatenate([one.clients for one in rounds])
+        self.reasons = np.concatenate([one.reasons for one in rounds])
+        lateness = np.concatenate([one.lateness for one in rounds])
+        replied, unused = lateness >= 0, self.reasons >= 0
+        self.replies = np.bincount(self.clients[replied], minlength=size)
+        self.late = np.bincount(self.clients[lateness > 0], minlength=size)
+        self.rounds_late = np.bincount(self.clients[replied], lateness[replied], minlength=size)
+        self.unused = np.bincount(self.clients[unused], minlength=size)
+        self.last_reason = np.full(size, -1)
+        self.last_reason[self.clients[unused]] = self.reasons[unused]  # the last one stays
+
+
 @dataclass(frozen=True, eq=False)
 class Status:
     """A federation after its last round; arrays of shape (N,) are by client.
@@ -141,6 +175,19 @@ class Status:
         wanted = np.where(self.wanted > 0, self.wanted, np.nan)
         return np.asarray(self.objective.weights / wanted)
 
+    @cached_property
+    def columns(self) -> WindowColumns:
+        """The rows of the window."""
+        return WindowColumns(self.rounds, len(self.names))
+
+    @cached_property
+    def by_name(self) -> Ints:
+        """The clients in the order of their names, (N,): site-2 before site-10, in either case."""
+        keys = [re.split("([0-9]{1,18})", name.casefold()) for name in self.names]
+        for parts in keys:
+            parts[1::2] = map(int, parts[1::2])
+        return np.array(sorted(range(len(keys)), key=keys.__getitem__), dtype=np.int64)
+
     def count_states(self) -> dict[str, int]:
         """Return how many clients are in each state."""
         counts = np.bincount(self.states, minlength=len(CLIENT_STATES))
@@ -188,7 +235,8 @@ def measure_status(window: LedgerWindow, federation: str, shares: FairShares) ->
 def find_states(totals: ClientTotals, first: int, last: int) -> Ints:
     """Return the state of each client after round `last`, as an index in CLIENT_STATES.
 
-    present: seen in the last round. gone: silent for more than twice its longest silence so far,
+    present: seen in the last round. gone: silent for more than twice its longest silence so far
+    and twice the median of the clients' longest silences (of those that were silent and returned),
     and for so long that, if its rounds were exchangeable,
 
         N ((s − f) / (t − f))^k <= 0.001
@@ -205,7 +253,9 @@ def find_states(totals: ClientTotals, first: int, last: int) -> Ints:
     silent = last - totals.last
     known = np.maximum(totals.last - totals.first, 0) / np.maximum(last - totals.first, 1)
     chance = len(silent) * known**totals.returns
-    gone = (chance <= _GONE_LEVEL) & (silent > _GONE_FACTOR * totals.longest)
+    ended = totals.longest[totals.longest > 0]
+    usual = np.maximum(totals.longest, np.median(ended) if len(ended) else 0)
+    gone = (chance <= _GONE_LEVEL) & (silent > _GONE_FACTOR * usual)
     gone &= totals.returns > 0
     conditions = [totals.last < 0, silent == 0, totals.last < first, gone]
     return np.select(conditions, [NEVER, PRESENT, ABSENT, GONE], AWAY)

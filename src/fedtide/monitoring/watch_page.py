@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -16,7 +15,14 @@ import jinja2
 import numpy as np
 
 from fedtide.monitoring.ledger_window import Floats, Ints
-from fedtide.monitoring.status import CLIENT_STATES, GONE, NEVER, PRESENT, Status
+from fedtide.monitoring.status import (
+    CLIENT_STATES,
+    GONE,
+    NEVER,
+    PRESENT,
+    Status,
+    WindowColumns,
+)
 from fedtide.participation.log.schema import REASONS, STAGES
 
 _FOLDER = files("fedtide.monitoring")
@@ -74,12 +80,13 @@ def render_page(status: Status | None, error: str | None, query: Query, now: flo
     """Return the HTML of the page.
 
     Args:
-        status: of the federation; None: no round has ended.
+        status: of the federation; None: no round is known.
         error: why the ledger cannot be read; None: it can.
         query: which clients are shown.
         now: in seconds since 1970.
     """
-    content: dict[str, Any] = {"title": "No round has ended yet", "lead": "This page waits."}
+    lead = "No round has ended, or the ledger is still being read; this page waits."
+    content: dict[str, Any] = {"title": "No rounds yet", "lead": lead}
     if status is not None:
         content = _describe(status, query, now)
     warnings = [f"The ledger cannot be read: {error}"] if error else []
@@ -95,16 +102,16 @@ def _load_template() -> jinja2.Template:
         autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
     )
     text = _FOLDER.joinpath("watch.html.jinja").read_text(encoding="utf-8")
-    return environment.from_string(text.replace("\n<!doctype", "<!doctype", 1))
+    return environment.from_string(text)
 
 
 def _describe(status: Status, query: Query, now: float) -> dict[str, Any]:
-    window = _WindowColumns(status)
+    window = status.columns
     matching, chosen = _choose_clients(status, window, query)
     return {
         "title": status.federation,
         "lead": _describe_rounds(status, now),
-        "warnings": _list_warnings(status, window, now),
+        "warnings": _list_warnings(status, now),
         "tiles": _list_tiles(status),
         "chart": _draw_chart(status),
         "explanation": _explain(status),
@@ -115,29 +122,6 @@ def _describe(status: Status, query: Query, now: float) -> dict[str, Any]:
     }
 
 
-class _WindowColumns:
-    """The rows of the window as columns, and what they say of each client, arrays (N,).
-
-    Args:
-        status: with the window.
-    """
-
-    def __init__(self, status: Status) -> None:
-        rounds, size = status.rounds, len(status.names)
-        self.clients = np.concatenate([one.clients for one in rounds])
-        self.reasons = np.concatenate([one.reasons for one in rounds])
-        self.numbers = np.repeat([one.number for one in rounds], [len(o.clients) for o in rounds])
-        lateness = np.concatenate([one.lateness for one in rounds])
-        replied = lateness >= 0
-        self.replies = np.bincount(self.clients[replied], minlength=size)
-        self.late = np.bincount(self.clients[lateness > 0], minlength=size)
-        self.rounds_late = np.bincount(self.clients[replied], lateness[replied], minlength=size)
-        unused = self.reasons >= 0
-        self.unused = np.bincount(self.clients[unused], minlength=size)
-        self.last_reason = np.full(size, -1)
-        self.last_reason[self.clients[unused]] = self.reasons[unused]  # the last one stays
-
-
 def _describe_rounds(status: Status, now: float) -> str:
     ended = "1 round has ended" if status.ended == 1 else f"{status.ended:,} rounds have ended"
     text = f"{ended}, the last one {format_duration(now - status.last.time)} ago"
@@ -146,7 +130,7 @@ def _describe_rounds(status: Status, now: float) -> str:
     return f"{text}; a round takes {format_duration(status.round_seconds)}."
 
 
-def _list_warnings(status: Status, window: _WindowColumns, now: float) -> list[str]:
+def _list_warnings(status: Status, now: float) -> list[str]:
     lines = []
     age = now - status.last.time
     if age > max(_STALLED * status.round_seconds, _STALLED_SECONDS):
@@ -175,7 +159,7 @@ def _list_tiles(status: Status) -> list[tuple[str, str]]:
         low, high = status.objective.interval
         text = f"L1 skew of the last {len(status.rounds):,} rounds (0 fair, at most 2)"
         if not np.isnan(low):
-            text += f"; 95%: {low:.2f} to {high:.2f}"
+            text += f"; 95% interval, chance deducted: {low:.2f} to {high:.2f}"
         tiles.append((f"{status.objective.l1_skew:.2f}", text))
     states = status.count_states()
     tiles.append((f"{states['gone']:,}", "clients gone"))
@@ -225,23 +209,20 @@ _COLUMNS = ("name", "state", "influence", "chance", "absence", "late", "unused")
 _ASCENDING = ("name", "state")
 
 
-def _choose_clients(status: Status, window: _WindowColumns, query: Query) -> tuple[int, Ints]:
+def _choose_clients(status: Status, window: WindowColumns, query: Query) -> tuple[int, Ints]:
     """Return how many clients match, and those that are shown, in order."""
-    part = query.find.casefold()
-    names = status.names
-    matching = np.array(
-        [n for n, name in enumerate(names) if name and part in name.casefold()], dtype=np.int64
-    )
+    part, names = query.find.casefold(), status.names
+    matching = [names[n] != "" and part in names[n].casefold() for n in status.by_name]
+    ordered = status.by_name[matching]
     column, sign = query.sort.removeprefix("-"), -1 if query.sort.startswith("-") else 1
-    ordered = np.array(sorted(matching, key=lambda n: _natural(names[n])), dtype=np.int64)
     if column == "name":
-        return len(matching), ordered[::sign][:_ROWS]
+        return len(ordered), ordered[::sign][:_ROWS]
     keys = _sort_keys(status, window, column)[ordered]
     unknown = np.isnan(keys)  # last in either order
-    return len(matching), ordered[np.lexsort((sign * keys, unknown))][:_ROWS]
+    return len(ordered), ordered[np.lexsort((sign * keys, unknown))][:_ROWS]
 
 
-def _sort_keys(status: Status, window: _WindowColumns, column: str) -> Floats:
+def _sort_keys(status: Status, window: WindowColumns, column: str) -> Floats:
     if column == "state":
         return status.states.astype(np.float64)
     if column == "influence":
@@ -258,14 +239,8 @@ def _sort_keys(status: Status, window: _WindowColumns, column: str) -> Floats:
     return np.where(status.states == GONE, 0.0, 1.0)
 
 
-def _natural(name: str) -> list[str | int]:
-    """Return a key that sorts site-2 before site-10, in either case."""
-    parts = re.split(r"([0-9]+)", name.casefold())
-    return [int(part) if i % 2 else part for i, part in enumerate(parts)]
-
-
 def _list_rows(
-    status: Status, window: _WindowColumns, chosen: Ints, now: float
+    status: Status, window: WindowColumns, chosen: Ints, now: float
 ) -> list[dict[str, Any]]:
     rounds = status.rounds[-_STRIP:]
     table = np.full((len(chosen), len(rounds)), -1)
@@ -274,13 +249,14 @@ def _list_rows(
         stages[one.clients] = one.stages
         table[:, column] = stages[chosen]
         stages[one.clients] = -1
+    ratios = status.ratios
     return [
         {
             "name": status.names[n],
             "state": CLIENT_STATES[status.states[n]],
             "strip": _draw_strip(line),
             "strip_label": f"there in {int((line >= 0).sum())} of {len(line)} rounds",
-            "ratio": _format_number(status.ratios[n], ".2f"),
+            "ratio": "–" if np.isnan(ratios[n]) else f"{ratios[n]:.2f}",
             "chance": _format_chance(status, n),
             "absence": _format_absence(status, n, now),
             "late": _format_late(window, n),
@@ -297,7 +273,7 @@ def _draw_strip(stages: Ints) -> list[dict[str, int]]:
     return [{"stage": int(stages[a]), "x": a, "width": b - a} for a, b in runs if stages[a] >= 0]
 
 
-def _list_reasons(status: Status, window: _WindowColumns) -> list[dict[str, Any]]:
+def _list_reasons(status: Status, window: WindowColumns) -> list[dict[str, Any]]:
     """Return the reasons for which updates were not used, the most frequent of the window first."""
     found = []
     for name, total in status.reason_counts.items():
@@ -311,20 +287,13 @@ def _list_reasons(status: Status, window: _WindowColumns) -> list[dict[str, Any]
     return sorted(found, key=lambda one: (-one["recent"], -one["total"]))
 
 
-def _format_number(value: float, form: str) -> str:
-    return "–" if np.isnan(value) else format(value, form)
-
-
 def _format_chance(status: Status, n: int) -> str:
     if status.forecast is None:
         return "–"
     one = status.forecast
-    text = f"{one.rates[n]:.0%}"
-    return (
-        text
-        if one.rates[n] == 0 or np.isnan(one.low[n])
-        else f"{text} ({one.low[n]:.0%} to {one.high[n]:.0%})"
-    )
+    rate, low, high = one.rates[n], one.low[n], one.high[n]
+    known = rate > 0 and not np.isnan(low)
+    return f"{rate:.0%} ({low:.0%} to {high:.0%})" if known else f"{rate:.0%}"
 
 
 def _format_absence(status: Status, n: int, now: float) -> str:
@@ -337,14 +306,14 @@ def _format_absence(status: Status, n: int, now: float) -> str:
     return text if np.isnan(seen) else f"{text}, {format_duration(now - seen)}"
 
 
-def _format_late(window: _WindowColumns, n: int) -> str:
+def _format_late(window: WindowColumns, n: int) -> str:
     if not window.late[n]:
         return ""
     mean = window.rounds_late[n] / window.late[n]
     return f"{window.late[n]:,} of {window.replies[n]:,}, by {mean:.1f}"
 
 
-def _format_unused(status: Status, window: _WindowColumns, n: int) -> str:
+def _format_unused(status: Status, window: WindowColumns, n: int) -> str:
     if not window.unused[n]:
         return ""
     return f"{window.unused[n]:,}, last: {status.reasons[window.last_reason[n]]}"

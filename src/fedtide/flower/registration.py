@@ -1,0 +1,42 @@
+"""Registers the key of a site with the SuperLink, under a name that no other site has.
+
+`flwr supernode register` accepts any number of keys under one name, and FedTide takes the name that
+the operator gave as the client's identity.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from fedtide.errors import InvalidInputError
+from fedtide.flower._flwr_private import list_registered_names
+
+
+def register_site(key: Path, name: str, superlink: str) -> str:
+    """Register a site's public key and return what Flower says of it.
+
+    Args:
+        key: the file of the public key.
+        name: of the site; the strategy knows it as a client of that name.
+        superlink: the name of a connection in Flower's config.toml.
+
+    Raises:
+        InvalidInputError: `key`: Flower refuses it; `name`: it is taken, or no name;
+            `superlink`: it cannot be asked which names are taken.
+    """
+    if not name or not name.isprintable():
+        raise InvalidInputError(f"name: {name!r} is empty or not printable; give a name")
+    if name in list_registered_names(superlink):
+        raise InvalidInputError(
+            f"name: {name!r} is taken; choose another, or remove the former key first "
+            f"(flwr supernode unregister NODE-ID {superlink})"
+        )
+    flwr = str(Path(sys.executable).parent / "flwr")
+    command = [flwr, "supernode", "register", str(key), superlink, "--name", name]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    said = (done.stdout + done.stderr).strip()
+    if done.returncode:
+        raise InvalidInputError(f"key: Flower refuses {key}: {said}")
+    return said

@@ -1,0 +1,96 @@
+"""A site's key is registered only under a name that is free."""
+
+from contextlib import nullcontext
+from types import SimpleNamespace
+
+import pytest
+from flwr.proto.control_pb2 import ListNodesResponse
+from flwr.proto.node_pb2 import NodeInfo
+
+from fedtide.errors import InvalidInputError
+from fedtide.flower import _flwr_private, registration
+from fedtide.flower._flwr_private import list_registered_names
+from fedtide.flower.registration import register_site
+
+NODES = [
+    NodeInfo(node_id=1, name="site-a", status="online"),
+    NodeInfo(node_id=2, name="site-b", status="unregistered"),
+    NodeInfo(node_id=3, name="site-c", status="registered"),
+    NodeInfo(node_id=4, status="offline"),
+]
+
+
+@pytest.fixture
+def superlink(tmp_path, monkeypatch):
+    """Return a stand-in for Flower's client of the SuperLink `ours`, which lists `NODES`."""
+    config = '[superlink.ours]\naddress = "127.0.0.1:1"\ninsecure = true\n'
+    (tmp_path / "config.toml").write_text(config)
+    monkeypatch.setenv("FLWR_HOME", str(tmp_path))
+    client = SimpleNamespace(ListNodes=lambda request: ListNodesResponse(nodes_info=NODES))
+    utils = _flwr_private.import_module("flwr.cli.utils")
+    monkeypatch.setattr(
+        utils, "init_http_client_from_connection", lambda connection: nullcontext(client)
+    )
+    return client
+
+
+@pytest.fixture
+def commands(monkeypatch):
+    """Return the list to which commands are added; none runs."""
+    run = []
+
+    def record(command, **options):
+        run.append(command[1:])
+        return SimpleNamespace(returncode=0, stdout="registered", stderr="")
+
+    monkeypatch.setattr(registration.subprocess, "run", record)
+    return run
+
+
+def test_names_of_removed_keys_are_free(superlink):
+    assert list_registered_names("ours") == {"site-a", "site-c"}
+
+
+def test_a_free_name_is_registered_with_flowers_own_command(superlink, commands, tmp_path):
+    assert register_site(tmp_path / "b.pub", "site-b", "ours") == "registered"
+    key = str(tmp_path / "b.pub")
+    assert commands == [["supernode", "register", key, "ours", "--name", "site-b"]]
+
+
+def test_a_taken_name_is_refused(superlink, commands, tmp_path):
+    with pytest.raises(InvalidInputError, match=r"^name: 'site-a' is taken; choose another"):
+        register_site(tmp_path / "a.pub", "site-a", "ours")
+    assert commands == []
+
+
+@pytest.mark.parametrize("name", ["", "two\nlines", "\x1b[31m"])
+def test_what_cannot_name_a_client_is_refused(superlink, commands, tmp_path, name):
+    with pytest.raises(InvalidInputError, match=r"^name: .* is empty or not printable"):
+        register_site(tmp_path / "a.pub", name, "ours")
+    assert commands == []
+
+
+@pytest.mark.parametrize(
+    "failure", [AttributeError("renamed"), ConnectionError("no answer"), KeyError("x")]
+)
+def test_nothing_is_registered_if_nobody_can_say_which_names_are_taken(
+    superlink, commands, tmp_path, failure
+):
+    def fail(request):
+        raise failure
+
+    superlink.ListNodes = fail
+    with pytest.raises(InvalidInputError, match=r"^superlink: 'ours' does not tell"):
+        register_site(tmp_path / "a.pub", "site-b", "ours")
+    with pytest.raises(InvalidInputError, match=r"^superlink: 'theirs' does not tell"):
+        register_site(tmp_path / "a.pub", "site-b", "theirs")
+    assert commands == []
+
+
+def test_a_key_that_flower_refuses_is_named(superlink, tmp_path, monkeypatch):
+    def refuse(command, **options):
+        return SimpleNamespace(returncode=1, stdout="", stderr="already in use")
+
+    monkeypatch.setattr(registration.subprocess, "run", refuse)
+    with pytest.raises(InvalidInputError, match=r"^key: Flower refuses .*b\.pub: already in use"):
+        register_site(tmp_path / "b.pub", "site-b", "ours")
