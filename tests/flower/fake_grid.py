@@ -47,6 +47,7 @@ class Node:
         online: whether it is connected at a time.
         name: the one with which the operator registered it.
         started: when it was started.
+        error: the code of the error with which it answers in place of its app; 0: none.
         tamper: changes a reply before it is sent.
         state: what its app keeps between the messages of a run.
     """
@@ -57,6 +58,7 @@ class Node:
     online: Callable[[float], bool] = lambda now: True
     name: str = ""
     started: float = 0.0
+    error: int = 0
     tamper: Callable[[Message], Message] = lambda reply: reply
     state: RecordDict = field(default_factory=RecordDict)
     handled: int = 0
@@ -65,10 +67,14 @@ class Node:
 
 @dataclass
 class FakeGrid(Grid):
-    """The grid; `now` is the time, which advances when its clock sleeps."""
+    """The grid; `now` is the time, which advances when its clock sleeps.
+
+    `wall` returns what the clocks on the wall show then, which somebody may set.
+    """
 
     nodes: dict[int, Node]
     now: float = 1_000.0
+    wall: Callable[[float], float] = lambda now: now
     run_id: int = field(default_factory=lambda: next(_runs))
     sent: list[Message] = field(default_factory=list)
     pending: dict[str, tuple[float, Message]] = field(default_factory=dict)
@@ -86,7 +92,7 @@ class FakeGrid(Grid):
         def sleep(seconds: float) -> None:
             self.now += seconds
 
-        return Clock(now=lambda: self.now, tick=lambda: self.now, sleep=sleep)
+        return Clock(now=lambda: self.wall(self.now), tick=lambda: self.now, sleep=sleep)
 
     @property
     def run(self):
@@ -109,7 +115,7 @@ class FakeGrid(Grid):
             NodeInfo(
                 node_id=node_id,
                 name=node.name,
-                last_activated_at=datetime.fromtimestamp(node.started, UTC).isoformat(),
+                last_activated_at=datetime.fromtimestamp(self.wall(node.started), UTC).isoformat(),
             )
             for node_id, node in self.nodes.items()
             if node.online(self.now)
@@ -139,6 +145,8 @@ class FakeGrid(Grid):
         return message_id
 
     def _answer(self, node: Node, message: Message) -> Message:
+        if node.error:
+            return Message(Error(node.error, "cannot be loaded"), reply_to=message)
         context = Context(
             run_id=self.run_id,
             node_id=message.metadata.dst_node_id,

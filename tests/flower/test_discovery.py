@@ -1,13 +1,18 @@
 """Who is who: registered names, claimed names, and nodes that are rejected."""
 
+import math
+from itertools import pairwise
+
 import pytest
 
 import fedtide as ft
 from fedtide.errors import InvalidInputError
+from fedtide.flower.protocol import NAME_QUERY
 from fedtide.flower.server.discovery import NodeRegistry
 from fedtide.participation.log.ledger import read_ledger
 
-from .driver import deploy, federation
+from .driver import N, deploy, federation, node_of
+from .fake_grid import FakeGrid, Node
 
 FedAvg = ft.algorithms.FedAvg
 
@@ -25,6 +30,14 @@ def test_a_later_node_with_the_same_claim_takes_the_place():
     registry.bind(1, "b", registered=False)
     registry.bind(2, "b", registered=False)
     assert (registry.client_at(1), registry.client_at(2)) == (None, 1)
+
+
+def test_a_node_that_changes_its_name_leaves_the_former_client_without_a_node():
+    registry = NodeRegistry.from_clients(["a", "b"])
+    registry.bind(1, "a", registered=False)
+    registry.bind(1, "b", registered=False)
+    registry.bind(2, "a", registered=False)
+    assert (registry.client_at(1), registry.client_at(2)) == (1, 0)
 
 
 def test_a_full_or_closed_registry_rejects_other_clients():
@@ -65,13 +78,133 @@ def test_registered_nodes_are_not_asked_for_their_names(url):
     assert set(log["client"]) == {f"site-{node_id}" for node_id in grid.nodes}
 
 
-def test_a_newcomer_takes_part_from_its_first_round_on(url):
-    grid = federation(seconds=lambda number: 10.0)
+def test_a_newcomer_is_identified_during_a_round_and_takes_part_in_the_next(url):
+    grid = federation(seconds=lambda number: 25.0 if number else 0.1)  # it tells its name at once
     late, began = grid.nodes[100], grid.now
     late.online = lambda now: now > began + 35
     deploy(grid, FedAvg(), rounds=6, ledger=url)
     own = read_ledger(url).filter(client=str(late.config["partition-id"]))
-    assert own["round"].to_list() == [3, 4, 5]
+    assert own["round"].to_list() == [2, 3, 4, 5]
+
+
+def add_mute(grid, node_id, arrives, leaves=math.inf):
+    """Add a node that never answers."""
+    grid.nodes[node_id] = Node(
+        grid.nodes[100].app,
+        {"partition-id": 0},
+        seconds=lambda number: math.inf,
+        online=lambda now: arrives <= now < leaves,
+        started=arrives,
+    )
+
+
+def questions(grid, node_id):
+    """Return when a node was asked for its name."""
+    names = [m for m in grid.sent if m.metadata.message_type == NAME_QUERY]
+    asked = [m.metadata.message_id for m in names if m.metadata.dst_node_id == node_id]
+    return [grid.pushed[one] for one in asked]
+
+
+def test_mute_newcomers_with_ever_new_ids_hold_up_no_round(url):
+    grid = federation(seconds=lambda number: 5.0 if number else 0.1)
+    for number in range(40):
+        add_mute(grid, 1000 + number, arrives=grid.now + 1 + 2.5 * number)
+    began = grid.now
+    deploy(grid, FedAvg(), rounds=10, timeout=300.0, ledger=url)
+    assert grid.now - began < 60.0
+    assert len(read_ledger(url).filter(stage="used")) == 10 * N
+
+
+def test_a_mute_node_at_the_start_costs_a_minute_once(url):
+    grid, began = federation(seconds=lambda number: 5.0 if number else 0.1), 1_000.0
+    add_mute(grid, 1000, arrives=0.0)
+    deploy(grid, FedAvg(), rounds=5, timeout=300.0, ledger=url)
+    assert 60.0 <= grid.now - began < 90.0
+    assert len(read_ledger(url).filter(stage="used")) == 5 * N
+
+
+def test_the_first_round_has_all_that_tell_their_names_within_a_minute(url):
+    grid = federation()
+    for client in range(N):
+        wait = 10.0 * client + 1.0
+        node_of(grid, client).seconds = lambda number, s=wait: 0.1 if number else s
+    deploy(grid, FedAvg(), rounds=1, ledger=url)
+    assert set(read_ledger(url).filter(stage="used")["client"]) == {str(n) for n in range(N)}
+
+
+def test_a_name_counts_whenever_it_arrives(url):
+    grid = federation(seconds=lambda number: 5.0 if number else 0.1)
+    slow = node_of(grid, 3)
+    slow.online = lambda now: now > 1_010.0
+    slow.seconds = lambda number: 5.0 if number else 45.0
+    deploy(grid, FedAvg(), rounds=20, ledger=url)
+    own = read_ledger(url).filter(client="3")["round"].to_list()
+    assert own == list(range(own[0], 20))
+    assert 10 <= own[0] <= 12
+
+
+@pytest.mark.parametrize("error", [0, 1, 8])
+def test_a_node_without_an_answer_is_asked_ever_more_rarely_and_logged_once(error, caplog):
+    """A mute one, one whose app cannot be loaded, one whose process dies."""
+    grid = federation(seconds=lambda number: 500.0 if number else 0.1)
+    add_mute(grid, 1000, arrives=1_010.0)
+    if error:
+        grid.nodes[1000].error, grid.nodes[1000].seconds = error, lambda number: 1.0
+    deploy(grid, FedAvg(), rounds=24, timeout=600.0)
+    pauses = [later - earlier for earlier, later in pairwise(questions(grid, 1000))]
+    doubled = [60, 120, 240, 480, 960, 1920, 3600, 3600]
+    assert pauses == [pytest.approx(pause, abs=15) for pause in doubled[: len(pauses)]]
+    assert len(pauses) >= 7
+    about = [r.getMessage() for r in caplog.records if "node 1000 " in r.getMessage()]
+    assert len(about) == 1
+    assert "does not take part" in about[0]
+
+
+def test_a_flood_of_new_nodes_leaves_no_trace(tmp_path, url, caplog):
+    """In each round, 30 nodes come and go: mute, failing, and with names that are rejected."""
+    grid = federation(seconds=lambda number: 5.0 if number else 0.1)
+    for number in range(450):
+        arrives = 1_001.0 + 5 * (number // 30)
+        add_mute(grid, 1_000 + number, arrives, leaves=arrives + 8)
+        node = grid.nodes[1_000 + number]
+        if number % 3:
+            node.seconds, node.error = lambda number: 0.5, number % 3 - 1
+            node.config = {"name": f"stranger {number}"}
+    strategy = deploy(grid, FedAvg(), rounds=20, ledger=url, state=tmp_path / "state")
+    flooded = [r for r in caplog.records if r.levelname == "WARNING"]
+    assert len(flooded) <= 11 * 15
+    assert {len(questions(grid, 1_000 + number)) for number in range(0, 450, 15)} == {1}
+    assert len(strategy.training.pending) == 0
+    assert len(strategy.training.registry.nodes) == N
+    assert not strategy._discovery._unknown
+    assert len(read_ledger(url).filter(stage="used")) == 20 * N
+
+
+def test_a_node_is_asked_again_when_its_operator_has_corrected_its_name(url):
+    grid = federation(seconds=lambda number: 5.0 if number else 0.1)
+    node = node_of(grid, 3)
+    node.config = {"name": "nobody"}
+
+    class Correcting(FakeGrid):
+        def get_nodes(self):
+            if self.now > 1_030 and not node.started:
+                node.started, node.config = self.now, {"name": "3"}
+            return super().get_nodes()
+
+    deploy(Correcting(grid.nodes), FedAvg(), rounds=12, ledger=url)
+    own = read_ledger(url).filter(client="3")["round"].to_list()
+    assert own == list(range(own[0], 12))
+    assert 6 <= own[0] <= 8
+
+
+def test_two_nodes_with_one_name_do_not_take_it_from_each_other_at_every_look(url, caplog):
+    grid = federation(seconds=lambda number: 5.0 if number else 0.1)
+    grid.nodes[1000] = Node(grid.nodes[100].app, {"partition-id": 3}, started=5.0)
+    deploy(grid, FedAvg(), rounds=24, ledger=url)
+    assert len(questions(grid, 1000)) <= 3
+    warnings = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
+    assert all("taken its place as '3'" in text for text in warnings)
+    assert 1 <= len(warnings) <= 3
 
 
 def test_the_ledger_says_that_a_node_without_the_key_claims_an_absent_client(url):

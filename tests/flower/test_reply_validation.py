@@ -113,8 +113,8 @@ LIES = {
 
 REASONS = {
     "nan": "not finite",
-    "infinite": "not finite",
     "an update that is nan": "not finite",
+    "infinite": "not finite",
     "too large": "not finite",
     "no samples": "invalid",
     "negative samples": "invalid",

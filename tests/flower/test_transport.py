@@ -71,6 +71,43 @@ def test_a_node_that_owes_a_reply_is_not_asked_again():
             assert grid.answered[earlier] <= grid.pushed[later]
 
 
+@pytest.mark.parametrize("hours", [-1, 1, -100])
+def test_a_clock_that_is_set_changes_neither_requests_nor_durations(hours, url):
+    """The slow client connected before the clock was set, and is asked after it."""
+
+    def run(grid, ledger):
+        grid.now = 1e9
+        slow = node_of(grid, 3)
+        slow.started, slow.seconds = grid.now - 10.0, lambda number: 70.0 if number else 0.1
+        deploy(grid, A.MIFA(), rounds=12, timeout=30.0, ledger=ledger)
+        return read_rounds(ledger)["time"].to_list()
+
+    steady = federation(seconds=lambda number: 20.0 if number else 0.1)
+    wanted = run(steady, url.replace("ledger.db", "steady.db"))
+    grid = federation(seconds=lambda number: 20.0 if number else 0.1)
+    grid.wall = lambda now: now if now < 1e9 + 5.0 else now + 3600.0 * hours
+    times = run(grid, url)
+    asked = [(m.metadata.dst_node_id, grid.pushed[m.metadata.message_id]) for m in grid.sent]
+    of_steady = [
+        (m.metadata.dst_node_id, steady.pushed[m.metadata.message_id]) for m in steady.sent
+    ]
+    assert asked == of_steady
+    assert times == pytest.approx(wanted, rel=0, abs=1e-3)
+    assert rows(url) == rows(url.replace("ledger.db", "steady.db"))
+
+
+def test_a_clock_that_is_set_between_two_submissions_is_that_of_the_second(tmp_path, url):
+    options = {"state": tmp_path / "state", "ledger": url}
+    deploy(federation(), A.FedAvg(), rounds=3, **options)
+    again = federation()
+    again.wall = lambda now: now + 1e9
+    deploy(again, A.FedAvg(), rounds=6, **options)
+    times = read_rounds(url)["time"].to_list()
+    assert max(times[:3]) < 1e5
+    assert min(times[3:]) > 1e9
+    assert sorted(times) == times
+
+
 def test_a_round_ends_with_enough_replies(url):
     grid = federation()
     for client in range(N):

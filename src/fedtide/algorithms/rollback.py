@@ -37,7 +37,7 @@ def remember(state: StateT, clients: Tensor) -> Callable[[], StateT]:
             parts[field.name] = value.remember(clients)
         elif is_dataclass(value):
             parts[field.name] = remember(value, clients)
-        elif isinstance(value, Tensor):
+        elif isinstance(value, Tensor) and field.name != "model":  # never changed in place
             parts[field.name] = value.clone().clone
 
     def restore() -> StateT:

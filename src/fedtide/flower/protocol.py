@@ -13,19 +13,27 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from functools import cache
+from io import BytesIO
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fedtide.algorithms import Instructions
 from fedtide.errors import InvalidInputError
 from fedtide.problems.layout import Layout, Params
 
+RecordT = TypeVar("RecordT", ArrayRecord, ConfigRecord, MetricRecord)
+
 NAME_QUERY = "query.fedtide_name"
 """The message type that asks a client for its name."""
+
+LONGEST_NAME = 200
+"""The length of a client's name, at most."""
 
 
 @dataclass(frozen=True)
@@ -121,19 +129,43 @@ def arrays_to_vector(
     """
     if arrays.keys() != layout.shapes.keys():
         raise ValueError(f"arrays {sorted(arrays)} instead of {sorted(layout.shapes)}")
-    x = torch.empty(layout.size).to(like)
-    parts, starts = layout.unflatten(x), {} if origin is None else layout.unflatten(origin)
+    x, end = torch.empty(layout.size, dtype=like.dtype, device=like.device), 0
     for name, shape in layout.shapes.items():
-        values = arrays[name].numpy()  # one array at a time: models may be large
+        values = _decode(arrays[name], tuple(shape))  # one at a time: models may be large
         if values.shape != tuple(shape):
             raise ValueError(f"{name} of shape {values.shape} instead of {tuple(shape)}")
         if values.dtype.kind != "f":
             raise ValueError(f"{name} of type {values.dtype}")
-        tensor = torch.tensor(values)
-        parts[name].copy_(tensor - starts[name] if starts else tensor)
+        part = slice(end, end := end + values.size)
+        tensor = torch.tensor(values).flatten()
+        x[part] = tensor if origin is None else tensor - origin[part]
     if not bool(torch.isfinite(x.square().sum())):
         raise FloatingPointError("numbers that are not finite, or too large")
     return x
+
+
+def _decode(array: Array, shape: tuple[int, ...]) -> NDArray[Any]:
+    """Return the values of an array.
+
+    What `np.save` writes for this shape and a usual type is neither parsed nor copied: parsing a
+    header takes longer than all else for the small arrays of which most models consist.
+    """
+    for header, dtype in _headers(shape):
+        if array.stype == "numpy.ndarray" and array.data.startswith(header):
+            return np.frombuffer(array.data, dtype, offset=len(header)).reshape(shape)
+    return array.numpy()
+
+
+@cache
+def _headers(shape: tuple[int, ...]) -> list[tuple[bytes, np.dtype[Any]]]:
+    """Return what `np.save` writes before the values of arrays of this shape."""
+    headers = []
+    for dtype in (np.dtype(np.float32), np.dtype(np.float64)):
+        file = BytesIO()
+        facts = {"descr": dtype.str, "fortran_order": False, "shape": shape}
+        np.lib.format.write_array_header_1_0(file, facts)
+        headers.append((file.getvalue(), dtype))
+    return headers
 
 
 def flatten_initial(arrays: ArrayRecord) -> tuple[Layout, Tensor]:
@@ -153,55 +185,70 @@ def flatten_initial(arrays: ArrayRecord) -> tuple[Layout, Tensor]:
     return layout, layout.flatten(tensors)
 
 
+def build_round_config(instructions: Instructions, **fields: Any) -> ConfigRecord:
+    """Return the config that the requests of a round have in common.
+
+    Args:
+        instructions: those of the cohort.
+        **fields: the fields of `TrainRequest` that instructions lack and that are the same for all
+            clients: round, form, requires_plain_sgd, and config, that of the run.
+    """
+    config = ConfigRecord(dict(fields["config"]))
+    config["server-round"] = fields["round"] + 1  # Flower counts from 1
+    config["proximal-mu"] = float(instructions.mu)
+    config[_key("requires_plain_sgd")] = fields["requires_plain_sgd"]
+    if fields["form"]:  # Flower's message_size_mod raises on empty text
+        config[_key("form")] = fields["form"]
+    for name in ("gradients_at_start", "full_batch", "gradients"):
+        config[_key(name)] = bool(getattr(instructions, name))
+    return config
+
+
 def build_train_content(
-    arrays: ArrayRecord, instructions: Instructions, correction: ArrayRecord | None, **fields: Any
+    arrays: ArrayRecord, round_config: ConfigRecord, correction: ArrayRecord | None, **fields: Any
 ) -> RecordDict:
     """Return the content of a message that asks one client to train.
 
     Args:
         arrays: the model.
-        instructions: those of the cohort.
+        round_config: from `build_round_config`.
         correction: this client's own.
-        **fields: the fields of `TrainRequest` that instructions lack: round, client, steps_taken,
-            accepted_round, form, requires_plain_sgd, and config, that of the run.
+        **fields: the client's own fields of `TrainRequest`: client, steps_taken, accepted_round.
     """
-    config = ConfigRecord(dict(fields["config"]))
-    config["server-round"] = fields["round"] + 1  # Flower counts from 1
-    config["proximal-mu"] = float(instructions.mu)
-    for name in ("client", "steps_taken", "accepted_round", "requires_plain_sgd"):
-        config[_key(name)] = fields[name]
-    if fields["form"]:  # Flower's message_size_mod raises on empty text
-        config[_key("form")] = fields["form"]
-    for name in ("gradients_at_start", "full_batch", "gradients"):
-        config[_key(name)] = bool(getattr(instructions, name))
+    config = round_config.copy()
+    for name, value in fields.items():
+        config[_key(name)] = value
     content = RecordDict({"arrays": arrays, "config": config})
     if correction is not None:
         content["correction"] = correction
     return content
 
 
-def is_plain(content: RecordDict) -> bool:
-    """Return whether a client is only asked to train as an ordinary Flower client does."""
-    config = content.config_records["config"]
+def describe_request(content: RecordDict) -> dict[str, Any]:
+    """Return what `PendingReply` keeps of a request to train: plain, lr, gradients."""
+    config = select_records(content, ConfigRecord)["config"]
     deviations = ("gradients_at_start", "full_batch", "gradients", "form")
     deviates = config["proximal-mu"] or any(config.get(_key(name)) for name in deviations)
-    return "correction" not in content and not deviates
+    rate = config.get("lr", 0.0)
+    return {
+        "plain": "correction" not in content and not deviates,
+        "lr": float(rate) if isinstance(rate, int | float) else 0.0,
+        "gradients": bool(config[_key("gradients")]),
+    }
 
 
-def requested_rate(content: RecordDict) -> float:
-    """Return the local learning rate that a request to train asks for; 0: the client's own."""
-    rate = content.config_records["config"].get("lr", 0.0)
-    return float(rate) if isinstance(rate, int | float) else 0.0
+def select_records(content: RecordDict, kind: type[RecordT]) -> dict[str, RecordT]:
+    """Return the records of one kind by name.
 
-
-def asks_for_gradients(content: RecordDict) -> bool:
-    """Return whether a request to train also asks for ∇F_n(x)."""
-    return bool(content.config_records["config"][_key("gradients")])
+    Flower's own views, such as `content.array_records`, are part of reference cycles: a model that
+    was looked at through one stays in memory until the garbage collector finds it.
+    """
+    return {name: record for name, record in content.items() if isinstance(record, kind)}
 
 
 def read_model(content: RecordDict) -> Params:
     """Return the model in a message to a client."""
-    return arrays_to_params(content.array_records["arrays"])
+    return arrays_to_params(select_records(content, ArrayRecord)["arrays"])
 
 
 def read_request(content: RecordDict) -> TrainRequest:
@@ -210,8 +257,8 @@ def read_request(content: RecordDict) -> TrainRequest:
     Raises:
         KeyError: a message of another strategy.
     """
-    config: Mapping[str, Any] = content.config_records["config"]
-    correction = content.array_records.get("correction")
+    config: Mapping[str, Any] = select_records(content, ConfigRecord)["config"]
+    correction = select_records(content, ArrayRecord).get("correction")
     return TrainRequest(
         round=int(config["server-round"]) - 1,
         client=str(config[_key("client")]),
@@ -267,6 +314,11 @@ def build_reply_content(request: TrainRequest, **flags: bool) -> RecordDict:
 def build_name_content(name: str) -> RecordDict:
     """Return the content of a client's answer to `NAME_QUERY`."""
     return RecordDict({"config": ConfigRecord({"name": name})})
+
+
+def is_name(name: object) -> bool:
+    """Return whether this can name a client: printable text of 1 to 200 characters."""
+    return isinstance(name, str) and 0 < len(name) <= LONGEST_NAME and name.isprintable()
 
 
 def _add(model: Params, update: Params) -> Params:

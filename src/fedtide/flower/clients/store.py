@@ -64,10 +64,15 @@ class ClientStore:
             return None
 
     def remove_except(self, t: int) -> None:
-        """Remove the tensors of all rounds but t."""
-        for path in self._folder.glob("*.safetensors"):
-            if path != self._path(t):
-                path.unlink()
+        """Remove the tensors of all rounds but t and the last one before it.
+
+        The one before is needed if the server loses its newest checkpoint and repeats the round.
+        """
+        rounds = sorted(int(path.stem) for path in self._folder.glob("*.safetensors"))
+        kept = {t, *[earlier for earlier in rounds if earlier < t][-1:]}
+        for other in rounds:
+            if other not in kept:
+                self._path(other).unlink()
 
     def _path(self, t: int) -> Path:
         return self._folder / f"{t}.safetensors"

@@ -3,27 +3,33 @@
 A node that the operator registered with a name (`flwr supernode register KEY.pub --name NAME`) is
 known by that name: the SuperLink admits only the holder of the key. Any other node is asked for
 its name. Such a name is only a claim: the latest node that makes it takes the client's place. A
-node whose app does not answer is known by its node id, as long as that id lasts.
+node whose app does not know the question is known by its node id, as long as that id lasts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from logging import getLogger
+from math import inf
 from typing import Any
 
-from flwr.app import Message, RecordDict
+from flwr.app import ConfigRecord, Message, RecordDict
 
 from fedtide.errors import InvalidInputError
 from fedtide.flower._flwr_private import OnlineNode, is_app_error
-from fedtide.flower.protocol import NAME_QUERY
+from fedtide.flower.protocol import NAME_QUERY, is_name, select_records
+from fedtide.flower.server.reply_validation import RejectedReplyError, check_sender
 from fedtide.flower.server.transport import Transport
 
 log = getLogger("flwr")
 
-LONGEST_NAME = 200
-_PAUSE = 1.0  # seconds between two looks for nodes
+_PAUSE = 1.0  # seconds between two looks for nodes while there are too few
+_PATIENCE, _LONGEST_PATIENCE = 60.0, 3600.0
+"""Seconds until a node that did not tell its name is asked again: the first time, and at most."""
+_LOGGED_NODES = 10
+"""How many nodes that do not take part are logged in a round; of the others, only the number."""
 
 
 @dataclass
@@ -43,6 +49,12 @@ class NodeRegistry:
     open: bool = True
     nodes: dict[int, str] = field(default_factory=dict)
     registered: set[str] = field(default_factory=set)
+    _numbers: dict[str, int] = field(init=False, repr=False, compare=False)
+    _places: dict[str, int] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        self._numbers = {name: number for number, name in enumerate(self.names)}
+        self._places = {name: node_id for node_id, name in self.nodes.items()}
 
     @classmethod
     def from_clients(cls, clients: int | Sequence[str]) -> NodeRegistry:
@@ -56,8 +68,9 @@ class NodeRegistry:
                 raise InvalidInputError(f"clients: {clients} clients; at least 1 is needed")
             return cls(clients)
         names = list(clients)
+        counts = Counter(names)
         for name in names:
-            if not is_name(name) or names.count(name) > 1:
+            if not is_name(name) or counts[name] > 1:
                 raise InvalidInputError(
                     f"clients: {name!r} is invalid or a duplicate; give each client its own name"
                 )
@@ -71,23 +84,30 @@ class NodeRegistry:
             return "its name is empty, too long, or not printable"
         if name in self.registered and not registered:
             return f"it claims to be {name!r}, a registered client"
-        if name not in self.names:
+        if name not in self._numbers:
             if not self.open:
                 return f"{name!r} is not among the federation's clients"
             if len(self.names) == self.size:
                 return f"{name!r} joins after all {self.size} clients"
+            self._numbers[name] = len(self.names)
             self.names.append(name)
         if registered:
             self.registered.add(name)
-        for former in [n for n, other in self.nodes.items() if other == name]:
+        former = self.node_of(name)
+        if former is not None:
             del self.nodes[former]
-        self.nodes[node_id] = name
+        self.nodes[node_id], self._places[name] = name, node_id
         return None
+
+    def node_of(self, name: str) -> int | None:
+        """Return the id of the node at which a client was last; None: it was at none."""
+        node_id = self._places.get(name)
+        return node_id if node_id is not None and self.nodes.get(node_id) == name else None
 
     def client_at(self, node_id: int) -> int | None:
         """Return the number of the client at a node; None: unknown."""
         name = self.nodes.get(node_id)
-        return None if name is None else self.names.index(name)
+        return None if name is None else self._numbers[name]
 
     def to_json(self) -> dict[str, Any]:
         """Return everything as plain data."""
@@ -108,90 +128,185 @@ class NodeRegistry:
         self.names = names
         self.nodes = {int(node_id): name for node_id, name in plain["nodes"].items()}
         self.registered = set(plain["registered"])
+        self.__post_init__()
 
 
-def is_name(name: object) -> bool:
-    """Return whether this can name a client: printable text of 1 to 200 characters."""
-    return isinstance(name, str) and 0 < len(name) <= LONGEST_NAME and name.isprintable()
+@dataclass
+class _Unknown:
+    """A node that is online and whose client is not known.
+
+    Args:
+        activated_at: when it connected.
+        ask_at: when it is asked, by the clock's tick.
+        failures: how many questions it did not answer with a name.
+        question: the id of the last one; "": none.
+        reason: why it does not take part, as logged last; "": nothing was logged.
+        claim: the registered name that it claims without the key; "": none.
+    """
+
+    activated_at: float
+    ask_at: float = 0.0
+    failures: int = 0
+    question: str = ""
+    reason: str = ""
+    claim: str = ""
 
 
 class Discovery:
-    """Finds the nodes that are online and identifies their clients.
+    """Finds the nodes that are online and identifies their clients, beside the rounds.
+
+    A node that does not tell its name is asked again after 1 minute, after 2, 4, ... and at last
+    every hour, or as soon as it has reconnected; one whose name is rejected, when it has
+    reconnected. Nothing is kept about nodes that are offline.
 
     Args:
         transport: of this run.
         registry: the clients known so far; kept up to date.
-        ttl: seconds after which an unanswered question is given up.
     """
 
-    def __init__(self, transport: Transport, registry: NodeRegistry, ttl: float) -> None:
-        self._transport, self._registry, self._ttl = transport, registry, ttl
-        self._rejected: set[int] = set()
-        self._claims: dict[int, str] = {}  # of registered names, by nodes without the key
+    def __init__(self, transport: Transport, registry: NodeRegistry) -> None:
+        self._transport, self._registry = transport, registry
+        self._unknown: dict[int, _Unknown] = {}
+        self._round, self._absent = -1, 0
 
     def wait_for_nodes(self, t: int, wanted: int, deadline: float) -> None:
-        """Wait until so many known nodes are online and owe no reply, or until the deadline."""
+        """Wait until so many known nodes are online and owe no reply, or until the deadline.
+
+        While no known client is online, as at the start, nodes that are asked for the first time
+        have a minute to answer, so that the first round has all of them.
+        """
         transport = self._transport
         while True:
-            transport.receive()
-            nodes = transport.list_nodes()
-            transport.drop_restarted(nodes)
-            self._identify(nodes, t, deadline)
-            free = {node.node_id for node in nodes} - transport.pending.busy_nodes
-            known = free & self._registry.nodes.keys()
-            if len(known) >= wanted or transport.clock.tick() >= deadline:
+            nodes = self.identify(t)
+            if not self._select_known(nodes):
+                patience = min(deadline, transport.clock.tick() + _PATIENCE)
+                transport.collect(patience, self._has_first_answers, lambda: self.identify(t))
+                nodes = self.identify(t)
+            free = self._select_known(nodes) - transport.pending.busy_nodes
+            if len(free) >= wanted or transport.clock.tick() >= deadline:
                 return
             transport.clock.sleep(_PAUSE)
 
+    def identify(self, t: int) -> list[OnlineNode]:
+        """Read the answers that have arrived, ask nodes that are due, and return all nodes."""
+        if t != self._round:
+            self._begin_round(t)
+        transport = self._transport
+        transport.receive()
+        nodes = transport.list_nodes()
+        transport.drop_restarted(nodes)
+        self._update(nodes)
+        for question, reply in transport.take("name"):
+            if question.node_id in self._unknown:
+                self._read_answer(question.node_id, reply)
+        for question in transport.take_malformed("name"):
+            if question.node_id in self._unknown:
+                self._reject(question.node_id, "its answer cannot be read")
+        self._ask(nodes, t)
+        return nodes
+
     def claimed_clients(self) -> list[int]:
         """Return the clients that are not online, and whose registered name another node claims."""
-        if not self._claims:
+        claimed = {unknown.claim for unknown in self._unknown.values() if unknown.claim}
+        if not claimed:
             return []
-        online = {node.node_id for node in self._transport.list_nodes()}
-        present = {name for node_id, name in self._registry.nodes.items() if node_id in online}
-        claimed = {name for node_id, name in self._claims.items() if node_id in online}
-        return sorted(self._registry.names.index(name) for name in claimed - present)
+        nodes = self._registry.nodes
+        claimed -= {nodes[node_id] for node_id in nodes.keys() & self._transport.activated.keys()}
+        return [n for n, name in enumerate(self._registry.names) if name in claimed]
 
-    def _identify(self, nodes: Sequence[OnlineNode], t: int, deadline: float) -> None:
-        """Learn the names of new nodes, from the operator or from the nodes themselves."""
-        unknown = [node for node in nodes if self._is_new(node)]
-        for node in unknown:
+    def _select_known(self, nodes: Iterable[OnlineNode]) -> set[int]:
+        return {node.node_id for node in nodes} & self._registry.nodes.keys()
+
+    def _has_first_answers(self) -> bool:
+        """Return whether every node has answered its first question, or used up its time."""
+        pending = self._transport.pending.messages
+        unknown = self._unknown.values()
+        return not any(node.failures == 0 and node.question in pending for node in unknown)
+
+    def _update(self, nodes: Sequence[OnlineNode]) -> None:
+        """Forget nodes that have left, with their questions, and note those that have come."""
+        previous, self._unknown = self._unknown, {}
+        for node in nodes:
+            if node.node_id not in self._registry.nodes:
+                unknown = previous.get(node.node_id)
+                if unknown is None or unknown.activated_at != node.activated_at:
+                    unknown = _Unknown(node.activated_at)
+                self._unknown[node.node_id] = unknown
+        open_questions = {unknown.question for unknown in self._unknown.values()}
+        for pending in self._transport.pending:
+            if pending.kind == "name" and pending.message_id not in open_questions:
+                self._transport.pending.settle(pending.message_id)
+
+    def _ask(self, nodes: Sequence[OnlineNode], t: int) -> None:
+        """Learn the names of the nodes that are due, from the operator or by asking."""
+        now, messages = self._transport.clock.tick(), []
+        for node in nodes:
+            unknown = self._unknown.get(node.node_id)
+            if unknown is None or unknown.ask_at > now:
+                continue
             if node.name:
                 self._bind(node.node_id, node.name, registered=True)
-        messages = [self._query(node.node_id, t) for node in unknown if not node.name]
-        queries = self._transport.send(messages, "name", t)
-        asked, pending = {query.message_id for query in queries}, self._transport.pending
-        if asked:
-            self._transport.collect(deadline, lambda: asked.isdisjoint(pending.messages))
-        for query, reply in self._transport.take("name"):
-            self._read_name(query.node_id, reply)
-        self._rejected |= {query.node_id for query in self._transport.take_malformed("name")}
+                continue
+            if self._transport.pending.settle(unknown.question):
+                self._fail(node.node_id, "it does not answer")
+            pause = min(_PATIENCE * 2 ** min(unknown.failures, 10), _LONGEST_PATIENCE)
+            unknown.ask_at = now + pause
+            messages.append(
+                Message(RecordDict(), node.node_id, NAME_QUERY, ttl=pause, group_id=str(t + 1))
+            )
+        for question in self._transport.send(messages, "name", t):
+            self._unknown[question.node_id].question = question.message_id
 
-    def _is_new(self, node: OnlineNode) -> bool:
-        known = node.node_id in self._registry.nodes or node.node_id in self._rejected
-        return not known and node.node_id not in self._transport.pending.busy_nodes
-
-    def _query(self, node_id: int, t: int) -> Message:
-        return Message(RecordDict(), node_id, NAME_QUERY, ttl=self._ttl, group_id=str(t + 1))
-
-    def _read_name(self, node_id: int, reply: Message) -> None:
+    def _read_answer(self, node_id: int, reply: Message) -> None:
         """Bind a node to the name in its reply."""
-        if reply.has_error():
-            if is_app_error(reply.error):  # an ordinary Flower app does not know the query
-                self._bind(node_id, f"node-{node_id}", registered=False)
-            return
-        if reply.metadata.src_node_id != node_id:
+        if reply.has_error() and is_app_error(reply.error):  # an app that does not know the query
+            self._bind(node_id, f"node-{node_id}", registered=False)
             return
         try:
-            name = reply.content.config_records["config"]["name"]
+            check_sender(reply, node_id)
+        except RejectedReplyError as reason:
+            self._fail(node_id, str(reason))
+            return
+        try:
+            name = select_records(reply.content, ConfigRecord)["config"]["name"]
         except (KeyError, ValueError):
             name = ""
         self._bind(node_id, str(name), registered=False)
 
     def _bind(self, node_id: int, name: str, registered: bool) -> None:
+        former = self._registry.node_of(name)
         reason = self._registry.bind(node_id, name, registered)
         if reason is not None:
-            self._rejected.add(node_id)
+            self._reject(node_id, reason)
             if name in self._registry.registered:
-                self._claims[node_id] = name
+                self._unknown[node_id].claim = name
+            return
+        del self._unknown[node_id]
+        if former is not None and former != node_id:
+            transport = self._transport
+            ask_at = transport.clock.tick() + _PATIENCE
+            self._unknown[former] = _Unknown(transport.activated.get(former, 0.0), ask_at)
+            self._log(former, f"node {node_id} has taken its place as {name!r}")
+
+    def _reject(self, node_id: int, reason: str) -> None:
+        self._unknown[node_id].ask_at = inf
+        self._fail(node_id, reason)
+
+    def _fail(self, node_id: int, reason: str) -> None:
+        """Count a question that brought no name, and log the reason once."""
+        unknown = self._unknown[node_id]
+        unknown.failures += 1
+        if unknown.reason != reason:
+            unknown.reason = reason
+            self._log(node_id, reason)
+
+    def _log(self, node_id: int, reason: str) -> None:
+        self._absent += 1
+        if self._absent <= _LOGGED_NODES:
             log.warning("node %d does not take part: %s", node_id, reason)
+
+    def _begin_round(self, t: int) -> None:
+        """Log how many nodes of the last round were not logged one by one."""
+        if self._absent > _LOGGED_NODES:
+            log.warning("%d further nodes do not take part", self._absent - _LOGGED_NODES)
+        self._round, self._absent = t, 0

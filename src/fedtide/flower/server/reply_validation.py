@@ -10,13 +10,12 @@ from logging import getLogger
 from typing import Any
 
 import torch
-from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from torch import Tensor
 
 from fedtide.algorithms import ClientUpdates
 from fedtide.flower._flwr_private import is_node_unavailable
-from fedtide.flower.protocol import arrays_to_vector
-from fedtide.flower.server.discovery import is_name
+from fedtide.flower.protocol import arrays_to_vector, is_name, select_records
 from fedtide.flower.server.transport import PendingReply
 from fedtide.problems.layout import Layout
 
@@ -118,7 +117,7 @@ class ReplyValidator:
             DeclinedReplyError: the client does not take part.
             RejectedReplyError: an error, a false claim, or unusable content.
         """
-        _check_sender(reply, pending)
+        check_sender(reply, pending.node_id)
         try:
             self._check_claims(reply.content, pending)
             return self._read(reply.content, pending, sent)
@@ -130,7 +129,7 @@ class ReplyValidator:
 
     def _check_claims(self, content: RecordDict, pending: PendingReply) -> None:
         assert pending.client is not None
-        config: Any = content.config_records.get("config", {})
+        config: Any = select_records(content, ConfigRecord).get("config", {})
         name, server_round = self.names[pending.client], pending.round + 1
         if config.get("client", name) != name:
             raise RejectedReplyError("false claim", f"it claims to be {config['client']!r}")
@@ -147,7 +146,7 @@ class ReplyValidator:
             raise RejectedReplyError("not followed", text)
 
     def _read(self, content: RecordDict, pending: PendingReply, sent: Tensor) -> ValidatedUpdate:
-        metrics = _read_numbers(_find_record(content.metric_records, "metrics"))
+        metrics = _read_numbers(_find_record(select_records(content, MetricRecord), "metrics"))
         samples = _pop_count(metrics, _SAMPLES, 1, _MAX_SAMPLES)
         steps = _pop_count(metrics, "steps", 1 if self.reads_steps else 0, _MAX_STEPS)
         lr = self._pop_rate(metrics, pending.lr)
@@ -182,18 +181,19 @@ class ReplyValidator:
 
     def _read_update(self, content: RecordDict, sent: Tensor) -> Tensor:
         """Return Δ_n itself, or y_n - x if the client sent its model."""
-        if "update" in content.array_records:
-            return arrays_to_vector(content.array_records["update"], self.layout, sent)
-        arrays = _find_record(content.array_records, "arrays")
+        records = select_records(content, ArrayRecord)
+        if "update" in records:
+            return arrays_to_vector(records["update"], self.layout, sent)
+        arrays = _find_record(records, "arrays")
         return arrays_to_vector(arrays, self.layout, sent, origin=sent)
 
     def _read_gradients(self, content: RecordDict, sent: Tensor) -> Tensor:
         """Return ∇F_n at the model that was sent, which the request asked for."""
-        if "gradients" not in content.array_records:
-            raise RejectedReplyError(
-                "malformed", "it sent no gradients, which the method asked for"
-            )
-        return arrays_to_vector(content.array_records["gradients"], self.layout, sent)
+        records = select_records(content, ArrayRecord)
+        if "gradients" not in records:
+            text = "it sent no gradients, which the method asked for"
+            raise RejectedReplyError("malformed", text)
+        return arrays_to_vector(records["gradients"], self.layout, sent)
 
 
 def find_odd_rates(updates: Iterable[ValidatedUpdate], last: float) -> set[int]:
@@ -232,19 +232,26 @@ def stack_updates(updates: list[ValidatedUpdate], weight: float, like: Tensor) -
     return ClientUpdates(
         clients=torch.tensor([u.client for u in updates]),
         weights=torch.full((len(updates),), weight, dtype=like.dtype, device=like.device),
-        deltas=torch.stack([u.update for u in updates]),
+        deltas=_stack([u.update for u in updates]),
         lr=updates[0].lr,
         steps=torch.tensor([u.steps for u in updates]),
         samples=torch.tensor([u.samples for u in updates]),
-        gradients=torch.stack(gradients) if len(gradients) == len(updates) else None,
+        gradients=_stack(gradients) if len(gradients) == len(updates) else None,
     )
+
+
+def _stack(rows: list[Tensor]) -> Tensor:
+    """Return vectors, each of shape (d,), as rows; a single one is not copied."""
+    return rows[0].unsqueeze(0) if len(rows) == 1 else torch.stack(rows)
 
 
 def read_metrics(reply: Message) -> tuple[int, Metrics] | None:
     """Return a client's samples and metrics in reply to an evaluation; None, logged: unusable."""
     try:
-        _check_error(reply)
-        metrics = _read_numbers(_find_record(reply.content.metric_records, "metrics"))
+        check_error(reply)
+        metrics = _read_numbers(
+            _find_record(select_records(reply.content, MetricRecord), "metrics")
+        )
         samples = _pop_count(metrics, _SAMPLES, 1, _MAX_SAMPLES)
         _check_metrics(metrics)
     except Exception as error:  # records may contain anything
@@ -302,7 +309,8 @@ def average_metrics(parts: list[tuple[int, Metrics]]) -> MetricRecord | None:
     return means if parts else None
 
 
-def _check_error(reply: Message) -> None:
+def check_error(reply: Message) -> None:
+    """Raise RejectedReplyError for an error in place of a reply."""
     if reply.has_error():
         lines = [line for line in (reply.error.reason or "").splitlines() if line.strip()]
         reason = "offline" if is_node_unavailable(reply.error) else "error"
@@ -310,11 +318,12 @@ def _check_error(reply: Message) -> None:
         raise RejectedReplyError(reason, text)
 
 
-def _check_sender(reply: Message, pending: PendingReply) -> None:
-    _check_error(reply)
+def check_sender(reply: Message, node_id: int) -> None:
+    """Raise RejectedReplyError for an error, and for a reply of another node than was asked."""
+    check_error(reply)
     sender = reply.metadata.src_node_id
-    if sender != pending.node_id:
-        text = f"node {sender} answers a message to node {pending.node_id}"
+    if sender != node_id:
+        text = f"node {sender} answers a message to node {node_id}"
         raise RejectedReplyError("false claim", text)
 
 

@@ -24,10 +24,12 @@ from fedtide.participation.log.ledger import Entry
 from fedtide.population import Population
 from fedtide.problems.layout import Layout
 from fedtide.simulation.checkpoint import Checkpoint, load_newest, save
+from fedtide.simulation.run_folder import numbered
 
 log = getLogger("flwr")
 
-_CHUNK = 64  # updates that are stacked at a time, to bound the memory for copies
+_CHUNK, _CHUNK_BYTES = 64, 8_000_000
+"""How many updates are stacked at a time, and of large models fewer: stacking copies them."""
 
 
 class TrainingSession:
@@ -51,6 +53,7 @@ class TrainingSession:
         sent_models: by round, the models to which a reply is still pending.
         entries: of the last round, for the ledger.
         ended_at: when the last round ended, in seconds since 1970.
+        was_saved: whether the folder held a checkpoint at the beginning, even if it is damaged.
 
     Raises:
         InvalidInputError: a centralised method, or a folder that holds another federation.
@@ -80,6 +83,7 @@ class TrainingSession:
         self.sent_models: dict[int, Tensor] = {}
         self.entries: list[Entry] = []
         self.ended_at = 0.0
+        self.was_saved = folder is not None and bool(numbered(folder, "safetensors"))
         if folder is not None:
             self._restore(folder)
 
@@ -121,17 +125,19 @@ class TrainingSession:
                     "earlier backup of the state"
                 )
             used.remove(max(used, key=_largest_norm))
-        for update in used:
-            self.steps_taken[update.client] += update.steps
-            self.accepted_rounds[update.client] = update.round
+        facts = [(update.client, update.steps, update.round) for update in used]
+        clients, steps, rounds = torch.tensor(facts, dtype=torch.int64).reshape(-1, 3).T
+        self.steps_taken[clients] += steps
+        self.accepted_rounds[clients] = rounds
         return used
 
     def _try_round(self, updates: list[ValidatedUpdate], clients: Tensor) -> bool:
         """Absorb the updates and step; return whether the state is still bounded."""
+        size = min(_CHUNK, max(1, _CHUNK_BYTES // self.model.nbytes))
         for _, group in groupby(updates, key=lambda update: update.lr):
             part = list(group)
-            for first in range(0, len(part), _CHUNK):
-                chunk = part[first : first + _CHUNK]
+            for first in range(0, len(part), size):
+                chunk = part[first : first + size]
                 self.driver.absorb(stack_updates(chunk, 1.0 / len(updates), self.model))
         lr = next((u.lr for u in reversed(updates) if u.lr), self.lr)
         # Before the first update there is nothing that a learning rate could scale.

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import partial
 from logging import getLogger
 from pathlib import Path
@@ -18,7 +20,12 @@ from flwr.serverapp.strategy import Result, Strategy
 from fedtide.algorithms import Algorithm, Cohort
 from fedtide.errors import InvalidInputError
 from fedtide.flower._flwr_private import get_run_id
-from fedtide.flower.protocol import build_train_content, flatten_initial, vector_to_arrays
+from fedtide.flower.protocol import (
+    build_round_config,
+    build_train_content,
+    flatten_initial,
+    vector_to_arrays,
+)
 from fedtide.flower.server.discovery import Discovery, NodeRegistry
 from fedtide.flower.server.reply_validation import (
     DeclinedReplyError,
@@ -32,13 +39,14 @@ from fedtide.flower.server.reply_validation import (
     to_printable,
 )
 from fedtide.flower.server.session import RoundLog, TrainingSession
-from fedtide.flower.server.transport import Clock, PendingReply, Transport
+from fedtide.flower.server.transport import Answered, Clock, PendingReply, Transport
 from fedtide.locking import lock_folder
 from fedtide.participation.log.ledger import Ledger
 from fedtide.randomness import generator
 
 log = getLogger("flwr")
 
+_M_MMAP_THRESHOLD = -3  # of glibc's malloc.h
 _LOCK_PATIENCE = 180.0  # seconds; Flower ends a run whose server app died after about 70
 
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
@@ -49,7 +57,8 @@ class FedTide(Strategy):
 
     A round, t = 0, 1, ... (Flower's server_round is t + 1):
 
-    1. List the nodes that are online and ask new ones for their names (see `NodeRegistry`).
+    1. List the nodes that are online. New ones are asked for their names (see `NodeRegistry`), but
+       not waited for: a client takes part from the first round that begins after its answer.
     2. Ask those that owe no reply to train, as the method instructs; never those that do.
     3. Wait until all of them have answered, `close_after` have, or the deadline has passed.
     4. Aggregate what arrived, by client number; a reply that is an error, malformed, not finite, or
@@ -85,7 +94,7 @@ class FedTide(Strategy):
             what a client measured, and the name "num-examples". None: means weighted by samples,
             and the number of clients. If it raises, the round has no metrics.
         evaluate_metrics_aggr_fn: the same for evaluations.
-        ttl: seconds after which an unanswered message is given up; a few times what the slowest
+        ttl: seconds after which an unanswered request is given up; a few times what the slowest
             client needs.
         seed: of the sampling.
         clock: the time.
@@ -176,6 +185,7 @@ class FedTide(Strategy):
             InvalidInputError: arrays that are no model; a state or a ledger of another federation;
                 a state folder that another run keeps in use.
         """
+        _return_freed_memory()
         lock: AbstractContextManager[None] = nullcontext()
         if self._state is not None:
             hint = "stop it first (flwr stop)"
@@ -213,20 +223,24 @@ class FedTide(Strategy):
         if instructions.model is not training.model:
             arrays = self._to_arrays(instructions.model)
         training.sent_models[t] = instructions.model
+        round_config = build_round_config(
+            instructions,
+            round=t,
+            form=self.algorithm.client_form,
+            requires_plain_sgd=self.algorithm.requires_plain_sgd,
+            config=config,
+        )
+        steps_taken, accepted = training.steps_taken.tolist(), training.accepted_rounds.tolist()
         messages = []
         for i, client in enumerate(cohort.tolist()):
             correction = instructions.correction
             content = build_train_content(
                 arrays,
-                instructions,
+                round_config,
                 None if correction is None else self._to_arrays(correction[i]),
-                round=t,
                 client=self._registry.names[client],
-                steps_taken=int(training.steps_taken[client]),
-                accepted_round=int(training.accepted_rounds[client]),
-                form=self.algorithm.client_form,
-                requires_plain_sgd=self.algorithm.requires_plain_sgd,
-                config=config,
+                steps_taken=steps_taken[client],
+                accepted_round=accepted[client],
             )
             messages.append(self._message(content, nodes[client], MessageType.TRAIN, t))
         return messages
@@ -235,14 +249,7 @@ class FedTide(Strategy):
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Aggregate the replies and step; return the new model and the clients' metrics."""
-        updates: dict[int, ValidatedUpdate] = {}
-        for reply in replies:
-            update = self._validate(reply, server_round - 1)
-            if update is None:
-                continue
-            earlier = updates.get(update.client)
-            if earlier is None or earlier.round < update.round:
-                updates[update.client] = update
+        updates = self._validate_all(replies, server_round - 1)
         if self.algorithm.uses_local_lr:
             for client in find_odd_rates(updates.values(), self._training.lr):
                 text = "its lr is not that of the other clients"
@@ -296,22 +303,28 @@ class FedTide(Strategy):
         self._training, self._registry = training, registry
         self._validator = ReplyValidator(layout, registry.names, self.algorithm.uses_local_lr)
         self._transport = Transport(grid, training.pending, self._clock, registry.client_at)
-        self._discovery = Discovery(self._transport, registry, self.ttl)
+        self._discovery = Discovery(self._transport, registry)
         self._answered: dict[str, PendingReply] = {}
+        self._began = self._clock.now() - self._clock.tick()
+
+    def _now(self) -> float:
+        """Return the time in seconds since 1970; it never decreases, even if the clock is set."""
+        return self._began + self._clock.tick()
 
     def _run_round(self, result: Result, grid: Grid, timeout: float, config: ConfigRecord) -> None:
         """Run a round and save it; the numbers are the steps of the class docstring."""
         training, transport = self._training, self._transport
         t, tick = training.round, self._clock.tick
-        self._round_log = RoundLog(t, self._registry.names, self._clock.now)
+        self._round_log = RoundLog(t, self._registry.names, self._now)
         # 1.
         self._discovery.wait_for_nodes(t, self.min_available_nodes, tick() + timeout)
         for client in self._discovery.claimed_clients():
             self._round_log.record(client, "available", reason="unregistered")
         # 2.
         arrays = self._to_arrays(training.model)
-        messages = list(self.configure_train(t + 1, arrays, config, grid))
-        sent = transport.send(messages, "train", t)
+        requests = self.configure_train(t + 1, arrays, config, grid)
+        sent = transport.send(list(requests), "train", t)
+        del arrays, requests  # they may hold a model for each client
         for pending in sent:
             assert pending.client is not None
             self._round_log.record(pending.client, "selected", reason="no reply")  # until it does
@@ -320,11 +333,11 @@ class FedTide(Strategy):
         # 4.
         for pending in transport.take_malformed("train"):
             self._record_refusal(pending, "malformed")
-        answered = transport.take("train")
+        answered = deque(transport.take("train"))
         self._answered = {pending.message_id: pending for pending, _ in answered}
-        _, metrics = self.aggregate_train(t + 1, [reply for _, reply in answered])
+        _, metrics = self.aggregate_train(t + 1, _drain(answered))
         # 5. The state holds the entries too, in case of a crash before the ledger has them.
-        training.entries, training.ended_at = self._round_log.entries(), self._clock.now()
+        training.entries, training.ended_at = self._round_log.entries(), self._now()
         training.save()
         if self._ledger is not None:
             self._ledger.commit(t, training.entries, training.ended_at)
@@ -333,17 +346,39 @@ class FedTide(Strategy):
             result.train_metrics_clientapp[t + 1] = metrics
 
     def _repair_ledger(self) -> None:
-        """Add the last saved round, if a crash came between the state and the ledger."""
+        """Let the ledger agree with the state after a crash, or after damage to the state.
+
+        A round that the state has and the ledger lacks is added. A round that the ledger has and
+        the state lacks was in the newest checkpoint, which is damaged: it is removed, and repeated.
+        """
         if self._ledger is None:
             return
         ended, logged = self._training.round, self._ledger.ended
-        if logged > ended or 0 < logged < ended - 1:
+        if logged == ended + 1 and self._training.was_saved:
+            log.warning(
+                "Round %d is removed from the ledger and repeated: the state after it is lost",
+                logged,
+            )
+            self._ledger.undo(ended)
+        elif logged > ended or 0 < logged < ended - 1:
             raise InvalidInputError(
                 f"ledger: it has {logged} rounds of {self._ledger.federation!r}, the state {ended};"
                 " restore those that belong together, or choose another name for the federation"
             )
         if ended:
             self._ledger.commit(ended - 1, self._training.entries, self._training.ended_at)
+
+    def _validate_all(self, replies: Iterable[Message], t: int) -> dict[int, ValidatedUpdate]:
+        """Return the newest update of each client; of the replies, nothing is kept."""
+        updates: dict[int, ValidatedUpdate] = {}
+        for reply in replies:
+            update = self._validate(reply, t)
+            if update is None:
+                continue
+            earlier = updates.get(update.client)
+            if earlier is None or earlier.round < update.round:
+                updates[update.client] = update
+        return updates
 
     def _validate(self, reply: Message, t: int) -> ValidatedUpdate | None:
         """Return the update in a reply, or None if it is not used in round t."""
@@ -399,7 +434,9 @@ class FedTide(Strategy):
         """Wait until `wanted` of these messages are answered, or until the deadline."""
         ids, pending = {one.message_id for one in sent}, self._training.pending.messages
         self._transport.collect(
-            deadline, lambda: len(ids - pending.keys()) >= min(wanted, len(ids))
+            deadline,
+            lambda: len(ids - pending.keys()) >= min(wanted, len(ids)),
+            lambda: self._discovery.identify(self._training.round),
         )
 
     def _to_arrays(self, x: torch.Tensor) -> ArrayRecord:
@@ -428,6 +465,22 @@ class FedTide(Strategy):
         if metrics is not None:
             log.info("Evaluation after round %d: %s", ended, metrics)
             result.evaluate_metrics_serverapp[ended] = metrics
+
+
+def _return_freed_memory() -> None:
+    """Let the C library give freed blocks of 1 MB and more back to the system at once.
+
+    Flower receives replies in short-lived threads, and glibc would keep the memory of each thread
+    for further ones: with large models twice what a round needs. Elsewhere nothing is changed.
+    """
+    with suppress(AttributeError, OSError):  # not glibc
+        ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, 1_000_000)
+
+
+def _drain(answered: deque[Answered]) -> Iterator[Message]:
+    """Yield the replies; each is released as soon as the next one is asked for."""
+    while answered:
+        yield answered.popleft()[1]
 
 
 @contextmanager

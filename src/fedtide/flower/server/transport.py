@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields
 from logging import getLogger
 from typing import Any, Literal
 
@@ -12,12 +12,13 @@ from flwr.app import Message
 from flwr.serverapp import Grid
 
 from fedtide.flower._flwr_private import OnlineNode, list_nodes, pull_replies
-from fedtide.flower.protocol import asks_for_gradients, is_plain, requested_rate
+from fedtide.flower.protocol import describe_request
 
 log = getLogger("flwr")
 
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.05, 2.0  # seconds between two polls
 _PAUSE_SHARE = 0.03  # a pause, as a share of the time waited so far: bounds what polling adds
+_MEANWHILE = 10.0  # seconds between two looks for nodes while replies are awaited
 
 Kind = Literal["train", "evaluate", "name"]
 
@@ -27,7 +28,7 @@ class Clock:
     """The time, and how to wait.
 
     Args:
-        now: seconds since 1970; may jump when the system clock is set.
+        now: seconds since 1970; may jump when the system clock is set, and is read once in a run.
         tick: seconds that only increase.
         sleep: waits for so many seconds.
     """
@@ -47,7 +48,7 @@ class PendingReply:
         kind: what it asks for: training, an evaluation, or the client's name.
         client: the number of the client at that node; None if the message asks for its name.
         round: t, in which it was sent.
-        sent_at: when, in seconds since 1970.
+        activated_at: when that node had connected, by the SuperLink's clock.
         plain: whether an ordinary Flower client does all that it asks for.
         lr: the local learning rate that it asks for; 0: the client's own.
         gradients: whether it asks for gradients, too.
@@ -58,7 +59,7 @@ class PendingReply:
     kind: Kind
     client: int | None
     round: int
-    sent_at: float
+    activated_at: float = 0.0
     plain: bool = True
     lr: float = 0.0
     gradients: bool = False
@@ -101,8 +102,11 @@ class PendingReplies:
     @classmethod
     def from_json(cls, plain: list[dict[str, Any]]) -> PendingReplies:
         """Return what `to_json` was called on."""
+        names = {one.name for one in fields(PendingReply)}
         pending = cls()
-        pending.add(PendingReply(**{**one, "node_id": int(one["node_id"])}) for one in plain)
+        for one in plain:
+            known = {name: value for name, value in one.items() if name in names}
+            pending.add([PendingReply(**known | {"node_id": int(one["node_id"])})])
         return pending
 
 
@@ -120,6 +124,7 @@ class Transport:
         client_at: returns the number of the client at a node id; None: unknown.
 
     Attributes:
+        activated: when each node had connected that was online at the last look, by its id.
         inbox: replies that were received and not taken yet.
         malformed: requests that were answered with what cannot be read, not taken yet.
     """
@@ -132,33 +137,30 @@ class Transport:
         client_at: Callable[[int], int | None],
     ) -> None:
         self.grid, self.pending, self.clock, self._client_at = grid, pending, clock, client_at
+        self.activated: dict[int, float] = {}
         self.inbox: list[Answered] = []
         self.malformed: list[PendingReply] = []
 
     def list_nodes(self) -> list[OnlineNode]:
         """Return the nodes that are online, sorted by id."""
-        return list_nodes(self.grid)
+        nodes = list_nodes(self.grid)
+        self.activated = {node.node_id: node.activated_at for node in nodes}
+        return nodes
 
     def send(self, messages: Sequence[Message], kind: Kind, t: int) -> list[PendingReply]:
         """Send the messages of round t and return those that Flower accepted, now pending."""
         if not messages:
             return []
-        sent_at = self.clock.now()
+        # The requests of a round differ only in what is each client's own.
+        facts = describe_request(messages[0].content) if kind == "train" else {}
         accepted = set(self.grid.push_messages(messages))
         sent = []
         for message in messages:
             message_id, node_id = message.metadata.message_id, message.metadata.dst_node_id
             if message_id in accepted:
                 client = self._client_at(node_id)
-                pending = PendingReply(message_id, node_id, kind, client, t, sent_at)
-                if kind == "train":
-                    content = message.content
-                    pending = replace(
-                        pending,
-                        plain=is_plain(content),
-                        lr=requested_rate(content),
-                        gradients=asks_for_gradients(content),
-                    )
+                activated_at = self.activated.get(node_id, 0.0)
+                pending = PendingReply(message_id, node_id, kind, client, t, activated_at, **facts)
                 sent.append(pending)
         if len(sent) < len(messages):
             log.warning("%d messages could not be sent", len(messages) - len(sent))
@@ -166,20 +168,31 @@ class Transport:
         return sent
 
     def drop_restarted(self, nodes: Sequence[OnlineNode]) -> None:
-        """Give up messages to nodes that restarted since: the new process does not have them."""
+        """Give up messages to nodes that restarted since: the new process does not have them.
+
+        Only times that the SuperLink gave are compared: its clock may be another, or be set.
+        """
         activated = {node.node_id: node.activated_at for node in nodes}
         for pending in self.pending:
-            if activated.get(pending.node_id, 0.0) > pending.sent_at:
+            if activated.get(pending.node_id, pending.activated_at) != pending.activated_at:
                 self.pending.settle(pending.message_id)
 
-    def collect(self, deadline: float, is_enough: Callable[[], bool]) -> None:
-        """Receive replies until they are enough, or until `deadline` by the clock's tick."""
-        began = self.clock.tick()
+    def collect(
+        self, deadline: float, is_enough: Callable[[], bool], meanwhile: Callable[[], Any]
+    ) -> None:
+        """Receive replies until they are enough, or until `deadline` by the clock's tick.
+
+        `meanwhile` is called every ten seconds.
+        """
+        began = called = self.clock.tick()
         while True:
             self.receive()
             now = self.clock.tick()
             if is_enough() or now >= deadline:
                 return
+            if now - called >= _MEANWHILE:
+                called = now
+                meanwhile()
             pause = min(max(_SHORTEST_PAUSE, _PAUSE_SHARE * (now - began)), _LONGEST_PAUSE)
             self.clock.sleep(min(pause, deadline - now))
 

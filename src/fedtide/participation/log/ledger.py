@@ -131,6 +131,17 @@ class Ledger:
             except sql.exc.IntegrityError:  # another writer was faster: compare its entries
                 self._add(round, entries, time)
 
+    def undo(self, round: int) -> None:
+        """Remove this round and all later ones, in one transaction.
+
+        Raises:
+            InvalidInputError: the database fails.
+        """
+        with database_errors(self._engine), self._engine.begin() as connection:
+            for table in (PARTICIPATION, ROUNDS):
+                undone = self._in_federation(table) & (table.c.round >= round)
+                connection.execute(table.delete().where(undone))
+
     def close(self) -> None:
         """Close the connections to the database."""
         self._engine.dispose()

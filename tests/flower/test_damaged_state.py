@@ -1,0 +1,139 @@
+"""A checkpoint that is damaged: the one before it is used, and the ledger agrees with the model."""
+
+import re
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import fedtide as ft
+from fedtide.errors import InvalidInputError
+from fedtide.flower import ClientSideMemory
+from fedtide.flower.server.session import TrainingSession
+from fedtide.flower.server.transport import Transport
+from fedtide.participation.log.ledger import Ledger, read_ledger, read_rounds
+
+from .driver import Killed, N, deploy, federation, kill_in_call, model, scripted
+
+A = ft.algorithms
+ROUNDS = 5
+PRESENT = scripted(ROUNDS, N)
+USED = [(t, str(n)) for t in range(ROUNDS) for n in range(N) if PRESENT[t, n]]
+
+
+def flip(share: float) -> Callable[[Path], None]:
+    """Return a function that flips one bit of a file, at this share of its length."""
+
+    def damage(path: Path) -> None:
+        content = bytearray(path.read_bytes())
+        content[int(share * (len(content) - 1))] ^= 16
+        path.write_bytes(content)
+
+    return damage
+
+
+def cut(share: float) -> Callable[[Path], None]:
+    """Return a function that cuts a file off after this share of its length."""
+
+    def damage(path: Path) -> None:
+        content = path.read_bytes()
+        path.write_bytes(content[: int(share * (len(content) - 1))])
+
+    return damage
+
+
+def newest(state: Path) -> Path:
+    return max(state.glob("*.safetensors"))
+
+
+def end_in_round(monkeypatch, owner, name, number, after, **options):
+    """Run until the server is killed."""
+    with monkeypatch.context() as patch:
+        kill_in_call(patch, owner, name, number, after)
+        with pytest.raises(Killed):
+            deploy(**options)
+
+
+DAMAGES = {f"flipped at {share}": flip(share) for share in (0, 0.1, 0.7, 1)}
+DAMAGES |= {f"cut at {share}": cut(share) for share in (0, 0.5, 1)}
+DAMAGES["deleted"] = Path.unlink
+KILLS = {
+    "in the next round": (Transport, "collect", 4, True),
+    "after the checkpoint": (TrainingSession, "save", 3, True),
+    "after the ledger": (Ledger, "commit", 3, True),
+}
+
+
+CASES = [(damage, "in the next round") for damage in DAMAGES]
+CASES += [("flipped at 0.7", kill) for kill in KILLS if kill != "in the next round"]
+
+
+@cache
+def uninterrupted(rounds: int = ROUNDS) -> np.ndarray:
+    return model(deploy(federation(present=PRESENT), A.FedAU(cutoff=2), rounds=rounds))
+
+
+@pytest.mark.parametrize(("damage", "kill"), CASES)
+def test_the_round_of_a_damaged_checkpoint_is_repeated(
+    damage, kill, tmp_path, url, monkeypatch, caplog
+):
+    options = {"algorithm": A.FedAU(cutoff=2), "state": tmp_path / "state", "ledger": url}
+    grid = federation(present=PRESENT)
+    end_in_round(monkeypatch, *KILLS[kill], grid=grid, rounds=ROUNDS, **options)
+    DAMAGES[damage](newest(options["state"]))
+    ended, logged = (
+        int(newest(options["state"]).stem) - (damage != "deleted"),
+        len(read_rounds(url)),
+    )
+    again = deploy(federation(present=PRESENT), rounds=ROUNDS, **options)
+    np.testing.assert_array_equal(model(again), uninterrupted())
+    assert read_rounds(url)["round"].to_list() == list(range(ROUNDS))
+    assert read_ledger(url).filter(stage="used").select("round", "client").rows() == USED
+    repeated = [r.getMessage() for r in caplog.records if "removed from the ledger" in r.message]
+    assert len(repeated) == logged - ended
+    assert all(re.match(rf"Round {logged} ", text) for text in repeated)
+
+
+@pytest.mark.parametrize("method", [A.MIFA(), A.FedLaAvg(), A.FedAU(cutoff=3)], ids=repr)
+def test_clients_that_remember_can_repeat_a_round_whose_successor_has_begun(
+    method, tmp_path, monkeypatch
+):
+    options = {"algorithm": ClientSideMemory(method), "state": tmp_path / "state"}
+    grid = federation(present=PRESENT, memory=tmp_path / "clients")
+    end_in_round(monkeypatch, *KILLS["in the next round"], grid=grid, rounds=ROUNDS, **options)
+    flip(0.5)(newest(options["state"]))
+    grid = federation(present=PRESENT, memory=tmp_path / "clients")
+    again = deploy(grid, rounds=ROUNDS, **options)
+    whole = deploy(federation(present=PRESENT), method, rounds=ROUNDS)
+    np.testing.assert_allclose(model(again), model(whole), rtol=1e-10)
+
+
+def test_the_very_first_round_is_repeated_if_its_checkpoint_is_damaged(tmp_path, url):
+    options = {"algorithm": A.FedAU(cutoff=2), "state": tmp_path / "state", "ledger": url}
+    deploy(federation(present=PRESENT), rounds=1, **options)
+    cut(0.5)(newest(options["state"]))
+    again = deploy(federation(present=PRESENT), rounds=3, **options)
+    np.testing.assert_array_equal(model(again), uninterrupted(3))
+    assert read_rounds(url)["round"].to_list() == [0, 1, 2]
+
+
+def test_nothing_is_removed_from_the_ledger_if_both_checkpoints_are_damaged(tmp_path, url):
+    options = {"algorithm": A.FedAvg(), "state": tmp_path / "state", "ledger": url}
+    deploy(federation(), rounds=4, **options)
+    for path in options["state"].glob("*.safetensors"):
+        flip(0.3)(path)
+    before = read_ledger(url)
+    with pytest.raises(
+        InvalidInputError, match=r"^ledger: it has 4 rounds .* the state 0; restore"
+    ):
+        deploy(federation(), rounds=5, **options)
+    assert read_ledger(url).equals(before)
+
+
+def test_nothing_is_removed_from_the_ledger_for_an_empty_state(tmp_path, url):
+    deploy(federation(), A.FedAvg(), rounds=1, ledger=url, state=tmp_path / "state")
+    with pytest.raises(InvalidInputError, match=r"^ledger: it has 1 rounds .* the state 0; "):
+        deploy(federation(), A.FedAvg(), rounds=1, ledger=url, state=tmp_path / "another")
+    assert len(read_rounds(url)) == 1
