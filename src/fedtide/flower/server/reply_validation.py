@@ -14,6 +14,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDic
 from torch import Tensor
 
 from fedtide.algorithms import ClientUpdates
+from fedtide.errors import printable
 from fedtide.flower._flwr_private import is_node_unavailable
 from fedtide.flower.protocol import arrays_to_vector, is_name, select_records
 from fedtide.flower.server.transport import PendingReply
@@ -31,22 +32,9 @@ _MAX_SAMPLES = 10**12
 _MAX_STEPS = 10**9
 _RATES = (1e-9, 1e6)
 """The least and the largest local learning rate; outside, mean gradients lose all digits."""
+_LONGEST_TEXT = 200
 _MAX_METRICS, _MAX_NUMBERS, _MAX_METRIC = 100, 10_000, 1e100
 _SAMPLES = "num-examples"
-
-
-def to_printable(text: str, longest: int = 200) -> str:
-    """Return text as one line of printable characters, cut after the `longest`.
-
-    What a client sent could otherwise forge lines of a log, control a terminal or fill a disk.
-
-    >>> to_printable("all is well\\nINFO: yes", longest=15)
-    'all is well\\\\nIN…'
-    """
-    # Escaping makes nothing shorter, so the rest need not be looked at.
-    escaped = (c if c.isprintable() else repr(c)[1:-1] for c in text[: longest + 1])
-    line = "".join(escaped)
-    return line if len(line) <= longest else line[:longest] + "…"
 
 
 class RejectedReplyError(Exception):
@@ -59,7 +47,7 @@ class RejectedReplyError(Exception):
 
     def __init__(self, reason: str, text: str) -> None:
         self.reason = reason
-        super().__init__(to_printable(text))
+        super().__init__(printable(text, _LONGEST_TEXT))
 
 
 class DeclinedReplyError(Exception):
@@ -256,7 +244,8 @@ def read_metrics(reply: Message) -> tuple[int, Metrics] | None:
         _check_metrics(metrics)
     except Exception as error:  # records may contain anything
         node_id = reply.metadata.src_node_id
-        log.warning("evaluation by node %d not used: %s", node_id, to_printable(str(error)))
+        reason = printable(str(error), _LONGEST_TEXT)
+        log.warning("evaluation by node %d not used: %s", node_id, reason)
         return None
     return samples, metrics
 
@@ -285,7 +274,7 @@ def aggregate_metrics(
         if not isinstance(found, MetricRecord):
             raise TypeError(f"it returned a {type(found).__name__} instead of a MetricRecord")
     except Exception as error:  # one client's odd metrics must not end the training
-        reason = to_printable(f"{type(error).__name__}: {error}")
+        reason = printable(f"{type(error).__name__}: {error}", _LONGEST_TEXT)
         name = getattr(function, "__name__", type(function).__name__)
         log.warning("no metrics: %s failed: %s", name, reason)
         return None

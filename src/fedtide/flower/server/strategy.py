@@ -18,7 +18,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
 from fedtide.algorithms import Algorithm, Cohort
-from fedtide.errors import InvalidInputError
+from fedtide.errors import InvalidInputError, printable
 from fedtide.flower._flwr_private import get_run_id
 from fedtide.flower.protocol import (
     build_round_config,
@@ -36,7 +36,6 @@ from fedtide.flower.server.reply_validation import (
     aggregate_metrics,
     find_odd_rates,
     read_metrics,
-    to_printable,
 )
 from fedtide.flower.server.session import RoundLog, TrainingSession
 from fedtide.flower.server.transport import Answered, Clock, PendingReply, Transport
@@ -342,7 +341,7 @@ class FedTide(Strategy):
         if self._ledger is not None:
             self._ledger.commit(t, training.entries, training.ended_at)
         if metrics is not None:
-            log.info("Training in round %d: %s", t + 1, to_printable(repr(metrics), 1000))
+            log.info("Training in round %d: %s", t + 1, printable(repr(metrics), 1000))
             result.train_metrics_clientapp[t + 1] = metrics
 
     def _repair_ledger(self) -> None:
@@ -453,7 +452,7 @@ class FedTide(Strategy):
         replies = [r for p, r in self._transport.take("evaluate") if p.round == ended - 1]
         metrics = self.aggregate_evaluate(ended, replies)
         if metrics is not None:
-            text = to_printable(repr(metrics), 1000)
+            text = printable(repr(metrics), 1000)
             log.info("Evaluation by clients after round %d: %s", ended, text)
             result.evaluate_metrics_clientapp[ended] = metrics
 
