@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -120,7 +119,7 @@ def test_the_server_ends_with_its_lifeline(server):
 def put_in_place_of_flowers(own: str, programs: Path) -> None:
     """Let a program stand for the one of Flower that runs without the server."""
     program = programs / "flwr-clientapp"
-    text, flowers = program.read_text(), shutil.which("flwr-clientapp")
+    text, flowers = program.read_text(), str(Path(sys.executable).parent / "flwr-clientapp")
     assert flowers in text
     program.write_text(text.replace(flowers, own))
 

@@ -1,6 +1,7 @@
 """Hostile replies: each is used as a checked update, or rejected in one printable line."""
 
 import io
+import logging
 import math
 import pickle
 import random
@@ -77,6 +78,19 @@ FILLS = [
     math.inf,
     -math.inf,
 ]
+
+
+@pytest.fixture(autouse=True)
+def _without_flowers_own_log():
+    """Flower logs, raw, that a record of the same name is replaced while replies are made here."""
+
+    def is_about_replies(record):
+        return record.module != "recorddict"
+
+    logger = logging.getLogger("flwr")
+    logger.addFilter(is_about_replies)
+    yield
+    logger.removeFilter(is_about_replies)
 
 
 def hostile_bytes(draw: random.Random) -> bytes:
