@@ -73,9 +73,7 @@ class TrainingSession:
             )
         self.registry, self.layout = registry, layout
         self._folder = folder
-        # Each client reports how many samples it holds with its updates; none is known before.
-        samples = np.zeros(registry.size, dtype=np.int64)
-        self.driver = RoundDriver(algorithm, model, Population(registry.size, samples=samples))
+        self.driver = RoundDriver(algorithm, model, _describe_population(registry))
         self.steps_taken = torch.zeros(registry.size, dtype=torch.int64)
         self.accepted_rounds = torch.full_like(self.steps_taken, -1)
         self.lr = 0.0
@@ -238,6 +236,20 @@ class RoundLog:
     def entries(self) -> list[Entry]:
         """Return all entries, sorted by the number of the client."""
         return [entry for _, entry in sorted(self._entries.items())]
+
+
+def _describe_population(registry: NodeRegistry) -> Population:
+    """Return the clients as a method sees them before training.
+
+    Clients that are not named beforehand are numbered as they join, whatever they are called. So
+    they get names here that no mapping can have: values by name would go to the wrong ones.
+    """
+    names = registry.names
+    if registry.open:
+        names = [f"(unnamed: client {n + 1} to join)" for n in range(registry.size)]
+    # Each client reports how many samples it holds with its updates; none is known before.
+    samples = np.zeros(registry.size, dtype=np.int64)
+    return Population(registry.size, samples=samples, names=np.array(names))
 
 
 def _largest_norm(update: ValidatedUpdate) -> float:
