@@ -122,7 +122,7 @@ class TrainingSession:
                     "state: the model is no longer finite, though no update arrived; restore an "
                     "earlier backup of the state"
                 )
-            used.remove(max(used, key=_largest_norm))
+            used.remove(max(used, key=lambda update: update.largest_norm))
         facts = [(update.client, update.steps, update.round) for update in used]
         clients, steps, rounds = torch.tensor(facts, dtype=torch.int64).reshape(-1, 3).T
         self.steps_taken[clients] += steps
@@ -250,15 +250,6 @@ def _describe_population(registry: NodeRegistry) -> Population:
     # Each client reports how many samples it holds with its updates; none is known before.
     samples = np.zeros(registry.size, dtype=np.int64)
     return Population(registry.size, samples=samples, names=np.array(names))
-
-
-def _largest_norm(update: ValidatedUpdate) -> float:
-    """Return the norm of Δ_n, of its mean gradient or of ∇F_n, whichever is largest."""
-    norm = float(update.update.double().norm())
-    sizes = [norm, norm / (update.lr * update.steps) if update.lr and update.steps else 0.0]
-    if update.gradients is not None:
-        sizes.append(float(update.gradients.double().norm()))
-    return max(sizes)
 
 
 def _strip(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
