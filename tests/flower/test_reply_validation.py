@@ -271,7 +271,8 @@ def test_a_false_rate_never_reaches_the_state(method, lr, url):
 )
 def test_an_update_that_takes_the_state_beyond_its_numbers_is_undone(method, url, monkeypatch):
     """Each number of the update is finite, and what the method makes of it is not."""
-    monkeypatch.setattr(reply_validation, "_LONGEST", math.inf)  # which would reject it before
+    for bound in ("_LONGEST", "_STEEPEST"):  # which would reject it before
+        monkeypatch.setattr(reply_validation, bound, math.inf)
     task = prepare(quadratic(), dtype=torch.float32)
     without = np.ones((5, N), dtype=bool)
     without[3, 1] = False

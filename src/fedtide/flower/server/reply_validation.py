@@ -33,9 +33,9 @@ _MAX_STEPS = 10**9
 _RATES = (1e-9, 1e6)
 """The least and the largest local learning rate; outside, mean gradients lose all digits."""
 _LONGEST_TEXT = 200
-_LONGEST = 1e9
-"""The largest norm of an update, of its mean gradient and of ∇F_n. A method that adds what it keeps
-of a client in every round must not reach, in as many rounds as one likes, what numbers can hold."""
+_LONGEST, _STEEPEST = 1e9, 1e15
+"""The largest norms of an update, and of its mean gradient or ∇F_n. Methods that add what they keep
+of a client again in every round would otherwise reach what numbers can hold, long after the reply."""
 _MAX_METRICS, _MAX_NUMBERS, _MAX_METRIC = 100, 10_000, 1e100
 _SAMPLES = "num-examples"
 
@@ -124,8 +124,8 @@ class ReplyValidator:
         except Exception as error:  # records may contain anything
             reason = "not finite" if isinstance(error, FloatingPointError) else "malformed"
             raise RejectedReplyError(reason, f"it sent {error}") from None
-        if (norm := update.largest_norm) > _LONGEST:
-            text = f"its update or gradient has norm {norm:.2g}, more than {_LONGEST:g}"
+        if _norm(update.update) > _LONGEST or update.largest_norm > _STEEPEST:
+            text = f"its update or gradient is too large: norm {update.largest_norm:.2g}"
             raise RejectedReplyError("not finite", text)
         return update
 
