@@ -35,7 +35,7 @@ _RATES = (1e-9, 1e6)
 _LONGEST_TEXT = 200
 _LONGEST, _STEEPEST = 1e9, 1e15
 """The largest norms of an update, and of its mean gradient or ∇F_n. Methods that add what they keep
-of a client again in every round would otherwise reach what numbers can hold, long after the reply."""
+of a client in every round would otherwise reach what numbers can hold, long after the reply."""
 _MAX_METRICS, _MAX_NUMBERS, _MAX_METRIC = 100, 10_000, 1e100
 _SAMPLES = "num-examples"
 

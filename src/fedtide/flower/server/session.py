@@ -53,7 +53,8 @@ class TrainingSession:
         sent_models: by round, the models to which a reply is still pending.
         entries: of the last round, for the ledger.
         ended_at: when the last round ended, in seconds since 1970.
-        was_saved: whether the folder held a checkpoint at the beginning, even if it is damaged.
+        saved: the newest round of which the folder held a checkpoint at the beginning, even if it
+            is damaged; 0: none.
 
     Raises:
         InvalidInputError: a centralised method, or a folder that holds another federation.
@@ -81,7 +82,8 @@ class TrainingSession:
         self.sent_models: dict[int, Tensor] = {}
         self.entries: list[Entry] = []
         self.ended_at = 0.0
-        self.was_saved = folder is not None and bool(numbered(folder, "safetensors"))
+        found = [] if folder is None else numbered(folder, "safetensors")
+        self.saved = int(found[-1].stem) if found else 0
         if folder is not None:
             self._restore(folder)
 

@@ -193,6 +193,7 @@ class FedTide(Strategy):
         with lock, self._watch():
             self._begin(grid, initial_arrays)
             self._repair_ledger()
+            self._check_state()
             self.summary()
             result = Result()
             self._evaluate_on_server(result, evaluate_fn)
@@ -354,7 +355,7 @@ class FedTide(Strategy):
         if self._ledger is None:
             return
         ended, logged = self._training.round, self._ledger.ended
-        if logged == ended + 1 and self._training.was_saved:
+        if logged == ended + 1 and self._training.saved:
             log.warning(
                 "Round %d is removed from the ledger and repeated: the state after it is lost",
                 logged,
@@ -367,6 +368,18 @@ class FedTide(Strategy):
             )
         if ended:
             self._ledger.commit(ended - 1, self._training.entries, self._training.ended_at)
+
+    def _check_state(self) -> None:
+        """Raise InvalidInputError if more than the newest checkpoint is damaged.
+
+        Training would begin anew, and remove what might still be saved by hand.
+        """
+        saved = self._training.saved
+        if saved > self._training.round + 1:
+            raise InvalidInputError(
+                f"state: {self._state} had {saved} rounds, and all its checkpoints are damaged; "
+                "restore a backup, or give another folder to begin anew"
+            )
 
     def _validate_all(self, replies: Iterable[Message], t: int) -> dict[int, ValidatedUpdate]:
         """Return the newest update of each client; of the replies, nothing is kept."""
