@@ -201,7 +201,7 @@ class Discovery:
                 self._read_answer(question.node_id, reply)
         for question in transport.take_malformed("name"):
             if question.node_id in self._unknown:
-                self._reject(question.node_id, "its answer cannot be read")
+                self._fail(question.node_id, "its answer cannot be read")
         self._ask(nodes, t)
         return nodes
 
