@@ -63,6 +63,8 @@ class NodeRegistry:
         Raises:
             InvalidInputError: no clients, a duplicate name, or an invalid one.
         """
+        if isinstance(clients, str):
+            raise InvalidInputError(f"clients: {clients!r} is text; give N, or a list of names")
         if isinstance(clients, int):
             if clients < 1:
                 raise InvalidInputError(f"clients: {clients} clients; at least 1 is needed")
