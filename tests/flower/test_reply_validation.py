@@ -273,12 +273,12 @@ def test_an_update_that_takes_the_state_beyond_its_numbers_is_undone(method, url
     """Each number of the update is finite, and what the method makes of it is not."""
     for bound in ("_LONGEST", "_STEEPEST"):  # which would reject it before
         monkeypatch.setattr(reply_validation, bound, math.inf)
-    task = prepare(quadratic(), dtype=torch.float32)
+    task, local = prepare(quadratic(), dtype=torch.float32), ft.LocalTraining(steps=3, lr=1e-3)
     without = np.ones((5, N), dtype=bool)
     without[3, 1] = False
     options = {"task": task, "rounds": 5, "train_config": ConfigRecord({"lr": 1e-3})}
-    honest = model(deploy(federation(task, present=without), method, **options))
-    grid = federation(task)
+    honest = model(deploy(federation(task, local, without), method, **options))
+    grid = federation(task, local)
     huge = changed(arrays=arrays(x=np.full(3, 9e18, dtype=np.float32)))
 
     def once(reply: Message) -> Message:
@@ -291,6 +291,8 @@ def test_an_update_that_takes_the_state_beyond_its_numbers_is_undone(method, url
     strategy = deploy(grid, method, ledger=url, **options)
     np.testing.assert_array_equal(model(strategy), honest)
     assert (3, "1", "reported", None) in rows(url)
+    assert read_ledger(url).filter(round=3, client="1")["reason"].item() == "unbounded"
+    assert len(read_ledger(url).filter(stage="used")) == 5 * N - 1
 
 
 @pytest.mark.parametrize("method", [A.MIFA(), A.FedAvgM(), A.FedVARP(), A.FedLaAvg()], ids=repr)
