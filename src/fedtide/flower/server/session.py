@@ -248,7 +248,7 @@ def _describe_population(registry: NodeRegistry) -> Population:
     """
     names = registry.names
     if registry.open:
-        names = [f"(unnamed: client {n + 1} to join)" for n in range(registry.size)]
+        names = [f"unnamed {n + 1}; FedTide(clients=[...]) names it" for n in range(registry.size)]
     # Each client reports how many samples it holds with its updates; none is known before.
     samples = np.zeros(registry.size, dtype=np.int64)
     return Population(registry.size, samples=samples, names=np.array(names))

@@ -334,6 +334,7 @@ class FedTide(Strategy):
         # 4.
         for pending in transport.take_malformed("train"):
             self._record_refusal(pending, "malformed")
+        transport.take_malformed("evaluate")  # logged when they came
         answered = deque(transport.take("train"))
         self._answered = {pending.message_id: pending for pending, _ in answered}
         _, metrics = self.aggregate_train(t + 1, _drain(answered))
