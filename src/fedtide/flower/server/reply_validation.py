@@ -243,7 +243,8 @@ def stack_updates(updates: list[ValidatedUpdate], weight: float, like: Tensor) -
 
 
 def _norm(x: Tensor) -> float:
-    return float(torch.linalg.vector_norm(x, dtype=torch.float64))
+    """Return the norm of a vector whose sum of squares is finite in its dtype; without a copy."""
+    return float(torch.linalg.vector_norm(x))
 
 
 def _stack(rows: list[Tensor]) -> Tensor:

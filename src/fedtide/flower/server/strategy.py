@@ -371,12 +371,12 @@ class FedTide(Strategy):
             self._ledger.commit(ended - 1, self._training.entries, self._training.ended_at)
 
     def _check_state(self) -> None:
-        """Raise InvalidInputError if more than the newest checkpoint is damaged.
+        """Raise InvalidInputError if all checkpoints of several rounds are damaged.
 
         Training would begin anew, and remove what might still be saved by hand.
         """
         saved = self._training.saved
-        if saved > self._training.round + 1:
+        if saved > 1 and self._training.round == 0:
             raise InvalidInputError(
                 f"state: {self._state} had {saved} rounds, and all its checkpoints are damaged; "
                 "restore a backup, or give another folder to begin anew"
