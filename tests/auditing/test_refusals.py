@@ -169,3 +169,16 @@ def test_a_reason_from_a_file_cannot_control_the_terminal(log: pl.DataFrame) -> 
     said = console.export_text()
     assert "\x1b[2J" not in said
     assert "y" * 100 not in said
+
+
+def test_a_client_whose_name_another_node_claims_was_not_available(log: pl.DataFrame) -> None:
+    """Its rows count as refusals; on availability and selection they say nothing."""
+    stages = [("used", None), *[("available", "unregistered")] * 3]
+    rows = [(t, "z", *stages[t % 4]) for t in range(ROUNDS)]
+    claimed = pl.concat([log, pl.DataFrame(rows, schema=log.schema, orient="row")])
+    found = ft.audit(claimed)
+    without = ft.audit(claimed.filter(pl.col("reason").ne_missing("unregistered")))
+    assert found.log.refusals.of_client(8) == {"unregistered": ROUNDS * 3 // 4}
+    assert found.availability.counts[8] == ROUNDS // 4
+    np.testing.assert_array_equal(found.availability.counts, without.availability.counts)
+    assert found.selection.selecting.p_value == without.selection.selecting.p_value

@@ -137,3 +137,15 @@ def test_nothing_is_removed_from_the_ledger_for_an_empty_state(tmp_path, url):
     with pytest.raises(InvalidInputError, match=r"^ledger: it has 1 rounds .* the state 0; "):
         deploy(federation(), A.FedAvg(), rounds=1, ledger=url, state=tmp_path / "another")
     assert len(read_rounds(url)) == 1
+
+
+def test_training_does_not_begin_anew_if_both_checkpoints_are_damaged(tmp_path, url):
+    state = tmp_path / "state"
+    deploy(federation(), A.FedAvg(), rounds=4, state=state)
+    for path in state.glob("*.safetensors"):
+        flip(0.3)(path)
+    before = {path: path.read_bytes() for path in state.glob("*.safetensors")}
+    for ledger in (None, url):
+        with pytest.raises(InvalidInputError, match=r"^state: .* 4 rounds.* damaged; restore"):
+            deploy(federation(), A.FedAvg(), rounds=5, state=state, ledger=ledger)
+    assert {path: path.read_bytes() for path in state.glob("*.safetensors")} == before

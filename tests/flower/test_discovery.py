@@ -12,7 +12,7 @@ from fedtide.flower.server.discovery import NodeRegistry
 from fedtide.participation.log.ledger import read_ledger
 
 from .driver import N, deploy, federation, node_of
-from .fake_grid import FakeGrid, Node
+from .fake_grid import FakeGrid, Node, WireGrid
 
 FedAvg = ft.algorithms.FedAvg
 
@@ -52,7 +52,7 @@ def test_an_invalid_name_is_rejected(name):
     assert "its name is" in NodeRegistry.from_clients(3).bind(1, name, registered=False)
 
 
-@pytest.mark.parametrize("clients", [0, [], ["a", "a"], ["a", ""]])
+@pytest.mark.parametrize("clients", ["abc", 0, [], ["a", "a"], ["a", ""]])
 def test_a_registry_needs_clients_with_distinct_names(clients):
     with pytest.raises(InvalidInputError, match=r"^clients: .*; "):
         NodeRegistry.from_clients(clients)
@@ -219,3 +219,18 @@ def test_the_ledger_says_that_a_node_without_the_key_claims_an_absent_client(url
     rows = read_ledger(url).filter(client="site-a").select("round", "stage", "reason").rows()
     assert rows[0] == (0, "used", None)
     assert rows[-1] == (2, "available", "unregistered")
+
+
+def test_a_node_whose_answer_was_damaged_on_its_way_is_asked_again(url):
+    nodes, damaged = federation(seconds=lambda number: 30.0).nodes, []
+
+    def corrupt(message, objects):
+        if message.metadata.message_type == NAME_QUERY and message.metadata.src_node_id == 102:
+            if not damaged:
+                objects[message.object_id] = b"garbage"
+            damaged.append(message)
+
+    deploy(WireGrid(nodes, corrupt), FedAvg(), rounds=6, ledger=url)
+    own = read_ledger(url).filter(client=str(nodes[102].config["partition-id"]))
+    assert len(damaged) == 2
+    assert set(own["stage"]) == {"used"}

@@ -10,6 +10,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRec
 from flwr.clientapp import ClientApp
 
 import fedtide as ft
+from fedtide.flower.server import reply_validation
 from fedtide.participation.log.ledger import read_ledger
 
 from .driver import (
@@ -268,14 +269,16 @@ def test_a_false_rate_never_reaches_the_state(method, lr, url):
     ],
     ids=repr,
 )
-def test_an_update_that_takes_the_state_beyond_its_numbers_is_undone(method, url):
+def test_an_update_that_takes_the_state_beyond_its_numbers_is_undone(method, url, monkeypatch):
     """Each number of the update is finite, and what the method makes of it is not."""
-    task = prepare(quadratic(), dtype=torch.float32)
+    for bound in ("_LONGEST", "_STEEPEST"):  # which would reject it before
+        monkeypatch.setattr(reply_validation, bound, math.inf)
+    task, local = prepare(quadratic(), dtype=torch.float32), ft.LocalTraining(steps=3, lr=1e-3)
     without = np.ones((5, N), dtype=bool)
     without[3, 1] = False
     options = {"task": task, "rounds": 5, "train_config": ConfigRecord({"lr": 1e-3})}
-    honest = model(deploy(federation(task, present=without), method, **options))
-    grid = federation(task)
+    honest = model(deploy(federation(task, local, without), method, **options))
+    grid = federation(task, local)
     huge = changed(arrays=arrays(x=np.full(3, 9e18, dtype=np.float32)))
 
     def once(reply: Message) -> Message:
@@ -288,6 +291,26 @@ def test_an_update_that_takes_the_state_beyond_its_numbers_is_undone(method, url
     strategy = deploy(grid, method, ledger=url, **options)
     np.testing.assert_array_equal(model(strategy), honest)
     assert (3, "1", "reported", None) in rows(url)
+    assert read_ledger(url).filter(round=3, client="1")["reason"].item() == "unbounded"
+    assert len(read_ledger(url).filter(stage="used")) == 5 * N - 1
+
+
+@pytest.mark.parametrize("method", [A.MIFA(), A.FedAvgM(), A.FedVARP(), A.FedLaAvg()], ids=repr)
+@pytest.mark.parametrize("size", [1e10, 5e18])
+def test_an_update_that_would_grow_in_the_state_later_is_left_out(method, size, url):
+    """Nobody answers after it, and some methods add it again in every round."""
+    task, present = prepare(quadratic(), dtype=torch.float32), np.ones((40, N), dtype=bool)
+    present[2:] = False
+    without = present.copy()
+    without[1, 1] = False
+    honest = model(deploy(federation(task, present=without), method, task=task, rounds=40))
+    grid, huge = federation(task, present=present), np.full(3, size, dtype=np.float32)
+    node = node_of(grid, 1)
+    send = changed(arrays=arrays(x=huge))
+    node.tamper = lambda reply: send(reply) if node.handled == 3 else reply
+    strategy = deploy(grid, method, task=task, rounds=40, ledger=url)
+    np.testing.assert_array_equal(model(strategy), honest)
+    assert (1, "1", "reported", None) in rows(url)
 
 
 def test_what_a_client_sends_cannot_forge_lines_of_the_log(caplog):

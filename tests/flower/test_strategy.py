@@ -9,9 +9,10 @@ from fedtide.errors import InvalidInputError
 from fedtide.flower.server.strategy import FedTide
 from fedtide.participation.log.ledger import read_ledger
 
-from .driver import N, deploy, federation
+from .driver import N, deploy, federation, model
 
-FedAvg = ft.algorithms.FedAvg
+A = ft.algorithms
+FedAvg = A.FedAvg
 
 
 @pytest.mark.parametrize("fraction", [0.0, 0.4])
@@ -43,3 +44,24 @@ def test_models_with_integer_arrays_are_refused():
     grid = federation()
     with pytest.raises(InvalidInputError, match=r"^initial_arrays: torch.float64, torch.int64; "):
         FedTide(FedAvg(), clients=2, clock=grid.clock).start(grid, counters)
+
+
+NAMES = [str(n) for n in range(N)]
+RATES = [0.5, 0.25, 1.0, 0.5, 0.125]
+
+
+def test_values_by_name_belong_to_the_clients_of_these_names():
+    listed = deploy(federation(), A.KnownRates(rates=RATES), rounds=3)
+    mapping = dict(reversed(list(zip(NAMES, RATES, strict=True))))
+    order = ["3", "0", "4", "2", "1"]
+    named = deploy(federation(), A.KnownRates(rates=mapping), rounds=3, clients=order)
+    assert named.training.driver.state.rates.tolist() == [mapping[name] for name in order]
+    np.testing.assert_allclose(model(named), model(listed), rtol=1e-12)
+
+
+@pytest.mark.parametrize(
+    "method", [A.KnownRates(rates=dict(zip(NAMES, RATES, strict=True))), A.FedAU(groups={"0": "a"})]
+)
+def test_values_by_name_are_refused_where_clients_are_numbered_as_they_join(method):
+    with pytest.raises(InvalidInputError, match=r"no client is called .*unnamed"):
+        deploy(federation(), method, rounds=1, clients=N)

@@ -227,3 +227,10 @@ def test_rows_of_an_unknown_stage_are_rejected() -> None:
     running = Schedule(Bernoulli(0.5)).start(Population(clients=3), seed=0)
     with pytest.raises(InvalidInputError, match=r"^stage: .*'all'; "):
         round_rows(running.round(0), lowest="all")
+
+
+def test_replaying_availability_leaves_out_clients_whose_name_another_node_claimed() -> None:
+    rows = [(0, "a", "used", None), (0, "b", "available", "unregistered"), (1, "b", "used", None)]
+    log = pl.DataFrame(rows, schema=["round", "client", "stage", "reason"], orient="row")
+    stream = Replay(log, stage="available").begin(Population(clients=2), seed=0)
+    assert [stream.round(t).clients.tolist() for t in range(2)] == [[0], [1]]

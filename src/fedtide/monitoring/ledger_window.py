@@ -10,7 +10,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from fedtide.participation.log.schema import STAGES
+from fedtide.participation.log.schema import CLAIMED, STAGES
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -20,7 +20,6 @@ LATENESS_BOUNDS = (0, 1, 2, 5, 10, 20)
 """Upper bounds of the histogram of lateness, in rounds."""
 
 _UNKNOWN = "unknown"  # the reason of a reply that was not used, in a ledger of version 1
-_CLAIMED = "unregistered"  # the reason in the row of a client that is not there: see REASONS
 
 
 @dataclass(frozen=True, eq=False)
@@ -170,7 +169,7 @@ class LedgerWindow:
         asked = rows["asked"].cast(pl.Int64).fill_null(rows["round"])
         reason = rows["reason"].cast(pl.String)
         reason = reason.set((stage == REPORTED) & reason.is_null(), _UNKNOWN)
-        stage = stage.set(reason == _CLAIMED, -1)
+        stage = stage.set(reason == CLAIMED, -1)
         clients = [numbers.setdefault(name, len(numbers)) for name in rows["client"]]
         reasons = [-1 if r is None else codes.setdefault(r, len(codes)) for r in reason]
         self.names, self.reasons = list(numbers), list(codes)

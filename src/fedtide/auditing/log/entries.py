@@ -121,6 +121,7 @@ class Entries:
             self.notes.append("the reasons are not used: without stages, every row was used")
         elif rows.stages is not None:
             refusals = self._reasons.count(rows.rounds, rows.clients, rows.stages, _USED)
+            rows = self._drop_claimed(rows, rows.stages)
         if self._nanoseconds is not None:
             rows = self._merge_repeated(rows, len(names), declared)
         available = selected = reported = None
@@ -221,6 +222,16 @@ class Entries:
             None,
             None if declared is None else declared[codes].astype(np.float32),
         )
+
+    def _drop_claimed(self, rows: _Rows, stages: NDArray[np.uint8]) -> _Rows:
+        """Return the rows without clients that were not there: others claimed their names."""
+        claimed = self._reasons.find_claimed()
+        claimed = claimed[stages[claimed] == STAGES.index("available")]
+        if not len(claimed):
+            return rows
+        there = np.ones(len(stages), dtype=np.bool_)
+        there[claimed] = False
+        return rows.where(there)
 
     def _find_weights(
         self, used: _Rows

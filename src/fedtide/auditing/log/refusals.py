@@ -10,7 +10,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from fedtide.auditing.log.values import parse_codes, parse_reasons
-from fedtide.participation.log.schema import REASONS
+from fedtide.participation.log.schema import CLAIMED, REASONS
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,6 +96,12 @@ class ReasonColumn:
         if (given := codes >= 0).any():
             self._rows.append(rows[given] + first_row)
             self._reasons.append(codes[given])
+
+    def find_claimed(self) -> NDArray[np.int64]:
+        """Return the rows whose reason is that another node claimed the client's name."""
+        code = self._codes.get(CLAIMED, -2)
+        found = [rows[codes == code] for rows, codes in zip(self._rows, self._reasons, strict=True)]
+        return np.concatenate(found) if found else np.empty(0, dtype=np.int64)
 
     def count(
         self,

@@ -63,6 +63,8 @@ class NodeRegistry:
         Raises:
             InvalidInputError: no clients, a duplicate name, or an invalid one.
         """
+        if isinstance(clients, str):
+            raise InvalidInputError(f"clients: {clients!r} is text; give N, or a list of names")
         if isinstance(clients, int):
             if clients < 1:
                 raise InvalidInputError(f"clients: {clients} clients; at least 1 is needed")
@@ -201,7 +203,7 @@ class Discovery:
                 self._read_answer(question.node_id, reply)
         for question in transport.take_malformed("name"):
             if question.node_id in self._unknown:
-                self._reject(question.node_id, "its answer cannot be read")
+                self._fail(question.node_id, "its answer cannot be read")
         self._ask(nodes, t)
         return nodes
 

@@ -33,6 +33,9 @@ _MAX_STEPS = 10**9
 _RATES = (1e-9, 1e6)
 """The least and the largest local learning rate; outside, mean gradients lose all digits."""
 _LONGEST_TEXT = 200
+_LONGEST, _STEEPEST = 1e9, 1e15
+"""The largest norms of an update, and of its mean gradient or ∇F_n. Methods that add what they keep
+of a client in every round would otherwise reach what numbers can hold, long after the reply."""
 _MAX_METRICS, _MAX_NUMBERS, _MAX_METRIC = 100, 10_000, 1e100
 _SAMPLES = "num-examples"
 
@@ -78,6 +81,13 @@ class ValidatedUpdate:
     gradients: Tensor | None = None
     metrics: Metrics = field(default_factory=dict)
 
+    @property
+    def largest_norm(self) -> float:
+        """The norm of Δ_n, of its mean gradient or of ∇F_n, whichever is largest."""
+        norm = _norm(self.update)
+        sizes = [norm, norm / (self.lr * self.steps) if self.lr and self.steps else 0.0]
+        return max(sizes if self.gradients is None else [*sizes, _norm(self.gradients)])
+
 
 @dataclass(frozen=True)
 class ReplyValidator:
@@ -108,12 +118,16 @@ class ReplyValidator:
         check_sender(reply, pending.node_id)
         try:
             self._check_claims(reply.content, pending)
-            return self._read(reply.content, pending, sent)
+            update = self._read(reply.content, pending, sent)
         except (DeclinedReplyError, RejectedReplyError):
             raise
         except Exception as error:  # records may contain anything
             reason = "not finite" if isinstance(error, FloatingPointError) else "malformed"
             raise RejectedReplyError(reason, f"it sent {error}") from None
+        if _norm(update.update) > _LONGEST or update.largest_norm > _STEEPEST:
+            text = f"its update or gradient is too large: norm {update.largest_norm:.2g}"
+            raise RejectedReplyError("not finite", text)
+        return update
 
     def _check_claims(self, content: RecordDict, pending: PendingReply) -> None:
         assert pending.client is not None
@@ -226,6 +240,11 @@ def stack_updates(updates: list[ValidatedUpdate], weight: float, like: Tensor) -
         samples=torch.tensor([u.samples for u in updates]),
         gradients=_stack(gradients) if len(gradients) == len(updates) else None,
     )
+
+
+def _norm(x: Tensor) -> float:
+    """Return the norm of a vector whose sum of squares is finite in its dtype; without a copy."""
+    return float(torch.linalg.vector_norm(x))
 
 
 def _stack(rows: list[Tensor]) -> Tensor:

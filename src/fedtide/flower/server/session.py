@@ -53,7 +53,8 @@ class TrainingSession:
         sent_models: by round, the models to which a reply is still pending.
         entries: of the last round, for the ledger.
         ended_at: when the last round ended, in seconds since 1970.
-        was_saved: whether the folder held a checkpoint at the beginning, even if it is damaged.
+        saved: the newest round of which the folder held a checkpoint at the beginning, even if it
+            is damaged; 0: none.
 
     Raises:
         InvalidInputError: a centralised method, or a folder that holds another federation.
@@ -73,9 +74,7 @@ class TrainingSession:
             )
         self.registry, self.layout = registry, layout
         self._folder = folder
-        # Each client reports how many samples it holds with its updates; none is known before.
-        samples = np.zeros(registry.size, dtype=np.int64)
-        self.driver = RoundDriver(algorithm, model, Population(registry.size, samples=samples))
+        self.driver = RoundDriver(algorithm, model, _describe_population(registry))
         self.steps_taken = torch.zeros(registry.size, dtype=torch.int64)
         self.accepted_rounds = torch.full_like(self.steps_taken, -1)
         self.lr = 0.0
@@ -83,7 +82,8 @@ class TrainingSession:
         self.sent_models: dict[int, Tensor] = {}
         self.entries: list[Entry] = []
         self.ended_at = 0.0
-        self.was_saved = folder is not None and bool(numbered(folder, "safetensors"))
+        found = [] if folder is None else numbered(folder, "safetensors")
+        self.saved = int(found[-1].stem) if found else 0
         if folder is not None:
             self._restore(folder)
 
@@ -124,7 +124,7 @@ class TrainingSession:
                     "state: the model is no longer finite, though no update arrived; restore an "
                     "earlier backup of the state"
                 )
-            used.remove(max(used, key=_largest_norm))
+            used.remove(max(used, key=lambda update: update.largest_norm))
         facts = [(update.client, update.steps, update.round) for update in used]
         clients, steps, rounds = torch.tensor(facts, dtype=torch.int64).reshape(-1, 3).T
         self.steps_taken[clients] += steps
@@ -240,13 +240,18 @@ class RoundLog:
         return [entry for _, entry in sorted(self._entries.items())]
 
 
-def _largest_norm(update: ValidatedUpdate) -> float:
-    """Return the norm of Δ_n, of its mean gradient or of ∇F_n, whichever is largest."""
-    norm = float(update.update.double().norm())
-    sizes = [norm, norm / (update.lr * update.steps) if update.lr and update.steps else 0.0]
-    if update.gradients is not None:
-        sizes.append(float(update.gradients.double().norm()))
-    return max(sizes)
+def _describe_population(registry: NodeRegistry) -> Population:
+    """Return the clients as a method sees them before training.
+
+    Clients that are not named beforehand are numbered as they join, whatever they are called. So
+    they get names here that no mapping can have: values by name would go to the wrong ones.
+    """
+    names = registry.names
+    if registry.open:
+        names = [f"unnamed {n + 1}; FedTide(clients=[...]) names it" for n in range(registry.size)]
+    # Each client reports how many samples it holds with its updates; none is known before.
+    samples = np.zeros(registry.size, dtype=np.int64)
+    return Population(registry.size, samples=samples, names=np.array(names))
 
 
 def _strip(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:

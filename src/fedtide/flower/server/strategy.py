@@ -75,7 +75,8 @@ class FedTide(Strategy):
     Args:
         algorithm: the method.
         clients: N, or the names of the clients; a client with another name, or beyond N, is not
-            asked to train.
+            asked to train. Without names, clients are numbered as they join: a method that has a
+            value for each (rates, groups) needs the names.
         state: the folder in which the state is kept; None keeps it in memory only, and a new
             submission starts from round 0.
         ledger: the URL of the database for the participation log; None writes none.
@@ -192,6 +193,7 @@ class FedTide(Strategy):
         with lock, self._watch():
             self._begin(grid, initial_arrays)
             self._repair_ledger()
+            self._check_state()
             self.summary()
             result = Result()
             self._evaluate_on_server(result, evaluate_fn)
@@ -332,6 +334,7 @@ class FedTide(Strategy):
         # 4.
         for pending in transport.take_malformed("train"):
             self._record_refusal(pending, "malformed")
+        transport.take_malformed("evaluate")  # logged when they came
         answered = deque(transport.take("train"))
         self._answered = {pending.message_id: pending for pending, _ in answered}
         _, metrics = self.aggregate_train(t + 1, _drain(answered))
@@ -353,7 +356,7 @@ class FedTide(Strategy):
         if self._ledger is None:
             return
         ended, logged = self._training.round, self._ledger.ended
-        if logged == ended + 1 and self._training.was_saved:
+        if logged == ended + 1 and self._training.saved:
             log.warning(
                 "Round %d is removed from the ledger and repeated: the state after it is lost",
                 logged,
@@ -366,6 +369,18 @@ class FedTide(Strategy):
             )
         if ended:
             self._ledger.commit(ended - 1, self._training.entries, self._training.ended_at)
+
+    def _check_state(self) -> None:
+        """Raise InvalidInputError if all checkpoints of several rounds are damaged.
+
+        Training would begin anew, and remove what might still be saved by hand.
+        """
+        saved = self._training.saved
+        if saved > 1 and self._training.round == 0:
+            raise InvalidInputError(
+                f"state: {self._state} had {saved} rounds, and all its checkpoints are damaged; "
+                "restore a backup, or give another folder to begin anew"
+            )
 
     def _validate_all(self, replies: Iterable[Message], t: int) -> dict[int, ValidatedUpdate]:
         """Return the newest update of each client; of the replies, nothing is kept."""

@@ -12,7 +12,7 @@ from fedtide.configurable import configurable
 from fedtide.participation.availability._recorded import RecordedStream, recorded_rates
 from fedtide.participation.availability.base import Availability, AvailabilityStream
 from fedtide.participation.log.client_ids import number_clients
-from fedtide.participation.log.schema import STAGES, normalise_log, read_log
+from fedtide.participation.log.schema import CLAIMED, STAGES, normalise_log, read_log
 from fedtide.population import Population
 from fedtide.validation import require_choice
 
@@ -61,5 +61,7 @@ class Replay(Availability):
         log = normalise_log(self.log) if isinstance(self.log, pl.DataFrame) else read_log(self.log)
         ids = number_clients("log", log["client"], population)
         reached = log["stage"].is_in(STAGES[STAGES.index(self.stage) :])
+        if "reason" in log.columns:
+            reached &= log["reason"].ne_missing(CLAIMED) | (log["stage"] != "available")
         length = 0 if log.is_empty() else int(log["round"].max()) + 1  # type: ignore[arg-type]
         return log.filter(reached), ids[reached.to_numpy()], length

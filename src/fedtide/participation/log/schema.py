@@ -43,6 +43,9 @@ REASONS: Mapping[str, str] = {
 }
 """Why a client's update was not used: what a ledger records, and the client (it) in words."""
 
+CLAIMED = "unregistered"
+"""The reason in a row of stage "available" of a client that was not there itself."""
+
 Stage = pl.Enum(STAGES)
 """The Polars type of the column `stage`."""
 
