@@ -48,6 +48,7 @@ def test_a_federation_with_tls_runs_and_is_audited(tmp_path):
 
 
 @pytest.mark.flower
+@pytest.mark.usefixtures("hangups_end_processes")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP, signal.SIGKILL])
 def test_a_demo_that_is_ended_leaves_no_process(tmp_path, number):
     """Killed, it is in the middle of a round."""

@@ -99,6 +99,7 @@ time.sleep(600)
 
 
 @pytest.mark.process
+@pytest.mark.usefixtures("hangups_end_processes")
 @pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGKILL])
 def test_processes_do_not_survive_the_process_that_started_them(tmp_path, number):
     """Neither those that ignore signals, nor their children without the mark."""
