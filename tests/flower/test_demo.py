@@ -88,6 +88,19 @@ def test_an_existing_output_folder_is_refused(tmp_path):
         demo_command(out=tmp_path)
 
 
+def test_no_line_of_a_log_stops_the_demo_or_controls_the_terminal(tmp_path, monkeypatch, capsys):
+    def log_lines(folder, rounds, tls, show):
+        show("reply of [/site] not used: [bold]it[/bold] sent \x1b[2J")
+        raise InvalidInputError("flower: it ended; see the logs")
+
+    monkeypatch.setattr("fedtide.flower.dev.demo.run_demo", log_lines)
+    with pytest.raises(InvalidInputError, match=r"^flower: it ended"):
+        demo_command(out=tmp_path / "new")
+    printed = capsys.readouterr().out
+    assert "reply of [/site] not used: [bold]it[/bold] sent" in printed
+    assert "\x1b" not in printed
+
+
 def test_the_comparison_is_of_this_model_and_of_models_for_the_same_participation(
     tmp_path, monkeypatch
 ):

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from fedtide.errors import Interrupted, InvalidInputError, MissingExtraError
+from fedtide.plotting.console import new_console
 
 app = typer.Typer(
     add_completion=False,
@@ -83,8 +83,10 @@ def _run(folder: Path, rounds: int, tls: bool) -> None:
     from fedtide.auditing.output.terminal import show
     from fedtide.flower.dev.demo import SITES, compare_methods, run_demo
 
-    console = Console()
-    ledger = run_demo(folder, rounds, tls, lambda line: console.print(line, highlight=False))
+    console = new_console()
+    ledger = run_demo(
+        folder, rounds, tls, lambda line: console.print(line, highlight=False, markup=False)
+    )
     show(audit(ledger, clients=len(SITES)), console)
     table = Table("on the same ledger", box=None, header_style="bold", pad_edge=False)
     for column in ("accuracy", "of the worst client"):

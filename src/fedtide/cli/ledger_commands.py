@@ -67,22 +67,21 @@ def check_command(ledger: Ledger) -> None:
     from fedtide.participation.log.ledger_tables import VERSION
 
     checks = check_ledger(ledger)
-    console = Console(highlight=False, soft_wrap=True, markup=False)
     for check in checks:
         span = "no rounds" if check.first is None else f"rounds {check.first} to {check.last}"
-        console.print(
+        print(
             f"federation {check.federation!r}: {span}, {check.rounds:,} in all; "
             f"{check.rows:,} rows; tables of version {check.version}"
         )
         for fault in check.faults:
-            console.print(f"  {fault}")
+            print(f"  {fault}")
     if any(check.version < VERSION for check in checks):
-        console.print("before a federation goes on with it: fedtide ledger migrate LEDGER")
+        print("before a federation goes on with it: fedtide ledger migrate LEDGER")
     faults = sum(len(check.faults) for check in checks)
     if faults:
-        console.print(f"{faults} fault{'' if faults == 1 else 's'}")
+        print(f"{faults} fault{'' if faults == 1 else 's'}")
         raise typer.Exit(2)
-    console.print("nothing is wrong" if checks else "the ledger has no federation yet")
+    print("nothing is wrong" if checks else "the ledger has no federation yet")
 
 
 @ledger_app.command("migrate")
