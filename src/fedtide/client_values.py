@@ -24,7 +24,8 @@ def order_by_id(field: str, values: Any, population: Population) -> Any:
         population: the clients.
 
     Raises:
-        InvalidInputError: a name that no client has, or a client that the mapping leaves out.
+        InvalidInputError: a name that no client has or that stands twice, or a client that the
+            mapping leaves out.
 
     >>> population = Population(clients=2, names=np.array(["ann", "bob"]))
     >>> order_by_id("rates", {"bob": 0.1, "ann": 0.3}, population)
@@ -34,7 +35,9 @@ def order_by_id(field: str, values: Any, population: Population) -> Any:
         return values
     names = [str(name) for name in population.names_of(np.arange(population.clients)).tolist()]
     given = {str(name): value for name, value in values.items()}
-    unknown, missing = [*(given.keys() - set(names))], [*(set(names) - given.keys())]
+    if len(given) < len(values):
+        raise InvalidInputError(f"{field}: a name stands as number and as text; give it once")
+    unknown, missing = given.keys() - set(names), set(names) - given.keys()
     if unknown:
         raise InvalidInputError(
             f"{field}: no client is called {list_names(sorted(unknown))} (the clients: "

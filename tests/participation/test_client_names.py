@@ -179,3 +179,14 @@ def test_names_of_many_clients_are_found_quickly() -> None:
     assert column.to_list()[:50] == names[ids[:50]].tolist()
     found = number_clients("log", column, Population(200_000, names=names))
     np.testing.assert_array_equal(found, ids)
+
+
+def test_a_value_for_each_client_is_given_once() -> None:
+    """7 and "7" are one name, so that a mapping with both has two values for it."""
+    population = Population(2, names=np.array([7, 12]))
+    assert Bernoulli(rates={"7": 0.1, 12: 0.2}).known_rates(population, seed=0).tolist() == [
+        0.1,
+        0.2,
+    ]
+    with pytest.raises(InvalidInputError, match=r"^rates: .*once"):
+        Bernoulli(rates={7: 0.1, "7": 0.3, 12: 0.2}).known_rates(population, seed=0)

@@ -1,9 +1,9 @@
 """Which clients are online: from Flower's node ids, which come and go, to the clients 0..N-1.
 
-A node that the operator registered with a name (`flwr supernode register KEY.pub --name NAME`) is
-known by that name: the SuperLink admits only the holder of the key. Any other node is asked for
-its name. Such a name is only a claim: the latest node that makes it takes the client's place. A
-node whose app does not know the question is known by its node id, as long as that id lasts.
+A node that the operator registered with a name (`fedtide flower register KEY.pub NAME`) is known by
+that name: the SuperLink admits only the holder of the key. Any other node is asked for its name.
+Such a name is only a claim: the latest node that makes it takes the client's place. A node whose
+app does not know the question is known by its node id, as long as that id lasts.
 """
 
 from __future__ import annotations
