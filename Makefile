@@ -38,14 +38,15 @@ coverage: .venv/installed-dev
 bench: .venv/installed-dev
 	$(BIN)/python benchmarks/page.py
 
+# Python compiles a module when it is first imported; to compile all of them takes pip two minutes.
 .venv/installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet -c constraints.txt -e .
+	$(BIN)/pip install --quiet --no-compile -c constraints.txt -e .
 	touch $@
 
 .venv/installed-dev: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet -c constraints.txt -e '.[dev,partitioners,flower,watch,ray,mlflow]'
+	$(BIN)/pip install --quiet --no-compile -c constraints.txt -e '.[dev,partitioners,flower,watch,ray,mlflow]'
 	touch $@
 
 clean:
