@@ -96,10 +96,11 @@ def drive(
         if algorithm.centralised:
             taken = steps * len(cohort)
             cohort = Cohort(torch.zeros_like(cohort.clients[:1]), cohort.weights[:1])
-        for part in np.array_split(np.arange(len(cohort)), chunks):
-            ids, q = cohort.clients[part], cohort.weights[part].to(dtype)
-            instructions = driver.instruct(ids)
-            driver.absorb(train(instructions, task, ids, q, rate, taken, dtype))
+        for part in algorithm.split_by_start(driver.state, cohort):
+            for chunk in np.array_split(np.arange(len(part)), chunks):
+                ids, q = part.clients[chunk], part.weights[chunk].to(dtype)
+                instructions = algorithm.instruct(driver.state, ids)
+                driver.absorb(train(instructions, task, ids, q, rate, taken, dtype))
         driven.infos.append(driver.step(rate))
         driven.models.append(driver.state.model)
     driven.state = driver.state
@@ -118,14 +119,16 @@ def train(instructions: Instructions, problem, ids, q, lr, steps, dtype) -> Clie
             g = problem.gradient(n, x if instructions.gradients_at_start else y)
             g = g + instructions.mu * (y - x)
             y = y - lr * (g if corrections is None else g + corrections[s])
-        deltas[s], gradients[s] = y - x, problem.gradient(n, x)
+        deltas[s] = y - x
+        gradients[s] = problem.gradient(n, y if instructions.end_gradients else x)
+    reported = instructions.gradients or instructions.end_gradients
     return ClientUpdates(
         clients=ids,
         weights=q,
         deltas=torch.as_tensor(deltas, dtype=dtype),
         lr=lr,
         steps=torch.full((len(ids),), steps),
-        gradients=torch.as_tensor(gradients, dtype=dtype) if instructions.gradients else None,
+        gradients=torch.as_tensor(gradients, dtype=dtype) if reported else None,
     )
 
 

@@ -14,12 +14,17 @@ METHODS = [
     a.FedAU(cutoff=3),
     a.FedAU(average=0.5),
     a.FedAU(cutoff=4, groups=["a", "b", "a", "b"]),
+    a.F3AST(),
     a.FedVARP(),
     a.FedVARP(empty_rounds="memory"),
+    a.FedStale(),
+    a.FedStale(rates="known", beta=0.2, empty_rounds="memory"),
     a.MIFA(),
     a.MIFA(unseen="exclude"),
     a.MIFA(unseen="wait"),
     a.FedLaAvg(),
+    a.FOCUS(server_lr=0.25),
+    a.FedAWE(),
     a.FedProx(mu=0.3),
     a.Scaffold(),
     a.Scaffold(option=1),
@@ -37,6 +42,8 @@ METHODS = [
     a.Amplified(period=3, factor=1.5, inner=a.FedAdam(inner=a.FedAU(), server_lr=1.0, tau=1.0)),
     a.Averaged(a.Amplified(period=2, factor=1.5, inner=a.FedProx(mu=0.1))),
     a.FedAvgM(momentum=0.3, inner=a.Switch(first=a.MIFA(), second=a.FedVARP(), at=4)),
+    a.Switch(first=a.FedAvg(), second=a.FedAWE(), at=3),
+    a.Amplified(period=3, factor=1.5, inner=a.FedAWE()),
 ]
 
 BOUNDED = [

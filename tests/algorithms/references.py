@@ -152,6 +152,84 @@ def fedvarp(problem, q, lr, steps, x, *, server_lr=1.0, empty_rounds="skip"):
     return np.array(xs)
 
 
+def fedstale(problem, q, lr, steps, x, *, beta, rates=None, server_lr=1.0, empty_rounds="skip"):
+    """The authors' program: the active clients, then the stored updates of active and others."""
+    N = problem.clients
+    xs, h = [x], [np.zeros_like(x) for _ in range(N)]
+    omega = [algorithm_2([q[t][n] > 0 for t in range(len(q))], math.inf) for n in range(N)]
+    for t in range(len(q)):
+        S, step = present(q[t]), np.zeros_like(x)
+        weight = {n: (omega[n][t] if rates is None else 1 / rates[n]) / N for n in S}
+        deltas = {n: local(problem, n, x, lr[t], steps)[0] - x for n in S}
+        for n in range(N):
+            if n in S:
+                step += weight[n] * deltas[n] + beta * (1 / N - weight[n]) * h[n]
+            else:
+                step += beta * (1 / N) * h[n]
+        for n in S:
+            h[n] = deltas[n]
+        if S or empty_rounds == "memory":
+            x = x + server_lr * step
+        xs.append(x)
+    return np.array(xs)
+
+
+def f3ast(problem, q, lr, steps, x, *, beta, initial=None, server_lr=1.0):
+    """The authors' program without its last division by the size of the cohort."""
+    N = problem.clients
+    xs, r = [x], np.full(N, 1 / N if initial is None else initial)
+    for t in range(len(q)):
+        S, step = present(q[t]), np.zeros_like(x)
+        r = (1 - beta) * r
+        r[S] += beta
+        for n in S:
+            step += (1 / N) / r[n] * (local(problem, n, x, lr[t], steps)[0] - x)
+        x = x + server_lr * step
+        xs.append(x)
+    return np.array(xs)
+
+
+def fedawe(problem, q, lr, steps, x, *, server_lr=1.0, output=False):
+    """Algorithm 1, line by line; `output` returns the means of all clients' models instead."""
+    m = problem.clients
+    x_i, tau, xs, means = [x] * m, [-1] * m, [x], [x]
+    for t in range(len(q)):
+        A, reported = present(q[t]), []
+        for i in A:
+            end, _ = local(problem, i, x_i[i], lr[t], steps)
+            G = x_i[i] - end
+            reported.append(x_i[i] - server_lr * (t - tau[i]) * G)
+            tau[i] = t
+        if A:
+            x = sum(reported) / len(A)
+        for i in A:
+            x_i[i] = x
+        xs.append(x)
+        means.append(np.mean(x_i, axis=0))
+    return np.array(means if output else xs)
+
+
+def focus(problem, q, lr, steps, x, *, server_lr=1.0):
+    """The authors' program: `steps` + 1 gradients and `steps` moves; y tracks the gradient."""
+    xs, y_server = [x], np.zeros_like(x)
+    previous = [np.zeros_like(x) for _ in range(problem.clients)]
+    for t in range(len(q)):
+        S = present(q[t])
+        for n in S:
+            z, y = x, np.zeros_like(x)
+            for k in range(steps + 1):
+                if k > 0:
+                    z = z - lr[t] * y
+                current = problem.gradient(n, z)
+                y = y + current - previous[n]
+                previous[n] = current
+            y_server = y_server + y
+        if S:
+            x = x - server_lr * lr[t] * y_server
+        xs.append(x)
+    return np.array(xs)
+
+
 def mifa(problem, q, lr, steps, x, *, server_lr=1.0, unseen="zero"):
     xs, y, N = [x], {}, problem.clients
     for t in range(len(q)):

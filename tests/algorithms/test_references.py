@@ -31,6 +31,27 @@ CASES = {
         lambda N: a.FedVARP(empty_rounds="memory"),
         partial(ref.fedvarp, empty_rounds="memory"),
     ),
+    "fedstale": (
+        lambda N: a.FedStale(server_lr=0.7, beta=0.3),
+        partial(ref.fedstale, server_lr=0.7, beta=0.3),
+    ),
+    "fedstale-known": (
+        lambda N: a.FedStale(rates=RATES[:N], empty_rounds="memory"),
+        partial(ref.fedstale, rates=RATES, beta=0.5, empty_rounds="memory"),
+    ),
+    "f3ast": (
+        lambda N: a.F3AST(server_lr=0.3, beta=0.2),
+        partial(ref.f3ast, server_lr=0.3, beta=0.2),
+    ),
+    "f3ast-initial": (
+        lambda N: a.F3AST(beta=0.1, initial=1.0),
+        partial(ref.f3ast, beta=0.1, initial=1.0),
+    ),
+    "fedawe": (lambda N: a.FedAWE(server_lr=0.7), partial(ref.fedawe, server_lr=0.7)),
+    "focus": (
+        lambda N: a.FOCUS(server_lr=1 / N),
+        lambda problem, *args: ref.focus(problem, *args, server_lr=1 / problem.clients),
+    ),
     "mifa": (lambda N: a.MIFA(server_lr=0.7), partial(ref.mifa, server_lr=0.7)),
     "mifa-exclude": (lambda N: a.MIFA(unseen="exclude"), partial(ref.mifa, unseen="exclude")),
     "mifa-wait": (lambda N: a.MIFA(unseen="wait"), partial(ref.mifa, unseen="wait")),

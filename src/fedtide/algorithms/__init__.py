@@ -19,14 +19,18 @@ from fedtide.algorithms.central_sgd import CentralSGD
 from fedtide.algorithms.client_side_memory import ClientSideMemory
 from fedtide.algorithms.clipped import Clipped
 from fedtide.algorithms.driver import RoundDriver
+from fedtide.algorithms.f3ast import F3AST
 from fedtide.algorithms.fedadam import FedAdam
 from fedtide.algorithms.fedau import FedAU
 from fedtide.algorithms.fedavg import FedAvg
 from fedtide.algorithms.fedavgm import FedAvgM
+from fedtide.algorithms.fedawe import FedAWE
 from fedtide.algorithms.fedlaavg import FedLaAvg
 from fedtide.algorithms.fedprox import FedProx
+from fedtide.algorithms.fedstale import FedStale
 from fedtide.algorithms.fedvarp import FedVARP
 from fedtide.algorithms.fedyogi import FedYogi
+from fedtide.algorithms.focus import FOCUS
 from fedtide.algorithms.known_rates import KnownRates
 from fedtide.algorithms.median import Median
 from fedtide.algorithms.mifa import MIFA
@@ -40,9 +44,13 @@ ALGORITHMS: dict[str, type[Algorithm[Any]]] = {
     "fedavg": FedAvg,
     "known-rates": KnownRates,
     "fedau": FedAU,
+    "f3ast": F3AST,
     "fedvarp": FedVARP,
+    "fedstale": FedStale,
     "mifa": MIFA,
     "fedlaavg": FedLaAvg,
+    "focus": FOCUS,
+    "fedawe": FedAWE,
     "fedprox": FedProx,
     "scaffold": Scaffold,
     "amplified-scaffold": AmplifiedScaffold,
@@ -63,6 +71,8 @@ ALGORITHMS: dict[str, type[Algorithm[Any]]] = {
 
 __all__ = [
     "ALGORITHMS",
+    "F3AST",
+    "FOCUS",
     "MIFA",
     "Algorithm",
     "AlgorithmState",
@@ -76,11 +86,13 @@ __all__ = [
     "Clipped",
     "Cohort",
     "FedAU",
+    "FedAWE",
     "FedAdam",
     "FedAvg",
     "FedAvgM",
     "FedLaAvg",
     "FedProx",
+    "FedStale",
     "FedVARP",
     "FedYogi",
     "Instructions",

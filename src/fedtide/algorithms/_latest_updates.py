@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any, Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -33,7 +34,22 @@ class LatestUpdatesState(State):
         """N."""
         return self.memory.clients
 
-    def store(self, clients: Tensor, rows: Tensor) -> LatestUpdatesState:
+    @classmethod
+    def initial(
+        cls, model: Tensor, population: Population, folder: str | None, **fields: Any
+    ) -> Self:
+        """Return the state before round 0; `fields` are those that a subclass adds."""
+        return cls(
+            model=model,
+            round=0,
+            memory=ClientMemory.empty(population.clients, model, folder),
+            total=torch.zeros_like(model),
+            change=torch.zeros_like(model),
+            clients=no_updates(model)[0],
+            **fields,
+        )
+
+    def store(self, clients: Tensor, rows: Tensor) -> Self:
         """Return the state with these rows, shape (S, d), as the latest of these clients."""
         change = (rows - self.memory.read(clients)).sum(dim=0)
         return replace(
@@ -43,16 +59,14 @@ class LatestUpdatesState(State):
             clients=torch.cat([self.clients, clients]),
         )
 
-    def finish_round(
-        self, direction: Tensor, weight: float
-    ) -> tuple[LatestUpdatesState, RoundInfo]:
+    def finish_round(self, direction: Tensor, weight: float | Tensor) -> tuple[Self, RoundInfo]:
         """Return the result of `step` for a round that adds `direction` to the model.
 
         Args:
             direction: shape (d,).
-            weight: the factor with which each of this round's updates entered it.
+            weight: the factor with which each of this round's updates entered it, or factors (S,).
         """
-        weights = torch.full_like(self.clients, weight, dtype=direction.dtype)
+        weights = torch.zeros_like(self.clients, dtype=direction.dtype) + weight
         state = replace(
             self,
             model=self.model + direction,
@@ -64,7 +78,10 @@ class LatestUpdatesState(State):
         return state, RoundInfo(self.clients, weights, direction)
 
 
-class LatestUpdates(Algorithm[LatestUpdatesState]):
+LatestT = TypeVar("LatestT", bound=LatestUpdatesState)
+
+
+class LatestUpdates(Algorithm[LatestT]):
     """Remembers the latest update of every client, in RAM or in a file in `memory_folder`."""
 
     memory_folder: str | None
@@ -73,13 +90,3 @@ class LatestUpdates(Algorithm[LatestUpdatesState]):
     def accepts_stale_updates(self) -> bool:
         """True: a late update is newer than the one in memory."""
         return True
-
-    def init(self, model: Tensor, population: Population) -> LatestUpdatesState:
-        return LatestUpdatesState(
-            model=model,
-            round=0,
-            memory=ClientMemory.empty(population.clients, model, self.memory_folder),
-            total=torch.zeros_like(model),
-            change=torch.zeros_like(model),
-            clients=no_updates(model)[0],
-        )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -72,6 +73,10 @@ class Wrapper(Algorithm[WrapperT]):
         return self.inner.accepts_stale_updates
 
     @property
+    def simulation_only(self) -> str:
+        return self.inner.simulation_only
+
+    @property
     def client_form(self) -> str:
         return self.inner.client_form
 
@@ -82,6 +87,9 @@ class Wrapper(Algorithm[WrapperT]):
 
     def choose_cohort(self, state: WrapperT, cohort: Cohort) -> Cohort:
         return self.inner.choose_cohort(state.inner, cohort)
+
+    def split_by_start(self, state: WrapperT, cohort: Cohort) -> Iterator[Cohort]:
+        return self.inner.split_by_start(state.inner, cohort)
 
     def instruct(self, state: WrapperT, clients: Tensor) -> Instructions:
         return self.inner.instruct(state.inner, clients)

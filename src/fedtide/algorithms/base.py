@@ -3,13 +3,14 @@
 An algorithm does not know who runs it. In every round its driver (see `RoundDriver`)
 
 1. passes the clients that take part to `choose_cohort`,
-2. asks `instruct` how they should train,
+2. asks `instruct` how they should train (each part of `split_by_start`),
 3. passes their updates to `absorb`, in as many chunks as it likes,
 4. calls `step` once, even if nobody reported.
 
-`init`, `choose_cohort`, `instruct` and `output` are pure functions. `absorb` and `step` return the
-next state and may reuse the memory of per-client rows in the state that they are given, because
-copying N × d numbers in every round would cost O(N). The model is never changed in place.
+`init`, `choose_cohort`, `split_by_start`, `instruct` and `output` are pure functions. `absorb` and
+`step` return the next state and may reuse the memory of per-client rows in the state that they are
+given, because copying N × d numbers in every round would cost O(N). The model is never changed in
+place.
 """
 
 from __future__ import annotations
@@ -99,6 +100,8 @@ class Instructions:
         gradients_at_start: take every gradient at x itself, so that Δ_n = -γ Σ_k g_k(x).
         full_batch: use all of a client's samples in every step, whatever the batch size.
         gradients: also report ∇F_n(x), over all of a client's samples and without correction.
+        end_gradients: also report ∇F_n(y_n), the same where the local steps end; not together with
+            `gradients`.
     """
 
     model: Tensor
@@ -107,6 +110,7 @@ class Instructions:
     gradients_at_start: bool = False
     full_batch: bool = False
     gradients: bool = False
+    end_gradients: bool = False
 
     def select(self, positions: Any) -> Instructions:
         """Return the instructions of the clients at these positions of the cohort."""
@@ -126,7 +130,8 @@ class ClientUpdates:
         lr: γ, the local learning rate that they used.
         steps: I_n, how many local steps each took, shape (S,).
         samples: how many samples each holds, shape (S,); None where clients hold functions.
-        gradients: ∇F_n(x) at the model that was sent, shape (S, d); None unless asked for.
+        gradients: ∇F_n at the model that was sent, or at y_n, as instructed, shape (S, d); None
+            unless asked for.
     """
 
     clients: Tensor
@@ -252,6 +257,11 @@ class Algorithm(ABC, Generic[StateT]):
         return False
 
     @property
+    def simulation_only(self) -> str:
+        """What the method needs of its clients that a deployment does not offer; "": nothing."""
+        return ""
+
+    @property
     def client_form(self) -> str:
         """In which form clients send their updates (see `ClientSideMemory`); "": Δ_n itself."""
         return ""
@@ -275,6 +285,13 @@ class Algorithm(ABC, Generic[StateT]):
         All methods except those that wait train exactly the given cohort.
         """
         return cohort
+
+    def split_by_start(self, state: StateT, cohort: Cohort) -> Iterator[Cohort]:
+        """Yield the cohort in parts whose clients start from the same model; each is instructed.
+
+        With all methods but those whose clients keep models of their own, that is the whole cohort.
+        """
+        yield cohort
 
     def instruct(self, state: StateT, clients: Tensor) -> Instructions:
         """Return how these clients, shape (S,), should train in this round."""

@@ -15,6 +15,7 @@ from fedtide.algorithms.base import (
     RoundInfo,
     StateT,
 )
+from fedtide.errors import InvalidInputError
 from fedtide.population import Population
 
 Train = Callable[[Instructions, Cohort], ClientUpdates]
@@ -66,8 +67,10 @@ class RoundDriver(Generic[StateT]):
             train: trains a chunk of the cohort; it may leave clients out.
             chunk_size: how many clients train together at most; None: all.
         """
-        for chunk in self.choose_cohort(cohort).split(chunk_size):
-            self.absorb(train(self.instruct(chunk.clients), chunk))
+        for part in self.algorithm.split_by_start(self.state, self.choose_cohort(cohort)):
+            for chunk in part.split(chunk_size):
+                instructions = self.algorithm.instruct(self.state, chunk.clients)
+                self.absorb(train(instructions, chunk))
         return self.step(lr)
 
     def choose_cohort(self, cohort: Cohort) -> Cohort:
@@ -75,7 +78,16 @@ class RoundDriver(Generic[StateT]):
         return self.algorithm.choose_cohort(self.state, cohort)
 
     def instruct(self, clients: Tensor) -> Instructions:
-        """Return how these clients, shape (S,), should train."""
+        """Return how these clients, shape (S,), should train in a deployment.
+
+        Raises:
+            InvalidInputError: a method that only `run` can drive.
+        """
+        if self.algorithm.simulation_only:
+            raise InvalidInputError(
+                f"algorithm: {self.algorithm.simulation_only}, which a deployment does not offer; "
+                "simulate it, or choose another method"
+            )
         return self.algorithm.instruct(self.state, clients)
 
     def absorb(self, updates: ClientUpdates) -> None:

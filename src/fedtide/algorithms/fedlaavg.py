@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from torch import Tensor
+
 from fedtide.algorithms._latest_updates import LatestUpdates, LatestUpdatesState
 from fedtide.algorithms.base import ClientUpdates, RoundInfo
 from fedtide.configurable import configurable
+from fedtide.population import Population
 from fedtide.validation import require_positive
 
 
 @configurable
-class FedLaAvg(LatestUpdates):
+class FedLaAvg(LatestUpdates[LatestUpdatesState]):
     """Federated latest averaging (paper 003; Algorithm 2 for I > 1 local steps).
 
         g_n ← Σ_k g_{n,k} = -Δ_n / γ_t  for n in S_t,        x ← x - γ_t / N Σ_n g_n
@@ -45,6 +48,9 @@ class FedLaAvg(LatestUpdates):
     def uses_local_lr(self) -> bool:
         """True: the memory holds Δ_n / γ."""
         return True
+
+    def init(self, model: Tensor, population: Population) -> LatestUpdatesState:
+        return LatestUpdatesState.initial(model, population, self.memory_folder)
 
     def absorb(self, state: LatestUpdatesState, updates: ClientUpdates) -> LatestUpdatesState:
         """Store these clients' sums of gradients (negated) instead of their previous ones."""

@@ -5,17 +5,19 @@ from __future__ import annotations
 from typing import Literal
 
 import torch
+from torch import Tensor
 
 from fedtide.algorithms._latest_updates import LatestUpdates, LatestUpdatesState
 from fedtide.algorithms.base import ClientUpdates, RoundInfo
 from fedtide.configurable import configurable
+from fedtide.population import Population
 from fedtide.validation import require_positive
 
 EmptyRounds = Literal["skip", "memory"]
 
 
 @configurable
-class FedVARP(LatestUpdates):
+class FedVARP(LatestUpdates[LatestUpdatesState]):
     """Federated variance reduction for partial participation (Jhunjhunwala et al., 2022).
 
         x ← x + η [ 1/N Σ_n y_n + 1/|S_t| Σ_{n in S_t} (Δ_n - y_n) ],
@@ -53,6 +55,9 @@ class FedVARP(LatestUpdates):
 
     def __post_init__(self) -> None:
         require_positive("server_lr", self.server_lr)
+
+    def init(self, model: Tensor, population: Population) -> LatestUpdatesState:
+        return LatestUpdatesState.initial(model, population, self.memory_folder)
 
     def absorb(self, state: LatestUpdatesState, updates: ClientUpdates) -> LatestUpdatesState:
         return state.store(updates.clients, updates.deltas)

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from typing import Literal
 
+from torch import Tensor
+
 from fedtide.algorithms._latest_updates import LatestUpdates, LatestUpdatesState
 from fedtide.algorithms.base import ClientUpdates, RoundInfo
 from fedtide.configurable import configurable
+from fedtide.population import Population
 from fedtide.validation import require_positive
 
 Unseen = Literal["zero", "exclude", "wait"]
 
 
 @configurable
-class MIFA(LatestUpdates):
+class MIFA(LatestUpdates[LatestUpdatesState]):
     """Memory-augmented impatient federated averaging (Gu et al., 2021).
 
         y_n ← Δ_n  for n in S_t,        x ← x + η / D Σ_n y_n        in every round, empty ones too
@@ -55,6 +58,9 @@ class MIFA(LatestUpdates):
 
     def __post_init__(self) -> None:
         require_positive("server_lr", self.server_lr)
+
+    def init(self, model: Tensor, population: Population) -> LatestUpdatesState:
+        return LatestUpdatesState.initial(model, population, self.memory_folder)
 
     def absorb(self, state: LatestUpdatesState, updates: ClientUpdates) -> LatestUpdatesState:
         return state.store(updates.clients, updates.deltas)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -126,6 +127,11 @@ class Switch(Algorithm[SwitchState]):
         return self.first.accepts_stale_updates and self.second.accepts_stale_updates
 
     @property
+    def simulation_only(self) -> str:
+        """That of one of the methods."""
+        return self.first.simulation_only or self.second.simulation_only
+
+    @property
     def amplification(self) -> Amplification | None:
         """That of the second method, which begins at round `at`."""
         found = self.second.amplification
@@ -140,6 +146,9 @@ class Switch(Algorithm[SwitchState]):
 
     def choose_cohort(self, state: SwitchState, cohort: Cohort) -> Cohort:
         return self._active(state).choose_cohort(state.active, cohort)
+
+    def split_by_start(self, state: SwitchState, cohort: Cohort) -> Iterator[Cohort]:
+        return self._active(state).split_by_start(state.active, cohort)
 
     def instruct(self, state: SwitchState, clients: Tensor) -> Instructions:
         return self._active(state).instruct(state.active, clients)

@@ -87,6 +87,14 @@ class LocalRound:
             whole = self.planner.full_batch_plan(clients)
             gradients = self._task.gradient(instructions.model, whole)
         trained = self.trainer.train(instructions, plan, lr, buffers)
+        if instructions.end_gradients:
+            ends = instructions.model + trained.deltas
+            gradients = torch.cat(
+                [
+                    self._task.gradient(end, self.planner.full_batch_plan(clients[s : s + 1]))
+                    for s, end in enumerate(ends)
+                ]
+            )
         updates = ClientUpdates(
             clients=cohort.clients,
             weights=cohort.weights.to(self._task.start.dtype),

@@ -1,0 +1,189 @@
+"""FedAWE: clients continue from the model of their last round, and catch up on what they missed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from fedtide.algorithms._client_memory import ClientMemory
+from fedtide.algorithms.base import (
+    Algorithm,
+    ClientUpdates,
+    Cohort,
+    Instructions,
+    RoundInfo,
+    State,
+    no_updates,
+)
+from fedtide.configurable import configurable
+from fedtide.population import Population
+from fedtide.validation import require_positive
+
+
+@dataclass(frozen=True)
+class FedAWEState(State):
+    """The state of FedAWE.
+
+    Args:
+        start: x_0, the model of the clients that never took part, shape (d,).
+        local: x_n, the model of every client that took part.
+        last: τ_n, the round in which each client last took part, -1: never, shape (N,), int32.
+        mean: 1/N Σ x_n over all clients before this round, shape (d,).
+        reported: Σ (x_n + η (t - τ_n) Δ_n) over this round's updates so far, shape (d,).
+        left: Σ x_n of the same clients, shape (d,).
+        clients: ids of the clients absorbed in this round so far, shape (S,).
+        echoes: their t - τ_n, shape (S,).
+    """
+
+    start: Tensor
+    local: ClientMemory
+    last: Tensor
+    mean: Tensor
+    reported: Tensor
+    left: Tensor
+    clients: Tensor
+    echoes: Tensor
+
+    def local_models(self, clients: Tensor) -> Tensor:
+        """Return x_n of these clients, shape (S, d)."""
+        never = (self.last[clients] < 0).unsqueeze(1)
+        return torch.where(never, self.start, self.local.read(clients))
+
+
+@configurable
+class FedAWE(Algorithm[FedAWEState]):
+    """Federated agile weight re-equalization (Xiang et al., NeurIPS 2024, Algorithm 1).
+
+        y_n = x_n + Δ_n                        I local steps from the client's own model x_n
+        x ← 1/|S_t| Σ_{n in S_t} ( x_n + η (t - τ_n) Δ_n )
+        x_n ← x,  τ_n ← t  for n in S_t        (the others keep theirs)
+
+    with x_n = x_0 and τ_n = -1 at first; an empty round leaves x where it is. A client that was
+    away multiplies its update by the rounds since it last took part, so that up to then all have
+    counted as often (Proposition 1: "echoing"). The server sends its model at the end of a round
+    and only to those who took part, so that clients mix evenly whatever their rates ("implicit
+    gossiping"). Rates may differ and change; the method needs no knowledge of them.
+
+    The output, which is evaluated, is the mean 1/N Σ x_n of all clients' models, for which the
+    paper proves convergence (Corollary 1) and which the authors' program evaluates
+    (github.com/mingxiang12/FedAWE at e0b8538). That program also clips the mean innovation
+    1/|S_t| Σ (t - τ_n) Δ_n to norm 0.5; the paper speaks of gradients clipped to norm 0.5, and its
+    Algorithm 1 clips nothing. `Clipped` around this method bounds every Δ_n.
+
+    In a deployment every client would keep one model, and the server none but x; here the server
+    keeps those of the clients that took part. Clients that start from the same model train
+    together, so a cohort whose members were last seen in many different rounds trains in as many
+    chunks. A wrapper that moves the model moves that of the clients of the last round.
+
+    Args:
+        server_lr: η > 0.
+        memory_folder: folder for a file with the x_n; None: in RAM.
+
+    Raises:
+        InvalidInputError: η not positive, or a folder that cannot be written.
+
+    >>> method = FedAWE()
+    >>> state = method.init(torch.zeros(1), Population(2))
+    >>> for cohort in [[0], [0, 1]]:
+    ...     n, ones = torch.tensor(cohort), torch.ones(len(cohort))
+    ...     updates = ClientUpdates(n, ones, ones[:, None], lr=0.1, steps=ones)
+    ...     state, info = method.step(method.absorb(state, updates), lr=0.1)
+    ...     print(state.model, method.output(state))  # (1 + 1) / 2 and (0 + 2) / 2 in round 1
+    tensor([1.]) tensor([0.5000])
+    tensor([2.]) tensor([2.])
+    """
+
+    server_lr: float = 1.0
+    memory_folder: str | None = None
+
+    def __post_init__(self) -> None:
+        require_positive("server_lr", self.server_lr)
+
+    @property
+    def simulation_only(self) -> str:
+        return "its clients continue from models of their own"
+
+    def init(self, model: Tensor, population: Population) -> FedAWEState:
+        """Return the state before round 0, in which all clients have x_0."""
+        clients, echoes = no_updates(model)
+        return FedAWEState(
+            model=model,
+            round=0,
+            start=model.clone(),
+            local=ClientMemory.empty(population.clients, model, self.memory_folder),
+            last=torch.full((population.clients,), -1, dtype=torch.int32, device=model.device),
+            mean=model.clone(),
+            reported=torch.zeros_like(model),
+            left=torch.zeros_like(model),
+            clients=clients,
+            echoes=echoes,
+        )
+
+    def split_by_start(self, state: FedAWEState, cohort: Cohort) -> Iterator[Cohort]:
+        """Yield the clients that last took part in the same round together, the earliest first."""
+        last = state.last[cohort.clients]
+        for t in last.unique().tolist():
+            together = last == t
+            yield Cohort(cohort.clients[together], cohort.weights[together])
+
+    def instruct(self, state: FedAWEState, clients: Tensor) -> Instructions:
+        """Return how to train these clients, which last took part in the same round."""
+        if len(clients) == 0:
+            return Instructions(state.model)
+        return Instructions(state.local_models(clients[:1])[0])
+
+    def absorb(self, state: FedAWEState, updates: ClientUpdates) -> FedAWEState:
+        """Add the models that these clients report."""
+        local = state.local_models(updates.clients)
+        echoes = (state.round - state.last[updates.clients]).to(local.dtype)
+        innovation = self.server_lr * (echoes @ updates.deltas)
+        left = local.sum(dim=0)
+        return replace(
+            state,
+            reported=state.reported + left + innovation,
+            left=state.left + left,
+            clients=torch.cat([state.clients, updates.clients]),
+            echoes=torch.cat([state.echoes, echoes]),
+        )
+
+    def step(self, state: FedAWEState, lr: float) -> tuple[FedAWEState, RoundInfo]:
+        """Average the reported models, and give the average to those who reported."""
+        cohort = len(state.clients)
+        if cohort == 0:
+            info = RoundInfo(state.clients, state.echoes, torch.zeros_like(state.model))
+            return replace(state, round=state.round + 1), info
+        model = state.reported / cohort
+        weights = self.server_lr / cohort * state.echoes
+        info = RoundInfo(state.clients, weights, model - state.model)
+        state.last[state.clients] = state.round
+        return replace(
+            state,
+            model=model,
+            round=state.round + 1,
+            local=state.local.write(state.clients, model.expand(cohort, -1)),
+            mean=state.mean + (cohort * model - state.left) / len(state.last),
+            reported=torch.zeros_like(model),
+            left=torch.zeros_like(model),
+            clients=state.clients[:0],
+            echoes=state.echoes[:0],
+        ), info
+
+    def with_model(self, state: FedAWEState, model: Tensor) -> FedAWEState:
+        """Return the state in which the clients of the last round have another model, too.
+
+        Before round 0 these are all clients.
+        """
+        clients = (state.last == state.round - 1).nonzero().flatten()
+        share = len(clients) / len(state.last)
+        mean = state.mean + share * (model - state.model)
+        if state.round == 0:
+            return replace(state, model=model, start=model.clone(), mean=mean)
+        local = state.local.write(clients, model.expand(len(clients), -1))
+        return replace(state, model=model, local=local, mean=mean)
+
+    def output(self, state: FedAWEState) -> Tensor:
+        """Return the mean of all clients' models."""
+        return state.mean
