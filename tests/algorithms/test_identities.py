@@ -35,6 +35,9 @@ def same(first, second, table, **how):
         a.KnownRates(rates=[1.0] * 4),
         a.WeightedFedAvg(rates=[0.25] * 4, normalise=False),
         a.WaitForAll(period=1),
+        a.FedStale(beta=0.3),
+        a.FedAWE(),
+        a.F3AST(initial=1.0),
     ],
     ids=repr,
 )
@@ -47,6 +50,9 @@ def test_with_everyone_present_this_is_fedavg(method):
     [
         (a.FedAU(cutoff=1), a.FedAvg(weights="all")),
         (a.FedLaAvg(), a.MIFA()),
+        (a.FedStale(beta=0.0), a.FedAU(cutoff=None)),
+        (a.FedStale(beta=0.0, rates=[0.2, 0.9, 1, 0.5]), a.KnownRates(rates=[0.2, 0.9, 1, 0.5])),
+        (a.F3AST(beta=1.0), a.FedAvg(weights="all")),
         (a.FedProx(mu=0.0), a.FedAvg()),
         (a.FedProx(mu=0.0, weights="given"), a.FedAvg(weights="given")),
         (a.Amplified(period=1, factor=1.7), a.FedAvg(server_lr=1.7)),
@@ -64,6 +70,11 @@ def test_with_everyone_present_this_is_fedavg(method):
 )
 def test_whoever_comes_these_two_are_the_same(first, second):
     same(first, second, SOME)
+
+
+def test_fedstale_of_all_stale_updates_is_fedvarp_for_cohorts_of_one_size():
+    pairs = 0.5 * RNG.permuted(np.tile([1, 1, 0, 0], (30, 1)), axis=1)
+    same(a.FedStale(beta=1.0, rates=[0.5] * 4), a.FedVARP(), pairs)
 
 
 def test_with_one_step_both_options_of_scaffold_are_the_same():

@@ -1,0 +1,105 @@
+"""Methods whose clients start from models of their own, or report gradients where they end."""
+
+import numpy as np
+import pytest
+import torch
+
+import fedtide as ft
+from fedtide import algorithms as a
+from fedtide.errors import InvalidInputError
+from fedtide.population import Population
+
+from . import references as ref
+from .driver import Quadratics, drive, random_table
+
+RNG = np.random.default_rng(8)
+PROBLEM = Quadratics.random(RNG, 5)
+TABLE = random_table(RNG, 25, 5)
+START = RNG.normal(size=3)
+
+
+def simulated(method, table=TABLE, problem=PROBLEM, **how):
+    """The same rounds through the simulator, its trainers and its chunks."""
+    return ft.simulate(
+        problem=ft.problems.Quadratic(matrices=problem.A, centers=problem.e, start=START),
+        participation=ft.participation.Table(weights=table),
+        algorithm=method,
+        local=ft.LocalTraining(steps=2, lr=0.1),
+        rounds=len(table),
+        dtype="float64",
+        trainer="reference",
+        record_iterates=True,
+        evaluation={"every": 0},
+        **how,
+    )
+
+
+@pytest.mark.parametrize(
+    ("method", "reference"), [(a.FedAWE(server_lr=0.7), ref.fedawe), (a.FOCUS(0.2), ref.focus)]
+)
+def test_the_simulator_gives_clients_what_the_listing_does(method, reference):
+    lr, server_lr = np.full(len(TABLE), 0.1), method.server_lr
+    expected = reference(PROBLEM, TABLE, lr, 2, START, server_lr=server_lr)
+    result = simulated(method, max_stack_bytes=48)
+    np.testing.assert_allclose(result.iterates, expected, atol=1e-11)
+
+
+def test_fedawe_recommends_the_mean_of_all_clients_models():
+    lr = np.full(len(TABLE), 0.1)
+    means = ref.fedawe(PROBLEM, TABLE, lr, 2, START, output=True)
+    np.testing.assert_allclose(simulated(a.FedAWE()).model, means[-1], atol=1e-11)
+    for stop in (0, 1, 7, 23):
+        driven = drive(a.FedAWE(), PROBLEM, TABLE[:stop], 0.1, 2, START)
+        np.testing.assert_allclose(a.FedAWE().output(driven.state), means[stop], atol=1e-11)
+
+
+def test_with_fedawe_all_clients_of_a_round_have_counted_equally_until_then():
+    """Proposition 1: whoever takes part in round t has echoes that sum to t + 1."""
+    driven, echoes = drive(a.FedAWE(), PROBLEM, TABLE), np.zeros(5)
+    for t, info in enumerate(driven.infos):
+        clients = info.clients.numpy()
+        echoes[clients] += info.weights.numpy() * len(clients)
+        np.testing.assert_allclose(echoes[clients], t + 1)
+
+
+def test_a_wrapper_of_fedawe_moves_the_models_of_the_clients_of_the_round():
+    method = a.FedAWE()
+    state = drive(method, PROBLEM, np.array([[0.5, 0.5, 0, 0, 0]])).state
+    moved = method.with_model(state, torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64))
+    models = moved.local_models(torch.arange(5)).numpy()
+    np.testing.assert_array_equal(models, [[1, 2, 3]] * 2 + [[0, 0, 0]] * 3)
+    np.testing.assert_allclose(method.output(moved), models.mean(axis=0), atol=1e-15)
+
+
+def test_focus_reaches_the_optimum_exactly_whoever_comes():
+    """Rates from 0.1 to 0.9 and a constant γ, with which FedAU keeps wandering."""
+    rng = np.random.default_rng(0)
+    problem = Quadratics.random(rng, 5)
+    table = (rng.random((300, 5)) < [0.1, 0.3, 0.5, 0.7, 0.9]) * 0.2
+    error = {
+        method: np.linalg.norm(
+            drive(method, problem, table, 0.1, 2, np.ones(3)).iterates - problem.optimum(), axis=1
+        )
+        for method in (a.FOCUS(server_lr=0.2), a.FedAU())
+    }
+    focus, fedau = error.values()
+    assert focus[100] < 1e-2 * focus[0]
+    assert focus[200] < 1e-2 * focus[100]
+    assert focus[-1] < 1e-10
+    assert fedau[200:].min() > 1e-2
+
+
+@pytest.mark.parametrize(
+    ("method", "need"),
+    [
+        (a.FedAWE(), "its clients continue from models of their own"),
+        (a.FOCUS(), "it needs the gradients where local steps end"),
+        (a.FedAdam(inner=a.FOCUS()), "it needs the gradients"),
+        (a.Switch(first=a.FedAvg(), second=a.FedAWE(), at=3), "its clients continue"),
+    ],
+    ids=repr,
+)
+def test_what_a_deployment_does_not_offer_is_refused_before_anything_is_sent(method, need):
+    driver = a.RoundDriver(method, torch.zeros(1), Population(2))
+    with pytest.raises(InvalidInputError, match=f"^algorithm: {need}.*; simulate it"):
+        driver.instruct(torch.tensor([0]))
