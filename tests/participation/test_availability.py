@@ -11,17 +11,23 @@ from fedtide.participation import (
     PROCESSES,
     Availability,
     Bernoulli,
+    Churn,
     Correlated,
     Cyclic,
+    DayNight,
+    Drifting,
+    Fluctuating,
     Full,
     GroupCycle,
     Markov,
     Permutation,
     Replay,
+    Sessions,
     SubsetLaw,
     Table,
     Trace,
     Uniform,
+    UniformByClass,
     Weighted,
 )
 from fedtide.population import Population
@@ -75,6 +81,13 @@ CASES: list[tuple[str, str, Factory]] = [
     ("cyclic", "off", lambda n, d: Cyclic(0.3, period=9, start="off")),
     ("group-cycle", "", lambda n, d: GroupCycle(groups=min(n, 3), rounds=4)),
     ("group-cycle", "soft", lambda n, d: GroupCycle(np.arange(n) % 2, [4, 2], 0, 0.7, 0.2)),
+    ("fluctuating", "cut", lambda n, d: Fluctuating(UniformByClass(), "interleaved-sine", 7)),
+    ("fluctuating", "steps", lambda n, d: Fluctuating(0.5, "staircase", 5, low=0.1)),
+    ("day-night", "", lambda n, d: DayNight(np.linspace(0.1, 0.9, n), 0.2, period=9)),
+    ("drifting", "", lambda n, d: Drifting(np.linspace(0.1, 0.9, n), 0.4, rounds=10, start=3)),
+    ("churn", "", lambda n, d: Churn(np.linspace(0.1, 0.9, n), arrivals=5)),
+    ("churn", "leaving", lambda n, d: Churn(0.5, arrivals=20, stay=30.0)),
+    ("sessions", "", lambda n, d: Sessions(np.linspace(0.1, 0.9, n), length=4.0)),
     ("uniform", "", lambda n, d: Uniform(size=max(1, n // 4))),
     ("permutation", "", lambda n, d: Permutation(size=max(1, n // 3))),
     ("weighted", "", lambda n, d: Weighted(max(1, n // 4), np.exp(-np.arange(n) / 3))),
@@ -82,7 +95,13 @@ CASES: list[tuple[str, str, Factory]] = [
     ("trace", "", _trace),
     ("replay", "", _replay),
 ]
-RANDOM = {"bernoulli", "markov", "cyclic", "uniform", "permutation", "weighted", "subset-law"}
+RANDOM = {"bernoulli", "markov", "cyclic", "uniform", "permutation", "weighted", "subset-law"} | {
+    "fluctuating",
+    "day-night",
+    "drifting",
+    "churn",
+    "sessions",
+}
 every_process = pytest.mark.parametrize(
     ("name", "factory"), [pytest.param(c[0], c[2], id="-".join(c[:2])) for c in CASES]
 )
@@ -156,8 +175,11 @@ def test_known_rates_match_the_frequencies(name: str, factory: Factory, tmp_path
         # The trace is 82 s long, which is no multiple of 1.5 s.
         assert rates is None
         return
+    if isinstance(process, Churn) and process.stay is not None:
+        assert rates is None
+        return
     assert rates is not None
-    correlation = 20 if name == "markov" else 1
+    correlation = 20 if name in {"markov", "sessions"} else 1
     error = np.sqrt(rates * (1 - rates) * 2 * correlation / rounds)
     assert (np.abs(counts / rounds - rates) <= 6 * error + 1e-12 + 13 / 2000).all()
 

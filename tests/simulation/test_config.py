@@ -15,8 +15,8 @@ from fedtide.participation import (
     RATES,
     SELECTIONS,
     Availability,
-    Correlated,
     Dropout,
+    RateLaw,
     Selection,
 )
 from fedtide.problems import PARTITIONS, PROBLEMS, Partition, Problem
@@ -29,7 +29,7 @@ from fedtide.training.projection import Projection
 TABLES = {
     ft.algorithms.Algorithm: ft.algorithms.ALGORITHMS,
     Availability: PROCESSES,
-    Correlated: RATES,
+    RateLaw: RATES,
     Selection: SELECTIONS,
     Dropout: DROPOUTS,
     Problem: PROBLEMS,

@@ -12,12 +12,17 @@ from fedtide.participation.availability.base import (
     Ids,
 )
 from fedtide.participation.availability.bernoulli import Bernoulli
+from fedtide.participation.availability.churn import Churn
 from fedtide.participation.availability.cyclic import Cyclic
+from fedtide.participation.availability.day_night import DayNight
+from fedtide.participation.availability.drifting import Drifting
+from fedtide.participation.availability.fluctuating import Fluctuating
 from fedtide.participation.availability.full import Full
 from fedtide.participation.availability.group_cycle import GroupCycle
 from fedtide.participation.availability.markov import Markov
 from fedtide.participation.availability.permutation import Permutation
 from fedtide.participation.availability.replay import Replay
+from fedtide.participation.availability.sessions import Sessions
 from fedtide.participation.availability.subset_law import SubsetLaw
 from fedtide.participation.availability.table import Table
 from fedtide.participation.availability.trace import Trace
@@ -36,9 +41,17 @@ from fedtide.participation.log.schema import (
     to_frame,
     write_log,
 )
-from fedtide.participation.rates import Correlated, Rates, correlated_rates, resolve_rates
+from fedtide.participation.rates import (
+    Correlated,
+    RateLaw,
+    Rates,
+    UniformByClass,
+    correlated_rates,
+    resolve_rates,
+)
 from fedtide.participation.schedule import Participants, Schedule, ScheduleStream
 from fedtide.participation.selection.base import Selection, SelectionStream
+from fedtide.participation.selection.least_frequent import LeastFrequent
 from fedtide.participation.selection.least_served import LeastServed
 from fedtide.participation.selection.longest_absent import LongestAbsent
 from fedtide.participation.selection.min_separation import MinSeparation
@@ -52,6 +65,11 @@ PROCESSES: dict[str, type[Availability]] = {
     "markov": Markov,
     "cyclic": Cyclic,
     "group-cycle": GroupCycle,
+    "fluctuating": Fluctuating,
+    "day-night": DayNight,
+    "drifting": Drifting,
+    "churn": Churn,
+    "sessions": Sessions,
     "uniform": Uniform,
     "permutation": Permutation,
     "weighted": Weighted,
@@ -67,6 +85,7 @@ SELECTIONS: dict[str, type[Selection]] = {
     "permutation-of": PermutationOf,
     "longest-absent": LongestAbsent,
     "least-served": LeastServed,
+    "least-frequent": LeastFrequent,
     "min-separation": MinSeparation,
 }
 """Selections by their `type` in experiment files."""
@@ -74,8 +93,11 @@ SELECTIONS: dict[str, type[Selection]] = {
 DROPOUTS: dict[str, type[Dropout]] = {"none": NoDropout, "random": RandomDropout}
 """Dropout models by their `type` in experiment files."""
 
-RATES: dict[str, type[Correlated]] = {"correlated": Correlated}
-"""Models of rates by their `type` in experiment files."""
+RATES: dict[str, type[RateLaw]] = {
+    "correlated": Correlated,
+    "uniform-by-class": UniformByClass,
+}
+"""Laws of rates by their `type` in experiment files."""
 
 __all__ = [
     "DROPOUTS",
@@ -88,12 +110,17 @@ __all__ = [
     "AvailabilityStream",
     "AvailableClients",
     "Bernoulli",
+    "Churn",
     "Correlated",
     "Cyclic",
+    "DayNight",
+    "Drifting",
     "Dropout",
+    "Fluctuating",
     "Full",
     "GroupCycle",
     "Ids",
+    "LeastFrequent",
     "LeastServed",
     "LogColumns",
     "LongestAbsent",
@@ -104,17 +131,20 @@ __all__ = [
     "Permutation",
     "PermutationOf",
     "RandomDropout",
+    "RateLaw",
     "Rates",
     "Replay",
     "Schedule",
     "ScheduleStream",
     "Selection",
     "SelectionStream",
+    "Sessions",
     "Stage",
     "SubsetLaw",
     "Table",
     "Trace",
     "Uniform",
+    "UniformByClass",
     "UniformOf",
     "Weighted",
     "correlated_rates",

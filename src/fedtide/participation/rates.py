@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -20,8 +21,18 @@ from fedtide.validation import (
 )
 
 
+class RateLaw(ABC):
+    """A law that derives each client's rate from the classes of its samples."""
+
+    seed: int | None
+
+    @abstractmethod
+    def rates_of(self, class_shares: NDArray[np.float64], seed: int) -> NDArray[np.float64]:
+        """Return the rates of clients with these class shares (N, C), shape (N,)."""
+
+
 @configurable
-class Correlated:
+class Correlated(RateLaw):
     """Rates that depend on each client's classes, as in FedAU's experiments (section 6).
 
     Resolved with the population's class shares; see `correlated_rates` for the formula.
@@ -45,9 +56,48 @@ class Correlated:
     def __post_init__(self) -> None:
         _check_correlated(self.alpha, self.mean, self.floor)
 
+    def rates_of(self, class_shares: NDArray[np.float64], seed: int) -> NDArray[np.float64]:
+        return correlated_rates(class_shares, self.alpha, self.mean, self.floor, seed)
 
-Rates = float | Sequence[float] | NDArray[np.float64] | Mapping[Name, float] | Correlated
-"""One number for all clients, one for each (a list, or by name), or correlated rates."""
+
+@configurable
+class UniformByClass(RateLaw):
+    """Rates that mix one random number per class, as in FedAWE's experiments (appendix J.3).
+
+        p_n = ⟨κ_n, φ⟩,        φ_c uniform on [0, first) for the first half of the classes,
+                               [0, second) for the others
+
+    with κ_n the class shares of client n, and one draw of φ for all clients.
+
+    Args:
+        first: of the classes 0..⌊C/2⌋−1, in [0, 1].
+        second: of the other classes, in [0, 1].
+        seed: of the draw of φ; None: the seed of the run.
+
+    Raises:
+        InvalidInputError: first or second outside [0, 1].
+
+    >>> UniformByClass(first=0.0).rates_of(np.array([[1.0, 0.0]]), seed=1)
+    array([0.])
+    """
+
+    first: float = 1.0
+    second: float = 0.5
+    seed: int | None = None
+
+    def __post_init__(self) -> None:
+        require_probabilities("first", self.first)
+        require_probabilities("second", self.second)
+
+    def rates_of(self, class_shares: NDArray[np.float64], seed: int) -> NDArray[np.float64]:
+        classes = class_shares.shape[1]
+        high = np.where(np.arange(classes) < classes // 2, self.first, self.second)
+        mixed = class_shares @ (high * generator(seed, "uniform-by-class").random(classes))
+        return np.asarray(np.minimum(mixed, 1.0))  # shares sum to 1 but for rounding
+
+
+Rates = float | Sequence[float] | NDArray[np.float64] | Mapping[Name, float] | RateLaw
+"""One number for all clients, one for each (a list, or by name), or a law."""
 
 
 def correlated_rates(
@@ -89,38 +139,35 @@ def correlated_rates(
     return np.asarray(np.clip(classes * mean * (shares @ preference), floor, 1.0))
 
 
-def resolve_rates(rates: Rates, population: Population, seed: int) -> NDArray[np.float64]:
-    """Return the rate p_n of each client, shape (N,).
+def resolve_rates(
+    rates: Rates, population: Population, seed: int, field: str = "rates"
+) -> NDArray[np.float64]:
+    """Return the rate p_n of each client, shape (N,); `field` is what an error names.
 
     Raises:
         InvalidInputError: a rate outside [0, 1] or not finite, not one rate for each client, or
-            correlated rates for clients without class shares.
+            a law for clients without class shares.
 
     >>> resolve_rates(0.25, Population(clients=2), seed=0)
     array([0.25, 0.25])
     """
-    if isinstance(rates, Correlated):
-        return _resolve_correlated(rates, population, seed)
-    array = require_probabilities("rates", order_by_id("rates", rates, population))
+    if isinstance(rates, RateLaw):
+        if population.class_shares is None:
+            raise InvalidInputError(
+                f"{field}: these clients have no class shares to correlate with; give numbers"
+            )
+        return rates.rates_of(population.class_shares, seed if rates.seed is None else rates.seed)
+    array = require_probabilities(field, order_by_id(field, rates, population))
     if not isinstance(rates, Mapping) and np.ndim(rates) == 0:
         return np.full(population.clients, array[0])
-    require_one_per_client("rates", array, population.clients)
+    require_one_per_client(field, array, population.clients)
     return array
 
 
-def check_rates(rates: Rates) -> None:
-    """Raise InvalidInputError for rates that fit no population."""
-    if not isinstance(rates, Correlated):
-        require_probabilities("rates", in_any_order(rates))
-
-
-def _resolve_correlated(law: Correlated, population: Population, seed: int) -> NDArray[np.float64]:
-    if population.class_shares is None:
-        raise InvalidInputError(
-            "rates: these clients have no class shares to correlate with; give numbers"
-        )
-    seed = seed if law.seed is None else law.seed
-    return correlated_rates(population.class_shares, law.alpha, law.mean, law.floor, seed)
+def check_rates(rates: Rates, field: str = "rates") -> None:
+    """Raise InvalidInputError, naming `field`, for rates that fit no population."""
+    if not isinstance(rates, RateLaw):
+        require_probabilities(field, in_any_order(rates))
 
 
 def _check_correlated(alpha: float, mean: float, floor: float) -> None:

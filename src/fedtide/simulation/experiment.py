@@ -19,9 +19,9 @@ from fedtide.participation import (
     SELECTIONS,
     All,
     Availability,
-    Correlated,
     Dropout,
     NoDropout,
+    RateLaw,
     Schedule,
     Selection,
 )
@@ -40,7 +40,7 @@ BUILDER = Builder(
     {
         Algorithm: ALGORITHMS,
         Availability: PROCESSES,
-        Correlated: RATES,
+        RateLaw: RATES,
         Selection: SELECTIONS,
         Dropout: DROPOUTS,
         Problem: PROBLEMS,
