@@ -4,6 +4,7 @@ Binomial and chi-squared tests with fixed seeds; each is wrong with probability 
 """
 
 from collections.abc import Callable
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -76,7 +77,7 @@ def test_fluctuating_rates_are_those_of_the_paper(shape: str, p: float) -> None:
 def test_rounds_are_independent(process: Availability) -> None:
     """Of clients with one rate, who came in round t comes in t + 1 as often as who did not."""
     available = simulate(process, rounds=12, clients=3000)
-    for before, after in zip(available, available[1:], strict=False):
+    for before, after in pairwise(available):
         counts = [[(b & a).sum() for a in (after, ~after)] for b in (before, ~before)]
         assert stats.chi2_contingency(counts).pvalue > 1e-6
 

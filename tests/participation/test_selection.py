@@ -14,6 +14,7 @@ from fedtide.participation import (
     AvailableClients,
     Bernoulli,
     GroupCycle,
+    LeastFrequent,
     LeastServed,
     LongestAbsent,
     MinSeparation,
@@ -32,6 +33,7 @@ CASES: dict[str, Selection] = {
     "permutation-of": PermutationOf(4),
     "longest-absent": LongestAbsent(4),
     "least-served": LeastServed(4, period=7),
+    "least-frequent": LeastFrequent(4, beta=0.2),
     "min-separation": MinSeparation(4, rounds=1),
 }
 every_selection = pytest.mark.parametrize("name", CASES)

@@ -19,8 +19,8 @@ from fedtide.validation import require_whole_number
 class Churn(Availability):
     """Client n arrives in round A_n, leaves before round A_n + L_n, and is away at times between.
 
-    A_n is uniform on 0..R (`arrivals`); L_n is geometric with mean `stay`,
-    P(L > k) = (1 - 1/stay)^k. Between the two, client n is available with probability p_n, independently. So
+    A_n is uniform on 0..R (`arrivals`) and L_n geometric with mean `stay`, P(L > k) =
+    (1 - 1/stay)^k. Between the two, client n is available with probability p_n, independently. So
 
         P(available in round t) = p_n / (R + 1) · Σ_{a=0}^{min(t, R)} (1 - 1/stay)^{t-a}
 

@@ -63,7 +63,9 @@ class Sessions(Availability):
     def __post_init__(self) -> None:
         check_rates(self.rates)
         if not 1 <= self.length < NEVER:
-            raise InvalidInputError(f"length: {self.length} is not a mean of at least 1 round")
+            raise InvalidInputError(
+                f"length: {self.length} is below 1 round, or endless; give the mean of a session"
+            )
         low, high = _RANGES[self.law]
         if not low <= self.shape <= high:
             raise InvalidInputError(
