@@ -125,7 +125,7 @@ class FedAWE(Algorithm[FedAWEState]):
     def split_by_start(self, state: FedAWEState, cohort: Cohort) -> Iterator[Cohort]:
         """Yield the clients that last took part in the same round together, the earliest first."""
         last = state.last[cohort.clients]
-        for t in last.unique().tolist():
+        for t in sorted(set(last.tolist())):
             together = last == t
             yield Cohort(cohort.clients[together], cohort.weights[together])
 

@@ -94,7 +94,7 @@ class Sessions(Availability):
                 begin = np.full(len(ids), np.inf)
                 after = finish[missed] + pause[ids[waiting]] * self._draw(random, len(waiting))
                 begin[waiting] = after
-            return np.minimum(due, NEVER).astype(np.int64)
+            return np.asarray(np.minimum(due, NEVER), dtype=np.int64)
 
         first = np.where(on, 0, NEVER)
         away = np.flatnonzero(~on & (p > 0))
