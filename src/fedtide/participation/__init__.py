@@ -12,7 +12,7 @@ from fedtide.participation.availability.base import (
     Ids,
 )
 from fedtide.participation.availability.bernoulli import Bernoulli
-from fedtide.participation.availability.churn import Churn
+from fedtide.participation.availability.client_churn import Churn
 from fedtide.participation.availability.cyclic import Cyclic
 from fedtide.participation.availability.day_night import DayNight
 from fedtide.participation.availability.drifting import Drifting
