@@ -24,8 +24,8 @@ from fedtide.participation import (
     RATES,
     SELECTIONS,
     Availability,
-    Correlated,
     Dropout,
+    RateLaw,
     Selection,
 )
 from fedtide.problems import MODELS, PARTITIONS, PROBLEMS, Partition, Problem
@@ -48,7 +48,7 @@ SECTIONS: dict[type, tuple[str, str]] = {
     Partition: ("partition", "Partitions"),
     Model: ("model", "Models"),
     Availability: ("participation", "Participation"),
-    Correlated: ("rates", "Rates"),
+    RateLaw: ("rates", "Rates"),
     Selection: ("selection", "Selections"),
     Dropout: ("dropout", "Dropout models"),
     Algorithm: ("algorithm", "Algorithms"),
@@ -118,7 +118,7 @@ def _paragraphs() -> Iterator[str]:
     names = "| name | is |\n|---|---|\n"
     yield names + "".join(f"| `{n}` | `{_escape(repr(m))}` |\n" for n, m in MODELS.items())
     yield from _types(Availability, PROCESSES)
-    yield from _types(Correlated, RATES)
+    yield from _types(RateLaw, RATES)
     yield from _types(Selection, SELECTIONS)
     yield from _types(Dropout, DROPOUTS)
     yield from _types(Algorithm, ALGORITHMS)

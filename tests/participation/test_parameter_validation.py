@@ -78,6 +78,7 @@ def assert_rejected(call: Callable[[], object], start: str) -> None:
         (lambda: DayNight(0.5, 0.1, period=1), "period: 1"),
         (lambda: DayNight(0.5, 0.1, spread=1.5), "spread: 1.5"),
         (lambda: Churn(0.5, arrivals=-1), "arrivals: -1"),
+        (lambda: Churn(0.5, arrivals=2**31), "arrivals: 2147483648"),
         (lambda: Churn(0.5, stay=0.5), "stay: 0.5"),
         (lambda: Churn(0.5, stay=float("nan")), "stay: nan"),
         (lambda: Sessions(0.5, length=0.5), "length: 0.5"),

@@ -145,7 +145,7 @@ def own(tmp_path, monkeypatch):
         (ft.participation.Availability, "Everyone", {}),
         (ft.participation.Selection, "First", {"size": 2}),
         (ft.participation.Dropout, "Lost", {"probability": 0.1}),
-        (ft.participation.Correlated, "Rates", {"alpha": 0.2}),
+        (ft.participation.RateLaw, "Rates", {"alpha": 0.2}),
         (Problem, "Small", {"clients": 4}),
         (Partition, "Blocks", {}),
         (LearningRateSchedule, "Halves", {"every": 3}),

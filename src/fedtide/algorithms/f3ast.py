@@ -42,7 +42,7 @@ class F3AST(WeightedSum[F3ASTState]):
     most, those with the largest (1/N)² / r_n²: that is `LeastFrequent(size=K, beta=β)`. Without it
     the method weights whoever takes part.
 
-    Written from the authors' program (github.com/mriberodiaz/f3ast at 27b4e33), of the paper only
+    Written from the authors' program (github.com/mriberodiaz/f3ast at 27b4e33); of the paper only
     the abstract was read. The program has β = 0.01 and r_n = p_n (the client's share of the
     samples) or 1/N at first, and divides the step by K once more. The program of FedPBC, which
     compares with this method, does not divide and begins with r_n = 1.

@@ -48,11 +48,11 @@ class FedStale(LatestUpdates[FedStaleState]):
         then h_n ← Δ_n  for n in S_t,        h_n = 0 at first,        ω_n = 1 / p_n
 
     β = 0 is averaging with known (or estimated) rates, β = 1 FedVARP with such weights; in between,
-    the step is the convex combination of the two. Its mean over S_t is that over all clients for
-    every β. The authors find stale updates the more useful, the more the clients' data differ, and
+    the step is the convex combination of the two. With known rates the step is unbiased for every
+    β. The authors find stale updates the more useful, the more the clients' data differ, and
     the less useful, the more their rates differ; their experiments with unknown rates take β = 0.5.
 
-    Written from the authors' program (github.com/arodio/FedStale at de3c12e), of the paper only the
+    Written from the authors' program (github.com/arodio/FedStale at de3c12e); of the paper only the
     abstract was read. The program estimates ω_n as FedAU does without a cutoff, from the rounds
     before t; counts clients by their samples (here: `objective: samples`); and leaves x where it is
     in rounds without updates.

@@ -27,11 +27,10 @@ class FOCUS(LatestUpdates[LatestUpdatesState]):
     clients. A step is N times as long as that of methods that average: take η = 1 / N for their γ.
 
     Written from the authors' program (github.com/BichengYing/FedASL at 72ea664, class FedASL, the
-    method's former name), of the paper only the abstract and the program's description were read.
-    The program has η = 1, and takes τ gradients and τ - 1 local steps in a round: I is τ - 1, and
-    I = 0 cannot be had. It pushes the gradient of one more minibatch, where here h_n is the
-    gradient over all of a client's samples, as in its experiments without noise. An empty round
-    leaves x where it is, as in the program.
+    method's former name); of the paper only the abstract was read. The program has η = 1, and a
+    client takes τ gradients and τ - 1 local steps in a round, so I is τ - 1 >= 1. Its last gradient
+    is that of one more minibatch, while h_n here is the gradient over all of a client's samples;
+    with full batches the two are the same. An empty round leaves x where it is, as in the program.
 
     Args:
         server_lr: η > 0.

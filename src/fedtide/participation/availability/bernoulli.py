@@ -21,7 +21,7 @@ class Bernoulli(Availability):
     round costs O(S) for S available clients. (Wang & Ji 2024, FedAU, section 6.)
 
     Args:
-        rates: p_n: one number, one for each client, or `Correlated`; 0 means never, 1 always.
+        rates: p_n: one number, one for each client, or a law; 0 means never, 1 always.
 
     Raises:
         InvalidInputError: rates outside [0, 1]; in `begin`, not one for each client.

@@ -17,10 +17,10 @@ from fedtide.validation import require_whole_number
 
 @configurable
 class Churn(Availability):
-    """Client n arrives in round A_n, leaves before round A_n + L_n, and is away at times between.
+    """Client n arrives in round A_n and leaves for good before round A_n + L_n.
 
-    A_n is uniform on 0..R (`arrivals`) and L_n geometric with mean `stay`, P(L > k) =
-    (1 - 1/stay)^k. Between the two, client n is available with probability p_n, independently. So
+    In between it is available with probability p_n, independently. A_n is uniform on 0..R
+    (`arrivals`) and L_n geometric with mean `stay`, P(L > k) = (1 - 1/stay)^k, so
 
         P(available in round t) = p_n / (R + 1) · Σ_{a=0}^{min(t, R)} (1 - 1/stay)^{t-a}
 
@@ -33,8 +33,8 @@ class Churn(Availability):
             leaves.
 
     Raises:
-        InvalidInputError: rates outside [0, 1], negative arrivals or a stay below 1; in `begin`,
-            not one rate for each client.
+        InvalidInputError: rates outside [0, 1], arrivals out of range, or a stay below 1;
+            in `begin`, not one rate for each client.
 
     >>> running = Churn(rates=1.0, stay=1.0).begin(Population(clients=3), seed=0)
     >>> [len(running.round(t).clients) for t in range(3)]
@@ -48,6 +48,10 @@ class Churn(Availability):
     def __post_init__(self) -> None:
         check_rates(self.rates)
         require_whole_number("arrivals", self.arrivals, low=0)
+        if self.arrivals >= NEVER:
+            raise InvalidInputError(
+                f"arrivals: {self.arrivals} rounds are too many; give fewer than {NEVER}"
+            )
         if self.stay is not None and not self.stay >= 1:
             raise InvalidInputError(f"stay: {self.stay} is below 1 round; give None for no end")
 

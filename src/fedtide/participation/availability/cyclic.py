@@ -31,7 +31,7 @@ class Cyclic(Availability):
     so the realised rate A / (A + B) lies between 1/c (also for p = 0) and c / (c + 1) (for p = 1).
 
     Args:
-        rates: p_n: one number, one for each client, or `Correlated`.
+        rates: p_n: one number, one for each client, or a law.
         period: c, in rounds, at least 2.
         start: "stationary": each client's phase is uniform over its cycle, as in the paper. "off":
             each client is first available in a round uniform on 0..B−1, as in the authors'

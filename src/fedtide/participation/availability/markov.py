@@ -29,7 +29,7 @@ class Markov(Availability):
     available clients.
 
     Args:
-        rates: p_n: one number, one for each client, or `Correlated`; 0 means never (the authors'
+        rates: p_n: one number, one for each client, or a law; 0 means never (the authors'
             program divides by it), 1 always.
         max_on: the largest off → on probability, in (0, 1]; smaller means longer bursts.
 
