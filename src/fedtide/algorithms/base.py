@@ -160,6 +160,21 @@ class ClientUpdates:
 
 
 @dataclass(frozen=True)
+class WeightedTotal:
+    """Σ a_n Δ_n over a chunk of S clients, in place of their updates.
+
+    Args:
+        clients: their ids, shape (S,), int64.
+        weights: a_n, as `Algorithm.weigh` returned them, shape (S,), in the dtype of the model.
+        total: the sum, shape (d,).
+    """
+
+    clients: Tensor
+    weights: Tensor
+    total: Tensor
+
+
+@dataclass(frozen=True)
 class RoundInfo:
     """What happened in one round.
 
@@ -286,6 +301,22 @@ class Algorithm(ABC, Generic[StateT]):
 
         May reuse the memory of per-client rows of `state`.
         """
+
+    def weigh(self, state: StateT, updates: ClientUpdates) -> Tensor | None:
+        """Return a_n of a chunk whose clients have not trained yet, shape (S,).
+
+        None, unless `absorb` needs nothing but Σ a_n Δ_n of the updates: then `absorb_total` takes
+        the sum instead, so that clients trained on another machine send one model, not S.
+
+        Args:
+            state: of the current round; it does not matter which of its chunks were absorbed.
+            updates: of the chunk, with `deltas` of shape (S, 0).
+        """
+        return None
+
+    def absorb_total(self, state: StateT, total: WeightedTotal) -> StateT:
+        """Fold in a chunk by its sum, as `absorb` would by its updates; only after `weigh`."""
+        raise NotImplementedError(f"{type(self).__name__} needs every update")
 
     @abstractmethod
     def step(self, state: StateT, lr: float) -> tuple[StateT, RoundInfo]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from itertools import starmap
 from typing import Generic
 
 from torch import Tensor
@@ -14,11 +15,18 @@ from fedtide.algorithms.base import (
     Instructions,
     RoundInfo,
     StateT,
+    WeightedTotal,
 )
 from fedtide.population import Population
 
 Train = Callable[[Instructions, Cohort], ClientUpdates]
 """Trains a part of a cohort as instructed and returns the updates that arrived."""
+
+Chunk = tuple[Instructions, Cohort]
+"""A part of a cohort, and how it trains."""
+
+TrainChunks = Callable[[Iterator[Chunk]], Iterable[ClientUpdates | WeightedTotal]]
+"""Trains chunks and yields what arrived, in their order; it may draw chunks ahead."""
 
 
 class RoundDriver(Generic[StateT]):
@@ -66,8 +74,19 @@ class RoundDriver(Generic[StateT]):
             train: trains a chunk of the cohort; it may leave clients out.
             chunk_size: how many clients train together at most; None: all.
         """
-        for chunk in self.choose_cohort(cohort).split(chunk_size):
-            self.absorb(train(self.instruct(chunk.clients), chunk))
+        return self.run_chunks(cohort, lr, lambda chunks: starmap(train, chunks), chunk_size)
+
+    def run_chunks(
+        self, cohort: Cohort, lr: float, train: TrainChunks, chunk_size: int | None = None
+    ) -> RoundInfo:
+        """Run one round in which several chunks may train at the same time.
+
+        Updates are absorbed in the order of the chunks, so the result does not depend on how many
+        train together. The arguments are those of `run`, except `train`, which takes all chunks.
+        """
+        parts = self.choose_cohort(cohort).split(chunk_size)
+        for updates in train((self.instruct(part.clients), part) for part in parts):
+            self.absorb(updates)
         return self.step(lr)
 
     def choose_cohort(self, cohort: Cohort) -> Cohort:
@@ -78,9 +97,16 @@ class RoundDriver(Generic[StateT]):
         """Return how these clients, shape (S,), should train."""
         return self.algorithm.instruct(self.state, clients)
 
-    def absorb(self, updates: ClientUpdates) -> None:
-        """Fold in a chunk of the round's updates."""
-        self.state = self.algorithm.absorb(self.state, updates)
+    def weigh(self, updates: ClientUpdates) -> Tensor | None:
+        """Return the weights with which a sum may take the place of updates, see `Algorithm`."""
+        return self.algorithm.weigh(self.state, updates)
+
+    def absorb(self, updates: ClientUpdates | WeightedTotal) -> None:
+        """Fold in a chunk of the round's updates, or its sum."""
+        if isinstance(updates, WeightedTotal):
+            self.state = self.algorithm.absorb_total(self.state, updates)
+        else:
+            self.state = self.algorithm.absorb(self.state, updates)
 
     def step(self, lr: float) -> RoundInfo:
         """End the round and return what happened; `lr` is γ_t."""

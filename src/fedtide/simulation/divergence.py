@@ -34,11 +34,8 @@ def drop_or_raise_nonfinite(
     Raises:
         DivergenceError: one is not, and `on_nonfinite` is "stop".
     """
-    rows = [r for r in (updates.deltas, updates.gradients, buffers) if r is not None]
-    if all(math.isfinite(row.sum()) for row in rows):
-        return updates, buffers
-    finite = torch.stack([torch.isfinite(row).all(dim=1) for row in rows]).all(dim=0)
-    if bool(finite.all()):  # only their sum overflows
+    finite = find_finite(updates, buffers)
+    if finite is None:
         return updates, buffers
     if on_nonfinite == "stop":
         named = _list_clients(updates.clients[~finite].cpu().numpy(), population)
@@ -47,6 +44,15 @@ def drop_or_raise_nonfinite(
             "lower lr, or drop such updates with on_nonfinite: drop"
         )
     return updates.select(finite), None if buffers is None else buffers[finite]
+
+
+def find_finite(updates: ClientUpdates, buffers: torch.Tensor | None = None) -> torch.Tensor | None:
+    """Return which updates are finite, with finite buffers, (S,); None if all are."""
+    rows = [r for r in (updates.deltas, updates.gradients, buffers) if r is not None]
+    if all(math.isfinite(row.sum()) for row in rows):
+        return None
+    finite = torch.stack([torch.isfinite(row).all(dim=1) for row in rows]).all(dim=0)
+    return None if bool(finite.all()) else finite  # else only their sum overflows
 
 
 def check_step(info: RoundInfo, t: int, population: Population, too_high: str = "lr") -> None:
