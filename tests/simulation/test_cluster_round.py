@@ -229,7 +229,10 @@ def test_a_worker_with_other_data_is_refused():
         changed = replace(setup.experiment.problem, train=other)
         return replace(setup, experiment=replace(setup.experiment, problem=changed))
 
-    with pytest.raises(ft.InvalidInputError, match=r"^cluster: .*the data of the problem differ"):
+    with pytest.raises(
+        ft.InvalidInputError,
+        match=r"^cluster: .*the data of the problem differs from that of the run",
+    ):
         execute(experiment(), cluster=HereCluster(change=change))
 
 

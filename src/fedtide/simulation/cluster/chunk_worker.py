@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any
 
@@ -24,12 +24,16 @@ from torch import Tensor
 from fedtide.algorithms import Cohort, FedAvg, Instructions
 from fedtide.content_hash import hash_once
 from fedtide.errors import InvalidInputError
-from fedtide.participation import All, Full, NoDropout
+from fedtide.participation import Full
 from fedtide.simulation.divergence import find_finite
 from fedtide.simulation.experiment import Experiment
-from fedtide.simulation.fingerprints import fingerprint_experiment, list_changes
+from fedtide.simulation.fingerprints import (
+    Fingerprints,
+    fingerprint_experiment,
+    list_changes,
+)
 from fedtide.simulation.local_round import LocalRound
-from fedtide.simulation.task_cache import prepare_task
+from fedtide.simulation.task_cache import content_key, prepare_task
 from fedtide.training.trainers.select import TrainerName
 
 Floats = NDArray[np.floating[Any]]
@@ -51,7 +55,12 @@ class WorkerSetup:
     trainer: TrainerName
     threads: int
     versions: Mapping[str, str]
-    fingerprints: Mapping[str, Any]
+    fingerprints: Fingerprints
+
+    @property
+    def key(self) -> Any:
+        """What is equal for runs whose chunks the same workers can train."""
+        return content_key(self.experiment), self.trainer, self.threads
 
     @classmethod
     def of_run(cls, experiment: Experiment, trainer: TrainerName) -> WorkerSetup:
@@ -131,11 +140,7 @@ class ChunkWorker:
         with _named_node(), hash_once():
             _check_versions(setup.versions)
             task = prepare_task(experiment)
-            changes = list_changes(setup.fingerprints, fingerprint_experiment(experiment))
-            if changes:
-                raise InvalidInputError(
-                    f"{' and '.join(changes)} differ from those of the run; copy them to all nodes"
-                )
+            _check_fingerprints(setup.fingerprints, fingerprint_experiment(experiment))
             self._local = LocalRound(
                 task, experiment.local, experiment.seed, setup.trainer, 0, experiment.compile
             )
@@ -186,13 +191,18 @@ class ChunkWorker:
 
 
 def training_part(experiment: Experiment) -> Experiment:
-    """Return the experiment without what only the process of the run needs."""
-    return replace(
-        experiment,
+    """Return an experiment with those fields alone that say how a chunk trains."""
+    return Experiment(
+        problem=experiment.problem,
         participation=Full(),
-        selection=All(),
-        dropout=NoDropout(),
         algorithm=FedAvg(),
+        local=experiment.local,
+        rounds=1,
+        seed=experiment.seed,
+        objective=experiment.objective,
+        dtype=experiment.dtype,
+        device=experiment.device,
+        compile=experiment.compile,
     )
 
 
@@ -214,6 +224,16 @@ def _check_versions(wanted: Mapping[str, str]) -> None:
     ]
     if other:
         raise InvalidInputError(f"it has {', '.join(other)}; install the same on all nodes")
+
+
+def _check_fingerprints(wanted: Fingerprints, here: Fingerprints) -> None:
+    """Check that data and code are those of the run; code that travelled has no file here."""
+    code = {name: wanted["code"].get(name) for name in here["code"]}
+    changes = list_changes({"data": wanted["data"], "code": code}, {**here, "files": {}})
+    if changes:
+        raise InvalidInputError(
+            f"{' and '.join(changes)} differs from that of the run; copy it to all nodes"
+        )
 
 
 @contextmanager

@@ -24,16 +24,20 @@ class RayCluster:
     def __init__(self, ray: Any, workers: int | None) -> None:
         self._ray, self._workers = ray, workers
         self._pool: WorkerPool | None = None
+        self._key: Any = None
 
     def start_workers(self, experiment: Experiment, trainer: TrainerName) -> WorkerPool:
-        """Return new workers, which use this trainer; those of the run before end.
+        """Return workers that use this trainer, those of the run before if they can train this one.
+
+        Otherwise these end.
 
         Raises:
             InvalidInputError: no node has room for a worker.
         """
-        self.close()
         setup = WorkerSetup.of_run(experiment, trainer)
-        self._pool = WorkerPool(self._ray, setup, self._workers)
+        if self._pool is None or self._key != setup.key:
+            self.close()
+            self._pool, self._key = WorkerPool(self._ray, setup, self._workers), setup.key
         return self._pool
 
     def close(self) -> None:

@@ -7,6 +7,7 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 from fedtide.activity import STARTING_WORKERS, activity
@@ -119,24 +120,24 @@ class WorkerPool:
         waiting: deque[int] = deque()
         trained: dict[int, TrainedChunk] = {}
         drawn = given = 0
-        is_last = False
-        while True:
-            while not is_last and drawn - given < _AHEAD * self.size and len(waiting) < self.size:
-                order = next(orders, None)
-                if order is None:
-                    is_last = True
-                    break
-                tasks[drawn] = _Task(*order)
-                waiting.append(drawn)
-                drawn += 1
-            self._send(waiting, tasks)
-            if given in trained:
-                yield trained.pop(given)
-                given += 1
-            elif given == drawn:
-                return
-            else:
-                trained |= self._receive(waiting, tasks)
+        try:
+            while True:
+                room = min(_AHEAD * self.size - (drawn - given), self.size - len(waiting))
+                for order in islice(orders, max(0, room)):
+                    tasks[drawn] = _Task(*order)
+                    waiting.append(drawn)
+                    drawn += 1
+                self._send(waiting, tasks)
+                if given in trained:
+                    yield trained.pop(given)
+                    given += 1
+                elif given < drawn:
+                    trained |= self._receive(waiting, tasks)
+                else:
+                    return
+        finally:  # nobody waits for what an error has left behind
+            for worker in self._workers:
+                worker.chunks.clear()
 
     def _send(self, waiting: deque[int], tasks: dict[int, _Task]) -> None:
         """Send chunks to the workers that have the fewest."""
