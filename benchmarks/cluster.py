@@ -36,23 +36,20 @@ WORKERS = (1, 2)
 CHUNK = 5
 
 
-def measure(rounds: int) -> list[dict[str, Any]]:
-    """Return a row for every cohort and number of workers; 0 workers: alone."""
+def measure(rounds: int) -> Iterator[dict[str, Any]]:
+    """Yield a row for every cohort and number of workers; 0 workers: alone."""
     torch.set_num_threads(1)
-    rows = []
     with TemporaryDirectory() as name, local_cluster() as address:
         workload(COHORTS[0]).write_data(Path(name))
         for cohort in COHORTS:
             experiment = workload(cohort).experiment(Path(name), "threaded", chunk=CHUNK)
             alone, row = run_rounds(experiment, rounds, None, 0)
-            rows.append(row)
+            yield row
             for workers in WORKERS:
                 with open_cluster(address, workers) as cluster:
                     shared, row = run_rounds(experiment, rounds, cluster, workers)
                 assert torch.equal(shared.driver.output, alone.driver.output)
-                rows.append(row)
-                print(row, flush=True)
-    return rows
+                yield row
 
 
 def workload(cohort: int) -> Workload:
@@ -116,7 +113,12 @@ def section(record: dict[str, Any]) -> Section:
                 "" if share is None else f"{share:.0%}",
             )
         )
-    found.notes.append(record["note"])
+    loads = [row["load"] for row in record["rows"]]
+    if max(loads) > 1.5 * len(WORKERS):
+        found.notes.append(
+            f"The machine was busy with other work (load average {min(loads):.0f} to "
+            f"{max(loads):.0f} on {os.cpu_count()} cores): the seconds say little, the shares more."
+        )
     return found
 
 
@@ -125,16 +127,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=5, help="measured rounds")
     rounds = parser.parse_args().rounds
-    load = os.getloadavg()[0]
-    record = {
+    record: dict[str, Any] = {
         "machine": machine(),
         "chunk": CHUNK,
         "rounds": rounds,
         "seed": 0,
-        "note": f"Load average of the machine before the measurement: {load:.1f}.",
-        "rows": measure(rounds),
+        "rows": [],
     }
-    RECORD.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+    for row in measure(rounds):
+        record["rows"].append({**row, "load": os.getloadavg()[0]})
+        RECORD.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
     print(section(record).markdown())
 
 

@@ -78,7 +78,9 @@ class WeightedSum(Algorithm[SumT]):
     def absorb(self, state: SumT, updates: ClientUpdates) -> SumT:
         """Add Σ a_n Δ_n of this chunk."""
         weights = self._weights(state, updates)
-        total = WeightedTotal(updates.clients, weights, weights @ updates.deltas)
+        total = WeightedTotal(
+            updates.clients, weights, weights.to(updates.deltas.device) @ updates.deltas
+        )
         return WeightedSum.absorb_total(self, state, total)
 
     def weigh(self, state: SumT, updates: ClientUpdates) -> Tensor | None:

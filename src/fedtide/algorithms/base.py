@@ -10,6 +10,10 @@ An algorithm does not know who runs it. In every round its driver (see `RoundDri
 `init`, `choose_cohort`, `instruct` and `output` are pure functions. `absorb` and `step` return the
 next state and may reuse the memory of per-client rows in the state that they are given, because
 copying N × d numbers in every round would cost O(N). The model is never changed in place.
+
+What has d numbers lies on the device of the model. What says who takes part, with which weight and
+after how many steps, lies in the computer's memory on every device: so no round waits for a GPU to
+tell what is known before it trains.
 """
 
 from __future__ import annotations
@@ -156,7 +160,7 @@ class ClientUpdates:
         if len(self.steps) and int(self.steps.min()) < 1:
             raise InvalidInputError("steps: a client took no local step; leave its update out")
         scale = -1.0 / (self.lr * self.steps.double())
-        return self.deltas * scale.to(self.deltas.dtype).unsqueeze(1)
+        return self.deltas * scale.to(self.deltas).unsqueeze(1)
 
 
 @dataclass(frozen=True)
@@ -341,7 +345,4 @@ class Algorithm(ABC, Generic[StateT]):
 
 def no_updates(model: Tensor) -> tuple[Tensor, Tensor]:
     """Return the empty (clients, weights) with which a round begins."""
-    return (
-        torch.zeros(0, dtype=torch.int64, device=model.device),
-        torch.zeros(0, dtype=model.dtype, device=model.device),
-    )
+    return torch.zeros(0, dtype=torch.int64), torch.zeros(0, dtype=model.dtype)

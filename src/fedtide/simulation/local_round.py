@@ -113,7 +113,7 @@ class LocalRound:
             lr: γ_t.
             buffers: where each client's buffers start, shape (S, d_b); None where there are none.
         """
-        clients = cohort.clients.cpu().numpy()
+        clients = cohort.clients.numpy()
         plan = self.planner.plan(clients, instructions.full_batch)
         gradients = None
         if instructions.gradients:
@@ -132,14 +132,14 @@ class LocalRound:
         gradients: Tensor | None = None,
     ) -> ClientUpdates:
         """Return what these clients send if they have changed their models by `deltas`."""
-        samples = None if self._samples is None else self._samples[cohort.clients.cpu().numpy()]
+        samples = None if self._samples is None else self._samples[cohort.clients.numpy()]
         return ClientUpdates(
             clients=cohort.clients,
             weights=cohort.weights.to(self._task.start.dtype),
             deltas=deltas,
             lr=lr,
-            steps=self._tensor(steps),
-            samples=None if samples is None else self._tensor(samples),
+            steps=torch.as_tensor(steps),
+            samples=None if samples is None else torch.as_tensor(samples),
             gradients=gradients,
         )
 
@@ -165,16 +165,13 @@ class LocalRound:
             end, buffers = end + trained.deltas[0], trained.buffers
             steps += int(plan.steps[0])
         updates = ClientUpdates(
-            clients=self._tensor(client),
+            clients=torch.as_tensor(client),
             weights=model.new_ones(1),
             deltas=(end - model)[None],
             lr=lr,
-            steps=self._tensor(client + steps),
+            steps=torch.as_tensor(client + steps),
         )
         return updates, buffers
-
-    def _tensor(self, array: NDArray[np.generic]) -> Tensor:
-        return torch.as_tensor(array, device=self._task.start.device)
 
 
 def _check_minibatches(planner: MinibatchPlanner, fewest: int) -> None:

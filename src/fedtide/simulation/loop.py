@@ -254,7 +254,7 @@ class Run:
 
     def _run_algorithm(self, participants: Participants) -> tuple[RoundInfo, Ids]:
         """Run the algorithm's round; return what happened, and the clients whose updates count."""
-        experiment, t, start = self.experiment, self.ended, self.task.start
+        experiment, t = self.experiment, self.ended
         lr, centralised = experiment.local.rate(t), experiment.algorithm.centralised
         arrived: list[Ids] = [participants.reported[:0]]
 
@@ -266,12 +266,11 @@ class Run:
                     )
                 if self.buffers is not None and trained is not None:
                     self.buffers.absorb(updates.clients, trained)
-                arrived.append(updates.clients.cpu().numpy())
+                arrived.append(updates.clients.numpy())
                 yield updates
 
         cohort = Cohort(
-            torch.as_tensor(participants.reported, device=start.device),
-            torch.as_tensor(participants.weights, device=start.device),
+            torch.as_tensor(participants.reported), torch.as_tensor(participants.weights)
         )
         size = None
         if not centralised:
@@ -306,7 +305,7 @@ class Run:
         if not np.array_equal(used, known):
             known = np.intersect1d(known, used, assume_unique=True)
         self.log.append(round_rows(participants, self.experiment.log, known))
-        self.tally.add(info.clients.cpu().numpy(), info.weights.double().cpu().numpy())
+        self.tally.add(info.clients.numpy(), info.weights.double().numpy())
         if self.iterates:
             self.iterates.append(self.driver.state.model)
 

@@ -156,7 +156,7 @@ class ChunkWorker:
         began = time.perf_counter()
         self._local.planner.steps_taken[order.clients] = order.steps_taken
         instructions = self._instructions(start, order)
-        cohort = Cohort.uniform(torch.as_tensor(order.clients, device=self._like.device))
+        cohort = Cohort.uniform(torch.tensor(order.clients))
         updates, buffers = self._local.train(
             instructions, cohort, start.lr, self._buffers(start, order)
         )

@@ -70,7 +70,7 @@ class ClusterRound:
             if first is None or not _is_alike(instructions, first):
                 first = instructions
                 start = self._pool.put(RoundStart(_to_plain(instructions), lr, shared))
-            clients = cohort.clients.cpu().numpy()
+            clients = cohort.clients.numpy()
             steps_taken = self._local.planner.steps_taken[clients]
             empty = instructions.model.new_empty(len(clients), 0)
             updates = self._local.updates(cohort, empty, lr, self._local.planner.skip(clients))
