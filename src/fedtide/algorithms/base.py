@@ -144,7 +144,9 @@ class ClientUpdates:
     def select(self, which: Tensor) -> ClientUpdates:
         """Return the updates of some of the clients, given by positions or a mask."""
         rows: dict[str, Any] = {
-            n: value[which] for n, value in vars(self).items() if isinstance(value, Tensor)
+            n: value[which.to(value.device)]
+            for n, value in vars(self).items()
+            if isinstance(value, Tensor)
         }
         return replace(self, **rows)
 

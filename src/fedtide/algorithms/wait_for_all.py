@@ -76,7 +76,7 @@ class WaitForAll(Algorithm[WaitState]):
         return self.mode == "gradient"
 
     def init(self, model: Tensor, population: Population) -> WaitState:
-        return WaitState.initial(model, population, weight=model.new_zeros(()))
+        return WaitState.initial(model, population, weight=torch.zeros((), dtype=model.dtype))
 
     def choose_cohort(self, state: WaitState, cohort: Cohort) -> Cohort:
         """Return the cohort ("gradient"), or all clients when a period ends ("steps")."""

@@ -7,8 +7,6 @@ from dataclasses import MISSING, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
-
 from fedtide.algorithms import ALGORITHMS, Algorithm
 from fedtide.configurable import configurable
 from fedtide.errors import InvalidInputError
@@ -31,6 +29,7 @@ from fedtide.problems.weighted_objective import Objective
 from fedtide.simulation.config import Builder
 from fedtide.simulation.yaml_loading import YamlError, parse
 from fedtide.training import PROJECTIONS, SCHEDULES, LocalTraining
+from fedtide.training.devices import require_device
 from fedtide.training.lr_schedules import LearningRateSchedule
 from fedtide.training.projection import Projection
 from fedtide.training.trainers.select import TrainerName
@@ -187,12 +186,7 @@ class Experiment:
         if self.chunk is not None:
             require_at_least("chunk", self.chunk, 1)
         require_at_least("seed", self.seed, 0)
-        try:
-            torch.empty(0, device=self.device)
-        except (RuntimeError, AssertionError):
-            raise InvalidInputError(
-                f"device: {self.device!r} is not available; use 'cpu'"
-            ) from None
+        require_device(self.device)
 
     @property
     def schedule(self) -> Schedule:

@@ -17,7 +17,7 @@ from fedtide.algorithms.driver import Chunk
 from fedtide.errors import InvalidInputError, error_prefix
 from fedtide.problems import Task
 from fedtide.simulation.buffers import Buffers
-from fedtide.training import LocalTraining
+from fedtide.training import LocalTraining, devices
 from fedtide.training.minibatches import MinibatchPlanner
 from fedtide.training.trainers.select import TrainerName, choose_trainer
 
@@ -83,6 +83,7 @@ class LocalRound:
     def _clients_within(self, max_bytes: int) -> int:
         start = self._task.start
         model_bytes = len(start) * start.element_size()
+        max_bytes = devices.stack_bytes(start, max_bytes)
         fit, chunk = max(1, max_bytes // model_bytes), self.trainer.chunk
         if chunk is None or fit <= chunk:
             return fit
@@ -166,7 +167,7 @@ class LocalRound:
             steps += int(plan.steps[0])
         updates = ClientUpdates(
             clients=torch.as_tensor(client),
-            weights=model.new_ones(1),
+            weights=torch.ones(1, dtype=model.dtype),
             deltas=(end - model)[None],
             lr=lr,
             steps=torch.as_tensor(client + steps),

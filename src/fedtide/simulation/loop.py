@@ -32,7 +32,13 @@ from fedtide.simulation.buffers import Buffers
 from fedtide.simulation.checkpoint import Checkpoint
 from fedtide.simulation.cluster.cluster_round import ClusterRound
 from fedtide.simulation.cluster.ray_cluster import RayCluster
-from fedtide.simulation.divergence import check_loss, check_step, drop_or_raise_nonfinite
+from fedtide.simulation.divergence import (
+    Flags,
+    check_loss,
+    check_step,
+    drop_or_raise_nonfinite,
+    flag_finite,
+)
 from fedtide.simulation.experiment import Experiment
 from fedtide.simulation.local_round import LocalRound, TrainRoundChunks, require_plain_sgd
 from fedtide.simulation.metrics import (
@@ -48,6 +54,7 @@ from fedtide.simulation.run_warnings import (
     list_step_sizes,
 )
 from fedtide.simulation.task_cache import prepare_task
+from fedtide.training import devices
 from fedtide.training.trainers.select import TrainerName, choose_trainer
 
 
@@ -130,7 +137,6 @@ class Run:
         participants = self._participation.round(t)
         # 2. They train as instructed, the algorithm absorbs their updates and moves the model.
         info, used = self._run_algorithm(participants)
-        check_step(info, t, self.population, self._too_high)
         # 3. The round is recorded.
         self._record(participants, used, info)
         self.ended = t + 1
@@ -257,10 +263,15 @@ class Run:
         experiment, t = self.experiment, self.ended
         lr, centralised = experiment.local.rate(t), experiment.algorithm.centralised
         arrived: list[Ids] = [participants.reported[:0]]
+        # to look at an update is to wait for a GPU; None: look at once
+        may_wait = experiment.on_nonfinite == "stop" and not devices.is_cpu(self.task.start)
+        unseen: list[Flags] | None = [] if may_wait else None
 
         def train(chunks: Iterator[Chunk]) -> Iterator[ClientUpdates | WeightedTotal]:
             for updates, trained in self._train_chunks(chunks, lr, self.buffers):
-                if isinstance(updates, ClientUpdates):
+                if isinstance(updates, ClientUpdates) and unseen is not None:
+                    unseen.append(flag_finite(updates, trained))
+                elif isinstance(updates, ClientUpdates):
                     updates, trained = drop_or_raise_nonfinite(
                         updates, t, experiment.on_nonfinite, self.population, trained
                     )
@@ -276,6 +287,7 @@ class Run:
         if not centralised:
             size = self._local.chunk_size(experiment.max_stack_bytes, experiment.chunk)
         info = self.driver.run_chunks(cohort, lr, train, size)
+        check_step(info, t, self.population, self._too_high, unseen)
         if self.buffers is not None:
             self.buffers.end_round()
         used = np.concatenate(arrived)
