@@ -22,8 +22,6 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
-from ray.cluster_utils import Cluster
-
 from fedtide.simulation.cluster.ray_cluster import RayCluster, open_cluster
 from fedtide.simulation.experiment import Experiment
 from fedtide.simulation.loop import Run
@@ -80,6 +78,8 @@ def run_rounds(
 @contextmanager
 def local_cluster() -> Iterator[str]:
     """Yield the address of a cluster of two nodes with one core each on this machine."""
+    from ray.cluster_utils import Cluster  # the page is written from the record without Ray
+
     os.environ.setdefault("RAY_AUTH_MODE", "disabled")
     node = {"num_cpus": 1, "object_store_memory": 2**29}
     cluster = Cluster(True, head_node_args={**node, "include_dashboard": False})
