@@ -38,7 +38,7 @@ def section() -> Section:
         work = Workload(cohort, STEPS, BATCH)
         ours = 1000 * _fedtide(work)
         peers = {
-            "pfl 0.6.0": (_pfl, "pfl", pfl_rounds),
+            "pfl 0.6.0": (run_pfl, "pfl", pfl_rounds),
             "Flower simulation": (_flower, "flwr", flower_rounds),
         }
         for name, (measure, module, rounds) in peers.items():
@@ -72,7 +72,14 @@ def _samples(client: int, work: Workload) -> tuple[torch.Tensor, torch.Tensor]:
     return x, torch.randint(work.classes, (work.samples,), generator=draw)
 
 
-def _pfl(work: Workload, rounds: int) -> float:
+def run_pfl(work: Workload, rounds: int, network: nn.Module | None = None) -> float:
+    """Return the median seconds of a round of pfl, on a GPU if pfl finds one.
+
+    Args:
+        work: the workload, with one pass over a client's samples per round.
+        rounds: how many are run.
+        network: what is trained; None: a linear layer.
+    """
     from pfl.aggregate.simulate import SimulatedBackend
     from pfl.algorithm.base import NNAlgorithmParams
     from pfl.algorithm.federated_averaging import FederatedAveraging
@@ -84,7 +91,14 @@ def _pfl(work: Workload, rounds: int) -> float:
     from pfl.metrics import Metrics
     from pfl.model.pytorch import PyTorchModel
 
-    class Logistic(nn.Linear):
+    class Classifier(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.network = network or nn.Linear(784, work.classes)
+
+        def forward(self, x):
+            return self.network(x)
+
         def loss(self, x, y, eval=False):
             return nn.functional.cross_entropy(self(x), y)
 
@@ -102,8 +116,8 @@ def _pfl(work: Workload, rounds: int) -> float:
         for client in range(work.clients)
     }
     data = FederatedDataset(users.__getitem__, get_user_sampler("random", list(users)))
-    network = Logistic(784, work.classes)
-    model = PyTorchModel(network, torch.optim.SGD, torch.optim.SGD(network.parameters(), lr=1.0))
+    module = Classifier()
+    model = PyTorchModel(module, torch.optim.SGD, torch.optim.SGD(module.parameters(), lr=1.0))
     FederatedAveraging().run(
         NNAlgorithmParams(
             central_num_iterations=rounds,

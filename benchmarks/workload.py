@@ -52,6 +52,25 @@ class Workload:
             frame = pl.DataFrame({"image": images, "label": labels})
             frame.write_parquet(folder / f"{name}.parquet")
 
+    def experiment(self, folder: Path, trainer: str, **changes: object) -> Experiment:
+        """Return the experiment on the data in the folder; `changes` replace its fields."""
+        fields = {
+            "rounds": 10**6,
+            "problem": {
+                "type": "classification",
+                "dataset": str(folder),
+                "clients": self.clients,
+                "partition": "iid",
+                "model": self.model,
+            },
+            "participation": {"type": "uniform", "size": self.cohort},
+            "algorithm": "fedavg",
+            "local": {"steps": self.steps, "batch_size": self.batch, "lr": self.lr},
+            "evaluation": {"every": 0},
+            "trainer": trainer,
+        }
+        return Experiment.from_dict(fields | changes)
+
     def run(
         self,
         folder: Path,
@@ -60,26 +79,8 @@ class Workload:
         dtype: str = "float32",
     ) -> tuple[Run, float]:
         """Return a run that is under way, and the seconds of its first round, which prepares."""
-        run = Run(
-            Experiment.from_dict(
-                {
-                    "rounds": 10**6,
-                    "problem": {
-                        "type": "classification",
-                        "dataset": str(folder),
-                        "clients": self.clients,
-                        "partition": "iid",
-                        "model": self.model,
-                    },
-                    "participation": {"type": "uniform", "size": self.cohort},
-                    "algorithm": "fedavg",
-                    "local": {"steps": self.steps, "batch_size": self.batch, "lr": self.lr},
-                    "evaluation": evaluation or {"every": 0},
-                    "trainer": trainer,
-                    "dtype": dtype,
-                }
-            )
-        )
+        evaluation = evaluation or {"every": 0}
+        run = Run(self.experiment(folder, trainer, evaluation=evaluation, dtype=dtype))
         began = time.perf_counter()
         run.round()
         seconds = time.perf_counter() - began

@@ -11,6 +11,7 @@ ActivityListener = Callable[[str], None]
 PREPARING = "preparing the problem"
 MEASURING = "measuring trainers"
 COMPILING = "compiling the local steps"
+STARTING_WORKERS = "starting the workers"
 
 _listeners: list[ActivityListener] = []
 _under_way: list[str] = []

@@ -10,7 +10,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedtide.algorithms import ALGORITHMS, Cohort, FedAU
+from fedtide.algorithms import ALGORITHMS, ClientUpdates, Cohort, FedAU, RoundDriver
+from fedtide.algorithms.base import WeightedTotal
 from fedtide.algorithms.serialization import from_tensors, to_tensors
 from fedtide.population import Population
 
@@ -20,6 +21,7 @@ from .methods import BOUNDED, METHODS
 PROBLEM = Quadratics.random(np.random.default_rng(3), 4)
 START = np.array([2.0, -1.0, 3.0])
 RATES = np.array([0.9, 0.5, 0.7, 0.2])
+POPULATION = Population(4, samples=np.array([5, 2, 9, 4]), rates=RATES)
 TABLES = {
     "random": random_table(np.random.default_rng(4), 30, 4),
     "empty": np.zeros((7, 4)),
@@ -156,3 +158,55 @@ def test_finite_reports_make_finite_models(method, seed, lr, steps):
     driven = drive(method, problem, table, lr, steps, rng.normal(size=3), rates=RATES)
     assert np.isfinite(driven.iterates).all()
     assert np.abs(driven.iterates).max() < 1e3
+
+
+@every_method
+def test_sums_of_chunks_may_take_the_place_of_their_updates(method):
+    """Bit for bit, wherever a method offers it; weights are asked for before anything arrives."""
+    if method.centralised:
+        return
+    updates, sums = (RoundDriver(method, torch.from_numpy(START), POPULATION) for _ in range(2))
+    rng = np.random.default_rng(5)
+    for _ in range(6):
+        cohort = Cohort.uniform(torch.tensor([0, 1, 3]))
+        arrived = [
+            ClientUpdates(
+                part.clients,
+                part.weights,
+                torch.from_numpy(rng.normal(size=(len(part), 3))),
+                lr=0.1,
+                steps=torch.full((len(part),), 2),
+                samples=torch.tensor([5, 2, 9, 4])[part.clients],
+                gradients=torch.from_numpy(rng.normal(size=(len(part), 3))),
+            )
+            for part in updates.choose_cohort(cohort).split(2)
+        ]
+        weights = [sums.weigh(replace(one, deltas=one.deltas[:, :0])) for one in arrived]
+        for one, w in zip(arrived, weights, strict=True):
+            updates.absorb(one)
+            sums.absorb(one if w is None else WeightedTotal(one.clients, w, w @ one.deltas))
+        one, other = updates.step(0.1), sums.step(0.1)
+        assert torch.equal(one.direction, other.direction)
+        assert torch.equal(one.weights, other.weights)
+        assert torch.equal(updates.output, sums.output)
+
+
+def test_averages_offer_sums_and_methods_that_look_at_updates_do_not():
+    def offers(method):
+        driver = RoundDriver(method, torch.from_numpy(START), POPULATION)
+        one = torch.ones(1, dtype=torch.float64)
+        empty = ClientUpdates(torch.tensor([0]), one, one[:, None][:, :0], 0.1, one, one)
+        return driver.weigh(empty) is not None
+
+    offered = {type(method).__name__ for method in METHODS + BOUNDED if offers(method)}
+    assert offered >= {
+        "FedAvg",
+        "FedAU",
+        "KnownRates",
+        "FedProx",
+        "Amplified",
+        "FedAdam",
+        "Averaged",
+    }
+    looking = {"FedVARP", "MIFA", "FedLaAvg", "Scaffold", "AmplifiedScaffold", "Clipped", "Median"}
+    assert not offered & (looking | {"TrimmedMean", "ClientSideMemory", "WaitForAll"})

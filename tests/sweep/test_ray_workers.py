@@ -143,7 +143,7 @@ def test_a_cluster_that_asks_for_a_token_is_named(in_time, sweep, tmp_path, monk
         raise subprocess.TimeoutExpired(command, timeout, stderr=said)
 
     with socket.create_server(("127.0.0.1", 0)) as server:
-        monkeypatch.setattr("fedtide.sweep.ray_workers.subprocess.run", run)
+        monkeypatch.setattr("fedtide.simulation.cluster.ray_connection.subprocess.run", run)
         address = f"127.0.0.1:{server.getsockname()[1]}"
         with pytest.raises(ft.InvalidInputError, match=r"^ray: .* token; set RAY_AUTH_MODE=token"):
             run_sweep(sweep(seeds=[1, 2]), tmp_path / "out", ray=address)

@@ -29,6 +29,7 @@ class ClientMemory:
         rows: shape (capacity, d), those of seen clients first.
         seen: how many clients have a row.
         folder: of the file with the rows; None: in RAM (or on the device).
+        device: of the rows that are read; None: where the memory lies.
 
     >>> memory = ClientMemory.empty(1_000_000, torch.zeros(2))
     >>> memory = memory.write(torch.tensor([7]), torch.tensor([[1.0, 2.0]]))
@@ -43,6 +44,7 @@ class ClientMemory:
     rows: Tensor
     seen: int = 0
     folder: str | None = None
+    device: torch.device | None = None
 
     @classmethod
     def empty(cls, clients: int, like: Tensor, folder: str | None = None) -> ClientMemory:
@@ -56,10 +58,10 @@ class ClientMemory:
         Raises:
             InvalidInputError: a folder in which no file can be created.
         """
-        places = torch.full((clients,), -1, dtype=torch.int32, device=like.device)
+        places = torch.full((clients,), -1, dtype=torch.int32)
         if folder is None:
             return cls(places, like.new_empty(0, len(like)))
-        return cls(places, _file_rows(clients, like, folder), folder=folder)
+        return cls(places, _file_rows(clients, like, folder), folder=folder, device=like.device)
 
     @property
     def clients(self) -> int:
@@ -69,11 +71,11 @@ class ClientMemory:
     def read(self, clients: Tensor) -> Tensor:
         """Return a copy of the rows of these clients, shape (S, d), zeros for those never seen."""
         if not self.seen:
-            return self.rows.new_zeros(len(clients), self.rows.shape[1]).to(clients.device)
-        places = self.places[clients].to(self.rows.device, torch.int64)
-        rows = self.rows.index_select(0, places.clamp(min=0))
+            return self.rows.new_zeros(len(clients), self.rows.shape[1]).to(self.device)
+        places = self.places[clients].to(torch.int64)
+        rows = self.rows.index_select(0, places.clamp(min=0).to(self.rows.device))
         rows[places < 0] = 0
-        return rows.to(clients.device)
+        return rows.to(self.device)
 
     def write(self, clients: Tensor, rows: Tensor) -> ClientMemory:
         """Return the memory with these rows, shape (S, d), each client at most once.
@@ -82,7 +84,7 @@ class ClientMemory:
             InvalidInputError: the disk has no room for the rows of clients not seen before.
         """
         memory = self._with_rows_for(clients[self.places[clients] < 0])
-        places = memory.places[clients].to(memory.rows.device, torch.int64)
+        places = memory.places[clients].to(torch.int64)
         memory.rows[places] = rows.to(memory.rows.device)
         return memory
 
@@ -97,7 +99,7 @@ class ClientMemory:
         known = places[clients] >= 0
 
         def restore() -> ClientMemory:
-            own = places[clients[known]].to(self.rows.device, torch.int64)
+            own = places[clients[known]].to(torch.int64)
             self.rows[own] = rows[known].to(self.rows.device)
             return replace(self, places=places.clone())
 
@@ -121,7 +123,7 @@ class ClientMemory:
         """Return the memory with rows for these clients, none of them seen before."""
         seen = self.seen + len(new)
         self._reserve(len(new))
-        self.places[new] = torch.arange(self.seen, seen, dtype=torch.int32, device=new.device)
+        self.places[new] = torch.arange(self.seen, seen, dtype=torch.int32)
         rows = self.rows
         if seen > len(rows):
             capacity = min(self.clients, max(seen, 2 * len(rows)))

@@ -97,7 +97,8 @@ def _trim(info: RoundInfo, chunks: tuple[Tensor, ...], b: int) -> RoundInfo:
 
     The weight of a client is the mean over the coordinates of what it had in each.
     """
-    weights, width = info.weights, max(1, _BLOCK // len(info.clients))
+    weights = info.weights.to(info.direction.device)
+    width = max(1, _BLOCK // len(info.clients))
     direction, shares = torch.empty_like(info.direction), torch.zeros_like(weights).double()
     for first in range(0, len(direction), width):
         block = torch.cat([chunk[:, first : first + width] for chunk in chunks]).T.contiguous()
@@ -106,7 +107,7 @@ def _trim(info: RoundInfo, chunks: tuple[Tensor, ...], b: int) -> RoundInfo:
         kept *= torch.where(total > 0, weights.sum() / total, 0.0)
         direction[first : first + width] = (kept * block).sum(dim=1)
         shares += kept.sum(dim=0, dtype=torch.float64)
-    return RoundInfo(info.clients, (shares / len(direction)).to(weights.dtype), direction)
+    return RoundInfo(info.clients, (shares / len(direction)).to(info.weights), direction)
 
 
 def _kept(values: Tensor, b: int) -> Tensor:
@@ -119,8 +120,10 @@ def _kept(values: Tensor, b: int) -> Tensor:
     >>> _kept(torch.tensor([[1.0, 1.0, 2.0, 2.0]]), 1)
     tensor([[0.5000, 0.5000, 0.5000, 0.5000]])
     """
-    # NumPy sorts short rows ten times as fast as PyTorch
-    ordered = torch.from_numpy(np.sort(values.numpy(force=True), axis=1)).to(values.device)
+    if values.device.type == "cpu":  # NumPy sorts short rows ten times as fast as PyTorch
+        ordered = torch.from_numpy(np.sort(values.numpy(force=True), axis=1))
+    else:
+        ordered = values.sort(dim=1).values
     middle = ordered[:, b : values.shape[1] - b]
     kept = ((values > middle[:, :1]) & (values < middle[:, -1:])).to(values.dtype)
     for end in (middle[:, :1], middle[:, -1:]):

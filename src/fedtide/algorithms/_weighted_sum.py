@@ -9,7 +9,14 @@ from typing import Any, Self, TypeVar
 import torch
 from torch import Tensor
 
-from fedtide.algorithms.base import Algorithm, ClientUpdates, RoundInfo, State, no_updates
+from fedtide.algorithms.base import (
+    Algorithm,
+    ClientUpdates,
+    RoundInfo,
+    State,
+    WeightedTotal,
+    no_updates,
+)
 from fedtide.population import Population
 
 
@@ -70,12 +77,24 @@ class WeightedSum(Algorithm[SumT]):
 
     def absorb(self, state: SumT, updates: ClientUpdates) -> SumT:
         """Add Σ a_n Δ_n of this chunk."""
-        weights = self.client_weights(state, updates).to(state.model.dtype)
+        weights = self._weights(state, updates)
+        total = WeightedTotal(
+            updates.clients, weights, weights.to(updates.deltas.device) @ updates.deltas
+        )
+        return WeightedSum.absorb_total(self, state, total)
+
+    def weigh(self, state: SumT, updates: ClientUpdates) -> Tensor | None:
+        """Return a_n; None for a method that takes more from the updates than their sum."""
+        is_sum = type(self).absorb is WeightedSum.absorb and not self.weights_follow_updates
+        return self._weights(state, updates) if is_sum else None
+
+    def absorb_total(self, state: SumT, total: WeightedTotal) -> SumT:
+        """Add the sum of this chunk."""
         return replace(
             state,
-            total=state.total + weights @ updates.deltas,
-            clients=torch.cat([state.clients, updates.clients]),
-            weights=torch.cat([state.weights, weights]),
+            total=state.total + total.total,
+            clients=torch.cat([state.clients, total.clients]),
+            weights=torch.cat([state.weights, total.weights]),
         )
 
     def step(self, state: SumT, lr: float) -> tuple[SumT, RoundInfo]:
@@ -93,3 +112,6 @@ class WeightedSum(Algorithm[SumT]):
             weights=weights,
         )
         return state, info
+
+    def _weights(self, state: SumT, updates: ClientUpdates) -> Tensor:
+        return self.client_weights(state, updates).to(state.model.dtype)

@@ -16,6 +16,7 @@ from fedtide.algorithms.base import (
     Cohort,
     Instructions,
     RoundInfo,
+    WeightedTotal,
 )
 
 
@@ -96,6 +97,15 @@ class Wrapper(Algorithm[WrapperT]):
 
     def absorb(self, state: WrapperT, updates: ClientUpdates) -> WrapperT:
         return replace(state, inner=self.inner.absorb(state.inner, updates))
+
+    def weigh(self, state: WrapperT, updates: ClientUpdates) -> Tensor | None:
+        """Return those of `inner`, unless this method itself looks at the updates."""
+        if type(self).absorb is not Wrapper.absorb:
+            return None
+        return self.inner.weigh(state.inner, updates)
+
+    def absorb_total(self, state: WrapperT, total: WeightedTotal) -> WrapperT:
+        return replace(state, inner=self.inner.absorb_total(state.inner, total))
 
     def step(self, state: WrapperT, lr: float) -> tuple[WrapperT, RoundInfo]:
         inner, info = self.inner.step(state.inner, lr)

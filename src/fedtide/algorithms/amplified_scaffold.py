@@ -113,7 +113,7 @@ class AmplifiedScaffold(CohortAverage[AmplifiedScaffoldState]):
             control=control,
             mean_control=torch.zeros_like(model),
             window_gradients=window_gradients,
-            window_weight=model.new_zeros(population.clients),
+            window_weight=torch.zeros(population.clients, dtype=model.dtype),
             round_gradients=round_gradients,
         )
 
@@ -154,7 +154,8 @@ def _accumulate_round(state: AmplifiedScaffoldState, info: RoundInfo) -> Amplifi
     window = state.window_gradients
     chunks = (torch.split(tensor, _CHUNK_ROWS) for tensor in (info.clients, info.weights))
     for clients, q in zip(*chunks, strict=True):
-        rows = window.read(clients) + q.unsqueeze(1) * state.round_gradients.read(clients)
+        rows = state.round_gradients.read(clients)
+        rows = window.read(clients) + q.unsqueeze(1).to(rows.device) * rows
         window = window.write(clients, rows)
         state.window_weight[clients] += q
     return replace(state, window_gradients=window, round_gradients=state.round_gradients.cleared())
@@ -165,7 +166,8 @@ def _update_control_variates(state: AmplifiedScaffoldState) -> AmplifiedScaffold
     control, change = state.control, torch.zeros_like(state.mean_control)
     served = (state.window_weight > 0).nonzero().flatten()
     for clients in torch.split(served, _CHUNK_ROWS):
-        new = state.window_gradients.read(clients) / state.window_weight[clients].unsqueeze(1)
+        new = state.window_gradients.read(clients)
+        new = new / state.window_weight[clients].unsqueeze(1).to(new.device)
         change += (new - control.read(clients)).sum(dim=0)
         control = control.write(clients, new)
     return replace(

@@ -11,6 +11,10 @@ An algorithm does not know who runs it. In every round its driver (see `RoundDri
 `step` return the next state and may reuse the memory of per-client rows in the state that they are
 given, because copying N × d numbers in every round would cost O(N). The model is never changed in
 place.
+
+What has d numbers lies on the device of the model. What says who takes part, with which weight and
+after how many steps, lies in the computer's memory on every device: so no round waits for a GPU to
+tell what is known before it trains.
 """
 
 from __future__ import annotations
@@ -145,7 +149,9 @@ class ClientUpdates:
     def select(self, which: Tensor) -> ClientUpdates:
         """Return the updates of some of the clients, given by positions or a mask."""
         rows: dict[str, Any] = {
-            n: value[which] for n, value in vars(self).items() if isinstance(value, Tensor)
+            n: value[which.to(value.device)]
+            for n, value in vars(self).items()
+            if isinstance(value, Tensor)
         }
         return replace(self, **rows)
 
@@ -161,7 +167,22 @@ class ClientUpdates:
         if len(self.steps) and int(self.steps.min()) < 1:
             raise InvalidInputError("steps: a client took no local step; leave its update out")
         scale = -1.0 / (self.lr * self.steps.double())
-        return self.deltas * scale.to(self.deltas.dtype).unsqueeze(1)
+        return self.deltas * scale.to(self.deltas).unsqueeze(1)
+
+
+@dataclass(frozen=True)
+class WeightedTotal:
+    """Σ a_n Δ_n over a chunk of S clients, in place of their updates.
+
+    Args:
+        clients: their ids, shape (S,), int64.
+        weights: a_n, as `Algorithm.weigh` returned them, shape (S,), in the dtype of the model.
+        total: the sum, shape (d,).
+    """
+
+    clients: Tensor
+    weights: Tensor
+    total: Tensor
 
 
 @dataclass(frozen=True)
@@ -304,6 +325,22 @@ class Algorithm(ABC, Generic[StateT]):
         May reuse the memory of per-client rows of `state`.
         """
 
+    def weigh(self, state: StateT, updates: ClientUpdates) -> Tensor | None:
+        """Return a_n of a chunk whose clients have not trained yet, shape (S,).
+
+        None, unless `absorb` needs nothing but Σ a_n Δ_n of the updates: then `absorb_total` takes
+        the sum instead, so that clients trained on another machine send one model, not S.
+
+        Args:
+            state: of the current round; it does not matter which of its chunks were absorbed.
+            updates: of the chunk, with `deltas` of shape (S, 0).
+        """
+        return None
+
+    def absorb_total(self, state: StateT, total: WeightedTotal) -> StateT:
+        """Fold in a chunk by its sum, as `absorb` would by its updates; only after `weigh`."""
+        raise NotImplementedError(f"{type(self).__name__} needs every update")
+
     @abstractmethod
     def step(self, state: StateT, lr: float) -> tuple[StateT, RoundInfo]:
         """End the round, also an empty one: move the model and say what happened.
@@ -327,7 +364,4 @@ class Algorithm(ABC, Generic[StateT]):
 
 def no_updates(model: Tensor) -> tuple[Tensor, Tensor]:
     """Return the empty (clients, weights) with which a round begins."""
-    return (
-        torch.zeros(0, dtype=torch.int64, device=model.device),
-        torch.zeros(0, dtype=model.dtype, device=model.device),
-    )
+    return torch.zeros(0, dtype=torch.int64), torch.zeros(0, dtype=model.dtype)

@@ -117,7 +117,7 @@ class Clipped(Wrapper[ClippedState]):
             self.inner.absorb(state.inner, clipped),
             state.bound,
             state.within + int((norms <= state.bound).sum()),
-            torch.cat([state.factors, factors]),
+            torch.cat([state.factors, factors.cpu()]),
         )
 
     def step(self, state: ClippedState, lr: float) -> tuple[ClippedState, RoundInfo]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from itertools import starmap
 from typing import Generic
 
 from torch import Tensor
@@ -14,12 +15,19 @@ from fedtide.algorithms.base import (
     Instructions,
     RoundInfo,
     StateT,
+    WeightedTotal,
 )
 from fedtide.errors import InvalidInputError
 from fedtide.population import Population
 
 Train = Callable[[Instructions, Cohort], ClientUpdates]
 """Trains a part of a cohort as instructed and returns the updates that arrived."""
+
+Chunk = tuple[Instructions, Cohort]
+"""A part of a cohort, and how it trains."""
+
+TrainChunks = Callable[[Iterator[Chunk]], Iterable[ClientUpdates | WeightedTotal]]
+"""Trains chunks and yields what arrived, in their order; it may draw chunks ahead."""
 
 
 class RoundDriver(Generic[StateT]):
@@ -67,10 +75,22 @@ class RoundDriver(Generic[StateT]):
             train: trains a chunk of the cohort; it may leave clients out.
             chunk_size: how many clients train together at most; None: all.
         """
-        for part in self.algorithm.split_by_start(self.state, self.choose_cohort(cohort)):
-            for chunk in part.split(chunk_size):
-                instructions = self.algorithm.instruct(self.state, chunk.clients)
-                self.absorb(train(instructions, chunk))
+        return self.run_chunks(cohort, lr, lambda chunks: starmap(train, chunks), chunk_size)
+
+    def run_chunks(
+        self, cohort: Cohort, lr: float, train: TrainChunks, chunk_size: int | None = None
+    ) -> RoundInfo:
+        """Run one round in which several chunks may train at the same time.
+
+        Updates are absorbed in the order of the chunks, so the result does not depend on how many
+        train together. The arguments are those of `run`, except `train`, which takes all chunks.
+        """
+        chosen = self.choose_cohort(cohort)
+        parts = self.algorithm.split_by_start(self.state, chosen)
+        chunks = (chunk for part in parts for chunk in part.split(chunk_size))
+        instruct = self.algorithm.instruct
+        for updates in train((instruct(self.state, chunk.clients), chunk) for chunk in chunks):
+            self.absorb(updates)
         return self.step(lr)
 
     def choose_cohort(self, cohort: Cohort) -> Cohort:
@@ -90,9 +110,16 @@ class RoundDriver(Generic[StateT]):
             )
         return self.algorithm.instruct(self.state, clients)
 
-    def absorb(self, updates: ClientUpdates) -> None:
-        """Fold in a chunk of the round's updates."""
-        self.state = self.algorithm.absorb(self.state, updates)
+    def weigh(self, updates: ClientUpdates) -> Tensor | None:
+        """Return the weights with which a sum may take the place of updates, see `Algorithm`."""
+        return self.algorithm.weigh(self.state, updates)
+
+    def absorb(self, updates: ClientUpdates | WeightedTotal) -> None:
+        """Fold in a chunk of the round's updates, or its sum."""
+        if isinstance(updates, WeightedTotal):
+            self.state = self.algorithm.absorb_total(self.state, updates)
+        else:
+            self.state = self.algorithm.absorb(self.state, updates)
 
     def step(self, lr: float) -> RoundInfo:
         """End the round and return what happened; `lr` is γ_t."""

@@ -79,13 +79,13 @@ class F3AST(WeightedSum[F3ASTState]):
                 raise InvalidInputError(f"{name}: {value} is not within (0, 1]; leave it out")
 
     def init(self, model: Tensor, population: Population) -> F3ASTState:
-        clients, device = population.clients, model.device
+        clients = population.clients
         first = 1 / clients if self.initial is None else self.initial
         return F3ASTState.initial(
             model,
             population,
-            rates=torch.full((clients,), first, dtype=torch.float64, device=device),
-            last=torch.full((clients,), -1, dtype=torch.int32, device=device),
+            rates=torch.full((clients,), first, dtype=torch.float64),
+            last=torch.full((clients,), -1, dtype=torch.int32),
         )
 
     def client_weights(self, state: F3ASTState, updates: ClientUpdates) -> Tensor:

@@ -81,10 +81,10 @@ class MeanInterval(IntervalStatistics):
     closed: Tensor
 
     @classmethod
-    def empty(cls, clients: int, cutoff: int, device: torch.device) -> MeanInterval:
+    def empty(cls, clients: int, cutoff: int) -> MeanInterval:
         """Return the statistics of N clients before round 0."""
-        closed = torch.zeros(clients, dtype=torch.int32, device=device)
-        return cls(cutoff, _never(clients, device), closed)
+        closed = torch.zeros(clients, dtype=torch.int32)
+        return cls(cutoff, _never(clients), closed)
 
     def mean_interval(self, t: int, clients: Tensor) -> Tensor:
         """Return (s + 1 + c K) / (closed + c)."""
@@ -115,10 +115,10 @@ class DecayedMeanInterval(IntervalStatistics):
     mean: Tensor
 
     @classmethod
-    def empty(cls, clients: int, cutoff: int, device: torch.device, decay: float) -> Self:
+    def empty(cls, clients: int, cutoff: int, decay: float) -> Self:
         """Return the statistics of N clients before round 0."""
-        mean = torch.zeros(clients, dtype=torch.float64, device=device)
-        return cls(cutoff, _never(clients, device), decay, mean)
+        mean = torch.zeros(clients, dtype=torch.float64)
+        return cls(cutoff, _never(clients), decay, mean)
 
     def mean_interval(self, t: int, clients: Tensor) -> Tensor:
         """Return ω after the intervals that the cutoff closed before round t."""
@@ -165,10 +165,10 @@ class PooledMeanInterval(IntervalStatistics):
     def empty(cls, group: Tensor, cutoff: int) -> PooledMeanInterval:
         """Return the statistics before round 0 of clients with these group ids, shape (N,)."""
         groups = int(group.max()) + 1
-        phases = torch.zeros(groups, max(cutoff, 1), dtype=torch.int64, device=group.device)
+        phases = torch.zeros(groups, max(cutoff, 1), dtype=torch.int64)
         phases[:, -1] = torch.bincount(group, minlength=groups)
-        zeros = torch.zeros(groups, dtype=torch.int64, device=group.device)
-        return cls(cutoff, _never(len(group), group.device), group, zeros, zeros.clone(), phases)
+        zeros = torch.zeros(groups, dtype=torch.int64)
+        return cls(cutoff, _never(len(group)), group, zeros, zeros.clone(), phases)
 
     def mean_interval(self, t: int, clients: Tensor) -> Tensor:
         """Return the mean over the group of each client."""
@@ -192,8 +192,8 @@ class PooledMeanInterval(IntervalStatistics):
         return self
 
 
-def _never(clients: int, device: torch.device) -> Tensor:
-    return torch.full((clients,), -1, dtype=torch.int32, device=device)
+def _never(clients: int) -> Tensor:
+    return torch.full((clients,), -1, dtype=torch.int32)
 
 
 @dataclass(frozen=True)
@@ -267,7 +267,7 @@ class FedAU(WeightedSum[FedAUState]):
 
     def init(self, model: Tensor, population: Population) -> FedAUState:
         """Return the state before round 0, in which no client has been seen."""
-        intervals = self._initial_intervals(population, model.device)
+        intervals = self._initial_intervals(population)
         return FedAUState.initial(model, population, intervals=intervals)
 
     def client_weights(self, state: FedAUState, updates: ClientUpdates) -> Tensor:
@@ -286,15 +286,13 @@ class FedAU(WeightedSum[FedAUState]):
         """Return the ω that these clients, shape (S,), would have in the next round, (S,)."""
         return state.intervals.mean_interval(state.round, clients)
 
-    def _initial_intervals(
-        self, population: Population, device: torch.device
-    ) -> IntervalStatistics:
+    def _initial_intervals(self, population: Population) -> IntervalStatistics:
         clients, cutoff = population.clients, self.cutoff or 0
         if self.groups is not None:
             groups = np.asarray(order_by_id("groups", self.groups, population))
             require_one_per_client("groups", groups, clients)
             ids = np.unique(groups, return_inverse=True)[1]
-            return PooledMeanInterval.empty(torch.as_tensor(ids, device=device), cutoff)
+            return PooledMeanInterval.empty(torch.as_tensor(ids), cutoff)
         if isinstance(self.average, float):
-            return DecayedMeanInterval.empty(clients, cutoff, device, self.average)
-        return MeanInterval.empty(clients, cutoff, device)
+            return DecayedMeanInterval.empty(clients, cutoff, self.average)
+        return MeanInterval.empty(clients, cutoff)

@@ -49,8 +49,9 @@ class FedAWEState(State):
 
     def local_models(self, clients: Tensor) -> Tensor:
         """Return x_n of these clients, shape (S, d)."""
-        never = (self.last[clients] < 0).unsqueeze(1)
-        return torch.where(never, self.start, self.local.read(clients))
+        local = self.local.read(clients)
+        never = (self.last[clients] < 0).unsqueeze(1).to(local.device)
+        return torch.where(never, self.start, local)
 
 
 @configurable
@@ -114,7 +115,7 @@ class FedAWE(Algorithm[FedAWEState]):
             round=0,
             start=model.clone(),
             local=ClientMemory.empty(population.clients, model, self.memory_folder),
-            last=torch.full((population.clients,), -1, dtype=torch.int32, device=model.device),
+            last=torch.full((population.clients,), -1, dtype=torch.int32),
             mean=model.clone(),
             reported=torch.zeros_like(model),
             left=torch.zeros_like(model),
@@ -139,7 +140,7 @@ class FedAWE(Algorithm[FedAWEState]):
         """Add the models that these clients report."""
         local = state.local_models(updates.clients)
         echoes = (state.round - state.last[updates.clients]).to(local.dtype)
-        innovation = self.server_lr * (echoes @ updates.deltas)
+        innovation = self.server_lr * (echoes.to(local.device) @ updates.deltas)
         left = local.sum(dim=0)
         return replace(
             state,

@@ -101,10 +101,8 @@ class FedStale(LatestUpdates[FedStaleState]):
             population,
             self.memory_folder,
             fresh=torch.zeros_like(model),
-            weights=model.new_zeros(0),
-            intervals=MeanInterval.empty(population.clients, 0, model.device)
-            if estimated
-            else None,
+            weights=torch.zeros(0, dtype=model.dtype),
+            intervals=MeanInterval.empty(population.clients, 0) if estimated else None,
             known=None if estimated else KnownRates(rates=given).init(empty, population),
         )
 
@@ -114,7 +112,7 @@ class FedStale(LatestUpdates[FedStaleState]):
         stale = state.memory.read(updates.clients)
         return replace(
             state.store(updates.clients, updates.deltas),
-            fresh=state.fresh + weights @ (updates.deltas - self.beta * stale),
+            fresh=state.fresh + weights.to(stale.device) @ (updates.deltas - self.beta * stale),
             weights=torch.cat([state.weights, weights]),
         )
 

@@ -75,7 +75,7 @@ class KnownRates(WeightedSum[KnownRatesState]):
             )
         if not ((rates >= 0) & (rates <= 1)).all():
             raise InvalidInputError("rates: a rate is not within [0, 1]; give probabilities")
-        tensor = torch.as_tensor(rates, dtype=torch.float64, device=model.device)
+        tensor = torch.as_tensor(rates, dtype=torch.float64)
         return KnownRatesState.initial(model, population, rates=tensor)
 
     def client_weights(self, state: KnownRatesState, updates: ClientUpdates) -> Tensor:

@@ -16,6 +16,7 @@ from fedtide.algorithms.base import (
     Cohort,
     Instructions,
     RoundInfo,
+    WeightedTotal,
 )
 from fedtide.configurable import configurable
 from fedtide.errors import InvalidInputError
@@ -155,6 +156,12 @@ class Switch(Algorithm[SwitchState]):
 
     def absorb(self, state: SwitchState, updates: ClientUpdates) -> SwitchState:
         return _with_active(state, self._active(state).absorb(state.active, updates))
+
+    def weigh(self, state: SwitchState, updates: ClientUpdates) -> Tensor | None:
+        return self._active(state).weigh(state.active, updates)
+
+    def absorb_total(self, state: SwitchState, total: WeightedTotal) -> SwitchState:
+        return _with_active(state, self._active(state).absorb_total(state.active, total))
 
     def step(self, state: SwitchState, lr: float) -> tuple[SwitchState, RoundInfo]:
         """Step as the active method does; after round `at` - 1, pass its model to the second."""

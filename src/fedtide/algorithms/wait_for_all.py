@@ -76,14 +76,14 @@ class WaitForAll(Algorithm[WaitState]):
         return self.mode == "gradient"
 
     def init(self, model: Tensor, population: Population) -> WaitState:
-        return WaitState.initial(model, population, weight=model.new_zeros(()))
+        return WaitState.initial(model, population, weight=torch.zeros((), dtype=model.dtype))
 
     def choose_cohort(self, state: WaitState, cohort: Cohort) -> Cohort:
         """Return the cohort ("gradient"), or all clients when a period ends ("steps")."""
         if self.mode == "gradient":
             return cohort
         size = state.population if self._is_due(state) else 0
-        return Cohort.uniform(torch.arange(size, device=cohort.clients.device))
+        return Cohort.uniform(torch.arange(size))
 
     def instruct(self, state: WaitState, clients: Tensor) -> Instructions:
         """Return how to train: with all gradients at x for "gradient"."""
@@ -98,7 +98,7 @@ class WaitForAll(Algorithm[WaitState]):
             rows, weights = updates.deltas, torch.ones_like(updates.weights)
         return replace(
             state,
-            total=state.total + weights @ rows,
+            total=state.total + weights.to(rows.device) @ rows,
             weight=state.weight + weights.sum(),
             clients=torch.cat([state.clients, updates.clients]),
             weights=torch.cat([state.weights, self._factors(updates, weights)]),

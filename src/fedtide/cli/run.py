@@ -35,6 +35,15 @@ def run_command(
     ] = False,
     force_resume: ForceResume = False,
     workers: Workers = None,
+    ray: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ADDRESS",
+            help="Train the clients on the Ray cluster at this address (HOST:PORT, or auto), one "
+            "run after another; --workers is then the number of its workers.",
+            show_default=False,
+        ),
+    ] = None,
     track: Track = None,
 ) -> None:
     """Run an experiment, or several methods and seeds of one, and compare the results.
@@ -52,6 +61,7 @@ def run_command(
             sweep,
             out,
             workers=workers,
+            cluster=ray,
             strict=True,
             resume="force" if force_resume else resume,
             progress=bars,

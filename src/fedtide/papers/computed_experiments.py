@@ -38,7 +38,7 @@ def weights_over_time(settings: Mapping[str, Any]) -> pl.DataFrame:
     process = BUILDER.build(PROCESSES[plain.pop("type")], plain, "participation")
     clients, rounds = settings["clients"], settings["rounds"]
     stream = process.begin(Population(clients), settings["seed"])
-    intervals = MeanInterval.empty(clients, settings["cutoff"] or 0, torch.device("cpu"))
+    intervals = MeanInterval.empty(clients, settings["cutoff"] or 0)
     everyone, count, rows = torch.arange(clients), np.zeros(clients), []
     marks = set(np.unique(np.geomspace(1, rounds, 40).astype(int)).tolist())
     for t in range(rounds + 1):

@@ -15,6 +15,7 @@ from fedtide.participation import Availability, Dropout, Selection
 from fedtide.problems import Problem
 from fedtide.problems.weighted_objective import Objective
 from fedtide.simulation.callbacks import Callback
+from fedtide.simulation.cluster.ray_cluster import RayCluster, open_cluster
 from fedtide.simulation.divergence import OnNonfinite
 from fedtide.simulation.experiment import Checkpoints, Evaluate, Experiment, LogStage
 from fedtide.simulation.result import Result, Results
@@ -52,11 +53,14 @@ class _Arguments(TypedDict, total=False):
     log: LogStage
     checkpoint: Checkpoints | Config
     record_iterates: bool
+    chunk: int | None
     max_stack_bytes: int
     out: str | Path | None
     resume: Resume
     progress: bool | None
     callbacks: Iterable[Callback]
+    cluster: str | None
+    workers: int | None
 
 
 @overload
@@ -85,11 +89,14 @@ def simulate(
     log: LogStage = "available",
     checkpoint: Checkpoints | Config = _CHECKPOINTS,
     record_iterates: bool = False,
+    chunk: int | None = None,
     max_stack_bytes: int = 2**25,
     out: str | Path | None = None,
     resume: Resume = False,
     progress: bool | None = None,
     callbacks: Iterable[Callback] = (),
+    cluster: str | None = None,
+    workers: int | None = None,
 ) -> Result | Results:
     """Run an experiment, given as objects or as plain data.
 
@@ -105,6 +112,9 @@ def simulate(
             terminal and in a notebook.
         callbacks: objects that watch the run and may end it early, such as
             `ft.callbacks.EarlyStopping`.
+        cluster: the address of a Ray cluster (HOST:PORT, or "auto") whose workers train the
+            clients; None: this process does. The results are the same.
+        workers: how many workers of the cluster to use; None: as many as it has room for.
 
     Raises:
         InvalidInputError: any input that cannot be used.
@@ -122,14 +132,17 @@ def simulate(
     0.5
     """
     given = dict(locals())
-    for argument in ("seeds", "out", "resume", "progress", "callbacks"):
+    for argument in ("seeds", "out", "resume", "progress", "callbacks", "cluster", "workers"):
         del given[argument]
     experiment = Experiment.from_dict(given)
     listed = [seed] if seeds is None else _check_seeds(seeds, seed)
-    with _show_progress(progress, experiment, listed, callbacks) as watchers:
+    with (
+        open_cluster(cluster, workers) as opened,
+        _show_progress(progress, experiment, listed, callbacks) as watchers,
+    ):
         if seeds is None:
-            return execute(experiment, out, resume, watchers)
-        return _execute_seeds(experiment, listed, out, resume, watchers)
+            return execute(experiment, out, resume, watchers, opened)
+        return _execute_seeds(experiment, listed, out, resume, watchers, opened)
 
 
 def run(
@@ -139,6 +152,8 @@ def run(
     resume: Resume = False,
     progress: bool | None = None,
     callbacks: Iterable[Callback] = (),
+    cluster: str | None = None,
+    workers: int | None = None,
 ) -> Result:
     """Run the experiment of a YAML file, with overrides such as `algorithm.cutoff=20`.
 
@@ -148,8 +163,11 @@ def run(
         InvalidInputError: a file or a value that cannot be used, in one sentence.
     """
     experiment = Experiment.load(path, overrides)
-    with _show_progress(progress, experiment, [experiment.seed], callbacks) as watchers:
-        return execute(experiment, out, resume, watchers)
+    with (
+        open_cluster(cluster, workers) as opened,
+        _show_progress(progress, experiment, [experiment.seed], callbacks) as watchers,
+    ):
+        return execute(experiment, out, resume, watchers, opened)
 
 
 @contextmanager
@@ -176,6 +194,7 @@ def _execute_seeds(
     out: str | Path | None,
     resume: Resume,
     callbacks: Sequence[Callback],
+    cluster: RayCluster | None,
 ) -> Results:
     """Run an experiment under each seed; with `out`, all folders are checked before the first."""
     runs = [replace(experiment, seed=seed) for seed in seeds]
@@ -184,7 +203,10 @@ def _execute_seeds(
         if folder is not None:
             RunFolder(folder).check(run.to_dict(), resume)
     return Results(
-        [execute(run, folder, resume, callbacks) for run, folder in zip(runs, folders, strict=True)]
+        [
+            execute(run, folder, resume, callbacks, cluster)
+            for run, folder in zip(runs, folders, strict=True)
+        ]
     )
 
 

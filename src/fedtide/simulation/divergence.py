@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
@@ -13,6 +14,10 @@ from fedtide.errors import InvalidInputError
 from fedtide.participation import Ids
 from fedtide.population import Population
 from fedtide.problems import Evaluation
+from fedtide.training import devices
+
+Flags = tuple[torch.Tensor, torch.Tensor]
+"""Clients, (S,), and on the device which of their updates are finite, (S,)."""
 
 OnNonfinite = Literal["stop", "drop"]
 """Whether an update that is not finite stops the run or is dropped."""
@@ -34,30 +39,60 @@ def drop_or_raise_nonfinite(
     Raises:
         DivergenceError: one is not, and `on_nonfinite` is "stop".
     """
-    rows = [r for r in (updates.deltas, updates.gradients, buffers) if r is not None]
-    if all(math.isfinite(row.sum()) for row in rows):
-        return updates, buffers
-    finite = torch.stack([torch.isfinite(row).all(dim=1) for row in rows]).all(dim=0)
-    if bool(finite.all()):  # only their sum overflows
+    finite = find_finite(updates, buffers)
+    if finite is None:
         return updates, buffers
     if on_nonfinite == "stop":
-        named = _list_clients(updates.clients[~finite].cpu().numpy(), population)
-        raise DivergenceError(
-            f"local.lr: an update in round {t} is not finite{named}; "
-            "lower lr, or drop such updates with on_nonfinite: drop"
-        )
+        raise _not_finite(updates.clients[~finite.cpu()].numpy(), t, population)
     return updates.select(finite), None if buffers is None else buffers[finite]
 
 
-def check_step(info: RoundInfo, t: int, population: Population, too_high: str = "lr") -> None:
+def find_finite(updates: ClientUpdates, buffers: torch.Tensor | None = None) -> torch.Tensor | None:
+    """Return which updates are finite, with finite buffers, (S,); None if all are."""
+    rows = [r for r in (updates.deltas, updates.gradients, buffers) if r is not None]
+    if all(math.isfinite(row.sum()) for row in rows):
+        return None
+    finite = torch.stack([torch.isfinite(row).all(dim=1) for row in rows]).all(dim=0)
+    return None if bool(finite.all()) else finite  # else only their sum overflows
+
+
+def flag_finite(updates: ClientUpdates, buffers: torch.Tensor | None) -> Flags:
+    """Return the clients of updates, and which are finite, (S,), without looking at any."""
+    rows = [r for r in (updates.deltas, updates.gradients, buffers) if r is not None]
+    return updates.clients, torch.stack([torch.isfinite(r).all(dim=1) for r in rows]).all(dim=0)
+
+
+def check_step(
+    info: RoundInfo,
+    t: int,
+    population: Population,
+    too_high: str = "lr",
+    unseen: Sequence[Flags] | None = None,
+) -> None:
     """Check that the step of round t is finite; else `too_high` are the fields to lower.
 
+    Args:
+        info: of the round.
+        t: the round.
+        population: the clients.
+        too_high: the fields.
+        unseen: the flags of updates that were absorbed before anyone looked at them, as on a GPU:
+            they are read together with that of the step. None: nothing was left for later.
+
     Raises:
-        DivergenceError: finite updates led to a step that is not.
+        DivergenceError: an update is not finite, or finite updates led to a step that is not.
     """
-    if math.isfinite(info.direction.sum()) or bool(torch.isfinite(info.direction).all()):
+    if unseen is not None:
+        step = torch.isfinite(info.direction).all()
+        *updates, finite_step = devices.read([*(flags for _, flags in unseen), step])
+        for (clients, _), finite in zip(unseen, updates, strict=True):
+            if not finite.all():
+                raise _not_finite(clients.numpy()[~finite], t, population)
+        if finite_step:
+            return
+    elif math.isfinite(info.direction.sum()) or bool(torch.isfinite(info.direction).all()):
         return
-    named = _list_clients(info.clients.cpu().numpy(), population)
+    named = _list_clients(info.clients.numpy(), population)
     raise DivergenceError(f"local.lr: the step of round {t} is not finite{named}; lower {too_high}")
 
 
@@ -76,6 +111,14 @@ def check_loss(
         raise DivergenceError(
             f"local.lr: the loss is {loss} after {ended} rounds{named}; lower {too_high}"
         )
+
+
+def _not_finite(clients: Ids, t: int, population: Population) -> DivergenceError:
+    named = _list_clients(clients, population)
+    return DivergenceError(
+        f"local.lr: an update in round {t} is not finite{named}; "
+        "lower lr, or drop such updates with on_nonfinite: drop"
+    )
 
 
 def _list_clients(clients: Ids, population: Population) -> str:

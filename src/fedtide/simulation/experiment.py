@@ -7,8 +7,6 @@ from dataclasses import MISSING, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
-
 from fedtide.algorithms import ALGORITHMS, Algorithm
 from fedtide.configurable import configurable
 from fedtide.errors import InvalidInputError
@@ -31,6 +29,7 @@ from fedtide.problems.weighted_objective import Objective
 from fedtide.simulation.config import Builder
 from fedtide.simulation.yaml_loading import YamlError, parse
 from fedtide.training import PROJECTIONS, SCHEDULES, LocalTraining
+from fedtide.training.devices import require_device
 from fedtide.training.lr_schedules import LearningRateSchedule
 from fedtide.training.projection import Projection
 from fedtide.training.trainers.select import TrainerName
@@ -53,7 +52,16 @@ BUILDER = Builder(
 """Builds every class that an experiment file can name."""
 
 
-HOW = ("checkpoint", "compile", "device", "log", "max_stack_bytes", "record_iterates", "trainer")
+HOW = (
+    "checkpoint",
+    "chunk",
+    "compile",
+    "device",
+    "log",
+    "max_stack_bytes",
+    "record_iterates",
+    "trainer",
+)
 """The fields of an experiment that say how it is computed, not what is learnt."""
 
 
@@ -140,6 +148,8 @@ class Experiment:
         log: the lowest stage that the participation log keeps.
         checkpoint: when a run with a folder is saved.
         record_iterates: whether to keep x_0, ..., x_T.
+        chunk: how many clients train and are absorbed together at most, such as 5 to share a cohort
+            of 25 among five workers of a cluster; None: as many as `max_stack_bytes` allows.
         max_stack_bytes: the memory that the updates of clients trained together may take; larger
             cohorts train in chunks, with the same result up to rounding. More than the default is
             slower, because such memory is allocated again in every round.
@@ -167,18 +177,16 @@ class Experiment:
     log: LogStage = "available"
     checkpoint: Checkpoints = field(default_factory=Checkpoints)
     record_iterates: bool = False
+    chunk: int | None = None
     max_stack_bytes: int = 2**25
 
     def __post_init__(self) -> None:
         require_at_least("rounds", self.rounds, 1)
         require_at_least("max_stack_bytes", self.max_stack_bytes, 1)
+        if self.chunk is not None:
+            require_at_least("chunk", self.chunk, 1)
         require_at_least("seed", self.seed, 0)
-        try:
-            torch.empty(0, device=self.device)
-        except (RuntimeError, AssertionError):
-            raise InvalidInputError(
-                f"device: {self.device!r} is not available; use 'cpu'"
-            ) from None
+        require_device(self.device)
 
     @property
     def schedule(self) -> Schedule:

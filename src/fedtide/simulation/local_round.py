@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -11,13 +12,22 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedtide.algorithms import Algorithm, ClientUpdates, Cohort, Instructions
+from fedtide.algorithms.base import WeightedTotal
+from fedtide.algorithms.driver import Chunk
 from fedtide.errors import InvalidInputError, error_prefix
 from fedtide.problems import Task
-from fedtide.training import LocalTraining
+from fedtide.simulation.buffers import Buffers
+from fedtide.training import LocalTraining, devices
 from fedtide.training.minibatches import MinibatchPlanner
 from fedtide.training.trainers.select import TrainerName, choose_trainer
 
 _logger = logging.getLogger("fedtide")
+
+TrainRoundChunks = Callable[
+    [Iterator[Chunk], float, Buffers | None],
+    Iterator[tuple[ClientUpdates | WeightedTotal, Tensor | None]],
+]
+"""Trains the chunks of a round at a learning rate, from the buffers; yields updates and buffers."""
 
 _COPIED = 2**21  # bytes up to which concatenating chunks is cheaper than absorbing each
 
@@ -60,14 +70,38 @@ class LocalRound:
                 local.projection.check(task.layout.size)
         self.trainer, self.choice = choose_trainer(trainer, task, local, clients, compile)
 
-    def chunk_size(self, max_bytes: int) -> int:
-        """Return how many clients train together if their updates may take `max_bytes`."""
+    def chunk_size(self, max_bytes: int, most: int | None = None) -> int:
+        """Return how many clients train together if their updates may take `max_bytes`.
+
+        Args:
+            max_bytes: the memory of their updates.
+            most: the largest number; None: no other limit.
+        """
+        size = self._clients_within(max_bytes)
+        return size if most is None else min(size, most)
+
+    def _clients_within(self, max_bytes: int) -> int:
         start = self._task.start
         model_bytes = len(start) * start.element_size()
+        max_bytes = devices.stack_bytes(start, max_bytes)
         fit, chunk = max(1, max_bytes // model_bytes), self.trainer.chunk
         if chunk is None or fit <= chunk:
             return fit
         return chunk if chunk * model_bytes > _COPIED else fit - fit % chunk
+
+    def train_chunks(
+        self, chunks: Iterator[Chunk], lr: float, buffers: Buffers | None
+    ) -> Iterator[tuple[ClientUpdates, Tensor | None]]:
+        """Train chunks one after another; yield what `train` returns of each.
+
+        Args:
+            chunks: how they train, and who.
+            lr: γ_t.
+            buffers: of the run; None where there are none.
+        """
+        for instructions, cohort in chunks:
+            start = None if buffers is None else buffers.of(cohort.clients)
+            yield self.train(instructions, cohort, lr, start)
 
     def train(
         self, instructions: Instructions, cohort: Cohort, lr: float, buffers: Tensor | None = None
@@ -80,7 +114,7 @@ class LocalRound:
             lr: γ_t.
             buffers: where each client's buffers start, shape (S, d_b); None where there are none.
         """
-        clients = cohort.clients.cpu().numpy()
+        clients = cohort.clients.numpy()
         plan = self.planner.plan(clients, instructions.full_batch)
         gradients = None
         if instructions.gradients:
@@ -95,16 +129,36 @@ class LocalRound:
                     for s, end in enumerate(ends)
                 ]
             )
-        updates = ClientUpdates(
+        updates = self.updates(cohort, trained.deltas, lr, plan.steps, gradients)
+        return updates, trained.buffers
+
+    def updates(
+        self,
+        cohort: Cohort,
+        deltas: Tensor,
+        lr: float,
+        steps: NDArray[np.int64],
+        gradients: Tensor | None = None,
+    ) -> ClientUpdates:
+        """Return what these clients send if they have changed their models by `deltas`."""
+        samples = None if self._samples is None else self._samples[cohort.clients.numpy()]
+        return ClientUpdates(
             clients=cohort.clients,
             weights=cohort.weights.to(self._task.start.dtype),
-            deltas=trained.deltas,
+            deltas=deltas,
             lr=lr,
-            steps=self._tensor(plan.steps),
-            samples=None if self._samples is None else self._tensor(self._samples[clients]),
+            steps=torch.as_tensor(steps),
+            samples=None if samples is None else torch.as_tensor(samples),
             gradients=gradients,
         )
-        return updates, trained.buffers
+
+    def train_pooled_chunks(
+        self, chunks: Iterator[Chunk], lr: float, buffers: Buffers | None
+    ) -> Iterator[tuple[ClientUpdates, Tensor | None]]:
+        """Train the only client of a pooled task for the cohorts of the chunks."""
+        for instructions, cohort in chunks:
+            start = None if buffers is None else buffers.of(cohort.clients[:1])
+            yield self.train_pooled(instructions.model, len(cohort), lr, start)
 
     def train_pooled(
         self, model: Tensor, cohort_size: int, lr: float, buffers: Tensor | None = None
@@ -120,16 +174,13 @@ class LocalRound:
             end, buffers = end + trained.deltas[0], trained.buffers
             steps += int(plan.steps[0])
         updates = ClientUpdates(
-            clients=self._tensor(client),
-            weights=model.new_ones(1),
+            clients=torch.as_tensor(client),
+            weights=torch.ones(1, dtype=model.dtype),
             deltas=(end - model)[None],
             lr=lr,
-            steps=self._tensor(client + steps),
+            steps=torch.as_tensor(client + steps),
         )
         return updates, buffers
-
-    def _tensor(self, array: NDArray[np.generic]) -> Tensor:
-        return torch.as_tensor(array, device=self._task.start.device)
 
 
 def _check_minibatches(planner: MinibatchPlanner, fewest: int) -> None:

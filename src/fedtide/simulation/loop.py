@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -12,7 +12,9 @@ import polars as pl
 import torch
 from numpy.typing import NDArray
 
-from fedtide.algorithms import ClientUpdates, Cohort, Instructions, RoundDriver, RoundInfo
+from fedtide.algorithms import ClientUpdates, Cohort, RoundDriver, RoundInfo
+from fedtide.algorithms.base import WeightedTotal
+from fedtide.algorithms.driver import Chunk
 from fedtide.algorithms.serialization import from_tensors, to_tensors
 from fedtide.errors import InvalidInputError, error_prefix
 from fedtide.metric_direction import lower_is_better
@@ -26,12 +28,19 @@ from fedtide.participation import (
 )
 from fedtide.population import Population
 from fedtide.problems import Evaluation, Task
-from fedtide.problems.weighted_objective import weigh_objective
 from fedtide.simulation.buffers import Buffers
 from fedtide.simulation.checkpoint import Checkpoint
-from fedtide.simulation.divergence import check_loss, check_step, drop_or_raise_nonfinite
+from fedtide.simulation.cluster.cluster_round import ClusterRound
+from fedtide.simulation.cluster.ray_cluster import RayCluster
+from fedtide.simulation.divergence import (
+    Flags,
+    check_loss,
+    check_step,
+    drop_or_raise_nonfinite,
+    flag_finite,
+)
 from fedtide.simulation.experiment import Experiment
-from fedtide.simulation.local_round import LocalRound, require_plain_sgd
+from fedtide.simulation.local_round import LocalRound, TrainRoundChunks, require_plain_sgd
 from fedtide.simulation.metrics import (
     ParticipationTally,
     clients_table,
@@ -44,7 +53,8 @@ from fedtide.simulation.run_warnings import (
     find_warnings,
     list_step_sizes,
 )
-from fedtide.simulation.task_cache import prepare_cached
+from fedtide.simulation.task_cache import prepare_task
+from fedtide.training import devices
 from fedtide.training.trainers.select import TrainerName, choose_trainer
 
 
@@ -70,6 +80,7 @@ class Run:
         experiment: what to run.
         trainer: the trainer with which an earlier part of this run was computed; None: that of the
             experiment.
+        cluster: whose workers train the clients; None: this process does.
 
     Attributes:
         ended: the number of completed rounds.
@@ -80,14 +91,15 @@ class Run:
         log: the rows of the participation log that have not been written yet.
     """
 
-    def __init__(self, experiment: Experiment, trainer: TrainerName | None = None) -> None:
+    def __init__(
+        self,
+        experiment: Experiment,
+        trainer: TrainerName | None = None,
+        cluster: RayCluster | None = None,
+    ) -> None:
         self.experiment = experiment
         seed, algorithm = experiment.seed, experiment.algorithm
-        with error_prefix("problem"):
-            task = prepare_cached(experiment.problem, seed, experiment.device, experiment.dtype)
-        if task.start.dtype == torch.bfloat16:
-            raise InvalidInputError("dtype: bfloat16 is for networks; use float32 or float64 here")
-        self.task = weigh_objective(task, experiment.objective)
+        self.task = prepare_task(experiment)
         self.population, self._participation = _start_participation(experiment, self.task)
         require_plain_sgd(algorithm, experiment.local)
         rates = self.population.rates
@@ -103,6 +115,7 @@ class Run:
         self.buffers = Buffers.of_task(self.task, algorithm.centralised)
         with error_prefix("algorithm"):
             self.driver = RoundDriver(algorithm, self.task.start, self.population)
+        self._train_chunks = self._chunk_training(cluster)
         self._too_high = list_step_sizes(algorithm)
         self.ended = 0
         self.tally = ParticipationTally(self.population.clients)
@@ -124,7 +137,6 @@ class Run:
         participants = self._participation.round(t)
         # 2. They train as instructed, the algorithm absorbs their updates and moves the model.
         info, used = self._run_algorithm(participants)
-        check_step(info, t, self.population, self._too_high)
         # 3. The round is recorded.
         self._record(participants, used, info)
         self.ended = t + 1
@@ -248,44 +260,64 @@ class Run:
 
     def _run_algorithm(self, participants: Participants) -> tuple[RoundInfo, Ids]:
         """Run the algorithm's round; return what happened, and the clients whose updates count."""
-        experiment, t, start = self.experiment, self.ended, self.task.start
+        experiment, t = self.experiment, self.ended
         lr, centralised = experiment.local.rate(t), experiment.algorithm.centralised
-        used: list[Ids] = [participants.reported[:0]]
+        arrived: list[Ids] = [participants.reported[:0]]
+        # to look at an update is to wait for a GPU; None: look at once
+        may_wait = experiment.on_nonfinite == "stop" and not devices.is_cpu(self.task.start)
+        unseen: list[Flags] | None = [] if may_wait else None
 
-        def train(instructions: Instructions, cohort: Cohort) -> ClientUpdates:
-            buffers = self.buffers
-            trainees = cohort.clients[:1] if centralised else cohort.clients
-            start = None if buffers is None else buffers.of(trainees)
-            updates, trained = (
-                self._local.train_pooled(instructions.model, len(cohort), lr, start)
-                if centralised
-                else self._local.train(instructions, cohort, lr, start)
-            )
-            updates, trained = drop_or_raise_nonfinite(
-                updates, t, experiment.on_nonfinite, self.population, trained
-            )
-            if buffers is not None and trained is not None:
-                buffers.absorb(updates.clients, trained)
-            clients = cohort.clients if centralised else updates.clients
-            used.append(clients.cpu().numpy() if len(updates.clients) else used[0])
-            return updates
+        def train(chunks: Iterator[Chunk]) -> Iterator[ClientUpdates | WeightedTotal]:
+            for updates, trained in self._train_chunks(chunks, lr, self.buffers):
+                if isinstance(updates, ClientUpdates) and unseen is not None:
+                    unseen.append(flag_finite(updates, trained))
+                elif isinstance(updates, ClientUpdates):
+                    updates, trained = drop_or_raise_nonfinite(
+                        updates, t, experiment.on_nonfinite, self.population, trained
+                    )
+                if self.buffers is not None and trained is not None:
+                    self.buffers.absorb(updates.clients, trained)
+                arrived.append(updates.clients.numpy())
+                yield updates
 
         cohort = Cohort(
-            torch.as_tensor(participants.reported, device=start.device),
-            torch.as_tensor(participants.weights, device=start.device),
+            torch.as_tensor(participants.reported), torch.as_tensor(participants.weights)
         )
-        size = None if centralised else self._local.chunk_size(experiment.max_stack_bytes)
-        info = self.driver.run(cohort, lr, train, size)
+        size = None
+        if not centralised:
+            size = self._local.chunk_size(experiment.max_stack_bytes, experiment.chunk)
+        info = self.driver.run_chunks(cohort, lr, train, size)
+        check_step(info, t, self.population, self._too_high, unseen)
         if self.buffers is not None:
             self.buffers.end_round()
-        return info, np.concatenate(used)
+        used = np.concatenate(arrived)
+        # the only client of pooled data trains for all of them
+        return info, participants.reported if centralised and len(used) else used
+
+    def _chunk_training(self, cluster: RayCluster | None) -> TrainRoundChunks:
+        """Return what trains the chunks of a round: this process, or a cluster.
+
+        Raises:
+            InvalidInputError: a method whose single client a cluster cannot share.
+        """
+        if cluster is None:
+            pooled = self.experiment.algorithm.centralised
+            return self._local.train_pooled_chunks if pooled else self._local.train_chunks
+        if self.experiment.algorithm.centralised:
+            raise InvalidInputError(
+                "cluster: this method trains on the pooled data as a single client, which cannot "
+                "be shared; run it without a cluster"
+            )
+        trainer = cast("TrainerName", self._local.trainer.name)
+        pool = cluster.start_workers(self.experiment, trainer)
+        return ClusterRound(self._local, pool, self.driver.weigh).train_chunks
 
     def _record(self, participants: Participants, used: Ids, info: RoundInfo) -> None:
         known = participants.reported
         if not np.array_equal(used, known):
             known = np.intersect1d(known, used, assume_unique=True)
         self.log.append(round_rows(participants, self.experiment.log, known))
-        self.tally.add(info.clients.cpu().numpy(), info.weights.double().cpu().numpy())
+        self.tally.add(info.clients.numpy(), info.weights.double().numpy())
         if self.iterates:
             self.iterates.append(self.driver.state.model)
 

@@ -24,6 +24,7 @@ from fedtide.content_hash import hash_once
 from fedtide.errors import InvalidInputError, first_line
 from fedtide.simulation.callbacks import Callback, RunView
 from fedtide.simulation.checkpoint import Checkpoint, load_newest, save
+from fedtide.simulation.cluster.ray_cluster import RayCluster
 from fedtide.simulation.divergence import DivergenceError
 from fedtide.simulation.experiment import Experiment
 from fedtide.simulation.fingerprints import fingerprint_experiment
@@ -41,8 +42,12 @@ def execute(
     out: str | Path | None = None,
     resume: Resume = False,
     callbacks: Iterable[Callback] = (),
+    cluster: RayCluster | None = None,
 ) -> Result:
-    """Run an experiment, in memory or in the folder `out`, watched by callbacks."""
+    """Run an experiment, in memory or in the folder `out`, watched by callbacks.
+
+    With a cluster, its workers train the clients.
+    """
     if out is None and resume:
         raise InvalidInputError("resume: no folder to continue; give it as out")
     watchers = check_callbacks(callbacks)
@@ -53,8 +58,8 @@ def execute(
 
     with _memory_errors(), hash_once(), listen(on_activity):
         if out is None:
-            return _in_memory(experiment, watchers)
-        return _in_folder(experiment, RunFolder(out), resume, watchers)
+            return _in_memory(experiment, watchers, cluster)
+        return _in_folder(experiment, RunFolder(out), resume, watchers, cluster)
 
 
 def check_callbacks(callbacks: Iterable[Callback]) -> tuple[Callback, ...]:
@@ -95,8 +100,10 @@ def _log_warnings(run: Run) -> list[str]:
     return found
 
 
-def _in_memory(experiment: Experiment, callbacks: Sequence[Callback]) -> Result:
-    watched = _WatchedRun(_new_run(experiment), callbacks)
+def _in_memory(
+    experiment: Experiment, callbacks: Sequence[Callback], cluster: RayCluster | None
+) -> Result:
+    watched = _WatchedRun(_new_run(experiment, cluster=cluster), callbacks)
     with watched:
         watched.start()
         while not watched.is_over:
@@ -110,14 +117,19 @@ def _in_memory(experiment: Experiment, callbacks: Sequence[Callback]) -> Result:
 
 
 def _in_folder(
-    experiment: Experiment, folder: RunFolder, resume: Resume, callbacks: Sequence[Callback]
+    experiment: Experiment,
+    folder: RunFolder,
+    resume: Resume,
+    callbacks: Sequence[Callback],
+    cluster: RayCluster | None,
 ) -> Result:
     plain = experiment.to_dict()
     folder.check(plain, resume)
     fingerprints = fingerprint_experiment(experiment)
     folder.check_fingerprints(fingerprints, resume)
     checkpoint = _last(folder) if resume else None
-    run = _prepare(experiment, checkpoint, folder)
+    # a finished run is only read
+    run = _prepare(experiment, checkpoint, folder, None if folder.finished else cluster)
     with folder.lock(plain, resume, fingerprints):
         if folder.finished:
             folder.drop_partial_results()
@@ -132,9 +144,13 @@ def _in_folder(
     return result
 
 
-def _new_run(experiment: Experiment, trainer: TrainerName | None = None) -> Run:
+def _new_run(
+    experiment: Experiment,
+    trainer: TrainerName | None = None,
+    cluster: RayCluster | None = None,
+) -> Run:
     with activity(PREPARING):
-        return Run(experiment, trainer)
+        return Run(experiment, trainer, cluster)
 
 
 class _LiveMetrics(Callback):
@@ -212,15 +228,20 @@ def _last(folder: RunFolder) -> Checkpoint | None:
     )
 
 
-def _prepare(experiment: Experiment, checkpoint: Checkpoint | None, folder: RunFolder) -> Run:
+def _prepare(
+    experiment: Experiment,
+    checkpoint: Checkpoint | None,
+    folder: RunFolder,
+    cluster: RayCluster | None,
+) -> Run:
     """Return the run, ready to start or to continue."""
     if checkpoint is None:
-        return _new_run(experiment)
+        return _new_run(experiment, cluster=cluster)
     with _version_errors(checkpoint, folder):
         threads, trainer, chain = (checkpoint.facts[name] for name in ("threads", "trainer", "log"))
     torch.set_num_threads(threads)  # sums are split by threads: needed for the same bits
     folder.log_chain = chain
-    started = _new_run(experiment, trainer)
+    started = _new_run(experiment, trainer, cluster)
     with _version_errors(checkpoint, folder):
         clients = len(checkpoint.tensors["tally.used"])
     _check_size("clients", clients, started.population.clients, folder)

@@ -11,9 +11,11 @@ import numpy as np
 import torch
 
 from fedtide.content_hash import fingerprint, is_data, this_call
-from fedtide.errors import InvalidInputError
+from fedtide.errors import InvalidInputError, error_prefix
 from fedtide.import_paths import is_import_path
 from fedtide.problems import Problem, Task
+from fedtide.problems.weighted_objective import weigh_objective
+from fedtide.simulation.experiment import Experiment
 
 _PLAIN = (type(None), bool, int, float, complex, bytes, np.generic)
 
@@ -49,6 +51,21 @@ class _Volatile:
         return wanted._call is None or wanted._call is self._call
 
     __hash__ = None  # type: ignore[assignment]
+
+
+def prepare_task(experiment: Experiment) -> Task:
+    """Return the task of an experiment, whose mean over clients is its objective.
+
+    Raises:
+        InvalidInputError: data that are missing or do not fit, or a dtype that the problem refuses.
+    """
+    with error_prefix("problem"):
+        task = prepare_cached(
+            experiment.problem, experiment.seed, experiment.device, experiment.dtype
+        )
+    if task.start.dtype == torch.bfloat16:
+        raise InvalidInputError("dtype: bfloat16 is for networks; use float32 or float64 here")
+    return weigh_objective(task, experiment.objective)
 
 
 def prepare_cached(problem: Problem, seed: int, device: str, dtype: str) -> Task:

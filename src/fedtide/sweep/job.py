@@ -11,6 +11,7 @@ from typing import Literal
 from fedtide.atomic_io import make_folder, write_json, write_yaml
 from fedtide.errors import InvalidInputError
 from fedtide.simulation.callbacks import Callback, RunView
+from fedtide.simulation.cluster.ray_cluster import RayCluster
 from fedtide.simulation.divergence import DivergenceError
 from fedtide.simulation.experiment import Experiment
 from fedtide.simulation.interruption import Interrupted
@@ -112,11 +113,15 @@ def lost_worker(job: Job, how: str) -> Outcome:
     )
 
 
-def run_job(job: Job, on_status: OnStatus) -> Outcome:
-    """Run a job to its end and return its outcome; exceptions become failures."""
+def run_job(job: Job, on_status: OnStatus, cluster: RayCluster | None = None) -> Outcome:
+    """Run a job to its end and return its outcome; exceptions become failures.
+
+    With a cluster, its workers train the clients.
+    """
     try:
         RunFolder(job.folder).failure.unlink(missing_ok=True)
-        execute(job.experiment, job.folder, job.resume, [_StatusReporter(on_status)])
+        reporter = _StatusReporter(on_status)
+        execute(job.experiment, job.folder, job.resume, [reporter], cluster)
     except Interrupted as error:
         return Outcome("interrupted", error.what)
     except InvalidInputError as error:

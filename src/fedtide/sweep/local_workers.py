@@ -17,6 +17,7 @@ from multiprocessing.context import SpawnProcess
 import torch
 
 from fedtide.content_hash import hash_once
+from fedtide.simulation.cluster.ray_cluster import RayCluster
 from fedtide.simulation.task_cache import clear_task_cache
 from fedtide.sweep.job import (
     INTERRUPTED,
@@ -48,13 +49,17 @@ def run_sequentially(
     progress: SweepProgress,
     on_finished: OnFinished,
     stopped: Callable[[], bool],
+    cluster: RayCluster | None = None,
 ) -> None:
-    """Run the jobs one after another in this process; they share prepared tasks."""
+    """Run the jobs one after another in this process; they share prepared tasks.
+
+    With a cluster, its workers train the clients.
+    """
     for job in jobs:
         if stopped():
             return
         progress.start(job.path)
-        on_finished(job, run_job(job, partial(progress.set_status, job.path)))
+        on_finished(job, run_job(job, partial(progress.set_status, job.path), cluster))
 
 
 def run_in_processes(

@@ -8,8 +8,6 @@ its last checkpoint.
 from __future__ import annotations
 
 import socket
-import subprocess
-import sys
 import uuid
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -22,6 +20,7 @@ import torch
 
 from fedtide.atomic_io import make_folder, write_text
 from fedtide.errors import InvalidInputError
+from fedtide.simulation.cluster.ray_connection import connect_ray
 from fedtide.simulation.task_cache import clear_task_cache
 from fedtide.sweep.job import (
     INTERRUPTED,
@@ -34,13 +33,7 @@ from fedtide.sweep.job import (
 )
 from fedtide.sweep.sweep_progress import SweepProgress
 
-_CONNECT_SECONDS = 4.0
-_ANSWER_SECONDS = 12.0
 _POLL_SECONDS = 0.5
-_PROBE = (
-    "import ray, sys; ray.init(address=sys.argv[1], log_to_driver=False, logging_level='ERROR')"
-)
-_HINT = "start a cluster with `ray start --head` and give the address that it prints"
 
 
 def run_on_ray(
@@ -65,57 +58,11 @@ def run_on_ray(
         InvalidInputError: Ray is not installed, no cluster answers at the address, or a node does
             not see the folder.
     """
-    ray = _import_ray()
-    if not ray.is_initialized():
-        _connect(ray, address)
-    try:
+    with connect_ray(address) as ray:
         if jobs:
             cluster = _Cluster(ray, progress, on_finished)
             absolute = [replace(job, folder=job.folder.resolve()) for job in jobs]
             cluster.run(absolute, workers or cluster.count_cores(), stopped)
-    finally:
-        ray.shutdown()
-
-
-def _import_ray() -> Any:
-    try:
-        import ray
-    except ImportError:
-        raise InvalidInputError("ray: Ray is not installed; pip install 'fedtide[ray]'") from None
-    return ray
-
-
-def _connect(ray: Any, address: str) -> None:
-    """Connect to the cluster, or fail within 20 seconds; `ray.init` alone waits for minutes."""
-    _check_address(address)
-    probe = [sys.executable, "-c", _PROBE, address]
-    try:
-        ended = subprocess.run(probe, capture_output=True, timeout=_ANSWER_SECONDS)
-        failed, said = ended.returncode != 0, ended.stderr
-    except subprocess.TimeoutExpired as error:
-        failed, said = True, error.stderr or b""
-    if failed and b"InvalidAuthToken" in said:
-        # Ray never sends a token to an address of one's own unless it is told to.
-        raise InvalidInputError(
-            f"ray: the cluster at {address!r} asks for a token; set RAY_AUTH_MODE=token, with the "
-            "cluster's token in ~/.ray/auth_token"
-        )
-    if failed:
-        raise InvalidInputError(f"ray: no Ray cluster answers at {address!r}; {_HINT}")
-    ray.init(address=address, log_to_driver=False, logging_level="ERROR")
-
-
-def _check_address(address: str) -> None:
-    """Refuse an address that is not HOST:PORT or does not accept connections."""
-    if address == "auto":
-        return
-    host, colon, port = address.removeprefix("ray://").rpartition(":")
-    if not colon or not port.isdecimal():
-        raise InvalidInputError(f"ray: {address!r} is not HOST:PORT; {_HINT}")
-    try:
-        socket.create_connection((host, int(port)), timeout=_CONNECT_SECONDS).close()
-    except (OSError, OverflowError):
-        raise InvalidInputError(f"ray: nothing answers at {address!r}; {_HINT}") from None
 
 
 @dataclass

@@ -13,6 +13,7 @@ import polars as pl
 from fedtide.atomic_io import make_folder, write_frame, write_yaml
 from fedtide.content_hash import hash_once
 from fedtide.errors import InvalidInputError
+from fedtide.simulation.cluster.ray_cluster import open_cluster
 from fedtide.simulation.experiment import BUILDER
 from fedtide.simulation.interruption import Interrupted, Interruption
 from fedtide.simulation.run_folder import Resume, RunFolder
@@ -38,6 +39,7 @@ def run_sweep(
     *,
     workers: int | None = None,
     ray: str | None = None,
+    cluster: str | None = None,
     strict: bool = False,
     resume: Resume = True,
     progress: OnProgress | None = None,
@@ -51,8 +53,12 @@ def run_sweep(
     Args:
         sweep: the sweep.
         out: the output folder.
-        workers: how many runs are executed at a time; None: one per core.
-        ray: the address of a Ray cluster to run on; None: processes on this machine.
+        workers: how many runs are executed at a time; None: one per core. With `cluster`, how many
+            workers train the clients; None: as many as the cluster has room for.
+        ray: the address of a Ray cluster on which each run is a task; None: processes on this
+            machine.
+        cluster: the address of a Ray cluster whose workers train the clients of one run after
+            another, as with `simulate`; None: each run trains its own.
         strict: whether to check all runs before anything is written, and to stop at the first
             failure and raise it. Otherwise a failure is recorded in the run's folder and the other
             runs continue.
@@ -66,9 +72,13 @@ def run_sweep(
         InvalidInputError: a run that cannot start, or an `out` that holds something else.
         Interrupted: the sweep was interrupted; active runs are saved.
     """
+    if ray is not None and cluster is not None:
+        raise InvalidInputError("cluster: given besides ray; give one of them")
     out = Path(out)
     check_runs(sweep.runs, out, strict, resume)
-    execution = _Execution(sweep, out, workers, ray, strict, resume, done, SweepProgress(progress))
+    execution = _Execution(
+        sweep, out, workers, ray, cluster, strict, resume, done, SweepProgress(progress)
+    )
     try:
         execution.run()
     finally:
@@ -93,6 +103,7 @@ class _Execution:
     out: Path
     workers: int | None
     ray: str | None
+    cluster: str | None
     strict: bool
     resume: Resume
     done: OnRunEnd | None
@@ -150,6 +161,9 @@ class _Execution:
             from fedtide.sweep.ray_workers import run_on_ray
 
             self._execute_in_parallel(partial(run_on_ray, jobs, self.ray, self.workers))
+        elif self.cluster is not None:
+            with open_cluster(self.cluster if jobs else None, self.workers) as opened:
+                run_sequentially(jobs, self.progress, self._on_finished, self._is_stopped, opened)
         elif workers > 1:
             self._execute_in_parallel(partial(run_in_processes, jobs, workers))
         else:

@@ -73,11 +73,9 @@ class MinibatchPlanner:
             clients: the clients that train.
             full_batch: whether every step uses all samples, whatever the batch size.
         """
-        steps = self._steps_of(clients)
-        index = np.arange(steps.max(initial=0))[:, None] + self.steps_taken[clients].astype(
-            np.int64
-        )
-        self.steps_taken[clients] += steps.astype(np.int32)
+        before = self.steps_taken[clients].astype(np.int64)
+        steps = self.skip(clients)
+        index = np.arange(steps.max(initial=0))[:, None] + before
         full = self._sizes is not None and (full_batch or self._full)
         positions, mask = self._all(clients) if full else self._minibatches(clients, index)
         return BatchPlan(
@@ -88,6 +86,12 @@ class MinibatchPlanner:
             active=None if self._epochs is None else np.arange(len(index))[:, None] < steps,
             seed=self._seed,
         )
+
+    def skip(self, clients: Ints) -> Ints:
+        """Count the next local steps of these clients as taken; return how many, shape (S,)."""
+        steps = self._steps_of(clients)
+        self.steps_taken[clients] += steps.astype(np.int32)
+        return steps
 
     def full_batch_plan(self, clients: Ints) -> BatchPlan:
         """Return one step over all samples of these clients, which does not count as taken."""

@@ -116,7 +116,7 @@ def _difference(update: Update, request: TrainRequest, store: ClientStore) -> Up
 def _fedau_weight(request: TrainRequest, store: ClientStore) -> float:
     """Return FedAU's ω of this round, from the rounds in which this client took part."""
     cutoff, first = int(request.form.removeprefix("fedau-")), 0
-    intervals = MeanInterval.empty(1, cutoff, torch.device("cpu"))
+    intervals = MeanInterval.empty(1, cutoff)
     if request.accepted_round >= 0:
         saved = store.load(request.accepted_round)
         first = request.accepted_round + 1 if saved is None else int(saved["first"])

@@ -15,6 +15,7 @@ from fedtide.activity import COMPILING, activity
 from fedtide.algorithms.base import Instructions
 from fedtide.errors import first_line
 from fedtide.problems.base import BatchInputs, BatchPlan, Task
+from fedtide.training.devices import is_cpu
 from fedtide.training.local_optimizers import adam_scales, count_moments
 from fedtide.training.local_training import LocalTraining
 from fedtide.training.trainers._graph_capture import TensorFunction, capture, compile_graph
@@ -140,7 +141,7 @@ class BlockRunner:
             graph = capture(function, examples)
         if not self._compiled or graph is function:
             return graph
-        single_function = not self._stacked and examples[0].device.type == "cpu"
+        single_function = not self._stacked and is_cpu(examples[0])
         with activity(COMPILING):
             return compile_graph(graph, examples, single_function)
 

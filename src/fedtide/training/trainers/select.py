@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import time
 from typing import Literal
 
@@ -12,6 +11,7 @@ from fedtide.activity import MEASURING, activity
 from fedtide.algorithms.base import Instructions
 from fedtide.errors import InvalidInputError, first_line
 from fedtide.problems.base import Task
+from fedtide.training import devices
 from fedtide.training.local_training import LocalTraining
 from fedtide.training.minibatches import MinibatchPlanner
 from fedtide.training.trainers.base import StackingError, Trainer
@@ -43,7 +43,7 @@ def choose_trainer(
     Raises:
         InvalidInputError: the local steps fail, whichever trainer takes them.
     """
-    if name in _UNCOMPILED and not (compile and can_compile(task)):
+    if name in _UNCOMPILED and not (compile and devices.can_compile(task.start)):
         plain = _UNCOMPILED[name]
         why = "a C++ compiler (g++) was not found" if compile else "compile is false"
         return _trainer(plain, task, local), f"{plain}: {name} was requested, but {why}"
@@ -52,7 +52,7 @@ def choose_trainer(
     seconds: dict[TrainerName, float] = {}
     failed: dict[TrainerName, str] = {}
     candidates: list[TrainerName] = ["reference", "stacked"]
-    if task.start.device.type == "cpu" and _has_convolutions(task):
+    if devices.is_cpu(task.start) and _has_convolutions(task):
         candidates.append("threaded")
     for candidate in candidates:
         try:
@@ -71,15 +71,10 @@ def choose_trainer(
     gain = f"{seconds['reference'] / seconds[best]:.1f}x as fast as the reference"
     gain += "".join(f"; {name} fails on this model ({why})" for name, why in failed.items())
     long = best in _COMPILED and seconds[best] * clients > _WORTH_COMPILING[best]
-    if long and compile and can_compile(task):
+    if long and compile and devices.can_compile(task.start):
         compiled = _COMPILED[best]
         return _trainer(compiled, task, local), f"{compiled}: {gain}, and compiled for a long run"
     return _trainer(best, task, local), f"{best}: {gain}"
-
-
-def can_compile(task: Task) -> bool:
-    """Return whether local steps can be compiled; on CPU that needs a C++ compiler."""
-    return task.start.device.type != "cpu" or shutil.which("g++") is not None
 
 
 def _trainer(name: TrainerName, task: Task, local: LocalTraining) -> Trainer:
@@ -102,6 +97,8 @@ def _seconds_per_client(trainer: Trainer, task: Task, local: LocalTraining) -> f
     buffers = None if start_buffers is None else start_buffers.expand(len(clients), -1)
     trainer.train(instructions, planner.plan(clients), local.lr, buffers)
     plan = planner.plan(clients)
+    devices.wait_for(task.start)
     start = time.perf_counter()
     trainer.train(instructions, plan, local.lr, buffers)
+    devices.wait_for(task.start)
     return (time.perf_counter() - start) / len(clients)

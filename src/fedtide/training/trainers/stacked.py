@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fedtide.algorithms.base import Instructions
 from fedtide.problems.base import BatchPlan, Task
+from fedtide.training import devices
 from fedtide.training.local_training import LocalTraining
 from fedtide.training.trainers.base import Trained, Trainer
 from fedtide.training.trainers.block_runner import BlockRunner
@@ -62,7 +63,10 @@ class StackedTrainer(Trainer):
         )
         model = task.layout.size * task.start.element_size()
         chunks = _SMALL if model <= _SMALL_BYTES and not compiled else _USUAL
-        sizes = tuple(size for size in chunks.sizes if size <= max(1, _CHUNK_BYTES // model))
+        if not devices.is_cpu(task.start):
+            chunks = _Chunks(devices.chunk_sizes(), full=0.75)
+        most = devices.stack_bytes(task.start, _CHUNK_BYTES) // model
+        sizes = tuple(size for size in chunks.sizes if size <= max(1, most))
         self._cut, self.chunk = replace(chunks, sizes=sizes), sizes[-1]
 
     @torch.no_grad()

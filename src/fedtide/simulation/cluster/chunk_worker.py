@@ -1,0 +1,245 @@
+"""What travels between a run and its workers, and what a worker does with it.
+
+A worker prepares the problem once. In a round it gets what all clients share (`RoundStart`: the
+model, above all) and, for each chunk, who trains and from which step on (`ChunkOrder`). It plans
+the minibatches itself, since they are a function of the seed, the client and the step.
+"""
+
+from __future__ import annotations
+
+import socket
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedtide.algorithms import Cohort, FedAvg, Instructions
+from fedtide.content_hash import hash_once
+from fedtide.errors import InvalidInputError
+from fedtide.participation import Full
+from fedtide.simulation.divergence import find_finite
+from fedtide.simulation.experiment import Experiment
+from fedtide.simulation.fingerprints import (
+    Fingerprints,
+    fingerprint_experiment,
+    list_changes,
+)
+from fedtide.simulation.local_round import LocalRound
+from fedtide.simulation.task_cache import content_key, prepare_task
+from fedtide.training.trainers.select import TrainerName
+
+Floats = NDArray[np.floating[Any]]
+
+
+@dataclass(frozen=True)
+class WorkerSetup:
+    """What a worker needs to know before the first round.
+
+    Args:
+        experiment: of the run, as `training_part` returns it.
+        trainer: the trainer's name; never "auto", since all workers must compute alike.
+        threads: of PyTorch, as in the process of the run.
+        versions: of Python and the libraries there.
+        fingerprints: of the data and the code there.
+    """
+
+    experiment: Experiment
+    trainer: TrainerName
+    threads: int
+    versions: Mapping[str, str]
+    fingerprints: Fingerprints
+
+    @property
+    def key(self) -> Any:
+        """What is equal for runs whose chunks the same workers can train."""
+        return content_key(self.experiment), self.trainer, self.threads
+
+    @classmethod
+    def of_run(cls, experiment: Experiment, trainer: TrainerName) -> WorkerSetup:
+        """Return the setup with which a worker computes what this process would."""
+        part = training_part(experiment)
+        threads, prints = torch.get_num_threads(), fingerprint_experiment(part)
+        return cls(part, trainer, threads, installed_versions(), prints)
+
+
+@dataclass(frozen=True)
+class RoundStart:
+    """What the chunks of a round share.
+
+    Args:
+        instructions: with the model as an array and without corrections.
+        lr: γ_t.
+        buffers: where the buffers of all clients start, shape (d_b,); None: no shared ones.
+    """
+
+    instructions: dict[str, Any]
+    lr: float
+    buffers: Floats | None
+
+
+@dataclass(frozen=True)
+class ChunkOrder:
+    """A chunk to train.
+
+    Args:
+        clients: who trains, shape (S,).
+        steps_taken: how many local steps each has taken before, shape (S,).
+        weights: a_n in the dtype of the model, shape (S,), if Σ a_n Δ_n is wanted; None: the rows.
+        correction: of each client's gradients, shape (S, d); None: zero.
+        buffers: where each client's own buffers start, shape (S, d_b); None: all share one.
+    """
+
+    clients: NDArray[np.int64]
+    steps_taken: NDArray[np.int32]
+    weights: Floats | None = None
+    correction: Floats | None = None
+    buffers: Floats | None = None
+
+
+@dataclass(frozen=True)
+class TrainedChunk:
+    """What a worker returns.
+
+    Args:
+        deltas: the updates, shape (S, d); None if their sum was wanted and all are finite.
+        total: Σ a_n Δ_n, shape (d,), otherwise None.
+        gradients: the reported ones, shape (S, d); None unless asked for.
+        buffers: the clients' buffers, shape (S, d_b); None without buffers.
+        seconds: that the chunk took.
+    """
+
+    deltas: Floats | None
+    total: Floats | None
+    gradients: Floats | None
+    buffers: Floats | None
+    seconds: float
+
+
+class ChunkWorker:
+    """Trains chunks as the process of the run would: with the same bits.
+
+    Args:
+        setup: what is trained.
+
+    Raises:
+        InvalidInputError: another version, other data or code than in the process of the run, data
+            that are missing, or no compiler where the run compiles.
+    """
+
+    def __init__(self, setup: WorkerSetup) -> None:
+        torch.set_num_threads(setup.threads)
+        experiment = setup.experiment
+        with _named_node(), hash_once():
+            _check_versions(setup.versions)
+            task = prepare_task(experiment)
+            _check_fingerprints(setup.fingerprints, fingerprint_experiment(experiment))
+            self._local = LocalRound(
+                task, experiment.local, experiment.seed, setup.trainer, 0, experiment.compile
+            )
+            if self._local.trainer.name != setup.trainer:
+                raise InvalidInputError(
+                    f"it cannot compile, but the run's trainer is {setup.trainer}; install g++ on "
+                    "all nodes, or set compile: false"
+                )
+        self._like = task.start
+
+    def train(self, start: RoundStart, order: ChunkOrder) -> TrainedChunk:
+        """Train a chunk."""
+        began = time.perf_counter()
+        self._local.planner.steps_taken[order.clients] = order.steps_taken
+        instructions = self._instructions(start, order)
+        cohort = Cohort.uniform(torch.tensor(order.clients))
+        updates, buffers = self._local.train(
+            instructions, cohort, start.lr, self._buffers(start, order)
+        )
+        total = None
+        if order.weights is not None and find_finite(updates, buffers) is None:
+            total = self._tensor(order.weights) @ updates.deltas
+        return TrainedChunk(
+            to_array(updates.deltas) if total is None else None,
+            to_array(total),
+            to_array(updates.gradients),
+            to_array(buffers),
+            time.perf_counter() - began,
+        )
+
+    def _instructions(self, start: RoundStart, order: ChunkOrder) -> Instructions:
+        shared = start.instructions | {"model": self._tensor(start.instructions["model"])}
+        correction = None if order.correction is None else self._tensor(order.correction)
+        return Instructions(**shared, correction=correction)
+
+    def _buffers(self, start: RoundStart, order: ChunkOrder) -> Tensor | None:
+        if order.buffers is not None:
+            return self._tensor(order.buffers)
+        return (
+            None
+            if start.buffers is None
+            else self._tensor(start.buffers).expand(len(order.clients), -1)
+        )
+
+    def _tensor(self, array: Floats) -> Tensor:
+        """Return a copy on the device: arrays from Ray cannot be written to."""
+        return torch.tensor(array, device=self._like.device)
+
+
+def training_part(experiment: Experiment) -> Experiment:
+    """Return an experiment with those fields alone that say how a chunk trains."""
+    return Experiment(
+        problem=experiment.problem,
+        participation=Full(),
+        algorithm=FedAvg(),
+        local=experiment.local,
+        rounds=1,
+        seed=experiment.seed,
+        objective=experiment.objective,
+        dtype=experiment.dtype,
+        device=experiment.device,
+        compile=experiment.compile,
+    )
+
+
+def installed_versions() -> dict[str, str]:
+    """Return the versions on which the bits of a result depend."""
+    python = ".".join(map(str, sys.version_info[:2]))
+    return {"Python": python, **{name: version(name) for name in ("fedtide", "torch", "numpy")}}
+
+
+def to_array(tensor: Tensor | None) -> Floats | None:
+    """Return a tensor as an array, which Ray moves without copying."""
+    return None if tensor is None else tensor.detach().cpu().contiguous().numpy()
+
+
+def _check_versions(wanted: Mapping[str, str]) -> None:
+    here = installed_versions()
+    other = [
+        f"{name} {here[name]}, not {wanted[name]}" for name in wanted if here[name] != wanted[name]
+    ]
+    if other:
+        raise InvalidInputError(f"it has {', '.join(other)}; install the same on all nodes")
+
+
+def _check_fingerprints(wanted: Fingerprints, here: Fingerprints) -> None:
+    """Check that data and code are those of the run; code that travelled has no file here."""
+    code = {name: wanted["code"].get(name) for name in here["code"]}
+    changes = list_changes({"data": wanted["data"], "code": code}, {**here, "files": {}})
+    if changes:
+        raise InvalidInputError(
+            f"{' and '.join(changes)} differs from that of the run; copy it to all nodes"
+        )
+
+
+@contextmanager
+def _named_node() -> Iterator[None]:
+    """Name the node in errors of this context."""
+    try:
+        yield
+    except InvalidInputError as error:
+        raise InvalidInputError(f"cluster: on the node {socket.gethostname()}: {error}") from None

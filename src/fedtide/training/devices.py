@@ -1,0 +1,99 @@
+"""What depends on the device on which models and data lie: all of it is decided here.
+
+A GPU works through a queue, and the process that fills it runs ahead until it asks for a value.
+So a round asks once, at its end (`read`); methods whose weights follow the updates (`Clipped`,
+`Median`, `TrimmedMean`) and `on_nonfinite: drop` ask once more per chunk. Chunks are whole cohorts,
+as far as memory allows, since an operation takes about as long for a hundred clients as for one.
+
+No part of this was ever run on a GPU; the tests run it on the device "meta", whose tensors have no
+values, so that any look at one fails.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedtide.errors import InvalidInputError
+
+_SHARE = 16  # updates of a chunk take this part of a GPU's memory: activations take more
+_OCTAVE = 4  # sizes of chunks per doubling
+_MOST = 2**14  # clients in a chunk
+
+
+def require_device(name: str) -> None:
+    """Check that a device is there.
+
+    Raises:
+        InvalidInputError: it is not.
+
+    >>> require_device("cpu")
+    """
+    try:
+        torch.empty(0, device=name)
+    except (RuntimeError, AssertionError):
+        raise InvalidInputError(f"device: {name!r} is not available; use 'cpu'") from None
+
+
+def is_cpu(tensor: Tensor) -> bool:
+    """Return whether a tensor lies in the computer's memory, where a value costs no waiting."""
+    return tensor.device.type == "cpu"
+
+
+def can_compile(like: Tensor) -> bool:
+    """Return whether local steps can be compiled there; on CPU that needs a C++ compiler."""
+    return not is_cpu(like) or shutil.which("g++") is not None
+
+
+def stack_bytes(like: Tensor, cpu_bytes: int) -> int:
+    """Return how much memory the updates of a chunk may take on the device of a tensor.
+
+    Args:
+        like: on the device.
+        cpu_bytes: what they may take on a CPU, and at least on any other device.
+    """
+    if like.device.type != "cuda":
+        return cpu_bytes
+    memory = torch.cuda.get_device_properties(like.device).total_memory
+    return max(cpu_bytes, memory // _SHARE)
+
+
+def chunk_sizes() -> tuple[int, ...]:
+    """Return the sizes that chunks may have on a GPU.
+
+    A cohort of S clients is one chunk of at most 5/4 S, as steps are captured for every size:
+
+    >>> chunk_sizes()[:12]
+    (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16)
+    """
+    sizes, step = list(range(1, _OCTAVE)), 1
+    while sizes[-1] < _MOST:
+        sizes += [step * k for k in range(_OCTAVE, 2 * _OCTAVE)]
+        step *= 2
+    return tuple(size for size in sizes if size <= _MOST)
+
+
+def wait_for(like: Tensor) -> None:
+    """Wait until the device of a tensor has done all it was asked to, before a clock is read."""
+    if like.device.type == "cuda":
+        torch.cuda.synchronize(like.device)
+
+
+def read(tensors: Sequence[Tensor]) -> list[NDArray[Any]]:
+    """Return the values of tensors on one device: a round on a GPU calls this once.
+
+    Args:
+        tensors: of one dtype, of any shapes.
+
+    >>> read([torch.ones(2), torch.zeros(1, 1)])
+    [array([1., 1.], dtype=float32), array([[0.]], dtype=float32)]
+    """
+    flat = torch.cat([tensor.flatten() for tensor in tensors]).cpu().numpy()
+    parts = np.split(flat, np.cumsum([tensor.numel() for tensor in tensors])[:-1])
+    return [part.reshape(t.shape) for part, t in zip(parts, tensors, strict=True)]

@@ -1,0 +1,258 @@
+"""Chunks trained by workers, without a cluster: what travels is pickled, as Ray would."""
+
+import pickle
+from dataclasses import replace
+from itertools import islice
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import fedtide as ft
+from fedtide.simulation.cluster import chunk_worker
+from fedtide.simulation.cluster.chunk_worker import ChunkWorker, WorkerSetup
+from fedtide.simulation.experiment import Experiment
+from fedtide.simulation.loop import Run
+from fedtide.simulation.runner import execute
+
+AHEAD = 3  # chunks drawn before the first of them is trained
+
+
+class HereCluster:
+    """Runs workers in this process, like a `RayCluster`.
+
+    Args:
+        workers: how many take turns.
+        change: what happens to a setup on its way.
+    """
+
+    def __init__(self, workers=2, change=lambda setup: setup):
+        self._workers, self._change = workers, change
+
+    def start_workers(self, experiment, trainer):
+        setup = self._change(WorkerSetup.of_run(experiment, trainer))
+        return HerePool([ChunkWorker(travel(setup)) for _ in range(self._workers)])
+
+
+class HerePool:
+    def __init__(self, workers):
+        self._workers = workers
+        self.returned = []
+
+    def put(self, thing):
+        return pickle.dumps(thing, protocol=5)
+
+    def train(self, orders):
+        while some := list(islice(orders, AHEAD)):
+            trained = {}
+            for place in reversed(range(len(some))):  # the last is ready first
+                start, order = some[place]
+                worker = self._workers[place % len(self._workers)]
+                trained[place] = travel(worker.train(pickle.loads(start), travel(order)))
+            self.returned += trained.values()
+            yield from (trained[place] for place in range(len(some)))
+
+
+def travel(thing):
+    return pickle.loads(pickle.dumps(thing, protocol=5))
+
+
+class Normed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Dropout(0.3), nn.Linear(5, 3)
+        )
+
+    def forward(self, x):
+        return self.layers(x)
+
+
+def samples(clients=7, each=8):
+    rng = np.random.default_rng(0)
+    count = clients * each
+    return {
+        "x": rng.normal(size=(count, 4)).astype(np.float32),
+        "y": rng.integers(0, 3, count),
+        "who": np.repeat(np.arange(clients), each),
+    }
+
+
+def experiment(**changes):
+    fields = {
+        "problem": ft.problems.Supervised(
+            train=samples(), inputs="x", target="y", clients="who", model=Normed()
+        ),
+        "participation": {"type": "bernoulli", "rates": 0.7},
+        "algorithm": "fedavg",
+        "local": {"steps": 2, "batch_size": 3, "lr": 0.05},
+        "rounds": 5,
+        "seed": 4,
+        "trainer": "reference",
+        "chunk": 2,
+        "evaluation": {"every": 2},
+    }
+    return Experiment.from_dict(fields | changes)
+
+
+def assert_same(one, other):
+    assert one.model.tobytes() == other.model.tobytes()
+    assert one.metrics.equals(other.metrics)
+    assert one.participation.equals(other.participation)
+    assert one.clients.equals(other.clients)
+
+
+METHODS = {
+    "sum": {"algorithm": {"type": "fedau", "cutoff": 3}},
+    "sum in wrappers": {
+        "algorithm": {"type": "fedadam", "inner": {"type": "amplified", "period": 2, "factor": 1.5}}
+    },
+    "sum by samples": {"algorithm": {"type": "fedavg", "weights": "data"}},
+    "proximal": {"algorithm": {"type": "fedprox", "mu": 0.3}},
+    "sum after rows": {
+        "algorithm": {"type": "switch", "first": "mifa", "second": "fedavg", "at": 2}
+    },
+    "rows": {"algorithm": "fedvarp"},
+    "corrections": {"algorithm": "scaffold"},
+    "reported gradients": {"algorithm": {"type": "scaffold", "option": 1}},
+    "everyone, at times": {"algorithm": {"type": "wait-for-all", "period": 2}},
+    "clipped": {"algorithm": {"type": "clipped", "bound": 0.1, "inner": "fedau"}},
+    "epochs": {"local": {"epochs": 1, "batch_size": 3, "lr": 0.05}},
+    "momentum and a weighted objective": {
+        "local": {"steps": 2, "batch_size": 3, "lr": 0.05, "momentum": 0.9},
+        "objective": [1, 2, 3, 1, 2, 3, 1],
+    },
+    "double precision": {"dtype": "float64"},
+}
+
+
+def without_buffers(fields):
+    """The same problem for methods that report gradients."""
+    return {
+        "problem": ft.problems.Supervised(
+            train=samples(), inputs="x", target="y", clients="who", model=nn.Linear(4, 3)
+        ),
+        **fields,
+    }
+
+
+@pytest.mark.parametrize("fields", METHODS.values(), ids=METHODS)
+@pytest.mark.parametrize("workers", [1, 3])
+def test_workers_give_the_same_bits_as_one_process(fields, workers):
+    run = experiment(**without_buffers(fields))
+    assert_same(execute(run, cluster=HereCluster(workers)), execute(run))
+
+
+@pytest.mark.parametrize("buffers", ["average", "local"])
+def test_running_statistics_travel_with_the_chunks(buffers):
+    problem = replace(experiment().problem, buffers=buffers)
+    run = experiment(problem=problem)
+    alone, shared = execute(run), execute(run, cluster=HereCluster())
+    assert_same(shared, alone)
+    assert np.array_equal(shared.buffers, alone.buffers)
+
+
+@pytest.mark.parametrize("algorithm", ["fedavg", "fedvarp"])
+def test_updates_that_are_not_finite_are_dropped_alike(algorithm):
+    bad = samples()
+    bad["x"][:8:2], bad["x"][1:8:2], bad["y"][:8] = 3e38, -3e38, 0  # client 0 overflows
+    fields = without_buffers({"algorithm": algorithm, "on_nonfinite": "drop", "rounds": 3})
+    fields["problem"] = replace(fields["problem"], train=bad)
+    fields |= {"local": {"steps": 2, "lr": 0.05}, "evaluation": {"every": 0, "clients": False}}
+    run = experiment(**fields)
+    alone, shared = execute(run), execute(run, cluster=HereCluster())
+    assert shared.model.tobytes() == alone.model.tobytes()
+    assert shared.participation.equals(alone.participation)
+    dropped = shared.participation.filter(client=0)["stage"].to_list()
+    assert "reported" in dropped
+    assert "used" not in dropped
+    with pytest.raises(ft.InvalidInputError, match=r"round \d is not finite \(clients 0\)"):
+        execute(replace(run, on_nonfinite="stop"), cluster=HereCluster())
+
+
+def test_a_method_that_adds_up_gets_one_model_per_chunk_and_others_get_rows():
+    found = {}
+    for name in ("fedau", "mifa"):
+        cluster, pools = HereCluster(), []
+        start = cluster.start_workers
+        cluster.start_workers = lambda *how, start=start, pools=pools: (
+            pools.append(start(*how)) or pools[-1]
+        )
+        execute(experiment(algorithm=name), cluster=cluster)
+        found[name] = pools[0].returned
+    assert {chunk.deltas is None for chunk in found["fedau"]} == {True}
+    assert {chunk.total is None for chunk in found["mifa"]} == {True}
+
+
+def test_a_run_continues_on_a_cluster_and_back(tmp_path, monkeypatch, results):
+    run = experiment(rounds=9, checkpoint={"every": 1})
+    execute(run, tmp_path / "whole")
+    original = Run.round
+    for t, cluster in [(3, None), (6, HereCluster())]:
+
+        def round(run, t=t):
+            if run.ended == t:
+                raise _Killed
+            original(run)
+
+        monkeypatch.setattr(Run, "round", round)
+        with pytest.raises(_Killed):
+            execute(run, tmp_path / "out", resume=True, cluster=cluster)
+    monkeypatch.setattr(Run, "round", original)
+    execute(run, tmp_path / "out", resume=True)
+    assert results(tmp_path / "out") == results(tmp_path / "whole")
+
+
+class _Killed(BaseException):
+    pass
+
+
+def test_a_pooled_method_is_refused():
+    with pytest.raises(ft.InvalidInputError, match=r"^cluster: .*; run it without a cluster"):
+        execute(experiment(**without_buffers({"algorithm": "central-sgd"})), cluster=HereCluster())
+
+
+def test_a_worker_with_other_versions_is_refused():
+    def change(setup):
+        return replace(setup, versions={**setup.versions, "torch": "1.0"})
+
+    wanted = rf"^cluster: on the node .*: it has torch {torch.__version__}".replace("+", r"\+")
+    with pytest.raises(ft.InvalidInputError, match=wanted + r", not 1.0; install the same"):
+        execute(experiment(), cluster=HereCluster(change=change))
+
+
+def test_a_worker_with_other_data_is_refused():
+    def change(setup):
+        other = samples()
+        other["y"][0] = (other["y"][0] + 1) % 3
+        changed = replace(setup.experiment.problem, train=other)
+        return replace(setup, experiment=replace(setup.experiment, problem=changed))
+
+    with pytest.raises(
+        ft.InvalidInputError,
+        match=r"^cluster: .*the data of the problem differs from that of the run",
+    ):
+        execute(experiment(), cluster=HereCluster(change=change))
+
+
+def test_a_worker_without_a_compiler_is_refused(monkeypatch):
+    run = experiment(trainer="compiled")
+
+    def change(setup):
+        monkeypatch.setattr("shutil.which", lambda name: None)
+        return replace(setup, trainer="compiled")
+
+    with pytest.raises(ft.InvalidInputError, match=r"^cluster: .*cannot compile.*; install g\+\+"):
+        execute(run, cluster=HereCluster(change=change))
+
+
+def test_what_travels_does_not_grow_with_what_only_the_run_needs():
+    """Neither the participation nor the method reaches a worker."""
+    wide = experiment(
+        participation=ft.participation.Table(weights=np.ones((5, 7)).tolist()),
+        algorithm={"type": "fedau", "groups": list("aabbccd")},
+    )
+    part = chunk_worker.training_part(wide)
+    assert part == chunk_worker.training_part(replace(wide, algorithm=ft.algorithms.FedAvg()))
+    assert not isinstance(part.participation, ft.participation.Table)

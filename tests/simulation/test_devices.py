@@ -1,0 +1,165 @@
+"""Rounds on a device that is not the CPU.
+
+The stand-in for a GPU is the device "meta": its tensors have shapes and no values, so whatever
+would make the computer wait for a GPU (`item`, `nonzero`, a mask, a copy to the CPU) is an error.
+"""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import fedtide as ft
+from fedtide.simulation.experiment import Experiment
+from fedtide.simulation.loop import Run
+from fedtide.training import devices
+
+
+class Network(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Linear(6, 5), nn.BatchNorm1d(5), nn.Dropout(0.3), nn.Linear(5, 3)
+        )
+
+    def forward(self, x):
+        return self.layers(x)
+
+
+def run(model=None, **changes):
+    rng = np.random.default_rng(0)
+    table = {
+        "x": rng.normal(size=(96, 6)).astype(np.float32),
+        "y": rng.integers(0, 3, 96),
+        "who": np.repeat(np.arange(12), 8),
+    }
+    fields = {
+        "problem": ft.problems.Supervised(
+            train=table, inputs="x", target="y", clients="who", model=model or nn.Linear(6, 3)
+        ),
+        "participation": {"type": "bernoulli", "rates": 0.6},
+        "algorithm": "fedavg",
+        "local": {"steps": 2, "batch_size": 3, "lr": 0.05},
+        "rounds": 10,
+        "seed": 4,
+        "trainer": "reference",
+        "device": "meta",
+    }
+    return Run(Experiment.from_dict(fields | changes))
+
+
+@pytest.fixture
+def readings(monkeypatch):
+    """Answer what a round asks its device, and return the list of what it asked."""
+    asked = []
+
+    def read(tensors):
+        asked.append(tensors)
+        return [np.ones(tensor.shape, dtype=bool) for tensor in tensors]
+
+    monkeypatch.setattr(devices, "read", read)
+    return asked
+
+
+METHODS = {
+    "fedavg": {},
+    "fedavg by samples": {"type": "fedavg", "weights": "data"},
+    "fedau": {"type": "fedau", "cutoff": 3},
+    "fedau in groups": {"type": "fedau", "groups": list("aabbccaabbcc")},
+    "fedau, decayed": {"type": "fedau", "average": 0.9},
+    "known-rates": {},
+    "weighted-fedavg": {"type": "weighted-fedavg", "rates": [0.6] * 12},
+    "fedprox": {"type": "fedprox", "mu": 0.1},
+    "fedvarp": {},
+    "mifa": {},
+    "fedlaavg": {},
+    "scaffold": {},
+    "amplified-scaffold": {"type": "amplified-scaffold", "period": 2, "factor": 1.5},
+    "amplified": {"type": "amplified", "period": 2, "factor": 1.5},
+    "fedadam": {},
+    "fedavgm": {},
+    "fedyogi": {},
+    "averaged": {},
+    "wait-for-all": {"type": "wait-for-all", "period": 2},
+    "wait-for-all, gradients": {"type": "wait-for-all", "period": 2, "mode": "gradient"},
+    "switch": {"type": "switch", "first": "fedavg", "second": "fedlaavg", "at": 2},
+    "central-sgd": {},
+}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_round_asks_its_device_once_whatever_the_method(name, readings):
+    found = run(algorithm=METHODS[name] or name)
+    for _ in range(4):
+        found.round()
+    assert len(readings) == 4
+    assert found.driver.output.device.type == "meta"
+
+
+OTHER = {
+    "epochs": {"local": {"epochs": 1, "batch_size": 3, "lr": 0.05}},
+    "momentum": {"local": {"steps": 2, "batch_size": 3, "lr": 0.05, "momentum": 0.9}},
+    "adam": {"local": {"steps": 2, "batch_size": 3, "lr": 0.05, "optimizer": "adam"}},
+    "a ball": {"local": ft.LocalTraining(steps=2, lr=0.1, projection=ft.Ball(radius=1.0))},
+    "weights of clients": {"objective": list(range(1, 13))},
+    "running statistics and dropout": {"model": Network()},
+    "bfloat16": {"dtype": "bfloat16"},
+    "chunks": {"chunk": 3},
+    "iterates": {"record_iterates": True},
+}
+
+
+@pytest.mark.parametrize("name", OTHER)
+def test_a_round_asks_its_device_once_however_clients_train(name, readings):
+    found = run(**OTHER[name])
+    for _ in range(2):
+        found.round()
+    assert len(readings) == 2
+
+
+def test_the_one_reading_finds_the_update_that_is_not_finite(readings, monkeypatch):
+    def read(tensors):
+        first, *others = [np.ones(tensor.shape, dtype=bool) for tensor in tensors]
+        first[2] = False
+        return [first, *others]
+
+    monkeypatch.setattr(devices, "read", read)
+    found = run(participation="full")
+    with pytest.raises(ft.InvalidInputError, match=r"^local.lr: an update in round 0 .*clients 2"):
+        found.round()
+
+
+def test_a_cohort_is_one_chunk_where_memory_allows(readings):
+    found = run(trainer="stacked", participation="full")
+    calls = []
+    runner = found._local.trainer._runner
+    original = runner.run
+    runner.run = lambda *how: calls.append(len(how[1].clients)) or original(*how)
+    found.round()
+    assert calls == [12]
+    assert len(readings) == 1
+
+
+@pytest.mark.parametrize("clients", [1, 9, 100, 1000, 10_000])
+def test_a_chunk_has_at_most_a_quarter_of_clients_that_only_fill_it(clients):
+    size = next(size for size in devices.chunk_sizes() if size >= clients)
+    assert size <= 1.25 * clients
+
+
+def test_sizes_of_chunks_are_few():
+    """Steps are captured for each: at most four per doubling of the cohort."""
+    sizes = np.array(devices.chunk_sizes())
+    assert max(np.sum((sizes > n) & (sizes <= 2 * n)) for n in (1, 7, 64, 1000, 8192)) <= 4
+
+
+def test_values_are_read_in_one_copy():
+    tensors = [torch.tensor([True, False]), torch.tensor(True)]
+    values = devices.read(tensors)
+    assert [value.tolist() for value in values] == [[True, False], True]
+
+
+def test_an_unknown_device_is_refused():
+    with pytest.raises(
+        ft.InvalidInputError, match=r"^device: 'cuda:99' is not available; use 'cpu'"
+    ):
+        run(device="cuda:99")
