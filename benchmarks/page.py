@@ -11,6 +11,7 @@ from pathlib import Path
 import cnn
 import cohort
 import evaluation
+import limits
 import memory
 import peers
 import population
@@ -27,7 +28,7 @@ CUDA (`device: cuda`): tensors of the data, the models and the draws lie there.
 def main() -> None:
     """Measure, print and write."""
     rooms = (cohort, cnn, peers, population, memory, evaluation)
-    text = f"# Benchmarks\n\nWritten by `make bench`. {machine()}.\n"
+    text = f"# Benchmarks\n\nWritten by `make bench`. {machine()}.\n\n{limits.about()}\n"
     for room in rooms:
         print(f"measuring {room.__name__}", file=sys.stderr, flush=True)
         part = room.section().markdown()
