@@ -1,53 +1,100 @@
-"""A convolutional network on CPU: paper 001's for CIFAR-10, against a plain PyTorch loop.
+"""Larger networks on CPU: paper 001's CNN, a residual network and a transformer.
 
 python benchmarks/cnn.py
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import torch
+
+import limits
 from fedtide.problems.models import resolve_model
 from measuring import Section, gains, in_turn, machine, medians
 from workload import PlainLoop, Workload
 
-WORK = Workload(25, 5, 16, "cnn-001-cifar10", shape=(3, 32, 32), clients=100, samples=80, lr=1e-7)
-TRAINERS = ("threaded", "threaded-compiled")
-KINDS = [(trainer, dtype) for dtype in ("float32", "bfloat16") for trainer in TRAINERS]
+CNN = Workload(25, 5, 16, "cnn-001-cifar10", shape=(3, 32, 32), clients=100, samples=80, lr=1e-7)
+RESNET = replace(CNN, model={"type": "imported", "path": "networks:resnet8"})
+TRANSFORMER = replace(
+    CNN, model={"type": "imported", "path": "networks:Transformer"}, shape=(1, 64, 64)
+)
+THREADED = ("threaded", "threaded-compiled")
+WORKLOADS = {
+    "paper 001's CNN": (CNN, THREADED, ("float32", "bfloat16")),
+    "ResNet-8, group normalisation": (RESNET, THREADED, ("float32",)),
+    "transformer, 2 layers, width and length 64": (
+        TRANSFORMER,
+        ("stacked", "compiled", *THREADED),
+        ("float32",),
+    ),
+}
 REPEATS = 5
 
 
 def section() -> Section:
-    """Measure the trainers in turn."""
-    with TemporaryDirectory() as name:
-        WORK.write_data(Path(name))
-        runs, prepared = zip(
-            *(WORK.run(Path(name), trainer, dtype=dtype) for trainer, dtype in KINDS), strict=True
-        )
-        loop = PlainLoop(WORK, resolve_model(WORK.model).build(WORK.shape, WORK.classes))
-        times = in_turn([loop.round, *(run.round for run in runs)], REPEATS)
+    """Measure the trainers of each network in turn."""
     found = Section(
-        "A convolutional network",
-        "Paper 001's CNN for CIFAR-10, 25 clients a round, 5 local steps of 16 samples, whole "
-        "rounds of `ft.simulate` against a plain PyTorch loop with its minibatches ready in "
-        f"memory. Medians of {REPEATS} repeats in turn. First round: what capturing, or compiling "
-        "without a cache, costs once.",
-        ("trainer", "gradients in", "samples/s", "gain", "first round s"),
+        "Larger networks",
+        "25 clients a round, 5 local steps of 16 samples (images of 32×32 in colour; for the "
+        "transformer, sequences of 64 vectors), whole rounds of `ft.simulate` against a plain "
+        "PyTorch loop in float32 with its minibatches ready in memory. Medians of "
+        f"{REPEATS} repeats in turn. Limit: the share of the least time of such a round on this "
+        "machine, see above. First round: what capturing, or compiling without a cache, costs "
+        "once.",
+        (
+            "network",
+            "trainer",
+            "gradients in",
+            "GFLOP a round",
+            "samples/s",
+            "gain",
+            "limit",
+            "first round s",
+        ),
     )
-    samples = WORK.cohort * WORK.steps * WORK.batch
-    rows = zip(
-        (("plain loop", "float32"), *KINDS),
+    for name, (work, trainers, dtypes) in WORKLOADS.items():
+        for row in _rows(work, [(t, d) for d in dtypes for t in trainers]):
+            found.rows.append((name, *row))
+            print(" ".join(found.rows[-1]), flush=True)
+    return found
+
+
+def _rows(work: Workload, kinds: list[tuple[str, str]]) -> list[tuple[str, ...]]:
+    network = resolve_model(work.model).build(work.shape, work.classes)
+    with TemporaryDirectory() as name:
+        work.write_data(Path(name))
+        runs, prepared = zip(
+            *(work.run(Path(name), trainer, dtype=dtype) for trainer, dtype in kinds), strict=True
+        )
+        times = in_turn([PlainLoop(work, network).round, *(run.round for run in runs)], REPEATS)
+    samples = work.cohort * work.steps * work.batch
+    found = []
+    for (trainer, dtype), ms, gain, seconds in zip(
+        [("plain loop", "float32"), *kinds],
         medians(times),
         (1.0, *gains(times)),
         (0.0, *prepared),
         strict=True,
-    )
-    for kind, ms, gain, seconds in rows:
-        found.rows.append((*kind, f"{1000 * samples / ms:,.0f}", f"{gain:.1f}x", f"{seconds:.1f}"))
+    ):
+        needed = limits.need(work, network, getattr(torch, dtype))
+        found.append(
+            (
+                trainer,
+                dtype,
+                f"{needed.flops / 1e9:.1f}",
+                f"{1000 * samples / ms:,.0f}",
+                f"{gain:.1f}x",
+                needed.share(ms),
+                f"{seconds:.1f}",
+            )
+        )
     return found
 
 
 if __name__ == "__main__":
     print(machine())
+    print(limits.sentence())
     print(section().markdown())

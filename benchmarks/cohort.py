@@ -12,6 +12,7 @@ from __future__ import annotations
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import limits
 from fedtide.problems.models import resolve_model
 from measuring import Section, gains, in_turn, machine, medians
 from workload import PlainLoop, Workload
@@ -32,8 +33,9 @@ def section() -> Section:
         "Whole rounds of `ft.simulate` (participation, minibatches, training, aggregation, log; "
         "evaluation off), 1000 clients with 60 samples each, against a plain PyTorch loop over the "
         "same clients with its minibatches ready in memory. Milliseconds per round, medians of "
-        "repeats in turn; ratios are medians of the ratios within a repeat. First round: what "
-        "capturing, or compiling without a cache, costs once.",
+        "repeats in turn; ratios are medians of the ratios within a repeat. Limit: the least time "
+        "of such a round on this machine, see above, and the share of it that the compiled rounds "
+        "reach. First round: what capturing, or compiling without a cache, costs once.",
         (
             "model",
             "clients",
@@ -42,6 +44,8 @@ def section() -> Section:
             "gain",
             "compiled ms",
             "gain",
+            "limit ms",
+            "limit",
             "first round s",
         ),
     )
@@ -56,9 +60,11 @@ def _row(work: Workload) -> tuple[str, ...]:
     with TemporaryDirectory() as name:
         work.write_data(Path(name))
         runs, prepared = zip(*(work.run(Path(name), trainer) for trainer in TRAINERS), strict=True)
-        loop = PlainLoop(work, resolve_model(work.model).build(work.shape, work.classes))
+        network = resolve_model(work.model).build(work.shape, work.classes)
+        loop = PlainLoop(work, network)
         times = in_turn([loop.round, *(run.round for run in runs)])
     (plain, stacked, compiled), gained = medians(times), gains(times)
+    needed = limits.need(work, network)
     return (
         f"{work.cohort}",
         f"{plain:.2f}",
@@ -66,10 +72,13 @@ def _row(work: Workload) -> tuple[str, ...]:
         f"{gained[0]:.1f}x",
         f"{compiled:.2f}",
         f"**{gained[1]:.1f}x**",
+        f"{needed.milliseconds:.2f}",
+        needed.share(compiled),
         " / ".join(f"{seconds:.1f}" for seconds in prepared),
     )
 
 
 if __name__ == "__main__":
     print(machine())
+    print(limits.sentence())
     print(section().markdown())

@@ -1,10 +1,11 @@
-"""What evaluation costs: its share of a run that evaluates every ten rounds.
+"""What evaluation costs: its share of a run, by default and if it evaluates every ten rounds.
 
 python benchmarks/evaluation.py
 """
 
 from __future__ import annotations
 
+from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -12,7 +13,7 @@ from fedtide.simulation.loop import Run
 from measuring import Section, machine
 from workload import Workload
 
-EVERY, ROUNDS = 10, 100
+EVALUATIONS = 5  # of each kind of run
 WORKS = {
     "784-10, 6 steps of 10": Workload(100, 6, 10),
     "784-200-200-10, 6 steps of 10": Workload(
@@ -25,30 +26,40 @@ def section() -> Section:
     """Run and read the run's own timings."""
     found = Section(
         "Evaluation",
-        f"100 clients a round, evaluated every {EVERY} rounds on all training samples (and so for "
-        "each client) and the test set; or, with `evaluation: {clients: false}`, likewise but "
-        "without figures of each client. Share: of the time of the run.",
-        ("model", "training samples", "figures of clients", "ms per evaluation", "share"),
+        "100 clients a round, compiled, evaluated on all training samples (and so for each client) "
+        "and the test set; or, with `evaluation: {clients: false}`, likewise but without figures "
+        "of each client. Rounds between two evaluations: the default of a long run, which is "
+        "larger where the data are larger than what a round trains on, and ten. Share: of the time "
+        "of the run.",
+        (
+            "model",
+            "training samples",
+            "figures of clients",
+            "every",
+            "ms per evaluation",
+            "share",
+        ),
     )
     for name, work in WORKS.items():
         with TemporaryDirectory() as folder:
             work.write_data(Path(folder))
-            for clients in (True, False):
-                evaluation = {"every": EVERY, "clients": clients}
-                run, _ = work.run(Path(folder), "compiled", evaluation)
-                found.rows.append((name, f"{work.clients * work.samples:,}", *_row(run, clients)))
+            for every, clients in product((None, 10), (True, False)):
+                run, _ = work.run(Path(folder), "compiled", {"every": every, "clients": clients})
+                samples = f"{work.clients * work.samples:,}"
+                found.rows.append((name, samples, "yes" if clients else "no", *_row(run)))
     return found
 
 
-def _row(run: Run, clients: bool) -> tuple[str, ...]:
+def _row(run: Run) -> tuple[str, ...]:
     run.timings.training = run.timings.evaluation = 0.0
-    for _ in range(ROUNDS):
+    run.metrics.clear()
+    while len(run.metrics) < EVALUATIONS:
         run.round()
         run.evaluate_if_due()
     spent = run.timings
     share = spent.evaluation / (spent.evaluation + spent.training)
-    each = 1000 * spent.evaluation / (ROUNDS / EVERY)
-    return "yes" if clients else "no", f"{each:.1f}", f"{100 * share:.0f} %"
+    rounds = run.metrics[-1]["round"] - run.metrics[-2]["round"]
+    return f"{rounds}", f"{1000 * spent.evaluation / EVALUATIONS:.1f}", f"{100 * share:.0f} %"
 
 
 if __name__ == "__main__":

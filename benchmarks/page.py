@@ -13,6 +13,7 @@ import cluster
 import cnn
 import cohort
 import evaluation
+import limits
 import memory
 import peers
 import population
@@ -37,7 +38,7 @@ def main() -> None:
     """Measure, print and write."""
     rooms = (cohort, cnn, peers, population, memory, evaluation)
     recorded = cluster.section(json.loads(cluster.RECORD.read_text(encoding="utf-8"))).markdown()
-    text = f"# Benchmarks\n\nWritten by `make bench`. {machine()}.\n"
+    text = f"# Benchmarks\n\nWritten by `make bench`. {machine()}.\n\n{limits.about()}\n"
     for room in rooms:
         print(f"measuring {room.__name__}", file=sys.stderr, flush=True)
         part = room.section().markdown()

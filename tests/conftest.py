@@ -1,8 +1,16 @@
 """Fixtures of several packages: a small experiment, and the bytes of a run's results."""
 
+import getpass
+import os
+import tempfile
 from pathlib import Path
 
 import pytest
+
+# What is compiled stays where PyTorch keeps it by default, however often a test changes folders.
+os.environ.setdefault(
+    "TORCHINDUCTOR_CACHE_DIR", f"{tempfile.gettempdir()}/torchinductor_{getpass.getuser()}"
+)
 
 RESULTS = (
     "model.safetensors",

@@ -22,6 +22,7 @@ BASICS = {
     "population",
     "client_values",
     "atomic_io",
+    "cache_folder",
     "locking",
     "metric_direction",
     "configurable",

@@ -1,5 +1,11 @@
 """The adapter of PyTorch's private interfaces: whatever fails in them, training goes on."""
 
+import os
+import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -95,3 +101,59 @@ def test_an_error_of_the_function_itself_is_raised():
 
     with pytest.raises(ZeroDivisionError, match="the model's fault"):
         _graph_capture.capture(fail, [torch.zeros(1)])
+
+
+@pytest.fixture
+def graph(monkeypatch):
+    """Return a captured graph, and forget where compiled graphs are kept."""
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+    return _graph_capture.capture(lambda x: (x + x,), [torch.zeros(2)])
+
+
+def test_what_is_compiled_is_kept_in_the_cache_folder(cache, graph, monkeypatch):
+    seen = []
+
+    def compile(given, *_):
+        seen.append(os.environ["TORCHINDUCTOR_CACHE_DIR"])
+        return given
+
+    monkeypatch.setattr("torch._inductor.compile", compile)
+    _graph_capture.compile_graph(graph, [torch.zeros(2)], single_function=True)
+    assert seen == [str(Path(os.environ["FEDTIDE_CACHE"], "compiled"))]
+
+
+def test_a_cache_that_the_user_has_chosen_is_kept(graph, monkeypatch, tmp_path):
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    _graph_capture.capture(lambda x: (x * x,), [torch.zeros(2)])
+    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(tmp_path)
+
+
+def test_without_a_folder_that_can_be_written_compiling_goes_on(monkeypatch, tmp_path):
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("FEDTIDE_CACHE", str(tmp_path / "file"))
+    monkeypatch.setattr("torch._inductor.compile", lambda given, *_: given)
+    graph = _graph_capture.capture(lambda x: (x + x,), [torch.zeros(2)])
+    compiled = _graph_capture.compile_graph(graph, [torch.zeros(2)], single_function=True)
+    assert torch.equal(compiled(torch.ones(2))[0], torch.full((2,), 2.0))
+
+
+def test_the_same_graph_is_compiled_by_one_worker_at_a_time(graph, monkeypatch):
+    """The workers of a sweep that come later find it in the cache; other graphs do not wait."""
+    other = _graph_capture.capture(lambda x: (x * x,), [torch.zeros(2)])
+    active, most = Counter(), Counter()
+
+    def compile(given, *_):
+        name = given.code
+        active[name] += 1
+        most[name] = max(most[name], active[name])
+        most["all"] = max(most["all"], sum(active.values()))
+        time.sleep(0.1)
+        active[name] -= 1
+        return given
+
+    monkeypatch.setattr("torch._inductor.compile", compile)
+    with ThreadPoolExecutor(4) as pool:
+        for each in (graph, other, graph, other):
+            pool.submit(_graph_capture.compile_graph, each, [torch.zeros(2)], True)
+    assert most == {graph.code: 1, other.code: 1, "all": 2}

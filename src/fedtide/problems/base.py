@@ -110,6 +110,7 @@ class Task(ABC):
         fewest_samples: how many samples a minibatch needs, such as 2 for batch normalisation.
         class_names: the classes of the network's outputs, in their order, if they were given as
             text; else None.
+        evaluated_samples: how many samples an evaluation goes through; 0 if that costs nothing.
     """
 
     population: Population
@@ -120,6 +121,7 @@ class Task(ABC):
     buffer_mode: BufferMode = "average"
     fewest_samples: int = 1
     class_names: tuple[str, ...] | None = None
+    evaluated_samples: int = 0
 
     @abstractmethod
     def loss(self, params: Params, *batch: Tensor) -> Tensor:

@@ -99,6 +99,7 @@ class SupervisedTask(Task):
         self._chunk = _evaluation_chunk(module, self._train.target.device)
         self.shards, self.buffer_mode = data.shards, buffers
         self.class_names = data.class_names
+        self.evaluated_samples = len(data.train) + (0 if data.test is None else len(data.test))
         self.population = Population(
             clients=len(data.shards.sizes),
             samples=data.shards.sizes,

@@ -38,6 +38,7 @@ class WeightedTask(Task):
         self.buffer_layout, self.start_buffers = task.buffer_layout, task.start_buffers
         self.buffer_mode, self.class_names = task.buffer_mode, task.class_names
         self.fewest_samples = task.fewest_samples
+        self.evaluated_samples = task.evaluated_samples
         self._factors = torch.as_tensor(len(weights) * weights).to(task.start)
 
     def loss(self, params: Params, *batch: Tensor) -> Tensor:

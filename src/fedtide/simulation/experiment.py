@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, field, fields
 from pathlib import Path
@@ -68,12 +69,20 @@ HOW = (
 LogStage = Literal["available", "selected", "reported", "used"]
 
 
+_USUALLY = 10  # rounds between two evaluations
+_EVALUATING = 0.1  # samples evaluated for each that is trained on, at most
+_AT_LEAST = 20  # evaluations of a run
+
+
 @configurable
 class Evaluate:
     """When the model is evaluated.
 
     Args:
-        every: in rounds, counted from the initial model; 0: only after the last round.
+        every: in rounds, counted from the initial model; 0: only after the last round. None: every
+            ten rounds; or, where an evaluation goes through more samples than a round of training,
+            as rarely as it takes to evaluate a tenth as many as are trained on, but at least twenty
+            times in a run.
         clients: whether each client is evaluated as well; switch it off for millions of clients.
         personalise: local steps by which every client fine-tunes the final model on its own
             samples, for the columns `personalised_...` of the clients' table; 0: none. Without test
@@ -83,17 +92,32 @@ class Evaluate:
         InvalidInputError: a negative number.
     """
 
-    every: int = 10
+    every: int | None = None
     clients: bool = True
     personalise: int = 0
 
     def __post_init__(self) -> None:
-        require_at_least("every", self.every, 0)
+        if self.every is not None:
+            require_at_least("every", self.every, 0)
         require_at_least("personalise", self.personalise, 0)
 
-    def due(self, ended: int, rounds: int) -> bool:
-        """Return whether an evaluation is due after `ended` of `rounds` rounds."""
-        return ended == rounds or (self.every > 0 and ended % self.every == 0)
+    def interval(self, rounds: int, cost: float) -> int:
+        """Return how many rounds lie between two evaluations; 0: all of them.
+
+        Args:
+            rounds: of the run.
+            cost: of an evaluation, in rounds of training.
+
+        >>> usual = Evaluate()
+        >>> [usual.interval(rounds, cost=3.3) for rounds in (1000, 500, 200)]
+        [40, 25, 10]
+        >>> usual.interval(1000, cost=0.5), Evaluate(every=25).interval(1000, cost=0.5)
+        (10, 25)
+        """
+        if self.every is not None:
+            return self.every
+        affordable = math.ceil(cost / _EVALUATING / _USUALLY) * _USUALLY
+        return max(_USUALLY, min(affordable, rounds // _AT_LEAST))
 
 
 @configurable

@@ -103,13 +103,17 @@ class Run:
         self.population, self._participation = _start_participation(experiment, self.task)
         require_plain_sgd(algorithm, experiment.local)
         rates = self.population.rates
+        cohort = float(self.population.clients if rates is None else rates.sum())
         self._local = LocalRound(
             self.task.pooled() if algorithm.centralised else self.task,
             experiment.local,
             seed,
             trainer or experiment.trainer,
-            experiment.rounds * (self.population.clients if rates is None else rates.sum()),
+            experiment.rounds * cohort,
             experiment.compile,
+        )
+        self._evaluated_every = experiment.evaluation.interval(
+            experiment.rounds, self._local.evaluation_cost(cohort)
         )
         self.trainer_choice = self._local.choice
         self.buffers = Buffers.of_task(self.task, algorithm.centralised)
@@ -145,7 +149,8 @@ class Run:
 
     def evaluate_if_due(self) -> None:
         """Evaluate the algorithm's output if an evaluation is due."""
-        if self.experiment.evaluation.due(self.ended, self.experiment.rounds):
+        every = self._evaluated_every
+        if self.ended == self.experiment.rounds or (every and self.ended % every == 0):
             self.evaluate()
 
     def evaluate(self) -> None:

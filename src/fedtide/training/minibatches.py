@@ -66,6 +66,17 @@ class MinibatchPlanner:
         """How many samples the largest minibatch of the run may have; None without samples."""
         return None if self._sizes is None else self._batch
 
+    @property
+    def samples_per_round(self) -> float:
+        """How many samples a client uses in a round, the mean over clients; 0 without samples."""
+        if self._sizes is None:
+            return 0.0
+        if self._epochs is not None:
+            return self._epochs * float(self._sizes.mean())
+        assert self._steps is not None
+        used = self._sizes if self._full else np.minimum(self._sizes, self._batch)
+        return self._steps * float(used.mean())
+
     def plan(self, clients: Ints, full_batch: bool = False) -> BatchPlan:
         """Return the next local steps of these clients, shape (S,), and count them as taken.
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from typing import TypeVar
 
@@ -12,20 +13,46 @@ import torch
 Item = TypeVar("Item")
 
 
-def map_threads(do: Callable[[Item], None], items: Sequence[Item], threads: int) -> None:
-    """Call `do` with each item, on `threads` threads whose tensor operations use one core each.
+class CoreThreads:
+    """Threads whose tensor operations use one core each; they live as long as this object.
 
     Small operations gain little from more cores, and lose much on busy ones, because cores wait
     for one another after each operation.
+
+    Args:
+        count: how many; with one, the calling thread does everything.
+
+    >>> found = []
+    >>> CoreThreads(2).map(found.append, [1, 2])
+    >>> sorted(found)
+    [1, 2]
     """
 
-    def run_alone(item: Item) -> None:
-        torch.set_num_threads(1)
-        do(item)
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self._pool: ThreadPoolExecutor | None = None
+        self._process = 0
 
-    with single_threaded(), ThreadPoolExecutor(threads) as pool:
-        for _ in pool.map(run_alone, items):
-            pass
+    def map(self, do: Callable[[Item], None], items: Sequence[Item]) -> None:
+        """Call `do` with each item, and raise the first error once all calls have ended."""
+        with single_threaded():
+            if min(self.count, len(items)) < 2:
+                for item in items:
+                    do(item)
+                return
+            calls = [self._threads().submit(do, item) for item in items]
+            wait(calls)
+        for call in calls:
+            call.result()
+
+    def _threads(self) -> ThreadPoolExecutor:
+        """Return the pool; a forked process has none of its parent's threads."""
+        if self._pool is None or self._process != os.getpid():
+            self._process = os.getpid()
+            self._pool = ThreadPoolExecutor(
+                self.count, initializer=torch.set_num_threads, initargs=(1,)
+            )
+        return self._pool
 
 
 @contextmanager

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from fedtide.cache_folder import cache_folder
 from fedtide.errors import InvalidInputError
 
 Pixels = NDArray[np.uint8]
@@ -63,26 +64,19 @@ def _open_image(content: bytes | None, number: int) -> Image.Image:
 def decode_cached(file: Path, decode: Callable[[], Pixels]) -> Pixels:
     """Return the result of `decode` for this file, from the cache if it is there.
 
-    The cache is the folder FEDTIDE_CACHE, else fedtide in XDG_CACHE_HOME, else in ~/.cache. An
-    entry is valid while the file's path, size and modification time are the same. If the folder
-    cannot be written, nothing is cached.
+    The cache is in the folder of `fedtide.cache_folder`. An entry is valid while the file's path,
+    size and modification time are the same. If the folder cannot be written, nothing is cached.
     """
     status = file.stat()
     identity = f"{file.resolve()} {status.st_size} {status.st_mtime_ns}"
     name = hashlib.sha256(identity.encode()).hexdigest()[:32]
-    entry = _cache_folder() / f"pixels-{name}.npy"
+    entry = cache_folder() / f"pixels-{name}.npy"
     with suppress(OSError, ValueError, EOFError):
         return np.asarray(np.load(entry, allow_pickle=False))
     pixels = decode()
     with suppress(OSError):
         _write(entry, pixels)
     return pixels
-
-
-def _cache_folder() -> Path:
-    if folder := os.environ.get("FEDTIDE_CACHE"):
-        return Path(folder)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fedtide"
 
 
 def _write(entry: Path, pixels: Pixels) -> None:

@@ -10,19 +10,27 @@ it was given when anything in them fails, with one warning: then training is slo
 
 from __future__ import annotations
 
+import hashlib
 import logging
+import os
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
+from filelock import FileLock
 from torch import Tensor
 
+from fedtide.cache_folder import cache_folder
 from fedtide.errors import first_line
 
 TensorFunction = Callable[..., tuple[Tensor, ...]]
+
+_CACHE = "TORCHINDUCTOR_CACHE_DIR"
+"""Where TorchInductor looks for what it has compiled before, in any process."""
 
 _RESHAPES = ("aten.expand.default", "aten.view.default", "aten._unsafe_view.default")
 
@@ -60,17 +68,42 @@ def compile_graph(
     options = {"size_asserts": False, "cpp_wrapper": single_function}
     try:
         inductor: Any = torch._inductor
-        compiled: TensorFunction = inductor.compile(graph, [*examples], options)
+        with _compiling(graph, examples):
+            compiled: TensorFunction = inductor.compile(graph, [*examples], options)
     except Exception as error:
         _warn(f"local steps are not compiled: {first_line(error)}")
         return graph
     return compiled
 
 
+@contextmanager
+def _compiling(graph: Any, examples: list[Tensor]) -> Iterator[None]:
+    """Let one process compile a graph, and all others, also later ones, find it in the cache."""
+    shapes = [(tensor.shape, tensor.stride(), tensor.dtype) for tensor in examples]
+    identity = f"{graph.code} {shapes} {torch.get_num_threads()}"
+    name = hashlib.sha256(identity.encode()).hexdigest()[:32]
+    with ExitStack() as held:
+        if _CACHE in os.environ:
+            with suppress(OSError, NotImplementedError):  # a file system without locks
+                held.enter_context(FileLock(Path(os.environ[_CACHE], f"{name}.lock")))
+        yield
+
+
+def _keep_compiled() -> None:
+    """Let TorchInductor keep what it compiles in the user's cache folder, if it can be written."""
+    if _CACHE not in os.environ:
+        folder = cache_folder() / "compiled"
+        with suppress(OSError):
+            folder.mkdir(parents=True, exist_ok=True)
+            if os.access(folder, os.W_OK):
+                os.environ[_CACHE] = str(folder)
+
+
 def _captured(function: TensorFunction, examples: list[Tensor]) -> TensorFunction:
     from torch.fx.experimental.proxy_tensor import make_fx
     from torch.fx.graph import CodeGen
 
+    _keep_compiled()  # before TorchInductor is imported, which chooses a folder for temporary files
     # Shapes are enough, and the compiler wants all of them from one mode.
     with _without_log():
         module = make_fx(function, tracing_mode="fake", _allow_non_fake_inputs=True)(*examples)

@@ -53,6 +53,7 @@ class BlockRunner:
         self,
         instructions: Instructions,
         plan: BatchPlan,
+        batch_inputs: BatchInputs,
         lr: float,
         buffers: torch.Tensor | None = None,
     ) -> Trained:
@@ -61,6 +62,7 @@ class BlockRunner:
         Args:
             instructions: how to train; the correction has shape (S, d), or (d,) for one client.
             plan: the steps of the chunk, or of the one client.
+            batch_inputs: those of the plan.
             lr: γ.
             buffers: where they start, shape (S, d_b), or (d_b,) for one client; None: none.
         """
@@ -75,7 +77,7 @@ class BlockRunner:
             buffers=() if buffers is None else (buffers.contiguous(),),
         )
         parts = list(_split_steps(plan, self._block_steps))
-        batch_inputs = tuple(part.contiguous() for part in self._task.batch_inputs(plan))
+        batch_inputs = tuple(part.contiguous() for part in batch_inputs)
         if len(parts) == 1:
             return Trained(*self._run_block(at_start, plan, parts[0], batch_inputs, inputs))
         leading = (len(plan.clients),) if self._stacked else ()
@@ -141,7 +143,7 @@ class BlockRunner:
             graph = capture(function, examples)
         if not self._compiled or graph is function:
             return graph
-        single_function = not self._stacked and is_cpu(examples[0])
+        single_function = is_cpu(examples[0])
         with activity(COMPILING):
             return compile_graph(graph, examples, single_function)
 

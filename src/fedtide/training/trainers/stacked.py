@@ -4,21 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from fedtide.algorithms.base import Instructions
 from fedtide.problems.base import BatchPlan, Task
 from fedtide.training import devices
 from fedtide.training.local_training import LocalTraining
+from fedtide.training.threads import CoreThreads
 from fedtide.training.trainers.base import Trained, Trainer
 from fedtide.training.trainers.block_runner import BlockRunner
 
 _BLOCK_STEPS = 8  # steps captured together at most
-_CHUNK_BYTES = 8 * 2**20  # the models of a chunk should fit into the cache together
+_CHUNK_BYTES = 8 * 2**20  # models that are absorbed together at most, if that is worth their copies
+_CORE_BYTES = 2**19  # models of a chunk that fit into the cache of one core, with their gradients
+_CALL = 2  # what starting a chunk costs, in clients
 
 
 @dataclass(frozen=True)
@@ -33,12 +37,38 @@ class _Chunks:
     sizes: tuple[int, ...]
     full: float
 
-    def next(self, left: int) -> int:
-        """Return the size of the next chunk when `left` clients remain."""
-        enough = next((size for size in self.sizes if size >= left), 0)
-        if enough and left >= self.full * enough:
-            return enough
-        return max(size for size in self.sizes if size <= left)
+    def fill(self, clients: int, most: int) -> list[int]:
+        """Return chunks of at most `most` clients."""
+        chunks = []
+        while clients > 0:
+            sizes = [size for size in self.sizes if size <= most]
+            enough = next((size for size in sizes if size >= clients), 0)
+            fits = enough and clients >= self.full * enough
+            chunks.append(enough if fits else max(size for size in sizes if size <= clients))
+            clients -= chunks[-1]
+        return chunks
+
+
+@cache
+def _divide(chunks: _Chunks, clients: int, threads: int) -> list[int]:
+    """Return the sizes of the chunks with which so many threads end soonest.
+
+    >>> chunks = _Chunks((1, 5, 10, 25), full=0.8)
+    >>> _divide(chunks, 30, threads=1), _divide(chunks, 30, threads=2)
+    ([25, 5], [5, 5, 5, 5, 5, 5])
+    """
+    if threads == 1:
+        return chunks.fill(clients, chunks.sizes[-1])
+    candidates = [chunks.fill(clients, most) for most in reversed(chunks.sizes)]
+    return min(candidates, key=lambda sizes: _longest(sizes, threads))
+
+
+def _longest(sizes: list[int], threads: int) -> int:
+    """Return when the last thread ends, if each takes the next chunk once it is free."""
+    busy = [0] * threads
+    for size in sizes:
+        busy[busy.index(min(busy))] += size + _CALL
+    return max(busy)
 
 
 _USUAL = _Chunks((1, 5, 10, 25), full=0.8)
@@ -50,6 +80,9 @@ _SMALL = _Chunks((1, 5, 10, 25, 100), full=1 / 3)
 class StackedTrainer(Trainer):
     """Takes each local step for a whole chunk of clients at once (`torch.func.vmap`, captured).
 
+    Compiled chunks run outside the interpreter's lock, so each core has its own; others run one
+    after another, on all cores.
+
     Args:
         task: what is learnt.
         local: what a client does in a round.
@@ -58,45 +91,59 @@ class StackedTrainer(Trainer):
 
     def __init__(self, task: Task, local: LocalTraining, compiled: bool = False) -> None:
         self.name = "compiled" if compiled else "stacked"
+        self._task = task
         self._runner = BlockRunner(
             task, local, stacked=True, compiled=compiled, block_steps=_BLOCK_STEPS
         )
         model = task.layout.size * task.start.element_size()
+        parallel = compiled and devices.is_cpu(task.start)
+        self._threads = CoreThreads(torch.get_num_threads()) if parallel else None
         chunks = _SMALL if model <= _SMALL_BYTES and not compiled else _USUAL
         if not devices.is_cpu(task.start):
             chunks = _Chunks(devices.chunk_sizes(), full=0.75)
-        most = devices.stack_bytes(task.start, _CHUNK_BYTES) // model
-        sizes = tuple(size for size in chunks.sizes if size <= max(1, most))
-        self._cut, self.chunk = replace(chunks, sizes=sizes), sizes[-1]
+        memory = _CORE_BYTES if parallel else devices.stack_bytes(task.start, _CHUNK_BYTES)
+        fit = max(1, memory // model)
+        self._cut = replace(chunks, sizes=tuple(size for size in chunks.sizes if size <= fit))
+        largest = self._cut.sizes[-1]
+        self.chunk = max(1, _CHUNK_BYTES // model // largest) * largest if parallel else largest
 
     @torch.no_grad()
     def train(
         self, instructions: Instructions, plan: BatchPlan, lr: float, buffers: Tensor | None = None
     ) -> Trained:
-        size = len(plan.clients)
-        if size in self._cut.sizes:
-            return self._runner.run(instructions, plan, lr, buffers)
-        if size == 0:
-            return Trained(instructions.model.new_empty(0, len(instructions.model)), buffers)
-        chunks = [
-            self._runner.run(
-                instructions.select(positions),
-                plan.select(positions),
-                lr,
-                None if buffers is None else buffers[positions],
-            )
-            for positions in self._chunks(size)
-        ]
-        moved = [chunk.buffers for chunk in chunks if chunk.buffers is not None]
-        return Trained(
-            torch.cat([chunk.deltas for chunk in chunks])[:size],
-            torch.cat(moved)[:size] if moved else None,
-        )
+        size, model = len(plan.clients), instructions.model
+        inputs = self._task.batch_inputs(plan)
+        updates = model.new_empty(size, len(model))
+        moved = None if buffers is None else torch.empty_like(buffers)
 
-    def _chunks(self, clients: int) -> Iterator[NDArray[np.int64]]:
-        """Yield the positions of each chunk; its last client is repeated to fill the chunk."""
-        first = 0
-        while first < clients:
-            size = self._cut.next(clients - first)
-            yield np.arange(first, first + size).clip(max=clients - 1)
+        def train_chunk(chunk: tuple[slice, Any]) -> None:
+            rows, which = chunk
+            with torch.no_grad():  # applies to the current thread only
+                trained = self._runner.run(
+                    instructions.select(which),
+                    plan.select(which),
+                    tuple(part[:, which] for part in inputs),
+                    lr,
+                    None if buffers is None else buffers[which],
+                )
+            own = rows.stop - rows.start
+            updates[rows] = trained.deltas[:own]
+            if moved is not None and trained.buffers is not None:
+                moved[rows] = trained.buffers[:own]
+
+        chunks = list(self._chunks(size))
+        if self._threads is not None:
+            self._threads.map(train_chunk, chunks)
+        else:
+            for chunk in chunks:
+                train_chunk(chunk)
+        return Trained(updates, moved)
+
+    def _chunks(self, clients: int) -> Iterator[tuple[slice, Any]]:
+        """Yield the rows of each chunk, and the same with the last client repeated to fill it."""
+        first, threads = 0, 1 if self._threads is None else self._threads.count
+        for size in _divide(self._cut, clients, threads):
+            rows = slice(first, min(first + size, clients))
+            full = rows.stop == first + size
+            yield rows, rows if full else np.arange(first, first + size).clip(max=clients - 1)
             first += size

@@ -8,7 +8,7 @@ from torch import Tensor
 from fedtide.algorithms.base import Instructions
 from fedtide.problems.base import BatchPlan, Task
 from fedtide.training.local_training import LocalTraining
-from fedtide.training.threads import map_threads
+from fedtide.training.threads import CoreThreads
 from fedtide.training.trainers.base import Trained, Trainer
 from fedtide.training.trainers.block_runner import BlockRunner
 
@@ -27,8 +27,9 @@ class ThreadedTrainer(Trainer):
     def __init__(self, task: Task, local: LocalTraining, compiled: bool = False) -> None:
         self.name = "threaded-compiled" if compiled else "threaded"
         steps = _BLOCK_STEPS if compiled else 1
+        self._task = task
         self._runner = BlockRunner(task, local, stacked=False, compiled=compiled, block_steps=steps)
-        self._threads = torch.get_num_threads()
+        self._threads = CoreThreads(torch.get_num_threads())
 
     def train(
         self, instructions: Instructions, plan: BatchPlan, lr: float, buffers: Tensor | None = None
@@ -39,11 +40,13 @@ class ThreadedTrainer(Trainer):
 
         def train_client(s: int) -> None:
             before = None if buffers is None else buffers[s]
+            own_plan = plan.single_client(s)
+            inputs = self._task.batch_inputs(own_plan)
             with torch.no_grad():  # applies to the current thread only
-                own = self._runner.run(instructions.select(s), plan.single_client(s), lr, before)
+                own = self._runner.run(instructions.select(s), own_plan, inputs, lr, before)
                 updates[s] = own.deltas
                 if moved is not None and own.buffers is not None:
                     moved[s] = own.buffers
 
-        map_threads(train_client, range(len(plan.clients)), self._threads)
+        self._threads.map(train_client, range(len(plan.clients)))
         return Trained(updates, moved)

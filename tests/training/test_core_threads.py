@@ -1,0 +1,77 @@
+"""Threads of one core each, and how a cohort is divided over them."""
+
+import os
+import threading
+import time
+
+import pytest
+import torch
+
+from fedtide.training.threads import CoreThreads
+from fedtide.training.trainers.stacked import _SMALL, _USUAL, _divide
+
+
+@pytest.fixture(autouse=True)
+def _threads():
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_every_item_is_done_once_with_one_core(count):
+    torch.set_num_threads(2)
+    done = []
+    threads = CoreThreads(count)
+    for _ in range(3):
+        threads.map(lambda item: done.append((item, torch.get_num_threads())), range(7))
+    assert sorted(done) == sorted((item, 1) for item in range(7) for _ in range(3))
+    assert torch.get_num_threads() == 2
+
+
+def test_an_error_is_raised_once_all_calls_have_ended():
+    torch.set_num_threads(2)
+    ended = []
+
+    def work(item):
+        if item == 0:
+            raise ZeroDivisionError("the model's fault")
+        time.sleep(0.05)
+        ended.append(item)
+
+    with pytest.raises(ZeroDivisionError, match="the model's fault"):
+        CoreThreads(2).map(work, range(4))
+    assert sorted(ended) == [1, 2, 3]
+    assert torch.get_num_threads() == 2
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
+def test_a_forked_process_starts_threads_of_its_own(monkeypatch):
+    threads, used = CoreThreads(2), set()
+    threads.map(lambda _: used.add(threading.get_ident()), range(20))
+    monkeypatch.setattr(os, "getpid", lambda: -1)  # as in a process that was forked
+    before = threads._pool
+    threads.map(lambda _: None, range(2))
+    assert threads._pool is not before
+
+
+@pytest.mark.parametrize("chunks", [_USUAL, _SMALL], ids=["usual", "small"])
+@pytest.mark.parametrize("threads", [1, 2, 3, 8])
+def test_chunks_hold_every_client_and_little_else(chunks, threads):
+    for clients in range(1, 120):
+        sizes = _divide(chunks, clients, threads)
+        assert set(sizes) <= set(chunks.sizes)
+        assert clients <= sum(sizes)
+        assert sum(sizes[:-1]) < clients
+        assert clients - sum(sizes[:-1]) >= chunks.full * sizes[-1]
+
+
+def test_chunks_keep_all_threads_busy():
+    for clients in (10, 20, 50, 100):
+        sizes = _divide(_USUAL, clients, 2)
+        loads = [0, 0]
+        for size in sizes:
+            loads[loads.index(min(loads))] += size
+        assert max(loads) == clients / 2
+    assert _divide(_USUAL, 100, 2) == [25] * 4
+    assert _divide(_USUAL, 100, 1) == [25] * 4
