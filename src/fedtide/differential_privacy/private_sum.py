@@ -43,14 +43,15 @@ def make_private(
         changed: Algorithm[Any] = replace(cast("Any", algorithm), inner=inner)
         return changed
     name = type(algorithm).__name__
-    if not isinstance(algorithm, WeightedSum) or not algorithm.averages_updates:
+    only_sums = isinstance(algorithm, WeightedSum) and algorithm.averages_updates
+    if not only_sums or algorithm.centralised or algorithm.client_form:
         raise InvalidInputError(
             f"algorithm: {name} uses more of its clients' updates than one weighted sum in each "
             "round (memory, order, norms or control variates), which noise on that sum does not "
             "hide; give fedau, known-rates, or fedavg with weights 'all', alone or within "
             "amplified, averaged, fedadam, fedyogi or fedavgm"
         )
-    return PrivateSum(mechanism, algorithm, seed)
+    return PrivateSum(mechanism, cast("WeightedSum[Any]", algorithm), seed)
 
 
 @dataclass(frozen=True)
@@ -153,16 +154,13 @@ class PrivateSum(Wrapper[PrivateSumState]):
             return replace(state, inner=inner), info
         row = self._next_noise(state, t)
         direction = info.direction + (self._deviation(bound) * scale * row).to(start)
-        lost, rounds, last = state.lost.clone(), state.rounds.clone(), state.last.clone()
-        lost[clients] += shares**2
-        rounds[clients] += 1
-        last[clients] = t
-        state = PrivateSumState(
-            self.inner.with_model(inner, start + direction),
-            lost,
-            rounds,
-            last,
-            torch.cat([row.unsqueeze(0), state.noise])[: len(state.noise)],
+        state.lost[clients] += shares**2
+        state.rounds[clients] += 1
+        state.last[clients] = t
+        state = replace(
+            state,
+            inner=self.inner.with_model(inner, start + direction),
+            noise=torch.cat([row.unsqueeze(0), state.noise])[: len(state.noise)],
         )
         return state, replace(info, direction=direction)
 
