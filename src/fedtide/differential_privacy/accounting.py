@@ -12,11 +12,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import lru_cache
 from typing import cast
 
 from fedtide.errors import MissingExtraError
 
 
+@lru_cache(maxsize=10_000)
 def epsilon_of_loss(loss: float, delta: float) -> float:
     """Return the least ε for which a total loss of μ² is (ε, δ)-differentially private.
 

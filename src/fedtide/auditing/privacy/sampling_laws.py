@@ -94,7 +94,10 @@ class PoissonSampling(SamplingLaw):
         return _judge(p_values)
 
     def declared_epsilon(self, mechanism: Mechanism, rounds: int) -> float | None:
-        """Return ε by the privacy loss distribution of dp-accounting, for independent noise."""
+        """Return ε by dp-accounting's privacy loss distributions, for independent noise.
+
+        Losses are rounded up to steps of 1e-3.
+        """
         if len(mechanism.coefficients) > 1 or mechanism.noise_multiplier == 0:
             return None
         try:
@@ -105,7 +108,7 @@ class PoissonSampling(SamplingLaw):
         event = dp_accounting.PoissonSampledDpEvent(
             self.rate, dp_accounting.GaussianDpEvent(mechanism.noise_multiplier)
         )
-        accountant = pld.PLDAccountant().compose(event, rounds)
+        accountant = pld.PLDAccountant(value_discretization_interval=1e-3).compose(event, rounds)
         return float(accountant.get_epsilon(mechanism.delta))
 
 
