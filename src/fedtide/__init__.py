@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from fedtide.errors import InvalidInputError
 
 if TYPE_CHECKING:
-    from fedtide import algorithms, callbacks, participation, problems
+    from fedtide import algorithms, callbacks, participation, privacy, problems
     from fedtide.auditing import audit
     from fedtide.report.result_comparison import compare
     from fedtide.simulation import Experiment, Result, Results, run, simulate
@@ -34,6 +34,7 @@ __all__ = [
     "callbacks",
     "compare",
     "participation",
+    "privacy",
     "problems",
     "run",
     "simulate",
@@ -49,7 +50,7 @@ _HOMES = {
 
 def __getattr__(name: str) -> object:
     """Import modules on first use: an audit needs no PyTorch, the command line starts at once."""
-    if name in ("algorithms", "callbacks", "participation", "problems"):
+    if name in ("algorithms", "callbacks", "participation", "privacy", "problems"):
         return importlib.import_module(f"fedtide.{name}")
     for home, names in _HOMES.items():
         if name in names:

@@ -51,6 +51,10 @@ class AdaptiveServer(Wrapper[AdaptiveState]):
         if self.v0 is not None:
             require_at_least("v0", self.v0, 0.0)
 
+    @property
+    def uses_directions_only(self) -> bool:
+        return True
+
     @abstractmethod
     def second_moment(self, v: Tensor, square: Tensor) -> Tensor:
         """Return the next v, given the last and Δ²."""

@@ -67,6 +67,14 @@ class WeightedSum(Algorithm[SumT]):
         """Whether nothing else is kept of the updates."""
         return not self.keeps_gradients
 
+    def weight_bound(self, state: SumT) -> float | None:
+        """Return the largest a_n that this training can give; a_n is then at least 1, and D is N.
+
+        None: there is no bound, a_n may be smaller, or D is not N. Where there is a bound, neither
+        it nor a_n may depend on updates or on data of clients.
+        """
+        return None
+
     @abstractmethod
     def client_weights(self, state: SumT, updates: ClientUpdates) -> Tensor:
         """Return a_n of each update, shape (S,)."""

@@ -50,6 +50,11 @@ class Wrapper(Algorithm[WrapperT]):
     inner: Algorithm[Any]
 
     @property
+    def uses_directions_only(self) -> bool:
+        """Whether, of the updates, it uses nothing but the `direction` of the inner method."""
+        return False
+
+    @property
     def centralised(self) -> bool:
         return self.inner.centralised
 
@@ -113,6 +118,9 @@ class Wrapper(Algorithm[WrapperT]):
 
     def with_model(self, state: WrapperT, model: Tensor) -> WrapperT:
         return replace(state, inner=self.inner.with_model(state.inner, model))
+
+    def is_finished(self, state: WrapperT) -> bool:
+        return self.inner.is_finished(state.inner)
 
     def output(self, state: WrapperT) -> Tensor:
         return self.inner.output(state.inner)

@@ -97,6 +97,10 @@ class Amplified(Wrapper[AmplifiedState]):
         """Its own steps, also if `inner` amplifies, too."""
         return Amplification("factor", self.period, self.start)
 
+    @property
+    def uses_directions_only(self) -> bool:
+        return True
+
     def init(self, model: Tensor, population: Population) -> AmplifiedState:
         return AmplifiedState(self.inner.init(model, population), torch.zeros_like(model))
 

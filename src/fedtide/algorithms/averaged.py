@@ -49,6 +49,10 @@ class Averaged(Wrapper[AveragedState]):
 
     inner: Algorithm[Any] = field(default_factory=FedAvg)
 
+    @property
+    def uses_directions_only(self) -> bool:
+        return True
+
     def init(self, model: Tensor, population: Population) -> AveragedState:
         return AveragedState(self.inner.init(model, population), mean=model.clone())
 

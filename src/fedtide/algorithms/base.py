@@ -357,6 +357,10 @@ class Algorithm(ABC, Generic[StateT]):
         moved: StateT = replace(cast("Any", state), model=model)
         return moved
 
+    def is_finished(self, state: StateT) -> bool:
+        """Return whether further rounds cannot change the model, whoever takes part."""
+        return False
+
     def output(self, state: StateT) -> Tensor:
         """Return the model that the algorithm recommends so far, shape (d,)."""
         return state.model

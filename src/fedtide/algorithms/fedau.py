@@ -270,6 +270,10 @@ class FedAU(WeightedSum[FedAUState]):
         intervals = self._initial_intervals(population)
         return FedAUState.initial(model, population, intervals=intervals)
 
+    def weight_bound(self, state: FedAUState) -> float | None:
+        """Return K: a mean of intervals that K cuts off; None without a cutoff."""
+        return None if self.cutoff is None else float(self.cutoff)
+
     def client_weights(self, state: FedAUState, updates: ClientUpdates) -> Tensor:
         """Return ω_t^n, which depends only on the rounds before t."""
         return self.omega(state, updates.clients)

@@ -30,6 +30,10 @@ class CohortAverage(WeightedSum[SumT]):
         if self.weights == "data" and population.samples is None:
             raise InvalidInputError("weights: 'data' needs clients that hold samples; use 'mean'")
 
+    def weight_bound(self, state: SumT) -> float | None:
+        """Return 1 for "all"; the others divide by what the cohort gives."""
+        return 1.0 if self.weights == "all" else None
+
     def client_weights(self, state: SumT, updates: ClientUpdates) -> Tensor:
         """Return a_n: m_n for "data", q_t^n for "given", else 1."""
         if self.weights == "data":

@@ -73,6 +73,10 @@ class FedAvgM(Wrapper[MomentumState]):
         if not 0 <= self.momentum < 1:
             raise InvalidInputError(f"momentum: {self.momentum} is not within [0, 1)")
 
+    @property
+    def uses_directions_only(self) -> bool:
+        return True
+
     def init(self, model: Tensor, population: Population) -> MomentumState:
         return MomentumState(self.inner.init(model, population), m=torch.zeros_like(model))
 

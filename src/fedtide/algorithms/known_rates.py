@@ -78,6 +78,10 @@ class KnownRates(WeightedSum[KnownRatesState]):
         tensor = torch.as_tensor(rates, dtype=torch.float64)
         return KnownRatesState.initial(model, population, rates=tensor)
 
+    def weight_bound(self, state: KnownRatesState) -> float | None:
+        """Return max 1 / p_n over the clients that can take part."""
+        return float(1.0 / state.rates[state.rates > 0].min())
+
     def client_weights(self, state: KnownRatesState, updates: ClientUpdates) -> Tensor:
         """Return a_n = 1 / p_n; a client with rate 0 must not take part."""
         rates = state.rates[updates.clients]

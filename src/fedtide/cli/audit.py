@@ -73,6 +73,14 @@ def audit_command(
     strategy: Annotated[
         Path | None, typer.Option(help="Write the first method as a Flower strategy (.py).")
     ] = None,
+    privacy: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Also say what the log has cost in differential privacy, with the mechanism and "
+            "the method of this file (.yaml).",
+        ),
+    ] = None,
     wanted: Annotated[
         str | None,
         typer.Option(
@@ -147,8 +155,15 @@ def audit_command(
             seed=seed,
             watch=lambda name, share: progress.update(task, description=name, completed=share),
         )
+    document, privacy_lines = result.to_dict(), list[str]()
+    if privacy is not None:
+        from fedtide.auditing.privacy import report_lines, spent_by_file  # imports PyTorch
+
+        found = spent_by_file(result.log, privacy)
+        privacy_lines = [line for one in found for line in report_lines(one)]
+        document["privacy"] = [one.to_dict() for one in found]
     if json_file is not None:
-        _write(json_file, "json", json.dumps(result.to_dict(), indent=1, ensure_ascii=False))
+        _write(json_file, "json", json.dumps(document, indent=1, ensure_ascii=False))
     if experiment is not None:
         _write(experiment, "experiment", format_experiment(result.advice[0]))
     if strategy is not None:
@@ -157,7 +172,10 @@ def audit_command(
         from fedtide.auditing.output.html_page import write_page  # imports Matplotlib
 
         write_page(result, html)
-    show(result, new_console())
+    console = new_console()
+    show(result, console)
+    for line in privacy_lines:
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 def _write(path: Path, field: str, text: str) -> None:

@@ -10,6 +10,7 @@ from typing import Any, Literal, Required, TypedDict, Unpack, overload
 
 from fedtide.algorithms import Algorithm
 from fedtide.content_hash import hash_once
+from fedtide.differential_privacy import Mechanism
 from fedtide.errors import InvalidInputError
 from fedtide.participation import Availability, Dropout, Selection
 from fedtide.problems import Problem
@@ -44,6 +45,7 @@ class _Arguments(TypedDict, total=False):
     objective: Objective
     selection: Selection | Config | str
     dropout: Dropout | Config | str
+    privacy: Mechanism | Config | None
     evaluation: Evaluate | Config
     dtype: Literal["float32", "float64", "bfloat16"]
     device: str
@@ -80,6 +82,7 @@ def simulate(
     objective: Objective = "uniform",
     selection: Selection | Config | str = "all",
     dropout: Dropout | Config | str = "none",
+    privacy: Mechanism | Config | None = None,
     evaluation: Evaluate | Config = _EVALUATE,
     dtype: Literal["float32", "float64", "bfloat16"] = "float32",
     device: str = "cpu",

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from fedtide.algorithms import ALGORITHMS, Algorithm
 from fedtide.configurable import configurable
+from fedtide.differential_privacy import MECHANISMS, Mechanism
 from fedtide.errors import InvalidInputError
 from fedtide.participation import (
     DROPOUTS,
@@ -43,6 +44,7 @@ BUILDER = Builder(
         RateLaw: RATES,
         Selection: SELECTIONS,
         Dropout: DROPOUTS,
+        Mechanism: MECHANISMS,
         Problem: PROBLEMS,
         Partition: PARTITIONS,
         Projection: PROJECTIONS,
@@ -157,6 +159,8 @@ class Experiment:
             of all samples), or a weight per client, in a list or by name.
         selection: which of the available clients are selected.
         dropout: the dropout model: which of the selected clients report.
+        privacy: clipping and noise around the method's sums (`fedtide.privacy`), drawn from `seed`,
+            so that whoever knows the seed can remove it; None: none.
         evaluation: when the model is evaluated.
         dtype: of the model and the data. With "bfloat16", networks compute gradients in it, while
             the model, the updates and the evaluation are float32: faster on processors with matrix
@@ -192,6 +196,7 @@ class Experiment:
     objective: Objective = "uniform"
     selection: Selection = field(default_factory=All)
     dropout: Dropout = field(default_factory=NoDropout)
+    privacy: Mechanism | None = None
     evaluation: Evaluate = field(default_factory=Evaluate)
     dtype: Literal["float32", "float64", "bfloat16"] = "float32"
     device: str = "cpu"

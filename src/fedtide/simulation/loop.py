@@ -12,10 +12,11 @@ import polars as pl
 import torch
 from numpy.typing import NDArray
 
-from fedtide.algorithms import ClientUpdates, Cohort, RoundDriver, RoundInfo
+from fedtide.algorithms import Algorithm, ClientUpdates, Cohort, RoundDriver, RoundInfo
 from fedtide.algorithms.base import WeightedTotal
 from fedtide.algorithms.driver import Chunk
 from fedtide.algorithms.serialization import from_tensors, to_tensors
+from fedtide.differential_privacy import make_private
 from fedtide.errors import InvalidInputError, error_prefix
 from fedtide.metric_direction import lower_is_better
 from fedtide.participation import (
@@ -117,8 +118,9 @@ class Run:
         )
         self.trainer_choice = self._local.choice
         self.buffers = Buffers.of_task(self.task, algorithm.centralised)
+        driven = self._protect(algorithm)
         with error_prefix("algorithm"):
-            self.driver = RoundDriver(algorithm, self.task.start, self.population)
+            self.driver = RoundDriver(driven, self.task.start, self.population)
         self._train_chunks = self._chunk_training(cluster)
         self._too_high = list_step_sizes(algorithm)
         self.ended = 0
@@ -210,6 +212,18 @@ class Run:
         """Return the same without evaluating: without figures before the first evaluation."""
         evaluation = self.evaluation or Evaluation({})
         return clients_table(self.population, self.tally, evaluation, self.ended)
+
+    def _protect(self, algorithm: Algorithm[Any]) -> Algorithm[Any]:
+        """Return the method with the clipping and the noise that the experiment asks for."""
+        mechanism = self.experiment.privacy
+        if mechanism is None:
+            return algorithm
+        if self.buffers is not None:
+            raise InvalidInputError(
+                "privacy: running statistics of the network are averaged without noise; use a "
+                "network without batch normalisation"
+            )
+        return make_private(algorithm, mechanism, self.experiment.seed)
 
     def _personalised(self, steps: int) -> dict[str, NDArray[np.float64]]:
         """Return the figures of the output after every client has fine-tuned it."""

@@ -104,6 +104,12 @@ class TrainingSession:
         """The model that the algorithm recommends so far, shape (d,)."""
         return self.driver.output
 
+    @property
+    def is_finished(self) -> bool:
+        """Whether further rounds cannot change the model, whoever takes part."""
+        finished: bool = self.driver.algorithm.is_finished(self.driver.state)
+        return finished
+
     def end_round(self, updates: Iterable[ValidatedUpdate]) -> list[ValidatedUpdate]:
         """Aggregate this round's updates, at most one of each client, and move the model.
 

@@ -18,6 +18,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
 from fedtide.algorithms import Algorithm, Cohort
+from fedtide.differential_privacy import Mechanism, make_private
 from fedtide.errors import InvalidInputError, printable
 from fedtide.flower._flwr_private import get_run_id
 from fedtide.flower.protocol import (
@@ -97,6 +98,9 @@ class FedTide(Strategy):
         ttl: seconds after which an unanswered request is given up; a few times what the slowest
             client needs.
         seed: of the sampling.
+        privacy: clipping and noise around the method's sums (`fedtide.privacy`). The noise comes
+            from the operating system's source for cryptography; training ends early when no client
+            may take part any more. Metrics of clients and the ledger are not protected.
         clock: the time.
         metrics_port: serves the page and the metrics of `fedtide watch` at this port while `start`
             runs, from the ledger; None: does not.
@@ -123,6 +127,7 @@ class FedTide(Strategy):
         evaluate_metrics_aggr_fn: MetricsAggregator | None = None,
         ttl: float = 43_200.0,
         seed: int = 0,
+        privacy: Mechanism | None = None,
         clock: Clock | None = None,
         metrics_port: int | None = None,
         metrics_host: str = "127.0.0.1",
@@ -136,6 +141,8 @@ class FedTide(Strategy):
             )
         if not ttl > 0:
             raise InvalidInputError(f"ttl: {ttl} is not a positive number of seconds")
+        if privacy is not None:
+            algorithm = make_private(algorithm, privacy, seed=None)
         self.algorithm, self.seed, self.ttl = algorithm, seed, ttl
         self.fraction_train, self.fraction_evaluate = fraction_train, fraction_evaluate
         self.min_train_nodes, self.min_available_nodes = min_train_nodes, min_available_nodes
@@ -198,6 +205,9 @@ class FedTide(Strategy):
             result = Result()
             self._evaluate_on_server(result, evaluate_fn)
             while self._training.round < num_rounds:
+                if self._training.is_finished:
+                    log.info("The privacy budgets of all clients are spent: training ends")
+                    break
                 log.info("[ROUND %s/%s]", self._training.round + 1, num_rounds)
                 self._run_round(result, grid, timeout, train_config or ConfigRecord())
                 if self.fraction_evaluate:

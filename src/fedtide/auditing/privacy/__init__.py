@@ -1,0 +1,23 @@
+"""What a participation log has cost its clients in privacy, and whether its sampling law holds."""
+
+from fedtide.auditing.privacy.privacy_report import report_lines, spent_by_file
+from fedtide.auditing.privacy.sampling_laws import (
+    SAMPLING_LAWS,
+    FixedSizeSampling,
+    LawCheck,
+    PoissonSampling,
+    SamplingLaw,
+)
+from fedtide.auditing.privacy.spending import Spent, spent
+
+__all__ = [
+    "SAMPLING_LAWS",
+    "FixedSizeSampling",
+    "LawCheck",
+    "PoissonSampling",
+    "SamplingLaw",
+    "Spent",
+    "report_lines",
+    "spent",
+    "spent_by_file",
+]

@@ -1,0 +1,120 @@
+"""The part of an audit on privacy: its settings from a file, and its sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from fedtide.algorithms import ALGORITHMS, Algorithm, FedAvg
+from fedtide.auditing.log.participation_log import ParticipationLog
+from fedtide.auditing.privacy.sampling_laws import SAMPLING_LAWS, SamplingLaw
+from fedtide.auditing.privacy.spending import Spent, spent
+from fedtide.differential_privacy import MECHANISMS, Mechanism
+from fedtide.errors import InvalidInputError
+from fedtide.simulation.config import Builder
+from fedtide.simulation.experiment import read_yaml
+
+_BUILDER = Builder({Algorithm: ALGORITHMS, Mechanism: MECHANISMS, SamplingLaw: SAMPLING_LAWS})
+_SHOWN = 5
+
+
+def spent_by_file(log: ParticipationLog, path: str | Path) -> list[Spent]:
+    """Return what a log has cost under each mechanism of a file.
+
+    The file is an experiment file with `privacy:`, or one with these keys alone:
+
+        privacy: {type: gaussian, clip: 1.0, noise_multiplier: 1.0, delta: 1.0e-5}   # or a list
+        algorithm: {type: fedau, cutoff: 50}      # default: fedavg with weights "all"
+        law: {type: poisson, rate: 0.1}           # optional: the declared sampling law
+        target: 2.0                               # optional: an ε
+        horizon: 400                              # optional: rounds that will ever be released
+
+    Raises:
+        InvalidInputError: a file that cannot be read, or anything in it that cannot be used.
+    """
+    plain = read_yaml(path)
+    if plain.get("privacy") is None:
+        raise InvalidInputError(
+            f"privacy: {path} does not say it; give a mechanism, such as {{type: gaussian, clip: "
+            "1.0, noise_multiplier: 1.0, delta: 1.0e-5}"
+        )
+    listed = plain["privacy"] if isinstance(plain["privacy"], list) else [plain["privacy"]]
+
+    def read(kind: Any, key: str) -> Any:
+        return None if plain.get(key) is None else _BUILDER.build(kind, plain[key], key)
+
+    algorithm = read(Algorithm, "algorithm") or FedAvg(weights="all")
+    law, target, horizon = read(SamplingLaw, "law"), read(float, "target"), read(int, "horizon")
+    return [
+        spent(
+            log,
+            _BUILDER.build(Mechanism, one, "privacy"),
+            algorithm,
+            law=law,
+            target=target,
+            horizon=horizon,
+        )
+        for one in listed
+    ]
+
+
+def report_lines(found: Spent) -> Iterator[str]:
+    """Yield what a log has cost, in sentences for the terminal."""
+    mechanism, log, worst = found.mechanism, found.log, found.worst
+    yield f"privacy: {mechanism}"
+    last = log.first_round + log.length - 1
+    yield f"method: {found.algorithm}; rounds {log.first_round} to {last}"
+    apart = int(found.separations[worst])
+    yield (
+        f"ε = {found.epsilon:.4g} at δ = {mechanism.delta:g} for the client that lost most: "
+        f"{log.show_name(worst)}, with {int(log.counts[worst]):,} participations"
+        + (f", the closest {apart} rounds apart" if apart else "")
+    )
+    top = found.clients.sort("epsilon", descending=True).head(_SHOWN)
+    yield "client, participations, closest, ε, ε after one more:"
+    for name, k, gap, epsilon, upcoming in top.iter_rows():
+        yield f"  {name!s:.40}, {k:,}, {'-' if gap is None else gap}, {epsilon:.4g}, {upcoming:.4g}"
+    if mechanism.budget is not None:
+        over = int((found.clients["epsilon_next"] > mechanism.budget).sum())
+        yield (
+            f"{over:,} of {log.size:,} clients cannot take part once more within "
+            f"ε = {mechanism.budget:g}"
+        )
+    if len(found.violators):
+        yield (
+            f"{len(found.violators):,} clients took part too soon or too often for the mechanism, "
+            f"such as {log.show_name(int(found.violators[0]))}; ε counts that"
+        )
+    yield from _law_lines(found)
+    if found.target is not None:
+        yield (
+            f"ε = {found.target:g} would have needed noise_multiplier {found.noise_needed:.4g}"
+            + (_cutoff_words(found))
+        )
+    yield (
+        "ε is that of the models, for an observer who sees who took part and knows all other "
+        "updates; metrics, and participation itself, are not protected"
+    )
+
+
+def _law_lines(found: Spent) -> Iterator[str]:
+    if found.law is None:
+        return
+    for text in found.law.contradictions:
+        yield f"the declared sampling law was not kept: {text}"
+    if not found.law.contradictions:
+        yield f"nothing contradicts the declared sampling law (p = {found.law.p_value:.2g})"
+    if found.declared is not None:
+        yield (
+            f"the declared law promises ε = {found.declared:.4g}, if it was kept, to observers who "
+            "do not learn who took part; the server does"
+        )
+
+
+def _cutoff_words(found: Spent) -> str:
+    if found.cutoff_needed is None:
+        return ""
+    if found.cutoff_needed == 0:
+        return "; with the same noise in the model, no cutoff meets it"
+    return f", or, with the same noise in the model, a cutoff of {found.cutoff_needed}"

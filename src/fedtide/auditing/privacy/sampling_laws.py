@@ -1,0 +1,211 @@
+"""Sampling laws that privacy figures rest on, and whether a log contradicts them."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import numpy as np
+from scipy import special
+
+from fedtide.auditing.log.participation_log import ParticipationLog
+from fedtide.configurable import configurable
+from fedtide.differential_privacy import Mechanism
+from fedtide.errors import InvalidInputError, MissingExtraError
+from fedtide.validation import require_whole_number
+
+LEVEL = 0.01
+"""A law that was kept is called contradicted with about this probability."""
+
+
+@dataclass(frozen=True)
+class LawCheck:
+    """Whether a log agrees with a declared law; agreement is no proof of it.
+
+    Args:
+        contradictions: what contradicts it, one sentence each.
+        p_value: the smallest p-value of the tests, corrected for their number; 0 if the law rules
+            out what the log has.
+    """
+
+    contradictions: tuple[str, ...]
+    p_value: float
+
+
+class SamplingLaw(ABC):
+    """A declared law of who takes part in a round, independently of all other rounds."""
+
+    @abstractmethod
+    def check(self, log: ParticipationLog) -> LawCheck:
+        """Return what in the log contradicts the law."""
+
+    def declared_epsilon(self, mechanism: Mechanism, rounds: int) -> float | None:
+        """Return the ε that the law promises in so many rounds; None where no accountant does.
+
+        It holds for observers of the models alone, who do not learn who took part, and counts every
+        update with the largest weight.
+        """
+        return None
+
+
+@configurable
+class PoissonSampling(SamplingLaw):
+    """Every client takes part with probability q in every round, independently of everything.
+
+    Three tests, each on both sides: participations of clients and sizes of cohorts vary as binomial
+    numbers do (χ² with their exact variance), and a client's participation does not depend on the
+    round before.
+
+    Args:
+        rate: q in (0, 1).
+
+    Raises:
+        InvalidInputError: a rate outside (0, 1).
+    """
+
+    rate: float
+
+    def __post_init__(self) -> None:
+        if not 0 < self.rate < 1:
+            raise InvalidInputError(f"rate: {self.rate} is not within (0, 1)")
+
+    def check(self, log: ParticipationLog) -> LawCheck:
+        """Test the counts of clients, the cohort sizes and repetitions."""
+        q, n, t = self.rate, log.size, log.length
+        variance = q * (1 - q)
+        centred = log.counts - t * q
+        repeats = (
+            _repetitions(log) - q * (2 * log.counts.sum() - _at_ends(log)) + n * (t - 1) * q**2
+        )
+        p_values = {
+            f"clients do not take part equally often, in {q:.3g} of the rounds": _dispersion_p(
+                float((centred**2).sum()) / (t * variance), n, t * variance, variance
+            ),
+            f"cohorts do not vary as independent clients with rate {q:.3g} do": _dispersion_p(
+                float(((log.cohorts - n * q) ** 2).sum()) / (n * variance),
+                t,
+                n * variance,
+                variance,
+            ),
+            "who takes part depends on the round before": _normal_p(
+                repeats / np.sqrt(n * (t - 1)) / variance
+            ),
+        }
+        return _judge(p_values)
+
+    def declared_epsilon(self, mechanism: Mechanism, rounds: int) -> float | None:
+        """Return ε by dp-accounting's privacy loss distributions, for independent noise.
+
+        Losses are rounded up to steps of 1e-3.
+        """
+        if len(mechanism.coefficients) > 1 or mechanism.noise_multiplier == 0:
+            return None
+        try:
+            import dp_accounting
+            from dp_accounting import pld
+        except ImportError:
+            raise MissingExtraError("privacy", "privacy") from None
+        event = dp_accounting.PoissonSampledDpEvent(
+            self.rate, dp_accounting.GaussianDpEvent(mechanism.noise_multiplier)
+        )
+        accountant = pld.PLDAccountant(value_discretization_interval=1e-3).compose(event, rounds)
+        return float(accountant.get_epsilon(mechanism.delta))
+
+
+@configurable
+class FixedSizeSampling(SamplingLaw):
+    """M clients in every round, uniformly without replacement, independently of other rounds.
+
+    Every cohort must have M clients. Two tests, each on both sides: the participations of clients
+    vary as such samples let them (χ²), and consecutive cohorts overlap as independent ones do
+    (hypergeometric).
+
+    Args:
+        size: M >= 1.
+
+    Raises:
+        InvalidInputError: a size below 1.
+    """
+
+    size: int
+
+    def __post_init__(self) -> None:
+        require_whole_number("size", self.size)
+
+    def check(self, log: ParticipationLog) -> LawCheck:
+        """Check the cohort sizes; test the counts of clients and the overlaps."""
+        n, t, m = log.size, log.length, self.size
+        wrong = int((log.cohorts != m).sum())
+        if wrong:
+            low, high = int(log.cohorts.min()), int(log.cohorts.max())
+            text = f"{wrong:,} of {t:,} rounds do not have {m} clients, but {low} to {high}"
+            return LawCheck((text,), 0.0)
+        if m == n:
+            return LawCheck((), 1.0)
+        q = m / n
+        variance = q * (1 - q)
+        spread = float(((log.counts - t * q) ** 2).sum()) / (t * variance) * (n - 1) / n
+        overlap = m * variance * (n - m) / (n - 1) * (t - 1)
+        p_values = {
+            "clients do not take part equally often": _both_sides(
+                special.gammaincc((n - 1) / 2, spread / 2)
+            ),
+            "who takes part depends on the round before": _normal_p(
+                (_repetitions(log) - (t - 1) * m * q) / np.sqrt(overlap)
+            ),
+        }
+        return _judge(p_values)
+
+
+SAMPLING_LAWS: dict[str, type[SamplingLaw]] = {
+    "poisson": PoissonSampling,
+    "fixed-size": FixedSizeSampling,
+}
+"""The laws by the `type` that names them in files."""
+
+
+def _judge(p_values: dict[str, float]) -> LawCheck:
+    """Return the check, with p-values multiplied by their number (Bonferroni)."""
+    corrected = {text: min(1.0, len(p_values) * p) for text, p in p_values.items()}
+    found = tuple(f"{text} (p = {p:.2g})" for text, p in corrected.items() if p < LEVEL)
+    return LawCheck(found, min(corrected.values()))
+
+
+def _repetitions(log: ParticipationLog) -> int:
+    """Return how often a client takes part in two consecutive rounds."""
+    count = 0
+    for _, entries, starts in log.iter_client_chunks():
+        rounds = log.rounds[entries]
+        follows = np.flatnonzero(rounds[1:] == rounds[:-1] + 1) + 1
+        count += int((~np.isin(follows, starts)).sum())
+    return count
+
+
+def _at_ends(log: ParticipationLog) -> int:
+    """Return the participations in the first and the last round."""
+    return int(log.cohorts[0] + log.cohorts[-1])
+
+
+def _dispersion_p(statistic: float, terms: int, expected: float, variance: float) -> float:
+    """Return the p-value of Σ (x - mean)² / Var x for independent binomial x.
+
+    The sum has the mean `terms` and, by the fourth moment of the binomial law, the variance
+    terms · (2 + (1 - 6 q (1 - q)) / Var x); a multiple of χ² with both is compared.
+
+    Args:
+        statistic: the sum.
+        terms: how many x.
+        expected: Var x.
+        variance: q (1 - q).
+    """
+    spread = terms * (2 + (1 - 6 * variance) / expected)
+    scale, freedom = spread / (2 * terms), 2 * terms**2 / spread
+    return _both_sides(special.gammaincc(freedom / 2, statistic / scale / 2))
+
+
+def _normal_p(z: float) -> float:
+    return _both_sides(special.ndtr(-z))
+
+
+def _both_sides(above: float) -> float:
+    return float(2 * min(above, 1 - above))

@@ -1,0 +1,302 @@
+"""The privacy that a participation log has cost every client."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import polars as pl
+import torch
+
+from fedtide.algorithms import Algorithm, ClientUpdates, Cohort, FedAU, FedAvg, RoundDriver
+from fedtide.algorithms._wrapper import Wrapper
+from fedtide.auditing.log.client_table import ClientTable
+from fedtide.auditing.log.participation_log import Floats, Ints, ParticipationLog
+from fedtide.auditing.log.reader import LogSource, read_participation_log
+from fedtide.auditing.privacy.sampling_laws import LawCheck, SamplingLaw
+from fedtide.differential_privacy import (
+    Gaussian,
+    Mechanism,
+    PrivateSum,
+    loss_of_epsilon,
+    make_private,
+)
+from fedtide.differential_privacy.mechanisms import relative_losses
+from fedtide.errors import InvalidInputError
+from fedtide.population import Population
+from fedtide.validation import require_positive
+
+_DISTINCT = 2000
+_CUTOFFS = 12
+_BY_DEFAULT = FedAvg(weights="all")
+
+
+@dataclass(frozen=True, eq=False)
+class Spent:
+    """What a log has cost, if its method ran with a mechanism.
+
+    ε is that of the published models, for an observer who knows everything but a client's updates:
+    who took part, in which rounds, and all other updates. Sampling does not reduce it, because who
+    takes part is visible.
+
+    Args:
+        mechanism: clipping and noise.
+        algorithm: the method.
+        log: the participation log.
+        losses: μ² of each client, shape (N,).
+        next_losses: μ² of each client if it also takes part in the next round, shape (N,).
+        law: what contradicts the declared sampling law; None if none was declared.
+        declared: the ε that the declared law promises an observer who does not learn who took part;
+            None without one, or where no accountant gives it.
+        target: the ε that should have been met; None: none.
+        noise_needed: the least noise_multiplier that meets the target on this log.
+        cutoff_needed: the largest cutoff that was tried and meets the target with the same noise in
+            the model; 0 if none does, None if the method has no cutoff.
+    """
+
+    mechanism: Mechanism
+    algorithm: Algorithm[Any]
+    log: ParticipationLog
+    losses: Floats
+    next_losses: Floats
+    law: LawCheck | None = None
+    declared: float | None = None
+    target: float | None = None
+    noise_needed: float | None = None
+    cutoff_needed: int | None = None
+
+    @cached_property
+    def worst(self) -> int:
+        """The position of the client that lost most."""
+        return int(self.losses.argmax())
+
+    @cached_property
+    def epsilon(self) -> float:
+        """ε of the client that lost most, at the mechanism's δ."""
+        return self.mechanism.epsilon(float(self.losses.max()))
+
+    @cached_property
+    def separations(self) -> Ints:
+        """The least number of rounds between two participations, 0 with fewer than two, (N,)."""
+        log = self.log
+        least = np.full(log.size, log.length + 1)
+        gaps = np.diff(log.rounds)
+        client = np.repeat(np.arange(log.size), log.counts)
+        same = client[1:] == client[:-1]
+        np.minimum.at(least, client[1:][same], gaps[same])
+        return np.where(least > log.length, 0, least).astype(np.int64)
+
+    @cached_property
+    def violators(self) -> Ints:
+        """The clients that took part too often or too soon for the mechanism, by position."""
+        most, apart = self.mechanism.participations, self.mechanism.separation
+        soon = (self.separations > 0) & (self.separations < apart)
+        often = np.zeros(self.log.size, dtype=bool) if most is None else self.log.counts > most
+        return np.flatnonzero(soon | often)
+
+    @cached_property
+    def clients(self) -> pl.DataFrame:
+        """One row per client: participations, separation, ε, and ε after one more participation.
+
+        With more than 2,000 different losses, ε is rounded up by less than 0.1 %.
+        """
+        apart = pl.Series(self.separations)
+        return pl.DataFrame(
+            {
+                "client": self.log.names,
+                "participations": self.log.counts,
+                "separation": apart.set(apart == 0, None),
+                "epsilon": self._epsilons(self.losses),
+                "epsilon_next": self._epsilons(self.next_losses),
+            }
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything as plain data."""
+        law = self.law
+        return {
+            "mechanism": repr(self.mechanism),
+            "algorithm": repr(self.algorithm),
+            "delta": self.mechanism.delta,
+            "epsilon": _finite(self.epsilon),
+            "worst_client": self.log.names[self.worst],
+            "violations": [self.log.names[int(n)] for n in self.violators],
+            "law": None
+            if law is None
+            else {"contradictions": list(law.contradictions), "p_value": law.p_value},
+            "declared_epsilon": self.declared,
+            "target": self.target,
+            "noise_needed": self.noise_needed,
+            "cutoff_needed": self.cutoff_needed,
+            "clients": [
+                {name: _finite(value) for name, value in row.items()}
+                for row in self.clients.iter_rows(named=True)
+            ],
+        }
+
+    def _epsilons(self, losses: Floats) -> Floats:
+        """Return ε of each loss; equal losses are converted once."""
+        distinct, where = np.unique(losses, return_inverse=True)
+        if len(distinct) > _DISTINCT:
+            positive = distinct > 0
+            step = math.log1p(5e-4)
+            levels = np.ceil(np.log(distinct[positive]) / step) * step
+            rounded = np.minimum(np.exp(levels), distinct[-1])
+            distinct[positive] = np.maximum(rounded, distinct[positive])
+            values, again = np.unique(distinct, return_inverse=True)
+            return np.array([self.mechanism.epsilon(float(v)) for v in values])[again][where]
+        return np.array([self.mechanism.epsilon(float(v)) for v in distinct])[where]
+
+
+def spent(
+    log: LogSource | ParticipationLog,
+    mechanism: Mechanism,
+    algorithm: Algorithm[Any] = _BY_DEFAULT,
+    *,
+    law: SamplingLaw | None = None,
+    target: float | None = None,
+    horizon: int | None = None,
+    clients: int | None = None,
+    roster: ClientTable | None = None,
+    columns: Mapping[str, str] | None = None,
+) -> Spent:
+    """Return the ε that training on a log has cost each client, as the log happened.
+
+    Weights are those of the method, replayed from round 0 on, so a log must have all rounds; a
+    participation that it lacks is not counted.
+
+    Args:
+        log: as for `audit`; also the URL of the ledger of a live federation.
+        mechanism: clipping and noise.
+        algorithm: the method; a weighted sum that `privacy=` accepts.
+        law: the declared sampling law, to be checked against the log.
+        target: an ε, for which the noise and the cutoff that meet it are looked for.
+        horizon: how many rounds will ever be released; None: unknown, which correlated noise takes
+            for no end.
+        clients: N.
+        roster: all clients.
+        columns: the log's names of its columns.
+
+    Raises:
+        InvalidInputError: a log, a method or a number that cannot be used.
+        MissingExtraError: dp-accounting is not installed.
+
+    >>> log = pl.DataFrame({"round": [0, 0, 1, 2], "client": ["ann", "bob", "ann", "ann"]})
+    >>> found = spent(log, Gaussian(clip=1.0, noise_multiplier=2.0, delta=1e-5))
+    >>> found.clients.select("client", "participations", pl.col("epsilon").round(3)).rows()
+    [('ann', 3, 3.709), ('bob', 1, 1.993)]
+    """
+    if target is not None:
+        require_positive("target", target)
+    if not isinstance(log, ParticipationLog):
+        log = read_participation_log(log, clients, roster, columns)
+    if horizon is not None and horizon < log.first_round + log.length:
+        raise InvalidInputError(
+            f"horizon: the log has rounds up to {log.first_round + log.length - 1}; give a larger "
+            "number"
+        )
+    shares, upcoming = replay_shares(log, algorithm)
+    owners = np.repeat(np.arange(log.size), log.counts)
+    rounds = log.rounds.astype(np.int64) + log.first_round
+    coefficients, variance = mechanism.coefficients, mechanism.variance
+
+    def losses(owners: Ints, rounds: Ints, shares: Floats) -> Floats:
+        found = relative_losses(coefficients, owners, rounds, shares, horizon)
+        return np.pad(found, (0, log.size - len(found)))
+
+    own = losses(owners, rounds, shares)
+    ends = log.client_starts[1:]
+    end = log.first_round + log.length
+    longer = (
+        losses(
+            np.insert(owners, ends, np.arange(log.size)),
+            np.insert(rounds, ends, end),
+            np.insert(shares, ends, upcoming),
+        )
+        if horizon is None or end < horizon
+        else own
+    )
+    found = Spent(mechanism, algorithm, log, own / variance, longer / variance)
+    if law is not None:
+        found = replace(
+            found, law=law.check(log), declared=law.declared_epsilon(mechanism, log.length)
+        )
+    if target is None:
+        return found
+    allowed = loss_of_epsilon(target, mechanism.delta)
+    noise = math.sqrt(float(own.max()) / allowed)
+    return replace(
+        found,
+        target=target,
+        noise_needed=noise,
+        cutoff_needed=_find_cutoff(log, mechanism, algorithm, allowed, losses_of=losses),
+    )
+
+
+def replay_shares(log: ParticipationLog, algorithm: Algorithm[Any]) -> tuple[Floats, Floats]:
+    """Return a_t^n / A of every participation, by client, (E,), and those of the next round, (N,).
+
+    Raises:
+        InvalidInputError: a method that cannot be private.
+    """
+    private = find_sum(make_private(algorithm, Gaussian(1.0, 0.0, 0.5), seed=0))
+    model = torch.zeros(1, dtype=torch.float64)
+    population = Population(log.size, names=log.names.to_numpy())
+    driver = RoundDriver(private, model, population)
+    shares = np.zeros(len(log.clients))
+    for t in range(-log.first_round, log.length):
+        part = slice(*log.starts[t : t + 2]) if t >= 0 else slice(0, 0)
+        cohort = Cohort.uniform(torch.from_numpy(log.clients[part].astype(np.int64)))
+        shares[part] = private.shares(driver.state, cohort).numpy()
+        driver.run(cohort, 1.0, _no_change)
+    everyone = Cohort.uniform(torch.arange(log.size))
+    upcoming = private.shares(driver.state, everyone).numpy()
+    order = np.argsort(log.clients, kind="stable")
+    return shares[order], upcoming
+
+
+def find_sum(algorithm: Algorithm[Any]) -> PrivateSum:
+    """Return the private sum within a method that `make_private` returned."""
+    while not isinstance(algorithm, PrivateSum):
+        assert isinstance(algorithm, Wrapper)
+        algorithm = algorithm.inner
+    return algorithm
+
+
+def _no_change(_: object, cohort: Cohort) -> ClientUpdates:
+    zeros = torch.zeros(len(cohort), 1, dtype=torch.float64)
+    return ClientUpdates(cohort.clients, cohort.weights, zeros, 1.0, torch.ones(len(cohort)))
+
+
+def _find_cutoff(
+    log: ParticipationLog,
+    mechanism: Mechanism,
+    algorithm: Algorithm[Any],
+    allowed: float,
+    losses_of: Any,
+) -> int | None:
+    """Return the largest cutoff, of twelve up to that of the method, that keeps the allowed loss.
+
+    The noise in the model stays as it is, z K C: a smaller cutoff lowers what an update can change.
+    """
+    inner = find_sum(make_private(algorithm, mechanism, seed=0)).inner
+    if not isinstance(inner, FedAU) or inner.cutoff is None:
+        return None
+    owners = np.repeat(np.arange(log.size), log.counts)
+    rounds = log.rounds.astype(np.int64) + log.first_round
+    tried = np.unique(np.geomspace(1, inner.cutoff, _CUTOFFS).round().astype(int))
+    for cutoff in map(int, tried[::-1]):
+        shares, _ = replay_shares(log, replace(inner, cutoff=cutoff))
+        shares = shares * cutoff / inner.cutoff
+        if losses_of(owners, rounds, shares).max() / mechanism.variance <= allowed:
+            return cutoff
+    return 0
+
+
+def _finite(value: Any) -> Any:
+    """Return the value; None for an infinite number, which JSON does not have."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value

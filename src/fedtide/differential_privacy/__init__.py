@@ -1,0 +1,22 @@
+"""Clipping and noise around weighted sums; `fedtide.privacy` is the public home."""
+
+from fedtide.differential_privacy.accounting import epsilon_of_loss, loss_of_epsilon
+from fedtide.differential_privacy.mechanisms import (
+    MECHANISMS,
+    Gaussian,
+    MatrixFactorisation,
+    Mechanism,
+)
+from fedtide.differential_privacy.private_sum import PrivateSum, PrivateSumState, make_private
+
+__all__ = [
+    "MECHANISMS",
+    "Gaussian",
+    "MatrixFactorisation",
+    "Mechanism",
+    "PrivateSum",
+    "PrivateSumState",
+    "epsilon_of_loss",
+    "loss_of_epsilon",
+    "make_private",
+]

@@ -1,0 +1,257 @@
+"""Mechanisms of client-level differential privacy: how much noise, and how it is correlated.
+
+Every mechanism here adds the rows of C⁻¹ Z to the rounds' sums, where Z has independent Gaussian
+entries and C is a lower triangular Toeplitz matrix with the coefficients c_0, ..., c_{b-1} in its
+first column, ‖c‖ = 1. Independent noise is b = 1.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedtide.configurable import configurable
+from fedtide.differential_privacy.accounting import epsilon_of_loss, loss_of_epsilon
+from fedtide.errors import InvalidInputError
+from fedtide.validation import require_at_least, require_positive, require_whole_number
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Mechanism(ABC):
+    """Clipping and noise for the weighted sums of a method; see `Gaussian`.
+
+    Args:
+        clip: C, the largest Euclidean norm of an update, in units of the parameters.
+        noise_multiplier: z, the noise relative to what one update can change.
+        delta: δ, for which ε is stated.
+        budget: the ε that a client may spend; None: no limit.
+    """
+
+    clip: float
+    noise_multiplier: float
+    delta: float
+    budget: float | None = None
+
+    def __post_init__(self) -> None:
+        require_positive("clip", self.clip)
+        require_at_least("noise_multiplier", self.noise_multiplier, 0)
+        if not 0 < self.delta < 1:
+            raise InvalidInputError(
+                f"delta: {self.delta} is not within (0, 1); give less than 1 / N, such as 1e-5"
+            )
+        if self.budget is not None:
+            require_positive("budget", self.budget)
+            if self.noise_multiplier == 0:
+                raise InvalidInputError("budget: without noise there is none to keep; leave it out")
+
+    @property
+    def separation(self) -> int:
+        """The least number of rounds from a client's participation to its next."""
+        return 1
+
+    @property
+    def participations(self) -> int | None:
+        """How often a client may take part; None: no limit."""
+        return None
+
+    @cached_property
+    def coefficients(self) -> Floats:
+        """c, the first column of C, shape (b,), of norm 1."""
+        return np.ones(1)
+
+    def loss(self, rounds: Ints, weights: Floats, horizon: int | None = None) -> float:
+        """Return μ², the loss of one client that took part in these rounds with these weights.
+
+            μ² = Σ_{s, s'} u_s u_s' |X_ss'| / z²,        X = Cᵀ C
+
+        It is exact where no entry of X is negative, as is the case for the mechanisms here: it is
+        then reached by updates that all point in the same direction. It is at most k / z² for k
+        participations at least b rounds apart.
+
+        Args:
+            rounds: ascending, shape (k,).
+            weights: u in [0, 1], the weight of each update relative to the largest one that the
+                method can give, shape (k,).
+            horizon: the number of rounds that are ever released; None: no end, an upper bound for
+                any number.
+        """
+        same = np.zeros(len(rounds), dtype=np.int64)
+        total = relative_losses(self.coefficients, same, rounds, weights, horizon)
+        return float(total.sum()) / self.variance
+
+    @property
+    def variance(self) -> float:
+        """z², as a divisor: the smallest positive number stands for no noise."""
+        return max(self.noise_multiplier**2, 5e-324)
+
+    def epsilon(self, loss: float) -> float:
+        """Return the ε of a loss μ² at this mechanism's δ; ∞ without noise, unless nothing is lost.
+
+        Raises:
+            MissingExtraError: dp-accounting is not installed.
+        """
+        if self.noise_multiplier == 0:
+            return math.inf if loss else 0.0
+        return epsilon_of_loss(loss, self.delta)
+
+    @cached_property
+    def limit(self) -> float:
+        """The loss μ² that the budget allows; ∞ without a budget."""
+        return math.inf if self.budget is None else loss_of_epsilon(self.budget, self.delta)
+
+
+@configurable
+class Gaussian(Mechanism):
+    """Independent Gaussian noise in every round.
+
+    With S_t the clients whose updates are used and a_t^n their weights, at most A,
+
+        Σ_{n in S_t} a_t^n Δ_n · min(1, C / ‖Δ_n‖)  +  N(0, (z A C)² I)
+
+    takes the place of the sum in the method's step. A is 1 for averages over all clients, K for
+    FedAU, and max 1 / p_n for known rates. The noise is the same whoever takes part, however few.
+
+    A client with the weights a_t^n in the rounds T_n in which it took part has lost
+
+        μ² = Σ_{t in T_n} (a_t^n / A)² / z²
+
+    and ε is computed from μ² and δ. `docs/privacy.md` says what this protects against whom.
+
+    Args:
+        clip: C, the largest Euclidean norm of an update, in units of the parameters.
+        noise_multiplier: z; 0 clips without noise, for comparisons.
+        delta: δ, for which ε is stated; less than 1 / N.
+        budget: the ε that a client may spend at this δ: it is no longer asked to train when its
+            next update could exceed it. None: no limit.
+
+    Raises:
+        InvalidInputError: a clip or budget that is not positive, a negative noise_multiplier, or δ
+            outside (0, 1).
+
+    >>> mechanism = Gaussian(clip=1.0, noise_multiplier=2.0, delta=1e-5)
+    >>> mechanism.loss(np.array([0, 1, 7]), np.array([1.0, 1.0, 0.5]))
+    0.5625
+    """
+
+
+@configurable
+class MatrixFactorisation(Mechanism):
+    """Noise that cancels over the rounds (DP-FTRL): less of it in the model, for the same ε.
+
+        Σ a_t^n Δ_n · min(1, C / ‖Δ_n‖)  +  z A C (C⁻¹ Z)_t,        Z_t ~ N(0, I)
+
+    C is the banded square root of the matrix of prefix sums (Kalinin and Lampert, "Banded Square
+    Root Matrix Factorization", 2024), of which b bands are kept and scaled to ‖c‖ = 1:
+
+        c_j ∝ (2j)! / (j! 2^j)² ,        j = 0, ..., b - 1
+
+    Noise is added in every round, also in those without updates, or it would not cancel.
+
+    Participations at least `min_separation` >= b rounds apart use rows of C without common
+    entries. So k of them lose at most k / z², as with independent noise of the same z, for any
+    updates, also if these and the participation depend on earlier models. A client is therefore
+    not asked to train before it has rested, nor more than `max_participations` times.
+
+    Args:
+        clip: C, the largest Euclidean norm of an update, in units of the parameters.
+        noise_multiplier: z; 0 clips without noise, for comparisons.
+        delta: δ, for which ε is stated; less than 1 / N.
+        min_separation: the least number of rounds from a client's participation to its next; 2
+            leaves one round between them. The selection `MinSeparation` with `rounds` one less
+            fills its cohorts under this rule.
+        max_participations: k, how often a client may take part; None: no limit.
+        bands: b, at most `min_separation`; None: as many. The server keeps b - 1 rows of noise, of
+            the size of the model.
+        budget: as for `Gaussian`.
+
+    Raises:
+        InvalidInputError: a value that `Gaussian` refuses, a number below 1, or more bands than
+            `min_separation`.
+
+    >>> mechanism = MatrixFactorisation(1.0, 2.0, 1e-5, min_separation=3, max_participations=2)
+    >>> mechanism.coefficients.round(4)
+    array([0.848, 0.424, 0.318])
+    >>> [round(mechanism.loss(np.array(pair), np.ones(2)), 4) for pair in ([0, 3], [0, 1])]
+    [0.5, 0.7472]
+    """
+
+    min_separation: int = 1
+    max_participations: int | None = None
+    bands: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_whole_number("min_separation", self.min_separation)
+        if self.max_participations is not None:
+            require_whole_number("max_participations", self.max_participations)
+        if self.bands is not None:
+            require_whole_number("bands", self.bands)
+            if self.bands > self.min_separation:
+                raise InvalidInputError(
+                    f"bands: {self.bands} bands overlap for participations {self.min_separation} "
+                    f"rounds apart; give at most {self.min_separation}"
+                )
+
+    @property
+    def separation(self) -> int:
+        return self.min_separation
+
+    @property
+    def participations(self) -> int | None:
+        return self.max_participations
+
+    @cached_property
+    def coefficients(self) -> Floats:
+        j = np.arange(1, self.bands or self.min_separation)
+        c = np.cumprod(np.concatenate([[1.0], (2 * j - 1) / (2 * j)]))
+        return np.asarray(c / np.linalg.norm(c))
+
+
+MECHANISMS: dict[str, type[Mechanism]] = {
+    "gaussian": Gaussian,
+    "matrix-factorisation": MatrixFactorisation,
+}
+"""The mechanisms by the `type` that names them in experiment files."""
+
+
+def relative_losses(
+    coefficients: Floats,
+    clients: Ints,
+    rounds: Ints,
+    weights: Floats,
+    horizon: int | None = None,
+) -> Floats:
+    """Return Σ_{s, s'} u_s u_s' |X_ss'| with X = Cᵀ C of every client: its loss at z = 1, (N,).
+
+    Args:
+        coefficients: c, not negative, shape (b,).
+        clients: the client of each participation, 0..N - 1, ascending, shape (E,).
+        rounds: its round, ascending for each client, shape (E,).
+        weights: u, shape (E,).
+        horizon: the number of rows of C; None: no end.
+    """
+    bands = len(coefficients)
+    rest = np.full(len(rounds), bands) if horizon is None else horizon - rounds
+    total = np.zeros(int(clients[-1]) + 1 if len(clients) else 0)
+    for back in range(len(rounds)):
+        first, second = slice(0, len(rounds) - back), slice(back, None)
+        gap = rounds[second] - rounds[first]
+        near = np.flatnonzero((clients[second] == clients[first]) & (gap < bands))
+        if not len(near):
+            break
+        pairs, where = np.unique(
+            np.stack([gap[near], np.minimum(bands, rest[near])]), axis=1, return_inverse=True
+        )
+        overlaps = np.array([coefficients[g:e] @ coefficients[: e - g] for g, e in pairs.T])
+        products = weights[near] * weights[near + back] * overlaps[where.ravel()]
+        both = 1 if back == 0 else 2
+        total += both * np.bincount(clients[near], weights=products, minlength=len(total))
+    return total

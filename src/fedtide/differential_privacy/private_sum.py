@@ -1,0 +1,213 @@
+"""Weighted sums with client-level differential privacy, as a wrapper of their methods."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from fedtide.algorithms import Algorithm, ClientUpdates, Cohort, RoundInfo
+from fedtide.algorithms._weighted_sum import WeightedSum, WeightedSumState
+from fedtide.algorithms._wrapper import Wrapper, WrapperState
+from fedtide.differential_privacy.mechanisms import Mechanism
+from fedtide.differential_privacy.noise_source import standard_normals
+from fedtide.errors import InvalidInputError
+from fedtide.population import Population
+
+_NEVER = -(2**31)
+_BELOW, _ROUNDED = 1 - 2e-6, 1 + 1e-6
+"""Clipped norms stay below the bound by more than weights and norms in float32 are rounded up."""
+
+
+def make_private(
+    algorithm: Algorithm[Any], mechanism: Mechanism, seed: int | None
+) -> Algorithm[Any]:
+    """Return a method with clipping and noise around the weighted sum that it is built on.
+
+    Wrappers that see nothing of the updates but the direction of the steps stay around the noise:
+    Amplified amplifies private steps, FedAdam adapts to them, at no further cost of privacy.
+
+    Args:
+        algorithm: a weighted sum, or such wrappers around one.
+        mechanism: clipping and noise.
+        seed: of the noise; None: the noise is secret, for deployments.
+
+    Raises:
+        InvalidInputError: a method that remembers its clients' updates, or whose weights have no
+            bound that is known in advance.
+    """
+    if isinstance(algorithm, Wrapper) and algorithm.uses_directions_only:
+        inner = make_private(algorithm.inner, mechanism, seed)
+        changed: Algorithm[Any] = replace(cast("Any", algorithm), inner=inner)
+        return changed
+    name = type(algorithm).__name__
+    only_sums = isinstance(algorithm, WeightedSum) and algorithm.averages_updates
+    if not only_sums or algorithm.centralised or algorithm.client_form:
+        raise InvalidInputError(
+            f"algorithm: {name} uses more of its clients' updates than one weighted sum in each "
+            "round (memory, order, norms or control variates), which noise on that sum does not "
+            "hide; give fedau, known-rates, or fedavg with weights 'all', alone or within "
+            "amplified, averaged, fedadam, fedyogi or fedavgm"
+        )
+    return PrivateSum(mechanism, cast("WeightedSum[Any]", algorithm), seed)
+
+
+@dataclass(frozen=True)
+class PrivateSumState(WrapperState):
+    """The state of PrivateSum.
+
+    Args:
+        lost: Σ (a_t^n / A)² of each client, which is z² μ², shape (N,), float64.
+        rounds: how often each client has taken part, shape (N,), int64.
+        last: the round in which it did so last, shape (N,), int64.
+        noise: the last rows of C⁻¹ Z, newest first, shape (b - 1, d), float64.
+    """
+
+    lost: Tensor
+    rounds: Tensor
+    last: Tensor
+    noise: Tensor
+
+
+@dataclass(frozen=True)
+class PrivateSum(Wrapper[PrivateSumState]):
+    """A weighted sum whose updates are clipped, with noise on the sum (see `Gaussian`).
+
+        x ← x + η / N ( Σ_{n in S_t} a_t^n clip(Δ_n) + z A C (C⁻¹ Z)_t )
+
+    The noise depends neither on the updates nor on who sent one: a round in which half of the
+    cohort, or all of it, goes missing has the same. What is divided by is N, which is public, and
+    never the number of replies.
+
+    A client that may not take part in a round, as its participations would be too close, too many,
+    or could exceed its budget, is not chosen for it. When no client may ever take part again, the
+    model stays as it is.
+
+    Args:
+        mechanism: clipping and noise.
+        inner: the method.
+        seed: of the noise; None: it comes from the operating system's source for cryptography.
+
+    Raises:
+        InvalidInputError: (`init`) a method whose weights have no bound that is known in advance,
+            or a budget below the cost of the cheapest update.
+    """
+
+    mechanism: Mechanism
+    inner: WeightedSum[Any]
+    seed: int | None
+
+    def init(self, model: Tensor, population: Population) -> PrivateSumState:
+        inner, clients = self.inner.init(model, population), population.clients
+        self._bound(inner)
+        memory = len(self.mechanism.coefficients) - 1
+        start = PrivateSumState(
+            inner=inner,
+            lost=torch.zeros(clients, dtype=torch.float64),
+            rounds=torch.zeros(clients, dtype=torch.int64),
+            last=torch.full((clients,), _NEVER, dtype=torch.int64),
+            noise=torch.zeros(memory, len(model), dtype=torch.float64),
+        )
+        if self.is_finished(start):
+            raise InvalidInputError(
+                f"privacy: one update already costs more than the budget of ε = "
+                f"{self.mechanism.budget:g}; raise noise_multiplier or the budget"
+            )
+        return start
+
+    def choose_cohort(self, state: PrivateSumState, cohort: Cohort) -> Cohort:
+        """Leave out the clients that may not take part."""
+        clients, most = cohort.clients.cpu(), self.mechanism.participations
+        allowed = state.round - state.last[clients] >= self.mechanism.separation
+        if most is not None:
+            allowed &= state.rounds[clients] < most
+        if self.mechanism.budget is not None:
+            after = state.lost[clients] + self.shares(state, cohort) ** 2
+            allowed &= after <= self._limit
+        chosen = Cohort(cohort.clients[allowed], cohort.weights[allowed])
+        return self.inner.choose_cohort(state.inner, chosen)
+
+    def absorb(self, state: PrivateSumState, updates: ClientUpdates) -> PrivateSumState:
+        """Pass the clipped updates on."""
+        norms = torch.linalg.vector_norm(updates.deltas, dim=1, dtype=torch.float64)
+        factors = (self.mechanism.clip * _BELOW / norms).clamp(max=1.0).to(updates.deltas.dtype)
+        clipped = replace(updates, deltas=updates.deltas * factors.unsqueeze(1))
+        return replace(state, inner=self.inner.absorb(state.inner, clipped))
+
+    def step(self, state: PrivateSumState, lr: float) -> tuple[PrivateSumState, RoundInfo]:
+        """Step as the inner method does, add the noise, and record what the clients have lost."""
+        over, start = self.is_finished(state), state.model
+        before, t = state.inner, state.round
+        assert isinstance(before, WeightedSumState)
+        scale = self.inner.server_lr / before.population
+        clients, bound = before.clients.cpu(), self._bound(before)
+        shares = before.weights.double().cpu() / bound
+        if len(shares) and not float(shares.max()) <= _ROUNDED:
+            raise InvalidInputError(
+                f"algorithm: {self.inner} gave an update the weight {shares.max() * bound:g}, more "
+                f"than its weight_bound of {bound:g}; correct the method"
+            )
+        inner, info = self.inner.step(before, lr)
+        if over:
+            return replace(state, inner=inner), info
+        row = self._next_noise(state, t)
+        direction = info.direction + (self._deviation(bound) * scale * row).to(start)
+        state.lost[clients] += shares**2
+        state.rounds[clients] += 1
+        state.last[clients] = t
+        state = replace(
+            state,
+            inner=self.inner.with_model(inner, start + direction),
+            noise=torch.cat([row.unsqueeze(0), state.noise])[: len(state.noise)],
+        )
+        return state, replace(info, direction=direction)
+
+    def is_finished(self, state: PrivateSumState) -> bool:
+        """Return whether no client may ever take part again."""
+        most = self.mechanism.participations
+        if most is not None and bool((state.rounds >= most).all()):
+            return True
+        if self.mechanism.budget is None:
+            return False
+        least = self._bound(state.inner) ** -2  # no weight is below 1
+        return bool((state.lost + least > self._limit).all())
+
+    @property
+    def _limit(self) -> float:
+        """The z² μ² that a client may lose."""
+        return self.mechanism.limit * self.mechanism.noise_multiplier**2
+
+    def _deviation(self, bound: float) -> float:
+        """Return z A C."""
+        return self.mechanism.noise_multiplier * bound * self.mechanism.clip
+
+    def _bound(self, inner: Any) -> float:
+        """Return A.
+
+        Raises:
+            InvalidInputError: there is none.
+        """
+        bound = self.inner.weight_bound(inner)
+        if bound is None:
+            raise InvalidInputError(
+                f"algorithm: an update may enter a step of {self.inner} with any weight, or one "
+                "that depends on the number of replies; give fedau with a cutoff, known-rates, or "
+                "fedavg with weights 'all' and a server_lr of N over the usual cohort size"
+            )
+        return bound
+
+    def shares(self, state: PrivateSumState, cohort: Cohort) -> Tensor:
+        """Return a_t^n / A of these clients, if they take part now, shape (S,), float64."""
+        size = len(cohort)
+        none = torch.zeros(size, 0, dtype=state.model.dtype, device=state.model.device)
+        asked = ClientUpdates(cohort.clients, cohort.weights, none, 0.0, torch.ones(size))
+        weights = self.inner.client_weights(state.inner, asked)
+        return weights.double().cpu() / self._bound(state.inner)
+
+    def _next_noise(self, state: PrivateSumState, t: int) -> Tensor:
+        """Return the row t of C⁻¹ Z, shape (d,): (Z_t - Σ_{j >= 1} c_j row_{t-j}) / c_0."""
+        c = torch.from_numpy(self.mechanism.coefficients)
+        fresh = standard_normals(len(state.model), t, self.seed)
+        return (fresh - c[1:] @ state.noise) / c[0]

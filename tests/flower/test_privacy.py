@@ -1,0 +1,125 @@
+"""Differential privacy on a federation: the noise, replies that go missing, and budgets."""
+
+import numpy as np
+import pytest
+
+from fedtide.algorithms import FedAU, FedAvg
+from fedtide.differential_privacy import private_sum
+from fedtide.differential_privacy.noise_source import standard_normals
+from fedtide.flower.server.strategy import FedTide
+from fedtide.participation.log.ledger import read_ledger
+from fedtide.privacy import Gaussian, MatrixFactorisation, spent
+
+from .driver import LOCAL, TASK, N, deploy, federation, model, node_of, update_of
+
+
+@pytest.fixture
+def known_noise(monkeypatch):
+    """Let the federation draw the noise of seed 0, which a test can know."""
+    monkeypatch.setattr(
+        private_sum, "standard_normals", lambda size, t, seed: standard_normals(size, t, 0)
+    )
+
+
+def expected_model(present, mechanism, cutoff=4):
+    """Return the model of FedAU over these rounds, written out, with the noise of seed 0."""
+    x = TASK.start.numpy().copy()
+    for t, row in enumerate(present):
+        total = np.zeros_like(x)
+        for n in np.flatnonzero(row):
+            delta = update_of(n, x)
+            total += omega(present[:, n], cutoff)[t] * delta * min(
+                1, mechanism.clip / np.linalg.norm(delta)
+            )
+        noise = standard_normals(len(x), t, 0).numpy()
+        x = x + (total + mechanism.noise_multiplier * cutoff * mechanism.clip * noise) / N
+    return x
+
+
+def omega(pattern, cutoff):
+    """Return FedAU's weights, line by line as in paper 001, Algorithm 2."""
+    intervals, length, weights = [], 0, [1.0]
+    for t in range(1, len(pattern)):
+        length += 1
+        if pattern[t - 1] or length == cutoff:
+            intervals.append(length)
+            length = 0
+        weights.append(float(np.mean(intervals)) if intervals else 1.0)
+    return weights
+
+
+@pytest.mark.usefixtures("known_noise")
+def test_half_of_the_cohort_goes_missing_and_the_noise_stays(url):
+    """Their apps fail from round 3 on; the noise is not scaled to those that were asked or came."""
+    rounds, mechanism = 8, Gaussian(clip=0.5, noise_multiplier=0.7, delta=1e-5)
+    grid = federation()
+    lost = (0, 2, 4)
+    for client in lost:
+        node_of(grid, client).error = 0
+    present = np.ones((rounds, N), dtype=bool)
+    present[3:, lost] = False
+
+    def fail_after(node):
+        inner = node.app
+
+        def app(message, context):
+            if message.metadata.group_id.isdigit() and int(message.metadata.group_id) > 3:
+                raise RuntimeError("lost")
+            return inner(message, context)
+
+        return app
+
+    for client in lost:
+        node = node_of(grid, client)
+        node.app = fail_after(node)
+    strategy = deploy(grid, FedAU(cutoff=4), rounds, ledger=url, privacy=mechanism)
+    np.testing.assert_allclose(model(strategy), expected_model(present, mechanism), rtol=1e-5)
+    # What the ledger says was spent is what the strategy has counted.
+    found = spent(url, mechanism, FedAU(cutoff=4), clients=None)
+    counted = strategy.training.driver.state.lost.numpy() / 0.7**2
+    by_name = dict(found.clients.select("client", "participations").iter_rows())
+    assert by_name == {str(n): 3 if n in lost else rounds for n in range(N)}
+    np.testing.assert_allclose(sorted(found.losses), sorted(counted), rtol=1e-9)
+
+
+def test_training_ends_when_nobody_may_take_part_any_more(url):
+    mechanism = MatrixFactorisation(1.0, 1.0, 1e-5, min_separation=2, max_participations=2)
+    strategy = deploy(federation(), FedAvg(weights="all"), 20, ledger=url, privacy=mechanism)
+    assert strategy.training.round == 3
+    used = read_ledger(url).filter(stage="used")
+    assert used["round"].unique().sort().to_list() == [0, 2]
+    assert len(used) == 2 * N
+
+
+def test_a_federation_resumes_with_its_noise_and_its_budgets(tmp_path):
+    mechanism = MatrixFactorisation(1.0, 1.0, 1e-5, min_separation=3, budget=8.0)
+    options = {"state": tmp_path / "state", "privacy": mechanism}
+    first = deploy(federation(), FedAU(cutoff=4), 5, **options)
+    kept = first.training.driver.state
+    second = deploy(federation(), FedAU(cutoff=4), 5, **options).training.driver.state
+    for name in ("lost", "rounds", "last", "noise"):
+        assert (getattr(kept, name) == getattr(second, name)).all()
+    assert kept.noise.abs().min() > 0
+
+
+def test_two_federations_never_have_the_same_noise():
+    mechanism = Gaussian(1.0, 1.0, 1e-5)
+    models = [
+        model(deploy(federation(), FedAvg(weights="all"), 1, privacy=mechanism, seed=3))
+        for _ in range(2)
+    ]
+    assert not np.isclose(*models).any()
+
+
+def test_the_mechanism_is_part_of_what_a_state_was_begun_with(tmp_path):
+    options = {"state": tmp_path / "state"}
+    deploy(federation(), FedAvg(weights="all"), 1, privacy=Gaussian(1.0, 1.0, 1e-5), **options)
+    with pytest.raises(ValueError, match=r"^state: .* was begun with algorithm "):
+        deploy(federation(), FedAvg(weights="all"), 2, privacy=Gaussian(1.0, 0.5, 1e-5), **options)
+
+
+def test_the_strategy_refuses_what_cannot_be_private():
+    with pytest.raises(ValueError, match=r"^algorithm: .*any weight"):
+        deploy(federation(), FedAvg(), 1, privacy=Gaussian(1.0, 1.0, 1e-5))
+    assert FedTide(FedAvg(), clients=2).algorithm == FedAvg()
+    assert LOCAL.steps == 3

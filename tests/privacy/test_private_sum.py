@@ -1,0 +1,280 @@
+"""The wrapper: clipping, noise, who may take part, and what it refuses."""
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+import fedtide as ft
+from fedtide.algorithms import (
+    Amplified,
+    ClientUpdates,
+    Clipped,
+    FedAdam,
+    FedAU,
+    FedAvg,
+    RoundDriver,
+)
+from fedtide.differential_privacy.noise_source import standard_normals
+from fedtide.errors import InvalidInputError
+from fedtide.population import Population
+from fedtide.privacy import Gaussian, MatrixFactorisation, loss_of_epsilon, make_private
+
+from .rounds import banded_root, drive
+
+A = ft.algorithms
+AVERAGE = FedAvg(weights="all")
+
+
+def zeros(d):
+    return lambda t, ids: np.zeros((len(ids), d))
+
+
+def test_updates_are_clipped_before_they_are_weighted():
+    draws = np.random.default_rng(0)
+    updates = draws.normal(size=(3, 4)) * [[0.01], [1.0], [100.0]]
+    _, moved = drive(
+        AVERAGE, Gaussian(0.5, 0.0, 1e-5), np.ones((1, 3), bool), lambda t, ids: updates[ids], 4
+    )
+    norms = np.linalg.norm(updates, axis=1)
+    expected = (updates * np.minimum(1, 0.5 / norms)[:, None]).sum(axis=0) / 3
+    np.testing.assert_allclose(moved[0], expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_clipped_update_is_never_longer_than_the_bound(dtype):
+    draws = np.random.default_rng(1)
+    updates = draws.normal(size=(200, 50)) * draws.uniform(0.5, 1e4, (200, 1))
+    present, clip = np.eye(200, dtype=bool), 0.3
+    _, moved = drive(
+        AVERAGE, Gaussian(clip, 0.0, 1e-5), present, lambda t, ids: updates[ids], 50, dtype=dtype
+    )
+    lengths = np.linalg.norm(moved.astype(np.float64) * 200, axis=1)
+    assert lengths.max() <= clip
+    assert lengths.min() > 0.99999 * clip
+
+
+@pytest.mark.parametrize("share", [1.0, 0.5, 0.0])
+@pytest.mark.parametrize("mechanism", [Gaussian, MatrixFactorisation])
+def test_the_noise_does_not_depend_on_who_sends_an_update(mechanism, share):
+    """Also where half of the cohort, or all of it, goes missing."""
+    present = np.random.default_rng(2).random((8, 6)) < 0.7
+    missing = present & (np.arange(6) < 6 * share)
+    private = mechanism(1.0, 2.0, 1e-5)
+    _, everyone = drive(FedAU(cutoff=3), private, present, zeros(5), 5)
+    _, fewer = drive(FedAU(cutoff=3), private, missing, zeros(5), 5)
+    np.testing.assert_array_equal(everyone, fewer)
+    assert (np.abs(everyone) > 0).all()
+
+
+@pytest.mark.statistical
+@pytest.mark.parametrize("bands", [1, 4])
+def test_the_noise_in_the_model_is_what_was_accounted(bands):
+    """A correct program fails with probability 1e-6: 60 tests at 1.6e-8 each."""
+    rounds, d, cutoff = 10, 20_000, 5
+    mechanism = MatrixFactorisation(0.7, 1.3, 1e-5, min_separation=bands)
+    present = np.zeros((rounds, 3), dtype=bool)
+    _, moved = drive(FedAU(server_lr=2.0, cutoff=cutoff), mechanism, present, zeros(d), d)
+    # C undoes the correlation: independent, with the deviation η z K C / N
+    white = banded_root(bands, rounds) @ moved / (2.0 * 1.3 * cutoff * 0.7 / 3)
+    level = 1.6e-8
+    for row in white:
+        assert stats.kstest(row, "norm").pvalue > level
+    for one in range(rounds):
+        for other in range(one):
+            correlation = (white[one] * white[other]).sum() / d**0.5
+            assert 2 * stats.norm.sf(abs(correlation)) > level
+
+
+@pytest.mark.statistical
+def test_secret_noise_is_standard_normal_and_never_the_same():
+    first, second = standard_normals(200_000, 0, None), standard_normals(200_000, 0, None)
+    assert not torch.equal(first, second)
+    for sample in (first, second):  # fails with probability 2e-6 each
+        assert stats.kstest(sample.numpy(), "norm").pvalue > 2e-6
+    assert len(standard_normals(7, 0, None)) == 7
+
+
+def test_a_strategy_has_secret_noise_and_a_simulation_that_of_its_seed():
+    present = np.ones((2, 2), dtype=bool)
+    mechanism = Gaussian(1.0, 1.0, 1e-5)
+    runs = [drive(AVERAGE, mechanism, present, zeros(3), 3, seed)[1] for seed in (1, 1, 2, None)]
+    np.testing.assert_array_equal(runs[0], runs[1])
+    assert not np.isclose(runs[0], runs[2]).any()
+    assert not np.isclose(runs[0], runs[3]).any()
+
+
+def test_correlated_noise_nearly_cancels_over_the_rounds():
+    rounds, d = 200, 300
+    present = np.zeros((rounds, 1), dtype=bool)
+    spread = {}
+    for bands in (1, 32):
+        mechanism = MatrixFactorisation(1.0, 1.0, 1e-5, min_separation=bands)
+        driver, _ = drive(AVERAGE, mechanism, present, zeros(d), d)
+        spread[bands] = float(driver.state.model.std())
+    assert spread[1] == pytest.approx(rounds**0.5, rel=0.3)
+    assert spread[32] < 0.5 * spread[1]
+
+
+def test_clients_rest_and_stop_as_the_mechanism_asks():
+    mechanism = MatrixFactorisation(1.0, 1.0, 1e-5, min_separation=3, max_participations=2)
+    seen = []
+
+    def record(t, ids):
+        seen.append((t, ids.tolist()))
+        return np.zeros((len(ids), 1))
+
+    present = np.ones((8, 2), dtype=bool)
+    present[0, 1] = False
+    driver, moved = drive(AVERAGE, mechanism, present, record, 1)
+    assert [one for one in seen if one[1]] == [(0, [0]), (1, [1]), (3, [0]), (4, [1])]
+    # Nobody may ever take part again: there is nothing to hide, and the model stays.
+    assert (moved[:5] != 0).all()
+    assert (moved[5:] == 0).all()
+    assert driver.algorithm.is_finished(driver.state)
+
+
+@pytest.mark.parametrize("algorithm", [AVERAGE, FedAU(cutoff=4)])
+def test_no_client_exceeds_its_budget_and_none_stops_before_its_next_update_could(algorithm):
+    z, budget = 1.5, 6.0
+    mechanism = Gaussian(1.0, z, 1e-5, budget=budget)
+    present = np.random.default_rng(3).random((60, 5)) < [0.02, 0.3, 0.5, 0.8, 1.0]
+    driver, _ = drive(algorithm, mechanism, present, zeros(1), 1)
+    free, _ = drive(algorithm, Gaussian(1.0, z, 1e-5), present, zeros(1), 1)
+    limit = loss_of_epsilon(budget, 1e-5) * z**2
+    spent = driver.state.lost
+    assert (spent <= limit).all()
+    stopped = driver.state.rounds < free.state.rounds
+    assert stopped.any()
+    assert not stopped.all()
+    assert (spent[stopped] > limit - 1.0).all()
+    assert mechanism.epsilon(float(spent.max()) / z**2) <= budget
+
+
+def test_a_budget_below_one_update_is_refused():
+    with pytest.raises(InvalidInputError, match=r"^privacy: one update .* ε = 0.1; "):
+        drive(AVERAGE, Gaussian(1.0, 1.0, 1e-5, budget=0.1), np.ones((1, 2), bool), zeros(1), 1)
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        A.MIFA(),
+        A.FedVARP(),
+        A.FedLaAvg(),
+        A.Scaffold(),
+        A.AmplifiedScaffold(period=2, factor=1.5),
+        A.TrimmedMean(inner=FedAU()),
+        A.Median(inner=FedAU()),
+        Clipped(bound=1.0, quantile=0.5, inner=FedAU()),
+        A.ClientSideMemory(FedAU()),
+        A.CentralSGD(),
+        Amplified(period=2, factor=1.5, inner=A.MIFA()),
+    ],
+)
+def test_methods_that_use_more_than_a_sum_are_refused(algorithm):
+    with pytest.raises(InvalidInputError, match=r"^algorithm: .* uses more .*; give fedau"):
+        make_private(algorithm, Gaussian(1.0, 1.0, 1e-5), 0)
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    [FedAU(cutoff=None), FedAvg(), FedAvg(weights="given"), A.WeightedFedAvg(rates=[0.5, 0.5])],
+)
+def test_weights_without_a_public_bound_are_refused(algorithm):
+    with pytest.raises(InvalidInputError, match=r"^algorithm: .*any weight.*; give fedau"):
+        drive(algorithm, Gaussian(1.0, 1.0, 1e-5), np.ones((1, 2), bool), zeros(1), 1)
+
+
+def test_a_method_with_a_false_bound_is_stopped():
+    class Doubled(FedAvg):
+        def client_weights(self, state, updates):
+            return 2.0 * super().client_weights(state, updates)
+
+    with pytest.raises(InvalidInputError, match=r"the weight 2, more than its weight_bound of 1;"):
+        drive(Doubled(weights="all"), Gaussian(1.0, 1.0, 1e-5), np.ones((1, 2), bool), zeros(1), 1)
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda inner: Amplified(period=3, factor=2.0, inner=inner),
+        lambda inner: FedAdam(inner=inner),
+        lambda inner: A.FedAvgM(inner=inner),
+        lambda inner: A.Averaged(inner=inner),
+    ],
+)
+def test_wrappers_see_only_the_steps_that_have_noise(wrap):
+    """Their models are functions of the private steps alone."""
+    present = np.random.default_rng(4).random((9, 4)) < 0.6
+    updates = np.random.default_rng(5).normal(size=(9, 4, 3))
+    mechanism = Gaussian(1.0, 1.0, 1e-5)
+    wrapped, _ = drive(wrap(FedAU(cutoff=3)), mechanism, present, lambda t, n: updates[t, n], 3)
+    _, steps = drive(FedAU(cutoff=3), mechanism, present, lambda t, n: updates[t, n], 3)
+    # The same steps, as those of a single client without noise
+    method = wrap(FedAvg())
+    driver = RoundDriver(method, torch.zeros(3, dtype=torch.float64), Population(1))
+    one = torch.ones(1)
+    for step in torch.from_numpy(steps):
+        updates_of_one = ClientUpdates(torch.tensor([0]), one, step[None], 0.1, one)
+        driver.absorb(updates_of_one)
+        driver.step(0.1)
+    np.testing.assert_allclose(wrapped.output.numpy(), driver.output.numpy(), rtol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"clip": 0.0}, "^clip: 0.0 is not a positive number"),
+        ({"noise_multiplier": -1.0}, "^noise_multiplier: -1.0 is not"),
+        ({"delta": 1.0}, r"^delta: 1.0 is not within \(0, 1\)"),
+        ({"budget": 0.0}, "^budget: 0.0 is not a positive number"),
+        ({"budget": 1.0, "noise_multiplier": 0.0}, "^budget: without noise"),
+        ({"bands": 4, "min_separation": 3}, "^bands: 4 bands overlap .*; give at most 3"),
+        ({"max_participations": 0}, "^max_participations: 0 is not"),
+    ],
+)
+def test_impossible_mechanisms_are_refused(arguments, message):
+    with pytest.raises(InvalidInputError, match=message):
+        MatrixFactorisation(**({"clip": 1.0, "noise_multiplier": 1.0, "delta": 1e-5} | arguments))
+
+
+def simulate(privacy, rounds=12, **options):
+    draws = np.random.default_rng(6)
+    return ft.simulate(
+        problem=ft.problems.Quadratic(
+            matrices=np.stack([np.eye(3)] * 6), centers=draws.normal(size=(6, 3))
+        ),
+        participation=ft.participation.Bernoulli(0.5),
+        algorithm=FedAU(cutoff=4),
+        local=ft.LocalTraining(steps=2, lr=0.1),
+        rounds=rounds,
+        privacy=privacy,
+        progress=False,
+        trainer="reference",
+        **options,
+    )
+
+
+def test_a_simulation_resumes_bit_for_bit_with_its_noise(tmp_path):
+    class Stop(ft.callbacks.Callback):
+        def on_round_end(self, run):
+            if run.round == 7:
+                raise KeyboardInterrupt
+
+    mechanism = MatrixFactorisation(1.0, 1.0, 1e-5, min_separation=3)
+    whole = simulate(mechanism, out=tmp_path / "whole")
+    options = {"out": tmp_path / "cut", "checkpoint": {"seconds": 1e9, "every": 5}}
+    with pytest.raises(KeyboardInterrupt):
+        simulate(mechanism, callbacks=[Stop()], **options)
+    resumed = simulate(mechanism, resume=True, **options)
+    np.testing.assert_array_equal(whole.model, resumed.model)
+    assert not np.array_equal(whole.model, simulate(None).model)
+
+
+def test_a_mechanism_may_be_given_as_plain_data_and_is_part_of_the_experiment():
+    plain = {"type": "gaussian", "clip": 1.0, "noise_multiplier": 0.5, "delta": 1e-5}
+    result = simulate(plain)
+    assert result.experiment.privacy == Gaussian(1.0, 0.5, 1e-5)
+    assert result.experiment.to_dict()["privacy"]["type"] == "gaussian"
+    np.testing.assert_array_equal(result.model, simulate(Gaussian(1.0, 0.5, 1e-5)).model)
