@@ -19,7 +19,8 @@ class WeightedSumState(State):
 
     Args:
         population: N, the number of clients.
-        total: Σ a_n Δ_n over this round's updates so far, shape (d,).
+        total: Σ a_n Δ_n over this round's updates so far, shape (d,); before the first of them a
+            view of a single zero, which takes no memory.
         clients: ids of the clients absorbed in this round so far, shape (S,).
         weights: their a_n, shape (S,).
     """
@@ -37,7 +38,7 @@ class WeightedSumState(State):
             model=model,
             round=0,
             population=population.clients,
-            total=torch.zeros_like(model),
+            total=_no_sum(model),
             clients=clients,
             weights=weights,
             **fields,
@@ -71,25 +72,36 @@ class WeightedSum(Algorithm[SumT]):
     def absorb(self, state: SumT, updates: ClientUpdates) -> SumT:
         """Add Σ a_n Δ_n of this chunk."""
         weights = self.client_weights(state, updates).to(state.model.dtype)
+        total = weights @ updates.deltas
         return replace(
             state,
-            total=state.total + weights @ updates.deltas,
+            total=total.add_(state.total),
             clients=torch.cat([state.clients, updates.clients]),
             weights=torch.cat([state.weights, weights]),
         )
 
     def step(self, state: SumT, lr: float) -> tuple[SumT, RoundInfo]:
-        """Move the model by η / D times the sum; an empty round leaves it where it is."""
-        empty = len(state.clients) == 0
-        scale = 0.0 if empty else self.server_lr / self.normaliser(state)
-        info = RoundInfo(state.clients, state.weights * scale, state.total * scale)
+        """Move the model by η / D times the sum; an empty round leaves it where it is.
+
+        The sum itself becomes the direction: models may be large.
+        """
+        if len(state.clients):
+            scale = self.server_lr / self.normaliser(state)
+            info = RoundInfo(state.clients, state.weights * scale, state.total.mul_(scale))
+        else:
+            info = RoundInfo(state.clients, state.weights, torch.zeros_like(state.model))
         clients, weights = no_updates(state.model)
         state = replace(
             state,
             model=state.model + info.direction,
             round=state.round + 1,
-            total=torch.zeros_like(state.total),
+            total=_no_sum(state.model),
             clients=clients,
             weights=weights,
         )
         return state, info
+
+
+def _no_sum(model: Tensor) -> Tensor:
+    """Return zeros of the model's shape in the memory of one."""
+    return model.new_zeros(()).expand_as(model)

@@ -8,8 +8,10 @@ An algorithm does not know who runs it. In every round its driver (see `RoundDri
 4. calls `step` once, even if nobody reported.
 
 `init`, `choose_cohort`, `instruct` and `output` are pure functions. `absorb` and `step` return the
-next state and may reuse the memory of per-client rows in the state that they are given, because
-copying N × d numbers in every round would cost O(N). The model is never changed in place.
+next state and may reuse memory of the state that they are given: of per-client rows, because
+copying N × d numbers in every round would cost O(N), and of sums over the updates of the round that
+is under way, because models may be large. All else that a state holds when a round begins, above
+all the model, is never changed in place.
 """
 
 from __future__ import annotations
@@ -284,14 +286,14 @@ class Algorithm(ABC, Generic[StateT]):
     def absorb(self, state: StateT, updates: ClientUpdates) -> StateT:
         """Fold in a chunk of this round's updates; the order of chunks affects only rounding.
 
-        May reuse the memory of per-client rows of `state`.
+        May reuse memory of `state`, as the module says.
         """
 
     @abstractmethod
     def step(self, state: StateT, lr: float) -> tuple[StateT, RoundInfo]:
         """End the round, also an empty one: move the model and say what happened.
 
-        May reuse the memory of per-client rows of `state`.
+        May reuse memory of `state`, as the module says.
 
         Args:
             state: with all of the round's updates folded in.

@@ -121,7 +121,8 @@ def arrays_to_vector(
 ) -> Tensor:
     """Return named arrays, less `origin`, as a vector, shape (d,), of the dtype of `like`.
 
-    Differences are taken in the arrays' own dtype if that is the wider one.
+    Differences are taken in the arrays' own dtype if that is the wider one. Models may be large:
+    nothing else of their size is made.
 
     Raises:
         ValueError: names, shapes or dtypes other than the layout's.
@@ -129,19 +130,23 @@ def arrays_to_vector(
     """
     if arrays.keys() != layout.shapes.keys():
         raise ValueError(f"arrays {sorted(arrays)} instead of {sorted(layout.shapes)}")
-    x, end = torch.empty(layout.size, dtype=like.dtype, device=like.device), 0
-    for name, shape in layout.shapes.items():
-        values = _decode(arrays[name], tuple(shape))  # one at a time: models may be large
-        if values.shape != tuple(shape):
-            raise ValueError(f"{name} of shape {values.shape} instead of {tuple(shape)}")
-        if values.dtype.kind != "f":
-            raise ValueError(f"{name} of type {values.dtype}")
-        part = slice(end, end := end + values.size)
-        tensor = torch.tensor(values).flatten()
-        x[part] = tensor if origin is None else tensor - origin[part]
-    if not bool(torch.isfinite(x.square().sum())):
-        raise FloatingPointError("numbers that are not finite, or too large")
-    return x
+    start = None if origin is None else origin.numpy(force=True)
+    x, end = np.empty(layout.size, dtype=like.numpy(force=True).dtype), 0
+    with np.errstate(all="ignore"):
+        for name, shape in layout.shapes.items():
+            values = _decode(arrays[name], tuple(shape))
+            if values.shape != tuple(shape):
+                raise ValueError(f"{name} of shape {values.shape} instead of {tuple(shape)}")
+            if values.dtype.kind != "f":
+                raise ValueError(f"{name} of type {values.dtype}")
+            part = slice(end, end := end + values.size)
+            if start is None:
+                x[part] = values.ravel()
+            else:
+                np.subtract(values.ravel(), start[part], out=x[part], casting="same_kind")
+        if not np.isfinite(np.dot(x, x)):
+            raise FloatingPointError("numbers that are not finite, or too large")
+    return torch.from_numpy(x).to(like.device)
 
 
 def _decode(array: Array, shape: tuple[int, ...]) -> NDArray[Any]:
