@@ -226,9 +226,7 @@ def test_of_two_keys_with_one_name_the_one_online_first_is_the_client_until_it_g
     trained = [m for m in grid.sent if m.metadata.dst_node_id in (first, second)]
     assert all(m.metadata.message_type == "train" for m in trained)
     assert [m.metadata.dst_node_id for m in trained] == [first] * 21 + [second] * 19
-    assert [
-        round for (round,) in read_ledger(url).filter(client="site-a").select("round").rows()
-    ] == [t for t in range(40)]
+    assert read_ledger(url).filter(client="site-a")["round"].to_list() == list(range(40))
     warnings = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
     assert [text for text in warnings if "longer as 'site-a'" in text] == [
         f"node {second} does not take part: node {first} has been online longer as 'site-a'; "

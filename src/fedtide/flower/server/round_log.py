@@ -25,7 +25,7 @@ class RoundLog:
 
     def __init__(self, t: int, names: list[str], now: Callable[[], float]) -> None:
         self._t, self._names, self._now = t, names, now
-        self._entries: dict[int, Entry] = {}
+        self._reached: dict[int, tuple[str, float | None, float, int | None, str | None]] = {}
         self._late = self._rejected = 0
 
     def record(
@@ -45,11 +45,10 @@ class RoundLog:
             asked: the round of the message that it answers.
             reason: why its update is not used, one of REASONS.
         """
-        entry = self._entries.get(client)
-        if entry is None or STAGES.index(entry.stage) <= STAGES.index(stage):
+        reached = self._reached.get(client)
+        if reached is None or STAGES.index(reached[0]) <= STAGES.index(stage):
             asked = None if asked == self._t else asked
-            name, now = self._names[client], self._now()
-            self._entries[client] = Entry(name, stage, weight, now, asked, reason)
+            self._reached[client] = (stage, weight, self._now(), asked, reason)
 
     def reject(self, client: int, asked: int, reason: str, text: str) -> None:
         """Record and log that a client's reply is not used.
@@ -71,7 +70,7 @@ class RoundLog:
 
     def remove(self, client: int) -> None:
         """Remove a client that turned out not to be available."""
-        self._entries.pop(client, None)
+        self._reached.pop(client, None)
 
     def close(self) -> list[Entry]:
         """Return all entries, sorted by the number of the client; log what was only counted."""
@@ -79,7 +78,7 @@ class RoundLog:
             log.info("%d replies not used: their rounds have ended", self._late)
         if self._rejected > _LOGGED_REPLIES:
             log.warning("%d further replies not used", self._rejected - _LOGGED_REPLIES)
-        return [entry for _, entry in sorted(self._entries.items())]
+        return [Entry(self._names[n], *facts) for n, facts in sorted(self._reached.items())]
 
     def _log(self, client: int, reason: str, text: str) -> None:
         if reason == "late":  # of each slow client in every round

@@ -228,20 +228,20 @@ class FedTide(Strategy):
         if instructions.model is not training.model:
             arrays = self._to_arrays(instructions.model)
         training.sent_models[t] = instructions.model
-        round_config = build_round_config(
+        config = build_round_config(
             instructions,
             round=t,
             form=self.algorithm.client_form,
             requires_plain_sgd=self.algorithm.requires_plain_sgd,
             config=config,
         )
+        common = RecordDict({"arrays": arrays, "config": config})
         steps_taken, accepted = training.steps_taken.tolist(), training.accepted_rounds.tolist()
         messages = []
         for i, client in enumerate(cohort.tolist()):
             correction = instructions.correction
             content = build_train_content(
-                arrays,
-                round_config,
+                common,
                 None if correction is None else self._to_arrays(correction[i]),
                 client=self._registry.names[client],
                 steps_taken=steps_taken[client],
