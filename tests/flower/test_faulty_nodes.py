@@ -68,8 +68,11 @@ def ledgers(tmp_path) -> dict[str, Path]:
     return {method: tmp_path / f"{method}.db" for method in LIES}
 
 
-def test_nobody_then_a_steady_a_late_and_a_bad_client(tmp_path, ledgers):
-    """FedAvg and MIFA at once. The bad client is silent, is killed, comes back, and lies."""
+def test_nobody_then_a_steady_a_late_and_a_bad_client(tmp_path, ledgers, set_clock):
+    """FedAvg and MIFA at once. The bad client is silent, is killed, comes back, and lies.
+
+    Then the clocks of all processes are set back by an hour.
+    """
     paths = ledgers.values()
     timeout = max(8.0, 3 + 2 * time_startup())  # seconds in which the steady client answers both
     with LocalFederation(tmp_path / "federation", tls=True) as federation:
@@ -89,7 +92,13 @@ def test_nobody_then_a_steady_a_late_and_a_bad_client(tmp_path, ledgers):
         for lie in (lie for lies in LIES.values() for lie in lies):
             wait_until(lambda lie=lie: refused(log, lie), f"refusal of what {lie}")
         wait_until(lambda: all(rows(path, STEADY, "used") for path in paths), "timely answers")
-        wait_until(lambda: all(len(late_answers(path)) >= 2 for path in paths), "late answers")
+        wait_until(lambda: all(late_answers(path) for path in paths), "late answers")
+        answers = {path: len(late_answers(path)) for path in paths}
+        set_clock(-3600)
+        wait_until(
+            lambda: all(len(late_answers(path)) >= answers[path] + 2 for path in paths),
+            "late answers after the clocks were set back",
+        )
         states = {method: load_state(tmp_path, method) for method in LIES}
         wait_until(
             lambda: all(count_rounds(ledgers[m]) >= states[m].round for m in LIES), "ledgers"
@@ -102,6 +111,8 @@ def test_nobody_then_a_steady_a_late_and_a_bad_client(tmp_path, ledgers):
     for method, path in ledgers.items():
         times = read_rounds(f"sqlite:///{path}")
         assert times["round"].to_list() == list(range(len(times)))
+        assert times["time"].is_sorted()
+        assert times["time"][-1] - times["time"][0] < 3600
         assert min(row.round for row in rows(path)) >= 2
         for row in rows(path, stages="selected"):  # silent until the deadline
             assert times["time"][row.round] - times["time"][row.round - 1] >= 0.99 * timeout
@@ -109,6 +120,8 @@ def test_nobody_then_a_steady_a_late_and_a_bad_client(tmp_path, ledgers):
         asked = [row.asked for row in late_answers(path)]
         assert asked == sorted(set(asked))
         assert all(row.asked < row.round for row in late_answers(path))
+        for row in late_answers(path):  # it is not asked again while it owes a reply
+            assert not [r for r in rows(path, LATE) if row.asked < r.round < row.round]
         wanted = "used" if method == "mifa" else "reported"
         assert {row.stage for row in late_answers(path)} == {wanted}
         model = states[method].tensors["state.model"].numpy()
