@@ -95,7 +95,10 @@ def federation(tmp_path) -> Iterator[LocalFederation]:
 
 
 def test_node_server_and_superlink_are_killed_and_the_federation_goes_on(federation, tmp_path):
-    """Each is killed in the middle of a round; the SuperLink with the server app, as in a crash."""
+    """Each is killed in the middle of a round; the SuperLink with the server app, as in a crash.
+
+    At last the newest checkpoint is damaged, and its round is repeated.
+    """
     rounds, path = 60, tmp_path / "mifa.db"
     config = {"methods": "mifa", "folder": tmp_path, "names": " ".join(SITES), "timeout": 8.0}
 

@@ -68,11 +68,8 @@ def ledgers(tmp_path) -> dict[str, Path]:
     return {method: tmp_path / f"{method}.db" for method in LIES}
 
 
-def test_nobody_then_a_steady_a_late_and_a_bad_client(tmp_path, ledgers, set_clock):
-    """FedAvg and MIFA at once. The bad client is silent, is killed, comes back, and lies.
-
-    Then the clocks of all processes are set back by an hour.
-    """
+def test_nobody_then_a_steady_a_late_and_a_bad_client(tmp_path, ledgers):
+    """FedAvg and MIFA at once. The bad client is silent, is killed, comes back, and lies."""
     paths = ledgers.values()
     timeout = max(8.0, 3 + 2 * time_startup())  # seconds in which the steady client answers both
     with LocalFederation(tmp_path / "federation", tls=True) as federation:
@@ -92,13 +89,7 @@ def test_nobody_then_a_steady_a_late_and_a_bad_client(tmp_path, ledgers, set_clo
         for lie in (lie for lies in LIES.values() for lie in lies):
             wait_until(lambda lie=lie: refused(log, lie), f"refusal of what {lie}")
         wait_until(lambda: all(rows(path, STEADY, "used") for path in paths), "timely answers")
-        wait_until(lambda: all(late_answers(path) for path in paths), "late answers")
-        answers = {path: len(late_answers(path)) for path in paths}
-        set_clock(-3600)
-        wait_until(
-            lambda: all(len(late_answers(path)) >= answers[path] + 2 for path in paths),
-            "late answers after the clocks were set back",
-        )
+        wait_until(lambda: all(len(late_answers(path)) >= 2 for path in paths), "late answers")
         states = {method: load_state(tmp_path, method) for method in LIES}
         wait_until(
             lambda: all(count_rounds(ledgers[m]) >= states[m].round for m in LIES), "ledgers"
@@ -111,8 +102,6 @@ def test_nobody_then_a_steady_a_late_and_a_bad_client(tmp_path, ledgers, set_clo
     for method, path in ledgers.items():
         times = read_rounds(f"sqlite:///{path}")
         assert times["round"].to_list() == list(range(len(times)))
-        assert times["time"].is_sorted()
-        assert times["time"][-1] - times["time"][0] < 3600
         assert min(row.round for row in rows(path)) >= 2
         for row in rows(path, stages="selected"):  # silent until the deadline
             assert times["time"][row.round] - times["time"][row.round - 1] >= 0.99 * timeout
@@ -120,8 +109,6 @@ def test_nobody_then_a_steady_a_late_and_a_bad_client(tmp_path, ledgers, set_clo
         asked = [row.asked for row in late_answers(path)]
         assert asked == sorted(set(asked))
         assert all(row.asked < row.round for row in late_answers(path))
-        for row in late_answers(path):  # it is not asked again while it owes a reply
-            assert not [r for r in rows(path, LATE) if row.asked < r.round < row.round]
         wanted = "used" if method == "mifa" else "reported"
         assert {row.stage for row in late_answers(path)} == {wanted}
         model = states[method].tensors["state.model"].numpy()
@@ -149,3 +136,29 @@ def test_a_mute_newcomer_does_not_hold_up_rounds(tmp_path):
     assert max(np.diff(times[first:])) < 45
     assert set(range(first, len(times) - 1)) <= set(used)
     assert rows(path, BAD) == []
+
+
+def test_clocks_that_are_set_back_by_an_hour_do_not_matter(tmp_path, set_clock):
+    """To MIFA: a slow client is asked again when it has answered, and not before."""
+    path, sites = tmp_path / "mifa.db", [STEADY, LATE]
+    with LocalFederation(tmp_path / "federation", tls=False) as federation:
+        federation.start_superlink(database=False)
+        config = {"folder": tmp_path, "names": " ".join(sites), "timeout": 600, "close_after": 1}
+        federation.submit(APP, methods="mifa", rounds=1000, **config)
+        federation.start_node(STEADY, client=0)
+        federation.start_node(LATE, client=1, sends='"late"')
+        wait_until(lambda: count_rounds(path) and late_answers(path), "late answer")
+        before = len(late_answers(path))
+        set_clock(-3600)
+        wait_until(lambda: len(late_answers(path)) >= before + 2, "late answers afterwards")
+        state = load_state(tmp_path, "mifa")
+        wait_until(lambda: count_rounds(path) >= state.round, "ledger")
+    times = read_rounds(f"sqlite:///{path}")["time"]
+    assert times.is_sorted()
+    assert times[-1] - times[0] < 3600
+    asked = [row.asked for row in late_answers(path)]
+    assert asked == sorted(set(asked))
+    for answer in late_answers(path):
+        assert not [r for r in rows(path, LATE) if answer.asked < r.round < answer.round]
+    wanted = replay("mifa", path, sites, state.round)
+    np.testing.assert_allclose(state.tensors["state.model"].numpy(), wanted, rtol=1e-9)
