@@ -75,9 +75,9 @@ class RoundLog:
     def close(self) -> list[Entry]:
         """Return all entries, sorted by the number of the client; log what was only counted."""
         if self._late:
-            log.info("%d replies not used: their rounds have ended", self._late)
+            log.info("Replies not used, as their rounds have ended: %d", self._late)
         if self._rejected > _LOGGED_REPLIES:
-            log.warning("%d further replies not used", self._rejected - _LOGGED_REPLIES)
+            log.warning("Further replies not used: %d", self._rejected - _LOGGED_REPLIES)
         return [Entry(self._names[n], *facts) for n, facts in sorted(self._reached.items())]
 
     def _log(self, client: int, reason: str, text: str) -> None:
