@@ -63,7 +63,9 @@ POPULATIONS = [
     (a.KnownRates(rates=[0.5]), "rates: 1 rates for 2 clients"),
     (a.FedStale(rates="known"), "rates: this participation process does not know"),
     (a.FedStale(rates=[0.5]), "rates: 1 rates for 2 clients"),
+    (a.KnownRates(rates=[0.5, 0.0]), "rates: client 1 has the rate 0 and may take part"),
     (a.WeightedFedAvg(rates=[0.5, 1.5]), "rates: a rate is not within"),
+    (a.WeightedFedAvg(rates=[0.0, 0.0]), "rates: all are 0"),
     (a.Amplified(period=2, factor=2.0, inner=a.KnownRates()), "rates: this participation"),
 ]
 
@@ -123,6 +125,13 @@ def test_only_averages_of_a_rounds_updates_can_be_trimmed(inner):
 def test_parameters_that_do_not_fit_the_population(method, complaint):
     with pytest.raises(InvalidInputError, match=f"^{complaint}"):
         method.init(torch.zeros(1), Population(2))
+
+
+def test_a_rate_may_be_zero_where_the_process_never_lets_the_client_take_part():
+    never = Population(2, rates=np.array([0.5, 0.0]))
+    a.KnownRates(rates=[0.5, 0.0]).init(torch.zeros(1), never)
+    a.KnownRates().init(torch.zeros(1), never)
+    a.WeightedFedAvg(rates=[0.5, 0.0]).init(torch.zeros(1), Population(2))
 
 
 @pytest.mark.parametrize("method", [a.FedLaAvg(), a.Scaffold(), a.WaitForAll(1, "gradient")])

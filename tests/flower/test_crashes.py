@@ -76,6 +76,13 @@ def test_with_tls_and_node_keys_strangers_are_refused_and_models_equal_the_simul
         assert used == [(t, SITES[n]) for t, n in zip(*script.PRESENT.nonzero(), strict=True)]
 
 
+def damage(path: Path) -> None:
+    """Change a byte in the middle of a file."""
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 16
+    path.write_bytes(content)
+
+
 def used_since(path: Path, name: str, t: int) -> bool:
     return any(row.round >= t for row in rows(path, name, "used"))
 
@@ -88,7 +95,10 @@ def federation(tmp_path) -> Iterator[LocalFederation]:
 
 
 def test_node_server_and_superlink_are_killed_and_the_federation_goes_on(federation, tmp_path):
-    """Each is killed in the middle of a round; the SuperLink with the server app, as in a crash."""
+    """Each is killed in the middle of a round; the SuperLink with the server app, as in a crash.
+
+    At last the newest checkpoint is damaged, and its round is repeated.
+    """
     rounds, path = 60, tmp_path / "mifa.db"
     config = {"methods": "mifa", "folder": tmp_path, "names": " ".join(SITES), "timeout": 8.0}
 
@@ -114,8 +124,11 @@ def test_node_server_and_superlink_are_killed_and_the_federation_goes_on(federat
     superlink.wait()
     last = count_rounds(path) + 2
     federation.start_superlink()
-    said = wait_for_end(federation.submit(APP, rounds=last, **config))
+    wait_for_end(federation.submit(APP, rounds=last, **config))
+    damage(max((tmp_path / "state-mifa").glob("*.safetensors")))
+    said = wait_for_end(federation.submit(APP, rounds=last + 1, **config))
 
-    assert read_rounds(f"sqlite:///{path}")["round"].to_list() == list(range(last)), said
-    wanted = replay("mifa", path, SITES, last)
+    assert f"Round {last} is removed from the ledger and repeated" in said
+    assert read_rounds(f"sqlite:///{path}")["round"].to_list() == list(range(last + 1)), said
+    wanted = replay("mifa", path, SITES, last + 1)
     np.testing.assert_allclose(model(tmp_path, "mifa"), wanted, rtol=1e-9)

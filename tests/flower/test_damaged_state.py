@@ -149,3 +149,20 @@ def test_training_does_not_begin_anew_if_both_checkpoints_are_damaged(tmp_path, 
         with pytest.raises(InvalidInputError, match=r"^state: .* 4 rounds.* damaged; restore"):
             deploy(federation(), A.FedAvg(), rounds=5, state=state, ledger=ledger)
     assert {path: path.read_bytes() for path in state.glob("*.safetensors")} == before
+
+
+def test_both_checkpoints_are_damaged_and_the_ledger_lacks_the_last_round(
+    tmp_path, url, monkeypatch
+):
+    options = {"algorithm": A.FedAvg(), "state": tmp_path / "state", "ledger": url}
+    killed = (TrainingSession, "save", 2, True)
+    end_in_round(monkeypatch, *killed, grid=federation(), rounds=ROUNDS, **options)
+    for path in options["state"].glob("*.safetensors"):
+        flip(0.3)(path)
+    before = read_ledger(url)
+    assert before["round"].unique().to_list() == [0]
+    with pytest.raises(
+        InvalidInputError, match=r"^ledger: it has 1 rounds .* the state 0; restore"
+    ):
+        deploy(federation(), rounds=ROUNDS, **options)
+    assert read_ledger(url).equals(before)

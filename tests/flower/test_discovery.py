@@ -208,6 +208,32 @@ def test_two_nodes_with_one_name_do_not_take_it_from_each_other_at_every_look(ur
     assert 1 <= len(warnings) <= 3
 
 
+@pytest.mark.parametrize("started", [(5.0, 7.0), (7.0, 5.0), (0.0, 0.0)])
+def test_of_two_keys_with_one_name_the_one_online_first_is_the_client_until_it_goes(
+    started, url, caplog
+):
+    """Flower registers any number of keys under one name."""
+    grid = federation(seconds=lambda number: 5.0)
+    first, second = sorted(grid.nodes)[:2]
+    if started[0] > started[1]:
+        first, second = second, first
+    one, other = grid.nodes[first], grid.nodes[second]
+    one.started, other.started = sorted(started)
+    one.name = other.name = "site-a"
+    began = grid.now
+    one.online = lambda now: now < began + 102
+    deploy(grid, FedAvg(), rounds=40, clients=5, ledger=url)
+    trained = [m for m in grid.sent if m.metadata.dst_node_id in (first, second)]
+    assert all(m.metadata.message_type == "train" for m in trained)
+    assert [m.metadata.dst_node_id for m in trained] == [first] * 21 + [second] * 19
+    assert read_ledger(url).filter(client="site-a")["round"].to_list() == list(range(40))
+    warnings = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
+    assert [text for text in warnings if "longer as 'site-a'" in text] == [
+        f"node {second} does not take part: node {first} has been online longer as 'site-a'; "
+        "give each key its own name"
+    ]
+
+
 def test_the_ledger_says_that_a_node_without_the_key_claims_an_absent_client(url):
     """The site runs, but without its registered key; or a stranger does: the ledger cannot know."""
     grid = federation(seconds=lambda number: 1.0)

@@ -136,3 +136,29 @@ def test_a_mute_newcomer_does_not_hold_up_rounds(tmp_path):
     assert max(np.diff(times[first:])) < 45
     assert set(range(first, len(times) - 1)) <= set(used)
     assert rows(path, BAD) == []
+
+
+def test_clocks_that_are_set_back_by_an_hour_do_not_matter(tmp_path, set_clock):
+    """To MIFA: a slow client is asked again when it has answered, and not before."""
+    path, sites = tmp_path / "mifa.db", [STEADY, LATE]
+    with LocalFederation(tmp_path / "federation", tls=False) as federation:
+        federation.start_superlink(database=False)
+        config = {"folder": tmp_path, "names": " ".join(sites), "timeout": 600, "close_after": 1}
+        federation.submit(APP, methods="mifa", rounds=1000, **config)
+        federation.start_node(STEADY, client=0)
+        federation.start_node(LATE, client=1, sends='"late"')
+        wait_until(lambda: count_rounds(path) and late_answers(path), "late answer")
+        before = len(late_answers(path))
+        set_clock(-3600)
+        wait_until(lambda: len(late_answers(path)) >= before + 2, "late answers afterwards")
+        state = load_state(tmp_path, "mifa")
+        wait_until(lambda: count_rounds(path) >= state.round, "ledger")
+    times = read_rounds(f"sqlite:///{path}")["time"]
+    assert times.is_sorted()
+    assert times[-1] - times[0] < 3600
+    asked = [row.asked for row in late_answers(path)]
+    assert asked == sorted(set(asked))
+    for answer in late_answers(path):
+        assert not [r for r in rows(path, LATE) if answer.asked < r.round < answer.round]
+    wanted = replay("mifa", path, sites, state.round)
+    np.testing.assert_allclose(state.tensors["state.model"].numpy(), wanted, rtol=1e-9)

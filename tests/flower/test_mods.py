@@ -139,6 +139,47 @@ def test_methods_that_cannot_work_with_a_mod_refuse_it_by_name(method, url, tmp_
         assert first == second
 
 
+def halve_arrays(message, context, call_next):
+    """A mod of a user's own, which puts new arrays into the record."""
+    reply = call_next(message, context)
+    for record in reply.content.values():
+        if isinstance(record, ArrayRecord):
+            for name, array in list(record.items()):
+                record[name] = Array(array.numpy() / 2)
+    return reply
+
+
+@pytest.mark.parametrize("method", DERIVING, ids=repr)
+def test_an_own_mod_is_refused_where_it_changes_what_updates_are_needed_for(
+    method, url, tmp_path, caplog
+):
+    seen = []
+
+    def note(message, context, call_next):
+        seen.append(message)
+        return call_next(message, context)
+
+    grid = federation(memory=tmp_path, mods=[note])
+    node_of(grid, 0).app = federation(memory=tmp_path, mods=[note, halve_arrays]).nodes[100].app
+    deploy(grid, method, rounds=2, ledger=url)
+    stages = {(client, stage) for _, client, stage, _ in rows(url)}
+    assert stages == {("0", "selected")} | {(c, "used") for c in "1234"}
+    lines = [r.getMessage() for r in caplog.records if "reply of 0 not used" in r.getMessage()]
+    assert len(lines) == 2
+    text = (
+        f"one of note, halve_arrays changed the update, and the server's method {DERIVING[method]}"
+    )
+    assert all(text in line for line in lines)
+    assert len(seen) == 2 * N
+
+
+def test_an_own_mod_may_change_updates_that_are_only_averaged():
+    strategy = deploy(federation(mods=[halve_arrays]), A.FedAvg(), rounds=1)
+    x = TASK.start.numpy()
+    wanted = np.mean([(x + update_of(n, x)) / 2 for n in range(N)], axis=0)
+    np.testing.assert_allclose(model(strategy), wanted, rtol=1e-12)
+
+
 def test_mods_for_training_do_not_see_names_or_evaluations(url):
     """FedTide asks every client for its name; a mod that expects a model cannot answer."""
     seen = []

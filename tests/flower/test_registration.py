@@ -63,9 +63,9 @@ def test_a_taken_name_is_refused(superlink, commands, tmp_path):
     assert commands == []
 
 
-@pytest.mark.parametrize("name", ["", "two\nlines", "\x1b[31m"])
+@pytest.mark.parametrize("name", ["", "two\nlines", "\x1b[31m", "x" * 201])
 def test_what_cannot_name_a_client_is_refused(superlink, commands, tmp_path, name):
-    with pytest.raises(InvalidInputError, match=r"^name: .* is empty or not printable"):
+    with pytest.raises(InvalidInputError, match=r"^name: .* is empty, too long, or not "):
         register_site(tmp_path / "a.pub", name, "ours")
     assert commands == []
 

@@ -6,10 +6,11 @@ from flwr.app import Array, ArrayRecord
 
 import fedtide as ft
 from fedtide.errors import InvalidInputError
+from fedtide.flower.protocol import vector_to_arrays
 from fedtide.flower.server.strategy import FedTide
-from fedtide.participation.log.ledger import read_ledger
+from fedtide.participation.log.ledger import read_ledger, read_rounds
 
-from .driver import N, deploy, federation, model
+from .driver import TASK, N, deploy, federation, model, update_of
 
 A = ft.algorithms
 FedAvg = A.FedAvg
@@ -57,6 +58,34 @@ def test_values_by_name_belong_to_the_clients_of_these_names():
     named = deploy(federation(), A.KnownRates(rates=mapping), rounds=3, clients=order)
     assert named.training.driver.state.rates.tolist() == [mapping[name] for name in order]
     np.testing.assert_allclose(model(named), model(listed), rtol=1e-12)
+
+
+def test_a_rate_of_zero_is_refused_before_training_as_its_client_may_come(tmp_path, url):
+    rates = dict(zip(NAMES, RATES, strict=True)) | {"3": 0.0}
+    options = {"state": tmp_path / "state", "ledger": url, "rounds": 2}
+    with pytest.raises(InvalidInputError, match=r"^rates: client 3 \(3\) has the rate 0 .*; give"):
+        deploy(federation(), A.KnownRates(rates=rates), **options)
+    positive = deploy(federation(), A.KnownRates(rates=rates | {"3": 0.1}), **options)
+    assert positive.training.round == 2
+
+
+def test_changed_settings_go_on_with_the_model_under_a_new_name(tmp_path, url):
+    """As docs/deploy.md describes: the old method reads the old state and trains no more."""
+    old = {"state": tmp_path / "one", "ledger": url, "federation": "one"}
+    before = model(deploy(federation(), A.KnownRates(rates=RATES), rounds=3, **old))
+    start, grid = vector_to_arrays(TASK.start, TASK.layout), federation()
+    strategy = FedTide(A.KnownRates(rates=RATES), clients=NAMES, clock=grid.clock, **old)
+    arrays = strategy.start(grid, start, num_rounds=0).arrays
+    [values] = [array.numpy() for array in arrays.values()]
+    np.testing.assert_array_equal(values.ravel(), before)
+    new = {"state": tmp_path / "two", "ledger": url, "federation": "two"}
+    grid = federation()
+    strategy = FedTide(A.KnownRates(rates=[1.0] * N), clients=NAMES, clock=grid.clock, **new)
+    strategy.start(grid, arrays, num_rounds=1)
+    steps = [update_of(n, before) for n in range(N)]
+    np.testing.assert_allclose(model(strategy), before + np.mean(steps, axis=0), rtol=1e-12)
+    assert read_rounds(f"{url}#one")["round"].to_list() == [0, 1, 2]
+    assert read_rounds(f"{url}#two")["round"].to_list() == [0]
 
 
 @pytest.mark.parametrize(

@@ -87,19 +87,21 @@ def find_gone(seen: dict[str, list[int]], now: int) -> dict[str, bool]:
     """Return whether each client is gone by round `now`, given the rounds in which it was seen.
 
     The rule, in words: it has been silent for more than twice as long as ever before, and as the
-    longest silence of half of the clients that were silent and came back; and if its rounds were
-    drawn at random from all since the first, such a silence had a chance of at most 0.001 / N.
+    longest silence of half of the clients that were silent and came back; if it was never silent
+    before, for more than twice as long as any client that came back. And if its rounds were drawn
+    at random from all since the first, such a silence had a chance of at most 0.001 / N.
     """
     longest = {
         name: max((later - earlier - 1 for earlier, later in pairwise(rounds)), default=0)
         for name, rounds in seen.items()
     }
-    usual = median([silence for silence in longest.values() if silence] or [0])
+    ended = [silence for silence in longest.values() if silence] or [0]
     found = {}
     for name, rounds in seen.items():
         first, last, silence = rounds[0], rounds[-1], now - rounds[-1]
         random = ((last - first) / max(now - first, 1)) ** (len(rounds) - 1)
-        unusual = silence > 2 * max(longest[name], usual)
+        usual = max(longest[name], median(ended)) if longest[name] else max(ended)
+        unusual = silence > 2 * usual
         found[name] = unusual and len(rounds) > 1 and len(seen) * random <= 0.001
     return found
 

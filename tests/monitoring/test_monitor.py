@@ -164,6 +164,20 @@ def test_a_client_that_leaves_is_called_gone_as_the_rule_says():
     assert not np.any(called, axis=0)[2:].any()
 
 
+def test_a_first_silence_is_compared_with_the_longest_of_others():
+    """Two clients whose silences of 1 and of 30 rounds have ended, and one that is silent."""
+    present = np.ones((140, 3), dtype=bool)
+    present[20, 0] = present[30:60, 1] = present[80:, 2] = False
+    totals, called = ClientTotals.empty(3), []
+    for t, there in enumerate(present):
+        clients = np.flatnonzero(there)
+        totals.add(clients, t, np.zeros(len(clients)), clients[:0])
+        called.append(find_states(totals, 0, t)[2] == GONE)
+    assert not any(called)  # silent for 60 rounds, twice 30
+    totals.add(np.array([0, 1]), 140, np.zeros(2), np.array([], dtype=np.int64))
+    assert find_states(totals, 0, 140)[2] == GONE
+
+
 def test_a_client_that_comes_at_random_is_hardly_ever_called_gone():
     rates = np.random.default_rng(2).uniform(0.05, 0.95, 50)
     totals = ClientTotals.empty(50)

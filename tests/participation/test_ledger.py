@@ -299,9 +299,22 @@ def test_files_that_are_not_ledgers_are_rejected(tmp_path: Path):
     other = tmp_path / "other.db"
     sqlite3.connect(other).execute("CREATE TABLE x (y)").connection.close()
     (tmp_path / "text.db").write_text("no database" * 100)
-    for name in ("other.db", "text.db"):
-        with pytest.raises(InvalidInputError, match=r"ledger: .* fails"):
+    (tmp_path / "empty.db").touch()
+    for name, complaint in {
+        "other.db": "holds no ledger; give",
+        "empty.db": "holds no ledger; give",
+        "text.db": "fails",
+        "x" * 300: "no database",
+    }.items():
+        with pytest.raises(InvalidInputError, match=f"ledger: .*{complaint}"):
             read_ledger(f"sqlite:///{tmp_path / name}")
+
+
+def test_the_path_of_a_ledger_in_place_of_its_url_is_corrected(tmp_path: Path):
+    path = tmp_path / "ledger.db"
+    path.touch()
+    with pytest.raises(InvalidInputError, match=f"; write sqlite:///{path}$"):
+        read_ledger(str(path))
 
 
 def test_an_unknown_stage_is_rejected():

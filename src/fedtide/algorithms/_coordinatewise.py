@@ -16,7 +16,7 @@ from fedtide.algorithms.base import Algorithm, ClientUpdates, RoundInfo
 from fedtide.errors import InvalidInputError
 from fedtide.population import Population
 
-_BLOCK = 2**20  # numbers that are sorted at a time, to bound the memory for copies
+_BLOCK = 2**18  # numbers that are sorted at a time, so that all copies of them stay in the cache
 
 
 @dataclass(frozen=True)
@@ -125,6 +125,9 @@ def _kept(values: Tensor, b: int) -> Tensor:
     else:
         ordered = values.sort(dim=1).values
     middle = ordered[:, b : values.shape[1] - b]
+    within = (values >= middle[:, :1]) & (values <= middle[:, -1:])
+    if int(within.sum()) == middle.numel():  # at least these many in each row: no ties at the ends
+        return within.to(values.dtype)
     kept = ((values > middle[:, :1]) & (values < middle[:, -1:])).to(values.dtype)
     for end in (middle[:, :1], middle[:, -1:]):
         equal = (values == end).to(values.dtype)

@@ -26,7 +26,8 @@ class WeightedSumState(State):
 
     Args:
         population: N, the number of clients.
-        total: Σ a_n Δ_n over this round's updates so far, shape (d,).
+        total: Σ a_n Δ_n over this round's updates so far, shape (d,); before the first of them a
+            view of a single zero, which takes no memory.
         clients: ids of the clients absorbed in this round so far, shape (S,).
         weights: their a_n, shape (S,).
     """
@@ -44,7 +45,7 @@ class WeightedSumState(State):
             model=model,
             round=0,
             population=population.clients,
-            total=torch.zeros_like(model),
+            total=_no_sum(model),
             clients=clients,
             weights=weights,
             **fields,
@@ -86,10 +87,8 @@ class WeightedSum(Algorithm[SumT]):
     def absorb(self, state: SumT, updates: ClientUpdates) -> SumT:
         """Add Σ a_n Δ_n of this chunk."""
         weights = self._weights(state, updates)
-        total = WeightedTotal(
-            updates.clients, weights, weights.to(updates.deltas.device) @ updates.deltas
-        )
-        return WeightedSum.absorb_total(self, state, total)
+        total = weights.to(updates.deltas.device) @ updates.deltas
+        return WeightedSum.absorb_total(self, state, WeightedTotal(updates.clients, weights, total))
 
     def weigh(self, state: SumT, updates: ClientUpdates) -> Tensor | None:
         """Return a_n; None for a method that takes more from the updates than their sum."""
@@ -100,22 +99,27 @@ class WeightedSum(Algorithm[SumT]):
         """Add the sum of this chunk."""
         return replace(
             state,
-            total=state.total + total.total,
+            total=total.total.add_(state.total),
             clients=torch.cat([state.clients, total.clients]),
             weights=torch.cat([state.weights, total.weights]),
         )
 
     def step(self, state: SumT, lr: float) -> tuple[SumT, RoundInfo]:
-        """Move the model by η / D times the sum; an empty round leaves it where it is."""
-        empty = len(state.clients) == 0
-        scale = 0.0 if empty else self.server_lr / self.normaliser(state)
-        info = RoundInfo(state.clients, state.weights * scale, state.total * scale)
+        """Move the model by η / D times the sum; an empty round leaves it where it is.
+
+        The sum itself becomes the direction: models may be large.
+        """
+        if len(state.clients):
+            scale = self.server_lr / self.normaliser(state)
+            info = RoundInfo(state.clients, state.weights * scale, state.total.mul_(scale))
+        else:
+            info = RoundInfo(state.clients, state.weights, torch.zeros_like(state.model))
         clients, weights = no_updates(state.model)
         state = replace(
             state,
             model=state.model + info.direction,
             round=state.round + 1,
-            total=torch.zeros_like(state.total),
+            total=_no_sum(state.model),
             clients=clients,
             weights=weights,
         )
@@ -123,3 +127,8 @@ class WeightedSum(Algorithm[SumT]):
 
     def _weights(self, state: SumT, updates: ClientUpdates) -> Tensor:
         return self.client_weights(state, updates).to(state.model.dtype)
+
+
+def _no_sum(model: Tensor) -> Tensor:
+    """Return zeros of the model's shape in the memory of one."""
+    return model.new_zeros(()).expand_as(model)

@@ -8,9 +8,10 @@ An algorithm does not know who runs it. In every round its driver (see `RoundDri
 4. calls `step` once, even if nobody reported.
 
 `init`, `choose_cohort`, `split_by_start`, `instruct` and `output` are pure functions. `absorb` and
-`step` return the next state and may reuse the memory of per-client rows in the state that they are
-given, because copying N × d numbers in every round would cost O(N). The model is never changed in
-place.
+`step` return the next state and may reuse memory of the state that they are given: of per-client
+rows, because copying N × d numbers in every round would cost O(N), and of sums over the updates of
+the round that is under way, because models may be large. All else that a state holds when a round
+begins, above all the model, is never changed in place.
 
 What has d numbers lies on the device of the model. What says who takes part, with which weight and
 after how many steps, lies in the computer's memory on every device: so no round waits for a GPU to
@@ -322,7 +323,7 @@ class Algorithm(ABC, Generic[StateT]):
     def absorb(self, state: StateT, updates: ClientUpdates) -> StateT:
         """Fold in a chunk of this round's updates; the order of chunks affects only rounding.
 
-        May reuse the memory of per-client rows of `state`.
+        May reuse memory of `state`, as the module says.
         """
 
     def weigh(self, state: StateT, updates: ClientUpdates) -> Tensor | None:
@@ -338,14 +339,17 @@ class Algorithm(ABC, Generic[StateT]):
         return None
 
     def absorb_total(self, state: StateT, total: WeightedTotal) -> StateT:
-        """Fold in a chunk by its sum, as `absorb` would by its updates; only after `weigh`."""
+        """Fold in a chunk by its sum, as `absorb` would by its updates; only after `weigh`.
+
+        May reuse memory of `state`, as the module says, and that of the sum.
+        """
         raise NotImplementedError(f"{type(self).__name__} needs every update")
 
     @abstractmethod
     def step(self, state: StateT, lr: float) -> tuple[StateT, RoundInfo]:
         """End the round, also an empty one: move the model and say what happened.
 
-        May reuse the memory of per-client rows of `state`.
+        May reuse memory of `state`, as the module says.
 
         Args:
             state: with all of the round's updates folded in.

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fedtide.algorithms._weighted_sum import WeightedSum, WeightedSumState
@@ -41,10 +42,12 @@ class KnownRates(WeightedSum[KnownRatesState]):
 
     Args:
         server_lr: η > 0.
-        rates: p_n in (0, 1], (N,) or by name; None: those of the participation process.
+        rates: p_n in (0, 1], (N,) or by name; None: those of the participation process. 0 is only
+            for a client that the process never lets take part.
 
     Raises:
-        InvalidInputError: η not positive; rates outside [0, 1], not N of them, or unknown.
+        InvalidInputError: η not positive; rates outside [0, 1], not N of them, or unknown; the rate
+            0 of a client that may take part.
 
     >>> import torch
     >>> method = KnownRates(rates=[0.5, 0.25])
@@ -63,18 +66,9 @@ class KnownRates(WeightedSum[KnownRatesState]):
 
     def init(self, model: Tensor, population: Population) -> KnownRatesState:
         """Return the state before round 0, with the rates given or those of the population."""
-        given = population.rates if self.rates is None else self.rates
-        if given is None:
-            raise InvalidInputError(
-                "rates: this participation process does not know its rates; give one per client"
-            )
-        rates = np.asarray(order_by_id("rates", given, population), dtype=np.float64)
-        if rates.shape != (population.clients,):
-            raise InvalidInputError(
-                f"rates: {rates.size} rates for {population.clients} clients; give one for each"
-            )
-        if not ((rates >= 0) & (rates <= 1)).all():
-            raise InvalidInputError("rates: a rate is not within [0, 1]; give probabilities")
+        rates = resolve_rates(self.rates, population)
+        if self.rates is not None:
+            _require_rates_of_participants(rates, population)
         tensor = torch.as_tensor(rates, dtype=torch.float64)
         return KnownRatesState.initial(model, population, rates=tensor)
 
@@ -94,3 +88,40 @@ class KnownRates(WeightedSum[KnownRatesState]):
 
     def normaliser(self, state: KnownRatesState) -> float:
         return float(state.population)
+
+
+def resolve_rates(
+    rates: Sequence[float] | Mapping[Name, float] | None, population: Population
+) -> NDArray[np.float64]:
+    """Return p_n of all clients, (N,): those given, or else those of the population.
+
+    Raises:
+        InvalidInputError: rates outside [0, 1], not N of them, or unknown.
+    """
+    given = population.rates if rates is None else rates
+    if given is None:
+        raise InvalidInputError(
+            "rates: this participation process does not know its rates; give one per client"
+        )
+    resolved = np.asarray(order_by_id("rates", given, population), dtype=np.float64)
+    if resolved.shape != (population.clients,):
+        raise InvalidInputError(
+            f"rates: {resolved.size} rates for {population.clients} clients; give one for each"
+        )
+    if not ((resolved >= 0) & (resolved <= 1)).all():
+        raise InvalidInputError("rates: a rate is not within [0, 1]; give probabilities")
+    return resolved
+
+
+def _require_rates_of_participants(rates: NDArray[np.float64], population: Population) -> None:
+    """Raise InvalidInputError if a client has the rate 0 and may take part all the same.
+
+    Its first update could not be weighted, which would end the training, however far it has come.
+    """
+    may_come = True if population.rates is None else population.rates > 0
+    if (wrong := np.flatnonzero((rates == 0) & may_come)).size:
+        name = "" if population.names is None else f" ({population.names[wrong[0]]})"
+        raise InvalidInputError(
+            f"rates: client {wrong[0]}{name} has the rate 0 and may take part: its updates would "
+            "have no weight; give it a positive rate, or leave the client out"
+        )

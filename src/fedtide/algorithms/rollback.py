@@ -12,39 +12,52 @@ from torch import Tensor
 from fedtide.algorithms._client_memory import ClientMemory
 from fedtide.algorithms.base import StateT
 
+_ROWS_READ = 2**20
+"""How many numbers of client rows are copied at a time to be checked."""
 
-def remember(state: StateT, clients: Tensor) -> Callable[[], StateT]:
+
+def remember(state: StateT, clients: Tensor, population: int) -> Callable[[], StateT]:
     """Return a function that restores a state after a round in which these clients reported.
 
     `absorb` and `step` reuse the memory of per-client rows, so that a reference to the state does
-    not suffice. Only the rows of these clients are copied, and all that does not grow with N × d.
+    not suffice. Of rows as long as the model, those of these clients are copied. What has the shape
+    of the model belongs to no client and is not changed in place, so it is not copied.
+
+    Args:
+        state: at the beginning of a round.
+        clients: their ids, shape (S,).
+        population: N.
 
     >>> from fedtide.algorithms import ClientUpdates
     >>> from fedtide.algorithms.mifa import MIFA
     >>> from fedtide.population import Population
     >>> method, one = MIFA(), torch.ones(1)
     >>> state = method.init(torch.zeros(1), Population(2))
-    >>> restore = remember(state, torch.tensor([1]))
+    >>> restore = remember(state, torch.tensor([1]), population=2)
     >>> updates = ClientUpdates(torch.tensor([1]), one, one[:, None], lr=0.1, steps=one)
     >>> _ = method.step(method.absorb(state, updates), lr=0.1)
     >>> restore().memory.read(torch.tensor([1]))
     tensor([[0.]])
     """
-    parts: dict[str, Callable[[], Any]] = {}
-    for field in fields(state):  # type: ignore[arg-type]
-        value = getattr(state, field.name)
-        if isinstance(value, ClientMemory):
-            parts[field.name] = value.remember(clients)
-        elif is_dataclass(value):
-            parts[field.name] = remember(value, clients)
-        elif isinstance(value, Tensor) and field.name != "model":  # never changed in place
-            parts[field.name] = value.clone().clone
+    model = state.model
 
-    def restore() -> StateT:
-        restored: StateT = replace(state, **{name: part() for name, part in parts.items()})  # type: ignore[type-var]
-        return restored
+    def is_shared(value: Tensor) -> bool:
+        same = value.shape == model.shape and value.dtype == model.dtype
+        return same and len(model) != population  # else it may hold a number for each client
 
-    return restore
+    def remember_parts(part: Any) -> Callable[[], Any]:
+        parts: dict[str, Callable[[], Any]] = {}
+        for field in fields(part):
+            value = getattr(part, field.name)
+            if isinstance(value, ClientMemory):
+                parts[field.name] = value.remember(clients)
+            elif is_dataclass(value):
+                parts[field.name] = remember_parts(value)
+            elif isinstance(value, Tensor) and value is not model and not is_shared(value):
+                parts[field.name] = value.clone().clone
+        return lambda: replace(part, **{name: restore() for name, restore in parts.items()})
+
+    return remember_parts(state)
 
 
 def is_bounded(state: Any, clients: Tensor) -> bool:
@@ -52,10 +65,19 @@ def is_bounded(state: Any, clients: Tensor) -> bool:
     for field in fields(state):
         value = getattr(state, field.name)
         if isinstance(value, ClientMemory):
-            value = value.read(clients)
-        elif is_dataclass(value) and not is_bounded(value, clients):
-            return False
-        number = isinstance(value, Tensor) and value.is_floating_point()
-        if number and not bool(torch.isfinite(value.square().sum())):
+            size = max(1, _ROWS_READ // max(1, value.rows.shape[1]))
+            bounded = all(_is_finite(value.read(part)) for part in clients.split(size))
+        elif is_dataclass(value):
+            bounded = is_bounded(value, clients)
+        else:
+            bounded = not isinstance(value, Tensor) or _is_finite(value)
+        if not bounded:
             return False
     return True
+
+
+def _is_finite(value: Tensor) -> bool:
+    """Return whether the sum of squares is finite; of integers it is."""
+    if not value.is_floating_point():
+        return True
+    return bool(torch.isfinite(torch.linalg.vector_norm(value)))

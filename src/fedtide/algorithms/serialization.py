@@ -36,7 +36,7 @@ def to_tensors(state: Any, prefix: str = "") -> dict[str, Tensor]:
         elif is_dataclass(value):
             stored |= to_tensors(value, path + ".")
         elif isinstance(value, Tensor):
-            stored[path] = value
+            stored[path] = value.contiguous()  # a file cannot hold a view of a single number
         elif isinstance(value, bool | int):
             stored[path] = torch.tensor(int(value), dtype=torch.int64)
         elif isinstance(value, float):

@@ -10,9 +10,10 @@ from torch import Tensor
 
 from fedtide.algorithms._weighted_sum import WeightedSum
 from fedtide.algorithms.base import ClientUpdates, RoundInfo
-from fedtide.algorithms.known_rates import KnownRates, KnownRatesState
+from fedtide.algorithms.known_rates import KnownRatesState, resolve_rates
 from fedtide.client_values import Name
 from fedtide.configurable import configurable
+from fedtide.errors import InvalidInputError
 from fedtide.population import Population
 
 
@@ -33,7 +34,7 @@ class WeightedFedAvg(WeightedSum[KnownRatesState]):
         normalise: whether the weights of a cohort are divided by their sum.
 
     Raises:
-        InvalidInputError: rates outside [0, 1], not N of them, or unknown.
+        InvalidInputError: rates outside [0, 1], not N of them, all 0, or unknown.
 
     >>> method = WeightedFedAvg(rates=[0.3, 0.1])
     >>> state = method.init(torch.zeros(1), Population(2))
@@ -55,8 +56,10 @@ class WeightedFedAvg(WeightedSum[KnownRatesState]):
 
     def init(self, model: Tensor, population: Population) -> KnownRatesState:
         """Return the state before round 0, with rates that sum to 1."""
-        state = KnownRates(rates=self.rates).init(model, population)
-        return replace(state, rates=state.rates / state.rates.sum())
+        rates = torch.as_tensor(resolve_rates(self.rates, population), dtype=torch.float64)
+        if not rates.any():
+            raise InvalidInputError("rates: all are 0; give the client that takes part a rate")
+        return KnownRatesState.initial(model, population, rates=rates / rates.sum())
 
     def client_weights(self, state: KnownRatesState, updates: ClientUpdates) -> Tensor:
         return state.rates[updates.clients]

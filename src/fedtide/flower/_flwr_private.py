@@ -16,9 +16,10 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import lru_cache
 from importlib import import_module
 from logging import getLogger
 from threading import Lock
@@ -70,10 +71,7 @@ def list_nodes(grid: Grid) -> list[OnlineNode]:
         ids = sorted(grid.get_node_ids())  # raises too if the SuperLink cannot be reached
         _warn("Grid.get_nodes", error, "names that the operator registered are unknown")
         return [OnlineNode(node_id) for node_id in ids]
-    return [
-        OnlineNode(node_id, _read_name(info), _read_activation(info))
-        for node_id, info in sorted(described.items())
-    ]
+    return [_describe(described[node_id]) for node_id in sorted(described)]
 
 
 def list_registered_names(superlink: str) -> set[str]:
@@ -228,6 +226,19 @@ def _has_code(error: Error, name: str, default: int) -> bool:
     return error.code == code
 
 
+def _describe(info: Any) -> OnlineNode:
+    """Return what a NodeInfo says; what cannot be read is left out, with one warning."""
+    with suppress(Exception):
+        if isinstance(info.name, str):
+            return OnlineNode(info.node_id, info.name, _parse_time(info.last_activated_at))
+    return OnlineNode(info.node_id, _read_name(info), _read_activation(info))
+
+
+@lru_cache(maxsize=2**16)
+def _parse_time(moment: str) -> float:
+    return datetime.fromisoformat(moment).timestamp() if moment else 0.0
+
+
 def _read_name(info: Any) -> str:
     def read() -> str:
         if not isinstance(info.name, str):
@@ -238,13 +249,9 @@ def _read_name(info: Any) -> str:
 
 
 def _read_activation(info: Any) -> float:
-    def read() -> float:
-        moment = info.last_activated_at
-        return datetime.fromisoformat(moment).timestamp() if moment else 0.0
-
     return _attempt(
         "NodeInfo.last_activated_at",
-        read,
+        lambda: _parse_time(info.last_activated_at),
         0.0,
         "messages to a node that restarts stay pending until their ttl ends",
     )

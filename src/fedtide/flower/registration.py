@@ -10,8 +10,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from fedtide.errors import InvalidInputError
+from fedtide.errors import InvalidInputError, printable
 from fedtide.flower._flwr_private import list_registered_names
+from fedtide.flower.protocol import LONGEST_NAME, is_name
 
 
 def register_site(key: Path, name: str, superlink: str) -> str:
@@ -26,8 +27,11 @@ def register_site(key: Path, name: str, superlink: str) -> str:
         InvalidInputError: `key`: Flower refuses it; `name`: it is taken, or no name;
             `superlink`: it cannot be asked which names are taken.
     """
-    if not name or not name.isprintable():
-        raise InvalidInputError(f"name: {name!r} is empty or not printable; give a name")
+    if not is_name(name):
+        raise InvalidInputError(
+            f"name: {printable(name, 60)!r} is empty, too long, or not printable; give at most "
+            f"{LONGEST_NAME} characters"
+        )
     if name in list_registered_names(superlink):
         raise InvalidInputError(
             f"name: {name!r} is taken; choose another, or remove the former key first "

@@ -237,7 +237,8 @@ def find_states(totals: ClientTotals, first: int, last: int) -> Ints:
 
     present: seen in the last round. gone: silent for more than twice its longest silence so far
     and twice the median of the clients' longest silences (of those that were silent and returned),
-    and for so long that, if its rounds were exchangeable,
+    or in its first silence twice the longest of any client; and for so long that, if its rounds
+    were exchangeable,
 
         N ((s − f) / (t − f))^k <= 0.001
 
@@ -254,7 +255,8 @@ def find_states(totals: ClientTotals, first: int, last: int) -> Ints:
     known = np.maximum(totals.last - totals.first, 0) / np.maximum(last - totals.first, 1)
     chance = len(silent) * known**totals.returns
     ended = totals.longest[totals.longest > 0]
-    usual = np.maximum(totals.longest, np.median(ended) if len(ended) else 0)
+    median, most = (np.median(ended), ended.max()) if len(ended) else (0.0, 0)
+    usual = np.where(totals.longest > 0, np.maximum(totals.longest, median), most)
     gone = (chance <= _GONE_LEVEL) & (silent > _GONE_FACTOR * usual)
     gone &= totals.returns > 0
     conditions = [totals.last < 0, silent == 0, totals.last < first, gone]

@@ -27,6 +27,7 @@ def main(grid, context):
             state=folder / f"state-{method}",
             ledger=f"sqlite:///{folder / method}.db",
             min_available_nodes=config["min-nodes"],
+            close_after=config["close-after"] or None,
         )
         train_config = ConfigRecord({"scripted": config["scripted"], "method": method})
         strategy.start(grid, initial, int(config["rounds"]), config["timeout"], train_config)

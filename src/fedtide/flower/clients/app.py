@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from flwr.app import Context, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from torch import Tensor, nn
 
@@ -24,6 +24,7 @@ from fedtide.flower.protocol import (
     build_update_content,
     read_model,
     read_request,
+    select_records,
 )
 from fedtide.problems.layout import Params
 from fedtide.training import LocalTraining
@@ -115,9 +116,10 @@ def custom_client(
     Mods see training alone: the request as it arrives, and in the reply exactly one ArrayRecord,
     the trained model under the names of the one received, unless the method has clients send
     gradients or differences of earlier updates as well. A client declines before its mods are
-    called. Mods of Flower that change updates (LocalDpMod, fixedclipping_mod, adaptiveclipping_mod)
-    are refused, before training, by methods that derive gradients from updates, send corrections,
-    or keep earlier updates on the clients; metrics pass through them unchanged.
+    called. Methods that derive gradients from updates, send corrections, or keep earlier updates on
+    the clients refuse mods that change updates: those of Flower (LocalDpMod, fixedclipping_mod,
+    adaptiveclipping_mod) before training, any other after it, if the arrays that leave the client
+    are not those that it made. Metrics pass through Flower's mods unchanged.
 
     Args:
         train: returns this client's training function, which takes the model by name and the
@@ -127,7 +129,7 @@ def custom_client(
             separate folder for each federation.
         mods: Flower's, for training.
     """
-    app = ClientApp()
+    app, made = ClientApp(), dict[str, dict[str, bytes]]()  # the arrays of the last reply
 
     @app.query("fedtide_name")
     def tell_name(message: Message, context: Context) -> Message:
@@ -137,8 +139,16 @@ def custom_client(
         request = read_request(message.content)
         if available is not None and not available(request.round, context):
             return Message(build_reply_content(request, declined=True), reply_to=message)
-        _refuse_mods(mods or (), request)
+        reason = _reason_against_changes(request) if mods else None
+        if reason is not None:
+            _refuse_mods(mods or (), reason)
+        made.clear()
         reply: Message = call_next(message, context)
+        if reason is not None and reply.has_content() and _list_arrays(reply.content) != made:
+            raise InvalidInputError(
+                f"mods: one of {', '.join(map(_name, mods or ()))} changed the update, and the "
+                f"server's method {reason}; remove it, or run FedAvg, FedAU or MIFA"
+            )
         return reply
 
     @app.train(mods=[check, *(mods or ())])
@@ -153,31 +163,44 @@ def custom_client(
                 update = encode_update(update, request, folder)
             except LostMemoryError:
                 return Message(build_reply_content(request, lost=True), reply_to=message)
-        return Message(build_update_content(update, request, model), reply_to=message)
+        content = build_update_content(update, request, model)
+        made.update(_list_arrays(content))
+        return Message(content, reply_to=message)
 
     return app
 
 
-def _refuse_mods(mods: Sequence[Mod], request: TrainRequest) -> None:
-    """Raise InvalidInputError if a mod would change updates from which more is derived."""
+def _list_arrays(content: RecordDict) -> dict[str, dict[str, bytes]]:
+    """Return the bytes of all arrays by the names of their records; without a copy."""
+    records = select_records(content, ArrayRecord).items()
+    return {name: {key: array.data for key, array in record.items()} for name, record in records}
+
+
+def _reason_against_changes(request: TrainRequest) -> str | None:
+    """Return why nothing may change the update on its way; None: something may."""
     needs = {
         "has clients remember them": bool(request.form),
         "derives gradients from them": request.requires_plain_sgd,
         "needs gradients too": request.gradients,
         "sends corrections": request.correction is not None,
     }
-    reasons = [reason for reason, needed in needs.items() if needed]
-    if not (mods and reasons):
-        return
+    return next((reason for reason, needed in needs.items() if needed), None)
+
+
+def _refuse_mods(mods: Sequence[Mod], reason: str) -> None:
+    """Raise InvalidInputError if one of the mods is known to change updates."""
     from flwr.clientapp.mod import LocalDpMod, adaptiveclipping_mod, fixedclipping_mod
 
     for mod in mods:
         if isinstance(mod, LocalDpMod) or mod in (adaptiveclipping_mod, fixedclipping_mod):
-            name = getattr(mod, "__name__", type(mod).__name__)
             raise InvalidInputError(
-                f"mods: {name} changes updates, and the server's method {reasons[0]}; "
+                f"mods: {_name(mod)} changes updates, and the server's method {reason}; "
                 "remove it, or run FedAvg, FedAU or MIFA"
             )
+
+
+def _name(mod: Mod) -> str:
+    return getattr(mod, "__name__", type(mod).__name__)
 
 
 def client_name(context: Context) -> str:

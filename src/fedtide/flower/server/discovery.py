@@ -1,9 +1,10 @@
 """Which clients are online: from Flower's node ids, which come and go, to the clients 0..N-1.
 
 A node that the operator registered with a name (`fedtide flower register KEY.pub NAME`) is known by
-that name: the SuperLink admits only the holder of the key. Any other node is asked for its name.
-Such a name is only a claim: the latest node that makes it takes the client's place. A node whose
-app does not know the question is known by its node id, as long as that id lasts.
+that name: the SuperLink admits only the holder of the key. Of several keys with one name, which
+Flower itself allows, the one that has been online longest is the client. Any other node is asked
+for its name. Such a name is only a claim: the latest node that makes it takes the client's place. A
+node whose app does not know the question is known by its node id, as long as that id lasts.
 """
 
 from __future__ import annotations
@@ -277,6 +278,10 @@ class Discovery:
 
     def _bind(self, node_id: int, name: str, registered: bool) -> None:
         former = self._registry.node_of(name)
+        if registered and former is not None and self._keeps_name(former, name, node_id):
+            text = f"node {former} has been online longer as {name!r}; give each key its own name"
+            self._fail(node_id, text)  # it takes part as soon as the other one is offline
+            return
         reason = self._registry.bind(node_id, name, registered)
         if reason is not None:
             self._reject(node_id, reason)
@@ -289,6 +294,13 @@ class Discovery:
             ask_at = transport.clock.tick() + _PATIENCE
             self._unknown[former] = _Unknown(transport.activated.get(former, 0.0), ask_at)
             self._log(former, f"node {node_id} has taken its place as {name!r}")
+
+    def _keeps_name(self, former: int, name: str, node_id: int) -> bool:
+        """Return whether a node keeps a registered name that another key was given, too."""
+        online = self._transport.activated
+        if name not in self._registry.registered or former not in online or former == node_id:
+            return False
+        return online[former] <= online[node_id]
 
     def _reject(self, node_id: int, reason: str) -> None:
         self._unknown[node_id].ask_at = inf

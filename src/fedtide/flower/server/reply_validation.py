@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import cached_property
 from logging import getLogger
 from typing import Any
 
@@ -82,12 +83,16 @@ class ValidatedUpdate:
     gradients: Tensor | None = None
     metrics: Metrics = field(default_factory=dict)
 
-    @property
+    @cached_property
+    def norm(self) -> float:
+        """The norm of Δ_n."""
+        return _norm(self.update)
+
+    @cached_property
     def largest_norm(self) -> float:
         """The norm of Δ_n, of its mean gradient or of ∇F_n, whichever is largest."""
-        norm = _norm(self.update)
-        sizes = [norm, norm / (self.lr * self.steps) if self.lr and self.steps else 0.0]
-        return max(sizes if self.gradients is None else [*sizes, _norm(self.gradients)])
+        gradient = self.norm / (self.lr * self.steps) if self.lr and self.steps else 0.0
+        return max(self.norm, gradient, 0.0 if self.gradients is None else _norm(self.gradients))
 
 
 @dataclass(frozen=True)
@@ -104,13 +109,16 @@ class ReplyValidator:
     names: list[str]
     reads_steps: bool
 
-    def validate(self, reply: Message, pending: PendingReply, sent: Tensor) -> ValidatedUpdate:
+    def validate(
+        self, reply: Message, pending: PendingReply, sent: Tensor | None
+    ) -> ValidatedUpdate:
         """Return the content of a reply.
 
         Args:
             reply: to the message of `pending`.
             pending: the request.
-            sent: the model that was sent, shape (d,).
+            sent: the model that was sent, shape (d,); None: the round of the request has ended, and
+                the method uses no late updates.
 
         Raises:
             DeclinedReplyError: the client does not take part.
@@ -119,13 +127,16 @@ class ReplyValidator:
         check_sender(reply, pending.node_id)
         try:
             self._check_claims(reply.content, pending)
+            if sent is None:
+                text = f"it answers round {pending.round + 1}, which has ended"
+                raise RejectedReplyError("late", text)
             update = self._read(reply.content, pending, sent)
         except (DeclinedReplyError, RejectedReplyError):
             raise
         except Exception as error:  # records may contain anything
             reason = "not finite" if isinstance(error, FloatingPointError) else "malformed"
             raise RejectedReplyError(reason, f"it sent {error}") from None
-        if _norm(update.update) > _LONGEST or update.largest_norm > _STEEPEST:
+        if update.norm > _LONGEST or update.largest_norm > _STEEPEST:
             text = f"its update or gradient is too large: norm {update.largest_norm:.2g}"
             raise RejectedReplyError("not finite", text)
         return update

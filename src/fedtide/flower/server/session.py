@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from itertools import groupby
 from logging import getLogger
 from pathlib import Path
@@ -19,8 +19,7 @@ from fedtide.errors import InvalidInputError
 from fedtide.flower.server.discovery import NodeRegistry
 from fedtide.flower.server.reply_validation import ValidatedUpdate, stack_updates
 from fedtide.flower.server.transport import PendingReplies
-from fedtide.participation import STAGES
-from fedtide.participation.log.ledger import Entry
+from fedtide.participation.log.ledger import Entry, Ledger
 from fedtide.population import Population
 from fedtide.problems.layout import Layout
 from fedtide.simulation.checkpoint import Checkpoint, load_newest, save
@@ -43,6 +42,7 @@ class TrainingSession:
         folder: where the state is saved after every round, and restored from; None: nowhere.
 
     Attributes:
+        folder: of the state.
         driver: holds the algorithm's state.
         steps_taken: how many local steps of each client have counted, shape (N,).
         accepted_rounds: the round of each client's last update that counted, -1 for none,
@@ -50,7 +50,8 @@ class TrainingSession:
         lr: γ of the last round in which a client reported it.
         pending: the messages without a reply.
         run: Flower's id of the run that sent the pending messages.
-        sent_models: by round, the models to which a reply is still pending.
+        sent_models: by round, the models to which a reply is still pending; of earlier rounds only
+            where the method uses late updates.
         entries: of the last round, for the ledger.
         ended_at: when the last round ended, in seconds since 1970.
         saved: the newest round of which the folder held a checkpoint at the beginning, even if it
@@ -73,7 +74,7 @@ class TrainingSession:
                 "algorithm: it pools the data of all clients; choose a federated one"
             )
         self.registry, self.layout = registry, layout
-        self._folder = folder
+        self.folder = folder
         self.driver = RoundDriver(algorithm, model, _describe_population(registry))
         self.steps_taken = torch.zeros(registry.size, dtype=torch.int64)
         self.accepted_rounds = torch.full_like(self.steps_taken, -1)
@@ -122,7 +123,7 @@ class TrainingSession:
         """
         used = sorted(updates, key=lambda update: update.client)
         clients = torch.tensor([update.client for update in used], dtype=torch.int64)
-        restore = remember(self.driver.state, clients)
+        restore = remember(self.driver.state, clients, self.registry.size)
         while not self._try_round(used, clients):
             self.driver.state = restore()
             if not used:
@@ -155,9 +156,9 @@ class TrainingSession:
 
     def save(self) -> None:
         """Write everything as one checkpoint, atomically."""
-        rounds = self.pending.rounds
+        rounds = self.pending.rounds if self.driver.algorithm.accepts_stale_updates else set()
         self.sent_models = {t: model for t, model in self.sent_models.items() if t in rounds}
-        if self._folder is None:
+        if self.folder is None:
             return
         tensors = {
             f"state.{name}": tensor for name, tensor in to_tensors(self.driver.state).items()
@@ -174,7 +175,7 @@ class TrainingSession:
             "entries": [vars(entry) for entry in self.entries],
             "ended_at": self.ended_at,
         }
-        save(self._folder, Checkpoint(self.round, tensors, facts))
+        save(self.folder, Checkpoint(self.round, tensors, facts))
 
     def _restore(self, folder: Path) -> None:
         """Continue from the newest checkpoint in the folder, if it holds one."""
@@ -201,49 +202,38 @@ class TrainingSession:
         log.info("Resuming after round %d from %s", self.round, folder)
 
 
-class RoundLog:
-    """The ledger entries of round t: each client with the furthest stage that it reached.
+def reconcile(training: TrainingSession, ledger: Ledger | None) -> None:
+    """Let the ledger agree with the state after a crash, or after damage to the state.
 
-    Args:
-        t: the round.
-        names: of the clients by number.
-        now: the time, in seconds since 1970.
+    A round that the state has and the ledger lacks is added. A round that the ledger has and the
+    state lacks was in the newest checkpoint, which is damaged: it is removed, and repeated.
+
+    Raises:
+        InvalidInputError: they belong to different trainings, or all checkpoints of several rounds
+            are damaged: training would begin anew, and remove what might still be saved by hand.
     """
-
-    def __init__(self, t: int, names: list[str], now: Callable[[], float]) -> None:
-        self._t, self._names, self._now = t, names, now
-        self._entries: dict[int, Entry] = {}
-
-    def record(
-        self,
-        client: int,
-        stage: str,
-        weight: float | None = None,
-        asked: int | None = None,
-        reason: str | None = None,
-    ) -> None:
-        """Record that a client reached a stage.
-
-        Args:
-            client: its number.
-            stage: one of STAGES.
-            weight: its q_t^n if its update is used.
-            asked: the round of the message that it answers.
-            reason: why its update is not used, one of REASONS.
-        """
-        entry = self._entries.get(client)
-        if entry is None or STAGES.index(entry.stage) <= STAGES.index(stage):
-            asked = None if asked == self._t else asked
-            name, now = self._names[client], self._now()
-            self._entries[client] = Entry(name, stage, weight, now, asked, reason)
-
-    def remove(self, client: int) -> None:
-        """Remove a client that turned out not to be available."""
-        self._entries.pop(client, None)
-
-    def entries(self) -> list[Entry]:
-        """Return all entries, sorted by the number of the client."""
-        return [entry for _, entry in sorted(self._entries.items())]
+    ended = training.round
+    all_damaged = training.saved > 1 and ended == 0
+    if ledger is not None:
+        logged = ledger.ended
+        if logged == ended + 1 and training.saved and not all_damaged:
+            log.warning(
+                "Round %d is removed from the ledger and repeated: the state after it is lost",
+                logged,
+            )
+            ledger.undo(ended)
+        elif logged > ended or 0 < logged < ended - 1:
+            raise InvalidInputError(
+                f"ledger: it has {logged} rounds of {ledger.federation!r}, the state {ended};"
+                " restore those that belong together, or choose another name for the federation"
+            )
+        if ended:
+            ledger.commit(ended - 1, training.entries, training.ended_at)
+    if all_damaged:
+        raise InvalidInputError(
+            f"state: {training.folder} had {training.saved} rounds, and all its checkpoints are "
+            "damaged; restore a backup, or give another folder to begin anew"
+        )
 
 
 def _describe_population(registry: NodeRegistry) -> Population:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from logging import getLogger
 from pathlib import Path
@@ -38,15 +37,21 @@ from fedtide.flower.server.reply_validation import (
     find_odd_rates,
     read_metrics,
 )
-from fedtide.flower.server.session import RoundLog, TrainingSession
-from fedtide.flower.server.transport import Answered, Clock, PendingReply, Transport
+from fedtide.flower.server.round_log import RoundLog
+from fedtide.flower.server.session import TrainingSession, reconcile
+from fedtide.flower.server.transport import (
+    Answered,
+    Clock,
+    PendingReply,
+    Transport,
+    return_freed_memory,
+)
 from fedtide.locking import lock_folder
 from fedtide.participation.log.ledger import Ledger
 from fedtide.randomness import generator
 
 log = getLogger("flwr")
 
-_M_MMAP_THRESHOLD = -3  # of glibc's malloc.h
 _LOCK_PATIENCE = 180.0  # seconds; Flower ends a run whose server app died after about 70
 
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
@@ -192,15 +197,14 @@ class FedTide(Strategy):
             InvalidInputError: arrays that are no model; a state or a ledger of another federation;
                 a state folder that another run keeps in use.
         """
-        _return_freed_memory()
+        return_freed_memory()
         lock: AbstractContextManager[None] = nullcontext()
         if self._state is not None:
             hint = "stop it first (flwr stop)"
             lock = lock_folder(self._state, "state", hint, _LOCK_PATIENCE, log, mode=0o700)
         with lock, self._watch():
             self._begin(grid, initial_arrays)
-            self._repair_ledger()
-            self._check_state()
+            reconcile(self._training, self._ledger)
             self.summary()
             result = Result()
             self._evaluate_on_server(result, evaluate_fn)
@@ -234,20 +238,20 @@ class FedTide(Strategy):
         if instructions.model is not training.model:
             arrays = self._to_arrays(instructions.model)
         training.sent_models[t] = instructions.model
-        round_config = build_round_config(
+        config = build_round_config(
             instructions,
             round=t,
             form=self.algorithm.client_form,
             requires_plain_sgd=self.algorithm.requires_plain_sgd,
             config=config,
         )
+        common = RecordDict({"arrays": arrays, "config": config})
         steps_taken, accepted = training.steps_taken.tolist(), training.accepted_rounds.tolist()
         messages = []
         for i, client in enumerate(cohort.tolist()):
             correction = instructions.correction
             content = build_train_content(
-                arrays,
-                round_config,
+                common,
                 None if correction is None else self._to_arrays(correction[i]),
                 client=self._registry.names[client],
                 steps_taken=steps_taken[client],
@@ -263,12 +267,12 @@ class FedTide(Strategy):
         updates = self._validate_all(replies, server_round - 1)
         if self.algorithm.uses_local_lr:
             for client in find_odd_rates(updates.values(), self._training.lr):
-                text = "its lr is not that of the other clients"
-                self._reject(updates.pop(client), "learning rate", text)
+                text, asked = "its lr is not that of the other clients", updates.pop(client).round
+                self._round_log.reject(client, asked, "learning rate", text)
         used = self._training.end_round(updates.values())
         for client in updates.keys() - {update.client for update in used}:
             text = "with it the state exceeds what numbers can hold"
-            self._reject(updates[client], "unbounded", text)
+            self._round_log.reject(client, updates[client].round, "unbounded", text)
         for update in used:
             self._round_log.record(update.client, "used", 1.0 / len(used), update.round)
         log.info("%d updates used", len(used))
@@ -343,54 +347,20 @@ class FedTide(Strategy):
         self._await_replies(sent, self.close_after or len(sent), tick() + timeout)
         # 4.
         for pending in transport.take_malformed("train"):
-            self._record_refusal(pending, "malformed")
-        transport.take_malformed("evaluate")  # logged when they came
+            assert pending.client is not None  # logged when they came
+            self._round_log.record(pending.client, "reported", None, pending.round, "malformed")
+        transport.take_malformed("evaluate")
         answered = deque(transport.take("train"))
         self._answered = {pending.message_id: pending for pending, _ in answered}
         _, metrics = self.aggregate_train(t + 1, _drain(answered))
         # 5. The state holds the entries too, in case of a crash before the ledger has them.
-        training.entries, training.ended_at = self._round_log.entries(), self._now()
+        training.entries, training.ended_at = self._round_log.close(), self._now()
         training.save()
         if self._ledger is not None:
             self._ledger.commit(t, training.entries, training.ended_at)
         if metrics is not None:
             log.info("Training in round %d: %s", t + 1, printable(repr(metrics), 1000))
             result.train_metrics_clientapp[t + 1] = metrics
-
-    def _repair_ledger(self) -> None:
-        """Let the ledger agree with the state after a crash, or after damage to the state.
-
-        A round that the state has and the ledger lacks is added. A round that the ledger has and
-        the state lacks was in the newest checkpoint, which is damaged: it is removed, and repeated.
-        """
-        if self._ledger is None:
-            return
-        ended, logged = self._training.round, self._ledger.ended
-        if logged == ended + 1 and self._training.saved:
-            log.warning(
-                "Round %d is removed from the ledger and repeated: the state after it is lost",
-                logged,
-            )
-            self._ledger.undo(ended)
-        elif logged > ended or 0 < logged < ended - 1:
-            raise InvalidInputError(
-                f"ledger: it has {logged} rounds of {self._ledger.federation!r}, the state {ended};"
-                " restore those that belong together, or choose another name for the federation"
-            )
-        if ended:
-            self._ledger.commit(ended - 1, self._training.entries, self._training.ended_at)
-
-    def _check_state(self) -> None:
-        """Raise InvalidInputError if all checkpoints of several rounds are damaged.
-
-        Training would begin anew, and remove what might still be saved by hand.
-        """
-        saved = self._training.saved
-        if saved > 1 and self._training.round == 0:
-            raise InvalidInputError(
-                f"state: {self._state} had {saved} rounds, and all its checkpoints are damaged; "
-                "restore a backup, or give another folder to begin anew"
-            )
 
     def _validate_all(self, replies: Iterable[Message], t: int) -> dict[int, ValidatedUpdate]:
         """Return the newest update of each client; of the replies, nothing is kept."""
@@ -409,32 +379,16 @@ class FedTide(Strategy):
         pending = self._answered.get(reply.metadata.reply_to_message_id)
         if pending is None or pending.client is None or pending.kind != "train":
             return None
-        sent_model = self._training.sent_models[pending.round]
+        sent_model = self._training.sent_models.get(pending.round)
         try:
-            update = self._validator.validate(reply, pending, sent_model)
+            return self._validator.validate(reply, pending, sent_model)
         except DeclinedReplyError:
             if pending.round == t:
                 self._round_log.remove(pending.client)
-            return None
         except RejectedReplyError as error:
-            log.warning("reply of %s not used: %s", self._registry.names[pending.client], error)
-            if reply.has_content():
-                self._record_refusal(pending, error.reason)
-            elif pending.round == t:
-                self._round_log.record(pending.client, "selected", reason=error.reason)
-            return None
-        if pending.round == t or self.accepts_late:
-            return update
-        self._record_refusal(pending, "late")
+            end = self._round_log.reject if reply.has_content() else self._round_log.fail
+            end(pending.client, pending.round, error.reason, str(error))
         return None
-
-    def _reject(self, update: ValidatedUpdate, reason: str, text: str) -> None:
-        log.warning("reply of %s not used: %s", self._registry.names[update.client], text)
-        self._round_log.record(update.client, "reported", asked=update.round, reason=reason)
-
-    def _record_refusal(self, pending: PendingReply, reason: str) -> None:
-        assert pending.client is not None
-        self._round_log.record(pending.client, "reported", asked=pending.round, reason=reason)
 
     def _free_nodes(self, exclude: Iterable[int | None] = ()) -> dict[int, int]:
         """Return the node of each known client that is online and has no pending request."""
@@ -489,16 +443,6 @@ class FedTide(Strategy):
         if metrics is not None:
             log.info("Evaluation after round %d: %s", ended, metrics)
             result.evaluate_metrics_serverapp[ended] = metrics
-
-
-def _return_freed_memory() -> None:
-    """Let the C library give freed blocks of 1 MB and more back to the system at once.
-
-    Flower receives replies in short-lived threads, and glibc would keep the memory of each thread
-    for further ones: with large models twice what a round needs. Elsewhere nothing is changed.
-    """
-    with suppress(AttributeError, OSError):  # not glibc
-        ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, 1_000_000)
 
 
 def _drain(answered: deque[Answered]) -> Iterator[Message]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields
 from logging import getLogger
 from typing import Any, Literal
@@ -19,6 +21,8 @@ log = getLogger("flwr")
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.05, 2.0  # seconds between two polls
 _PAUSE_SHARE = 0.03  # a pause, as a share of the time waited so far: bounds what polling adds
 _MEANWHILE = 10.0  # seconds between two looks for nodes while replies are awaited
+
+_M_MMAP_THRESHOLD = -3  # of glibc's malloc.h
 
 Kind = Literal["train", "evaluate", "name"]
 
@@ -226,3 +230,13 @@ class Transport:
         taken = [pending for pending in self.malformed if pending.kind == kind]
         self.malformed = [pending for pending in self.malformed if pending.kind != kind]
         return taken
+
+
+def return_freed_memory() -> None:
+    """Let the C library give freed blocks of 1 MB and more back to the system at once.
+
+    Flower receives replies in short-lived threads, and glibc would keep the memory of each thread
+    for further ones: with large models twice what a round needs. Elsewhere nothing is changed.
+    """
+    with suppress(AttributeError, OSError):  # not glibc
+        ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, 1_000_000)

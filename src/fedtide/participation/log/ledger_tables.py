@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from typing import Any
 
 from fedtide.errors import InvalidInputError, MissingExtraError, did_you_mean
@@ -96,8 +95,9 @@ def create_engine(url: str) -> sql.Engine:
     try:  # pool_pre_ping replaces connections that died between rounds, which are minutes apart
         engine = sql.create_engine(url, pool_pre_ping=True)
     except sql.exc.ArgumentError:
+        file = url if os.path.isfile(url) else "ledger.db"
         raise InvalidInputError(
-            f"ledger: {url!r} is not a database URL; write sqlite:///ledger.db"
+            f"ledger: {url!r} is not a database URL; write sqlite:///{file}"
         ) from None
     except ImportError as error:
         raise InvalidInputError(f"ledger: {error}; install the driver of this database") from None
@@ -127,7 +127,7 @@ def prepare_writing(engine: sql.Engine) -> None:
 def reject_missing_file(url: sql.URL) -> None:
     """Raise InvalidInputError for a missing file, which SQLite would create."""
     file = url.database
-    if url.get_backend_name() == "sqlite" and file and not Path(file).is_file():
+    if url.get_backend_name() == "sqlite" and file and not os.path.isfile(file):
         raise InvalidInputError(f"ledger: no database {file!r}; give the path of an existing file")
 
 
@@ -151,7 +151,16 @@ def lock_tables(connection: sql.Connection) -> None:
 
 
 def read_versions(connection: sql.Connection) -> Sequence[int]:
-    """Return the versions that the tables say they have: one, unless something is wrong."""
+    """Return the versions that the tables say they have: one, unless something is wrong.
+
+    Raises:
+        InvalidInputError: a database without these tables.
+    """
+    if not sql.inspect(connection).has_table(SCHEMA.name):
+        url = _masked_url(connection.engine)
+        raise InvalidInputError(
+            f"ledger: {url!r} holds no ledger; give the database that a federation writes"
+        )
     return connection.scalars(sql.select(SCHEMA.c.version)).all()
 
 

@@ -1,0 +1,119 @@
+"""What the server holds of large models beside the replies of a round."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import Array, ArrayRecord
+
+import fedtide as ft
+from fedtide.algorithms import ClientUpdates, RoundDriver
+from fedtide.algorithms.rollback import remember
+from fedtide.flower.protocol import arrays_to_vector
+from fedtide.flower.server.discovery import NodeRegistry
+from fedtide.flower.server.reply_validation import ValidatedUpdate
+from fedtide.flower.server.session import TrainingSession
+from fedtide.flower.server.transport import return_freed_memory
+from fedtide.population import Population
+from fedtide.problems.layout import Layout
+from fedtide.simulation.checkpoint import load_newest
+
+from .driver import N, deploy, federation, node_of
+
+A = ft.algorithms
+SIZE = 2_100_000  # numbers; updates of more than 8 MB are not stacked
+LAYOUT = Layout.from_params({"x": torch.zeros(SIZE)})
+
+
+def peak(call: Callable[[], object]) -> int:
+    """Return how many bytes of memory the process has taken in addition during a call, at most."""
+    status, reset = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+    if not reset.exists():
+        pytest.skip("needs the peak memory of a process, as on Linux")
+    return_freed_memory()
+    reset.write_text("5", encoding="ascii")  # forget the former peak
+
+    def read(name: str) -> int:
+        [line] = [one for one in status.read_text("ascii").splitlines() if one.startswith(name)]
+        return 1024 * int(line.split()[1])
+
+    before = read("VmRSS")
+    call()
+    return read("VmHWM") - before
+
+
+def update(client: int) -> ValidatedUpdate:
+    return ValidatedUpdate(client, 1, torch.full((SIZE,), 1.0 + client), 1, 0.0, 0)
+
+
+@pytest.mark.parametrize(
+    ("method", "models"),
+    [
+        (A.FedAvg(), 2),  # beside x: the sum, which becomes the step, and the next model
+        (A.FedAU(cutoff=3), 2),
+        (A.KnownRates(rates=[0.5] * N), 2),
+        # beside x, memory and sum: the replaced rows, a row and its change, the sum of changes,
+        # the step and the next model
+        (A.MIFA(), N + 5),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, A.Algorithm) else "",
+)
+def test_a_round_needs_two_models_beside_the_present_one_and_the_replies(method, models):
+    session = TrainingSession(method, NodeRegistry.from_clients(N), LAYOUT, torch.zeros(SIZE))
+    session.end_round([update(client) for client in range(N)])
+    updates = [update(client) for client in range(N)]
+    assert peak(lambda: session.end_round(updates)) < (models + 0.3) * 4 * SIZE
+
+
+@pytest.mark.parametrize("origin", [None, torch.ones(SIZE)])
+def test_a_model_is_read_into_one_of_its_size(origin):
+    arrays = ArrayRecord({"x": Array(np.full(SIZE, 3.0, dtype=np.float32))})
+    like = torch.ones(SIZE)
+    assert peak(lambda: arrays_to_vector(arrays, LAYOUT, like, origin)) < 1.3 * 4 * SIZE
+    found = arrays_to_vector(arrays, LAYOUT, like, origin)
+    assert (found == (3 if origin is None else 2)).all()
+
+
+@pytest.mark.parametrize("method", [A.FedAvg(), A.MIFA()], ids=["unused", "used"])
+def test_models_of_ended_rounds_are_kept_only_where_late_updates_are_used(method, tmp_path):
+    grid = federation()
+    node_of(grid, 0).seconds = lambda number: (
+        1e4 * number
+    )  # it tells its name, and then owes a reply
+    strategy = deploy(grid, method, rounds=4, timeout=5.0, state=tmp_path)
+    kept = [0] if method.accepts_stale_updates else []
+    assert strategy.training.pending.rounds == {0}
+    assert list(strategy.training.sent_models) == kept
+    stored = load_newest(tmp_path).tensors
+    assert [name for name in stored if name.startswith("sent.")] == [f"sent.{t}" for t in kept]
+
+
+@pytest.mark.parametrize("size", [N, N + 1])
+@pytest.mark.parametrize(
+    "method",
+    [A.AmplifiedScaffold(period=4, factor=1.5), A.FedAdam(inner=A.FedAU(cutoff=2)), A.MIFA()],
+    ids=lambda method: type(method).__name__,
+)
+def test_a_round_is_undone_whether_or_not_there_are_as_many_clients_as_numbers(method, size):
+    """Some states hold a number for each client, which looks like a model if N = d."""
+    driver = RoundDriver(method, torch.arange(float(size)), Population(N))
+    draws = torch.Generator().manual_seed(3)
+
+    def run(clients):
+        ids, count = torch.tensor(clients), len(clients)
+        deltas = torch.randn(count, size, generator=draws)
+        steps = torch.ones(count, dtype=torch.int64)
+        driver.absorb(ClientUpdates(ids, torch.full((count,), 1 / count), deltas, 0.1, steps))
+        driver.step(0.1)
+
+    run([0, 2])
+    before = {n: t.clone() for n, t in ft.algorithms.serialization.to_tensors(driver.state).items()}
+    restore = remember(driver.state, torch.tensor([1, 2]), N)
+    for _ in range(2):
+        run([1, 2])
+        driver.state = restore()
+        after = ft.algorithms.serialization.to_tensors(driver.state)
+        assert after.keys() == before.keys()
+        assert all(torch.equal(after[name], before[name]) for name in before)
