@@ -94,7 +94,7 @@ def _show(paper: PaperExperiment, scale: Scale, records: list[Record], out: Path
     if scale == "laptop" and paper.laptop is not None:
         console.print(f"Laptop scale: {paper.laptop.description}.")
     console.print(comparison_table(paper, rows))
-    console.print(claims_table(judge_claims(paper, rows)))
+    console.print(claims_table(judge_claims(paper, rows, scale)))
     folder = out / paper.name
     make_folder(folder)
     figure = draw_figure(paper, [r for r in records if r.scale == scale])
