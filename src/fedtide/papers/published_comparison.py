@@ -10,7 +10,7 @@ import numpy as np
 from fedtide.papers.claims import Claim
 from fedtide.papers.measures import Measure
 from fedtide.papers.paper_spec import MAIN, PaperExperiment, PublishedNumbers, Scale
-from fedtide.papers.plan import plan
+from fedtide.papers.plan import PlannedRun, plan
 from fedtide.papers.record import Record
 from fedtide.papers.verdicts import Evidence, Verdict, judge
 
@@ -72,17 +72,23 @@ class Row:
         return self.method if self.case == MAIN else f"{self.case}: {self.method}"
 
 
+def match_records(
+    paper: PaperExperiment, records: Iterable[Record], scale: Scale
+) -> list[tuple[PlannedRun, Record | None]]:
+    """Return each planned run with its record; None: it has none with these settings."""
+    by_key = {record.key: record for record in records}
+    found = [(run, by_key.get(run.key)) for run in plan(paper, scale)]
+    return [(run, r if r is not None and r.matches(run) else None) for run, r in found]
+
+
 def compare(paper: PaperExperiment, records: Iterable[Record], scale: Scale) -> list[Row]:
     """Return one row for each case and method that is planned at a scale.
 
     Records with other settings than the planned ones are ignored.
     """
-    by_key = {record.key: record for record in records}
     groups: dict[tuple[str, str], list[Record | None]] = {}
-    for run in plan(paper, scale):
-        record = by_key.get(run.key)
-        matching = record if record is not None and record.matches(run) else None
-        groups.setdefault((run.case, run.method), []).append(matching)
+    for run, record in match_records(paper, records, scale):
+        groups.setdefault((run.case, run.method), []).append(record)
     return [make_row(paper, case, method, found) for (case, method), found in groups.items()]
 
 
@@ -138,11 +144,13 @@ def judge_claims(
 
 
 def _seeds_needed(paper: PaperExperiment, rows: Sequence[Row]) -> int:
-    """Return how many seeds a comparison needs: more where runs are short."""
+    """Return how many seeds a comparison needs: more where runs are short, if they are planned."""
     if paper.deterministic:
         return 1
     seconds = [spent for row in rows for spent in row.seconds]
-    return 5 if seconds and float(np.median(seconds)) < _SHORT else 3
+    if not seconds or float(np.median(seconds)) >= _SHORT:
+        return 3
+    return min(5, max(3, *(row.planned for row in rows)))
 
 
 def _evidence(

@@ -230,6 +230,7 @@ def _missing(judged: Sequence[_Judged]) -> str:
         still = [r for r in _counted([one]) if r.decisive.outcome not in decided]
         if still:
             cells = [_missing_runs(one, scale) for scale in one.rows]
+            cells += [""] * (len(SCALES) - len(cells))
             lines.append(f"| {one.paper.name} | {len(still)} | {' | '.join(cells)} |")
     return "\n".join([*lines, "", ""])
 

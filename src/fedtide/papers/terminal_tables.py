@@ -51,12 +51,12 @@ def experiments_table(records: Iterable[Record]) -> Table:
 def format_minutes(minutes: float) -> str:
     """Return a duration in a readable unit.
 
-    >>> format_minutes(40), format_minutes(300), format_minutes(9000)
-    ('40 min', '5 h', '6 days')
+    >>> format_minutes(40), format_minutes(150), format_minutes(300), format_minutes(9000)
+    ('40 min', '2.5 h', '5 h', '6 days')
     """
     if minutes < 120:
         return f"{minutes:.0f} min"
-    return f"{minutes / 60:.0f} h" if minutes < 72 * 60 else f"{minutes / 60 / 24:.0f} days"
+    return f"{minutes / 60:.2g} h" if minutes < 72 * 60 else f"{minutes / 60 / 24:.0f} days"
 
 
 def comparison_table(paper: PaperExperiment, rows: Sequence[Row]) -> Table:

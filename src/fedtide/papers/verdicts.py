@@ -30,9 +30,9 @@ brackets. It *holds* if the interval lies inside what the claim says, *fails* if
 outside, and is *undecided* otherwise. What the claim says is, for *beats* and *loses*: beyond the
 claimed size (0 if none is named); for *matches*: within the stated margin of 0; for *value* and
 *printed*: within the stated margin of the printed number; for *grows*: a slope from case to case
-that is better than 0. A comparison needs three seeds, five where a run takes less than a minute,
-one where nothing depends on the seed; with fewer it is undecided. A run that diverged counts with
-the accuracy of guessing where the paper counts it so.
+that is better than 0. A comparison needs three seeds, five (or as many as are planned) where a run
+takes less than a minute, one where nothing depends on the seed; with fewer it is undecided. A run
+that diverged counts with the accuracy of guessing where the paper counts it so.
 
 A claim is **reproduced** if all its comparisons hold; that needs no correction for their number.
 One failure among many may be chance: a claim with m comparisons is **not reproduced** if one of
@@ -148,13 +148,14 @@ def judge(claim: Claim, cases: Sequence[str], evidence: Evidence) -> Verdict:
     """
     samples = _samples(claim, [c for c in claim.cases or cases if c != claim.against], evidence)
     compared = tuple(_compare(claim, sample, len(samples), evidence) for sample in samples)
-    complete = all(len(one.numbers) >= evidence.seeds for one in compared)
+    enough = [len(one.numbers) >= evidence.seeds for one in compared]
+    complete = bool(enough) and all(enough)
     return Verdict(_outcome(claim, compared), _summarise(claim, compared), compared, complete)
 
 
 def _outcome(claim: Claim, compared: Sequence[Comparison]) -> Outcome:
     states = {one.state for one in compared}
-    if states == {"not run"}:
+    if states <= {"not run"}:
         return "not tested"
     if "not run" in states:
         return "partly tested"
