@@ -125,14 +125,14 @@ def test_claim_must_hold_in_every_case_and_against_every_method():
     assert judge_table(both, table, cases=["x"]).outcome == "reproduced"
     result = judge_table(both, whole, cases=["x", "y"])
     assert result.outcome == "not reproduced"
-    assert result.numbers.startswith("of 4 comparisons 1 fail, 3 hold; weakest: a − b (y) = -0.90")
+    assert result.numbers.startswith("of 4 comparisons 1 fails, 3 hold; weakest: a − b (y) = -0.90")
 
 
 def test_claim_with_cases_that_were_not_run_is_partly_tested_whatever_the_others_show():
     for ours in ([5, 5.1, 5.2], [1, 1.1, 1.2]):
         result = judge_table(BEATS, {("x", "a"): ours, ("x", "b"): [3, 3, 3]}, cases=["x", "y"])
         assert result.outcome == "partly tested"
-        assert "1 were not run" in result.numbers
+        assert "1 was not run" in result.numbers
         assert not result.complete
 
 

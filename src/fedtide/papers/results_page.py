@@ -261,12 +261,14 @@ def _section(one: _Judged) -> str:
     paper = one.paper
     lines = [f"## {paper.name}", "", f"{paper.title} ({paper.reference}).", ""]
     if not one.records:
-        lines += [f"Not run. The published numbers: `src/fedtide/papers/{paper.name}.yaml`."]
-        return "\n".join(lines) + "\n\n"
+        return "\n".join([*lines, _not_run(paper)]) + "\n\n"
     if paper.laptop is not None:
         lines += [f"Laptop: {paper.laptop.description}.", ""]
-    lines += _table(paper, one.rows)
-    lines += _comparisons(one.rulings)
+    if any(row.seeds for rows in one.rows.values() for row in rows):
+        lines += _table(paper, one.rows)
+        lines += _comparisons(one.rulings)
+    else:
+        lines += [_not_run(paper) + " Earlier runs are at the end of this section."]
     for label, remarks in (
         ("Unknown, and the substitute", paper.unknown),
         ("Where paper and program differ", paper.choices),
@@ -278,6 +280,12 @@ def _section(one: _Judged) -> str:
             lines += ["", f"{label}:", "", *(f"- {remark}" for remark in remarks)]
     lines += _earlier_runs(paper, one.records)
     return "\n".join(lines) + "\n\n"
+
+
+def _not_run(paper: PaperExperiment) -> str:
+    """Return a line for an experiment without records of its planned runs."""
+    file = f"`src/fedtide/papers/{paper.name}.yaml`"
+    return f"Not run with the planned settings. {file} has them and what the paper prints."
 
 
 def _comparisons(rulings: Sequence[_Ruling]) -> list[str]:
@@ -303,10 +311,16 @@ def _earlier_runs(paper: PaperExperiment, records: Sequence[Record]) -> list[str
         lines += ["", f"Earlier runs at {name}, not counted above; {difference}:", ""]
         lines += [f"| method | {' | '.join(titles)} | seeds |"]
         lines += ["|" + "---|" * (len(titles) + 2)]
-        for (case, method), found in by_place(group).items():
-            row = make_row(paper, case, method, found)
+        rows = [make_row(paper, *place, found) for place, found in by_place(group).items()]
+        for row in rows:
             cells = [format_measured(row.cells[m], paper.measures[m]) for m in paper.measures]
             lines.append(f"| {row.label} | {' | '.join(cells)} | {row.seeds} |")
+        decided = [
+            f"- {claim.statement}: {verdict.outcome}: {verdict.numbers}"
+            for claim, verdict in judge_claims(paper, rows, scale)
+            if verdict.outcome in ("reproduced", "not reproduced")
+        ]
+        lines += ["", "By these runs alone:", "", *decided] if decided else []
     return lines
 
 

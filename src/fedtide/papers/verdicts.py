@@ -180,15 +180,19 @@ def _summarise(claim: Claim, compared: Sequence[Comparison]) -> str:
     if len(compared) == 1:
         return shown.text
     states = [one.state for one in compared]
-    counts = [f"{states.count(state)} {verb}" for state, verb in _VERBS.items() if state in states]
+    counts = [
+        f"{number} {verbs[number > 1]}"
+        for state, verbs in _VERBS.items()
+        if (number := states.count(state))
+    ]
     return f"of {len(compared)} comparisons {', '.join(counts)}; {which}: {shown.text}"
 
 
-_VERBS: dict[State, str] = {
-    "fails": "fail",
-    "undecided": "are undecided",
-    "holds": "hold",
-    "not run": "were not run",
+_VERBS: dict[State, tuple[str, str]] = {  # the weakest first; for one and for several
+    "fails": ("fails", "fail"),
+    "undecided": ("is undecided", "are undecided"),
+    "holds": ("holds", "hold"),
+    "not run": ("was not run", "were not run"),
 }
 
 
