@@ -109,7 +109,7 @@ def _write(
             outcome.seconds,
             stopped=outcome.stopped,
             execution=outcome.execution,
-            run_for=None if run is group[0] else group[0],
+            shared_from=None if run is group[0] else group[0],
         )
         write_record(record, records)
 

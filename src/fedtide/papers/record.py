@@ -42,8 +42,8 @@ class Record:
         machine: the processor and its number of cores.
         execution: what else decides the last bits: the trainer, the threads of one run, and the
             instruction set of the processor; empty in older records.
-        run_for: the run of another experiment, case or method with the same settings that was run
-            instead of this one; None: this one was run.
+        shared_from: the run of another experiment, case or method with the same settings that was
+            run instead of this one; None: this one was run.
     """
 
     paper: str
@@ -61,7 +61,7 @@ class Record:
     version: str
     machine: str
     execution: dict[str, Any] = field(default_factory=dict)
-    run_for: str | None = None
+    shared_from: str | None = None
 
     @property
     def key(self) -> tuple[str, str, str, str, int]:
@@ -85,7 +85,7 @@ def make_record(
     seconds: float,
     stopped: str | None = None,
     execution: Mapping[str, Any] | None = None,
-    run_for: PlannedRun | None = None,
+    shared_from: PlannedRun | None = None,
 ) -> Record:
     """Return the record of a run with these metrics, one row per evaluation."""
     last = metrics.row(-1, named=True) if len(metrics) else {}
@@ -106,7 +106,7 @@ def make_record(
         version=f"fedtide {version('fedtide')}, PyTorch {torch.__version__.split('+')[0]}",
         machine=_machine(),
         execution={} if execution is None else dict(execution),
-        run_for=None if run_for is None else "/".join(map(str, run_for.key)),
+        shared_from=None if shared_from is None else "/".join(map(str, shared_from.key)),
     )
 
 

@@ -386,7 +386,7 @@ def _machines(records: Sequence[Record]) -> list[str]:
     """Return the machines and versions of the runs, with the total time on each."""
     seconds: dict[tuple[str, str], float] = defaultdict(float)
     for record in records:
-        if record.run_for is None:
+        if record.shared_from is None:
             seconds[record.machine, record.version] += record.seconds
     return [
         f"{machine}; {version}; {total / 60:.0f} minutes in total"

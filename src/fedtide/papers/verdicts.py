@@ -305,7 +305,7 @@ def _compare(claim: Claim, sample: _Sample, comparisons: int, evidence: Evidence
             state = "holds"
         elif region.misses(*to_fail):
             state = "fails"
-    if evidence.seeds > len(numbers) == 1:
+    if len(numbers) == 1 and evidence.seeds > 1:
         interval = None  # one seed shows no spread
     text = _describe(sample, interval, evidence)
     return Comparison(sample.label, tuple(numbers.tolist()), region, interval, state, text)
