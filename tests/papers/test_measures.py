@@ -19,6 +19,7 @@ METRICS = pl.DataFrame(
         ({"take": "best", "better": "higher"}, 4.0),
         ({"take": "mean", "rounds": 20}, 0.625),
         ({"take": "mean", "rounds": 21}, 0.75),
+        ({"take": "spread", "rounds": 20}, 0.125),
         ({"take": "first-below", "target": 1.0}, 20),
         ({"take": "first-above", "target": 4.0}, 0),
         ({"take": "first-below", "target": 0.1}, None),
@@ -43,7 +44,12 @@ def test_measure_of_a_missing_metric_is_none():
 
 @pytest.mark.parametrize(
     ("fields", "field"),
-    [({"take": "mean"}, "rounds"), ({"take": "first-below"}, "target"), ({"take": "x"}, "take")],
+    [
+        ({"take": "mean"}, "rounds"),
+        ({"take": "spread"}, "rounds"),
+        ({"take": "first-below"}, "target"),
+        ({"take": "x"}, "take"),
+    ],
 )
 def test_invalid_measure_names_the_field(fields, field):
     with pytest.raises(InvalidInputError, match=rf"^{field}: .*;"):

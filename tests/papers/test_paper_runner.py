@@ -8,10 +8,10 @@ import polars as pl
 import pytest
 
 from fedtide import InvalidInputError
-from fedtide.papers import plan
+from fedtide.papers import load, plan
 from fedtide.papers.paper_runner import run_paper
 from fedtide.papers.paper_spec import parse_paper
-from fedtide.papers.published_comparison import compare, judge_claims
+from fedtide.papers.published_comparison import compare, format_measured, judge_claims
 from fedtide.papers.record import (
     find_record,
     load_records,
@@ -19,6 +19,8 @@ from fedtide.papers.record import (
     record_path,
     write_record,
 )
+from fedtide.papers.shared_runs import group_identical
+from fedtide.papers.superseded import superseded
 from fedtide.simulation.interruption import Interrupted
 from fedtide.sweep.grid import merge
 
@@ -79,7 +81,8 @@ def change(run, changes):
 
 
 def without_time(records):
-    return [replace(record, seconds=0.0) for record in records]
+    """Return the records without what depends on the machine and the number of workers."""
+    return [replace(record, seconds=0.0, execution={}) for record in records]
 
 
 def keys(runs):
@@ -133,6 +136,20 @@ def test_record_matches_only_runs_with_its_settings(fast_run, finished):
     assert find_record(change(fast_run, execution), folder) is not None
 
 
+def test_record_of_other_settings_is_not_counted_and_says_how_it_differs(paper, finished):
+    _, records = finished
+    shorter = replace(paper, experiment=dict(paper.experiment) | {"rounds": 3})
+    rows = compare(shorter, records, "paper")
+    assert sum(row.seeds for row in rows if row.case == "plain") == 0
+    groups = superseded(shorter, records)
+    assert {key: len(group) for key, group in groups.items()} == {
+        ("paper", "`rounds` 4 (now 3)"): 4
+    }
+    fewer = replace(paper, seeds=[1])
+    ((key, group),) = superseded(fewer, records).items()
+    assert (key, len(group)) == (("paper", "no longer planned"), 3)
+
+
 def test_divergence_is_recorded(paper, fast_run, tmp_path):
     wild = change(fast_run, {"local": {"lr": 1e200}})
     (record,) = run_paper(paper, [wild], tmp_path / "out", tmp_path / "records")
@@ -176,10 +193,107 @@ def test_comparison_of_published_and_measured_numbers(paper, finished):
         ("long", "fast", 2, 2),
     ]
     assert rows[0].cells["loss"].published == (0.13, 0.01)
-    ((_, verdict),) = judge_claims(paper, rows)
+    ((_, verdict),) = judge_claims(paper, rows, "paper")
+    assert verdict.outcome == "undecided"
+    assert "2 seeds of the 3 needed" in verdict.numbers
+    deterministic = replace(paper, deterministic=True)
+    ((_, verdict),) = judge_claims(deterministic, rows, "paper")
     assert verdict.outcome == "reproduced"
-    ((_, untested),) = judge_claims(paper, compare(paper, records, "laptop"))
+    ((_, untested),) = judge_claims(paper, compare(paper, records, "laptop"), "laptop")
     assert untested.outcome == "not tested"
+
+
+@pytest.mark.parametrize(("seconds", "planned", "needed"), [(30, 9, 5), (90, 9, 3), (30, 3, 3)])
+def test_short_runs_need_more_seeds_if_they_are_planned(paper, finished, seconds, planned, needed):
+    _, records = finished
+    timed = [replace(record, seconds=float(seconds)) for record in records]
+    longer = replace(paper, seeds=list(range(1, planned + 1)))
+    ((_, verdict),) = judge_claims(longer, compare(longer, timed, "paper"), "paper")
+    assert f"of the {needed} needed" in verdict.numbers
+
+
+def test_claim_about_a_case_that_the_laptop_leaves_out_is_partly_tested(paper, tmp_path):
+    """The claim is about all cases; "long" has no method "slow", "plain" is run."""
+    cases = {"plain": {}, "other": {"rounds": 5}}
+    everywhere = replace(paper, cases=cases, claims=[replace(paper.claims[0], cases=None)])
+    runs = plan(everywhere, "laptop", cases=["plain"])
+    records = run_paper(everywhere, runs, tmp_path / "out", tmp_path / "records")
+    ((_, verdict),) = judge_claims(everywhere, compare(everywhere, records, "laptop"), "laptop")
+    assert verdict.outcome == "partly tested"
+
+
+def test_printed_numbers_are_judged_at_full_scale_only(paper, finished):
+    _, records = finished
+    printed = replace(paper.claims[0], kind="printed", within=1.0, than=())
+    claims = replace(paper, claims=[printed])
+    ((_, full),) = judge_claims(claims, compare(claims, records, "paper"), "paper")
+    ((_, laptop),) = judge_claims(claims, compare(claims, records, "laptop"), "laptop")
+    assert (full.outcome, laptop.outcome) == ("undecided", "not tested")
+
+
+def test_diverged_run_counts_as_the_paper_counts_it(paper, finished):
+    """Without that it has no number, and no interval can be computed with the others."""
+    _, records = finished
+    lost = [
+        replace(r, measures={"loss": None}) if (r.method, r.seed) == ("slow", 1) else r
+        for r in records
+    ]
+    ((_, verdict),) = judge_claims(paper, compare(paper, lost, "paper"), "paper")
+    assert "no number from slow in 1" in verdict.numbers
+    measures = {"loss": replace(paper.measures["loss"], diverged=9.0)}
+    guessing = replace(paper, measures=measures)
+    ((_, verdict),) = judge_claims(guessing, compare(guessing, lost, "paper"), "paper")
+    assert "no number" not in verdict.numbers
+
+
+def test_measure_that_older_records_lack_is_not_a_failed_run(paper, finished):
+    _, records = finished
+    measures = dict(paper.measures) | {"new": replace(paper.measures["loss"], title="new")}
+    later = replace(paper, measures=measures, claims=[replace(paper.claims[0], measure="new")])
+    rows = compare(later, records, "paper")
+    assert format_measured(rows[0].cells["new"], measures["new"]) == "not recorded"
+    ((_, verdict),) = judge_claims(later, rows, "paper")
+    assert verdict.outcome == "not tested"
+
+
+def test_runs_with_the_same_settings_are_run_once(paper, tmp_path):
+    """The case "same" is spelled differently, but is the case "plain"."""
+    same = {"local": {"momentum": 0.0}, "trainer": "stacked"}
+    twice = replace(paper, cases={"plain": {}, "same": same})
+    ran = []
+    records = run_paper(
+        twice,
+        plan(twice, seeds=[1]),
+        tmp_path / "out",
+        tmp_path / "records",
+        progress=lambda progress: ran.append(len(progress.runs)),
+    )
+    assert set(ran) == {2}  # of four planned runs
+    by_case = {case: [r for r in records if r.case == case] for case in twice.cases}
+    for one, other in zip(by_case["plain"], by_case["same"], strict=True):
+        assert one.shared_from is None
+        assert other.shared_from == "/".join(map(str, one.key))
+        assert one.measures == other.measures
+        assert other.matches(next(r for r in plan(twice) if r.key == other.key))
+
+
+def test_run_of_another_experiment_gets_its_record_too():
+    """Table 1, table D.1.1 and table D.3.1 of paper 001 share runs, each with its own measures."""
+    (run,) = plan(load("001/cifar10"), "laptop", [1], ["fedau-50"], ["bernoulli"])
+    ((first, *others),) = group_identical([run])
+    assert first is run
+    shared = {(other.paper, other.scale, other.case) for other in others}
+    assert ("001/client-spread", "laptop", "main") in shared
+    assert ("001/correlation", "laptop", "alpha-0.1") in shared
+    assert ("001/cutoffs", "laptop", "floor-0.02") in shared
+    assert all(other.seed == 1 for other in others)
+
+
+def test_record_says_what_decides_the_last_bits(finished):
+    _, records = finished
+    assert {r.execution["trainer"] for r in records} == {"reference"}
+    assert all(r.execution["threads"] >= 1 for r in records)
+    assert all(r.execution["instructions"] for r in records)
 
 
 def test_records_are_small_and_store_infinity_as_none(paper, fast_run, tmp_path):

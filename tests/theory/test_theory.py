@@ -1,5 +1,6 @@
 """The papers' bounds against enumeration, simulation and the papers' own examples."""
 
+import itertools
 import math
 from typing import Any
 
@@ -70,11 +71,57 @@ def test_learning_rates_stay_within_their_limits() -> None:
         theory.generalized_fedavg_learning_rate_limits(1.0, 1, 60, rounds=100)
 
 
+@given(
+    smoothness=st.floats(0.01, 100),
+    noise=st.sampled_from([0.0, 1e-9, 0.5, 10.0]),
+    gap=st.floats(0.01, 100),
+    steps=st.integers(1, 20),
+    period=st.integers(1, 500),
+    rounds=st.integers(1000, 10**6),
+    weight_norm=st.floats(0.1, 1),
+)
+def test_learning_rates_of_paper_000_satisfy_theorem_3_1(
+    smoothness: float,
+    noise: float,
+    gap: float,
+    steps: int,
+    period: int,
+    rounds: int,
+    weight_norm: float,
+) -> None:
+    """γ <= 1 / (12 L I P) and γ η <= 1 / (L I P), with noise and without."""
+    rates = theory.generalized_fedavg_learning_rates(
+        smoothness, noise, gap, steps, period, rounds, weight_norm
+    )
+    unit = 1 / (smoothness * steps * period)
+    assert rates.local <= unit / 12 * (1 + 1e-12)
+    assert rates.product <= unit * (1 + 1e-12)
+
+
 def test_learning_rates_of_paper_000_without_noise() -> None:
-    noisy = theory.generalized_fedavg_learning_rates(1.0, 1e-9, 1.0, 1, 1, 10**8, 0.1)
-    exact = theory.generalized_fedavg_learning_rates(1.0, 0.0, 1.0, 1, 1, 10**8, 0.1)
-    assert exact.server == pytest.approx(120.0)
-    assert noisy.server <= 12 * math.sqrt(10**8)
+    """Corollary 3.3 where T >= P² L I F / ρ², and Theorem 3.1's limit before."""
+    long = theory.generalized_fedavg_learning_rates(1.0, 0.0, 1.0, 1, 1, 10**8, 0.1)
+    assert long.server == pytest.approx(12 * 1 * math.sqrt(1) / 0.1)
+    first = round(20**2 * 5 / 0.1**2)
+    edge = theory.generalized_fedavg_learning_rates(1.0, 0.0, 1.0, 5, 20, first, 0.1)
+    assert edge.server == pytest.approx(12 * 20 * math.sqrt(5) / 0.1)
+    short = theory.generalized_fedavg_learning_rates(1.0, 0.0, 1.0, 5, 20, 1000, 0.1)
+    assert short.product == pytest.approx(1 / (1.0 * 5 * 20))
+
+
+def test_period_of_paper_000_is_at_most_half_the_rounds() -> None:
+    with pytest.raises(InvalidInputError, match=r"^period: "):
+        theory.generalized_fedavg_learning_rates(1.0, 1.0, 1.0, 1, 60, 100, 0.1)
+
+
+@pytest.mark.parametrize(("group", "cohort", "turn"), [(4, 2, 3), (5, 1, 4), (3, 3, 2), (6, 2, 1)])
+def test_sampling_of_paper_002_by_enumeration(group: int, cohort: int, turn: int) -> None:
+    """Client 0 is among the sampled in some round of its group's turn, over all equally likely."""
+    draws = list(itertools.combinations(range(group), cohort))
+    turns = list(itertools.product(draws, repeat=turn))
+    sampled = sum(any(0 in draw for draw in rounds) for rounds in turns) / len(turns)
+    constants = theory.cyclic_constants(5 * group, cohort, 5, turn)
+    assert constants.sampling == pytest.approx(sampled)
 
 
 @pytest.mark.statistical
@@ -154,7 +201,8 @@ def test_amplified_scaffold_total_steps_do_not_depend_on_the_period() -> None:
     other = theory.amplified_scaffold_rounds(1, 2, 3, 0.1, 50, 0.1, 1.0)
     assert one[0] * one[1] == pytest.approx(other[0] * other[1])
     constants = theory.cyclic_constants(250, 10, 5, turn=100)
-    assert (constants.period, constants.weight_norm_squared, constants.sampling) == (500, 0.1, 0.2)
+    assert (constants.period, constants.weight_norm_squared) == (500, 0.1)
+    assert constants.sampling == pytest.approx(1 - 0.8**100)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from fedtide.papers.paper_registry import load
 from fedtide.papers.paper_runner import run_paper
 from fedtide.papers.paper_spec import PaperExperiment, Scale
 from fedtide.papers.plan import plan
-from fedtide.papers.published_comparison import compare, judge_claims
+from fedtide.papers.published_comparison import compare, judge_claims, match_records
 from fedtide.papers.record import Record, load_records
 from fedtide.papers.results_page import write_results
 from fedtide.papers.terminal_tables import claims_table, comparison_table, experiments_table
@@ -94,10 +94,11 @@ def _show(paper: PaperExperiment, scale: Scale, records: list[Record], out: Path
     if scale == "laptop" and paper.laptop is not None:
         console.print(f"Laptop scale: {paper.laptop.description}.")
     console.print(comparison_table(paper, rows))
-    console.print(claims_table(judge_claims(paper, rows)))
+    console.print(claims_table(judge_claims(paper, rows, scale)))
     folder = out / paper.name
     make_folder(folder)
-    figure = draw_figure(paper, [r for r in records if r.scale == scale])
+    matching = [record for _, record in match_records(paper, records, scale) if record is not None]
+    figure = draw_figure(paper, matching)
     for suffix in ("png", "pdf"):
         save_figure(figure, folder / f"{scale}.{suffix}")
     print(f"figure: {folder / f'{scale}.png'}")

@@ -14,7 +14,7 @@ from safetensors.numpy import load_file
 from fedtide.errors import InvalidInputError
 from fedtide.validation import require_choice
 
-Take = Literal["last", "mean", "best", "first-below", "first-above", "worst-of-last"]
+Take = Literal["last", "mean", "best", "first-below", "first-above", "worst-of-last", "spread"]
 Better = Literal["lower", "higher"]
 
 
@@ -28,12 +28,15 @@ class Measure:
         take: "last", the last evaluation; "mean", the mean of the evaluations in the last `rounds`
             rounds; "best", the best of all; "first-below" and "first-above", the first evaluated
             round in which the metric is at most, or at least, `target`; "worst-of-last", the value
-            that 90 % of the last tenth of the evaluations reach or beat.
-        rounds: the window of "mean".
+            that 90 % of the last tenth of the evaluations reach or beat; "spread", the standard
+            deviation of the evaluations in the last `rounds` rounds.
+        rounds: the window of "mean" and "spread".
         target: the threshold of "first-below" and "first-above".
         better: whether lower or higher values are better.
         percent: whether the metric is a share that is shown in per cent.
         digits: decimals in tables.
+        diverged: the number with which a run that diverged counts in comparisons, where the paper
+            counts it so, as the accuracy of guessing; None: such a run has no number.
 
     Raises:
         InvalidInputError: an unknown option, or a missing window or target.
@@ -51,12 +54,13 @@ class Measure:
     better: Better = "lower"
     percent: bool = False
     digits: int = 2
+    diverged: float | None = None
 
     def __post_init__(self) -> None:
         require_choice("take", self.take, Take)
         require_choice("better", self.better, Better)
-        if self.take == "mean" and self.rounds is None:
-            raise InvalidInputError("rounds: missing; give the number of last rounds to average")
+        if self.take in ("mean", "spread") and self.rounds is None:
+            raise InvalidInputError("rounds: missing; give the number of last rounds to take")
         if self.take.startswith("first") and self.target is None:
             raise InvalidInputError("target: missing; give the value to reach")
 
@@ -67,7 +71,7 @@ class Measure:
         rounds, values = metrics["round"].to_numpy(), metrics[self.metric].to_numpy().astype(float)
         if self.take.startswith("first"):
             return self._first_round(rounds, values)
-        if self.take == "mean":
+        if self.take in ("mean", "spread"):
             assert self.rounds is not None
             values = values[rounds > rounds[-1] - self.rounds]
         return (100.0 if self.percent else 1.0) * float(self._reduce(values))
@@ -78,6 +82,8 @@ class Measure:
             return float(best(values))
         if self.take == "worst-of-last":
             return float(np.quantile(values[-max(1, len(values) // 10) :], worst))
+        if self.take == "spread":
+            return float(np.std(values))
         return float(np.mean(values) if self.take == "mean" else values[-1])
 
     def _first_round(self, rounds: np.ndarray, values: np.ndarray) -> float | None:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
+import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import polars as pl
+import torch
 
 from fedtide.atomic_io import make_folder
 from fedtide.errors import InvalidInputError
@@ -16,6 +20,7 @@ from fedtide.papers.paper_registry import load, names
 from fedtide.papers.paper_spec import PaperExperiment
 from fedtide.papers.plan import PlannedRun
 from fedtide.papers.record import Record, find_record, make_record, write_record
+from fedtide.papers.shared_runs import group_identical
 from fedtide.problems.datasets import catalogue
 from fedtide.simulation.experiment import Experiment
 from fedtide.simulation.run_folder import RunFolder
@@ -34,7 +39,9 @@ def run_paper(
 ) -> list[Record]:
     """Run the planned runs that have no matching record, and return the records of all of them.
 
-    An interrupted run resumes at its checkpoint. A run that diverges is recorded as diverged.
+    Runs with the same settings, in this or another experiment, are run once: each gets a record
+    with the measures of its own experiment. An interrupted run resumes at its checkpoint. A run
+    that diverges is recorded as diverged.
 
     Args:
         paper: the published experiment.
@@ -51,27 +58,73 @@ def run_paper(
     missing = [run for run in runs if find_record(run, records) is None]
     check_datasets(missing)
     trained = []
-    for run in missing:
+    for group in group_identical(missing):
+        run = group[0]
         if run.compute is None:
-            trained.append(run)
+            trained.append(group)
         else:
+            start = time.perf_counter()
             metrics = COMPUTATIONS[run.compute](run.settings)
-            write_record(make_record(run, paper.measures, metrics, seconds=0.0), records)
+            _write(RunOutcome(metrics, time.perf_counter() - start), group, paper, records)
     if trained:
         _train(paper, trained, out, records, workers, progress)
     return [record for run in runs if (record := find_record(run, records)) is not None]
 
 
+@dataclass(frozen=True)
+class RunOutcome:
+    """What a run has given.
+
+    Args:
+        metrics: one row per evaluation.
+        seconds: the time of training and evaluation.
+        stopped: why it ended before its last round, if it did.
+        execution: the trainer, the threads and the instruction set.
+        model: the file of the final model, if any.
+    """
+
+    metrics: pl.DataFrame
+    seconds: float
+    stopped: str | None = None
+    execution: Mapping[str, Any] = field(default_factory=dict)
+    model: Path | None = None
+
+
+def _write(
+    outcome: RunOutcome, group: Sequence[PlannedRun], paper: PaperExperiment, records: Path
+) -> None:
+    """Write the record of the first run of a group, which was run, and those of the others."""
+    for run in group:
+        if run is not group[0] and find_record(run, records) is not None:
+            continue
+        of_run = paper if run.paper == paper.name else load(run.paper)
+        metrics = outcome.metrics
+        if of_run.derive is not None and outcome.stopped is None:
+            assert outcome.model is not None
+            metrics = DERIVED_METRICS[of_run.derive](metrics, run.settings, outcome.model)
+        record = make_record(
+            run,
+            of_run.measures,
+            metrics,
+            outcome.seconds,
+            stopped=outcome.stopped,
+            execution=outcome.execution,
+            shared_from=None if run is group[0] else group[0],
+        )
+        write_record(record, records)
+
+
 def _train(
     paper: PaperExperiment,
-    runs: Sequence[PlannedRun],
+    groups: Sequence[Sequence[PlannedRun]],
     out: Path,
     records: Path,
     workers: int | None,
     progress: OnProgress | None,
 ) -> None:
-    """Execute the runs as a sweep, and record each when it ends."""
-    recorder = _Recorder(paper, {run.folder: run for run in runs}, records)
+    """Execute the first runs of the groups as a sweep, and record each group when it ends."""
+    runs = [group[0] for group in groups]
+    recorder = _Recorder(paper, {group[0].folder: group for group in groups}, records)
     members = tuple(
         SweepRun(
             run.folder, Experiment.from_dict(run.settings), {"method": run.method, "seed": run.seed}
@@ -88,35 +141,36 @@ def _train(
 
 @dataclass(frozen=True)
 class _Recorder:
-    """Writes the record of each run that a sweep has ended."""
+    """Writes the records of each run that a sweep has ended, and of those it stands for."""
 
     paper: PaperExperiment
-    runs: Mapping[str, PlannedRun]
+    groups: Mapping[str, Sequence[PlannedRun]]
     records: Path
 
     def __call__(self, member: SweepRun, path: Path) -> None:
-        """Write the record of a run that has finished or diverged.
+        """Write the records of a run that has finished or diverged.
 
         Raises:
             InvalidInputError: the run failed for another reason.
         """
-        run, folder = self.runs[member.path], RunFolder(path)
-        write_record(self._record(run, folder), self.records)
+        group, folder = self.groups[member.path], RunFolder(path)
+        _write(self._outcome(group[0], folder), group, self.paper, self.records)
 
-    def _record(self, run: PlannedRun, folder: RunFolder) -> Record:
-        measures = self.paper.measures
+    def _outcome(self, run: PlannedRun, folder: RunFolder) -> RunOutcome:
         if (failure := folder.read_failure()) is not None:
             if not failure.permanent:
                 raise InvalidInputError(f"{run.folder}.{failure.sentence}")
-            reason = failure.sentence.partition(";")[0]
-            return make_record(run, measures, pl.DataFrame(), 0.0, stopped=reason)
-        metrics = pl.read_parquet(folder.metrics)
-        if self.paper.derive is not None:
-            metrics = DERIVED_METRICS[self.paper.derive](metrics, run.settings, folder.model)
+            return RunOutcome(pl.DataFrame(), 0.0, stopped=failure.sentence.partition(";")[0])
         spent = ("training_seconds", "evaluation_seconds")
         timings = folder.read_json(folder.timings, spent)
         seconds = sum(float(timings[name]) for name in spent)
-        return make_record(run, measures, metrics, seconds)
+        execution = {
+            "trainer": re.split("[:,]", timings.get("trainer", ""))[0],
+            "threads": timings.get("threads"),
+            "instructions": torch.backends.cpu.get_cpu_capability(),
+        }
+        metrics = pl.read_parquet(folder.metrics)
+        return RunOutcome(metrics, seconds, None, execution, folder.model)
 
 
 def check_datasets(runs: Iterable[PlannedRun]) -> None:

@@ -63,6 +63,7 @@ class PaperExperiment:
         unknown: what the paper leaves unknown, and the substitute.
         choices: where the paper and its authors' program differ, and how to choose.
         notes: further remarks.
+        deterministic: whether no number depends on the seed, so that one seed is enough.
         compute: the computation that replaces training, if any.
         derive: the function that adds columns to a run's metrics, if any.
         figure: the metric of the figure and the options of its axes.
@@ -84,6 +85,7 @@ class PaperExperiment:
     unknown: Sequence[str] = ()
     choices: Sequence[str] = ()
     notes: Sequence[str] = ()
+    deterministic: bool = False
     compute: str | None = None
     derive: str | None = None
     figure: Mapping[str, Any] = field(default_factory=dict)
@@ -138,9 +140,10 @@ def _check_names(paper: PaperExperiment) -> None:
     for i, claim in enumerate(paper.claims):
         for method in claim.methods:
             check_option(f"claims.{i}", method, paper.methods)
-        for case in claim.cases or ():
+        for case in (*(claim.cases or ()), *([claim.against] if claim.against else ())):
             check_option(f"claims.{i}", case, paper.cases)
-        check_option(f"claims.{i}", claim.measure, paper.measures)
+        for measure in filter(None, (claim.measure, claim.laptop_measure)):
+            check_option(f"claims.{i}", measure, paper.measures)
 
 
 def check_option(field_name: str, name: str, options: Mapping[str, Any]) -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from fedtide.papers.paper_spec import LaptopScale, PaperExperiment, Scale, check_option
-from fedtide.simulation.experiment import Experiment
+from fedtide.simulation.experiment import HOW, Experiment
 from fedtide.sweep.grid import merge
 
 _NO_CHANGES = LaptopScale(description="")
@@ -50,6 +52,37 @@ class PlannedRun:
         if self.compute is not None:
             return {"compute": self.compute, **self.settings}
         return Experiment.from_dict(self.settings).to_dict()
+
+    @property
+    def fingerprint(self) -> str:
+        """What decides the result: equal for runs that differ in their names or execution only."""
+        return fingerprint(self.settings, self.compute)
+
+
+def fingerprint(settings: Mapping[str, Any], compute: str | None = None) -> str:
+    """Return what decides the result of a run with these settings, as canonical text.
+
+    Raises:
+        InvalidInputError: they are not the settings of an experiment.
+    """
+    text = json.dumps(settings)
+    return _resolve(text) if compute is None else f"{compute}: {_canonical(text)}"
+
+
+@cache
+def _resolve(settings: str) -> str:
+    resolved = Experiment.from_dict(json.loads(settings)).to_dict()
+    return _canonical(json.dumps(without_execution(resolved)))
+
+
+def _canonical(text: str) -> str:
+    """Return the same text for data that differ in the order of keys, or as 1 from 1.0."""
+    return json.dumps(json.loads(text, parse_int=float), sort_keys=True)
+
+
+def without_execution(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return resolved settings without the name and those that do not change what is learnt."""
+    return {key: value for key, value in settings.items() if key not in ("name", *HOW)}
 
 
 def plan(

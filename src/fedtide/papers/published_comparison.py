@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 
-from fedtide.papers.claims import Claim, Verdict, judge
+from fedtide.papers.claims import Claim
 from fedtide.papers.measures import Measure
 from fedtide.papers.paper_spec import MAIN, PaperExperiment, PublishedNumbers, Scale
-from fedtide.papers.plan import plan
+from fedtide.papers.plan import PlannedRun, plan
 from fedtide.papers.record import Record
+from fedtide.papers.verdicts import Evidence, Verdict, judge
+
+_SHORT = 60.0  # seconds: more seeds are needed where a run takes less
 
 Number = tuple[float, float | None]
 """A published number and its standard deviation, if known."""
@@ -27,12 +29,15 @@ class Cell:
         program: the number of the authors' program, if any.
         values: the measured numbers by seed; None: diverged, or never reached.
         diverged: the number of runs that diverged.
+        runs: the number of recorded runs; those recorded before the measure was asked for have no
+            value.
     """
 
     published: Number | None
     program: Number | None
     values: Mapping[int, float | None]
     diverged: int
+    runs: int = 0
 
     @property
     def numbers(self) -> list[float]:
@@ -50,6 +55,7 @@ class Row:
         seeds: the number of recorded runs.
         planned: the number of planned runs.
         stopped: why a run ended early, if one did.
+        seconds: the time of each recorded run.
     """
 
     case: str
@@ -58,6 +64,7 @@ class Row:
     seeds: int
     planned: int
     stopped: str | None
+    seconds: tuple[float, ...] = ()
 
     @property
     def label(self) -> str:
@@ -65,21 +72,29 @@ class Row:
         return self.method if self.case == MAIN else f"{self.case}: {self.method}"
 
 
+def match_records(
+    paper: PaperExperiment, records: Iterable[Record], scale: Scale
+) -> list[tuple[PlannedRun, Record | None]]:
+    """Return each planned run with its record; None: it has none with these settings."""
+    by_key = {record.key: record for record in records}
+    found = [(run, by_key.get(run.key)) for run in plan(paper, scale)]
+    return [(run, r if r is not None and r.matches(run) else None) for run, r in found]
+
+
 def compare(paper: PaperExperiment, records: Iterable[Record], scale: Scale) -> list[Row]:
     """Return one row for each case and method that is planned at a scale.
 
     Records with other settings than the planned ones are ignored.
     """
-    by_key = {record.key: record for record in records}
     groups: dict[tuple[str, str], list[Record | None]] = {}
-    for run in plan(paper, scale):
-        record = by_key.get(run.key)
-        matching = record if record is not None and record.matches(run) else None
-        groups.setdefault((run.case, run.method), []).append(matching)
-    return [_row(paper, case, method, found) for (case, method), found in groups.items()]
+    for run, record in match_records(paper, records, scale):
+        groups.setdefault((run.case, run.method), []).append(record)
+    return [make_row(paper, case, method, found) for (case, method), found in groups.items()]
 
 
-def _row(paper: PaperExperiment, case: str, method: str, records: Sequence[Record | None]) -> Row:
+def make_row(
+    paper: PaperExperiment, case: str, method: str, records: Sequence[Record | None]
+) -> Row:
     """Return the row of the planned runs of a method; None stands for a run without record."""
     recorded = [record for record in records if record is not None]
     reasons = [record.stopped for record in recorded if record.stopped is not None]
@@ -87,12 +102,15 @@ def _row(paper: PaperExperiment, case: str, method: str, records: Sequence[Recor
         name: Cell(
             published=_number(paper.published, case, method, name),
             program=_number(paper.program, case, method, name),
-            values={record.seed: record.measures.get(name) for record in recorded},
+            values={r.seed: r.measures[name] for r in recorded if name in r.measures},
             diverged=len(reasons),
+            runs=len(recorded),
         )
         for name in paper.measures
     }
-    return Row(case, method, cells, len(recorded), len(records), next(iter(reasons), None))
+    seconds = tuple(record.seconds for record in recorded)
+    stopped = next(iter(reasons), None)
+    return Row(case, method, cells, len(recorded), len(records), stopped, seconds)
 
 
 def _number(table: PublishedNumbers, case: str, method: str, measure: str) -> Number | None:
@@ -102,23 +120,55 @@ def _number(table: PublishedNumbers, case: str, method: str, measure: str) -> Nu
     return (float(value[0]), float(value[1])) if isinstance(value, list) else (float(value), None)
 
 
-def judge_claims(paper: PaperExperiment, rows: Sequence[Row]) -> list[tuple[Claim, Verdict]]:
-    """Return every claim of the paper with its verdict by the rows of one scale."""
-    by_place = {(row.case, row.method): row for row in rows}
-    cases = list(dict.fromkeys(row.case for row in rows))
+def judge_claims(
+    paper: PaperExperiment, rows: Sequence[Row], scale: Scale
+) -> list[tuple[Claim, Verdict]]:
+    """Return every claim of the paper with its verdict by the rows of one scale.
 
-    def values(measure: str, case: str, method: str) -> Mapping[int, float | None]:
-        row = by_place.get((case, method))
-        return {} if row is None else row.cells[measure].values
-
+    The cases of a claim are those of the paper, whether the scale plans them or not.
+    """
+    measured = {(row.case, row.method): row for row in rows}
+    exists = {(run.case, run.method) for run in plan(paper, seeds=[0])}
+    smaller = scale == "laptop" and paper.laptop is not None
+    seeds = _seeds_needed(paper, rows)
     verdicts = []
     for claim in paper.claims:
-        measure = paper.measures[claim.measure]
-        present = [case for case in cases if (case, claim.method) in by_place]
-        of_measure = partial(values, claim.measure)
-        higher = measure.better == "higher"
-        verdicts.append((claim, judge(claim, present, of_measure, higher, measure.digits)))
+        if smaller and claim.needs_full_scale:
+            verdicts.append((claim, Verdict("not tested", "it is about the published size")))
+            continue
+        name = (claim.laptop_measure if smaller else None) or claim.measure
+        cases = [case for case in paper.cases if all((case, m) in exists for m in claim.methods)]
+        evidence = _evidence(paper, measured, name, seeds)
+        verdicts.append((claim, judge(claim, cases, evidence)))
     return verdicts
+
+
+def _seeds_needed(paper: PaperExperiment, rows: Sequence[Row]) -> int:
+    """Return how many seeds a comparison needs: more where runs are short, if they are planned."""
+    if paper.deterministic:
+        return 1
+    seconds = [spent for row in rows for spent in row.seconds]
+    if not seconds or float(np.median(seconds)) >= _SHORT:
+        return 3
+    return min(5, max(3, *(row.planned for row in rows)))
+
+
+def _evidence(
+    paper: PaperExperiment, rows: Mapping[tuple[str, str], Row], name: str, seeds: int
+) -> Evidence:
+    """Return the measured and printed numbers of one measure."""
+    measure = paper.measures[name]
+
+    def values(case: str, method: str) -> Mapping[int, float | None]:
+        row = rows.get((case, method))
+        found = {} if row is None else row.cells[name].values
+        return {seed: measure.diverged if v is None else v for seed, v in found.items()}
+
+    def printed(case: str, method: str) -> float | None:
+        number = _number(paper.published, case, method, name)
+        return None if number is None else number[0]
+
+    return Evidence(values, printed, measure.better == "higher", seeds, measure.digits)
 
 
 def has_number(table: PublishedNumbers, measure: str) -> bool:
@@ -143,7 +193,7 @@ def _format(number: Number | None, measure: Measure) -> str:
 def format_measured(cell: Cell, measure: Measure) -> str:
     """Return the measured number as text: mean ± standard deviation over the seeds."""
     if not cell.values:
-        return "not run"
+        return "not recorded" if cell.runs else "not run"
     numbers = cell.numbers
     missing = len(cell.values) - len(numbers)
     reason = "diverged" if cell.diverged else "never reached"

@@ -6,7 +6,7 @@ import json
 import os
 import platform
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
@@ -19,8 +19,7 @@ import torch
 from fedtide.atomic_io import make_folder, write_text
 from fedtide.errors import InvalidInputError
 from fedtide.papers.measures import Measure
-from fedtide.papers.plan import PlannedRun
-from fedtide.simulation.experiment import HOW, Experiment
+from fedtide.papers.plan import PlannedRun, fingerprint
 
 _POINTS = 30  # of a thinned curve
 _CURVES = ("loss", "train_accuracy", "test_accuracy", "mse")
@@ -41,6 +40,10 @@ class Record:
         rounds: the completed rounds.
         version: the versions of fedtide and PyTorch.
         machine: the processor and its number of cores.
+        execution: what else decides the last bits: the trainer, the threads of one run, and the
+            instruction set of the processor; empty in older records.
+        shared_from: the run of another experiment, case or method with the same settings that was
+            run instead of this one; None: this one was run.
     """
 
     paper: str
@@ -57,6 +60,8 @@ class Record:
     rounds: int
     version: str
     machine: str
+    execution: dict[str, Any] = field(default_factory=dict)
+    shared_from: str | None = None
 
     @property
     def key(self) -> tuple[str, str, str, str, int]:
@@ -65,19 +70,12 @@ class Record:
 
     def matches(self, run: PlannedRun) -> bool:
         """Return whether the record is of a run with the settings of this planned run."""
-        planned = json.loads(json.dumps(run.resolved))
-        if self.settings == planned or run.compute is not None:
-            return bool(self.settings == planned)
+        settings = dict(self.settings)
+        compute = settings.pop("compute", None)
         try:
-            settings = Experiment.from_dict(self.settings).to_dict()
-        except InvalidInputError:
+            return fingerprint(settings, compute) == run.fingerprint
+        except InvalidInputError:  # a record of an older version
             return False
-        return _without_execution(settings) == _without_execution(run.resolved)
-
-
-def _without_execution(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings without the name and those that do not change what is learnt."""
-    return {key: value for key, value in settings.items() if key not in ("name", *HOW)}
 
 
 def make_record(
@@ -86,6 +84,8 @@ def make_record(
     metrics: pl.DataFrame,
     seconds: float,
     stopped: str | None = None,
+    execution: Mapping[str, Any] | None = None,
+    shared_from: PlannedRun | None = None,
 ) -> Record:
     """Return the record of a run with these metrics, one row per evaluation."""
     last = metrics.row(-1, named=True) if len(metrics) else {}
@@ -105,6 +105,8 @@ def make_record(
         rounds=int(last.get("round", 0)),
         version=f"fedtide {version('fedtide')}, PyTorch {torch.__version__.split('+')[0]}",
         machine=_machine(),
+        execution={} if execution is None else dict(execution),
+        shared_from=None if shared_from is None else "/".join(map(str, shared_from.key)),
     )
 
 

@@ -2,24 +2,35 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
 from rich import box
 from rich.table import Table
 
-from fedtide.papers.claims import Claim, Verdict
+from fedtide.papers.claims import Claim
 from fedtide.papers.paper_registry import load, names
 from fedtide.papers.paper_spec import SCALES, PaperExperiment
-from fedtide.papers.plan import plan
-from fedtide.papers.published_comparison import Row, format_measured, format_published, has_number
+from fedtide.papers.published_comparison import (
+    Row,
+    compare,
+    format_measured,
+    format_published,
+    has_number,
+)
 from fedtide.papers.record import Record
+from fedtide.papers.verdicts import Verdict
 from fedtide.plotting.wide_table import WideTable
 
 
 def experiments_table(records: Iterable[Record]) -> Table:
-    """Return a table of all published experiments with their data, cost and records."""
-    count = Counter((record.paper, record.scale) for record in records)
+    """Return a table of all published experiments with their data, cost and records.
+
+    Records with other settings than the planned ones are not counted.
+    """
+    by_paper: dict[str, list[Record]] = defaultdict(list)
+    for record in records:
+        by_paper[record.paper].append(record)
     table = _table("experiment", "data", "paper scale", "laptop scale")
     for column in table.columns[1:]:
         column.no_wrap = True
@@ -30,8 +41,8 @@ def experiments_table(records: Iterable[Record]) -> Table:
             if scale == "laptop" and paper.laptop is None:
                 cells.append("as paper")
                 continue
-            runs = len(plan(paper, scale))
-            done = count[name, scale]
+            rows = compare(paper, by_paper[name], scale)
+            done, runs = sum(row.seeds for row in rows), sum(row.planned for row in rows)
             cells.append(f"{format_minutes(paper.minutes[scale])}\n{done} of {runs} runs")
         table.add_row(*cells)
     return table
@@ -40,12 +51,12 @@ def experiments_table(records: Iterable[Record]) -> Table:
 def format_minutes(minutes: float) -> str:
     """Return a duration in a readable unit.
 
-    >>> format_minutes(40), format_minutes(300), format_minutes(9000)
-    ('40 min', '5 h', '6 days')
+    >>> format_minutes(40), format_minutes(150), format_minutes(300), format_minutes(9000)
+    ('40 min', '2.5 h', '5 h', '6 days')
     """
     if minutes < 120:
         return f"{minutes:.0f} min"
-    return f"{minutes / 60:.0f} h" if minutes < 72 * 60 else f"{minutes / 60 / 24:.0f} days"
+    return f"{minutes / 60:.2g} h" if minutes < 72 * 60 else f"{minutes / 60 / 24:.0f} days"
 
 
 def comparison_table(paper: PaperExperiment, rows: Sequence[Row]) -> Table:
@@ -72,7 +83,8 @@ def claims_table(verdicts: Sequence[tuple[Claim, Verdict]]) -> Table:
     """Return a table of the claims and their verdicts."""
     table = _table("claim", "outcome", "numbers")
     for claim, verdict in verdicts:
-        table.add_row(claim.statement, verdict.outcome, verdict.numbers)
+        statement = claim.statement if claim.check is None else f"Check: {claim.statement}"
+        table.add_row(statement, verdict.outcome, verdict.numbers)
     return table
 
 

@@ -333,7 +333,8 @@ def _finish(watched: _WatchedRun, folder: RunFolder) -> tuple[pl.DataFrame, pl.D
     write_frame(folder.clients, clients)
     tensors = _saved_model(run)
     write_atomically(folder.model, lambda path: safetensors.torch.save_file(tensors, path))
-    write_json(folder.timings, _timings(run) | {"trainer": run.trainer_choice})
+    how = {"trainer": run.trainer_choice, "threads": torch.get_num_threads()}
+    write_json(folder.timings, _timings(run) | how)
     summary = {
         "rounds": run.ended,
         "metrics": run.metrics[-1],
@@ -387,6 +388,7 @@ def _read(run: Run, folder: RunFolder) -> Result:
             f"out: {folder.path} is finished, but its results cannot be read "
             f"({first_line(error)}); start again in another folder"
         ) from None
+    timings.pop("threads", None)
     return Result(
         model=model,
         metrics=metrics,

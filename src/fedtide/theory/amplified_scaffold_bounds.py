@@ -15,8 +15,8 @@ class CyclicConstants:
     Args:
         period: P = g K̄.
         weight_norm_squared: ρ² = 1 / S.
-        sampling: p_sample = min(1, S K̄ / N), the probability that a client of the
-            active group is sampled.
+        sampling: p_sample, the probability that a client is sampled at least once in a period
+            (Assumption 2(c)).
     """
 
     period: int
@@ -27,17 +27,25 @@ class CyclicConstants:
 def cyclic_constants(clients: int, cohort: int, groups: int, turn: int = 1) -> CyclicConstants:
     """Return P, ρ² and p_sample of cyclic participation.
 
+        P = g K̄,    ρ² = 1 / S,    p_sample = 1 − (1 − S K̄ / N)^g
+
+    In each of the g rounds of its turn, S of the N / K̄ clients of a group are drawn uniformly and
+    independently of the other rounds; for g = 1, p_sample is the paper's S K̄ / N.
+
     Args:
         clients: N.
         cohort: S.
         groups: K̄.
         turn: g.
 
-    >>> cyclic_constants(250, 10, 5, turn=4).period
-    20
+    >>> constants = cyclic_constants(250, 10, 5, turn=4)
+    >>> constants.period, round(constants.sampling, 4)
+    (20, 0.5904)
     """
     require_all_positive(clients=clients, cohort=cohort, groups=groups, turn=turn)
-    return CyclicConstants(turn * groups, 1 / cohort, min(1.0, cohort * groups / clients))
+    share = min(1.0, cohort * groups / clients)
+    sampling = share if turn == 1 else 1 - (1 - share) ** turn
+    return CyclicConstants(turn * groups, 1 / cohort, sampling)
 
 
 def amplified_scaffold_rounds(

@@ -32,10 +32,8 @@ def generalized_fedavg_learning_rate_limits(
     12.0
     """
     require_all_positive(smoothness=smoothness, steps=steps, period=period)
-    if rounds is not None and period > rounds / 2:
-        raise InvalidInputError(
-            f"period: {period} is more than half of {rounds} rounds; shorten it"
-        )
+    if rounds is not None:
+        _check_period(period, rounds)
     local = 1 / (12 * smoothness * steps * period)
     return LearningRates(local, 12.0)
 
@@ -54,6 +52,9 @@ def generalized_fedavg_learning_rates(
         γ = 1 / (12 L I P √T),    η = min{ 12 P √(L I F) / (σ ρ), 12 √T }     (3.2)
         the same γ,               η = 12 P √(L I F) / ρ                        (3.3)
 
+    The η of Corollary 3.3 satisfies γ η <= 1 / (L I P), which Theorem 3.1 asks for, only if
+    T >= P² L I F / ρ². With fewer rounds the largest η that the theorem allows, 12 √T, is returned.
+
     Args:
         smoothness: L.
         noise: σ.
@@ -62,6 +63,9 @@ def generalized_fedavg_learning_rates(
         period: P.
         rounds: T.
         weight_norm: ρ, with ρ² >= Σ (q_t^n)²: 1 / √S for S equal participants.
+
+    Raises:
+        InvalidInputError: a number is not positive, or P > T / 2.
 
     >>> generalized_fedavg_learning_rates(1.0, 1.0, 1.0, 1, 1, 100, 0.1).server
     120.0
@@ -75,11 +79,20 @@ def generalized_fedavg_learning_rates(
         weight_norm=weight_norm,
     )
     require_all_nonnegative(noise=noise)
+    _check_period(period, rounds)
     local = 1 / (12 * smoothness * steps * period * math.sqrt(rounds))
     server = 12 * period * math.sqrt(smoothness * steps * gap) / weight_norm
-    if noise == 0:
-        return LearningRates(local, server)
-    return LearningRates(local, min(server / noise, 12 * math.sqrt(rounds)))
+    if noise > 0:
+        server /= noise
+    return LearningRates(local, min(server, 12 * math.sqrt(rounds)))
+
+
+def _check_period(period: int, rounds: int) -> None:
+    """Raise InvalidInputError unless P <= T / 2."""
+    if period > rounds / 2:
+        raise InvalidInputError(
+            f"period: {period} is more than half of {rounds} rounds; shorten it"
+        )
 
 
 def irregularity_bound(window_weights: ArrayLike, divergence: float) -> float:

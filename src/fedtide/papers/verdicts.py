@@ -1,0 +1,365 @@
+"""The rule that judges a claim by the records: intervals over the seeds, and what they show."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import special
+
+from fedtide.papers.claims import Claim
+from fedtide.papers.paper_spec import MAIN
+
+Outcome = Literal["reproduced", "not reproduced", "undecided", "partly tested", "not tested"]
+State = Literal["holds", "fails", "undecided", "not run"]
+"""What the runs say about one comparison of a claim."""
+
+Values = Callable[[str, str], Mapping[int, float | None]]
+"""From case and method to the measure of each seed; None: diverged, or never reached."""
+
+LEVEL = 0.95
+"""The confidence level of the printed intervals, and of a verdict as a whole."""
+
+RULE = """
+Runs of two methods with the same seed have the same clients and the same data, so they are
+compared seed by seed. Every comparison has a 95 % Student-t interval over the seeds, printed in
+brackets. It *holds* if the interval lies inside what the claim says, *fails* if it lies wholly
+outside, and is *undecided* otherwise. What the claim says is, for *beats* and *loses*: beyond the
+claimed size (0 if none is named); for *matches*: within the stated margin of 0; for *value* and
+*printed*: within the stated margin of the printed number; for *grows*: a slope from case to case
+that is better than 0. A comparison needs three seeds, five (or as many as are planned) where a run
+takes less than a minute, one where nothing depends on the seed; with fewer it is undecided. A run
+that diverged counts with the accuracy of guessing where the paper counts it so.
+
+A claim is **reproduced** if all its comparisons hold; that needs no correction for their number.
+One failure among many may be chance: a claim with m comparisons is **not reproduced** if one of
+them fails even with the wider interval of level 1 − 0.05 / m, so that a true claim is rejected
+with a probability of at most 5 %, however many comparisons it has. (Where one comparison suffices,
+the roles are exchanged.) Otherwise it is **undecided**. If cases or methods of the claim were not
+run at a scale, it is **partly tested** or **not tested** there. The numbers shown are those of the
+weakest comparison; all are in the sections of the experiments.
+""".strip()
+"""The rule, in words."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One comparison of a claim.
+
+    Args:
+        label: what is compared, such as "fedau-50 − known (cyclic)".
+        numbers: the measured number of each seed; infinite: one of the two gives no number.
+        region: where the claim says that the number lies.
+        interval: the 95 % interval; None: too few seeds, or seeds without a number.
+        state: whether it holds.
+        text: label, mean, interval and seeds, in words.
+    """
+
+    label: str
+    numbers: tuple[float, ...]
+    region: Region
+    interval: tuple[float, float] | None
+    state: State
+    text: str
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the records say about a claim.
+
+    Args:
+        outcome: one of the five outcomes.
+        numbers: the numbers of the weakest comparison, in words; empty where nothing was run.
+        comparisons: all comparisons of the claim.
+        complete: whether all of them were run with enough seeds.
+    """
+
+    outcome: Outcome
+    numbers: str = ""
+    comparisons: tuple[Comparison, ...] = ()
+    complete: bool = False
+
+
+@dataclass(frozen=True)
+class Region:
+    """Where a claim says that a number lies: an open half-line, or a closed margin."""
+
+    low: float
+    high: float
+
+    def contains(self, number: float) -> bool:
+        """Return whether the number lies where the claim says."""
+        if np.isinf(self.low):
+            return number < self.high
+        if np.isinf(self.high):
+            return number > self.low
+        return self.low <= number <= self.high
+
+    def covers(self, low: float, high: float) -> bool:
+        """Return whether the whole interval lies in the region."""
+        return self.contains(low) and self.contains(high)
+
+    def misses(self, low: float, high: float) -> bool:
+        """Return whether the whole interval lies outside the region."""
+        around = low < self.low <= self.high < high
+        return not (self.contains(low) or self.contains(high) or around)
+
+    def describe(self, digits: int) -> str:
+        """Return the claimed size or margin as text; empty where only the sign is claimed."""
+        if np.isfinite(self.low + self.high):
+            return f", claimed {self.low:.{digits}f} to {self.high:.{digits}f}"
+        bound, side = (self.high, "below") if np.isinf(self.low) else (self.low, "above")
+        return f", claimed {side} {bound:.{digits}f}" if bound else ""
+
+    def slack(self, low: float, high: float) -> float:
+        """Return how far the interval's worse end is inside the region."""
+        return min(low - self.low, self.high - high)
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """The measured and printed numbers of one measure at one scale.
+
+    Args:
+        values: the measured numbers.
+        printed: the printed number of a case and method, if any.
+        higher: whether higher is better.
+        seeds: how many seeds a comparison needs.
+        digits: decimals of the numbers.
+    """
+
+    values: Values
+    printed: Callable[[str, str], float | None]
+    higher: bool
+    seeds: int = 3
+    digits: int = 2
+
+
+def judge(claim: Claim, cases: Sequence[str], evidence: Evidence) -> Verdict:
+    """Return what the runs say about a claim.
+
+    Args:
+        claim: the claim.
+        cases: the cases of the paper that have the claim's methods, whether they were run or not.
+        evidence: the numbers.
+    """
+    samples = _samples(claim, [c for c in claim.cases or cases if c != claim.against], evidence)
+    compared = tuple(_compare(claim, sample, len(samples), evidence) for sample in samples)
+    enough = [len(one.numbers) >= evidence.seeds for one in compared]
+    complete = bool(enough) and all(enough)
+    return Verdict(_outcome(claim, compared), _summarise(claim, compared), compared, complete)
+
+
+def _outcome(claim: Claim, compared: Sequence[Comparison]) -> Outcome:
+    states = {one.state for one in compared}
+    if states <= {"not run"}:
+        return "not tested"
+    if "not run" in states:
+        return "partly tested"
+    if claim.some:
+        if "holds" in states:
+            return "reproduced"
+        return "not reproduced" if states == {"fails"} else "undecided"
+    if "fails" in states:
+        return "not reproduced"
+    return "reproduced" if states == {"holds"} else "undecided"
+
+
+def _summarise(claim: Claim, compared: Sequence[Comparison]) -> str:
+    """Return how many comparisons hold, fail or are undecided, and the decisive one's numbers."""
+    run = [one for one in compared if one.state != "not run"]
+    if not run:
+        return ""
+    weakest_first = sorted(run, key=_strength)
+    shown, which = (weakest_first[0], "weakest")
+    if claim.some:
+        shown, which = (weakest_first[-1], "strongest")
+    if len(compared) == 1:
+        return shown.text
+    states = [one.state for one in compared]
+    counts = [
+        f"{number} {verbs[number > 1]}"
+        for state, verbs in _VERBS.items()
+        if (number := states.count(state))
+    ]
+    return f"of {len(compared)} comparisons {', '.join(counts)}; {which}: {shown.text}"
+
+
+_VERBS: dict[State, tuple[str, str]] = {  # the weakest first; for one and for several
+    "fails": ("fails", "fail"),
+    "undecided": ("is undecided", "are undecided"),
+    "holds": ("holds", "hold"),
+    "not run": ("was not run", "were not run"),
+}
+
+
+def _strength(one: Comparison) -> tuple[int, float]:
+    """Return a key that is larger, the more clearly a comparison holds."""
+    known = [number for number in one.numbers if np.isfinite(number)] or [0.0]
+    ends = one.interval or (float(np.mean(known)),) * 2
+    return list(_VERBS).index(one.state), one.region.slack(*ends)
+
+
+@dataclass(frozen=True)
+class _Sample:
+    """The numbers of one comparison, and where the claim says that they lie."""
+
+    label: str
+    numbers: NDArray[np.float64]
+    region: Region
+    methods: tuple[str, ...]
+
+
+def _samples(claim: Claim, cases: Sequence[str], evidence: Evidence) -> list[_Sample]:
+    """Return the numbers of all comparisons of a claim."""
+    if claim.kind == "grows":
+        others = claim.than or (None,)
+        return [_slopes(claim, other, cases, evidence) for other in others]
+    if claim.kind == "printed":
+        return [
+            _single(case, method, printed, claim.within, evidence)
+            for case in cases
+            for method in claim.methods
+            if (printed := evidence.printed(case, method)) is not None
+        ]
+    if claim.kind == "value" and not claim.than:
+        assert claim.value is not None
+        return [_single(case, claim.method, claim.value, claim.within, evidence) for case in cases]
+    return [_differences(claim, case, other, evidence) for case in cases for other in claim.than]
+
+
+def _single(case: str, method: str, printed: float, within: float, evidence: Evidence) -> _Sample:
+    """Return the numbers of one method, which should be near a printed one."""
+    nothing = -np.inf if evidence.higher else np.inf
+    measured = evidence.values(case, method).values()
+    numbers = np.array([nothing if value is None else value for value in measured], dtype=float)
+    label = method + _place(case)
+    return _Sample(label, numbers, Region(printed - within, printed + within), (method,))
+
+
+def _differences(claim: Claim, case: str, other: str, evidence: Evidence) -> _Sample:
+    """Return A minus another method in each seed that both have."""
+    there = claim.against or case
+    ours, theirs = evidence.values(case, claim.method), evidence.values(there, other)
+    nothing = -np.inf if evidence.higher else np.inf
+    differences = [
+        _difference(ours[seed], theirs[seed], nothing) for seed in sorted(set(ours) & set(theirs))
+    ]
+    label = f"{claim.method} − {other}{_place(case)}"
+    if claim.against is not None:
+        label = f"{claim.method}{_place(case)} − {other}{_place(there)}"
+    region, numbers = _region(claim, evidence.higher), np.array(differences, dtype=float)
+    return _Sample(label, numbers, region, (claim.method, other))
+
+
+def _difference(ours: float | None, theirs: float | None, nothing: float) -> float:
+    """Return the difference; infinite if one gives no number, not a number if both give none."""
+    if ours is None:
+        return np.nan if theirs is None else nothing
+    return -nothing if theirs is None else ours - theirs
+
+
+def _region(claim: Claim, higher: bool) -> Region:
+    """Return where the difference of A to another method should lie."""
+    if claim.kind == "matches":
+        return Region(-claim.within, claim.within)
+    if claim.kind == "value":
+        assert claim.value is not None
+        return Region(claim.value - claim.within, claim.value + claim.within)
+    above = higher == (claim.kind == "beats")
+    return Region(claim.by, np.inf) if above else Region(-np.inf, -claim.by)
+
+
+def _slopes(claim: Claim, other: str | None, cases: Sequence[str], evidence: Evidence) -> _Sample:
+    """Return each seed's slope over the cases of A, or of its difference to another method."""
+    ours = [evidence.values(case, claim.method) for case in cases]
+    theirs = ours if other is None else [evidence.values(case, other) for case in cases]
+    seeds = set.intersection(*(set(a) & set(b) for a, b in zip(ours, theirs, strict=True)))
+    slopes = []
+    for seed in sorted(seeds):
+        pairs = [(a[seed], b[seed]) for a, b in zip(ours, theirs, strict=True)]
+        known = [(a, b) for a, b in pairs if a is not None and b is not None]
+        points = [a if other is None else a - b for a, b in known]
+        complete = len(points) == len(cases)
+        slopes.append(np.polyfit(np.arange(len(cases)), points, 1)[0] if complete else np.nan)
+    label = f"slope of {claim.method}" + ("" if other is None else f" − {other}")
+    region = Region(0.0, np.inf) if evidence.higher else Region(-np.inf, 0.0)
+    methods = (claim.method,) if other is None else (claim.method, other)
+    return _Sample(label, np.array(slopes, dtype=float), region, methods)
+
+
+def _compare(claim: Claim, sample: _Sample, comparisons: int, evidence: Evidence) -> Comparison:
+    """Return what one comparison of a claim with so many `comparisons` shows."""
+    numbers, region = sample.numbers, sample.region
+    interval = t_interval(numbers, LEVEL)
+    strict = t_interval(numbers, 1 - (1 - LEVEL) / comparisons)
+    to_hold, to_fail = (strict, interval) if claim.some else (interval, strict)
+    state: State = "undecided"
+    if not len(numbers):
+        state = "not run"
+    elif len(numbers) >= evidence.seeds and to_hold is not None and to_fail is not None:
+        if region.covers(*to_hold):
+            state = "holds"
+        elif region.misses(*to_fail):
+            state = "fails"
+    if len(numbers) == 1 and evidence.seeds > 1:
+        interval = None  # one seed shows no spread
+    text = _describe(sample, interval, evidence)
+    return Comparison(sample.label, tuple(numbers.tolist()), region, interval, state, text)
+
+
+def t_interval(numbers: NDArray[np.float64], level: float) -> tuple[float, float] | None:
+    """Return Student's interval of the mean; None: no such interval.
+
+    A single number is its own interval, as are numbers that are all infinite with the same sign.
+
+    >>> low, high = t_interval(np.array([2.0, 3.0, 4.0]), 0.95)  # 3 ± 4.303 / √3
+    >>> round(low, 3), round(high, 3)
+    (0.516, 5.484)
+    """
+    if not len(numbers) or np.isnan(numbers).any():
+        return None
+    if (numbers == numbers[0]).all():
+        return float(numbers[0]), float(numbers[0])
+    if np.isinf(numbers).any():
+        return None
+    count = len(numbers)
+    quantile = special.stdtrit(count - 1, (1 + level) / 2)
+    half = float(quantile * np.std(numbers, ddof=1) / np.sqrt(count))
+    mean = float(np.mean(numbers))
+    return mean - half, mean + half
+
+
+def _describe(sample: _Sample, interval: tuple[float, float] | None, evidence: Evidence) -> str:
+    """Return label, mean, interval and seeds, in words."""
+    count, digits = len(sample.numbers), evidence.digits
+    if not count:
+        return f"{sample.label}: not run"
+    seeds = f"{count} seed{'s' if count > 1 else ''}"
+    if count < evidence.seeds:
+        seeds += f" of the {evidence.seeds} needed"
+    if not np.isfinite(sample.numbers).all():
+        return f"{sample.label}: {_missing(sample, evidence.higher)}, {seeds}"
+    text = f"{sample.label} = {np.mean(sample.numbers):.{digits}f}"
+    if interval is not None and evidence.seeds > 1:
+        text += f" [{interval[0]:.{digits}f}, {interval[1]:.{digits}f}]"
+    text += sample.region.describe(digits)
+    return f"{text}, " + ("independent of the seed" if evidence.seeds == 1 else seeds)
+
+
+def _missing(sample: _Sample, higher: bool) -> str:
+    """Return which of the methods give no number, and in how many seeds."""
+    best = np.inf if higher else -np.inf
+    counts = [
+        (sample.methods[0], (sample.numbers == -best).sum()),
+        (sample.methods[-1], (sample.numbers == best).sum()),
+        (" and ".join(sample.methods), np.isnan(sample.numbers).sum()),
+    ]
+    return ", ".join(f"no number from {who} in {count}" for who, count in counts if count)
+
+
+def _place(case: str) -> str:
+    return "" if case == MAIN else f" ({case})"
