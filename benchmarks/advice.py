@@ -9,6 +9,9 @@ with the settings of that audit, on participation drawn anew, and adds the runs 
 records/advice.parquet; what is there already is not trained again. `judge` audits logs with the
 current code, looks up what it advises and writes the verdicts to records/advice.json. `write` puts
 them into docs/audit.md as a table.
+
+With --held-out, all three do the same for the laws that the ranking was not chosen on, with the
+record advice_held_out and a table of its own.
 """
 
 from __future__ import annotations
@@ -33,12 +36,11 @@ from fedtide.errors import InvalidInputError
 from fedtide.population import Population
 from fedtide.problems.datasets.catalogue import load
 from fedtide.simulation.experiment import BUILDER
-from participation_laws import CLIENTS, LAWS, Numbers, Present
+from participation_laws import CLIENTS, HELD_OUT, LAWS, Law, Numbers, Present
 
 HERE = Path(__file__).parent
-RECORD = HERE / "records" / "advice.parquet"
-VERDICTS = HERE / "records" / "advice.json"
 PAGE = HERE.parent / "docs" / "audit.md"
+ALL_LAWS = LAWS | HELD_OUT
 
 TUNING, JUDGED = 0, (1, 2, 3, 4, 5)
 LOGS = (101, 102, 103, 104, 105)
@@ -49,11 +51,42 @@ EVERY = 7
 FLOOR = 0.005
 """Smaller differences do not count: half a percent of the initial excess loss, or half a point of
 accuracy."""
-BEGIN, END = "<!-- advice: begin -->", "<!-- advice: end -->"
 TITLES = {
     "quadratic": "Quadratics: excess loss, 1 at first",
     "digits": "Digits: test error",
 }
+
+
+@dataclass(frozen=True)
+class LawSet:
+    """Laws with a record and a table of their own.
+
+    Args:
+        name: of the record's files and of the table.
+        laws: by name.
+    """
+
+    name: str
+    laws: dict[str, Law]
+
+    @property
+    def record(self) -> Path:
+        """The runs."""
+        return HERE / "records" / f"{self.name}.parquet"
+
+    @property
+    def verdicts(self) -> Path:
+        """The verdicts of the last `judge`."""
+        return HERE / "records" / f"{self.name}.json"
+
+    @property
+    def marks(self) -> tuple[str, str]:
+        """The lines of the page before and after the table."""
+        return f"<!-- {self.name}: begin -->", f"<!-- {self.name}: end -->"
+
+
+KNOWN = LawSet("advice", LAWS)
+UNSEEN = LawSet("advice_held_out", HELD_OUT)
 
 Settings = dict[str, Any]
 Ids = NDArray[np.int64]
@@ -255,7 +288,7 @@ def _run_cohort(
 
 def wanted_weights(law: str) -> Numbers:
     """Return a_n, shape (N,)."""
-    declared = LAWS[law].declared
+    declared = ALL_LAWS[law].declared
     return np.full(CLIENTS, 1 / CLIENTS) if declared is None else declared
 
 
@@ -266,14 +299,14 @@ def _with_bias(features: Any) -> torch.Tensor:
 
 def draw(law: str, rounds: int, seed: int) -> Present:
     """Return who is present under a law, shape (T, N)."""
-    return LAWS[law].draw(np.random.default_rng([zlib.crc32(law.encode()), seed]), rounds)
+    return ALL_LAWS[law].draw(np.random.default_rng([zlib.crc32(law.encode()), seed]), rounds)
 
 
 def audit_law(law: str, rounds: int, seed: int) -> Audit:
     """Return the audit of a log of the law, which declares samples if their shares are wanted."""
     t, n = np.nonzero(draw(law, rounds, seed))
     log = pl.DataFrame({"round": t, "client": n})
-    if LAWS[law].declared is not None:
+    if ALL_LAWS[law].declared is not None:
         log = log.with_columns(samples=np.round(10_000 * wanted_weights(law))[n])
     return audit(log, clients=CLIENTS)
 
@@ -316,7 +349,7 @@ class Record:
         "figure": pl.Float64,
     }
 
-    def __init__(self, path: Path = RECORD) -> None:
+    def __init__(self, path: Path) -> None:
         self._path = path
         self.rows = pl.read_parquet(path) if path.exists() else pl.DataFrame(schema=self.SCHEMA)
         self._known = set(self.rows.drop("figure").iter_rows())
@@ -352,9 +385,8 @@ class Record:
         return judged["figure"].to_numpy() if len(judged) == len(JUDGED) else None
 
 
-def train_all(problems: list[str], laws: list[str], methods: list[str]) -> None:
+def train_all(record: Record, problems: list[str], laws: list[str], methods: list[str]) -> None:
     """Train what the record lacks; no methods: all."""
-    record = Record()
     for problem in problems:
         grid = PROBLEMS[problem].grid
         for law in laws:
@@ -496,9 +528,9 @@ def describe(settings: Settings) -> str:
     return f"{called}({', '.join(shown)})" if shown else called
 
 
-def judge_all(problems: list[str], laws: list[str]) -> list[Verdict]:
+def judge_all(record: Record, problems: list[str], laws: list[str]) -> list[Verdict]:
     """Judge, print and return all verdicts."""
-    record, verdicts = Record(), []
+    verdicts = []
     for problem in problems:
         for law in laws:
             try:
@@ -565,15 +597,16 @@ def render(verdicts: list[Verdict]) -> str:
     return "\n\n".join(parts)
 
 
-def replace_generated(page: str, text: str) -> str:
+def replace_generated(page: str, text: str, marks: tuple[str, str]) -> str:
     """Return the page with the text between the marks."""
-    before, rest = page.split(BEGIN)
-    return f"{before}{BEGIN}\n\n{text}\n\n{END}{rest.split(END)[1]}"
+    begin, end = marks
+    before, rest = page.split(begin)
+    return f"{before}{begin}\n\n{text}\n\n{end}{rest.split(end)[1]}"
 
 
-def load_verdicts() -> list[Verdict]:
+def load_verdicts(path: Path) -> list[Verdict]:
     """Return the verdicts of the last `judge`."""
-    listed = json.loads(VERDICTS.read_text(encoding="utf-8"))
+    listed = json.loads(path.read_text(encoding="utf-8"))
     for one in listed:
         for name in ("advised", "best", "fedavg"):
             one[name] = Figure(**one[name])
@@ -585,20 +618,24 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("command", choices=("train", "judge", "write"))
+    parser.add_argument("--held-out", action="store_true")
     parser.add_argument("--problems", nargs="+", default=list(PROBLEMS), choices=PROBLEMS)
-    parser.add_argument("--laws", nargs="+", default=list(LAWS), choices=LAWS)
+    parser.add_argument("--laws", nargs="+", default=[], choices=ALL_LAWS)
     parser.add_argument("--methods", nargs="+", default=[], choices=ALGORITHMS)
     given = parser.parse_args()
+    chosen = UNSEEN if given.held_out else KNOWN
+    laws = [law for law in chosen.laws if law in given.laws or not given.laws]
     torch.set_num_threads(1)
     if given.command == "train":
-        train_all(given.problems, given.laws, given.methods)
+        train_all(Record(chosen.record), given.problems, laws, given.methods)
     elif given.command == "judge":
-        verdicts = judge_all(given.problems, given.laws)
-        if len(verdicts) == len(PROBLEMS) * len(LAWS):
+        verdicts = judge_all(Record(chosen.record), given.problems, laws)
+        if len(verdicts) == len(PROBLEMS) * len(chosen.laws):
             text = json.dumps([asdict(one) for one in verdicts], indent=1)
-            VERDICTS.write_text(text + "\n", encoding="utf-8")
+            chosen.verdicts.write_text(text + "\n", encoding="utf-8")
     else:
-        page = replace_generated(PAGE.read_text(encoding="utf-8"), render(load_verdicts()))
+        text = render(load_verdicts(chosen.verdicts))
+        page = replace_generated(PAGE.read_text(encoding="utf-8"), text, chosen.marks)
         PAGE.write_text(page, encoding="utf-8")
 
 
