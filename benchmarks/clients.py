@@ -12,8 +12,6 @@ and how often its lower end holds.
 from __future__ import annotations
 
 import argparse
-from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import polars as pl
@@ -21,6 +19,8 @@ from numpy.typing import NDArray
 
 from fedtide.auditing import ParticipationLog
 from fedtide.auditing.statistics.churn import Churn, find_churn
+from fedtide.auditing.statistics.pattern import find_pattern
+from fedtide.auditing.statistics.rate_estimates import estimate_rates
 from fedtide.auditing.statistics.unseen import estimate_unseen
 from participation_families import FAMILIES
 
@@ -34,6 +34,9 @@ _CHURN_FAMILIES = (
     "Markov 0.9, server takes 5 at random",
     "Weibull(0.6) sessions",
     "Pareto(1.5) sessions",
+    "log-normal sessions",
+    "a tenth in sessions of 100 rounds",
+    "bad rounds common to all",
     "a fortieth a round, pause of 24 rounds",
     "weeks of phones, redrawn",
     "cycles of 100 rounds",
@@ -51,11 +54,9 @@ def build_log(present: Present) -> ParticipationLog:
 
 
 def detect_churn(present: Present) -> Churn:
-    """Return the churn of a log, without the intervals of the rates."""
+    """Return the churn of a log."""
     log = build_log(present)
-    ones = np.ones(log.size)
-    rates: Any = SimpleNamespace(autocorrelation_time=ones, freedom=ones, intervals=False)
-    return find_churn(log, rates)
+    return find_churn(log, estimate_rates(log, find_pattern(log)))
 
 
 def churn(logs: int, rounds: int, only: str) -> None:

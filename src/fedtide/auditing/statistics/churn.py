@@ -73,14 +73,15 @@ class _Silences:
     A silence after round s of a client that was first seen in round f and took part k times since
     scores, after it has lasted until round t,
 
-        x = k log((t − f) / (s − f)),
+        x = k / D log((t − f) / (s − f)),    D = max(1, D_n),
 
-    which is exponentially distributed with mean 1 if rounds are exchangeable.
+    which is exponentially distributed with mean 1 if rounds are exchangeable. D_n, the dispersion
+    of the client, counts the participations of one session as few independent ones.
 
     Args:
         length: T.
         clients: the number of clients whose silences these are.
-        factors: k, (G,).
+        factors: k / D, (G,).
         starts: s − f, (G,).
         ends: t − f of the last silent round, (G,).
         firsts: f, (G,).
@@ -135,8 +136,9 @@ class _Silences:
 def find_churn(log: ParticipationLog, rates: RateEstimates) -> Churn:
     """Return the clients that left for good or joined late.
 
-    A long silence at the end says little about a client that comes in sessions, so it is judged by
-    the log's own silences. Each is scored by the client's habits up to then (see `_Silences`); the
+    A long silence at the end says little about a client that comes in sessions. So each silence is
+    scored by the client's habits up to then (see `_Silences`), its dispersion included, and judged
+    by the log's own silences, as no client's dispersion is known well: the
     scores of silences that ended with a return, weighed by how long a silence exceeds a score, give
     the distribution of the score at a random round. It is extrapolated with Weibull's tail to the
     level 0.005 / N (Bonferroni). With fewer than 20 silences with a return in the second half of
@@ -146,11 +148,12 @@ def find_churn(log: ParticipationLog, rates: RateEstimates) -> Churn:
 
     Args:
         log: the participation log.
-        rates: over the whole log, for τ_n; without intervals there are none here.
+        rates: over the whole log, for D_n and τ_n; without intervals there are none here.
     """
     first, last = _find_ends(log)
-    gone_p = _test_ends(log, first, last, reverse=False)
-    late_p = _test_ends(log, first, last, reverse=True)
+    times = np.maximum(rates.autocorrelation_time, 1.0)
+    gone_p = _test_ends(log, times, first, last, reverse=False)
+    late_p = _test_ends(log, times, first, last, reverse=True)
     ones = np.ones(log.size)
     gone, late = (np.flatnonzero((ones if p is None else p) <= _ALPHA) for p in (gone_p, late_p))
     estimate, low, high = _estimate_rates(log, rates, first, last, (gone, late))
@@ -198,44 +201,56 @@ def _find_ends(log: ParticipationLog) -> tuple[Ints, Ints]:
     return first, last
 
 
-def _test_ends(log: ParticipationLog, first: Ints, last: Ints, reverse: bool) -> Floats | None:
-    """Return the p-value of each client's silence at the end, or in reverse at the start, (N,)."""
+def _test_ends(
+    log: ParticipationLog, times: Floats, first: Ints, last: Ints, reverse: bool
+) -> Floats | None:
+    """Return the p-value of each client's silence at the end, or in reverse at the start, (N,).
+
+    Args:
+        log: the participation log.
+        times: D, (N,).
+        first: the round of each first participation, (N,).
+        last: of each last one, (N,).
+        reverse: whether time runs backwards.
+    """
     if reverse:
         first, last = log.length - 1 - last, log.length - 1 - first
     tested = log.counts >= 2
-    silences = _collect_silences(log, int(tested.sum()), reverse)
+    silences = _collect_silences(log, times, int(tested.sum()), reverse)
     if len(silences.scores) < _TAIL:
         return None
-    k, start = (log.counts - 1)[tested], (last - first)[tested]
-    scores = _score(k, start, log.length - 1 - first[tested])
+    factors, start = (log.counts - 1)[tested] / times[tested], (last - first)[tested]
+    scores = _score(factors, start, log.length - 1 - first[tested])
     p_values = np.ones(log.size)
     p_values[tested] = np.minimum(1.0, tested.sum() * silences.find_p_values(scores))
     return p_values
 
 
-def _collect_silences(log: ParticipationLog, tested: int, reverse: bool) -> _Silences:
+def _collect_silences(
+    log: ParticipationLog, times: Floats, tested: int, reverse: bool
+) -> _Silences:
     """Return the silences that ended in the second half of the log with a return."""
     step = max(1, -(-len(log.clients) // _MAX_ENTRIES))
     parts = []
-    for _, entries, starts in log.iter_client_chunks():
-        rounds = log.rounds[entries].astype(np.int64)
+    for clients, entries, starts in log.iter_client_chunks():
+        rounds, own = log.rounds[entries].astype(np.int64), times[clients]
         if reverse:
-            rounds = log.length - 1 - rounds[::-1]
+            rounds, own = log.length - 1 - rounds[::-1], own[::-1]
             starts = len(rounds) - starts[::-1]
         counts = np.diff(starts)
         if step > 1:
             kept = np.arange(len(counts)) % step == 0
-            rounds, counts = rounds[np.repeat(kept, counts)], counts[kept]
+            rounds, counts, own = rounds[np.repeat(kept, counts)], counts[kept], own[kept]
         begins = np.repeat(np.cumsum(counts) - counts, counts)
         rank = np.arange(len(rounds)) - begins
         # Entry i ends a silence after entry i − 1, the (rank − 1)-th since the first.
         ends = np.flatnonzero((rank >= 2) & (rounds > log.length // 2))
         ends = ends[rounds[ends] - rounds[ends - 1] > 1]
         origin = rounds[begins[ends]]
-        numbers = (rank[ends] - 1, rounds[ends - 1] - origin, rounds[ends] - 1 - origin, origin)
+        factors = (rank[ends] - 1) / np.repeat(own, counts)[ends]
+        numbers = (factors, rounds[ends - 1] - origin, rounds[ends] - 1 - origin, origin)
         parts.append(np.stack(numbers).astype(np.float64))
-    factors, since, until, firsts = np.concatenate(parts, axis=1)
-    return _Silences(log.length, -(-tested // step), factors, since, until, firsts)
+    return _Silences(log.length, -(-tested // step), *np.concatenate(parts, axis=1))
 
 
 def _score(factors: Floats | Ints, starts: Floats | Ints, ends: Floats | Ints) -> Floats:
