@@ -73,18 +73,20 @@ class _Silences:
     A silence after round s of a client that was first seen in round f and took part k times since
     scores, after it has lasted until round t,
 
-        x = k / D log((t − f) / (s − f)),    D = max(1, D_n),
+        x = K log((t − f) / (s − f)),    K = min(number of visits, k / max(1, C²))
 
-    which is exponentially distributed with mean 1 if rounds are exchangeable. D_n, the dispersion
-    of the client, counts the participations of one session as few independent ones.
+    with C the coefficient of variation of the distances between its participations, and rounds in
+    a row one visit. With K = k, x is exponentially distributed with mean 1 if rounds are
+    exchangeable; K is what k counts for if the client comes in sessions, which make distances vary.
 
     Args:
         length: T.
         clients: the number of clients whose silences these are.
-        factors: k / D, (G,).
+        factors: K, (G,).
         starts: s − f, (G,).
         ends: t − f of the last silent round, (G,).
         firsts: f, (G,).
+        habits: K of every client at its last participation, (N,); 0 without one.
     """
 
     length: int
@@ -93,6 +95,7 @@ class _Silences:
     starts: Floats
     ends: Floats
     firsts: Floats
+    habits: Floats
 
     @cached_property
     def scores(self) -> Floats:
@@ -137,8 +140,7 @@ def find_churn(log: ParticipationLog, rates: RateEstimates) -> Churn:
     """Return the clients that left for good or joined late.
 
     A long silence at the end says little about a client that comes in sessions. So each silence is
-    scored by the client's habits up to then (see `_Silences`), its dispersion included, and judged
-    by the log's own silences, as no client's dispersion is known well: the
+    scored by the client's habits up to then (see `_Silences`) and judged by the log's own ones: the
     scores of silences that ended with a return, weighed by how long a silence exceeds a score, give
     the distribution of the score at a random round. It is extrapolated with Weibull's tail to the
     level 0.005 / N (Bonferroni). With fewer than 20 silences with a return in the second half of
@@ -148,12 +150,11 @@ def find_churn(log: ParticipationLog, rates: RateEstimates) -> Churn:
 
     Args:
         log: the participation log.
-        rates: over the whole log, for D_n and τ_n; without intervals there are none here.
+        rates: over the whole log, for τ_n; without intervals there are none here.
     """
     first, last = _find_ends(log)
-    times = np.maximum(rates.autocorrelation_time, 1.0)
-    gone_p = _test_ends(log, times, first, last, reverse=False)
-    late_p = _test_ends(log, times, first, last, reverse=True)
+    gone_p = _test_ends(log, first, last, reverse=False)
+    late_p = _test_ends(log, first, last, reverse=True)
     ones = np.ones(log.size)
     gone, late = (np.flatnonzero((ones if p is None else p) <= _ALPHA) for p in (gone_p, late_p))
     estimate, low, high = _estimate_rates(log, rates, first, last, (gone, late))
@@ -201,56 +202,70 @@ def _find_ends(log: ParticipationLog) -> tuple[Ints, Ints]:
     return first, last
 
 
-def _test_ends(
-    log: ParticipationLog, times: Floats, first: Ints, last: Ints, reverse: bool
-) -> Floats | None:
-    """Return the p-value of each client's silence at the end, or in reverse at the start, (N,).
-
-    Args:
-        log: the participation log.
-        times: D, (N,).
-        first: the round of each first participation, (N,).
-        last: of each last one, (N,).
-        reverse: whether time runs backwards.
-    """
+def _test_ends(log: ParticipationLog, first: Ints, last: Ints, reverse: bool) -> Floats | None:
+    """Return the p-value of each client's silence at the end, or in reverse at the start, (N,)."""
     if reverse:
         first, last = log.length - 1 - last, log.length - 1 - first
     tested = log.counts >= 2
-    silences = _collect_silences(log, times, int(tested.sum()), reverse)
+    silences = _collect_silences(log, int(tested.sum()), reverse)
     if len(silences.scores) < _TAIL:
         return None
-    factors, start = (log.counts - 1)[tested] / times[tested], (last - first)[tested]
-    scores = _score(factors, start, log.length - 1 - first[tested])
+    start = (last - first)[tested]
+    scores = _score(silences.habits[tested], start, log.length - 1 - first[tested])
     p_values = np.ones(log.size)
     p_values[tested] = np.minimum(1.0, tested.sum() * silences.find_p_values(scores))
     return p_values
 
 
-def _collect_silences(
-    log: ParticipationLog, times: Floats, tested: int, reverse: bool
-) -> _Silences:
+def _collect_silences(log: ParticipationLog, tested: int, reverse: bool) -> _Silences:
     """Return the silences that ended in the second half of the log with a return."""
     step = max(1, -(-len(log.clients) // _MAX_ENTRIES))
-    parts = []
+    parts, habits = [], np.zeros(log.size)
     for clients, entries, starts in log.iter_client_chunks():
-        rounds, own = log.rounds[entries].astype(np.int64), times[clients]
+        rounds = log.rounds[entries].astype(np.int64)
         if reverse:
-            rounds, own = log.length - 1 - rounds[::-1], own[::-1]
+            rounds = log.length - 1 - rounds[::-1]
             starts = len(rounds) - starts[::-1]
         counts = np.diff(starts)
-        if step > 1:
-            kept = np.arange(len(counts)) % step == 0
-            rounds, counts, own = rounds[np.repeat(kept, counts)], counts[kept], own[kept]
-        begins = np.repeat(np.cumsum(counts) - counts, counts)
+        begins = np.repeat(starts[:-1], counts)
         rank = np.arange(len(rounds)) - begins
+        factors = _count_effectively(rounds, begins, rank)
+        seen = counts > 0
+        own = np.zeros(len(counts))
+        own[seen] = factors[starts[1:][seen] - 1]
+        habits[clients] = own[::-1] if reverse else own
         # Entry i ends a silence after entry i − 1, the (rank − 1)-th since the first.
         ends = np.flatnonzero((rank >= 2) & (rounds > log.length // 2))
         ends = ends[rounds[ends] - rounds[ends - 1] > 1]
+        if step > 1:
+            owner = np.repeat(np.arange(len(counts)), counts)
+            ends = ends[owner[ends] % step == 0]
         origin = rounds[begins[ends]]
-        factors = (rank[ends] - 1) / np.repeat(own, counts)[ends]
-        numbers = (factors, rounds[ends - 1] - origin, rounds[ends] - 1 - origin, origin)
+        numbers = (factors[ends - 1], rounds[ends - 1] - origin, rounds[ends] - 1 - origin, origin)
         parts.append(np.stack(numbers).astype(np.float64))
-    return _Silences(log.length, -(-tested // step), *np.concatenate(parts, axis=1))
+    return _Silences(log.length, -(-tested // step), *np.concatenate(parts, axis=1), habits)
+
+
+def _count_effectively(rounds: Ints, begins: Ints, rank: Ints) -> Floats:
+    """Return K of every participation: what those after the client's first one count for, (E,).
+
+    Args:
+        rounds: of the participations, by client, (E,).
+        begins: the entry of the client's first one, (E,).
+        rank: the number of earlier ones, (E,).
+    """
+    gaps = np.diff(rounds, prepend=rounds[:1]).astype(np.float64)
+    gaps[rank == 0] = 0.0
+
+    def sum_since_first(values: Floats) -> Floats:
+        totals = np.cumsum(values)
+        return np.asarray(totals - totals[begins])
+
+    visits = sum_since_first((gaps > 1).astype(np.float64)) + 1
+    count = np.maximum(rank, 1)
+    mean = np.maximum((rounds - rounds[begins]) / count, 1e-9)
+    variation = sum_since_first(gaps**2) / count / mean**2 - 1
+    return np.minimum(np.minimum(visits, rank), rank / np.maximum(variation, 1.0))
 
 
 def _score(factors: Floats | Ints, starts: Floats | Ints, ends: Floats | Ints) -> Floats:
