@@ -28,8 +28,12 @@ _TOLERANCE = 0.1
 _FLOOR = 0.01
 """So are those that differ by less than this share of the loss at the start."""
 _CLOSE = {"light": 0.25, "heavy": 0.6}
-"""Methods within this part of that tolerance may come first if they cost less, by memory: a light
-one must be nearly as good as the best, while heavy ones hardly differ in cost."""
+"""Methods within this part of that tolerance are tied with the best, by memory: a light one must be
+nearly as good as the best, while heavy ones hardly differ in cost."""
+_ERRORS = 2.0
+"""So are those within that tolerance whose distance is less than this many standard errors."""
+_MIN_WINDOWS = 8
+"""Windows of amplification in a log whose swings are too slow to be seen three times."""
 _MOST_FLOATS = 1e10
 """A memory of more numbers than this (40 GB) puts a method behind the light ones."""
 _SURE = 0.001
@@ -57,6 +61,8 @@ class Advice:
         simulated: the loss with which it ends in the replay, as a share of the loss at the start,
             and the standard error of its difference from the best method's.
         equivalent: whether its loss is equivalent to that of the best method.
+        tied: whether the replay cannot tell it from the best method, so that the simpler of them
+            comes first.
         objective: `objective` of an experiment that trains for the wanted weights.
         clients: the clients' names in the order of `parameters`, or N if they are 0..N − 1.
     """
@@ -70,6 +76,7 @@ class Advice:
     remaining: float
     simulated: tuple[float, float] | None = None
     equivalent: bool = False
+    tied: bool = False
     objective: str | tuple[float, ...] = "uniform"
     clients: int | tuple[str, ...] = 0
 
@@ -131,12 +138,18 @@ class Findings:
 
     @property
     def windows(self) -> list[int]:
-        """Periods of amplification to try: regular windows in whole cycles, and whole swings."""
+        """Periods of amplification to try: regular windows in whole cycles, and whole swings.
+
+        If there are none because a swing is slower than a third of the log, its eighth.
+        """
         cycle = self.pattern.period or 1
-        ends = self.forgetting.halving_window if self.forgetting.p_value < _SURE else None
+        swings = self.forgetting.p_value < _SURE
+        ends = self.forgetting.halving_window if swings else None
         wanted = [self.regularity.period, ends, self.pattern.period]
         whole = [-(-window // cycle) * cycle for window in wanted if window]
-        return sorted({window for window in whole if 2 <= window <= self.log.length // 3})
+        found = sorted({window for window in whole if 2 <= window <= self.log.length // 3})
+        slow = self.log.length // _MIN_WINDOWS
+        return found or ([slow] if swings and slow >= 2 else [])
 
     @cached_property
     def known_rates(self) -> list[float]:
@@ -173,11 +186,12 @@ def rank_methods(findings: Findings, problem: ReplayProblem) -> list[Advice]:
     Of a method with several settings the first is taken, unless another ends clearly lower.
     Losses are equivalent if they differ by less than a tenth, or by less than a hundredth of the
     loss at the start. Averaging over the cohort comes first if nothing speaks against it and it is
-    equivalent to the best. Methods within a part of that tolerance, `_CLOSE`, follow in the order
-    of `_list_variants`, which is that of their cost, with averaging last of them if something
-    speaks against it. The margin between the two tolerances keeps the advice for another log of the
-    same law among the equivalent ones. What the replay cannot know is the price of memory: methods
-    that store more than 10¹⁰ numbers follow all others.
+    equivalent to the best. Methods that are tied with the best (`_is_tied`) follow in the order of
+    `_list_variants`, the simplest first, with two exceptions: averaging is the last of them if
+    something speaks against it; and where the objective in force swings, the windows of Amplified
+    SCAFFOLD come before SCAFFOLD, whose control variates are those of the end of a client's turn
+    (paper 002). What the replay cannot know is the price of memory: methods that store more than
+    10¹⁰ numbers follow all others.
     """
     variants = _list_variants(findings)
     losses = iter(problem.run([one.settings for group in variants for one in group]))
@@ -185,29 +199,57 @@ def rank_methods(findings: Findings, problem: ReplayProblem) -> list[Advice]:
     affordable = [loss for one, loss in found if one.memory_floats <= _MOST_FLOATS]
     best = min(affordable, key=lambda loss: loss.mean)
 
+    def is_tied(advice: Advice, loss: ReplayedLoss) -> bool:
+        if _is_average(advice) and _is_right(advice, findings):
+            return _is_equivalent(loss, best)
+        return _is_tied(loss, best, advice.memory)
+
     def rank(place: int) -> tuple[bool, bool, bool, float]:
         advice, loss = found[place]
-        average, fair = _is_average(advice), _is_right(advice, findings)
-        close = _is_equivalent(loss, best, 1.0 if average and fair else _CLOSE[advice.memory])
+        tied = is_tied(advice, loss)
         dear = advice.memory_floats > _MOST_FLOATS
-        unfair = close and average and not fair
-        return (dear, not close, unfair, float(place) if close else loss.mean)
+        unfair = tied and _is_average(advice) and not _is_right(advice, findings)
+        return (dear, not tied, unfair, simplicity[place] if tied else loss.mean)
 
+    simplicity = _order_by_simplicity([one for one, _ in found], bool(findings.swing))
     order = sorted(range(len(found)), key=rank)
     plain = next(loss for one, loss in found if _is_plain(one))
-    ranked = [_report(*found[place], best, plain) for place in order]
-    return _name_light_method(ranked)
+    ranked = [
+        replace(_report(*found[place], best, plain), tied=is_tied(*found[place])) for place in order
+    ]
+    return _compare_memories(ranked)
+
+
+def _order_by_simplicity(listed: list[Advice], swings: bool) -> list[float]:
+    """Return the place of each method among tied ones; Amplified SCAFFOLD's depends on swings."""
+    stored = next(place for place, one in enumerate(listed) if one.memory == "heavy")
+    return [
+        stored - 0.5 if swings and one.algorithm == "amplified-scaffold" else float(place)
+        for place, one in enumerate(listed)
+    ]
 
 
 def _choose_setting(variants: list[tuple[Advice, ReplayedLoss]]) -> tuple[Advice, ReplayedLoss]:
     """Return the first setting, or the best if that is clearly better."""
     best = min(variants, key=lambda one: one[1].mean)
     first = variants[0]
-    return first if _is_equivalent(first[1], best[1], _CLOSE["light"]) else best
+    return first if _is_tied(first[1], best[1], "light") else best
 
 
-def _is_equivalent(loss: ReplayedLoss, best: ReplayedLoss, strictness: float = 1.0) -> bool:
-    return loss.mean - best.mean <= strictness * max(_TOLERANCE * best.mean, _FLOOR)
+def _is_tied(loss: ReplayedLoss, best: ReplayedLoss, memory: Memory) -> bool:
+    """Return whether a loss is nearly the best, or equivalent to it and within its error."""
+    gap = loss.mean - best.mean
+    if gap <= _CLOSE[memory] * _tolerance(best):
+        return True
+    return _is_equivalent(loss, best) and gap <= _ERRORS * loss.error_of_gap(best)
+
+
+def _is_equivalent(loss: ReplayedLoss, best: ReplayedLoss) -> bool:
+    return loss.mean - best.mean <= _tolerance(best)
+
+
+def _tolerance(best: ReplayedLoss) -> float:
+    return max(_TOLERANCE * best.mean, _FLOOR)
 
 
 def _is_plain(advice: Advice) -> bool:
@@ -263,16 +305,25 @@ def _report(advice: Advice, loss: ReplayedLoss, best: ReplayedLoss, plain: Repla
     )
 
 
-def _name_light_method(ranked: list[Advice]) -> list[Advice]:
-    """Return the advice; if the first has a heavy memory, it names the first light method."""
+def _compare_memories(ranked: list[Advice]) -> list[Advice]:
+    """Return the advice; the first method names the best one of the other memory.
+
+    A heavy one always does, a light one if the other ends beyond its error lower.
+    """
     first, *others = ranked
-    light = next((one for one in others if one.memory == "light"), None)
-    if first.memory == "light" or light is None or light.simulated is None:
+    other = next((one for one in others if one.memory != first.memory), None)
+    if other is None or other.simulated is None or first.simulated is None:
         return ranked
-    text = (
-        f"it stores {first.memory_floats:,} numbers; the best method without such a memory, "
-        f"{light.algorithm}, ends with {light.simulated[0]:.1%} of the loss at the start"
-    )
+    loss = f"{other.algorithm}, ends with {other.simulated[0]:.1%} of the loss at the start"
+    if first.memory == "heavy":
+        text = (
+            f"it stores {first.memory_floats:,} numbers; the best method without such a memory, "
+            f"{loss}"
+        )
+    elif first.simulated[0] - other.simulated[0] > _ERRORS * first.simulated[1] > 0:
+        text = f"with a memory of {other.memory_floats:,} numbers, {loss}"
+    else:
+        return ranked
     return [replace(first, reasons=[*first.reasons, text]), *others]
 
 
