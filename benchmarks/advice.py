@@ -55,6 +55,9 @@ TITLES = {
     "quadratic": "Quadratics: excess loss, 1 at first",
     "digits": "Digits: test error",
 }
+Settings = dict[str, Any]
+Ids = NDArray[np.int64]
+Rates = tuple[float, ...]
 
 
 @dataclass(frozen=True)
@@ -64,10 +67,12 @@ class LawSet:
     Args:
         name: of the record's files and of the table.
         laws: by name.
+        grids: the local rates of each problem, the same for all methods.
     """
 
     name: str
     laws: dict[str, Law]
+    grids: dict[str, Rates]
 
     @property
     def record(self) -> Path:
@@ -85,12 +90,17 @@ class LawSet:
         return f"<!-- {self.name}: begin -->", f"<!-- {self.name}: end -->"
 
 
-KNOWN = LawSet("advice", LAWS)
-UNSEEN = LawSet("advice_held_out", HELD_OUT)
+KNOWN = LawSet(
+    "advice",
+    LAWS,
+    {"quadratic": (0.01, 0.03, 0.1, 0.3), "digits": (0.1, 0.3, 1.0, 3.0, 10.0)},
+)
+UNSEEN = LawSet(
+    "advice_held_out",
+    HELD_OUT,
+    {"quadratic": (0.01, 0.03, 0.1, 0.3), "digits": (0.3, 1.0, 3.0)},
+)
 
-Settings = dict[str, Any]
-Ids = NDArray[np.int64]
-Rates = tuple[float, ...]
 Run = tuple[str, str, str, int]
 """Problem, law, settings and seed."""
 
@@ -103,7 +113,6 @@ class Problem(Protocol):
     """
 
     rounds: ClassVar[int]
-    grid: ClassVar[Rates]
     rates: Rates
     start: torch.Tensor
 
@@ -134,7 +143,6 @@ class Quadratic:
     """
 
     rounds = 500
-    grid = (0.01, 0.03, 0.1, 0.3)
 
     def __init__(self, seed: int, rates: Rates) -> None:
         self.rates = rates
@@ -184,7 +192,6 @@ class Digits:
     """
 
     rounds = 400
-    grid = (0.1, 0.3, 1.0, 3.0, 10.0)
 
     def __init__(self, seed: int, rates: Rates) -> None:
         self.rates = rates
@@ -349,9 +356,10 @@ class Record:
         "figure": pl.Float64,
     }
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self.rows = pl.read_parquet(path) if path.exists() else pl.DataFrame(schema=self.SCHEMA)
+    def __init__(self, laws: LawSet) -> None:
+        self._path, self.grids = laws.record, laws.grids
+        known = pl.DataFrame(schema=self.SCHEMA)
+        self.rows = pl.read_parquet(self._path) if self._path.exists() else known
         self._known = set(self.rows.drop("figure").iter_rows())
         self._saved = time.monotonic()
 
@@ -379,7 +387,7 @@ class Record:
         """Return the figures at the tuned rate, by judged seed; None if runs are missing."""
         rows = self.rows.filter(problem=problem, law=law, settings=settings)
         tuning = rows.filter(seed=TUNING).sort("figure", "lr")
-        if len(tuning) < len(PROBLEMS[problem].grid):
+        if len(tuning) < len(self.grids[problem]):
             return None
         judged = rows.filter(pl.col("seed").is_in(JUDGED), lr=tuning["lr"][0]).sort("seed")
         return judged["figure"].to_numpy() if len(judged) == len(JUDGED) else None
@@ -388,7 +396,7 @@ class Record:
 def train_all(record: Record, problems: list[str], laws: list[str], methods: list[str]) -> None:
     """Train what the record lacks; no methods: all."""
     for problem in problems:
-        grid = PROBLEMS[problem].grid
+        grid = record.grids[problem]
         for law in laws:
             began = time.process_time()
             result = audit_law(law, PROBLEMS[problem].rounds, LOGS[0])
@@ -627,9 +635,9 @@ def main() -> None:
     laws = [law for law in chosen.laws if law in given.laws or not given.laws]
     torch.set_num_threads(1)
     if given.command == "train":
-        train_all(Record(chosen.record), given.problems, laws, given.methods)
+        train_all(Record(chosen), given.problems, laws, given.methods)
     elif given.command == "judge":
-        verdicts = judge_all(Record(chosen.record), given.problems, laws)
+        verdicts = judge_all(Record(chosen), given.problems, laws)
         if len(verdicts) == len(PROBLEMS) * len(chosen.laws):
             text = json.dumps([asdict(one) for one in verdicts], indent=1)
             chosen.verdicts.write_text(text + "\n", encoding="utf-8")
