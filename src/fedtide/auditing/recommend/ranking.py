@@ -222,9 +222,9 @@ def rank_methods(findings: Findings, problem: ReplayProblem) -> list[Advice]:
 
 def _order_by_simplicity(listed: list[Advice], swings: bool) -> list[float]:
     """Return the place of each method among tied ones; Amplified SCAFFOLD's depends on swings."""
-    stored = next(place for place, one in enumerate(listed) if one.memory == "heavy")
+    plain = next(place for place, one in enumerate(listed) if one.algorithm == "scaffold")
     return [
-        stored - 0.5 if swings and one.algorithm == "amplified-scaffold" else float(place)
+        plain - 0.5 if swings and one.algorithm == "amplified-scaffold" else float(place)
         for place, one in enumerate(listed)
     ]
 
