@@ -12,6 +12,8 @@ and how often its lower end holds.
 from __future__ import annotations
 
 import argparse
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -19,8 +21,6 @@ from numpy.typing import NDArray
 
 from fedtide.auditing import ParticipationLog
 from fedtide.auditing.statistics.churn import Churn, find_churn
-from fedtide.auditing.statistics.pattern import find_pattern
-from fedtide.auditing.statistics.rate_estimates import estimate_rates
 from fedtide.auditing.statistics.unseen import estimate_unseen
 from participation_families import FAMILIES
 
@@ -54,9 +54,11 @@ def build_log(present: Present) -> ParticipationLog:
 
 
 def detect_churn(present: Present) -> Churn:
-    """Return the churn of a log."""
+    """Return the churn of a log, without the intervals of the rates."""
     log = build_log(present)
-    return find_churn(log, estimate_rates(log, find_pattern(log)))
+    ones = np.ones(log.size)
+    rates: Any = SimpleNamespace(autocorrelation_time=ones, freedom=ones, intervals=False)
+    return find_churn(log, rates)
 
 
 def churn(logs: int, rounds: int, only: str) -> None:
