@@ -16,7 +16,7 @@ _MIN_OWN = 8
 """Clients with fewer sessions have no mean to compare with."""
 _MIN_LENGTH = 4.0
 """Shorter sessions, in rounds, are too coarsely counted."""
-_MOST_ENTRIES = 1 << 21
+_MOST_ENTRIES = 1 << 18
 
 
 @dataclass(frozen=True)
