@@ -521,19 +521,19 @@ def _name(settings: Settings) -> tuple[Any, ...]:
 
 
 def describe(settings: Settings) -> str:
-    """Return a method with its settings, for people.
+    """Return a method with its settings as an experiment file has them, but for lists of rates.
 
     >>> describe({"type": "amplified", "period": 9, "factor": 2.0, "inner": {"type": "fedavg"}})
-    'Amplified(period=9, factor=2.0, inner=FedAvg)'
+    '{type: amplified, period: 9, factor: 2.0, inner: fedavg}'
     """
-    shown = []
-    for name, value in settings.items():
-        if isinstance(value, dict):
-            shown.append(f"{name}={describe(value)}")
-        elif name not in ("type", "rates"):
-            shown.append(f"{name}={value}")
-    called = ALGORITHMS[settings["type"]].__name__
-    return f"{called}({', '.join(shown)})" if shown else called
+    shown = {
+        name: describe(value) if isinstance(value, dict) else value
+        for name, value in settings.items()
+        if name != "rates"
+    }
+    if len(shown) == 1:
+        return str(settings["type"])
+    return "{" + ", ".join(f"{name}: {value}" for name, value in shown.items()) + "}"
 
 
 def judge_all(record: Record, problems: list[str], laws: list[str]) -> list[Verdict]:

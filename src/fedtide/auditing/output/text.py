@@ -393,7 +393,9 @@ def compare_replays(audit: Audit) -> list[str]:
     equal = [format_method(one) for one in others if one.equivalent and not one.tied]
     lines = []
     if tied:
-        lines.append(f"{name} is tied in the replay with {', '.join(tied)}; the simplest is first")
+        average_over_turns = first.algorithm == "amplified-scaffold" and "scaffold" in tied
+        reason = "its windows average over the swings" if average_over_turns else "it is simpler"
+        lines.append(f"{name} is tied in the replay with {', '.join(tied)}; first, as {reason}")
     if equal and first.equivalent:
         lines.append(f"hardly behind {name} in the replay: {', '.join(equal)}")
     return lines

@@ -138,10 +138,10 @@ def _find_obstacle(log: ParticipationLog, dispersion: Dispersion) -> str | None:
             "cannot tell how much the rates vary by chance"
         )
     tail = measure_session_tail(log)
-    if tail.has_no_variance:
+    if tail.may_lack_variance:
         low, high = tail.interval
         return (
             f"sessions are so uneven in length (tail index {tail.index:.2g}, 95%: {low:.2g} to "
-            f"{high:.2g}) that their variance has no end: one to come may outweigh all of the log"
+            f"{high:.2g}) that their variance may be infinite: one to come may outweigh the log"
         )
     return None

@@ -32,9 +32,9 @@ class SessionTail:
     interval: tuple[float, float]
 
     @property
-    def has_no_variance(self) -> bool:
-        """Whether the log excludes α >= 2, from which on the lengths have a finite variance."""
-        return self.interval[1] < 2
+    def may_lack_variance(self) -> bool:
+        """Whether α is more likely below 2, where lengths have no finite variance, than above."""
+        return self.index < 2
 
 
 def measure_session_tail(log: ParticipationLog) -> SessionTail:
