@@ -9,6 +9,9 @@ with the settings of that audit, on participation drawn anew, and adds the runs 
 records/advice.parquet; what is there already is not trained again. `judge` audits logs with the
 current code, looks up what it advises and writes the verdicts to records/advice.json. `write` puts
 them into docs/audit.md as a table.
+
+With --held-out, all three do the same for the laws that the ranking was not chosen on, with the
+record advice_held_out and a table of its own.
 """
 
 from __future__ import annotations
@@ -33,12 +36,11 @@ from fedtide.errors import InvalidInputError
 from fedtide.population import Population
 from fedtide.problems.datasets.catalogue import load
 from fedtide.simulation.experiment import BUILDER
-from participation_laws import CLIENTS, LAWS, Numbers, Present
+from participation_laws import CLIENTS, HELD_OUT, LAWS, Law, Numbers, Present
 
 HERE = Path(__file__).parent
-RECORD = HERE / "records" / "advice.parquet"
-VERDICTS = HERE / "records" / "advice.json"
 PAGE = HERE.parent / "docs" / "audit.md"
+ALL_LAWS = LAWS | HELD_OUT
 
 TUNING, JUDGED = 0, (1, 2, 3, 4, 5)
 LOGS = (101, 102, 103, 104, 105)
@@ -49,15 +51,56 @@ EVERY = 7
 FLOOR = 0.005
 """Smaller differences do not count: half a percent of the initial excess loss, or half a point of
 accuracy."""
-BEGIN, END = "<!-- advice: begin -->", "<!-- advice: end -->"
 TITLES = {
     "quadratic": "Quadratics: excess loss, 1 at first",
     "digits": "Digits: test error",
 }
-
 Settings = dict[str, Any]
 Ids = NDArray[np.int64]
 Rates = tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class LawSet:
+    """Laws with a record and a table of their own.
+
+    Args:
+        name: of the record's files and of the table.
+        laws: by name.
+        grids: the local rates of each problem, the same for all methods.
+    """
+
+    name: str
+    laws: dict[str, Law]
+    grids: dict[str, Rates]
+
+    @property
+    def record(self) -> Path:
+        """The runs."""
+        return HERE / "records" / f"{self.name}.parquet"
+
+    @property
+    def verdicts(self) -> Path:
+        """The verdicts of the last `judge`."""
+        return HERE / "records" / f"{self.name}.json"
+
+    @property
+    def marks(self) -> tuple[str, str]:
+        """The lines of the page before and after the table."""
+        return f"<!-- {self.name}: begin -->", f"<!-- {self.name}: end -->"
+
+
+KNOWN = LawSet(
+    "advice",
+    LAWS,
+    {"quadratic": (0.01, 0.03, 0.1, 0.3), "digits": (0.1, 0.3, 1.0, 3.0, 10.0)},
+)
+UNSEEN = LawSet(
+    "advice_held_out",
+    HELD_OUT,
+    {"quadratic": (0.01, 0.03, 0.1, 0.3), "digits": (0.3, 1.0, 3.0)},
+)
+
 Run = tuple[str, str, str, int]
 """Problem, law, settings and seed."""
 
@@ -70,7 +113,6 @@ class Problem(Protocol):
     """
 
     rounds: ClassVar[int]
-    grid: ClassVar[Rates]
     rates: Rates
     start: torch.Tensor
 
@@ -101,7 +143,6 @@ class Quadratic:
     """
 
     rounds = 500
-    grid = (0.01, 0.03, 0.1, 0.3)
 
     def __init__(self, seed: int, rates: Rates) -> None:
         self.rates = rates
@@ -151,7 +192,6 @@ class Digits:
     """
 
     rounds = 400
-    grid = (0.1, 0.3, 1.0, 3.0, 10.0)
 
     def __init__(self, seed: int, rates: Rates) -> None:
         self.rates = rates
@@ -255,7 +295,7 @@ def _run_cohort(
 
 def wanted_weights(law: str) -> Numbers:
     """Return a_n, shape (N,)."""
-    declared = LAWS[law].declared
+    declared = ALL_LAWS[law].declared
     return np.full(CLIENTS, 1 / CLIENTS) if declared is None else declared
 
 
@@ -266,14 +306,14 @@ def _with_bias(features: Any) -> torch.Tensor:
 
 def draw(law: str, rounds: int, seed: int) -> Present:
     """Return who is present under a law, shape (T, N)."""
-    return LAWS[law].draw(np.random.default_rng([zlib.crc32(law.encode()), seed]), rounds)
+    return ALL_LAWS[law].draw(np.random.default_rng([zlib.crc32(law.encode()), seed]), rounds)
 
 
 def audit_law(law: str, rounds: int, seed: int) -> Audit:
     """Return the audit of a log of the law, which declares samples if their shares are wanted."""
     t, n = np.nonzero(draw(law, rounds, seed))
     log = pl.DataFrame({"round": t, "client": n})
-    if LAWS[law].declared is not None:
+    if ALL_LAWS[law].declared is not None:
         log = log.with_columns(samples=np.round(10_000 * wanted_weights(law))[n])
     return audit(log, clients=CLIENTS)
 
@@ -316,9 +356,10 @@ class Record:
         "figure": pl.Float64,
     }
 
-    def __init__(self, path: Path = RECORD) -> None:
-        self._path = path
-        self.rows = pl.read_parquet(path) if path.exists() else pl.DataFrame(schema=self.SCHEMA)
+    def __init__(self, laws: LawSet) -> None:
+        self._path, self.grids = laws.record, laws.grids
+        known = pl.DataFrame(schema=self.SCHEMA)
+        self.rows = pl.read_parquet(self._path) if self._path.exists() else known
         self._known = set(self.rows.drop("figure").iter_rows())
         self._saved = time.monotonic()
 
@@ -346,17 +387,16 @@ class Record:
         """Return the figures at the tuned rate, by judged seed; None if runs are missing."""
         rows = self.rows.filter(problem=problem, law=law, settings=settings)
         tuning = rows.filter(seed=TUNING).sort("figure", "lr")
-        if len(tuning) < len(PROBLEMS[problem].grid):
+        if len(tuning) < len(self.grids[problem]):
             return None
         judged = rows.filter(pl.col("seed").is_in(JUDGED), lr=tuning["lr"][0]).sort("seed")
         return judged["figure"].to_numpy() if len(judged) == len(JUDGED) else None
 
 
-def train_all(problems: list[str], laws: list[str], methods: list[str]) -> None:
+def train_all(record: Record, problems: list[str], laws: list[str], methods: list[str]) -> None:
     """Train what the record lacks; no methods: all."""
-    record = Record()
     for problem in problems:
-        grid = PROBLEMS[problem].grid
+        grid = record.grids[problem]
         for law in laws:
             began = time.process_time()
             result = audit_law(law, PROBLEMS[problem].rounds, LOGS[0])
@@ -481,24 +521,24 @@ def _name(settings: Settings) -> tuple[Any, ...]:
 
 
 def describe(settings: Settings) -> str:
-    """Return a method with its settings, for people.
+    """Return a method with its settings as an experiment file has them, but for lists of rates.
 
     >>> describe({"type": "amplified", "period": 9, "factor": 2.0, "inner": {"type": "fedavg"}})
-    'Amplified(period=9, factor=2.0, inner=FedAvg)'
+    '{type: amplified, period: 9, factor: 2.0, inner: fedavg}'
     """
-    shown = []
-    for name, value in settings.items():
-        if isinstance(value, dict):
-            shown.append(f"{name}={describe(value)}")
-        elif name not in ("type", "rates"):
-            shown.append(f"{name}={value}")
-    called = ALGORITHMS[settings["type"]].__name__
-    return f"{called}({', '.join(shown)})" if shown else called
+    shown = {
+        name: describe(value) if isinstance(value, dict) else value
+        for name, value in settings.items()
+        if name != "rates"
+    }
+    if len(shown) == 1:
+        return str(settings["type"])
+    return "{" + ", ".join(f"{name}: {value}" for name, value in shown.items()) + "}"
 
 
-def judge_all(problems: list[str], laws: list[str]) -> list[Verdict]:
+def judge_all(record: Record, problems: list[str], laws: list[str]) -> list[Verdict]:
     """Judge, print and return all verdicts."""
-    record, verdicts = Record(), []
+    verdicts = []
     for problem in problems:
         for law in laws:
             try:
@@ -565,15 +605,16 @@ def render(verdicts: list[Verdict]) -> str:
     return "\n\n".join(parts)
 
 
-def replace_generated(page: str, text: str) -> str:
+def replace_generated(page: str, text: str, marks: tuple[str, str]) -> str:
     """Return the page with the text between the marks."""
-    before, rest = page.split(BEGIN)
-    return f"{before}{BEGIN}\n\n{text}\n\n{END}{rest.split(END)[1]}"
+    begin, end = marks
+    before, rest = page.split(begin)
+    return f"{before}{begin}\n\n{text}\n\n{end}{rest.split(end)[1]}"
 
 
-def load_verdicts() -> list[Verdict]:
+def load_verdicts(path: Path) -> list[Verdict]:
     """Return the verdicts of the last `judge`."""
-    listed = json.loads(VERDICTS.read_text(encoding="utf-8"))
+    listed = json.loads(path.read_text(encoding="utf-8"))
     for one in listed:
         for name in ("advised", "best", "fedavg"):
             one[name] = Figure(**one[name])
@@ -585,20 +626,24 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("command", choices=("train", "judge", "write"))
+    parser.add_argument("--held-out", action="store_true")
     parser.add_argument("--problems", nargs="+", default=list(PROBLEMS), choices=PROBLEMS)
-    parser.add_argument("--laws", nargs="+", default=list(LAWS), choices=LAWS)
+    parser.add_argument("--laws", nargs="+", default=[], choices=ALL_LAWS)
     parser.add_argument("--methods", nargs="+", default=[], choices=ALGORITHMS)
     given = parser.parse_args()
+    chosen = UNSEEN if given.held_out else KNOWN
+    laws = [law for law in chosen.laws if law in given.laws or not given.laws]
     torch.set_num_threads(1)
     if given.command == "train":
-        train_all(given.problems, given.laws, given.methods)
+        train_all(Record(chosen), given.problems, laws, given.methods)
     elif given.command == "judge":
-        verdicts = judge_all(given.problems, given.laws)
-        if len(verdicts) == len(PROBLEMS) * len(LAWS):
+        verdicts = judge_all(Record(chosen), given.problems, laws)
+        if len(verdicts) == len(PROBLEMS) * len(chosen.laws):
             text = json.dumps([asdict(one) for one in verdicts], indent=1)
-            VERDICTS.write_text(text + "\n", encoding="utf-8")
+            chosen.verdicts.write_text(text + "\n", encoding="utf-8")
     else:
-        page = replace_generated(PAGE.read_text(encoding="utf-8"), render(load_verdicts()))
+        text = render(load_verdicts(chosen.verdicts))
+        page = replace_generated(PAGE.read_text(encoding="utf-8"), text, chosen.marks)
         PAGE.write_text(page, encoding="utf-8")
 
 

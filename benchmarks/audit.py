@@ -3,7 +3,7 @@
     python benchmarks/audit.py speed [--rounds 10000] [--cohort 10000] [--clients 20000] [--times 1]
                                      [--csv]
     python benchmarks/audit.py truth [--logs 1000] [--rounds 500]
-    python benchmarks/audit.py coverage [--logs 1000] [--only Markov]
+    python benchmarks/audit.py coverage [--logs 1000] [--only Markov] [--size 50 500]
     python benchmarks/audit.py false-alarms [--logs 1000] [--clients 50] [--rounds 500]
 
 `speed` writes a Parquet or CSV log of rounds × cohort rows, audits it in a separate process, step
@@ -176,6 +176,7 @@ def main() -> None:
     even = commands.add_parser("coverage")
     even.add_argument("--logs", type=int, default=1000)
     even.add_argument("--only", default="")
+    even.add_argument("--size", nargs=2, type=int, metavar=("CLIENTS", "ROUNDS"))
     alarms = commands.add_parser("false-alarms")
     alarms.add_argument("--logs", type=int, default=1000)
     alarms.add_argument("--clients", type=int, default=50)
@@ -189,7 +190,7 @@ def main() -> None:
     elif given.command == "truth":
         truth(given.logs, given.rounds)
     elif given.command == "coverage":
-        tabulate_coverage(given.logs, SHAPES, given.only)
+        tabulate_coverage(given.logs, [tuple(given.size)] if given.size else SHAPES, given.only)
     elif given.command == "false-alarms":
         shape = (given.logs, given.clients, given.rounds, given.only)
         tabulate_false_alarms(*shape)

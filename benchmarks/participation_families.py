@@ -269,6 +269,45 @@ def pareto_sessions(clients: int) -> Known:
     )
 
 
+def log_normal_sessions(clients: int) -> Known:
+    """Sessions of 8 rounds, pauses of 24 on average: log-normal, coefficient of variation 1.8."""
+    spread = float(np.sqrt(np.log(1 + 1.8**2)))
+    rates = np.full(clients, 0.25)
+
+    def duration(random: Random, size: tuple[int, int], on: bool) -> Numbers:
+        return random.lognormal(-(spread**2) / 2, spread, size)
+
+    def residual(random: Random, size: tuple[int, int], on: bool) -> Numbers:
+        return random.random(size) * random.lognormal(spread**2 / 2, spread, size)
+
+    return independent(
+        lambda random, logs, rounds: renewals(random, logs, rounds, rates, duration, residual, 8.0),
+        rates,
+    )
+
+
+def few_in_sessions(clients: int) -> Known:
+    """A tenth in exponential sessions of 100 rounds after 300, the others in independent rounds."""
+    rates = np.where(np.arange(clients) % 10, 0.2, 0.25)
+
+    def draw(random: Random, logs: int, rounds: int) -> Present:
+        slow = np.where(np.arange(clients) % 10, 0.0, 1 - 1 / 75)  # 1 / 100 + 1 / 300
+        return chain_states(random, logs, rounds, rates, slow)
+
+    return independent(draw, rates)
+
+
+def weather(clients: int) -> Known:
+    """Bad rounds, in which all clients come a fifth as often, last 10 rounds after 20."""
+    rates = np.linspace(0.1, 0.5, clients)
+
+    def draw(random: Random, logs: int, rounds: int) -> Present:
+        bad = chain_states(random, logs, rounds, np.full(1, 1 / 3), np.full(1, 0.85))
+        return random.random((logs, rounds, clients)) < rates * np.where(bad, 0.2, 1.0)
+
+    return measured(draw)
+
+
 # Weeks
 
 
@@ -409,6 +448,9 @@ FAMILIES: dict[str, Callable[[int], Known]] = {
     "Markov 0.9, server takes the 5 longest absent": longest_absent,
     "Weibull(0.6) sessions": weibull_sessions,
     "Pareto(1.5) sessions": pareto_sessions,
+    "log-normal sessions": log_normal_sessions,
+    "a tenth in sessions of 100 rounds": few_in_sessions,
+    "bad rounds common to all": weather,
     "pause of 24 rounds": rest,
     "a fortieth a round, pause of 24 rounds": rotation,
     "weeks of phones, redrawn": phone_weeks,

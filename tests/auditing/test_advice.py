@@ -13,6 +13,8 @@ import pytest
 import fedtide as ft
 from fedtide.algorithms import Algorithm
 from fedtide.auditing import Advice, Audit
+from fedtide.auditing.output.text import compare_replays
+from fedtide.auditing.recommend.replay_problem import ReplayedLoss
 from fedtide.auditing.recommend.strategy_source import write_strategy
 from fedtide.simulation.experiment import BUILDER
 
@@ -127,6 +129,41 @@ def test_advice_is_the_same_for_two_logs_of_a_law_or_said_to_be_equivalent(law: 
 
     assert name(first[0]) in [name(one) for one in second if one.equivalent]
     assert name(second[0]) in [name(one) for one in first if one.equivalent]
+
+
+def test_of_tied_methods_the_simplest_comes_first_and_the_tie_is_said() -> None:
+    """SCAFFOLD and FedVARP agree in a replay of one local step, so they are always tied."""
+    audit = run_audit(uneven)
+    tied = [one.algorithm for one in audit.advice if one.tied]
+    assert tied == [one.algorithm for one in audit.advice[: len(tied)]]
+    assert tied[:2] == ["scaffold", "fedvarp"]
+    assert all(one.equivalent for one in audit.advice if one.tied)
+    said = compare_replays(audit)[0]
+    assert said.startswith("scaffold is tied in the replay with fedvarp")
+
+
+def test_error_of_a_gap_counts_other_rounds_and_other_clients() -> None:
+    """Gaps of 1 ± 0.1 over blocks; of the timing coordinates 1 to 4, one has all of the gap."""
+    parts = np.zeros((2, 12))
+    parts[:, 1] = 0.9, 1.1
+    loss, other = ReplayedLoss(parts), ReplayedLoss(np.zeros((2, 12)))
+    blocks = np.var([0.9, 1.1], ddof=1) / 2
+    coordinates = 4 * np.var([1.0, 0, 0, 0], ddof=1)
+    assert loss.error_of_gap(other) == pytest.approx(np.sqrt(blocks + coordinates))
+    assert loss.error_of_gap(loss) == 0
+
+
+def test_slow_swings_have_windows_to_amplify() -> None:
+    """A third of the clients leaves and another joins, once: no window is regular."""
+    random = np.random.default_rng(1)
+    present = random.random((400, 48)) < 0.2
+    present[200:, :16] = present[:200, 16:32] = False
+    windows = [
+        one.parameters["period"]
+        for one in ft.audit(to_frame(present), clients=48).advice
+        if one.algorithm == "amplified-scaffold"
+    ]
+    assert windows == [50]
 
 
 def test_all_methods_that_correct_participation_are_candidates() -> None:
@@ -280,4 +317,5 @@ def test_strategy_runs_where_flower_is_installed(
 def test_strategy_says_what_clients_do_for_other_weights() -> None:
     source = write_strategy({"type": "fedau", "cutoff": 5}, 3, (0.5, 0.25, 0.25))
     assert "loss_factors = [1.5, 0.75, 0.75]" in source
+    assert "multiply the loss of each client" in source
     assert "share of all samples" in write_strategy({"type": "mifa"}, 3, "samples")

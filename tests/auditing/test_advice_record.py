@@ -21,20 +21,27 @@ def advice() -> ModuleType:
         return importlib.import_module("advice")
 
 
-def test_the_table_of_the_docs_is_that_of_the_stored_verdicts(advice):
+@pytest.fixture(params=["KNOWN", "UNSEEN"])
+def laws(advice, request):
+    return getattr(advice, request.param)
+
+
+def test_the_table_of_the_docs_is_that_of_the_stored_verdicts(advice, laws):
     page = (ROOT / "docs" / "audit.md").read_text(encoding="utf-8")
-    assert advice.render(advice.load_verdicts()) in page
+    assert advice.render(advice.load_verdicts(laws.verdicts)) in page
 
 
-def test_every_law_has_a_verdict_on_every_problem(advice):
-    judged = [(verdict.problem, verdict.law) for verdict in advice.load_verdicts()]
-    assert judged == [(problem, law) for problem in advice.PROBLEMS for law in advice.LAWS]
+def test_every_law_has_a_verdict_on_every_problem(advice, laws):
+    judged = [(verdict.problem, verdict.law) for verdict in advice.load_verdicts(laws.verdicts)]
+    assert judged == [(problem, law) for problem in advice.PROBLEMS for law in laws.laws]
     assert len(advice.LAWS) >= 14
+    assert len(advice.HELD_OUT) >= 8
+    assert not set(advice.LAWS) & set(advice.HELD_OUT)
 
 
-def test_the_stored_verdicts_follow_from_the_record(advice):
-    rows = pl.read_parquet(advice.RECORD)
-    for verdict in json.loads(advice.VERDICTS.read_text(encoding="utf-8")):
+def test_the_stored_verdicts_follow_from_the_record(laws):
+    rows = pl.read_parquet(laws.record)
+    for verdict in json.loads(laws.verdicts.read_text(encoding="utf-8")):
         found = {}
         for name in ("advised", "best", "fedavg"):
             one = verdict[name]
@@ -67,7 +74,7 @@ def test_the_stored_verdicts_follow_from_the_record(advice):
 def test_training_at_several_rates_at_once_is_training_at_each(advice, monkeypatch, settings):
     """`ft.simulate` runs the last of the rates alone, and the loss is that of its iterates."""
     monkeypatch.setattr(advice.Quadratic, "rounds", 24)
-    law, rates = "five groups in turn", advice.Quadratic.grid
+    law, rates = "five groups in turn", advice.KNOWN.grids["quadratic"]
     together = advice.train("quadratic", law, [{"type": "fedavg"}, settings], 3, rates)[1, -1]
     problem, present = advice.Quadratic(3, rates), advice.draw(law, 24, 3)
     result = ft.simulate(
@@ -90,7 +97,7 @@ def test_training_at_several_rates_at_once_is_training_at_each(advice, monkeypat
 
 def test_laws_do_what_they_say(advice):
     rounds = 300
-    drawn = {law: advice.draw(law, rounds, 1) for law in advice.LAWS}
+    drawn = {law: advice.draw(law, rounds, 1) for law in advice.ALL_LAWS}
     assert all(table.shape == (rounds, 50) and table.any() for table in drawn.values())
     for law in ("bursts, 5 of the available", "longest absent first"):
         assert drawn[law].sum(axis=1).max() == 5
@@ -100,3 +107,8 @@ def test_laws_do_what_they_say(advice):
     assert (np.sort(turns, axis=1) == [0, 0, 0, 0, 5]).all()
     np.testing.assert_array_equal(turns[100:], turns[:-100])
     assert drawn["churn"][-30:, :16].sum() == 0
+    used = drawn["separated, by day"]
+    assert used.sum(axis=1).max() == 5
+    assert min(np.diff(np.flatnonzero(column)).min() for column in used.T) > 12
+    down = ~drawn["outages of groups"].reshape(rounds, 5, 10).any(axis=2)
+    assert 0.2 < down.mean() < 0.6

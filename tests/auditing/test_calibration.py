@@ -232,10 +232,10 @@ def test_intervals_cover(name: str) -> None:
 
 @pytest.mark.statistical
 def test_sessions_of_infinite_variance_have_no_intervals() -> None:
-    """In most logs of 100 clients (probability of a failure below 0.001)."""
+    """In all but 1 of 20 logs of 100 clients (probability of a failure below 0.001)."""
     known = sessions(np.random.default_rng(2), np.linspace(0.1, 0.5, 100), "Pareto")
     refused = [not estimate(present)[0].intervals for present in known.present[:20]]
-    assert np.mean(refused) >= 0.6
+    assert sum(refused) >= 19
 
 
 @pytest.mark.statistical

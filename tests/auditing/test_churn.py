@@ -92,6 +92,17 @@ def cool_down(random: Random, clients: int, rounds: int) -> Present:
     return present
 
 
+def few_in_sessions(random: Random, clients: int, rounds: int) -> Present:
+    """A tenth in sessions of 100 rounds after 300, the others in independent rounds."""
+    present = random.random((rounds, clients)) < 0.2
+    few = np.arange(0, clients, 10)
+    on = random.random(len(few)) < 0.25
+    for t, draws in enumerate(random.random((rounds, len(few)))):
+        present[t, few] = on
+        on = np.where(on, draws >= 1 / 100, draws < 1 / 300)
+    return present
+
+
 def find(present: Present) -> Churn:
     rounds, clients = np.nonzero(present)
     names = pl.Series(range(present.shape[1]))
@@ -103,7 +114,16 @@ def find(present: Present) -> Churn:
     return find_churn(log, independent)
 
 
-FAMILIES = [bernoulli, markov, weibull, phones, selected_markov, selected_weibull, cool_down]
+FAMILIES = [
+    bernoulli,
+    markov,
+    weibull,
+    phones,
+    selected_markov,
+    selected_weibull,
+    cool_down,
+    few_in_sessions,
+]
 
 
 def count_false(
@@ -114,7 +134,9 @@ def count_false(
     return sum(len(churn.gone) + len(churn.late) > 0 for churn in found)
 
 
-@pytest.mark.parametrize("process", [bernoulli, markov, phones, selected_markov, cool_down])
+@pytest.mark.parametrize(
+    "process", [bernoulli, markov, phones, selected_markov, cool_down, few_in_sessions]
+)
 def test_stationary_logs_have_no_churn(process: Callable[[Random, int, int], Present]) -> None:
     assert count_false(process, 40, 400, 5) == 0
 

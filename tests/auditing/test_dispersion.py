@@ -82,6 +82,18 @@ def test_variance_of_markov_chains(correlation: float) -> None:
     assert shape.long_memory < 0.01
 
 
+def test_causes_in_common_leave_few_independent_series(from_cohorts: Any) -> None:
+    """30 clients of rates 0.5: independent, or all present in the same rounds."""
+    random = np.random.default_rng(0)
+    for present, low, high in (
+        (random.random((400, 30)) < 0.5, 20, 45),
+        (np.repeat(random.random((400, 1)) < 0.5, 30, axis=1), 0.99, 1.01),
+    ):
+        log = build(from_cohorts, present)
+        found = client_periodograms(log, None, log.counts / 400, None)
+        assert low < found.independent < high
+
+
 def test_long_memory_is_recognised() -> None:
     """S(f) ∝ 1 / √f, the limit of sessions with Pareto's tail 1.5."""
     density = 1 / np.sqrt(np.arange(1, 33))

@@ -186,6 +186,26 @@ def test_longer_memory_than_the_gaps_is_no_drift() -> None:
     assert "cannot tell drift from slow sessions" in drift.result
 
 
+def test_sessions_of_a_few_clients_are_no_drift() -> None:
+    """A tenth in sessions of 100 rounds; without regard to them, 2 of 5 such logs drift."""
+    for seed in range(12):
+        random = np.random.default_rng(seed)
+        present = random.random((120, 50)) < 0.2
+        present[:, ::10] = chains(random, np.full(5, 0.25), 1 - 1 / 75, 120)
+        assert find_pattern(build_log(present)).family != "drifting"
+
+
+def test_common_causes_that_last_are_no_drift() -> None:
+    """All clients pause together for 10 rounds after 20; the cohort sizes show that memory."""
+    found = []
+    for seed in range(12):
+        random = np.random.default_rng(seed)
+        bad = chains(random, np.full(1, 1 / 3), 0.85, 500)
+        present = random.random((500, 50)) < np.linspace(0.1, 0.5, 50) * np.where(bad, 0.2, 1.0)
+        found.append(find_pattern(build_log(present)).family)
+    assert found.count("drifting") == 0
+
+
 def test_copies_of_clients_are_no_further_evidence() -> None:
     """20 copies of 5 independent clients inform as much as these 5."""
     present = np.random.default_rng(0).random((2000, 5)) < 0.3

@@ -14,14 +14,11 @@ from fedtide.auditing.log.client_table import ClientTable
 from fedtide.auditing.log.participation_log import Floats, ParticipationLog
 from fedtide.auditing.log.reader import LogSource, OnProgress, read_participation_log
 from fedtide.auditing.output.json_document import build_document
+from fedtide.auditing.recommend.advice import Advice
 from fedtide.auditing.recommend.cutoff import Cutoffs, choose_cutoff
+from fedtide.auditing.recommend.findings import Findings, WantedSource
 from fedtide.auditing.recommend.limits import list_limits
-from fedtide.auditing.recommend.ranking import (
-    Advice,
-    Findings,
-    WantedSource,
-    rank_methods,
-)
+from fedtide.auditing.recommend.ranking import rank_methods
 from fedtide.auditing.recommend.replay_problem import make_problem
 from fedtide.auditing.recommend.step_sizes import Training, recommend_learning_rates
 from fedtide.auditing.statistics.churn import Churn, find_churn

@@ -12,8 +12,8 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from fedtide.atomic_io import write_text
 from fedtide.auditing.api import audit
+from fedtide.auditing.output.formatting import format_experiment
 from fedtide.auditing.output.terminal import show
-from fedtide.auditing.output.text import format_experiment
 from fedtide.auditing.recommend.step_sizes import Training
 from fedtide.errors import InvalidInputError
 from fedtide.plotting.console import new_console

@@ -12,7 +12,7 @@ import numpy as np
 from fedtide.atomic_io import write_text
 from fedtide.auditing.api import Audit
 from fedtide.auditing.log.refusals import format_reasons
-from fedtide.auditing.output import audit_figures, text
+from fedtide.auditing.output import audit_figures, formatting, text
 
 _ROWS = 12
 
@@ -37,6 +37,7 @@ def render_page(audit: Audit) -> str:
     return environment.from_string(template).render(
         audit=audit,
         text=text,
+        formatting=formatting,
         tiles=_list_tiles(audit),
         never=[audit.log.show_name(n) for n in audit.coverage.never[:_ROWS]],
         figures=audit_figures.draw_figures(audit),
@@ -57,7 +58,7 @@ def _list_tiles(audit: Audit) -> list[tuple[str, str]]:
         (f"{now.total_variation:.0%}", "misplaced in the last rounds"),
         _tile_of_clients(audit),
         (audit.pattern.family, "pattern"),
-        (text.format_method_name(audit.advice[0]), "recommended"),
+        (audit.advice[0].algorithm, "recommended"),
     ]
 
 
@@ -78,7 +79,7 @@ def _rank_clients(audit: Audit, over: bool) -> list[dict[str, Any]]:
         {
             "name": audit.log.show_name(n),
             "ratio": ratios[n],
-            "interval": text.format_range(
+            "interval": formatting.format_range(
                 audit.objectives.low[n] / wanted[n], audit.objectives.high[n] / wanted[n]
             ),
             "rate": audit.rates.estimate[n],
@@ -120,7 +121,7 @@ def _list_churn(audit: Audit) -> list[dict[str, Any]]:
             "first": int(churn.first[n]) + audit.log.first_round,
             "last": int(churn.last[n]) + audit.log.first_round,
             "rate": churn.rates[n],
-            "interval": text.format_range(churn.low[n], churn.high[n], ".1%"),
+            "interval": formatting.format_range(churn.low[n], churn.high[n], ".1%"),
             "p_value": p_values[n],
         }
         for n in chosen[np.argsort(p_values[chosen], kind="stable")][:_ROWS]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedtide.auditing.log.participation_log import Floats, Ints
-from fedtide.auditing.recommend.ranking import Advice
+from fedtide.auditing.recommend.advice import Advice
 from fedtide.auditing.statistics.forgetting import Forgetting
 from fedtide.auditing.statistics.group_influence import GroupInfluence
 from fedtide.auditing.statistics.influence import EffectiveObjective

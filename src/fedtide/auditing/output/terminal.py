@@ -10,12 +10,12 @@ from rich.table import Table
 from rich.text import Text
 
 from fedtide.auditing.api import Audit
-from fedtide.auditing.output import text
+from fedtide.auditing.output import formatting, text
 
 
 def show(audit: Audit, console: Console) -> None:
     """Print a summary of at most about 40 lines."""
-    verdict = escape(text.to_sentences(text.describe_objective(audit)))
+    verdict = escape(formatting.to_sentences(text.describe_objective(audit)))
     console.print(Panel(verdict, title="whose model", title_align="left"))
     facts = Table.grid(padding=(0, 2))
     facts.add_column(style="bold", no_wrap=True)
@@ -25,9 +25,8 @@ def show(audit: Audit, console: Console) -> None:
     console.print(Group(facts, Text(), _list_extremes(audit), Text(), _list_advice(audit)))
     for line in audit.log.notes:
         console.print(f"[dim]read: {escape(line)}[/dim]")
-    for line in [*audit.limits, text.compare_replays(audit)]:
-        if line:
-            console.print(f"[yellow]•[/yellow] {escape(line)}")
+    for line in [*audit.limits, *text.compare_replays(audit)]:
+        console.print(f"[yellow]•[/yellow] {escape(line)}")
 
 
 def _list_facts(audit: Audit) -> list[tuple[str, str]]:
@@ -78,8 +77,8 @@ def _list_advice(audit: Audit, most: int = 3) -> RenderableType:
         costs = [f"remaining L1 skew {advice.remaining:.2f}"]
         if advice.simulated:
             costs.append(f"replay {advice.simulated[0]:.1%}")
-        costs.append(f"{text.format_count(advice.memory_floats)} numbers stored")
-        title = Text(text.format_method(advice), style="bold")
+        costs.append(f"{formatting.format_count(advice.memory_floats)} numbers stored")
+        title = Text(formatting.format_method(advice), style="bold")
         title.append(f"  {' · '.join(costs)}", style="not bold dim")
         table.add_row(f"{rank}.", title)
         table.add_row("", Text(advice.reasons[0]))

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-
 import numpy as np
-import yaml
 
 from fedtide.auditing.api import Audit
 from fedtide.auditing.log.refusals import format_reasons
-from fedtide.auditing.recommend.ranking import Advice
+from fedtide.auditing.output.formatting import (
+    count_clients,
+    count_rounds,
+    format_method,
+    format_p_value,
+    format_percent,
+    format_ratio,
+    format_skew,
+    list_some,
+)
 from fedtide.auditing.statistics.group_influence import GroupInfluence
 from fedtide.auditing.statistics.influence import EffectiveObjective
 from fedtide.auditing.statistics.pattern import (
@@ -21,22 +27,10 @@ from fedtide.auditing.statistics.pattern import (
     SLOW_DISPERSION,
     Pattern,
 )
-from fedtide.auditing.statistics.skew import SkewEstimate
 from fedtide.auditing.statistics.stages import StageShift
 from fedtide.auditing.statistics.unseen import UnseenClients
 from fedtide.errors import printable
 
-_METHOD_NAMES = {
-    "fedavg": "FedAvg",
-    "fedau": "FedAU",
-    "known-rates": "KnownRates",
-    "amplified": "Amplified",
-    "amplified-scaffold": "Amplified SCAFFOLD",
-    "scaffold": "SCAFFOLD",
-    "mifa": "MIFA",
-    "fedlaavg": "FedLaAvg",
-    "fedvarp": "FedVARP",
-}
 _AIMS = {
     "equal": "if every client is to have the same weight",
     "roster": "if clients are to have the weights of the roster",
@@ -67,7 +61,7 @@ def describe_objective(audit: Audit) -> list[str]:
     sentences = [
         f"over the whole log, {averaging}{',' if recorded else ''} {verb}, "
         f"{_AIMS[audit.wanted_source]}: {_format_with_chance(objective)}",
-        f"{half:,} of {_clients(audit.log.size)} "
+        f"{half:,} of {count_clients(audit.log.size)} "
         f"{'has' if half == 1 else 'have'} half of the influence",
         *describe_now(audit),
     ]
@@ -82,14 +76,14 @@ def describe_now(audit: Audit) -> list[str]:
     if recent is None or len(forgetting.windows) == 0:
         return []
     sentences = [
-        f"now, in the last {_rounds(recent.window)}, {recent.objective.total_variation:.0%} is "
-        f"misplaced: {_format_with_chance(recent.objective)}"
+        f"now, in the last {count_rounds(recent.window)}, {recent.objective.total_variation:.0%} "
+        f"is misplaced: {_format_with_chance(recent.objective)}"
     ]
     if forgetting.p_value < _SURE and forgetting.estimate > _SMALL:
         low, high = forgetting.interval
         sentences.append(
-            f"the objective in force swings: {_rounds(forgetting.window)} in a row differ from the "
-            f"whole log by {forgetting.estimate:.0%} of the influence (95%: {low:.0%} to "
+            f"the objective in force swings: {count_rounds(forgetting.window)} in a row differ "
+            f"from the whole log by {forgetting.estimate:.0%} of the influence (95%: {low:.0%} to "
             f"{high:.0%}), so a model forgets whom it no longer trains on"
         )
     return sentences
@@ -103,17 +97,17 @@ def describe_forgetting(audit: Audit) -> str:
     if forgetting.p_value >= _SURE:
         first, last = forgetting.windows[0], forgetting.windows[-1]
         return (
-            f"in windows of {first:,} to {_rounds(int(last))}, the influence differs from that in "
-            f"the whole log by at most {forgetting.high.max():.0%} beyond chance (95%)"
+            f"in windows of {first:,} to {count_rounds(int(last))}, the influence differs from "
+            f"that in the whole log by at most {forgetting.high.max():.0%} beyond chance (95%)"
         )
     low, high = forgetting.interval
     text = (
-        f"the influence in {_rounds(forgetting.window)} in a row differs from that in the whole "
-        f"log, chance deducted, by {forgetting.estimate:.0%} (95%: {low:.0%} to {high:.0%}; "
+        f"the influence in {count_rounds(forgetting.window)} in a row differs from that in the "
+        f"whole log, chance deducted, by {forgetting.estimate:.0%} (95%: {low:.0%} to {high:.0%}; "
         f"{format_p_value(forgetting.p_value)})"
     )
     if forgetting.halving_window is not None:
-        text += f"; it is half as large in windows of {_rounds(forgetting.halving_window)}"
+        text += f"; it is half as large in windows of {count_rounds(forgetting.halving_window)}"
     return text
 
 
@@ -122,8 +116,8 @@ def describe_history(audit: Audit) -> str:
     recent = audit.objectives.recent
     assert recent is not None
     return (
-        f"each point is the L1 skew in a window of {_rounds(recent.window)}; chance alone would "
-        f"give about {recent.chance[-1]:.2f}"
+        f"each point is the L1 skew in a window of {count_rounds(recent.window)}; chance alone "
+        f"would give about {recent.chance[-1]:.2f}"
     )
 
 
@@ -148,9 +142,9 @@ def describe_clients(audit: Audit) -> list[str]:
     """Return how many clients there are, how many took part, and how many were not seen."""
     unseen, never = audit.unseen, len(audit.coverage.never)
     if unseen is None:
-        known = f"{_clients(audit.log.size)}, of which {audit.log.size - never:,} took part"
-        return [known if never else f"{_clients(audit.log.size)}, and every one took part"]
-    lines = [f"{_clients(audit.log.size)} in the log, which need not be all"]
+        known = f"{count_clients(audit.log.size)}, of which {audit.log.size - never:,} took part"
+        return [known if never else f"{count_clients(audit.log.size)}, and every one took part"]
+    lines = [f"{count_clients(audit.log.size)} in the log, which need not be all"]
     if never:
         lines.append(f"{never:,} of them {'was' if never == 1 else 'were'} never used")
     if unseen.once == 0:
@@ -167,8 +161,8 @@ def describe_unseen(unseen: UnseenClients) -> str:
         )
     if low == 0:
         return (
-            f"up to {_clients(int(high))} may never have come (95%; more if some come far more "
-            "rarely than those seen)"
+            f"up to {count_clients(int(high))} may never have come (95%; more if some come far "
+            "more rarely than those seen)"
         )
     return (
         f"an estimated {unseen.estimate:,.0f} clients never came (95%: {low:,.0f} to {high:,.0f}; "
@@ -181,11 +175,11 @@ def _describe_coverage_of_sample(unseen: UnseenClients) -> str:
     visit = "participation" if unseen.link == 0 else "visit"
     text = (
         f"{unseen.once:,} came once and {unseen.twice:,} twice, so the next {visit} is by a client "
-        f"of this log with probability {_percent(unseen.coverage)} (95%: {_percent(low)} to "
-        f"{_percent(high)})"
+        f"of this log with probability {format_percent(unseen.coverage)} (95%: "
+        f"{format_percent(low)} to {format_percent(high)})"
     )
     if unseen.link:
-        text += f"; participations up to {_rounds(unseen.link)} apart are one visit"
+        text += f"; participations up to {count_rounds(unseen.link)} apart are one visit"
     return text
 
 
@@ -196,16 +190,16 @@ def describe_rounds(audit: Audit) -> list[str]:
     mean, last = coverage.cohort["mean"], log.first_round + log.length - 1
     span = f"round {last:,}" if log.length == 1 else f"rounds {log.first_round:,} to {last:,}"
     size = (
-        f"{_clients(int(largest))} in each"
+        f"{count_clients(int(largest))} in each"
         if smallest == largest
         else f"{smallest:,.0f} to {largest:,.0f} clients in each (mean {mean:,.1f})"
     )
-    lines = [f"{_rounds(log.length)} ({span}), {len(log.clients):,} updates, {size}"]
+    lines = [f"{count_rounds(log.length)} ({span}), {len(log.clients):,} updates, {size}"]
     if coverage.empty_rounds:
-        lines.append(f"{_rounds(coverage.empty_rounds)} without participants")
+        lines.append(f"{count_rounds(coverage.empty_rounds)} without participants")
     if coverage.longest_absence:
         lines.append(
-            f"longest absence {_rounds(coverage.longest_absence)}, median absence "
+            f"longest absence {count_rounds(coverage.longest_absence)}, median absence "
             f"{coverage.typical_absence:g}"
         )
     return lines
@@ -222,7 +216,7 @@ def describe_rates(audit: Audit) -> str:
     )
     text = (
         f"{spread}; half of all updates are from {rates.clients_for_half:,} of "
-        f"{_clients(audit.log.size)}"
+        f"{count_clients(audit.log.size)}"
     )
     return text if rates.reason is None else f"{text}; no intervals: {rates.reason}"
 
@@ -244,7 +238,9 @@ def describe_churn(audit: Audit) -> list[str]:
                 f"{audit.log.show_name(n)} in round {rounds[n] + audit.log.first_round:,}"
                 for n in clients
             ]
-            lines.append(f"{_clients(len(clients))} {verb}, {word}: {_list_some(listed)}")
+            lines.append(
+                f"{count_clients(len(clients))} {verb}, {word}: {list_some(listed, _LISTED)}"
+            )
     return [
         *lines,
         "in a log without churn in which all clients stay away in similar ways, the probability of "
@@ -292,7 +288,7 @@ def describe_refusals(audit: Audit) -> list[str]:
     rounds = refusals.count_rounds(audit.log.size)
     most = np.argsort(-rounds, kind="stable")[: min(_LISTED, int((rounds > 0).sum()))].tolist()
     clients = [
-        f"{audit.log.show_name(n)} in {_rounds(rounds[n])} (used in {audit.log.counts[n]:,})"
+        f"{audit.log.show_name(n)} in {count_rounds(rounds[n])} (used in {audit.log.counts[n]:,})"
         for n in most
     ]
     return [
@@ -380,7 +376,7 @@ def describe_window(audit: Audit) -> str:
         return (
             f"no window of up to half of the log is within {windows.tolerance:g} of the whole log"
         )
-    text = f"windows of {_rounds(windows.period)} are regular to within {windows.tolerance:g}"
+    text = f"windows of {count_rounds(windows.period)} are regular to within {windows.tolerance:g}"
     if windows.floor > windows.tolerance:
         text += (
             f" of the value for the whole log ({windows.floor:.2f}), which is due to unequal rates "
@@ -389,28 +385,20 @@ def describe_window(audit: Audit) -> str:
     return text
 
 
-def compare_replays(audit: Audit) -> str:
-    """Return which methods the replay cannot tell from the first; empty if there are none."""
+def compare_replays(audit: Audit) -> list[str]:
+    """Return which methods the replay does not prefer to the first, in sentences."""
     first, *others = audit.advice
-    equal = [format_method(one) for one in others if one.equivalent and first.equivalent]
-    if not equal:
-        return ""
-    return f"equivalent to {format_method(first)} in the replay: {', '.join(equal)}"
-
-
-def format_skew(skew: SkewEstimate) -> str:
-    """Return an L1 skew with its interval.
-
-    >>> format_skew(SkewEstimate(0.19, 0.021, (0.0, 0.06)))
-    'L1 skew 0.190, bias-corrected 0.021 (95%: 0.000 to 0.060)'
-    """
-    low, high = skew.interval
-    text = f"L1 skew {skew.observed:.3f}"
-    if abs(skew.observed - skew.corrected) >= 0.001:
-        text += f", bias-corrected {skew.corrected:.3f}"
-    if not np.isfinite([low, high]).all():
-        return f"{text} (no interval)"
-    return f"{text} (95%: {low:.3f} to {high:.3f})"
+    name = format_method(first)
+    tied = [format_method(one) for one in others if one.tied and first.tied]
+    equal = [format_method(one) for one in others if one.equivalent and not one.tied]
+    lines = []
+    if tied:
+        average_over_turns = first.algorithm == "amplified-scaffold" and "scaffold" in tied
+        reason = "its windows average over the swings" if average_over_turns else "it is simpler"
+        lines.append(f"{name} is tied in the replay with {', '.join(tied)}; first, as {reason}")
+    if equal and first.equivalent:
+        lines.append(f"hardly behind {name} in the replay: {', '.join(equal)}")
+    return lines
 
 
 def _format_with_chance(objective: EffectiveObjective) -> str:
@@ -428,126 +416,8 @@ def format_influence(audit: Audit, client: int) -> str:
     return f"{ratio} ({low:.2f} to {high:.2f})" if np.isfinite([low, high]).all() else ratio
 
 
-def format_range(low: float, high: float, form: str = ".2f") -> str:
-    """Return an interval, or that there is none.
-
-    >>> format_range(0.123, 0.2, ".1%"), format_range(float("nan"), float("nan"))
-    ('12.3%–20.0%', 'none')
-    """
-    return f"{low:{form}}–{high:{form}}" if np.isfinite([low, high]).all() else "none"
-
-
-def format_method(advice: Advice) -> str:
-    """Return a method with its parameters.
-
-    >>> format_method(Advice("fedau", {"cutoff": 50}, [], "light", 0, 0, 0.0))
-    'FedAU(cutoff=50)'
-    """
-    return _format_call(advice.algorithm, advice.parameters)
-
-
-def format_averaging(method: str) -> str:
-    """Return a way of averaging in words.
-
-    >>> format_averaging("fedau(50)")
-    'FedAU(50)'
-    """
-    names = {
-        "fedavg": "averaging over each round's clients",
-        "average-all": "averaging over all clients",
-        "known-rates": "known rates",
-        "given": "the weights in the log",
-    }
-    return names.get(method, method.replace("fedau", "FedAU"))
-
-
-def format_experiment(advice: Advice) -> str:
-    """Return the lines of an experiment file for a method."""
-    return yaml.safe_dump(advice.experiment, sort_keys=False, default_flow_style=None).strip()
-
-
-def format_method_name(advice: Advice) -> str:
-    """Return a method without its parameters."""
-    return _METHOD_NAMES[advice.algorithm]
-
-
-def format_ratio(ratio: float) -> str:
-    """Return a ratio with two significant digits.
-
-    >>> format_ratio(3.14), format_ratio(0.254), format_ratio(12.3)
-    ('3.1 times', '0.25 times', '12 times')
-    """
-    digits = 0 if ratio >= 10 else 1 if ratio >= 2 else 2
-    return f"{ratio:,.{digits}f} times"
-
-
-def format_p_value(p_value: float | None) -> str:
-    """Return a p-value; None stands for a test that the log does not allow.
-
-    >>> format_p_value(0.0234), format_p_value(3e-9), format_p_value(None)
-    ('p = 0.023', 'p < 0.001', 'not testable')
-    """
-    if p_value is None:
-        return "not testable"
-    return "p < 0.001" if p_value < 0.001 else f"p = {p_value:.2g}"
-
-
-def format_count(count: float) -> str:
-    """Return a count, abbreviated if large.
-
-    >>> format_count(51_000_000), format_count(250)
-    ('51 M', '250')
-    """
-    for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if count >= 10 * size or (count >= size and unit != "k"):
-            return f"{count / size:.3g} {unit}"
-    return f"{count:,.0f}"
-
-
-def to_sentence(text: str) -> str:
-    """Return the text with a capital letter and a full stop."""
-    return text[:1].upper() + text[1:] + "."
-
-
-def to_sentences(texts: Iterable[str]) -> str:
-    """Return the texts as sentences of one paragraph."""
-    return " ".join(to_sentence(text) for text in texts)
-
-
 def _format_bound(pattern: Pattern) -> str:
     """Return the largest correlation between neighbouring rounds that is not excluded."""
     interval = pattern.find_evidence(NEIGHBOURS).interval
     assert interval is not None
     return f"within ±{max(abs(end) for end in interval):.3f} (95%)"
-
-
-def _format_call(algorithm: str, parameters: dict[str, object]) -> str:
-    shown = []
-    for name, value in parameters.items():
-        if name == "rates":
-            shown.append("rates=those of this audit")
-        elif isinstance(value, dict):
-            inner = {key: v for key, v in value.items() if key != "type"}
-            shown.append(_format_call(value["type"], inner))
-        else:
-            shown.append(f"{name}={value}")
-    arguments = ", ".join(shown)
-    return _METHOD_NAMES[algorithm] + (f"({arguments})" if arguments else "")
-
-
-def _clients(count: int) -> str:
-    return f"{count:,} client{'' if count == 1 else 's'}"
-
-
-def _rounds(count: int) -> str:
-    return f"{count:,} round{'' if count == 1 else 's'}"
-
-
-def _percent(share: float) -> str:
-    """Return a share with as many digits as tell it from 1."""
-    return f"{share:.0%}" if share < 0.99 or share == 1 else f"{share:.2%}"
-
-
-def _list_some(names: Sequence[str]) -> str:
-    others = len(names) - _LISTED
-    return ", ".join(names[:_LISTED]) + (f", and {others:,} more" if others > 0 else "")

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from fedtide.auditing.log.participation_log import Ints, ParticipationLog
 from fedtide.auditing.log.refusals import format_reasons
-from fedtide.auditing.recommend.ranking import Findings
+from fedtide.auditing.recommend.findings import Findings
 from fedtide.auditing.statistics.churn import Churn
 from fedtide.auditing.statistics.stages import Availability, Selection
 from fedtide.auditing.statistics.unseen import UnseenClients

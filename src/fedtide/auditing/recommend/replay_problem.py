@@ -23,6 +23,15 @@ _TUNED = len(_STEPS) - len(_CURVATURES) + 1
 """The number of step sizes that each method may choose from."""
 _TIMING, _RATES, _UNRELATED, _NOISE = 4, 1, 4, 2
 """Coordinates of each kind."""
+_KINDS = tuple(
+    slice(end - number, end)
+    for number, end in zip(
+        (_TIMING, _RATES, _UNRELATED, _NOISE),
+        1 + np.cumsum((_TIMING, _RATES, _UNRELATED, _NOISE)),
+        strict=True,
+    )
+)
+"""The coordinates of each kind; those of a kind are drawn alike."""
 _SHARES = {"timing": 0.4, "rates": 0.3, "unrelated": 0.3}
 """Shares of the variance between the clients' optima."""
 _NOISE_VARIANCE = 0.1
@@ -38,20 +47,30 @@ class ReplayedLoss:
     """The loss of a method in the last third of a replay, around its best step size.
 
     Args:
-        loss: F(x_t) − F(x*) over its value at the start, by block of rounds, shape (B,).
+        parts: of F(x_t) − F(x*) over its value at the start, by block of rounds and coordinate,
+            shape (B, K).
     """
 
-    loss: Floats
+    parts: Floats
 
     @property
     def mean(self) -> float:
         """The mean over the blocks."""
-        return float(self.loss.mean())
+        return float(self.parts.sum(axis=1).mean())
 
     def error_of_gap(self, other: ReplayedLoss) -> float:
-        """Return the standard error of the difference of two means, from the blocks."""
-        gaps = self.loss - other.loss
-        return float(gaps.std(ddof=1) / np.sqrt(len(gaps))) if len(gaps) > 1 else 0.0
+        """Return the standard error of the difference of two means.
+
+        It would differ in other rounds, judged by the differences between blocks, and for other
+        clients, judged by those between coordinates of the same kind.
+        """
+        gaps = self.parts - other.parts
+        blocks, coordinates = gaps.sum(axis=1), gaps.mean(axis=0)
+        variance = blocks.var(ddof=1) / len(blocks) if len(blocks) > 1 else 0.0
+        for kind in _KINDS:
+            drawn = coordinates[kind]
+            variance += len(drawn) * drawn.var(ddof=1) if len(drawn) > 1 else 0.0
+        return float(np.sqrt(variance))
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,13 +101,17 @@ class ReplayProblem:
         at_start = float(self.weights[:, 0].sum())
         found = []
         for of_method in squares:
-            losses = sum(
-                of_method[:, shift : shift + _TUNED] @ weights
-                for shift, weights in enumerate(self.weights)
+            parts = sum(
+                of_method[:, shift : shift + _TUNED] * weights
+                for shift, weights in enumerate(self.weights / at_start)
             )
-            capped = np.pad(np.minimum(losses / at_start, 1.0), ((0, 0), (1, 1)), mode="edge")
-            smooth = (capped[:, :-2] + 2 * capped[:, 1:-1] + capped[:, 2:]) / 4
-            found.append(ReplayedLoss(smooth[:, int(np.argmin(smooth.mean(axis=0)))]))
+            with np.errstate(invalid="ignore"):  # ∞ / ∞ of methods that diverge
+                parts = parts / np.maximum(parts.sum(axis=2, keepdims=True), 1.0)
+            parts = np.nan_to_num(parts, nan=1 / parts.shape[2])
+            parts = np.pad(parts, ((0, 0), (1, 1), (0, 0)), mode="edge")
+            smooth = (parts[:, :-2] + 2 * parts[:, 1:-1] + parts[:, 2:]) / 4
+            best = int(np.argmin(smooth.sum(axis=2).mean(axis=0)))
+            found.append(ReplayedLoss(smooth[:, best]))
         return found
 
 

@@ -51,10 +51,16 @@ def write_strategy(
         "",
     ]
     if objective == "samples":
-        lines.append("# Each client multiplies its loss by its share of all samples times N.")
+        lines += [
+            "# Losses belong to the clients: in the client app, multiply the loss of each client",
+            "# by its share of all samples times the number of clients.",
+        ]
     elif objective != "uniform":
         factors = [float(f"{len(objective) * float(share):.6g}") for share in objective]
-        lines.append("# Each client multiplies its loss by its factor.")
+        lines += [
+            "# Losses belong to the clients: in the client app, multiply the loss of each client",
+            "# by its factor, in the order of `clients`; training then ends at the wanted weights.",
+        ]
         lines.append(f"loss_factors = {factors}")
     lines += [
         "strategy = FedTide(",

@@ -21,7 +21,10 @@ _SLOW = 4
 _MAX_DROP = 0.3
 """The largest drop of correlation from neighbouring units to those two apart."""
 _MEMORY_LEVEL = 0.05
-"""Level of the test for correlation between batches, which makes the log unfit for a verdict."""
+"""Level of the tests for correlation between batches, which makes the log unfit for a verdict."""
+_MAX_MEMORY = 2.0
+"""Clients whose autocorrelation time exceeds this many gaps are left out: sessions look like drift,
+and a few such clients do not show in the correlation of all."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,7 +74,7 @@ class _Layout:
         return self.length * (3 if self.gap else 1)
 
 
-def detect_drift(log: ParticipationLog, period: int = 1) -> Drift:
+def detect_drift(log: ParticipationLog, period: int = 1, times: Floats | None = None) -> Drift:
     """Test whether the rates change over time.
 
     The log is cut into batches of equal length, whole multiples of the period, with gaps between
@@ -82,20 +85,27 @@ def detect_drift(log: ParticipationLog, period: int = 1) -> Drift:
         L = Σ_{i < B} ‖ y_1 + ... + y_i ‖²    (Nyblom 1989; Cramér–von Mises of the partial sums)
 
     is compared with its values for permuted batches. Whether the memory is short enough is tested
-    too (`_batches_are_correlated`), with 12 to 32 batches; if it is not, or if there are fewer
-    batches, the log cannot tell drift from slow sessions.
+    too (`_batches_are_correlated`), with 12 to 32 batches: that of the clients, and that of the
+    cohort sizes, in which causes common to all clients show. If it is not, if most clients' own
+    memory is longer than the gaps, or if there are fewer batches, the log cannot tell drift from
+    slow sessions.
 
     Args:
         log: the participation log.
         period: of the participation, in rounds; 1 if there is none.
+        times: the autocorrelation time of each client in rounds, shape (N,); None: 1.
     """
+    own = np.ones(log.size) if times is None else times
     layouts = _choose_layouts(log.length // period, period)
     if not layouts:
-        unit = "rounds" if period == 1 else "cycles"
-        return _no_verdict(log, f"it needs at least {_MIN_BATCHES} {unit}")
+        least = f"{4 * _MIN_BATCHES} rounds" if period == 1 else f"{_MIN_BATCHES} cycles"
+        return _no_verdict(log, f"it needs at least {least}")
     for layout in layouts:
-        gram, p_values = _compare_units(log, layout)
-        if not _batches_are_correlated(gram, layout):
+        judged = own <= _MAX_MEMORY * max(1, layout.gap) * layout.length
+        if 2 * np.count_nonzero(judged & (log.counts > 0)) < np.count_nonzero(log.counts):
+            continue
+        gram, sizes, p_values = _compare_units(log, layout, judged)
+        if not any(_batches_are_correlated(one, layout) for one in (gram, np.outer(sizes, sizes))):
             break
     else:
         return _no_verdict(
@@ -113,9 +123,9 @@ def _no_verdict(log: ParticipationLog, obstacle: str) -> Drift:
 
 
 def _choose_layouts(cycles: int, period: int) -> list[_Layout]:
-    """Return the layouts to try, shortest batches first."""
+    """Return the layouts to try, shortest batches first; only cycles do without gaps."""
     if cycles < 4 * _MIN_BATCHES:
-        return [_Layout(period, cycles, 0)] if cycles >= _MIN_BATCHES else []
+        return [_Layout(period, cycles, 0)] if period > 1 and cycles >= _MIN_BATCHES else []
     layouts = []
     for most in (32, 16):
         numbers = np.arange(max(_MIN_BATCHES, 3 * most // 4), most + 1)
@@ -127,10 +137,18 @@ def _choose_layouts(cycles: int, period: int) -> list[_Layout]:
     return layouts
 
 
-def _compare_units(log: ParticipationLog, layout: _Layout) -> tuple[Floats, Floats]:
-    """Return the Gram matrix of the units' mean-free counts, and each client's p-value."""
+def _compare_units(
+    log: ParticipationLog, layout: _Layout, judged: NDArray[np.bool_]
+) -> tuple[Floats, Floats, Floats]:
+    """Return the Gram matrix of the units' mean-free counts, their sums, and clients' p-values.
+
+    Args:
+        log: the participation log.
+        layout: of the units.
+        judged: the clients that count, (N,); the p-values of the others are 1.
+    """
     units, end = layout.units, layout.units * layout.length
-    gram = np.zeros((units, units))
+    gram, sizes = np.zeros((units, units)), np.zeros(units)
     p_values = np.ones(log.size)
     low = 0
     while low < log.size:
@@ -141,12 +159,14 @@ def _compare_units(log: ParticipationLog, layout: _Layout) -> tuple[Floats, Floa
         inside = rounds < end
         cells = owner[inside] * units + rounds[inside] // layout.length
         table = np.bincount(cells, minlength=(high - low) * units).reshape(-1, units)
-        counts = table.astype(np.float32)
-        p_values[low:high] = _test_clients(_join_columns(counts, layout), layout.batch_length)
+        kept = judged[low:high]
+        counts = table[kept].astype(np.float32)
+        p_values[low:high][kept] = _test_clients(_join_columns(counts, layout), layout.batch_length)
         counts -= counts.mean(axis=1, keepdims=True)
         gram += counts.T @ counts
+        sizes += counts.sum(axis=0)
         low = high
-    return gram, p_values
+    return gram, sizes, p_values
 
 
 def _join_columns(table: NDArray[np.floating], layout: _Layout) -> Floats:

@@ -73,17 +73,20 @@ class _Silences:
     A silence after round s of a client that was first seen in round f and took part k times since
     scores, after it has lasted until round t,
 
-        x = k log((t − f) / (s − f)),
+        x = K log((t − f) / (s − f)),    K = min(number of visits, k / max(1, C²))
 
-    which is exponentially distributed with mean 1 if rounds are exchangeable.
+    with C the coefficient of variation of the distances between its participations, and rounds in
+    a row one visit. With K = k, x is exponentially distributed with mean 1 if rounds are
+    exchangeable; K is what k counts for if the client comes in sessions, which make distances vary.
 
     Args:
         length: T.
         clients: the number of clients whose silences these are.
-        factors: k, (G,).
+        factors: K, (G,).
         starts: s − f, (G,).
         ends: t − f of the last silent round, (G,).
         firsts: f, (G,).
+        habits: K of every client at its last participation, (N,); 0 without one.
     """
 
     length: int
@@ -92,6 +95,7 @@ class _Silences:
     starts: Floats
     ends: Floats
     firsts: Floats
+    habits: Floats
 
     @cached_property
     def scores(self) -> Floats:
@@ -135,8 +139,8 @@ class _Silences:
 def find_churn(log: ParticipationLog, rates: RateEstimates) -> Churn:
     """Return the clients that left for good or joined late.
 
-    A long silence at the end says little about a client that comes in sessions, so it is judged by
-    the log's own silences. Each is scored by the client's habits up to then (see `_Silences`); the
+    A long silence at the end says little about a client that comes in sessions. So each silence is
+    scored by the client's habits up to then (see `_Silences`) and judged by the log's own ones: the
     scores of silences that ended with a return, weighed by how long a silence exceeds a score, give
     the distribution of the score at a random round. It is extrapolated with Weibull's tail to the
     level 0.005 / N (Bonferroni). With fewer than 20 silences with a return in the second half of
@@ -206,8 +210,8 @@ def _test_ends(log: ParticipationLog, first: Ints, last: Ints, reverse: bool) ->
     silences = _collect_silences(log, int(tested.sum()), reverse)
     if len(silences.scores) < _TAIL:
         return None
-    k, start = (log.counts - 1)[tested], (last - first)[tested]
-    scores = _score(k, start, log.length - 1 - first[tested])
+    start = (last - first)[tested]
+    scores = _score(silences.habits[tested], start, log.length - 1 - first[tested])
     p_values = np.ones(log.size)
     p_values[tested] = np.minimum(1.0, tested.sum() * silences.find_p_values(scores))
     return p_values
@@ -216,26 +220,52 @@ def _test_ends(log: ParticipationLog, first: Ints, last: Ints, reverse: bool) ->
 def _collect_silences(log: ParticipationLog, tested: int, reverse: bool) -> _Silences:
     """Return the silences that ended in the second half of the log with a return."""
     step = max(1, -(-len(log.clients) // _MAX_ENTRIES))
-    parts = []
-    for _, entries, starts in log.iter_client_chunks():
+    parts, habits = [], np.zeros(log.size)
+    for clients, entries, starts in log.iter_client_chunks():
         rounds = log.rounds[entries].astype(np.int64)
         if reverse:
             rounds = log.length - 1 - rounds[::-1]
             starts = len(rounds) - starts[::-1]
         counts = np.diff(starts)
-        if step > 1:
-            kept = np.arange(len(counts)) % step == 0
-            rounds, counts = rounds[np.repeat(kept, counts)], counts[kept]
-        begins = np.repeat(np.cumsum(counts) - counts, counts)
+        begins = np.repeat(starts[:-1], counts)
         rank = np.arange(len(rounds)) - begins
+        factors = _count_effectively(rounds, begins, rank)
+        seen = counts > 0
+        own = np.zeros(len(counts))
+        own[seen] = factors[starts[1:][seen] - 1]
+        habits[clients] = own[::-1] if reverse else own
         # Entry i ends a silence after entry i − 1, the (rank − 1)-th since the first.
         ends = np.flatnonzero((rank >= 2) & (rounds > log.length // 2))
         ends = ends[rounds[ends] - rounds[ends - 1] > 1]
+        if step > 1:
+            owner = np.repeat(np.arange(len(counts)), counts)
+            ends = ends[owner[ends] % step == 0]
         origin = rounds[begins[ends]]
-        numbers = (rank[ends] - 1, rounds[ends - 1] - origin, rounds[ends] - 1 - origin, origin)
+        numbers = (factors[ends - 1], rounds[ends - 1] - origin, rounds[ends] - 1 - origin, origin)
         parts.append(np.stack(numbers).astype(np.float64))
-    factors, since, until, firsts = np.concatenate(parts, axis=1)
-    return _Silences(log.length, -(-tested // step), factors, since, until, firsts)
+    return _Silences(log.length, -(-tested // step), *np.concatenate(parts, axis=1), habits)
+
+
+def _count_effectively(rounds: Ints, begins: Ints, rank: Ints) -> Floats:
+    """Return K of every participation: what those after the client's first one count for, (E,).
+
+    Args:
+        rounds: of the participations, by client, (E,).
+        begins: the entry of the client's first one, (E,).
+        rank: the number of earlier ones, (E,).
+    """
+    gaps = np.diff(rounds, prepend=rounds[:1]).astype(np.float64)
+    gaps[rank == 0] = 0.0
+
+    def sum_since_first(values: Floats) -> Floats:
+        totals = np.cumsum(values)
+        return np.asarray(totals - totals[begins])
+
+    visits = sum_since_first((gaps > 1).astype(np.float64)) + 1
+    count = np.maximum(rank, 1)
+    mean = np.maximum((rounds - rounds[begins]) / count, 1e-9)
+    variation = sum_since_first(gaps**2) / count / mean**2 - 1
+    return np.minimum(np.minimum(visits, rank), rank / np.maximum(variation, 1.0))
 
 
 def _score(factors: Floats | Ints, starts: Floats | Ints, ends: Floats | Ints) -> Floats:

@@ -113,7 +113,7 @@ def estimate_dispersion(
     found = client_periodograms(log, parts, means, period)
     starts = runs.ones - runs.pairs
     varying = (spread > 1e-15) & (starts > 0)
-    shape = fit_shape(found.powers[varying], spread[varying])
+    shape = fit_shape(found.powers[varying], spread[varying], found.independent)
     count = _count_similar(shape.ratios, _SIMILAR_OWN)
     own, freedom = np.zeros(log.size), np.zeros(log.size)
     if count:

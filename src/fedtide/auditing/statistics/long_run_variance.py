@@ -32,6 +32,8 @@ _ROWS = 8192
 """In longer logs, the waves are constant over several neighbouring rounds."""
 _CLIENTS = 1 << 15
 """The number of clients transformed at once."""
+_LOWEST = 6
+"""Frequencies that show what series have in common."""
 _SUBSETS = (24, 16, 12, 8, 6, 4)
 """Numbers of frequencies to fall back on if a shape does not fit all."""
 _POWERS = np.array([-1.0, -0.5, -0.25, 0.0, 0.15, 0.25, 0.5, 0.75, 1.0])
@@ -65,11 +67,14 @@ class Periodogram:
         powers: |Σ_t y_t exp(−2πi f t / T)|² / T for f = 1, 2, ..., shape (series, m).
         means: the mean over whole cycles, shape (series,).
         rounds: the number of rounds in whole cycles.
+        independent: how many independent series of equal power vary as much in their sum of powers
+            as these, which may have causes in common.
     """
 
     powers: NDArray[np.floating]
     means: Floats
     rounds: int
+    independent: float = 1.0
 
 
 def client_periodograms(
@@ -93,6 +98,7 @@ def client_periodograms(
         total = waves.transform_series(np.asarray(series, dtype=np.float64))
     ordered = None if parts is None or of_rounds else _order_by_client(log, parts)
     powers = np.zeros((log.size, waves.count), dtype=np.float32)
+    products = np.zeros((waves.count, waves.count), dtype=np.complex128)
     found = np.zeros(log.size)
     for clients, entries, starts in _client_chunks(log):
         rounds = log.rounds[entries]
@@ -103,7 +109,29 @@ def client_periodograms(
         found[clients] = sums[:, 0].real / max(1, waves.rounds)
         sums -= np.outer(means[clients], total)
         powers[clients] = np.abs(sums[:, 1:]) ** 2 / max(1, waves.rounds)
-    return Periodogram(powers, found, waves.rounds)
+        products += sums[:, 1:].conj().T @ sums[:, 1:]
+    return Periodogram(powers, found, waves.rounds, _count_independent(products))
+
+
+def _count_independent(products: NDArray[np.complex128]) -> float:
+    """Return the equivalent number of equal, independent series; infinite if nothing shows.
+
+    With z_f the values of all series at frequency f, of covariance Σ_f, the power Σ_n |z_fn|² has
+    the mean tr Σ_f and the variance tr Σ_f². Two frequencies are independent, so the mean square of
+    their inner product is tr Σ_f Σ_g. The number is
+
+        Σ_{f ≠ g} |z_f|² |z_g|² / Σ_{f ≠ g} |z_f · z_g|²
+
+    Only the lowest frequencies count: causes in common may be slow, and chance is not.
+
+    Args:
+        products: z_f · z_g, shape (m, m).
+    """
+    products = products[:_LOWEST, :_LOWEST]
+    powers = products.diagonal().real
+    pairs = float(powers.sum() ** 2 - (powers**2).sum())
+    shared = float((np.abs(products) ** 2).sum() - (powers**2).sum())
+    return pairs / shared if shared > 1e-12 * pairs else np.inf
 
 
 def series_periodogram(series: Floats, period: int | None) -> Periodogram:
@@ -114,7 +142,9 @@ def series_periodogram(series: Floats, period: int | None) -> Periodogram:
     return Periodogram(np.abs(sums[None, 1:]) ** 2 / rounds, sums[:1].real / rounds, waves.rounds)
 
 
-def fit_shape(powers: NDArray[np.floating], independent: Floats) -> SpectralShape:
+def fit_shape(
+    powers: NDArray[np.floating], independent: Floats, series: float = np.inf
+) -> SpectralShape:
     """Return the shape of S near f = 0, as an average over the hypotheses
 
         S(f) ∝ (1 + (f / f_0)²)^−γ
@@ -127,13 +157,14 @@ def fit_shape(powers: NDArray[np.floating], independent: Floats) -> SpectralShap
     Args:
         powers: of the clients, shape (n, m).
         independent: S of each client if rounds were independent, (n,).
+        series: the most independent series that the clients amount to.
     """
     count = powers.shape[1]
     own = powers.sum(axis=1, dtype=np.float64)
     if count == 0 or own.sum() <= 1e-9 * independent.sum():  # all clients repeat strictly
         return SpectralShape(0.0, np.ones(count), 0.0, 0.0)
     pooled = powers.sum(axis=0, dtype=np.float64) / independent.sum()
-    clients = float(own.sum() ** 2 / (own**2).sum()) * (1 + 1 / count)
+    clients = min(series, float(own.sum() ** 2 / (own**2).sum()) * (1 + 1 / count))
     for used in (count, *(m for m in _SUBSETS if m < count)):
         shape = _average_hypotheses(pooled[:used], clients)
         residuals = pooled[:used] / (shape.level * shape.ratios) - 1

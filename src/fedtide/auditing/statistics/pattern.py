@@ -292,7 +292,7 @@ def _run_tests(
         slow_dispersion=_Ratio(*correlation.window_dispersion(longest)),
         windows=(window, longest),
         period=period,
-        drift=detect_drift(log, cycle),
+        drift=detect_drift(log, cycle, run_counts.autocorrelation_time),
     )
 
 

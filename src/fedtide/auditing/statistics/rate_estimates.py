@@ -11,6 +11,7 @@ from fedtide.auditing.log.participation_log import Floats, ParticipationLog
 from fedtide.auditing.statistics.dispersion import Dispersion, estimate_dispersion
 from fedtide.auditing.statistics.distributions import student_t_isf
 from fedtide.auditing.statistics.pattern import Pattern
+from fedtide.auditing.statistics.session_tails import measure_session_tail
 
 _LONG_MEMORY = 0.5
 """The probability of long memory above which there are no intervals."""
@@ -98,7 +99,7 @@ def estimate_rates(log: ParticipationLog, pattern: Pattern) -> RateEstimates:
     dispersion = estimate_dispersion(
         log, None, estimate, spread, pattern.run_counts, pattern.period
     )
-    reason = _find_obstacle(dispersion)
+    reason = _find_obstacle(log, dispersion)
     if reason is None:
         draws = dispersion.rounds / np.maximum(dispersion.values, _MIN_DISPERSION)
         low, high = wilson_interval(dispersion.means, draws, freedom=dispersion.freedom)
@@ -127,7 +128,7 @@ def count_clients_for_half(counts: ArrayLike) -> int:
     return int(np.searchsorted(sums, sums[-1] / 2)) + 1
 
 
-def _find_obstacle(dispersion: Dispersion) -> str | None:
+def _find_obstacle(log: ParticipationLog, dispersion: Dispersion) -> str | None:
     """Return why no honest interval exists, in a sentence; None if one does."""
     if dispersion.frequencies == 0:
         return "the log has too few rounds to tell how much the rates vary by chance"
@@ -135,5 +136,12 @@ def _find_obstacle(dispersion: Dispersion) -> str | None:
         return (
             "rates change, or clients stay or are away for so long, that a log of this length "
             "cannot tell how much the rates vary by chance"
+        )
+    tail = measure_session_tail(log)
+    if tail.may_lack_variance:
+        low, high = tail.interval
+        return (
+            f"sessions are so uneven in length (tail index {tail.index:.2g}, 95%: {low:.2g} to "
+            f"{high:.2g}) that their variance may be infinite: one to come may outweigh the log"
         )
     return None

@@ -113,8 +113,7 @@ def _chance_of_one_round(
     else:
         scale = average_recorded(log, recorded)[1]
     # By neighbouring rounds: a change of the rates is no chance.
-    correlation = runs.correlation
-    times = np.maximum((1 + correlation) / (1 - correlation), 1.0)
+    times = np.maximum(runs.autocorrelation_time, 1.0)
     return float(np.sqrt(2 / np.pi * np.maximum(wanted * (scale - wanted), 0) * times).sum())
 
 

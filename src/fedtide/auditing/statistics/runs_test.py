@@ -55,6 +55,11 @@ class RunCounts:
         rho = 1 - a - b
         return np.clip(rho + (1 + 3 * rho) / self.length, -0.999, 1 - 1 / self.length)
 
+    @property
+    def autocorrelation_time(self) -> Floats:
+        """τ = (1 + ρ) / (1 − ρ) rounds, that of a Markov chain of this correlation."""
+        return np.asarray((1 + self.correlation) / (1 - self.correlation))
+
 
 def count_runs(log: ParticipationLog) -> RunCounts:
     """Return the pattern counts of every client, in one pass."""

@@ -1,0 +1,65 @@
+"""A recommended method, and how to run it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from fedtide.auditing.recommend.log_replay import Settings
+from fedtide.auditing.recommend.strategy_source import write_strategy
+
+Memory = Literal["light", "heavy"]
+
+
+@dataclass(frozen=True)
+class Advice:
+    """A recommended method.
+
+    Args:
+        algorithm: its `type` in an experiment file.
+        parameters: its parameters there.
+        reasons: for its rank, in sentences.
+        memory: "light", O(N + d), or "heavy", O(N d).
+        memory_floats: numbers stored by the server beyond the model.
+        message_floats: numbers sent to and from a participant per round, together.
+        remaining: the L1 skew expected to remain.
+        simulated: the loss with which it ends in the replay, as a share of the loss at the start,
+            and the standard error of its difference from the best method's.
+        equivalent: whether its loss is equivalent to that of the best method.
+        tied: whether the replay cannot tell it from the best method, so that the simpler of them
+            comes first.
+        objective: `objective` of an experiment that trains for the wanted weights.
+        clients: the clients' names in the order of `parameters`, or N if they are 0..N − 1.
+    """
+
+    algorithm: str
+    parameters: dict[str, Any]
+    reasons: list[str]
+    memory: Memory
+    memory_floats: int
+    message_floats: int
+    remaining: float
+    simulated: tuple[float, float] | None = None
+    equivalent: bool = False
+    tied: bool = False
+    objective: str | tuple[float, ...] = "uniform"
+    clients: int | tuple[str, ...] = 0
+
+    @property
+    def settings(self) -> Settings:
+        """The method as `algorithm:` of an experiment file."""
+        return {"type": self.algorithm, **self.parameters}
+
+    @property
+    def experiment(self) -> dict[str, Any]:
+        """Arguments of `ft.simulate`, or lines of an experiment file: `algorithm`, `objective`."""
+        experiment: dict[str, Any] = {"algorithm": self.settings}
+        if self.objective != "uniform":
+            given = self.objective
+            experiment["objective"] = given if isinstance(given, str) else list(given)
+        return experiment
+
+    @property
+    def strategy(self) -> str:
+        """Python source that makes the `FedTide` strategy of this method for Flower."""
+        return write_strategy(self.settings, self.clients, self.objective)

@@ -1,0 +1,234 @@
+"""The methods that may be recommended for a log, with settings, reasons and costs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from fedtide.auditing.log.participation_log import Floats, ParticipationLog
+from fedtide.auditing.recommend.advice import Advice
+from fedtide.auditing.recommend.findings import Findings
+
+_NOTHING_AGAINST = (
+    "nothing in this log speaks against it: no skew of its objective is found that is more than "
+    "small or beyond chance, also in the last rounds, and no swing of the objective in force"
+)
+_FACTORS = {"amplified": (2.0, 1.5), "amplified-scaffold": (1.5,)}
+"""Amplification factors that are tried, the usual one first."""
+
+
+def list_variants(findings: Findings) -> list[list[Advice]]:
+    """Return the methods in the order of their cost, each with its possible settings.
+
+    The methods of `fedtide.algorithms` that are left out do not change whose model is learnt
+    (FedProx, the adaptive and momentum servers, Averaged), or are baselines that wait, count
+    participation twice or pool data (WaitForAll, WeightedFedAvg, CentralSGD).
+    """
+    fedavg, fedau, known = _fedavg(findings), _fedau(findings), _known_rates(findings)
+    declared = findings.log.samples is not None and np.nansum(findings.log.samples) > 0
+    data = [[_data_weighted(findings)]] if declared else []
+    cohort = [[fedavg]]
+    averages = data + cohort if findings.wanted_source == "samples" else cohort + data
+    amplified = [_amplified(findings, inner) for inner in (fedavg, fedau, known)]
+    heavy = [_scaffold(findings), _fedvarp(findings), _mifa(findings), _fedlaavg(findings)]
+    listed = [
+        *averages,
+        [fedau],
+        [known],
+        [_average_all(findings)],
+        *amplified,
+        *([one] for one in heavy),
+        _amplified_scaffold(findings),
+    ]
+    return [variants for variants in listed if variants]
+
+
+def _fedavg(findings: Findings) -> Advice:
+    weights = findings.objectives.plain.weights
+    remaining = _scaled_skew(findings, weights)
+    if findings.wanted_source == "equal":
+        reasons = findings.objections(findings.objectives.plain) or [_NOTHING_AGAINST]
+    else:
+        reasons = [
+            "the loss of each client is multiplied by N times its wanted weight; averaging over "
+            f"the cohort then leaves an L1 skew of {remaining:.2f} on this log",
+            *findings.swing,
+        ]
+    return _advice(findings, "fedavg", {}, reasons, 0, 2, remaining)
+
+
+def _data_weighted(findings: Findings) -> Advice:
+    """Return averaging weighted by samples, whose losses are not multiplied."""
+    remaining = float(np.abs(_average_samples(findings.log) - findings.objectives.wanted).sum())
+    reasons = [
+        "it weights each update by the client's samples, the default of Flower's FedAvg: L1 skew "
+        f"{remaining:.2f} on this log"
+    ]
+    if findings.wanted_source == "samples":
+        reasons += findings.objections(findings.objectives.in_force) or [_NOTHING_AGAINST]
+    advice = _advice(findings, "fedavg", {"weights": "data"}, reasons, 0, 2, remaining)
+    return replace(advice, objective="uniform")
+
+
+def _fedau(findings: Findings) -> Advice:
+    skew = _scaled_skew(findings, findings.objectives.others[1].weights)
+    reasons = [
+        "it estimates 1 / p_n during training; on this log its weights leave an L1 skew of "
+        f"{skew:.2f}, including the start-up phase",
+        f"K = {findings.cutoff} minimises bias² + variance of its weights on this log",
+    ]
+    size = 2 * findings.log.size
+    return _advice(findings, "fedau", {"cutoff": findings.cutoff}, reasons, size, 2, skew)
+
+
+def _known_rates(findings: Findings) -> Advice:
+    rates = findings.rates
+    seen = rates.estimate > 0
+    relative = (rates.high - rates.low)[seen] / (2 * 1.96 * rates.estimate[seen])
+    never = len(findings.coverage.never)
+    known = (
+        f"known to within {np.minimum(relative, 1).mean():.0%} on average"
+        if np.isfinite(relative).all()
+        else "known without an interval"
+    )
+    reasons = [
+        "it divides each update by the client's rate; the rates of this audit are "
+        f"{known}, and the rarest client gets the weight {1 / min(findings.known_rates):,.0f}"
+    ]
+    if never:
+        reasons.append(
+            f"the {never:,} clients that never took part have the upper end of their rate's "
+            "interval, in case they appear"
+        )
+    if findings.pattern.family == "drifting":
+        reasons.append("the rates drift, so the rates of this audit may not hold for the next run")
+    remaining = _scaled_skew(findings, findings.objectives.others[2].weights)
+    parameters = {"rates": findings.known_rates}
+    return _advice(findings, "known-rates", parameters, reasons, findings.log.size, 2, remaining)
+
+
+def _average_all(findings: Findings) -> Advice:
+    skew = _scaled_skew(findings, findings.objectives.others[0].weights)
+    reasons = [f"averaging over all clients weights each by its rate: L1 skew {skew:.2f}"]
+    return _advice(findings, "fedavg", {"weights": "all"}, reasons, 0, 2, skew)
+
+
+def _amplified(findings: Findings, inner: Advice) -> list[Advice]:
+    listed = []
+    for window in findings.windows:
+        for factor in _FACTORS["amplified"]:
+            reasons = [
+                f"small local steps, amplified once in every P = {window} rounds, follow the mean "
+                "over all clients that take part in these"
+            ]
+            parameters = {"period": window, "factor": factor, "inner": inner.settings}
+            size = findings.dimension + inner.memory_floats
+            listed.append(
+                _advice(findings, "amplified", parameters, reasons, size, 2, inner.remaining)
+            )
+    return listed
+
+
+def _amplified_scaffold(findings: Findings) -> list[Advice]:
+    size = findings.table_floats + 2 * findings.dimension
+    remaining = _scaled_skew(findings, findings.objectives.others[2].weights)
+    return [
+        _advice(
+            findings,
+            "amplified-scaffold",
+            {"period": window, "factor": factor},
+            [
+                f"control variates over windows of P = {window} rounds cancel the bias of taking "
+                "turns; only the unequal weights within a window remain"
+            ],
+            size,
+            4,
+            remaining,
+        )
+        for window in findings.windows
+        for factor in _FACTORS["amplified-scaffold"]
+    ]
+
+
+def _scaffold(findings: Findings) -> Advice:
+    reasons = [
+        "control variates turn every local step towards the mean over all clients, present or not"
+    ]
+    size = findings.table_floats + 2 * findings.dimension
+    remaining = _scaled_skew(findings, findings.objectives.others[2].weights)
+    return _advice(findings, "scaffold", {}, reasons, size, 4, remaining)
+
+
+def _mifa(findings: Findings) -> Advice:
+    reasons = [
+        "the latest update of every client has the weight 1 / N in every round, present or not",
+        f"updates become up to {findings.coverage.longest_absence:,} rounds old, which requires "
+        "correspondingly small steps",
+    ]
+    size = findings.table_floats + findings.dimension
+    remaining = _scaled_skew(findings, findings.objectives.others[2].weights)
+    return _advice(findings, "mifa", {}, reasons, size, 2, remaining)
+
+
+def _fedlaavg(findings: Findings) -> Advice:
+    advice = _mifa(findings)
+    reasons = [
+        "the latest gradients of every client have the weight 1 / N in every round; with a "
+        "constant learning rate it is MIFA",
+        *advice.reasons[1:],
+    ]
+    return replace(advice, algorithm="fedlaavg", reasons=reasons)
+
+
+def _fedvarp(findings: Findings) -> Advice:
+    reasons = [
+        "stored updates remove the variance due to the choice of the cohort; unequal rates are "
+        "corrected as far as clients' updates resemble their stored ones"
+    ]
+    size = findings.table_floats + findings.dimension
+    remaining = _scaled_skew(findings, findings.objectives.others[2].weights)
+    return _advice(findings, "fedvarp", {}, reasons, size, 2, remaining)
+
+
+def _scaled_skew(findings: Findings, weights: Floats) -> float:
+    """Return the L1 skew of these influences once losses are multiplied by N a_n."""
+    wanted = findings.objectives.wanted
+    scaled = weights * wanted
+    return float(np.abs(scaled / max(float(scaled.sum()), 1e-300) - wanted).sum())
+
+
+def _average_samples(log: ParticipationLog) -> Floats:
+    """Return the influence of clients weighted by their samples, (N,)."""
+    assert log.samples is not None
+    counts = np.nan_to_num(log.samples)[log.clients]
+    rounds = np.repeat(np.arange(log.length), log.cohorts)
+    sums = np.bincount(rounds, counts, minlength=log.length)[rounds]
+    shares = np.divide(counts, sums, out=np.zeros(len(counts)), where=sums > 0)
+    weights = np.bincount(log.clients, shares, minlength=log.size)
+    return weights / max(float(weights.sum()), 1e-300)
+
+
+def _advice(
+    findings: Findings,
+    algorithm: str,
+    parameters: dict[str, Any],
+    reasons: Sequence[str],
+    memory_floats: int,
+    messages: int,
+    remaining: float,
+) -> Advice:
+    heavy = memory_floats > 4 * (findings.log.size + findings.dimension)
+    return Advice(
+        algorithm=algorithm,
+        parameters=parameters,
+        reasons=list(reasons),
+        memory="heavy" if heavy else "light",
+        memory_floats=memory_floats,
+        message_floats=messages * findings.dimension,
+        remaining=remaining,
+        objective=findings.objective,
+        clients=findings.clients,
+    )

@@ -1,0 +1,128 @@
+"""The parts of an audit that the ranking uses, and what they say against averaging."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+import numpy as np
+
+from fedtide.auditing.log.participation_log import ParticipationLog
+from fedtide.auditing.statistics.coverage import Coverage
+from fedtide.auditing.statistics.forgetting import Forgetting
+from fedtide.auditing.statistics.influence import EffectiveObjective, ObjectiveComparison
+from fedtide.auditing.statistics.pattern import Pattern
+from fedtide.auditing.statistics.rate_estimates import RateEstimates
+from fedtide.auditing.statistics.windows import Regularity
+
+WantedSource = Literal["equal", "roster", "samples"]
+
+_MIN_WINDOWS = 8
+"""Windows of amplification in a log whose swings are too slow to be seen three times."""
+_SURE = 0.001
+"""The level of the test for forgetting."""
+
+
+@dataclass(frozen=True, eq=False)
+class Findings:
+    """The parts of an audit that the ranking uses."""
+
+    log: ParticipationLog
+    coverage: Coverage
+    rates: RateEstimates
+    objectives: ObjectiveComparison
+    pattern: Pattern
+    regularity: Regularity
+    forgetting: Forgetting
+    cutoff: int
+    dimension: int
+    wanted_source: WantedSource
+
+    @cached_property
+    def swing(self) -> list[str]:
+        """What the forgetting says against averaging over the cohort, at most one sentence."""
+        forgetting = self.forgetting
+        if forgetting.p_value >= _SURE or forgetting.estimate <= 0.05:
+            return []
+        low, high = forgetting.interval
+        return [
+            f"the objective in force swings: windows of {forgetting.window:,} rounds differ from "
+            f"the whole log by {forgetting.estimate:.0%} of the influence ({low:.0%} to {high:.0%})"
+        ]
+
+    def objections(self, objective: EffectiveObjective) -> list[str]:
+        """Return what speaks against a way of averaging, in sentences; empty: nothing does."""
+        found = _describe_bias(objective)
+        recent, in_force = self.objectives.recent, self.objectives.in_force.weights
+        is_in_force = float(np.abs(in_force - objective.weights).sum()) < 0.05
+        if recent is not None and is_in_force and _is_biased(recent.objective):
+            found += [f"in the last {recent.window:,} rounds, " + _describe_skew(recent.objective)]
+        return found + self.swing
+
+    @property
+    def windows(self) -> list[int]:
+        """Periods of amplification to try: regular windows in whole cycles, and whole swings.
+
+        If there are none because a swing is slower than a third of the log, its eighth.
+        """
+        cycle = self.pattern.period or 1
+        swings = self.forgetting.p_value < _SURE
+        ends = self.forgetting.halving_window if swings else None
+        wanted = [self.regularity.period, ends, self.pattern.period]
+        whole = [-(-window // cycle) * cycle for window in wanted if window]
+        found = sorted({window for window in whole if 2 <= window <= self.log.length // 3})
+        slow = self.log.length // _MIN_WINDOWS
+        return found or ([slow] if swings and slow >= 2 else [])
+
+    @cached_property
+    def known_rates(self) -> list[float]:
+        """p_n; the upper end of the interval for clients that never took part."""
+        rates = self.rates.estimate.copy()
+        never = rates <= 0
+        high = np.nan_to_num(self.rates.high[never], nan=0.0)
+        # Without an honest interval: that of independent rounds, 1 − 0.025^(1 / T).
+        rates[never] = np.where(high > 0, high, 1 - 0.025 ** (1 / self.log.length))
+        return [float(f"{rate:.6g}") for rate in np.minimum(rates, 1.0)]
+
+    @cached_property
+    def clients(self) -> int | tuple[str, ...]:
+        """The clients' names, or N if they are 0..N − 1."""
+        names = self.log.names.to_list()
+        return len(names) if names == list(range(len(names))) else tuple(str(n) for n in names)
+
+    @cached_property
+    def objective(self) -> str | tuple[float, ...]:
+        """`objective:` of an experiment that trains for the wanted weights."""
+        if self.wanted_source == "roster":
+            return tuple(float(f"{share:.6g}") for share in self.objectives.wanted)
+        return "samples" if self.wanted_source == "samples" else "uniform"
+
+    @property
+    def table_floats(self) -> int:
+        """The size of a table of d numbers for every client that took part."""
+        return int((self.log.counts > 0).sum()) * self.dimension
+
+
+def _is_biased(objective: EffectiveObjective) -> bool:
+    """Return whether chance does not explain the skew of an objective, and it is not small."""
+    return objective.interval[0] >= 0.02 and objective.skew.corrected >= 0.05
+
+
+def _describe_bias(objective: EffectiveObjective) -> list[str]:
+    """Return what the skew says against an objective, at most one sentence."""
+    if _is_biased(objective):
+        return [_describe_skew(objective)]
+    high = objective.interval[1]
+    if high < 0.5 or objective.skew.corrected < 0.05:
+        return []
+    bound = f" of {high:.2f}" if np.isfinite(high) else ""
+    return [f"this log cannot exclude that it minimises another objective, with an L1 skew{bound}"]
+
+
+def _describe_skew(objective: EffectiveObjective) -> str:
+    low, high = objective.interval
+    return (
+        f"it minimises another objective: L1 skew {objective.skew.corrected:.2f} ({low:.2f} to "
+        f"{high:.2f}), {objective.total_variation:.0%} of the influence misplaced"
+    )

@@ -1,0 +1,86 @@
+"""Sessions so uneven in length that rates have no finite variance."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedtide.auditing.log.participation_log import Floats, ParticipationLog
+
+_SHARE = 0.05
+"""The share of the longest sessions that shows the tail."""
+_MIN_SESSIONS = 10
+"""Fewer of them show nothing."""
+_MIN_OWN = 8
+"""Clients with fewer sessions have no mean to compare with."""
+_MIN_LENGTH = 4.0
+"""Shorter sessions, in rounds, are too coarsely counted."""
+_MOST_ENTRIES = 1 << 18
+
+
+@dataclass(frozen=True)
+class SessionTail:
+    """The tail of the lengths of sessions, P(length > x) ∝ x^−α.
+
+    Args:
+        index: α; infinite if the log does not show it.
+        interval: of α, 95%.
+    """
+
+    index: float
+    interval: tuple[float, float]
+
+    @property
+    def may_lack_variance(self) -> bool:
+        """Whether α is more likely below 2, where lengths have no finite variance, than above."""
+        return self.index < 2
+
+
+def measure_session_tail(log: ParticipationLog) -> SessionTail:
+    """Return Hill's estimate of the tail of session lengths, over all clients.
+
+    A session is a run of rounds in a row; its length x is relative to the mean of the client's
+    other sessions, as clients differ. With x_1, ..., x_k the longest 5% and u the next shorter one,
+
+        1 / α̂ = 1/k Σ log(x_i / u)    (Hill 1975),    standard error of α̂: α̂ / √k
+
+    Lengths are whole rounds, so each stands for one spread evenly within its last round. Sessions
+    that the log cuts off count with the length that it shows, which makes tails lighter.
+
+    Args:
+        log: the participation log; of very large ones, evenly spaced clients.
+    """
+    lengths, relative = _list_sessions(log)
+    k = int(_SHARE * len(relative))
+    if k < _MIN_SESSIONS:
+        return SessionTail(np.inf, (0.0, np.inf))
+    order = np.argpartition(relative, len(relative) - k - 1)[-k - 1 :]
+    if lengths[order].mean() < _MIN_LENGTH:
+        return SessionTail(np.inf, (0.0, np.inf))
+    longest = np.sort(relative[order])
+    index = 1 / float(np.log(longest[1:] / longest[0]).mean())
+    error = 1.96 * index / np.sqrt(k)
+    return SessionTail(index, (max(0.0, index - error), index + error))
+
+
+def _list_sessions(log: ParticipationLog) -> tuple[Floats, Floats]:
+    """Return the sessions of clients with enough of them: lengths in rounds, and relative ones."""
+    step = max(1, -(-len(log.clients) // _MOST_ENTRIES))
+    lengths, relative = [], []
+    for _, entries, starts in log.iter_client_chunks():
+        rounds, counts = log.rounds[entries], np.diff(starts)
+        owner = np.repeat(np.arange(len(counts)), counts)
+        if step > 1:
+            kept = owner % step == 0
+            rounds, owner = rounds[kept], owner[kept]
+        changes = (np.diff(rounds, prepend=-2) != 1) | (np.diff(owner, prepend=-1) != 0)
+        begins = np.flatnonzero(changes)
+        spread = (np.arange(len(begins)) * 0.6180339887498949) % 1.0
+        own = np.diff(np.append(begins, len(rounds))) - spread
+        number = np.bincount(owner[begins], minlength=len(counts))[owner[begins]]
+        total = np.bincount(owner[begins], own, minlength=len(counts))[owner[begins]]
+        often = number >= _MIN_OWN
+        lengths.append(own[often])
+        relative.append((own * (number - 1) / np.maximum(total - own, 1e-9))[often])
+    return np.concatenate(lengths), np.concatenate(relative)
