@@ -15,6 +15,8 @@ from typing import Any
 import yaml
 
 from site_builder.blocks import execute_notebook, execute_page
+from site_builder.figures import inline_svg
+from site_builder.hero import TITLE, draw_hero
 from site_builder.keys import all_keys
 from site_builder.links import broken_links
 from site_builder.pages import (
@@ -33,6 +35,7 @@ ROOT_PAGES = ("CHANGELOG", "CONTRIBUTING", "SECURITY")
 
 _OUTSIDE = re.compile(r"\[([^\]]+)\]\(\.\./([^)#]+)\)")
 _INCLUDED = re.compile(r"^<!-- build: readme ([\w-]+) -->$", re.MULTILINE)
+_HERO = "<!-- build: hero -->"
 
 
 class BuildError(Exception):
@@ -63,14 +66,19 @@ def build_site(out: Path, work: Path) -> None:
     shutil.copytree(work / "site", out)
 
 
+def executed_pages() -> list[Path]:
+    """Return the pages whose Python blocks the build executes."""
+    return [*sorted((DOCS / "learn").glob("*.md")), DOCS / "migrating.md"]
+
+
 def _pages(work: Path) -> dict[str, str]:
     """Return the text of every page by its path; those to learn from are executed."""
     folder = work / "run"
     folder.mkdir()
     pages = {file.name: file.read_text(encoding="utf-8") for file in DOCS.glob("*.md")}
     pages |= {f"{name.lower()}.md": _root_page(name) for name in ROOT_PAGES}
-    for file in sorted((DOCS / "learn").glob("*.md")):
-        name, text = f"learn/{file.name}", file.read_text(encoding="utf-8")
+    for file in executed_pages():
+        name, text = file.relative_to(DOCS).as_posix(), file.read_text(encoding="utf-8")
         pages[name] = execute_page(text, name, folder)
     for file in sorted((DOCS / "notebooks").glob("*.ipynb")):
         pages[f"notebooks/{file.stem}.md"] = execute_notebook(file, folder)
@@ -97,6 +105,8 @@ def _finish(path: str, text: str) -> str:
         return label if label.strip("`") in target else f"{label} (`{target}` in the repository)"
 
     text = _INCLUDED.sub(included, text)
+    if _HERO in text:
+        text = text.replace(_HERO, inline_svg(draw_hero(), TITLE, "hero"))
     return text if "/" in path else _OUTSIDE.sub(outside, text)
 
 

@@ -23,11 +23,11 @@ from fedtide.algorithms import (
 )
 from fedtide.participation import PROCESSES
 from fedtide.plotting.saving import figure_svg
-from fedtide.plotting.style import COLOURS, GREY, STYLE
+from fedtide.plotting.style import COLOURS, GREY, STYLE, Floats
 from fedtide.population import Population
 
 RATES = np.array([0.9, 0.3, 0.1])
-OPTIMA = torch.tensor([0.0, 1.0, 2.0], dtype=torch.float64)
+OPTIMA = torch.tensor([[0.0], [1.0], [2.0]], dtype=torch.float64)
 ROUNDS, LR, STEPS = 250, 0.03, 2
 
 REMEMBERS = {"amplified-scaffold", "fedlaavg", "fedvarp", "mifa", "scaffold", "switch"}
@@ -77,9 +77,11 @@ def inline_svg(figure: Figure, title: str, prefix: str) -> str:
 
 def draw_method(name: str) -> str:
     """Return what a method makes of three clients: their shares, and the path of the model."""
-    shares, path = _follow(ALGORITHMS[name](**METHODS.get(name, {})))
+    _, weights, path = follow(ALGORITHMS[name](**METHODS.get(name, {})))
+    total = weights.cumsum(0)
+    shares = total / np.maximum(total.sum(1, keepdims=True), 1e-12)
     with mpl.rc_context(STYLE):
-        figure = Figure(figsize=(9, 2.7), layout="constrained")
+        figure = _new_figure(2.7)
         *rest, right = figure.subplots(1, 1 if name in REMEMBERS else 2, squeeze=False)[0]
         for left in rest:
             for n, rate in enumerate(RATES):
@@ -88,8 +90,11 @@ def draw_method(name: str) -> str:
             left.set(ylim=(0, 1), xlabel="round", title="share of all weights so far")
             left.legend(frameon=False)
         right.plot(path, color=COLOURS[3])
-        present = float(OPTIMA.numpy() @ RATES / RATES.sum())
-        levels = ((float(OPTIMA.mean()), "--", "best for all"), (present, ":", "best for who comes"))
+        optima = OPTIMA[:, 0].numpy()
+        levels = (
+            (optima.mean(), "--", "best for all"),
+            (optima @ RATES / RATES.sum(), ":", "best for who comes"),
+        )
         for level, line, label in levels:
             right.axhline(level, color=GREY, ls=line, lw=1)
             right.annotate(label, (ROUNDS, level), ha="right", va="bottom")
@@ -105,12 +110,19 @@ def draw_process(name: str, folder: Path) -> str:
     for t in range(120):
         present[stream.round(t).clients, t] = 1
     with mpl.rc_context(STYLE):
-        figure = Figure(figsize=(9, 2.6), layout="constrained")
+        figure = _new_figure(2.6)
         panel = figure.subplots()
         clients, rounds = np.nonzero(present)
         panel.scatter(rounds, clients, s=6, marker="s", color=COLOURS[0], linewidths=0)
         panel.set(xlim=(-1, 120), ylim=(30, -1), xlabel="round", ylabel="client")
     return inline_svg(figure, f"Who is available under {name}", name)
+
+
+def _new_figure(height: float) -> Figure:
+    """Return an empty figure with fixed margins, which take no time to find."""
+    figure = Figure(figsize=(9, height))
+    figure.subplots_adjust(left=0.06, right=0.99, bottom=0.19, top=0.89, wspace=0.12)
+    return figure
 
 
 def _recorded(name: str, folder: Path) -> dict[str, Any]:
@@ -125,35 +137,35 @@ def _recorded(name: str, folder: Path) -> dict[str, Any]:
     return {}
 
 
-def _follow(algorithm: Algorithm[Any]) -> tuple[np.ndarray, np.ndarray]:
-    """Return the share of each client in all weights, and the model, by round.
+def follow(
+    algorithm: Algorithm[Any], optima: torch.Tensor = OPTIMA, rounds: int = ROUNDS
+) -> tuple[Floats, Floats, Floats]:
+    """Return who comes, the weights of the updates, (T, 3), and the model, (T, d), by round.
 
-    Client n has F_n(x) = ½ (x - optimum_n)², so a local step adds γ (optimum_n - y) to y.
+    Client n has F_n(x) = ½ ‖x - optimum_n‖², so a local step adds γ (optimum_n - y) to y.
     """
     population = Population(clients=3, rates=RATES, samples=np.full(3, 100))
-    driver = RoundDriver(algorithm, torch.zeros(1, dtype=torch.float64), population)
-    random = np.random.default_rng(0)
+    driver = RoundDriver(algorithm, torch.zeros_like(optima[0]), population)
+    presence = np.random.default_rng(0).random((rounds, 3)) < RATES
 
     def train(instructions: Instructions, cohort: Cohort) -> ClientUpdates:
-        optima = OPTIMA[cohort.clients][:, None]
-        start = instructions.model.expand(len(cohort), 1)
+        own = optima[cohort.clients]
+        start = instructions.model.expand(own.shape)
         model = start.clone()
         for _ in range(STEPS):
-            gradient = (start if instructions.gradients_at_start else model) - optima
+            gradient = (start if instructions.gradients_at_start else model) - own
             if instructions.correction is not None:
                 gradient = gradient + instructions.correction
             model = model - LR * (gradient + instructions.mu * (model - start))
-        steps = torch.full((len(cohort),), STEPS)
-        samples = torch.full((len(cohort),), 100)
+        steps, samples = (torch.full((len(cohort),), number) for number in (STEPS, 100))
         return ClientUpdates(
-            cohort.clients, cohort.weights, model - start, LR, steps, samples, start - optima
+            cohort.clients, cohort.weights, model - start, LR, steps, samples, start - own
         )
 
-    weights, path = np.zeros((ROUNDS, 3)), np.zeros(ROUNDS)
-    for t in range(ROUNDS):
-        present = torch.from_numpy(np.flatnonzero(random.random(3) < RATES))
+    weights, path = np.zeros((rounds, 3)), np.zeros((rounds, optima.shape[1]))
+    for t in range(rounds):
+        present = torch.from_numpy(np.flatnonzero(presence[t]))
         info = driver.run(Cohort.uniform(present), LR, train)
         np.add.at(weights[t], info.clients.numpy(), info.weights.double().numpy())
-        path[t] = driver.output.item()
-    total = weights.cumsum(0)
-    return total / np.maximum(total.sum(1, keepdims=True), 1e-12), path
+        path[t] = driver.output.numpy()
+    return presence, weights, path

@@ -164,7 +164,8 @@ def _is_own(thing: object, module: ModuleType) -> bool:
 def _is_configurable(thing: object) -> bool:
     """Return whether the keys of a class stand in the reference of experiment files."""
     return thing in (*ALGORITHMS.values(), *PROCESSES.values()) or (
-        inspect.isclass(thing) and hasattr(thing, "__dataclass_fields__")
+        inspect.isclass(thing)
+        and hasattr(thing, "__dataclass_fields__")
         and getattr(thing, "__post_init__", None) is not None
         and bool(field_types(thing))
         and "check_types" in thing.__post_init__.__code__.co_names
