@@ -23,6 +23,9 @@ _BLOCK = re.compile(r"^```(python|text)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _IMAGE = re.compile(r"^!\[(.+?)\]\((\S+)\.svg\)$", re.MULTILINE)
 
 
+_STYLE = {**STYLE, "figure.figsize": (9, 2.9), "figure.constrained_layout.use": True}
+
+
 @dataclass
 class Session:
     """One namespace in one folder, like a notebook; `figures` are those that blocks saved."""
@@ -54,7 +57,7 @@ class Session:
         with (
             contextlib.chdir(self.folder),
             contextlib.redirect_stdout(printed),
-            mpl.rc_context({**STYLE, "figure.figsize": (9, 2.9)}),
+            mpl.rc_context(_STYLE),
         ):
             Figure.savefig = keep  # type: ignore[method-assign, assignment]
             try:

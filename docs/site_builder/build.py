@@ -1,4 +1,4 @@
-"""The build: pages are assembled in a folder of their own, Zensical makes the site, links are checked."""
+"""The build: assembles all pages in a folder, lets Zensical make the site, checks its links."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from typing import Any
 import yaml
 
 from site_builder.blocks import execute_notebook, execute_page
+from site_builder.equations import latex_to_mathml
 from site_builder.figures import inline_svg
 from site_builder.hero import TITLE, draw_hero
 from site_builder.keys import all_keys
@@ -35,6 +36,7 @@ ROOT_PAGES = ("CHANGELOG", "CONTRIBUTING", "SECURITY")
 
 _OUTSIDE = re.compile(r"\[([^\]]+)\]\(\.\./([^)#]+)\)")
 _INCLUDED = re.compile(r"^<!-- build: readme ([\w-]+) -->$", re.MULTILINE)
+_MATH = re.compile(r"^```math\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _HERO = "<!-- build: hero -->"
 
 
@@ -68,7 +70,7 @@ def build_site(out: Path, work: Path) -> None:
 
 def executed_pages() -> list[Path]:
     """Return the pages whose Python blocks the build executes."""
-    return [*sorted((DOCS / "learn").glob("*.md")), DOCS / "migrating.md"]
+    return [*sorted((DOCS / "learn").glob("*.md")), DOCS / "migrating.md", ROOT / "README.md"]
 
 
 def _pages(work: Path) -> dict[str, str]:
@@ -78,8 +80,9 @@ def _pages(work: Path) -> dict[str, str]:
     pages = {file.name: file.read_text(encoding="utf-8") for file in DOCS.glob("*.md")}
     pages |= {f"{name.lower()}.md": _root_page(name) for name in ROOT_PAGES}
     for file in executed_pages():
-        name, text = file.relative_to(DOCS).as_posix(), file.read_text(encoding="utf-8")
-        pages[name] = execute_page(text, name, folder)
+        name = file.relative_to(DOCS if file.is_relative_to(DOCS) else ROOT).as_posix()
+        pages[name] = execute_page(file.read_text(encoding="utf-8"), name, folder)
+    del pages["README.md"]  # other pages include its parts
     for file in sorted((DOCS / "notebooks").glob("*.ipynb")):
         pages[f"notebooks/{file.stem}.md"] = execute_notebook(file, folder)
     pages |= method_pages(pages["methods.md"]) | process_pages(folder) | python_pages()
@@ -105,6 +108,7 @@ def _finish(path: str, text: str) -> str:
         return label if label.strip("`") in target else f"{label} (`{target}` in the repository)"
 
     text = _INCLUDED.sub(included, text)
+    text = _MATH.sub(lambda block: latex_to_mathml(" ".join(block[1].split())), text)
     if _HERO in text:
         text = text.replace(_HERO, inline_svg(draw_hero(), TITLE, "hero"))
     return text if "/" in path else _OUTSIDE.sub(outside, text)

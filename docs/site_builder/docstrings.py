@@ -17,7 +17,7 @@ _SECTION = re.compile(r"^(?:Args|Attributes|Raises|Returns|Yields):$|^>>>", re.M
 def to_markdown(text: str) -> str:
     """Return the prose of a docstring, which ends where its sections begin, as Markdown.
 
-    >>> print(to_markdown("Sums.\\n\\n    x ← x + 1\\n")[:45])
+    >>> print(to_markdown("Sums.\\n\\n    x ← x + 1\\n")[:42])
     Sums.
     <BLANKLINE>
     <div class="equation" tabindex="0">

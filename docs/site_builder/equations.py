@@ -40,8 +40,12 @@ def to_mathml(text: str) -> str:
     between = " & " if len(set(map(len, rows))) == 1 else r" \qquad "
     body = r" \\ ".join(between.join(map(to_latex, row)) for row in rows)
     columns = "l" * max(map(len, rows))
-    math = convert(rf"\begin{{array}}{{{columns}}} {body} \end{{array}}", display="block")
-    return f'<div class="equation" tabindex="0">{math}</div>'
+    return latex_to_mathml(rf"\begin{{array}}{{{columns}}} {body} \end{{array}}")
+
+
+def latex_to_mathml(latex: str) -> str:
+    """Return a block of LaTeX as MathML."""
+    return f'<div class="equation" tabindex="0">{convert(latex, display="block")}</div>'
 
 
 def to_latex(text: str) -> str:

@@ -1,4 +1,4 @@
-"""Figures of the reference: what each method makes of three clients, and rasters of the processes."""
+"""Figures of the reference: each method with three clients, and rasters of the processes."""
 
 from __future__ import annotations
 

@@ -174,10 +174,11 @@ def _types(base: type, registry: Mapping[str, type]) -> Iterator[str]:
 def _table(cls: type, home: str = "") -> str:
     """Return the fields of a dataclass as a table: key, what it takes, default, meaning."""
     meaning, kinds = meanings(cls), field_types(cls)
+    known = [field for field in fields(cls) if field.init]
     rows = [
-        f"| `{f.name}` | {_kind(kinds[f.name], home)} | {_default(f)} | {_escape(meaning[f.name])} |\n"
-        for f in fields(cls)
-        if f.init
+        f"| `{f.name}` | {_kind(kinds[f.name], home)} | {_default(f)} | "
+        f"{_escape(meaning[f.name])} |\n"
+        for f in known
     ]
     return "| key | takes | default | meaning |\n|---|---|---|---|\n" + "".join(rows)
 

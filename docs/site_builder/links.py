@@ -1,4 +1,4 @@
-"""A check of the finished site: every link within it leads somewhere, and nothing is loaded from elsewhere."""
+"""A check of the finished site: its links lead somewhere, and it loads nothing from elsewhere."""
 
 from __future__ import annotations
 
@@ -45,7 +45,8 @@ def broken_links(site: Path) -> list[str]:
             target = target / "index.html" if target.is_dir() else target
             if not target.exists():
                 wrong.append(f"{place}: no file {address}")
-            elif parts.fragment and target in pages:
-                if unquote(parts.fragment) not in pages[target].ids:
-                    wrong.append(f"{place}: no place {address}")
+                continue
+            ids = pages[target].ids if target in pages else {parts.fragment}
+            if parts.fragment and unquote(parts.fragment) not in ids:
+                wrong.append(f"{place}: no place {address}")
     return wrong

@@ -153,7 +153,7 @@ def _module_page(module: ModuleType, title: str) -> str:
         thing = getattr(module, name)
         described = inspect.isclass(thing) or inspect.isfunction(thing)
         if described and not _is_configurable(thing) and inspect.getdoc(thing):
-            parts.append(f"::: {thing.__module__}.{thing.__qualname__}\n")
+            parts.append(f"::: {module.__name__}.{name}\n")
     return "\n".join(parts)
 
 
