@@ -1,13 +1,13 @@
 # Two commands do everything on a machine with Python 3.11 or newer, pip and make (gcc compiles long runs):
 #   make demo    install and run the main job
 #   make test    install, then lint, check types and run the fast tests
-# make test-all also runs the slower tests, by marker (see pyproject.toml).
+# make docs builds the documentation into site/. make test-all also runs the slower tests, by marker (see pyproject.toml).
 PYTHON ?= python3
 BIN := .venv/bin
 
 MARKED := statistical or compile or process or flower or ray or fuzz
 
-.PHONY: demo test lint types fast test-marked test-all coverage bench clean
+.PHONY: demo test lint types fast test-marked test-all coverage bench docs clean
 
 demo: .venv/installed
 	$(BIN)/fedtide run digits
@@ -38,6 +38,9 @@ coverage: .venv/installed-dev
 bench: .venv/installed-dev
 	$(BIN)/python benchmarks/page.py
 
+docs: .venv/installed-docs
+	cd docs && OMP_NUM_THREADS=1 ../$(BIN)/python -m site_builder ../site
+
 # Python compiles a module when it is first imported; to compile all of them takes pip two minutes.
 .venv/installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
@@ -46,8 +49,13 @@ bench: .venv/installed-dev
 
 .venv/installed-dev: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --no-compile -c constraints.txt -e '.[dev,partitioners,flower,watch,ray,mlflow]'
+	$(BIN)/pip install --quiet --no-compile -c constraints.txt -e '.[dev,docs,partitioners,flower,watch,ray,mlflow]'
+	touch $@
+
+.venv/installed-docs: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --no-compile -c constraints.txt -e '.[docs]'
 	touch $@
 
 clean:
-	rm -rf .venv htmlcov .coverage .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv site htmlcov .coverage .mypy_cache .ruff_cache .pytest_cache .hypothesis

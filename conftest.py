@@ -11,6 +11,7 @@ NEEDS = {
         "src/fedtide/monitoring/*",
         "tests/monitoring/*",
     ],
+    "zensical": ["tests/docs/*"],
     "prometheus_client": ["src/fedtide/monitoring/*", "tests/monitoring/*"],
 }
 

@@ -1,7 +1,4 @@
-"""Write docs/reference.md, every key of an experiment file, from the classes and their docstrings.
-
-python docs/write_reference.py
-"""
+"""Every key of an experiment file as Markdown, from the classes and their docstrings."""
 
 from __future__ import annotations
 
@@ -40,8 +37,7 @@ from fedtide.sweep.strategies import TwoStage
 from fedtide.training import PROJECTIONS, SCHEDULES, LocalTraining
 from fedtide.training.lr_schedules import LearningRateSchedule
 from fedtide.training.projection import Projection
-
-PAGE = Path(__file__).with_name("reference.md")
+from site_builder.docstrings import split_docstring, to_markdown
 
 SECTIONS: dict[type, tuple[str, str]] = {
     Problem: ("problem", "Problems"),
@@ -75,31 +71,52 @@ WORDS: dict[Any, str] = {
     torch.Tensor: "list",
 }
 
-INTRODUCTION = """# Configuration reference
-
-Every key of an experiment file, written by `python docs/write_reference.py` from the code. The keys
-are the fields of the classes in `fedtide`, so each table also lists the arguments in Python.
-
-Where a table names a *type*, the value is a mapping with `type` and the keys of that type, or the
-name alone if the defaults suit: `algorithm: fedau` is `algorithm: {type: fedau}`. Instead of a
-name, `type` takes the import path `package.module:Class` of a class of your own, and losses,
-metrics and data sources take that of a function ([your-own.md](your-own.md)). `None` in an
-explanation is `null` in a file. Any value can be set on the command line:
-`fedtide run file.yaml local.lr=0.3`.
-"""
+PAGES: dict[type, str] = {Algorithm: "methods", Availability: "participation"}
+"""The base classes whose types have a page each, and the folder of these pages."""
 
 
-_RST_TABLE = re.compile(r"^(=+(?: +=+)+)\n(.+)\n\1\n((?:.+\n)+?)\1$", re.MULTILINE)
-
-
-def page() -> str:
-    """Return the page."""
+def all_keys() -> str:
+    """Return the sections of all keys, but for the types that have a page each."""
     return "\n".join(_paragraphs()).rstrip() + "\n"
 
 
+def class_text(cls: type, home: str = "") -> str:
+    """Return what a class is, and a table of its keys.
+
+    Args:
+        cls: the class.
+        home: the page of the keys as seen from the page of the class; empty: the same page.
+    """
+    text = f"{_description(cls)}\n"
+    return f"{text}\n{_table(cls, home)}" if field_types(cls) else text
+
+
+def summary(thing: object) -> str:
+    """Return the first line of the docstring, of a function without "Return"."""
+    line = (inspect.getdoc(thing) or "").splitlines()[0].removeprefix("Return ")
+    return _escape(to_markdown(line[0].upper() + line[1:]))
+
+
+def meanings(cls: type) -> Mapping[str, str]:
+    """Return what the docstring, or that of a base class, says of each field."""
+    meaning: dict[str, str] = {}
+    for base in reversed(cls.__mro__):
+        text = inspect.cleandoc(base.__doc__ or "")
+        if other := re.search(r"^The arguments are those of (\w+)\.", text, re.MULTILINE):
+            meaning |= meanings(next(c for c in ALGORITHMS.values() if c.__name__ == other[1]))
+        block = re.search(r"^Args:\n((?:    .*\n?|\n)+)", text, re.MULTILINE)
+        for entry in re.split(r"\n(?=    \S)", block[1] if block else ""):
+            names, _, about = entry.strip().partition(": ")
+            meaning |= {name: " ".join(about.split()) for name in re.split(r",\s*", names)}
+    missing = [f.name for f in fields(cls) if f.init and f.name not in meaning]
+    if missing:
+        raise ValueError(f"{cls.__name__}: the docstring does not explain {missing}")
+    return meaning
+
+
 def _paragraphs() -> Iterator[str]:
-    yield INTRODUCTION
-    yield from _contents()
+    keys = (f"[`{key}`](#{_anchor(title)})" for key, title in SECTIONS.values())
+    yield f"Sections: [Experiment](#experiment), {', '.join(keys)}, [sweeps](#sweeps).\n"
     yield "## Experiment\n"
     yield _table(Experiment)
     yield from _class_section(LocalTraining)
@@ -127,54 +144,47 @@ def _paragraphs() -> Iterator[str]:
     yield "## Sweeps\n"
     yield f"{_description(Sweep)}\n"
     yield "### `strategy: two-stage`\n"
-    yield from _class_text(TwoStage)
-
-
-def _contents() -> Iterator[str]:
-    keys = (f"[`{key}`](#{_anchor(title)})" for key, title in SECTIONS.values())
-    yield f"Sections: [Experiment](#experiment), {', '.join(keys)}, [sweeps](#sweeps).\n"
+    yield class_text(TwoStage)
 
 
 def _class_section(cls: type) -> Iterator[str]:
     key, title = SECTIONS[cls]
     yield f"## {title}\n"
     yield f"The keys of `{key}`.\n"
-    yield from _class_text(cls)
+    yield class_text(cls)
 
 
 def _types(base: type, registry: Mapping[str, type]) -> Iterator[str]:
-    """Yield the section of a base class: a table of its types, then each type."""
+    """Yield the section of a base class: a table of its types, then each without a page."""
     key, title = SECTIONS[base]
+    folder = PAGES.get(base)
     yield f"## {title}\n"
     yield f"The types of `{key}`.\n"
-    rows = (
-        f"| [`{n}`](#{_heading_anchor(key, n)}) | {_summary(c)} |\n" for n, c in registry.items()
-    )
+    places = {
+        name: f"{folder}/{name}.md" if folder else f"#{_anchor(f'{key}: {name}')}"
+        for name in registry
+    }
+    rows = (f"| [`{n}`]({places[n]}) | {summary(c)} |\n" for n, c in registry.items())
     yield "| type | what it is |\n|---|---|\n" + "".join(rows)
-    for name, cls in registry.items():
+    for name, cls in registry.items() if folder is None else ():
         yield f"### `{key}: {name}`\n"
-        yield from _class_text(cls)
+        yield class_text(cls)
 
 
-def _class_text(cls: type) -> Iterator[str]:
-    yield f"{_description(cls)}\n"
-    if field_types(cls):
-        yield _table(cls)
-
-
-def _table(cls: type) -> str:
+def _table(cls: type, home: str = "") -> str:
     """Return the fields of a dataclass as a table: key, what it takes, default, meaning."""
-    meaning, kinds = _arguments(cls), field_types(cls)
+    meaning, kinds = meanings(cls), field_types(cls)
+    known = [field for field in fields(cls) if field.init]
     rows = [
-        f"| `{f.name}` | {_kind(kinds[f.name])} | {_default(f)} | {_escape(meaning[f.name])} |\n"
-        for f in fields(cls)
-        if f.init
+        f"| `{f.name}` | {_kind(kinds[f.name], home)} | {_default(f)} | "
+        f"{_escape(meaning[f.name])} |\n"
+        for f in known
     ]
     return "| key | takes | default | meaning |\n|---|---|---|---|\n" + "".join(rows)
 
 
 def _functions(functions: Mapping[str, Callable[..., Any]]) -> str:
-    rows = (f"| `{name}` | {_summary(f)} |\n" for name, f in functions.items())
+    rows = (f"| `{name}` | {summary(f)} |\n" for name, f in functions.items())
     return "| name | of each sample |\n|---|---|\n" + "".join(rows)
 
 
@@ -187,54 +197,29 @@ def _data_sets() -> Iterator[str]:
         "| a path that ends in .parquet or .csv | the file |\n"
         "| `package.module:function` | what the function returns |\n"
         "| `hub:OWNER/NAME`, `hub:OWNER/NAME:SPLIT` | a split on the Hugging Face hub |\n"
-        + "".join(f"| `{n}` | {_summary(f)} |\n" for n, f in natural.NATURAL.items())
+        + "".join(f"| `{n}` | {summary(f)} |\n" for n, f in natural.NATURAL.items())
     )
 
 
 def _description(cls: type) -> str:
     """Return the docstring up to the list of arguments."""
-    text = inspect.getdoc(cls) or ""
-    text = re.split(r"^(?:Args|Attributes|Raises|Returns):$|^>>>", text, flags=re.MULTILINE)[0]
-    return _prose(text.strip())
+    return to_markdown(split_docstring(inspect.getdoc(cls) or "")[0])
 
 
-def _summary(thing: object) -> str:
-    """Return the first line of the docstring, of a function without "Return"."""
-    line = (inspect.getdoc(thing) or "").splitlines()[0].removeprefix("Return ")
-    return _escape(_prose(line[0].upper() + line[1:]))
-
-
-def _arguments(cls: type) -> Mapping[str, str]:
-    """Return what the docstring, or that of a base class, says of each field."""
-    meaning: dict[str, str] = {}
-    for base in reversed(cls.__mro__):
-        text = inspect.cleandoc(base.__doc__ or "")
-        if other := re.search(r"^The arguments are those of (\w+)\.", text, re.MULTILINE):
-            meaning |= _arguments(next(c for c in ALGORITHMS.values() if c.__name__ == other[1]))
-        block = re.search(r"^Args:\n((?:    .*\n?|\n)+)", text, re.MULTILINE)
-        for entry in re.split(r"\n(?=    \S)", block[1] if block else ""):
-            names, _, about = entry.strip().partition(": ")
-            meaning |= {name: " ".join(about.split()) for name in re.split(r",\s*", names)}
-    missing = [f.name for f in fields(cls) if f.init and f.name not in meaning]
-    if missing:
-        raise ValueError(f"{cls.__name__}: the docstring does not explain {missing}")
-    return meaning
-
-
-def _kind(kind: Any) -> str:
+def _kind(kind: Any, home: str) -> str:
     """Return what a field of this annotation takes, in words."""
     if is_union(kind):
         members = [member for member in get_args(kind) if member is not Any]
-        return _either(dict.fromkeys(map(_kind, members)))
+        return _either(dict.fromkeys(_kind(member, home) for member in members))
     base = get_origin(kind) or kind
     if base is Literal:
         return _either([f"`{option}`" for option in get_args(kind)])
     if base in SECTIONS:
         key, title = SECTIONS[base]
-        return f"[{key}](#{_anchor(title)})"
+        return f"[{key}]({home}#{_anchor(title)})"
     if base in (Sequence, list, tuple):
         inner = (*get_args(kind), Any)[0]
-        return "list" if inner is Any else f"list of {_kind(inner)}s"
+        return "list" if inner is Any else f"list of {_kind(inner, home)}s"
     if base is Callable or getattr(base, "__name__", "") == "Callable":
         return WORDS[Callable]
     return WORDS.get(base, f"{getattr(base, '__name__', base)} (Python)")
@@ -262,20 +247,6 @@ def _default(field: Field[Any]) -> str:
     return f"`{value}`"
 
 
-def _prose(text: str) -> str:
-    """Return a docstring as Markdown: its tables, and no emphasis where a star is meant."""
-    text = _RST_TABLE.sub(_markdown_table, text)
-    return re.sub(r"(?<![`\\])\*(?=\w)", r"\\*", text)
-
-
-def _markdown_table(match: re.Match[str]) -> str:
-    """Return a table whose columns are underlined with equals signs as a Markdown table."""
-    spans = [part.span() for part in re.finditer("=+", match[1])]
-    lines = [match[2], *match[3].splitlines()]
-    rows = ["| " + " | ".join(line[a:b].strip() for a, b in spans) + " |" for line in lines]
-    return "\n".join([rows[0], "|---" * len(spans) + "|", *rows[1:]])
-
-
 def _escape(text: str) -> str:
     """Return text for the cell of a table."""
     return text.replace("|", "\\|")
@@ -283,12 +254,3 @@ def _escape(text: str) -> str:
 
 def _anchor(title: str) -> str:
     return re.sub(r"[^\w -]", "", title).lower().replace(" ", "-")
-
-
-def _heading_anchor(key: str, name: str) -> str:
-    return _anchor(f"{key}: {name}")
-
-
-if __name__ == "__main__":
-    PAGE.write_text(page(), encoding="utf-8")
-    print(f"written: {PAGE}")

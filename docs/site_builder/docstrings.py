@@ -1,0 +1,52 @@
+"""Docstrings as Markdown: their equations as MathML, their tables as tables of Markdown."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import griffe
+
+from site_builder.equations import to_mathml
+
+_RST_TABLE = re.compile(r"^(=+(?: +=+)+)\n(.+)\n\1\n((?:.+\n)+?)\1$", re.MULTILINE)
+_INDENTED = re.compile(r"(?<=\n\n)(?: {4}.*(?:\n|$)|\n(?= {4}))+")
+_SECTION = re.compile(r"^(?:Args|Attributes|Raises|Returns|Yields):$|^>>>", re.MULTILINE)
+
+
+def to_markdown(text: str) -> str:
+    """Return the prose of a docstring, which ends where its sections begin, as Markdown.
+
+    >>> print(to_markdown("Sums.\\n\\n    x ← x + 1\\n")[:42])
+    Sums.
+    <BLANKLINE>
+    <div class="equation" tabindex="0">
+    """
+    text = _RST_TABLE.sub(_markdown_table, text.strip() + "\n")
+    text = _INDENTED.sub(lambda block: to_mathml(block[0]) + "\n\n", text)
+    return re.sub(r"(?<![`\\])\*(?=\w)", r"\\*", text).strip()
+
+
+def split_docstring(text: str) -> tuple[str, str]:
+    """Return the prose of a docstring, and its sections and examples."""
+    start = found.start() if (found := _SECTION.search(text)) else len(text)
+    return text[:start], text[start:]
+
+
+def _markdown_table(match: re.Match[str]) -> str:
+    """Return a table whose columns are underlined with equals signs as a table of Markdown."""
+    spans = [part.span() for part in re.finditer("=+", match[1])]
+    lines = [match[2], *match[3].splitlines()]
+    rows = ["| " + " | ".join(line[a:b].strip() for a, b in spans) + " |" for line in lines]
+    return "\n".join([rows[0], "|---" * len(spans) + "|", *rows[1:]])
+
+
+class Equations(griffe.Extension):
+    """Applies `to_markdown` to every docstring that mkdocstrings shows."""
+
+    def on_object(self, *, obj: griffe.Object, **kwargs: Any) -> None:
+        if obj.docstring is not None:
+            prose, sections = split_docstring(obj.docstring.value)
+            sections, prompt, example = sections.partition(">>>")
+            fenced = f"```pycon\n{prompt}{example.rstrip()}\n```\n" if prompt else ""
+            obj.docstring.value = f"{to_markdown(prose)}\n\n{sections}\n{fenced}"

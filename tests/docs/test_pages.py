@@ -1,0 +1,151 @@
+"""The generated parts of the documentation, and the blocks of its pages."""
+
+import doctest
+import json
+import re
+from pathlib import Path
+
+import jsonschema
+import pytest
+import yaml
+from matplotlib.figure import Figure
+
+import fedtide
+from fedtide.algorithms import ALGORITHMS, FedAU
+from fedtide.participation import PROCESSES
+from site_builder import docstrings, equations
+from site_builder.blocks import Session, execute_page
+from site_builder.build import ROOT, executed_pages
+from site_builder.equations import to_mathml
+from site_builder.keys import all_keys, class_text
+from site_builder.links import broken_links
+from site_builder.pages import COMMANDS, command_page
+from site_builder.schema import experiment_schema
+
+EXAMPLES = sorted(Path(fedtide.__file__).parent.glob("examples/*.yaml"))
+
+
+@pytest.fixture(scope="module")
+def schema():
+    definition = experiment_schema()
+    jsonschema.Draft202012Validator.check_schema(definition)
+    return jsonschema.Draft202012Validator(json.loads(json.dumps(definition)))
+
+
+@pytest.fixture
+def experiment():
+    return yaml.safe_load((EXAMPLES[0].parent / "digits.yaml").read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("module", [equations, docstrings])
+def test_the_examples_of_the_builder_hold(module):
+    assert doctest.testmod(module).failed == 0
+
+
+def test_an_equation_becomes_sums_subscripts_and_roots():
+    drawn = to_mathml("x ← x + η Σ_{n in S_t} √(q_n) Δ_n        in every round")
+    assert "<munder><mo>&#x02211;</mo>" in drawn  # a sum over
+    assert "<mo>&#x02208;</mo>" in drawn  # is in
+    assert "<msqrt>" in drawn
+    assert "in every round" in drawn.replace("&#x000A0;", " ")
+
+
+@pytest.mark.parametrize("file", EXAMPLES, ids=lambda file: file.stem)
+def test_the_schema_accepts_the_bundled_experiments(schema, file):
+    schema.validate(yaml.safe_load(file.read_text(encoding="utf-8")))
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("algorithm", {"type": "fedau", "cutof": 50}),
+        ("algorithm", {"type": "amplified", "period": 50, "factor": 2, "inner": {"type": "none"}}),
+        ("algorithm", {"type": "amplified", "factor": 2}),
+        ("rounds", "many"),
+        ("round", 10),
+        ("local", {"lr": 0.1, "optimizer": "sdg"}),
+    ],
+    ids=["key", "inner", "missing", "number", "top", "choice"],
+)
+def test_the_schema_refuses_what_an_experiment_file_must_not_hold(schema, experiment, key, value):
+    schema.validate(experiment)
+    with pytest.raises(jsonschema.ValidationError):
+        schema.validate(experiment | {key: value})
+
+
+def test_the_schema_takes_classes_of_ones_own(schema, experiment):
+    schema.validate(experiment | {"algorithm": {"type": "bounded:Bounded", "bound": 1.0}})
+    schema.validate(experiment | {"algorithm": "bounded:Bounded"})
+
+
+def test_every_key_is_explained():
+    text = all_keys()
+    for key in ("momentum", "weight_decay", "clients", "on_nonfinite", "buffers"):
+        assert f"| `{key}` |" in text
+    assert all(f"(methods/{name}.md)" in text for name in ALGORITHMS)
+    assert all(f"(participation/{name}.md)" in text for name in PROCESSES)
+
+
+def test_links_of_a_table_lead_to_the_page_of_keys():
+    assert "| `inner` | [algorithm](../reference.md#algorithms) |" in class_text(
+        ALGORITHMS["amplified"], "../reference.md"
+    )
+    assert "| `cutoff` | whole number or null | `50` |" in class_text(FedAU)
+
+
+def test_every_command_has_its_help():
+    text = command_page()
+    assert all(f"## fedtide {name}\n" in text for name in COMMANDS)
+    assert "### fedtide ledger check\n" in text
+    assert "--resume" in text
+    assert "\x1b" not in text
+
+
+def test_a_block_that_prints_something_else_is_an_error(tmp_path):
+    page = "```python\nprint(1 + 1)\n```\n\n```text\n2\n```\n"
+    assert execute_page(page, "page", tmp_path) == page
+    with pytest.raises(AssertionError, match="page says\n3"):
+        execute_page(page.replace("\n2\n", "\n3\n"), "page", tmp_path)
+
+
+def test_a_figure_that_a_block_saves_stands_in_the_page(tmp_path):
+    save = "from matplotlib import pyplot as plt\nplt.subplots()[0].savefig('a.svg')\n"
+    page = f"```python\n{save}```\n\n![A figure](a.svg)\n"
+    assert '<svg fill="currentColor"' in execute_page(page, "page", tmp_path)
+    with pytest.raises(AssertionError, match=r"no block saves b\.svg"):
+        execute_page(page.replace("](a", "](b"), "page", tmp_path)
+    assert Figure.savefig.__name__ == "savefig"  # as it was
+
+
+def test_a_cell_shows_what_its_last_line_is(tmp_path):
+    session = Session(tmp_path)
+    assert session.execute("x = 2", "cell") == ("", None)
+    assert session.execute("print(x)\nx + 1", "cell") == ("2\n", 3)
+
+
+def test_links_that_lead_nowhere_and_addresses_elsewhere_are_found(tmp_path):
+    (tmp_path / "a.html").write_text(
+        '<p id="here"><a href="#here"><a href="b.html"><a href="#gone"><a href="https://x.org">'
+        '<img src="https://x.org/a.png"><script src="a.js"></script>'
+    )
+    assert broken_links(tmp_path) == [
+        "a.html: no place #gone",
+        "a.html: no file a.js",
+        "a.html: no file b.html",
+        "a.html: loads https://x.org/a.png",
+    ]
+
+
+def test_the_links_of_the_readme_lead_to_files_of_the_repository():
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    targets = re.findall(r"(?:\]\(|src(?:set)?=\")(?!https?:)([^)#\"]+)", text)
+    assert len(targets) > 20
+    assert [target for target in targets if not (ROOT / target).exists()] == []
+
+
+def test_the_readme_fits_a_page_with_ten_lines_of_python():
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    block = text.partition("```python\n")[2].partition("```")[0]
+    assert len(text.splitlines()) < 130
+    assert len(block.strip().splitlines()) == 10
+    assert {"README.md", "migrating.md", "fedau.md"} <= {file.name for file in executed_pages()}
