@@ -25,6 +25,7 @@ METHODS = [
     a.FedLaAvg(),
     a.FOCUS(server_lr=0.25),
     a.FedAWE(),
+    a.FedPBC(),
     a.FedProx(mu=0.3),
     a.Scaffold(),
     a.Scaffold(option=1),
@@ -44,6 +45,7 @@ METHODS = [
     a.FedAvgM(momentum=0.3, inner=a.Switch(first=a.MIFA(), second=a.FedVARP(), at=4)),
     a.Switch(first=a.FedAvg(), second=a.FedAWE(), at=3),
     a.Amplified(period=3, factor=1.5, inner=a.FedAWE()),
+    a.Switch(first=a.FedAvg(), second=a.FedPBC(), at=3),
 ]
 
 BOUNDED = [
