@@ -25,6 +25,7 @@ METHODS = [
     a.FedLaAvg(),
     a.FOCUS(server_lr=0.25),
     a.FedAWE(),
+    a.FedPBC(),
     a.FedProx(mu=0.3),
     a.Scaffold(),
     a.Scaffold(option=1),
@@ -43,7 +44,6 @@ METHODS = [
     a.Averaged(a.Amplified(period=2, factor=1.5, inner=a.FedProx(mu=0.1))),
     a.FedAvgM(momentum=0.3, inner=a.Switch(first=a.MIFA(), second=a.FedVARP(), at=4)),
     a.Switch(first=a.FedAvg(), second=a.FedAWE(), at=3),
-    a.Amplified(period=3, factor=1.5, inner=a.FedAWE()),
 ]
 
 BOUNDED = [

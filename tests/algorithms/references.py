@@ -209,6 +209,26 @@ def fedawe(problem, q, lr, steps, x, *, server_lr=1.0, output=False):
     return np.array(means if output else xs)
 
 
+def fedpbc(problem, q, lr, steps, x, *, server_lr=1.0, output=False):
+    """The authors' program: every client trains; `output` returns the means of all models."""
+    N = problem.clients
+    w_local, xs, means = [x] * N, [x], [x]
+    for t in range(len(q)):
+        w_accumulate, accumulated = np.zeros_like(x), 0
+        for n in range(N):
+            w_tmp = local(problem, n, w_local[n], lr[t], steps)[0]
+            w_local[n] = w_local[n] + (w_tmp - w_local[n]) * server_lr
+            if q[t][n] > 0:
+                w_accumulate, accumulated = w_accumulate + w_local[n], accumulated + 1
+        if accumulated > 0:
+            x = w_accumulate / accumulated
+        for n in present(q[t]):
+            w_local[n] = x
+        xs.append(x)
+        means.append(sum(w_local) / N)
+    return np.array(means if output else xs)
+
+
 def focus(problem, q, lr, steps, x, *, server_lr=1.0):
     """The authors' program: `steps` + 1 gradients and `steps` moves; y tracks the gradient."""
     xs, y_server = [x], np.zeros_like(x)

@@ -25,6 +25,7 @@ METHODS = {
     "fedlaavg": a.FedLaAvg(),
     "focus": a.FOCUS(),
     "fedawe": a.FedAWE(),
+    "fedpbc": a.FedPBC(),
     "fedprox": a.FedProx(mu=0.1),
     "scaffold": a.Scaffold(),
     "amplified-scaffold": a.AmplifiedScaffold(period=4, factor=1.5),

@@ -37,6 +37,7 @@ def same(first, second, table, **how):
         a.WaitForAll(period=1),
         a.FedStale(beta=0.3),
         a.FedAWE(),
+        a.FedPBC(),
         a.F3AST(initial=1.0),
     ],
     ids=repr,

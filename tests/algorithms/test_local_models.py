@@ -35,7 +35,12 @@ def simulated(method, table=TABLE, problem=PROBLEM, **how):
 
 
 @pytest.mark.parametrize(
-    ("method", "reference"), [(a.FedAWE(server_lr=0.7), ref.fedawe), (a.FOCUS(0.2), ref.focus)]
+    ("method", "reference"),
+    [
+        (a.FedAWE(server_lr=0.7), ref.fedawe),
+        (a.FedPBC(server_lr=0.7), ref.fedpbc),
+        (a.FOCUS(0.2), ref.focus),
+    ],
 )
 def test_the_simulator_gives_clients_what_the_listing_does(method, reference):
     lr, server_lr = np.full(len(TABLE), 0.1), method.server_lr
@@ -44,13 +49,15 @@ def test_the_simulator_gives_clients_what_the_listing_does(method, reference):
     np.testing.assert_allclose(result.iterates, expected, atol=1e-11)
 
 
-def test_fedawe_recommends_the_mean_of_all_clients_models():
-    lr = np.full(len(TABLE), 0.1)
-    means = ref.fedawe(PROBLEM, TABLE, lr, 2, START, output=True)
-    np.testing.assert_allclose(simulated(a.FedAWE()).model, means[-1], atol=1e-11)
+@pytest.mark.parametrize(
+    ("method", "reference"), [(a.FedAWE(), ref.fedawe), (a.FedPBC(), ref.fedpbc)]
+)
+def test_the_mean_of_all_clients_models_is_recommended(method, reference):
+    means = reference(PROBLEM, TABLE, np.full(len(TABLE), 0.1), 2, START, output=True)
+    np.testing.assert_allclose(simulated(method).model, means[-1], atol=1e-11)
     for stop in (0, 1, 7, 23):
-        driven = drive(a.FedAWE(), PROBLEM, TABLE[:stop], 0.1, 2, START)
-        np.testing.assert_allclose(a.FedAWE().output(driven.state), means[stop], atol=1e-11)
+        driven = drive(method, PROBLEM, TABLE[:stop], 0.1, 2, START)
+        np.testing.assert_allclose(method.output(driven.state), means[stop], atol=1e-11)
 
 
 def test_with_fedawe_all_clients_of_a_round_have_counted_equally_until_then():
@@ -62,13 +69,15 @@ def test_with_fedawe_all_clients_of_a_round_have_counted_equally_until_then():
         np.testing.assert_allclose(echoes[clients], t + 1)
 
 
-def test_a_wrapper_of_fedawe_moves_the_models_of_the_clients_of_the_round():
-    method = a.FedAWE()
-    state = drive(method, PROBLEM, np.array([[0.5, 0.5, 0, 0, 0]])).state
-    moved = method.with_model(state, torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64))
-    models = moved.local_models(torch.arange(5)).numpy()
-    np.testing.assert_array_equal(models, [[1, 2, 3]] * 2 + [[0, 0, 0]] * 3)
-    np.testing.assert_allclose(method.output(moved), models.mean(axis=0), atol=1e-15)
+@pytest.mark.parametrize("method", [a.FedAWE(), a.FedPBC()], ids=repr)
+def test_a_wrapper_moves_the_models_of_the_clients_of_the_round(method):
+    state = drive(method, PROBLEM, np.array([[0.5, 0.5, 0, 0, 0]]), start=START).state
+    starts = [method.instruct(state, torch.tensor([n])).model for n in range(5)]
+    wanted = torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64)
+    moved = method.with_model(state, wanted)
+    models = torch.stack([method.instruct(moved, torch.tensor([n])).model for n in range(5)])
+    torch.testing.assert_close(models, torch.stack([wanted, wanted, *starts[2:]]))
+    torch.testing.assert_close(method.output(moved), models.mean(dim=0))
 
 
 def test_focus_reaches_the_optimum_exactly_whoever_comes():
@@ -93,6 +102,7 @@ def test_focus_reaches_the_optimum_exactly_whoever_comes():
     ("method", "need"),
     [
         (a.FedAWE(), "its clients continue from models of their own"),
+        (a.FedPBC(), "its clients train in rounds in which they do not report"),
         (a.FOCUS(), "it needs the gradients where local steps end"),
         (a.FedAdam(inner=a.FOCUS()), "it needs the gradients"),
         (a.Switch(first=a.FedAvg(), second=a.FedAWE(), at=3), "its clients continue"),

@@ -60,6 +60,7 @@ VALID = {
         {"type": "fedlaavg"},
         {"type": "focus", "server_lr": 0.1},
         {"type": "fedawe"},
+        {"type": "fedpbc"},
         {"type": "fedprox", "mu": 0.1, "weights": "given"},
         {"type": "scaffold", "option": 1},
         {"type": "amplified-scaffold", "period": 2, "factor": 1.5},

@@ -26,6 +26,7 @@ from fedtide.algorithms.fedavg import FedAvg
 from fedtide.algorithms.fedavgm import FedAvgM
 from fedtide.algorithms.fedawe import FedAWE
 from fedtide.algorithms.fedlaavg import FedLaAvg
+from fedtide.algorithms.fedpbc import FedPBC
 from fedtide.algorithms.fedprox import FedProx
 from fedtide.algorithms.fedstale import FedStale
 from fedtide.algorithms.fedvarp import FedVARP
@@ -51,6 +52,7 @@ ALGORITHMS: dict[str, type[Algorithm[Any]]] = {
     "fedlaavg": FedLaAvg,
     "focus": FOCUS,
     "fedawe": FedAWE,
+    "fedpbc": FedPBC,
     "fedprox": FedProx,
     "scaffold": Scaffold,
     "amplified-scaffold": AmplifiedScaffold,
@@ -91,6 +93,7 @@ __all__ = [
     "FedAvg",
     "FedAvgM",
     "FedLaAvg",
+    "FedPBC",
     "FedProx",
     "FedStale",
     "FedVARP",

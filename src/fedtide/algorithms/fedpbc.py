@@ -1,0 +1,180 @@
+"""FedPBC: clients train in every round, and mix their models in the rounds in which they report."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from fedtide.algorithms._client_memory import ClientMemory
+from fedtide.algorithms.base import (
+    Algorithm,
+    ClientUpdates,
+    Cohort,
+    Instructions,
+    RoundInfo,
+    State,
+    no_updates,
+)
+from fedtide.configurable import configurable
+from fedtide.population import Population
+from fedtide.validation import require_positive
+
+
+@dataclass(frozen=True)
+class FedPBCState(State):
+    """The state of FedPBC.
+
+    Args:
+        local: x_n - x_0, how far every client's model has moved.
+        start: x_0, shape (d,).
+        mixed: the last round in which each client reported, -1: never, shape (N,), int32.
+        mean: 1/N Σ x_n over all clients, with this round's updates so far, shape (d,).
+        reported: Σ (x_n - x_0) over the clients that reported in this round so far, shape (d,).
+        clients: ids of the clients absorbed in this round so far, shape (S,).
+        present: whether each of them reports, shape (S,).
+    """
+
+    local: ClientMemory
+    start: Tensor
+    mixed: Tensor
+    mean: Tensor
+    reported: Tensor
+    clients: Tensor
+    present: Tensor
+
+
+@configurable
+class FedPBC(Algorithm[FedPBCState]):
+    """Federated postponed broadcast (Xiang et al., arXiv 2404.10091).
+
+        x_n ← x_n + η Δ_n                 for all N clients: I local steps from their own models
+        x ← 1/|S_t| Σ_{n in S_t} x_n      over the clients that report
+        x_n ← x  for n in S_t             (the others go on from what they have)
+
+    with x_n = x_0 at first; a round without reports leaves x where it is. The method is for uplinks
+    that fail: **all clients train in every round**, those of the cohort report and get the average
+    at the end of the round. Mixing leaves the mean of all models as it is, so that it moves by
+    η/N Σ Δ_n over all clients whatever the rates. For clients that are away and cannot train,
+    `FedAWE` is the method of the same authors.
+
+    The output, which is evaluated, is the mean 1/N Σ x_n of all clients' models, as in the authors'
+    program (github.com/mingxiang12/FedPBC at 2f6770c), from which this is written; of the paper
+    only the abstract was read.
+
+    The server keeps a model for each of the N clients, and trains N clients a round, one by one but
+    for those that share a model.
+
+    Args:
+        server_lr: η > 0.
+        memory_folder: folder for a file with the x_n; None: in RAM.
+
+    Raises:
+        InvalidInputError: η not positive, or a folder that cannot be written.
+
+    >>> method = FedPBC()
+    >>> state = method.init(torch.zeros(1), Population(2))
+    >>> cohort = method.choose_cohort(state, Cohort.uniform(torch.tensor([1])))
+    >>> updates = ClientUpdates(cohort.clients, cohort.weights, torch.tensor([[4.0], [2.0]]), 0.1,
+    ...                         torch.ones(2))
+    >>> state, info = method.step(method.absorb(state, updates), lr=0.1)
+    >>> state.model, method.output(state)
+    (tensor([2.]), tensor([3.]))
+    """
+
+    server_lr: float = 1.0
+    memory_folder: str | None = None
+
+    def __post_init__(self) -> None:
+        require_positive("server_lr", self.server_lr)
+
+    @property
+    def simulation_only(self) -> str:
+        return "its clients train in rounds in which they do not report"
+
+    def init(self, model: Tensor, population: Population) -> FedPBCState:
+        """Return the state before round 0, in which all clients have x_0."""
+        clients = no_updates(model)[0]
+        return FedPBCState(
+            model=model,
+            round=0,
+            local=ClientMemory.empty(population.clients, model, self.memory_folder),
+            start=model.clone(),
+            mixed=torch.full((population.clients,), -1, dtype=torch.int32, device=model.device),
+            mean=model.clone(),
+            reported=torch.zeros_like(model),
+            clients=clients,
+            present=clients.bool(),
+        )
+
+    def choose_cohort(self, state: FedPBCState, cohort: Cohort) -> Cohort:
+        """Return all clients; those that do not report have weight 0."""
+        weights = cohort.weights.new_zeros(len(state.mixed))
+        weights[cohort.clients] = cohort.weights
+        return Cohort(torch.arange(len(weights), device=cohort.clients.device), weights)
+
+    def split_by_start(self, state: FedPBCState, cohort: Cohort) -> Iterator[Cohort]:
+        """Yield the clients that reported in the last round together, and each other one alone."""
+        together = state.mixed[cohort.clients] == state.round - 1
+        parts = [together.nonzero().flatten(), *(~together).nonzero()]
+        for part in parts:
+            if len(part):
+                yield Cohort(cohort.clients[part], cohort.weights[part])
+
+    def instruct(self, state: FedPBCState, clients: Tensor) -> Instructions:
+        """Return how to train these clients, which have the same model."""
+        if len(clients) == 0:
+            return Instructions(state.model)
+        return Instructions(state.start + state.local.read(clients[:1])[0])
+
+    def absorb(self, state: FedPBCState, updates: ClientUpdates) -> FedPBCState:
+        """Move the models of these clients, and add those of the clients that report."""
+        moves = self.server_lr * updates.deltas
+        local, present = state.local.read(updates.clients) + moves, updates.weights > 0
+        return replace(
+            state,
+            local=state.local.write(updates.clients, local),
+            mean=state.mean + moves.sum(dim=0) / len(state.mixed),
+            reported=state.reported + local[present].sum(dim=0),
+            clients=torch.cat([state.clients, updates.clients]),
+            present=torch.cat([state.present, present]),
+        )
+
+    def step(self, state: FedPBCState, lr: float) -> tuple[FedPBCState, RoundInfo]:
+        """Average the models of the clients that report, and give them the average."""
+        reported = state.clients[state.present]
+        model, local, count = state.model, state.local, max(1, len(reported))
+        if len(reported):
+            moved = state.reported / count
+            model = state.start + moved
+            local = local.write(reported, moved.expand(count, -1))
+            state.mixed[reported] = state.round
+        weights = self.server_lr / count * state.present.to(model.dtype)
+        info = RoundInfo(state.clients, weights, model - state.model)
+        return replace(
+            state,
+            model=model,
+            round=state.round + 1,
+            local=local,
+            reported=torch.zeros_like(model),
+            clients=state.clients[:0],
+            present=state.present[:0],
+        ), info
+
+    def with_model(self, state: FedPBCState, model: Tensor) -> FedPBCState:
+        """Return the state in which the clients of the last round have another model, too.
+
+        Before round 0 these are all clients.
+        """
+        clients = (state.mixed == state.round - 1).nonzero().flatten()
+        mean = state.mean + len(clients) / len(state.mixed) * (model - state.model)
+        if state.round == 0:
+            return replace(state, model=model, start=model.clone(), mean=mean)
+        moved = (model - state.start).expand(len(clients), -1)
+        return replace(state, model=model, local=state.local.write(clients, moved), mean=mean)
+
+    def output(self, state: FedPBCState) -> Tensor:
+        """Return the mean of all clients' models."""
+        return state.mean
