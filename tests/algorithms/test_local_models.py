@@ -6,8 +6,6 @@ import torch
 
 import fedtide as ft
 from fedtide import algorithms as a
-from fedtide.errors import InvalidInputError
-from fedtide.population import Population
 
 from . import references as ref
 from .driver import Quadratics, drive, random_table
@@ -96,20 +94,3 @@ def test_focus_reaches_the_optimum_exactly_whoever_comes():
     assert focus[200] < 1e-2 * focus[100]
     assert focus[-1] < 1e-10
     assert fedau[200:].min() > 1e-2
-
-
-@pytest.mark.parametrize(
-    ("method", "need"),
-    [
-        (a.FedAWE(), "its clients continue from models of their own"),
-        (a.FedPBC(), "its clients train in rounds in which they do not report"),
-        (a.FOCUS(), "it needs the gradients where local steps end"),
-        (a.FedAdam(inner=a.FOCUS()), "it needs the gradients"),
-        (a.Switch(first=a.FedAvg(), second=a.FedAWE(), at=3), "its clients continue"),
-    ],
-    ids=repr,
-)
-def test_what_a_deployment_does_not_offer_is_refused_before_anything_is_sent(method, need):
-    driver = a.RoundDriver(method, torch.zeros(1), Population(2))
-    with pytest.raises(InvalidInputError, match=f"^algorithm: {need}.*; simulate it"):
-        driver.instruct(torch.tensor([0]))

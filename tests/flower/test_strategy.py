@@ -40,6 +40,24 @@ def test_a_centralised_method_is_refused():
         deploy(federation(), ft.algorithms.CentralSGD(), rounds=1)
 
 
+@pytest.mark.parametrize(
+    ("method", "need"),
+    [
+        (A.FedAWE(), "its clients continue from models of their own"),
+        (A.FedPBC(), "its clients train in rounds in which they do not report"),
+        (A.FOCUS(), "it needs the gradients where local steps end"),
+        (A.FedAdam(inner=A.FOCUS()), "it needs the gradients"),
+        (A.Switch(first=A.FedAvg(), second=A.FedAWE(), at=3), "its clients continue"),
+    ],
+    ids=repr,
+)
+def test_what_a_deployment_does_not_offer_is_refused_before_anything_is_sent(method, need):
+    grid = federation()
+    with pytest.raises(InvalidInputError, match=f"^algorithm: {need}.*; simulate it"):
+        deploy(grid, method, rounds=1)
+    assert not grid.pending
+
+
 def test_models_with_integer_arrays_are_refused():
     counters = ArrayRecord({"x": Array(np.zeros(3)), "steps": Array(np.zeros(1, dtype=np.int64))})
     grid = federation()

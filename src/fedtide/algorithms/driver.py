@@ -17,7 +17,6 @@ from fedtide.algorithms.base import (
     StateT,
     WeightedTotal,
 )
-from fedtide.errors import InvalidInputError
 from fedtide.population import Population
 
 Train = Callable[[Instructions, Cohort], ClientUpdates]
@@ -98,16 +97,7 @@ class RoundDriver(Generic[StateT]):
         return self.algorithm.choose_cohort(self.state, cohort)
 
     def instruct(self, clients: Tensor) -> Instructions:
-        """Return how these clients, shape (S,), should train in a deployment.
-
-        Raises:
-            InvalidInputError: a method that only `run` can drive.
-        """
-        if self.algorithm.simulation_only:
-            raise InvalidInputError(
-                f"algorithm: {self.algorithm.simulation_only}, which a deployment does not offer; "
-                "simulate it, or choose another method"
-            )
+        """Return how these clients, shape (S,), should train; they start from the same model."""
         return self.algorithm.instruct(self.state, clients)
 
     def weigh(self, updates: ClientUpdates) -> Tensor | None:

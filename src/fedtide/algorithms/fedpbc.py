@@ -102,7 +102,7 @@ class FedPBC(Algorithm[FedPBCState]):
             round=0,
             local=ClientMemory.empty(population.clients, model, self.memory_folder),
             start=model.clone(),
-            mixed=torch.full((population.clients,), -1, dtype=torch.int32, device=model.device),
+            mixed=torch.full((population.clients,), -1, dtype=torch.int32),
             mean=model.clone(),
             reported=torch.zeros_like(model),
             clients=clients,
@@ -113,7 +113,7 @@ class FedPBC(Algorithm[FedPBCState]):
         """Return all clients; those that do not report have weight 0."""
         weights = cohort.weights.new_zeros(len(state.mixed))
         weights[cohort.clients] = cohort.weights
-        return Cohort(torch.arange(len(weights), device=cohort.clients.device), weights)
+        return Cohort(torch.arange(len(weights)), weights)
 
     def split_by_start(self, state: FedPBCState, cohort: Cohort) -> Iterator[Cohort]:
         """Yield the clients that reported in the last round together, and each other one alone."""

@@ -58,7 +58,8 @@ class TrainingSession:
             is damaged; 0: none.
 
     Raises:
-        InvalidInputError: a centralised method, or a folder that holds another federation.
+        InvalidInputError: a centralised method, one for simulations only, or a folder that holds
+            another federation.
     """
 
     def __init__(
@@ -72,6 +73,11 @@ class TrainingSession:
         if algorithm.centralised:
             raise InvalidInputError(
                 "algorithm: it pools the data of all clients; choose a federated one"
+            )
+        if algorithm.simulation_only:
+            raise InvalidInputError(
+                f"algorithm: {algorithm.simulation_only}, which a deployment does not offer; "
+                "simulate it, or choose another method"
             )
         self.registry, self.layout = registry, layout
         self.folder = folder
