@@ -10,7 +10,7 @@ node whose app does not know the question is known by its node id, as long as th
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, field
 from logging import getLogger
 from math import inf
@@ -66,7 +66,7 @@ class NodeRegistry:
         """
         if isinstance(clients, str):
             raise InvalidInputError(f"clients: {clients!r} is text; give N, or a list of names")
-        if isinstance(clients, bool) or not isinstance(clients, int | Sequence):
+        if isinstance(clients, bool | Set) or not isinstance(clients, int | Iterable):
             raise InvalidInputError(f"clients: {clients!r} is invalid; give N, or a list of names")
         if isinstance(clients, int):
             if clients < 1:
