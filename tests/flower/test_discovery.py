@@ -52,7 +52,7 @@ def test_an_invalid_name_is_rejected(name):
     assert "its name is" in NodeRegistry.from_clients(3).bind(1, name, registered=False)
 
 
-@pytest.mark.parametrize("clients", ["abc", 0, [], ["a", "a"], ["a", ""]])
+@pytest.mark.parametrize("clients", ["abc", 0, [], ["a", "a"], ["a", ""], 5.0, None, True, {"a"}])
 def test_a_registry_needs_clients_with_distinct_names(clients):
     with pytest.raises(InvalidInputError, match=r"^clients: .*; "):
         NodeRegistry.from_clients(clients)

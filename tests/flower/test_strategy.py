@@ -1,5 +1,7 @@
 """The strategy's options, and inputs that it refuses."""
 
+import math
+
 import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord
@@ -112,3 +114,29 @@ def test_changed_settings_go_on_with_the_model_under_a_new_name(tmp_path, url):
 def test_values_by_name_are_refused_where_clients_are_numbered_as_they_join(method):
     with pytest.raises(InvalidInputError, match=r"no client is called .*unnamed"):
         deploy(federation(), method, rounds=1, clients=N)
+
+
+@pytest.mark.parametrize("wrong", ["fedavg", FedAvg, None])
+def test_what_is_no_algorithm_is_refused(wrong):
+    with pytest.raises(InvalidInputError, match=r"^algorithm: .* is not an algorithm; give"):
+        FedTide(wrong, clients=2)
+
+
+@pytest.mark.parametrize("timeout", [math.nan, -1.0])
+def test_a_timeout_that_never_ends_is_refused(timeout):
+    with pytest.raises(InvalidInputError, match=r"^timeout: .* is not a number of seconds"):
+        deploy(federation(), FedAvg(), rounds=1, timeout=timeout)
+
+
+@pytest.mark.parametrize(("former", "size"), [(N, N + 3), (N + 3, N), (NAMES, N + 1)])
+def test_the_number_of_clients_belongs_to_the_state(former, size, tmp_path):
+    """It is what the methods divide by, and the length of what they keep of each client."""
+    deploy(federation(), FedAvg(), rounds=1, clients=former, state=tmp_path)
+    with pytest.raises(InvalidInputError, match=r"^clients: .* was begun with .*, not .*; give"):
+        deploy(federation(), FedAvg(), rounds=2, clients=size, state=tmp_path)
+
+
+@pytest.mark.parametrize("name", ["", "x" * 201, "a\nb"])
+def test_a_federation_needs_a_name_that_can_be_shown(name, url):
+    with pytest.raises(InvalidInputError, match=r"^federation: .* is empty, too long, or not"):
+        FedTide(FedAvg(), clients=2, ledger=url, federation=name)

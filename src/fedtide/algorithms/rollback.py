@@ -66,7 +66,7 @@ def is_bounded(state: Any, clients: Tensor) -> bool:
         value = getattr(state, field.name)
         if isinstance(value, ClientMemory):
             size = max(1, _ROWS_READ // max(1, value.rows.shape[1]))
-            bounded = all(_is_finite(value.read(part)) for part in clients.split(size))
+            bounded = all(_is_finite(value.read(part)) for part in torch.split(clients, size))
         elif is_dataclass(value):
             bounded = is_bounded(value, clients)
         else:

@@ -10,7 +10,7 @@ node whose app does not know the question is known by its node id, as long as th
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, field
 from logging import getLogger
 from math import inf
@@ -66,6 +66,8 @@ class NodeRegistry:
         """
         if isinstance(clients, str):
             raise InvalidInputError(f"clients: {clients!r} is text; give N, or a list of names")
+        if isinstance(clients, bool | Set) or not isinstance(clients, int | Iterable):
+            raise InvalidInputError(f"clients: {clients!r} is invalid; give N, or a list of names")
         if isinstance(clients, int):
             if clients < 1:
                 raise InvalidInputError(f"clients: {clients} clients; at least 1 is needed")
@@ -126,7 +128,8 @@ class NodeRegistry:
         names: list[str] = plain["names"]
         if len(names) > self.size or (not self.open and names != self.names):
             raise InvalidInputError(
-                "clients: the saved state has other clients; give the same ones"
+                "clients: the saved state has other clients; give the same ones in the same "
+                "order, or another folder"
             )
         self.names = names
         self.nodes = {int(node_id): name for node_id, name in plain["nodes"].items()}

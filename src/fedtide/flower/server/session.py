@@ -196,6 +196,11 @@ class TrainingSession:
                     f"state: {folder} was begun with {name} {facts[name]}, not {value}; "
                     "give the same, or another folder"
                 )
+        if (size := len(tensors["steps_taken"])) != self.registry.size:
+            raise InvalidInputError(
+                f"clients: {folder} was begun with {size} clients, not {self.registry.size}; "
+                "give the same number, or another folder"
+            )
         self.registry.restore(facts["registry"])
         self.driver.state = from_tensors(self.driver.state, _strip(tensors, "state."))
         self.sent_models = {int(t): model for t, model in _strip(tensors, "sent.").items()}

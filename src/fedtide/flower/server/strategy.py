@@ -137,6 +137,10 @@ class FedTide(Strategy):
         metrics_port: int | None = None,
         metrics_host: str = "127.0.0.1",
     ) -> None:
+        if not isinstance(algorithm, Algorithm):
+            raise InvalidInputError(
+                f"algorithm: {algorithm!r} is not an algorithm; give one, such as FedAU(cutoff=50)"
+            )
         for name, share in (("train", fraction_train), ("evaluate", fraction_evaluate)):
             if not 0 <= share <= 1:
                 raise InvalidInputError(f"fraction_{name}: {share} is not within [0, 1]")
@@ -197,6 +201,8 @@ class FedTide(Strategy):
             InvalidInputError: arrays that are no model; a state or a ledger of another federation;
                 a state folder that another run keeps in use.
         """
+        if not timeout >= 0:
+            raise InvalidInputError(f"timeout: {timeout} is not a number of seconds")
         return_freed_memory()
         lock: AbstractContextManager[None] = nullcontext()
         if self._state is not None:

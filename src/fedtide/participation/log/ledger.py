@@ -41,6 +41,7 @@ except ImportError:
 LOG_COLUMNS = ("round", "client", "stage", "weight", "time", "reason")
 """The columns of a participation log that a ledger has."""
 
+_LONGEST_NAME = 200  # the width of the columns
 _BATCH = 1 << 16
 """Rows that are read at a time."""
 
@@ -83,8 +84,8 @@ class Ledger:
         federation: the name of the federation; one database may hold several.
 
     Raises:
-        InvalidInputError: a database that cannot be reached or written, or tables of another
-            version.
+        InvalidInputError: a database that cannot be reached or written, tables of another version,
+            or a federation without a printable name.
 
     >>> ledger = Ledger("sqlite://", "example")
     >>> ledger.commit(0, [Entry("ann", "used", 1.0)], time=1.8e9)
@@ -93,6 +94,11 @@ class Ledger:
     """
 
     def __init__(self, url: str, federation: str = "default") -> None:
+        if not (0 < len(federation) <= _LONGEST_NAME and federation.isprintable()):
+            raise InvalidInputError(
+                f"federation: {federation!r:.60} is empty, too long, or not printable; give at "
+                f"most {_LONGEST_NAME} characters"
+            )
         self.federation = federation
         self._engine = create_engine(url)
         prepare_writing(self._engine)
