@@ -102,3 +102,27 @@ def test_clients(run):
     assert np.allclose(table["weight"].to_numpy(), 1 / rates)  # what makes up for participation
     offset = result.model - e
     assert np.allclose(table["loss"].to_numpy(), 0.5 * np.einsum("ni,nij,nj->n", offset, a, offset))
+
+
+@pytest.mark.parametrize(
+    ("rounds", "local", "evaluation", "every"),
+    [
+        # 1,797 samples are evaluated, 1 is trained on: a tenth as many is out of reach
+        (240, {"steps": 1, "batch_size": 1}, {}, 12),
+        (240, {"steps": 1, "batch_size": 1}, {"every": 60}, 60),
+        (40, {"steps": 1, "batch_size": 1}, {}, 10),
+        # all 1,797 are trained on six times: a round of training is worth an evaluation
+        (20, {"epochs": 6, "batch_size": None}, {}, 10),
+    ],
+)
+def test_an_evaluation_by_default_waits_for_as_much_training(rounds, local, evaluation, every):
+    result = ft.simulate(
+        problem={"type": "classification", "dataset": "digits", "clients": 3, "partition": "iid"},
+        participation={"type": "uniform", "size": 1},
+        algorithm="fedavg",
+        local={"lr": 0.01, **local},
+        rounds=rounds,
+        evaluation=evaluation,
+        trainer="reference",
+    )
+    assert result.metrics["round"].to_list() == list(range(0, rounds + 1, every))

@@ -74,7 +74,7 @@ class LocalRound:
         """Return what an evaluation costs at most, in rounds in which so many clients train.
 
         A sample that is only evaluated needs a third of the operations of one that is trained on,
-        but its steps are not compiled: measured, it takes between a third and all of the time.
+        but outside of compiled blocks: with the smallest models it takes almost as long.
         """
         trained = cohort * self.planner.samples_per_round
         return self._task.evaluated_samples / trained if trained else 0.0

@@ -21,7 +21,7 @@ from fedtide.training.trainers.block_runner import BlockRunner
 
 _BLOCK_STEPS = 8  # steps captured together at most
 _CHUNK_BYTES = 8 * 2**20  # models that are absorbed together at most, if that is worth their copies
-_CORE_BYTES = 2**19  # models of a chunk that fit into the cache of one core, with their gradients
+_CORE_BYTES = 2**19  # models of a chunk that one core has in its cache with all they need
 _CALL = 2  # what starting a chunk costs, in clients
 
 
