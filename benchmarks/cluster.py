@@ -22,6 +22,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
+
 from fedtide.simulation.cluster.ray_cluster import RayCluster, open_cluster
 from fedtide.simulation.experiment import Experiment
 from fedtide.simulation.loop import Run
