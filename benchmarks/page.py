@@ -30,8 +30,8 @@ CPU while the device waits, which will be the limit for thousands of small clien
 `python benchmarks/gpu.py` compares every method and trainer with the CPU (float64 to 1e-9, float32
 to 1e-3 of how far the model moved), and measures paper 001's CIFAR-10 run (the goal is two minutes
 for its 10,000 rounds on an H100), a logistic model with 100, 1,000 and 10,000 clients a round, and
-the settings of pfl's CIFAR-10 benchmark beside pfl. With `--device cpu --quick` the same script runs
-anywhere, as it does in the tests.
+the settings of pfl's CIFAR-10 benchmark beside pfl. With `--device cpu --quick` the same script
+runs anywhere, as it does in the tests.
 """
 
 
