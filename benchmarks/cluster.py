@@ -93,6 +93,8 @@ def local_cluster() -> Iterator[str]:
 
 def section(record: dict[str, Any]) -> Section:
     """Return the record as a table."""
+    rounds = record["rounds"]
+    after = "The round" if rounds == 1 else f"{rounds} rounds"
     found = Section(
         "One run on a cluster",
         "Paper 001's CNN for CIFAR-10, 5 local steps of 16 samples, chunks of "
@@ -100,7 +102,7 @@ def section(record: dict[str, Any]) -> Section:
         "nodes; the models are those of a run alone, bit for bit. Not training: the share of the "
         "workers' time in which they do not train, because they wait for messages, for the last "
         "chunk or for the run's own process, which has no core of its own here. "
-        f"{record['rounds']} rounds after the first. `python benchmarks/cluster.py`, "
+        f"{after} after the first. `python benchmarks/cluster.py`, "
         f"{record['machine']}.",
         ("clients a round", "workers", "s per round", "not training"),
     )

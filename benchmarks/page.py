@@ -24,13 +24,15 @@ GPU = """## GPU
 
 No GPU could be had where this page was written, and nothing here was ever run on one. What depends
 on a device is in `fedtide/training/devices.py`: cohorts are one chunk as far as memory allows, the
-data and the models stay on the device, minibatches are planned on the CPU while the device works,
-and a round asks the device for values once, at its end, which a test checks on a device whose
-tensors have no values. `python benchmarks/gpu.py` compares every method and trainer with the CPU
-(float64 to 1e-9, float32 to 1e-3 of how far the model moved), and measures paper 001's CIFAR-10 run
-(the goal is two minutes for its 10,000 rounds on an H100), a logistic model with 100, 1,000 and
-10,000 clients a round, and the settings of pfl's CIFAR-10 benchmark beside pfl. With `--device cpu
---quick` the same script runs anywhere, as it does in the tests.
+data and the models stay on the device, and a round asks the device for values once, at its end,
+which a test checks on a device whose tensors have no values. Minibatches are still planned on the
+CPU while the device waits, which will be the limit for thousands of small clients.
+
+`python benchmarks/gpu.py` compares every method and trainer with the CPU (float64 to 1e-9, float32
+to 1e-3 of how far the model moved), and measures paper 001's CIFAR-10 run (the goal is two minutes
+for its 10,000 rounds on an H100), a logistic model with 100, 1,000 and 10,000 clients a round, and
+the settings of pfl's CIFAR-10 benchmark beside pfl. With `--device cpu --quick` the same script
+runs anywhere, as it does in the tests.
 """
 
 

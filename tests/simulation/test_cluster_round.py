@@ -256,3 +256,25 @@ def test_what_travels_does_not_grow_with_what_only_the_run_needs():
     part = chunk_worker.training_part(wide)
     assert part == chunk_worker.training_part(replace(wide, algorithm=ft.algorithms.FedAvg()))
     assert not isinstance(part.participation, ft.participation.Table)
+
+
+@pytest.mark.parametrize(
+    ("how", "error"),
+    [
+        ({"workers": 2}, r"^workers: there is no cluster; give its address"),
+        ({"cluster": "127.0.0.1:1", "workers": 0}, r"^workers: 0 is "),
+        ({"cluster": "127.0.0.1"}, r"^cluster: '127.0.0.1' is not HOST:PORT; start a cluster"),
+        ({"cluster": "127.0.0.1:1"}, r"^cluster: nothing answers at .*; start a cluster"),
+    ],
+)
+def test_a_cluster_that_cannot_be_used_is_refused(how, error):
+    pytest.importorskip("ray")
+    with pytest.raises(ft.InvalidInputError, match=error):
+        ft.simulate(
+            problem=ft.problems.Quadratic(matrices=[[[1.0]]], centers=[[0.0]]),
+            participation=ft.participation.Full(),
+            algorithm=ft.algorithms.FedAvg(),
+            local=ft.LocalTraining(steps=1, lr=0.5),
+            rounds=2,
+            **how,
+        )

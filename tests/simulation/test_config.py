@@ -257,7 +257,7 @@ def test_models_given_as_objects_are_written_by_their_type(model):
 
 def test_simulate_spells_out_the_fields_of_an_experiment_with_their_defaults():
     parameters = inspect.signature(ft.simulate).parameters
-    others = ("out", "resume", "seeds", "progress", "callbacks")
+    others = ("out", "resume", "seeds", "progress", "callbacks", "cluster", "workers")
     named = {name: p.default for name, p in parameters.items() if name not in others}
     assert set(named) == {field.name for field in fields(ft.Experiment)}
     required = {name for name, default in named.items() if default is inspect.Parameter.empty}

@@ -174,7 +174,7 @@ def test_a_run_of_the_command_is_interrupted_and_continues_alone(
     cluster, regression, results, tmp_path
 ):
     """Ctrl-C reaches a run on a worker; its standard error has nothing of Ray's log."""
-    plain = regression | {"rounds": 500, "chunk": 1, "checkpoint": {"every": 20}}
+    plain = regression | {"rounds": 300, "chunk": 1, "checkpoint": {"every": 20}}
     (tmp_path / "file.yaml").write_text(yaml.safe_dump(plain))
     out = tmp_path / "out"
     command = [FEDTIDE, "run", tmp_path / "file.yaml", "--ray", cluster, "--workers", "1"]

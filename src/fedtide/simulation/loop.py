@@ -336,7 +336,7 @@ class Run:
         if not np.array_equal(used, known):
             known = np.intersect1d(known, used, assume_unique=True)
         self.log.append(round_rows(participants, self.experiment.log, known))
-        self.tally.add(info.clients.numpy(), info.weights.double().numpy())
+        self.tally.add(info.clients.cpu().numpy(), info.weights.double().cpu().numpy())
         if self.iterates:
             self.iterates.append(self.driver.state.model)
 

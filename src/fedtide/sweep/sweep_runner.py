@@ -161,8 +161,8 @@ class _Execution:
             from fedtide.sweep.ray_workers import run_on_ray
 
             self._execute_in_parallel(partial(run_on_ray, jobs, self.ray, self.workers))
-        elif self.cluster is not None:
-            with open_cluster(self.cluster if jobs else None, self.workers) as opened:
+        elif self.cluster is not None and jobs:
+            with open_cluster(self.cluster, self.workers) as opened:
                 run_sequentially(jobs, self.progress, self._on_finished, self._is_stopped, opened)
         elif workers > 1:
             self._execute_in_parallel(partial(run_in_processes, jobs, workers))

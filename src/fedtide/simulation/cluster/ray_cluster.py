@@ -6,11 +6,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from fedtide.errors import InvalidInputError
 from fedtide.simulation.cluster.chunk_worker import WorkerSetup
 from fedtide.simulation.cluster.ray_connection import connect_ray
 from fedtide.simulation.cluster.worker_pool import WorkerPool
 from fedtide.simulation.experiment import Experiment
 from fedtide.training.trainers.select import TrainerName
+from fedtide.validation import require_at_least
 
 
 class RayCluster:
@@ -52,9 +54,13 @@ def open_cluster(address: str | None, workers: int | None) -> Iterator[RayCluste
     """Yield the cluster at an address, whose workers end with the context; None without one.
 
     Raises:
-        InvalidInputError: Ray is not installed, or no cluster answers.
+        InvalidInputError: workers without a cluster, Ray is not installed, or no cluster answers.
     """
+    if workers is not None:
+        require_at_least("workers", workers, 1)
     if address is None:
+        if workers is not None:
+            raise InvalidInputError("workers: there is no cluster; give its address as cluster")
         yield None
         return
     with connect_ray(address, "cluster") as ray:
