@@ -28,8 +28,10 @@ def expected_model(present, mechanism, cutoff=4):
         total = np.zeros_like(x)
         for n in np.flatnonzero(row):
             delta = update_of(n, x)
-            total += omega(present[:, n], cutoff)[t] * delta * min(
-                1, mechanism.clip / np.linalg.norm(delta)
+            total += (
+                omega(present[:, n], cutoff)[t]
+                * delta
+                * min(1, mechanism.clip / np.linalg.norm(delta))
             )
         noise = standard_normals(len(x), t, 0).numpy()
         x = x + (total + mechanism.noise_multiplier * cutoff * mechanism.clip * noise) / N

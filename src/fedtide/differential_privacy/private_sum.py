@@ -91,8 +91,8 @@ class PrivateSum(Wrapper[PrivateSumState]):
         seed: of the noise; None: it comes from the operating system's source for cryptography.
 
     Raises:
-        InvalidInputError: (`init`) a method whose weights have no bound that is known in advance,
-            or a budget below the cost of the cheapest update.
+        InvalidInputError: two updates of a client in a round; (`init`) a method whose weights have
+            no bound that is known in advance, or a budget below the cost of the cheapest update.
     """
 
     mechanism: Mechanism
@@ -148,6 +148,10 @@ class PrivateSum(Wrapper[PrivateSumState]):
             raise InvalidInputError(
                 f"algorithm: {self.inner} gave an update the weight {shares.max() * bound:g}, more "
                 f"than its weight_bound of {bound:g}; correct the method"
+            )
+        if len(clients.unique()) < len(clients):
+            raise InvalidInputError(
+                "updates: a client has two in one round, and is accounted for one; keep the last"
             )
         inner, info = self.inner.step(before, lr)
         if over:
@@ -208,6 +212,8 @@ class PrivateSum(Wrapper[PrivateSumState]):
 
     def _next_noise(self, state: PrivateSumState, t: int) -> Tensor:
         """Return the row t of C⁻¹ Z, shape (d,): (Z_t - Σ_{j >= 1} c_j row_{t-j}) / c_0."""
+        if self.mechanism.noise_multiplier == 0:
+            return torch.zeros(len(state.model), dtype=torch.float64)
         c = torch.from_numpy(self.mechanism.coefficients)
         fresh = standard_normals(len(state.model), t, self.seed)
         return (fresh - c[1:] @ state.noise) / c[0]
