@@ -5,12 +5,13 @@
     python benchmarks/privacy.py write
 
 Logistic regression on digits (500 clients) and Fashion-MNIST at 14 × 14 pixels (1,000 clients),
-split by a Dirichlet law (0.1), 150 rounds. Clients take part independently with rates that depend on their classes, a
-tenth of the rounds on average. For every ε, the noise is as large as the client that loses most
-needs under the participation of that seed. `tune` chooses the clipping norm of every method and ε,
-by test accuracy, on a seed of its own; the server's learning rate stays 1 for an average cohort, as
-with clipped updates it acts like the norm. `train` runs five other seeds. Both
-continue where they were stopped. `write` puts the table into docs/privacy.md and draws the figure.
+split by a Dirichlet law (0.1), 150 rounds. Clients take part independently with rates that depend
+on their classes, a tenth of the rounds on average. For every ε, the noise is as large as the client
+that loses most needs under the participation of that seed. `tune` chooses the clipping norm of
+every method and ε, by test accuracy, on a seed of its own; the server's learning rate stays 1 for
+an average cohort, as with clipped updates it acts like the norm. `train` runs five other seeds.
+Both continue where they were stopped. `write` puts the table into docs/privacy.md and draws the
+figure.
 """
 
 from __future__ import annotations

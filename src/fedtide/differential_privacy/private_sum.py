@@ -149,7 +149,7 @@ class PrivateSum(Wrapper[PrivateSumState]):
                 f"algorithm: {self.inner} gave an update the weight {shares.max() * bound:g}, more "
                 f"than its weight_bound of {bound:g}; correct the method"
             )
-        if len(clients.unique()) < len(clients):
+        if len(set(clients.tolist())) < len(clients):
             raise InvalidInputError(
                 "updates: a client has two in one round, and is accounted for one; keep the last"
             )
