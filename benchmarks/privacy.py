@@ -296,7 +296,7 @@ def draw(record: list[dict[str, Any]]) -> None:
     figure, panels = new_figure(2.8, 2 * len(CLIENTS), width=11.0)
     places = np.arange(len(EPSILONS))
     for i, dataset in enumerate(CLIENTS):
-        for which, what in enumerate(("accuracy", "worst tenth of the clients")):
+        for which, what in enumerate(("accuracy", "worst tenth")):
             panel = panels[2 * i + which]
             for m, method in enumerate(METHODS):
                 values = [collect(record, dataset, method, epsilon) for epsilon in EPSILONS]
