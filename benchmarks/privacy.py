@@ -5,12 +5,13 @@
     python benchmarks/privacy.py write
 
 Logistic regression on digits (500 clients) and Fashion-MNIST at 14 × 14 pixels (1,000 clients),
-split by a Dirichlet law (0.1), 150 rounds. Clients take part independently with rates that depend on their classes, a
-tenth of the rounds on average. For every ε, the noise is as large as the client that loses most
-needs under the participation of that seed. `tune` chooses the clipping norm of every method and ε,
-by test accuracy, on a seed of its own; the server's learning rate stays 1 for an average cohort, as
-with clipped updates it acts like the norm. `train` runs five other seeds. Both
-continue where they were stopped. `write` puts the table into docs/privacy.md and draws the figure.
+split by a Dirichlet law (0.1), 150 rounds. Clients take part independently with rates that depend
+on their classes, a tenth of the rounds on average. For every ε, the noise is as large as the client
+that loses most needs under the participation of that seed. `tune` chooses the clipping norm of
+every method and ε, by test accuracy, on a seed of its own; the server's learning rate stays 1 for
+an average cohort, as with clipped updates it acts like the norm. `train` runs five other seeds.
+Both continue where they were stopped. `write` puts the table into docs/privacy.md and draws the
+figure.
 """
 
 from __future__ import annotations
@@ -262,12 +263,40 @@ def table(record: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+def differences(record: list[dict[str, Any]]) -> str:
+    """Return the table of differences between methods under the same seeds, and of the noise."""
+    average, small, large = METHODS
+    pairs = [(small, average), (large, average), (large, small)]
+    heads = " | ".join(f"{a} minus {b.removeprefix('FedAU, ')}" for a, b in pairs)
+    lines = [f"| data | ε | {heads} |", "|---|---|---|---|---|"]
+    for dataset, epsilon in product(CLIENTS, EPSILONS):
+        values = {method: collect(record, dataset, method, epsilon)[:, 0] for method in METHODS}
+        cells = [(values[a] - values[b]).reshape(-1, 1) for a, b in pairs]
+        shown = [f"{c.mean():+.1f} ± {interval(c)[0]:.1f}" for c in cells]
+        lines.append(f"| {TITLES[dataset]} | {name_of(epsilon)} | " + " | ".join(shown) + " |")
+    return "\n".join(lines)
+
+
+def noises(record: list[dict[str, Any]]) -> str:
+    """Return the mean noise in the model of a round, N / C times its deviation, at ε = 1."""
+    sizes = {name: k or 1 / MEAN_RATE for name, k in METHODS.items()}
+    lines = ["| data | " + " | ".join(METHODS) + " |", "|---|---|---|---|"]
+    for dataset in CLIENTS:
+        cells = []
+        for method, size in sizes.items():
+            chosen = [one for one in record if one["key"][0] == dataset and one["key"][2] == method]
+            found = [one["noise_multiplier"] for one in chosen if one["key"][3] == EPSILONS[0]]
+            cells.append(f"{size * np.mean(found):.0f} (z = {np.mean(found):.1f})")
+        lines.append(f"| {TITLES[dataset]} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
 def draw(record: list[dict[str, Any]]) -> None:
     """Draw accuracy and worst tenth against ε with their 95% intervals."""
     figure, panels = new_figure(2.8, 2 * len(CLIENTS), width=11.0)
     places = np.arange(len(EPSILONS))
     for i, dataset in enumerate(CLIENTS):
-        for which, what in enumerate(("accuracy", "worst tenth of the clients")):
+        for which, what in enumerate(("accuracy", "worst tenth")):
             panel = panels[2 * i + which]
             for m, method in enumerate(METHODS):
                 values = [collect(record, dataset, method, epsilon) for epsilon in EPSILONS]
@@ -303,7 +332,16 @@ def main() -> None:
     if command == "write":
         head, rest = PAGE.read_text(encoding="utf-8").split(BEGIN)
         tail = rest.split(END)[1]
-        PAGE.write_text(f"{head}{BEGIN}\n{table(record)}\n{END}{tail}", encoding="utf-8")
+        found = "\n\n".join(
+            [
+                table(record),
+                "Differences of accuracy between methods under the same seeds:",
+                differences(record),
+                "Deviation of the noise in the model of a round, times N / C, at ε = 1:",
+                noises(record),
+            ]
+        )
+        PAGE.write_text(f"{head}{BEGIN}\n{found}\n{END}{tail}", encoding="utf-8")
         draw(record)
 
 

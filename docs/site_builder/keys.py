@@ -15,6 +15,7 @@ from torch import nn
 
 from fedtide.algorithms import ALGORITHMS, Algorithm
 from fedtide.configurable import field_types, is_union
+from fedtide.differential_privacy import MECHANISMS, Mechanism
 from fedtide.participation import (
     DROPOUTS,
     PROCESSES,
@@ -47,6 +48,7 @@ SECTIONS: dict[type, tuple[str, str]] = {
     RateLaw: ("rates", "Rates"),
     Selection: ("selection", "Selections"),
     Dropout: ("dropout", "Dropout models"),
+    Mechanism: ("privacy", "Privacy"),
     Algorithm: ("algorithm", "Algorithms"),
     LocalTraining: ("local", "Local training"),
     LearningRateSchedule: ("schedule", "Learning-rate schedules"),
@@ -138,6 +140,7 @@ def _paragraphs() -> Iterator[str]:
     yield from _types(RateLaw, RATES)
     yield from _types(Selection, SELECTIONS)
     yield from _types(Dropout, DROPOUTS)
+    yield from _types(Mechanism, MECHANISMS)
     yield from _types(Algorithm, ALGORITHMS)
     yield from _class_section(Evaluate)
     yield from _class_section(Checkpoints)

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from flwr.app import Array, ArrayRecord, Context, RecordDict
 from flwr.common import bytes_to_ndarray
 from flwr.common.secure_aggregation.secaggplus_constants import (
@@ -77,12 +78,13 @@ def nodes(app) -> dict[int, Node]:
     return {100 + n: Node(app, {"partition-id": n}) for n in range(SITES)}
 
 
-def run_secure(example, memory: Path, death=DEATH, rounds=ROUNDS):
+def run_secure(example, memory: Path, death=DEATH, rounds=ROUNDS, noise_multiplier=0.0):
     """Return the model and all replies."""
     client_app, server_app = example
     config = {"num-clients": SITES, "num-server-rounds": rounds, "cutoff": CUTOFF}
+    settings = {"memory": str(memory), "noise-multiplier": noise_multiplier}
     replies = []
-    grid = FakeGrid(nodes(client_app.app), run_config={"memory": str(memory)})
+    grid = FakeGrid(nodes(client_app.app), run_config=settings)
     grid = recording(grid, client_app.app, replies, death)
     context = Context(grid.run_id, 1, {}, RecordDict(), config)
     server_app.app(grid, context)
@@ -190,3 +192,37 @@ def test_sites_refuse_to_unmask_a_sum_of_two_for_a_server_that_asks(example, tmp
     openly = run_open(example, tmp_path / "open", present)
     quantum = 2 * client_app.CLIP / 2**22
     np.testing.assert_allclose(secure, openly, rtol=0, atol=quantum * len(present))
+
+
+@pytest.mark.statistical
+def test_shares_of_the_honest_sites_have_the_noise_of_a_trusted_server(example):
+    """In a sum of three, one adds none; fails with probability 1e-6."""
+    client_app, _ = example
+    assert client_app.MIN_SITES - 1 >= client_app.HONEST_SITES
+    z, size = 0.8, 50_000
+    shares = [client_app.noise_share(size, z, CUTOFF) for _ in range(client_app.HONEST_SITES)]
+    scaled = sum(shares).numpy() / (z * CUTOFF * client_app.NORM)
+    assert stats.kstest(scaled, "norm").pvalue > 1e-6
+
+
+def test_sites_clip_and_add_noise_before_they_mask(example, tmp_path, monkeypatch):
+    """With shares that a test knows, the masked sums give the model written out."""
+    client_app, _ = example
+    shares = []
+
+    def known_share(size, noise_multiplier, cutoff):
+        assert (noise_multiplier, cutoff) == (0.5, CUTOFF)
+        shares.append(np.random.default_rng(len(shares)).normal(size=size))
+        return torch.from_numpy(shares[-1])
+
+    monkeypatch.setattr(client_app, "noise_share", known_share)
+    monkeypatch.setattr(client_app, "NORM", 0.5)
+    nobody = ("never", set(), 0)
+    secure, _ = run_secure(example, tmp_path, nobody, rounds=1, noise_multiplier=0.5)
+    assert len(shares) == SITES
+    total = sum(shares)
+    for site in range(SITES):
+        delta = client_app.train(torch.zeros(client_app.SIZE).double(), site).update["x"].numpy()
+        assert np.linalg.norm(delta) > 0.5
+        total = total + delta * 0.5 / np.linalg.norm(delta)
+    np.testing.assert_allclose(secure, total / SITES, atol=2 * client_app.CLIP / 2**22)

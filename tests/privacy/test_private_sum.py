@@ -186,6 +186,25 @@ def test_weights_without_a_public_bound_are_refused(algorithm):
         drive(algorithm, Gaussian(1.0, 1.0, 1e-5), np.ones((1, 2), bool), zeros(1), 1)
 
 
+def test_updates_of_clients_that_may_not_take_part_are_not_used():
+    """A driver that does not ask choose_cohort cannot exceed a budget, nor step without noise."""
+    mechanism = MatrixFactorisation(1.0, 1.0, 1e-5, 2, 1)
+    driver, _ = drive(AVERAGE, mechanism, np.ones((1, 2), bool), zeros(1), 1)
+    one = torch.ones(1)
+    driver.absorb(ClientUpdates(torch.tensor([0]), one, one[:, None].double(), 0.1, one))
+    with pytest.raises(InvalidInputError, match=r"^updates: a client may not take part"):
+        driver.step(0.1)
+
+
+def test_a_client_has_one_update_in_a_round():
+    driver, _ = drive(AVERAGE, Gaussian(1.0, 1.0, 1e-5), np.ones((1, 2), bool), zeros(1), 1)
+    one = torch.ones(1)
+    for _ in range(2):
+        driver.absorb(ClientUpdates(torch.tensor([0]), one, one[:, None].double(), 0.1, one))
+    with pytest.raises(InvalidInputError, match=r"^updates: a client has two in one round"):
+        driver.step(0.1)
+
+
 def test_a_method_with_a_false_bound_is_stopped():
     class Doubled(FedAvg):
         def client_weights(self, state, updates):

@@ -77,20 +77,20 @@ def test_a_thousand_random_logs_agree_with_numerical_composition():
         shape = draws.integers(2, 8), draws.integers(1, 6)
         present = draws.random(shape) < draws.random()
         present[0, 0] = True
-        z, delta = draws.choice([3.0, 6.0]), float(draws.choice([1e-4, 1e-5, 1e-7]))
-        mechanism = Gaussian(1.0, float(z), delta)
+        z, delta = 6.0, float(draws.choice([1e-4, 1e-5, 1e-7]))
+        mechanism = Gaussian(1.0, z, delta)
         if draws.random() < 0.5:  # far enough apart for two bands: the same account
             present[1::2] = False
-            mechanism = MatrixFactorisation(1.0, float(z), delta, min_separation=2)
+            mechanism = MatrixFactorisation(1.0, z, delta, min_separation=2)
         found = spent(log_of(present), mechanism)
         for k, epsilon in found.clients.select("participations", "epsilon").iter_rows():
             if k == 0:
                 assert epsilon == 0
                 continue
-            library = library_accountant(float(z), k).get_epsilon(delta)
+            library = library_accountant(z, k).get_epsilon(delta)
             assert epsilon == pytest.approx(library, abs=1e-6)
-            compared.add((z, k, delta))
-    assert len(compared) > 40
+            compared.add((k, delta))
+    assert len(compared) == 3 * 7
 
 
 def test_weights_of_a_log_are_those_of_the_method():

@@ -74,7 +74,8 @@ class KnownRates(WeightedSum[KnownRatesState]):
 
     def weight_bound(self, state: KnownRatesState) -> float | None:
         """Return max 1 / p_n over the clients that can take part."""
-        return float(1.0 / state.rates[state.rates > 0].min())
+        positive = state.rates[state.rates > 0]
+        return float(1.0 / positive.min()) if len(positive) else None
 
     def client_weights(self, state: KnownRatesState, updates: ClientUpdates) -> Tensor:
         """Return a_n = 1 / p_n; a client with rate 0 must not take part."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Literal, cast
+from typing import Annotated, Any, Literal, cast
 
 import typer
 from rich.console import Console
@@ -155,14 +155,15 @@ def audit_command(
             seed=seed,
             watch=lambda name, share: progress.update(task, description=name, completed=share),
         )
-    document, privacy_lines = result.to_dict(), list[str]()
+    further, privacy_lines = dict[str, Any](), list[str]()
     if privacy is not None:
         from fedtide.auditing.privacy import report_lines, spent_by_file  # imports PyTorch
 
         found = spent_by_file(result.log, privacy)
         privacy_lines = [line for one in found for line in report_lines(one)]
-        document["privacy"] = [one.to_dict() for one in found]
+        further = {"privacy": [one.to_dict() for one in found]}
     if json_file is not None:
+        document = result.to_dict() | further
         _write(json_file, "json", json.dumps(document, indent=1, ensure_ascii=False))
     if experiment is not None:
         _write(experiment, "experiment", format_experiment(result.advice[0]))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
@@ -38,7 +38,7 @@ class Mechanism(ABC):
     clip: float
     noise_multiplier: float
     delta: float
-    budget: float | None = None
+    budget: float | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         require_positive("clip", self.clip)
@@ -155,8 +155,8 @@ class MatrixFactorisation(Mechanism):
 
     Noise is added in every round, also in those without updates, or it would not cancel.
 
-    Participations at least `min_separation` >= b rounds apart use rows of C without common
-    entries. So k of them lose at most k / z², as with independent noise of the same z, for any
+    Participations at least `min_separation` >= b rounds apart use columns of C that have no row in
+    common. So k of them lose at most k / z², as with independent noise of the same z, for any
     updates, also if these and the participation depend on earlier models. A client is therefore
     not asked to train before it has rested, nor more than `max_participations` times.
 

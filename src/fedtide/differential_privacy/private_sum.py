@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -91,8 +92,8 @@ class PrivateSum(Wrapper[PrivateSumState]):
         seed: of the noise; None: it comes from the operating system's source for cryptography.
 
     Raises:
-        InvalidInputError: (`init`) a method whose weights have no bound that is known in advance,
-            or a budget below the cost of the cheapest update.
+        InvalidInputError: two updates of a client in a round; (`init`) a method whose weights have
+            no bound that is known in advance, or a budget below the cost of the cheapest update.
     """
 
     mechanism: Mechanism
@@ -119,13 +120,8 @@ class PrivateSum(Wrapper[PrivateSumState]):
 
     def choose_cohort(self, state: PrivateSumState, cohort: Cohort) -> Cohort:
         """Leave out the clients that may not take part."""
-        clients, most = cohort.clients.cpu(), self.mechanism.participations
-        allowed = state.round - state.last[clients] >= self.mechanism.separation
-        if most is not None:
-            allowed &= state.rounds[clients] < most
-        if self.mechanism.budget is not None:
-            after = state.lost[clients] + self.shares(state, cohort) ** 2
-            allowed &= after <= self._limit
+        shares = _ROUNDED * self.shares(state, cohort)
+        allowed = self._may_take_part(state, cohort.clients.cpu(), shares)
         chosen = Cohort(cohort.clients[allowed], cohort.weights[allowed])
         return self.inner.choose_cohort(state.inner, chosen)
 
@@ -149,9 +145,18 @@ class PrivateSum(Wrapper[PrivateSumState]):
                 f"algorithm: {self.inner} gave an update the weight {shares.max() * bound:g}, more "
                 f"than its weight_bound of {bound:g}; correct the method"
             )
+        if len(set(clients.tolist())) < len(clients):
+            raise InvalidInputError(
+                "updates: a client has two in one round, and is accounted for one; keep the last"
+            )
+        if not bool(self._may_take_part(state, clients, shares).all()):
+            raise InvalidInputError(
+                "updates: a client may not take part that sent one; ask those that choose_cohort "
+                "returns"
+            )
         inner, info = self.inner.step(before, lr)
         if over:
-            return replace(state, inner=inner), info
+            return replace(state, inner=inner), info  # an empty round
         row = self._next_noise(state, t)
         direction = info.direction + (self._deviation(bound) * scale * row).to(start)
         state.lost[clients] += shares**2
@@ -174,9 +179,18 @@ class PrivateSum(Wrapper[PrivateSumState]):
         least = self._bound(state.inner) ** -2  # no weight is below 1
         return bool((state.lost + least > self._limit).all())
 
+    def _may_take_part(self, state: PrivateSumState, clients: Tensor, shares: Tensor) -> Tensor:
+        """Return which clients may take part in this round with these a_t^n / A, (S,), bool."""
+        allowed = state.round - state.last[clients] >= self.mechanism.separation
+        if self.mechanism.participations is not None:
+            allowed &= state.rounds[clients] < self.mechanism.participations
+        return allowed & (state.lost[clients] + shares**2 <= self._limit)
+
     @property
     def _limit(self) -> float:
         """The z² μ² that a client may lose."""
+        if self.mechanism.budget is None:
+            return math.inf
         return self.mechanism.limit * self.mechanism.noise_multiplier**2
 
     def _deviation(self, bound: float) -> float:
@@ -208,6 +222,8 @@ class PrivateSum(Wrapper[PrivateSumState]):
 
     def _next_noise(self, state: PrivateSumState, t: int) -> Tensor:
         """Return the row t of C⁻¹ Z, shape (d,): (Z_t - Σ_{j >= 1} c_j row_{t-j}) / c_0."""
+        if self.mechanism.noise_multiplier == 0:
+            return torch.zeros(len(state.model), dtype=torch.float64)
         c = torch.from_numpy(self.mechanism.coefficients)
         fresh = standard_normals(len(state.model), t, self.seed)
         return (fresh - c[1:] @ state.noise) / c[0]

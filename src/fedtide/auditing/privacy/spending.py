@@ -220,7 +220,8 @@ def spent(
         if horizon is None or end < horizon
         else own
     )
-    found = Spent(mechanism, algorithm, log, own / variance, longer / variance)
+    with np.errstate(over="ignore"):  # without noise, everything is lost
+        found = Spent(mechanism, algorithm, log, own / variance, longer / variance)
     if law is not None:
         found = replace(
             found, law=law.check(log), declared=law.declared_epsilon(mechanism, log.length)

@@ -1,5 +1,6 @@
 """A site: it trains, weights its update by FedAU's ω of its own rounds, and sends ω·Δ masked."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -10,6 +11,7 @@ from flwr.clientapp import ClientApp
 from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_CONFIGS, Key, Stage
 from torch import Tensor
 
+from fedtide.differential_privacy.noise_source import standard_normals
 from fedtide.flower import TrainRequest, Update
 from fedtide.flower.clients.store import encode_update
 
@@ -18,6 +20,10 @@ CLIP = 64.0
 """The largest ω·|Δ| of a coordinate that can be masked."""
 MIN_SITES = 3
 """In a sum of two updates, each site could compute the other's."""
+NORM = 1.0
+"""The largest norm of an update, where noise is added."""
+HONEST_SITES = 2
+"""How many of the sites in a sum add the noise that they should, at the least."""
 
 
 def secret(site: int) -> Tensor:
@@ -38,12 +44,30 @@ def train(x: Tensor, site: int) -> Update:
     return Update({"x": y - x}, samples=1, lr=LR, steps=STEPS)
 
 
+def noise_share(size: int, noise_multiplier: float, cutoff: int) -> Tensor:
+    """Return a site's share of the noise on a sum: that of HONEST_SITES has what one needs alone.
+
+    They need the deviation z K C, as one site changes the sum by up to K C. More than HONEST_SITES
+    make it larger; sites that are lost do not make it smaller than that, as smaller sums than of
+    MIN_SITES are never unmasked.
+    """
+    deviation = noise_multiplier * cutoff * NORM / HONEST_SITES**0.5
+    return deviation * standard_normals(size, 0, seed=None)
+
+
+def clip_update(update: Update) -> Update:
+    """Return the update with a norm of at most NORM."""
+    delta = update.update["x"]
+    return replace(update, update={"x": delta * min(1.0, NORM / max(float(delta.norm()), NORM))})
+
+
 class Site(NumPyClient):
     """The client of Flower's legacy workflow."""
 
     def __init__(self, context: Context) -> None:
         self._site = int(context.node_config["partition-id"])
         self._memory = Path(str(context.run_config["memory"])) / f"site-{self._site}"
+        self._noise_multiplier = float(context.run_config.get("noise-multiplier", 0.0))
 
     def get_properties(self, config):
         """Tell the server whether the site takes part."""
@@ -55,7 +79,12 @@ class Site(NumPyClient):
             config["round"], accepted_round=config["accepted-round"], form=config["form"]
         )
         update = train(torch.from_numpy(parameters[0]), self._site)
+        if self._noise_multiplier:
+            update = clip_update(update)
         weighted = encode_update(update, request, self._memory).update["x"]
+        if self._noise_multiplier:
+            cutoff = int(request.form.removeprefix("fedau-"))
+            weighted = weighted + noise_share(len(weighted), self._noise_multiplier, cutoff)
         if float(weighted.abs().max()) > CLIP:
             raise ValueError("the update would be clipped; raise CLIP")
         return [weighted.numpy()], 1, {}
