@@ -638,7 +638,7 @@ def main() -> None:
         train_all(Record(chosen), given.problems, laws, given.methods)
     elif given.command == "judge":
         verdicts = judge_all(Record(chosen), given.problems, laws)
-        if len(verdicts) == len(PROBLEMS) * len(chosen.laws):
+        if not given.laws and given.problems == list(PROBLEMS):
             text = json.dumps([asdict(one) for one in verdicts], indent=1)
             chosen.verdicts.write_text(text + "\n", encoding="utf-8")
     else:
