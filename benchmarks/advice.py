@@ -600,7 +600,9 @@ def render(verdicts: list[Verdict]) -> str:
     for problem in PROBLEMS:
         of_problem = [verdict for verdict in verdicts if verdict.problem == problem]
         trained = [verdict.trained for verdict in of_problem]
-        title = f"**{TITLES[problem]}; {min(trained)} to {max(trained)} methods trained**"
+        least, most = min(trained), max(trained)
+        count = f"{least}" if least == most else f"{least} to {most}"
+        title = f"**{TITLES[problem]}; {count} methods trained**"
         parts.append("\n".join([title, "", HEAD, *map(_row, of_problem)]))
     return "\n\n".join(parts)
 
