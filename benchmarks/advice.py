@@ -600,7 +600,9 @@ def render(verdicts: list[Verdict]) -> str:
     for problem in PROBLEMS:
         of_problem = [verdict for verdict in verdicts if verdict.problem == problem]
         trained = [verdict.trained for verdict in of_problem]
-        title = f"**{TITLES[problem]}; {min(trained)} to {max(trained)} methods trained**"
+        least, most = min(trained), max(trained)
+        count = f"{least}" if least == most else f"{least} to {most}"
+        title = f"**{TITLES[problem]}; {count} methods trained**"
         parts.append("\n".join([title, "", HEAD, *map(_row, of_problem)]))
     return "\n\n".join(parts)
 
@@ -638,7 +640,7 @@ def main() -> None:
         train_all(Record(chosen), given.problems, laws, given.methods)
     elif given.command == "judge":
         verdicts = judge_all(Record(chosen), given.problems, laws)
-        if len(verdicts) == len(PROBLEMS) * len(chosen.laws):
+        if not given.laws and given.problems == list(PROBLEMS):
             text = json.dumps([asdict(one) for one in verdicts], indent=1)
             chosen.verdicts.write_text(text + "\n", encoding="utf-8")
     else:

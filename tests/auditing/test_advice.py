@@ -14,7 +14,8 @@ import fedtide as ft
 from fedtide.algorithms import Algorithm
 from fedtide.auditing import Advice, Audit
 from fedtide.auditing.output.text import compare_replays
-from fedtide.auditing.recommend.replay_problem import ReplayedLoss
+from fedtide.auditing.recommend import replay_problem
+from fedtide.auditing.recommend.replay_problem import ReplayedLoss, ReplayProblem
 from fedtide.auditing.recommend.strategy_source import write_strategy
 from fedtide.simulation.experiment import BUILDER
 
@@ -151,6 +152,16 @@ def test_error_of_a_gap_counts_other_rounds_and_other_clients() -> None:
     coordinates = 4 * np.var([1.0, 0, 0, 0], ddof=1)
     assert loss.error_of_gap(other) == pytest.approx(np.sqrt(blocks + coordinates))
     assert loss.error_of_gap(loss) == 0
+
+
+def test_losses_are_at_most_that_at_the_start_even_if_one_coordinate_diverges() -> None:
+    problem = ReplayProblem(script=None, weights=np.ones((3, 12)))  # type: ignore[arg-type]
+    squares = np.full((1, 6, 9, 12), 0.02)
+    squares[..., 3] = np.inf
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(replay_problem, "replay", lambda *args: squares)
+        (loss,) = problem.run([{"type": "fedavg"}])
+    assert loss.mean == pytest.approx(1.0)
 
 
 def test_slow_swings_have_windows_to_amplify() -> None:

@@ -105,9 +105,9 @@ class ReplayProblem:
                 of_method[:, shift : shift + _TUNED] * weights
                 for shift, weights in enumerate(self.weights / at_start)
             )
-            with np.errstate(invalid="ignore"):  # ∞ / ∞ of methods that diverge
-                parts = parts / np.maximum(parts.sum(axis=2, keepdims=True), 1.0)
-            parts = np.nan_to_num(parts, nan=1 / parts.shape[2])
+            total = parts.sum(axis=2, keepdims=True)
+            diverged = np.full_like(parts, 1 / parts.shape[2])
+            parts = np.divide(parts, np.maximum(total, 1.0), out=diverged, where=np.isfinite(total))
             parts = np.pad(parts, ((0, 0), (1, 1), (0, 0)), mode="edge")
             smooth = (parts[:, :-2] + 2 * parts[:, 1:-1] + parts[:, 2:]) / 4
             best = int(np.argmin(smooth.sum(axis=2).mean(axis=0)))

@@ -243,7 +243,8 @@ def _collect_silences(log: ParticipationLog, tested: int, reverse: bool) -> _Sil
         origin = rounds[begins[ends]]
         numbers = (factors[ends - 1], rounds[ends - 1] - origin, rounds[ends] - 1 - origin, origin)
         parts.append(np.stack(numbers).astype(np.float64))
-    return _Silences(log.length, -(-tested // step), *np.concatenate(parts, axis=1), habits)
+    lasting, since, until, firsts = np.concatenate(parts, axis=1)
+    return _Silences(log.length, -(-tested // step), lasting, since, until, firsts, habits)
 
 
 def _count_effectively(rounds: Ints, begins: Ints, rank: Ints) -> Floats:
@@ -265,7 +266,8 @@ def _count_effectively(rounds: Ints, begins: Ints, rank: Ints) -> Floats:
     count = np.maximum(rank, 1)
     mean = np.maximum((rounds - rounds[begins]) / count, 1e-9)
     variation = sum_since_first(gaps**2) / count / mean**2 - 1
-    return np.minimum(np.minimum(visits, rank), rank / np.maximum(variation, 1.0))
+    counted = np.minimum(np.minimum(visits, rank), rank / np.maximum(variation, 1.0))
+    return np.asarray(counted, dtype=np.float64)
 
 
 def _score(factors: Floats | Ints, starts: Floats | Ints, ends: Floats | Ints) -> Floats:
