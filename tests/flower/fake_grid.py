@@ -32,7 +32,7 @@ from flwr.superlink.grid.http_grid import HttpGrid
 
 from fedtide.flower.server.transport import Clock
 
-NODE_UNAVAILABLE, APP_RAISED = 5, 2
+NODE_UNAVAILABLE, APP_RAISED, MESSAGE_UNAVAILABLE = 5, 2, 3
 _runs = count(1)
 
 
@@ -141,6 +141,12 @@ class FakeGrid(Grid):
             return message_id
         node.free_at = start + node.seconds(node.handled)
         node.handled += 1
+        expires = self.now + message.metadata.ttl
+        if node.free_at > expires:
+            reply = Message(Error(MESSAGE_UNAVAILABLE, "expired"), reply_to=message)
+            reply.metadata.__dict__["_src_node_id"] = 1
+            self.pending[message_id] = (expires, reply)
+            return message_id
         self.pending[message_id] = (node.free_at, node.tamper(self._answer(node, message)))
         return message_id
 

@@ -158,6 +158,7 @@ def test_a_node_without_an_answer_is_asked_ever_more_rarely_and_logged_once(erro
     about = [r.getMessage() for r in caplog.records if "node 1000 " in r.getMessage()]
     assert len(about) == 1
     assert "does not take part" in about[0]
+    assert ("did not answer" in about[0]) == (not error)
 
 
 def test_a_flood_of_new_nodes_leaves_no_trace(tmp_path, url, caplog):

@@ -114,3 +114,25 @@ def test_nobody_then_a_steady_a_late_and_a_bad_client(tmp_path, ledgers):
         model = states[method].tensors["state.model"].numpy()
         wanted_model = replay(method, path, SITES, states[method].round)
         np.testing.assert_allclose(model, wanted_model, rtol=1e-9)
+
+
+def test_a_mute_newcomer_does_not_hold_up_rounds(tmp_path):
+    """Its app never answers the question for its name, for which it has a minute."""
+    path = tmp_path / "fedavg.db"
+    with LocalFederation(tmp_path / "federation", tls=False) as federation:
+        federation.start_superlink(database=False)
+        names = " ".join([STEADY, BAD])
+        config = {"folder": tmp_path, "names": names, "timeout": 120, "rounds": 1000}
+        run = federation.submit(APP, methods="fedavg", **config)
+        log = collect_log(run)
+        federation.start_node(STEADY, client=0)
+        wait_until(lambda: count_rounds(path) and rows(path, STEADY, "used"), "first update")
+        first = count_rounds(path)
+        federation.start_node(BAD, client=1, sends='"no name"')
+        wait_until(lambda: any("did not answer" in line for line in log), "silence", 120)
+        times = read_rounds(f"sqlite:///{path}")["time"].to_list()
+        used = [row.round for row in rows(path, STEADY, "used")]
+    assert len(times) >= first + 3
+    assert max(np.diff(times[first:])) < 45
+    assert set(range(first, len(times) - 1)) <= set(used)
+    assert rows(path, BAD) == []

@@ -182,24 +182,39 @@ def test_an_app_that_raises_is_not_used_and_reported_nothing(url):
     assert reasons(url, "1") == ["error"] * 3
 
 
-def test_the_ledger_says_who_went_offline_who_is_slow_and_who_came_too_late(url):
-    grid = federation()
-    node_of(grid, 2).seconds = lambda number: 60.05 if number == 1 else 0.1  # timeout: 60
-    push = grid._push
+def lose_training(grid, client: int, code: int) -> None:
+    """Let the SuperLink answer each request to train a client with an error."""
+    push, lost = grid._push, node_of(grid, client)
 
-    def lose(message):
+    def answer(message):
         message_id = push(message)
-        if message.metadata.dst_node_id in offline and message.metadata.message_type == "train":
-            reply = Message(Error(5, "offline"), reply_to=message)
+        to_client = grid.nodes[message.metadata.dst_node_id] is lost
+        if to_client and message.metadata.message_type == "train":
+            reply = Message(Error(code, "of the SuperLink"), reply_to=message)
             grid.pending[message_id] = (grid.now + 1, reply)
         return message_id
 
-    offline = [n for n, node in grid.nodes.items() if node.config["partition-id"] == 1]
-    grid._push = lose
+    grid._push = answer
+
+
+def test_the_ledger_says_who_went_offline_who_is_slow_and_who_came_too_late(url):
+    grid = federation()
+    node_of(grid, 2).seconds = lambda number: 60.05 if number == 1 else 0.1  # timeout: 60
+    lose_training(grid, 1, code=5)
     deploy(grid, A.FedAvg(), rounds=3, ledger=url)
     assert reasons(url, "1") == ["offline"] * 3
     assert reasons(url, "2") == ["no reply", "late", None]
     assert set(reasons(url, "3")) == {None}
+
+
+@pytest.mark.parametrize("code", [3, 4])
+def test_a_message_that_the_superlink_lost_or_let_expire_is_no_reply(code, url, caplog):
+    """ErrorCode MESSAGE_UNAVAILABLE and REPLY_MESSAGE_UNAVAILABLE: no app failed."""
+    grid = federation()
+    lose_training(grid, 1, code)
+    deploy(grid, A.FedAvg(), rounds=2, ledger=url)
+    assert reasons(url, "1") == ["no reply"] * 2
+    assert "did not answer in time" in caplog.text
 
 
 def test_an_ordinary_flower_client_is_understood(url):

@@ -37,7 +37,8 @@ T = TypeVar("T")
 FAST_POLLING = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.5"}
 """Environment that makes a SuperExec look for work every 0.5 s; ignored if Flower drops it."""
 
-_APP_RAISED, _NODE_UNAVAILABLE, _MOD_REFUSED = 2, 5, 6  # of ErrorCode in flwr 1.41
+_APP_RAISED, _MESSAGE_UNAVAILABLE, _REPLY_UNAVAILABLE = 2, 3, 4  # of ErrorCode in flwr 1.41
+_NODE_UNAVAILABLE, _MOD_REFUSED = 5, 6
 _warned: set[str] = set()
 _decoding = Lock()
 """Held while Flower's decoding is replaced: several strategies may run as threads of one app."""
@@ -206,6 +207,12 @@ def is_app_error(error: Error) -> bool:
     """
     raised = _has_code(error, "CLIENT_APP_RAISED_EXCEPTION", _APP_RAISED)
     return raised or _has_code(error, "MOD_FAILED_PRECONDITION", _MOD_REFUSED)
+
+
+def is_unanswered(error: Error) -> bool:
+    """Return whether the SuperLink reports that a message or its reply expired or was lost."""
+    lost = _has_code(error, "MESSAGE_UNAVAILABLE", _MESSAGE_UNAVAILABLE)
+    return lost or _has_code(error, "REPLY_MESSAGE_UNAVAILABLE", _REPLY_UNAVAILABLE)
 
 
 def is_node_unavailable(error: Error) -> bool:

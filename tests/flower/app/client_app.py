@@ -1,8 +1,8 @@
 """A client without PyTorch, which starts fast: it reads the messages' records itself.
 
-What it `sends` is an "update" or, as its node config says: "nothing", ever; an update, "late": when
-the round that it is for has ended; or "lies": NaN or another's name to FedAvg, a wrong shape or
-another round to all others.
+What it `sends` is an "update" or, as its node config says: "nothing", ever; "no name", to the
+question that comes first; an update, "late": when the round that it is for has ended; or "lies":
+NaN or another's name to FedAvg, a wrong shape or another round to all others.
 """
 
 import sqlite3
@@ -20,6 +20,8 @@ app = ClientApp()
 
 @app.query("fedtide_name")
 def tell_name(message, context):
+    if context.node_config.get("sends") == "no name":
+        threading.Event().wait()
     name = ConfigRecord({"name": context.node_config["name"]})
     return Message(RecordDict({"config": name}), reply_to=message)
 

@@ -20,7 +20,7 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from fedtide.errors import InvalidInputError
 from fedtide.flower._flwr_private import OnlineNode, is_app_error
 from fedtide.flower.protocol import NAME_QUERY, is_name, select_records
-from fedtide.flower.server.reply_validation import RejectedReplyError, check_sender
+from fedtide.flower.server.reply_validation import NO_ANSWER, RejectedReplyError, check_sender
 from fedtide.flower.server.transport import Transport
 
 log = getLogger("flwr")
@@ -250,7 +250,7 @@ class Discovery:
                 self._bind(node.node_id, node.name, registered=True)
                 continue
             if self._transport.pending.settle(unknown.question):
-                self._fail(node.node_id, "it does not answer")
+                self._fail(node.node_id, NO_ANSWER)
             pause = min(_PATIENCE * 2 ** min(unknown.failures, 10), _LONGEST_PATIENCE)
             unknown.ask_at = now + pause
             messages.append(

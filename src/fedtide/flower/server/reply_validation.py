@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fedtide.algorithms import ClientUpdates
 from fedtide.errors import printable
-from fedtide.flower._flwr_private import is_node_unavailable
+from fedtide.flower._flwr_private import is_node_unavailable, is_unanswered
 from fedtide.flower.protocol import arrays_to_vector, is_name, select_records
 from fedtide.flower.server.transport import PendingReply
 from fedtide.problems.layout import Layout
@@ -38,6 +38,7 @@ _LONGEST, _STEEPEST = 1e9, 1e15
 of a client in every round would otherwise reach what numbers can hold, long after the reply."""
 _MAX_METRICS, _MAX_NUMBERS, _MAX_METRIC = 100, 10_000, 1e100
 _SAMPLES = "num-examples"
+NO_ANSWER = "it did not answer in time"
 
 
 class RejectedReplyError(Exception):
@@ -320,6 +321,8 @@ def average_metrics(parts: list[tuple[int, Metrics]]) -> MetricRecord | None:
 def check_error(reply: Message) -> None:
     """Raise RejectedReplyError for an error in place of a reply."""
     if reply.has_error():
+        if is_unanswered(reply.error):
+            raise RejectedReplyError("no reply", NO_ANSWER)
         lines = [line for line in (reply.error.reason or "").splitlines() if line.strip()]
         reason = "offline" if is_node_unavailable(reply.error) else "error"
         text = f"error {reply.error.code}: {lines[0] if lines else ''}"
