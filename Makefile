@@ -54,7 +54,7 @@ docs: .venv/installed-docs
 
 .venv/installed-docs: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --no-compile -c constraints.txt -e '.[docs]'
+	$(BIN)/pip install --quiet --no-compile -c constraints.txt -e '.[docs,flower,watch]'
 	touch $@
 
 clean:

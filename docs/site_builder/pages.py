@@ -15,10 +15,12 @@ from typer.testing import CliRunner
 
 from fedtide.algorithms import ALGORITHMS
 from fedtide.cli.main import COMMANDS, app
-from fedtide.configurable import field_types
 from fedtide.participation import PROCESSES
+from fedtide.simulation import Experiment
+from fedtide.training import LocalTraining
 from site_builder.figures import REMEMBERS, ROUNDS, draw_method, draw_process
 from site_builder.keys import class_text
+from site_builder.schema import REGISTRIES
 
 Pages = dict[str, str]
 """The text of each page by its path below docs."""
@@ -38,6 +40,9 @@ MODULES = {
     "fedtide.errors": "Errors",
 }
 """The public modules, with the titles of their pages."""
+
+_WITH_KEYS = {Experiment, LocalTraining}.union(*(types.values() for types in REGISTRIES.values()))
+"""The classes whose arguments are keys of experiment files, in the reference of these."""
 
 _ROW = re.compile(r"^\| `([\w-]+)` \|(.*)\|$", re.MULTILINE)
 
@@ -152,24 +157,13 @@ def _module_page(module: ModuleType, title: str) -> str:
     for name in names:
         thing = getattr(module, name)
         described = inspect.isclass(thing) or inspect.isfunction(thing)
-        if described and not _is_configurable(thing) and inspect.getdoc(thing):
+        if described and thing not in _WITH_KEYS and inspect.getdoc(thing):
             parts.append(f"::: {module.__name__}.{name}\n")
     return "\n".join(parts)
 
 
 def _is_own(thing: object, module: ModuleType) -> bool:
     return getattr(thing, "__module__", None) == module.__name__ and inspect.isclass(thing)
-
-
-def _is_configurable(thing: object) -> bool:
-    """Return whether the keys of a class stand in the reference of experiment files."""
-    return thing in (*ALGORITHMS.values(), *PROCESSES.values()) or (
-        inspect.isclass(thing)
-        and hasattr(thing, "__dataclass_fields__")
-        and getattr(thing, "__post_init__", None) is not None
-        and bool(field_types(thing))
-        and "check_types" in thing.__post_init__.__code__.co_names
-    )
 
 
 def _help(*command: str) -> str:

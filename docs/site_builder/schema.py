@@ -32,7 +32,7 @@ from site_builder.keys import meanings, summary
 
 Json = dict[str, Any]
 
-_REGISTRIES: dict[type, Mapping[str, type]] = {
+REGISTRIES: dict[type, Mapping[str, type]] = {
     Algorithm: ALGORITHMS,
     Availability: PROCESSES,
     Correlated: RATES,
@@ -44,6 +44,7 @@ _REGISTRIES: dict[type, Mapping[str, type]] = {
     Projection: PROJECTIONS,
     Selection: SELECTIONS,
 }
+"""For each class that a key takes, the types of that key."""
 
 _IMPORT_PATH: Json = {
     "type": "string",
@@ -127,7 +128,7 @@ def _value(kind: Any, definitions: Json) -> Json:
         distinct = [one for place, one in enumerate(members) if one not in members[:place]]
         return distinct[0] if len(distinct) == 1 else {"anyOf": distinct}
     base = get_origin(kind) or kind
-    if base in _REGISTRIES or (is_dataclass(base) and field_types(base)):
+    if base in REGISTRIES or (is_dataclass(base) and field_types(base)):
         return _reference(base, definitions)
     if base in (Sequence, list, tuple):
         inner = (*get_args(kind), Any)[0]
@@ -153,7 +154,7 @@ def _reference(cls: type, definitions: Json) -> Json:
 
 
 def _definition(cls: type, definitions: Json) -> Json:
-    registry = _REGISTRIES.get(cls)
+    registry = REGISTRIES.get(cls)
     if registry is None:
         return _object(cls, definitions)
     names = [*registry, *(MODELS if cls is Model else ())]
