@@ -112,7 +112,11 @@ class StackedTrainer(Trainer):
         self, instructions: Instructions, plan: BatchPlan, lr: float, buffers: Tensor | None = None
     ) -> Trained:
         size, model = len(plan.clients), instructions.model
+        if size == 0:
+            return Trained(model.new_empty(0, len(model)), buffers)
         inputs = self._task.batch_inputs(plan)
+        if self._threads is None and size in self._cut.sizes:
+            return self._runner.run(instructions, plan, inputs, lr, buffers)
         updates = model.new_empty(size, len(model))
         moved = None if buffers is None else torch.empty_like(buffers)
 
