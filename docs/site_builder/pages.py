@@ -35,6 +35,7 @@ MODULES = {
     "fedtide.participation": "Participation",
     "fedtide.problems": "Problems",
     "fedtide.algorithms": "Methods of your own",
+    "fedtide.privacy": "Privacy",
     "fedtide.theory": "Bounds and step sizes",
     "fedtide.flower": "Flower",
     "fedtide.errors": "Errors",

@@ -54,7 +54,7 @@ def test_lines_are_standard_json_with_null_for_what_is_not_finite(tmp_path):
     assert folder.read_metrics().rows() == [(0, None, None), (5, None, 0.5)]
 
 
-def test_a_resumed_shared_fromgets_the_metrics_after_its_checkpoint(regression, killed_at, tmp_path):
+def test_a_resumed_run_forgets_the_metrics_after_its_checkpoint(regression, killed_at, tmp_path):
     """Killed after the evaluation of round 8 and the checkpoint of round 6."""
     fields = regression | {"evaluation": {"every": 2}}
     killed_at(8, fields, tmp_path / "run")
