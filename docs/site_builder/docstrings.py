@@ -41,8 +41,20 @@ def _markdown_table(match: re.Match[str]) -> str:
     return "\n".join([rows[0], "|---" * len(spans) + "|", *rows[1:]])
 
 
+_DATACLASS = griffe.ExprName("dataclass", parent=griffe.ExprName("dataclasses"))
+
+
 class Equations(griffe.Extension):
-    """Applies `to_markdown` to every docstring that mkdocstrings shows."""
+    """Applies `to_markdown` to every docstring that mkdocstrings shows, and finds all dataclasses.
+
+    `fedtide.configurable` makes dataclasses, too; griffe reads the arguments of those that it
+    recognises by their decorator.
+    """
+
+    def on_class_instance(self, *, cls: griffe.Class, **kwargs: Any) -> None:
+        for decorator in cls.decorators:
+            if decorator.callable_path.endswith("configurable"):
+                decorator.value = _DATACLASS
 
     def on_object(self, *, obj: griffe.Object, **kwargs: Any) -> None:
         if obj.docstring is not None:

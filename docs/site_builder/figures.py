@@ -30,7 +30,17 @@ RATES = np.array([0.9, 0.3, 0.1])
 OPTIMA = torch.tensor([[0.0], [1.0], [2.0]], dtype=torch.float64)
 ROUNDS, LR, STEPS = 250, 0.03, 2
 
-REMEMBERS = {"amplified-scaffold", "fedlaavg", "fedvarp", "mifa", "scaffold", "switch"}
+REMEMBERS = {
+    "amplified-scaffold",
+    "fedlaavg",
+    "fedpbc",
+    "fedstale",
+    "fedvarp",
+    "focus",
+    "mifa",
+    "scaffold",
+    "switch",
+}
 """Methods that add stored updates or gradients, so the weights of arriving updates mean little."""
 
 METHODS: dict[str, dict[str, Any]] = {
@@ -54,6 +64,11 @@ PARTICIPATION: dict[str, dict[str, Any]] = {
     "markov": {"rates": np.linspace(0.9, 0.05, 30)},
     "cyclic": {"rates": np.linspace(0.9, 0.05, 30), "period": 50},
     "group-cycle": {"groups": 3, "rounds": 20},
+    "fluctuating": {"rates": np.linspace(0.9, 0.05, 30), "period": 40},
+    "drifting": {"rates": np.linspace(0.9, 0.05, 30), "final": 0.5, "rounds": 100},
+    "day-night": {"rates": 0.1, "night": 0.8, "spread": 0.5},
+    "churn": {"rates": 0.5, "arrivals": 60, "stay": 40},
+    "sessions": {"rates": np.linspace(0.9, 0.05, 30)},
     "uniform": {"size": 6},
     "permutation": {"size": 6},
     "weighted": {"size": 6, "weights": np.linspace(1, 0.05, 30)},
