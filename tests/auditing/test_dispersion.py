@@ -148,3 +148,13 @@ def test_clients_present_in_every_round_have_intervals(from_cohorts: Any) -> Non
     found = estimate_rates(log, find_pattern(log))
     assert (found.high == 1).all()
     assert ((found.low > 0.7) & (found.low < 1)).all()
+
+
+def test_logs_of_few_rounds_have_intervals_or_a_reason(from_cohorts: Any) -> None:
+    """They have one frequency, so that none can be compared; rounding must not matter."""
+    random = np.random.default_rng(0)
+    for _ in range(400):
+        present = random.random((4, random.integers(4, 7))) < random.random()
+        log = build(from_cohorts, present)
+        found = estimate_rates(log, find_pattern(log))
+        assert found.intervals or found.reason

@@ -28,15 +28,28 @@ FEDTIDE = Path(sys.executable).with_name("fedtide")
 @pytest.fixture(scope="module")
 def cluster():
     """Return the address of a cluster with two nodes of two cores each."""
-    from ray.cluster_utils import Cluster
-
     node = {"num_cpus": 2, "object_store_memory": 80_000_000}
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_AUTH_MODE", "disabled")  # this machine may have a token
-        cluster = Cluster(True, head_node_args={**node, "include_dashboard": False})
-        cluster.add_node(**node)
+        cluster = start_cluster(node)
         yield cluster.address
         cluster.shutdown()
+
+
+def start_cluster(node, attempts=4):
+    """Return a cluster of two nodes; Ray gives each 30 seconds, which a busy machine may exceed."""
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster()
+    try:
+        cluster.add_node(**node, include_dashboard=False)
+        cluster.add_node(**node)
+    except Exception:
+        cluster.shutdown()
+        if attempts == 1:
+            raise
+        return start_cluster(node, attempts - 1)
+    return cluster
 
 
 @pytest.fixture(scope="module")

@@ -131,7 +131,7 @@ def _count_independent(products: NDArray[np.complex128]) -> float:
     powers = products.diagonal().real
     pairs = float(powers.sum() ** 2 - (powers**2).sum())
     shared = float((np.abs(products) ** 2).sum() - (powers**2).sum())
-    return pairs / shared if shared > 1e-12 * pairs else np.inf
+    return pairs / shared if shared > 1e-12 * powers.sum() ** 2 else np.inf
 
 
 def series_periodogram(series: Floats, period: int | None) -> Periodogram:

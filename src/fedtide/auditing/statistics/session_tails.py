@@ -17,6 +17,13 @@ _MIN_OWN = 8
 _MIN_LENGTH = 4.0
 """Shorter sessions, in rounds, are too coarsely counted."""
 _MOST_ENTRIES = 1 << 18
+_BORDER = 1.85
+"""The estimate below which lengths are taken to lack a variance.
+
+The true border is 2, but the longest sessions of lighter laws look like a power of the length, too:
+in logs of 40 clients and 500 rounds, Weibull's with shape 0.6 have a median estimate of 2.3 and
+Pareto's with α = 1.5 of 1.45. With 1.85 about 3% of the logs of each are mistaken for the other.
+"""
 
 
 @dataclass(frozen=True)
@@ -33,8 +40,8 @@ class SessionTail:
 
     @property
     def may_lack_variance(self) -> bool:
-        """Whether α is more likely below 2, where lengths have no finite variance, than above."""
-        return self.index < 2
+        """Whether the estimate is that of lengths without a finite variance (α < 2)."""
+        return self.index < _BORDER
 
 
 def measure_session_tail(log: ParticipationLog) -> SessionTail:
