@@ -40,13 +40,22 @@ class BlockRunner:
         stacked: whether models and batches have a leading dimension over clients.
         compiled: whether to compile (needs a C++ compiler on CPU).
         block_steps: how many steps a block has at most.
+        single_functions: compile a block to one C++ function on a CPU, so that threads can run
+            several; else its products use all cores.
     """
 
     def __init__(
-        self, task: Task, local: LocalTraining, stacked: bool, compiled: bool, block_steps: int
+        self,
+        task: Task,
+        local: LocalTraining,
+        stacked: bool,
+        compiled: bool,
+        block_steps: int,
+        single_functions: bool,
     ) -> None:
         self._task, self._local = task, local
         self._stacked, self._compiled, self._block_steps = stacked, compiled, block_steps
+        self._single_functions = single_functions
         self._captured = _CAPTURED.setdefault(task, {})
 
     def run(
@@ -143,7 +152,7 @@ class BlockRunner:
             graph = capture(function, examples)
         if not self._compiled or graph is function:
             return graph
-        single_function = is_cpu(examples[0])
+        single_function = self._single_functions and is_cpu(examples[0])
         with activity(COMPILING):
             return compile_graph(graph, examples, single_function)
 

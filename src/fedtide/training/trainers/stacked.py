@@ -22,6 +22,7 @@ from fedtide.training.trainers.block_runner import BlockRunner
 _BLOCK_STEPS = 8  # steps captured together at most
 _CHUNK_BYTES = 8 * 2**20  # models that are absorbed together at most, if that is worth their copies
 _CORE_BYTES = 2**19  # models of a chunk that one core has in its cache with all they need
+_PARALLEL_BYTES = _CORE_BYTES // 10  # larger models train faster chunk by chunk, on all cores
 _CALL = 2  # what starting a chunk costs, in clients
 
 
@@ -92,11 +93,16 @@ class StackedTrainer(Trainer):
     def __init__(self, task: Task, local: LocalTraining, compiled: bool = False) -> None:
         self.name = "compiled" if compiled else "stacked"
         self._task = task
-        self._runner = BlockRunner(
-            task, local, stacked=True, compiled=compiled, block_steps=_BLOCK_STEPS
-        )
         model = task.layout.size * task.start.element_size()
-        parallel = compiled and devices.is_cpu(task.start)
+        parallel = compiled and devices.is_cpu(task.start) and model <= _PARALLEL_BYTES
+        self._runner = BlockRunner(
+            task,
+            local,
+            stacked=True,
+            compiled=compiled,
+            block_steps=_BLOCK_STEPS,
+            single_functions=parallel,
+        )
         self._threads = CoreThreads(torch.get_num_threads()) if parallel else None
         chunks = _SMALL if model <= _SMALL_BYTES and not compiled else _USUAL
         if not devices.is_cpu(task.start):

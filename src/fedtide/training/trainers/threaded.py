@@ -28,7 +28,9 @@ class ThreadedTrainer(Trainer):
         self.name = "threaded-compiled" if compiled else "threaded"
         steps = _BLOCK_STEPS if compiled else 1
         self._task = task
-        self._runner = BlockRunner(task, local, stacked=False, compiled=compiled, block_steps=steps)
+        self._runner = BlockRunner(
+            task, local, stacked=False, compiled=compiled, block_steps=steps, single_functions=True
+        )
         self._threads = CoreThreads(torch.get_num_threads())
 
     def train(
