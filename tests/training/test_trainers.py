@@ -219,8 +219,7 @@ def test_every_instruction(name, shared, digits_task):
 def test_every_cohort_size(name):
     """A cohort is cut into chunks, and those are padded: nobody must be lost or mixed up."""
     task = quadratic(clients=40)[1]
-    sizes = [1, 8, 9, 33] if name == "compiled" else range(1, 41)
-    for size in sizes:
+    for size in [1, 8, 9, 33] if name == "compiled" else [1, 2, 4, 5, 6, 9, 10, 11, 24, 25, 26, 40]:
         assert_equal_updates(
             name, task, LocalTraining(steps=1), range(size), correction=True, rounds=1
         )
@@ -263,10 +262,11 @@ def test_captured_blocks_of_different_settings_are_kept_apart():
     settings += [{"projection": Ball(radius=radius)} for radius in (0.1, 0.5)]
     settings += [{"projection": Ball(radius=0.1, center=[c, 0, 0])} for c in (0.2, 0.3)]
     settings += [{"projection": Box(low=-0.1, high=high)} for high in (0.1, 0.2)]
+    # The second step is the first one that momentum and projections change for certain.
     for options in settings:
-        for correction in (False, True):
-            local = LocalTraining(steps=2, **options)
-            assert_equal_updates("stacked", task, local, [1, 3], correction=correction, rounds=1)
+        local = LocalTraining(steps=2, **options)
+        assert_equal_updates("stacked", task, local, [1, 3], rounds=1)
+    assert_equal_updates("stacked", task, local, [1, 3], correction=True, rounds=1)
 
 
 @pytest.mark.parametrize("clients", [[4], [1, 2, 3]], ids=len)
