@@ -14,10 +14,10 @@ from fedtide.training.trainers.reference import ReferenceTrainer
 from fedtide.training.trainers.select import choose_trainer
 
 from .networks import SIZES, network_task, plain_loop
-from .test_trainers import COMPILING, TRAINERS
+from .test_trainers import COMPILING, THREADED_LATER, TRAINERS
 
 EVERY = {"reference": ReferenceTrainer, **TRAINERS}
-CAPTURED = [name for name in EVERY if not name.endswith("compiled")]
+CAPTURED = ["reference", *THREADED_LATER]
 EVERYONE = np.arange(len(SIZES))
 
 OPTIONS = {

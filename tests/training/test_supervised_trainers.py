@@ -255,7 +255,7 @@ def test_trainers_equal_a_plain_loop(name, case):
 
 @pytest.mark.parametrize("how", ["epochs-with-momentum", "full-batches"])
 @pytest.mark.parametrize("case", ["regression", "frozen", "batch-norm"])
-@pytest.mark.parametrize("name", UNCOMPILED)
+@pytest.mark.parametrize("name", ["reference", "stacked"])
 def test_trainers_equal_a_plain_loop_with_padded_minibatches(name, case, how):
     check(name, case, how)
 

@@ -38,6 +38,9 @@ ALL = [
 CAPTURED = [name for name in TRAINERS if not name.endswith("compiled")]
 """Compiling starts from the captured graph, so a few cases of it, which are slow, are enough."""
 
+THREADED_LATER = ["stacked", pytest.param("threaded", marks=pytest.mark.compile)]
+"""The threaded trainer captures the same blocks for one client; fast tests have it on each model."""
+
 NETWORKS = {network: name for name, network in MODELS.items()}.values()
 """A name for each different network: some models differ in the number of classes only."""
 
@@ -185,21 +188,21 @@ def test_dropout_without_minibatches_and_augmentation(name, image_task):
         assert_equal_updates(name, task, full, [1, 2], rounds=1)
 
 
-@pytest.mark.parametrize("name", CAPTURED)
+@pytest.mark.parametrize("name", THREADED_LATER)
 def test_changes_of_colours(name, image_task):
     names = ["sharpen", "jitter", "posterize", "equalize", "pad-crop"]
     task = image_task({"type": "cnn", "channels": [4], "hidden": [6]}, augment=names)
     assert_equal_updates(name, task, local_training(), [1, 2], rounds=1)
 
 
-@pytest.mark.parametrize("name", CAPTURED)
+@pytest.mark.parametrize("name", THREADED_LATER)
 @pytest.mark.parametrize("options", OPTIONS)
 def test_every_option(name, options, digits_task):
     local = local_training(**OPTIONS[options])
     assert_equal_updates(name, digits_task, local, [3, 8, 21], correction=True)
 
 
-@pytest.mark.parametrize("name", CAPTURED)
+@pytest.mark.parametrize("name", THREADED_LATER)
 @pytest.mark.parametrize(
     "shared",
     [
@@ -225,7 +228,7 @@ def test_every_cohort_size(name):
         )
 
 
-@pytest.mark.parametrize("name", CAPTURED)
+@pytest.mark.parametrize("name", THREADED_LATER)
 @pytest.mark.parametrize("problem", ["quadratic", "noise", "regression", "weighted"])
 def test_problems_of_functions(name, problem):
     if problem == "quadratic":
