@@ -39,7 +39,8 @@ CAPTURED = [name for name in TRAINERS if not name.endswith("compiled")]
 """Compiling starts from the captured graph, so a few cases of it, which are slow, are enough."""
 
 THREADED_LATER = ["stacked", pytest.param("threaded", marks=pytest.mark.compile)]
-"""The threaded trainer captures the same blocks for one client; fast tests have it on each model."""
+"""The threaded trainer captures the same blocks for one client; fast tests have it on networks of
+all kinds, but not with every setting."""
 
 NETWORKS = {network: name for name, network in MODELS.items()}.values()
 """A name for each different network: some models differ in the number of classes only."""
