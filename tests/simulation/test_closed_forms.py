@@ -133,13 +133,13 @@ def late_mean(result, after):
 CLIENTS = 6
 
 
-def one_step_run(participation, algorithm, rounds=12_000, lr=0.02, seed=3, **fields):
+def one_step_run(participation, algorithm, rounds=4000, lr=0.02, seed=3, **fields):
     """Return the mean of the late iterates with I = 1, so that no client correction blurs the fixed
     point: for quadratics it is then exact in expectation.
 
     With γ = 0.02 and curvatures of about 1 iterates forget within 1/γ = 50 rounds, so the mean over
-    10,000 rounds has the error of about 100 to 200 independent draws with a standard deviation of
-    about sqrt(γ/2) = 0.1 times the spread of the centres: 0.01. The tests allow 0.05, at which the
+    3000 rounds has the error of about 30 to 60 independent draws with a standard deviation of about
+    sqrt(γ/2) = 0.1 times the spread of the centres: 0.018. The tests allow 0.09, at which the
     normal tail is below 1e-5.
     """
     a = np.array([np.diag([1.0, 0.5 + n / 4]) for n in range(CLIENTS)])
@@ -157,13 +157,13 @@ def one_step_run(participation, algorithm, rounds=12_000, lr=0.02, seed=3, **fie
         log="used",
         **fields,
     )
-    return a, e, late_mean(result, 2000)
+    return a, e, late_mean(result, 1000)
 
 
 @pytest.mark.statistical
 def test_uniform_participation_finds_the_mean_objective():
     a, e, x = one_step_run(ft.participation.Uniform(size=2), ft.algorithms.FedAvg())
-    assert np.abs(x - minimiser(a, e, np.ones(CLIENTS))).max() < 0.05
+    assert np.abs(x - minimiser(a, e, np.ones(CLIENTS))).max() < 0.09
 
 
 @pytest.mark.statistical
@@ -181,7 +181,7 @@ def test_uneven_participation_finds_the_participation_objective():
                 p[first] += chance / 2
                 p[second] += chance / 2
     assert p.sum() == pytest.approx(1)
-    assert np.abs(x - minimiser(a, e, p)).max() < 0.05
+    assert np.abs(x - minimiser(a, e, p)).max() < 0.09
     assert np.abs(x - minimiser(a, e, np.ones(CLIENTS))).max() > 0.5
 
 
@@ -193,7 +193,7 @@ def test_averaging_over_all_finds_the_biased_point():
     """Paper 001, Theorem 1: constant weights minimise Σ p_n F_n."""
     process = ft.participation.Bernoulli(rates=RATES)
     a, e, x = one_step_run(process, ft.algorithms.FedAvg(weights="all"))
-    assert np.abs(x - minimiser(a, e, np.array(RATES))).max() < 0.05
+    assert np.abs(x - minimiser(a, e, np.array(RATES))).max() < 0.09
     assert np.abs(x - minimiser(a, e, np.ones(CLIENTS))).max() > 0.5
 
 
@@ -204,7 +204,7 @@ def test_averaging_over_all_finds_the_biased_point():
 def test_weights_that_undo_the_rates_find_the_optimum(algorithm):
     process = ft.participation.Bernoulli(rates=RATES)
     a, e, x = one_step_run(process, algorithm)
-    assert np.abs(x - minimiser(a, e, np.ones(CLIENTS))).max() < 0.1  # 1/p makes more noise
+    assert np.abs(x - minimiser(a, e, np.ones(CLIENTS))).max() < 0.18  # 1/p makes more noise
 
 
 # Other objectives than the mean.
