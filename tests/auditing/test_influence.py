@@ -26,7 +26,7 @@ def test_skew_interval_holds_the_exact_value_of_paper_004(simulate_log: Any) -> 
 
 def test_weights_are_where_fedavg_ends(simulate_log: Any, to_frame: Any, uneven_rates: Any) -> None:
     """With unit-vector centres, the mean iterate of FedAvg along the log shows each weight."""
-    clients, rounds = 12, 1500
+    clients, rounds = 12, 3000
     log = simulate_log(Schedule(Bernoulli(uneven_rates(clients, 2))), clients, rounds, 2)
     rows = to_frame(log)
     last = pl.DataFrame({"round": [rounds - 1], "client": [0]}).join(
