@@ -590,7 +590,7 @@ def test_missing_arguments_and_misspelt_commands_or_options_are_refused(argument
 
 # A real process, ended by signals
 
-LONG = EXPERIMENT | {"rounds": 1200, "checkpoint": {"every": 20}, "evaluation": {"every": 20}}
+LONG = EXPERIMENT | {"rounds": 800, "checkpoint": {"every": 20}, "evaluation": {"every": 20}}
 COMMAND = [sys.executable, "-c", "from fedtide.cli.main import main; main()"]
 
 
@@ -623,7 +623,7 @@ def test_an_interrupted_or_killed_run_resumes_with_the_same_results(number, fedt
     file = write(LONG)
     assert fedtide("run", file, "--out", "whole")[0] == 0
     process = started("run", file, "--out", "ended", "--resume")
-    reached(process, "ended", 400)
+    reached(process, "ended", 200)
     process.send_signal(number)
     _, err = process.communicate(timeout=300)
     if number == signal.SIGKILL:
