@@ -275,17 +275,23 @@ def simulate(privacy, rounds=12, **options):
     )
 
 
-def test_a_simulation_resumes_bit_for_bit_with_its_noise(tmp_path):
-    class Stop(ft.callbacks.Callback):
-        def on_round_end(self, run):
-            if run.round == 7:
-                raise KeyboardInterrupt
+class StopAfter(ft.callbacks.Callback):
+    """Interrupts a run after so many rounds."""
 
+    def __init__(self, rounds):
+        self.rounds = rounds
+
+    def on_round_end(self, run):
+        if run.round == self.rounds:
+            raise KeyboardInterrupt
+
+
+def test_a_simulation_resumes_bit_for_bit_with_its_noise(tmp_path):
     mechanism = MatrixFactorisation(1.0, 1.0, 1e-5, min_separation=3)
     whole = simulate(mechanism, out=tmp_path / "whole")
     options = {"out": tmp_path / "cut", "checkpoint": {"seconds": 1e9, "every": 5}}
     with pytest.raises(KeyboardInterrupt):
-        simulate(mechanism, callbacks=[Stop()], **options)
+        simulate(mechanism, callbacks=[StopAfter(7)], **options)
     resumed = simulate(mechanism, resume=True, **options)
     np.testing.assert_array_equal(whole.model, resumed.model)
     assert not np.array_equal(whole.model, simulate(None).model)

@@ -9,6 +9,7 @@ import mpmath
 import numpy as np
 import polars as pl
 import pytest
+from tests.algorithms.references import algorithm_2
 from typer.testing import CliRunner
 
 import fedtide as ft
@@ -27,7 +28,7 @@ from fedtide.privacy import (
     spent,
 )
 
-from .rounds import banded_root, omega
+from .rounds import banded_root
 
 pytest.importorskip("dp_accounting")
 
@@ -100,11 +101,11 @@ def test_weights_of_a_log_are_those_of_the_method():
     mechanism = Gaussian(1.0, 0.7, 1e-5)
     found = spent(log_of(present), mechanism, FedAU(cutoff=7))
     for n in range(6):
-        weights = omega(present[:, n], 7)[present[:, n]] / 7
-        assert found.losses[n] == pytest.approx((weights**2).sum() / 0.49, rel=1e-9)
-        weight = omega(np.append(present[:, n], False), 7)[-1] / 7
+        *weights, upcoming = np.array(algorithm_2(present[:, n], 7)) / 7
+        lost = (np.square(weights) * present[:, n]).sum()
+        assert found.losses[n] == pytest.approx(lost / 0.49, rel=1e-9)
         more = found.next_losses[n] - found.losses[n]
-        assert more == pytest.approx(weight**2 / 0.49, rel=1e-9)
+        assert more == pytest.approx(upcoming**2 / 0.49, rel=1e-9)
     assert found.epsilon == pytest.approx(epsilon_of_loss(found.losses.max(), 1e-5))
 
 
