@@ -2,7 +2,6 @@
 
 import json
 import math
-import re
 from functools import cache
 
 import mpmath
@@ -15,6 +14,7 @@ from typer.testing import CliRunner
 import fedtide as ft
 from fedtide.algorithms import FedAU, FedAvg, KnownRates
 from fedtide.auditing import ParticipationLog
+from fedtide.auditing.privacy import spent_by_file
 from fedtide.cli.main import app
 from fedtide.errors import InvalidInputError
 from fedtide.participation.log.ledger import Entry, Ledger
@@ -235,9 +235,9 @@ target: 1.0
 """
 
 
-def run_audit(tmp_path, text):
+def run_audit(tmp_path, text, first=0):
     log, settings, found = (tmp_path / name for name in ("log.csv", "privacy.yaml", "audit.json"))
-    rows = [(t, n) for t in range(12) for n in range(4) if (t + n) % (n + 1) == 0]
+    rows = [(first + t, n) for t in range(12) for n in range(4) if (t + n) % (n + 1) == 0]
     pl.DataFrame(rows, schema=["round", "client"], orient="row").write_csv(log)
     settings.write_text(text)
     arguments = ["audit", str(log), "--privacy", str(settings), "--json", str(found)]
@@ -259,20 +259,49 @@ def test_the_command_says_what_a_log_has_cost(tmp_path):
     assert of_3[0] == pytest.approx(of_3[1])
 
 
+def test_the_command_warns_of_rounds_that_the_log_lacks_and_of_a_large_delta(tmp_path):
+    """Both make a figure say less than it seems to."""
+    text = FILE.replace("delta: 1.0e-5", "delta: 0.3")
+    warnings = ("rounds 0 to 2 are not in the log", "δ = 0.3 is not below 1 / N = 0.25")
+    result, _ = run_audit(tmp_path, text, first=3)
+    assert all(warning in result.output for warning in warnings)
+    result, _ = run_audit(tmp_path, FILE)
+    assert not any(warning in result.output for warning in ("not in the log", "not below"))
+
+
+def test_the_settings_of_a_run_are_read_from_its_experiment_file(tmp_path):
+    """Its other keys say nothing about privacy, and its rounds are no horizon."""
+    mechanism = "privacy: {type: gaussian, clip: 1.0, noise_multiplier: 2.0, delta: 1.0e-5}\n"
+    method = "algorithm: {type: fedau, cutoff: 4}\n"
+    whole, _ = run_audit(tmp_path, mechanism + method + "problem: {type: lower-bound}\nrounds: 3")
+    alone, _ = run_audit(tmp_path, mechanism + method)
+    assert whole.output == alone.output
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("rounds: 3", "privacy: .* does not say it; give a mechanism"),
+        ("", "privacy.yaml: not a mapping; it says `privacy:`"),
+        ("privacy:", "privacy: .* does not say it; give a mechanism"),
+        ("algorithm: fedau", "privacy: .* does not say it; give a mechanism"),
+        ("privacy: []", "privacy: .* does not say it; give a mechanism"),
+        (FILE + "tragte: 2.0", "^tragte: unknown key; did you mean 'target'?"),
+        (FILE + "rounds: 400", "^rounds: unknown key; choose one of 'algorithm', 'horizon', "),
+        (FILE.replace("1.0e-5", "1.0"), r"^privacy.delta: 1.0 is not within \(0, 1\)"),
+        (FILE.replace("law: {type: fixed-size, size: 2}", "law: fixed"), "unknown 'fixed'"),
+        (FILE + "horizon: 3", "^horizon: the log has rounds up to 11"),
+        (FILE + "horizon: 20.5", "^horizon: .* integer"),
         ("privacy: {type: gauss, clip: 1}", "privacy.type: unknown 'gauss'; did you mean"),
         (FILE + "law: {}", "not YAML"),
         (FILE.replace("target: 1.0", "target: -1"), "target: -1.0 is not a positive number"),
         (FILE.replace("{type: fedau, cutoff: 4}", "mifa"), "algorithm: MIFA uses more"),
     ],
 )
-def test_files_that_say_no_mechanism_are_refused(tmp_path, text, message):
-    result, _ = run_audit(tmp_path, text)
-    assert isinstance(result.exception, InvalidInputError)
-    assert re.search(message, str(result.exception))
+def test_files_that_cannot_be_used_are_refused(tmp_path, text, message):
+    path = tmp_path / "privacy.yaml"
+    path.write_text(text)
+    with pytest.raises(InvalidInputError, match=message):
+        spent_by_file(log_of(np.ones((12, 2), dtype=bool)), path)
 
 
 def test_the_ledger_of_a_live_federation_tells_what_is_left(tmp_path):
