@@ -258,14 +258,14 @@ def test_impossible_mechanisms_are_refused(arguments, message):
         MatrixFactorisation(**({"clip": 1.0, "noise_multiplier": 1.0, "delta": 1e-5} | arguments))
 
 
-def simulate(privacy, rounds=12, **options):
+def simulate(privacy, rounds=12, algorithm=None, **options):
     draws = np.random.default_rng(6)
     return ft.simulate(
         problem=ft.problems.Quadratic(
             matrices=np.stack([np.eye(3)] * 6), centers=draws.normal(size=(6, 3))
         ),
         participation=ft.participation.Bernoulli(0.5),
-        algorithm=FedAU(cutoff=4),
+        algorithm=algorithm or FedAU(cutoff=4),
         local=ft.LocalTraining(steps=2, lr=0.1),
         rounds=rounds,
         privacy=privacy,
@@ -273,6 +273,19 @@ def simulate(privacy, rounds=12, **options):
         trainer="reference",
         **options,
     )
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"algorithm": FedAvg()}, "^algorithm: an update may enter a step"),
+        ({"algorithm": A.KnownRates(rates=[0.5])}, "^algorithm.rates: 1 rates for 6 clients"),
+        ({"privacy": Gaussian(1.0, 1.0, 1e-5, budget=0.1)}, "^privacy: one update already costs"),
+    ],
+)
+def test_an_experiment_names_the_field_that_privacy_refuses(changes, message):
+    with pytest.raises(InvalidInputError, match=message):
+        simulate(**({"privacy": Gaussian(1.0, 1.0, 1e-5)} | changes))
 
 
 class StopAfter(ft.callbacks.Callback):

@@ -170,7 +170,7 @@ def test_a_smaller_cutoff_meets_a_target_with_the_same_noise():
 
 
 def test_known_rates_need_them():
-    with pytest.raises(InvalidInputError, match=r"^rates: "):
+    with pytest.raises(InvalidInputError, match=r"^algorithm.rates: "):
         spent(log_of(np.ones((3, 2), bool)), Gaussian(1.0, 1.0, 1e-5), KnownRates())
 
 

@@ -15,7 +15,7 @@ from fedtide.algorithms._weighted_sum import WeightedSum, WeightedSumState
 from fedtide.algorithms._wrapper import Wrapper, WrapperState
 from fedtide.differential_privacy.mechanisms import Mechanism
 from fedtide.differential_privacy.noise_source import standard_normals
-from fedtide.errors import InvalidInputError
+from fedtide.errors import InvalidInputError, error_prefix
 from fedtide.population import Population
 
 _NEVER = -(2**31)
@@ -116,7 +116,9 @@ class PrivateSum(Wrapper[PrivateSumState]):
     seed: int | None
 
     def init(self, model: Tensor, population: Population) -> PrivateSumState:
-        inner, clients = self.inner.init(model, population), population.clients
+        with error_prefix("algorithm"):
+            inner = self.inner.init(model, population)
+        clients = population.clients
         memory = len(self.mechanism.coefficients) - 1
         adaptive = self.mechanism.quantile is not None
         self._check_noise_on_count(inner)
