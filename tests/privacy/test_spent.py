@@ -1,7 +1,9 @@
 """What a log has cost: against other accountants, a run's own account, and the sampling laws."""
 
+import html
 import json
 import math
+from collections import defaultdict
 from functools import cache
 
 import mpmath
@@ -235,12 +237,13 @@ target: 1.0
 """
 
 
-def run_audit(tmp_path, text, first=0):
+def run_audit(tmp_path, text, *options, first=0, first_name="0"):
     log, settings, found = (tmp_path / name for name in ("log.csv", "privacy.yaml", "audit.json"))
-    rows = [(first + t, n) for t in range(12) for n in range(4) if (t + n) % (n + 1) == 0]
+    names = [first_name, "1", "2", "3"]
+    rows = [(first + t, names[n]) for t in range(12) for n in range(4) if (t + n) % (n + 1) == 0]
     pl.DataFrame(rows, schema=["round", "client"], orient="row").write_csv(log)
     settings.write_text(text)
-    arguments = ["audit", str(log), "--privacy", str(settings), "--json", str(found)]
+    arguments = ["audit", str(log), "--privacy", str(settings), "--json", str(found), *options]
     result = CliRunner().invoke(app, arguments)
     return result, found
 
@@ -267,6 +270,19 @@ def test_the_command_warns_of_rounds_that_the_log_lacks_and_of_a_large_delta(tmp
     assert all(warning in result.output for warning in warnings)
     result, _ = run_audit(tmp_path, FILE)
     assert not any(warning in result.output for warning in ("not in the log", "not below"))
+
+
+def test_the_page_says_of_every_mechanism_what_the_terminal_says(tmp_path, monkeypatch):
+    drawn = "fedtide.auditing.output.html_page.audit_figures.draw_figures"
+    monkeypatch.setattr(drawn, lambda audit: defaultdict(str))  # figures take a second
+    page = tmp_path / "audit.html"
+    name = "client <&>"
+    result, _ = run_audit(tmp_path, FILE, "--html", str(page), first_name=name)
+    text = html.unescape(page.read_text())
+    printed = result.output[result.output.index("privacy: ") :].splitlines()
+    assert [line for line in printed if line not in text] == []
+    assert any(name in line for line in printed)
+    assert name not in page.read_text()
 
 
 def test_the_settings_of_a_run_are_read_from_its_experiment_file(tmp_path):
