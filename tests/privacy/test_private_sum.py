@@ -1,6 +1,7 @@
 """The wrapper: clipping, noise, who may take part, and what it refuses."""
 
 import numpy as np
+import polars as pl
 import pytest
 import torch
 from scipy import stats
@@ -184,6 +185,17 @@ def test_methods_that_use_more_than_a_sum_are_refused(algorithm):
 def test_weights_without_a_public_bound_are_refused(algorithm):
     with pytest.raises(InvalidInputError, match=r"^algorithm: .*any weight.*; give fedau"):
         drive(algorithm, Gaussian(1.0, 1.0, 1e-5), np.ones((1, 2), bool), zeros(1), 1)
+
+
+@pytest.mark.parametrize("given", [{"type": "gaussian", "clip": 1.0}, Gaussian])
+def test_what_is_no_mechanism_is_refused(given):
+    """Plain data are for experiments; a strategy takes the object."""
+    for use in (
+        lambda: make_private(FedAU(), given, None),
+        lambda: ft.privacy.spent(pl.DataFrame({"round": [0, 1], "client": [0, 0]}), given),
+    ):
+        with pytest.raises(InvalidInputError, match=r"^privacy: .* is not a mechanism; give one, "):
+            use()
 
 
 def test_updates_of_clients_that_may_not_take_part_are_not_used():

@@ -280,6 +280,19 @@ class MatrixFactorisation(Mechanism):
         return np.asarray(c / np.linalg.norm(c))
 
 
+def require_mechanism(value: object) -> None:
+    """Refuse what is no mechanism, such as plain data or a class.
+
+    Raises:
+        InvalidInputError: it is none.
+    """
+    if not isinstance(value, Mechanism):
+        raise InvalidInputError(
+            f"privacy: {value!r:.60} is not a mechanism; give one, such as "
+            "fedtide.privacy.Gaussian(clip=1.0, noise_multiplier=1.0, delta=1e-5)"
+        )
+
+
 MECHANISMS: dict[str, type[Mechanism]] = {
     "gaussian": Gaussian,
     "matrix-factorisation": MatrixFactorisation,

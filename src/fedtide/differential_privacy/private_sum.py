@@ -13,7 +13,7 @@ from torch import Tensor
 from fedtide.algorithms import Algorithm, ClientUpdates, Clipped, Cohort, RoundInfo
 from fedtide.algorithms._weighted_sum import WeightedSum, WeightedSumState
 from fedtide.algorithms._wrapper import Wrapper, WrapperState
-from fedtide.differential_privacy.mechanisms import Mechanism
+from fedtide.differential_privacy.mechanisms import Mechanism, require_mechanism
 from fedtide.differential_privacy.noise_source import standard_normals
 from fedtide.errors import InvalidInputError, error_prefix
 from fedtide.population import Population
@@ -38,9 +38,10 @@ def make_private(
         seed: of the noise; None: the noise is secret, for deployments.
 
     Raises:
-        InvalidInputError: a method that remembers its clients' updates, or whose weights have no
-            bound that is known in advance.
+        InvalidInputError: what is no mechanism, a method that remembers its clients' updates, or
+            one whose weights have no bound that is known in advance.
     """
+    require_mechanism(mechanism)
     if isinstance(algorithm, Wrapper) and algorithm.uses_directions_only:
         inner = make_private(algorithm.inner, mechanism, seed)
         changed: Algorithm[Any] = replace(cast("Any", algorithm), inner=inner)

@@ -25,7 +25,7 @@ from fedtide.differential_privacy import (
     loss_of_epsilon,
     make_private,
 )
-from fedtide.differential_privacy.mechanisms import relative_losses
+from fedtide.differential_privacy.mechanisms import relative_losses, require_mechanism
 from fedtide.errors import InvalidInputError
 from fedtide.population import Population
 from fedtide.validation import require_positive
@@ -190,6 +190,7 @@ def spent(
     >>> found.clients.select("client", "participations", pl.col("epsilon").round(3)).rows()
     [('ann', 3, 3.709), ('bob', 1, 1.993)]
     """
+    require_mechanism(mechanism)
     if target is not None:
         require_positive("target", target)
     if not isinstance(log, ParticipationLog):
