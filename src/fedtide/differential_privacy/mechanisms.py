@@ -234,8 +234,11 @@ class MatrixFactorisation(Mechanism):
         max_participations: k, how often a client may take part; None: no limit.
         bands: b, at most `min_separation`; None: as many. The server keeps b - 1 rows of noise, of
             the size of the model.
-        budget, quantile, clip_rate, count_noise: as for `Gaussian`; the noise on the count is
-            correlated in the same way, so that it nearly cancels in log C, too.
+        budget: as for `Gaussian`.
+        quantile: as for `Gaussian`. The noise on the count is correlated in the same way, so that
+            it nearly cancels in log C, too.
+        clip_rate: as for `Gaussian`.
+        count_noise: as for `Gaussian`.
 
     Raises:
         InvalidInputError: a value that `Gaussian` refuses, a number below 1, or more bands than
