@@ -179,7 +179,7 @@ class Gaussian(Mechanism):
     and count together by at most a / (z_Δ A) and a / (σ_b A) deviations of their noise, whose
     squares add up to (a / A)² / z² if
 
-        1 / z_Δ² + 1 / σ_b² = 1 / z²
+        1 / (z_Δ)² + 1 / (σ_b)² = 1 / z²
 
     so μ² is as above. (Andrew et al. count ±1/2 for updates that are there or not, which changes
     by 1/2 and gives them (2 σ_b)²; here an update is replaced by zeros, and changes a count by 1.)
