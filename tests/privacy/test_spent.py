@@ -297,7 +297,7 @@ def test_the_settings_of_a_run_are_read_from_its_experiment_file(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "privacy.yaml: not a mapping; it says `privacy:`"),
+        ("", "privacy.yaml: not a mapping; write the mechanism"),
         ("privacy:", "privacy: .* does not say it; give a mechanism"),
         ("algorithm: fedau", "privacy: .* does not say it; give a mechanism"),
         ("privacy: []", "privacy: .* does not say it; give a mechanism"),

@@ -34,7 +34,7 @@ def spent_by_file(log: ParticipationLog, path: str | Path) -> list[Spent]:
     Raises:
         InvalidInputError: a file that cannot be read, or anything in it that cannot be used.
     """
-    plain = read_yaml(path, "it says `privacy:`, the mechanism")
+    plain = read_yaml(path, "write the mechanism as `privacy: {type: gaussian, ...}`")
     if "problem" not in plain:  # not an experiment file
         for key in plain:
             if key not in _KEYS:
@@ -112,8 +112,8 @@ def _caveats(found: Spent) -> Iterator[str]:
         yield f"{missing} not in the log: what clients lost there is not counted"
     if delta * log.size >= 1:
         yield (
-            f"δ = {delta:g} is not below 1 / N = {1 / log.size:.2g}: with such a δ, publishing all "
-            "data of one client at random would be private"
+            f"δ = {delta:g} is not below 1 / N = {1 / log.size:.2g}: even publishing all data of "
+            "one client, drawn at random, would satisfy it"
         )
 
 
