@@ -68,7 +68,7 @@ STEPS, BATCH, LR = 5, 8, 0.1
 EPSILONS = (1.0, 2.0, 4.0, 8.0, math.inf)
 METHODS = {"FedAvg": 1, "FedAU, K = 10": 10, "FedAU, K = 50": 50}
 CUTOFFS = (1, 5, 10, 20, 50)
-CLIPS = (0.1, 0.3, 1.0, 3.0)
+CLIPS = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
 QUANTILE = 0.5
 
 
@@ -262,16 +262,19 @@ def tuning_settings() -> list[Setting]:
     return found
 
 
+def best_norms(tuned: Record) -> dict[tuple[str, int, float], float]:
+    """Return the clipping norm with the best accuracy for each data set, cutoff and ε."""
+    best: dict[tuple[str, int, float], float] = {}
+    for row in sorted(tuned, key=lambda row: float(row["accuracy"]), reverse=True):
+        best.setdefault((row["dataset"], row["cutoff"], row["epsilon"]), row["clip"])
+    return best
+
+
 def training_settings(tuned: Record) -> list[Setting]:
     """Return the settings of the tables: those with the best clipping norm, and those without."""
-    best: dict[tuple[Any, ...], dict[str, Any]] = {}
-    for one in tuned:
-        where = one["dataset"], one["cutoff"], one["epsilon"]
-        if where not in best or one["accuracy"] > best[where]["accuracy"]:
-            best[where] = one
-    found = []
+    best, found = best_norms(tuned), []
     for dataset, seed, cutoff, epsilon in product(CLIENTS, SEEDS, CUTOFFS, EPSILONS):
-        clip = best[dataset, cutoff, epsilon]["clip"]
+        clip = best[dataset, cutoff, epsilon]
         setting = Setting(dataset, "Bernoulli", seed, cutoff, epsilon, clip)
         found.append(setting)
         if cutoff in METHODS.values():
@@ -382,6 +385,16 @@ def noise_table(record: Record) -> str:
     return markdown(heads, rows)
 
 
+def norm_table(tuned: Record) -> str:
+    """Return the norms that `tune` chose."""
+    best = best_norms(tuned)
+    rows = [
+        [TITLES[dataset], name_of(e), *(f"{best[dataset, k, e]:g}" for k in CUTOFFS)]
+        for dataset, e in product(CLIENTS, EPSILONS[:-1])
+    ]
+    return markdown(["data", "ε", *(f"K = {k}" for k in CUTOFFS)], rows)
+
+
 def quantile_table(record: Record) -> str:
     """Return what a norm that follows the median gains over the tuned one, under equal seeds."""
     heads = ["data", "ε", *(f"{m}: accuracy | minus the tuned norm" for m in METHODS)]
@@ -447,7 +460,7 @@ def _draw_line(panel: Any, places: Numbers, values: list[Numbers], label: str, c
     )
 
 
-def write(record: Record) -> None:
+def write(record: Record, tuned: Record) -> None:
     """Put the tables into the page, and draw the figures."""
     head, rest = PAGE.read_text(encoding="utf-8").split(BEGIN)
     tail = rest.split(END)[1]
@@ -460,6 +473,8 @@ def write(record: Record) -> None:
             cutoff_table(record),
             "Deviation of the noise in the model of a round, times N / C, at ε = 1:",
             noise_table(record),
+            f"The clipping norms that tuning chose among {', '.join(f'{c:g}' for c in CLIPS)}:",
+            norm_table(tuned),
             "A norm that begins at 1 and follows the median of the norms, under Bernoulli "
             "participation:",
             quantile_table(record),
@@ -480,10 +495,11 @@ def main() -> None:
     )
     if command == "tune":
         return
-    settings = training_settings(tuned) if command == "train" else []
-    record = complete(RECORDS / "privacy.jsonl", settings)
+    settings = training_settings(tuned)
+    record = complete(RECORDS / "privacy.jsonl", settings if command == "train" else [])
     if command == "write":
-        write(record)
+        shown = set(settings)  # a record may also have runs with norms that were the best once
+        write([row for row in record if setting_of(row) in shown], tuned)
 
 
 if __name__ == "__main__":
