@@ -5,13 +5,17 @@
     python benchmarks/privacy.py write
 
 Logistic regression on digits (500 clients) and Fashion-MNIST at 14 × 14 pixels (1,000 clients),
-split by a Dirichlet law (0.1), 150 rounds. Clients take part independently with rates that depend
-on their classes, a tenth of the rounds on average. For every ε, the noise is as large as the client
-that loses most needs under the participation of that seed. `tune` chooses the clipping norm of
-every method and ε, by test accuracy, on a seed of its own; the server's learning rate stays 1 for
-an average cohort, as with clipped updates it acts like the norm. `train` runs five other seeds.
-Both continue where they were stopped. `write` puts the table into docs/privacy.md and draws the
-figure.
+split by a Dirichlet law (0.1), 150 rounds. Clients take part with rates that depend on their
+classes, a tenth of the rounds on average: independently in every round (Bernoulli), or in sessions
+(Markov). FedAU runs with cutoffs K from 5 to 50. For every ε, the noise is as large as the client
+that loses most needs under the participation of that seed. The server's learning rate stays 1 for
+an average cohort, as with clipped updates it acts like the norm.
+
+`tune` chooses the clipping norm of every K and ε among CLIPS, by test accuracy, on a seed of its
+own, under Bernoulli participation, and shows what larger norms would give there. `train` runs five
+other seeds: with these norms, and with one that follows the median of the norms (private, from the
+same budget). Both continue where they were stopped. `write` puts the tables into docs/privacy.md
+and draws the figures.
 """
 
 from __future__ import annotations
@@ -20,6 +24,7 @@ import argparse
 import json
 import math
 from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -38,7 +43,7 @@ from fedtide.algorithms import (
     Instructions,
     RoundDriver,
 )
-from fedtide.participation import correlated_rates
+from fedtide.participation import Markov, correlated_rates
 from fedtide.plotting.saving import save_figure
 from fedtide.plotting.style import COLOURS, new_figure, place_legend
 from fedtide.population import Population
@@ -52,34 +57,59 @@ Ids = NDArray[np.int64]
 HERE = Path(__file__).parent
 RECORDS = HERE / "records"
 PAGE = HERE.parent / "docs" / "privacy.md"
-FIGURE = HERE.parent / "docs" / "images" / "privacy.png"
+IMAGES = HERE.parent / "docs" / "images"
 BEGIN, END = "<!-- cost: begin -->", "<!-- cost: end -->"
 
 CLIENTS = {"digits": 500, "fashion_mnist": 1000}
-TITLES = {"digits": "digits, 500 clients", "fashion_mnist": "Fashion-MNIST, 1,000 clients"}
+TITLES = {"digits": "digits", "fashion_mnist": "Fashion-MNIST"}
+PRESENCES = ("Bernoulli", "Markov")
 ROUNDS, SEEDS, TUNED_ON, DELTA = 150, range(1, 6), 100, 1e-5
 MEAN_RATE, FLOOR, ALPHA = 0.1, 0.02, 0.1
 STEPS, BATCH, LR = 5, 8, 0.1
 EPSILONS = (1.0, 2.0, 4.0, 8.0, math.inf)
-METHODS = {"FedAvg": None, "FedAU, K = 10": 10, "FedAU, K = 50": 50}
+METHODS = {"FedAvg": 1, "FedAU, K = 10": 10, "FedAU, K = 50": 50}
+CUTOFFS = (1, 5, 10, 20, 50)
 CLIPS = (0.1, 0.3, 1.0, 3.0)
+LARGER_CLIPS = (10.0, 30.0)
+QUANTILE = 0.5
 
-Key = tuple[str, int, str, float, float]
-"""Data set, seed, method, ε and clipping norm of a run."""
+
+Record = list[dict[str, Any]]
+"""The rows of a record: the fields of a Setting and its figures."""
 
 
-def build(method: str) -> Algorithm[Any]:
-    """Return the method; FedAvg divides by the expected cohort, which is public."""
-    cutoff = METHODS[method]
-    if cutoff is None:
-        return FedAvg(server_lr=1 / MEAN_RATE, weights="all")
-    return FedAU(cutoff=cutoff)
+@dataclass(frozen=True)
+class Setting:
+    """One run.
+
+    Args:
+        dataset: a key of CLIENTS.
+        presence: how clients take part, one of PRESENCES.
+        seed: of the data's split, participation, minibatches and noise.
+        cutoff: K; 1: FedAvg over all clients.
+        epsilon: of the client that loses most; ∞: neither noise nor clipping.
+        clip: the clipping norm, with a quantile that of round 0; ∞: none.
+        quantile: what the norm follows; None: it is fixed.
+    """
+
+    dataset: str
+    presence: str
+    seed: int
+    cutoff: int
+    epsilon: float
+    clip: float
+    quantile: float | None = None
+
+
+def build(cutoff: int) -> Algorithm[Any]:
+    """Return FedAU, or for K = 1 FedAvg, which divides by the expected cohort, a public number."""
+    return FedAvg(server_lr=1 / MEAN_RATE, weights="all") if cutoff == 1 else FedAU(cutoff=cutoff)
 
 
 class Federation:
     """The data, the participation and the minibatches of a seed."""
 
-    def __init__(self, dataset: str, seed: int) -> None:
+    def __init__(self, dataset: str, presence: str, seed: int) -> None:
         data, self.clients = load(dataset), CLIENTS[dataset]
         self._random = np.random.default_rng([221, seed])
         labels = np.asarray(data.train.labels)
@@ -92,23 +122,27 @@ class Federation:
         shares[has_data] = counts[has_data] / shards.sizes[has_data, None]
         self.shares = shares[has_data]
         rates = correlated_rates(shares, ALPHA, MEAN_RATE, FLOOR, seed) * has_data
-        self.present = np.random.default_rng([222, seed]).random((ROUNDS, self.clients)) < rates
+        self.present = draw_presence(presence, rates, seed)
         self._inputs, self._test = (_with_bias(part.features) for part in (data.train, data.test))
         self._targets = torch.nn.functional.one_hot(torch.from_numpy(labels)).float()
         self._test_labels = np.asarray(data.test.labels)
 
-    def draw(self, clients: Ids) -> torch.Tensor:
-        """Return the samples of the minibatches of a round, (I, S, B)."""
+    def draw(self, clients: Ids) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Return the minibatches of a round: inputs (S, B, F) and targets (S, B, 10) by step."""
+        if not len(clients):
+            return []
         drawn = [self._random.choice(self._held[n], (STEPS, BATCH)) for n in clients]
-        return torch.from_numpy(np.stack(drawn, axis=1))
+        samples = torch.from_numpy(np.stack(drawn, axis=1))
+        return [(self._inputs[step], self._targets[step]) for step in samples]
 
-    def updates(self, model: torch.Tensor, samples: torch.Tensor) -> torch.Tensor:
+    def updates(
+        self, model: torch.Tensor, batches: list[tuple[torch.Tensor, torch.Tensor]]
+    ) -> torch.Tensor:
         """Return the changes of S clients in their local steps, (S, d)."""
         first = model.view(1, -1, 10)
-        moved = first.repeat(samples.shape[1], 1, 1)
-        for step in samples:
-            inputs = self._inputs[step]
-            slopes = (inputs @ moved).softmax(dim=2) - self._targets[step]
+        moved = first.repeat(len(batches[0][0]) if batches else 0, 1, 1)
+        for inputs, targets in batches:
+            slopes = (inputs @ moved).softmax(dim=2) - targets
             moved.baddbmm_(inputs.transpose(1, 2), slopes, alpha=-LR / BATCH)
         return (moved - first).flatten(1)
 
@@ -122,10 +156,10 @@ class Federation:
         worst = np.sort(self.shares @ by_class)[: max(1, len(self.shares) // 10)]
         return {"accuracy": float(right.mean()), "worst": float(worst.mean())}
 
-    def largest_loss(self, method: str) -> float:
+    def largest_loss(self, cutoff: int) -> float:
         """Return z² μ² of the client that loses most, for one number and no noise."""
         driver = RoundDriver(
-            make_private(build(method), Gaussian(1.0, 0.0, DELTA), seed=0),
+            make_private(build(cutoff), Gaussian(1.0, 0.0, DELTA), seed=0),
             torch.zeros(1),
             Population(self.clients),
         )
@@ -138,6 +172,17 @@ class Federation:
     def size(self) -> int:
         """The number of parameters d."""
         return 10 * self._inputs.shape[1]
+
+
+def draw_presence(presence: str, rates: Numbers, seed: int) -> NDArray[np.bool_]:
+    """Return who takes part in which round, (T, N)."""
+    if presence == "Bernoulli":
+        return np.random.default_rng([222, seed]).random((ROUNDS, len(rates))) < rates
+    stream = Markov(list(rates)).begin(Population(len(rates)), seed)
+    present = np.zeros((ROUNDS, len(rates)), dtype=bool)
+    for t, row in enumerate(present):
+        row[stream.round(t).clients] = True
+    return present
 
 
 def _with_bias(features: NDArray[Any]) -> torch.Tensor:
@@ -154,87 +199,110 @@ def _answer(cohort: Cohort, deltas: torch.Tensor) -> ClientUpdates:
     return ClientUpdates(cohort.clients, cohort.weights.float(), deltas, LR, steps)
 
 
-def drive(keys: list[Key]) -> Iterator[dict[str, Any]]:
-    """Run configurations of one data set and seed side by side and yield their figures."""
-    dataset, seed = keys[0][:2]
-    federation = Federation(dataset, seed)
-    losses = {method: federation.largest_loss(method) for method in METHODS}
+def drive(settings: list[Setting]) -> Iterator[dict[str, Any]]:
+    """Run settings of one data set, presence and seed side by side and yield their figures."""
+    first = settings[0]
+    federation = Federation(first.dataset, first.presence, first.seed)
+    losses = {cutoff: federation.largest_loss(cutoff) for cutoff in {s.cutoff for s in settings}}
     drivers, noise = [], []
-    for _, _, method, epsilon, clip in keys:
-        algorithm, multiplier = build(method), 0.0
-        if epsilon < math.inf:
-            multiplier = math.sqrt(losses[method] / loss_of_epsilon(epsilon, DELTA))
-            algorithm = PrivateSum(Gaussian(clip, multiplier, DELTA), algorithm, seed)
+    for one in settings:
+        algorithm, multiplier = build(one.cutoff), 0.0
+        if one.epsilon < math.inf:
+            multiplier = math.sqrt(losses[one.cutoff] / loss_of_epsilon(one.epsilon, DELTA))
+            mechanism = Gaussian(one.clip, multiplier, DELTA, quantile=one.quantile)
+            algorithm = PrivateSum(mechanism, algorithm, one.seed)
         noise.append(multiplier)
         drivers.append(
             RoundDriver(algorithm, torch.zeros(federation.size), Population(federation.clients))
         )
-    kept: list[list[dict[str, float]]] = [[] for _ in keys]
+    kept: list[list[dict[str, float]]] = [[] for _ in settings]
     for t, row in enumerate(federation.present):
         clients = np.flatnonzero(row)
         cohort = Cohort.uniform(torch.from_numpy(clients))
-        samples = federation.draw(clients) if len(clients) else None
+        batches = federation.draw(clients)
 
-        def train(instructions: Instructions, part: Cohort, samples: Any = samples) -> Any:
-            if samples is None:
-                return _answer(part, torch.zeros(0, federation.size))
-            return _answer(part, federation.updates(instructions.model, samples))
+        def train(instructions: Instructions, part: Cohort, batches: Any = batches) -> Any:
+            return _answer(part, federation.updates(instructions.model, batches))
 
         for i, driver in enumerate(drivers):
             driver.run(cohort, LR, train)
             if t >= 0.9 * ROUNDS and t % 4 == 3:
                 kept[i].append(federation.figures(driver.output))
-    for key, multiplier, figures in zip(keys, noise, kept, strict=True):
-        means = {name: float(np.mean([one[name] for one in figures])) for name in figures[0]}
-        yield {"key": key, "noise_multiplier": multiplier, **means}
+    for one, multiplier, figures in zip(settings, noise, kept, strict=True):
+        means = {name: float(np.mean([row[name] for row in figures])) for name in figures[0]}
+        yield asdict(one) | {"noise_multiplier": multiplier} | means
 
 
-def complete(path: Path, wanted: list[Key]) -> list[dict[str, Any]]:
-    """Run what the record lacks, one data set, seed and method at a time; return the record."""
+def complete(path: Path, wanted: list[Setting]) -> Record:
+    """Run what the record lacks, one data set, presence and seed at a time; return the record."""
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
     record = [json.loads(line) for line in lines]
-    known = {tuple(one["key"]) for one in record}
-    groups: dict[tuple[str, int], list[Key]] = {}
-    for key in wanted:
-        if key not in known:
-            groups.setdefault(key[:2], []).append(key)
-    for keys in groups.values():
-        found = list(drive(keys))
+    known = {setting_of(one) for one in record}
+    groups: dict[tuple[str, str, int], list[Setting]] = {}
+    for one in wanted:
+        if one not in known:
+            groups.setdefault((one.dataset, one.presence, one.seed), []).append(one)
+    for settings in groups.values():
+        found = list(drive(settings))
         record += found
         with path.open("a", encoding="utf-8") as file:
             file.writelines(json.dumps(one) + "\n" for one in found)
     return record
 
 
-def tuning_keys() -> list[Key]:
-    """Return the configurations among which `tune` chooses."""
-    keys: list[Key] = []
-    for dataset, method, epsilon in product(CLIENTS, METHODS, EPSILONS):
-        clips = CLIPS if epsilon < math.inf else (math.inf,)
-        keys += [(dataset, TUNED_ON, method, epsilon, clip) for clip in clips]
-    return keys
+def setting_of(row: dict[str, Any]) -> Setting:
+    """Return the setting of a row of a record."""
+    return Setting(**{name: row[name] for name in Setting.__dataclass_fields__})
 
 
-def training_keys(tuned: list[dict[str, Any]]) -> list[Key]:
-    """Return the best configuration of every data set, method and ε, under the five seeds."""
-    best: dict[tuple[Any, ...], dict[str, Any]] = {}
-    for one in tuned:
-        dataset, _, method, epsilon, _ = one["key"]
-        where = (dataset, method, epsilon)
-        if where not in best or one["accuracy"] > best[where]["accuracy"]:
-            best[where] = one
-    return [
-        (dataset, seed, method, epsilon, best[dataset, method, epsilon]["key"][4])
-        for dataset, seed, method, epsilon in product(CLIENTS, SEEDS, METHODS, EPSILONS)
-    ]
+def tuning_settings() -> list[Setting]:
+    """Return the settings among which `tune` chooses."""
+    found = []
+    for dataset, cutoff, epsilon in product(CLIENTS, CUTOFFS, EPSILONS):
+        clips = (*CLIPS, *LARGER_CLIPS) if epsilon < math.inf else (math.inf,)
+        found += [Setting(dataset, "Bernoulli", TUNED_ON, cutoff, epsilon, clip) for clip in clips]
+    return found
 
 
-def collect(record: list[dict[str, Any]], dataset: str, method: str, epsilon: float) -> Numbers:
-    """Return accuracy and worst tenth of the seeds, in per cent, (seeds, 2)."""
-    runs = [
-        one for one in record if (one["key"][0], *one["key"][2:4]) == (dataset, method, epsilon)
-    ]
-    return 100 * np.array([[one["accuracy"], one["worst"]] for one in runs])
+def best_norms(tuned: Record) -> dict[tuple[str, int, float], float]:
+    """Return that of CLIPS with the best accuracy for each data set, cutoff and ε."""
+    best: dict[tuple[str, int, float], float] = {}
+    for row in sorted(tuned, key=lambda row: float(row["accuracy"]), reverse=True):
+        if row["clip"] not in LARGER_CLIPS:
+            best.setdefault((row["dataset"], row["cutoff"], row["epsilon"]), row["clip"])
+    return best
+
+
+def training_settings(tuned: Record) -> list[Setting]:
+    """Return the settings of the tables: those with the best clipping norm, and those without."""
+    best, found = best_norms(tuned), []
+    for dataset, seed, cutoff, epsilon in product(CLIENTS, SEEDS, CUTOFFS, EPSILONS):
+        clip = best[dataset, cutoff, epsilon]
+        setting = Setting(dataset, "Bernoulli", seed, cutoff, epsilon, clip)
+        found.append(setting)
+        if cutoff in METHODS.values():
+            found.append(replace(setting, presence="Markov"))
+            if epsilon < math.inf:
+                found.append(replace(setting, clip=1.0, quantile=QUANTILE))
+    return found
+
+
+def select(
+    record: Record,
+    dataset: str,
+    presence: str,
+    cutoff: int,
+    epsilon: float,
+    quantile: float | None = None,
+) -> Numbers:
+    """Return accuracy and worst tenth in per cent, and the noise, by seed, (seeds, 3)."""
+    wanted = (dataset, presence, cutoff, epsilon, quantile)
+    keys = ("dataset", "presence", "cutoff", "epsilon", "quantile")
+    rows = [row for row in record if tuple(row[key] for key in keys) == wanted]
+    rows.sort(key=lambda row: int(row["seed"]))
+    return np.array(
+        [[100 * row["accuracy"], 100 * row["worst"], row["noise_multiplier"]] for row in rows]
+    )
 
 
 def interval(values: Numbers) -> Numbers:
@@ -247,76 +315,182 @@ def name_of(epsilon: float) -> str:
     return "∞" if epsilon == math.inf else f"{epsilon:g}"
 
 
-def table(record: list[dict[str, Any]]) -> str:
-    """Return the table of the page, in per cent."""
-    lines = [
-        "| data | ε | " + " | ".join(f"{m}: accuracy | worst tenth" for m in METHODS) + " |",
-        "|---|---|" + "---|" * 2 * len(METHODS),
-    ]
+def markdown(heads: list[str], rows: list[list[str]]) -> str:
+    """Return a table."""
+    lines = [heads, ["---"] * len(heads), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def shown(values: Numbers, sign: str = "") -> str:
+    """Return the mean over seeds and its interval."""
+    return f"{values.mean():{sign}.1f} ± {float(interval(values)):.1f}"
+
+
+def method_table(record: Record) -> str:
+    """Return accuracy and worst tenth of the three methods."""
+    heads = ["data", "participation", "ε"]
+    heads += [f"{name}: {what}" for name in METHODS for what in ("accuracy", "worst tenth")]
+    rows = []
+    for dataset, presence, epsilon in product(CLIENTS, PRESENCES, EPSILONS):
+        cells = [TITLES[dataset], presence, name_of(epsilon)]
+        for cutoff in METHODS.values():
+            values = select(record, dataset, presence, cutoff, epsilon)
+            cells += [shown(values[:, which]) for which in (0, 1)]
+        rows.append(cells)
+    return markdown(heads, rows)
+
+
+def difference_table(record: Record) -> str:
+    """Return the differences of accuracy between the methods under the same seeds."""
+    pairs = [(10, 1), (50, 1), (50, 10)]
+    names = {1: "FedAvg", 10: "K = 10", 50: "K = 50"}
+    heads = ["data", "participation", "ε", *(f"{names[a]} minus {names[b]}" for a, b in pairs)]
+    rows = []
+    for dataset, presence, epsilon in product(CLIENTS, PRESENCES, EPSILONS):
+        values = {k: select(record, dataset, presence, k, epsilon)[:, 0] for k in names}
+        cells = [shown(values[a] - values[b], "+") for a, b in pairs]
+        rows.append([TITLES[dataset], presence, name_of(epsilon), *cells])
+    return markdown(heads, rows)
+
+
+def cutoff_table(record: Record) -> str:
+    """Return the accuracy of every cutoff, and which the best cannot be told from.
+
+    A cutoff is listed if the 95% interval of its difference to the best reaches 0.
+    """
+    heads = ["data", "ε", *(f"K = {k}" for k in CUTOFFS), "best", "not told from the best"]
+    rows = []
     for dataset, epsilon in product(CLIENTS, EPSILONS):
-        cells = []
-        for method in METHODS:
-            values = collect(record, dataset, method, epsilon)
-            pairs = zip(values.mean(axis=0), interval(values), strict=True)
-            cells += [f"{mean:.1f} ± {half:.1f}" for mean, half in pairs]
-        lines.append(f"| {TITLES[dataset]} | {name_of(epsilon)} | " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+        values = {k: select(record, dataset, "Bernoulli", k, epsilon)[:, 0] for k in CUTOFFS}
+        best = max(CUTOFFS, key=lambda k, found=values: float(found[k].mean()))
+        others = [k for k in CUTOFFS if k != best]
+        lags = {k: values[best] - values[k] for k in others}
+        alike = [str(k) for k in others if lags[k].mean() <= float(interval(lags[k]))]
+        cells = [shown(values[k]) for k in CUTOFFS]
+        rows.append(
+            [TITLES[dataset], name_of(epsilon), *cells, str(best), ", ".join(alike) or "none"]
+        )
+    return markdown(heads, rows)
 
 
-def differences(record: list[dict[str, Any]]) -> str:
-    """Return the table of differences between methods under the same seeds, and of the noise."""
-    average, small, large = METHODS
-    pairs = [(small, average), (large, average), (large, small)]
-    heads = " | ".join(f"{a} minus {b.removeprefix('FedAU, ')}" for a, b in pairs)
-    lines = [f"| data | ε | {heads} |", "|---|---|---|---|---|"]
-    for dataset, epsilon in product(CLIENTS, EPSILONS):
-        values = {method: collect(record, dataset, method, epsilon)[:, 0] for method in METHODS}
-        cells = [(values[a] - values[b]).reshape(-1, 1) for a, b in pairs]
-        shown = [f"{c.mean():+.1f} ± {interval(c)[0]:.1f}" for c in cells]
-        lines.append(f"| {TITLES[dataset]} | {name_of(epsilon)} | " + " | ".join(shown) + " |")
-    return "\n".join(lines)
-
-
-def noises(record: list[dict[str, Any]]) -> str:
+def noise_table(record: Record) -> str:
     """Return the mean noise in the model of a round, N / C times its deviation, at ε = 1."""
-    sizes = {name: k or 1 / MEAN_RATE for name, k in METHODS.items()}
-    lines = ["| data | " + " | ".join(METHODS) + " |", "|---|---|---|---|"]
-    for dataset in CLIENTS:
+    heads = ["data", "participation", *(f"K = {k}" for k in CUTOFFS)]
+    rows = []
+    for dataset, presence in product(CLIENTS, PRESENCES):
         cells = []
-        for method, size in sizes.items():
-            chosen = [one for one in record if one["key"][0] == dataset and one["key"][2] == method]
-            found = [one["noise_multiplier"] for one in chosen if one["key"][3] == EPSILONS[0]]
-            cells.append(f"{size * np.mean(found):.0f} (z = {np.mean(found):.1f})")
-        lines.append(f"| {TITLES[dataset]} | " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+        for cutoff in CUTOFFS:
+            values = select(record, dataset, presence, cutoff, EPSILONS[0])
+            z = values[:, 2].mean() if len(values) else math.nan
+            noise = z * (1 / MEAN_RATE if cutoff == 1 else cutoff)
+            cells.append(f"{noise:.0f} (z = {z:.1f})" if len(values) else "")
+        rows.append([TITLES[dataset], presence, *cells])
+    return markdown(heads, rows)
 
 
-def draw(record: list[dict[str, Any]]) -> None:
+def norm_table(tuned: Record) -> str:
+    """Return the accuracy on the tuning seed by norm, of FedAU with K = 10."""
+    heads = ["data", "ε", *(f"C = {clip:g}" for clip in (*CLIPS, *LARGER_CLIPS))]
+    rows = []
+    for dataset, epsilon in product(CLIENTS, EPSILONS[:-1]):
+        found = {
+            row["clip"]: f"{100 * row['accuracy']:.1f}"
+            for row in tuned
+            if (row["dataset"], row["cutoff"], row["epsilon"]) == (dataset, 10, epsilon)
+        }
+        cells = [found[clip] for clip in (*CLIPS, *LARGER_CLIPS)]
+        rows.append([TITLES[dataset], name_of(epsilon), *cells])
+    return markdown(heads, rows)
+
+
+def quantile_table(record: Record) -> str:
+    """Return what a norm that follows the median gains over the tuned one, under equal seeds."""
+    heads = ["data", "ε", *(f"{m}: accuracy | minus the tuned norm" for m in METHODS)]
+    heads = " | ".join(heads).split(" | ")
+    rows = []
+    for dataset, epsilon in product(CLIENTS, EPSILONS[:-1]):
+        cells = []
+        for cutoff in METHODS.values():
+            where = dataset, "Bernoulli", cutoff, epsilon
+            follows, tuned = (select(record, *where, q)[:, 0] for q in (QUANTILE, None))
+            cells += [shown(follows), shown(follows - tuned, "+")]
+        rows.append([TITLES[dataset], name_of(epsilon), *cells])
+    return markdown(heads, rows)
+
+
+def draw_methods(record: Record) -> None:
     """Draw accuracy and worst tenth against ε with their 95% intervals."""
-    figure, panels = new_figure(2.8, 2 * len(CLIENTS), width=11.0)
+    figure, panels = new_figure(5.4, 2 * len(CLIENTS), width=11.0, rows=len(PRESENCES))
     places = np.arange(len(EPSILONS))
-    for i, dataset in enumerate(CLIENTS):
-        for which, what in enumerate(("accuracy", "worst tenth")):
-            panel = panels[2 * i + which]
-            for m, method in enumerate(METHODS):
-                values = [collect(record, dataset, method, epsilon) for epsilon in EPSILONS]
-                panel.errorbar(
-                    places + 0.08 * (m - 1),
-                    [v[:, which].mean() for v in values],
-                    yerr=[interval(v)[which] for v in values],
-                    fmt="o-",
-                    ms=4,
-                    lw=1,
-                    color=COLOURS[m],
-                    label=method,
-                )
-            panel.set_title(f"{TITLES[dataset].split(',')[0]}: {what}")
-            panel.set_xticks(places, [name_of(epsilon) for epsilon in EPSILONS])
-            panel.set_xlabel("ε of the client that loses most")
-            panel.set_ylabel("%")
-            panel.grid(alpha=0.25)
+    cases = product(PRESENCES, CLIENTS, enumerate(("accuracy", "worst tenth")))
+    for panel, (presence, dataset, (which, what)) in zip(panels, cases, strict=True):
+        for m, (name, cutoff) in enumerate(METHODS.items()):
+            values = [select(record, dataset, presence, cutoff, e)[:, which] for e in EPSILONS]
+            _draw_line(panel, places + 0.08 * (m - 1), values, name, COLOURS[m])
+        panel.set_title(f"{TITLES[dataset]}, {presence}: {what}", fontsize=8)
+        panel.set_xticks(places, [name_of(epsilon) for epsilon in EPSILONS])
+        panel.set_xlabel("ε of the client that loses most")
+        panel.set_ylabel("%")
+        panel.grid(alpha=0.25)
     place_legend(*panels)
-    save_figure(figure, FIGURE)
+    save_figure(figure, IMAGES / "privacy.png")
+
+
+def draw_cutoffs(record: Record) -> None:
+    """Draw accuracy and worst tenth against K for every ε."""
+    figure, panels = new_figure(2.8, 2 * len(CLIENTS), width=11.0)
+    places = np.arange(len(CUTOFFS))
+    cases = product(CLIENTS, enumerate(("accuracy", "worst tenth")))
+    for panel, (dataset, (which, what)) in zip(panels, cases, strict=True):
+        for e, epsilon in enumerate(EPSILONS):
+            values = [select(record, dataset, "Bernoulli", k, epsilon)[:, which] for k in CUTOFFS]
+            shift = 0.06 * (e - 2)
+            _draw_line(panel, places + shift, values, f"ε = {name_of(epsilon)}", COLOURS[e])
+        panel.set_title(f"{TITLES[dataset]}: {what}", fontsize=8)
+        panel.set_xticks(places, [str(cutoff) for cutoff in CUTOFFS])
+        panel.set_xlabel("K (1: FedAvg)")
+        panel.set_ylabel("%")
+        panel.grid(alpha=0.25)
+    place_legend(*panels)
+    save_figure(figure, IMAGES / "privacy-cutoff.png")
+
+
+def _draw_line(panel: Any, places: Numbers, values: list[Numbers], label: str, colour: str) -> None:
+    panel.errorbar(
+        places,
+        [v.mean() for v in values],
+        yerr=[float(interval(v)) for v in values],
+        fmt="o-",
+        ms=4,
+        lw=1,
+        color=colour,
+        label=label,
+    )
+
+
+def write(record: Record, tuned: Record) -> None:
+    """Put the tables into the page, and draw the figures."""
+    head, rest = PAGE.read_text(encoding="utf-8").split(BEGIN)
+    tail = rest.split(END)[1]
+    found = "\n\n".join(
+        [
+            method_table(record),
+            "Differences of accuracy under the same seeds, in points:",
+            difference_table(record),
+            "Accuracy with every cutoff, under Bernoulli participation:",
+            cutoff_table(record),
+            "Deviation of the noise in the model of a round, times N / C, at ε = 1:",
+            noise_table(record),
+            "Accuracy of FedAU with K = 10 on the tuning seed, by clipping norm:",
+            norm_table(tuned),
+            "A norm that begins at 1 and follows the median of the norms, under Bernoulli "
+            "participation:",
+            quantile_table(record),
+        ]
+    )
+    PAGE.write_text(f"{head}{BEGIN}\n{found}\n{END}{tail}", encoding="utf-8")
+    draw_methods(record)
+    draw_cutoffs(record)
 
 
 def main() -> None:
@@ -324,25 +498,16 @@ def main() -> None:
     parser.add_argument("command", choices=["tune", "train", "write"])
     torch.set_num_threads(1)
     command = parser.parse_args().command
-    tuned = complete(RECORDS / "privacy-tuning.jsonl", tuning_keys() if command == "tune" else [])
+    tuned = complete(
+        RECORDS / "privacy-tuning.jsonl", tuning_settings() if command == "tune" else []
+    )
     if command == "tune":
         return
-    keys = training_keys(tuned)
-    record = complete(RECORDS / "privacy.jsonl", keys if command == "train" else [])
+    settings = training_settings(tuned)
+    record = complete(RECORDS / "privacy.jsonl", settings if command == "train" else [])
     if command == "write":
-        head, rest = PAGE.read_text(encoding="utf-8").split(BEGIN)
-        tail = rest.split(END)[1]
-        found = "\n\n".join(
-            [
-                table(record),
-                "Differences of accuracy between methods under the same seeds:",
-                differences(record),
-                "Deviation of the noise in the model of a round, times N / C, at ε = 1:",
-                noises(record),
-            ]
-        )
-        PAGE.write_text(f"{head}{BEGIN}\n{found}\n{END}{tail}", encoding="utf-8")
-        draw(record)
+        shown = set(settings)  # a record may also have runs with norms that were the best once
+        write([row for row in record if setting_of(row) in shown], tuned)
 
 
 if __name__ == "__main__":

@@ -71,7 +71,14 @@ MAY_IMPORT = {
         "examples",
     },
     "tracking": {"simulation", "report"},
-    "report": {"simulation", "participation", "algorithms", "plotting", "auditing"},
+    "report": {
+        "simulation",
+        "participation",
+        "algorithms",
+        "plotting",
+        "auditing",
+        "differential_privacy",
+    },
     "sweep": {"simulation", "tracking"},
     "papers": {
         "participation",

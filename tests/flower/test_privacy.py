@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from tests.algorithms.references import algorithm_2
 
 from fedtide.algorithms import FedAU, FedAvg
 from fedtide.differential_privacy import private_sum
@@ -22,38 +23,34 @@ def known_noise(monkeypatch):
 
 
 def expected_model(present, mechanism, cutoff=4):
-    """Return the model of FedAU over these rounds, written out, with the noise of seed 0."""
-    x = TASK.start.numpy().copy()
+    """Return the model of FedAU over these rounds, written out, with the noise of seed 0.
+
+    With a quantile, also the clipping norm after the last round.
+    """
+    x, clip = TASK.start.numpy().copy(), mechanism.clip
+    z, count_noise, quantile = mechanism.noise_multiplier, 0.0, 0.0
+    if mechanism.quantile is not None:
+        quantile, count_noise = mechanism.quantile, 5 * z
+        z = (z**-2 - count_noise**-2) ** -0.5
     for t, row in enumerate(present):
-        total = np.zeros_like(x)
+        total, count = np.zeros_like(x), 0.0
         for n in np.flatnonzero(row):
             delta = update_of(n, x)
-            total += (
-                omega(present[:, n], cutoff)[t]
-                * delta
-                * min(1, mechanism.clip / np.linalg.norm(delta))
-            )
-        noise = standard_normals(len(x), t, 0).numpy()
-        x = x + (total + mechanism.noise_multiplier * cutoff * mechanism.clip * noise) / N
-    return x
-
-
-def omega(pattern, cutoff):
-    """Return FedAU's weights, line by line as in paper 001, Algorithm 2."""
-    intervals, length, weights = [], 0, [1.0]
-    for t in range(1, len(pattern)):
-        length += 1
-        if pattern[t - 1] or length == cutoff:
-            intervals.append(length)
-            length = 0
-        weights.append(float(np.mean(intervals)) if intervals else 1.0)
-    return weights
+            weight, norm = algorithm_2(present[:, n], cutoff)[t], np.linalg.norm(delta)
+            total += weight * delta * min(1, clip / norm)
+            count += weight * ((norm > clip) - (1 - quantile))
+        noise = standard_normals(len(x) + (quantile > 0), t, 0).numpy()
+        x = x + (total + z * cutoff * clip * noise[: len(x)]) / N
+        if quantile:
+            clip *= np.exp(0.2 / N * (count + count_noise * cutoff * noise[-1]))
+    return x, clip
 
 
 @pytest.mark.usefixtures("known_noise")
-def test_half_of_the_cohort_goes_missing_and_the_noise_stays(url):
+@pytest.mark.parametrize("quantile", [None, 0.3])
+def test_half_of_the_cohort_goes_missing_and_the_noise_stays(url, quantile):
     """Their apps fail from round 3 on; the noise is not scaled to those that were asked or came."""
-    rounds, mechanism = 8, Gaussian(clip=0.5, noise_multiplier=0.7, delta=1e-5)
+    rounds, mechanism = 8, Gaussian(0.5, 0.7, delta=1e-5, quantile=quantile)
     grid = federation()
     lost = (0, 2, 4)
     for client in lost:
@@ -75,7 +72,10 @@ def test_half_of_the_cohort_goes_missing_and_the_noise_stays(url):
         node = node_of(grid, client)
         node.app = fail_after(node)
     strategy = deploy(grid, FedAU(cutoff=4), rounds, ledger=url, privacy=mechanism)
-    np.testing.assert_allclose(model(strategy), expected_model(present, mechanism), rtol=1e-5)
+    expected, clip = expected_model(present, mechanism)
+    np.testing.assert_allclose(model(strategy), expected, rtol=1e-5)
+    assert strategy.training.driver.state.clip == pytest.approx(clip)
+    assert (clip == 0.5) == (quantile is None)
     # What the ledger says was spent is what the strategy has counted.
     found = spent(url, mechanism, FedAU(cutoff=4), clients=None)
     counted = strategy.training.driver.state.lost.numpy() / 0.7**2

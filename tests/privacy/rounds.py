@@ -35,18 +35,6 @@ def all_patterns(rounds: int) -> np.ndarray:
     return (np.arange(2**rounds)[:, None] >> np.arange(rounds)) & 1 == 1
 
 
-def omega(pattern: np.ndarray, cutoff: int) -> np.ndarray:
-    """Return FedAU's weight of every round for one client: paper 001, Algorithm 2, line by line."""
-    intervals, length, weights = [], 0, [1.0]
-    for t in range(1, len(pattern)):
-        length += 1
-        if pattern[t - 1] or length == cutoff:
-            intervals.append(length)
-            length = 0
-        weights.append(float(np.mean(intervals)) if intervals else 1.0)
-    return np.array(weights)
-
-
 def banded_root(bands: int, rounds: int) -> np.ndarray:
     """Return C: the square root of the lower triangle of ones, banded, columns of norm 1.
 

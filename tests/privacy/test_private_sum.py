@@ -1,6 +1,7 @@
 """The wrapper: clipping, noise, who may take part, and what it refuses."""
 
 import numpy as np
+import polars as pl
 import pytest
 import torch
 from scipy import stats
@@ -186,6 +187,17 @@ def test_weights_without_a_public_bound_are_refused(algorithm):
         drive(algorithm, Gaussian(1.0, 1.0, 1e-5), np.ones((1, 2), bool), zeros(1), 1)
 
 
+@pytest.mark.parametrize("given", [{"type": "gaussian", "clip": 1.0}, Gaussian])
+def test_what_is_no_mechanism_is_refused(given):
+    """Plain data are for experiments; a strategy takes the object."""
+    for use in (
+        lambda: make_private(FedAU(), given, None),
+        lambda: ft.privacy.spent(pl.DataFrame({"round": [0, 1], "client": [0, 0]}), given),
+    ):
+        with pytest.raises(InvalidInputError, match=r"^privacy: .* is not a mechanism; give one, "):
+            use()
+
+
 def test_updates_of_clients_that_may_not_take_part_are_not_used():
     """A driver that does not ask choose_cohort cannot exceed a budget, nor step without noise."""
     mechanism = MatrixFactorisation(1.0, 1.0, 1e-5, 2, 1)
@@ -258,14 +270,14 @@ def test_impossible_mechanisms_are_refused(arguments, message):
         MatrixFactorisation(**({"clip": 1.0, "noise_multiplier": 1.0, "delta": 1e-5} | arguments))
 
 
-def simulate(privacy, rounds=12, **options):
+def simulate(privacy, rounds=12, algorithm=None, **options):
     draws = np.random.default_rng(6)
     return ft.simulate(
         problem=ft.problems.Quadratic(
             matrices=np.stack([np.eye(3)] * 6), centers=draws.normal(size=(6, 3))
         ),
         participation=ft.participation.Bernoulli(0.5),
-        algorithm=FedAU(cutoff=4),
+        algorithm=algorithm or FedAU(cutoff=4),
         local=ft.LocalTraining(steps=2, lr=0.1),
         rounds=rounds,
         privacy=privacy,
@@ -275,17 +287,36 @@ def simulate(privacy, rounds=12, **options):
     )
 
 
-def test_a_simulation_resumes_bit_for_bit_with_its_noise(tmp_path):
-    class Stop(ft.callbacks.Callback):
-        def on_round_end(self, run):
-            if run.round == 7:
-                raise KeyboardInterrupt
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"algorithm": FedAvg()}, "^algorithm: an update may enter a step"),
+        ({"algorithm": A.KnownRates(rates=[0.5])}, "^algorithm.rates: 1 rates for 6 clients"),
+        ({"privacy": Gaussian(1.0, 1.0, 1e-5, budget=0.1)}, "^privacy: one update already costs"),
+    ],
+)
+def test_an_experiment_names_the_field_that_privacy_refuses(changes, message):
+    with pytest.raises(InvalidInputError, match=message):
+        simulate(**({"privacy": Gaussian(1.0, 1.0, 1e-5)} | changes))
 
+
+class StopAfter(ft.callbacks.Callback):
+    """Interrupts a run after so many rounds."""
+
+    def __init__(self, rounds):
+        self.rounds = rounds
+
+    def on_round_end(self, run):
+        if run.round == self.rounds:
+            raise KeyboardInterrupt
+
+
+def test_a_simulation_resumes_bit_for_bit_with_its_noise(tmp_path):
     mechanism = MatrixFactorisation(1.0, 1.0, 1e-5, min_separation=3)
     whole = simulate(mechanism, out=tmp_path / "whole")
     options = {"out": tmp_path / "cut", "checkpoint": {"seconds": 1e9, "every": 5}}
     with pytest.raises(KeyboardInterrupt):
-        simulate(mechanism, callbacks=[Stop()], **options)
+        simulate(mechanism, callbacks=[StopAfter(7)], **options)
     resumed = simulate(mechanism, resume=True, **options)
     np.testing.assert_array_equal(whole.model, resumed.model)
     assert not np.array_equal(whole.model, simulate(None).model)

@@ -1,19 +1,22 @@
 """What a log has cost: against other accountants, a run's own account, and the sampling laws."""
 
+import html
 import json
 import math
-import re
+from collections import defaultdict
 from functools import cache
 
 import mpmath
 import numpy as np
 import polars as pl
 import pytest
+from tests.algorithms.references import algorithm_2
 from typer.testing import CliRunner
 
 import fedtide as ft
 from fedtide.algorithms import FedAU, FedAvg, KnownRates
 from fedtide.auditing import ParticipationLog
+from fedtide.auditing.privacy import spent_by_file
 from fedtide.cli.main import app
 from fedtide.errors import InvalidInputError
 from fedtide.participation.log.ledger import Entry, Ledger
@@ -27,7 +30,7 @@ from fedtide.privacy import (
     spent,
 )
 
-from .rounds import banded_root, omega
+from .rounds import banded_root
 
 pytest.importorskip("dp_accounting")
 
@@ -100,11 +103,11 @@ def test_weights_of_a_log_are_those_of_the_method():
     mechanism = Gaussian(1.0, 0.7, 1e-5)
     found = spent(log_of(present), mechanism, FedAU(cutoff=7))
     for n in range(6):
-        weights = omega(present[:, n], 7)[present[:, n]] / 7
-        assert found.losses[n] == pytest.approx((weights**2).sum() / 0.49, rel=1e-9)
-        weight = omega(np.append(present[:, n], False), 7)[-1] / 7
+        *weights, upcoming = np.array(algorithm_2(present[:, n], 7)) / 7
+        lost = (np.square(weights) * present[:, n]).sum()
+        assert found.losses[n] == pytest.approx(lost / 0.49, rel=1e-9)
         more = found.next_losses[n] - found.losses[n]
-        assert more == pytest.approx(weight**2 / 0.49, rel=1e-9)
+        assert more == pytest.approx(upcoming**2 / 0.49, rel=1e-9)
     assert found.epsilon == pytest.approx(epsilon_of_loss(found.losses.max(), 1e-5))
 
 
@@ -169,7 +172,7 @@ def test_a_smaller_cutoff_meets_a_target_with_the_same_noise():
 
 
 def test_known_rates_need_them():
-    with pytest.raises(InvalidInputError, match=r"^rates: "):
+    with pytest.raises(InvalidInputError, match=r"^algorithm.rates: "):
         spent(log_of(np.ones((3, 2), bool)), Gaussian(1.0, 1.0, 1e-5), KnownRates())
 
 
@@ -234,12 +237,13 @@ target: 1.0
 """
 
 
-def run_audit(tmp_path, text):
+def run_audit(tmp_path, text, *options, first=0, first_name="0"):
     log, settings, found = (tmp_path / name for name in ("log.csv", "privacy.yaml", "audit.json"))
-    rows = [(t, n) for t in range(12) for n in range(4) if (t + n) % (n + 1) == 0]
+    names = [first_name, "1", "2", "3"]
+    rows = [(first + t, names[n]) for t in range(12) for n in range(4) if (t + n) % (n + 1) == 0]
     pl.DataFrame(rows, schema=["round", "client"], orient="row").write_csv(log)
     settings.write_text(text)
-    arguments = ["audit", str(log), "--privacy", str(settings), "--json", str(found)]
+    arguments = ["audit", str(log), "--privacy", str(settings), "--json", str(found), *options]
     result = CliRunner().invoke(app, arguments)
     return result, found
 
@@ -258,20 +262,62 @@ def test_the_command_says_what_a_log_has_cost(tmp_path):
     assert of_3[0] == pytest.approx(of_3[1])
 
 
+def test_the_command_warns_of_rounds_that_the_log_lacks_and_of_a_large_delta(tmp_path):
+    """Both make a figure say less than it seems to."""
+    text = FILE.replace("delta: 1.0e-5", "delta: 0.3")
+    warnings = ("rounds 0 to 2 are not in the log", "δ = 0.3 is not below 1 / N = 0.25")
+    result, _ = run_audit(tmp_path, text, first=3)
+    assert all(warning in result.output for warning in warnings)
+    result, _ = run_audit(tmp_path, FILE)
+    assert not any(warning in result.output for warning in ("not in the log", "not below"))
+
+
+def test_the_page_says_of_every_mechanism_what_the_terminal_says(tmp_path, monkeypatch):
+    drawn = "fedtide.auditing.output.html_page.audit_figures.draw_figures"
+    monkeypatch.setattr(drawn, lambda audit: defaultdict(str))  # figures take a second
+    page = tmp_path / "audit.html"
+    name = "client <&>"
+    result, _ = run_audit(tmp_path, FILE, "--html", str(page), first_name=name)
+    text = html.unescape(page.read_text())
+    printed = result.output[result.output.index("privacy: ") :].splitlines()
+    assert [line for line in printed if line not in text] == []
+    assert any(name in line for line in printed)
+    assert name not in page.read_text()
+
+
+def test_the_settings_of_a_run_are_read_from_its_experiment_file(tmp_path):
+    """Its other keys say nothing about privacy, and its rounds are no horizon."""
+    mechanism = "privacy: {type: gaussian, clip: 1.0, noise_multiplier: 2.0, delta: 1.0e-5}\n"
+    method = "algorithm: {type: fedau, cutoff: 4}\n"
+    whole, _ = run_audit(tmp_path, mechanism + method + "problem: {type: lower-bound}\nrounds: 3")
+    alone, _ = run_audit(tmp_path, mechanism + method)
+    assert whole.output == alone.output
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("rounds: 3", "privacy: .* does not say it; give a mechanism"),
+        ("", "privacy.yaml: not a mapping; write the mechanism"),
+        ("privacy:", "privacy: .* does not say it; give a mechanism"),
+        ("algorithm: fedau", "privacy: .* does not say it; give a mechanism"),
+        ("privacy: []", "privacy: .* does not say it; give a mechanism"),
+        (FILE + "tragte: 2.0", "^tragte: unknown key; did you mean 'target'?"),
+        (FILE + "rounds: 400", "^rounds: unknown key; choose one of 'algorithm', 'horizon', "),
+        (FILE.replace("1.0e-5", "1.0"), r"^privacy.delta: 1.0 is not within \(0, 1\)"),
+        (FILE.replace("law: {type: fixed-size, size: 2}", "law: fixed"), "unknown 'fixed'"),
+        (FILE + "horizon: 3", "^horizon: the log has rounds up to 11"),
+        (FILE + "horizon: 20.5", "^horizon: .* integer"),
         ("privacy: {type: gauss, clip: 1}", "privacy.type: unknown 'gauss'; did you mean"),
         (FILE + "law: {}", "not YAML"),
         (FILE.replace("target: 1.0", "target: -1"), "target: -1.0 is not a positive number"),
         (FILE.replace("{type: fedau, cutoff: 4}", "mifa"), "algorithm: MIFA uses more"),
     ],
 )
-def test_files_that_say_no_mechanism_are_refused(tmp_path, text, message):
-    result, _ = run_audit(tmp_path, text)
-    assert isinstance(result.exception, InvalidInputError)
-    assert re.search(message, str(result.exception))
+def test_files_that_cannot_be_used_are_refused(tmp_path, text, message):
+    path = tmp_path / "privacy.yaml"
+    path.write_text(text)
+    with pytest.raises(InvalidInputError, match=message):
+        spent_by_file(log_of(np.ones((12, 2), dtype=bool)), path)
 
 
 def test_the_ledger_of_a_live_federation_tells_what_is_left(tmp_path):

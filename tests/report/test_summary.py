@@ -62,6 +62,25 @@ def test_weights_over_time_agree_with_the_run(groups):
             assert np.mean(weights) == pytest.approx(mean[client] / scale)
 
 
+@pytest.mark.parametrize(
+    "privacy",
+    [
+        {"type": "gaussian", "budget": 8.0},
+        {"type": "matrix-factorisation", "min_separation": 3, "max_participations": 5},
+    ],
+)
+def test_weights_over_time_leave_out_updates_that_a_mechanism_refuses(fields, privacy, tmp_path):
+    """Clients that rest, or whose budget is spent, are in the log as reported, but not as used."""
+    settings = {"clip": 1.0, "noise_multiplier": 1.0, "delta": 1e-5} | privacy
+    method = {"type": "fedavg", "weights": "all"}
+    ft.simulate(**fields, algorithm=method, privacy=settings, out=tmp_path, progress=False)
+    (run,) = load_runs([tmp_path])
+    there, found = counts(run), history(run)
+    got = np.zeros_like(there)
+    got[found.rounds, found.clients] = found.weights
+    assert np.allclose(got, there * there.size / there.sum())
+
+
 def test_influence_is_the_share_in_what_moved_the_model(groups):
     run = groups["plain"][0]
     there = counts(run)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast
 
@@ -155,12 +156,12 @@ def audit_command(
             seed=seed,
             watch=lambda name, share: progress.update(task, description=name, completed=share),
         )
-    further, privacy_lines = dict[str, Any](), list[str]()
+    further, privacy_lines = dict[str, Any](), list[list[str]]()
     if privacy is not None:
         from fedtide.auditing.privacy import report_lines, spent_by_file  # imports PyTorch
 
         found = spent_by_file(result.log, privacy)
-        privacy_lines = [line for one in found for line in report_lines(one)]
+        privacy_lines = [list(report_lines(one)) for one in found]
         further = {"privacy": [one.to_dict() for one in found]}
     if json_file is not None:
         document = result.to_dict() | further
@@ -172,10 +173,10 @@ def audit_command(
     if html is not None:
         from fedtide.auditing.output.html_page import write_page  # imports Matplotlib
 
-        write_page(result, html)
+        write_page(result, html, privacy_lines)
     console = new_console()
     show(result, console)
-    for line in privacy_lines:
+    for line in chain.from_iterable(privacy_lines):
         console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 

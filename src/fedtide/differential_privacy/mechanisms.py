@@ -33,12 +33,18 @@ class Mechanism(ABC):
         noise_multiplier: z, the noise relative to what one update can change.
         delta: δ, for which ε is stated.
         budget: the ε that a client may spend; None: no limit.
+        quantile: γ, the share of the updates that clipping should leave as they are; None: C stays.
+        clip_rate: η_C, how fast C follows the quantile.
+        count_noise: σ_b, the noise on the count that C follows; None: 5 z.
     """
 
     clip: float
     noise_multiplier: float
     delta: float
     budget: float | None = field(default=None, kw_only=True)
+    quantile: float | None = field(default=None, kw_only=True)
+    clip_rate: float = field(default=0.2, kw_only=True)
+    count_noise: float | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         require_positive("clip", self.clip)
@@ -51,6 +57,30 @@ class Mechanism(ABC):
             require_positive("budget", self.budget)
             if self.noise_multiplier == 0:
                 raise InvalidInputError("budget: without noise there is none to keep; leave it out")
+        self._check_quantile()
+
+    def _check_quantile(self) -> None:
+        if not 0 < self.clip_rate <= 1:
+            raise InvalidInputError(
+                f"clip_rate: {self.clip_rate} is not within (0, 1]; 0.2 is usual"
+            )
+        if self.quantile is not None and not 0 < self.quantile < 1:
+            raise InvalidInputError(
+                f"quantile: {self.quantile} is not within (0, 1); 0.5 is usual, None keeps clip"
+            )
+        if self.count_noise is None:
+            return
+        if self.quantile is None:
+            raise InvalidInputError(
+                "count_noise: only a clipping norm that follows a quantile counts updates; give "
+                "quantile, too"
+            )
+        if not self.count_noise > self.noise_multiplier:
+            raise InvalidInputError(
+                f"count_noise: {self.count_noise:g} is not above noise_multiplier, "
+                f"{self.noise_multiplier:g}, which leaves no noise_multiplier for the sum; give "
+                f"{5 * self.noise_multiplier:g}, say"
+            )
 
     @property
     def separation(self) -> int:
@@ -66,6 +96,19 @@ class Mechanism(ABC):
     def coefficients(self) -> Floats:
         """c, the first column of C, shape (b,), of norm 1."""
         return np.ones(1)
+
+    @cached_property
+    def noise_on_count(self) -> float:
+        """σ_b, the deviation of the noise on the count that C follows, relative to A."""
+        return 5 * self.noise_multiplier if self.count_noise is None else self.count_noise
+
+    @cached_property
+    def noise_on_sum(self) -> float:
+        """z_Δ, the deviation of the noise on the sum relative to A C; z if C is fixed."""
+        z = self.noise_multiplier
+        if self.quantile is None or z == 0:
+            return z
+        return z / math.sqrt(1 - (z / self.noise_on_count) ** 2)
 
     def loss(self, rounds: Ints, weights: Floats, horizon: int | None = None) -> float:
         """Return μ², the loss of one client that took part in these rounds with these weights.
@@ -125,16 +168,37 @@ class Gaussian(Mechanism):
 
     and ε is computed from μ² and δ. `docs/privacy.md` says what this protects against whom.
 
+    With a quantile γ, C follows the norms of the updates (Andrew, Thakkar, McMahan, Ramaswamy,
+    "Differentially Private Learning with Adaptive Clipping", 2021), here with the weights of the
+    method, and paid for by the same z. With η and N of the method's step x ← x + η/N Σ a_t^n Δ_n,
+
+        b_t = Σ_{n in S_t} a_t^n (1[‖Δ_n‖ > C_t] - (1 - γ))  +  N(0, (σ_b A)²)
+        C_0 = clip,        C_{t+1} = C_t · exp(η_C η b_t / N)
+
+    and the noise on the sum is z_Δ A C_t instead of z A C. An update with the weight a changes sum
+    and count together by at most a / (z_Δ A) and a / (σ_b A) deviations of their noise, whose
+    squares add up to (a / A)² / z² if
+
+        1 / (z_Δ)² + 1 / (σ_b)² = 1 / z²
+
+    so μ² is as above. (Andrew et al. count ±1/2 for updates that are there or not, which changes
+    by 1/2 and gives them (2 σ_b)²; here an update is replaced by zeros, and changes a count by 1.)
+
     Args:
-        clip: C, the largest Euclidean norm of an update, in units of the parameters.
+        clip: C, the largest Euclidean norm of an update, in units of the parameters; with a
+            quantile that of round 0.
         noise_multiplier: z; 0 clips without noise, for comparisons.
         delta: δ, for which ε is stated; less than 1 / N.
         budget: the ε that a client may spend at this δ: it is no longer asked to train when its
             next update could exceed it. None: no limit.
+        quantile: γ in (0, 1), the share of the updates, counted with their weights, that clipping
+            should leave as they are; None: C is fixed.
+        clip_rate: η_C in (0, 1], how fast C follows the quantile.
+        count_noise: σ_b > z; None: 5 z, for which z_Δ is 1.02 z.
 
     Raises:
-        InvalidInputError: a clip or budget that is not positive, a negative noise_multiplier, or δ
-            outside (0, 1).
+        InvalidInputError: a clip or budget that is not positive, a negative noise_multiplier, δ,
+            quantile or clip_rate out of range, or count_noise without a quantile or at most z.
 
     >>> mechanism = Gaussian(clip=1.0, noise_multiplier=2.0, delta=1e-5)
     >>> mechanism.loss(np.array([0, 1, 7]), np.array([1.0, 1.0, 0.5]))
@@ -171,6 +235,10 @@ class MatrixFactorisation(Mechanism):
         bands: b, at most `min_separation`; None: as many. The server keeps b - 1 rows of noise, of
             the size of the model.
         budget: as for `Gaussian`.
+        quantile: as for `Gaussian`. The noise on the count is correlated in the same way, so that
+            it nearly cancels in log C, too.
+        clip_rate: as for `Gaussian`.
+        count_noise: as for `Gaussian`.
 
     Raises:
         InvalidInputError: a value that `Gaussian` refuses, a number below 1, or more bands than
@@ -213,6 +281,19 @@ class MatrixFactorisation(Mechanism):
         j = np.arange(1, self.bands or self.min_separation)
         c = np.cumprod(np.concatenate([[1.0], (2 * j - 1) / (2 * j)]))
         return np.asarray(c / np.linalg.norm(c))
+
+
+def require_mechanism(value: object) -> None:
+    """Refuse what is no mechanism, such as plain data or a class.
+
+    Raises:
+        InvalidInputError: it is none.
+    """
+    if not isinstance(value, Mechanism):
+        raise InvalidInputError(
+            f"privacy: {value!r:.60} is not a mechanism; give one, such as "
+            "fedtide.privacy.Gaussian(clip=1.0, noise_multiplier=1.0, delta=1e-5)"
+        )
 
 
 MECHANISMS: dict[str, type[Mechanism]] = {

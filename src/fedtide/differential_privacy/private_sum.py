@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 
-from fedtide.algorithms import Algorithm, ClientUpdates, Cohort, RoundInfo
+from fedtide.algorithms import Algorithm, ClientUpdates, Clipped, Cohort, RoundInfo
 from fedtide.algorithms._weighted_sum import WeightedSum, WeightedSumState
 from fedtide.algorithms._wrapper import Wrapper, WrapperState
-from fedtide.differential_privacy.mechanisms import Mechanism
+from fedtide.differential_privacy.mechanisms import Mechanism, require_mechanism
 from fedtide.differential_privacy.noise_source import standard_normals
-from fedtide.errors import InvalidInputError
+from fedtide.errors import InvalidInputError, error_prefix
 from fedtide.population import Population
 
 _NEVER = -(2**31)
+_LEAST, _MOST = math.log(sys.float_info.min), math.log(sys.float_info.max)
 _BELOW, _ROUNDED = 1 - 2e-6, 1 + 1e-6
 """Clipped norms stay below the bound by more than weights and norms in float32 are rounded up."""
 
@@ -36,9 +38,10 @@ def make_private(
         seed: of the noise; None: the noise is secret, for deployments.
 
     Raises:
-        InvalidInputError: a method that remembers its clients' updates, or whose weights have no
-            bound that is known in advance.
+        InvalidInputError: what is no mechanism, a method that remembers its clients' updates, or
+            one whose weights have no bound that is known in advance.
     """
+    require_mechanism(mechanism)
     if isinstance(algorithm, Wrapper) and algorithm.uses_directions_only:
         inner = make_private(algorithm.inner, mechanism, seed)
         changed: Algorithm[Any] = replace(cast("Any", algorithm), inner=inner)
@@ -50,9 +53,15 @@ def make_private(
             f"algorithm: {name} uses more of its clients' updates than one weighted sum in each "
             "round (memory, order, norms or control variates), which noise on that sum does not "
             "hide; give fedau, known-rates, or fedavg with weights 'all', alone or within "
-            "amplified, averaged, fedadam, fedyogi or fedavgm"
+            "amplified, averaged, fedadam, fedyogi or fedavgm" + _clipping_hint(algorithm)
         )
     return PrivateSum(mechanism, cast("WeightedSum[Any]", algorithm), seed)
+
+
+def _clipping_hint(algorithm: Algorithm[Any]) -> str:
+    if not isinstance(algorithm, Clipped):
+        return ""
+    return "; what clips is the mechanism, with clip and quantile: leave clipped out"
 
 
 @dataclass(frozen=True)
@@ -63,13 +72,19 @@ class PrivateSumState(WrapperState):
         lost: Σ (a_t^n / A)² of each client, which is z² μ², shape (N,), float64.
         rounds: how often each client has taken part, shape (N,), int64.
         last: the round in which it did so last, shape (N,), int64.
-        noise: the last rows of C⁻¹ Z, newest first, shape (b - 1, d), float64.
+        noise: the last rows of C⁻¹ Z, newest first, shape (b - 1, d), float64; (b - 1, d + 1) if
+            the clipping norm follows a quantile, the last column for its count.
+        clip: C_t.
+        exceeded: 1.0 for those of this round's updates so far that were longer than C_t, else 0.0,
+            shape (S,); stays empty if the clipping norm is fixed.
     """
 
     lost: Tensor
     rounds: Tensor
     last: Tensor
     noise: Tensor
+    clip: float
+    exceeded: Tensor
 
 
 @dataclass(frozen=True)
@@ -80,7 +95,7 @@ class PrivateSum(Wrapper[PrivateSumState]):
 
     The noise depends neither on the updates nor on who sent one: a round in which half of the
     cohort, or all of it, goes missing has the same. What is divided by is N, which is public, and
-    never the number of replies.
+    never the number of replies. Where the mechanism has a quantile, C follows it (see `Gaussian`).
 
     A client that may not take part in a round, as its participations would be too close, too many,
     or could exceed its budget, is not chosen for it. When no client may ever take part again, the
@@ -93,7 +108,8 @@ class PrivateSum(Wrapper[PrivateSumState]):
 
     Raises:
         InvalidInputError: two updates of a client in a round; (`init`) a method whose weights have
-            no bound that is known in advance, or a budget below the cost of the cheapest update.
+            no bound that is known in advance, a budget below the cost of the cheapest update, or
+            so much noise on the count that the clipping norm would follow nothing else.
     """
 
     mechanism: Mechanism
@@ -101,15 +117,20 @@ class PrivateSum(Wrapper[PrivateSumState]):
     seed: int | None
 
     def init(self, model: Tensor, population: Population) -> PrivateSumState:
-        inner, clients = self.inner.init(model, population), population.clients
-        self._bound(inner)
+        with error_prefix("algorithm"):
+            inner = self.inner.init(model, population)
+        clients = population.clients
         memory = len(self.mechanism.coefficients) - 1
+        adaptive = self.mechanism.quantile is not None
+        self._check_noise_on_count(inner)
         start = PrivateSumState(
             inner=inner,
             lost=torch.zeros(clients, dtype=torch.float64),
             rounds=torch.zeros(clients, dtype=torch.int64),
             last=torch.full((clients,), _NEVER, dtype=torch.int64),
-            noise=torch.zeros(memory, len(model), dtype=torch.float64),
+            noise=torch.zeros(memory, len(model) + adaptive, dtype=torch.float64),
+            clip=float(self.mechanism.clip),
+            exceeded=torch.zeros(0, dtype=torch.float64, device=model.device),
         )
         if self.is_finished(start):
             raise InvalidInputError(
@@ -128,9 +149,12 @@ class PrivateSum(Wrapper[PrivateSumState]):
     def absorb(self, state: PrivateSumState, updates: ClientUpdates) -> PrivateSumState:
         """Pass the clipped updates on."""
         norms = torch.linalg.vector_norm(updates.deltas, dim=1, dtype=torch.float64)
-        factors = (self.mechanism.clip * _BELOW / norms).clamp(max=1.0).to(updates.deltas.dtype)
+        factors = (state.clip * _BELOW / norms).clamp(max=1.0).to(updates.deltas.dtype)
         clipped = replace(updates, deltas=updates.deltas * factors.unsqueeze(1))
-        return replace(state, inner=self.inner.absorb(state.inner, clipped))
+        exceeded = state.exceeded
+        if self.mechanism.quantile is not None:
+            exceeded = torch.cat([exceeded, (norms > state.clip).double()])
+        return replace(state, inner=self.inner.absorb(state.inner, clipped), exceeded=exceeded)
 
     def step(self, state: PrivateSumState, lr: float) -> tuple[PrivateSumState, RoundInfo]:
         """Step as the inner method does, add the noise, and record what the clients have lost."""
@@ -158,7 +182,8 @@ class PrivateSum(Wrapper[PrivateSumState]):
         if over:
             return replace(state, inner=inner), info  # an empty round
         row = self._next_noise(state, t)
-        direction = info.direction + (self._deviation(bound) * scale * row).to(start)
+        deviation = self.mechanism.noise_on_sum * bound * state.clip
+        direction = info.direction + (deviation * scale * row[: len(start)]).to(start)
         state.lost[clients] += shares**2
         state.rounds[clients] += 1
         state.last[clients] = t
@@ -166,6 +191,8 @@ class PrivateSum(Wrapper[PrivateSumState]):
             state,
             inner=self.inner.with_model(inner, start + direction),
             noise=torch.cat([row.unsqueeze(0), state.noise])[: len(state.noise)],
+            clip=self._next_clip(state, before.weights, bound, scale, row),
+            exceeded=state.exceeded[:0],
         )
         return state, replace(info, direction=direction)
 
@@ -193,9 +220,41 @@ class PrivateSum(Wrapper[PrivateSumState]):
             return math.inf
         return self.mechanism.limit * self.mechanism.noise_multiplier**2
 
-    def _deviation(self, bound: float) -> float:
-        """Return z A C."""
-        return self.mechanism.noise_multiplier * bound * self.mechanism.clip
+    def _next_clip(
+        self, state: PrivateSumState, weights: Tensor, bound: float, scale: float, row: Tensor
+    ) -> float:
+        """Return C_{t+1}.
+
+        Args:
+            state: of round t, with all of its updates.
+            weights: a_t^n of the updates, shape (S,).
+            bound: A.
+            scale: η / N.
+            row: t of C⁻¹ Z, shape (d + 1,), or (d,) if C is fixed.
+        """
+        if self.mechanism.quantile is None:
+            return state.clip
+        surplus = state.exceeded.cpu() - (1 - self.mechanism.quantile)
+        count = float(weights.double().cpu() @ surplus)
+        count += self.mechanism.noise_on_count * bound * float(row[-1])
+        logarithm = math.log(state.clip) + self.mechanism.clip_rate * scale * count
+        return math.exp(min(max(logarithm, _LEAST), _MOST))
+
+    def _check_noise_on_count(self, inner: Any) -> None:
+        """Refuse a clipping norm that noise alone would change by a factor of e in every round.
+
+        Raises:
+            InvalidInputError: it would.
+        """
+        scale = self.inner.server_lr / inner.population * self._bound(inner)
+        mechanism = self.mechanism
+        deviation = mechanism.clip_rate * scale * mechanism.noise_on_count
+        if mechanism.quantile is not None and deviation > 1:
+            raise InvalidInputError(
+                f"privacy: noise alone would change the logarithm of the clipping norm by "
+                f"{deviation:.2g} in every round; lower clip_rate or count_noise, or keep clip "
+                "fixed by leaving quantile out"
+            )
 
     def _bound(self, inner: Any) -> float:
         """Return A.
@@ -221,9 +280,13 @@ class PrivateSum(Wrapper[PrivateSumState]):
         return weights.double().cpu() / self._bound(state.inner)
 
     def _next_noise(self, state: PrivateSumState, t: int) -> Tensor:
-        """Return the row t of C⁻¹ Z, shape (d,): (Z_t - Σ_{j >= 1} c_j row_{t-j}) / c_0."""
+        """Return the row t of C⁻¹ Z: (Z_t - Σ_{j >= 1} c_j row_{t-j}) / c_0.
+
+        Its shape is (d,), or (d + 1,) if C follows a quantile.
+        """
+        size = state.noise.shape[1]
         if self.mechanism.noise_multiplier == 0:
-            return torch.zeros(len(state.model), dtype=torch.float64)
+            return torch.zeros(size, dtype=torch.float64)
         c = torch.from_numpy(self.mechanism.coefficients)
-        fresh = standard_normals(len(state.model), t, self.seed)
+        fresh = standard_normals(size, t, self.seed)
         return (fresh - c[1:] @ state.noise) / c[0]

@@ -11,8 +11,9 @@ import polars as pl
 import torch
 from numpy.typing import NDArray
 
-from fedtide.algorithms import Algorithm, ClientUpdates, Cohort, Instructions, RoundDriver
+from fedtide.algorithms import ClientUpdates, Cohort, Instructions, RoundDriver
 from fedtide.configurable import field_types
+from fedtide.differential_privacy import make_private
 from fedtide.errors import InvalidInputError
 from fedtide.population import Population
 from fedtide.report.loading import LoadedRun
@@ -52,15 +53,19 @@ def history(run: LoadedRun) -> WeightHistory | None:
     """
     kinds = field_types(Experiment)
     try:
-        algorithm, local = (
-            BUILDER.build(kinds[key], run.experiment[key], key) for key in ("algorithm", "local")
+        algorithm, local, mechanism = (
+            BUILDER.build(kinds[key], run.experiment.get(key), key)
+            for key in ("algorithm", "local", "privacy")
         )
-    except InvalidInputError:  # a class that is not available here
+        if mechanism is not None:  # it refuses updates of clients that must rest or have spent all
+            algorithm = make_private(algorithm, mechanism, seed=0)
+        driver = RoundDriver(algorithm, torch.zeros(1, dtype=torch.float64), _population(run))
+    except InvalidInputError:  # a class or a library that is not available here
         return None
     if algorithm.centralised or algorithm.weights_follow_updates:
         return None
     ended = min(run.ended, _ROUNDS)
-    entries = list(_replayed(algorithm, [local.rate(t) for t in range(ended)], run))
+    entries = list(_replayed(driver, [local.rate(t) for t in range(ended)], run))
     if not entries:
         return None
     rounds, clients, weights = (np.concatenate(part) for part in zip(*entries, strict=True))
@@ -69,12 +74,10 @@ def history(run: LoadedRun) -> WeightHistory | None:
 
 
 def _replayed(
-    algorithm: Algorithm[Any], rates: Sequence[float], run: LoadedRun
+    driver: RoundDriver[Any], rates: Sequence[float], run: LoadedRun
 ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64], Floats]]:
     """Yield, for every round with an update, the round, the clients and N a_t^n."""
     size, participants = len(run.clients), _participants(run)
-    start = torch.zeros(1, dtype=torch.float64)
-    driver = RoundDriver(algorithm, start, _population(run))
     samples = None
     if "samples" in run.clients.columns:
         samples = torch.from_numpy(run.clients["samples"].to_numpy(writable=True))

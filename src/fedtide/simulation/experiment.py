@@ -243,8 +243,10 @@ class Experiment:
         return plain
 
 
-def read_yaml(path: str | Path) -> dict[str, Any]:
-    """Return the mapping that a YAML file holds.
+def read_yaml(
+    path: str | Path, hint: str = "an experiment begins with `problem:`"
+) -> dict[str, Any]:
+    """Return the mapping that a YAML file holds; `hint` says what the file should say.
 
     Raises:
         InvalidInputError: no such file, not YAML, or not a mapping.
@@ -258,7 +260,7 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
             f"{path}: cannot be read ({type(error).__name__}); check the path"
         ) from None
     if not isinstance(plain, dict):
-        raise InvalidInputError(f"{path}: not a mapping; an experiment begins with `problem:`")
+        raise InvalidInputError(f"{path}: not a mapping; {hint}")
     return plain
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -119,7 +120,8 @@ class Run:
         self.trainer_choice = self._local.choice
         self.buffers = Buffers.of_task(self.task, algorithm.centralised)
         driven = self._protect(algorithm)
-        with error_prefix("algorithm"):
+        private = experiment.privacy is not None  # which says itself what errors are about
+        with nullcontext() if private else error_prefix("algorithm"):
             self.driver = RoundDriver(driven, self.task.start, self.population)
         self._train_chunks = self._chunk_training(cluster)
         self._too_high = list_step_sizes(algorithm)

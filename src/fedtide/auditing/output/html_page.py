@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -17,16 +18,21 @@ from fedtide.auditing.output import audit_figures, formatting, text
 _ROWS = 12
 
 
-def write_page(audit: Audit, path: str | Path) -> None:
+def write_page(audit: Audit, path: str | Path, privacy: Sequence[Sequence[str]] = ()) -> None:
     """Write the page atomically; an existing file is replaced.
+
+    Args:
+        audit: the result.
+        path: of the file.
+        privacy: the lines on every mechanism whose cost was asked for.
 
     Raises:
         InvalidInputError: the file cannot be written.
     """
-    write_text(Path(path), render_page(audit), field="html", hint="choose another path")
+    write_text(Path(path), render_page(audit, privacy), field="html", hint="choose another path")
 
 
-def render_page(audit: Audit) -> str:
+def render_page(audit: Audit, privacy: Sequence[Sequence[str]] = ()) -> str:
     """Return the HTML of the page."""
     folder = files("fedtide.auditing.output")
     template = folder.joinpath("audit.html.jinja").read_text(encoding="utf-8")
@@ -36,6 +42,7 @@ def render_page(audit: Audit) -> str:
     objectives = audit.objectives
     return environment.from_string(template).render(
         audit=audit,
+        privacy=privacy,
         text=text,
         formatting=formatting,
         tiles=_list_tiles(audit),

@@ -11,11 +11,12 @@ from fedtide.auditing.log.participation_log import ParticipationLog
 from fedtide.auditing.privacy.sampling_laws import SAMPLING_LAWS, SamplingLaw
 from fedtide.auditing.privacy.spending import Spent, spent
 from fedtide.differential_privacy import MECHANISMS, Mechanism
-from fedtide.errors import InvalidInputError
+from fedtide.errors import InvalidInputError, did_you_mean
 from fedtide.simulation.config import Builder
 from fedtide.simulation.experiment import read_yaml
 
 _BUILDER = Builder({Algorithm: ALGORITHMS, Mechanism: MECHANISMS, SamplingLaw: SAMPLING_LAWS})
+_KEYS = ("privacy", "algorithm", "law", "target", "horizon")
 _SHOWN = 5
 
 
@@ -33,8 +34,12 @@ def spent_by_file(log: ParticipationLog, path: str | Path) -> list[Spent]:
     Raises:
         InvalidInputError: a file that cannot be read, or anything in it that cannot be used.
     """
-    plain = read_yaml(path)
-    if plain.get("privacy") is None:
+    plain = read_yaml(path, "write the mechanism as `privacy: {type: gaussian, ...}`")
+    if "problem" not in plain:  # not an experiment file
+        for key in plain:
+            if key not in _KEYS:
+                raise InvalidInputError(f"{key}: unknown key; {did_you_mean(str(key), _KEYS)}")
+    if not plain.get("privacy"):
         raise InvalidInputError(
             f"privacy: {path} does not say it; give a mechanism, such as {{type: gaussian, clip: "
             "1.0, noise_multiplier: 1.0, delta: 1.0e-5}"
@@ -68,9 +73,10 @@ def report_lines(found: Spent) -> Iterator[str]:
     apart = int(found.separations[worst])
     yield (
         f"ε = {found.epsilon:.4g} at δ = {mechanism.delta:g} for the client that lost most: "
-        f"{log.show_name(worst)}, with {int(log.counts[worst]):,} participations"
-        + (f", the closest {apart} rounds apart" if apart else "")
+        f"{log.show_name(worst)}, with {_count(int(log.counts[worst]), 'participation')}"
+        + (f", the closest {_count(apart, 'round')} apart" if apart else "")
     )
+    yield from _caveats(found)
     top = found.clients.sort("epsilon", descending=True).head(_SHOWN)
     yield "client, participations, closest, ε, ε after one more:"
     for name, k, gap, epsilon, upcoming in top.iter_rows():
@@ -83,8 +89,8 @@ def report_lines(found: Spent) -> Iterator[str]:
         )
     if len(found.violators):
         yield (
-            f"{len(found.violators):,} clients took part too soon or too often for the mechanism, "
-            f"such as {log.show_name(int(found.violators[0]))}; ε counts that"
+            f"{_count(len(found.violators), 'client')} took part too soon or too often for the "
+            f"mechanism, such as {log.show_name(int(found.violators[0]))}; ε counts that"
         )
     yield from _law_lines(found)
     if found.target is not None:
@@ -96,6 +102,23 @@ def report_lines(found: Spent) -> Iterator[str]:
         "ε is that of the models, for an observer who sees who took part and knows all other "
         "updates; metrics, and participation itself, are not protected"
     )
+
+
+def _caveats(found: Spent) -> Iterator[str]:
+    """Yield what makes ε say less than it seems to."""
+    log, delta = found.log, found.mechanism.delta
+    if log.first_round:
+        missing = "round 0 is" if log.first_round == 1 else f"rounds 0 to {log.first_round - 1} are"
+        yield f"{missing} not in the log: what clients lost there is not counted"
+    if delta * log.size >= 1:
+        yield (
+            f"δ = {delta:g} is not below 1 / N = {1 / log.size:.2g}: even publishing all data of "
+            "one client, drawn at random, would satisfy it"
+        )
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def _law_lines(found: Spent) -> Iterator[str]:

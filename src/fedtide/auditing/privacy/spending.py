@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -25,7 +25,7 @@ from fedtide.differential_privacy import (
     loss_of_epsilon,
     make_private,
 )
-from fedtide.differential_privacy.mechanisms import relative_losses
+from fedtide.differential_privacy.mechanisms import relative_losses, require_mechanism
 from fedtide.errors import InvalidInputError
 from fedtide.population import Population
 from fedtide.validation import require_positive
@@ -190,6 +190,7 @@ def spent(
     >>> found.clients.select("client", "participations", pl.col("epsilon").round(3)).rows()
     [('ann', 3, 3.709), ('bob', 1, 1.993)]
     """
+    require_mechanism(mechanism)
     if target is not None:
         require_positive("target", target)
     if not isinstance(log, ParticipationLog):
@@ -208,7 +209,10 @@ def spent(
         found = relative_losses(coefficients, owners, rounds, shares, horizon)
         return np.pad(found, (0, log.size - len(found)))
 
-    own = losses(owners, rounds, shares)
+    def own_losses(shares: Floats) -> Floats:
+        return losses(owners, rounds, shares)
+
+    own = own_losses(shares)
     ends = log.client_starts[1:]
     end = log.first_round + log.length
     longer = (
@@ -234,7 +238,7 @@ def spent(
         found,
         target=target,
         noise_needed=noise,
-        cutoff_needed=_find_cutoff(log, mechanism, algorithm, allowed, losses_of=losses),
+        cutoff_needed=_find_cutoff(log, mechanism, algorithm, allowed, own_losses),
     )
 
 
@@ -278,22 +282,27 @@ def _find_cutoff(
     mechanism: Mechanism,
     algorithm: Algorithm[Any],
     allowed: float,
-    losses_of: Any,
+    losses_of: Callable[[Floats], Floats],
 ) -> int | None:
     """Return the largest cutoff, of twelve up to that of the method, that keeps the allowed loss.
 
     The noise in the model stays as it is, z K C: a smaller cutoff lowers what an update can change.
+
+    Args:
+        log: the participation log.
+        mechanism: clipping and noise.
+        algorithm: the method.
+        allowed: the μ² that the client that loses most may lose.
+        losses_of: z² μ² of each client, (N,), for a_t^n / A of every participation, (E,).
     """
     inner = find_sum(make_private(algorithm, mechanism, seed=0)).inner
     if not isinstance(inner, FedAU) or inner.cutoff is None:
         return None
-    owners = np.repeat(np.arange(log.size), log.counts)
-    rounds = log.rounds.astype(np.int64) + log.first_round
     tried = np.unique(np.geomspace(1, inner.cutoff, _CUTOFFS).round().astype(int))
     for cutoff in map(int, tried[::-1]):
         shares, _ = replay_shares(log, replace(inner, cutoff=cutoff))
         shares = shares * cutoff / inner.cutoff
-        if losses_of(owners, rounds, shares).max() / mechanism.variance <= allowed:
+        if losses_of(shares).max() / mechanism.variance <= allowed:
             return cutoff
     return 0
 
