@@ -11,6 +11,7 @@ server takes that for Δ_n in any reply. `Layout` orders names in a vector.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
@@ -25,6 +26,7 @@ from torch import Tensor, nn
 
 from fedtide.algorithms import Instructions
 from fedtide.errors import InvalidInputError
+from fedtide.flower._flwr_private import copy_with
 from fedtide.problems.layout import Layout, Params
 
 RecordT = TypeVar("RecordT", ArrayRecord, ConfigRecord, MetricRecord)
@@ -119,7 +121,7 @@ def vector_to_arrays(x: Tensor, layout: Layout) -> ArrayRecord:
 def arrays_to_vector(
     arrays: ArrayRecord, layout: Layout, like: Tensor, origin: Tensor | None = None
 ) -> Tensor:
-    """Return named arrays, less `origin`, as a vector, shape (d,), of the dtype of `like`.
+    """Return named arrays, less `origin`, as a vector like `like`, shape (d,).
 
     Differences are taken in the arrays' own dtype if that is the wider one. Models may be large:
     nothing else of their size is made.
@@ -131,7 +133,8 @@ def arrays_to_vector(
     if arrays.keys() != layout.shapes.keys():
         raise ValueError(f"arrays {sorted(arrays)} instead of {sorted(layout.shapes)}")
     start = None if origin is None else origin.numpy(force=True)
-    x, end = np.empty(layout.size, dtype=like.numpy(force=True).dtype), 0
+    vector = torch.empty_like(like, device="cpu")
+    x, end = vector.numpy(), 0
     with np.errstate(all="ignore"):
         for name, shape in layout.shapes.items():
             values = _decode(arrays[name], tuple(shape))
@@ -144,9 +147,9 @@ def arrays_to_vector(
                 x[part] = values.ravel()
             else:
                 np.subtract(values.ravel(), start[part], out=x[part], casting="same_kind")
-        if not np.isfinite(np.dot(x, x)):
+        if not math.isfinite(np.dot(x, x)):
             raise FloatingPointError("numbers that are not finite, or too large")
-    return torch.from_numpy(x).to(like.device)
+    return vector.to(like.device)
 
 
 def _decode(array: Array, shape: tuple[int, ...]) -> NDArray[Any]:
@@ -219,14 +222,9 @@ def build_train_content(
         correction: this client's own.
         **fields: the client's own fields of `TrainRequest`: client, steps_taken, accepted_round.
     """
-    content = common.copy()
-    config = select_records(common, ConfigRecord)["config"].copy()
-    for name, value in fields.items():
-        config[_key(name)] = value
-    content["config"] = config
-    if correction is not None:
-        content["correction"] = correction
-    return content
+    config = select_records(common, ConfigRecord)["config"]
+    own = {"config": copy_with(config, {_key(name): value for name, value in fields.items()})}
+    return copy_with(common, own if correction is None else own | {"correction": correction})
 
 
 def describe_request(content: RecordDict) -> dict[str, Any]:
@@ -242,7 +240,7 @@ def describe_request(content: RecordDict) -> dict[str, Any]:
     }
 
 
-def select_records(content: RecordDict, kind: type[RecordT]) -> dict[str, RecordT]:
+def select_records(content: Mapping[str, Any], kind: type[RecordT]) -> dict[str, RecordT]:
     """Return the records of one kind by name.
 
     Flower's own views, such as `content.array_records`, are part of reference cycles: a model that

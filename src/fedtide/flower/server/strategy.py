@@ -44,6 +44,7 @@ from fedtide.flower.server.transport import (
     Clock,
     PendingReply,
     Transport,
+    frozen_objects,
     return_freed_memory,
 )
 from fedtide.locking import lock_folder
@@ -208,7 +209,7 @@ class FedTide(Strategy):
         if self._state is not None:
             hint = "stop it first (flwr stop)"
             lock = lock_folder(self._state, "state", hint, _LOCK_PATIENCE, log, mode=0o700)
-        with lock, self._watch():
+        with lock, self._watch(), frozen_objects():
             self._begin(grid, initial_arrays)
             reconcile(self._training, self._ledger)
             self.summary()
