@@ -34,6 +34,9 @@ RecordT = TypeVar("RecordT", ArrayRecord, ConfigRecord, MetricRecord)
 NAME_QUERY = "query.fedtide_name"
 """The message type that asks a client for its name."""
 
+_NUMPY = "numpy.ndarray"
+"""How Flower calls the form in which `np.save` writes arrays."""
+
 LONGEST_NAME = 200
 """The length of a client's name, at most."""
 
@@ -104,8 +107,7 @@ def initial_arrays(model: nn.Module) -> ArrayRecord:
 
 def params_to_arrays(params: Mapping[str, Tensor]) -> ArrayRecord:
     """Return named tensors as Flower's arrays."""
-    values = {name: tensor.detach().cpu().numpy() for name, tensor in params.items()}
-    return ArrayRecord({name: Array(np.asarray(v, order="C")) for name, v in values.items()})
+    return ArrayRecord({name: _encode(tensor) for name, tensor in params.items()})
 
 
 def arrays_to_params(arrays: ArrayRecord) -> Params:
@@ -152,6 +154,15 @@ def arrays_to_vector(
     return vector.to(like.device)
 
 
+def _encode(tensor: Tensor) -> Array:
+    """Return a tensor as Flower's `Array(ndarray)` does, without a further copy of its values."""
+    values = np.asarray(tensor.detach().cpu().numpy(), order="C")
+    for header, dtype in _headers(values.shape):
+        if values.dtype == dtype:
+            return Array(str(dtype), values.shape, _NUMPY, b"".join((header, values.data)))
+    return Array(values)
+
+
 def _decode(array: Array, shape: tuple[int, ...]) -> NDArray[Any]:
     """Return the values of an array.
 
@@ -159,7 +170,7 @@ def _decode(array: Array, shape: tuple[int, ...]) -> NDArray[Any]:
     header takes longer than all else for the small arrays of which most models consist.
     """
     for header, dtype in _headers(shape):
-        if array.stype == "numpy.ndarray" and array.data.startswith(header):
+        if array.stype == _NUMPY and array.data.startswith(header):
             return np.frombuffer(array.data, dtype, offset=len(header)).reshape(shape)
     return array.numpy()
 
