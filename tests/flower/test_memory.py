@@ -13,6 +13,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, Re
 
 import fedtide as ft
 from fedtide.algorithms import ClientUpdates, RoundDriver
+from fedtide.algorithms._client_memory import ClientMemory
 from fedtide.algorithms.rollback import remember
 from fedtide.flower.protocol import arrays_to_vector, params_to_arrays, vector_to_arrays
 from fedtide.flower.server.discovery import NodeRegistry
@@ -38,7 +39,6 @@ def peak(call: Callable[[], object]) -> int:
     if not reset.exists():
         pytest.skip("needs the peak memory of a process, as on Linux")
     return_freed_memory()
-    gc.collect()
     holes = [torch.empty(SIZE - 1024) for _ in range(32)]  # of the heap: the call gets new memory
     reset.write_text("5", encoding="ascii")  # forget the former peak
 
@@ -112,15 +112,16 @@ def test_a_federation_needs_two_models_beside_the_present_one_and_the_updates(me
         records = {"update": update, "metrics": MetricRecord({"num-examples": 1})}
         return Message(RecordDict(records), reply_to=message)
 
-    grid = FakeGrid({n: Node(answer, {"number": n}) for n in range(2, N + 2)})
+    clients = 3
+    grid = FakeGrid({n: Node(answer, {"number": n}) for n in range(2, clients + 2)})
 
-    def train():
-        strategy = FedTide(method, clients=N, clock=grid.clock)
-        strategy.start(grid, update, 2)
-        assert (strategy.training.model == 3).all()
+    def train(rounds):
+        strategy = FedTide(method, clients=clients, clock=grid.clock)
+        strategy.start(grid, update, rounds)
+        assert (strategy.training.model == 1 + rounds).all()
 
-    train()  # libraries take memory when they are first used
-    assert peak(train) < (1 + N + 2 + 0.3) * 4 * SIZE
+    train(1)  # libraries take memory when they are first used
+    assert peak(lambda: train(2)) < (1 + clients + 2 + 0.3) * 4 * SIZE
 
 
 @pytest.mark.parametrize("method", [A.FedAvg(), A.MIFA()], ids=["unused", "used"])
@@ -135,6 +136,18 @@ def test_models_of_ended_rounds_are_kept_only_where_late_updates_are_used(method
     assert list(strategy.training.sent_models) == kept
     stored = load_newest(tmp_path).tensors
     assert [name for name in stored if name.startswith("sent.")] == [f"sent.{t}" for t in kept]
+
+
+def test_only_rows_of_clients_that_have_one_are_copied_to_undo_a_round():
+    rows = torch.ones(N, SIZE)
+    memory = ClientMemory.empty(N, torch.zeros(SIZE)).write(torch.tensor([1, 3]), rows[:2])
+    restores = []
+    clients = torch.arange(N)
+    assert peak(lambda: restores.append(memory.remember(clients))) < 2.3 * 4 * SIZE
+    memory.write(clients, 2 * rows)
+    found = restores[0]().read(clients)
+    assert found[:, 0].tolist() == [0, 1, 0, 1, 0]
+    assert (found == found[:, :1]).all()
 
 
 @pytest.mark.parametrize("size", [N, N + 1])
