@@ -43,7 +43,8 @@ def remember(state: StateT, clients: Tensor, population: int) -> Callable[[], St
 
     def is_shared(value: Tensor) -> bool:
         same = value.shape == model.shape and value.dtype == model.dtype
-        return value is model or (same and len(model) != population)  # else: one of each client
+        # If N = d, it may hold a number for each client instead.
+        return value is model or (same and len(model) != population)
 
     restore: Callable[[], StateT] = _remember_parts(state, clients, is_shared)
     return restore

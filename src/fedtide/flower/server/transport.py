@@ -248,7 +248,8 @@ def frozen_objects() -> Iterator[None]:
     """Let garbage collections pass over all objects that exist already.
 
     The messages of a round to thousands of clients set off several full collections, each of which
-    would look at every object of every module that is loaded.
+    would look at every object of every module that is loaded. Cycles of older objects that become
+    garbage meanwhile are freed afterwards.
     """
     gc.freeze()
     try:
