@@ -6,7 +6,10 @@ Flower's own code:
 - seconds of CPU per round with 10,000 clients, all asked and all replying, without those that the
   grid takes for listing nodes, pushing and pulling;
 - seconds for binding the names of 30,000 nodes;
-- the peak memory of a round with 100 clients and a model of 10 MB, beside the replies themselves.
+- the peak memory of a round with 100 clients and a model of 10 MB, in models, beside the replies
+  and the model that the clients train from. It counts all else that the process takes from the
+  start of the strategy on, also what Flower's decoding of a reply needs for a moment, but not what
+  the stand-in keeps of the reply that all clients send.
 
     python benchmarks/flower_scale.py
 """
@@ -14,14 +17,13 @@ Flower's own code:
 from __future__ import annotations
 
 import argparse
-import ctypes
-import subprocess
+import gc
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import pairwise
+from multiprocessing import get_context
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import SimpleNamespace
@@ -155,45 +157,43 @@ def time_binding(names: int) -> None:
 
 
 class PeakMemory:
-    """The highest resident memory of this process while it is entered, in bytes."""
+    """How much memory this process takes at most in addition while it is entered, in bytes."""
 
     def __enter__(self) -> PeakMemory:
-        self.before = self.peak = _resident()
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._watch)
-        self._thread.start()
+        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # forget the former peak
+        self._before = _read_status("VmRSS")
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._ended.set()
-        self._thread.join()
-
-    def _watch(self) -> None:
-        while not self._ended.wait(0.0005):
-            self.peak = max(self.peak, _resident())
+        self.taken = _read_status("VmHWM") - self._before
 
 
-def _resident() -> int:
-    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+def _read_status(name: str) -> int:
+    lines = Path("/proc/self/status").read_text("ascii").splitlines()
+    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith(name))
 
 
 def measure_memory(clients: int, megabytes: int, method: Any) -> None:
-    """Print the peak memory of a round, beside the replies, in models."""
+    """Print the peak memory of a round, beside the replies and the present model, in models."""
     size = megabytes * 250_000
     values = np.random.default_rng(0).normal(size=size).astype(np.float32)
     start = ArrayRecord({"x": Array(np.zeros(size, dtype=np.float32))})
     update = ArrayRecord({"x": Array(values)})
     model = 4 * size
     with TemporaryDirectory() as folder:
-        run(DecodingGrid(make_nodes(2, update)), method, start, 1, Path(folder) / "warm")
-        grid = DecodingGrid(make_nodes(clients, update))
-        ctypes.CDLL(None).malloc_trim(0)
+        warm, grid = (DecodingGrid(make_nodes(count, update)) for count in (2, clients))
+        run(warm, method, start, 1, Path(folder) / "warm")
+        grid.objects = warm.objects
+        gc.collect()
+        # New blocks would else lie in holes of the heap, whose memory is counted already.
+        holes = [np.empty(size - 1024, dtype=np.float32) for _ in range(32)]
         with PeakMemory() as memory:
             run(grid, method, start, 1, Path(folder) / "measured")
-    beside = memory.peak - memory.before - clients * model
+        del holes
+    beside = memory.taken - (clients + 1) * model
     print(
-        f"{clients} clients × {megabytes} MB, {method}: peak {memory.peak / 1e9:.2f} GB, of which "
-        f"{clients * model / 1e9:.2f} GB replies, {memory.before / 1e9:.2f} GB before; "
+        f"{clients} clients × {megabytes} MB, {method}: {memory.taken / 1e9:.2f} GB, of which "
+        f"{clients * model / 1e9:.2f} GB replies and {model / 1e9:.2f} GB the present model; "
         f"beside them {beside / model:.1f} models"
     )
 
@@ -201,7 +201,7 @@ def measure_memory(clients: int, megabytes: int, method: Any) -> None:
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("what", nargs="*", default=["rounds", "names"])
+    parser.add_argument("what", nargs="*", default=["rounds", "names", "memory"])
     what = parser.parse_args().what
     if "names" in what:
         time_binding(30_000)
@@ -210,9 +210,12 @@ def main() -> None:
             time_rounds(10_000, method)
     if "memory" in what:
         for method in (algorithms.FedAvg(), algorithms.FedAU(cutoff=50)):
-            measure_memory(100, 10, method)
-    else:  # in a process of its own, without what the other measurements have left behind
-        subprocess.run([sys.executable, __file__, "memory"], check=True)
+            # in a process of its own, without what other measurements have left behind
+            process = get_context("spawn").Process(target=measure_memory, args=(100, 10, method))
+            process.start()
+            process.join()
+            if process.exitcode:
+                raise SystemExit(process.exitcode)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ import sys
 from types import SimpleNamespace
 
 import pytest
-from flwr.app import Error
+from flwr.app import ConfigRecord, Error, RecordDict
 from flwr.common.constant import ErrorCode
 from flwr.proto.node_pb2 import NodeInfo
 
@@ -12,6 +12,7 @@ import fedtide as ft
 from fedtide.flower import _flwr_private
 from fedtide.flower._flwr_private import (
     OnlineNode,
+    copy_with,
     get_run_id,
     is_app_error,
     list_nodes,
@@ -109,6 +110,31 @@ def test_a_node_whose_fields_change_their_type_is_anonymous(name, moment, warnin
     info = SimpleNamespace(node_id=5, name=name, last_activated_at=moment)
     assert list_nodes(SimpleNamespace(get_nodes=lambda: [info])) == [OnlineNode(5)]
     assert len(warnings) == (1 if moment == b"" else 2)
+
+
+def test_a_copy_of_a_record_with_further_values_equals_one_that_was_made_with_them(warnings):
+    config = ConfigRecord({"a": 1, "b": "x"})
+    copy = copy_with(config, {"b": "y", "c": 2.5})
+    assert copy.deflate() == ConfigRecord({"a": 1, "b": "y", "c": 2.5}).deflate()
+    assert config == {"a": 1, "b": "x"}
+    content = RecordDict({"config": config})
+    assert copy_with(content, {"config": copy}) == RecordDict({"config": copy})
+    assert content["config"] is config
+    assert warnings == []
+
+
+@pytest.mark.parametrize("inner", [{}, {"_data": {}}], ids=["renamed", "kept elsewhere"])
+def test_a_record_that_keeps_its_values_elsewhere_gets_them_one_by_one(inner, warnings):
+    class Record(dict):
+        def copy(self):
+            record = Record(self)
+            vars(record).update(inner)
+            return record
+
+    for _ in range(3):
+        assert copy_with(Record(a=1), {"b": 2}) == {"a": 1, "b": 2}
+    [warning] = warnings
+    assert "TypedDict._data" in warning
 
 
 def test_a_superlink_that_is_away_is_not_taken_for_an_upgrade(warnings):

@@ -1,26 +1,32 @@
 """What the server holds of large models beside the replies of a round."""
 
+import gc
+import math
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from flwr.app import Array, ArrayRecord
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
 import fedtide as ft
 from fedtide.algorithms import ClientUpdates, RoundDriver
+from fedtide.algorithms._client_memory import ClientMemory
 from fedtide.algorithms.rollback import remember
-from fedtide.flower.protocol import arrays_to_vector
+from fedtide.flower.protocol import arrays_to_vector, params_to_arrays, vector_to_arrays
 from fedtide.flower.server.discovery import NodeRegistry
 from fedtide.flower.server.reply_validation import ValidatedUpdate
 from fedtide.flower.server.session import TrainingSession
+from fedtide.flower.server.strategy import FedTide
 from fedtide.flower.server.transport import return_freed_memory
 from fedtide.population import Population
 from fedtide.problems.layout import Layout
 from fedtide.simulation.checkpoint import load_newest
 
 from .driver import N, deploy, federation, node_of
+from .fake_grid import FakeGrid, Node
 
 A = ft.algorithms
 SIZE = 2_100_000  # numbers; updates of more than 8 MB are not stacked
@@ -33,6 +39,7 @@ def peak(call: Callable[[], object]) -> int:
     if not reset.exists():
         pytest.skip("needs the peak memory of a process, as on Linux")
     return_freed_memory()
+    holes = [torch.empty(SIZE - 1024) for _ in range(32)]  # of the heap: the call gets new memory
     reset.write_text("5", encoding="ascii")  # forget the former peak
 
     def read(name: str) -> int:
@@ -41,7 +48,9 @@ def peak(call: Callable[[], object]) -> int:
 
     before = read("VmRSS")
     call()
-    return read("VmHWM") - before
+    taken = read("VmHWM") - before
+    del holes
+    return taken
 
 
 def update(client: int) -> ValidatedUpdate:
@@ -76,6 +85,45 @@ def test_a_model_is_read_into_one_of_its_size(origin):
     assert (found == (3 if origin is None else 2)).all()
 
 
+def test_a_model_is_written_into_one_of_its_size():
+    x = torch.ones(SIZE)
+    assert peak(lambda: vector_to_arrays(x, LAYOUT)) < 1.3 * 4 * SIZE
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "int64"])
+@pytest.mark.parametrize("shape", [(), (0,), (3,), (2, 3), (4, 1, 2)], ids=str)
+def test_arrays_are_written_as_flower_writes_them(shape, dtype):
+    values = np.arange(math.prod(shape), dtype=dtype).reshape(shape)
+    for layout in (values, values.T):
+        found = params_to_arrays({"x": torch.from_numpy(layout)})["x"]
+        assert found == Array(np.ascontiguousarray(layout).reshape(layout.shape))
+        assert (found.numpy() == layout).all()
+
+
+@pytest.mark.parametrize("method", [A.FedAvg(), A.FedAU(cutoff=3)], ids=["FedAvg", "FedAU"])
+def test_a_federation_needs_two_models_beside_the_present_one_and_the_updates(method):
+    update = ArrayRecord({"x": Array(np.ones(SIZE, dtype=np.float32))})
+
+    def answer(message, context):
+        grid.sent.clear()
+        if message.metadata.message_type != "train":
+            name = {"name": str(context.node_config["number"])}
+            return Message(RecordDict({"config": ConfigRecord(name)}), reply_to=message)
+        records = {"update": update, "metrics": MetricRecord({"num-examples": 1})}
+        return Message(RecordDict(records), reply_to=message)
+
+    clients = 3
+    grid = FakeGrid({n: Node(answer, {"number": n}) for n in range(2, clients + 2)})
+
+    def train(rounds):
+        strategy = FedTide(method, clients=clients, clock=grid.clock)
+        strategy.start(grid, update, rounds)
+        assert (strategy.training.model == 1 + rounds).all()
+
+    train(1)  # libraries take memory when they are first used
+    assert peak(lambda: train(2)) < (1 + clients + 2 + 0.3) * 4 * SIZE
+
+
 @pytest.mark.parametrize("method", [A.FedAvg(), A.MIFA()], ids=["unused", "used"])
 def test_models_of_ended_rounds_are_kept_only_where_late_updates_are_used(method, tmp_path):
     grid = federation()
@@ -88,6 +136,18 @@ def test_models_of_ended_rounds_are_kept_only_where_late_updates_are_used(method
     assert list(strategy.training.sent_models) == kept
     stored = load_newest(tmp_path).tensors
     assert [name for name in stored if name.startswith("sent.")] == [f"sent.{t}" for t in kept]
+
+
+def test_only_rows_of_clients_that_have_one_are_copied_to_undo_a_round():
+    rows = torch.ones(N, SIZE)
+    memory = ClientMemory.empty(N, torch.zeros(SIZE)).write(torch.tensor([1, 3]), rows[:2])
+    restores = []
+    clients = torch.arange(N)
+    assert peak(lambda: restores.append(memory.remember(clients))) < 2.3 * 4 * SIZE
+    memory.write(clients, 2 * rows)
+    found = restores[0]().read(clients)
+    assert found[:, 0].tolist() == [0, 1, 0, 1, 0]
+    assert (found == found[:, :1]).all()
 
 
 @pytest.mark.parametrize("size", [N, N + 1])
@@ -117,3 +177,18 @@ def test_a_round_is_undone_whether_or_not_there_are_as_many_clients_as_numbers(m
         after = ft.algorithms.serialization.to_tensors(driver.state)
         assert after.keys() == before.keys()
         assert all(torch.equal(after[name], before[name]) for name in before)
+
+
+@pytest.mark.parametrize("method", [A.FedAvg(), A.FedAdam(inner=A.MIFA())], ids=["plain", "nested"])
+def test_a_model_of_an_ended_round_is_freed_without_the_garbage_collector(method):
+    driver = RoundDriver(method, torch.zeros(3), Population(2))
+    model = weakref.ref(driver.state.model)
+    gc.disable()
+    try:
+        restore = remember(driver.state, torch.tensor([1]), 2)
+        driver.step(0.1)
+        assert model() is not None
+        del restore
+        assert model() is None
+    finally:
+        gc.enable()

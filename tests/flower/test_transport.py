@@ -1,6 +1,9 @@
 """Late, lost and undecodable replies: each survived, with the model and the ledger right."""
 
+import gc
 import math
+import weakref
+from contextlib import suppress
 from itertools import pairwise
 from threading import Lock, Thread
 
@@ -10,6 +13,8 @@ from flwr.app import ConfigRecord, Message, RecordDict
 
 import fedtide as ft
 from fedtide.flower._flwr_private import pull_replies
+from fedtide.flower.protocol import vector_to_arrays
+from fedtide.flower.server.strategy import FedTide
 from fedtide.participation.log.ledger import read_rounds
 
 from .driver import TASK, N, deploy, federation, model, node_of, rows, update_of
@@ -257,3 +262,32 @@ def test_a_node_whose_name_cannot_be_read_takes_no_part_and_stalls_nobody(url):
     deploy(grid, A.FedAvg(), rounds=2, timeout=30.0, ledger=url)
     assert {client for _, client, _, _ in rows(url)} == {"0", "2", "3", "4"}
     assert grid.now < 1_030.0
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_garbage_collections_look_at_older_objects_again_when_a_training_has_ended(fails):
+    class Cycle:
+        pass
+
+    found, gone, grid = [], [], federation()
+
+    def mark(ended, arrays):
+        gc.collect()
+        found.append(gone[0]() is not None)
+        if fails and ended:
+            raise KeyboardInterrupt
+
+    gc.disable()  # so that nothing else collects it
+    try:
+        cycle = Cycle()
+        cycle.own, gone[:] = cycle, [weakref.ref(cycle)]
+        del cycle
+        arrays = vector_to_arrays(TASK.start, TASK.layout)
+        strategy = FedTide(A.FedAvg(), clients=[str(n) for n in range(N)], clock=grid.clock)
+        with suppress(KeyboardInterrupt):
+            strategy.start(grid, arrays, num_rounds=1, evaluate_fn=mark)
+    finally:
+        gc.enable()
+    assert found == [True, True]
+    gc.collect()
+    assert gone[0]() is None

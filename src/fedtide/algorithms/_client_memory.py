@@ -95,12 +95,12 @@ class ClientMemory:
 
     def remember(self, clients: Tensor) -> Callable[[], ClientMemory]:
         """Return a function that undoes writes to the rows of these clients, and clearing."""
-        places, rows = self.places.clone(), self.read(clients)
-        known = places[clients] >= 0
+        places = self.places.clone()
+        known = clients[places[clients] >= 0]  # the others have no rows to restore
+        rows = self.read(known)
 
         def restore() -> ClientMemory:
-            own = places[clients[known]].to(torch.int64)
-            self.rows[own] = rows[known].to(self.rows.device)
+            self.rows[places[known].to(torch.int64)] = rows.to(self.rows.device)
             return replace(self, places=places.clone())
 
         return restore

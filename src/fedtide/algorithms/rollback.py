@@ -43,21 +43,28 @@ def remember(state: StateT, clients: Tensor, population: int) -> Callable[[], St
 
     def is_shared(value: Tensor) -> bool:
         same = value.shape == model.shape and value.dtype == model.dtype
-        return same and len(model) != population  # else it may hold a number for each client
+        # If N = d, it may hold a number for each client instead.
+        return value is model or (same and len(model) != population)
 
-    def remember_parts(part: Any) -> Callable[[], Any]:
-        parts: dict[str, Callable[[], Any]] = {}
-        for field in fields(part):
-            value = getattr(part, field.name)
-            if isinstance(value, ClientMemory):
-                parts[field.name] = value.remember(clients)
-            elif is_dataclass(value):
-                parts[field.name] = remember_parts(value)
-            elif isinstance(value, Tensor) and value is not model and not is_shared(value):
-                parts[field.name] = value.clone().clone
-        return lambda: replace(part, **{name: restore() for name, restore in parts.items()})
+    restore: Callable[[], StateT] = _remember_parts(state, clients, is_shared)
+    return restore
 
-    return remember_parts(state)
+
+def _remember_parts(
+    part: Any, clients: Tensor, is_shared: Callable[[Tensor], bool]
+) -> Callable[[], Any]:
+    # Not a function within the other: one that calls itself is part of a reference cycle, and would
+    # hold the model until the garbage collector finds it.
+    parts: dict[str, Callable[[], Any]] = {}
+    for field in fields(part):
+        value = getattr(part, field.name)
+        if isinstance(value, ClientMemory):
+            parts[field.name] = value.remember(clients)
+        elif is_dataclass(value):
+            parts[field.name] = _remember_parts(value, clients, is_shared)
+        elif isinstance(value, Tensor) and not is_shared(value):
+            parts[field.name] = value.clone().clone
+    return lambda: replace(part, **{name: restore() for name, restore in parts.items()})
 
 
 def is_bounded(state: Any, clients: Tensor) -> bool:

@@ -6,6 +6,7 @@
 - `Grid.run.run_id`;
 - `HttpGrid._runtime_client.PullMessages`, and the function with which that module decodes a reply;
 - the numbers of errors in `flwr.common.constant.ErrorCode`;
+- the dictionary in which records keep their values, `_data`;
 - an environment variable of Flower's SuperExec.
 
 If one of them fails after an upgrade of Flower, however it fails, we log one warning and go on with
@@ -15,7 +16,7 @@ a fallback; only the list of nodes has none.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -26,7 +27,7 @@ from threading import Lock
 from types import SimpleNamespace
 from typing import Any, TypeVar
 
-from flwr.app import Error, Message
+from flwr.app import ConfigRecord, Error, Message, RecordDict
 from flwr.serverapp import Grid
 
 from fedtide.errors import InvalidInputError, first_line
@@ -34,6 +35,7 @@ from fedtide.errors import InvalidInputError, first_line
 log = getLogger("flwr")
 
 T = TypeVar("T")
+RecordT = TypeVar("RecordT", ConfigRecord, RecordDict)
 
 FAST_POLLING = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.5"}
 """Environment that makes a SuperExec look for work every 0.5 s; ignored if Flower drops it."""
@@ -186,6 +188,23 @@ def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
             setattr(owner, name, original)
         else:
             delattr(owner, name)
+
+
+def copy_with(record: RecordT, values: Mapping[str, Any]) -> RecordT:
+    """Return a copy of a record with further values, which must be of types that it takes.
+
+    A record checks each value that is set, which takes longer than all else about a request.
+    """
+    copy = record.copy()
+    try:
+        copy.__dict__["_data"].update(values)
+        if not values.keys() <= copy.keys():
+            raise TypeError("a record keeps its values elsewhere")
+    except Exception as error:
+        _warn("TypedDict._data", error, "requests to many clients take longer to make")
+        for name, value in values.items():
+            copy[name] = value
+    return copy
 
 
 def get_run_id(grid: Grid) -> int:

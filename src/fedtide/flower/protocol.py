@@ -11,6 +11,7 @@ server takes that for Δ_n in any reply. `Layout` orders names in a vector.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
@@ -25,12 +26,16 @@ from torch import Tensor, nn
 
 from fedtide.algorithms import Instructions
 from fedtide.errors import InvalidInputError
+from fedtide.flower._flwr_private import copy_with
 from fedtide.problems.layout import Layout, Params
 
 RecordT = TypeVar("RecordT", ArrayRecord, ConfigRecord, MetricRecord)
 
 NAME_QUERY = "query.fedtide_name"
 """The message type that asks a client for its name."""
+
+_NUMPY = "numpy.ndarray"
+"""How Flower calls the form in which `np.save` writes arrays."""
 
 LONGEST_NAME = 200
 """The length of a client's name, at most."""
@@ -102,8 +107,7 @@ def initial_arrays(model: nn.Module) -> ArrayRecord:
 
 def params_to_arrays(params: Mapping[str, Tensor]) -> ArrayRecord:
     """Return named tensors as Flower's arrays."""
-    values = {name: tensor.detach().cpu().numpy() for name, tensor in params.items()}
-    return ArrayRecord({name: Array(np.asarray(v, order="C")) for name, v in values.items()})
+    return ArrayRecord({name: _encode(tensor) for name, tensor in params.items()})
 
 
 def arrays_to_params(arrays: ArrayRecord) -> Params:
@@ -119,7 +123,7 @@ def vector_to_arrays(x: Tensor, layout: Layout) -> ArrayRecord:
 def arrays_to_vector(
     arrays: ArrayRecord, layout: Layout, like: Tensor, origin: Tensor | None = None
 ) -> Tensor:
-    """Return named arrays, less `origin`, as a vector, shape (d,), of the dtype of `like`.
+    """Return named arrays, less `origin`, as a vector like `like`, shape (d,).
 
     Differences are taken in the arrays' own dtype if that is the wider one. Models may be large:
     nothing else of their size is made.
@@ -131,7 +135,8 @@ def arrays_to_vector(
     if arrays.keys() != layout.shapes.keys():
         raise ValueError(f"arrays {sorted(arrays)} instead of {sorted(layout.shapes)}")
     start = None if origin is None else origin.numpy(force=True)
-    x, end = np.empty(layout.size, dtype=like.numpy(force=True).dtype), 0
+    vector = torch.empty_like(like, device="cpu")
+    x, end = vector.numpy(), 0
     with np.errstate(all="ignore"):
         for name, shape in layout.shapes.items():
             values = _decode(arrays[name], tuple(shape))
@@ -144,9 +149,18 @@ def arrays_to_vector(
                 x[part] = values.ravel()
             else:
                 np.subtract(values.ravel(), start[part], out=x[part], casting="same_kind")
-        if not np.isfinite(np.dot(x, x)):
+        if not math.isfinite(np.dot(x, x)):
             raise FloatingPointError("numbers that are not finite, or too large")
-    return torch.from_numpy(x).to(like.device)
+    return vector.to(like.device)
+
+
+def _encode(tensor: Tensor) -> Array:
+    """Return a tensor as Flower's `Array(ndarray)` does, without a further copy of its values."""
+    values = np.asarray(tensor.detach().cpu().numpy(), order="C")
+    for header, dtype in _headers(values.shape):
+        if values.dtype == dtype:
+            return Array(str(dtype), values.shape, _NUMPY, b"".join((header, values.data)))
+    return Array(values)
 
 
 def _decode(array: Array, shape: tuple[int, ...]) -> NDArray[Any]:
@@ -156,7 +170,7 @@ def _decode(array: Array, shape: tuple[int, ...]) -> NDArray[Any]:
     header takes longer than all else for the small arrays of which most models consist.
     """
     for header, dtype in _headers(shape):
-        if array.stype == "numpy.ndarray" and array.data.startswith(header):
+        if array.stype == _NUMPY and array.data.startswith(header):
             return np.frombuffer(array.data, dtype, offset=len(header)).reshape(shape)
     return array.numpy()
 
@@ -219,14 +233,9 @@ def build_train_content(
         correction: this client's own.
         **fields: the client's own fields of `TrainRequest`: client, steps_taken, accepted_round.
     """
-    content = common.copy()
-    config = select_records(common, ConfigRecord)["config"].copy()
-    for name, value in fields.items():
-        config[_key(name)] = value
-    content["config"] = config
-    if correction is not None:
-        content["correction"] = correction
-    return content
+    config = select_records(common, ConfigRecord)["config"]
+    own = {"config": copy_with(config, {_key(name): value for name, value in fields.items()})}
+    return copy_with(common, own if correction is None else own | {"correction": correction})
 
 
 def describe_request(content: RecordDict) -> dict[str, Any]:
@@ -242,7 +251,7 @@ def describe_request(content: RecordDict) -> dict[str, Any]:
     }
 
 
-def select_records(content: RecordDict, kind: type[RecordT]) -> dict[str, RecordT]:
+def select_records(content: Mapping[str, Any], kind: type[RecordT]) -> dict[str, RecordT]:
     """Return the records of one kind by name.
 
     Flower's own views, such as `content.array_records`, are part of reference cycles: a model that

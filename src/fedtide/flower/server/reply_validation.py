@@ -6,7 +6,6 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from functools import cached_property
 from logging import getLogger
 from typing import Any
 
@@ -25,6 +24,9 @@ log = getLogger("flwr")
 
 Metrics = dict[str, float | list[float]]
 """What a client measured, by name, checked."""
+
+Records = dict[str, Any]
+"""The records of a reply by name."""
 
 MetricsAggregator = Callable[[list[RecordDict], str], MetricRecord]
 """Flower's: makes one record of those of several clients, given the name of their weight."""
@@ -83,16 +85,12 @@ class ValidatedUpdate:
     gradients: Tensor | None = None
     metrics: Metrics = field(default_factory=dict)
 
-    @cached_property
-    def norm(self) -> float:
-        """The norm of Δ_n."""
-        return _norm(self.update)
-
-    @cached_property
-    def largest_norm(self) -> float:
-        """The norm of Δ_n, of its mean gradient or of ∇F_n, whichever is largest."""
-        gradient = self.norm / (self.lr * self.steps) if self.lr and self.steps else 0.0
-        return max(self.norm, gradient, 0.0 if self.gradients is None else _norm(self.gradients))
+    def norms(self) -> tuple[float, float]:
+        """Return the norm of Δ_n, and the largest of it, its mean gradient's and that of ∇F_n."""
+        norm = _norm(self.update)
+        gradient = norm / (self.lr * self.steps) if self.lr and self.steps else 0.0
+        reported = 0.0 if self.gradients is None else _norm(self.gradients)
+        return norm, max(norm, gradient, reported)
 
 
 @dataclass(frozen=True)
@@ -126,24 +124,27 @@ class ReplyValidator:
         """
         check_sender(reply, pending.node_id)
         try:
-            self._check_claims(reply.content, pending)
+            content = dict(reply.content.items())
+            self._check_claims(content, pending)
             if sent is None:
                 text = f"it answers round {pending.round + 1}, which has ended"
                 raise RejectedReplyError("late", text)
-            update = self._read(reply.content, pending, sent)
+            update = self._read(content, pending, sent)
         except (DeclinedReplyError, RejectedReplyError):
             raise
         except Exception as error:  # records may contain anything
             reason = "not finite" if isinstance(error, FloatingPointError) else "malformed"
             raise RejectedReplyError(reason, f"it sent {error}") from None
-        if update.norm > _LONGEST or update.largest_norm > _STEEPEST:
-            text = f"its update or gradient is too large: norm {update.largest_norm:.2g}"
+        norm, largest = update.norms()
+        if norm > _LONGEST or largest > _STEEPEST:
+            text = f"its update or gradient is too large: norm {largest:.2g}"
             raise RejectedReplyError("not finite", text)
         return update
 
-    def _check_claims(self, content: RecordDict, pending: PendingReply) -> None:
+    def _check_claims(self, content: Records, pending: PendingReply) -> None:
         assert pending.client is not None
-        config: Any = select_records(content, ConfigRecord).get("config", {})
+        record = select_records(content, ConfigRecord).get("config")
+        config: dict[str, Any] = {} if record is None else dict(record.items())
         name, server_round = self.names[pending.client], pending.round + 1
         if config.get("client", name) != name:
             raise RejectedReplyError("false claim", f"it claims to be {config['client']!r}")
@@ -159,7 +160,7 @@ class ReplyValidator:
             text = "it does not follow the method's instructions; see fedtide.flower.client"
             raise RejectedReplyError("not followed", text)
 
-    def _read(self, content: RecordDict, pending: PendingReply, sent: Tensor) -> ValidatedUpdate:
+    def _read(self, content: Records, pending: PendingReply, sent: Tensor) -> ValidatedUpdate:
         metrics = _read_numbers(_find_record(select_records(content, MetricRecord), "metrics"))
         samples = _pop_count(metrics, _SAMPLES, 1, _MAX_SAMPLES)
         steps = _pop_count(metrics, "steps", 1 if self.reads_steps else 0, _MAX_STEPS)
@@ -193,7 +194,7 @@ class ReplyValidator:
             raise RejectedReplyError("learning rate", text)
         return reported
 
-    def _read_update(self, content: RecordDict, sent: Tensor) -> Tensor:
+    def _read_update(self, content: Records, sent: Tensor) -> Tensor:
         """Return Δ_n itself, or y_n - x if the client sent its model."""
         records = select_records(content, ArrayRecord)
         if "update" in records:
@@ -201,7 +202,7 @@ class ReplyValidator:
         arrays = _find_record(records, "arrays")
         return arrays_to_vector(arrays, self.layout, sent, origin=sent)
 
-    def _read_gradients(self, content: RecordDict, sent: Tensor) -> Tensor:
+    def _read_gradients(self, content: Records, sent: Tensor) -> Tensor:
         """Return ∇F_n at the model that was sent, which the request asked for."""
         records = select_records(content, ArrayRecord)
         if "gradients" not in records:
@@ -256,7 +257,8 @@ def stack_updates(updates: list[ValidatedUpdate], weight: float, like: Tensor) -
 
 def _norm(x: Tensor) -> float:
     """Return the norm of a vector whose sum of squares is finite in its dtype; without a copy."""
-    return float(torch.linalg.vector_norm(x))
+    values = x.numpy(force=True)
+    return math.sqrt(values.dot(values))
 
 
 def _stack(rows: list[Tensor]) -> Tensor:
@@ -379,9 +381,11 @@ def _read_numbers(metrics: MetricRecord) -> Metrics:
     """Return the metrics whose numbers are all of reasonable size."""
     found: Metrics = {}
     for name, value in metrics.items():
-        numbers = value if isinstance(value, list) else [value]
-        if all(abs(number) <= _MAX_METRIC for number in numbers):  # not NaN either
-            found[name] = [float(v) for v in value] if isinstance(value, list) else float(value)
+        if isinstance(value, list):
+            if all(abs(number) <= _MAX_METRIC for number in value):  # not NaN either
+                found[name] = [float(number) for number in value]
+        elif abs(value) <= _MAX_METRIC:
+            found[name] = float(value)
     return found
 
 

@@ -137,7 +137,7 @@ class TrainingSession:
                     "state: the model is no longer finite, though no update arrived; restore an "
                     "earlier backup of the state"
                 )
-            used.remove(max(used, key=lambda update: update.largest_norm))
+            used.remove(max(used, key=lambda update: update.norms()[1]))
         facts = [(update.client, update.steps, update.round) for update in used]
         clients, steps, rounds = torch.tensor(facts, dtype=torch.int64).reshape(-1, 3).T
         self.steps_taken[clients] += steps

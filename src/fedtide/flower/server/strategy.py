@@ -44,6 +44,7 @@ from fedtide.flower.server.transport import (
     Clock,
     PendingReply,
     Transport,
+    frozen_objects,
     return_freed_memory,
 )
 from fedtide.locking import lock_folder
@@ -208,7 +209,7 @@ class FedTide(Strategy):
         if self._state is not None:
             hint = "stop it first (flwr stop)"
             lock = lock_folder(self._state, "state", hint, _LOCK_PATIENCE, log, mode=0o700)
-        with lock, self._watch():
+        with lock, self._watch(), frozen_objects():
             self._begin(grid, initial_arrays)
             reconcile(self._training, self._ledger)
             self.summary()
@@ -270,20 +271,7 @@ class FedTide(Strategy):
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Aggregate the replies and step; return the new model and the clients' metrics."""
-        updates = self._validate_all(replies, server_round - 1)
-        if self.algorithm.uses_local_lr:
-            for client in find_odd_rates(updates.values(), self._training.lr):
-                text, asked = "its lr is not that of the other clients", updates.pop(client).round
-                self._round_log.reject(client, asked, "learning rate", text)
-        used = self._training.end_round(updates.values())
-        for client in updates.keys() - {update.client for update in used}:
-            text = "with it the state exceeds what numbers can hold"
-            self._round_log.reject(client, updates[client].round, "unbounded", text)
-        for update in used:
-            self._round_log.record(update.client, "used", 1.0 / len(used), update.round)
-        log.info("%d updates used", len(used))
-        parts = [(update.samples, update.metrics) for update in used]
-        metrics = aggregate_metrics(parts, self.train_metrics_aggr_fn)
+        metrics = self._end_round(replies, server_round - 1)
         return self._to_arrays(self._training.model), metrics
 
     def configure_evaluate(
@@ -358,7 +346,7 @@ class FedTide(Strategy):
         transport.take_malformed("evaluate")
         answered = deque(transport.take("train"))
         self._answered = {pending.message_id: pending for pending, _ in answered}
-        _, metrics = self.aggregate_train(t + 1, _drain(answered))
+        metrics = self.aggregate_train(t + 1, _drain(answered))[1]
         # 5. The state holds the entries too, in case of a crash before the ledger has them.
         training.entries, training.ended_at = self._round_log.close(), self._now()
         training.save()
@@ -367,6 +355,26 @@ class FedTide(Strategy):
         if metrics is not None:
             log.info("Training in round %d: %s", t + 1, printable(repr(metrics), 1000))
             result.train_metrics_clientapp[t + 1] = metrics
+
+    def _end_round(self, replies: Iterable[Message], t: int) -> MetricRecord | None:
+        """Aggregate the replies and step; return the clients' metrics.
+
+        Models may be large: no update is kept when this returns.
+        """
+        updates = self._validate_all(replies, t)
+        if self.algorithm.uses_local_lr:
+            for client in find_odd_rates(updates.values(), self._training.lr):
+                text, asked = "its lr is not that of the other clients", updates.pop(client).round
+                self._round_log.reject(client, asked, "learning rate", text)
+        used = self._training.end_round(updates.values())
+        for client in updates.keys() - {update.client for update in used}:
+            text = "with it the state exceeds what numbers can hold"
+            self._round_log.reject(client, updates[client].round, "unbounded", text)
+        for update in used:
+            self._round_log.record(update.client, "used", 1.0 / len(used), update.round)
+        log.info("%d updates used", len(used))
+        parts = [(update.samples, update.metrics) for update in used]
+        return aggregate_metrics(parts, self.train_metrics_aggr_fn)
 
     def _validate_all(self, replies: Iterable[Message], t: int) -> dict[int, ValidatedUpdate]:
         """Return the newest update of each client; of the replies, nothing is kept."""

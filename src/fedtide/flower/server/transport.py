@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, fields
 from logging import getLogger
 from typing import Any, Literal
@@ -240,3 +241,18 @@ def return_freed_memory() -> None:
     """
     with suppress(AttributeError, OSError):  # not glibc
         ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, 1_000_000)
+
+
+@contextmanager
+def frozen_objects() -> Iterator[None]:
+    """Let garbage collections pass over all objects that exist already.
+
+    The messages of a round to thousands of clients set off several full collections, each of which
+    would look at every object of every module that is loaded. Cycles of older objects that become
+    garbage meanwhile are freed afterwards.
+    """
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
