@@ -117,10 +117,10 @@ class HiddenData(RegressionTask):
     """A task that does not say which tensors its batches are read from."""
 
     def __init__(self, task):
-        super().__init__(*task.data)
-        self.data, self.family = (), "all alike"
+        super().__init__(*task.batch_data)
+        self.batch_data, self.seed_family = (), "all alike"
 
-    def with_data(self, data):
+    def with_batch_data(self, data):
         return self
 
 

@@ -111,9 +111,9 @@ class Task(ABC):
         class_names: the classes of the network's outputs, in their order, if they were given as
             text; else None.
         evaluated_samples: how many samples an evaluation goes through; 0 if that costs nothing.
-        data: the tensors that `batch` reads besides its arguments; see `with_data`.
-        family: equal for tasks of one problem, on one device and in one dtype, that were prepared
-            for different seeds: their local steps differ in `data` only. None: not known.
+        batch_data: the tensors that `batch` reads besides its arguments; see `with_batch_data`.
+        seed_family: equal for tasks of one problem, device and dtype that were prepared for
+            different seeds: their local steps differ in `batch_data` only. None: not known.
     """
 
     population: Population
@@ -125,8 +125,8 @@ class Task(ABC):
     fewest_samples: int = 1
     class_names: tuple[str, ...] | None = None
     evaluated_samples: int = 0
-    data: tuple[Tensor, ...] = ()
-    family: object = None
+    batch_data: tuple[Tensor, ...] = ()
+    seed_family: object = None
 
     @abstractmethod
     def loss(self, params: Params, *batch: Tensor) -> Tensor:
@@ -164,11 +164,11 @@ class Task(ABC):
         """
         return inputs
 
-    def with_data(self, data: tuple[Tensor, ...]) -> Task:
-        """Return the task with other tensors as `data`, whose `batch` reads them.
+    def with_batch_data(self, data: tuple[Tensor, ...]) -> Task:
+        """Return the task with other tensors as `batch_data`, whose `batch` reads them.
 
         So captured steps take the data as arguments, and serve tasks with other data, too. A task
-        with `data` must implement it.
+        with `batch_data` must implement it.
         """
         return self
 

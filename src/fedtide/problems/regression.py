@@ -91,7 +91,7 @@ class RegressionTask(Task):
     """
 
     def __init__(self, x: Tensor, y: Tensor) -> None:
-        self._x, self._y = self.data = x, y
+        self._x, self._y = self.batch_data = x, y
         clients, each, features = x.shape
         self.start = x.new_zeros(features)
         self.layout = Layout({"w": (features,)})
@@ -113,7 +113,7 @@ class RegressionTask(Task):
         clients, positions = inputs
         return self._x[clients, positions], self._y[clients, positions]
 
-    def with_data(self, data: tuple[Tensor, ...]) -> RegressionTask:
+    def with_batch_data(self, data: tuple[Tensor, ...]) -> RegressionTask:
         """Return the task with other features and targets."""
         other = copy(self)
         other._x, other._y = data

@@ -40,8 +40,8 @@ class WeightedTask(Task):
         self.buffer_mode, self.class_names = task.buffer_mode, task.class_names
         self.fewest_samples = task.fewest_samples
         self.evaluated_samples = task.evaluated_samples
-        self.data = task.data
-        self.family = None if task.family is None else (WeightedTask, task.family)
+        self.batch_data = task.batch_data
+        self.seed_family = None if task.seed_family is None else (WeightedTask, task.seed_family)
         self._factors = torch.as_tensor(len(weights) * weights).to(task.start)
 
     def loss(self, params: Params, *batch: Tensor) -> Tensor:
@@ -67,10 +67,10 @@ class WeightedTask(Task):
         *original, factors = inputs
         return (*self._task.batch(*original), factors)
 
-    def with_data(self, data: tuple[Tensor, ...]) -> WeightedTask:
+    def with_batch_data(self, data: tuple[Tensor, ...]) -> WeightedTask:
         """Return the task with other data of the original task."""
         other = copy(self)
-        other._task = self._task.with_data(data)
+        other._task = self._task.with_batch_data(data)
         return other
 
     def to_memory_format(self, tensor: Tensor) -> Tensor:

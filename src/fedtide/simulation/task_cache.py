@@ -81,7 +81,7 @@ def prepare_cached(problem: Problem, seed: int, device: str, dtype: str) -> Task
             return task
     task = problem.prepare(seed, torch.device(device), getattr(torch, dtype))
     if _is_lasting(content):  # else code may prepare something else for every seed
-        task.family = (content, device, dtype)
+        task.seed_family = (content, device, dtype)
     _cached[:] = [*_cached[-1:], (wanted, task)]
     return task
 

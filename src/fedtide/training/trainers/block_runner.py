@@ -69,7 +69,7 @@ class BlockRunner:
         self._stacked, self._compiled, self._block_steps = stacked, compiled, block_steps
         self._single_functions = single_functions
         self._own = _CAPTURED.setdefault(task, {})
-        self._shared = self._own if task.family is None else _shared_blocks(task.family)
+        self._shared = self._own if task.seed_family is None else _shared_blocks(task.seed_family)
 
     def run(
         self,
@@ -127,7 +127,7 @@ class BlockRunner:
             batch_inputs=tuple(steps if len(steps) == 1 else steps[part] for steps in batch_inputs),
         )
         block = self._block(at_start, part.stop - part.start)
-        return self._function(block, inputs)(*inputs.flat, *self._task.data)
+        return self._function(block, inputs)(*inputs.flat, *self._task.batch_data)
 
     def _scales(self, steps: int, like: torch.Tensor) -> Tensors:
         """Return the scales of all steps of Adam, (I, 2)."""
@@ -147,7 +147,7 @@ class BlockRunner:
             (local.optimizer, local.betas, local.eps),
             tuple(
                 tuple((t.shape, t.stride(), t.dtype) for t in group)
-                for group in (*inputs, self._task.data)
+                for group in (*inputs, self._task.batch_data)
             ),
         )
         function = self._find(key)
@@ -165,10 +165,10 @@ class BlockRunner:
     def _capture(self, block: StepBlock, inputs: BlockInputs) -> tuple[TensorFunction, bool]:
         """Return the block, and whether it holds nothing of the task."""
         task, count = self._task, len(inputs.flat)
-        examples = [*inputs.flat, *task.data]
+        examples = [*inputs.flat, *task.batch_data]
 
         def function(*tensors: torch.Tensor) -> Tensors:
-            given = replace(block, task=task.with_data(tensors[count:]))
+            given = replace(block, task=task.with_batch_data(tensors[count:]))
             return given(inputs.with_tensors(tensors[:count]))
 
         with _stacking(block.stacked):
