@@ -9,6 +9,7 @@ import pytest
 import torch
 from PIL import Image
 from sklearn.datasets import load_digits
+from sklearn.model_selection import train_test_split
 
 from fedtide.errors import InvalidInputError
 from fedtide.problems.datasets.catalogue import KNOWN, load
@@ -44,6 +45,14 @@ def test_the_test_set_of_digits_is_a_stratified_fifth():
     assert torch.equal(
         digits.features(digits.test, CPU, torch.float32), torch.from_numpy(digits.test.features)
     )
+
+
+def test_digits_are_split_by_scikit_learn():
+    digits, (features, labels) = load("digits"), load_digits(return_X_y=True)
+    parts = train_test_split(features, labels, test_size=0.2, stratify=labels, random_state=0)
+    for rows, x, y in zip((digits.train, digits.test), parts[:2], parts[2:], strict=True):
+        assert np.array_equal(rows.features.reshape(-1, 64) * 16, x)
+        assert np.array_equal(rows.labels, y)
 
 
 def test_images_from_a_folder(folder):

@@ -111,6 +111,9 @@ class Task(ABC):
         class_names: the classes of the network's outputs, in their order, if they were given as
             text; else None.
         evaluated_samples: how many samples an evaluation goes through; 0 if that costs nothing.
+        batch_data: the tensors that `batch` reads besides its arguments; see `with_batch_data`.
+        seed_family: equal for tasks of one problem, device and dtype that were prepared for
+            different seeds: their local steps differ in `batch_data` only. None: not known.
     """
 
     population: Population
@@ -122,6 +125,8 @@ class Task(ABC):
     fewest_samples: int = 1
     class_names: tuple[str, ...] | None = None
     evaluated_samples: int = 0
+    batch_data: tuple[Tensor, ...] = ()
+    seed_family: object = None
 
     @abstractmethod
     def loss(self, params: Params, *batch: Tensor) -> Tensor:
@@ -158,6 +163,14 @@ class Task(ABC):
         default, the inputs are the batch.
         """
         return inputs
+
+    def with_batch_data(self, data: tuple[Tensor, ...]) -> Task:
+        """Return the task with other tensors as `batch_data`, whose `batch` reads them.
+
+        So captured steps take the data as arguments, and serve tasks with other data, too. A task
+        with `batch_data` must implement it.
+        """
+        return self
 
     def to_memory_format(self, tensor: Tensor) -> Tensor:
         """Return one client's images or filters in the memory format that is fastest for them."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from copy import copy
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -89,7 +91,7 @@ class RegressionTask(Task):
     """
 
     def __init__(self, x: Tensor, y: Tensor) -> None:
-        self._x, self._y = x, y
+        self._x, self._y = self.batch_data = x, y
         clients, each, features = x.shape
         self.start = x.new_zeros(features)
         self.layout = Layout({"w": (features,)})
@@ -110,6 +112,12 @@ class RegressionTask(Task):
         """Return the cohort's samples, (S, B, d) and (S, B)."""
         clients, positions = inputs
         return self._x[clients, positions], self._y[clients, positions]
+
+    def with_batch_data(self, data: tuple[Tensor, ...]) -> RegressionTask:
+        """Return the task with other features and targets."""
+        other = copy(self)
+        other._x, other._y = data
+        return other
 
     def evaluate(
         self, x: Tensor, clients: bool = True, buffers: Tensor | None = None

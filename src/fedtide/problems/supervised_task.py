@@ -94,6 +94,8 @@ class SupervisedTask(Task):
         training_dtype: torch.dtype | None = None,
     ) -> None:
         self._data, self._train, self._test = data, data.train, data.test
+        masks = () if data.train.mask is None else (data.train.mask,)
+        self.batch_data = (*data.train.inputs, data.train.target, *masks)
         self._loss, self._metrics = loss, metrics
         self._augmentations, self._pixels = augmentations, pixels
         self._chunk = _evaluation_chunk(module, self._train.target.device)
@@ -159,6 +161,12 @@ class SupervisedTask(Task):
         mask = self._train.mask
         masks = () if mask is None else (mask[samples],)
         return (*arguments, self._train.target[samples], *masks, *rest)
+
+    def with_batch_data(self, data: tuple[Tensor, ...]) -> SupervisedTask:
+        """Return the task with other training samples: inputs, target, and mask if there is one."""
+        count, other = len(self._train.inputs), copy(self)
+        other._train = DeviceSamples(data[:count], *data[count:])
+        return other
 
     def to_memory_format(self, tensor: Tensor) -> Tensor:
         """Return images and filters in the channels-last format, if the network accepts it."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import replace
 from typing import Literal
 
@@ -39,6 +40,8 @@ class WeightedTask(Task):
         self.buffer_mode, self.class_names = task.buffer_mode, task.class_names
         self.fewest_samples = task.fewest_samples
         self.evaluated_samples = task.evaluated_samples
+        self.batch_data = task.batch_data
+        self.seed_family = None if task.seed_family is None else (WeightedTask, task.seed_family)
         self._factors = torch.as_tensor(len(weights) * weights).to(task.start)
 
     def loss(self, params: Params, *batch: Tensor) -> Tensor:
@@ -63,6 +66,12 @@ class WeightedTask(Task):
         """Return the original batch with the clients' factors."""
         *original, factors = inputs
         return (*self._task.batch(*original), factors)
+
+    def with_batch_data(self, data: tuple[Tensor, ...]) -> WeightedTask:
+        """Return the task with other data of the original task."""
+        other = copy(self)
+        other._task = self._task.with_batch_data(data)
+        return other
 
     def to_memory_format(self, tensor: Tensor) -> Tensor:
         """Return the tensor in the memory format of the original task."""

@@ -74,11 +74,14 @@ def prepare_cached(problem: Problem, seed: int, device: str, dtype: str) -> Task
     Problems with the same fields and data of the same content share their task: within one call of
     `simulate`, or one sweep, if they name or hold code, networks or other objects.
     """
-    wanted = (content_key(problem), seed, device, dtype)
+    content = content_key(problem)
+    wanted = (content, seed, device, dtype)
     for key, task in reversed(_cached):  # the last is that of the last run
         if key == wanted:
             return task
     task = problem.prepare(seed, torch.device(device), getattr(torch, dtype))
+    if _is_lasting(content):  # else code may prepare something else for every seed
+        task.seed_family = (content, device, dtype)
     _cached[:] = [*_cached[-1:], (wanted, task)]
     return task
 
@@ -106,6 +109,15 @@ def content_key(thing: Any) -> Any:
     if isinstance(thing, str | Path):
         return _Volatile(thing) if is_import_path(thing) else thing, *_versions(Path(thing))
     return thing if isinstance(thing, _PLAIN) else _Volatile(_Same(thing))
+
+
+def _is_lasting(key: Any) -> bool:
+    """Return whether neither code nor objects in memory are part of a key."""
+    if isinstance(key, Mapping):
+        return _is_lasting(list(key.values()))
+    if isinstance(key, list | tuple):
+        return all(map(_is_lasting, key))
+    return not isinstance(key, _Volatile)
 
 
 def _data_key(data: Any) -> Any:

@@ -6,6 +6,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from importlib.util import find_spec
 from pathlib import Path
 from types import MappingProxyType
 from typing import Literal
@@ -232,15 +233,15 @@ def _check_splits(train: Rows, test: Rows, classes: int) -> None:
 
 @lru_cache(maxsize=1)
 def _load_digits() -> Dataset:
-    from sklearn.datasets import load_digits
-    from sklearn.model_selection import train_test_split
-
-    bunch = load_digits()
-    features = (bunch.images[:, None] / 16).astype(np.float32)
-    labels = bunch.target.astype(np.int64)
-    train, test = train_test_split(
-        np.arange(len(labels)), test_size=0.2, stratify=labels, random_state=0
-    )
+    package = find_spec("sklearn")  # importing it takes a second
+    assert package is not None
+    assert package.origin is not None
+    table = np.loadtxt(Path(package.origin).parent / "datasets/data/digits.csv.gz", delimiter=",")
+    features = (table[:, :-1].reshape(-1, 1, 8, 8) / 16).astype(np.float32)
+    labels = table[:, -1].astype(np.int64)
+    # train_test_split(range(1797), test_size=0.2, stratify=labels, random_state=0) of scikit-learn
+    rows = np.array(Path(__file__).with_name("digits_split.txt").read_text().split(), np.int64)
+    train, test = np.split(rows, [1437])
     splits = (
         Rows(features[part], labels[part], MappingProxyType({"label": labels[part]}))
         for part in (train, test)

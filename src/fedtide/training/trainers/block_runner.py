@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from threading import Lock
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -18,12 +20,22 @@ from fedtide.problems.base import BatchInputs, BatchPlan, Task
 from fedtide.training.devices import is_cpu
 from fedtide.training.local_optimizers import adam_scales, count_moments
 from fedtide.training.local_training import LocalTraining
-from fedtide.training.trainers._graph_capture import TensorFunction, capture, compile_graph
+from fedtide.training.trainers._graph_capture import (
+    TensorFunction,
+    bind_operators,
+    capture,
+    compile_graph,
+    has_constants,
+)
 from fedtide.training.trainers.base import StackingError, Trained
 from fedtide.training.trainers.step_block import BlockInputs, StepBlock, Tensors
 
-_CAPTURED: WeakKeyDictionary[Task, dict[Any, TensorFunction]] = WeakKeyDictionary()
+_Blocks = dict[Any, TensorFunction]
+
+_CAPTURED: WeakKeyDictionary[Task, _Blocks] = WeakKeyDictionary()
 """The captured blocks of each live task; runs of several methods on one task share them."""
+_SHARED: deque[tuple[object, _Blocks]] = deque(maxlen=4)
+"""The captured blocks of the last families of tasks; runs with several seeds share them."""
 _capturing = Lock()
 
 
@@ -56,7 +68,8 @@ class BlockRunner:
         self._task, self._local = task, local
         self._stacked, self._compiled, self._block_steps = stacked, compiled, block_steps
         self._single_functions = single_functions
-        self._captured = _CAPTURED.setdefault(task, {})
+        self._own = _CAPTURED.setdefault(task, {})
+        self._shared = self._own if task.seed_family is None else _shared_blocks(task.seed_family)
 
     def run(
         self,
@@ -114,7 +127,7 @@ class BlockRunner:
             batch_inputs=tuple(steps if len(steps) == 1 else steps[part] for steps in batch_inputs),
         )
         block = self._block(at_start, part.stop - part.start)
-        return self._function(block, inputs)(*inputs.flat)
+        return self._function(block, inputs)(*inputs.flat, *self._task.batch_data)
 
     def _scales(self, steps: int, like: torch.Tensor) -> Tensors:
         """Return the scales of all steps of Adam, (I, 2)."""
@@ -132,29 +145,51 @@ class BlockRunner:
             (self._compiled, block.stacked, block.gradients_at_start, block.steps),
             (local.momentum, local.weight_decay, local.projection),
             (local.optimizer, local.betas, local.eps),
-            tuple(tuple((t.shape, t.stride(), t.dtype) for t in group) for group in inputs),
+            tuple(
+                tuple((t.shape, t.stride(), t.dtype) for t in group)
+                for group in (*inputs, self._task.batch_data)
+            ),
         )
-        function = self._captured.get(key)
+        function = self._find(key)
         if function is None:
             with _capturing:
-                function = self._captured.get(key)
+                function = self._find(key)
                 if function is None:  # another thread may have been faster
-                    function = self._captured[key] = self._capture(block, inputs)
+                    function, lasts = self._capture(block, inputs)
+                    (self._shared if lasts else self._own)[key] = function
         return function
 
-    def _capture(self, block: StepBlock, inputs: BlockInputs) -> TensorFunction:
-        examples = list(inputs.flat)
+    def _find(self, key: Any) -> TensorFunction | None:
+        return self._own.get(key) or self._shared.get(key)
+
+    def _capture(self, block: StepBlock, inputs: BlockInputs) -> tuple[TensorFunction, bool]:
+        """Return the block, and whether it holds nothing of the task."""
+        task, count = self._task, len(inputs.flat)
+        examples = [*inputs.flat, *task.batch_data]
 
         def function(*tensors: torch.Tensor) -> Tensors:
-            return block(inputs.with_tensors(tensors))
+            given = replace(block, task=task.with_batch_data(tensors[count:]))
+            return given(inputs.with_tensors(tensors[:count]))
 
         with _stacking(block.stacked):
             graph = capture(function, examples)
-        if not self._compiled or graph is function:
-            return graph
+        if graph is function:
+            return graph, False
+        lasts = not has_constants(graph)
+        if not self._compiled:
+            return bind_operators(graph), lasts
         single_function = self._single_functions and is_cpu(examples[0])
         with activity(COMPILING):
-            return compile_graph(graph, examples, single_function)
+            return compile_graph(graph, examples, single_function), lasts
+
+
+def _shared_blocks(family: object) -> _Blocks:
+    """Return the blocks of a family of tasks."""
+    for known, blocks in _SHARED:
+        if known == family:
+            return blocks
+    _SHARED.append((family, {}))
+    return _SHARED[-1][1]
 
 
 @contextmanager

@@ -81,8 +81,8 @@ _SMALL = _Chunks((1, 5, 10, 25, 100), full=1 / 3)
 class StackedTrainer(Trainer):
     """Takes each local step for a whole chunk of clients at once (`torch.func.vmap`, captured).
 
-    Compiled chunks run outside the interpreter's lock, so each core has its own; others run one
-    after another, on all cores.
+    Compiled chunks of models up to `_PARALLEL_BYTES` run outside the interpreter's lock, so each
+    core has its own; all others run one after another, on all cores.
 
     Args:
         task: what is learnt.
