@@ -44,15 +44,18 @@ bench: .venv/installed-dev
 docs: .venv/installed-docs
 	cd docs && OMP_NUM_THREADS=1 ../$(BIN)/python -m site_builder ../site
 
-# Python compiles a module when it is first imported; to compile all of them takes pip two minutes.
+# Python compiles a module when it is first imported; to compile all of them takes pip two minutes, so
+# only the libraries that nearly every process imports are compiled here.
 .venv/installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --no-compile -c constraints.txt -e .
+	$(BIN)/python -c 'import fedtide.cli.run, matplotlib.figure, torch._dynamo'
 	touch $@
 
 .venv/installed-dev: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --no-compile -c constraints.txt -e '.[dev,docs,partitioners,flower,watch,ray,mlflow]'
+	$(BIN)/python -c 'import flwr.supernode.cli, hypothesis, mlflow, ray, scipy.stats, sklearn.linear_model, torch._dynamo'
 	touch $@
 
 .venv/installed-docs: pyproject.toml constraints.txt
