@@ -9,9 +9,9 @@ from typing import Annotated
 import typer
 
 from fedtide.errors import InvalidInputError
-from fedtide.leaderboard.page import format_hours, regret_text, write_page
-from fedtide.leaderboard.record import load_results
-from fedtide.leaderboard.runner import estimate_seconds, run_cells
+from fedtide.leaderboard.cell_record import load_results
+from fedtide.leaderboard.cell_runner import estimate_seconds, run_cells
+from fedtide.leaderboard.leaderboard_page import format_hours, regret_text, write_page
 from fedtide.leaderboard.search import CellResult
 from fedtide.leaderboard.spec import CellPlan, load_leaderboard
 from fedtide.leaderboard.standings import Standings, load_standings
@@ -66,11 +66,14 @@ def leaderboard_command(
 
     Example: fedtide leaderboard --problems quadratic --methods fedavg,fedau
 
-    An own method is its import path, in a file for --add:
+    A file for --add, with an own method by its import path:
 
-        methods:
-          mine: {algorithm: {type: "my_module:Mine"}, tune: {beta: [0.1, 0.2, 0.4, 0.6, 0.8]},
-                 memory: d}
+    \b
+    methods:
+      mine:
+        algorithm: {type: "my_module:Mine"}
+        tune: {beta: [0.1, 0.2, 0.4, 0.6, 0.8]}
+        memory: d
     """
     if records.exists() and not records.is_dir():
         raise InvalidInputError(f"records: {records} is a file; give the folder of the records")

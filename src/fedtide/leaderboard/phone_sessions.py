@@ -42,7 +42,8 @@ class PhoneSessions(Availability):
         InvalidInputError: a number that is not positive.
 
     >>> running = PhoneSessions().begin(Population(clients=50), seed=0)
-    >>> len(running.round(23).clients) > len(running.round(35).clients)  # 11 p.m., 11 a.m.
+    >>> counts = [len(running.round(t).clients) for t in range(168)]
+    >>> sum(counts[23::24]) > 2 * sum(counts[14::24])  # at 11 p.m. and at 2 p.m.
     True
     """
 

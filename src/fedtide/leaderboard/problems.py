@@ -204,7 +204,7 @@ class QuadraticTasks(ClientTasks):
 
     def figures(self, models: Tensor, tuning: bool) -> NDArray[np.float64]:
         gaps = torch.einsum("ki,ij,kj->k", models - self._best, self._mean, models - self._best)
-        return (100 * gaps / (self._best @ self._mean @ self._best)).numpy()
+        return np.asarray(100 * gaps / (self._best @ self._mean @ self._best))
 
 
 @dataclass(frozen=True)

@@ -7,11 +7,9 @@ pairs, and the second stage the neighbours of the best pair on both axes.
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
-from functools import lru_cache
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 
 import numpy as np
@@ -79,12 +77,15 @@ def run_cell(plan: CellPlan) -> CellResult:
     start = time.process_time()
     rates, values = plan.task.lr, plan.tuning.tuned[1]
     with error_prefix("/".join(plan.place)):
+        tuning = _draw(plan, plan.tuning_seed)
         pairs = coarse_pairs(len(rates), len(values))
-        trials = _figures(plan, pairs, plan.tuning_seed, tuning=True)
+        trials = _figures(plan, pairs, tuning, for_tuning=True)
         pairs += refined_pairs(pairs[_least(trials)])
-        trials = np.append(trials, _figures(plan, pairs[len(trials) :], plan.tuning_seed, True))
+        refined = _figures(plan, pairs[len(trials) :], tuning, for_tuning=True)
+        trials = np.append(trials, refined)
         best = pairs[_least(trials)]
-        judged = [_figures(plan, [best], seed, tuning=False)[0] for seed in plan.seeds]
+        drawn = (_draw(plan, seed) for seed in plan.seeds)
+        judged = [_figures(plan, [best], one, for_tuning=False)[0] for one in drawn]
     return CellResult(
         plan.fingerprint,
         tuple(_plain(trial) for trial in trials),
@@ -105,9 +106,28 @@ def _plain(figure: float) -> float | None:
     return float(f"{figure:.6g}") if np.isfinite(figure) else None
 
 
-def _figures(plan: CellPlan, pairs: Sequence[Pair], seed: int, tuning: bool) -> NDArray[np.float64]:
+@dataclass(frozen=True)
+class _Drawn:
+    """A problem and participation, drawn with a seed."""
+
+    tasks: ClientTasks
+    population: Population
+    rounds: Sequence[Participants]
+
+
+def _draw(plan: CellPlan, seed: int) -> _Drawn:
+    tasks = plan.task.draw(plan.clients, seed)
+    schedule = plan.participation.schedule
+    rates = schedule.known_rates(tasks.population, seed)
+    population = replace(tasks.population, rates=rates)
+    stream = schedule.start(population, seed)
+    return _Drawn(tasks, population, [stream.round(t) for t in range(plan.rounds)])
+
+
+def _figures(
+    plan: CellPlan, pairs: Sequence[Pair], drawn: _Drawn, for_tuning: bool
+) -> NDArray[np.float64]:
     """Return the mean figure of each pair over the evaluations in the last third."""
-    drawn = _draw(_key(plan), seed)
     rates, values = plan.task.lr, plan.tuning.tuned[1]
     settings = [(rates[i], values[j]) for i, j in pairs]
     runs = [Run(*plan.tuning.build(plan.participation, lr, value)) for lr, value in settings]
@@ -115,7 +135,7 @@ def _figures(plan: CellPlan, pairs: Sequence[Pair], seed: int, tuning: bool) -> 
     due = evaluation_rounds(plan.rounds, plan.every)
     with np.errstate(invalid="ignore", over="ignore"):
         found = [
-            drawn.tasks.figures(torch.stack(outputs), tuning)
+            drawn.tasks.figures(torch.stack(outputs), for_tuning)
             for t, outputs in enumerate(models)
             if t in due
         ]
@@ -130,42 +150,3 @@ def evaluation_rounds(rounds: int, every: int) -> range:
     """
     last = rounds - 1
     return range(last - (last - 2 * rounds // 3) // every * every, rounds, every)
-
-
-@dataclass(frozen=True)
-class _Drawn:
-    """A problem and participation, drawn with a seed."""
-
-    tasks: ClientTasks
-    population: Population
-    rounds: Sequence[Participants]
-
-
-@dataclass(frozen=True)
-class _Key:
-    """What a draw depends on besides the seed; equal and hashed by its text."""
-
-    plan: CellPlan
-    text: str
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Key) and self.text == other.text
-
-    def __hash__(self) -> int:
-        return hash(self.text)
-
-
-def _key(plan: CellPlan) -> _Key:
-    parts = (asdict(plan.task), asdict(plan.participation), plan.clients, plan.rounds)
-    return _Key(plan, json.dumps(parts))
-
-
-@lru_cache(maxsize=8)
-def _draw(key: _Key, seed: int) -> _Drawn:
-    plan = key.plan
-    tasks = plan.task.draw(plan.clients, seed)
-    schedule = plan.participation.schedule
-    rates = schedule.known_rates(tasks.population, seed)
-    population = replace(tasks.population, rates=rates)
-    stream = schedule.start(population, seed)
-    return _Drawn(tasks, population, [stream.round(t) for t in range(plan.rounds)])

@@ -166,12 +166,18 @@ class Leaderboard:
     def cell(self, problem: str, pattern: str, method: str) -> CellPlan:
         """Return a cell of the table."""
         return CellPlan(
-            *(problem, pattern, method),
-            *(self.clients, self.rounds, self.steps, self.tuning_seed, tuple(self.seeds)),
-            every=self.every,
-            task=self.problems[problem],
-            participation=_FULL_PATTERN if pattern == FULL else self.patterns[pattern],
-            tuning=self.methods[method],
+            problem,
+            pattern,
+            method,
+            self.clients,
+            self.rounds,
+            self.steps,
+            self.tuning_seed,
+            tuple(self.seeds),
+            self.every,
+            self.problems[problem],
+            _FULL_PATTERN if pattern == FULL else self.patterns[pattern],
+            self.methods[method],
         )
 
     def lacks(self, pattern: str, method: str) -> str:

@@ -10,7 +10,7 @@ from typing import Literal
 import numpy as np
 from scipy import special
 
-from fedtide.leaderboard.record import Results, load_results
+from fedtide.leaderboard.cell_record import Results, load_results
 from fedtide.leaderboard.spec import FULL, REFERENCE, CellPlan, Leaderboard, Place
 
 _LEVEL = 0.95

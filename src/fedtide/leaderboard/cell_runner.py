@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from fedtide.errors import InvalidInputError
-from fedtide.leaderboard.record import Results, load_results, save_result
+from fedtide.leaderboard.cell_record import Results, load_results, save_result
 from fedtide.leaderboard.search import CellResult, run_cell
 from fedtide.leaderboard.spec import CellPlan
 

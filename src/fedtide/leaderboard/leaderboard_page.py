@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from fedtide.atomic_io import write_text
+from fedtide.leaderboard.cell_runner import estimate_seconds
 from fedtide.leaderboard.heat_map import draw_heat_map
-from fedtide.leaderboard.runner import estimate_seconds
 from fedtide.leaderboard.search import coarse_pairs, refined_pairs
 from fedtide.leaderboard.spec import FULL, REFERENCE, Leaderboard, Memory
 from fedtide.leaderboard.standings import Standings
@@ -18,8 +18,8 @@ IMAGE = "images/leaderboard.png"
 
 MEMORY_NAMES: dict[Memory, str] = {
     "d": "models only",
-    "N": "and a few numbers a client",
-    "Nd": "and a model a client",
+    "N": "also numbers per client",
+    "Nd": "also a model per client",
 }
 """What the server keeps, by memory class."""
 
@@ -145,8 +145,8 @@ forty falls on either side by chance.
 
 def _best(standings: Standings, problems: Sequence[str]) -> str:
     board = standings.board
-    parts = ["## The best methods of each memory class"]
-    head = ["pattern", "FedAvg", *(f"server keeps {name}" for name in MEMORY_NAMES.values())]
+    parts = ["## The best methods, by what the server keeps"]
+    head = ["pattern", "FedAvg", *MEMORY_NAMES.values()]
     for problem in problems:
         rows = []
         for pattern in board.patterns:
@@ -224,11 +224,12 @@ def _methods(board: Leaderboard) -> str:
     rows = []
     for name, method in board.methods.items():
         field, values = method.tuned
+        tuned = "γ times" if field == "lr" else f"`{field}`"
         without = [p for p in board.patterns if board.lacks(p, name)]
         rows.append(
             [
                 name,
-                f"{'γ times' if field == 'lr' else f'`{field}`'} {', '.join(map(str, values))}",
+                f"{tuned} {', '.join(f'{value:g}' for value in values)}",
                 _NEEDS[method.needs],
                 ", ".join(without),
                 method.note,
