@@ -204,6 +204,18 @@ def test_cells_are_recorded_once_and_an_interruption_loses_nothing(small, tmp_pa
     assert load_standings(small, tmp_path).missing() == []
 
 
+@pytest.mark.process
+def test_several_processes_give_the_same_results(small, tmp_path):
+    cells = small.cells()
+    for folder, workers in (("one", 1), ("two", 2)):
+        run_cells(cells, tmp_path / folder, workers)
+    one, two = (load_results(cells, tmp_path / folder) for folder in ("one", "two"))
+    assert len(one) == len(cells)
+    assert {place: (r.trials, r.best, r.figures) for place, r in one.items()} == {
+        place: (r.trials, r.best, r.figures) for place, r in two.items()
+    }
+
+
 def test_a_record_with_other_settings_is_not_counted(small, tmp_path):
     cell = small.cell("quadratic", "even", "fedavg")
     save_result(cell, result_of(cell, (1.0, 2.0, 3.0)), tmp_path)

@@ -36,14 +36,14 @@ def run_cells(
         InvalidInputError: a cell that cannot be run, a damaged record, or a lost process.
         Interrupted: the user interrupted; what has ended is recorded.
     """
-    results = dict(load_results(cells, folder))
+    results = load_results(cells, folder)
     missing = [cell for cell in cells if cell.place not in results]
     for cell, result in _run(missing, workers):
         save_result(cell, result, folder)
         results[cell.place] = result
-        missing.remove(cell)
         if on_cell is not None:
-            on_cell(cell, result, estimate_seconds(missing, results))
+            left = (cell for cell in missing if cell.place not in results)
+            on_cell(cell, result, estimate_seconds(left, results))
 
 
 def estimate_seconds(missing: Iterable[CellPlan], results: Results) -> float:
@@ -64,7 +64,7 @@ def _run(cells: Sequence[CellPlan], workers: int) -> Iterator[tuple[CellPlan, Ce
     """Yield the cells with their results as they end."""
     if min(workers, len(cells)) <= 1:
         with _single_thread():
-            for cell in list(cells):
+            for cell in cells:
                 yield cell, run_cell(cell)
         return
     context = get_context("spawn")

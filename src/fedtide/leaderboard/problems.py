@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -99,8 +99,6 @@ class LeaderboardProblem(ABC):
         lr: the nine local rates γ, in rising order.
         seconds: that a cell takes on one core, roughly, until some are recorded.
     """
-
-    types: ClassVar[dict[str, type[LeaderboardProblem]]] = {}
 
     title: str
     figure: str
@@ -349,4 +347,8 @@ def _pixels(images: NDArray[Any], pool: int) -> Tensor:
     return functional.avg_pool2d(pixels, pool).flatten(start_dim=1)
 
 
-LeaderboardProblem.types.update(quadratic=NoisyQuadratic, images=ImageClassification)
+PROBLEM_TYPES: dict[str, type[LeaderboardProblem]] = {
+    "quadratic": NoisyQuadratic,
+    "images": ImageClassification,
+}
+"""The problems by their `type` in leaderboard.yaml."""

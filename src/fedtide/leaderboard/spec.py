@@ -14,7 +14,7 @@ import numpy as np
 
 from fedtide.algorithms import Algorithm
 from fedtide.errors import InvalidInputError, did_you_mean, error_prefix
-from fedtide.leaderboard.problems import CLASSES, LeaderboardProblem
+from fedtide.leaderboard.problems import CLASSES, PROBLEM_TYPES, LeaderboardProblem
 from fedtide.participation import Availability, Schedule, Selection
 from fedtide.population import Population
 from fedtide.simulation.experiment import BUILDER, put, read_yaml
@@ -329,7 +329,7 @@ def _clients(count: int) -> Population:
 
 
 def _problem(plain: Mapping[str, Any], path: str) -> LeaderboardProblem:
-    kind = LeaderboardProblem.types[plain["type"]]
+    kind = PROBLEM_TYPES[plain["type"]]
     settings = {key: value for key, value in plain.items() if key != "type"}
     problem: LeaderboardProblem = BUILDER.build(kind, settings, path)
     if len(problem.lr) != _RATES:
