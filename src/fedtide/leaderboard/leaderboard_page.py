@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, get_args
+from typing import get_args
 
 from fedtide.atomic_io import write_text
 from fedtide.leaderboard.cell_runner import estimate_seconds
@@ -118,37 +119,27 @@ def _against_fedavg(standings: Standings, problems: Sequence[str]) -> str:
     board = standings.board
     cells = [(problem, pattern) for problem in problems for pattern in board.patterns]
     best = [standings.best(*cell, board.methods) for cell in cells]
-    rows: list[list[Any]] = []
+    kinds = get_args(Outcome)
+    rows, total = [], Counter[Outcome | None]()
     for name, method in board.methods.items():
-        found = {cell: standings.against_fedavg(*cell, name) for cell in cells}
-        counts = [sum(one == kind for one in found.values()) for kind in get_args(Outcome)]
-        worse = [
-            f"{pattern} ({problem})" for (problem, pattern), one in found.items() if one == "worse"
-        ]
-        messages = " / ".join(map(str, method.messages))
-        if name == REFERENCE:
-            counts, worse = ["", "", ""], []
-        rows.append(
-            [
-                name,
-                MEMORY_NAMES[method.memory],
-                messages,
-                best.count(name),
-                *counts,
-                ", ".join(worse),
-            ]
-        )
-    head = ["method", "server keeps", "models sent / received", "best in", *get_args(Outcome)]
-    lost = sum(row[6] for row in rows if row[0] != REFERENCE)
-    compared = sum(sum(row[4:7]) for row in rows if row[0] != REFERENCE)
+        others = cells if name != REFERENCE else []
+        found = {cell: standings.against_fedavg(*cell, name) for cell in others}
+        count = Counter(found.values())
+        total += count
+        keeps, messages = MEMORY_NAMES[method.memory], " / ".join(map(str, method.messages))
+        worse = ", ".join(f"{cell[1]} ({cell[0]})" for cell in others if found[cell] == "worse")
+        counts = [count[kind] if others else "" for kind in kinds]
+        rows.append([name, keeps, messages, best.count(name), *counts, worse])
+    head = ["method", "server keeps", "models sent / received", "best in", *kinds, "worse in"]
+    compared = sum(total[kind] for kind in kinds)
     return f"""## Against FedAvg under the same participation
 
-In how many cells a method has the least mean regret of all, and in how many it is better or worse
-than FedAvg, tuned alike: the 95 % interval of the difference over seeds does not contain 0. Each
-cell is judged on its own, so about one comparison in forty falls on either side by chance. **FedAvg
-wins {lost} of {compared} comparisons.**
+In how many cells a method has the least mean regret (where all methods were run), and in how many
+it is better or worse than FedAvg, tuned alike: the 95 % interval of the difference over seeds does
+not contain 0. Each cell is judged on its own, so about one comparison in forty falls on either side
+by chance. **FedAvg wins {total["worse"]} of {compared} comparisons.**
 
-{_table([*head, "worse in"], rows)}"""
+{_table(head, rows)}"""
 
 
 def _best(standings: Standings, problems: Sequence[str]) -> str:
@@ -263,8 +254,8 @@ methods:
     memory: d                                # or N, Nd: numbers, a model per client
 ```
 
-`fedtide leaderboard --add mine.yaml --methods fedavg,mine --records runs/leaderboard` tunes, runs and
-compares it; `--show` says how long that takes. The keys are explained in
+`fedtide leaderboard --add mine.yaml --methods fedavg,mine --records runs/leaderboard` tunes, runs
+and compares it; `--show` says how long that takes. The keys are explained in
 `src/fedtide/leaderboard/leaderboard.yaml`."""
 
 

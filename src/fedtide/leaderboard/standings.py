@@ -101,14 +101,16 @@ class Standings:
         return "worse" if gap.mean > 0 else "better"
 
     def best(self, problem: str, pattern: str, methods: Iterable[str]) -> str | None:
-        """Return the method with the least mean regret; None: all diverged or were not run."""
-        found = {name: self.regret(problem, pattern, name) for name in methods}
-        means = {
-            name: regret.mean
-            for name, regret in found.items()
-            if regret is not None and np.isfinite(regret.mean)
-        }
-        return min(means, key=lambda name: means[name], default=None)
+        """Return which of the methods has the least mean regret.
+
+        None if one that can be used was not run, or all diverged.
+        """
+        usable = [name for name in methods if not self.board.lacks(pattern, name)]
+        found = {name: self.regret(problem, pattern, name) for name in usable}
+        means = {name: one.mean for name, one in found.items() if one is not None}
+        if len(means) < len(usable) or not np.isfinite(list(means.values())).any():
+            return None
+        return min(means, key=lambda name: means[name])
 
     def _difference(self, one: Place, other: Place) -> Estimate | None:
         mine, theirs = self.results.get(one), self.results.get(other)
