@@ -175,6 +175,9 @@ def test_fedavg_can_win_and_a_diverged_run_loses(small):
     assert diverged.regret("quadratic", "turns", "amplified").text == "diverges (1 of 3)"
     assert diverged.against_fedavg("quadratic", "turns", "amplified") == "worse"
     assert "| amplified |" in render_page(diverged)
+    plain = small.cell("quadratic", "turns", "fedavg")
+    lost = Standings(small, results | {plain.place: result_of(plain, (None, 1.0, 1.0))})
+    assert lost.against_fedavg("quadratic", "turns", "amplified") == "better"
 
 
 def test_cells_are_recorded_once_and_an_interruption_loses_nothing(small, tmp_path, monkeypatch):
@@ -309,6 +312,9 @@ methods:
     assert places == {("digits", "full", "fedavg"), ("digits", "pairs", "mine")}
     file.write_text("methods: {fedavg: {algorithm: {type: fedavg}, tune: {}, memory: d}}")
     with pytest.raises(InvalidInputError, match="add: 'fedavg' is taken; choose another name"):
+        load_leaderboard([file])
+    file.write_text("patterns: {../x: {title: x, source: x, participation: {type: full}}}")
+    with pytest.raises(InvalidInputError, match=r"patterns: .*x"):
         load_leaderboard([file])
     file.write_text("rounds: 7")
     with pytest.raises(InvalidInputError, match="has 'rounds'; give patterns and methods"):

@@ -1,7 +1,7 @@
 """Trains many runs round by round on the same participation, noise and minibatches.
 
-A run on these problems takes a hundred microseconds a round, most of it the overhead of PyTorch's
-operations; so the clients of all runs take their local steps together.
+On these small problems most of the time is the overhead of PyTorch's operations; so the clients of
+all runs take their local steps together.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Run:
 
 @dataclass(frozen=True)
 class _Part:
-    """Clients of a run that train from the same model; `end` is the model where each ended."""
+    """Clients of a run that train from the same model, and how."""
 
     instructions: Instructions
     cohort: Cohort

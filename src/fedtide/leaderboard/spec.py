@@ -18,7 +18,7 @@ from fedtide.leaderboard.problems import CLASSES, PROBLEM_TYPES, LeaderboardProb
 from fedtide.participation import Availability, Schedule, Selection
 from fedtide.population import Population
 from fedtide.simulation.experiment import BUILDER, put, read_yaml
-from fedtide.validation import require_choice
+from fedtide.validation import require_choice, require_folder_name
 
 FULL = "full"
 """The pattern of the reference, in which everybody takes part in every round."""
@@ -314,6 +314,7 @@ def parse_leaderboard(plain: Mapping[str, Any]) -> Leaderboard:
     }
     board = Leaderboard(**{**plain, **built})
     for key, pattern in board.patterns.items():
+        require_folder_name("patterns", key)  # of its records
         with error_prefix(f"patterns.{key}"):
             pattern.schedule.start(_clients(board.clients), seed=0)
         for name, method in board.methods.items():

@@ -25,7 +25,7 @@ class Estimate:
     """A mean over seeds and its 95 % interval by Student's t.
 
     Args:
-        mean: infinite if a run diverged.
+        mean: infinite if a run diverged; minus infinity if only one of the others did.
         margin: half the length of the interval.
         diverged: how many runs did.
         seeds: how many there are.
@@ -61,7 +61,7 @@ def estimate(figures: Sequence[float | None], others: Sequence[float | None]) ->
     """
     diverged = sum(figure is None for figure in figures)
     if diverged or None in others:
-        return Estimate(float("inf"), 0.0, diverged or len(figures), len(figures))
+        return Estimate(np.inf if diverged else -np.inf, 0.0, diverged, len(figures))
     gaps = np.array(figures, dtype=float) - np.array(others, dtype=float)
     quantile = special.stdtrit(len(gaps) - 1, (1 + _LEVEL) / 2)
     margin = quantile * gaps.std(ddof=1) / len(gaps) ** 0.5
