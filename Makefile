@@ -5,6 +5,9 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
+# Tests start hundreds of processes; without the caches of modules each compiles all that it imports.
+unexport PYTHONDONTWRITEBYTECODE
+
 MARKED := statistical or compile or process or flower or ray or fuzz
 
 .PHONY: demo test lint types fast test-marked test-all coverage bench docs clean
