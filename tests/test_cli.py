@@ -625,7 +625,7 @@ def test_an_interrupted_or_killed_run_resumes_with_the_same_results(number, fedt
     process = started("run", file, "--out", "ended", "--resume")
     reached(process, "ended", 400)
     process.send_signal(number)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=300)
     if number == signal.SIGKILL:
         assert process.returncode == -signal.SIGKILL
     else:
@@ -650,7 +650,7 @@ def test_interrupted_or_killed_runs_of_several_workers_resume_with_the_same_resu
     process = started("run", file, "--out", "ended", "--workers", "2")
     reached(process, "ended/small/seed-1", 60)
     process.send_signal(number)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=300)
     if number == signal.SIGTERM:
         assert process.returncode == 130
         last = err.splitlines()[-1]
@@ -669,7 +669,7 @@ def test_an_interruption_before_the_first_round_is_reported(fedtide):
     Path("slow.py").write_text("import signal, os\nos.kill(os.getpid(), signal.SIGINT)\n")
     file = write(EXPERIMENT | {"problem": DIGITS | {"model": "slow:model"}})
     process = started("run", file, "--out", "here")
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=300)
     assert process.returncode == 130
     assert err.startswith("fedtide: interrupted; ")
     assert err.count("\n") == 1
@@ -737,7 +737,7 @@ def test_ctrl_c_ends_with_a_sentence_at_any_time(workers, seconds, fedtide):
     )
     time.sleep(seconds)
     os.killpg(process.pid, signal.SIGINT)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=300)
     assert process.returncode == 130
     assert err.splitlines()[-1].startswith("fedtide: interrupted")
     assert "Traceback" not in err
@@ -746,7 +746,7 @@ def test_ctrl_c_ends_with_a_sentence_at_any_time(workers, seconds, fedtide):
 @pytest.mark.process
 def test_the_process_refuses_without_a_traceback(fedtide):
     process = started("run", write(EXPERIMENT | {"algorithm": "fedua"}))
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=300)
     assert process.returncode == 2
     assert err.startswith("fedtide: algorithm.type: ")
     assert err.count("\n") == 1

@@ -31,8 +31,8 @@ METHODS = [
     a.Scaffold(option=1),
     a.AmplifiedScaffold(period=3, factor=1.5),
     a.Amplified(period=3, factor=1.5),
-    a.FedAdam(server_lr=1.0, tau=1.0),
-    a.FedYogi(server_lr=1.0, tau=1.0),
+    a.FedAdam(server_lr=1.0, tau=1.0, beta1=0.5, beta2=0.9),
+    a.FedYogi(server_lr=1.0, tau=1.0, beta1=0.5, beta2=0.9),
     a.FedAvgM(momentum=0.5),
     a.WaitForAll(period=2),
     a.WaitForAll(period=2, mode="gradient", batch="full"),
@@ -40,7 +40,11 @@ METHODS = [
     a.Switch(first=a.FedAvg(), second=a.Scaffold(), at=5),
     a.Averaged(a.FedAvg()),
     a.CentralSGD(),
-    a.Amplified(period=3, factor=1.5, inner=a.FedAdam(inner=a.FedAU(), server_lr=1.0, tau=1.0)),
+    a.Amplified(
+        period=3,
+        factor=1.5,
+        inner=a.FedAdam(inner=a.FedAU(), server_lr=1.0, tau=1.0, beta1=0.5, beta2=0.9),
+    ),
     a.Averaged(a.Amplified(period=2, factor=1.5, inner=a.FedProx(mu=0.1))),
     a.FedAvgM(momentum=0.3, inner=a.Switch(first=a.MIFA(), second=a.FedVARP(), at=4)),
     a.Switch(first=a.FedAvg(), second=a.FedAWE(), at=3),
@@ -53,6 +57,9 @@ BOUNDED = [
     a.TrimmedMean(trim=0.2, inner=a.FedAU(cutoff=3)),
     a.Median(),
     a.Median(a.KnownRates(rates=None)),
-    a.Clipped(bound=0.5, inner=a.FedAdam(inner=a.Median(a.FedAU()), server_lr=1.0, tau=1.0)),
+    a.Clipped(
+        bound=0.5,
+        inner=a.FedAdam(inner=a.Median(a.FedAU()), server_lr=1.0, tau=1.0, beta1=0.5, beta2=0.9),
+    ),
 ]
 """Methods that bound the influence of a client, and reach an optimum on which the clients agree."""

@@ -24,7 +24,7 @@ def phases(t1, t2, periods):
 
 @pytest.mark.parametrize(
     ("lr", "steps", "t1", "t2"),
-    list(itertools.product([0.01, 0.05, 0.3], [1, 4], [1, 7], [2, 5])),
+    list(itertools.product([0.05, 0.3], [1, 4], [1, 7], [2, 5])),
 )
 def test_fedavg_ends_where_example_1_says(lr, steps, t1, t2):
     e1, e2, r = -1.0, 3.0, 1 - 2 * lr

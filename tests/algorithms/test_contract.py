@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import pytest
@@ -28,14 +29,26 @@ TABLES = {
     "absent, then back": np.kron([[1.0], [0.0], [1.0]], np.eye(4)[[0, 1, 1, 3]] + 0.0),
 }
 
+BY_NAME = {repr(method): method for method in METHODS + BOUNDED}
+
 every_method = pytest.mark.parametrize("method", METHODS + BOUNDED, ids=repr)
-every_table = pytest.mark.parametrize("table", TABLES.values(), ids=TABLES)
+every_table = pytest.mark.parametrize("table", TABLES)
 
 
 def run(method, table=TABLES["random"], problem=PROBLEM, **how):
     start = START if how.get("state") is None else None
     rates = RATES[: problem.clients]
     return drive(method, problem, table, 0.1, 2, start, rates=rates, **how)
+
+
+def undisturbed(method, table="random"):
+    """Return what the method does with the whole table; tests share it."""
+    return _undisturbed(repr(method), table)
+
+
+@cache
+def _undisturbed(method, table):
+    return run(BY_NAME[method], TABLES[table])
 
 
 def of_one_client(method):
@@ -49,7 +62,7 @@ def test_the_table_names_every_method():
 
 @pytest.mark.parametrize("method", METHODS, ids=repr)
 def test_it_reaches_the_optimum_when_everyone_is_there(method):
-    everyone, equal = np.full((400, 4), 0.25), np.full(4, 1.0)
+    everyone, equal = np.full((150, 4), 0.25), np.full(4, 1.0)
     driven = drive(method, PROBLEM, everyone, 0.2, 1, START, rates=equal)
     np.testing.assert_allclose(driven.iterates[-1], PROBLEM.optimum(), atol=1e-8)
 
@@ -57,7 +70,7 @@ def test_it_reaches_the_optimum_when_everyone_is_there(method):
 @pytest.mark.parametrize("method", BOUNDED, ids=repr)
 def test_it_reaches_an_optimum_on_which_all_clients_agree(method):
     agreed = Quadratics(PROBLEM.A, np.tile(PROBLEM.e[0], (4, 1)))
-    everyone, equal = np.full((400, 4), 0.25), np.full(4, 1.0)
+    everyone, equal = np.full((150, 4), 0.25), np.full(4, 1.0)
     driven = drive(method, agreed, everyone, 0.2, 1, START, rates=equal)
     np.testing.assert_allclose(driven.iterates[-1], agreed.optimum(), atol=1e-8)
 
@@ -65,8 +78,8 @@ def test_it_reaches_an_optimum_on_which_all_clients_agree(method):
 @every_method
 @every_table
 def test_it_says_what_it_did(method, table):
-    driven = run(method, table)
-    assert driven.state.round == len(table)
+    driven = undisturbed(method, table)
+    assert driven.state.round == len(TABLES[table])
     for before, after, info in zip(driven.models, driven.models[1:], driven.infos, strict=False):
         torch.testing.assert_close(after - before, info.direction, rtol=0, atol=1e-12)
         assert len(info.clients) == len(info.weights)
@@ -103,15 +116,14 @@ def test_it_works_for_a_single_client(method):
 @every_method
 @every_table
 def test_the_order_and_number_of_chunks_do_not_matter(method, table):
-    whole = run(method, table)
-    chunked = run(method, table, chunks=3, shuffle=np.random.default_rng(0))
-    np.testing.assert_allclose(chunked.iterates, whole.iterates, atol=1e-12)
+    chunked = run(method, TABLES[table], chunks=3, shuffle=np.random.default_rng(0))
+    np.testing.assert_allclose(chunked.iterates, undisturbed(method, table).iterates, atol=1e-12)
 
 
 @every_method
-@pytest.mark.parametrize("stop", [0, 4, 7, 29])
+@pytest.mark.parametrize("stop", [0, 7, 29])
 def test_a_stored_state_goes_on_bit_for_bit(method, stop):
-    whole = run(method)
+    whole = undisturbed(method)
     stopped = run(method, TABLES["random"][:stop]).state
     fresh = method.init(torch.from_numpy(START), Population(4, rates=RATES))
     resumed = run(
@@ -133,7 +145,8 @@ def test_the_dtype_is_kept(method, dtype):
     assert {model.dtype for model in driven.models} == {dtype}
     assert {info.direction.dtype for info in driven.infos} == {dtype}
     assert method.output(driven.state).dtype == dtype
-    np.testing.assert_allclose(driven.iterates, run(method).iterates, rtol=0, atol=1e-4)
+    expected = undisturbed(method).iterates
+    np.testing.assert_allclose(driven.iterates, expected, rtol=0, atol=1e-4)
 
 
 @every_method

@@ -45,7 +45,7 @@ def per_client(algorithm, present, *args):
 
 
 @given(PATTERNS, CUTOFFS)
-@settings(deadline=None)
+@settings(deadline=None, max_examples=50)
 def test_the_weights_are_those_of_algorithm_2(present, cutoff):
     expected = per_client(ref.algorithm_2, present, cutoff or math.inf)
     lazy = weights_of_every_round(FedAU(cutoff=cutoff), present)
@@ -53,7 +53,7 @@ def test_the_weights_are_those_of_algorithm_2(present, cutoff):
 
 
 @given(PATTERNS, CUTOFFS, st.floats(0.01, 0.99))
-@settings(deadline=None)
+@settings(deadline=None, max_examples=50)
 def test_decayed_weights_are_those_of_the_round_by_round_form(present, cutoff, decay):
     expected = per_client(ref.algorithm_2_decayed, present, cutoff or math.inf, decay)
     lazy = weights_of_every_round(FedAU(cutoff=cutoff, average=decay), present)
@@ -61,7 +61,7 @@ def test_decayed_weights_are_those_of_the_round_by_round_form(present, cutoff, d
 
 
 @given(PATTERNS, CUTOFFS)
-@settings(deadline=None)
+@settings(deadline=None, max_examples=50)
 def test_groups_share_the_mean_over_the_intervals_of_all_members(present, cutoff):
     groups = ["a", "b", "a"]
     expected = ref.algorithm_2_pooled(present, cutoff or math.inf, groups)
@@ -92,7 +92,7 @@ P = np.array([0.9, 0.5, 0.25])
 LINE = Quadratics(np.ones((3, 1, 1)) * [[[1.0]], [[2.0]], [[1.5]]], np.array([[0.0], [1.0], [4.0]]))
 
 
-def _time_average(method, scale, rounds=4000, lr=0.05):
+def _time_average(method, scale, rounds=2000, lr=0.05):
     """The mean iterate of the second half under Bernoulli(P), from x_0 = 1."""
     came = np.random.default_rng(8).random((rounds, 3)) < P
     return drive(method, LINE, came * scale, lr, start=np.ones(1)).iterates[rounds // 2 :].mean()
@@ -111,15 +111,15 @@ def test_constant_weights_minimise_the_wrong_sum():
     target = LINE.optimum(omega * P)[0]
     slopes = LINE.A[:, 0, 0] * (target - LINE.e[:, 0]) * omega / 3
     sigma = math.sqrt((slopes**2 * P * (1 - P)).sum())
-    error = sigma / (LINE.A[:, 0, 0] @ (omega * P / 3) * math.sqrt(2000))
+    error = sigma / (LINE.A[:, 0, 0] @ (omega * P / 3) * math.sqrt(1000))
     assert abs(mean - target) < 5 * error
-    assert abs(LINE.optimum()[0] - target) > 20 * error
+    assert abs(LINE.optimum()[0] - target) > 10 * error
 
 
 def test_fedau_reaches_the_optimum_that_averaging_misses():
-    """The mean of the last 2000 iterates has a standard error of 0.03 as above with ω = 1 / p. The
-    estimates of ω have one of 4 % at most (from 2000 rounds and more), which moves the minimiser by
-    0.03. Together that is 0.042; 5 of them fail with probability 6e-7."""
+    """The mean of the last 1000 iterates has a standard error of 0.042 as above with ω = 1 / p. The
+    estimates of ω have one of 6 % at most (from 1000 rounds and more), which moves the minimiser by
+    0.042. Together that is 0.06; 5 of them fail with probability 6e-7."""
     optimum = LINE.optimum()[0]
-    assert abs(_time_average(FedAU(cutoff=None), 1.0) - optimum) < 0.21
+    assert abs(_time_average(FedAU(cutoff=None), 1.0) - optimum) < 0.3
     assert abs(_time_average(FedAvg(weights="all"), 1.0) - optimum) > 0.5

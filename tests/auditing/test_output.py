@@ -175,9 +175,14 @@ def test_group_names_are_no_mathematics() -> None:
     assert "$5 to $_{" in render_page(ft.audit(log, roster=roster))
 
 
-def check_log(rows: list[tuple[int, int]]) -> Audit:
+SMALL_LOGS = st.lists(
+    st.tuples(st.integers(0, 30), st.integers(0, 5)), min_size=2, max_size=60, unique=True
+).filter(lambda rows: len({t for t, _ in rows}) > 1)
+
+
+def check_log(rows: list[tuple[int, int]], simulate: bool = True) -> Audit:
     log = pl.DataFrame(rows, schema=["round", "client"], orient="row")
-    result = ft.audit(log, clients=6, simulate=True)
+    result = ft.audit(log, clients=6, simulate=simulate)
     document = json.dumps(result.to_dict(), allow_nan=False)
     assert json.loads(document)["never_seen"] == 6 - log["client"].n_unique()
     print_summary(result)
@@ -199,11 +204,11 @@ def test_tiny_logs_are_audited(rows: list[tuple[int, int]]) -> None:
 
 
 @pytest.mark.fuzz
-@settings(deadline=None, max_examples=40)
-@given(
-    st.lists(
-        st.tuples(st.integers(0, 30), st.integers(0, 5)), min_size=2, max_size=60, unique=True
-    ).filter(lambda rows: len({t for t, _ in rows}) > 1)
-)
-def test_every_small_log_is_audited(rows: list[tuple[int, int]]) -> None:
-    assert "Whose model" in render_page(check_log(rows))
+@pytest.mark.parametrize("simulate", [False, True])
+def test_every_small_log_is_audited(simulate: bool) -> None:
+    @settings(deadline=None, max_examples=8 if simulate else 40)
+    @given(SMALL_LOGS)
+    def audit(rows: list[tuple[int, int]]) -> None:
+        assert "Whose model" in render_page(check_log(rows, simulate))
+
+    audit()

@@ -96,7 +96,7 @@ class Recipe:
             capture_output=True,
             text=True,
             check=False,
-            timeout=60,
+            timeout=300,
         )
         assert done.returncode == 0, done.stderr
 

@@ -67,8 +67,8 @@ def test_a_demo_that_is_ended_leaves_no_process(tmp_path, number):
     finally:
         process.send_signal(number)
     assert len(started) > (12 if killed else 3)
-    assert process.wait(timeout=60) == (-number if killed else 130)
-    wait_until(lambda: not any(map(is_running, started)), "end of all processes", seconds=10)
+    assert process.wait(timeout=300) == (-number if killed else 130)
+    wait_until(lambda: not any(map(is_running, started)), "end of all processes", seconds=60)
     assert left_behind(out) == {}
 
 

@@ -111,7 +111,7 @@ def test_processes_do_not_survive_the_process_that_started_them(tmp_path, number
         finally:
             os.killpg(owner.pid, number)
     started = [int(word) for word in log.read_text().split()]
-    wait_until(lambda: not any(map(is_running, started)), "end of all processes", seconds=10)
+    wait_until(lambda: not any(map(is_running, started)), "end of all processes", seconds=60)
     assert find_processes(f"FEDTIDE_LOCAL_FEDERATION={tmp_path / 'federation'}") == {}
 
 

@@ -126,7 +126,7 @@ def test_a_ledger_that_fails_is_named_and_read_again_when_it_is_back(url, tmp_pa
         monitor.stop()
 
 
-def wait_until(condition, seconds=10.0):
+def wait_until(condition, seconds=60.0):
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "nothing happened"

@@ -64,7 +64,7 @@ class Page(HTMLParser):
 
 
 def get(address: str, path: str = "/", method: str = "GET") -> tuple[http.client.HTTPResponse, str]:
-    connection = http.client.HTTPConnection(urlsplit(address).netloc, timeout=10)
+    connection = http.client.HTTPConnection(urlsplit(address).netloc, timeout=60)
     connection.request(method, path)
     response = connection.getresponse()
     text = response.read().decode()
@@ -135,7 +135,7 @@ def test_a_new_round_is_shown_and_a_ledger_without_rounds_waits(url, serving, mo
     assert "No rounds yet" in get(address)[1]
     assert "fedtide_ledger_up 1.0" in get(address, "/metrics")[1]
     write(url, [used(0, "ann")])
-    end = time.monotonic() + 10
+    end = time.monotonic() + 60
     while "1 round has ended" not in get(address)[1]:
         assert time.monotonic() < end
         time.sleep(0.02)

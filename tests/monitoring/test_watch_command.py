@@ -52,10 +52,10 @@ def test_it_serves_until_ctrl_c(url):
             said = process.stdout.readline()
             address = re.search(r"http://127\.0\.0\.1:\d+/", said)
             assert address is not None, said
-            with urllib.request.urlopen(address[0] + "metrics", timeout=30) as response:
+            with urllib.request.urlopen(address[0] + "metrics", timeout=120) as response:
                 assert b"fedtide_ledger_up 1.0" in response.read()
             process.send_signal(signal.SIGINT)
-            _, errors = process.communicate(timeout=30)
+            _, errors = process.communicate(timeout=120)
         finally:
             process.kill()
     assert (process.returncode, errors) == (0, "")

@@ -26,19 +26,7 @@ from fedtide.participation import (
 from fedtide.population import Population
 from fedtide.randomness import generator
 
-
-def simulate(process: Availability, rounds: int, clients: int) -> NDArray:
-    """Return whether each client is available in each round, shape (T, N)."""
-    running = process.begin(Population(clients=clients), seed=0)
-    available = np.zeros((rounds, clients), dtype=bool)
-    for t in range(rounds):
-        available[t, running.round(t).clients] = True
-    return available
-
-
-def is_plausible(successes: float, trials: int, probability: float) -> bool:
-    """Two-sided binomial test that fails with probability at most 1e-6."""
-    return stats.binomtest(int(successes), trials, min(probability, 1.0)).pvalue > 1e-6
+from .counting import is_plausible, simulate
 
 
 def sine(p: float, t: int) -> float:

@@ -5,30 +5,18 @@ import pytest
 from numpy.typing import NDArray
 from scipy import stats
 
-from fedtide.participation import Availability, Bernoulli, Cyclic, Markov
+from fedtide.participation import Bernoulli, Cyclic, Markov
 from fedtide.population import Population
 
+from .counting import is_plausible, simulate
+
 CLIENTS = 400
-
-
-def simulate(process: Availability, rounds: int, clients: int = CLIENTS) -> NDArray:
-    """Return whether each client is available in each round, shape (T, N)."""
-    running = process.begin(Population(clients=clients), seed=0)
-    available = np.zeros((rounds, clients), dtype=bool)
-    for t in range(rounds):
-        available[t, running.round(t).clients] = True
-    return available
-
-
-def is_plausible(successes: int, trials: int, probability: float) -> bool:
-    """Two-sided binomial test that fails with probability at most 1e-6."""
-    return stats.binomtest(int(successes), int(trials), probability).pvalue > 1e-6
 
 
 @pytest.mark.parametrize("p", [0.01, 0.1, 0.5, 0.9])
 def test_bernoulli_rounds_are_independent_coins(p: float) -> None:
     """Eight binomial tests, each wrong with probability 1e-6."""
-    available = simulate(Bernoulli(p), rounds=400)
+    available = simulate(Bernoulli(p), 400, CLIENTS)
     assert is_plausible(available[0].sum(), CLIENTS, p)
     assert is_plausible(available.sum(), available.size, p)
     for lag in (1, 2, 7):
@@ -51,7 +39,7 @@ def test_markov_transition_frequencies(p: float, max_on: float) -> None:
     on, off = max_on, max_on * (1 / p - 1)
     if off > 1:
         on, off = p / (1 - p), 1.0
-    available = simulate(Markov(p, max_on=max_on), rounds=400)
+    available = simulate(Markov(p, max_on=max_on), 400, CLIENTS)
     before, after = available[:-1], available[1:]
     assert is_plausible(available[0].sum(), CLIENTS, p)
     assert is_plausible((~before & after).sum(), (~before).sum(), on)
@@ -61,7 +49,7 @@ def test_markov_transition_frequencies(p: float, max_on: float) -> None:
 @pytest.mark.statistical
 def test_markov_autocorrelation() -> None:
     """Lag k correlates by (1 − a − b)^k = 0.9^k; the tolerance is 6 standard errors (1e-8)."""
-    available = simulate(Markov(0.5), rounds=1000).astype(float) - 0.5
+    available = simulate(Markov(0.5), 1000, CLIENTS).astype(float) - 0.5
     for lag in (1, 2, 5):
         measured = (available[:-lag] * available[lag:]).mean() / 0.25
         # The products are ±1/4 and correlate like the chain, over 1/(1 − 0.9) rounds each way.

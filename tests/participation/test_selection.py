@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
@@ -50,6 +50,7 @@ def test_every_registered_selection_has_a_case() -> None:
 
 @every_selection
 @given(rounds=rounds_of_ids)
+@settings(max_examples=40)
 def test_selected_clients_are_sorted_available_and_of_the_given_number(
     name: str, rounds: list[list[int]]
 ) -> None:

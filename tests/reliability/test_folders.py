@@ -45,7 +45,7 @@ def test_of_three_processes_at_most_one_locks_a_folder(tmp_path):
     ]
     for process in processes:
         process.start()
-    counts = [queue.get(timeout=60) for _ in processes]
+    counts = [queue.get(timeout=300) for _ in processes]
     for process in processes:
         process.join()
     assert sum(locked for locked, _ in counts) > 0

@@ -44,9 +44,7 @@ class Killed(BaseException):
 def test_every_method(algorithm, regression, results, killed_at, tmp_path):
     fields = regression | {"algorithm": algorithm}
     ft.simulate(**fields, out=tmp_path / "whole")
-    rounds = sorted(random.Random(str(algorithm)).sample(range(12), 2))
-    killed_at(rounds[0], fields, tmp_path / "killed")
-    killed_at(rounds[1], fields, tmp_path / "killed", resume=True)
+    killed_at(random.Random(str(algorithm)).randrange(12), fields, tmp_path / "killed")
     ft.simulate(**fields, out=tmp_path / "killed", resume=True)
     assert results(tmp_path / "killed") == results(tmp_path / "whole")
 
@@ -127,7 +125,7 @@ def test_everything_else_that_a_run_carries(changes, regression, results, killed
 @pytest.mark.parametrize("moment", ["before a file is in place", "after it is in place"])
 def test_killed_at_any_write(moment, regression, results, tmp_path, monkeypatch):
     """At each file that a run writes, in turn, from the first to the last."""
-    fields = regression | {"algorithm": "fedau"}
+    fields = regression | {"algorithm": "fedau", "rounds": 6}
     ft.simulate(**fields, out=tmp_path / "whole")
     for number in itertools.count():
         out, left = tmp_path / f"killed-{number}", [number]
@@ -193,6 +191,14 @@ def test_a_finished_run_is_left_alone(regression, tmp_path):
     assert again.metrics.equals(whole.metrics)
     assert again.participation.equals(whole.participation)
     assert again.clients.equals(whole.clients)
+
+
+def test_a_run_is_killed_again_and_again(regression, results, killed_at, tmp_path):
+    ft.simulate(**regression, out=tmp_path / "whole")
+    for number, round in enumerate((1, 4, 5, 11)):
+        killed_at(round, regression, tmp_path / "killed", resume=number > 0)
+    ft.simulate(**regression, out=tmp_path / "killed", resume=True)
+    assert results(tmp_path / "killed") == results(tmp_path / "whole")
 
 
 def test_to_resume_what_never_began_is_to_begin(regression, results, tmp_path):

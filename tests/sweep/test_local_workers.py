@@ -32,7 +32,7 @@ def long(base):
     }
 
 
-def wait_for(condition, seconds=90):
+def wait_for(condition, seconds=300):
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "timed out"

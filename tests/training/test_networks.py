@@ -14,10 +14,10 @@ from fedtide.training.trainers.reference import ReferenceTrainer
 from fedtide.training.trainers.select import choose_trainer
 
 from .networks import SIZES, network_task, plain_loop
-from .test_trainers import COMPILING, TRAINERS
+from .test_trainers import COMPILING, THREADED_LATER, TRAINERS
 
 EVERY = {"reference": ReferenceTrainer, **TRAINERS}
-CAPTURED = [name for name in EVERY if not name.endswith("compiled")]
+CAPTURED = ["reference", *THREADED_LATER]
 EVERYONE = np.arange(len(SIZES))
 
 OPTIONS = {
@@ -88,8 +88,14 @@ def test_every_network_trains_as_in_a_plain_loop(trainer, kind):
 @pytest.mark.parametrize("trainer", CAPTURED)
 @pytest.mark.parametrize("options", OPTIONS)
 def test_every_optimizer_is_that_of_torch(trainer, options):
-    """Nine steps are two blocks, and clients with few samples stop early in epochs."""
-    local = LocalTraining(**({"steps": 9, "batch_size": 6} | OPTIONS[options]))
+    """Clients with few samples stop early in epochs."""
+    local = LocalTraining(**({"steps": 3, "batch_size": 6} | OPTIONS[options]))
+    assert_follows_the_plain_loop(trainer, "linear", local, mu=0.2)
+
+
+@pytest.mark.parametrize("trainer", CAPTURED)
+def test_moments_pass_from_one_block_of_steps_to_the_next(trainer):
+    local = LocalTraining(steps=9, batch_size=6, optimizer="adam", weight_decay=0.1)
     assert_follows_the_plain_loop(trainer, "linear", local, mu=0.2)
 
 

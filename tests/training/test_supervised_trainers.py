@@ -177,6 +177,7 @@ CASES = {
 
 LR = 0.05
 LOCALS = {
+    "step": LocalTraining(steps=1, lr=LR, batch_size=4),
     "steps": LocalTraining(steps=2, lr=LR, batch_size=4),
     "epochs-with-momentum": LocalTraining(epochs=1, lr=LR, batch_size=4, momentum=0.9),
     "full-batches": LocalTraining(steps=2, lr=LR),
@@ -248,12 +249,13 @@ UNCOMPILED = [name for name in TRAINERS if "compiled" not in name]
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("name", UNCOMPILED)
 def test_trainers_equal_a_plain_loop(name, case):
-    check(name, case, "steps")
+    """Transformers take long to capture: one step."""
+    check(name, case, "step" if case in ("padded-sequences", "next-token") else "steps")
 
 
 @pytest.mark.parametrize("how", ["epochs-with-momentum", "full-batches"])
 @pytest.mark.parametrize("case", ["regression", "frozen", "batch-norm"])
-@pytest.mark.parametrize("name", UNCOMPILED)
+@pytest.mark.parametrize("name", ["reference", "stacked"])
 def test_trainers_equal_a_plain_loop_with_padded_minibatches(name, case, how):
     check(name, case, how)
 

@@ -71,7 +71,7 @@ def compare(*runs: Comparable, **labelled: Comparable) -> Comparison:
     ...         participation=ft.participation.Bernoulli(rates=[0.9, 0.2]),
     ...         algorithm=algorithm,
     ...         local=ft.LocalTraining(steps=1, lr=0.5),
-    ...         rounds=40,
+    ...         rounds=4,
     ...         seeds=[1, 2],
     ...     )
     ...     for algorithm in (ft.algorithms.FedAvg(), ft.algorithms.FedAU())
