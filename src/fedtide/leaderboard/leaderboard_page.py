@@ -144,7 +144,9 @@ by chance. **FedAvg wins {total["worse"]} of {compared} comparisons.**
 
 def _best(standings: Standings, problems: Sequence[str]) -> str:
     board = standings.board
+    notes = (f"- `{name}`: {one.note}." for name, one in board.methods.items() if one.note)
     parts = ["## The best methods, by what the server keeps"]
+    parts += ["Some methods ask more of the clients than the others:", "\n".join(notes)]
     head = ["pattern", "FedAvg", *MEMORY_NAMES.values()]
     for problem in problems:
         rows = []
