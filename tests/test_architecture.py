@@ -91,6 +91,7 @@ MAY_IMPORT = {
         "theory",
         "plotting",
     },
+    "leaderboard": {"participation", "algorithms", "problems", "simulation", "plotting"},
 }
 """What each package may import besides itself and the basics; all others are on top of them."""
 

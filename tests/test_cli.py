@@ -680,6 +680,7 @@ HINTS = {
     "run": "repeat the command with --resume to continue",
     "sweep": "repeat the command to continue",
     "papers": "repeat the command to continue",
+    "leaderboard": "repeat the command to continue",
     "compare": "repeat the command",
     "report": "repeat the command",
     "audit": "repeat the command",

@@ -39,6 +39,11 @@ COMMANDS = {
         "fedtide.cli.papers:papers_command",
         "List the papers' experiments, or run one and compare it with the published numbers.",
     ),
+    "leaderboard": _Command(
+        "fedtide.cli.leaderboard:leaderboard_command",
+        "Compare all methods under many patterns of participation, each tuned with the same "
+        "budget.",
+    ),
     "examples": _Command(
         "fedtide.cli.examples:examples_command",
         "List the examples that come with fedtide, or copy one to start from.",
@@ -106,6 +111,7 @@ _HINTS = {
     "run": "repeat the command with --resume to continue",
     "sweep": "repeat the command to continue",
     "papers": "repeat the command to continue",
+    "leaderboard": "repeat the command to continue",
 }
 """How to continue after an interruption; the other commands begin again."""
 

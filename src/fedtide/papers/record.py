@@ -21,6 +21,7 @@ from fedtide.errors import InvalidInputError
 from fedtide.papers.measures import Measure
 from fedtide.papers.plan import PlannedRun, fingerprint
 
+_PAPER = "[0-9][0-9][0-9]"  # the folder of a paper
 _POINTS = 30  # of a thinned curve
 _CURVES = ("loss", "train_accuracy", "test_accuracy", "mse")
 
@@ -182,6 +183,10 @@ def find_record(run: PlannedRun, folder: Path) -> Record | None:
 
 
 def load_records(folder: Path, paper: str | None = None) -> list[Record]:
-    """Return all records below a folder, or those of one experiment."""
-    below = folder if paper is None else folder / paper
-    return [load_record(file) for file in sorted(below.glob("**/*.json"))]
+    """Return the records of all papers below a folder, or those of one experiment.
+
+    The folders of papers have numbers for names; others, such as that of the leaderboard, are left
+    out.
+    """
+    files = folder.glob(f"{_PAPER}/**/*.json" if paper is None else f"{paper}/**/*.json")
+    return [load_record(file) for file in sorted(files)]

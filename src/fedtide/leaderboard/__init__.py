@@ -1,0 +1,1 @@
+"""A standing comparison: every method under many patterns of participation, tuned alike."""

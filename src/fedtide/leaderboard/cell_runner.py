@@ -1,0 +1,99 @@
+"""Runs the cells that have no record yet, one after another or in several processes."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from multiprocessing import get_context
+from pathlib import Path
+
+import torch
+
+from fedtide.errors import InvalidInputError
+from fedtide.leaderboard.cell_record import Results, load_results, save_result
+from fedtide.leaderboard.search import CellResult, run_cell
+from fedtide.leaderboard.spec import CellPlan
+
+OnCell = Callable[[CellPlan, CellResult, float], None]
+"""Called with each cell that has ended, and the estimated seconds on one core that remain."""
+
+
+def run_cells(
+    cells: Sequence[CellPlan], folder: Path, workers: int = 1, on_cell: OnCell | None = None
+) -> None:
+    """Run the cells that have no record with their present settings, and record each as it ends.
+
+    Args:
+        cells: of the leaderboard.
+        folder: of the records.
+        workers: how many processes run cells, each on one core.
+        on_cell: is called with each cell that was run.
+
+    Raises:
+        InvalidInputError: a cell that cannot be run, a damaged record, or a lost process.
+        Interrupted: the user interrupted; what has ended is recorded.
+    """
+    results = load_results(cells, folder)
+    missing = [cell for cell in cells if cell.place not in results]
+    for cell, result in _run(missing, workers):
+        save_result(cell, result, folder)
+        results[cell.place] = result
+        if on_cell is not None:
+            left = (cell for cell in missing if cell.place not in results)
+            on_cell(cell, result, estimate_seconds(left, results))
+
+
+def estimate_seconds(missing: Iterable[CellPlan], results: Results) -> float:
+    """Return the seconds that cells will take on one core, by the recorded ones most like them."""
+    by_method: dict[tuple[str, str], list[float]] = {}
+    by_problem: dict[str, list[float]] = {}
+    for (problem, _, method), result in results.items():
+        by_method.setdefault((problem, method), []).append(result.seconds)
+        by_problem.setdefault(problem, []).append(result.seconds)
+    total = 0.0
+    for cell in missing:
+        alike = by_method.get((cell.problem, cell.method)) or by_problem.get(cell.problem)
+        total += sum(alike) / len(alike) if alike else cell.task.seconds
+    return total
+
+
+def _run(cells: Sequence[CellPlan], workers: int) -> Iterator[tuple[CellPlan, CellResult]]:
+    """Yield the cells with their results as they end."""
+    if min(workers, len(cells)) <= 1:
+        with _single_thread():
+            for cell in cells:
+                yield cell, run_cell(cell)
+        return
+    context = get_context("spawn")
+    with ProcessPoolExecutor(workers, context, _prepare_worker) as pool:
+        futures = {pool.submit(run_cell, cell): cell for cell in cells}
+        try:
+            for future in as_completed(futures):
+                yield futures[future], future.result()
+        except BrokenProcessPool:
+            raise InvalidInputError(
+                "workers: a process was lost; repeat the command, with fewer workers if memory is "
+                "short"
+            ) from None
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+
+@contextmanager
+def _single_thread() -> Iterator[None]:
+    """Compute on one thread: the operations are too small to share."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _prepare_worker() -> None:
+    """Use one thread, and leave Ctrl-C to the parent."""
+    torch.set_num_threads(1)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -1,0 +1,321 @@
+"""The leaderboard as a whole: what it compares, its records, its standings and its page."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+from tests.leaderboard.small_board import small_board
+
+from fedtide.algorithms import ALGORITHMS, ClientUpdates, Cohort, RoundDriver
+from fedtide.algorithms.serialization import to_tensors
+from fedtide.cli.main import main
+from fedtide.errors import Interrupted, InvalidInputError
+from fedtide.leaderboard import cell_runner
+from fedtide.leaderboard.cell_record import load_results, save_result
+from fedtide.leaderboard.cell_runner import estimate_seconds, run_cells
+from fedtide.leaderboard.leaderboard_page import render_page
+from fedtide.leaderboard.phone_sessions import PhoneSessions
+from fedtide.leaderboard.search import CellResult
+from fedtide.leaderboard.spec import load_leaderboard
+from fedtide.leaderboard.standings import Standings, estimate, load_standings
+from fedtide.population import Population
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def fedtide(monkeypatch, capsys):
+    """Return a function that runs the command line and returns its status, output and errors."""
+
+    def run(*arguments):
+        monkeypatch.setattr("sys.argv", ["fedtide", *arguments])
+        monkeypatch.setenv("COLUMNS", "200")
+        try:
+            main()
+            status = 0
+        except SystemExit as end:
+            status = end.code or 0
+        captured = capsys.readouterr()
+        return status, captured.out, captured.err
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def whole():
+    return load_leaderboard()
+
+
+@pytest.fixture(scope="module")
+def small():
+    return small_board()
+
+
+def types_in(plain):
+    """Return the types of a method and of those inside it."""
+    inner = [types_in(value) for value in plain.values() if isinstance(value, dict)]
+    return {plain["type"]}.union(*inner)
+
+
+def test_every_registered_method_is_compared_or_excluded_with_a_reason(whole):
+    compared = set().union(*(types_in(one.algorithm) for one in whole.methods.values()))
+    assert compared | set(whole.excluded) == set(ALGORITHMS)
+    assert not compared & set(whole.excluded)
+    assert all(whole.excluded.values())
+
+
+def test_there_are_enough_patterns_problems_and_seeds(whole):
+    assert len(whole.patterns) >= 14
+    assert len(whole.problems) == 3
+    assert len(whole.seeds) == 5
+    assert whole.tuning_seed not in whole.seeds
+
+
+def test_methods_do_not_apply_where_a_pattern_does_not_offer_what_they_need(whole):
+    assert whole.lacks("groups", "known-rates") == "unknown rates"
+    assert whole.lacks("independent", "amplified") == "no period"
+    assert whole.lacks("groups", "wait-for-all") == "clients are missing in some periods"
+    assert not whole.lacks("cycles", "wait-for-all")
+    assert not any(whole.lacks(pattern, "fedavg") for pattern in whole.patterns)
+    planned = {cell.place[1:] for cell in whole.cells()}
+    assert ("groups", "known-rates") not in planned
+
+
+def kept_and_sent(method, pattern, clients, d):
+    """Return the numbers that a method keeps once all clients took part, and its messages."""
+    algorithm, lr = method.build(pattern, 0.1, method.tuned[1][1])
+    population = Population(clients, rates=np.full(clients, 0.5))
+    driver = RoundDriver(algorithm, torch.zeros(d), population)
+    sent, received = 1, 1
+    for _ in range(4):
+        cohort = driver.choose_cohort(Cohort.uniform(torch.arange(clients)))
+        for part in driver.algorithm.split_by_start(driver.state, cohort):
+            if len(part) == 0:
+                continue
+            orders = driver.instruct(part.clients)
+            received = max(received, 1 + (orders.correction is not None))
+            extra = orders.gradients or orders.end_gradients
+            sent = max(sent, 1 + extra)
+            rows = torch.ones(len(part), d)
+            steps = torch.ones(len(part), dtype=torch.int64)
+            driver.absorb(
+                ClientUpdates(
+                    part.clients, part.weights.float(), rows, lr, steps, None, rows * extra
+                )
+            )
+        driver.step(lr)
+    tensors = to_tensors(driver.state)
+    return sum(tensor.numel() for tensor in tensors.values()), [sent, received]
+
+
+def test_memory_classes_and_messages_are_those_of_the_methods(whole):
+    d = 7
+    pattern = replace(whole.patterns["cycles"], period=2)
+    for name, method in whole.methods.items():
+        few, messages = kept_and_sent(method, pattern, 4, d)
+        many, _ = kept_and_sent(method, pattern, 8, d)
+        per_client = (many - few) / 4
+        found = "d" if per_client == 0 else "N" if per_client < d else "Nd"
+        assert (name, found, messages) == (name, method.memory, list(method.messages))
+
+
+def test_phones_are_the_same_whichever_rounds_are_asked_for():
+    one, other = (PhoneSessions().begin(Population(20), seed=3) for _ in range(2))
+    rounds = [one.round(t).clients.tolist() for t in range(400)]
+    assert other.round(5).clients.tolist() == rounds[5]
+    assert other.round(399).clients.tolist() == rounds[399]
+
+
+def test_phones_have_nights_weekends_and_long_sessions():
+    """Over 40 weeks; the bounds are ten standard errors or more away."""
+    running = PhoneSessions(drift=1e-9).begin(Population(50), seed=1)
+    present = np.zeros((40 * 168, 50), dtype=bool)
+    for t, row in enumerate(present):
+        row[running.round(t).clients] = True
+    hourly = present.sum(axis=1).reshape(40, 7, 24)
+    assert hourly[:, :, 23].mean() > 2 * hourly[:, :, 14].mean()
+    assert hourly[:, 5:].mean() > 1.1 * hourly[:, :5].mean()
+    assert present[:, 0].mean() > 5 * present[:, -1].mean()
+    edges = np.flatnonzero(np.diff(present[:, 0].astype(int)))
+    lengths = np.diff(edges)[(0 if present[edges[0] + 1, 0] else 1) :: 2]
+    assert lengths.max() > 10 * np.median(lengths)
+
+
+def test_regrets_are_t_intervals_of_paired_differences():
+    figures, others = [3.0, 5.0, 4.5, 4.0], [1.0, 2.0, 1.5, 1.0]
+    found = estimate(figures, others)
+    gaps = np.subtract(figures, others)
+    low, high = stats.t.interval(0.95, 3, gaps.mean(), stats.sem(gaps))
+    assert (found.mean - found.margin, found.mean + found.margin) == pytest.approx((low, high))
+
+
+def result_of(cell, figures):
+    return CellResult(cell.fingerprint, (1.0,) * 12, (0.1, 1.0), figures, 2.0, "version")
+
+
+def test_fedavg_can_win_and_a_diverged_run_loses(small):
+    figures = {"fedavg": (1.0, 1.1, 0.9), "amplified": (2.0, 2.2, 1.9)}
+    results = {
+        (cell := small.cell("quadratic", "turns", method)).place: result_of(cell, figures[method])
+        for method in small.methods
+    }
+    full = small.cell("quadratic", "full", "fedavg")
+    results[full.place] = result_of(full, (0.5, 0.5, 0.5))
+    standings = Standings(small, results)
+    assert standings.against_fedavg("quadratic", "turns", "amplified") == "worse"
+    assert standings.best("quadratic", "turns", small.methods) == "fedavg"
+    assert standings.regret("quadratic", "turns", "fedavg").mean == pytest.approx(0.5)
+    assert standings.regret("quadratic", "even", "fedavg") is None
+    wild = small.cell("quadratic", "turns", "amplified")
+    diverged = Standings(small, results | {wild.place: result_of(wild, (None, 1.0, 1.0))})
+    assert diverged.regret("quadratic", "turns", "amplified").text == "diverges (1 of 3)"
+    assert diverged.against_fedavg("quadratic", "turns", "amplified") == "worse"
+    assert "| amplified |" in render_page(diverged)
+    plain = small.cell("quadratic", "turns", "fedavg")
+    lost = Standings(small, results | {plain.place: result_of(plain, (None, 1.0, 1.0))})
+    assert lost.against_fedavg("quadratic", "turns", "amplified") == "better"
+
+
+def test_cells_are_recorded_once_and_an_interruption_loses_nothing(small, tmp_path, monkeypatch):
+    cells = small.cells()
+    assert [cell.place for cell in cells] == [
+        ("quadratic", "full", "fedavg"),
+        ("quadratic", "even", "fedavg"),
+        ("quadratic", "turns", "fedavg"),
+        ("quadratic", "turns", "amplified"),
+    ]
+    ended = []
+
+    def stop_after_two(cell, result, left):
+        ended.append(cell.place)
+        if len(ended) == 2:
+            raise Interrupted("interrupted")
+
+    with pytest.raises(Interrupted):
+        run_cells(cells, tmp_path, on_cell=stop_after_two)
+    assert set(load_results(cells, tmp_path)) == set(ended)
+    run_cells(cells, tmp_path, on_cell=lambda cell, *_: ended.append(cell.place))
+    assert ended == [cell.place for cell in cells]
+    files = {file: file.read_bytes() for file in tmp_path.rglob("*.json")}
+    monkeypatch.setattr(cell_runner, "run_cell", None)
+    run_cells(cells, tmp_path)
+    assert {file: file.read_bytes() for file in tmp_path.rglob("*.json")} == files
+    assert load_standings(small, tmp_path).missing() == []
+
+
+@pytest.mark.process
+def test_several_processes_give_the_same_results(small, tmp_path):
+    cells = small.cells()
+    for folder, workers in (("one", 1), ("two", 2)):
+        run_cells(cells, tmp_path / folder, workers)
+    one, two = (load_results(cells, tmp_path / folder) for folder in ("one", "two"))
+    assert len(one) == len(cells)
+    assert {place: (r.trials, r.best, r.figures) for place, r in one.items()} == {
+        place: (r.trials, r.best, r.figures) for place, r in two.items()
+    }
+
+
+def test_a_record_with_other_settings_is_not_counted(small, tmp_path):
+    cell = small.cell("quadratic", "even", "fedavg")
+    save_result(cell, result_of(cell, (1.0, 2.0, 3.0)), tmp_path)
+    reworded = replace(cell, participation=replace(cell.participation, title="other words"))
+    longer = replace(cell, rounds=10)
+    assert cell.place in load_results([cell], tmp_path)
+    assert cell.place in load_results([reworded], tmp_path)
+    assert cell.place not in load_results([longer], tmp_path)
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"fedavg": 3}', '{"fedavg": {"trials": ["x"]}}'])
+def test_a_damaged_record_is_named(text, small, tmp_path):
+    file = tmp_path / "quadratic" / "even.json"
+    file.parent.mkdir()
+    file.write_text(text)
+    with pytest.raises(InvalidInputError, match=r"even\.json is not a record .* remove it"):
+        load_results(small.cells(), tmp_path)
+
+
+def test_a_record_with_text_for_a_figure_is_damaged(small, tmp_path):
+    cell = small.cell("quadratic", "even", "fedavg")
+    save_result(cell, result_of(cell, (1.0, 2.0, 3.0)), tmp_path)
+    file = tmp_path / "quadratic" / "even.json"
+    file.write_text(file.read_text().replace("2.0, 3.0", '"2.0", 3.0'))
+    with pytest.raises(InvalidInputError, match="is not a record"):
+        load_results([cell], tmp_path)
+
+
+def test_remaining_time_is_that_of_the_recorded_cells_most_like_them(small):
+    one, other = small.cells(patterns=["turns"])[1:]
+    assert estimate_seconds([one, other], {}) == 2 * one.task.seconds
+    results = {("quadratic", "even", "fedavg"): replace(result_of(one, ()), seconds=7.0)}
+    assert estimate_seconds([one, other], results) == 14.0
+
+
+def test_the_page_says_what_was_not_run(small):
+    text = render_page(Standings(small, {}))
+    assert "Noisy quadratics: 0 of 4 cells were run; the others would take" in text
+
+
+def test_the_page_is_that_of_the_records(whole):
+    page = (ROOT / "docs" / "leaderboard.md").read_text(encoding="utf-8")
+    standings = load_standings(whole, ROOT / "results" / "leaderboard")
+    assert page == render_page(standings), "fedtide leaderboard --write docs/leaderboard.md"
+
+
+def test_records_have_finite_figures_of_all_seeds(whole):
+    folder = ROOT / "results" / "leaderboard"
+    for file in folder.rglob("*.json"):
+        for name, entry in json.loads(file.read_text(encoding="utf-8")).items():
+            assert name in whole.methods
+            assert len(entry["figures"]) == len(whole.seeds)
+            assert len(entry["trials"]) == 12
+
+
+def test_the_command_shows_what_is_recorded_and_what_is_missing(fedtide, tmp_path):
+    options = ("--records", str(tmp_path), "--show", "--problems", "quadratic")
+    status, out, _ = fedtide("leaderboard", *options, "--patterns", "phones")
+    assert status == 0
+    assert "not run: 20 of 20 cells" in out  # with the reference, without those that need rates
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        (("--methods", "fedua"), "methods: unknown 'fedua'; did you mean 'fedau'?"),
+        (("--patterns", "fone"), "patterns: unknown 'fone'; did you mean 'phones'?"),
+        (("--problems", "digit"), "problems: unknown 'digit'; did you mean 'digits'?"),
+    ],
+)
+def test_unknown_names_are_refused_with_a_hint(option, message, fedtide):
+    status, _, err = fedtide("leaderboard", *option)
+    assert (status, err) == (2, f"fedtide: {message}\n")
+
+
+def test_a_file_adds_methods_and_patterns(tmp_path):
+    file = tmp_path / "mine.yaml"
+    file.write_text(
+        """
+patterns:
+  pairs: {title: two, source: mine, participation: {type: uniform, size: 2}}
+methods:
+  mine:
+    algorithm: {type: "fedtide.algorithms.fedavg:FedAvg"}
+    tune: {server_lr: [0.5, 0.7, 1.0, 1.4, 2.0]}
+    memory: d
+"""
+    )
+    board = load_leaderboard([file])
+    places = {cell.place for cell in board.cells(["digits"], ["pairs"], ["mine"])}
+    assert places == {("digits", "full", "fedavg"), ("digits", "pairs", "mine")}
+    file.write_text("methods: {fedavg: {algorithm: {type: fedavg}, tune: {}, memory: d}}")
+    with pytest.raises(InvalidInputError, match="add: 'fedavg' is taken; choose another name"):
+        load_leaderboard([file])
+    file.write_text("patterns: {../x: {title: x, source: x, participation: {type: full}}}")
+    with pytest.raises(InvalidInputError, match=r"patterns: .*x"):
+        load_leaderboard([file])
+    file.write_text("rounds: 7")
+    with pytest.raises(InvalidInputError, match="has 'rounds'; give patterns and methods"):
+        load_leaderboard([file])
