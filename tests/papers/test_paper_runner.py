@@ -308,7 +308,8 @@ def test_records_are_small_and_store_infinity_as_none(paper, fast_run, tmp_path)
 
 
 def test_invalid_record_file_is_named(tmp_path):
-    (tmp_path / "x.json").write_text(json.dumps({"a": 1}))
+    (tmp_path / "004").mkdir()
+    (tmp_path / "004/x.json").write_text(json.dumps({"a": 1}))
     with pytest.raises(InvalidInputError, match=r"^records: .*x\.json .*;"):
         load_records(tmp_path)
 

@@ -79,15 +79,6 @@ def test_graphs_without_the_expected_metadata_are_not_used(error, monkeypatch):
     assert torch.allclose(found, updates(ReferenceTrainer), rtol=1e-12, atol=1e-12)
 
 
-def test_operators_that_cannot_be_bound_are_looked_up(monkeypatch):
-    bound = updates(StackedTrainer)
-    monkeypatch.setattr(_graph_capture, "_bound", raising(AttributeError("no attribute _op")))
-    with pytest.warns(RuntimeWarning, match="look up their operators") as warned:
-        found = updates(StackedTrainer)
-    assert len(warned) == 1
-    assert torch.equal(found, bound)
-
-
 @every_failure
 def test_graphs_that_cannot_be_compiled_run_uncompiled(error, monkeypatch):
     monkeypatch.setattr("torch._inductor.compile", raising(error))

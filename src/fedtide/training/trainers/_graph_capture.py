@@ -4,9 +4,8 @@
 models as small as those of federated learning, tracing takes longer than the operations.
 
 This module alone uses private interfaces of PyTorch: `make_fx` and the node metadata of FX graphs
-(`capture`), the functions behind operators (`bind_operators`), and TorchInductor's entry point for
-graphs (`compile_graph`). Each falls back to what it was given when anything in them fails, with one
-warning: then training is slower, not different.
+(`capture`), and TorchInductor's entry point for graphs (`compile_graph`). Each falls back to what
+it was given when anything in them fails, with one warning: then training is slower, not different.
 """
 
 from __future__ import annotations
@@ -14,13 +13,11 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-import re
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import cache
 from pathlib import Path
-from types import MethodType
 from typing import Any
 
 import torch
@@ -67,19 +64,6 @@ def has_constants(graph: TensorFunction) -> bool:
     if not isinstance(graph, torch.fx.GraphModule):
         return True
     return any(node.op == "get_attr" for node in module.graph.nodes)
-
-
-def bind_operators(graph: TensorFunction) -> TensorFunction:
-    """Return a function that does the same, without looking up each operator when it is called.
-
-    >>> bind_operators(capture(lambda x: (x + x,), [torch.zeros(2)]))(torch.ones(2))
-    (tensor([2., 2.]),)
-    """
-    try:
-        return _bound(graph)
-    except Exception as error:
-        _warn(f"captured steps look up their operators and run slower: {first_line(error)}")
-        return graph
 
 
 def compile_graph(
@@ -140,22 +124,6 @@ def _captured(function: TensorFunction, examples: list[Tensor]) -> TensorFunctio
     module.graph.set_codegen(CodeGen())  # takes the tensors as they are: nothing is nested
     module.recompile()
     return module
-
-
-def _bound(graph: Any) -> TensorFunction:
-    code = graph.graph.python_code("self")
-    names = dict(code.globals)
-
-    def bind(match: re.Match[str]) -> str:
-        name, operator = match[0].replace(".", "_"), torch.ops
-        for part in match[0].split(".")[2:]:
-            operator = getattr(operator, part)
-        names[name] = operator._op
-        return name
-
-    exec(re.sub(r"torch\.ops(\.\w+){3}(?=\()", bind, code.src), names)
-    function: TensorFunction = MethodType(names["forward"], graph)
-    return function
 
 
 @contextmanager

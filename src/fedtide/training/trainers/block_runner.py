@@ -22,7 +22,6 @@ from fedtide.training.local_optimizers import adam_scales, count_moments
 from fedtide.training.local_training import LocalTraining
 from fedtide.training.trainers._graph_capture import (
     TensorFunction,
-    bind_operators,
     capture,
     compile_graph,
     has_constants,
@@ -177,7 +176,7 @@ class BlockRunner:
             return graph, False
         lasts = not has_constants(graph)
         if not self._compiled:
-            return bind_operators(graph), lasts
+            return graph, lasts
         single_function = self._single_functions and is_cpu(examples[0])
         with activity(COMPILING):
             return compile_graph(graph, examples, single_function), lasts
