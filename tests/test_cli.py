@@ -645,10 +645,10 @@ def test_interrupted_or_killed_runs_of_several_workers_resume_with_the_same_resu
     number, fedtide, results
 ):
     """With more runs than workers, a waiting run must not start after the interruption."""
-    file = write(LONG | {"rounds": 600, "seeds": [1, 2, 3, 4]})
+    file = write(LONG | {"rounds": 300, "seeds": [1, 2, 3, 4]})
     assert fedtide("run", file, "--out", "whole", "--workers", "1")[0] == 0
     process = started("run", file, "--out", "ended", "--workers", "2")
-    reached(process, "ended/small/seed-1", 60)
+    reached(process, "ended/small/seed-1", 40)
     process.send_signal(number)
     _, err = process.communicate(timeout=300)
     if number == signal.SIGTERM:
