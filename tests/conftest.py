@@ -21,6 +21,14 @@ RESULTS = (
 )
 
 
+WAITING = ("flower", "process", "ray", "compile")
+
+
+def pytest_collection_modifyitems(items):
+    """Begin with the tests that take minutes, so that none of them is the last to run."""
+    items.sort(key=lambda item: not any(map(item.get_closest_marker, WAITING)))
+
+
 @pytest.fixture
 def regression():
     """Return the fields of a small experiment with minibatches, as plain data."""
