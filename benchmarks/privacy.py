@@ -12,8 +12,7 @@ that loses most needs under the participation of that seed. The server's learnin
 an average cohort, as with clipped updates it acts like the norm.
 
 `tune` chooses the clipping norm of every K and ε among CLIPS, by test accuracy, on a seed of its
-own, under Bernoulli participation, and shows what larger norms would give there. `train` runs five
-other seeds: with these norms, and with one that follows the median of the norms (private, from the
+own, under Bernoulli participation. `train` runs five other seeds: with these norms, and with one that follows the median of the norms (private, from the
 same budget). Both continue where they were stopped. `write` puts the tables into docs/privacy.md
 and draws the figures.
 """
@@ -69,8 +68,7 @@ STEPS, BATCH, LR = 5, 8, 0.1
 EPSILONS = (1.0, 2.0, 4.0, 8.0, math.inf)
 METHODS = {"FedAvg": 1, "FedAU, K = 10": 10, "FedAU, K = 50": 50}
 CUTOFFS = (1, 5, 10, 20, 50)
-CLIPS = (0.1, 0.3, 1.0, 3.0)
-LARGER_CLIPS = (10.0, 30.0)
+CLIPS = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
 QUANTILE = 0.5
 
 
@@ -259,7 +257,7 @@ def tuning_settings() -> list[Setting]:
     """Return the settings among which `tune` chooses."""
     found = []
     for dataset, cutoff, epsilon in product(CLIENTS, CUTOFFS, EPSILONS):
-        clips = (*CLIPS, *LARGER_CLIPS) if epsilon < math.inf else (math.inf,)
+        clips = CLIPS if epsilon < math.inf else (math.inf,)
         found += [Setting(dataset, "Bernoulli", TUNED_ON, cutoff, epsilon, clip) for clip in clips]
     return found
 
@@ -268,8 +266,7 @@ def best_norms(tuned: Record) -> dict[tuple[str, int, float], float]:
     """Return that of CLIPS with the best accuracy for each data set, cutoff and ε."""
     best: dict[tuple[str, int, float], float] = {}
     for row in sorted(tuned, key=lambda row: float(row["accuracy"]), reverse=True):
-        if row["clip"] not in LARGER_CLIPS:
-            best.setdefault((row["dataset"], row["cutoff"], row["epsilon"]), row["clip"])
+        best.setdefault((row["dataset"], row["cutoff"], row["epsilon"]), row["clip"])
     return best
 
 
@@ -390,7 +387,7 @@ def noise_table(record: Record) -> str:
 
 def norm_table(tuned: Record) -> str:
     """Return the accuracy on the tuning seed by norm, of FedAU with K = 10."""
-    heads = ["data", "ε", *(f"C = {clip:g}" for clip in (*CLIPS, *LARGER_CLIPS))]
+    heads = ["data", "ε", *(f"C = {clip:g}" for clip in CLIPS)]
     rows = []
     for dataset, epsilon in product(CLIENTS, EPSILONS[:-1]):
         found = {
@@ -398,7 +395,7 @@ def norm_table(tuned: Record) -> str:
             for row in tuned
             if (row["dataset"], row["cutoff"], row["epsilon"]) == (dataset, 10, epsilon)
         }
-        cells = [found[clip] for clip in (*CLIPS, *LARGER_CLIPS)]
+        cells = [found[clip] for clip in CLIPS]
         rows.append([TITLES[dataset], name_of(epsilon), *cells])
     return markdown(heads, rows)
 
