@@ -12,9 +12,9 @@ that loses most needs under the participation of that seed. The server's learnin
 an average cohort, as with clipped updates it acts like the norm.
 
 `tune` chooses the clipping norm of every K and ε among CLIPS, by test accuracy, on a seed of its
-own, under Bernoulli participation. `train` runs five other seeds: with these norms, and with one that follows the median of the norms (private, from the
-same budget). Both continue where they were stopped. `write` puts the tables into docs/privacy.md
-and draws the figures.
+own, under Bernoulli participation. `train` runs five other seeds: with these norms, and with one
+that follows the median of the norms (private, from the same budget). Both continue where they were
+stopped. `write` puts the tables into docs/privacy.md and draws the figures.
 """
 
 from __future__ import annotations
