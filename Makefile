@@ -55,7 +55,7 @@ docs: .venv/installed-docs
 .venv/installed-dev: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --no-compile -c constraints.txt -e '.[dev,docs,partitioners,flower,watch,ray,mlflow]'
-	$(BIN)/python -c 'import flwr.supernode.cli, hypothesis, mlflow, ray, scipy.stats, sklearn.linear_model, torch._dynamo'
+	$(BIN)/python -c 'import datasets, dp_accounting, flwr.supernode.cli, hypothesis.stateful, matplotlib.pyplot, mlflow, prometheus_client, ray, scipy.stats, sklearn.linear_model, torch._inductor.compile_fx'
 	touch $@
 
 .venv/installed-docs: pyproject.toml constraints.txt

@@ -2,15 +2,28 @@
 
 import getpass
 import os
+import sqlite3
 import tempfile
 from pathlib import Path
 
 import pytest
+from sqlalchemy import Engine, event
 
 # What is compiled stays where PyTorch keeps it by default, however often a test changes folders.
 os.environ.setdefault(
     "TORCHINDUCTOR_CACHE_DIR", f"{tempfile.gettempdir()}/torchinductor_{getpass.getuser()}"
 )
+
+# Waiting for the disk matters where the power may fail, which no test can see, and takes minutes.
+# The processes that tests start do wait.
+os.fsync = lambda _: None
+
+
+@event.listens_for(Engine, "connect")
+def _do_not_wait_for_the_disk(connection, _):
+    if isinstance(connection, sqlite3.Connection):
+        connection.execute("PRAGMA synchronous = OFF")
+
 
 RESULTS = (
     "model.safetensors",

@@ -4,6 +4,7 @@ import ast
 import importlib
 import inspect
 from collections import Counter
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -101,11 +102,21 @@ PRIVATE = {
 }
 """Private interfaces, and the only module that may use them."""
 
+DRIVEN = {"absorb", "instruct", "choose_cohort"}
+"""The methods of an algorithm that the driver of a round calls."""
 
+
+@cache
+def nodes(file):
+    """Return the nodes of a file's syntax tree."""
+    return list(ast.walk(ast.parse(file.read_text(encoding="utf-8"))))
+
+
+@cache
 def imported(file):
     """Return the dotted names that a file imports, anywhere in the file."""
     names = set()
-    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+    for node in nodes(file):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         if isinstance(node, ast.ImportFrom):
@@ -178,11 +189,11 @@ def test_algorithms_are_driven_in_one_place():
     for file in FILES:
         if package(file) == "algorithms":
             continue
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-                called, owner = node.func.attr, ast.unparse(node.func.value)
-                driven = called in {"absorb", "instruct", "choose_cohort"}
-                assert not (driven and "algorithm" in owner), f"{file}: {owner}.{called}"
+        for node in nodes(file):
+            called = node.func if isinstance(node, ast.Call) else None
+            if isinstance(called, ast.Attribute) and called.attr in DRIVEN:
+                owner = ast.unparse(called.value)
+                assert "algorithm" not in owner, f"{file}: {owner}.{called.attr}"
 
 
 def documented_modules():

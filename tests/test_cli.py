@@ -618,45 +618,47 @@ def reached(process, folder, t):
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT], ids=str)
-def test_an_interrupted_or_killed_run_resumes_with_the_same_results(number, fedtide, results):
+def test_a_run_that_is_killed_and_interrupted_again_and_again_gives_the_same_results(
+    fedtide, results
+):
     file = write(LONG)
     assert fedtide("run", file, "--out", "whole")[0] == 0
-    process = started("run", file, "--out", "ended", "--resume")
-    reached(process, "ended", 200)
-    process.send_signal(number)
-    _, err = process.communicate(timeout=300)
-    if number == signal.SIGKILL:
-        assert process.returncode == -signal.SIGKILL
-    else:
-        assert process.returncode == 130
-        last = err.splitlines()[-1]
-        assert last.startswith("fedtide: interrupted after round ")
-        assert "--resume" in last
-        assert int(last.split()[4]) == load_newest(Path("ended/checkpoints")).round
-    assert not Path("ended/summary.json").exists()
+    for number, start in ((signal.SIGKILL, 150), (signal.SIGTERM, 350), (signal.SIGINT, 550)):
+        process = started("run", file, "--out", "ended", "--resume")
+        reached(process, "ended", start)
+        process.send_signal(number)
+        _, err = process.communicate(timeout=300)
+        if number == signal.SIGKILL:
+            assert process.returncode == -signal.SIGKILL
+        else:
+            assert process.returncode == 130
+            last = err.splitlines()[-1]
+            assert last.startswith("fedtide: interrupted after round ")
+            assert "--resume" in last
+            assert int(last.split()[4]) == load_newest(Path("ended/checkpoints")).round
+        assert not Path("ended/summary.json").exists()
     assert fedtide("run", file, "--out", "ended", "--resume")[0] == 0
     assert results("ended") == results("whole")
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL], ids=str)
-def test_interrupted_or_killed_runs_of_several_workers_resume_with_the_same_results(
-    number, fedtide, results
+def test_runs_of_several_workers_that_are_interrupted_and_killed_give_the_same_results(
+    fedtide, results
 ):
     """With more runs than workers, a waiting run must not start after the interruption."""
     file = write(LONG | {"rounds": 300, "seeds": [1, 2, 3, 4]})
     assert fedtide("run", file, "--out", "whole", "--workers", "1")[0] == 0
-    process = started("run", file, "--out", "ended", "--workers", "2")
-    reached(process, "ended/small/seed-1", 40)
-    process.send_signal(number)
-    _, err = process.communicate(timeout=300)
-    if number == signal.SIGTERM:
-        assert process.returncode == 130
-        last = err.splitlines()[-1]
-        assert last.startswith("fedtide: interrupted and saved; ")
-        assert "--resume" in last
-    assert not Path("ended/small/seed-4").exists()
+    for number, start in ((signal.SIGTERM, 40), (signal.SIGKILL, 140)):
+        process = started("run", file, "--out", "ended", "--workers", "2", "--resume")
+        reached(process, "ended/small/seed-1", start)
+        process.send_signal(number)
+        _, err = process.communicate(timeout=300)
+        if number == signal.SIGTERM:
+            assert process.returncode == 130
+            last = err.splitlines()[-1]
+            assert last.startswith("fedtide: interrupted and saved; ")
+            assert "--resume" in last
+        assert not Path("ended/small/seed-4").exists()
     status, _, err = fedtide("run", file, "--out", "ended", "--workers", "2", "--resume")
     assert status == 0, err
     for seed in range(1, 5):

@@ -42,7 +42,7 @@ print(json.dumps([seen[10_000], seen[20_000]]))
 def test_memory_is_flat_over_20_000_rounds(tmp_path, monkeypatch):
     """Less than 100 bytes a round: no tensor, table or object is kept of a round.
 
-    The allocator's own caches grow for some 8,000 rounds and then stay, so rounds before are not counted.
+    The allocator's own caches grow for some 8,000 rounds and then stay: counting begins later.
     """
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     command = [sys.executable, "-c", RUN, str(tmp_path / "run")]
