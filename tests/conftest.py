@@ -4,10 +4,10 @@ import getpass
 import os
 import sqlite3
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from sqlalchemy import Engine, event
 
 # What is compiled stays where PyTorch keeps it by default, however often a test changes folders.
 os.environ.setdefault(
@@ -19,11 +19,15 @@ os.environ.setdefault(
 os.fsync = lambda _: None
 
 
-@event.listens_for(Engine, "connect")
-def _do_not_wait_for_the_disk(connection, _):
+def _leave_writing_to_the_system(connection, _):
     if isinstance(connection, sqlite3.Connection):
         connection.execute("PRAGMA synchronous = OFF")
 
+
+with suppress(ImportError):  # the library of an extra
+    from sqlalchemy import Engine, event
+
+    event.listen(Engine, "connect", _leave_writing_to_the_system)
 
 RESULTS = (
     "model.safetensors",

@@ -139,6 +139,11 @@ def test_every_class_says_what_is_missing(base, name):
                 BUILDER.build(base, {"type": name, **short})
 
 
+def test_everything_that_is_missing_is_said_at_once():
+    with pytest.raises(ft.InvalidInputError, match=r"^at\.clients, at\.partition: missing; "):
+        BUILDER.build(Problem, {"type": "classification", "dataset": "digits"}, "at")
+
+
 @pytest.mark.parametrize(("base", "name"), EACH, ids=[name for _, name in EACH])
 def test_a_name_alone_is_a_type(base, name):
     if name not in VALUES:

@@ -152,10 +152,14 @@ class Builder:
                 raise InvalidInputError(
                     f"{_join(path, key)}: unknown key; {did_you_mean(str(key), known)}"
                 )
-        for name, field in known.items():
-            required = field.default is MISSING and field.default_factory is MISSING
-            if required and name not in value:
-                raise InvalidInputError(f"{_join(path, name)}: missing; give a value")
+        required = [
+            name
+            for name, field in known.items()
+            if field.default is MISSING and field.default_factory is MISSING
+        ]
+        if missing := [_join(path, name) for name in required if name not in value]:
+            hint = "give a value" if len(missing) == 1 else "give them values"
+            raise InvalidInputError(f"{', '.join(missing)}: missing; {hint}")
         built = {key: self.build(hints[key], v, _join(path, key)) for key, v in value.items()}
         try:
             return cls(**built)
