@@ -26,7 +26,6 @@ from itertools import pairwise
 from multiprocessing import get_context
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -86,7 +85,7 @@ class TimedGrid(FakeGrid):
 
 
 class DecodingGrid(WireGrid):
-    """Keeps one copy of what all clients send, and hands out new bytes as a network does."""
+    """Keeps one copy of what all clients send; protobuf makes new bytes of it for each reply."""
 
     def __init__(self, nodes: dict[int, Node]) -> None:
         super().__init__(nodes, lambda message, objects: None)
@@ -94,11 +93,6 @@ class DecodingGrid(WireGrid):
     def _answer(self, node: Node, message: Message) -> Message:
         self.sent.clear()
         return node.app(message, Context(self.run_id, 1, node.config, node.state, {}))
-
-    def PullObject(self, request: Any) -> Any:
-        response = super().PullObject(request)
-        content = bytes(bytearray(response.object_content))
-        return SimpleNamespace(object_found=True, object_available=True, object_content=content)
 
 
 def make_nodes(clients: int, update: ArrayRecord) -> dict[int, Node]:

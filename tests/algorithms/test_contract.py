@@ -223,3 +223,31 @@ def test_averages_offer_sums_and_methods_that_look_at_updates_do_not():
     }
     looking = {"FedVARP", "MIFA", "FedLaAvg", "Scaffold", "AmplifiedScaffold", "Clipped", "Median"}
     assert not offered & (looking | {"TrimmedMean", "ClientSideMemory", "WaitForAll"})
+
+
+@every_method
+def test_a_round_that_says_nothing_ends_in_the_same_state(method):
+    """Bit for bit, with several updates, one update and none."""
+    told, silent = (RoundDriver(method, torch.from_numpy(START), POPULATION) for _ in range(2))
+    rng = np.random.default_rng(6)
+    for clients in ([0, 1, 3], [2], [], [0, 1, 2, 3]):
+        cohort = Cohort.uniform(torch.tensor(clients, dtype=torch.int64))
+        for part in told.choose_cohort(cohort).split(1):
+            rows = torch.from_numpy(rng.normal(size=(2, len(part), 3)))
+            samples, steps = POPULATION.samples[part.clients], torch.full((len(part),), 2)
+            for driver in (told, silent):
+                driver.absorb(
+                    ClientUpdates(
+                        part.clients,
+                        part.weights,
+                        rows[0].clone(),
+                        0.1,
+                        steps,
+                        torch.as_tensor(samples).reshape(-1),
+                        rows[1].clone(),
+                    )
+                )
+        told.step(0.1)
+        silent.advance(0.1)
+        found, expected = to_tensors(silent.state), to_tensors(told.state)
+        assert all(torch.equal(found[name], expected[name]) for name in expected)

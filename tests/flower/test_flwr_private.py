@@ -3,8 +3,9 @@
 import sys
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
-from flwr.app import ConfigRecord, Error, RecordDict
+from flwr.app import Array, ConfigRecord, Error, RecordDict
 from flwr.common.constant import ErrorCode
 from flwr.proto.node_pb2 import NodeInfo
 
@@ -184,3 +185,34 @@ def test_replies_are_pulled_as_flower_does_if_its_decoding_changes(failure, monk
     assert pull_replies(grid, ["a", "b"]).messages == ["reply to a", "reply to b"]
     assert pull_replies(grid, ["c"]).messages == ["reply to c"]
     assert len(warnings) == 1
+
+
+@pytest.mark.parametrize("use", ["extend", "copy", "other bytes"])
+def test_arrays_are_joined_as_flower_does_if_it_joins_them_in_another_way(
+    use, monkeypatch, warnings
+):
+    module = sys.modules["flwr.app.message.array"]
+    inflate = Array.inflate
+
+    def changed(content, children=None):
+        found = inflate(content, children)
+        buffer = getattr(module, "bytearray", bytearray)()
+        if use == "extend":
+            buffer.extend(found.data)
+        elif use == "copy":
+            buffer = getattr(module, "bytearray", bytearray)(found.data)
+        elif hasattr(module, "bytearray"):
+            found.data += b"0"
+        return found
+
+    monkeypatch.setattr(Array, "inflate", changed)
+    _flwr_private._can_join_once.cache_clear()
+    array = Array(np.arange(5))
+    try:
+        for _ in range(2):
+            with _flwr_private._chunks_joined_once():
+                assert Array.inflate(array.deflate(), array.children) == array
+    finally:
+        _flwr_private._can_join_once.cache_clear()
+    [warning] = warnings
+    assert "Array.inflate" in warning

@@ -2,6 +2,7 @@
 
 import gc
 import math
+import tracemalloc
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -10,11 +11,14 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
+from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 
 import fedtide as ft
 from fedtide.algorithms import ClientUpdates, RoundDriver
 from fedtide.algorithms._client_memory import ClientMemory
 from fedtide.algorithms.rollback import remember
+from fedtide.flower import _flwr_private
 from fedtide.flower.protocol import arrays_to_vector, params_to_arrays, vector_to_arrays
 from fedtide.flower.server.discovery import NodeRegistry
 from fedtide.flower.server.reply_validation import ValidatedUpdate
@@ -60,20 +64,23 @@ def update(client: int) -> ValidatedUpdate:
 @pytest.mark.parametrize(
     ("method", "models"),
     [
-        (A.FedAvg(), 2),  # beside x: the sum, which becomes the step, and the next model
-        (A.FedAU(cutoff=3), 2),
-        (A.KnownRates(rates=[0.5] * N), 2),
+        (A.FedAvg(), 1),  # beside x: the sum, which becomes the next model
+        (A.FedAU(cutoff=3), 1),
+        (A.KnownRates(rates=[0.5] * N), 1),
         # beside x, memory and sum: the replaced rows, a row and its change, the sum of changes,
         # the step and the next model
         (A.MIFA(), N + 5),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, A.Algorithm) else "",
 )
-def test_a_round_needs_two_models_beside_the_present_one_and_the_replies(method, models):
+def test_a_round_of_averaging_needs_one_model_beside_the_present_one_and_the_replies(
+    method, models
+):
     session = TrainingSession(method, NodeRegistry.from_clients(N), LAYOUT, torch.zeros(SIZE))
     session.end_round([update(client) for client in range(N)])
     updates = [update(client) for client in range(N)]
-    assert peak(lambda: session.end_round(updates)) < (models + 0.3) * 4 * SIZE
+    taken = min(peak(lambda: session.end_round(updates)) for _ in range(2))
+    assert taken < (models + 0.3) * 4 * SIZE
 
 
 @pytest.mark.parametrize("origin", [None, torch.ones(SIZE)])
@@ -100,8 +107,25 @@ def test_arrays_are_written_as_flower_writes_them(shape, dtype):
         assert (found.numpy() == layout).all()
 
 
+def test_a_reply_is_decoded_with_one_model_beside_it():
+    reply = RecordDict({"arrays": ArrayRecord({"x": Array(np.ones(SIZE, dtype=np.float32))})})
+    objects = {i: one.deflate() for i, one in get_all_nested_objects(reply).items()}
+    tracemalloc.start()
+    try:
+        objects = {i: bytes(bytearray(content)) for i, content in objects.items()}
+        before = tracemalloc.get_traced_memory()[0]
+        tracemalloc.reset_peak()
+        with _flwr_private._chunks_joined_once():
+            found = inflate_object_from_contents(reply.object_id, objects)
+        taken = tracemalloc.get_traced_memory()[1] - before
+    finally:
+        tracemalloc.stop()
+    assert found == reply
+    assert taken < 1.05 * 4 * SIZE
+
+
 @pytest.mark.parametrize("method", [A.FedAvg(), A.FedAU(cutoff=3)], ids=["FedAvg", "FedAU"])
-def test_a_federation_needs_two_models_beside_the_present_one_and_the_updates(method):
+def test_a_federation_needs_one_model_beside_the_present_one_and_the_updates(method):
     update = ArrayRecord({"x": Array(np.ones(SIZE, dtype=np.float32))})
 
     def answer(message, context):
@@ -121,7 +145,7 @@ def test_a_federation_needs_two_models_beside_the_present_one_and_the_updates(me
         assert (strategy.training.model == 1 + rounds).all()
 
     train(1)  # libraries take memory when they are first used
-    assert peak(lambda: train(2)) < (1 + clients + 2 + 0.3) * 4 * SIZE
+    assert peak(lambda: train(2)) < (1 + clients + 1 + 0.3) * 4 * SIZE
 
 
 @pytest.mark.parametrize("method", [A.FedAvg(), A.MIFA()], ids=["unused", "used"])

@@ -3,8 +3,7 @@
 import sqlite3
 from collections import Counter, defaultdict
 from collections.abc import Iterable
-from itertools import pairwise
-from statistics import median
+from math import ceil, log, log2
 from typing import NamedTuple
 
 import numpy as np
@@ -83,27 +82,57 @@ def influences(rows: list[Row], names: list[str]) -> np.ndarray:
     return np.array([sums[name] for name in names]) / sum(sums.values())
 
 
-def find_gone(seen: dict[str, list[int]], now: int) -> dict[str, bool]:
-    """Return whether each client is gone by round `now`, given the rounds in which it was seen.
+def find_gone(seen: dict[str, list[int]], now: int, window: int = 100) -> dict[str, bool]:
+    """Return whether each client is gone after round `now`, given the rounds in which it was seen.
 
-    The rule, in words: it has been silent for more than twice as long as ever before, and as the
-    longest silence of half of the clients that were silent and came back; if it was never silent
-    before, for more than twice as long as any client that came back. And if its rounds were drawn
-    at random from all since the first, such a silence had a chance of at most 0.001 / N.
+    The rule, in words: its silence is so long that, if its rounds were exchangeable, it had a
+    chance below 0.001 / N; its score, the logarithm of that chance, is more than twice as high as
+    those of its own silences that ended since round 2^(e-1), where 2^e <= now < 2^(e+1), and of
+    those of 95% of the clients; it is more than twice as long as 95% of the clients took to appear,
+    of whom those count that did in the last three quarters of the rounds; all of that for at most
+    as many rounds as the window has; and of the others that were seen within twice its length,
+    fewer than two in five have been silent for half as long.
     """
-    longest = {
-        name: max((later - earlier - 1 for earlier, later in pairwise(rounds)), default=0)
-        for name, rounds in seen.items()
-    }
-    ended = [silence for silence in longest.values() if silence] or [0]
-    found = {}
+    names = list(seen)
+    begin = min(rounds[0] for rounds in seen.values())
+    waits = [rounds[0] - begin for rounds in seen.values()]
+    appeared = _most([wait if wait >= (now - begin) / 4 else 0 for wait in waits])
+    lately = 2 ** (int(log2(now)) - 1) if now else 0
+    peaks = {}
     for name, rounds in seen.items():
-        first, last, silence = rounds[0], rounds[-1], now - rounds[-1]
-        random = ((last - first) / max(now - first, 1)) ** (len(rounds) - 1)
-        usual = max(longest[name], median(ended)) if longest[name] else max(ended)
-        unusual = silence > 2 * usual
-        found[name] = unusual and len(rounds) > 1 and len(seen) * random <= 0.001
-    return found
+        returns = [i for i in range(2, len(rounds)) if rounds[i] - rounds[i - 1] > 1]
+        recent = [i for i in returns if rounds[i] >= lately]
+        peaks[name] = max((_score(rounds[:i], rounds[i] - 1) for i in recent), default=0.0)
+    shared = _most(list(peaks.values()))
+
+    def is_unusual(name: str, t: int) -> bool:
+        limit = max(log(len(names) / 0.001), 2 * peaks[name], 2 * shared)
+        return _score(seen[name], t) > limit and t - seen[name][-1] > 2 * appeared
+
+    def is_common(name: str) -> bool:
+        silence = now - seen[name][-1]
+        ends = [rounds[-1] for other, rounds in seen.items() if other != name]
+        near = [end for end in ends if now - end <= 2 * silence]
+        quiet = [end for end in near if now - end >= silence / 2]
+        return len(quiet) >= 0.4 * len(near)
+
+    return {
+        name: is_unusual(name, now) and not is_unusual(name, now - window) and not is_common(name)
+        for name in names
+    }
+
+
+def _score(rounds: list[int], t: int) -> float:
+    """Return minus the logarithm of the chance that all returns fell before the last silence."""
+    returns = len(rounds) - 1
+    if returns == 0 or t <= rounds[-1]:
+        return 0.0
+    return returns * log((t - rounds[0]) / (rounds[-1] - rounds[0]))
+
+
+def _most(values: list[float]) -> float:
+    """Return the least value that at least 95% of the others do not exceed."""
+    return sorted(values)[ceil(0.95 * (len(values) - 1))]
 
 
 def count_reasons(rows: list[Row]) -> Counter[str]:

@@ -2,6 +2,7 @@
 
 import sqlite3
 import time
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -146,42 +147,84 @@ def test_settings_out_of_range_are_refused(settings, field):
         MonitorSettings(**settings)
 
 
+def watch(present: np.ndarray, window: int = 100, every: int = 1) -> Iterator[np.ndarray]:
+    """Yield who is gone after every so many rounds, given who is there in each, shape (T, N)."""
+    totals = ClientTotals.empty(present.shape[1])
+    for t, there in enumerate(present):
+        clients = np.flatnonzero(there)
+        totals.add(clients, t, np.zeros(len(clients)), clients[:0])
+        if (t + 1) % every == 0:
+            yield find_states(totals, max(0, t + 1 - window), t) == GONE
+
+
 def test_a_client_that_leaves_is_called_gone_as_the_rule_says():
-    present = np.random.default_rng(1).random((300, 4)) < [0.9, 0.5, 0.1, 0.5]
-    present[100:, 0] = present[150:, 1] = False
-    totals = ClientTotals.empty(4)
+    draws = np.random.default_rng(1)
+    present = draws.random((400, 7)) < [0.9, 0.5, 0.1, 0.5, 0.7, 0.9, 0.3]
+    present[150:, 0] = present[190:, 1] = present[:10, 3] = present[200:203] = False
+    present[40:44, 4] = present[230:240, 5] = False
     called = []
-    for t, there in enumerate(present):
-        clients = np.flatnonzero(there)
-        totals.add(clients, t, np.zeros(len(clients)), clients[:0])
-        called.append(find_states(totals, 0, t) == GONE)
-        seen = {n: np.flatnonzero(present[: t + 1, n]).tolist() for n in range(4)}
-        expected = find_gone({n: rounds for n, rounds in seen.items() if rounds}, t)
-        assert called[-1].tolist() == [expected.get(n, False) for n in range(4)]
-    first = np.argmax(called, axis=0)
-    assert 100 <= first[0] < 125
-    assert 150 <= first[1] < 180
-    assert not np.any(called, axis=0)[2:].any()
+    for i, gone in enumerate(watch(present, window=40, every=4)):
+        t = 4 * i + 3
+        called.append(gone)
+        seen = {n: np.flatnonzero(present[: t + 1, n]).tolist() for n in range(7)}
+        expected = find_gone({n: rounds for n, rounds in seen.items() if rounds}, t, window=40)
+        for n in range(7):
+            assert gone[n] == expected.get(n, False), (t, n)
+    assert np.any(called, axis=0).tolist() == [True, True, False, False, False, False, False]
 
 
-def test_a_first_silence_is_compared_with_the_longest_of_others():
-    """Two clients whose silences of 1 and of 30 rounds have ended, and one that is silent."""
-    present = np.ones((140, 3), dtype=bool)
-    present[20, 0] = present[30:60, 1] = present[80:, 2] = False
-    totals, called = ClientTotals.empty(3), []
-    for t, there in enumerate(present):
-        clients = np.flatnonzero(there)
-        totals.add(clients, t, np.zeros(len(clients)), clients[:0])
-        called.append(find_states(totals, 0, t)[2] == GONE)
-    assert not any(called)  # silent for 60 rounds, twice 30
-    totals.add(np.array([0, 1]), 140, np.zeros(2), np.array([], dtype=np.int64))
-    assert find_states(totals, 0, 140)[2] == GONE
+def test_who_was_always_there_is_called_gone_within_thirteen_rounds_and_for_a_window():
+    present = np.ones((320, 100), dtype=bool)
+    present[200:, 5] = False
+    called = np.flatnonzero([gone[5] for gone in watch(present)])
+    assert called[0] == 211  # 200 (1 - e^(-x / 199)) = 11.8 rounds at x = log(100 / 0.001)
+    assert called.tolist() == list(range(called[0], called[0] + 100))
+
+
+def test_silences_of_others_that_ended_make_a_first_silence_less_unusual():
+    present = np.ones((300, 3), dtype=bool)
+    present[100:130, 0] = present[150:, 2] = False
+    called = np.flatnonzero([gone[2] for gone in watch(present)])
+    # The other's silence scored 99 log(129 / 99), and this one 149 log(1 + silence / 149).
+    assert called[0] - 149 == int(149 * ((129 / 99) ** (2 * 99 / 149) - 1)) + 1
+
+
+CYCLES = {
+    "own phases": lambda t, n: (t + 37 * n) % 100 < 20,
+    "own phases, various days": lambda t, n: (t + 37 * n) % 100 < 5 + 2 * n,
+    "one zone": lambda t, n: (t + 17) % 100 < 40,
+    "three zones": lambda t, n: (t + 33 * (n % 3)) % 100 < 50,
+    "five groups": lambda t, n: t // 20 % 5 == n % 5,
+    "two groups": lambda t, n: t // 100 % 2 == n % 2,
+}
+
+
+@pytest.mark.parametrize(
+    "cycle",
+    [
+        "own phases",
+        *(pytest.param(name, marks=pytest.mark.statistical) for name in list(CYCLES)[1:]),
+    ],
+)
+def test_clients_that_come_in_cycles_are_called_gone_when_they_leave_and_not_before(cycle):
+    day = CYCLES[cycle](np.arange(800)[:, None], np.arange(40))
+    present = day & (np.random.default_rng(5).random((800, 40)) < 0.8)
+    present[400:, 7] = False
+    called = np.array(list(watch(present, every=10)))
+    assert not np.delete(called, 7, axis=1).any()
+    assert not called[:40, 7].any()
+    assert called[40:, 7].any()
+
+
+def test_nobody_is_gone_while_two_in_five_of_the_others_are_silent():
+    present = np.ones((300, 11), dtype=bool)
+    present[200:, :4] = False
+    assert np.array(list(watch(present, every=20)))[10:, :4].any(axis=0).all()
+    present[200:, 4] = False
+    assert not np.array(list(watch(present, every=20))).any()
 
 
 def test_a_client_that_comes_at_random_is_hardly_ever_called_gone():
     rates = np.random.default_rng(2).uniform(0.05, 0.95, 50)
-    totals = ClientTotals.empty(50)
-    for t in range(1000):
-        clients = np.flatnonzero(np.random.default_rng([3, t]).random(50) < rates)
-        totals.add(clients, t, np.zeros(len(clients)), clients[:0])
-        assert not (find_states(totals, 0, t) == GONE).any()
+    present = np.random.default_rng(3).random((1000, 50)) < rates
+    assert not any(gone.any() for gone in watch(present))

@@ -19,6 +19,9 @@ from fedtide.algorithms.base import (
 )
 from fedtide.population import Population
 
+_BLOCK = 2**16
+"""How many numbers of a single update are added to the sum at a time."""
+
 
 @dataclass(frozen=True)
 class WeightedSumState(State):
@@ -87,7 +90,15 @@ class WeightedSum(Algorithm[SumT]):
     def absorb(self, state: SumT, updates: ClientUpdates) -> SumT:
         """Add Σ a_n Δ_n of this chunk."""
         weights = self._weights(state, updates)
-        total = weights.to(updates.deltas.device) @ updates.deltas
+        factors = weights.to(updates.deltas.device)
+        if len(weights) == 1 and len(state.clients):
+            # A large model comes alone; block by block, its product needs no memory of its size.
+            totals = torch.split(state.total, _BLOCK)
+            blocks = torch.split(updates.deltas, _BLOCK, dim=1)
+            for total, deltas in zip(totals, blocks, strict=True):
+                total.add_(factors @ deltas)
+            return _add_cohort(state, updates.clients, weights)
+        total = factors @ updates.deltas
         return WeightedSum.absorb_total(self, state, WeightedTotal(updates.clients, weights, total))
 
     def weigh(self, state: SumT, updates: ClientUpdates) -> Tensor | None:
@@ -97,36 +108,58 @@ class WeightedSum(Algorithm[SumT]):
 
     def absorb_total(self, state: SumT, total: WeightedTotal) -> SumT:
         """Add the sum of this chunk."""
-        return replace(
-            state,
-            total=total.total.add_(state.total),
-            clients=torch.cat([state.clients, total.clients]),
-            weights=torch.cat([state.weights, total.weights]),
-        )
+        state = replace(state, total=total.total.add_(state.total))
+        return _add_cohort(state, total.clients, total.weights)
+
+    def record_cohort(self, state: SumT) -> SumT:
+        """Return the state that also knows who took part in this round, which now ends."""
+        return state
 
     def step(self, state: SumT, lr: float) -> tuple[SumT, RoundInfo]:
         """Move the model by η / D times the sum; an empty round leaves it where it is.
 
         The sum itself becomes the direction: models may be large.
         """
+        state = self.record_cohort(state)
         if len(state.clients):
             scale = self.server_lr / self.normaliser(state)
             info = RoundInfo(state.clients, state.weights * scale, state.total.mul_(scale))
         else:
             info = RoundInfo(state.clients, state.weights, torch.zeros_like(state.model))
-        clients, weights = no_updates(state.model)
-        state = replace(
-            state,
-            model=state.model + info.direction,
-            round=state.round + 1,
-            total=_no_sum(state.model),
-            clients=clients,
-            weights=weights,
-        )
-        return state, info
+        return _next_round(state, state.model + info.direction), info
+
+    def advance(self, state: SumT, lr: float) -> SumT:
+        """Move the model as `step` does; the sum itself becomes the next model."""
+        if type(self).step is not WeightedSum.step or not len(state.clients):
+            return super().advance(state, lr)
+        state = self.record_cohort(state)
+        direction = state.total.mul_(self.server_lr / self.normaliser(state))
+        return _next_round(state, direction.add_(state.model))
 
     def _weights(self, state: SumT, updates: ClientUpdates) -> Tensor:
         return self.client_weights(state, updates).to(state.model.dtype)
+
+
+def _add_cohort(state: SumT, clients: Tensor, weights: Tensor) -> SumT:
+    """Return the state with these clients, shape (S,), and their a_n among those absorbed."""
+    return replace(
+        state,
+        clients=torch.cat([state.clients, clients]),
+        weights=torch.cat([state.weights, weights]),
+    )
+
+
+def _next_round(state: SumT, model: Tensor) -> SumT:
+    """Return the state in which the next round begins, from this model."""
+    clients, weights = no_updates(model)
+    return replace(
+        state,
+        model=model,
+        round=state.round + 1,
+        total=_no_sum(model),
+        clients=clients,
+        weights=weights,
+    )
 
 
 def _no_sum(model: Tensor) -> Tensor:

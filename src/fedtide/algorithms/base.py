@@ -356,6 +356,13 @@ class Algorithm(ABC, Generic[StateT]):
             lr: γ_t, the local learning rate of this round, for methods that keep gradients.
         """
 
+    def advance(self, state: StateT, lr: float) -> StateT:
+        """End the round as `step` does, to the same bits, for a driver that needs no `RoundInfo`.
+
+        Methods whose models may be large override it: without the direction, a model less is held.
+        """
+        return self.step(state, lr)[0]
+
     def with_model(self, state: StateT, model: Tensor) -> StateT:
         """Return the state with another model, for wrappers that move the model themselves."""
         moved: StateT = replace(cast("Any", state), model=model)

@@ -115,3 +115,7 @@ class RoundDriver(Generic[StateT]):
         """End the round and return what happened; `lr` is γ_t."""
         self.state, info = self.algorithm.step(self.state, lr)
         return info
+
+    def advance(self, lr: float) -> None:
+        """End the round as `step` does, in less memory where the method can."""
+        self.state = self.algorithm.advance(self.state, lr)

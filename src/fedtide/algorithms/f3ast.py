@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fedtide.algorithms._weighted_sum import WeightedSum, WeightedSumState
-from fedtide.algorithms.base import ClientUpdates, RoundInfo
+from fedtide.algorithms.base import ClientUpdates
 from fedtide.configurable import configurable
 from fedtide.errors import InvalidInputError
 from fedtide.population import Population
@@ -94,11 +94,11 @@ class F3AST(WeightedSum[F3ASTState]):
     def normaliser(self, state: F3ASTState) -> float:
         return float(state.population)
 
-    def step(self, state: F3ASTState, lr: float) -> tuple[F3ASTState, RoundInfo]:
-        """Move the model and record who took part."""
+    def record_cohort(self, state: F3ASTState) -> F3ASTState:
+        """Update the rates of those who took part."""
         state.rates[state.clients] = self.rate(state, state.clients)
         state.last[state.clients] = state.round
-        return super().step(state, lr)
+        return state
 
     def rate(self, state: F3ASTState, clients: Tensor) -> Tensor:
         """Return the r_n that these clients, shape (S,), have if they take part now, (S,)."""

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from fedtide.algorithms._weighted_sum import WeightedSum, WeightedSumState
-from fedtide.algorithms.base import ClientUpdates, RoundInfo
+from fedtide.algorithms.base import ClientUpdates
 from fedtide.client_values import Name, order_by_id
 from fedtide.configurable import configurable
 from fedtide.errors import InvalidInputError
@@ -281,10 +281,9 @@ class FedAU(WeightedSum[FedAUState]):
     def normaliser(self, state: FedAUState) -> float:
         return float(state.population)
 
-    def step(self, state: FedAUState, lr: float) -> tuple[FedAUState, RoundInfo]:
-        """Move the model and record who took part."""
-        intervals = state.intervals.record(state.round, state.clients)
-        return super().step(replace(state, intervals=intervals), lr)
+    def record_cohort(self, state: FedAUState) -> FedAUState:
+        """Close the intervals of those who took part."""
+        return replace(state, intervals=state.intervals.record(state.round, state.clients))
 
     def omega(self, state: FedAUState, clients: Tensor) -> Tensor:
         """Return the ω that these clients, shape (S,), would have in the next round, (S,)."""

@@ -5,6 +5,7 @@
 - the client with which `flwr` lists the nodes of a SuperLink; its command leaves out their names;
 - `Grid.run.run_id`;
 - `HttpGrid._runtime_client.PullMessages`, and the function with which that module decodes a reply;
+- the function `bytearray` by which `flwr.app.message.array` joins the chunks of an array;
 - the numbers of errors in `flwr.common.constant.ErrorCode`;
 - the dictionary in which records keep their values, `_data`;
 - an environment variable of Flower's SuperExec.
@@ -17,17 +18,18 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from datetime import datetime
-from functools import lru_cache
+from functools import cache, lru_cache
 from importlib import import_module
 from logging import getLogger
 from threading import Lock
 from types import SimpleNamespace
 from typing import Any, TypeVar
 
-from flwr.app import ConfigRecord, Error, Message, RecordDict
+import numpy as np
+from flwr.app import Array, ConfigRecord, Error, Message, RecordDict
 from flwr.serverapp import Grid
 
 from fedtide.errors import InvalidInputError, first_line
@@ -161,10 +163,50 @@ def pull_replies(grid: Any, ids: Sequence[str]) -> PulledReplies:
         _decoding,
         _replaced(client, "PullMessages", pull_and_keep_envelopes),
         _replaced(decoder, "inflate_object_from_contents", decode_guarded),
+        _chunks_joined_once(),
     ):
         found = grid.pull_messages(ids)
         pulled.messages.extend(reply for reply in found if isinstance(reply, Message))
     return pulled
+
+
+class _Chunks:
+    """What Flower uses of a `bytearray` to join chunks: values are copied once instead of twice.
+
+    `Array.inflate` does `buffer = bytearray()`, `buffer += chunk` and `bytes(buffer)`.
+    """
+
+    def __init__(self) -> None:
+        self._parts: list[Any] = []
+
+    def __iadd__(self, part: Any) -> _Chunks:
+        self._parts.append(part)
+        return self
+
+    def __bytes__(self) -> bytes:
+        return b"".join(self._parts)
+
+
+def _chunks_joined_once() -> AbstractContextManager[None]:
+    """Let Flower hold the values of a reply twice while it decodes it, not three times."""
+    if not _can_join_once():
+        return nullcontext()
+    return _replaced(import_module("flwr.app.message.array"), "bytearray", _Chunks)
+
+
+@cache
+def _can_join_once() -> bool:
+    """Return whether Flower decodes an array to the same bytes with `_Chunks`."""
+    try:
+        array = Array(np.arange(3.0))
+        with _replaced(import_module("flwr.app.message.array"), "bytearray", _Chunks):
+            found = Array.inflate(array.deflate(), array.children)
+        if found.data != array.data:
+            raise ValueError("an array is decoded to other bytes")
+    except Exception as error:
+        _warn("Array.inflate", error, "decoding a reply takes more memory")
+        return False
+    return True
 
 
 def _check_envelope(message: Any, envelope: Any) -> None:
@@ -178,8 +220,8 @@ def _check_envelope(message: Any, envelope: Any) -> None:
 
 @contextmanager
 def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """Set an attribute and restore it at the end."""
-    original, own = getattr(owner, name), name in vars(owner)
+    """Set an attribute and restore it at the end; a module may have it from the built-in ones."""
+    original, own = getattr(owner, name, None), name in vars(owner)
     setattr(owner, name, value)
     try:
         yield

@@ -64,7 +64,9 @@ class ClientTotals:
         first: the first round in which it was seen; −1: none.
         last: the last one; −1: none.
         returns: k, how often it was seen after the first time.
-        longest: the longest silence that ended with a return, in rounds.
+        era: e of the last silence that ended with a return: in a round t with 2^e <= t < 2^(e+1).
+        peak: the highest score x of its silences that ended in that era, see `find_silence_limits`.
+        former_peak: the same for the era before.
         seen_at: the time of its last row, in seconds since 1970; NaN: unknown.
         unused: how many of its updates were not used, for whatever reason.
     """
@@ -72,7 +74,9 @@ class ClientTotals:
     first: Ints
     last: Ints
     returns: Ints
-    longest: Ints
+    era: Ints
+    peak: Floats
+    former_peak: Floats
     seen_at: Floats
     unused: Ints
 
@@ -80,8 +84,16 @@ class ClientTotals:
     def empty(cls, clients: int) -> ClientTotals:
         """Return the totals of clients that were never seen."""
         never, none = np.full(clients, -1, dtype=np.int64), np.zeros(clients, dtype=np.int64)
-        unknown = np.full(clients, np.nan)
-        return cls(never, never.copy(), none, none.copy(), unknown, none.copy())
+        return cls(
+            first=never,
+            last=never.copy(),
+            returns=none,
+            era=none.copy(),
+            peak=np.zeros(clients),
+            former_peak=np.zeros(clients),
+            seen_at=np.full(clients, np.nan),
+            unused=none.copy(),
+        )
 
     def extend(self, clients: int) -> None:
         """Add clients that were never seen until there are so many."""
@@ -92,11 +104,35 @@ class ClientTotals:
     def add(self, clients: Ints, t: int, times: Floats, unused: Ints) -> None:
         """Add the rows of round t."""
         again = clients[self.first[clients] >= 0]
-        self.longest[again] = np.maximum(self.longest[again], t - self.last[again] - 1)
+        self._end_silences(again[self.last[again] < t - 1], t)
         self.returns[again] += 1
         self.first[clients] = np.where(self.first[clients] < 0, t, self.first[clients])
         self.last[clients], self.seen_at[clients] = t, times
         self.unused[unused] += 1
+
+    def find_peaks(self, t: int) -> Floats:
+        """Return the highest score of each client's silences that ended lately, (N,); 0: none.
+
+        Lately is since round 2^(e-1), if 2^e <= t < 2^(e+1): in at least the last half of the
+        rounds. So a client's habits may change, and a round costs nothing for who is not there.
+        """
+        passed = _era(t) - self.era
+        current = np.where(passed == 0, np.maximum(self.peak, self.former_peak), self.peak)
+        return np.where(passed <= 1, current, 0.0)
+
+    def _end_silences(self, clients: Ints, t: int) -> None:
+        """Score the silences that end in round t with the return of these clients."""
+        known = np.maximum(self.last[clients] - self.first[clients], 1)
+        score = self.returns[clients] * np.log((t - 1 - self.first[clients]) / known)
+        passed, peak = _era(t) - self.era[clients], self.peak[clients]
+        former = np.where(passed == 1, peak, 0.0)
+        self.former_peak[clients] = np.where(passed == 0, self.former_peak[clients], former)
+        self.peak[clients] = np.maximum(score, np.where(passed == 0, peak, 0.0))
+        self.era[clients] = _era(t)
+
+
+def _era(t: int) -> int:
+    return t.bit_length() - 1
 
 
 class LedgerWindow:

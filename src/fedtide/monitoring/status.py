@@ -16,6 +16,7 @@ from fedtide.auditing.statistics.influence import EffectiveObjective, measure_in
 from fedtide.auditing.statistics.pattern import find_pattern
 from fedtide.auditing.statistics.rate_estimates import RateEstimates, estimate_rates
 from fedtide.auditing.statistics.variance import VarianceModel
+from fedtide.monitoring.departures import find_common_silences, find_silence_limits
 from fedtide.monitoring.ledger_window import (
     USED,
     ClientTotals,
@@ -28,9 +29,6 @@ from fedtide.monitoring.ledger_window import (
 CLIENT_STATES = ("present", "away", "gone", "absent", "never")
 """Each client is in one of these states, see `find_states`."""
 PRESENT, AWAY, GONE, ABSENT, NEVER = range(len(CLIENT_STATES))
-
-_GONE_LEVEL = 0.001
-_GONE_FACTOR = 2
 
 
 @dataclass(frozen=True, eq=False)
@@ -235,32 +233,21 @@ def measure_status(window: LedgerWindow, federation: str, shares: FairShares) ->
 def find_states(totals: ClientTotals, first: int, last: int) -> Ints:
     """Return the state of each client after round `last`, as an index in CLIENT_STATES.
 
-    present: seen in the last round. gone: silent for more than twice its longest silence so far
-    and twice the median of the clients' longest silences (of those that were silent and returned),
-    or in its first silence twice the longest of any client; and for so long that, if its rounds
-    were exchangeable,
-
-        N ((s − f) / (t − f))^k <= 0.001
-
-    with f and s the first and the last round in which it was seen, k its returns in between and t
-    the last round. away: silent, but not gone. never: not seen in any round. absent: not seen in
-    the window, whether it had been gone before or not.
+    never: not seen in any round. present: seen in the last round. gone: silent for longer than
+    habits explain (`find_silence_limits`), while others are there (`find_common_silences`); for as
+    many rounds as the window has, from then on. absent: not seen in the window, and not called
+    gone, or no longer. away: any other silent client.
 
     Args:
         totals: of the clients.
         first: the first round of the window.
-        last: t.
+        last: the last one.
     """
-    silent = last - totals.last
-    known = np.maximum(totals.last - totals.first, 0) / np.maximum(last - totals.first, 1)
-    chance = len(silent) * known**totals.returns
-    ended = totals.longest[totals.longest > 0]
-    median, most = (np.median(ended), ended.max()) if len(ended) else (0.0, 0)
-    usual = np.where(totals.longest > 0, np.maximum(totals.longest, median), most)
-    gone = (chance <= _GONE_LEVEL) & (silent > _GONE_FACTOR * usual)
-    gone &= totals.returns > 0
-    conditions = [totals.last < 0, silent == 0, totals.last < first, gone]
-    return np.select(conditions, [NEVER, PRESENT, ABSENT, GONE], AWAY)
+    silent, limits = last - totals.last, find_silence_limits(totals, last)
+    gone = (silent > limits) & (silent <= limits + last - first + 1)
+    gone &= ~find_common_silences(totals, last)
+    conditions = [totals.last < 0, silent == 0, gone, totals.last < first]
+    return np.select(conditions, [NEVER, PRESENT, GONE, ABSENT], AWAY)
 
 
 def _audit_rounds(

@@ -154,7 +154,7 @@ class TrainingSession:
                 self.driver.absorb(stack_updates(chunk, 1.0 / len(updates), self.model))
         lr = next((u.lr for u in reversed(updates) if u.lr), self.lr)
         # Before the first update there is nothing that a learning rate could scale.
-        self.driver.step(lr or 1.0)
+        self.driver.advance(lr or 1.0)
         if not is_bounded(self.driver.state, clients):
             return False
         self.lr = lr
