@@ -57,6 +57,7 @@ def accounts(
     share: float = GOLDEN,
     bound: float = 2.0,
     own_bound: float = np.inf,
+    longest: float = np.inf,
     credit: float = 1 / GOLDEN,
     dispersion: float = 0.0,
 ) -> Numbers:
@@ -67,6 +68,7 @@ def accounts(
         share: ρ.
         bound: the largest sum of the weights of a round.
         own_bound: the largest weight of an update.
+        longest: the largest debt over N.
         credit: in mean intervals.
         dispersion: k > 0 replaces ρ by (1 + CV²)^-k, with CV² the squared coefficient of variation
             of the intervals between a client's rounds, shrunk to that of all clients.
@@ -78,9 +80,10 @@ def accounts(
         came = np.flatnonzero(present[t])
         owed = t + 1 + credit * clients * max(t, 1) / max(seen, 1)
         rate = intervals.record(t, came) ** -dispersion if dispersion else share
-        own = np.minimum(rate * np.maximum(owed - paid[came], 0) / clients, own_bound)
+        debt = np.clip(owed - paid[came], 0, longest * clients)
+        own = np.minimum(rate * debt / clients, own_bound)
         weights[t, came] = own * min(1, bound / max(own.sum(), 1e-12))
-        paid[came] += clients * weights[t, came]
+        paid[came] = owed - debt + clients * weights[t, came]
         seen += len(came)
     return weights
 
@@ -160,6 +163,7 @@ VARIANTS: Mapping[str, tuple[Rule, float]] = {
     "no bound of a step": (partial(accounts, bound=np.inf), 1),
     "a step at most the mean update": (partial(accounts, bound=1.0), 1),
     "a weight at most 1 as well": (partial(accounts, own_bound=1.0), 1),
+    "a debt at most 2 N / ρ": (partial(accounts, longest=2 / GOLDEN), 1),
     "F3AST, β = 0.01": (partial(f3ast, beta=0.01), LAST),
     "F3AST, β = 0.01, output: weights t": (partial(f3ast, beta=0.01), 1),
     "F3AST, β = 0.03, output: weights t": (partial(f3ast, beta=0.03), 1),

@@ -201,7 +201,7 @@ def auto(problem, q, lr, steps, x, *, server_lr=1.0):
         cut = min(1.0, 2 * N / total) if total else 1.0
         for n in S:
             a = cut * rho * debt[n]
-            c[n] += a
+            c[n] = owed - debt[n] + a
             step += a / N * (local(problem, n, x, lr[t], steps)[0] - x)
         M += len(S)
         x = x + server_lr * step

@@ -123,6 +123,14 @@ def test_what_the_bound_cuts_off_is_paid_later():
     np.testing.assert_allclose(found.sum(axis=0)[3], found.sum(axis=0)[0], rtol=0.01)
 
 
+def test_the_only_client_of_the_first_round_is_not_silenced_by_its_large_step():
+    present = np.ones((12, 20))
+    present[0, 1:] = 0
+    found = influences(present)
+    assert found[0, 0] == pytest.approx(20 * (SHARE / 20 + 1))
+    assert found[4:, 0].min() > 0.5
+
+
 @pytest.mark.parametrize("method", [a.Auto(), a.Amplified(period=2, factor=3.0, inner=a.Auto())])
 def test_the_output_is_the_mean_of_the_iterates_weighted_by_their_round(method):
     rng = np.random.default_rng(0)

@@ -25,7 +25,8 @@ class AutoState(WeightedSumState):
     """The state of Auto.
 
     Args:
-        paid: c_n, the sum of the weights that each client has had, shape (N,), float64.
+        paid: c_n, the weights that each client has had, less what it was forgiven of those beyond
+            its due, shape (N,), float64.
         seen: M, how many updates were used so far.
         mean: (x_1 + 2 x_2 + ... + t x_t) / (1 + 2 + ... + t), shape (d,); x_0 before round 0.
     """
@@ -39,10 +40,12 @@ class AutoState(WeightedSumState):
 class Auto(WeightedSum[AutoState]):
     """Federated averaging with nothing to choose: every client is owed one weight a round.
 
-    In round t, with M updates so far, c_n the sum of all weights of client n, ρ = (√5 - 1) / 2:
+    In round t, with M updates so far, c_n = 0 at first, and ρ = (√5 - 1) / 2:
 
-        debt_n = max(0, t + 1 + (N / ρ) max(t, 1) / max(M, 1) - c_n)
-        a_n = min(1, 2 N / Σ_{m in S_t} ρ debt_m) ρ debt_n        c_n ← c_n + a_n     for n in S_t
+        owed = t + 1 + (N / ρ) max(t, 1) / max(M, 1)
+        debt_n = max(0, owed - c_n)
+        a_n = ρ debt_n min(1, 2 N / Σ_{m in S_t} ρ debt_m)
+        c_n ← owed - debt_n + a_n                                                 for n in S_t
         x ← x + η / N Σ_{n in S_t} a_n Δ_n
 
     and the output is the mean of the iterates x_1, ..., x_t with the weights 1, ..., t.
@@ -50,9 +53,10 @@ class Auto(WeightedSum[AutoState]):
     Nobody tells the method how often clients take part, and it estimates no rates: a client that
     was away has a debt, from which its next updates pay. So over any stretch of rounds every client
     moves the model as much as every other one, up to the change of its debt, whatever the pattern
-    is: rates that differ, change or alternate, bursts, cycles. The middle term of the debt is a
-    credit of 1/ρ mean intervals between a client's rounds, so that the first rounds have full
-    steps. The 2 bounds a step by twice the mean update; what it cuts off remains a debt.
+    is: rates that differ, change or alternate, bursts, cycles. The last term of `owed` is
+    a credit of 1/ρ mean intervals between a client's rounds, so that the first rounds have full
+    steps. The 2 bounds a step by twice the mean update; what it cuts off remains a debt. Only who
+    has had more than is due is forgiven the rest, because the credit is a guess at first.
 
     Weights follow from the debts, averaging over rounds from the mean, and amplification, by at
     most 2, from the bound. See docs/auto.md for the derivation, and for what is proved.
@@ -93,16 +97,15 @@ class Auto(WeightedSum[AutoState]):
         return (state.weights.sum() / _LARGEST_STEP).clamp(min=state.population)
 
     def debt(self, state: AutoState, clients: Tensor) -> Tensor:
-        """Return the weight that these clients, shape (S,), are owed in this round, (S,)."""
-        interval = state.population * max(state.round, 1) / max(state.seen, 1)
-        owed = state.round + 1 + interval / _SHARE
-        return (owed - state.paid[clients]).clamp(min=0)
+        """Return the weights that these clients, shape (S,), are owed in this round, (S,)."""
+        return (_owed(state) - state.paid[clients]).clamp(min=0)
 
     def step(self, state: AutoState, lr: float) -> tuple[AutoState, RoundInfo]:
         """Move the model, enter the weights into the accounts, and update the mean."""
+        before = _owed(state) - self.debt(state, state.clients)
         moved, info = super().step(state, lr)
         weights = info.weights.to(torch.float64) * (state.population / self.server_lr)
-        moved.paid[info.clients] += weights
+        moved.paid[info.clients] = before + weights
         mean = state.mean.lerp(moved.model, 2 / (moved.round + 1))
         return replace(moved, seen=moved.seen + len(info.clients), mean=mean), info
 
@@ -115,3 +118,9 @@ class Auto(WeightedSum[AutoState]):
     def output(self, state: AutoState) -> Tensor:
         """Return the weighted mean of the iterates."""
         return state.mean
+
+
+def _owed(state: AutoState) -> float:
+    """Return what every client has been owed up to this round, with its credit."""
+    interval = state.population * max(state.round, 1) / max(state.seen, 1)
+    return state.round + 1 + interval / _SHARE
