@@ -114,6 +114,16 @@ def test_no_step_exceeds_twice_the_mean_update(seed, server_lr):
     np.testing.assert_allclose(weights, influences(table), rtol=1e-5, atol=1e-5)
 
 
+def test_no_round_takes_two_models_further_apart_as_long_as_local_steps_are_stable():
+    rng = np.random.default_rng(0)
+    problem, table = Quadratics.random(rng, 5), random_table(rng, 60, 5)
+    table[10:40, 1:] = 0  # the others return with large debts
+    lr = 1 / np.linalg.eigvalsh(problem.A).max()
+    one, other = (drive(a.Auto(), problem, table, lr, 3, rng.normal(size=3)) for _ in range(2))
+    apart = np.linalg.norm(one.iterates - other.iterates, axis=1)
+    assert (np.diff(apart) <= 1e-12).all()
+
+
 def test_what_the_bound_cuts_off_is_paid_later():
     present = np.zeros((80, 4))
     present[:, :3] = 1
