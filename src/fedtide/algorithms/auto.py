@@ -17,7 +17,7 @@ _SHARE = (5**0.5 - 1) / 2
 """ρ, the share of its debt with which a client enters a round: the golden ratio (docs/auto.md)."""
 
 _LARGEST_STEP = 2.0
-"""The largest Σ a_n / N: beyond it, a round may amplify the distance to a common optimum."""
+"""The largest Σ a_n / N: beyond it, a round may take two models further apart (docs/auto.md)."""
 
 
 @dataclass(frozen=True)
@@ -53,10 +53,10 @@ class Auto(WeightedSum[AutoState]):
     Nobody tells the method how often clients take part, and it estimates no rates: a client that
     was away has a debt, from which its next updates pay. So over any stretch of rounds every client
     moves the model as much as every other one, up to the change of its debt, whatever the pattern
-    is: rates that differ, change or alternate, bursts, cycles. The last term of `owed` is
-    a credit of 1/ρ mean intervals between a client's rounds, so that the first rounds have full
-    steps. The 2 bounds a step by twice the mean update; what it cuts off remains a debt. Only who
-    has had more than is due is forgiven the rest, because the credit is a guess at first.
+    is: rates that differ, change or alternate, bursts, cycles. The last term of `owed` is a credit
+    of 1/ρ mean intervals between a client's rounds, so that the first rounds have full steps. It is
+    a guess at first, so a client that has had more than it is owed is forgiven the rest. The 2
+    bounds a step by twice the mean update; what it cuts off remains a debt.
 
     Weights follow from the debts, averaging over rounds from the mean, and amplification, by at
     most 2, from the bound. See docs/auto.md for the derivation, and for what is proved.
