@@ -15,6 +15,7 @@ METHODS = [
     a.FedAU(average=0.5),
     a.FedAU(cutoff=4, groups=["a", "b", "a", "b"]),
     a.F3AST(),
+    a.Auto(),
     a.FedVARP(),
     a.FedVARP(empty_rounds="memory"),
     a.FedStale(),

@@ -189,6 +189,26 @@ def f3ast(problem, q, lr, steps, x, *, beta, initial=None, server_lr=1.0):
     return np.array(xs)
 
 
+def auto(problem, q, lr, steps, x, *, server_lr=1.0):
+    """The update of the docstring, client by client; only the output is a mean."""
+    N, rho = problem.clients, 2 / (1 + math.sqrt(5))
+    xs, c, M = [x], [0.0] * N, 0
+    for t in range(len(q)):
+        S, step = present(q[t]), np.zeros_like(x)
+        owed = t + 1 + N / rho * max(t, 1) / max(M, 1)
+        debt = [max(0.0, owed - c[n]) for n in range(N)]
+        total = sum(rho * debt[n] for n in S)
+        cut = min(1.0, 2 * N / total) if total else 1.0
+        for n in S:
+            a = cut * rho * debt[n]
+            c[n] = owed - debt[n] + a
+            step += a / N * (local(problem, n, x, lr[t], steps)[0] - x)
+        M += len(S)
+        x = x + server_lr * step
+        xs.append(x)
+    return np.array(xs)
+
+
 def fedawe(problem, q, lr, steps, x, *, server_lr=1.0, output=False):
     """Algorithm 1, line by line; `output` returns the means of all clients' models instead."""
     m = problem.clients

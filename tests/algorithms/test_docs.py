@@ -19,6 +19,7 @@ METHODS = {
     "known-rates": a.KnownRates(rates=[0.5] * N),
     "fedau": a.FedAU(),
     "f3ast": a.F3AST(),
+    "auto": a.Auto(),
     "fedvarp": a.FedVARP(),
     "fedstale": a.FedStale(),
     "mifa": a.MIFA(),

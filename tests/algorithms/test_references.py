@@ -47,6 +47,7 @@ CASES = {
         lambda N: a.F3AST(beta=0.1, initial=1.0),
         partial(ref.f3ast, beta=0.1, initial=1.0),
     ),
+    "auto": (lambda N: a.Auto(server_lr=0.7), partial(ref.auto, server_lr=0.7)),
     "fedpbc": (lambda N: a.FedPBC(server_lr=0.7), partial(ref.fedpbc, server_lr=0.7)),
     "fedawe": (lambda N: a.FedAWE(server_lr=0.7), partial(ref.fedawe, server_lr=0.7)),
     "focus": (

@@ -56,6 +56,7 @@ VALID = {
         {"type": "fedvarp", "empty_rounds": "memory"},
         {"type": "fedstale", "beta": 0.3, "rates": [0.5, 0.5, 1.0]},
         {"type": "f3ast", "beta": 0.1, "initial": 0.5},
+        {"type": "auto", "server_lr": 0.5},
         {"type": "mifa", "unseen": "exclude"},
         {"type": "fedlaavg"},
         {"type": "focus", "server_lr": 0.1},

@@ -68,6 +68,7 @@ METHODS = {
     "fedau in groups": {"type": "fedau", "groups": list("aabbccaabbcc")},
     "fedau, decayed": {"type": "fedau", "average": 0.9},
     "known-rates": {},
+    "auto": {},
     "weighted-fedavg": {"type": "weighted-fedavg", "rates": [0.6] * 12},
     "fedprox": {"type": "fedprox", "mu": 0.1},
     "fedvarp": {},

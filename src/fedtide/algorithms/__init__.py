@@ -4,6 +4,7 @@ from typing import Any
 
 from fedtide.algorithms.amplified import Amplified
 from fedtide.algorithms.amplified_scaffold import AmplifiedScaffold
+from fedtide.algorithms.auto import Auto
 from fedtide.algorithms.averaged import Averaged
 from fedtide.algorithms.base import (
     Algorithm,
@@ -46,6 +47,7 @@ ALGORITHMS: dict[str, type[Algorithm[Any]]] = {
     "known-rates": KnownRates,
     "fedau": FedAU,
     "f3ast": F3AST,
+    "auto": Auto,
     "fedvarp": FedVARP,
     "fedstale": FedStale,
     "mifa": MIFA,
@@ -81,6 +83,7 @@ __all__ = [
     "Amplification",
     "Amplified",
     "AmplifiedScaffold",
+    "Auto",
     "Averaged",
     "CentralSGD",
     "ClientSideMemory",

@@ -1,0 +1,423 @@
+"""Auto against the best hand-tuned methods of its memory class, and against variants of itself.
+
+    python benchmarks/auto.py variants
+    python benchmarks/auto.py write
+
+`variants` runs what was tried on the way to Auto, on the noisy quadratics of the leaderboard, and
+writes records/auto_variants.json; `write` puts that table into docs/auto.md, and those of Auto
+against the goal, from the records of the leaderboard. Held-out patterns, which nothing was chosen
+by, are in held_out_patterns.yaml, and their records were made with
+
+    fedtide leaderboard --add benchmarks/held_out_patterns.yaml --records results/held-out \\
+        --problems quadratic --patterns ... --methods ...
+
+A variant is a rule that turns who took part into weights, so all of them and all nine γ train at
+once; γ is chosen with the tuning seed, and figures are means over the judged seeds, as on the
+leaderboard, but without its fine second stage.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy import special
+
+from fedtide.leaderboard.cell_record import load_results
+from fedtide.leaderboard.problems import ClientTasks, QuadraticTasks
+from fedtide.leaderboard.search import evaluation_rounds
+from fedtide.leaderboard.spec import FULL, REFERENCE, Leaderboard, load_leaderboard
+
+Numbers = NDArray[np.float64]
+Present = NDArray[np.bool_]
+Rule = Callable[[Present], Numbers]
+"""Turns who took part in which round, (T, N), into the weights of their updates, (T, N)."""
+
+HERE = Path(__file__).parent
+HELD_OUT = HERE / "held_out_patterns.yaml"
+RESULTS = HERE.parent / "results"
+RECORD = HERE / "records" / "auto_variants.json"
+PAGE = HERE.parent / "docs" / "auto.md"
+AUTO = "auto"
+GOLDEN = (5**0.5 - 1) / 2
+
+
+# ----------------------------------------------------------------------------------------- variants
+
+
+def accounts(
+    present: Present,
+    share: float = GOLDEN,
+    bound: float = 2.0,
+    own_bound: float = np.inf,
+    longest: float = np.inf,
+    credit: float = 1 / GOLDEN,
+    dispersion: float = 0.0,
+) -> Numbers:
+    """Auto, written once more, with what could be chosen otherwise.
+
+    Args:
+        present: who took part.
+        share: ρ.
+        bound: the largest sum of the weights of a round.
+        own_bound: the largest weight of an update.
+        longest: the largest debt over N.
+        credit: in mean intervals.
+        dispersion: k > 0 replaces ρ by (1 + CV²)^-k, with CV² the squared coefficient of variation
+            of the intervals between a client's rounds, shrunk to that of all clients.
+    """
+    rounds, clients = present.shape
+    weights, paid, seen = np.zeros((rounds, clients)), np.zeros(clients), 0
+    intervals = _Intervals(clients)
+    for t in range(rounds):
+        came = np.flatnonzero(present[t])
+        owed = t + 1 + credit * clients * max(t, 1) / max(seen, 1)
+        rate = intervals.record(t, came) ** -dispersion if dispersion else share
+        debt = np.clip(owed - paid[came], 0, longest * clients)
+        own = np.minimum(rate * debt / clients, own_bound)
+        weights[t, came] = own * min(1, bound / max(own.sum(), 1e-12))
+        paid[came] = owed - debt + clients * weights[t, came]
+        seen += len(came)
+    return weights
+
+
+class _Intervals:
+    """1 + CV² of the intervals between each client's rounds, with two prior ones of the pool."""
+
+    def __init__(self, clients: int) -> None:
+        self._last = np.full(clients, -1)
+        self._count, self._sum, self._squares = np.zeros((3, clients))
+
+    def record(self, t: int, came: NDArray[np.int64]) -> Numbers:
+        """Return the values of these clients before round t, and record it."""
+        ratio = self._squares * self._count / np.maximum(self._sum, 1) ** 2
+        informed = np.maximum(self._count - 1, 0)
+        pooled = (informed @ ratio + 20) / (informed.sum() + 10)
+        own = (self._count * ratio + 2 * pooled) / (self._count + 2)
+        length = t - self._last[came]
+        self._count[came] += 1
+        self._sum[came] += length
+        self._squares[came] += length**2
+        self._last[came] = t
+        return np.maximum(own[came], 1)
+
+
+def frequencies(present: Present, memory: float, prior: float, normalised: bool) -> Numbers:
+    """1/N over the frequency in the last `memory` rounds, shrunk to that of all clients.
+
+    Args:
+        present: who took part.
+        memory: in rounds.
+        prior: the weight of the mean frequency, in rounds.
+        normalised: divide by the sum of the weights of a round, not by N.
+    """
+    rounds, clients = present.shape
+    weights, count, length = np.zeros((rounds, clients)), np.zeros(clients), 0.0
+    for t in range(rounds):
+        count = (1 - 1 / memory) * count + present[t]
+        length = (1 - 1 / memory) * length + 1
+        rate = (count + prior * count.mean() / length) / (length + prior)
+        came = np.flatnonzero(present[t])
+        weights[t, came] = 1 / rate[came]
+        weights[t] /= max(weights[t].sum(), 1e-12) if normalised else clients
+    return weights
+
+
+def f3ast(present: Present, beta: float) -> Numbers:
+    """F3AST with a given β."""
+    rounds, clients = present.shape
+    weights, rate = np.zeros((rounds, clients)), np.full(clients, 1 / clients)
+    for t in range(rounds):
+        rate = (1 - beta) * rate + beta * present[t]
+        weights[t] = present[t] / rate / clients
+    return weights
+
+
+def fedavg(present: Present) -> Numbers:
+    """The mean over the cohort."""
+    return np.asarray(present / np.maximum(present.sum(axis=1, keepdims=True), 1))
+
+
+LAST = -1.0
+"""Stands for the last iterate, in place of an exponent of the weights of the mean."""
+
+VARIANTS: Mapping[str, tuple[Rule, float]] = {
+    "Auto": (accounts, 1),
+    "output: the last iterate": (accounts, LAST),
+    "output: the plain mean": (accounts, 0),
+    "output: weights t²": (accounts, 2),
+    "ρ = 1: the whole debt": (partial(accounts, share=1.0, credit=1.0), 1),
+    "ρ = 0.8": (partial(accounts, share=0.8, credit=1.25), 1),
+    "ρ = 0.4": (partial(accounts, share=0.4, credit=2.5), 1),
+    "ρ = 0.2": (partial(accounts, share=0.2, credit=5.0), 1),
+    "ρ = 1 / √(1 + CV²) of a client's intervals": (partial(accounts, dispersion=0.5), 1),
+    "ρ = 1 / (1 + CV²)": (partial(accounts, dispersion=1.0), 1),
+    "no credit": (partial(accounts, credit=0.0), 1),
+    "no bound of a step": (partial(accounts, bound=np.inf), 1),
+    "a step at most the mean update": (partial(accounts, bound=1.0), 1),
+    "a weight at most 1 as well": (partial(accounts, own_bound=1.0), 1),
+    "a debt at most 2 N / ρ": (partial(accounts, longest=2 / GOLDEN), 1),
+    "F3AST, β = 0.01": (partial(f3ast, beta=0.01), LAST),
+    "F3AST, β = 0.01, output: weights t": (partial(f3ast, beta=0.01), 1),
+    "F3AST, β = 0.03, output: weights t": (partial(f3ast, beta=0.03), 1),
+    "shrunk frequencies of 100 rounds": (
+        partial(frequencies, memory=100, prior=2, normalised=False),
+        1,
+    ),
+    "the same, normalised in each round": (
+        partial(frequencies, memory=100, prior=2, normalised=True),
+        1,
+    ),
+    "FedAvg": (fedavg, LAST),
+    "FedAvg, output: weights t": (fedavg, 1),
+}
+
+ALIKE = ("FedAvg", "FedAvg, output: weights t", "Auto")
+"""What is compared where all clients hold the same data."""
+
+
+def train(board: Leaderboard, pattern: str, seed: int, alike: bool = False) -> Numbers:
+    """Return the figures of all variants with all γ, shape (variants, γ).
+
+    Args:
+        board: the leaderboard.
+        pattern: of participation.
+        seed: of the problem and the participation.
+        alike: give all clients the same function, with the noise that they have.
+    """
+    cell = board.cell("quadratic", pattern, REFERENCE)
+    tasks = _one_function(board.clients, seed) if alike else cell.task.draw(board.clients, seed)
+    schedule = cell.participation.schedule
+    rates = schedule.known_rates(tasks.population, seed)
+    stream = schedule.start(replace(tasks.population, rates=rates), seed)
+    present = np.zeros((board.rounds, board.clients), bool)
+    for t in range(board.rounds):
+        present[t, stream.round(t).reported] = True
+    rules = {rule: rule(present) for rule, _ in VARIANTS.values()}
+    iterates = _iterates(tasks, board.steps, np.stack(list(rules.values())), cell.task.lr)
+    order = {rule: i for i, rule in enumerate(rules)}
+    due = list(evaluation_rounds(board.rounds, board.every))
+    found = []
+    for rule, exponent in VARIANTS.values():
+        outputs = _mean(iterates[:, order[rule]], exponent)[due]
+        figures = tasks.figures(torch.from_numpy(outputs.reshape(-1, outputs.shape[-1])), False)
+        found.append(figures.reshape(len(due), -1).mean(axis=0))
+    return np.array(found)
+
+
+def _one_function(clients: int, seed: int) -> QuadraticTasks:
+    """Return clients with one function ½ (x − e)ᵀ A (x − e), drawn as on the leaderboard."""
+    random = np.random.default_rng(seed)
+    basis = np.linalg.qr(random.normal(size=(10, 10)))[0]
+    values, center = np.exp(random.uniform(np.log(0.1), 0, 10)), random.normal(0.5, 1.0, 10)
+    same = (np.tile(part, (clients, *[1] * part.ndim)) for part in (basis, values, center))
+    return QuadraticTasks(*same, noise=0.5, seed=seed)
+
+
+def _iterates(tasks: ClientTasks, steps: int, weights: Numbers, rates: Iterable[float]) -> Numbers:
+    """Return the models after each round, (T, rules, γ, d), for weights (rules, T, N)."""
+    lr = torch.tensor(list(rates), dtype=torch.float64)
+    rules, rounds = weights.shape[:2]
+    models = tasks.start.expand(rules, len(lr), -1)
+    found = np.zeros((rounds, rules, len(lr), len(tasks.start)))
+    for t in range(rounds):
+        came = np.flatnonzero(weights[:, t].any(axis=0))
+        if len(came):
+            shape = (rules, len(lr), len(came))
+            starts = models[:, :, None].expand(*shape, -1).reshape(-1, models.shape[-1])
+            own = lr[None, :, None].expand(shape).reshape(-1, 1)
+            clients = torch.from_numpy(np.broadcast_to(came, shape).reshape(-1).copy())
+            ends = tasks.descend(starts, clients, own, None, None, tasks.draws(t, steps))
+            moves = (ends - starts).view(*shape, -1)
+            factors = torch.from_numpy(weights[:, t, came])
+            models = models + torch.einsum("vgsd,vs->vgd", moves, factors)
+        found[t] = models.numpy()
+    return found
+
+
+def _mean(iterates: Numbers, exponent: float) -> Numbers:
+    """Return the means up to each round with weights of about t^exponent, (T, γ, d)."""
+    if exponent == LAST:
+        return iterates
+    means, mean = np.zeros_like(iterates), iterates[0]
+    for t in range(len(iterates)):
+        mean = mean + (exponent + 1) / (t + 1 + exponent) * (iterates[t] - mean)
+        means[t] = mean
+    return means
+
+
+def run_variants() -> None:
+    """Train all variants under all patterns and write the record."""
+    board = load_leaderboard([HELD_OUT])
+    record: dict[str, dict[str, list[float]]] = {}
+    cells = [(pattern, False) for pattern in board.patterns]
+    cells += [("uniform", True), ("independent", True)]
+    for pattern, alike in cells:
+        run = partial(train, board, pattern, alike=alike)
+        with np.errstate(all="ignore"):
+            best = np.nan_to_num(run(board.tuning_seed), nan=np.inf).argmin(axis=1)
+            judged = [run(seed) for seed in board.seeds]
+        name = f"{pattern}, clients alike" if alike else pattern
+        record[name] = {
+            variant: [float(f"{one[i, best[i]]:.4g}") for one in judged]
+            for i, variant in enumerate(VARIANTS)
+        }
+        print(name, flush=True)
+    RECORD.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+# --------------------------------------------------------------------------------------------- page
+
+
+def load_figures(board: Leaderboard, folder: Path) -> dict[tuple[str, str], dict[str, Numbers]]:
+    """Return the figures of the methods by problem and pattern; a diverged run is infinite."""
+    found: dict[tuple[str, str], dict[str, Numbers]] = {}
+    for (problem, pattern, method), result in load_results(board.cells(), folder).items():
+        figures = np.array([np.inf if one is None else one for one in result.figures])
+        found.setdefault((problem, pattern), {})[method] = figures
+    return found
+
+
+def best_rival(board: Leaderboard, pattern: str, figures: Mapping[str, Numbers]) -> str | None:
+    """Return the hand-tuned method without a model per client whose mean figure is least.
+
+    None if one that can be used was not run.
+    """
+    rivals = [
+        name
+        for name, method in board.methods.items()
+        if method.memory != "Nd" and name != AUTO and not board.lacks(pattern, name)
+    ]
+    if not all(name in figures for name in rivals):
+        return None
+    return min(rivals, key=lambda name: figures[name].mean())
+
+
+def interval(gaps: Numbers) -> tuple[float, float]:
+    """Return the mean and half the length of the 95 % interval by Student's t."""
+    quantile = special.stdtrit(len(gaps) - 1, 0.975)
+    return float(gaps.mean()), float(quantile * gaps.std(ddof=1) / len(gaps) ** 0.5)
+
+
+def goal_table(
+    board: Leaderboard, figures: Mapping[tuple[str, str], dict[str, Numbers]], problem: str
+) -> list[str]:
+    """Return the lines of Auto against the goal on a problem, with a line of counts."""
+    lines = [
+        "| pattern | best by hand | its figure | Auto | ratio | Auto − 1.05 best | Auto − FedAvg |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    ratios, beyond, worse = [], 0, 0
+    for pattern in board.patterns:
+        own = figures.get((problem, pattern), {})
+        rival = best_rival(board, pattern, own) if AUTO in own else None
+        if pattern == FULL or rival is None:
+            continue
+        auto, best = own[AUTO], own[rival]
+        gap, margin = interval(auto - 1.05 * best)
+        loss, loss_margin = interval(auto - own[REFERENCE])
+        ratios.append(auto.mean() / best.mean())
+        beyond += gap > margin
+        worse += loss > loss_margin
+        lines.append(
+            f"| {pattern} | {rival} | {best.mean():.3g} | {auto.mean():.3g} | {ratios[-1]:.2f} | "
+            f"{gap:.2g} ± {margin:.2g} | {loss:.2g} ± {loss_margin:.2g} |"
+        )
+    if not ratios:
+        return []
+    values = np.array(ratios)
+    lines += [
+        "",
+        f"Mean figures within 5 %: {(values <= 1.05).sum()} of {len(values)}; within 25 %: "
+        f"{(values <= 1.25).sum()}; worst ratio {values.max():.2f}, geometric mean "
+        f"{np.exp(np.log(values).mean()):.2f}. Beyond 5 % by more than the error: {beyond}; worse "
+        f"than FedAvg by more than the error: {worse}.",
+    ]
+    return lines
+
+
+def variant_table() -> list[str]:
+    """Return the lines of the variants."""
+    lines = [
+        "| variant | geometric mean | within 5 % | within 25 % | worst | worse than FedAvg | "
+        "held out: geometric mean | within 5 % | within 25 % | worst |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    record = json.loads(RECORD.read_text(encoding="utf-8"))
+    board, all_patterns = load_leaderboard(), load_leaderboard([HELD_OUT])
+    known = load_figures(board, RESULTS / "leaderboard")
+    unseen = load_figures(all_patterns, RESULTS / "held-out")
+    for name in VARIANTS:
+        cells = []
+        for patterns, figures in (
+            (list(board.patterns), known),
+            ([one for one in all_patterns.patterns if one not in board.patterns], unseen),
+        ):
+            ratios, worse = [], 0
+            for pattern in patterns:
+                own = figures["quadratic", pattern]
+                rival = best_rival(all_patterns, pattern, own)
+                assert rival is not None
+                mine = np.array(record[pattern][name])
+                ratios.append(mine.mean() / own[rival].mean())
+                gap, margin = interval(mine - own[REFERENCE])
+                worse += gap > margin
+            values = np.array(ratios)
+            cells += [
+                f"{np.exp(np.log(values).mean()):.2f}",
+                f"{(values <= 1.05).sum()} of {len(values)}",
+                f"{(values <= 1.25).sum()}",
+                f"{values.max():.2f}",
+            ]
+            if figures is known:
+                cells.append(str(worse))
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    return lines
+
+
+def alike_table() -> list[str]:
+    """Return the lines of what happens where all clients hold the same data."""
+    record = json.loads(RECORD.read_text(encoding="utf-8"))
+    lines = ["| pattern | " + " | ".join(ALIKE) + " |", "| --- |" + " --- |" * len(ALIKE)]
+    for pattern in ("uniform", "independent"):
+        found = record[f"{pattern}, clients alike"]
+        texts = ("{:.3g} ± {:.2g}".format(*interval(np.array(found[one]))) for one in ALIKE)
+        lines.append(f"| {pattern} | " + " | ".join(texts) + " |")
+    return lines
+
+
+def write() -> None:
+    """Put the tables into the page."""
+    board, all_patterns = load_leaderboard(), load_leaderboard([HELD_OUT])
+    known = load_figures(board, RESULTS / "leaderboard")
+    parts = {"variants": variant_table(), "alike": alike_table()}
+    for problem in board.problems:
+        parts[problem] = goal_table(board, known, problem) or ["Not run."]
+    unseen = load_figures(all_patterns, RESULTS / "held-out")
+    parts["held-out"] = goal_table(all_patterns, unseen, "quadratic")
+    text = PAGE.read_text(encoding="utf-8")
+    for name, lines in parts.items():
+        begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
+        if begin in text:
+            before, rest = text.split(begin)
+            text = f"{before}{begin}\n" + "\n".join(lines) + f"\n{end}{rest.split(end)[1]}"
+    PAGE.write_text(text, encoding="utf-8")
+
+
+def main() -> None:
+    """Run one of the two commands."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("command", choices=("variants", "write"))
+    {"variants": run_variants, "write": write}[parser.parse_args().command]()
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    main()

@@ -1,0 +1,153 @@
+"""What Auto's accounts promise, judged by the weights that entered the model."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedtide import algorithms as a
+from fedtide.population import Population
+
+from .driver import Quadratics, drive, random_table
+
+SHARE = 2 / (1 + math.sqrt(5))
+
+
+def influences(present, server_lr=1.0):
+    """Return N times the weight with which each client entered each round, (T, N)."""
+    rounds, clients = present.shape
+    driver = a.RoundDriver(a.Auto(server_lr), torch.zeros(1), Population(clients))
+    found = np.zeros((rounds, clients))
+    for t in range(rounds):
+        ids = torch.from_numpy(np.flatnonzero(present[t]))
+        ones = torch.ones(len(ids), dtype=torch.float64)
+        driver.absorb(a.ClientUpdates(ids, ones, torch.zeros(len(ids), 1), 0.1, ids))
+        info = driver.step(0.1)
+        found[t, info.clients] = clients * info.weights
+    return found
+
+
+def longest_absence(present):
+    """Return E: in any E consecutive rounds every client takes part at least once."""
+    padded = np.vstack([np.ones(present.shape[1]), present, np.ones(present.shape[1])]) > 0
+    return max(int(np.diff(np.flatnonzero(client)).max()) for client in padded.T)
+
+
+def credit(present, t):
+    """Return the credit in round t."""
+    return present.shape[1] / SHARE * t / present[:t].sum()
+
+
+def check_shares(present, found, first, last):
+    """Every client weighs as much as there are rounds, up to its debt and the change of credit."""
+    shares = found[first:last].sum(axis=0)
+    moved = abs(credit(present, last) - credit(present, first))
+    allowed = longest_absence(present) / SHARE + moved
+    assert np.abs(shares - (last - first)).max() <= allowed
+    return shares / (last - first)
+
+
+def independent(rates, rounds, seed=0):
+    return np.random.default_rng(seed).random((rounds, len(rates))) < rates
+
+
+RATES = np.geomspace(0.5, 0.1, 12)
+
+
+def test_clients_with_uneven_rates_have_even_shares():
+    present = independent(RATES, 700)
+    shares = check_shares(present, influences(present), 100, 700)
+    np.testing.assert_allclose(shares, 1, atol=0.1)
+
+
+def test_shares_are_even_again_right_after_the_rates_have_changed_places():
+    before, after = independent(RATES, 200), independent(RATES[::-1], 300, seed=1)
+    present = np.vstack([before, after])
+    found = influences(present)
+    for first in (100, 200, 300):
+        check_shares(present, found, first, first + 100)
+    np.testing.assert_allclose(check_shares(present, found, 200, 500), 1, atol=0.2)
+
+
+def test_clients_of_alternating_groups_have_even_shares_over_periods():
+    rng = np.random.default_rng(0)
+    turns = np.kron(np.eye(4), np.ones((15, 3)))  # four groups of three clients, 15 rounds each
+    present = np.vstack([turns] * 6) * (rng.random((360, 12)) < 0.6)
+    totals = influences(present)[60:].sum(axis=0)
+    np.testing.assert_allclose(totals, 300, rtol=0.05)
+
+
+def test_the_variance_of_the_weights_is_that_of_smoothed_intervals():
+    """Var a = (1 - p) / p² · ρ / (2 - ρ) for independent rounds; error probability 1e-4."""
+    p, clients, rounds = 0.1, 150, 400
+    weights = influences(independent(np.full(clients, p), 100 + rounds, seed=3))[100:]
+    squares = ((weights - 1 / p) ** 2 * (weights > 0)).sum(axis=0) / (p * rounds)
+    expected = (1 - p) / p**2 * SHARE / (2 - SHARE)
+    assert abs(squares.mean() - expected) < 3.9 * squares.std() / clients**0.5
+
+
+def test_uniform_cohorts_move_the_model_as_much_as_fedavg_on_average():
+    rng = np.random.default_rng(0)
+    present = np.array([rng.permutation(20) < 5 for _ in range(300)])
+    totals = influences(present).sum(axis=1) / 20
+    assert abs(totals[100:].mean() - 1) < 0.02
+
+
+def test_with_everyone_present_it_is_fedavg_after_a_first_step_of_twice_the_length():
+    rng = np.random.default_rng(0)
+    problem, everyone = Quadratics.random(rng, 4), np.full((9, 4), 0.25)
+    doubled = a.Switch(first=a.FedAvg(server_lr=2.0), second=a.FedAvg(), at=1)
+    expected = drive(doubled, problem, everyone).iterates
+    np.testing.assert_allclose(drive(a.Auto(), problem, everyone).iterates, expected, atol=1e-12)
+
+
+@given(seed=st.integers(0, 2**32 - 1), server_lr=st.floats(0.1, 3))
+@settings(max_examples=6, deadline=None)
+def test_no_step_exceeds_twice_the_mean_update(seed, server_lr):
+    table = random_table(np.random.default_rng(seed), 40, 5) > 0
+    weights = influences(table, server_lr) / server_lr
+    assert (weights >= 0).all()
+    assert (weights.sum(axis=1) <= 2 * 5 * (1 + 1e-6)).all()
+    np.testing.assert_allclose(weights, influences(table), rtol=1e-5, atol=1e-5)
+
+
+def test_no_round_takes_two_models_further_apart_as_long_as_local_steps_are_stable():
+    rng = np.random.default_rng(0)
+    problem, table = Quadratics.random(rng, 5), random_table(rng, 60, 5)
+    table[10:40, 1:] = 0  # the others return with large debts
+    lr = 1 / np.linalg.eigvalsh(problem.A).max()
+    one, other = (drive(a.Auto(), problem, table, lr, 3, rng.normal(size=3)) for _ in range(2))
+    apart = np.linalg.norm(one.iterates - other.iterates, axis=1)
+    assert (np.diff(apart) <= 1e-12).all()
+
+
+def test_what_the_bound_cuts_off_is_paid_later():
+    present = np.zeros((80, 4))
+    present[:, :3] = 1
+    present[40:, 3] = 1  # owed 40 weights and its credit when it arrives
+    found = influences(present)
+    assert found[40].sum() == pytest.approx(8)
+    np.testing.assert_allclose(found.sum(axis=0)[3], found.sum(axis=0)[0], rtol=0.01)
+
+
+def test_the_only_client_of_the_first_round_is_not_silenced_by_its_large_step():
+    present = np.ones((12, 20))
+    present[0, 1:] = 0
+    found = influences(present)
+    assert found[0, 0] == pytest.approx(20 * (SHARE / 20 + 1))
+    assert found[4:, 0].min() > 0.5
+
+
+@pytest.mark.parametrize("method", [a.Auto(), a.Amplified(period=2, factor=3.0, inner=a.Auto())])
+def test_the_output_is_the_mean_of_the_iterates_weighted_by_their_round(method):
+    rng = np.random.default_rng(0)
+    problem, table, start = Quadratics.random(rng, 3), random_table(rng, 9, 3), rng.normal(size=3)
+    driven = drive(method, problem, table, start=start)
+    mean = np.average(driven.iterates[1:], axis=0, weights=np.arange(1, 10))
+    np.testing.assert_allclose(method.output(driven.state), mean, atol=1e-13)
+    assert method.output(method.init(torch.from_numpy(start), Population(3))) == pytest.approx(
+        start
+    )
