@@ -187,7 +187,8 @@ def _write(path: Path, field: str, text: str) -> None:
 def _new_progress() -> Progress:
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     console = Console(stderr=True)
-    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+    console.quiet = not console.is_terminal  # rich < 14.3 ends a disabled display with a newline
+    return Progress(*columns, console=console, transient=True, disable=console.quiet)
 
 
 def _parse_columns(pairs: list[str]) -> dict[str, str]:

@@ -201,7 +201,8 @@ class LedgerWindow:
     def _read_columns(self, rows: pl.DataFrame) -> tuple[Ints, Ints, Floats, Ints, Ints]:
         """Return the columns of `Round`, with clients, stages and reasons by number."""
         numbers, codes = self._numbers, {name: i for i, name in enumerate(self.reasons)}
-        stage = rows["stage"].replace_strict(STAGES, range(len(STAGES)), return_dtype=pl.Int64)
+        stage_codes = {name: code for code, name in enumerate(STAGES)}
+        stage = rows["stage"].replace_strict(stage_codes, return_dtype=pl.Int64)
         asked = rows["asked"].cast(pl.Int64).fill_null(rows["round"])
         reason = rows["reason"].cast(pl.String)
         reason = reason.set((stage == REPORTED) & reason.is_null(), _UNKNOWN)

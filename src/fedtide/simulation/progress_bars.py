@@ -67,7 +67,8 @@ class ProgressBars(AbstractContextManager["ProgressBars"]):
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._bars.stop()
+        if self.is_interactive:  # before 14.3, rich ends a disabled display with an empty line
+            self._bars.stop()
 
     def __call__(self, progress: HasRuns) -> None:
         """Show the current progress."""
