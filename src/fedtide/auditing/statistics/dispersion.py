@@ -92,9 +92,11 @@ def estimate_dispersion(
 ) -> Dispersion:
     """Return the dispersion of the clients' parts of the rounds.
 
-    A client's own estimate is the mean of its periodogram over the frequencies, relative to the
-    shape common to all clients. It is moderated by what clients of similar rates have (empirical
-    Bayes; Smyth 2004): with d_n own degrees of freedom and a trend D_0 with d_0,
+    A client's own estimate is the mean V_n of its periodogram over the frequencies, relative to the
+    shape common to all clients: D_n = V_n / (v_n + V_n / T), as its variance v_n in a round, around
+    the mean of the log, lacks the variance of that mean. D_n is moderated by what clients of
+    similar rates have (empirical Bayes; Smyth 2004): with d_n own degrees of freedom and a trend
+    D_0 with d_0,
 
         (d_0 D_0 + d_n D_n) / (d_0 + d_n)    with d_0 + d_n degrees of freedom
 
@@ -118,7 +120,7 @@ def estimate_dispersion(
     own, freedom = np.zeros(log.size), np.zeros(log.size)
     if count:
         levels = (found.powers[varying, :count] / shape.ratios[:count]).mean(axis=1)
-        own[varying] = levels / spread[varying]
+        own[varying] = levels / (spread[varying] + levels / found.rounds)
         freedom[varying] = 1 / (1 / (2 * count) + 1.5 / starts[varying])
     values, roots, freedom = _moderate(own, freedom, starts >= _MIN_RUNS, _list_predictors(runs))
     if not varying.any():

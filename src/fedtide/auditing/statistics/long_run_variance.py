@@ -36,6 +36,8 @@ _LOWEST = 6
 """Frequencies that show what series have in common."""
 _SUBSETS = (24, 16, 12, 8, 6, 4)
 """Numbers of frequencies to fall back on if a shape does not fit all."""
+_BENDS = np.array([0.7, 1.0, 1.4, 2.0])
+"""β of the shapes."""
 _POWERS = np.array([-1.0, -0.5, -0.25, 0.0, 0.15, 0.25, 0.5, 0.75, 1.0])
 """γ of the shapes."""
 _CORNERS = 2.0 ** np.arange(-3, 6.25, 0.25)
@@ -147,12 +149,14 @@ def fit_shape(
 ) -> SpectralShape:
     """Return the shape of S near f = 0, as an average over the hypotheses
 
-        S(f) ∝ (1 + (f / f_0)²)^−γ
+        S(f) ∝ (1 + (f / f_0)^β)^(−2γ/β)
 
     weighted by their likelihood (Whittle 1953). They range from participation that makes the next
-    less likely (γ < 0) over independence (γ = 0) to Markov chains (γ = 1) and memory without end
-    (small f_0; γ = 1/4: sessions with Pareto's tail 1.5). If no hypothesis agrees with the powers
-    of all frequencies, only the lowest are used.
+    less likely (γ < 0) over independence (γ = 0) to Markov chains (γ = 1, β = 2) and memory without
+    end (small f_0; γ = 1/4: sessions with Pareto's tail 1.5). β says how S approaches f = 0: flat
+    (2), as the covariances of Markov chains decay fast, or in a cusp (1 and less), as the sessions
+    of one law are so uneven in length that the longest ones compare with the log. If no hypothesis
+    agrees with the powers of all frequencies, only the lowest are used.
 
     Args:
         powers: of the clients, shape (n, m).
@@ -199,11 +203,12 @@ def _average_hypotheses(pooled: Floats, clients: float) -> SpectralShape:
 @cache
 def _hypotheses() -> tuple[Floats, Floats, Floats, NDArray[np.bool_]]:
     """Return S(f) for f = 1, 2, ..., V, the prior, and which have a memory longer than the log."""
-    powers, corners = (grid.ravel() for grid in np.meshgrid(_POWERS, _CORNERS, indexing="ij"))
+    grids = np.meshgrid(_BENDS, _POWERS, _CORNERS, indexing="ij")
+    bends, powers, corners = (grid.ravel() for grid in grids)
 
     def density(frequencies: Floats) -> Floats:
-        base: Floats = 1 + (frequencies / corners[:, None]) ** 2
-        return np.asarray(base ** -powers[:, None])
+        base: Floats = 1 + (frequencies / corners[:, None]) ** bends[:, None]
+        return np.asarray(base ** (-2 * powers / bends)[:, None])
 
     step = 1 / 64
     window = np.arange(step / 2, 64, step)
