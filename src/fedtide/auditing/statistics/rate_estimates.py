@@ -142,8 +142,8 @@ def _find_obstacle(log: ParticipationLog, pattern: Pattern, dispersion: Dispersi
     rounds = _count_effective_rounds(log, pattern, dispersion)
     if rounds < _MIN_ROUNDS <= _count_effective_rounds(log, pattern, None):
         return (
-            "rates vary by chance mostly because of clients that stay or are away for very long, of "
-            f"which the log shows no more than {rounds:.0f} independent rounds would"
+            "most of the chance in the rates is due to clients that stay or are away for long, and "
+            f"is known no better than from {rounds:.0f} independent rounds of one client"
         )
     tail = measure_session_tail(log)
     if tail.may_lack_variance:

@@ -24,8 +24,6 @@ The true border is 2, but the longest sessions of lighter laws look like a power
 in logs of 40 clients and 500 rounds, Weibull's with shape 0.6 have a median estimate of 2.3 and
 Pareto's with α = 1.5 of 1.45. With 1.85 about 3% of the logs of each are mistaken for the other.
 """
-_EXCLUDED = 1.5
-"""An index that the estimate has to exclude, at the 95% level: few sessions need a higher one."""
 
 
 @dataclass(frozen=True)
@@ -34,27 +32,16 @@ class SessionTail:
 
     Args:
         index: α; infinite if the log does not show it.
-        error: the relative standard error of α.
+        interval: of α, 95%.
     """
 
     index: float
-    error: float
-
-    @property
-    def interval(self) -> tuple[float, float]:
-        """95% interval of α."""
-        if not np.isfinite(self.index):
-            return 0.0, np.inf
-        half = 1.96 * self.error * self.index
-        return max(0.0, self.index - half), self.index + half
+    interval: tuple[float, float]
 
     @property
     def may_lack_variance(self) -> bool:
-        """Whether the log may be one of lengths without a finite variance (α < 2).
-
-        The estimate is below the border, or does not exclude α = 1.5.
-        """
-        return self.index < max(_BORDER, _EXCLUDED * (1 + 1.645 * self.error))
+        """Whether the estimate is that of lengths without a finite variance (α < 2)."""
+        return self.index < _BORDER
 
 
 def measure_session_tail(log: ParticipationLog) -> SessionTail:
@@ -74,13 +61,14 @@ def measure_session_tail(log: ParticipationLog) -> SessionTail:
     lengths, relative = _list_sessions(log)
     k = int(_SHARE * len(relative))
     if k < _MIN_SESSIONS:
-        return SessionTail(np.inf, 0.0)
+        return SessionTail(np.inf, (0.0, np.inf))
     order = np.argpartition(relative, len(relative) - k - 1)[-k - 1 :]
     if lengths[order].mean() < _MIN_LENGTH:
-        return SessionTail(np.inf, 0.0)
+        return SessionTail(np.inf, (0.0, np.inf))
     longest = np.sort(relative[order])
     index = 1 / float(np.log(longest[1:] / longest[0]).mean())
-    return SessionTail(index, 1 / float(np.sqrt(k)))
+    error = 1.96 * index / np.sqrt(k)
+    return SessionTail(index, (max(0.0, index - error), index + error))
 
 
 def _list_sessions(log: ParticipationLog) -> tuple[Floats, Floats]:
