@@ -37,6 +37,7 @@ import pyarrow.parquet as pq
 
 import participation_families
 from audit_record import write
+from clients import CHURN_FAMILIES
 from false_alarms import CHANGES, STATIONARY, tabulate_false_alarms, tabulate_power
 from fedtide.auditing import ParticipationLog, audit
 from fedtide.auditing.statistics.pattern import find_pattern
@@ -53,6 +54,14 @@ from fedtide.participation import (
 )
 from fedtide.population import Population
 from interval_coverage import tabulate_coverage
+
+ROWS = {
+    "false alarms": list(STATIONARY),
+    "power": list(CHANGES),
+    "coverage": list(participation_families.FAMILIES),
+    "churn": list(CHURN_FAMILIES),
+}
+"""The rows of the tables of docs/audit.md."""
 
 SIZES = (10, 20, 50, 100, 300)
 
@@ -198,14 +207,7 @@ def main() -> None:
         tabulate_false_alarms(given.logs, *given.size, given.only, given.record)
         tabulate_power(given.logs, *given.size, given.only, given.record)
     elif given.command == "write":
-        write(
-            {
-                "false alarms": list(STATIONARY),
-                "power": list(CHANGES),
-                "coverage": list(participation_families.FAMILIES),
-                "churn": list(participation_families.FAMILIES),
-            }
-        )
+        write(ROWS)
     else:
         one(given.path)
 

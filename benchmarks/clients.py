@@ -27,7 +27,7 @@ from participation_families import FAMILIES
 
 Present = NDArray[np.bool_]
 
-_CHURN_FAMILIES = (
+CHURN_FAMILIES = (
     "Bernoulli, uneven rates",
     "Bernoulli, all 0.2",
     "uniform, a tenth a round",
@@ -66,7 +66,7 @@ def churn(logs: int, rounds: int, only: str, record: bool) -> None:
     """Print, and record, how often stationary logs have churn, and how much of it is found."""
     print(TABLES["churn"].head())
     leavers = np.arange(0, _CLIENTS, 10)
-    for name in _CHURN_FAMILIES:
+    for name in CHURN_FAMILIES:
         if only not in name:
             continue
         family, random = FAMILIES[name](_CLIENTS), np.random.default_rng(0)
