@@ -3,8 +3,8 @@
     python benchmarks/audit.py speed [--rounds 10000] [--cohort 10000] [--clients 20000] [--times 1]
                                      [--csv]
     python benchmarks/audit.py truth [--logs 1000] [--rounds 500]
-    python benchmarks/audit.py coverage [--logs 1000] [--only Markov] [--size 50 500] [--record]
-    python benchmarks/audit.py false-alarms [--logs 1000] [--only Markov] [--size 50 500] [--record]
+    python benchmarks/audit.py coverage [--logs 1000] [--only Markov] [--size 50 500 | --record]
+    python benchmarks/audit.py false-alarms [--logs 1000] [--only Markov] [--size 50 500 | --record]
     python benchmarks/audit.py write
 
 `speed` writes a Parquet or CSV log of rounds × cohort rows, audits it in a separate process, step
@@ -63,6 +63,8 @@ ROWS = {
 }
 """The rows of the tables of docs/audit.md."""
 
+SIZE = [50, 500]
+"""Clients and rounds of the recorded tables."""
 SIZES = (10, 20, 50, 100, 300)
 
 
@@ -189,14 +191,14 @@ def main() -> None:
         table = commands.add_parser(name)
         table.add_argument("--logs", type=int, default=1000)
         table.add_argument("--only", default="")
-        table.add_argument(
-            "--size", nargs=2, type=int, metavar=("CLIENTS", "ROUNDS"), default=[50, 500]
-        )
+        table.add_argument("--size", nargs=2, type=int, metavar=("CLIENTS", "ROUNDS"), default=SIZE)
         table.add_argument("--record", action="store_true")
     commands.add_parser("write")
     single = commands.add_parser("one")
     single.add_argument("path")
     given = parser.parse_args()
+    if getattr(given, "record", False) and given.size != SIZE:
+        parser.error("--record: only for the size of the tables; leave out --size")
     if given.command == "speed":
         speed(given.rounds, given.cohort, given.clients, given.times, given.csv)
     elif given.command == "truth":
