@@ -25,6 +25,8 @@ _SIMILAR_OWN = (0.7, 1.4)
 _MIN_RUNS = 3
 """Clients with fewer runs of participation say nothing about the spread between clients."""
 _MAX_PRIOR_FREEDOM = 1000.0
+_SHORTER = 1.5
+"""Memory shorter than that of the others by more than this factor makes a density flatter."""
 _SHRINKAGE = 4.0
 """How many runs the common lag-1 correlation counts for in that of a client."""
 _MIN_CLIENTS, _STEPS, _MAX_RATIO = 10, 20, 20.0
@@ -93,10 +95,13 @@ def estimate_dispersion(
     """Return the dispersion of the clients' parts of the rounds.
 
     A client's own estimate is the mean V_n of its periodogram over the frequencies, relative to the
-    shape common to all clients, which is flatter for those of less memory: D_n = V_n / (v_n + V_n / T), as its variance v_n in a round, around
-    the mean of the log, lacks the variance of that mean. D_n is moderated by what clients of
-    similar rates have (empirical Bayes; Smyth 2004): with d_n own degrees of freedom and a trend
-    D_0 with d_0,
+    shape common to all clients, which is flatter for those of less memory:
+
+        D_n = V_n / (v_n + V_n / T)
+
+    as its variance v_n in a round, around the mean of the log, lacks the variance of that mean. D_n
+    is moderated by what clients of similar rates have (empirical Bayes; Smyth 2004): with d_n own
+    degrees of freedom and a trend D_0 with d_0,
 
         (d_0 D_0 + d_n D_n) / (d_0 + d_n)    with d_0 + d_n degrees of freedom
 
@@ -139,11 +144,12 @@ def estimate_dispersion(
 
 
 def _relative_memory(runs: RunCounts, spread: Floats) -> Floats:
-    """Return τ_n / τ, at most 1, (N,): how much of the pooled density's slope is that of a client.
+    """Return min(1, 1.5 τ_n / τ), (N,): how much of the common slope the density of a client has.
 
-    The pooled density is that of the clients with most power, v_n τ_n. Where clients differ in
-    memory, that of the others is flatter: S_n(f) / V_n is about (S(f) / V)^(τ_n / τ), with τ the
-    mean of the τ_n weighted by power.
+    The common density is that of the clients with most power, v_n τ_n. That of others with less
+    memory is flatter: S_n(f) / V_n is about (S(f) / V)^(τ_n / τ), with τ the mean of the τ_n
+    weighted by power. As the τ_n of clients that are alike differ by chance, only those that are
+    clearly shorter count.
 
     Args:
         runs: of the clients' participation.
@@ -152,7 +158,10 @@ def _relative_memory(runs: RunCounts, spread: Floats) -> Floats:
     times = np.exp(_list_predictors(runs)[:, 2])
     power = spread * times
     total = float(power.sum())
-    return np.minimum(times * total / float((power * times).sum()), 1.0) if total > 0 else times
+    if total <= 0:
+        return np.ones(len(times))
+    common = float((power * times).sum()) / total
+    return np.minimum(_SHORTER * times / common, 1.0)
 
 
 def _count_similar(ratios: Floats, limits: tuple[float, float]) -> int:
