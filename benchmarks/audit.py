@@ -3,8 +3,9 @@
     python benchmarks/audit.py speed [--rounds 10000] [--cohort 10000] [--clients 20000] [--times 1]
                                      [--csv]
     python benchmarks/audit.py truth [--logs 1000] [--rounds 500]
-    python benchmarks/audit.py coverage [--logs 1000] [--only Markov] [--size 50 500]
-    python benchmarks/audit.py false-alarms [--logs 1000] [--clients 50] [--rounds 500]
+    python benchmarks/audit.py coverage [--logs 1000] [--only Markov] [--size 50 500 | --record]
+    python benchmarks/audit.py false-alarms [--logs 1000] [--only Markov] [--size 50 500 | --record]
+    python benchmarks/audit.py write
 
 `speed` writes a Parquet or CSV log of rounds × cohort rows, audits it in a separate process, step
 by step, and then prints the median time of the command, start-up included. `truth` draws logs of
@@ -13,7 +14,8 @@ recognised and the period exact, the share of the rates' intervals that cover th
 often drift was reported. `coverage` prints, for families of `participation_families`, the share of
 the 95% intervals of rates, weights and the L1 skew that cover, and the share of logs without
 intervals. `false-alarms` prints how often the verdicts on the pattern claim an effect that a
-stationary process does not have, and how often drift is found.
+stationary process does not have, and how often drift is found. With `--record`, both write what
+they measure into records/audit.json, and `write` puts that into docs/audit.md.
 """
 
 from __future__ import annotations
@@ -33,7 +35,10 @@ import pyarrow as pa
 import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 
-from false_alarms import tabulate_false_alarms, tabulate_power
+import participation_families
+from audit_record import write
+from clients import CHURN_FAMILIES
+from false_alarms import CHANGES, STATIONARY, tabulate_false_alarms, tabulate_power
 from fedtide.auditing import ParticipationLog, audit
 from fedtide.auditing.statistics.pattern import find_pattern
 from fedtide.auditing.statistics.rate_estimates import estimate_rates
@@ -50,8 +55,17 @@ from fedtide.participation import (
 from fedtide.population import Population
 from interval_coverage import tabulate_coverage
 
+ROWS = {
+    "false alarms": list(STATIONARY),
+    "power": list(CHANGES),
+    "coverage": list(participation_families.FAMILIES),
+    "churn": list(CHURN_FAMILIES),
+}
+"""The rows of the tables of docs/audit.md."""
+
+SIZE = [50, 500]
+"""Clients and rounds of the recorded tables."""
 SIZES = (10, 20, 50, 100, 300)
-SHAPES = [(20, 500), (50, 200), (50, 500), (200, 500), (50, 1000)]
 
 
 def uneven(clients: int, seed: int) -> list[float]:
@@ -173,28 +187,29 @@ def main() -> None:
     right = commands.add_parser("truth")
     right.add_argument("--logs", type=int, default=1000)
     right.add_argument("--rounds", type=int, default=500)
-    even = commands.add_parser("coverage")
-    even.add_argument("--logs", type=int, default=1000)
-    even.add_argument("--only", default="")
-    even.add_argument("--size", nargs=2, type=int, metavar=("CLIENTS", "ROUNDS"))
-    alarms = commands.add_parser("false-alarms")
-    alarms.add_argument("--logs", type=int, default=1000)
-    alarms.add_argument("--clients", type=int, default=50)
-    alarms.add_argument("--rounds", type=int, default=500)
-    alarms.add_argument("--only", default="")
+    for name in ("coverage", "false-alarms"):
+        table = commands.add_parser(name)
+        table.add_argument("--logs", type=int, default=1000)
+        table.add_argument("--only", default="")
+        table.add_argument("--size", nargs=2, type=int, metavar=("CLIENTS", "ROUNDS"), default=SIZE)
+        table.add_argument("--record", action="store_true")
+    commands.add_parser("write")
     single = commands.add_parser("one")
     single.add_argument("path")
     given = parser.parse_args()
+    if getattr(given, "record", False) and given.size != SIZE:
+        parser.error("--record: only for the size of the tables; leave out --size")
     if given.command == "speed":
         speed(given.rounds, given.cohort, given.clients, given.times, given.csv)
     elif given.command == "truth":
         truth(given.logs, given.rounds)
     elif given.command == "coverage":
-        tabulate_coverage(given.logs, [tuple(given.size)] if given.size else SHAPES, given.only)
+        tabulate_coverage(given.logs, *given.size, given.only, given.record)
     elif given.command == "false-alarms":
-        shape = (given.logs, given.clients, given.rounds, given.only)
-        tabulate_false_alarms(*shape)
-        tabulate_power(*shape)
+        tabulate_false_alarms(given.logs, *given.size, given.only, given.record)
+        tabulate_power(given.logs, *given.size, given.only, given.record)
+    elif given.command == "write":
+        write(ROWS)
     else:
         one(given.path)
 

@@ -1,12 +1,12 @@
 """Accuracy of the audit's statements on clients: who left, and how many were never seen.
 
-    python benchmarks/clients.py churn [--logs 1000] [--rounds 500] [--only Markov]
+    python benchmarks/clients.py churn [--logs 1000] [--rounds 500] [--only Markov] [--record]
     python benchmarks/clients.py unseen [--logs 1000]
 
 `churn` draws stationary logs of families of `participation_families` and prints the share of logs
 in which any client is called gone or late, and the share of the clients found if a tenth of them
-leave half-way. `unseen` prints how often the interval of the number of unseen clients covers it,
-and how often its lower end holds.
+leave half-way; with `--record`, it writes them into records/audit.json, too. `unseen` prints how
+often the interval of the number of unseen clients covers it, and how often its lower end holds.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from audit_record import TABLES, Share, report
 from fedtide.auditing import ParticipationLog
 from fedtide.auditing.statistics.churn import Churn, find_churn
 from fedtide.auditing.statistics.unseen import estimate_unseen
@@ -26,7 +27,7 @@ from participation_families import FAMILIES
 
 Present = NDArray[np.bool_]
 
-_CHURN_FAMILIES = (
+CHURN_FAMILIES = (
     "Bernoulli, uneven rates",
     "Bernoulli, all 0.2",
     "uniform, a tenth a round",
@@ -61,23 +62,23 @@ def detect_churn(present: Present) -> Churn:
     return find_churn(log, rates)
 
 
-def churn(logs: int, rounds: int, only: str) -> None:
-    """Print how often stationary logs have churn, and how much of it is found."""
-    print("family".ljust(42), "any false", "found", sep="  ")
+def churn(logs: int, rounds: int, only: str, record: bool) -> None:
+    """Print, and record, how often stationary logs have churn, and how much of it is found."""
+    print(TABLES["churn"].head())
     leavers = np.arange(0, _CLIENTS, 10)
-    for name in _CHURN_FAMILIES:
+    for name in CHURN_FAMILIES:
         if only not in name:
             continue
         family, random = FAMILIES[name](_CLIENTS), np.random.default_rng(0)
-        false = found = 0.0
+        false, found = [], []
         for _ in range(logs):
             present = family.draw(random, 1, rounds)[0]
             result = detect_churn(present)
-            false += len(result.gone) + len(result.late) > 0
-            present[rounds // 2 :, leavers] = False
+            false.append(len(result.gone) + len(result.late) > 0)
+            present[len(present) // 2 :, leavers] = False
             seen = np.flatnonzero(present.any(axis=0))
-            found += np.isin(seen[detect_churn(present).gone], leavers).sum() / len(leavers)
-        print(name.ljust(42), f"{false / logs:9.3f}  {found / logs:5.2f}", flush=True)
+            found.append(np.isin(seen[detect_churn(present).gone], leavers).sum() / len(leavers))
+        report("churn", name, {"false": Share.count(false), "found": Share.average(found)}, record)
 
 
 def unseen(logs: int) -> None:
@@ -109,9 +110,10 @@ def main() -> None:
     parser.add_argument("--logs", type=int, default=1000)
     parser.add_argument("--rounds", type=int, default=500)
     parser.add_argument("--only", default="")
+    parser.add_argument("--record", action="store_true")
     given = parser.parse_args()
     if given.what == "churn":
-        churn(given.logs, given.rounds, given.only)
+        churn(given.logs, given.rounds, given.only, given.record)
     else:
         unseen(given.logs)
 

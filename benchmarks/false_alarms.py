@@ -1,6 +1,6 @@
 """False alarms of the audit's verdicts on stationary logs, and its power against drift.
 
-Both functions print Markdown tables. Families come from `participation_families`, drawn with NumPy
+Families come from `participation_families`, drawn with NumPy
 alone; a false alarm is a verdict of an effect that the process does not have.
 """
 
@@ -13,6 +13,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from audit_record import TABLES, Row, Share, report
 from fedtide.auditing import ParticipationLog
 from fedtide.auditing.statistics.pattern import Pattern, find_pattern
 from participation_families import FAMILIES, Draw, chain_states, smallest
@@ -138,21 +139,9 @@ def find_patterns(draw: Draw, logs: int, rounds: int) -> list[Pattern]:
     return found
 
 
-def format_share(hits: list[bool], applies: bool = True) -> str:
-    """Return a share in percent and its standard error, (0.5 + hits) / (1 + logs) if it is 0."""
-    if not applies:
-        return "–"
-    share = max(float(np.mean(hits)), 0.5 / (1 + len(hits)))
-    error = np.sqrt(share * (1 - share) / len(hits))
-    return f"{100 * np.mean(hits):.1f} ± {100 * error:.1f}"
-
-
-def tabulate_false_alarms(logs: int, clients: int, rounds: int, only: str) -> None:
-    print(f"{logs} logs of {clients} clients and about {rounds} rounds each, in percent\n")
-    print(
-        "| process | drift | drift of any client | wrong period | dependence | regularity "
-        "| called independent |\n|---|---|---|---|---|---|---|"
-    )
+def tabulate_false_alarms(logs: int, clients: int, rounds: int, only: str, record: bool) -> None:
+    """Print, and record, how often verdicts claim an effect that a stationary process lacks."""
+    print(f"{clients} clients, about {rounds} rounds, in percent\n{TABLES['false alarms'].head()}")
     for name, truth in STATIONARY.items():
         if only not in name:
             continue
@@ -160,26 +149,33 @@ def tabulate_false_alarms(logs: int, clients: int, rounds: int, only: str) -> No
         found = find_patterns(make_draw(name, clients), logs, length)
         wrong = [p.period is not None and p.period % (truth.period or 10**6) != 0 for p in found]
         families = [p.family for p in found]
-        cells = [
-            format_share([f == "drifting" for f in families]),
-            format_share([bool((p.clients == "drifting").any()) for p in found]),
-            format_share(wrong),
-            format_share([f == "markov" for f in families], not truth.dependent),
-            format_share([f == "regularized" for f in families], not truth.regular),
-            format_share([f == "independent" for f in families], truth.dependent),
-        ]
-        print(f"| {name} | {' | '.join(cells)} |", flush=True)
+        row: Row = {
+            "drift": Share.count([f == "drifting" for f in families]),
+            "client": Share.count([bool((p.clients == "drifting").any()) for p in found]),
+            "period": Share.count(wrong),
+            "dependence": None,
+            "regularity": None,
+            "independent": None,
+        }
+        if not truth.dependent:
+            row["dependence"] = Share.count([f == "markov" for f in families])
+        if not truth.regular:
+            row["regularity"] = Share.count([f == "regularized" for f in families])
+        if truth.dependent:
+            row["independent"] = Share.count([f == "independent" for f in families])
+        report("false alarms", name, row, record)
 
 
-def tabulate_power(logs: int, clients: int, rounds: int, only: str) -> None:
-    print(f"\n{logs} logs of {clients} clients and {rounds} rounds each, in percent\n")
-    print("| change | called drifting | not testable |\n|---|---|---|")
+def tabulate_power(logs: int, clients: int, rounds: int, only: str, record: bool) -> None:
+    """Print, and record, how often drift is found."""
+    print(f"\n{clients} clients, {rounds} rounds, in percent\n{TABLES['power'].head()}")
     for name, draw in CHANGES.items():
         if only not in name:
             continue
         found = find_patterns(lambda r, m, t, d=draw: d(r, m, t, clients), logs, rounds)
-        cells = [
-            format_share([p.family == "drifting" for p in found]),
-            format_share([p.drift is not None and p.drift.p_value is None for p in found]),
-        ]
-        print(f"| {name} | {' | '.join(cells)} |", flush=True)
+        untested = [p.drift is not None and p.drift.p_value is None for p in found]
+        row: Row = {
+            "found": Share.count([p.family == "drifting" for p in found]),
+            "untested": Share.count(untested),
+        }
+        report("power", name, row, record)

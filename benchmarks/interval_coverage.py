@@ -8,6 +8,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from audit_record import TABLES, Row, Share, report
 from fedtide.auditing import ParticipationLog
 from fedtide.auditing.statistics.influence import compare_objectives
 from fedtide.auditing.statistics.pattern import find_pattern
@@ -34,18 +35,27 @@ class Coverage:
     skew: float
 
 
-def tabulate_coverage(logs: int, shapes: list[tuple[int, int]], only: str) -> None:
-    """Print Markdown tables: coverage of rates, weights and skews, and logs without intervals."""
-    found: dict[str, list[list[Coverage]]] = {}
+def tabulate_coverage(logs: int, clients: int, rounds: int, only: str, record: bool) -> None:
+    """Print, and record, coverage of rates, weights and skews, and logs without intervals."""
+    print(f"{clients} clients, about {rounds} rounds\n{TABLES['coverage'].head()}")
     for name, make in FAMILIES.items():
         if only in name:
-            found[name] = [measure(make(clients), rounds, logs) for clients, rounds in shapes]
-    header = " | ".join(f"{clients} clients, {rounds} rounds" for clients, rounds in shapes)
-    for quantity in ("rates", "weights", "skew", "logs without intervals"):
-        print(f"\n| {quantity} | {header} |\n|---|{'---|' * len(shapes)}")
-        for name, columns in found.items():
-            cells = " | ".join(format_share(column, quantity) for column in columns)
-            print(f"| {name} | {cells} |", flush=True)
+            found = measure(make(clients), rounds, logs)
+            report("coverage", name, summarise(found), record)
+
+
+def summarise(found: list[Coverage]) -> Row:
+    """Return the shares that cover among the logs that have intervals."""
+    rates, weights, skews = (
+        np.array([value for value in column if not np.isnan(value)])
+        for column in zip(*((one.rates, one.weights, one.skew) for one in found), strict=True)
+    )
+    return {
+        "rates": Share.average(rates) if len(rates) else None,
+        "weights": Share.average(weights) if len(weights) else None,
+        "skew": Share.count(skews > 0.5) if len(skews) else None,
+        "without": Share.count([bool(np.isnan(one.rates)) for one in found]),
+    }
 
 
 def measure(known: Known, rounds: int, logs: int) -> list[Coverage]:
@@ -79,15 +89,3 @@ def compare(known: Known, present: NDArray[np.bool_]) -> Coverage:
 
 def covered(low: NDArray, truth: NDArray, high: NDArray) -> float:
     return float(((low <= truth + _SLACK) & (truth <= high + _SLACK)).mean())
-
-
-def format_share(logs: list[Coverage], quantity: str) -> str:
-    """Return the mean over the logs that have intervals, and its standard error."""
-    if quantity == "logs without intervals":
-        values = np.array([np.isnan(log.rates) for log in logs], dtype=float)
-    else:
-        values = np.array([getattr(log, quantity) for log in logs])
-        values = values[np.isfinite(values)]
-    if len(values) == 0:
-        return "–"
-    return f"{values.mean():.3f} ± {values.std() / np.sqrt(len(values)):.3f}"

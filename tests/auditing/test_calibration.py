@@ -143,30 +143,41 @@ def pause(random: Random) -> Known:
     return independent(present, rates)
 
 
-def sessions(random: Random, rates: Floats, tail: str) -> Known:
-    """Alternating on and off times in equilibrium; on times have a mean of 4 rounds."""
+def sessions(random: Random, rates: Floats, law: str, on: float = 4.0) -> Known:
+    """Alternating on and off times in equilibrium; on times have a mean of `on` rounds."""
+    spread = np.sqrt(np.log(1 + 1.8**2))  # of a log-normal time with coefficient of variation 1.8
     shape = (LOGS, len(rates))
     state = start = random.random(shape) < rates
 
     def draw(rest: bool) -> Floats:
-        """Return on times (Weibull 0.6 or Pareto 1.5) and off times (exponential) of mean 1."""
-        if tail == "Weibull":
+        """Return times of mean 1: on times of the law, off times exponential or log-normal."""
+        if law == "log-normal":
+            return random.lognormal((1 if rest else -1) * spread**2 / 2, spread, shape) * (
+                random.random(shape) if rest else 1.0
+            )
+        if law == "Weibull":
             biased = random.gamma(1 + 1 / 0.6, size=shape) ** (1 / 0.6)
-            on = random.random(shape) * biased if rest else random.weibull(0.6, shape)
-            return np.where(state, on / gamma(1 + 1 / 0.6), random.exponential(size=shape))
+            times = random.random(shape) * biased if rest else random.weibull(0.6, shape)
+            return np.where(state, times / gamma(1 + 1 / 0.6), random.exponential(size=shape))
         biased = 1 + random.pareto(0.5, shape)
-        on = random.random(shape) * biased if rest else 1 + random.pareto(1.5, shape)
-        return np.where(state, on / 3, random.exponential(size=shape))
+        times = random.random(shape) * biased if rest else 1 + random.pareto(1.5, shape)
+        return np.where(state, times / 3, random.exponential(size=shape))
 
     switches = np.zeros((LOGS, ROUNDS + 1, len(rates)), dtype=np.int16)
     rows, columns = np.indices(shape)
     time, rest = np.zeros(shape), True
     while (time < ROUNDS).any():
-        time = time + draw(rest) * np.where(state, 4.0, 4.0 * (1 - rates) / rates)
+        time = time + draw(rest) * np.where(state, on, on * (1 - rates) / rates)
         np.add.at(switches, (rows, np.minimum(np.ceil(time), ROUNDS).astype(int), columns), 1)
         state, rest = ~state, False
     parity = np.cumsum(switches[:, :ROUNDS], axis=1) % 2 == 1
     return independent(parity ^ start[:, None], rates)
+
+
+def log_normal(random: Random) -> Known:
+    """200 rounds of sessions so uneven that the longest are as long as the log."""
+    known = sessions(random, np.full(CLIENTS, 0.25), "log-normal", on=8.0)
+    return Known(known.present[:, :200], known.rates, known.weights)
 
 
 def weibull(random: Random) -> Known:
@@ -190,6 +201,7 @@ FAMILIES: dict[str, Callable[[Random], Known]] = {
     "longest absent": longest_absent,
     "pause": pause,
     "Weibull sessions": weibull,
+    "log-normal sessions": log_normal,
     "turns": turns,
 }
 

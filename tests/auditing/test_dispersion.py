@@ -82,6 +82,21 @@ def test_variance_of_markov_chains(correlation: float) -> None:
     assert shape.long_memory < 0.01
 
 
+@pytest.mark.parametrize("corner", [1.0, 3.0])
+@pytest.mark.parametrize("bend", [0.7, 1.0, 1.4])
+def test_variance_of_densities_with_a_cusp(bend: float, corner: float) -> None:
+    """S = (1 + (f / f_0)^β)^(−2/β), as of uneven sessions, and V = ∫ S(f) sinc²(f) df."""
+    step = 1 / 512
+    frequencies = np.arange(step / 2, 256, step)
+
+    def density(f: Floats) -> Floats:
+        return np.asarray((1 + (f / corner) ** bend) ** (-2 / bend))
+
+    exact = 2 * step * float((density(frequencies) * np.sinc(frequencies) ** 2).sum())
+    powers = np.tile(density(np.arange(1.0, 33.0)), (400, 1))
+    assert fit_shape(powers, np.ones(400)).level == pytest.approx(exact, rel=0.1)
+
+
 def test_causes_in_common_leave_few_independent_series(from_cohorts: Any) -> None:
     """30 clients of rates 0.5: independent, or all present in the same rounds."""
     random = np.random.default_rng(0)
@@ -158,3 +173,16 @@ def test_a_log_with_power_at_one_frequency_has_intervals_or_a_reason(
     log = from_cohorts([first] + [list(range(clients))] * 3, clients)
     found = estimate_rates(log, find_pattern(log))
     assert found.intervals or found.reason
+
+
+def test_few_clients_in_long_sessions_leave_no_intervals(from_cohorts: Any) -> None:
+    """5 of 50 clients stay for 100 rounds at a time, three times in 1000; the others are quick."""
+    random = np.random.default_rng(0)
+    for _ in range(2):
+        present = random.random((1000, 50)) < 0.2
+        log = build(from_cohorts, present)
+        assert estimate_rates(log, find_pattern(log)).intervals
+        lasting = random.permuted(np.tile(np.arange(10) < 3, (5, 1)), axis=1)
+        present[:, :5] = np.repeat(lasting.T, 100, axis=0)
+        log = build(from_cohorts, present)
+        assert not estimate_rates(log, find_pattern(log)).intervals

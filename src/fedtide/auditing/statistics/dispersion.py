@@ -25,6 +25,8 @@ _SIMILAR_OWN = (0.7, 1.4)
 _MIN_RUNS = 3
 """Clients with fewer runs of participation say nothing about the spread between clients."""
 _MAX_PRIOR_FREEDOM = 1000.0
+_SHORTER = 1.5
+"""Memory shorter than that of the others by more than this factor makes a density flatter."""
 _SHRINKAGE = 4.0
 """How many runs the common lag-1 correlation counts for in that of a client."""
 _MIN_CLIENTS, _STEPS, _MAX_RATIO = 10, 20, 20.0
@@ -92,9 +94,14 @@ def estimate_dispersion(
 ) -> Dispersion:
     """Return the dispersion of the clients' parts of the rounds.
 
-    A client's own estimate is the mean of its periodogram over the frequencies, relative to the
-    shape common to all clients. It is moderated by what clients of similar rates have (empirical
-    Bayes; Smyth 2004): with d_n own degrees of freedom and a trend D_0 with d_0,
+    A client's own estimate is the mean V_n of its periodogram over the frequencies, relative to the
+    shape common to all clients, which is flatter for those of less memory:
+
+        D_n = V_n / (v_n + V_n / T)
+
+    as its variance v_n in a round, around the mean of the log, lacks the variance of that mean. D_n
+    is moderated by what clients of similar rates have (empirical Bayes; Smyth 2004): with d_n own
+    degrees of freedom and a trend D_0 with d_0,
 
         (d_0 D_0 + d_n D_n) / (d_0 + d_n)    with d_0 + d_n degrees of freedom
 
@@ -117,8 +124,9 @@ def estimate_dispersion(
     count = _count_similar(shape.ratios, _SIMILAR_OWN)
     own, freedom = np.zeros(log.size), np.zeros(log.size)
     if count:
-        levels = (found.powers[varying, :count] / shape.ratios[:count]).mean(axis=1)
-        own[varying] = levels / spread[varying]
+        steepness = _relative_memory(runs, spread)[varying, None]
+        levels = (found.powers[varying, :count] / shape.ratios[:count] ** steepness).mean(axis=1)
+        own[varying] = levels / (spread[varying] + levels / found.rounds)
         freedom[varying] = 1 / (1 / (2 * count) + 1.5 / starts[varying])
     values, roots, freedom = _moderate(own, freedom, starts >= _MIN_RUNS, _list_predictors(runs))
     if not varying.any():
@@ -135,6 +143,27 @@ def estimate_dispersion(
     )
 
 
+def _relative_memory(runs: RunCounts, spread: Floats) -> Floats:
+    """Return min(1, 1.5 τ_n / τ), (N,): how much of the common slope the density of a client has.
+
+    The common density is that of the clients with most power, v_n τ_n. That of others with less
+    memory is flatter: S_n(f) / V_n is about (S(f) / V)^(τ_n / τ), with τ the mean of the τ_n
+    weighted by power. As the τ_n of clients that are alike differ by chance, only those that are
+    clearly shorter count.
+
+    Args:
+        runs: of the clients' participation.
+        spread: v_n, (N,).
+    """
+    times = np.exp(_list_predictors(runs)[:, 2])
+    power = spread * times
+    total = float(power.sum())
+    if total <= 0:
+        return np.ones(len(times))
+    common = float((power * times).sum()) / total
+    return np.minimum(_SHORTER * times / common, 1.0)
+
+
 def _count_similar(ratios: Floats, limits: tuple[float, float]) -> int:
     """Return the number of lowest frequencies, at least 1 if there are any, within limits."""
     near = (ratios > limits[0]) & (ratios < limits[1])
@@ -146,9 +175,10 @@ def _moderate(
 ) -> tuple[Floats, Floats, Floats]:
     """Return the moderated D_n, E √D_n, and their degrees of freedom.
 
-    D_n serves intervals; its prior matches the mean of log D (Smyth 2004), which errs upwards where
-    the d_n are understated. A sum of √D_n must have no bias; its prior is half-way (in logarithms)
-    to the one that matches the mean of D, which errs downwards.
+    A prior that matches the mean of log D (Smyth 2004) errs upwards where the d_n are understated,
+    one that matches the mean of D errs downwards. A sum of √D_n must have no bias; its prior is
+    half-way between them, in logarithms. That of D_n, which serves intervals, is half-way from
+    there to the upper one.
 
     Args:
         own: D_n, shape (N,).
@@ -170,8 +200,9 @@ def _moderate(
         if spread > 0:
             prior = min(2 * _inverse_trigamma(spread), _MAX_PRIOR_FREEDOM)
         shift = float(logs.mean() + special.digamma(prior / 2) - np.log(prior / 2))
-        common = trend * np.exp(shift)
-        trend = np.sqrt(common * trend * (1 - 2 / max(prior, 4.0)))
+        upper = trend * np.exp(shift)
+        trend = np.sqrt(upper * trend * (1 - 2 / max(prior, 4.0)))
+        common = np.sqrt(upper * trend)
     total = prior + freedom
     roots = _mean_roots((prior * trend + freedom * own) / total, total)
     return (prior * common + freedom * own) / total, roots, total

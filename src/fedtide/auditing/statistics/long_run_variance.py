@@ -36,6 +36,8 @@ _LOWEST = 6
 """Frequencies that show what series have in common."""
 _SUBSETS = (24, 16, 12, 8, 6, 4)
 """Numbers of frequencies to fall back on if a shape does not fit all."""
+_BENDS = np.array([0.7, 1.0, 1.4, 2.0])
+"""β of the shapes."""
 _POWERS = np.array([-1.0, -0.5, -0.25, 0.0, 0.15, 0.25, 0.5, 0.75, 1.0])
 """γ of the shapes."""
 _CORNERS = 2.0 ** np.arange(-3, 6.25, 0.25)
@@ -147,12 +149,14 @@ def fit_shape(
 ) -> SpectralShape:
     """Return the shape of S near f = 0, as an average over the hypotheses
 
-        S(f) ∝ (1 + (f / f_0)²)^−γ
+        S(f) ∝ (1 + (f / f_0)^β)^(−2γ/β)
 
     weighted by their likelihood (Whittle 1953). They range from participation that makes the next
-    less likely (γ < 0) over independence (γ = 0) to Markov chains (γ = 1) and memory without end
-    (small f_0; γ = 1/4: sessions with Pareto's tail 1.5). If no hypothesis agrees with the powers
-    of all frequencies, only the lowest are used.
+    less likely (γ < 0) over independence (γ = 0) to Markov chains (γ = 1, β = 2) and memory without
+    end (small f_0; γ = 1/4: sessions with Pareto's tail 1.5). β says how S approaches f = 0: flat
+    (2), as the covariances of Markov chains decay fast, or in a cusp (1 and less), as the sessions
+    of one law are so uneven in length that the longest ones compare with the log. If no hypothesis
+    agrees with the powers of all frequencies, only the lowest are used.
 
     Args:
         powers: of the clients, shape (n, m).
@@ -182,35 +186,59 @@ def _average_hypotheses(pooled: Floats, clients: float) -> SpectralShape:
         clients: the equivalent number of equal, independent clients.
     """
     count = len(pooled)
-    densities, levels, prior, is_long = _hypotheses()
-    densities = densities[:, :count]
-    scale = (pooled / densities).mean(axis=1)  # of the largest likelihood, for each hypothesis
-    fit = np.log(prior) - clients * (np.log(densities).sum(axis=1) + count * np.log(scale))
+    known = _list_hypotheses()
+    densities = known.densities[:, :count]
+    scale = np.einsum("hf,f->h", 1 / densities, pooled) / count  # of the largest likelihood
+    fit = known.log_prior - clients * (known.log_sums[:, count - 1] + count * np.log(scale))
     posterior = np.exp(fit - fit.max())
     posterior /= posterior.sum()
-    variances = scale * levels
+    variances = scale * known.levels
     level = float((posterior * variances).sum())
     square = float((posterior * variances**2).sum()) * (1 + 1 / (clients * count))
-    ratios = (posterior[:, None] * scale[:, None] * densities).sum(axis=0) / level
-    long_memory = float(posterior[is_long].sum())
+    ratios = np.einsum("h,hf->f", posterior * scale, densities) / level
+    long_memory = float(posterior[known.is_long].sum())
     return SpectralShape(level, ratios, square / level**2 - 1, long_memory)
 
 
+@dataclass(frozen=True, eq=False)
+class _Hypotheses:
+    """Densities up to a factor.
+
+    Args:
+        densities: S(f) for f = 1, 2, ..., shape (h, m).
+        log_sums: the sums of log S(1), ..., log S(f), (h, m).
+        levels: V, (h,).
+        log_prior: of their probabilities, up to a constant, (h,).
+        is_long: whether the memory is longer than the log, (h,).
+    """
+
+    densities: Floats
+    log_sums: Floats
+    levels: Floats
+    log_prior: Floats
+    is_long: NDArray[np.bool_]
+
+
 @cache
-def _hypotheses() -> tuple[Floats, Floats, Floats, NDArray[np.bool_]]:
-    """Return S(f) for f = 1, 2, ..., V, the prior, and which have a memory longer than the log."""
-    powers, corners = (grid.ravel() for grid in np.meshgrid(_POWERS, _CORNERS, indexing="ij"))
+def _list_hypotheses() -> _Hypotheses:
+    grids = np.meshgrid(_BENDS, _POWERS, _CORNERS, indexing="ij")
+    bends, powers, corners = (grid.ravel() for grid in grids)
 
     def density(frequencies: Floats) -> Floats:
-        base: Floats = 1 + (frequencies / corners[:, None]) ** 2
-        return np.asarray(base ** -powers[:, None])
+        base: Floats = 1 + (frequencies / corners[:, None]) ** bends[:, None]
+        return np.asarray(base ** (-2 * powers / bends)[:, None])
 
     step = 1 / 64
-    window = np.arange(step / 2, 64, step)
-    levels = 2 * step * (density(window) * np.sinc(window) ** 2).sum(axis=1)
-    prior = np.minimum(corners, 1.0) * np.where(powers == 0, 2.0, 1.0)
+    roots = np.arange(step / 2, 8, step)  # of the frequencies: finer steps towards 0
+    window = 2 * step * roots * np.sinc(roots**2) ** 2
     densities = density(np.arange(1.0, _FREQUENCIES + 1))
-    return densities, levels, prior / prior.sum(), (corners < 1) & (powers > 0)
+    return _Hypotheses(
+        densities=densities,
+        log_sums=np.cumsum(np.log(densities), axis=1),
+        levels=2 * (density(roots**2) * window).sum(axis=1),
+        log_prior=np.log(np.minimum(corners, 1.0) * np.where(powers == 0, 2.0, 1.0)),
+        is_long=(corners < 1) & (powers > 0),
+    )
 
 
 def sum_by_round(log: ParticipationLog, values: Floats, weights: Parts | None = None) -> Floats:

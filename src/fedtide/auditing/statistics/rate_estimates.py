@@ -16,6 +16,8 @@ from fedtide.auditing.statistics.session_tails import measure_session_tail
 _LONG_MEMORY = 0.5
 """The probability of long memory above which there are no intervals."""
 _MIN_DISPERSION = 1e-9
+_MIN_ROUNDS = 30
+"""Of logs that show fewer effective rounds than this due to dependence, there are no intervals."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,7 +101,7 @@ def estimate_rates(log: ParticipationLog, pattern: Pattern) -> RateEstimates:
     dispersion = estimate_dispersion(
         log, None, estimate, spread, pattern.run_counts, pattern.period
     )
-    reason = _find_obstacle(log, dispersion)
+    reason = _find_obstacle(log, pattern, dispersion)
     if reason is None:
         draws = dispersion.rounds / np.maximum(dispersion.values, _MIN_DISPERSION)
         low, high = wilson_interval(dispersion.means, draws, freedom=dispersion.freedom)
@@ -128,7 +130,7 @@ def count_clients_for_half(counts: ArrayLike) -> int:
     return int(np.searchsorted(sums, sums[-1] / 2)) + 1
 
 
-def _find_obstacle(log: ParticipationLog, dispersion: Dispersion) -> str | None:
+def _find_obstacle(log: ParticipationLog, pattern: Pattern, dispersion: Dispersion) -> str | None:
     """Return why no honest interval exists, in a sentence; None if one does."""
     if dispersion.frequencies == 0:
         return "the log has too few rounds to tell how much the rates vary by chance"
@@ -136,6 +138,12 @@ def _find_obstacle(log: ParticipationLog, dispersion: Dispersion) -> str | None:
         return (
             "rates change, or clients stay or are away for so long, that a log of this length "
             "cannot tell how much the rates vary by chance"
+        )
+    rounds = _count_effective_rounds(log, pattern, dispersion)
+    if rounds < _MIN_ROUNDS <= _count_effective_rounds(log, pattern, None):
+        return (
+            "most of the chance in the rates is due to clients that stay or are away for long, and "
+            f"is known no better than from {rounds:.0f} independent rounds of one client"
         )
     tail = measure_session_tail(log)
     if tail.may_lack_variance:
@@ -145,3 +153,33 @@ def _find_obstacle(log: ParticipationLog, dispersion: Dispersion) -> str | None:
             f"{high:.2g}) that their variance may be infinite: one to come may outweigh the log"
         )
     return None
+
+
+def _count_effective_rounds(
+    log: ParticipationLog, pattern: Pattern, dispersion: Dispersion | None
+) -> float:
+    """Return how many independent rounds of a client tell as much about the rates' variance.
+
+    A client's count has the variance v_n = T p_n (1 − p_n) D_n, and shows as much of it as T / D_n
+    independent rounds do. All clients show as much of Σ v_n as
+
+        (Σ v_n)² / Σ (v_n² D_n / T)    independent rounds
+
+    D_n is at least that of a Markov chain with the client's own lag-1 correlation: a few clients in
+    long sessions, among many others, are too few to be told by their periodograms.
+
+    Args:
+        log: the participation log.
+        pattern: its runs are used, unless there is a period.
+        dispersion: of the clients' presence; None: 1, independent rounds.
+    """
+    rates = log.counts / log.length
+    times = np.ones(log.size)
+    if dispersion is not None:
+        times = dispersion.values
+        if pattern.period is None:
+            own = pattern.run_counts.autocorrelation_time
+            times = np.maximum(times, own / (1 + own / log.length))
+    variances = rates * (1 - rates) * times
+    squares = float((variances**2 * times).sum())
+    return log.length * float(variances.sum()) ** 2 / squares if squares > 0 else np.inf

@@ -1,0 +1,38 @@
+"""The tables of the audit's accuracy in docs/audit.md, and the record they are written from."""
+
+import importlib
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def modules() -> tuple[ModuleType, ModuleType]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(ROOT / "benchmarks")
+        return importlib.import_module("audit"), importlib.import_module("audit_record")
+
+
+def test_the_tables_of_the_docs_are_those_of_the_record(modules):
+    audit, record = modules
+    page = (ROOT / "docs" / "audit.md").read_text(encoding="utf-8")
+    for table, names in audit.ROWS.items():
+        assert record.render(table, names) in page
+
+
+def test_every_process_is_recorded(modules):
+    audit, record = modules
+    for table, rows in record.load().items():
+        assert set(rows) == set(audit.ROWS[table])
+
+
+def test_a_share_without_hits_has_the_error_of_half_a_log(modules):
+    _, record = modules
+    none, all_of_them = record.Share.count([False] * 99), record.Share.count([True] * 99)
+    assert none.error == pytest.approx((0.005 * 0.995 / 99) ** 0.5)
+    assert all_of_them.error == pytest.approx(none.error)
+    found = record.Share.count([True, False, False, False])
+    assert (found.share, found.error, found.logs) == (0.25, pytest.approx(0.2165, abs=1e-4), 4)
