@@ -158,8 +158,9 @@ class Builder:
             if field.default is MISSING and field.default_factory is MISSING
         ]
         if missing := [_join(path, name) for name in required if name not in value]:
-            hint = "give a value" if len(missing) == 1 else "give them values"
-            raise InvalidInputError(f"{', '.join(missing)}: missing; {hint}")
+            others = ", ".join(missing[1:])
+            hint = f"give values to it and to {others}" if others else "give a value"
+            raise InvalidInputError(f"{missing[0]}: missing; {hint}")
         built = {key: self.build(hints[key], v, _join(path, key)) for key, v in value.items()}
         try:
             return cls(**built)
