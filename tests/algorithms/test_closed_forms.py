@@ -121,6 +121,7 @@ def test_scaffolds_fixed_point_is_the_optimum(option):
     assert np.abs(everyone - problem.optimum()).max() > 1e-3
 
 
+@pytest.mark.statistical
 def test_averaging_the_cohort_minimises_the_participation_weighted_sum():
     """Paper 004, objective (3): p_n = Σ_A q(A) / |A| over the cohorts A that contain n.
 

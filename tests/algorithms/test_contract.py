@@ -161,6 +161,7 @@ def test_a_model_never_changes_in_place(method):
         assert torch.equal(model, copy)
 
 
+@pytest.mark.fuzz
 @every_method
 @given(seed=st.integers(0, 2**32 - 1), lr=st.floats(1e-6, 0.02), steps=st.integers(1, 3))
 @settings(max_examples=6, deadline=None)

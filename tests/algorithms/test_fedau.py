@@ -69,6 +69,7 @@ def test_groups_share_the_mean_over_the_intervals_of_all_members(present, cutoff
     np.testing.assert_allclose(lazy, expected, rtol=1e-12)
 
 
+@pytest.mark.statistical
 @pytest.mark.parametrize(("active", "inactive", "cutoff"), [(3, 7, 4), (1, 9, 50), (2, 8, 1)])
 def test_the_weight_of_a_cyclic_client_approaches_the_closed_form(active, inactive, cutoff):
     """(a + b) / ((a - 1) + ceil((b + 1) / K)), papers' note to section 2A."""

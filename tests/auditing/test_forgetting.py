@@ -192,6 +192,7 @@ def draw_sessions(random: np.random.Generator, rounds: int, clients: int) -> Pre
     return present
 
 
+@pytest.mark.statistical
 def test_long_sessions_are_no_skew_of_the_last_rounds() -> None:
     """The window alone shows too little of the memory: it had a skew in 61 of 100 logs.
 

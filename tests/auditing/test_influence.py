@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 import polars as pl
+import pytest
 
 import fedtide as ft
 from fedtide.auditing.statistics.influence import compare_objectives
@@ -24,6 +25,7 @@ def test_skew_interval_holds_the_exact_value_of_paper_004(simulate_log: Any) -> 
     assert high - low < 0.05
 
 
+@pytest.mark.statistical
 def test_weights_are_where_fedavg_ends(simulate_log: Any, to_frame: Any, uneven_rates: Any) -> None:
     """With unit-vector centres, the mean iterate of FedAvg along the log shows each weight."""
     clients, rounds = 12, 3000

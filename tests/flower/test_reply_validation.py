@@ -249,6 +249,7 @@ def test_an_ordinary_client_cannot_follow_corrections(url):
     assert {stage for _, client, stage, _ in rows(url) if client == "1"} == {"reported"}
 
 
+@pytest.mark.fuzz
 @pytest.mark.parametrize("method", DIVIDING, ids=repr)
 @pytest.mark.parametrize("lr", [1e-320, 1e-300, 1e-8, 0.5, 1e300])
 def test_a_false_rate_never_reaches_the_state(method, lr, url):

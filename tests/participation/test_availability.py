@@ -161,6 +161,7 @@ def test_the_seed_changes_random_processes_only(
     assert not alike or name not in RANDOM
 
 
+@pytest.mark.statistical
 @every_process
 def test_known_rates_match_the_frequencies(name: str, factory: Factory, tmp_path: Path) -> None:
     """Over 2000 rounds; 6 standard errors of the slowest case, about 1e-8 for each client."""

@@ -32,6 +32,7 @@ def intervals(draw: st.DrawFn) -> list[tuple[int, int, int]]:
     return draw(st.permutations(rows)) if rows else [(0, 0, 10)]
 
 
+@pytest.mark.fuzz
 @files
 @given(rows=intervals(), step=st.integers(1, 15), repeat=st.integers(0, 130), data=st.data())
 def test_every_round_matches_brute_force(
