@@ -34,7 +34,10 @@ def test_a_step_is_that_of_a_network_in_bfloat16_on_a_float32_model(image_task):
     assert torch.allclose(found[0], -0.1 * gradient, rtol=1e-2, atol=1e-5)
 
 
-@pytest.mark.parametrize("trainer", [ReferenceTrainer, StackedTrainer, ThreadedTrainer])
+@pytest.mark.parametrize(
+    "trainer",
+    [ReferenceTrainer, StackedTrainer, pytest.param(ThreadedTrainer, marks=pytest.mark.compile)],
+)
 def test_a_step_is_that_of_float64_to_a_tenth(trainer, image_task):
     """Over further steps a unit may switch on a little sooner or later, which is no error."""
     updates = []

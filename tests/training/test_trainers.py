@@ -177,7 +177,7 @@ def test_a_network_that_needs_the_plain_order_of_images(name, image_task, monkey
     assert 0 <= task.evaluate(task.start).metrics["test_accuracy"] <= 1
 
 
-@pytest.mark.parametrize("name", ALL[:-1])  # compiling twice takes long
+@pytest.mark.parametrize("name", [*THREADED_LATER, ALL[1]])  # compiling twice takes long
 def test_dropout_without_minibatches_and_augmentation(name, image_task):
     model = {"type": "cnn", "channels": [4], "hidden": [6], "dropout": 0.5}
     task = image_task(model, augment=["pad-crop", "flip"])

@@ -73,6 +73,7 @@ def compare(*runs: Comparable, **labelled: Comparable) -> Comparison:
     ...         local=ft.LocalTraining(steps=1, lr=0.5),
     ...         rounds=4,
     ...         seeds=[1, 2],
+    ...         trainer="reference",
     ...     )
     ...     for algorithm in (ft.algorithms.FedAvg(), ft.algorithms.FedAU())
     ... ]
