@@ -29,6 +29,18 @@ def test_every_item_is_done_once_with_one_core(count):
     assert torch.get_num_threads() == 2
 
 
+def test_the_calling_thread_works_as_one_of_them():
+    used = set()
+
+    def work(_):
+        used.add(threading.get_ident())
+        time.sleep(0.02)
+
+    CoreThreads(2).map(work, range(10))
+    assert len(used) == 2
+    assert threading.get_ident() in used
+
+
 def test_an_error_is_raised_once_all_calls_have_ended():
     torch.set_num_threads(2)
     ended = []

@@ -95,6 +95,15 @@ def test_a_graph_that_was_not_captured_is_not_compiled_either(monkeypatch):
     assert len(warned) == 1
 
 
+@pytest.mark.parametrize(("terms", "products"), [(3, 0), (32, 0), (33, 1)])
+def test_stacked_products_over_few_terms_become_loops(terms, products):
+    a, b = torch.randn(4, 5, terms).double(), torch.randn(4, terms, 7).double()
+    graph = _graph_capture.capture(lambda a, b: (a @ b,), [a, b], loops=True)
+    assert sum("bmm" in str(node.target) for node in graph.graph.nodes) == products
+    expected = np.einsum("smk,skn->smn", a.numpy(), b.numpy())
+    np.testing.assert_allclose(graph(a, b)[0].numpy(), expected, rtol=1e-12, atol=1e-12)
+
+
 def test_an_error_of_the_function_itself_is_raised():
     def fail(x):
         raise ZeroDivisionError("the model's fault")

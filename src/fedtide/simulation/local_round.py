@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from fedtide.problems import Task
 from fedtide.simulation.buffers import Buffers
 from fedtide.training import LocalTraining, devices
 from fedtide.training.minibatches import MinibatchPlanner
+from fedtide.training.threads import single_threaded
 from fedtide.training.trainers.select import TrainerName, choose_trainer
 
 _logger = logging.getLogger("fedtide")
@@ -69,6 +71,10 @@ class LocalRound:
             with error_prefix("local.projection"):
                 local.projection.check(task.layout.size)
         self.trainer, self.choice = choose_trainer(trainer, task, local, clients, compile)
+
+    def limit_threads(self) -> AbstractContextManager[None]:
+        """Return the context in which a round runs, see `Trainer.short_rounds`."""
+        return single_threaded() if self.trainer.short_rounds else nullcontext()
 
     def evaluation_cost(self, cohort: float) -> float:
         """Return what an evaluation costs at most, in rounds in which so many clients train.

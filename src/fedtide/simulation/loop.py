@@ -141,12 +141,13 @@ class Run:
     def round(self) -> None:
         """Run one round."""
         t, start = self.ended, time.perf_counter()
-        # 1. The participation says which clients take part, and which of them report.
-        participants = self._participation.round(t)
-        # 2. They train as instructed, the algorithm absorbs their updates and moves the model.
-        info, used = self._run_algorithm(participants)
-        # 3. The round is recorded.
-        self._record(participants, used, info)
+        with self._local.limit_threads():
+            # 1. The participation says which clients take part, and which of them report.
+            participants = self._participation.round(t)
+            # 2. They train as instructed, the algorithm absorbs their updates and moves the model.
+            info, used = self._run_algorithm(participants)
+            # 3. The round is recorded.
+            self._record(participants, used, info)
         self.ended = t + 1
         self.timings.rounds += 1
         self.timings.training += time.perf_counter() - start

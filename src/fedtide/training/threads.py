@@ -34,23 +34,33 @@ class CoreThreads:
         self._process = 0
 
     def map(self, do: Callable[[Item], None], items: Sequence[Item]) -> None:
-        """Call `do` with each item, and raise the first error once all calls have ended."""
+        """Call `do` with each item; an error is raised once all threads have ended.
+
+        The calling thread takes items like the others: to wake a thread may take as long as a call.
+        """
+        rest = iter(items)
+
+        def work() -> None:
+            for item in rest:  # each item goes to one thread
+                do(item)
+
         with single_threaded():
-            if min(self.count, len(items)) < 2:
-                for item in items:
-                    do(item)
-                return
-            calls = [self._threads().submit(do, item) for item in items]
-            wait(calls)
+            others = min(self.count, len(items)) - 1
+            calls = [self._threads().submit(work) for _ in range(others)]
+            try:
+                work()
+            finally:
+                wait([call for call in calls if not call.cancel()])
         for call in calls:
-            call.result()
+            if not call.cancelled():
+                call.result()
 
     def _threads(self) -> ThreadPoolExecutor:
         """Return the pool; a forked process has none of its parent's threads."""
         if self._pool is None or self._process != os.getpid():
             self._process = os.getpid()
             self._pool = ThreadPoolExecutor(
-                self.count, initializer=torch.set_num_threads, initargs=(1,)
+                self.count - 1, initializer=torch.set_num_threads, initargs=(1,)
             )
         return self._pool
 

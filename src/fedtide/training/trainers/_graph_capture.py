@@ -32,21 +32,34 @@ TensorFunction = Callable[..., tuple[Tensor, ...]]
 _CACHE = "TORCHINDUCTOR_CACHE_DIR"
 """Where TorchInductor looks for what it has compiled before, in any process."""
 
+_FEW_TERMS = 32
+"""Up to so many, such as the samples of a minibatch, a loop over them is as fast as a product of
+matrices, and saves a pass over memory."""
+
 _RESHAPES = ("aten.expand.default", "aten.view.default", "aten._unsafe_view.default")
 
 
-def capture(function: TensorFunction, examples: list[Tensor]) -> TensorFunction:
+def capture(
+    function: TensorFunction, examples: list[Tensor], loops: bool = False
+) -> TensorFunction:
     """Return a graph of what `function` does with tensors of the shapes of `examples`.
 
     If the function cannot be captured, it is returned itself, with a warning. An error of the
     function itself is raised.
+
+    Args:
+        function: what is captured.
+        examples: tensors of the shapes that it takes.
+        loops: write stacked products that sum over few terms as multiplications and a sum, which
+            the compiler fuses with what follows: the gradient of a layer is then subtracted from
+            its weights where it is computed, and never written.
 
     >>> double = capture(lambda x: (x + x,), [torch.zeros(2)])
     >>> double(torch.ones(2))
     (tensor([2., 2.]),)
     """
     try:
-        return _captured(function, examples)
+        return _captured(function, examples, loops)
     except Exception as error:
         function(*examples)  # raises if the function is at fault
         _warn(f"local steps are not captured and run slower: {first_line(error)}")
@@ -112,18 +125,27 @@ def _keep_compiled() -> None:
                 os.environ[_CACHE] = str(folder)
 
 
-def _captured(function: TensorFunction, examples: list[Tensor]) -> TensorFunction:
+def _captured(function: TensorFunction, examples: list[Tensor], loops: bool) -> TensorFunction:
     from torch.fx.experimental.proxy_tensor import make_fx
     from torch.fx.graph import CodeGen
 
     _keep_compiled()  # before TorchInductor is imported, which chooses a folder for temporary files
     # Shapes are enough, and the compiler wants all of them from one mode.
+    table = {torch.ops.aten.bmm.default: _sum_products} if loops else {}
     with _without_log():
-        module = make_fx(function, tracing_mode="fake", _allow_non_fake_inputs=True)(*examples)
+        trace = make_fx(function, table, tracing_mode="fake", _allow_non_fake_inputs=True)
+        module = trace(*examples)
     _remove_no_ops(module.graph)
     module.graph.set_codegen(CodeGen())  # takes the tensors as they are: nothing is nested
     module.recompile()
     return module
+
+
+def _sum_products(a: Tensor, b: Tensor) -> Any:
+    """Return the products of S pairs of matrices, if each number in them sums few terms."""
+    if a.shape[2] > _FEW_TERMS:
+        return NotImplemented
+    return (a[:, :, :, None] * b[:, None]).sum(2)
 
 
 @contextmanager

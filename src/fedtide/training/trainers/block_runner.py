@@ -170,14 +170,14 @@ class BlockRunner:
             given = replace(block, task=task.with_batch_data(tensors[count:]))
             return given(inputs.with_tensors(tensors[:count]))
 
+        single_function = self._compiled and self._single_functions and is_cpu(examples[0])
         with _stacking(block.stacked):
-            graph = capture(function, examples)
+            graph = capture(function, examples, single_function)
         if graph is function:
             return graph, False
         lasts = not has_constants(graph)
         if not self._compiled:
             return graph, lasts
-        single_function = self._single_functions and is_cpu(examples[0])
         with activity(COMPILING):
             return compile_graph(graph, examples, single_function), lasts
 

@@ -104,6 +104,7 @@ class StackedTrainer(Trainer):
             single_functions=parallel,
         )
         self._threads = CoreThreads(torch.get_num_threads()) if parallel else None
+        self.short_rounds = parallel
         chunks = _SMALL if model <= _SMALL_BYTES and not compiled else _USUAL
         if not devices.is_cpu(task.start):
             chunks = _Chunks(devices.chunk_sizes(), full=0.75)
