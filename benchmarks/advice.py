@@ -21,6 +21,7 @@ import hashlib
 import json
 import time
 import zlib
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
@@ -45,6 +46,8 @@ ALL_LAWS = LAWS | HELD_OUT
 TUNING, JUDGED = 0, (1, 2, 3, 4, 5)
 LOGS = (101, 102, 103, 104, 105)
 """Seeds of the audited logs; settings are those of the first."""
+LIGHT = ("fedavg", "fedau", "known-rates", "amplified", "auto")
+"""Methods without a memory of every client's update."""
 STEPS = 5
 EVERY = 7
 """Rounds between evaluations: in the long run, all phases of a cycle are seen alike."""
@@ -56,6 +59,8 @@ TITLES = {
     "digits": "Digits: test error",
 }
 Settings = dict[str, Any]
+Trained = tuple[Settings, Numbers]
+"""A method, and its figures by judged seed."""
 Ids = NDArray[np.int64]
 Rates = tuple[float, ...]
 
@@ -454,6 +459,8 @@ class Verdict:
         advised: the method that the audit of the first log advises.
         best: the best of all trained methods.
         fedavg: averaging over the cohort.
+        light: the best of those without a memory of every client's update.
+        auto: Auto, which the advice puts before these.
         trained: how many methods were trained with all seeds and rates.
         within: whether the advised method is within a tenth of the best one, or `FLOOR`.
         worse: whether it is worse than FedAvg by more than `FLOOR` and by more than twice the
@@ -468,6 +475,8 @@ class Verdict:
     advised: Figure
     best: Figure
     fedavg: Figure
+    light: Figure
+    auto: Figure
     trained: int
     within: bool
     worse: bool
@@ -482,7 +491,7 @@ def judge(problem: str, law: str, record: Record) -> Verdict:
         LookupError: a run is missing in the record.
     """
     audits = [audit_law(law, PROBLEMS[problem].rounds, seed) for seed in LOGS]
-    found = {}
+    found: dict[str, Trained] = {}
     for settings in candidates(audits[0]):
         figures = record.figures(problem, law, key(settings))
         if figures is not None:
@@ -491,7 +500,13 @@ def judge(problem: str, law: str, record: Record) -> Verdict:
     if key(firsts[0]) not in found or key({"type": "fedavg"}) not in found:
         raise LookupError(f"{problem}, {law}: {key(firsts[0])} is not in the record; train it")
     advised, fedavg = (found[key(settings)] for settings in (firsts[0], {"type": "fedavg"}))
-    best = min(found.values(), key=lambda pair: float(pair[1].mean()))
+    auto = found[key({"type": "auto"})]
+
+    def best_of(listed: Iterable[Trained]) -> Trained:
+        return min(listed, key=lambda pair: float(pair[1].mean()))
+
+    best = best_of(found.values())
+    light = best_of(pair for pair in found.values() if pair[0]["type"] in LIGHT)
     bound = 1.1 * float(best[1].mean()) + FLOOR
     by_name = {_name(settings): figures for settings, figures in found.values()}
     others = [by_name[_name(first)].mean() for first in firsts if _name(first) in by_name]
@@ -500,7 +515,7 @@ def judge(problem: str, law: str, record: Record) -> Verdict:
     return Verdict(
         problem,
         law,
-        *(_figure(settings, figures) for settings, figures in (advised, best, fedavg)),
+        *(_figure(settings, figures) for settings, figures in (advised, best, fedavg, light, auto)),
         trained=len(found),
         within=bool(advised[1].mean() <= bound),
         worse=bool(excess.mean() > max(FLOOR, 2 * error)),
@@ -586,11 +601,13 @@ def summarise(verdicts: list[Verdict]) -> str:
     within, worse = sum(v.within for v in verdicts), sum(v.worse for v in verdicts)
     logs, cases = sum(v.within_logs for v in verdicts), len(verdicts)
     strictly = sum(v.advised.mean <= 1.1 * v.best.mean for v in verdicts)
+    fit = sum(v.auto.mean <= 1.1 * v.light.mean + FLOOR for v in verdicts)
     return (
         f"The advised method is within 10% of the best one in {within} of {cases} cases, and worse "
         f"than FedAvg beyond error in {worse or 'none'}. Over {len(LOGS)} logs of each case, it is "
         f"within 10% in {logs} of {len(LOGS) * cases}. Without the margin of {FLOOR} it is in "
-        f"{strictly} of {cases}."
+        f"{strictly} of {cases}. Of the methods without a memory of every client's update, Auto is "
+        f"within 10% of the best in {fit} of {cases}."
     )
 
 
@@ -618,7 +635,7 @@ def load_verdicts(path: Path) -> list[Verdict]:
     """Return the verdicts of the last `judge`."""
     listed = json.loads(path.read_text(encoding="utf-8"))
     for one in listed:
-        for name in ("advised", "best", "fedavg"):
+        for name in ("advised", "best", "fedavg", "light", "auto"):
             one[name] = Figure(**one[name])
     return [Verdict(**one) for one in listed]
 

@@ -181,6 +181,7 @@ def test_all_methods_that_correct_participation_are_candidates() -> None:
     listed = {one.algorithm for one in run_audit(time_zones).advice}
     assert listed == {
         "fedavg",
+        "auto",
         "fedau",
         "known-rates",
         "amplified",
@@ -190,6 +191,16 @@ def test_all_methods_that_correct_participation_are_candidates() -> None:
         "fedlaavg",
         "amplified-scaffold",
     }
+
+
+@pytest.mark.parametrize("law", [uniform, uneven, groups_in_turn, time_zones, bursts])
+def test_auto_is_the_first_of_the_light_methods_unless_averaging_is_right(law: Law) -> None:
+    """What training finds on the laws of docs/audit.md."""
+    light = [one for one in run_audit(law).advice if one.memory == "light"]
+    if is_plain(light[0]):
+        assert "nothing in this log speaks against it" in light[0].reasons[0]
+        light = light[1:]
+    assert light[0].algorithm == "auto"
 
 
 def test_methods_with_an_unaffordable_memory_come_last() -> None:

@@ -50,7 +50,7 @@ def test_the_stored_verdicts_follow_from_the_record(laws):
     rows = pl.read_parquet(laws.record)
     for verdict in json.loads(laws.verdicts.read_text(encoding="utf-8")):
         found = {}
-        for name in ("advised", "best", "fedavg"):
+        for name in ("advised", "best", "fedavg", "light", "auto"):
             one = verdict[name]
             runs = rows.filter(
                 pl.col("problem") == verdict["problem"],

@@ -9,6 +9,7 @@ import torch
 
 from fedtide.algorithms import ALGORITHMS, ClientUpdates, Cohort, Instructions, RoundDriver
 from fedtide.auditing.recommend.log_replay import Script, replay
+from fedtide.auditing.statistics.auto_weights import auto_weights
 from fedtide.population import Population
 
 CLIENTS, ROUNDS = 7, 40
@@ -18,6 +19,7 @@ METHODS: list[dict[str, Any]] = [
     {"type": "fedavg", "weights": "all"},
     {"type": "fedavg", "weights": "data"},
     {"type": "fedau", "cutoff": 5},
+    {"type": "auto"},
     {"type": "known-rates"},
     {"type": "amplified", "period": 6, "factor": 1.5, "inner": {"type": "fedavg"}},
     {"type": "amplified", "period": 4, "factor": 3.0, "inner": {"type": "fedau", "cutoff": 5}},
@@ -52,6 +54,7 @@ def make_script(cohorts: list[np.ndarray], factors: np.ndarray) -> Script:
         steps=STEPS,
         factors=factors,
         omegas={5: fedau_weights(cohorts, 5)},
+        owed=published_auto_weights(cohorts),
         rates=np.linspace(0.1, 0.7, CLIENTS),
         samples=np.arange(1.0, CLIENTS + 1),
     )
@@ -69,6 +72,23 @@ def fedau_weights(cohorts: list[np.ndarray], cutoff: int) -> np.ndarray:
             if n in cohort or waited[n] == cutoff:
                 closed[n].append(waited[n])
                 waited[n] = 0
+    return np.array(found)
+
+
+def published_auto_weights(cohorts: list[np.ndarray]) -> np.ndarray:
+    """Return a_n of each entry as docs/auto.md prints it, in exact arithmetic but for ρ."""
+    rho, updates = (5**0.5 - 1) / 2, 0
+    accounts = [0.0] * CLIENTS
+    found = []
+    for t, cohort in enumerate(cohorts):
+        owed = t + 1 + (CLIENTS / rho) * max(t, 1) / max(updates, 1)
+        debts = {n: max(0.0, owed - accounts[n]) for n in cohort}
+        total = sum(rho * debt for debt in debts.values())
+        cut = min(1.0, 2 * CLIENTS / total) if total else 1.0
+        for n, debt in debts.items():
+            found.append(rho * debt * cut)
+            accounts[n] = owed - debt + found[-1]
+        updates += len(cohort)
     return np.array(found)
 
 
@@ -124,6 +144,12 @@ def test_replay_equals_the_algorithms_for_every_step_size(
             last = run_algorithm(script, settings, step)[-(ROUNDS // 3) :]
             halves = [part.mean(axis=0) for part in np.split(last**2, [len(last) // 2])]
             np.testing.assert_allclose(squares[:, step], halves, rtol=2e-3, atol=1e-6)
+
+
+def test_weights_of_auto_follow_its_definition(cohorts: list[np.ndarray]) -> None:
+    starts = np.concatenate([[0], np.cumsum([len(cohort) for cohort in cohorts])])
+    found = auto_weights(starts, np.concatenate(cohorts), CLIENTS)
+    np.testing.assert_allclose(found, published_auto_weights(cohorts), rtol=1e-12)
 
 
 def test_diverging_method_has_an_infinite_loss(cohorts: list[np.ndarray]) -> None:

@@ -35,7 +35,8 @@ class Script:
         start: x_0, (K,).
         steps: φ = γ h, (G,).
         factors: N a_n, by which the losses of clients are multiplied, (N,).
-        weights: the FedAU weight ω of each entry, by cutoff, (E,) each.
+        omegas: the FedAU weight ω of each entry, by cutoff, (E,) each.
+        owed: Auto's weight of each entry, (E,).
         rates: p_n for known rates, (N,); positive.
         samples: of each client, (N,); None if not declared.
     """
@@ -48,12 +49,16 @@ class Script:
     steps: Singles
     factors: Floats
     omegas: dict[int, Floats]
+    owed: Floats
     rates: Floats
     samples: Floats | None = None
 
 
 def replay(script: Script, methods: Sequence[Settings], blocks: int) -> Floats:
     """Return the mean square of each method's iterates over the last third of the rounds.
+
+    Auto is judged by its iterates like all others, although its output is their mean: any method
+    may be averaged.
 
     Args:
         script: what happens.
@@ -254,7 +259,7 @@ def _make_runner(script: Script, settings: Settings) -> Runner:
     return _LatestUpdates(script) if name in ("mifa", "fedlaavg") else _VarianceReduced(script)
 
 
-_AVERAGES = ("fedavg", "fedau", "known-rates", "amplified")
+_AVERAGES = ("fedavg", "auto", "fedau", "known-rates", "amplified")
 _SAME = {"fedlaavg": "mifa", "scaffold": "fedvarp"}
 """Methods that agree in the replay with another one."""
 
@@ -270,6 +275,8 @@ def _entry_weights(script: Script, settings: Settings) -> Floats:
     factors = script.factors[script.clients]
     if name == "fedau":
         return script.omegas[settings["cutoff"]] * factors / script.size
+    if name == "auto":
+        return script.owed * factors / script.size
     if name == "known-rates":
         return factors / (script.rates[script.clients] * script.size)
     if weights == "all":

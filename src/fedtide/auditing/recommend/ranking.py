@@ -33,7 +33,9 @@ def rank_methods(findings: Findings, problem: ReplayProblem) -> list[Advice]:
     something speaks against it; and where the objective in force swings, the windows of Amplified
     SCAFFOLD come before SCAFFOLD, whose control variates are those of the end of a client's turn
     (paper 002). What the replay cannot know is the price of memory: methods that store more than
-    10¹⁰ numbers follow all others.
+    10¹⁰ numbers follow all others. Of the light methods Auto is the first, after averaging where
+    nothing speaks against that: the replay leaves out that its output is a mean, and in training it
+    is nearly always the best of them (docs/audit.md).
     """
     variants = list_variants(findings)
     losses = iter(problem.run([one.settings for group in variants for one in group]))
@@ -42,7 +44,7 @@ def rank_methods(findings: Findings, problem: ReplayProblem) -> list[Advice]:
     best = min(affordable, key=lambda loss: loss.mean)
 
     def is_tied(advice: Advice, loss: ReplayedLoss) -> bool:
-        if _is_average(advice) and _is_right(advice, findings):
+        if _is_right_average(advice, findings):
             return _is_equivalent(loss, best)
         return _is_tied(loss, best, advice.memory)
 
@@ -50,7 +52,7 @@ def rank_methods(findings: Findings, problem: ReplayProblem) -> list[Advice]:
         advice, loss = found[place]
         tied = is_tied(advice, loss)
         dear = advice.memory_floats > _MOST_FLOATS
-        unfair = tied and _is_average(advice) and not _is_right(advice, findings)
+        unfair = tied and _is_average(advice) and not _is_right_average(advice, findings)
         return (dear, not tied, unfair, simplicity[place] if tied else loss.mean)
 
     simplicity = _order_by_simplicity([one for one, _ in found], bool(findings.swing))
@@ -59,7 +61,16 @@ def rank_methods(findings: Findings, problem: ReplayProblem) -> list[Advice]:
     ranked = [
         replace(_report(*found[place], best, plain), tied=is_tied(*found[place])) for place in order
     ]
-    return _compare_memories(ranked)
+    return _compare_memories(_put_auto_first(ranked, findings))
+
+
+def _put_auto_first(ranked: list[Advice], findings: Findings) -> list[Advice]:
+    """Return the methods with Auto before all light ones but averaging that is right."""
+    auto = next(one for one in ranked if one.algorithm == "auto")
+    others = [one for one in ranked if one is not auto]
+    behind = [one.memory == "light" and not _is_right_average(one, findings) for one in others]
+    place = behind.index(True)  # averaging over all clients is always among them
+    return [*others[:place], auto, *others[place:]]
 
 
 def _order_by_simplicity(listed: list[Advice], swings: bool) -> list[float]:
@@ -103,8 +114,10 @@ def _is_average(advice: Advice) -> bool:
     return advice.algorithm == "fedavg" and advice.parameters.get("weights", "data") == "data"
 
 
-def _is_right(advice: Advice, findings: Findings) -> bool:
-    """Return whether nothing speaks against averaging, by number or by samples."""
+def _is_right_average(advice: Advice, findings: Findings) -> bool:
+    """Return whether a method averages, by number or by samples, and nothing speaks against it."""
+    if not _is_average(advice):
+        return False
     objectives, source = findings.objectives, findings.wanted_source
     if "weights" in advice.parameters:
         return source == "samples" and not findings.objections(objectives.in_force)

@@ -10,6 +10,7 @@ import polars as pl
 
 from fedtide.auditing.log.participation_log import Floats, Ints, ParticipationLog
 from fedtide.auditing.recommend.log_replay import Script, Settings, replay
+from fedtide.auditing.statistics.auto_weights import auto_weights
 from fedtide.auditing.statistics.forgetting import Forgetting
 from fedtide.auditing.statistics.influence import ObjectiveComparison, mean_intervals
 from fedtide.auditing.statistics.rate_estimates import RateEstimates
@@ -165,6 +166,7 @@ def make_problem(
         steps=_STEPS.astype(np.float32),
         factors=part.size * wanted,
         omegas=omegas,
+        owed=auto_weights(part.starts, part.clients, part.size),
         rates=_draw_rates(log, rates, random)[chosen],
         samples=part.samples,
     )

@@ -8,6 +8,7 @@ from typing import Any
 _CLASSES = {
     "fedavg": "FedAvg",
     "known-rates": "KnownRates",
+    "auto": "Auto",
     "fedau": "FedAU",
     "fedvarp": "FedVARP",
     "mifa": "MIFA",
