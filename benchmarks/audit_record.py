@@ -105,6 +105,10 @@ TABLES = {
     "power": Table(
         {"found": "called drifting", "untested": "not testable"}, first="change", percent=True
     ),
+    "selection": Table(
+        {"favourites": "favourites are covered", "uniform": "0 is covered if all are taken alike"},
+        first="availability",
+    ),
     "churn": Table({"false": "any called gone or late", "found": "found of those that leave"}),
 }
 

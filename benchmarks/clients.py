@@ -1,12 +1,16 @@
-"""Accuracy of the audit's statements on clients: who left, and how many were never seen.
+"""Accuracy of the audit's statements on clients: who left, who was selected, who was never seen.
 
     python benchmarks/clients.py churn [--logs 1000] [--rounds 500] [--only Markov] [--record]
+    python benchmarks/clients.py selection [--logs 1000] [--only Markov] [--record]
     python benchmarks/clients.py unseen [--logs 1000]
 
 `churn` draws stationary logs of families of `participation_families` and prints the share of logs
 in which any client is called gone or late, and the share of the clients found if a tenth of them
-leave half-way; with `--record`, it writes them into records/audit.json, too. `unseen` prints how
-often the interval of the number of unseen clients covers it, and how often its lower end holds.
+leave half-way. `selection` lets a server take six of the available clients, half of them twice as
+readily, and prints how often the interval of what that moves covers the mean over 60 such
+selections, and how often it covers 0 if the server takes all alike. With `--record`, both write the
+shares into records/audit.json, too. `unseen` prints how often the interval of the number of unseen
+clients covers it, and how often its lower end holds.
 """
 
 from __future__ import annotations
@@ -19,13 +23,15 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from audit_record import TABLES, Share, report
+from audit_record import TABLES, Row, Share, report
 from fedtide.auditing import ParticipationLog
 from fedtide.auditing.statistics.churn import Churn, find_churn
+from fedtide.auditing.statistics.stages import measure_shift
 from fedtide.auditing.statistics.unseen import estimate_unseen
 from participation_families import FAMILIES
 
 Present = NDArray[np.bool_]
+Numbers = NDArray[np.float64]
 
 CHURN_FAMILIES = (
     "Bernoulli, uneven rates",
@@ -42,13 +48,23 @@ CHURN_FAMILIES = (
     "weeks of phones, redrawn",
     "cycles of 100 rounds",
 )
+SELECTION_FAMILIES = (
+    "Bernoulli, uneven rates",
+    "Markov, correlation up to 0.95, uneven rates",
+    "Weibull(0.6) sessions",
+    "weeks of phones, redrawn",
+)
 _CLIENTS = 100
+_AVAILABLE, _SELECTED, _ROUNDS, _AGAIN = 60, 6, 400, 60
+"""Of the logs of selections: clients, clients a round, rounds, and selections behind the truth."""
 
 
-def build_log(present: Present) -> ParticipationLog:
-    """Return the log of the clients that took part."""
+def build_log(present: Present, known: bool = False) -> ParticipationLog:
+    """Return the log of the clients that took part, or if all are `known`, of all clients."""
     rounds, clients = np.nonzero(present)
     names, clients = np.unique(clients, return_inverse=True)
+    if known:
+        names, clients = np.arange(present.shape[1]), names[clients]
     return ParticipationLog.from_entries(
         pl.Series(names), rounds, clients.astype(np.int32), (0, len(present))
     )
@@ -81,6 +97,42 @@ def churn(logs: int, rounds: int, only: str, record: bool) -> None:
         report("churn", name, {"false": Share.count(false), "found": Share.average(found)}, record)
 
 
+def selection(logs: int, only: str, record: bool) -> None:
+    """Print, and record, the coverage of what a selection moves."""
+    print(TABLES["selection"].head())
+    favourites = np.where(np.arange(_AVAILABLE) % 2, 2.0, 1.0)
+    for name in SELECTION_FAMILIES:
+        if only not in name:
+            continue
+        family, random = FAMILIES[name](_AVAILABLE), np.random.default_rng(0)
+        covered, right = [], []
+        for _ in range(logs):
+            available = family.draw(random, 1, _ROUNDS)[0]
+            before = build_log(available, known=True)
+            draws = [select(random, available, favourites) for _ in range(1 + _AGAIN)]
+            mean = np.mean([influence(used) for used in draws[1:]], axis=0)
+            truth = float(np.abs(mean - influence(available)).sum())
+            low, high = measure_shift(before, build_log(draws[0], known=True)).distance.interval
+            covered.append(low <= truth <= high)
+            uniform = build_log(select(random, available, np.ones(_AVAILABLE)), known=True)
+            right.append(measure_shift(before, uniform).distance.interval[0] <= 0)
+        row: Row = {"favourites": Share.count(covered), "uniform": Share.count(right)}
+        report("selection", name, row, record)
+
+
+def select(random: np.random.Generator, available: Present, weights: Numbers) -> Present:
+    """Return the clients that are taken, one after another with probabilities ∝ weights."""
+    waits = np.where(available, random.exponential(size=available.shape) / weights, np.inf)
+    last = np.partition(waits, _SELECTED - 1, axis=1)[:, _SELECTED - 1 : _SELECTED]
+    return np.asarray(available & (waits <= last))
+
+
+def influence(present: Present) -> Numbers:
+    """Return the mean of 1[n in S_t] / |S_t| over nonempty rounds, (N,)."""
+    sizes = present.sum(axis=1, keepdims=True)
+    return np.asarray((present / np.maximum(sizes, 1))[sizes[:, 0] > 0].mean(axis=0))
+
+
 def unseen(logs: int) -> None:
     """Print the coverage of the number of clients never seen."""
     random = np.random.default_rng(0)
@@ -106,7 +158,7 @@ def unseen(logs: int) -> None:
 def main() -> None:
     """Run the benchmark named on the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("what", choices=["churn", "unseen"])
+    parser.add_argument("what", choices=["churn", "selection", "unseen"])
     parser.add_argument("--logs", type=int, default=1000)
     parser.add_argument("--rounds", type=int, default=500)
     parser.add_argument("--only", default="")
@@ -114,6 +166,8 @@ def main() -> None:
     given = parser.parse_args()
     if given.what == "churn":
         churn(given.logs, given.rounds, given.only, given.record)
+    elif given.what == "selection":
+        selection(given.logs, given.only, given.record)
     else:
         unseen(given.logs)
 

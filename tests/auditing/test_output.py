@@ -147,8 +147,8 @@ def test_unknown_number_of_clients_is_never_called_everyone() -> None:
     text = " ".join(print_summary(result).replace("│", "").split())
     assert "every" not in text.split("pattern")[0].replace("every client is to have", "")
     assert result.unseen is not None
-    assert f"an estimated {result.unseen.estimate:,.0f} clients never came" in text.lower()
-    assert "clients never seen (95%)" in render_page(result)
+    assert f"at least {result.unseen.interval[0]:,.0f} clients never came" in text.lower()
+    assert "clients never seen (97.5%)" in render_page(result)
 
 
 def test_notes_of_the_reader_are_printed() -> None:

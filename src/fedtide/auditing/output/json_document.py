@@ -81,8 +81,10 @@ def _build_unseen(unseen: UnseenClients | None) -> dict[str, Any] | None:
     if unseen is None:
         return None
     return {
+        "at_least": unseen.interval[0],
         "estimate": unseen.estimate,
         "interval": list(unseen.interval),
+        "assumption": "clients that came at most twice come equally often, else there are more",
         "seen_once": unseen.once,
         "seen_twice": unseen.twice,
         "coverage": unseen.coverage,

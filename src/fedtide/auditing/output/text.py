@@ -161,12 +161,12 @@ def describe_unseen(unseen: UnseenClients) -> str:
         )
     if low == 0:
         return (
-            f"up to {count_clients(int(high))} may never have come (95%; more if some come far "
-            "more rarely than those seen)"
+            "nothing in the log proves that other clients never came; there may be up to "
+            f"{high:,.0f} (95%) if rare clients come equally often, else more"
         )
     return (
-        f"an estimated {unseen.estimate:,.0f} clients never came (95%: {low:,.0f} to {high:,.0f}; "
-        "more if some come far more rarely than those seen)"
+        f"at least {low:,.0f} clients never came (97.5%); {unseen.estimate:,.0f} (95%: {low:,.0f} "
+        f"to {high:,.0f}) if rare clients come equally often, else more"
     )
 
 
