@@ -34,27 +34,42 @@ def test_the_calling_thread_works_as_one_of_them():
 
     def work(_):
         used.add(threading.get_ident())
-        time.sleep(0.02)
+        time.sleep(0.005)
 
-    CoreThreads(2).map(work, range(10))
+    CoreThreads(2).map(work, range(100))
     assert len(used) == 2
     assert threading.get_ident() in used
 
 
-def test_an_error_is_raised_once_all_calls_have_ended():
+@pytest.mark.parametrize("error", [ZeroDivisionError, KeyboardInterrupt])
+def test_an_error_is_raised_once_the_calls_under_way_have_ended_and_no_other_begins(error):
     torch.set_num_threads(2)
-    ended = []
+    begun, ended, other = [], [], threading.Event()
 
     def work(item):
-        if item == 0:
-            raise ZeroDivisionError("the model's fault")
-        time.sleep(0.05)
+        begun.append(item)
+        if threading.current_thread() is threading.main_thread():
+            other.wait(60)
+            raise error
+        other.set()
+        time.sleep(0.2)
         ended.append(item)
 
-    with pytest.raises(ZeroDivisionError, match="the model's fault"):
-        CoreThreads(2).map(work, range(4))
-    assert sorted(ended) == [1, 2, 3]
+    with pytest.raises(error):
+        CoreThreads(2).map(work, range(20))
+    assert len(begun) == 2
+    assert len(ended) == 1
     assert torch.get_num_threads() == 2
+
+
+def test_an_error_in_another_thread_is_raised_too():
+    def work(item):
+        time.sleep(0.02)
+        if threading.current_thread() is not threading.main_thread():
+            raise ZeroDivisionError("the model's fault")
+
+    with pytest.raises(ZeroDivisionError, match="the model's fault"):
+        CoreThreads(2).map(work, range(500))
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")

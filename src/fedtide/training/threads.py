@@ -34,15 +34,20 @@ class CoreThreads:
         self._process = 0
 
     def map(self, do: Callable[[Item], None], items: Sequence[Item]) -> None:
-        """Call `do` with each item; an error is raised once all threads have ended.
+        """Call `do` with each item; after an error, which is raised, no further call begins.
 
         The calling thread takes items like the others: to wake a thread may take as long as a call.
         """
         rest = iter(items)
 
         def work() -> None:
-            for item in rest:  # each item goes to one thread
-                do(item)
+            try:
+                for item in rest:  # each item goes to one thread
+                    do(item)
+            except BaseException:
+                for _ in rest:
+                    pass
+                raise
 
         with single_threaded():
             others = min(self.count, len(items)) - 1
