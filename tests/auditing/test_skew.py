@@ -10,9 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
+import polars as pl
 import pytest
 from numpy.typing import NDArray
 
+import fedtide as ft
 from fedtide.auditing.statistics.skew import estimate_skew
 
 Floats = NDArray[np.float64]
@@ -65,3 +67,28 @@ def test_weights_that_happen_to_be_as_wanted_leave_a_skew_open() -> None:
     assert found.observed == found.interval[0] == 0
     assert found.corrected == pytest.approx(0, abs=1e-6)
     assert 2 * error <= found.interval[1] <= 6 * error
+
+
+@pytest.mark.parametrize(("rounds", "seen", "clients"), [(40, 6, 1000), (300, 20, 10_000)])
+def test_few_clients_of_many_are_never_explained_by_chance(
+    rounds: int, seen: int, clients: int
+) -> None:
+    """With equal rates, hundreds of participations would be those of hundreds of clients."""
+    for seed in range(3):
+        t, n = np.nonzero(np.random.default_rng(seed).random((rounds, seen)) < 0.4)
+        found = ft.audit(pl.DataFrame({"round": t, "client": n}), clients=clients)
+        low, high = found.objectives.plain.interval
+        assert low > 0.5
+        assert high == pytest.approx(2 * (1 - seen / clients), abs=1e-3)
+        assert found.advice[0].algorithm != "fedavg"
+
+
+@pytest.mark.parametrize("rate", [0.0024, 0.01])
+def test_equal_rates_are_not_excluded_by_logs_in_which_most_clients_never_come(
+    rate: float,
+) -> None:
+    """40 rounds of 1000 clients: 0.1 and 0.4 visits each."""
+    for seed in range(5):
+        t, n = np.nonzero(np.random.default_rng(seed).random((40, 1000)) < rate)
+        found = ft.audit(pl.DataFrame({"round": t, "client": n}), clients=1000)
+        assert found.objectives.plain.interval[0] == 0

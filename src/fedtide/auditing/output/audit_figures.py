@@ -88,7 +88,7 @@ def draw_rates(audit: Audit) -> str:
 
 def draw_influence(audit: Audit) -> str:
     """Draw the influence of each client relative to its share, in ascending order."""
-    ratios = np.sort(audit.objectives.ratios)
+    ratios = np.sort(audit.objectives.ratios[audit.objectives.wanted > 0])
     rank, chosen = _sample_ranks(len(ratios))
     ratios = ratios[chosen]
     figure, axes = _new_figure()
@@ -105,8 +105,9 @@ def draw_influence(audit: Audit) -> str:
 def draw_group_influence(audit: Audit) -> str:
     """Draw the influence of each group of the first grouping relative to its share."""
     groups = audit.groups[0]
-    order = np.argsort(groups.ratios)[-_MAX_BARS:]
-    wanted = np.maximum(groups.wanted[order], 1e-300)
+    with_share = np.flatnonzero(groups.wanted > 0)
+    order = with_share[np.argsort(groups.ratios[with_share])][-_MAX_BARS:]
+    wanted = groups.wanted[order]
     ratios, places = groups.ratios[order], np.arange(len(order))
     errors = np.abs(np.stack([groups.low[order] / wanted, groups.high[order] / wanted]) - ratios)
     figure, axes = _new_figure(height=max(1.8, 0.3 * len(order) + 0.8))

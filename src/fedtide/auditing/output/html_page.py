@@ -72,13 +72,13 @@ def _list_tiles(audit: Audit) -> list[tuple[str, str]]:
 def _tile_of_clients(audit: Audit) -> tuple[str, str]:
     if audit.unseen is None:
         return f"{len(audit.coverage.never):,}", f"of {audit.log.size:,} clients never took part"
-    low, _ = audit.unseen.interval  # only the lower end holds whatever the rates are
-    return f"≥ {low:,.0f}", "clients never seen (97.5%)"
+    low, _ = audit.unseen.interval  # the upper end does not hold if rates differ
+    return f"≥ {low:,.0f}", "clients never seen, if they come independently (97.5%)"
 
 
 def _rank_clients(audit: Audit, over: bool) -> list[dict[str, Any]]:
     """Return the most over- or under-represented clients among those that took part."""
-    wanted, ratios = np.maximum(audit.objectives.wanted, 1e-300), audit.objectives.ratios
+    wanted, ratios = audit.objectives.wanted, audit.objectives.ratios
     chosen = np.flatnonzero((audit.log.counts > 0) & (ratios > 1 if over else ratios < 1))
     keys = -ratios[chosen] if over else ratios[chosen]
     return [

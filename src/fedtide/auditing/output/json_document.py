@@ -84,7 +84,10 @@ def _build_unseen(unseen: UnseenClients | None) -> dict[str, Any] | None:
         "at_least": unseen.interval[0],
         "estimate": unseen.estimate,
         "interval": list(unseen.interval),
-        "assumption": "clients that came at most twice come equally often, else there are more",
+        "assumptions": {
+            "at_least": "clients come independently of each other and of their past",
+            "interval": "and those that came at most twice come equally often",
+        },
         "seen_once": unseen.once,
         "seen_twice": unseen.twice,
         "coverage": unseen.coverage,
@@ -234,7 +237,7 @@ def _build_group(group: GroupInfluence) -> dict[str, Any]:
             "rate": float(group.rates[g]),
             "weight": float(group.weights[g]),
             "weight_interval": [float(group.low[g]), float(group.high[g])],
-            "times_its_share": float(group.ratios[g]),
+            "times_its_share": float(group.ratios[g]) if group.wanted[g] > 0 else None,
         }
         for g, name in enumerate(group.names)
     }

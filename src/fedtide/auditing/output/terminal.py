@@ -51,12 +51,14 @@ def _list_facts(audit: Audit) -> list[tuple[str, str]]:
 
 
 def _list_extremes(audit: Audit, most: int = 3) -> RenderableType:
-    """Return the clients with the most and the least influence for their share."""
+    """Return the clients with the most and the least influence for their wanted share."""
     table = Table(box=None, pad_edge=False, header_style="dim")
     for name in ("most influence", "times its share", "least influence", "times its share"):
         table.add_column(name, justify="right" if name.startswith("times") else "left")
     ratios = audit.objectives.ratios
-    seen = np.flatnonzero(audit.log.counts > 0)
+    seen = np.flatnonzero((audit.log.counts > 0) & (audit.objectives.wanted > 0))
+    if not len(seen):
+        return Text("No client that took part is wanted.")
     order = seen[np.argsort(ratios[seen], kind="stable")]
     if np.ptp(ratios[seen]) < 1e-9:
         return Text("Every client that took part has the same influence for its share.")

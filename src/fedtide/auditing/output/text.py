@@ -161,12 +161,13 @@ def describe_unseen(unseen: UnseenClients) -> str:
         )
     if low == 0:
         return (
-            "nothing in the log proves that other clients never came; there may be up to "
-            f"{high:,.0f} (95%) if rare clients come equally often, else more"
+            "nothing in the log says that other clients never came; there may be up to "
+            f"{high:,.0f} (95%) if rare clients come independently and equally often"
         )
     return (
-        f"at least {low:,.0f} clients never came (97.5%); {unseen.estimate:,.0f} (95%: {low:,.0f} "
-        f"to {high:,.0f}) if rare clients come equally often, else more"
+        f"if clients come independently of each other and of their past, at least {low:,.0f} never "
+        f"came (97.5%), and {unseen.estimate:,.0f} (95%: {low:,.0f} to {high:,.0f}) if also rare "
+        "clients come equally often"
     )
 
 
@@ -222,15 +223,15 @@ def describe_rates(audit: Audit) -> str:
 
 
 def describe_churn(audit: Audit) -> list[str]:
-    """Return who left for good and who joined late."""
+    """Return who stopped coming and who joined late."""
     churn = audit.churn
     if not churn.tested:
-        return ["too few clients came back after a silence to tell who left for good or joined"]
+        return ["too few clients came back after a silence to tell who stopped coming or joined"]
     if not len(churn.gone) and not len(churn.late):
-        return ["no client is known to have left for good or joined late"]
+        return ["no client is known to have stopped coming or joined late"]
     lines = []
     for clients, rounds, verb, word in (
-        (churn.gone, churn.last, "left for good", "last seen"),
+        (churn.gone, churn.last, "stopped coming", "last seen"),
         (churn.late, churn.first, "joined late", "first seen"),
     ):
         if len(clients):
@@ -312,8 +313,9 @@ def describe_shift(shift: StageShift) -> str:
 def describe_groups(groups: GroupInfluence, most: int = 3) -> list[str]:
     """Return the influence of the groups, those furthest from their share first."""
     lines = []
-    order = np.argsort(-np.abs(np.log(np.maximum(groups.ratios, 1e-9))))
-    for g in order[:most]:
+    with_share = np.flatnonzero(groups.wanted > 0)
+    distances = np.abs(np.log(np.maximum(groups.ratios[with_share], 1e-9)))
+    for g in with_share[np.argsort(-distances)][:most]:
         ratio, wanted = groups.ratios[g], groups.wanted[g]
         low, high = groups.low[g] / wanted, groups.high[g] / wanted
         fair = low <= 1 <= high and 0.9 < ratio < 1.1
@@ -395,6 +397,8 @@ def compare_replays(audit: Audit) -> list[str]:
     if tied:
         average_over_turns = first.algorithm == "amplified-scaffold" and "scaffold" in tied
         reason = "its windows average over the swings" if average_over_turns else "it is simpler"
+        if first.algorithm == "auto":
+            reason = "it has no settings"
         lines.append(f"{name} is tied in the replay with {', '.join(tied)}; first, as {reason}")
     if equal and first.equivalent:
         lines.append(f"hardly behind {name} in the replay: {', '.join(equal)}")
@@ -410,7 +414,7 @@ def _format_with_chance(objective: EffectiveObjective) -> str:
 def format_influence(audit: Audit, client: int) -> str:
     """Return a client's influence relative to its share, with its 95% interval."""
     objectives = audit.objectives
-    share = max(float(objectives.wanted[client]), 1e-300)
+    share = float(objectives.wanted[client])
     low, high = objectives.low[client] / share, objectives.high[client] / share
     ratio = f"{objectives.ratios[client]:.2f}"
     return f"{ratio} ({low:.2f} to {high:.2f})" if np.isfinite([low, high]).all() else ratio

@@ -32,8 +32,8 @@ def list_limits(
         )
     if len(churn.gone):
         limits.append(
-            f"{_count(len(churn.gone), log.size)} left for good "
-            f"({_name(churn.gone, log)}): weights can no longer correct their share"
+            f"{_count(len(churn.gone), log.size)} stopped coming ({_name(churn.gone, log)}): until "
+            "they return, weights cannot correct their share"
         )
     if once := int((log.counts == 1).sum()):
         limits.append(f"{_count(once, log.size)} took part only once, with a single update")

@@ -137,7 +137,7 @@ def _report(advice: Advice, loss: ReplayedLoss, best: ReplayedLoss, plain: Repla
 
 
 def _compare_memories(ranked: list[Advice]) -> list[Advice]:
-    """Return the advice; the first method names the best one of the other memory.
+    """Return the advice; the first method names the first one of the other memory.
 
     A heavy one always does, a light one if the other ends beyond its error lower.
     """
@@ -148,7 +148,7 @@ def _compare_memories(ranked: list[Advice]) -> list[Advice]:
     loss = f"{other.algorithm}, ends with {other.simulated[0]:.1%} of the loss at the start"
     if first.memory == "heavy":
         text = (
-            f"it stores {first.memory_floats:,} numbers; the best method without such a memory, "
+            f"it stores {first.memory_floats:,} numbers; the first method without such a memory, "
             f"{loss}"
         )
     elif first.simulated[0] - other.simulated[0] > _ERRORS * first.simulated[1] > 0:

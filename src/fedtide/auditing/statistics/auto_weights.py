@@ -11,7 +11,8 @@ from fedtide.auditing.log.participation_log import Floats, Ints, ParticipationLo
 _SHARE = (5**0.5 - 1) / 2
 _LARGEST_STEP = 2.0
 """ρ and the bound of `fedtide.algorithms.Auto`, whose import would load PyTorch."""
-_MAX_ROUNDS = 10_000
+MOST_ROUNDS = 100_000
+"""Of longer logs, the last rounds are used."""
 
 
 def auto_weights(starts: Ints, clients: np.ndarray, size: int) -> Floats:
@@ -46,8 +47,8 @@ def auto_weights(starts: Ints, clients: np.ndarray, size: int) -> Floats:
 
 
 def average_auto_weights(log: ParticipationLog) -> Floats:
-    """Return each client's share of Auto's weights over the last 10,000 rounds, shape (N,)."""
-    starts = log.starts[-_MAX_ROUNDS - 1 :]
+    """Return each client's share of Auto's weights, (N,), in at most the last `MOST_ROUNDS`."""
+    starts = log.starts[-MOST_ROUNDS - 1 :]
     clients = log.clients[starts[0] : starts[-1]]
     weights = auto_weights(starts - starts[0], clients, log.size)
     sums = np.bincount(clients, weights, minlength=log.size)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from fedtide.auditing.log.participation_log import Floats, Ints, ParticipationLog
 from fedtide.auditing.statistics.coverage import Coverage
 from fedtide.auditing.statistics.dispersion import Dispersion
-from fedtide.auditing.statistics.influence import ObjectiveComparison
+from fedtide.auditing.statistics.influence import ObjectiveComparison, divide_by_wanted
 from fedtide.auditing.statistics.pattern import Pattern
 from fedtide.auditing.statistics.rate_estimates import RateEstimates, wilson_interval
 from fedtide.auditing.statistics.variance import VarianceModel
@@ -49,8 +49,8 @@ class GroupInfluence:
 
     @property
     def ratios(self) -> Floats:
-        """Each group's weight over its wanted weight, (G,)."""
-        return self.weights / np.maximum(self.wanted, 1e-300)
+        """Each group's weight over its wanted weight, (G,); NaN if that is 0."""
+        return divide_by_wanted(self.weights, self.wanted)
 
 
 def measure_group_influence(

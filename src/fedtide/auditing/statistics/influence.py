@@ -88,8 +88,8 @@ class ObjectiveComparison:
 
     @property
     def ratios(self) -> Floats:
-        """Each client's plain weight over its wanted weight, (N,)."""
-        return self.plain.weights / np.maximum(self.wanted, 1e-300)
+        """Each client's plain weight over its wanted weight, (N,); NaN if that is 0."""
+        return divide_by_wanted(self.plain.weights, self.wanted)
 
 
 def compare_objectives(
@@ -223,6 +223,12 @@ def mean_intervals(rounds: np.ndarray, starts: Ints, cutoff: int | None) -> Floa
     count = closed - base - 1  # without the interval that this entry itself closes
     length = previous + 1 + cut * (cutoff or 0)
     return np.where(count > 0, length / np.maximum(count, 1), 1.0)
+
+
+def divide_by_wanted(weights: Floats, wanted: Floats) -> Floats:
+    """Return how many times its share each weight is; NaN where no weight is wanted."""
+    none = np.full(len(wanted), np.nan)
+    return np.asarray(np.divide(weights, wanted, out=none, where=wanted > 0))
 
 
 def _sum_by_client(values: Floats, starts: Ints) -> Floats:

@@ -31,6 +31,8 @@ _MIN_SHAPE_SPREAD = 0.1
 _OUTCOMES, _ATOMS = 256, 64
 """The likelihood of a shape uses this many quantiles of the observed and of the true gaps."""
 _PRECISION, _MAX_STEPS = 4e-6, 40
+_SPARSE = 0.5
+"""Up to so many expected visits, counts are too discrete for a normal distribution."""
 _MIN_DEVIATION = 1e-9
 """Minimum standard deviation of X, relative to X."""
 
@@ -82,6 +84,13 @@ def estimate_skew(
     it is transformed to a normal as if it were gamma-distributed (Wilson and Hilferty 1931), which
     matters for few clients.
 
+    A client that is expected less than once in the log even with the wanted weight is mostly absent
+    by chance. With the unit u_n = s_n² / w_n, its weight counts c = w_n / u_n visits instead of a
+    normal number, of the Poisson distribution with mean λ:
+
+        E |K − c| = λ − c + 2 c exp(−λ),    slope 1 − 2 c exp(−λ)
+        variance of the remainder 4 c² exp(−λ) (1 − (1 + λ) exp(−λ))                   for c < 1
+
     The bias B, the excess of the mean over Σ |δ_n|, also depends on the shape, which matters for
     many clients: noise makes gaps less alike, so two kinds of clients look like many kinds. The
     shape is an average of
@@ -124,7 +133,7 @@ def estimate_skew(
     middle = _find_root(find_shortfall, 0.0, _find_upper(find_shortfall))
     low = _find_root(lambda kappa: -find_acceptance(kappa), 0.0, middle)
     high = _find_root(find_acceptance, middle, _find_upper(find_acceptance, middle))
-    sizes = [min(2.0, kappa * family.size) for kappa in (middle, low, high)]
+    sizes = [min(2.0, float(np.abs(family.gaps(kappa)).sum())) for kappa in (middle, low, high)]
     return SkewEstimate(observed, sizes[0], (sizes[1], sizes[2]))
 
 
@@ -148,7 +157,10 @@ class _HypothesisFamily:
         noise = errors(weights)
         gaps = weights - wanted
         self._signs = np.where(gaps < 0, -1.0, 1.0)
-        self._max_bias = float(errors(wanted).sum()) * math.sqrt(2 / math.pi)
+        as_wanted = errors(wanted)
+        self._units = as_wanted**2 / np.maximum(wanted, 1e-300)
+        self._sparse = (wanted > 0) & (wanted < _SPARSE * self._units)
+        self._max_bias = float(self._fold(np.zeros_like(gaps), as_wanted)[0].sum())
         self._spread = 0.0  # until the shapes have been compared
         slopes = self._centre(_fold_normal(gaps, noise)[1])
         independent = float((slopes**2 * noise**2).sum())
@@ -160,21 +172,55 @@ class _HypothesisFamily:
             self._choose_shape(np.abs(gaps), np.maximum(noise, _MIN_NOISE * errors(wanted)))
         self.size = float(self._sizes.sum())
 
+    def gaps(self, kappa: float) -> Floats:
+        """Return δ(κ), shape (N,); clients of few visits lose what the others gain."""
+        gaps = kappa * self._signs * self._sizes
+        if (losing := self._sparse & (self._signs < 0)).any():
+            gaps[losing] = np.maximum(gaps[losing], -self._wanted[losing])
+            rest = self._wanted[losing] + gaps[losing]
+            gained = float(gaps.sum())
+            if gained > 0 and (most := float(rest.sum())) > 0:
+                gaps[losing] -= min(1.0, gained / most) * rest
+        return gaps
+
     def moments(self, kappa: float) -> tuple[float, float, float]:
         """Return the mean, standard deviation and skewness of X."""
-        gaps = kappa * self._signs * self._sizes
+        gaps = self.gaps(kappa)
         errors = self._errors(np.clip(self._wanted + gaps, 0, 1))
-        folded, slope, third = _fold_normal(gaps, errors)
-        squares = errors**2
-        remainder = np.maximum(squares + gaps**2 - folded**2 - slope**2 * squares, 0).sum()
-        linear = (self._centre(slope) ** 2 * squares).sum() * self._inflation
+        folded, slope, remainders, third = self._fold(gaps, errors)
+        remainder = remainders.sum()
+        linear = (self._centre(slope) ** 2 * errors**2).sum() * self._inflation
         mean = float(folded.sum())
-        bias = mean - float(np.abs(gaps).sum())
+        biases = folded - np.abs(gaps)
+        bias = float(biases.sum())
         shape = self._spread * self._uncertain_bias(bias)
-        level = self._uncertainty * bias
+        level = self._uncertainty * float((biases * self._sensitivity(gaps)).sum())
         deviation = float(np.sqrt(linear + remainder + shape**2 + level**2))
         deviation = max(deviation, _MIN_DEVIATION * self.size)
         return mean, deviation, float(third.sum()) / deviation**3
+
+    def _fold(self, gaps: Floats, errors: Floats) -> tuple[Floats, Floats, Floats, Floats]:
+        """Return for each |δ_n + e_n| its mean, slope, remainder's variance and third moment."""
+        folded, slope, third = _fold_normal(gaps, errors)
+        squares = errors**2
+        remainder = np.maximum(squares + gaps**2 - folded**2 - slope**2 * squares, 0)
+        if (rare := self._sparse).any():
+            unit, wanted = self._units[rare], self._wanted[rare]
+            visits = np.maximum(wanted + gaps[rare], 0) / unit
+            absent = np.exp(-visits)
+            folded[rare] = visits * unit - wanted + 2 * wanted * absent
+            slope[rare] = 1 - 2 * wanted / unit * absent
+            remainder[rare] = 4 * wanted**2 * absent * (1 - (1 + visits) * absent)
+            third[rare] = 0.0
+        return folded, slope, remainder, third
+
+    def _sensitivity(self, gaps: Floats) -> Floats:
+        """Return by how many percent the biases grow if the standard errors do by one, (N,).
+
+        Of a normal number it is one; of few visits 2 λ, as the chance to be absent hardly changes.
+        """
+        visits = (self._wanted + gaps) / np.maximum(self._units, 1e-300)
+        return np.where(self._sparse, np.clip(2 * visits, 0, 1), 1.0)
 
     def _uncertain_bias(self, bias: float) -> float:
         """Return B (1 − B / B(0)), 0 for weights as wanted."""
@@ -204,7 +250,7 @@ class _HypothesisFamily:
     def _bias(self, sizes: Floats) -> float:
         """Return B for gaps of these sizes."""
         errors = self._errors(np.clip(self._wanted + self._signs * sizes, 0, 1))
-        return float((_fold_normal(sizes, errors)[0] - sizes).sum())
+        return float((self._fold(self._signs * sizes, errors)[0] - sizes).sum())
 
     def _centre(self, slopes: Floats) -> Floats:
         """Return ψ_n − Σ ψ_m w_m; since the weights sum to 1, a common slope has no noise."""

@@ -20,9 +20,10 @@ _MAX_LINK = 20
 class UnseenClients:
     """How many clients a log has not seen, if the size of the federation is unknown.
 
-    The estimate is unbiased if the clients that came at most twice come equally often, and too low
-    if their rates differ; so its lower end holds in any case, and its upper end only in the first
-    one.
+    All of it assumes that clients come independently of each other and of their past: where a
+    server lets everybody have a turn, or a site's clients come together, it is wrong. The estimate
+    is unbiased if the clients that came at most twice come equally often, and too low if their
+    rates differ; then only the lower end of its interval holds.
 
     Args:
         seen: the number of clients seen, S.
