@@ -413,6 +413,40 @@ def permutations(clients: int) -> Known:
     return alike(draw, clients, size / clients)
 
 
+def back_off(clients: int, size: int = 6) -> Known:
+    """The server takes 6 clients at random; who fails k times in a row is left out 2^k rounds."""
+    fails, before, most = np.linspace(0, 0.9, clients), 1000, 6
+
+    def draw(random: Random, logs: int, rounds: int) -> Present:
+        until = np.full((logs, clients), -before)
+        failures = np.zeros((logs, clients), dtype=np.int64)
+        present = np.empty((logs, rounds, clients), dtype=bool)
+        for t in range(-before, rounds):
+            keys = np.where(until <= t, random.random((logs, clients)), np.inf)
+            chosen = smallest(keys, size)
+            failed = chosen & (random.random((logs, clients)) < fails)
+            failures = np.where(
+                chosen, np.where(failed, np.minimum(failures + 1, most), 0), failures
+            )
+            until = np.where(failed, t + 2**failures, until)
+            if t >= 0:
+                present[:, t] = chosen & ~failed
+        return present
+
+    return measured(draw)
+
+
+def sites(clients: int, size: int = 5) -> Known:
+    """Sites of 5 clients are up together, independently in each round; 0.8 of them answer."""
+    up = np.repeat(np.linspace(0.03, 0.3, clients // size), size)
+
+    def draw(random: Random, logs: int, rounds: int) -> Present:
+        draws = np.repeat(random.random((logs, rounds, clients // size)), size, axis=2)
+        return (draws < up) & (random.random((logs, rounds, clients)) < 0.8)
+
+    return measured(draw)
+
+
 def evenly(low: float, high: float, clients: int) -> Numbers:
     return np.linspace(low, high, clients)
 
@@ -451,6 +485,8 @@ FAMILIES: dict[str, Callable[[int], Known]] = {
     "log-normal sessions": log_normal_sessions,
     "a tenth in sessions of 100 rounds": few_in_sessions,
     "bad rounds common to all": weather,
+    "sites of five clients that come together": sites,
+    "back-off after failures": back_off,
     "pause of 24 rounds": rest,
     "a fortieth a round, pause of 24 rounds": rotation,
     "weeks of phones, redrawn": phone_weeks,
