@@ -1,6 +1,8 @@
 """The leaderboard as a whole: what it compares, its records, its standings and its page."""
 
 import json
+import signal
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -319,3 +321,28 @@ methods:
     file.write_text("rounds: 7")
     with pytest.raises(InvalidInputError, match="has 'rounds'; give patterns and methods"):
         load_leaderboard([file])
+
+
+class SleepingCell:
+    """Takes minutes to arrive in the process that shall run it."""
+
+    def __reduce__(self):
+        return time.sleep, (300,)
+
+
+@pytest.mark.process
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="no timers")
+def test_an_interruption_does_not_wait_for_the_cells_under_way():
+    def interrupt(*_):
+        raise Interrupted("interrupted")
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    began = time.monotonic()
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 5)
+        with pytest.raises(Interrupted):
+            list(cell_runner._run([SleepingCell(), SleepingCell()], workers=2))
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert time.monotonic() - began < 120

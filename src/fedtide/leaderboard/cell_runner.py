@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
-from multiprocessing import get_context
+from multiprocessing import active_children, get_context
 from pathlib import Path
 
 import torch
@@ -67,7 +67,7 @@ def _run(cells: Sequence[CellPlan], workers: int) -> Iterator[tuple[CellPlan, Ce
             for cell in cells:
                 yield cell, run_cell(cell)
         return
-    context = get_context("spawn")
+    context, others = get_context("spawn"), set(active_children())
     with ProcessPoolExecutor(workers, context, _prepare_worker) as pool:
         futures = {pool.submit(run_cell, cell): cell for cell in cells}
         try:
@@ -80,6 +80,8 @@ def _run(cells: Sequence[CellPlan], workers: int) -> Iterator[tuple[CellPlan, Ce
             ) from None
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
+            for worker in set(active_children()) - others:  # a cell under way may take minutes
+                worker.terminate()
 
 
 @contextmanager
