@@ -87,6 +87,8 @@ def _auto(findings: Findings) -> Advice:
         "when trained on quadratics and digits under 27 laws of participation, it was nearly "
         "always the best of the methods that store no update of every client (docs/audit.md); "
         "the replay leaves out that its output is the mean of the iterates",
+        "a client that returns after long pays its whole debt, which networks bear less well than "
+        "these problems (docs/auto.md)",
     ]
     size = findings.log.size + findings.dimension
     return _advice(findings, "auto", {}, reasons, size, 2, skew)

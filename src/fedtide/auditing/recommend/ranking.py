@@ -145,14 +145,16 @@ def _compare_memories(ranked: list[Advice]) -> list[Advice]:
     other = next((one for one in others if one.memory != first.memory), None)
     if other is None or other.simulated is None or first.simulated is None:
         return ranked
-    loss = f"{other.algorithm}, ends with {other.simulated[0]:.1%} of the loss at the start"
     if first.memory == "heavy":
         text = (
-            f"it stores {first.memory_floats:,} numbers; the first method without such a memory, "
-            f"{loss}"
+            f"it stores {first.memory_floats:,} numbers; the first method without such a memory is "
+            f"{other.algorithm}"
         )
     elif first.simulated[0] - other.simulated[0] > _ERRORS * first.simulated[1] > 0:
-        text = f"with a memory of {other.memory_floats:,} numbers, {loss}"
+        text = (
+            f"with a memory of {other.memory_floats:,} numbers, {other.algorithm} ends with "
+            f"{other.simulated[0]:.1%} of the loss at the start"
+        )
     else:
         return ranked
     return [replace(first, reasons=[*first.reasons, text]), *others]
