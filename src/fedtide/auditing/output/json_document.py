@@ -86,7 +86,7 @@ def _build_unseen(unseen: UnseenClients | None) -> dict[str, Any] | None:
         "interval": list(unseen.interval),
         "assumptions": {
             "at_least": "clients come independently of each other and of their past",
-            "interval": "and those that came at most twice come equally often",
+            "interval": "the same, and clients that came at most twice come equally often",
         },
         "seen_once": unseen.once,
         "seen_twice": unseen.twice,

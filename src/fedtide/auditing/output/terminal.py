@@ -58,7 +58,7 @@ def _list_extremes(audit: Audit, most: int = 3) -> RenderableType:
     ratios = audit.objectives.ratios
     seen = np.flatnonzero((audit.log.counts > 0) & (audit.objectives.wanted > 0))
     if not len(seen):
-        return Text("No client that took part is wanted.")
+        return Text("No client that took part has a wanted weight.")
     order = seen[np.argsort(ratios[seen], kind="stable")]
     if np.ptp(ratios[seen]) < 1e-9:
         return Text("Every client that took part has the same influence for its share.")

@@ -32,7 +32,7 @@ _OUTCOMES, _ATOMS = 256, 64
 """The likelihood of a shape uses this many quantiles of the observed and of the true gaps."""
 _PRECISION, _MAX_STEPS = 4e-6, 40
 _SPARSE = 0.5
-"""Up to so many expected visits, counts are too discrete for a normal distribution."""
+"""Up to so many wanted visits, their number is too discrete for a normal distribution."""
 _MIN_DEVIATION = 1e-9
 """Minimum standard deviation of X, relative to X."""
 
@@ -84,9 +84,9 @@ def estimate_skew(
     it is transformed to a normal as if it were gamma-distributed (Wilson and Hilferty 1931), which
     matters for few clients.
 
-    A client that is expected less than once in the log even with the wanted weight is mostly absent
-    by chance. With the unit u_n = s_n² / w_n, its weight counts c = w_n / u_n visits instead of a
-    normal number, of the Poisson distribution with mean λ:
+    A client that the log would show half a time or less with the wanted weight a_n is mostly absent
+    by chance, and its weight is no normal number. With u_n = s_n² / w_n, the weight of one visit,
+    it has a Poisson number K of visits with mean λ = w_n / u_n, where c = a_n / u_n are wanted:
 
         E |K − c| = λ − c + 2 c exp(−λ),    slope 1 − 2 c exp(−λ)
         variance of the remainder 4 c² exp(−λ) (1 − (1 + λ) exp(−λ))                   for c < 1
