@@ -3,6 +3,7 @@
 import os
 import threading
 import time
+from functools import partial
 
 import pytest
 import torch
@@ -18,13 +19,18 @@ def _threads():
     torch.set_num_threads(before)
 
 
+def later(do):
+    """Return what prepares a job that does this with its item."""
+    return lambda item: partial(do, item)
+
+
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_every_item_is_done_once_with_one_core(count):
     torch.set_num_threads(2)
     done = []
     threads = CoreThreads(count)
     for _ in range(3):
-        threads.map(lambda item: done.append((item, torch.get_num_threads())), range(7))
+        threads.map(later(lambda item: done.append((item, torch.get_num_threads()))), range(7))
     assert sorted(done) == sorted((item, 1) for item in range(7) for _ in range(3))
     assert torch.get_num_threads() == 2
 
@@ -36,7 +42,7 @@ def test_the_calling_thread_works_as_one_of_them():
         used.add(threading.get_ident())
         time.sleep(0.005)
 
-    CoreThreads(2).map(work, range(100))
+    CoreThreads(2).map(later(work), range(100))
     assert len(used) == 2
     assert threading.get_ident() in used
 
@@ -56,7 +62,7 @@ def test_an_error_is_raised_once_the_calls_under_way_have_ended_and_no_other_beg
         ended.append(item)
 
     with pytest.raises(error):
-        CoreThreads(2).map(work, range(20))
+        CoreThreads(2).map(later(work), range(20))
     assert len(begun) == 2
     assert len(ended) == 1
     assert torch.get_num_threads() == 2
@@ -69,16 +75,45 @@ def test_an_error_in_another_thread_is_raised_too():
             raise ZeroDivisionError("the model's fault")
 
     with pytest.raises(ZeroDivisionError, match="the model's fault"):
-        CoreThreads(2).map(work, range(500))
+        CoreThreads(2).map(later(work), range(500))
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_the_calling_thread_prepares_all_jobs_in_their_order(count):
+    prepared = []
+
+    def prepare(item):
+        prepared.append((threading.get_ident(), item))
+        return partial(time.sleep, 0.001)
+
+    CoreThreads(count).map(prepare, range(20))
+    assert prepared == [(threading.get_ident(), item) for item in range(20)]
+
+
+def test_an_error_while_preparing_is_raised_and_no_job_is_left_waiting():
+    done = []
+
+    def prepare(item):
+        if item == 5:
+            raise ZeroDivisionError("the plan's fault")
+        return partial(done.append, item)
+
+    threads = CoreThreads(2)
+    with pytest.raises(ZeroDivisionError, match="the plan's fault"):
+        threads.map(prepare, range(20))
+    assert set(done) <= set(range(5))
+    before = len(done)
+    threads.map(later(lambda _: None), range(2))
+    assert len(done) == before
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
 def test_a_forked_process_starts_threads_of_its_own(monkeypatch):
     threads, used = CoreThreads(2), set()
-    threads.map(lambda _: used.add(threading.get_ident()), range(20))
+    threads.map(later(lambda _: used.add(threading.get_ident())), range(20))
     monkeypatch.setattr(os, "getpid", lambda: -1)  # as in a process that was forked
     before = threads._pool
-    threads.map(lambda _: None, range(2))
+    threads.map(later(lambda _: None), range(2))
     assert threads._pool is not before
 
 

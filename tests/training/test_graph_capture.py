@@ -95,15 +95,6 @@ def test_a_graph_that_was_not_captured_is_not_compiled_either(monkeypatch):
     assert len(warned) == 1
 
 
-@pytest.mark.parametrize(("terms", "products"), [(3, 0), (32, 0), (33, 1)])
-def test_stacked_products_over_few_terms_become_loops(terms, products):
-    a, b = torch.randn(4, 5, terms).double(), torch.randn(4, terms, 7).double()
-    graph = _graph_capture.capture(lambda a, b: (a @ b,), [a, b], loops=True)
-    assert sum("bmm" in str(node.target) for node in graph.graph.nodes) == products
-    expected = np.einsum("smk,skn->smn", a.numpy(), b.numpy())
-    np.testing.assert_allclose(graph(a, b)[0].numpy(), expected, rtol=1e-12, atol=1e-12)
-
-
 def test_an_error_of_the_function_itself_is_raised():
     def fail(x):
         raise ZeroDivisionError("the model's fault")
@@ -127,7 +118,7 @@ def test_what_is_compiled_is_kept_in_the_cache_folder(cache, graph, monkeypatch)
         return given
 
     monkeypatch.setattr("torch._inductor.compile", compile)
-    _graph_capture.compile_graph(graph, [torch.zeros(2)], single_function=True)
+    _graph_capture.compile_graph(graph, [torch.zeros(2)])
     assert seen == [str(Path(os.environ["FEDTIDE_CACHE"], "compiled"))]
 
 
@@ -143,7 +134,7 @@ def test_without_a_folder_that_can_be_written_compiling_goes_on(monkeypatch, tmp
     monkeypatch.setenv("FEDTIDE_CACHE", str(tmp_path / "file"))
     monkeypatch.setattr("torch._inductor.compile", lambda given, *_: given)
     graph = _graph_capture.capture(lambda x: (x + x,), [torch.zeros(2)])
-    compiled = _graph_capture.compile_graph(graph, [torch.zeros(2)], single_function=True)
+    compiled = _graph_capture.compile_graph(graph, [torch.zeros(2)])
     assert torch.equal(compiled(torch.ones(2))[0], torch.full((2,), 2.0))
 
 
@@ -164,5 +155,5 @@ def test_the_same_graph_is_compiled_by_one_worker_at_a_time(graph, monkeypatch):
     monkeypatch.setattr("torch._inductor.compile", compile)
     with ThreadPoolExecutor(4) as pool:
         for each in (graph, other, graph, other):
-            pool.submit(_graph_capture.compile_graph, each, [torch.zeros(2)], True)
+            pool.submit(_graph_capture.compile_graph, each, [torch.zeros(2)])
     assert most == {graph.code: 1, other.code: 1, "all": 2}

@@ -73,8 +73,8 @@ class LocalRound:
         self.trainer, self.choice = choose_trainer(trainer, task, local, clients, compile)
 
     def limit_threads(self) -> AbstractContextManager[None]:
-        """Return the context in which a round runs, see `Trainer.short_rounds`."""
-        return single_threaded() if self.trainer.short_rounds else nullcontext()
+        """Return the context in which a round runs, see `Trainer.own_threads`."""
+        return single_threaded() if self.trainer.own_threads else nullcontext()
 
     def evaluation_cost(self, cohort: float) -> float:
         """Return what an evaluation costs at most, in rounds in which so many clients train.

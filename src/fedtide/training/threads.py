@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from queue import SimpleQueue
+from threading import Event
 from typing import TypeVar
 
 import torch
 
 Item = TypeVar("Item")
+Job = Callable[[], None]
 
 
 class CoreThreads:
@@ -22,8 +25,9 @@ class CoreThreads:
     Args:
         count: how many; with one, the calling thread does everything.
 
+    >>> from functools import partial
     >>> found = []
-    >>> CoreThreads(2).map(found.append, [1, 2])
+    >>> CoreThreads(2).map(lambda item: partial(found.append, item), [1, 2])
     >>> sorted(found)
     [1, 2]
     """
@@ -33,32 +37,48 @@ class CoreThreads:
         self._pool: ThreadPoolExecutor | None = None
         self._process = 0
 
-    def map(self, do: Callable[[Item], None], items: Sequence[Item]) -> None:
-        """Call `do` with each item; after an error, which is raised, no further call begins.
+    def map(self, prepare: Callable[[Item], Job], items: Sequence[Item]) -> None:
+        """Prepare a job for each item and run all; after an error, which is raised, none begins.
 
-        The calling thread takes items like the others: to wake a thread may take as long as a call.
+        The calling thread prepares the jobs in their order, while the others run those that are
+        ready, and then takes jobs like them. Preparing is Python, which only one thread can run at
+        a time; if each thread prepared its own, they would wait for one another at every operation.
         """
-        rest = iter(items)
+        ready: SimpleQueue[Job | None] = SimpleQueue()
+        failed = Event()
 
         def work() -> None:
             try:
-                for item in rest:  # each item goes to one thread
-                    do(item)
+                for job in iter(ready.get, None):
+                    if not failed.is_set():
+                        job()
             except BaseException:
-                for _ in rest:
-                    pass
+                failed.set()
                 raise
 
+        threads = min(self.count, len(items))
+        calls: list[Future[None]] = []
         with single_threaded():
-            others = min(self.count, len(items)) - 1
-            calls = [self._threads().submit(work) for _ in range(others)]
             try:
-                work()
+                for prepared, item in enumerate(items, start=1):
+                    if failed.is_set():
+                        break
+                    ready.put(prepare(item))
+                    if prepared == threads:  # one for each
+                        calls = [self._threads().submit(work) for _ in range(threads - 1)]
+            except BaseException:
+                failed.set()
+                raise
             finally:
-                wait([call for call in calls if not call.cancel()])
-        for call in calls:
-            if not call.cancelled():
-                call.result()
+                for _ in range(1 + len(calls)):
+                    ready.put(None)
+                try:
+                    work()
+                finally:
+                    begun = [call for call in calls if not call.cancel()]
+                    errors = [call.exception() for call in begun]
+        for error in filter(None, errors):
+            raise error
 
     def _threads(self) -> ThreadPoolExecutor:
         """Return the pool; a forked process has none of its parent's threads."""

@@ -26,21 +26,19 @@ from torch import Tensor
 
 from fedtide.cache_folder import cache_folder
 from fedtide.errors import first_line
+from fedtide.training.devices import is_cpu
+from fedtide.training.trainers._cpu_operations import FOR_CPU
 
 TensorFunction = Callable[..., tuple[Tensor, ...]]
 
 _CACHE = "TORCHINDUCTOR_CACHE_DIR"
 """Where TorchInductor looks for what it has compiled before, in any process."""
 
-_FEW_TERMS = 32
-"""Up to so many, such as the samples of a minibatch, a loop over them is as fast as a product of
-matrices, and saves a pass over memory."""
-
 _RESHAPES = ("aten.expand.default", "aten.view.default", "aten._unsafe_view.default")
 
 
 def capture(
-    function: TensorFunction, examples: list[Tensor], loops: bool = False
+    function: TensorFunction, examples: list[Tensor], for_cpu: bool = False
 ) -> TensorFunction:
     """Return a graph of what `function` does with tensors of the shapes of `examples`.
 
@@ -50,16 +48,15 @@ def capture(
     Args:
         function: what is captured.
         examples: tensors of the shapes that it takes.
-        loops: write stacked products that sum over few terms as multiplications and a sum, which
-            the compiler fuses with what follows: the gradient of a layer is then subtracted from
-            its weights where it is computed, and never written.
+        for_cpu: whether TorchInductor will compile the graph to C++; some operations are then
+            written in others, see `FOR_CPU`.
 
     >>> double = capture(lambda x: (x + x,), [torch.zeros(2)])
     >>> double(torch.ones(2))
     (tensor([2., 2.]),)
     """
     try:
-        return _captured(function, examples, loops)
+        return _captured(function, examples, for_cpu)
     except Exception as error:
         function(*examples)  # raises if the function is at fault
         _warn(f"local steps are not captured and run slower: {first_line(error)}")
@@ -79,19 +76,16 @@ def has_constants(graph: TensorFunction) -> bool:
     return any(node.op == "get_attr" for node in module.graph.nodes)
 
 
-def compile_graph(
-    graph: TensorFunction, examples: list[Tensor], single_function: bool
-) -> TensorFunction:
+def compile_graph(graph: TensorFunction, examples: list[Tensor]) -> TensorFunction:
     """Return the graph compiled by TorchInductor, or the graph itself if that fails.
+
+    On a CPU it becomes one C++ function, which runs outside the interpreter's lock.
 
     Args:
         graph: as `capture` returns it.
         examples: tensors of the shapes that it takes.
-        single_function: compile to one C++ function, which threads can run in parallel because it
-            runs outside the interpreter's lock. Kernels called from Python compile sooner, but do
-            not release the lock.
     """
-    options = {"size_asserts": False, "cpp_wrapper": single_function}
+    options = {"size_asserts": False, "cpp_wrapper": is_cpu(examples[0])}
     try:
         inductor: Any = torch._inductor
         with _compiling(graph, examples):
@@ -125,13 +119,13 @@ def _keep_compiled() -> None:
                 os.environ[_CACHE] = str(folder)
 
 
-def _captured(function: TensorFunction, examples: list[Tensor], loops: bool) -> TensorFunction:
+def _captured(function: TensorFunction, examples: list[Tensor], for_cpu: bool) -> TensorFunction:
     from torch.fx.experimental.proxy_tensor import make_fx
     from torch.fx.graph import CodeGen
 
     _keep_compiled()  # before TorchInductor is imported, which chooses a folder for temporary files
     # Shapes are enough, and the compiler wants all of them from one mode.
-    table = {torch.ops.aten.bmm.default: _sum_products} if loops else {}
+    table = FOR_CPU if for_cpu else {}
     with _without_log():
         trace = make_fx(function, table, tracing_mode="fake", _allow_non_fake_inputs=True)
         module = trace(*examples)
@@ -139,13 +133,6 @@ def _captured(function: TensorFunction, examples: list[Tensor], loops: bool) -> 
     module.graph.set_codegen(CodeGen())  # takes the tensors as they are: nothing is nested
     module.recompile()
     return module
-
-
-def _sum_products(a: Tensor, b: Tensor) -> Any:
-    """Return the products of S pairs of matrices, if each number in them sums few terms."""
-    if a.shape[2] > _FEW_TERMS:
-        return NotImplemented
-    return (a[:, :, :, None] * b[:, None]).sum(2)
 
 
 @contextmanager

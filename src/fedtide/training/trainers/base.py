@@ -40,14 +40,14 @@ class Trainer(ABC):
     Attributes:
         name: its name in experiment files.
         chunk: how many clients it trains at once, if it concatenates the updates of chunks.
-        short_rounds: whether it trains small models on threads of its own. PyTorch's threads wait
-            busily for some milliseconds after every operation that uses them, and would take cores
-            from these, so the rest of a round should use a single one.
+        own_threads: whether it trains on threads of its own. PyTorch's threads wait busily for some
+            milliseconds after every operation that uses them, and would take cores from these, so
+            the rest of a round should use a single one.
     """
 
     name: str
     chunk: int | None = None
-    short_rounds: bool = False
+    own_threads: bool = False
 
     @abstractmethod
     def train(

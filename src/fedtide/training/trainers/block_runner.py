@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 from threading import Lock
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -51,8 +52,6 @@ class BlockRunner:
         stacked: whether models and batches have a leading dimension over clients.
         compiled: whether to compile (needs a C++ compiler on CPU).
         block_steps: how many steps a block has at most.
-        single_functions: compile a block to one C++ function on a CPU, so that threads can run
-            several; else its products use all cores.
     """
 
     def __init__(
@@ -62,11 +61,9 @@ class BlockRunner:
         stacked: bool,
         compiled: bool,
         block_steps: int,
-        single_functions: bool,
     ) -> None:
         self._task, self._local = task, local
         self._stacked, self._compiled, self._block_steps = stacked, compiled, block_steps
-        self._single_functions = single_functions
         self._own = _CAPTURED.setdefault(task, {})
         self._shared = self._own if task.seed_family is None else _shared_blocks(task.seed_family)
 
@@ -87,6 +84,20 @@ class BlockRunner:
             lr: γ.
             buffers: where they start, shape (S, d_b), or (d_b,) for one client; None: none.
         """
+        return self.prepare(instructions, plan, batch_inputs, lr, buffers)()
+
+    def prepare(
+        self,
+        instructions: Instructions,
+        plan: BatchPlan,
+        batch_inputs: BatchInputs,
+        lr: float,
+        buffers: torch.Tensor | None = None,
+    ) -> Callable[[], Trained]:
+        """Return what does the same as `run`; of a single block, only its tensors are left to do.
+
+        Another thread may call it; the arguments are those of `run`.
+        """
         x, correction = instructions.model, instructions.correction
         at_start = instructions.gradients_at_start
         inputs = BlockInputs(
@@ -100,33 +111,46 @@ class BlockRunner:
         parts = list(_split_steps(plan, self._block_steps))
         batch_inputs = tuple(part.contiguous() for part in batch_inputs)
         if len(parts) == 1:
-            return Trained(*self._run_block(at_start, plan, parts[0], batch_inputs, inputs))
+            block = self._prepare_block(at_start, plan, parts[0], batch_inputs, inputs)
+            return lambda: Trained(*block())
+        return partial(self._run_blocks, at_start, plan, parts, batch_inputs, inputs)
+
+    def _run_blocks(
+        self,
+        at_start: bool,
+        plan: BatchPlan,
+        parts: list[slice],
+        batch_inputs: BatchInputs,
+        inputs: BlockInputs,
+    ) -> Trained:
+        """Run the plan's steps in several blocks."""
+        x = inputs.x[0]
         leading = (len(plan.clients),) if self._stacked else ()
         block = self._block(at_start, 0)
         y = block.tensors(x.expand(*leading, -1).clone())
         moments = tuple(map(torch.zeros_like, y * count_moments(self._local)))
         inputs = inputs._replace(y=y, moments=moments)
         for part in parts:
-            moved = self._run_block(at_start, plan, part, batch_inputs, inputs)
+            moved = self._prepare_block(at_start, plan, part, batch_inputs, inputs)()
             inputs = inputs.with_state(moved)
         return Trained(block.flat(inputs.y) - x, *inputs.buffers)
 
-    def _run_block(
+    def _prepare_block(
         self,
         at_start: bool,
         plan: BatchPlan,
         part: slice,
         batch_inputs: BatchInputs,
         inputs: BlockInputs,
-    ) -> Tensors:
-        """Run these of the plan's steps."""
+    ) -> Callable[[], Tensors]:
+        """Return what runs these of the plan's steps."""
         inputs = inputs._replace(
             scales=tuple(scales[part] for scales in inputs.scales),
             idle=_idle(plan, part, inputs.x[0].device),
             batch_inputs=tuple(steps if len(steps) == 1 else steps[part] for steps in batch_inputs),
         )
         block = self._block(at_start, part.stop - part.start)
-        return self._function(block, inputs)(*inputs.flat, *self._task.batch_data)
+        return partial(self._function(block, inputs), *inputs.flat, *self._task.batch_data)
 
     def _scales(self, steps: int, like: torch.Tensor) -> Tensors:
         """Return the scales of all steps of Adam, (I, 2)."""
@@ -170,16 +194,15 @@ class BlockRunner:
             given = replace(block, task=task.with_batch_data(tensors[count:]))
             return given(inputs.with_tensors(tensors[:count]))
 
-        single_function = self._compiled and self._single_functions and is_cpu(examples[0])
         with _stacking(block.stacked):
-            graph = capture(function, examples, single_function)
+            graph = capture(function, examples, self._compiled and is_cpu(examples[0]))
         if graph is function:
             return graph, False
         lasts = not has_constants(graph)
         if not self._compiled:
             return graph, lasts
         with activity(COMPILING):
-            return compile_graph(graph, examples, single_function), lasts
+            return compile_graph(graph, examples), lasts
 
 
 def _shared_blocks(family: object) -> _Blocks:

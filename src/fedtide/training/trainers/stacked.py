@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
@@ -21,8 +21,8 @@ from fedtide.training.trainers.block_runner import BlockRunner
 
 _BLOCK_STEPS = 8  # steps captured together at most
 _CHUNK_BYTES = 8 * 2**20  # models that are absorbed together at most, if that is worth their copies
-_CORE_BYTES = 2**19  # models of a chunk that one core has in its cache with all they need
-_PARALLEL_BYTES = _CORE_BYTES // 10  # larger models train faster chunk by chunk, on all cores
+_CORE_BYTES = 2**20  # models of a chunk that one core has in its cache with all they need
+_PARALLEL_BYTES = _CORE_BYTES // 5  # larger models train faster chunk by chunk, on all cores
 _CALL = 2  # what starting a chunk costs, in clients
 
 
@@ -101,10 +101,9 @@ class StackedTrainer(Trainer):
             stacked=True,
             compiled=compiled,
             block_steps=_BLOCK_STEPS,
-            single_functions=parallel,
         )
         self._threads = CoreThreads(torch.get_num_threads()) if parallel else None
-        self.short_rounds = parallel
+        self.own_threads = parallel
         chunks = _SMALL if model <= _SMALL_BYTES and not compiled else _USUAL
         if not devices.is_cpu(task.start):
             chunks = _Chunks(devices.chunk_sizes(), full=0.75)
@@ -127,27 +126,32 @@ class StackedTrainer(Trainer):
         updates = model.new_empty(size, len(model))
         moved = None if buffers is None else torch.empty_like(buffers)
 
-        def train_chunk(chunk: tuple[slice, Any]) -> None:
+        def prepare(chunk: tuple[slice, Any]) -> Callable[[], None]:
             rows, which = chunk
-            with torch.no_grad():  # applies to the current thread only
-                trained = self._runner.run(
-                    instructions.select(which),
-                    plan.select(which),
-                    tuple(part[:, which] for part in inputs),
-                    lr,
-                    None if buffers is None else buffers[which],
-                )
             own = rows.stop - rows.start
-            updates[rows] = trained.deltas[:own]
-            if moved is not None and trained.buffers is not None:
-                moved[rows] = trained.buffers[:own]
+            run = self._runner.prepare(
+                instructions.select(which),
+                plan.select(which),
+                tuple(part[:, which] for part in inputs),
+                lr,
+                None if buffers is None else buffers[which],
+            )
+
+            def train_chunk() -> None:
+                with torch.no_grad():  # applies to the current thread only
+                    trained = run()
+                    updates[rows] = trained.deltas[:own]
+                    if moved is not None and trained.buffers is not None:
+                        moved[rows] = trained.buffers[:own]
+
+            return train_chunk
 
         chunks = list(self._chunks(size))
         if self._threads is not None:
-            self._threads.map(train_chunk, chunks)
+            self._threads.map(prepare, chunks)
         else:
             for chunk in chunks:
-                train_chunk(chunk)
+                prepare(chunk)()
         return Trained(updates, moved)
 
     def _chunks(self, clients: int) -> Iterator[tuple[slice, Any]]:

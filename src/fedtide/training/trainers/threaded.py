@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import Tensor
 
@@ -24,13 +26,13 @@ class ThreadedTrainer(Trainer):
         compiled: whether to compile the local steps (needs a C++ compiler on CPU).
     """
 
+    own_threads = True
+
     def __init__(self, task: Task, local: LocalTraining, compiled: bool = False) -> None:
         self.name = "threaded-compiled" if compiled else "threaded"
         steps = _BLOCK_STEPS if compiled else 1
         self._task = task
-        self._runner = BlockRunner(
-            task, local, stacked=False, compiled=compiled, block_steps=steps, single_functions=True
-        )
+        self._runner = BlockRunner(task, local, stacked=False, compiled=compiled, block_steps=steps)
         self._threads = CoreThreads(torch.get_num_threads())
 
     def train(
@@ -50,5 +52,5 @@ class ThreadedTrainer(Trainer):
                 if moved is not None and own.buffers is not None:
                     moved[s] = own.buffers
 
-        self._threads.map(train_client, range(len(plan.clients)))
+        self._threads.map(lambda s: partial(train_client, s), range(len(plan.clients)))
         return Trained(updates, moved)

@@ -1,0 +1,165 @@
+"""Operations written in others that TorchInductor compiles to faster C++.
+
+Each takes the arguments of the operation that it replaces in a captured graph, and returns
+`NotImplemented` where it would gain nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_FEW = 32
+"""Up to so many terms, such as the samples of a minibatch, a loop over them is as fast as a product
+of matrices, and saves a pass over memory."""
+
+
+def _sum_products(a: Tensor, b: Tensor) -> Any:
+    """Return the products of S pairs of matrices, if each number in them sums few terms.
+
+    The compiler fuses the sum with what follows: the gradient of a layer is then subtracted from
+    its weights where it is computed, and never written.
+    """
+    if a.shape[2] > _FEW:
+        return NotImplemented
+    return (a[:, :, :, None] * b[:, None]).sum(2)
+
+
+def _select_by_window(
+    gradient: Tensor,
+    images: Tensor,
+    window: list[int],
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+    ceil_mode: bool,
+    indices: Tensor,
+) -> Any:
+    """Return the gradient of the maximum over windows that do not overlap, pixel by pixel.
+
+    The compiler would add the gradient of each window to one of its pixels, a number at a time.
+    Here every pixel looks again which of its window is the maximum, many pixels at once.
+    """
+    height, width = images.shape[-2:]
+    rows, columns = window if len(window) == 2 else window * 2
+    apart = list(stride or window) in (window, [rows, columns])
+    whole = height % rows == width % columns == 0
+    few = 1 < rows * columns <= _FEW
+    if not (apart and whole and few) or any(padding) or any(step != 1 for step in dilation):
+        return NotImplemented
+    inner = (height // rows, rows, width // columns, columns)
+    tiles = images.reshape(*images.shape[:-2], *inner)
+    pixels = [tiles[..., i, :, j] for i in range(rows) for j in range(columns)]
+    largest, place = pixels[0], torch.zeros_like(pixels[0])
+    for k, pixel in enumerate(pixels[1:], start=1):
+        larger = (pixel > largest) | (pixel != pixel)  # the first of equal ones; or NaN
+        largest = torch.where(larger, pixel, largest)
+        place = torch.where(larger, float(k), place)
+    places = torch.arange(rows * columns, device=images.device).view(rows, 1, columns)
+    chosen = place[..., :, None, :, None] == places
+    zero = gradient.new_zeros(())
+    return torch.where(chosen, gradient[..., :, None, :, None], zero).reshape(images.shape)
+
+
+def _normalise_groups(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    n: int,
+    channels: int,
+    pixels: int,
+    groups: int,
+    eps: float,
+) -> Any:
+    """Return group normalisation, the means and the inverse standard deviations, (N, G).
+
+    The compiler would treat the channels of a group together, which are often fewer than fit into a
+    register. Here all sums are over the pixels of each channel, and small products of matrices
+    carry them to the groups and back.
+    """
+    if x.dim() < 3:
+        return NotImplemented
+    to_groups = _membership(x, channels, groups)
+    share = groups / (channels * pixels)
+    over = list(range(2, x.dim()))
+    values = _precise(x)
+    mean = values.sum(over) @ to_groups * share
+    centered = values - _per_pixel(mean @ to_groups.T, x)
+    variance = (centered * centered).sum(over) @ to_groups * share
+    rstd = torch.rsqrt(variance + eps)
+    scale = _per_pixel(rstd @ _weighted(to_groups, weight).T, x)
+    normal = centered * scale
+    if bias is not None:
+        normal = normal + _per_pixel(bias[None], x)
+    return normal.to(x.dtype), mean.to(x.dtype), rstd.to(x.dtype)
+
+
+def _group_gradients(
+    gradient: Tensor,
+    x: Tensor,
+    mean: Tensor,
+    rstd: Tensor,
+    weight: Tensor | None,
+    n: int,
+    channels: int,
+    pixels: int,
+    groups: int,
+    output_mask: list[bool],
+) -> Any:
+    """Return the gradients of `_normalise_groups` with respect to x, weight and bias.
+
+    With b = Σ w g and a = Σ w g x over a group of m numbers, mean μ and inverse deviation r,
+    dx = w r g + c x - c μ - b r / m, where c = (b μ - a) r³ / m.
+    """
+    if x.dim() < 3:
+        return NotImplemented
+    to_groups = _membership(x, channels, groups)
+    weighted = _weighted(to_groups, weight)
+    share = groups / (channels * pixels)
+    over = list(range(2, x.dim()))
+    values, g, mean, rstd = (_precise(tensor) for tensor in (x, gradient, mean, rstd))
+    g_sum, gx_sum = g.sum(over), (g * values).sum(over)
+    b, a = g_sum @ weighted, gx_sum @ weighted
+    slope = (b * mean - a) * rstd**3 * share
+    constant = -slope * mean - b * rstd * share
+    factors = (rstd @ weighted.T, slope @ to_groups.T, constant @ to_groups.T)
+    by_gradient, by_value, apart = (_per_pixel(factor, x) for factor in factors)
+    dx = g * by_gradient + values * by_value + apart
+    d_weight = ((gx_sum - g_sum * (mean @ to_groups.T)) * (rstd @ to_groups.T)).sum(0)
+    found = (dx, d_weight, g_sum.sum(0))
+    return tuple(
+        part.to(x.dtype) if asked else None for part, asked in zip(found, output_mask, strict=True)
+    )
+
+
+def _membership(x: Tensor, channels: int, groups: int) -> Tensor:
+    """Return which channels belong to which groups, 0 or 1, shape (C, G)."""
+    group = torch.arange(channels, device=x.device) // (channels // groups)
+    found: Tensor = group[:, None] == torch.arange(groups, device=x.device)
+    return found.to(_precise(x).dtype)
+
+
+def _weighted(to_groups: Tensor, weight: Tensor | None) -> Tensor:
+    return to_groups if weight is None else to_groups * weight[:, None]
+
+
+def _precise(tensor: Tensor) -> Tensor:
+    """Return the tensor in float32 if its numbers are shorter: sums need it."""
+    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
+
+
+def _per_pixel(factors: Tensor, x: Tensor) -> Tensor:
+    """Return factors of channels, (N, C), to be multiplied with x, (N, C, ...)."""
+    return factors.reshape(*factors.shape, *(1,) * (x.dim() - 2))
+
+
+FOR_CPU: dict[Any, Callable[..., Any]] = {
+    torch.ops.aten.bmm.default: _sum_products,
+    torch.ops.aten.max_pool2d_with_indices_backward.default: _select_by_window,
+    torch.ops.aten.native_group_norm.default: _normalise_groups,
+    torch.ops.aten.native_group_norm_backward.default: _group_gradients,
+}
+"""By operation, what takes its place."""

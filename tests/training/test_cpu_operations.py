@@ -1,0 +1,170 @@
+"""Operations written for the compiler, against PyTorch's own in float64."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from fedtide.training.trainers import _graph_capture
+
+
+def captured(function, examples):
+    """Return the graph for the compiler, and which of PyTorch's operations are left in it."""
+    graph = _graph_capture.capture(function, examples, for_cpu=True)
+    return graph, [str(node.target) for node in graph.graph.nodes]
+
+
+def gradients(loss, examples):
+    """Return the value of a loss and its gradients, as one function of tensors."""
+
+    def function(*tensors):
+        every = tuple(range(len(tensors)))
+        found, value = torch.func.grad_and_value(loss, argnums=every)(*tensors)
+        return value, *found
+
+    return function
+
+
+def assert_same(function, examples, left_out):
+    """Check that an operation is left out of the graph, whose values are those of PyTorch."""
+    graph, operations = captured(function, examples)
+    assert not [name for name in operations if left_out in name]
+    for found, expected in zip(graph(*examples), function(*examples), strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10, equal_nan=True)
+
+
+@pytest.mark.parametrize(("terms", "products"), [(3, 0), (32, 0), (33, 1)])
+def test_stacked_products_over_few_terms_become_loops(terms, products):
+    a, b = torch.randn(4, 5, terms).double(), torch.randn(4, terms, 7).double()
+    graph, operations = captured(lambda a, b: (a @ b,), [a, b])
+    assert sum("bmm" in name for name in operations) == products
+    expected = np.einsum("smk,skn->smn", a.numpy(), b.numpy())
+    np.testing.assert_allclose(graph(a, b)[0].numpy(), expected, rtol=1e-12, atol=1e-12)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    window=st.tuples(st.integers(1, 4), st.integers(2, 4)),
+    tiles=st.tuples(st.integers(1, 3), st.integers(1, 3)),
+    levels=st.sampled_from([2, 1000]),
+    seed=st.integers(0, 2**30),
+)
+def test_the_first_largest_pixel_of_each_window_takes_its_gradient(window, tiles, levels, seed):
+    """With two levels most windows have several largest pixels."""
+    generator = torch.Generator().manual_seed(seed)
+    height, width = (size * count for size, count in zip(window, tiles, strict=True))
+    shape = (2, 3, height, width)
+    images = torch.randint(levels, shape, generator=generator).double()
+    upstream = torch.randn(2, 3, *tiles, generator=generator).double()
+
+    def loss(images):
+        return (nn.functional.max_pool2d(images, window) * upstream).sum()
+
+    assert_same(gradients(loss, [images]), [images], "max_pool2d_with_indices_backward")
+
+
+def test_a_window_takes_its_gradient_to_the_pixel_that_is_no_number():
+    images = torch.arange(32).double().view(1, 2, 4, 4)
+    images[0, 0, 1, 1] = images[0, 1, 2, 0] = torch.nan
+    upstream = torch.arange(1, 9).double().view(1, 2, 2, 2)
+
+    def function(images):
+        found = torch.func.vjp(lambda x: nn.functional.max_pool2d(x, 2), images)[1](upstream)
+        return (found[0],)
+
+    assert_same(function, [images], "max_pool2d_with_indices_backward")
+
+
+@pytest.mark.parametrize(
+    "pool",
+    [
+        nn.MaxPool2d(3, stride=2),
+        nn.MaxPool2d(2, padding=1),
+        nn.MaxPool2d(2, dilation=2),
+        nn.MaxPool2d(2, ceil_mode=True),
+        nn.MaxPool2d(3),
+    ],
+    ids=str,
+)
+def test_other_windows_are_left_to_the_compiler(pool):
+    images = torch.randn(2, 3, 7, 7).double()
+    function = gradients(lambda images: (pool(images) ** 2).sum(), [images])
+    graph, operations = captured(function, [images])
+    assert any("max_pool2d_with_indices_backward" in name for name in operations)
+    for found, expected in zip(graph(images), function(images), strict=True):
+        torch.testing.assert_close(found, expected)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    groups=st.integers(1, 4),
+    each=st.integers(1, 3),
+    pixels=st.lists(st.integers(1, 4), min_size=1, max_size=3),
+    learnt=st.booleans(),
+    seed=st.integers(0, 2**30),
+)
+def test_groups_are_normalised_as_by_pytorch(groups, each, pixels, learnt, seed):
+    generator = torch.Generator().manual_seed(seed)
+    channels = groups * each
+
+    def draw(*shape):
+        return torch.randn(shape, generator=generator).double()
+
+    x, upstream = 3 * draw(2, channels, *pixels) + 5, draw(2, channels, *pixels)
+    parameters = [draw(channels), draw(channels)] if learnt else []
+
+    def loss(x, *parameters):
+        return (nn.functional.group_norm(x, groups, *parameters) * upstream).sum()
+
+    examples = [x, *parameters]
+    assert_same(gradients(loss, examples), examples, "native_group_norm")
+
+
+def test_features_without_pixels_are_left_to_the_compiler():
+    x = torch.randn(4, 6).double()
+    _, operations = captured(lambda x: (nn.functional.group_norm(x, 2),), [x])
+    assert any("native_group_norm" in name for name in operations)
+
+
+def test_sums_of_short_numbers_are_precise():
+    """The groups' variance is 1 and their mean 100, of which bfloat16 holds two to three digits."""
+    generator = torch.Generator().manual_seed(0)
+    x = (100 + torch.randn(2, 8, 16, 16, generator=generator)).bfloat16()
+    graph, _ = captured(lambda x: (nn.functional.group_norm(x, 2),), [x])
+    expected = nn.functional.group_norm(x.double(), 2)
+    torch.testing.assert_close(graph(x)[0].double(), expected, rtol=2**-7, atol=2**-7)
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_compiled_gradients_of_a_network_are_those_of_pytorch(dtype):
+    """Pools and group normalisation after convolutions, in the memory format of images."""
+    torch.manual_seed(0)
+    network = nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1),
+        nn.GroupNorm(4, 8),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(8 * 4 * 4, 5),
+    )
+    images = torch.randn(6, 3, 8, 8).to(memory_format=torch.channels_last)
+    names = [name for name, _ in network.named_parameters()]
+
+    def loss(*parameters):
+        named = dict(zip(names, parameters, strict=True))
+        logits = torch.func.functional_call(network, named, (images.to(parameters[0].dtype),))
+        return (logits.float() ** 2).mean()
+
+    examples = [tensor.detach().to(dtype) for tensor in network.parameters()]
+    with torch.no_grad():
+        function = gradients(loss, examples)
+        graph, _ = captured(function, examples)
+        compiled = _graph_capture.compile_graph(graph, examples)
+        exact = function(*(tensor.double() for tensor in examples))
+        precision = 1e-4 if dtype == torch.float32 else 0.05
+        for found, expected in zip(compiled(*examples), exact, strict=True):
+            error = (found.double() - expected.double()).norm()
+            assert error <= precision * expected.double().norm()
