@@ -67,25 +67,6 @@ class BlockRunner:
         self._own = _CAPTURED.setdefault(task, {})
         self._shared = self._own if task.seed_family is None else _shared_blocks(task.seed_family)
 
-    def run(
-        self,
-        instructions: Instructions,
-        plan: BatchPlan,
-        batch_inputs: BatchInputs,
-        lr: float,
-        buffers: torch.Tensor | None = None,
-    ) -> Trained:
-        """Return the updates Δ_n of the chunk, shape (S, d), or of the one client, shape (d,).
-
-        Args:
-            instructions: how to train; the correction has shape (S, d), or (d,) for one client.
-            plan: the steps of the chunk, or of the one client.
-            batch_inputs: those of the plan.
-            lr: γ.
-            buffers: where they start, shape (S, d_b), or (d_b,) for one client; None: none.
-        """
-        return self.prepare(instructions, plan, batch_inputs, lr, buffers)()
-
     def prepare(
         self,
         instructions: Instructions,
@@ -94,9 +75,16 @@ class BlockRunner:
         lr: float,
         buffers: torch.Tensor | None = None,
     ) -> Callable[[], Trained]:
-        """Return what does the same as `run`; of a single block, only its tensors are left to do.
+        """Return what trains, and returns the updates Δ_n, shape (S, d), or (d,) for one client.
 
-        Another thread may call it; the arguments are those of `run`.
+        Any thread may call it; where the plan is a single block, it does nothing but run that.
+
+        Args:
+            instructions: how to train; the correction has shape (S, d), or (d,) for one client.
+            plan: the steps of the chunk, or of the one client.
+            batch_inputs: those of the plan.
+            lr: γ.
+            buffers: where they start, shape (S, d_b), or (d_b,) for one client; None: none.
         """
         x, correction = instructions.model, instructions.correction
         at_start = instructions.gradients_at_start

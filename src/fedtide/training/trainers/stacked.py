@@ -122,7 +122,7 @@ class StackedTrainer(Trainer):
             return Trained(model.new_empty(0, len(model)), buffers)
         inputs = self._task.batch_inputs(plan)
         if self._threads is None and size in self._cut.sizes:
-            return self._runner.run(instructions, plan, inputs, lr, buffers)
+            return self._runner.prepare(instructions, plan, inputs, lr, buffers)()
         updates = model.new_empty(size, len(model))
         moved = None if buffers is None else torch.empty_like(buffers)
 

@@ -47,7 +47,7 @@ class ThreadedTrainer(Trainer):
             own_plan = plan.single_client(s)
             inputs = self._task.batch_inputs(own_plan)
             with torch.no_grad():  # applies to the current thread only
-                own = self._runner.run(instructions.select(s), own_plan, inputs, lr, before)
+                own = self._runner.prepare(instructions.select(s), own_plan, inputs, lr, before)()
                 updates[s] = own.deltas
                 if moved is not None and own.buffers is not None:
                     moved[s] = own.buffers
