@@ -44,6 +44,12 @@ def test_stacked_products_over_few_terms_become_loops(terms, products):
     np.testing.assert_allclose(graph(a, b)[0].numpy(), expected, rtol=1e-12, atol=1e-12)
 
 
+def test_products_of_whole_numbers_stay_whole_numbers_of_their_size():
+    a = torch.ones(2, 3, 3, dtype=torch.int32)
+    graph, _ = captured(lambda a: (a @ a,), [a])
+    assert graph(a)[0].dtype == torch.int32
+
+
 @settings(max_examples=25, deadline=None)
 @given(
     window=st.tuples(st.integers(1, 4), st.integers(2, 4)),
@@ -122,8 +128,9 @@ def test_groups_are_normalised_as_by_pytorch(groups, each, pixels, learnt, seed)
     assert_same(gradients(loss, examples), examples, "native_group_norm")
 
 
-def test_features_without_pixels_are_left_to_the_compiler():
-    x = torch.randn(4, 6).double()
+@pytest.mark.parametrize("shape", [(4, 6), (4, 6, 0)])
+def test_features_without_pixels_are_left_to_the_compiler(shape):
+    x = torch.randn(shape).double()
     _, operations = captured(lambda x: (nn.functional.group_norm(x, 2),), [x])
     assert any("native_group_norm" in name for name in operations)
 

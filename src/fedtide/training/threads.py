@@ -55,6 +55,8 @@ class CoreThreads:
             except BaseException:
                 failed.set()
                 raise
+            finally:
+                ready.put(None)  # ends the next thread
 
         threads = min(self.count, len(items))
         calls: list[Future[None]] = []
@@ -70,8 +72,7 @@ class CoreThreads:
                 failed.set()
                 raise
             finally:
-                for _ in range(1 + len(calls)):
-                    ready.put(None)
+                ready.put(None)
                 try:
                     work()
                 finally:

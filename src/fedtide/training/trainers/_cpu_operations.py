@@ -23,7 +23,7 @@ def _sum_products(a: Tensor, b: Tensor) -> Any:
     The compiler fuses the sum with what follows: the gradient of a layer is then subtracted from
     its weights where it is computed, and never written.
     """
-    if a.shape[2] > _FEW:
+    if a.shape[2] > _FEW or not a.is_floating_point():
         return NotImplemented
     return (a[:, :, :, None] * b[:, None]).sum(2)
 
@@ -78,9 +78,10 @@ def _normalise_groups(
 
     The compiler would treat the channels of a group together, which are often fewer than fit into a
     register. Here all sums are over the pixels of each channel, and small products of matrices
-    carry them to the groups and back.
+    carry them to the groups and back; so one number that is not finite spoils all groups of its
+    sample.
     """
-    if x.dim() < 3:
+    if x.dim() < 3 or not pixels:
         return NotImplemented
     to_groups = _membership(x, channels, groups)
     share = groups / (channels * pixels)
@@ -114,7 +115,7 @@ def _group_gradients(
     With b = Σ w g and a = Σ w g x over a group of m numbers, mean μ and inverse deviation r,
     dx = w r g + c x - c μ - b r / m, where c = (b μ - a) r³ / m.
     """
-    if x.dim() < 3:
+    if x.dim() < 3 or not pixels:
         return NotImplemented
     to_groups = _membership(x, channels, groups)
     weighted = _weighted(to_groups, weight)
