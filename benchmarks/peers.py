@@ -43,7 +43,8 @@ def section() -> Section:
         }
         for name, (measure, module, rounds) in peers.items():
             if importlib.util.find_spec(module) is None:
-                found.notes.append(f"{name} is not installed here.")
+                missing = f"{name} is not installed here."
+                found.notes += [] if missing in found.notes else [missing]
                 continue
             theirs = 1000 * measure(work, rounds)
             found.rows.append(

@@ -134,8 +134,8 @@ def test_a_cohort_is_one_chunk_where_memory_allows(readings):
     found = run(trainer="stacked", participation="full")
     calls = []
     runner = found._local.trainer._runner
-    original = runner.run
-    runner.run = lambda *how: calls.append(len(how[1].clients)) or original(*how)
+    original = runner.prepare
+    runner.prepare = lambda *how: calls.append(len(how[1].clients)) or original(*how)
     found.round()
     assert calls == [12]
     assert len(readings) == 1

@@ -8,11 +8,12 @@ from hypothesis import strategies as st
 from torch import nn
 
 from fedtide.training.trainers import _graph_capture
+from fedtide.training.trainers._cpu_operations import cpu_operations
 
 
-def captured(function, examples):
+def captured(function, examples, clients=0):
     """Return the graph for the compiler, and which of PyTorch's operations are left in it."""
-    graph = _graph_capture.capture(function, examples, for_cpu=True)
+    graph = _graph_capture.capture(function, examples, cpu_operations(clients))
     return graph, [str(node.target) for node in graph.graph.nodes]
 
 
@@ -35,10 +36,12 @@ def assert_same(function, examples, left_out):
         torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10, equal_nan=True)
 
 
-@pytest.mark.parametrize(("terms", "products"), [(3, 0), (32, 0), (33, 1)])
-def test_stacked_products_over_few_terms_become_loops(terms, products):
+@pytest.mark.parametrize(
+    ("clients", "terms", "products"), [(4, 3, 0), (4, 32, 0), (4, 33, 1), (2, 3, 1), (0, 3, 1)]
+)
+def test_products_of_clients_over_few_terms_become_loops(clients, terms, products):
     a, b = torch.randn(4, 5, terms).double(), torch.randn(4, terms, 7).double()
-    graph, operations = captured(lambda a, b: (a @ b,), [a, b])
+    graph, operations = captured(lambda a, b: (a @ b,), [a, b], clients)
     assert sum("bmm" in name for name in operations) == products
     expected = np.einsum("smk,skn->smn", a.numpy(), b.numpy())
     np.testing.assert_allclose(graph(a, b)[0].numpy(), expected, rtol=1e-12, atol=1e-12)
@@ -46,7 +49,7 @@ def test_stacked_products_over_few_terms_become_loops(terms, products):
 
 def test_products_of_whole_numbers_stay_whole_numbers_of_their_size():
     a = torch.ones(2, 3, 3, dtype=torch.int32)
-    graph, _ = captured(lambda a: (a @ a,), [a])
+    graph, _ = captured(lambda a: (a @ a,), [a], clients=2)
     assert graph(a)[0].dtype == torch.int32
 
 

@@ -7,6 +7,7 @@ Each takes the arguments of the operation that it replaces in a captured graph, 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,13 +18,28 @@ _FEW = 32
 of matrices, and saves a pass over memory."""
 
 
-def _sum_products(a: Tensor, b: Tensor) -> Any:
-    """Return the products of S pairs of matrices, if each number in them sums few terms.
+def cpu_operations(clients: int) -> dict[Any, Callable[..., Any]]:
+    """Return by operation what takes its place in a block of so many stacked clients.
+
+    Args:
+        clients: S; 0: one client, not stacked.
+    """
+    return {
+        torch.ops.aten.bmm.default: partial(_sum_products, clients),
+        torch.ops.aten.max_pool2d_with_indices_backward.default: _select_by_window,
+        torch.ops.aten.native_group_norm.default: _normalise_groups,
+        torch.ops.aten.native_group_norm_backward.default: _group_gradients,
+    }
+
+
+def _sum_products(clients: int, a: Tensor, b: Tensor) -> Any:
+    """Return a product of matrices for each client, if each number in it sums few terms.
 
     The compiler fuses the sum with what follows: the gradient of a layer is then subtracted from
-    its weights where it is computed, and never written.
+    its weights where it is computed, and never written. Other products, such as those of every
+    head of an attention, gain nothing.
     """
-    if a.shape[2] > _FEW or not a.is_floating_point():
+    if a.shape[0] != clients or a.shape[2] > _FEW or not a.is_floating_point():
         return NotImplemented
     return (a[:, :, :, None] * b[:, None]).sum(2)
 
@@ -155,12 +171,3 @@ def _precise(tensor: Tensor) -> Tensor:
 def _per_pixel(factors: Tensor, x: Tensor) -> Tensor:
     """Return factors of channels, (N, C), to be multiplied with x, (N, C, ...)."""
     return factors.reshape(*factors.shape, *(1,) * (x.dim() - 2))
-
-
-FOR_CPU: dict[Any, Callable[..., Any]] = {
-    torch.ops.aten.bmm.default: _sum_products,
-    torch.ops.aten.max_pool2d_with_indices_backward.default: _select_by_window,
-    torch.ops.aten.native_group_norm.default: _normalise_groups,
-    torch.ops.aten.native_group_norm_backward.default: _group_gradients,
-}
-"""By operation, what takes its place."""

@@ -14,7 +14,7 @@ import hashlib
 import logging
 import os
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from functools import cache
 from pathlib import Path
@@ -27,9 +27,9 @@ from torch import Tensor
 from fedtide.cache_folder import cache_folder
 from fedtide.errors import first_line
 from fedtide.training.devices import is_cpu
-from fedtide.training.trainers._cpu_operations import FOR_CPU
 
 TensorFunction = Callable[..., tuple[Tensor, ...]]
+Operations = Mapping[Any, Callable[..., Any]]
 
 _CACHE = "TORCHINDUCTOR_CACHE_DIR"
 """Where TorchInductor looks for what it has compiled before, in any process."""
@@ -38,7 +38,7 @@ _RESHAPES = ("aten.expand.default", "aten.view.default", "aten._unsafe_view.defa
 
 
 def capture(
-    function: TensorFunction, examples: list[Tensor], for_cpu: bool = False
+    function: TensorFunction, examples: list[Tensor], operations: Operations | None = None
 ) -> TensorFunction:
     """Return a graph of what `function` does with tensors of the shapes of `examples`.
 
@@ -48,15 +48,15 @@ def capture(
     Args:
         function: what is captured.
         examples: tensors of the shapes that it takes.
-        for_cpu: whether TorchInductor will compile the graph to C++; some operations are then
-            written in others, see `FOR_CPU`.
+        operations: functions that take the place of operations; where one returns
+            `NotImplemented`, the operation stays. None: every operation stays.
 
     >>> double = capture(lambda x: (x + x,), [torch.zeros(2)])
     >>> double(torch.ones(2))
     (tensor([2., 2.]),)
     """
     try:
-        return _captured(function, examples, for_cpu)
+        return _captured(function, examples, operations)
     except Exception as error:
         function(*examples)  # raises if the function is at fault
         _warn(f"local steps are not captured and run slower: {first_line(error)}")
@@ -119,15 +119,16 @@ def _keep_compiled() -> None:
                 os.environ[_CACHE] = str(folder)
 
 
-def _captured(function: TensorFunction, examples: list[Tensor], for_cpu: bool) -> TensorFunction:
+def _captured(
+    function: TensorFunction, examples: list[Tensor], operations: Operations | None
+) -> TensorFunction:
     from torch.fx.experimental.proxy_tensor import make_fx
     from torch.fx.graph import CodeGen
 
     _keep_compiled()  # before TorchInductor is imported, which chooses a folder for temporary files
     # Shapes are enough, and the compiler wants all of them from one mode.
-    table = FOR_CPU if for_cpu else {}
     with _without_log():
-        trace = make_fx(function, table, tracing_mode="fake", _allow_non_fake_inputs=True)
+        trace = make_fx(function, operations, tracing_mode="fake", _allow_non_fake_inputs=True)
         module = trace(*examples)
     _remove_no_ops(module.graph)
     module.graph.set_codegen(CodeGen())  # takes the tensors as they are: nothing is nested

@@ -21,6 +21,7 @@ from fedtide.problems.base import BatchInputs, BatchPlan, Task
 from fedtide.training.devices import is_cpu
 from fedtide.training.local_optimizers import adam_scales, count_moments
 from fedtide.training.local_training import LocalTraining
+from fedtide.training.trainers._cpu_operations import cpu_operations
 from fedtide.training.trainers._graph_capture import (
     TensorFunction,
     capture,
@@ -182,8 +183,12 @@ class BlockRunner:
             given = replace(block, task=task.with_batch_data(tensors[count:]))
             return given(inputs.with_tensors(tensors[:count]))
 
+        operations = None
+        if self._compiled and is_cpu(examples[0]):
+            stacked = block.stacked and inputs.batch_inputs
+            operations = cpu_operations(inputs.batch_inputs[0].shape[1] if stacked else 0)
         with _stacking(block.stacked):
-            graph = capture(function, examples, self._compiled and is_cpu(examples[0]))
+            graph = capture(function, examples, operations)
         if graph is function:
             return graph, False
         lasts = not has_constants(graph)
