@@ -44,7 +44,8 @@ def section() -> Section:
         for name, (measure, module, rounds) in peers.items():
             if importlib.util.find_spec(module) is None:
                 missing = f"{name} is not installed here."
-                found.notes += [] if missing in found.notes else [missing]
+                if missing not in found.notes:
+                    found.notes.append(missing)
                 continue
             theirs = 1000 * measure(work, rounds)
             found.rows.append(

@@ -61,13 +61,13 @@ def _select_by_window(
     """
     height, width = images.shape[-2:]
     rows, columns = window if len(window) == 2 else window * 2
-    apart = list(stride or window) in (window, [rows, columns])
+    disjoint = list(stride or window) in (window, [rows, columns])
     whole = height % rows == width % columns == 0
     few = 1 < rows * columns <= _FEW
-    if not (apart and whole and few) or any(padding) or any(step != 1 for step in dilation):
+    if not (disjoint and whole and few) or any(padding) or any(step != 1 for step in dilation):
         return NotImplemented
-    inner = (height // rows, rows, width // columns, columns)
-    tiles = images.reshape(*images.shape[:-2], *inner)
+    tiling = (height // rows, rows, width // columns, columns)
+    tiles = images.reshape(*images.shape[:-2], *tiling)
     pixels = [tiles[..., i, :, j] for i in range(rows) for j in range(columns)]
     largest, place = pixels[0], torch.zeros_like(pixels[0])
     for k, pixel in enumerate(pixels[1:], start=1):
@@ -143,8 +143,8 @@ def _group_gradients(
     slope = (b * mean - a) * rstd**3 * share
     constant = -slope * mean - b * rstd * share
     factors = (rstd @ weighted.T, slope @ to_groups.T, constant @ to_groups.T)
-    by_gradient, by_value, apart = (_per_pixel(factor, x) for factor in factors)
-    dx = g * by_gradient + values * by_value + apart
+    by_gradient, by_value, offset = (_per_pixel(factor, x) for factor in factors)
+    dx = g * by_gradient + values * by_value + offset
     d_weight = ((gx_sum - g_sum * (mean @ to_groups.T)) * (rstd @ to_groups.T)).sum(0)
     found = (dx, d_weight, g_sum.sum(0))
     return tuple(
