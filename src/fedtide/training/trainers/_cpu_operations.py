@@ -7,15 +7,18 @@ Each takes the arguments of the operation that it replaces in a captured graph, 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from functools import partial, reduce
 from typing import Any
 
 import torch
 from torch import Tensor
 
-_FEW = 32
-"""Up to so many terms, such as the samples of a minibatch, a loop over them is as fast as a product
-of matrices, and saves a pass over memory."""
+from fedtide.training.trainers._graph_capture import in_memory
+
+_MOST_TERMS = 16
+"""Sums of up to so many terms are written out; more would take long to compile."""
+_MOST_PIXELS = 32
+"""The same for the pixels of a window."""
 
 
 def cpu_operations(clients: int) -> dict[Any, Callable[..., Any]]:
@@ -35,13 +38,15 @@ def cpu_operations(clients: int) -> dict[Any, Callable[..., Any]]:
 def _sum_products(clients: int, a: Tensor, b: Tensor) -> Any:
     """Return a product of matrices for each client, if each number in it sums few terms.
 
-    The compiler fuses the sum with what follows: the gradient of a layer is then subtracted from
-    its weights where it is computed, and never written. Other products, such as those of every
-    head of an attention, gain nothing.
+    These are the samples of a minibatch, for instance. The compiler fuses the sum with what
+    follows: the gradient of a layer is then subtracted from its weights where it is computed, and
+    never written. Other products, such as those of every head of an attention, gain nothing.
     """
-    if a.shape[0] != clients or a.shape[2] > _FEW or not a.is_floating_point():
+    terms = a.shape[2]
+    if a.shape[0] != clients or not 0 < terms <= _MOST_TERMS or not a.is_floating_point():
         return NotImplemented
-    return (a[:, :, :, None] * b[:, None]).sum(2)
+    a, b = in_memory(a), in_memory(b)
+    return reduce(torch.add, (a[:, :, k, None] * b[:, k, None] for k in range(terms)))
 
 
 def _select_by_window(
@@ -63,7 +68,7 @@ def _select_by_window(
     rows, columns = window if len(window) == 2 else window * 2
     disjoint = list(stride or window) in (window, [rows, columns])
     whole = height % rows == width % columns == 0
-    few = 1 < rows * columns <= _FEW
+    few = 1 < rows * columns <= _MOST_PIXELS
     if not (disjoint and whole and few) or any(padding) or any(step != 1 for step in dilation):
         return NotImplemented
     tiling = (height // rows, rows, width // columns, columns)
@@ -75,7 +80,7 @@ def _select_by_window(
         largest = torch.where(larger, pixel, largest)
         place = torch.where(larger, float(k), place)
     places = torch.arange(rows * columns, device=images.device).view(rows, 1, columns)
-    chosen = place[..., :, None, :, None] == places
+    chosen = in_memory(place)[..., :, None, :, None] == places
     zero = gradient.new_zeros(())
     return torch.where(chosen, gradient[..., :, None, :, None], zero).reshape(images.shape)
 

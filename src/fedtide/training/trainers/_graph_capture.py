@@ -63,6 +63,18 @@ def capture(
         return function
 
 
+def in_memory(tensor: Tensor) -> Tensor:
+    """Return the tensor, which a compiler then computes once, and not wherever it is used.
+
+    A view by strides needs the numbers in memory.
+
+    >>> in_memory(torch.arange(3))
+    tensor([0, 1, 2])
+    """
+    tensor = tensor if all(tensor.stride()) else tensor.contiguous()
+    return tensor.as_strided(tensor.shape, tensor.stride())
+
+
 def has_constants(graph: TensorFunction) -> bool:
     """Return whether a function contains tensors of its own, as one that is no graph may.
 

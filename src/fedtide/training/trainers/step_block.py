@@ -13,6 +13,7 @@ from fedtide.problems.base import Batch, BatchInputs, Task, each_step
 from fedtide.problems.layout import Params, flatten_after
 from fedtide.training.local_optimizers import step_direction
 from fedtide.training.local_training import LocalTraining
+from fedtide.training.trainers._graph_capture import in_memory
 from fedtide.training.trainers.base import local_gradient
 
 Tensors = tuple[Tensor, ...]
@@ -102,7 +103,8 @@ class StepBlock:
                 y = self.tensors(self.local.projection(self.flat(y)))
         if inputs.y:
             return y + moments + buffers
-        return self.flat(tuple(map(torch.sub, y, x))), *buffers
+        # in memory first, or the compiler divides to find which number of its tensor comes where
+        return self.flat(tuple(in_memory(a - b) for a, b in zip(y, x, strict=True))), *buffers
 
     def tensors(self, flat: Tensor) -> Tensors:
         """Return flat models or corrections, shape (d,) or (S, d), tensor by tensor."""
