@@ -178,3 +178,35 @@ def test_compiled_gradients_of_a_network_are_those_of_pytorch(dtype):
         for found, expected in zip(compiled(*examples), exact, strict=True):
             error = (found.double() - expected.double()).norm()
             assert error <= precision * expected.double().norm()
+
+
+@pytest.mark.compile
+def test_compiled_products_of_views_are_those_of_pytorch():
+    """A view may begin anywhere in the memory of its base, and leave some of it out."""
+    clients, generator = 4, torch.Generator().manual_seed(0)
+
+    def products(a, b):
+        shifted = torch.cat([a, a + 1])[:clients], torch.cat([b, b * 2])[clients:]
+        swapped = torch.relu(a.transpose(1, 2)).transpose(1, 2), torch.relu(b.transpose(1, 2))
+        pairs = [
+            (torch.relu(a)[:, :, 5:], torch.relu(b)[:, 5:]),
+            (a[:, :, 5:], b[:, 5:]),
+            ((a + 1).chunk(2, -1)[1], (b * 2).chunk(2, 1)[1]),
+            (torch.relu(a)[:, :, :3], (b - 1)[:, :3]),
+            ((a * 2)[:, :, ::2], (b * 3)[:, ::2]),
+            (a[:1].expand(clients, -1, -1), b.flip(1)),
+            (torch.stack([a, a + 1], 1)[:, 1], b),
+            (swapped[0], swapped[1].transpose(1, 2)),
+            shifted,
+        ]
+        return tuple(left @ right for left, right in pairs)
+
+    examples = [
+        torch.randn(*shape, generator=generator, dtype=torch.float64)
+        for shape in ((clients, 6, 10), (clients, 10, 7))
+    ]
+    graph, operations = captured(products, examples, clients)
+    assert not [name for name in operations if "bmm" in name]
+    compiled = _graph_capture.compile_graph(graph, examples)
+    for found, expected in zip(compiled(*examples), products(*examples), strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)

@@ -71,7 +71,9 @@ def in_memory(tensor: Tensor) -> Tensor:
     >>> in_memory(torch.arange(3))
     tensor([0, 1, 2])
     """
-    tensor = tensor if all(tensor.stride()) else tensor.contiguous()
+    # The compiler takes the strides for those of the memory that the tensor is a part of.
+    if tensor.storage_offset() or tensor.stride() != torch.empty_like(tensor).stride():
+        tensor = tensor.clone()
     return tensor.as_strided(tensor.shape, tensor.stride())
 
 
