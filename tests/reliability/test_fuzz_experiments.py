@@ -8,6 +8,7 @@ are still valid are run if they are small.
 import random
 import re
 import signal
+import sys
 from contextlib import contextmanager, suppress
 from copy import deepcopy
 
@@ -426,6 +427,17 @@ def test_hostile_files_are_refused(name, folder):
     assert message.startswith(f"{folder / 'e.yaml'}: ")
     assert re.search(reason, message), message
     assert not (folder / "pwned").exists()
+
+
+def test_nested_files_are_refused_whatever_the_interpreters_limit(folder):
+    """Compilers raise it, for instance."""
+    before = sys.getrecursionlimit()
+    sys.setrecursionlimit(10_000)
+    try:
+        (folder / "e.yaml").write_text("problem: " + NESTED)
+        assert "nested too deeply" in load(folder / "e.yaml")
+    finally:
+        sys.setrecursionlimit(before)
 
 
 def test_aliases_are_allowed(folder):

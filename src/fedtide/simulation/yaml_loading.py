@@ -9,6 +9,9 @@ import yaml
 
 from fedtide.errors import first_line
 
+_DEEPEST = 100
+"""How deep data may be nested; the interpreter's own limit differs from process to process."""
+
 
 class YamlError(ValueError):
     """A text is not YAML or not plain data; the message says why."""
@@ -19,7 +22,8 @@ def parse(text: str) -> Any:
 
     Raises:
         YamlError: not YAML, an impossible value (such as month 99), a duplicate key, data that
-            contain themselves, or aliases that expand to far more data than the text.
+            contain themselves or are nested more than 100 deep, or aliases that expand to far more
+            data than the text.
 
     >>> parse("{rounds: 5, rates: &r [0.1, 0.2], again: *r}")
     {'rounds': 5, 'rates': [0.1, 0.2], 'again': [0.1, 0.2]}
@@ -31,8 +35,6 @@ def parse(text: str) -> Any:
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         raise YamlError("not YAML" + (f" in line {mark.line + 1}" if mark else "")) from None
-    except RecursionError:
-        raise YamlError("nested too deeply") from None
     except YamlError:
         raise
     except (ValueError, TypeError, LookupError, AttributeError, OverflowError) as error:
@@ -42,6 +44,17 @@ def parse(text: str) -> Any:
 
 class _Loader(yaml.SafeLoader):
     """The safe loader, with limits on what a document may expand to."""
+
+    _depth = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        """Return the next node, unless it lies too deep."""
+        if self._depth == _DEEPEST:
+            raise YamlError("nested too deeply")
+        self._depth += 1
+        node = super().compose_node(parent, index)
+        self._depth -= 1
+        return node
 
     def construct_document(self, node: yaml.Node) -> Any:
         """Return the data, unless aliases expand to far more than the text."""
