@@ -22,6 +22,7 @@ from fedtide.participation import DROPOUTS, PROCESSES, SELECTIONS
 from fedtide.problems import PARTITIONS, PROBLEMS
 from fedtide.problems.models.model_registry import MODEL_TYPES
 from fedtide.simulation import execute
+from fedtide.simulation.yaml_loading import YamlError, parse
 from fedtide.training import PROJECTIONS, SCHEDULES
 
 QUADRATIC = {
@@ -438,6 +439,20 @@ def test_nested_files_are_refused_whatever_the_interpreters_limit(folder):
         assert "nested too deeply" in load(folder / "e.yaml")
     finally:
         sys.setrecursionlimit(before)
+
+
+@pytest.mark.parametrize("frames", [0, 300, 600, 800])
+def test_nested_text_is_refused_from_a_deep_call_stack(frames):
+    """A caller's own recursion leaves less of the stack; the answer is the same error."""
+
+    def refusal(left):
+        if left:
+            return refusal(left - 1)
+        with pytest.raises(YamlError, match="nested too deeply") as refused:
+            parse(NESTED)
+        return refused.value
+
+    assert refusal(frames)
 
 
 def test_aliases_are_allowed(folder):

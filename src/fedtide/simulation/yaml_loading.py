@@ -22,8 +22,8 @@ def parse(text: str) -> Any:
 
     Raises:
         YamlError: not YAML, an impossible value (such as month 99), a duplicate key, data that
-            contain themselves or are nested more than 100 deep, or aliases that expand to far more
-            data than the text.
+            contain themselves or are nested more than 100 deep (less where the call stack is
+            almost full), or aliases that expand to far more data than the text.
 
     >>> parse("{rounds: 5, rates: &r [0.1, 0.2], again: *r}")
     {'rounds': 5, 'rates': [0.1, 0.2], 'again': [0.1, 0.2]}
@@ -35,6 +35,8 @@ def parse(text: str) -> Any:
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         raise YamlError("not YAML" + (f" in line {mark.line + 1}" if mark else "")) from None
+    except RecursionError:
+        raise YamlError("nested too deeply") from None
     except YamlError:
         raise
     except (ValueError, TypeError, LookupError, AttributeError, OverflowError) as error:
