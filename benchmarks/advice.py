@@ -48,6 +48,8 @@ LOGS = (101, 102, 103, 104, 105)
 """Seeds of the audited logs; settings are those of the first."""
 LIGHT = ("fedavg", "fedau", "known-rates", "amplified", "auto")
 """Methods without a memory of every client's update."""
+COUPLED = "auto"
+"""The method that treats the coordinates of a model together."""
 STEPS = 5
 EVERY = 7
 """Rounds between evaluations: in the long run, all phases of a cycle are seen alike."""
@@ -422,7 +424,23 @@ def train_all(record: Record, problems: list[str], laws: list[str], methods: lis
 def train_or_fail(
     problem: str, law: str, listed: list[Settings], seed: int, rates: Rates
 ) -> Numbers:
-    """Train; settings that cannot be run, such as rates of 0, have an infinite figure."""
+    """Train; settings that cannot be run, such as rates of 0, have an infinite figure.
+
+    Auto scales each coordinate by all others, so it cannot train all rates as one model.
+    """
+    coupled = [settings["type"] == COUPLED for settings in listed]
+    if any(coupled) and (len(listed) > 1 or len(rates) > 1):
+        parts = [
+            np.hstack([train_or_fail(problem, law, [settings], seed, (lr,)) for lr in rates])
+            for settings in listed
+            if settings["type"] == COUPLED
+        ]
+        others = [settings for settings in listed if settings["type"] != COUPLED]
+        found = np.empty((len(listed), len(rates)))
+        found[np.array(coupled)] = np.vstack(parts)
+        if others:
+            found[~np.array(coupled)] = train_or_fail(problem, law, others, seed, rates)
+        return found
     try:
         return train(problem, law, listed, seed, rates)
     except InvalidInputError as error:

@@ -9,11 +9,16 @@ against the goal, from the records of the leaderboard. Held-out patterns, which 
 by, are in held_out_patterns.yaml, and their records were made with
 
     fedtide leaderboard --add benchmarks/held_out_patterns.yaml --records results/held-out \\
-        --problems quadratic --patterns ... --methods ...
+        --problems quadratic,digits --patterns ... --methods ...
 
-A variant is a rule that turns who took part into weights, so all of them and all nine γ train at
-once; γ is chosen with the tuning seed, and figures are means over the judged seeds, as on the
-leaderboard, but without its fine second stage.
+and those of variants on images, with this folder on PYTHONPATH, with
+
+    fedtide leaderboard --add benchmarks/auto_variants.yaml --records results/auto-variants \\
+        --problems digits,fashion --methods plain,long-steps,linear-mean
+
+A variant is a rule that turns who took part into weights, and what becomes of the steps, so all of
+them and all nine γ train at once; γ is chosen with the tuning seed, and figures are means over the
+judged seeds, as on the leaderboard, but without its fine second stage.
 """
 
 from __future__ import annotations
@@ -21,7 +26,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -29,7 +34,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from scipy import special
+from torch import Tensor
 
+from fedtide.algorithms.auto import Auto, AutoState
+from fedtide.algorithms.base import RoundInfo
+from fedtide.configurable import configurable
 from fedtide.leaderboard.cell_record import load_results
 from fedtide.leaderboard.problems import ClientTasks, QuadraticTasks
 from fedtide.leaderboard.search import evaluation_rounds
@@ -45,6 +54,7 @@ HELD_OUT = HERE / "held_out_patterns.yaml"
 RESULTS = HERE.parent / "results"
 RECORD = HERE / "records" / "auto_variants.json"
 PAGE = HERE.parent / "docs" / "auto.md"
+ON_IMAGES = HERE / "auto_variants.yaml"
 AUTO = "auto"
 GOLDEN = (5**0.5 - 1) / 2
 
@@ -52,14 +62,32 @@ GOLDEN = (5**0.5 - 1) / 2
 # ----------------------------------------------------------------------------------------- variants
 
 
+@configurable
+class LongSteps(Auto):
+    """Auto whose steps may be twice as long as the mean update."""
+
+    def normaliser(self, state: AutoState) -> Tensor:
+        return (state.weights.sum() / 2).clamp(min=state.population)
+
+
+@configurable
+class LinearMean(Auto):
+    """Auto whose output weights the iterates by their round."""
+
+    def step(self, state: AutoState, lr: float) -> tuple[AutoState, RoundInfo]:
+        moved, info = super().step(state, lr)
+        return replace(moved, mean=state.mean.lerp(moved.model, 2 / (moved.round + 1))), info
+
+
 def accounts(
     present: Present,
     share: float = GOLDEN,
-    bound: float = 2.0,
+    bound: float = 1.1,
     own_bound: float = np.inf,
     longest: float = np.inf,
     credit: float = 1 / GOLDEN,
     dispersion: float = 0.0,
+    all_rounds: bool = False,
 ) -> Numbers:
     """Auto, written once more, with what could be chosen otherwise.
 
@@ -72,19 +100,23 @@ def accounts(
         credit: in mean intervals.
         dispersion: k > 0 replaces ρ by (1 + CV²)^-k, with CV² the squared coefficient of variation
             of the intervals between a client's rounds, shrunk to that of all clients.
+        all_rounds: whether clients are owed a weight in rounds without updates, too.
     """
     rounds, clients = present.shape
-    weights, paid, seen = np.zeros((rounds, clients)), np.zeros(clients), 0
+    weights, paid, seen, t = np.zeros((rounds, clients)), np.zeros(clients), 0, 0
     intervals = _Intervals(clients)
-    for t in range(rounds):
-        came = np.flatnonzero(present[t])
+    for number in range(rounds):
+        came = np.flatnonzero(present[number])
+        if not len(came) and not all_rounds:
+            continue
         owed = t + 1 + credit * clients * max(t, 1) / max(seen, 1)
         rate = intervals.record(t, came) ** -dispersion if dispersion else share
         debt = np.clip(owed - paid[came], 0, longest * clients)
         own = np.minimum(rate * debt / clients, own_bound)
-        weights[t, came] = own * min(1, bound / max(own.sum(), 1e-12))
-        paid[came] = owed - debt + clients * weights[t, came]
+        weights[number, came] = own * min(1, bound / max(own.sum(), 1e-12))
+        paid[came] = owed - debt + clients * weights[number, came]
         seen += len(came)
+        t += 1
     return weights
 
 
@@ -148,38 +180,65 @@ def fedavg(present: Present) -> Numbers:
 LAST = -1.0
 """Stands for the last iterate, in place of an exponent of the weights of the mean."""
 
-VARIANTS: Mapping[str, tuple[Rule, float]] = {
-    "Auto": (accounts, 1),
-    "output: the last iterate": (accounts, LAST),
-    "output: the plain mean": (accounts, 0),
-    "output: weights t²": (accounts, 2),
-    "ρ = 1: the whole debt": (partial(accounts, share=1.0, credit=1.0), 1),
-    "ρ = 0.8": (partial(accounts, share=0.8, credit=1.25), 1),
-    "ρ = 0.4": (partial(accounts, share=0.4, credit=2.5), 1),
-    "ρ = 0.2": (partial(accounts, share=0.2, credit=5.0), 1),
-    "ρ = 1 / √(1 + CV²) of a client's intervals": (partial(accounts, dispersion=0.5), 1),
-    "ρ = 1 / (1 + CV²)": (partial(accounts, dispersion=1.0), 1),
-    "no credit": (partial(accounts, credit=0.0), 1),
-    "no bound of a step": (partial(accounts, bound=np.inf), 1),
-    "a step at most the mean update": (partial(accounts, bound=1.0), 1),
-    "a weight at most 1 as well": (partial(accounts, own_bound=1.0), 1),
-    "a debt at most 2 N / ρ": (partial(accounts, longest=2 / GOLDEN), 1),
-    "F3AST, β = 0.01": (partial(f3ast, beta=0.01), LAST),
-    "F3AST, β = 0.01, output: weights t": (partial(f3ast, beta=0.01), 1),
-    "F3AST, β = 0.03, output: weights t": (partial(f3ast, beta=0.03), 1),
-    "shrunk frequencies of 100 rounds": (
-        partial(frequencies, memory=100, prior=2, normalised=False),
-        1,
+
+@dataclass(frozen=True)
+class Variant:
+    """What Auto could be.
+
+    Args:
+        rule: who took part, turned into weights.
+        exponent: the mean that is the output has weights of about t^exponent.
+        floor: of the sizes by which coordinates are divided; infinite: they are left as they are.
+    """
+
+    rule: Rule = accounts
+    exponent: float = 2
+    floor: float = 0.1
+
+
+PLAIN = np.inf
+
+VARIANTS: Mapping[str, Variant] = {
+    "Auto": Variant(),
+    "no preconditioning": Variant(floor=PLAIN),
+    "no preconditioning, a step at most 2 mean updates": Variant(
+        partial(accounts, bound=2.0), floor=PLAIN
     ),
-    "the same, normalised in each round": (
-        partial(frequencies, memory=100, prior=2, normalised=True),
-        1,
+    "P = c / (s + 1)": Variant(floor=1.0),
+    "P = c / (s + 1/100)": Variant(floor=0.01),
+    "a step at most 1 mean update": Variant(partial(accounts, bound=1.0)),
+    "at most 1.25": Variant(partial(accounts, bound=1.25)),
+    "at most 2": Variant(partial(accounts, bound=2.0)),
+    "no bound of a step": Variant(partial(accounts, bound=np.inf)),
+    "all rounds are counted": Variant(partial(accounts, all_rounds=True)),
+    "output: the last iterate": Variant(exponent=LAST),
+    "output: the plain mean": Variant(exponent=0),
+    "output: weights t": Variant(exponent=1),
+    "output: weights t³": Variant(exponent=3),
+    "ρ = 1: the whole debt": Variant(partial(accounts, share=1.0, credit=1.0)),
+    "ρ = 0.8": Variant(partial(accounts, share=0.8, credit=1.25)),
+    "ρ = 0.4": Variant(partial(accounts, share=0.4, credit=2.5)),
+    "ρ = 0.2": Variant(partial(accounts, share=0.2, credit=5.0)),
+    "ρ = 1 / √(1 + CV²) of a client's intervals": Variant(partial(accounts, dispersion=0.5)),
+    "ρ = 1 / (1 + CV²)": Variant(partial(accounts, dispersion=1.0)),
+    "no credit": Variant(partial(accounts, credit=0.0)),
+    "a weight at most 1 as well": Variant(partial(accounts, own_bound=1.0)),
+    "a debt at most 1.1 N / ρ": Variant(partial(accounts, longest=1.1 / GOLDEN)),
+    "F3AST, β = 0.01": Variant(partial(f3ast, beta=0.01), LAST, PLAIN),
+    "F3AST, β = 0.01, preconditioned, weights t²": Variant(partial(f3ast, beta=0.01)),
+    "F3AST, β = 0.03, preconditioned, weights t²": Variant(partial(f3ast, beta=0.03)),
+    "shrunk frequencies of 100 rounds": Variant(
+        partial(frequencies, memory=100, prior=2, normalised=False)
     ),
-    "FedAvg": (fedavg, LAST),
-    "FedAvg, output: weights t": (fedavg, 1),
+    "the same, normalised in each round": Variant(
+        partial(frequencies, memory=100, prior=2, normalised=True)
+    ),
+    "FedAvg": Variant(fedavg, LAST, PLAIN),
+    "FedAvg, output: weights t²": Variant(fedavg, floor=PLAIN),
+    "FedAvg, preconditioned, weights t²": Variant(fedavg),
 }
 
-ALIKE = ("FedAvg", "FedAvg, output: weights t", "Auto")
+ALIKE = ("FedAvg", "FedAvg, output: weights t²", "Auto")
 """What is compared where all clients hold the same data."""
 
 
@@ -200,13 +259,15 @@ def train(board: Leaderboard, pattern: str, seed: int, alike: bool = False) -> N
     present = np.zeros((board.rounds, board.clients), bool)
     for t in range(board.rounds):
         present[t, stream.round(t).reported] = True
-    rules = {rule: rule(present) for rule, _ in VARIANTS.values()}
-    iterates = _iterates(tasks, board.steps, np.stack(list(rules.values())), cell.task.lr)
-    order = {rule: i for i, rule in enumerate(rules)}
+    trained = list(dict.fromkeys((one.rule, one.floor) for one in VARIANTS.values()))
+    weights = np.stack([rule(present) for rule, _ in trained])
+    floors = np.array([floor for _, floor in trained])
+    iterates = _iterates(tasks, board.steps, weights, floors, cell.task.lr)
     due = list(evaluation_rounds(board.rounds, board.every))
     found = []
-    for rule, exponent in VARIANTS.values():
-        outputs = _mean(iterates[:, order[rule]], exponent)[due]
+    for one in VARIANTS.values():
+        own = iterates[:, trained.index((one.rule, one.floor))]
+        outputs = _mean(own, one.exponent)[due]
         figures = tasks.figures(torch.from_numpy(outputs.reshape(-1, outputs.shape[-1])), False)
         found.append(figures.reshape(len(due), -1).mean(axis=0))
     return np.array(found)
@@ -221,11 +282,22 @@ def _one_function(clients: int, seed: int) -> QuadraticTasks:
     return QuadraticTasks(*same, noise=0.5, seed=seed)
 
 
-def _iterates(tasks: ClientTasks, steps: int, weights: Numbers, rates: Iterable[float]) -> Numbers:
-    """Return the models after each round, (T, rules, γ, d), for weights (rules, T, N)."""
+def _iterates(
+    tasks: ClientTasks, steps: int, weights: Numbers, floors: Numbers, rates: Iterable[float]
+) -> Numbers:
+    """Return the models after each round, (T, rules, γ, d).
+
+    Args:
+        tasks: of the clients.
+        steps: local steps.
+        weights: of the updates, (rules, T, N).
+        floors: of each rule's sizes of coordinates, (rules,).
+        rates: γ.
+    """
     lr = torch.tensor(list(rates), dtype=torch.float64)
     rules, rounds = weights.shape[:2]
     models = tasks.start.expand(rules, len(lr), -1)
+    squares = torch.zeros_like(models)
     found = np.zeros((rounds, rules, len(lr), len(tasks.start)))
     for t in range(rounds):
         came = np.flatnonzero(weights[:, t].any(axis=0))
@@ -237,9 +309,21 @@ def _iterates(tasks: ClientTasks, steps: int, weights: Numbers, rates: Iterable[
             ends = tasks.descend(starts, clients, own, None, None, tasks.draws(t, steps))
             moves = (ends - starts).view(*shape, -1)
             factors = torch.from_numpy(weights[:, t, came])
-            models = models + torch.einsum("vgsd,vs->vgd", moves, factors)
+            step = torch.einsum("vgsd,vs->vgd", moves, factors)
+            squares = squares + step**2
+            models = models + step * _scales(squares, torch.from_numpy(floors)[:, None, None])
         found[t] = models.numpy()
     return found
+
+
+def _scales(squares: torch.Tensor, floors: torch.Tensor) -> torch.Tensor:
+    """Return by what the steps are multiplied, given the sums of their squares."""
+    mean = squares.mean(dim=-1, keepdim=True)
+    sizes = (squares / mean).sqrt()
+    scales = 1 / (sizes + floors)
+    scales = scales / (scales * sizes).square().mean(dim=-1, keepdim=True).sqrt()
+    scales = scales.clamp(max=10)
+    return torch.where((mean > 0) & floors.isfinite(), scales, 1.0)
 
 
 def _mean(iterates: Numbers, exponent: float) -> Numbers:
@@ -369,17 +453,53 @@ def variant_table() -> list[str]:
                 ratios.append(mine.mean() / own[rival].mean())
                 gap, margin = interval(mine - own[REFERENCE])
                 worse += gap > margin
-            values = np.array(ratios)
-            cells += [
-                f"{np.exp(np.log(values).mean()):.2f}",
-                f"{(values <= 1.05).sum()} of {len(values)}",
-                f"{(values <= 1.25).sum()}",
-                f"{values.max():.2f}",
-            ]
+            cells += _summary(ratios)
             if figures is known:
                 cells.append(str(worse))
         lines.append(f"| {name} | {' | '.join(cells)} |")
     return lines
+
+
+def image_table() -> list[str]:
+    """Return the lines of the variants on images."""
+    board, variants = load_leaderboard(), load_leaderboard([ON_IMAGES])
+    known = load_figures(board, RESULTS / "leaderboard")
+    found = load_figures(variants, RESULTS / "auto-variants")
+    lines = [
+        "| problem | variant | geometric mean | within 5 % | within 25 % | worst | "
+        "worse than FedAvg |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    names = {
+        AUTO: "Auto",
+        "plain": "no preconditioning",
+        "long-steps": "a step at most 2 mean updates",
+        "linear-mean": "output: weights t",
+    }
+    for problem in ("digits", "fashion"):
+        for method, name in names.items():
+            ratios, worse = [], 0
+            for pattern in board.patterns:
+                own = known[problem, pattern]
+                rival = best_rival(board, pattern, own)
+                mine = (own if method == AUTO else found[problem, pattern])[method]
+                assert rival is not None
+                ratios.append(mine.mean() / own[rival].mean())
+                gap, margin = interval(mine - own[REFERENCE])
+                worse += gap > margin
+            lines.append(f"| {problem} | {name} | {' | '.join(_summary(ratios))} | {worse} |")
+    return lines
+
+
+def _summary(ratios: list[float]) -> list[str]:
+    """Return the geometric mean, how many are within 5 % and 25 %, and the worst."""
+    values = np.array(ratios)
+    return [
+        f"{np.exp(np.log(values).mean()):.2f}",
+        f"{(values <= 1.05).sum()} of {len(values)}",
+        f"{(values <= 1.25).sum()}",
+        f"{values.max():.2f}",
+    ]
 
 
 def alike_table() -> list[str]:
@@ -401,7 +521,9 @@ def write() -> None:
     for problem in board.problems:
         parts[problem] = goal_table(board, known, problem) or ["Not run."]
     unseen = load_figures(all_patterns, RESULTS / "held-out")
-    parts["held-out"] = goal_table(all_patterns, unseen, "quadratic")
+    for problem in ("quadratic", "digits"):
+        parts[f"held-out {problem}"] = goal_table(all_patterns, unseen, problem)
+    parts["images"] = image_table()
     text = PAGE.read_text(encoding="utf-8")
     for name, lines in parts.items():
         begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"

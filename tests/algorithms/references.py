@@ -189,22 +189,31 @@ def f3ast(problem, q, lr, steps, x, *, beta, initial=None, server_lr=1.0):
     return np.array(xs)
 
 
-def auto(problem, q, lr, steps, x, *, server_lr=1.0):
+def auto(problem, q, lr, steps, x, *, server_lr=1.0, preconditioned=True):
     """The update of the docstring, client by client; only the output is a mean."""
-    N, rho = problem.clients, 2 / (1 + math.sqrt(5))
-    xs, c, M = [x], [0.0] * N, 0
-    for t in range(len(q)):
-        S, step = present(q[t]), np.zeros_like(x)
+    N, d, rho = problem.clients, len(x), 2 / (1 + math.sqrt(5))
+    xs, c, M, t, v = [x], [0.0] * N, 0, 0, [0.0] * d
+    for r in range(len(q)):
+        S, D = present(q[r]), np.zeros_like(x)
         owed = t + 1 + N / rho * max(t, 1) / max(M, 1)
         debt = [max(0.0, owed - c[n]) for n in range(N)]
         total = sum(rho * debt[n] for n in S)
-        cut = min(1.0, 2 * N / total) if total else 1.0
+        cut = min(1.0, 1.1 * N / total) if total else 1.0
         for n in S:
             a = cut * rho * debt[n]
             c[n] = owed - debt[n] + a
-            step += a / N * (local(problem, n, x, lr[t], steps)[0] - x)
+            D = D + server_lr * a / N * (local(problem, n, x, lr[r], steps)[0] - x)
         M += len(S)
-        x = x + server_lr * step
+        t += 1 if S else 0
+        P = [1.0] * d
+        if preconditioned:
+            v = [v[i] + D[i] ** 2 for i in range(d)]
+        if any(v):
+            s = [math.sqrt(v[i] / (sum(v) / d)) for i in range(d)]
+            P = [1 / (s[i] + 1 / 10) for i in range(d)]
+            moved = math.sqrt(sum((P[i] * s[i]) ** 2 for i in range(d)) / d)
+            P = [min(10.0, P[i] / moved) for i in range(d)]
+        x = np.array([x[i] + P[i] * D[i] for i in range(d)])
         xs.append(x)
     return np.array(xs)
 

@@ -48,6 +48,10 @@ CASES = {
         partial(ref.f3ast, beta=0.1, initial=1.0),
     ),
     "auto": (lambda N: a.Auto(server_lr=0.7), partial(ref.auto, server_lr=0.7)),
+    "auto-plain": (
+        lambda N: a.Auto(preconditioned=False),
+        partial(ref.auto, preconditioned=False),
+    ),
     "fedpbc": (lambda N: a.FedPBC(server_lr=0.7), partial(ref.fedpbc, server_lr=0.7)),
     "fedawe": (lambda N: a.FedAWE(server_lr=0.7), partial(ref.fedawe, server_lr=0.7)),
     "focus": (

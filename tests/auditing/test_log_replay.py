@@ -19,7 +19,7 @@ METHODS: list[dict[str, Any]] = [
     {"type": "fedavg", "weights": "all"},
     {"type": "fedavg", "weights": "data"},
     {"type": "fedau", "cutoff": 5},
-    {"type": "auto"},
+    {"type": "auto", "preconditioned": False},
     {"type": "known-rates"},
     {"type": "amplified", "period": 6, "factor": 1.5, "inner": {"type": "fedavg"}},
     {"type": "amplified", "period": 4, "factor": 3.0, "inner": {"type": "fedau", "cutoff": 5}},
@@ -77,18 +77,19 @@ def fedau_weights(cohorts: list[np.ndarray], cutoff: int) -> np.ndarray:
 
 def published_auto_weights(cohorts: list[np.ndarray]) -> np.ndarray:
     """Return a_n of each entry as docs/auto.md prints it, in exact arithmetic but for ρ."""
-    rho, updates = (5**0.5 - 1) / 2, 0
+    rho, updates, t = (5**0.5 - 1) / 2, 0, 0
     accounts = [0.0] * CLIENTS
     found = []
-    for t, cohort in enumerate(cohorts):
+    for cohort in cohorts:
         owed = t + 1 + (CLIENTS / rho) * max(t, 1) / max(updates, 1)
         debts = {n: max(0.0, owed - accounts[n]) for n in cohort}
         total = sum(rho * debt for debt in debts.values())
-        cut = min(1.0, 2 * CLIENTS / total) if total else 1.0
+        cut = min(1.0, 1.1 * CLIENTS / total) if total else 1.0
         for n, debt in debts.items():
             found.append(rho * debt * cut)
             accounts[n] = owed - debt + found[-1]
         updates += len(cohort)
+        t += len(cohort) > 0
     return np.array(found)
 
 

@@ -16,8 +16,14 @@ from fedtide.validation import require_positive
 _SHARE = (5**0.5 - 1) / 2
 """ρ, the share of its debt with which a client enters a round: the golden ratio (docs/auto.md)."""
 
-_LARGEST_STEP = 2.0
-"""The largest Σ a_n / N: beyond it, a round may take two models further apart (docs/auto.md)."""
+_LARGEST_STEP = 1.1
+"""The largest Σ a_n / N: more than 1, so that debts can be paid (docs/auto.md)."""
+
+_FLOOR = 0.1
+"""What is added to the relative size of the steps of a coordinate, by which they are divided."""
+
+_LARGEST_FACTOR = 10.0
+"""By how much a coordinate may be scaled up, whatever the others do."""
 
 
 @dataclass(frozen=True)
@@ -28,11 +34,16 @@ class AutoState(WeightedSumState):
         paid: c_n, the weights that each client has had, less what it was forgiven of those beyond
             its due, shape (N,), float64.
         seen: M, how many updates were used so far.
-        mean: (x_1 + 2 x_2 + ... + t x_t) / (1 + 2 + ... + t), shape (d,); x_0 before round 0.
+        paying: t, in how many rounds there were any.
+        squares: v, the sum of the squares of the steps before they were scaled, shape (d,).
+        mean: of x_1, x_2, ..., x_r with the weights 1·2, 2·3, ..., r (r + 1), shape (d,); x_0
+            before round 0.
     """
 
     paid: Tensor
     seen: int
+    paying: int
+    squares: Tensor
     mean: Tensor
 
 
@@ -40,31 +51,40 @@ class AutoState(WeightedSumState):
 class Auto(WeightedSum[AutoState]):
     """Federated averaging with nothing to choose: every client is owed one weight a round.
 
-    In round t, with M updates so far, c_n = 0 at first, and ρ = (√5 - 1) / 2:
+    In a round with updates, after M updates in t rounds, c_n = 0 at first, and ρ = (√5 - 1) / 2:
 
         owed = t + 1 + (N / ρ) max(t, 1) / max(M, 1)
         debt_n = max(0, owed - c_n)
-        a_n = ρ debt_n min(1, 2 N / Σ_{m in S_t} ρ debt_m)
-        c_n ← owed - debt_n + a_n                                                 for n in S_t
-        x ← x + η / N Σ_{n in S_t} a_n Δ_n
+        a_n = ρ debt_n min(1, 1.1 N / Σ_{m in S} ρ debt_m)
+        c_n ← owed - debt_n + a_n                                                   for n in S
+        D = η / N Σ_{n in S} a_n Δ_n
+        v ← v + D²,    s = √(v / mean(v)),    P = min(10, c / (s + 1/10))        elementwise
+        x ← x + P D
 
-    and the output is the mean of the iterates x_1, ..., x_t with the weights 1, ..., t.
+    with v = 0 at first and c such that the mean of (c s / (s + 1/10))² is 1. The output is the mean
+    of the iterates x_1, x_2, ... after all rounds, also those without updates, with the weights
+    1·2, 2·3, 3·4, ... (Shamir and Zhang, 2013).
 
     Nobody tells the method how often clients take part, and it estimates no rates: a client that
     was away has a debt, from which its next updates pay. So over any stretch of rounds every client
     moves the model as much as every other one, up to the change of its debt, whatever the pattern
     is: rates that differ, change or alternate, bursts, cycles. The last term of `owed` is a credit
     of 1/ρ mean intervals between a client's rounds, so that the first rounds have full steps. It is
-    a guess at first, so a client that has had more than it is owed is forgiven the rest. The 2
-    bounds a step by twice the mean update; what it cuts off remains a debt.
+    a guess at first, so a client that has had more than it is owed is forgiven the rest. The 1.1
+    bounds a step by 1.1 mean updates; what it cuts off remains a debt.
 
-    Weights follow from the debts, averaging over rounds from the mean, and amplification, by at
-    most 2, from the bound. See docs/auto.md for the derivation, and for what is proved.
+    P lets all coordinates move about equally far, as in AdaGrad (Duchi et al., 2011), and together
+    as far as without it, unless few have moved much farther than all others. It changes slowly, so
+    shares stay even.
+
+    Weights follow from the debts, and averaging over rounds from the mean. See docs/auto.md for the
+    derivation, and for what is proved.
 
     A round costs O(cohort), and each client takes 8 bytes of memory.
 
     Args:
         server_lr: η > 0.
+        preconditioned: whether to scale the coordinates; without, P = 1.
 
     Raises:
         InvalidInputError: η not positive.
@@ -77,17 +97,21 @@ class Auto(WeightedSum[AutoState]):
     ...     state = method.absorb(state, ClientUpdates(ids, ones, ones[:, None], 0.1, ids))
     ...     state, info = method.step(state, lr=0.1)
     >>> info.weights * 2  # client 1 was away for three rounds
-    tensor([0.7840, 3.2160])
+    tensor([0.4431, 1.7569])
     """
 
     server_lr: float = 1.0
+    preconditioned: bool = True
 
     def __post_init__(self) -> None:
         require_positive("server_lr", self.server_lr)
 
     def init(self, model: Tensor, population: Population) -> AutoState:
         paid = torch.zeros(population.clients, dtype=torch.float64)
-        return AutoState.initial(model, population, paid=paid, seen=0, mean=model.clone())
+        squares = torch.zeros_like(model)
+        return AutoState.initial(
+            model, population, paid=paid, seen=0, paying=0, squares=squares, mean=model.clone()
+        )
 
     def client_weights(self, state: AutoState, updates: ClientUpdates) -> Tensor:
         """Return ρ debt_n: `normaliser` bounds the sum of a round."""
@@ -106,12 +130,17 @@ class Auto(WeightedSum[AutoState]):
         moved, info = super().step(state, lr)
         weights = info.weights.to(torch.float64) * (state.population / self.server_lr)
         moved.paid[info.clients] = before + weights
-        mean = state.mean.lerp(moved.model, 2 / (moved.round + 1))
-        return replace(moved, seen=moved.seen + len(info.clients), mean=mean), info
+        if self.preconditioned:
+            squares = state.squares + info.direction.square()
+            info = replace(info, direction=info.direction * _factors(squares))
+            moved = replace(moved, squares=squares, model=state.model + info.direction)
+        mean = state.mean.lerp(moved.model, _last_share(moved.round))
+        seen, paying = moved.seen + len(info.clients), moved.paying + bool(len(info.clients))
+        return replace(moved, seen=seen, paying=paying, mean=mean), info
 
     def with_model(self, state: AutoState, model: Tensor) -> AutoState:
         """Replace the last iterate, also in the mean."""
-        share = 2 / (max(state.round, 1) + 1)
+        share = _last_share(max(state.round, 1))
         mean = state.mean + share * (model - state.model)
         return replace(state, model=model, mean=mean)
 
@@ -120,7 +149,21 @@ class Auto(WeightedSum[AutoState]):
         return state.mean
 
 
+def _last_share(rounds: int) -> float:
+    """Return the weight of the last iterate in the mean, r (r + 1) / (1·2 + ... + r (r + 1))."""
+    return 3 / (rounds + 2)
+
+
+def _factors(squares: Tensor) -> Tensor:
+    """Return P, shape (d,), given v; 1 before the first step."""
+    mean = squares.mean()
+    moved = (squares / mean).sqrt()
+    factors = 1 / (moved + _FLOOR)
+    factors = (factors / (factors * moved).square().mean().sqrt()).clamp(max=_LARGEST_FACTOR)
+    return torch.where(mean > 0, factors, 1.0)  # does not ask the device whether anything has moved
+
+
 def _owed(state: AutoState) -> float:
     """Return what every client has been owed up to this round, with its credit."""
-    interval = state.population * max(state.round, 1) / max(state.seen, 1)
-    return state.round + 1 + interval / _SHARE
+    interval = state.population * max(state.paying, 1) / max(state.seen, 1)
+    return state.paying + 1 + interval / _SHARE

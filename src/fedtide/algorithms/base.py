@@ -260,7 +260,8 @@ class Algorithm(ABC, Generic[StateT]):
     def averages_updates(self) -> bool:
         """Whether a step is Σ a_n Δ_n over the round's updates, with the weights of `RoundInfo`.
 
-        Nothing else of the updates may be kept.
+        Nothing else of the updates may be kept. The coordinates of the sum may be scaled by what
+        follows from such sums.
         """
         return False
 

@@ -86,11 +86,10 @@ def _auto(findings: Findings) -> Advice:
         f"the learning rates; {where} its weights leave an L1 skew of {skew:.2f}",
         "when trained on quadratics and digits under 27 laws of participation, it was nearly "
         "always the best of the methods that store no update of every client (docs/audit.md); "
-        "the replay leaves out that its output is the mean of the iterates",
-        "a client that returns after long pays its whole debt, which networks bear less well than "
-        "these problems (docs/auto.md)",
+        "the replay leaves out that it scales the coordinates and that its output is a mean",
+        "networks whose clients hardly ever come do better with FedAdam (docs/auto.md)",
     ]
-    size = findings.log.size + findings.dimension
+    size = findings.log.size + 2 * findings.dimension
     return _advice(findings, "auto", {}, reasons, size, 2, skew)
 
 

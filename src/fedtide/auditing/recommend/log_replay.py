@@ -58,7 +58,7 @@ def replay(script: Script, methods: Sequence[Settings], blocks: int) -> Floats:
     """Return the mean square of each method's iterates over the last third of the rounds.
 
     Auto is judged by its iterates like all others, although its output is their mean: any method
-    may be averaged.
+    may be averaged. Its coordinates are left as they are: those of a replay have no common scale.
 
     Args:
         script: what happens.

@@ -34,8 +34,8 @@ def rank_methods(findings: Findings, problem: ReplayProblem) -> list[Advice]:
     SCAFFOLD come before SCAFFOLD, whose control variates are those of the end of a client's turn
     (paper 002). What the replay cannot know is the price of memory: methods that store more than
     10¹⁰ numbers follow all others. Of the light methods Auto is the first, after averaging where
-    nothing speaks against that: the replay leaves out that its output is a mean, and in training it
-    is nearly always the best of them (docs/audit.md).
+    nothing speaks against that: the replay leaves out that it scales the coordinates and that its
+    output is a mean, and in training it is nearly always the best of them (docs/audit.md).
     """
     variants = list_variants(findings)
     losses = iter(problem.run([one.settings for group in variants for one in group]))

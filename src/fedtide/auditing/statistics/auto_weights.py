@@ -9,7 +9,7 @@ import numpy as np
 from fedtide.auditing.log.participation_log import Floats, Ints, ParticipationLog
 
 _SHARE = (5**0.5 - 1) / 2
-_LARGEST_STEP = 2.0
+_LARGEST_STEP = 1.1
 """ρ and the bound of `fedtide.algorithms.Auto`, whose import would load PyTorch."""
 MOST_ROUNDS = 100_000
 """Of longer logs, the last rounds are used."""
@@ -21,9 +21,10 @@ def auto_weights(starts: Ints, clients: np.ndarray, size: int) -> Floats:
     Every client is owed one weight a round, and a round pays a share ρ of the debts of its clients:
 
         owed = t + 1 + (N / ρ) max(t, 1) / max(M, 1)
-        a_n = ρ debt_n min(1, 2 N / Σ ρ debt),    debt_n = max(0, owed − c_n)
+        a_n = ρ debt_n min(1, 1.1 N / Σ ρ debt),    debt_n = max(0, owed − c_n)
 
-    with M the entries before round t and c_n what client n has had (docs/auto.md).
+    with M the entries so far, t the rounds that have some, and c_n what client n has had
+    (docs/auto.md).
 
     Args:
         starts: the entries of round t are starts[t]..starts[t + 1], (T + 1,).
@@ -32,10 +33,11 @@ def auto_weights(starts: Ints, clients: np.ndarray, size: int) -> Floats:
 
     >>> weights = auto_weights(np.array([0, 1, 2, 3, 5]), np.array([0, 0, 0, 0, 1]), 2)
     >>> weights[3:].round(4)  # client 1 was away for three rounds
-    array([0.784, 3.216])
+    array([0.4431, 1.7569])
     """
     paid, weights = np.zeros(size), np.empty(len(clients))
-    for t, (low, high) in enumerate(pairwise(starts)):
+    paying = [(low, high) for low, high in pairwise(starts) if low < high]
+    for t, (low, high) in enumerate(paying):
         ids = clients[low:high]
         owed = t + 1 + size / _SHARE * max(t, 1) / max(low - starts[0], 1)
         debts = np.maximum(owed - paid[ids], 0)
