@@ -8,6 +8,11 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+# How long an example takes says nothing on a busy machine.
+settings.register_profile("fedtide", deadline=None)
+settings.load_profile("fedtide")
 
 # What is compiled stays where PyTorch keeps it by default, however often a test changes folders.
 os.environ.setdefault(

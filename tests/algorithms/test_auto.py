@@ -118,7 +118,7 @@ def test_rounds_without_updates_are_not_counted():
 
 
 @given(seed=st.integers(0, 2**32 - 1), server_lr=st.floats(0.1, 3))
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=6)
 def test_no_step_exceeds_the_mean_update_by_more_than_a_tenth(seed, server_lr):
     table = random_table(np.random.default_rng(seed), 40, 5) > 0
     weights = influences(table, server_lr) / server_lr

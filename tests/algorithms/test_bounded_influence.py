@@ -43,7 +43,7 @@ def total_weight(inner, rounds, clients, d):
 
 
 @given(seed=st.integers(0, 2**32 - 1), honest=st.integers(3, 9), hostile=st.integers(1, 3))
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 def test_hostile_clients_cannot_take_a_coordinate_beyond_the_honest_ones(seed, honest, hostile):
     """Whatever they send, and however much weight FedAU gives them for having been away."""
     rng, size = np.random.default_rng(seed), honest + hostile
@@ -87,7 +87,7 @@ def test_a_rare_client_that_differs_is_removed_like_an_attacker():
 
 
 @given(values=st.lists(st.sampled_from([-1.0, 0.0, 0.5, 2.0]), min_size=1, max_size=8))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_equal_values_share_what_is_trimmed(values):
     """The trimmed mean of equal weights is that of the sorted values, in any order of arrival."""
     values = np.array(values)
@@ -116,7 +116,7 @@ def test_one_cohort_of_two_is_not_trimmed():
 
 
 @given(seed=st.integers(0, 2**32 - 1), bound=st.floats(1e-3, 10))
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 def test_a_clipped_update_moves_the_model_by_its_weight_times_the_bound(seed, bound):
     rng = np.random.default_rng(seed)
     honest = rng.normal(size=(4, 3))

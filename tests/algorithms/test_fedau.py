@@ -45,7 +45,7 @@ def per_client(algorithm, present, *args):
 
 
 @given(PATTERNS, CUTOFFS)
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 def test_the_weights_are_those_of_algorithm_2(present, cutoff):
     expected = per_client(ref.algorithm_2, present, cutoff or math.inf)
     lazy = weights_of_every_round(FedAU(cutoff=cutoff), present)
@@ -53,7 +53,7 @@ def test_the_weights_are_those_of_algorithm_2(present, cutoff):
 
 
 @given(PATTERNS, CUTOFFS, st.floats(0.01, 0.99))
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 def test_decayed_weights_are_those_of_the_round_by_round_form(present, cutoff, decay):
     expected = per_client(ref.algorithm_2_decayed, present, cutoff or math.inf, decay)
     lazy = weights_of_every_round(FedAU(cutoff=cutoff, average=decay), present)
@@ -61,7 +61,7 @@ def test_decayed_weights_are_those_of_the_round_by_round_form(present, cutoff, d
 
 
 @given(PATTERNS, CUTOFFS)
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 def test_groups_share_the_mean_over_the_intervals_of_all_members(present, cutoff):
     groups = ["a", "b", "a"]
     expected = ref.algorithm_2_pooled(present, cutoff or math.inf, groups)

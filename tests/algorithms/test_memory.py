@@ -35,7 +35,6 @@ def check(memory, kept):
 
 
 @given(COHORTS)
-@settings(deadline=None)
 def test_it_remembers_the_latest_row_of_each_client(cohorts):
     memory, kept = written(ClientMemory.empty(20, torch.zeros(2)), cohorts)
     check(memory, kept)
@@ -43,14 +42,13 @@ def test_it_remembers_the_latest_row_of_each_client(cohorts):
 
 
 @given(COHORTS, COHORTS)
-@settings(deadline=None)
 def test_cleared_it_is_as_new(before, after):
     memory = written(ClientMemory.empty(20, torch.zeros(2)), before)[0].cleared()
     check(*written(memory, after))
 
 
 @given(COHORTS, COHORTS)
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 def test_in_a_file_it_is_the_same_and_can_be_restored(tmp_path_factory, before, after):
     folder = tmp_path_factory.mktemp("memory")
     memory, kept = written(ClientMemory.empty(20, torch.zeros(2), str(folder)), before)

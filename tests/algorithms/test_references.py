@@ -147,7 +147,7 @@ CASES = {
 
 @pytest.mark.parametrize("name", CASES)
 @given(seed=st.integers(0, 2**32 - 1), rounds=st.integers(0, 14), clients=st.integers(1, 4))
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 def test_a_method_is_its_papers_listing(name, seed, rounds, clients):
     make, reference = CASES[name]
     rng = np.random.default_rng(seed)

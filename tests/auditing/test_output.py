@@ -206,7 +206,7 @@ def test_tiny_logs_are_audited(rows: list[tuple[int, int]]) -> None:
 @pytest.mark.fuzz
 @pytest.mark.parametrize("simulate", [False, True])
 def test_every_small_log_is_audited(simulate: bool) -> None:
-    @settings(deadline=None, max_examples=8 if simulate else 40)
+    @settings(max_examples=8 if simulate else 40)
     @given(SMALL_LOGS)
     def audit(rows: list[tuple[int, int]]) -> None:
         result = check_log(rows, simulate)

@@ -47,7 +47,7 @@ from .databases import create_version_1, execute
 from .postgres import POSTGRES, Server
 
 NOW = 1_800_000_000.0
-files = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+files = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 def list_tables(url: str) -> list[str]:

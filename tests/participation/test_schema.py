@@ -28,7 +28,7 @@ from fedtide.participation import (
 )
 from fedtide.population import Population
 
-files = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+files = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 # Client names in plain-text files contain no control or surrogate characters.
 names = st.text(st.characters(exclude_categories=["C"], codec="utf-8"), min_size=1, max_size=8)
 names = names.filter(lambda name: not name.lstrip("-").isdigit() and name == name.strip())

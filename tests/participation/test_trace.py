@@ -14,7 +14,7 @@ from fedtide.population import Population
 
 CLIENTS = 4
 tenths = st.integers(0, 120)
-files = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+files = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 def write_trace(path: Path, rows: list[tuple[object, object, object]]) -> Path:

@@ -65,7 +65,7 @@ def test_correlated_noise_costs_no_pattern_more_than_its_participations(bands, a
     assert (true <= without_end + 1e-12).all()
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.integers(1, 6), st.integers(0, 2**ROUNDS - 1), st.integers(0, 10**6))
 def test_no_directions_of_updates_cost_more_than_what_is_accounted(bands, number, seed):
     """Also for participations closer than the bands, which a log may have."""

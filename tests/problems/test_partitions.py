@@ -32,7 +32,7 @@ def all_samples(shards):
     return [samples_of(shards, client) for client in range(len(shards.sizes))]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     partition=st.sampled_from(
         [Iid(), Dirichlet(0.1), Dirichlet(10), MajorityClass(0.3), SingleClass(), SingleClass(3, 0)]

@@ -327,7 +327,7 @@ def test_a_test_set_of_strangers_alone_is_refused():
         prepare(regression(test=tests))
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(
     st.lists(st.integers(1, 20), min_size=1, max_size=8), st.floats(0.05, 0.9), st.integers(0, 9)
 )

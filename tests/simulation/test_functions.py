@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.datasets import make_regression
 
@@ -44,14 +44,12 @@ def lower_bound_gradients(x):
     return np.array([[*shared, x4 + 16], [*shared, x4 / 2 - 16]])
 
 
-@settings(deadline=None)
 @given(POINT)
 def test_lower_bound_gradients(x):
     task = LowerBound4D(noise=0).prepare(0, CPU, torch.float64)
     assert np.allclose(gradient(task, x, [0, 1])[0], lower_bound_gradients(x), atol=1e-9)
 
 
-@settings(deadline=None)
 @given(POINT)
 def test_lower_bound_objectives(x):
     """The logged one doubles the fourth term of the clients' mean."""

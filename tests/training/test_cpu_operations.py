@@ -53,7 +53,7 @@ def test_products_of_whole_numbers_stay_whole_numbers_of_their_size():
     assert graph(a)[0].dtype == torch.int32
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     window=st.tuples(st.integers(1, 4), st.integers(2, 4)),
     tiles=st.tuples(st.integers(1, 3), st.integers(1, 3)),
@@ -106,7 +106,7 @@ def test_other_windows_are_left_to_the_compiler(pool):
         torch.testing.assert_close(found, expected)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     groups=st.integers(1, 4),
     each=st.integers(1, 3),

@@ -39,7 +39,7 @@ def stream(local, sizes, seed, client, rounds):
     return [batch for _ in range(rounds) for batch in used(planner, [client])[0]]
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     sizes=st.lists(st.integers(1, 30), min_size=1, max_size=6),
     batch=st.integers(1, 12),
@@ -62,7 +62,7 @@ def test_steps_run_through_shuffled_epochs_of_complete_batches(sizes, batch, ste
             assert set(epoch) <= set(range(size))
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     sizes=st.lists(st.integers(1, 30), min_size=1, max_size=6),
     batch=st.integers(1, 12),
@@ -207,7 +207,7 @@ def test_a_plan_of_some_of_its_clients():
     assert np.array_equal(some.keys, plan.keys[:, [4, 2, 2]])
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     sizes=st.lists(st.integers(1, 12), min_size=1, max_size=4),
     batch=st.none() | st.integers(1, 6),
