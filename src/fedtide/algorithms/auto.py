@@ -34,7 +34,7 @@ class AutoState(WeightedSumState):
         paid: c_n, the weights that each client has had, less what it was forgiven of those beyond
             its due, shape (N,), float64.
         seen: M, how many updates were used so far.
-        paying: t, in how many rounds there were any.
+        used_rounds: t, in how many rounds there were any.
         squares: v, the sum of the squares of the steps before they were scaled, shape (d,).
         mean: of x_1, x_2, ..., x_r with the weights 1·2, 2·3, ..., r (r + 1), shape (d,); x_0
             before round 0.
@@ -42,7 +42,7 @@ class AutoState(WeightedSumState):
 
     paid: Tensor
     seen: int
-    paying: int
+    used_rounds: int
     squares: Tensor
     mean: Tensor
 
@@ -110,7 +110,13 @@ class Auto(WeightedSum[AutoState]):
         paid = torch.zeros(population.clients, dtype=torch.float64)
         squares = torch.zeros_like(model)
         return AutoState.initial(
-            model, population, paid=paid, seen=0, paying=0, squares=squares, mean=model.clone()
+            model,
+            population,
+            paid=paid,
+            seen=0,
+            used_rounds=0,
+            squares=squares,
+            mean=model.clone(),
         )
 
     def client_weights(self, state: AutoState, updates: ClientUpdates) -> Tensor:
@@ -135,8 +141,9 @@ class Auto(WeightedSum[AutoState]):
             info = replace(info, direction=info.direction * _factors(squares))
             moved = replace(moved, squares=squares, model=state.model + info.direction)
         mean = state.mean.lerp(moved.model, _last_share(moved.round))
-        seen, paying = moved.seen + len(info.clients), moved.paying + bool(len(info.clients))
-        return replace(moved, seen=seen, paying=paying, mean=mean), info
+        updates = len(info.clients)
+        used_rounds = moved.used_rounds + bool(updates)
+        return replace(moved, seen=moved.seen + updates, used_rounds=used_rounds, mean=mean), info
 
     def with_model(self, state: AutoState, model: Tensor) -> AutoState:
         """Replace the last iterate, also in the mean."""
@@ -157,13 +164,13 @@ def _last_share(rounds: int) -> float:
 def _factors(squares: Tensor) -> Tensor:
     """Return P, shape (d,), given v; 1 before the first step."""
     mean = squares.mean()
-    moved = (squares / mean).sqrt()
-    factors = 1 / (moved + _FLOOR)
-    factors = (factors / (factors * moved).square().mean().sqrt()).clamp(max=_LARGEST_FACTOR)
+    sizes = (squares / mean).sqrt()
+    factors = 1 / (sizes + _FLOOR)
+    factors = (factors / (factors * sizes).square().mean().sqrt()).clamp(max=_LARGEST_FACTOR)
     return torch.where(mean > 0, factors, 1.0)  # does not ask the device whether anything has moved
 
 
 def _owed(state: AutoState) -> float:
     """Return what every client has been owed up to this round, with its credit."""
-    interval = state.population * max(state.paying, 1) / max(state.seen, 1)
-    return state.paying + 1 + interval / _SHARE
+    interval = state.population * max(state.used_rounds, 1) / max(state.seen, 1)
+    return state.used_rounds + 1 + interval / _SHARE

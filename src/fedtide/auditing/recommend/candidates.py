@@ -87,7 +87,8 @@ def _auto(findings: Findings) -> Advice:
         "when trained on quadratics and digits under 27 laws of participation, it was nearly "
         "always the best of the methods that store no update of every client (docs/audit.md); "
         "the replay leaves out that it scales the coordinates and that its output is a mean",
-        "networks whose clients hardly ever come do better with FedAdam (docs/auto.md)",
+        "a network did better with FedAdam where a third of the clients never took part "
+        "(docs/auto.md)",
     ]
     size = findings.log.size + 2 * findings.dimension
     return _advice(findings, "auto", {}, reasons, size, 2, skew)

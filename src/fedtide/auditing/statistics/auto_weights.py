@@ -36,8 +36,8 @@ def auto_weights(starts: Ints, clients: np.ndarray, size: int) -> Floats:
     array([0.4431, 1.7569])
     """
     paid, weights = np.zeros(size), np.empty(len(clients))
-    paying = [(low, high) for low, high in pairwise(starts) if low < high]
-    for t, (low, high) in enumerate(paying):
+    used = [(low, high) for low, high in pairwise(starts) if low < high]
+    for t, (low, high) in enumerate(used):
         ids = clients[low:high]
         owed = t + 1 + size / _SHARE * max(t, 1) / max(low - starts[0], 1)
         debts = np.maximum(owed - paid[ids], 0)
