@@ -9,6 +9,7 @@ from torch import nn
 
 from fedtide.training.trainers import _graph_capture
 from fedtide.training.trainers._cpu_operations import cpu_operations
+from fedtide.training.trainers.step_block import stackable_gradient
 
 
 def captured(function, examples, clients=0):
@@ -20,10 +21,14 @@ def captured(function, examples, clients=0):
 def gradients(loss, examples):
     """Return the value of a loss and its gradients, as one function of tensors."""
 
+    def value_twice(named):
+        value = loss(*named.values())
+        return value, value
+
     def function(*tensors):
-        every = tuple(range(len(tensors)))
-        found, value = torch.func.grad_and_value(loss, argnums=every)(*tensors)
-        return value, *found
+        named = {str(k): tensor for k, tensor in enumerate(tensors)}
+        slopes, value = stackable_gradient(value_twice, has_aux=True)(named)
+        return value, *slopes.values()
 
     return function
 
@@ -129,6 +134,48 @@ def test_groups_are_normalised_as_by_pytorch(groups, each, pixels, learnt, seed)
 
     examples = [x, *parameters]
     assert_same(gradients(loss, examples), examples, "native_group_norm")
+
+
+def test_pytorch_computes_the_gradients_of_groups_in_one_operation():
+    """It does not where they are to be differentiated again; then they would not be replaced."""
+    x = torch.randn(2, 4, 3).double()
+    loss = gradients(lambda x: nn.functional.group_norm(x, 2).sum(), [x])
+    graph = _graph_capture.capture(loss, [x])
+    assert "native_group_norm_backward" in graph.code
+
+
+@settings(max_examples=25)
+@given(
+    pixels=st.lists(st.integers(3, 6), min_size=1, max_size=3),
+    groups=st.integers(1, 2),
+    stride=st.integers(1, 2),
+    transposed=st.booleans(),
+    seed=st.integers(0, 2**30),
+)
+def test_the_gradient_of_a_convolutions_bias_is_a_sum(pixels, groups, stride, transposed, seed):
+    generator = torch.Generator().manual_seed(seed)
+    dimensions = len(pixels)
+    name = f"conv{'_transpose' * transposed}{dimensions}d"
+    convolve = getattr(nn.functional, name)
+
+    def loss(x, weight, bias):
+        return (convolve(x, weight, bias, stride=stride, groups=groups) ** 2).sum()
+
+    kernel = (4, 4 if transposed else 4 // groups, *[2] * dimensions)
+    shapes = (2, 4, *pixels), kernel, (4 * groups if transposed else 4,)
+    examples = [torch.randn(shape, generator=generator).double() for shape in shapes]
+    graph, _ = captured(gradients(loss, examples), examples)
+    masks = [
+        node.args[-1] for node in graph.graph.nodes if "convolution_backward" in str(node.target)
+    ]
+    assert masks == [[True, True, False]]
+    for tensor in examples:
+        tensor.requires_grad_()
+    value = loss(*examples)
+    expected = value, *torch.autograd.grad(value, examples)
+    with torch.no_grad():
+        for found, exact in zip(graph(*examples), expected, strict=True):
+            torch.testing.assert_close(found, exact.detach(), rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.parametrize("shape", [(4, 6), (4, 6, 0)])

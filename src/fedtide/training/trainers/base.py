@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from fedtide.algorithms.base import Instructions
@@ -70,8 +69,8 @@ LocalGradient = Callable[..., tuple[Params, Params]]
 def local_gradient(
     task: Task,
     local: LocalTraining,
-    gradients_at_start: bool = False,
-    differentiate: Callable[..., Callable[..., Any]] = torch.func.grad,
+    gradients_at_start: bool,
+    differentiate: Callable[..., Callable[..., Any]],
 ) -> LocalGradient:
     """Return the gradient of one client's local step, a pure function of tensors.
 

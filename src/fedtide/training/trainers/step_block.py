@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,6 +18,26 @@ from fedtide.training.trainers._graph_capture import in_memory
 from fedtide.training.trainers.base import local_gradient
 
 Tensors = tuple[Tensor, ...]
+
+
+def stackable_gradient(loss: Callable[..., Any], has_aux: bool = False) -> Callable[..., Any]:
+    """Return what `loss_gradient` returns, in a form that can be captured, and stacked by `vmap`.
+
+    Equivalent to `torch.func.grad`, which prepares to differentiate once more; for that PyTorch
+    computes some gradients, such as those of group normalisation, in many small operations.
+
+    >>> gradient = stackable_gradient(lambda params: params["x"] ** 2)
+    >>> gradient({"x": torch.tensor(3.0)})
+    {'x': tensor(6.)}
+    """
+
+    def gradient(params: Params, *args: Any) -> Any:
+        value, pull_back, *aux = torch.func.vjp(lambda p: loss(p, *args), params, has_aux=has_aux)
+        with torch.no_grad():
+            (slopes,) = pull_back(torch.ones_like(value))
+        return (slopes, *aux) if has_aux else slopes
+
+    return gradient
 
 
 class BlockInputs(NamedTuple):
@@ -125,7 +146,8 @@ class StepBlock:
         self, x: Tensors, y: Tensors, inputs: BlockInputs, buffers: Tensors, batch: Batch
     ) -> tuple[Params, Tensors]:
         """Return the clients' gradients at y, or at x in the first step of a round; new buffers."""
-        gradient = local_gradient(self.task, self.local, self.gradients_at_start)
+        at_start = self.gradients_at_start
+        gradient = local_gradient(self.task, self.local, at_start, stackable_gradient)
         if self.stacked:
             over = (0 if y else None, None, 0 if inputs.correction else None, None, 0)
             gradient = torch.func.vmap(gradient, in_dims=over + (0,) * len(batch))
