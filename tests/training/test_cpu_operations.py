@@ -42,18 +42,29 @@ def assert_same(function, examples, left_out):
 
 
 @pytest.mark.parametrize(
-    ("clients", "terms", "products"), [(4, 3, 0), (4, 16, 0), (4, 17, 1), (2, 3, 1), (0, 3, 1)]
+    ("clients", "terms", "columns", "products"),
+    [
+        (4, 3, 100, 0),  # few terms in each number
+        (4, 16, 100, 0),
+        (4, 17, 100, 1),
+        (4, 17, 64, 0),  # 320 numbers, each a sum along two rows
+        (4, 50, 1, 0),
+        (2, 3, 7, 1),  # not one product per client
+        (0, 3, 7, 1),
+        (0, 50, 7, 1),
+    ],
 )
-def test_products_of_clients_over_few_terms_become_sums(clients, terms, products):
-    a, b = torch.randn(4, 5, terms).double(), torch.randn(4, terms, 7).double()
+def test_products_of_clients_that_are_small_become_sums(clients, terms, columns, products):
+    a, b = torch.randn(4, 5, terms).double(), torch.randn(4, terms, columns).double()
     graph, operations = captured(lambda a, b: (a @ b,), [a, b], clients)
     assert sum("bmm" in name for name in operations) == products
     expected = np.einsum("smk,skn->smn", a.numpy(), b.numpy())
     np.testing.assert_allclose(graph(a, b)[0].numpy(), expected, rtol=1e-12, atol=1e-12)
 
 
-def test_products_of_whole_numbers_stay_whole_numbers_of_their_size():
-    a = torch.ones(2, 3, 3, dtype=torch.int32)
+@pytest.mark.parametrize("terms", [3, 30])
+def test_products_of_whole_numbers_stay_whole_numbers_of_their_size(terms):
+    a = torch.ones(2, terms, terms, dtype=torch.int32)
     graph, _ = captured(lambda a: (a @ a,), [a], clients=2)
     assert graph(a)[0].dtype == torch.int32
 
@@ -228,7 +239,8 @@ def test_compiled_gradients_of_a_network_are_those_of_pytorch(dtype):
 
 
 @pytest.mark.compile
-def test_compiled_products_of_views_are_those_of_pytorch():
+@pytest.mark.parametrize("terms", [10, 40])
+def test_compiled_products_of_views_are_those_of_pytorch(terms):
     """A view may begin anywhere in the memory of its base, and leave some of it out."""
     clients, generator = 4, torch.Generator().manual_seed(0)
 
@@ -250,7 +262,7 @@ def test_compiled_products_of_views_are_those_of_pytorch():
 
     examples = [
         torch.randn(*shape, generator=generator, dtype=torch.float64)
-        for shape in ((clients, 6, 10), (clients, 10, 7))
+        for shape in ((clients, 6, terms), (clients, terms, 7))
     ]
     graph, operations = captured(products, examples, clients)
     assert not [name for name in operations if "bmm" in name]

@@ -17,8 +17,10 @@ from fedtide.training.trainers._graph_capture import in_memory
 
 _MOST_TERMS = 16
 """Sums of up to so many terms are written out; more would take long to compile."""
+_MOST_SUMS = 320
+"""Products of matrices with up to so many numbers are sums along their rows."""
 _MOST_PIXELS = 32
-"""The same for the pixels of a window."""
+"""Windows of up to so many pixels are written out."""
 
 
 def cpu_operations(clients: int) -> dict[Any, Callable[..., Any]]:
@@ -37,17 +39,24 @@ def cpu_operations(clients: int) -> dict[Any, Callable[..., Any]]:
 
 
 def _sum_products(clients: int, a: Tensor, b: Tensor) -> Any:
-    """Return a product of matrices for each client, if each number in it sums few terms.
+    """Return a product of matrices for each client, if each number in it sums few terms, or if
+    it has few numbers.
 
-    These are the samples of a minibatch, for instance. The compiler fuses the sum with what
+    Few terms are the samples of a minibatch, for instance. The compiler fuses their sum with what
     follows: the gradient of a layer is then subtracted from its weights where it is computed, and
-    never written. Other products, such as those of every head of an attention, gain nothing.
+    never written. Few numbers are the outputs for ten classes; a library for products of matrices
+    prepares longer for them than the sums take. Other products, such as those of every head of an
+    attention, gain nothing.
     """
     terms = a.shape[2]
-    if a.shape[0] != clients or not 0 < terms <= _MOST_TERMS or not a.is_floating_point():
+    if a.shape[0] != clients or not terms or not a.is_floating_point():
         return NotImplemented
-    a, b = in_memory(a), in_memory(b)
-    return reduce(torch.add, (a[:, :, k, None] * b[:, k, None] for k in range(terms)))
+    if terms <= _MOST_TERMS:
+        a, b = in_memory(a), in_memory(b)
+        return reduce(torch.add, (a[:, :, k, None] * b[:, k, None] for k in range(terms)))
+    if a.shape[1] * b.shape[2] <= _MOST_SUMS:
+        return (in_memory(a)[:, :, None] * in_memory(b.transpose(1, 2))[:, None]).sum(-1)
+    return NotImplemented
 
 
 def _sum_bias_apart(

@@ -21,8 +21,9 @@ from fedtide.training.trainers.block_runner import BlockRunner
 
 _BLOCK_STEPS = 8  # steps captured together at most
 _CHUNK_BYTES = 8 * 2**20  # models that are absorbed together at most, if that is worth their copies
-_CORE_BYTES = 2**20  # models of a chunk that one core has in its cache with all they need
-_PARALLEL_BYTES = _CORE_BYTES // 5  # larger models train faster chunk by chunk, on all cores
+_CORE_BYTES = 2**19  # models of a chunk that one core has in its cache with all they need
+_FEWEST = 5  # clients of a core's chunk even if they take more, because each operation takes time
+_PARALLEL_BYTES = 2**20 // 5  # larger models train faster chunk by chunk, on all cores
 _CALL = 2  # what starting a chunk costs, in clients
 
 
@@ -108,7 +109,7 @@ class StackedTrainer(Trainer):
         if not devices.is_cpu(task.start):
             chunks = _Chunks(devices.chunk_sizes(), full=0.75)
         memory = _CORE_BYTES if parallel else devices.stack_bytes(task.start, _CHUNK_BYTES)
-        fit = max(1, memory // model)
+        fit = max(_FEWEST if parallel else 1, memory // model)
         self._cut = replace(chunks, sizes=tuple(size for size in chunks.sizes if size <= fit))
         largest = self._cut.sizes[-1]
         self.chunk = max(1, _CHUNK_BYTES // model // largest) * largest if parallel else largest
