@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from fedtide.algorithms import Instructions
+from fedtide.errors import InvalidInputError
 from fedtide.training import LocalTraining
 from fedtide.training.minibatches import MinibatchPlanner
 from fedtide.training.trainers.base import StackingError
@@ -151,3 +152,13 @@ def test_dropout_in_attention_is_the_same_in_every_trainer(trainer):
     without = network_task("tokens")
     plain = ReferenceTrainer(without, local).train(Instructions(task.start), plan, 0.05).deltas
     assert not torch.allclose(plain, expected, atol=1e-3)
+
+
+@pytest.mark.parametrize("name", CAPTURED)
+def test_a_loss_that_is_not_a_single_number_is_refused(name):
+    task = network_task("linear")
+    task.loss_and_buffers = lambda params, buffers, *batch: (params["bias"].expand(3) ** 2, buffers)
+    local = LocalTraining(steps=1, lr=0.1, batch_size=2)
+    plan = MinibatchPlanner(task.population, local, seed=2).plan(EVERYONE)
+    with pytest.raises(InvalidInputError, match=r"problem: .* shape \(3,\)"):
+        EVERY[name](task, local).train(Instructions(task.start), plan, 0.1)

@@ -272,12 +272,15 @@ def loss_gradient(loss: Callable[..., Any], has_aux: bool = False) -> Callable[.
     Args:
         loss: returns a scalar; with `has_aux`, (scalar, anything).
         has_aux: whether to return (gradient, anything).
+
+    The gradient raises InvalidInputError if the loss is not a single number.
     """
 
     def gradient(params: Params, *args: Any) -> Any:
         leaves = {name: tensor.detach().requires_grad_() for name, tensor in params.items()}
         with torch.enable_grad():
             value, aux = loss(leaves, *args) if has_aux else (loss(leaves, *args), None)
+        require_single_number(value)
         slopes = torch.autograd.grad(value, list(leaves.values()), allow_unused=True)
         named = {
             name: torch.zeros_like(tensor) if slope is None else slope
@@ -286,6 +289,15 @@ def loss_gradient(loss: Callable[..., Any], has_aux: bool = False) -> Callable[.
         return (named, aux) if has_aux else named
 
     return gradient
+
+
+def require_single_number(loss: Tensor) -> None:
+    """Raise InvalidInputError unless a loss is a tensor without dimensions."""
+    if loss.dim():
+        raise InvalidInputError(
+            f"problem: the loss of a client's minibatch has shape {tuple(loss.shape)}; return a "
+            "single number, such as the mean"
+        )
 
 
 def each_step(inputs: BatchInputs, steps: int) -> Iterator[BatchInputs]:

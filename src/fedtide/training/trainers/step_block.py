@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fedtide.problems.base import Batch, BatchInputs, Task, each_step
+from fedtide.problems.base import Batch, BatchInputs, Task, each_step, require_single_number
 from fedtide.problems.layout import Params, flatten_after
 from fedtide.training.local_optimizers import step_direction
 from fedtide.training.local_training import LocalTraining
@@ -33,6 +33,7 @@ def stackable_gradient(loss: Callable[..., Any], has_aux: bool = False) -> Calla
 
     def gradient(params: Params, *args: Any) -> Any:
         value, pull_back, *aux = torch.func.vjp(lambda p: loss(p, *args), params, has_aux=has_aux)
+        require_single_number(value)
         with torch.no_grad():
             (slopes,) = pull_back(torch.ones_like(value))
         return (slopes, *aux) if has_aux else slopes
