@@ -37,7 +37,6 @@ CHUNK = 5
 
 def measure(rounds: int) -> Iterator[dict[str, Any]]:
     """Yield a row for every cohort and number of workers; 0 workers: alone."""
-    torch.set_num_threads(1)
     with TemporaryDirectory() as name, local_cluster() as address:
         workload(COHORTS[0]).write_data(Path(name))
         for cohort in COHORTS:
@@ -130,6 +129,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=5, help="measured rounds")
     rounds = parser.parse_args().rounds
+    torch.set_num_threads(1)
     record: dict[str, Any] = {
         "machine": machine(),
         "chunk": CHUNK,
