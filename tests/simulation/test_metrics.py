@@ -126,3 +126,24 @@ def test_an_evaluation_by_default_waits_for_as_much_training(rounds, local, eval
         trainer="reference",
     )
     assert result.metrics["round"].to_list() == list(range(0, rounds + 1, every))
+
+
+@pytest.mark.parametrize(
+    "who",
+    [
+        {"participation": {"type": "uniform", "size": 1}},
+        {"participation": "full", "selection": {"type": "uniform-of", "size": 1}},
+    ],
+    ids=str,
+)
+def test_an_evaluation_by_default_counts_the_clients_that_are_selected(who):
+    """One client trains on 500 samples a round; 10 % of 36 rounds pay for 1,797."""
+    result = ft.simulate(
+        problem={"type": "classification", "dataset": "digits", "clients": 3, "partition": "iid"},
+        **who,
+        algorithm="fedavg",
+        local={"lr": 0.01, "steps": 2, "batch_size": 250},
+        rounds=800,
+        trainer="reference",
+    )
+    assert result.metrics["round"].to_list() == list(range(0, 801, 40))

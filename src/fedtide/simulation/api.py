@@ -22,6 +22,7 @@ from fedtide.simulation.experiment import Checkpoints, Evaluate, Experiment, Log
 from fedtide.simulation.result import Result, Results
 from fedtide.simulation.run_folder import Resume, RunFolder
 from fedtide.simulation.runner import check_callbacks, execute
+from fedtide.simulation.task_cache import count_alike
 from fedtide.training import LocalTraining
 from fedtide.training.trainers.select import TrainerName
 from fedtide.validation import require_whole_number
@@ -207,8 +208,8 @@ def _execute_seeds(
             RunFolder(folder).check(run.to_dict(), resume)
     return Results(
         [
-            execute(run, folder, resume, callbacks, cluster)
-            for run, folder in zip(runs, folders, strict=True)
+            execute(run, folder, resume, callbacks, cluster, alike)
+            for run, folder, alike in zip(runs, folders, count_alike(runs), strict=True)
         ]
     )
 

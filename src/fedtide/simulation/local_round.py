@@ -42,7 +42,7 @@ class LocalRound:
         local: what a client does in a round.
         seed: of the minibatches.
         trainer: its name.
-        clients: roughly how many client updates the whole run computes.
+        clients: roughly how many client updates these local steps compute in this process.
         compile: whether compiling is allowed.
 
     Attributes:

@@ -83,6 +83,8 @@ class Run:
         trainer: the trainer with which an earlier part of this run was computed; None: that of the
             experiment.
         cluster: whose workers train the clients; None: this process does.
+        alike: how many runs of this process take the same local steps, on average; what is compiled
+            serves all of them.
 
     Attributes:
         ended: the number of completed rounds.
@@ -98,20 +100,21 @@ class Run:
         experiment: Experiment,
         trainer: TrainerName | None = None,
         cluster: RayCluster | None = None,
+        alike: float = 1,
     ) -> None:
         self.experiment = experiment
         seed, algorithm = experiment.seed, experiment.algorithm
         self.task = prepare_task(experiment)
         self.population, self._participation = _start_participation(experiment, self.task)
         require_plain_sgd(algorithm, experiment.local)
-        rates = self.population.rates
-        cohort = float(self.population.clients if rates is None else rates.sum())
+        rates, clients = self.population.rates, self.population.clients
+        cohort = float(experiment.selection.most(clients) if rates is None else rates.sum())
         self._local = LocalRound(
             self.task.pooled() if algorithm.centralised else self.task,
             experiment.local,
             seed,
             trainer or experiment.trainer,
-            experiment.rounds * cohort,
+            experiment.rounds * cohort * alike,
             experiment.compile,
         )
         self._evaluated_every = experiment.evaluation.interval(

@@ -43,10 +43,11 @@ def execute(
     resume: Resume = False,
     callbacks: Iterable[Callback] = (),
     cluster: RayCluster | None = None,
+    alike: float = 1,
 ) -> Result:
     """Run an experiment, in memory or in the folder `out`, watched by callbacks.
 
-    With a cluster, its workers train the clients.
+    With a cluster, its workers train the clients. For `alike` see `Run`.
     """
     if out is None and resume:
         raise InvalidInputError("resume: no folder to continue; give it as out")
@@ -58,8 +59,8 @@ def execute(
 
     with _memory_errors(), hash_once(), listen(on_activity):
         if out is None:
-            return _in_memory(experiment, watchers, cluster)
-        return _in_folder(experiment, RunFolder(out), resume, watchers, cluster)
+            return _in_memory(experiment, watchers, cluster, alike)
+        return _in_folder(experiment, RunFolder(out), resume, watchers, cluster, alike)
 
 
 def check_callbacks(callbacks: Iterable[Callback]) -> tuple[Callback, ...]:
@@ -101,9 +102,12 @@ def _log_warnings(run: Run) -> list[str]:
 
 
 def _in_memory(
-    experiment: Experiment, callbacks: Sequence[Callback], cluster: RayCluster | None
+    experiment: Experiment,
+    callbacks: Sequence[Callback],
+    cluster: RayCluster | None,
+    alike: float,
 ) -> Result:
-    watched = _WatchedRun(_new_run(experiment, cluster=cluster), callbacks)
+    watched = _WatchedRun(_new_run(experiment, None, cluster, alike), callbacks)
     with watched:
         watched.start()
         while not watched.is_over:
@@ -122,6 +126,7 @@ def _in_folder(
     resume: Resume,
     callbacks: Sequence[Callback],
     cluster: RayCluster | None,
+    alike: float,
 ) -> Result:
     plain = experiment.to_dict()
     folder.check(plain, resume)
@@ -129,7 +134,7 @@ def _in_folder(
     folder.check_fingerprints(fingerprints, resume)
     checkpoint = _last(folder) if resume else None
     # a finished run is only read
-    run = _prepare(experiment, checkpoint, folder, None if folder.finished else cluster)
+    run = _prepare(experiment, checkpoint, folder, None if folder.finished else cluster, alike)
     with folder.lock(plain, resume, fingerprints):
         if folder.finished:
             folder.drop_partial_results()
@@ -146,11 +151,12 @@ def _in_folder(
 
 def _new_run(
     experiment: Experiment,
-    trainer: TrainerName | None = None,
-    cluster: RayCluster | None = None,
+    trainer: TrainerName | None,
+    cluster: RayCluster | None,
+    alike: float,
 ) -> Run:
     with activity(PREPARING):
-        return Run(experiment, trainer, cluster)
+        return Run(experiment, trainer, cluster, alike)
 
 
 class _LiveMetrics(Callback):
@@ -233,15 +239,16 @@ def _prepare(
     checkpoint: Checkpoint | None,
     folder: RunFolder,
     cluster: RayCluster | None,
+    alike: float,
 ) -> Run:
     """Return the run, ready to start or to continue."""
     if checkpoint is None:
-        return _new_run(experiment, cluster=cluster)
+        return _new_run(experiment, None, cluster, alike)
     with _version_errors(checkpoint, folder):
         threads, trainer, chain = (checkpoint.facts[name] for name in ("threads", "trainer", "log"))
     torch.set_num_threads(threads)  # sums are split by threads: needed for the same bits
     folder.log_chain = chain
-    started = _new_run(experiment, trainer, cluster)
+    started = _new_run(experiment, trainer, cluster, alike)
     with _version_errors(checkpoint, folder):
         clients = len(checkpoint.tensors["tally.used"])
     _check_size("clients", clients, started.population.clients, folder)

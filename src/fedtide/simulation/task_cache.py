@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import fields, is_dataclass
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +85,26 @@ def prepare_cached(problem: Problem, seed: int, device: str, dtype: str) -> Task
         task.seed_family = (content, device, dtype)
     _cached[:] = [*_cached[-1:], (wanted, task)]
     return task
+
+
+def count_alike(experiments: Sequence[Experiment]) -> list[int]:
+    """Return for each experiment how many of them take the same local steps, itself included.
+
+    What was compiled for one of them serves all. Learning rates are inputs of the steps, as the
+    seed is, unless the problem involves code, which may do something else for every seed.
+    """
+    keys: list[Any] = []
+    found = []
+    for experiment in experiments:
+        content = content_key(experiment.problem)
+        local = replace(experiment.local, lr=1.0, schedule=None)
+        seed = None if _is_lasting(content) else experiment.seed
+        key = (content, content_key(local), experiment.dtype, experiment.device, seed)
+        if key not in keys:
+            keys.append(key)
+        found.append(keys.index(key))
+    counts = Counter(found)
+    return [counts[number] for number in found]
 
 
 def clear_task_cache() -> None:

@@ -38,6 +38,7 @@ class Job:
         folder: its full folder.
         resume: whether to continue from what the folder holds; "force": also if it was begun with
             other data or code.
+        alike: how many runs of one process take the same local steps, on average, see `Run`.
         losses: how often its worker process was lost.
     """
 
@@ -45,6 +46,7 @@ class Job:
     experiment: Experiment
     folder: Path
     resume: Resume = True
+    alike: float = 1
     losses: int = 0
 
     def retry(self) -> Job:
@@ -121,7 +123,7 @@ def run_job(job: Job, on_status: OnStatus, cluster: RayCluster | None = None) ->
     try:
         RunFolder(job.folder).failure.unlink(missing_ok=True)
         reporter = _StatusReporter(on_status)
-        execute(job.experiment, job.folder, job.resume, [reporter], cluster)
+        execute(job.experiment, job.folder, job.resume, [reporter], cluster, job.alike)
     except Interrupted as error:
         return Outcome("interrupted", error.what)
     except InvalidInputError as error:

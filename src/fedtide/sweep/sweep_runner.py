@@ -17,6 +17,7 @@ from fedtide.simulation.cluster.ray_cluster import open_cluster
 from fedtide.simulation.experiment import BUILDER
 from fedtide.simulation.interruption import Interrupted, Interruption
 from fedtide.simulation.run_folder import Resume, RunFolder
+from fedtide.simulation.task_cache import count_alike
 from fedtide.sweep.configurations import Configuration, SweepRun
 from fedtide.sweep.job import Job, OnFinished, Outcome, write_failure
 from fedtide.sweep.local_workers import available_cores, run_in_processes, run_sequentially
@@ -152,11 +153,11 @@ class _Execution:
             self.runs.setdefault(run.path, run)
             self.progress.add(run.path, run.experiment.rounds)
         jobs = [
-            Job(run.path, run.experiment, self.out / run.path, self.resume)
-            for run in runs
+            Job(run.path, run.experiment, self.out / run.path, self.resume, alike)
+            for run, alike in zip(runs, self._count_alike(runs), strict=True)
             if not self._has_ended(run)
         ]
-        workers = min(self.workers or available_cores(), len(jobs))
+        workers = min(self._processes, len(jobs))
         if self.ray is not None:
             from fedtide.sweep.ray_workers import run_on_ray
 
@@ -169,6 +170,21 @@ class _Execution:
         else:
             run_sequentially(jobs, self.progress, self._on_finished, self._is_stopped)
         self._raise_if_stopped()
+
+    @property
+    def _processes(self) -> int:
+        """How many processes of this machine may run at a time."""
+        return self.workers or available_cores()
+
+    def _count_alike(self, runs: Sequence[SweepRun]) -> list[float]:
+        """Return how many runs of a process take the same steps as each, also if some have ended.
+
+        What the processes of a cluster share is not known; each is taken to do a single run.
+        """
+        alone = self.ray is not None or self.cluster is not None
+        processes = len(runs) if alone else self._processes
+        counts = count_alike([run.experiment for run in runs])
+        return [max(1, count / processes) for count in counts]
 
     def _execute_in_parallel(
         self, execute: Callable[[SweepProgress, OnFinished, Callable[[], bool]], None]

@@ -33,3 +33,10 @@ class Selection(ABC):
         Raises:
             InvalidInputError: a parameter does not fit the population.
         """
+
+    def most(self, clients: int) -> int:
+        """Return how many of so many clients are selected at most, by which costs are estimated.
+
+        By default `size` if the selection has one, otherwise all.
+        """
+        return min(clients, getattr(self, "size", clients))

@@ -34,11 +34,11 @@ def choose_trainer(
     """Return a trainer and a sentence that says why it was chosen.
 
     Args:
-        name: "auto" measures the trainers on a few clients, and compiles if the run is long enough
+        name: "auto" measures the trainers on a few clients, and compiles if they train long enough
             to pay for it and a C++ compiler is available.
         task: what is learnt.
         local: what a client does in a round.
-        clients: roughly how many client updates the whole run computes.
+        clients: roughly how many client updates these local steps compute in this process.
         compile: whether compiling is allowed.
 
     Raises:
@@ -74,7 +74,7 @@ def choose_trainer(
     long = best in _COMPILED and seconds[best] * clients > _WORTH_COMPILING[best]
     if long and compile and devices.can_compile(task.start):
         compiled = _COMPILED[best]
-        return _trainer(compiled, task, local), f"{compiled}: {gain}, and compiled for a long run"
+        return _trainer(compiled, task, local), f"{compiled}: {gain}, and compiling pays"
     return _trainer(best, task, local), f"{best}: {gain}"
 
 

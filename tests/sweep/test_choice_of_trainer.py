@@ -1,0 +1,82 @@
+"""What sweeps tell the choice of a trainer, which compiles where there is much to train."""
+
+import numpy as np
+import pytest
+
+import fedtide as ft
+from fedtide.simulation import local_round
+from fedtide.simulation.task_cache import count_alike
+from fedtide.sweep import run_sweep
+
+
+@pytest.fixture
+def updates(monkeypatch):
+    """Collect how many client updates each choice of a trainer expects."""
+    found = []
+
+    def choose(name, task, local, clients, compile):
+        found.append(clients)
+        return original(name, task, local, clients, compile)
+
+    original = local_round.choose_trainer
+    monkeypatch.setattr(local_round, "choose_trainer", choose)
+    return found
+
+
+def test_runs_that_take_the_same_steps_are_counted_together(sweep, tmp_path, updates):
+    """5 clients take part in half of 3 rounds; 2 seeds and 2 rates share their steps."""
+    grid = {"local.lr": [0.1, 0.2], "local.batch_size": [2, 3, 4]}
+    run_sweep(sweep(seeds=[1, 2], grid=grid), tmp_path / "out", workers=1)
+    _, *chosen = updates  # the first run is prepared before anything is written
+    assert chosen == pytest.approx([4 * 5 * 0.5 * 3] * 12)
+
+
+def test_seeds_are_counted_together(base, updates):
+    ft.simulate(**{k: v for k, v in base.items() if k != "name"}, seeds=[1, 2, 3])
+    assert updates == pytest.approx([3 * 5 * 0.5 * 3] * 3)
+
+
+def test_workers_share_the_runs(sweep, tmp_path, monkeypatch):
+    given = []
+    monkeypatch.setattr(
+        "fedtide.sweep.sweep_runner.run_in_processes", lambda jobs, *_: given.extend(jobs)
+    )
+    run_sweep(sweep(seeds=[1, 2, 3, 4, 5]), tmp_path / "out", workers=2)
+    assert [job.alike for job in given] == [2.5] * 5
+    given.clear()
+    run_sweep(sweep(grid={"local.steps": [1, 2]}), tmp_path / "two", workers=2)
+    assert [job.alike for job in given] == [1, 1]
+
+
+def test_a_resumed_sweep_counts_the_runs_that_have_ended(sweep, tmp_path, updates):
+    run_sweep(sweep(seeds=[1, 2]), tmp_path / "out", workers=1)
+    updates.clear()
+    run_sweep(sweep(seeds=[1, 2, 3, 4]), tmp_path / "out", workers=1)
+    _, *chosen = updates
+    assert chosen == pytest.approx([4 * 5 * 0.5 * 3] * 2)
+
+
+def experiments(problem, seeds=(1, 2)):
+    """Return an experiment on a problem for each seed."""
+    return [
+        ft.Experiment(
+            problem=problem,
+            participation=ft.participation.Full(),
+            algorithm=ft.algorithms.FedAvg(),
+            local=ft.LocalTraining(steps=1, lr=0.1 * seed),
+            rounds=2,
+            seed=seed,
+        )
+        for seed in seeds
+    ]
+
+
+def test_code_of_the_user_may_train_otherwise_for_every_seed():
+    x, y = np.zeros((2, 3, 4)), np.zeros((2, 3))
+    given = ft.problems.Supervised([(x[0], y[0]), (x[1], y[1])], "linear", loss="mse")
+    code = ft.problems.Supervised(
+        [(x[0], y[0]), (x[1], y[1])], "linear", loss=lambda outputs, targets: outputs.mean()
+    )
+    assert count_alike(experiments(given)) == [2, 2]
+    assert count_alike(experiments(code)) == [1, 1]
+    assert count_alike(experiments(code, seeds=(1, 1, 2))) == [2, 2, 1]
