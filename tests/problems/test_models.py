@@ -20,7 +20,7 @@ from fedtide.problems.models import (
     Logistic,
     resolve_model,
 )
-from fedtide.problems.models.functional import refuse_random
+from fedtide.problems.models.functional import refuse_impure
 from fedtide.problems.models.initialisation import build_seeded
 from fedtide.problems.models.keyed_dropout import replace_dropout
 from fedtide.simulation.experiment import BUILDER
@@ -380,12 +380,12 @@ def test_batch_norm_of_one_value_per_sample_needs_two_samples(module, fewest):
 def test_random_numbers_are_refused_and_leave_the_generator_alone():
     before = torch.get_rng_state()
     with (
-        pytest.raises(InvalidInputError, match=r"^loss: it draws from torch's global generator"),
-        refuse_random("loss"),
+        pytest.raises(InvalidInputError, match=r"^loss: it draws from a global random generator"),
+        refuse_impure("loss", (), "target"),
     ):
         torch.rand(2)
     assert torch.equal(before, torch.get_rng_state())
-    with refuse_random("loss"):
+    with refuse_impure("loss", (), "target"):
         torch.ones(2)
 
 

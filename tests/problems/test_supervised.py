@@ -418,7 +418,7 @@ WRONG = {
     "loss-that-fails": ({"loss": lambda z, y: z @ z}, "loss: it fails on outputs of shape"),
     "random-loss": (
         {"loss": lambda z, y: functional.dropout((z.squeeze(1) - y) ** 2)},
-        "loss: .*global generator",
+        "loss: .*global random generator",
     ),
     "loss-of-detached-outputs": (
         {"loss": lambda z, y: (z.detach().squeeze(1) - y) ** 2},

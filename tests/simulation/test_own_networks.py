@@ -1,8 +1,11 @@
 """Runs of networks that the caller built: frozen layers, small minibatches, failing losses."""
 
 import gc
+import itertools
 import logging
+import random
 import weakref
+from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -28,11 +31,11 @@ def normalised():
     return nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3), nn.Linear(3, 1))
 
 
-def simulate(frame, model, batch_size=4, loss="mse", steps=3, **fields):
+def simulate(frame, model, batch_size=4, loss="mse", steps=3, epochs=None, **fields):
     problem = ft.problems.Supervised(
         frame, inputs=["a", "b", "c"], target="y", clients="user", model=model, loss=loss
     )
-    local = ft.LocalTraining(steps=steps, batch_size=batch_size, lr=0.1)
+    local = ft.LocalTraining(steps=steps, epochs=epochs, batch_size=batch_size, lr=0.1)
     given = {"participation": "full", "algorithm": "fedavg", "rounds": 2, "trainer": "reference"}
     return ft.simulate(problem=problem, local=local, progress=False, **given | fields)
 
@@ -148,3 +151,113 @@ def test_the_gain_from_fine_tuning_says_on_which_samples_it_is_measured(test, tm
     page = (tmp_path / "page.html").read_text()
     assert "after each has fine-tuned it" in page
     assert ("the gain includes fitting" in page) == (test is None)
+
+
+class Centred(nn.Module):
+    """Subtracts the mean over the minibatch."""
+
+    def forward(self, x):
+        return x - x.mean(0)
+
+
+class InBatch(nn.Module):
+    """Attends over the samples of a minibatch, as layers do that expect (length, batch, ...)."""
+
+    def forward(self, x):
+        return x + torch.softmax(x @ x.T, 1) @ x
+
+
+def contrastive(outputs, targets):
+    return -torch.log_softmax(outputs @ outputs.T, 1).diagonal()
+
+
+@pytest.mark.parametrize(
+    ("model", "loss"),
+    [
+        (nn.Sequential(Centred(), nn.Linear(3, 1)), "mse"),
+        (nn.Sequential(InBatch(), nn.Linear(3, 1)), "mse"),
+        (nn.Linear(3, 2), contrastive),
+    ],
+    ids=["mean", "attention", "loss"],
+)
+@pytest.mark.parametrize("trainer", ["reference", "stacked"])
+def test_samples_that_influence_each_other_cannot_be_padded(model, loss, trainer):
+    uneven = table((2, 8) + (5,) * 6)
+    given = {"model": model, "loss": loss, "trainer": trainer}
+    with pytest.raises(
+        ft.InvalidInputError, match=r"^local\.batch_size: .* influence .* at most 2"
+    ):
+        simulate(uneven, **given)
+    with pytest.raises(ft.InvalidInputError, match=r"^local\.batch_size: .* influence .* steps"):
+        simulate(table(), **given, epochs=1, steps=None)
+    for frame, size in ((uneven, 2), (table(), 5)):
+        assert np.isfinite(simulate(frame, **given, batch_size=size).model).all()
+
+
+class Changing(nn.Module):
+    def forward(self, x):
+        x[:, 0] = 0
+        return x
+
+
+def changes_target(outputs, targets):
+    return (outputs[:, 0] - targets.sub_(1)) ** 2
+
+
+@pytest.mark.parametrize(
+    ("field", "changes"),
+    [
+        ("model", {"model": nn.Sequential(Changing(), nn.Linear(3, 1))}),
+        ("model", {"model": nn.Sequential(nn.ReLU(inplace=True), nn.Linear(3, 1))}),
+        ("loss", {"loss": changes_target}),
+    ],
+)
+def test_what_would_change_the_data_is_refused(field, changes):
+    frame = table()
+    before = frame.copy()
+    given = {"model": nn.Linear(3, 1)} | changes
+    with pytest.raises(ft.InvalidInputError, match=rf"^problem\.{field}: it changes its .* place"):
+        simulate(frame, **given)
+    pd.testing.assert_frame_equal(frame, before)
+
+
+class Drawing(nn.Module):
+    """Draws random numbers by a function, in training alone."""
+
+    def __init__(self, draw):
+        super().__init__()
+        self.layer, self.draw = nn.Linear(3, 1), draw
+
+    def forward(self, x):
+        return self.layer(x) * (self.draw() if self.training else 1.0)
+
+
+@pytest.mark.parametrize(
+    "draw",
+    [
+        random.random,
+        np.random.random,
+        lambda: torch.rand(()),
+        partial(torch.rand, (), generator=torch.Generator()),
+        itertools.count(1).__next__,
+    ],
+    ids=["random", "numpy", "torch", "generator", "counter"],
+)
+def test_a_network_that_is_not_a_function_of_its_inputs_is_refused(draw):
+    model = Drawing(draw)
+    before = generator_states()
+    with pytest.raises(ft.InvalidInputError, match=r"^problem\.model: it (draws|gives other)"):
+        simulate(table(), model)
+    assert generator_states() == before
+
+
+def generator_states():
+    """Return the states of the global generators of Python, NumPy and torch."""
+    _, numpy, *place = np.random.get_state()  # noqa: NPY002
+    return random.getstate(), numpy.tolist(), place, torch.get_rng_state().tolist()
+
+
+@pytest.mark.filterwarnings("ignore:Using a target size")
+def test_a_loss_that_averages_says_how_to_give_one_number_per_sample():
+    with pytest.raises(ft.InvalidInputError, match=r"gives values of shape \(\).*reduction='n"):
+        simulate(table(), nn.Linear(3, 1), loss=nn.MSELoss())

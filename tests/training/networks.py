@@ -2,6 +2,7 @@
 
 import copy
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -163,6 +164,7 @@ KINDS = {
     "linear": lambda: nn.Linear(5, 1),
     "branching": Branching,
     "normalised": Normalised,
+    "without statistics": partial(Normalised, track_running_stats=False),
     "convolutional": Convolutional,
     "frozen": Frozen,
     "tokens": Tied,

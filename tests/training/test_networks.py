@@ -19,6 +19,7 @@ from .test_trainers import COMPILING, THREADED_LATER, TRAINERS
 
 EVERY = {"reference": ReferenceTrainer, **TRAINERS}
 CAPTURED = ["reference", *THREADED_LATER]
+TRAINED = ["normalised", "without statistics", "convolutional", "frozen", "tokens"]
 EVERYONE = np.arange(len(SIZES))
 
 OPTIONS = {
@@ -77,7 +78,7 @@ def assert_follows_the_plain_loop(trainer, kind, local, mu=0.0):
 
 
 @pytest.mark.parametrize("trainer", CAPTURED)
-@pytest.mark.parametrize("kind", ["normalised", "convolutional", "frozen", "tokens"])
+@pytest.mark.parametrize("kind", TRAINED)
 def test_every_network_trains_as_in_a_plain_loop(trainer, kind):
     """Minibatches of 6 are padded for the client with 3 samples."""
     size = 3 if kind == "convolutional" else 6

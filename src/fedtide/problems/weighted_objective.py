@@ -38,7 +38,7 @@ class WeightedTask(Task):
         self.population, self.layout, self.start = task.population, task.layout, task.start
         self.buffer_layout, self.start_buffers = task.buffer_layout, task.start_buffers
         self.buffer_mode, self.class_names = task.buffer_mode, task.class_names
-        self.fewest_samples = task.fewest_samples
+        self.fewest_samples, self.mixes_samples = task.fewest_samples, task.mixes_samples
         self.evaluated_samples = task.evaluated_samples
         self.batch_data = task.batch_data
         self.seed_family = None if task.seed_family is None else (WeightedTask, task.seed_family)

@@ -20,6 +20,8 @@ _NAMES = ("running_mean", "running_var", "num_batches_tracked")
 class RunningStatistics:
     """The running statistics during one forward pass: layers read them and replace them.
 
+    Layers without statistics of their own only read which samples are padding.
+
     Attributes:
         initial: the statistics of the network, by name; `num_batches_tracked` as a float.
         sample_mask: False for samples of the minibatch that are padding, (B,); None: no padding.
@@ -60,7 +62,8 @@ class PureBatchNorm(nn.Module):
         mean ← mean + β (m - mean),  var ← var + β (u - var)
 
     with the layer's momentum β, or 1 / (number of batches) if it is None. A single value (n = 1)
-    has no variance: it leaves `var` as it is, where PyTorch raises an error.
+    has no variance: it leaves `var` as it is, where PyTorch raises an error. A layer with
+    `track_running_stats=False` has no mean and var to update.
 
     Args:
         name: prefix of the layer's statistics.
@@ -72,6 +75,7 @@ class PureBatchNorm(nn.Module):
         super().__init__()
         self.name, self.eps, self.momentum = name, layer.eps, layer.momentum
         self.weight, self.bias, self.statistics = layer.weight, layer.bias, statistics
+        self.tracks = layer.running_mean is not None
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the normalised x, (B, C, ...)."""
@@ -86,8 +90,9 @@ class PureBatchNorm(nn.Module):
 
     def _normalise_all(self, x: Tensor) -> Tensor:
         """Return all values normalised, by PyTorch's own function, which is faster."""
-        variance, mean = torch.var_mean(x.detach(), [0, *range(2, x.dim())])
-        self._record(mean, variance)
+        if self.tracks:
+            variance, mean = torch.var_mean(x.detach(), [0, *range(2, x.dim())])
+            self._record(mean, variance)
         weight, bias = (p if p is None else p.to(x.dtype) for p in (self.weight, self.bias))
         return batch_norm(x, None, None, weight, bias, training=True, eps=self.eps)
 
@@ -99,9 +104,10 @@ class PureBatchNorm(nn.Module):
         mean = (x * rows).sum(over) / count
         centred = x - mean.view(channels)
         squares = (centred.square() * rows).sum(over)
-        old = self.statistics.read(self.name)[1]
-        unbiased = squares.detach() / (count - 1).clamp(min=1)
-        self._record(mean.detach(), torch.where(count > 1, unbiased, old))
+        if self.tracks:
+            old = self.statistics.read(self.name)[1]
+            unbiased = squares.detach() / (count - 1).clamp(min=1)
+            self._record(mean.detach(), torch.where(count > 1, unbiased, old))
         output: Tensor = centred * (squares / count + self.eps).rsqrt().view(channels)
         if self.weight is not None:
             output = output * self.weight.view(channels) + self.bias.view(channels)
@@ -134,26 +140,31 @@ class PureBatchNorm(nn.Module):
 
 
 def replace_batch_norm(module: nn.Module) -> tuple[nn.Module, RunningStatistics | None]:
-    """Replace layers that update statistics by pure ones; return it and the statistics, if any.
+    """Replace layers that normalise over the minibatch by pure ones.
 
-    Layers in evaluation mode stay as they are: they normalise by their statistics.
+    Layers with statistics that are in evaluation mode stay as they are: they normalise by these.
+    Returns the network, and what its layers share; None if none was replaced.
 
     >>> module, statistics = replace_batch_norm(nn.Sequential(nn.BatchNorm1d(2)))
     >>> sorted(statistics.initial)
     ['0.num_batches_tracked', '0.running_mean', '0.running_var']
     """
     statistics = RunningStatistics({})
+    replaced = []
 
     def pure(name: str, layer: nn.Module) -> nn.Module | None:
-        if type(layer) not in _KINDS or layer.running_mean is None or not layer.training:
+        if type(layer) not in _KINDS:
             return None
-        prefix = f"{name}." if name else ""
-        mean = layer.running_mean
-        assert isinstance(mean, Tensor)
-        statistics.initial |= {
-            prefix + kind: getattr(layer, kind).detach().clone().to(mean.dtype) for kind in _NAMES
-        }
+        prefix, mean = f"{name}." if name else "", layer.running_mean
+        if isinstance(mean, Tensor):
+            if not layer.training:
+                return None
+            statistics.initial |= {
+                prefix + kind: getattr(layer, kind).detach().clone().to(mean.dtype)
+                for kind in _NAMES
+            }
+        replaced.append(name)
         return PureBatchNorm(prefix, layer, statistics)
 
     module = replace_layers(module, pure)
-    return module, statistics if statistics.initial else None
+    return module, statistics if replaced else None

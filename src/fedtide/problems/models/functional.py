@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import copy
+import pickle
+import random
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
+from torch.utils._pytree import tree_leaves
 
 from fedtide.errors import InvalidInputError, first_line
 from fedtide.problems.layout import Params
@@ -77,8 +81,9 @@ class FunctionalModel:
         example_output: what the network returns for the example in training.
 
     Raises:
-        InvalidInputError: the network does not take the arguments, changes buffers other than those
-            of batch normalisation, or draws random numbers outside dropout and attention layers.
+        InvalidInputError: the network does not take the arguments, changes them or buffers other
+            than those of batch normalisation, or is no function of them, as it draws random numbers
+            outside dropout and attention layers.
 
     >>> net = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
     >>> model = FunctionalModel(net, (torch.ones(4, 3),))
@@ -178,7 +183,8 @@ class FunctionalModel:
         outputs = torch.func.functional_call(training.module, values, args, kwargs)
         if isinstance(outputs, Tensor) and outputs.is_floating_point():
             outputs = outputs.to(self._dtype)
-        return outputs if training.statistics is None else (outputs, training.statistics.end_pass())
+        end = {} if training.statistics is None else training.statistics.end_pass()
+        return (outputs, end) if self.buffers else outputs
 
     def _arguments(
         self, inputs: Inputs, dtype: torch.dtype
@@ -200,9 +206,14 @@ class FunctionalModel:
         """
         training, key = self._training, torch.zeros((), dtype=torch.int64, device=example[0].device)
         before = {name: buffer.clone() for name, buffer in training.module.named_buffers()}
-        with refuse_random("model"), _shape_errors(example, self._names):
+        with refuse_impure("model", example, "input"), _shape_errors(example, self._names):
             self.evaluate(self.params, example)
-            outputs = self._run(training, self.params, example, key)
+            outputs, again = (self._run(training, self.params, example, key) for _ in range(2))
+        if not are_close(outputs, again):
+            raise InvalidInputError(
+                "model: it gives other outputs when it gets the same inputs again, so a step is "
+                "not reproducible; use nn.Dropout for what is random, and keep no counts"
+            )
         if training.masks is not None:
             training.masks.start_pass(None)
         for name, buffer in training.module.named_buffers():
@@ -212,7 +223,7 @@ class FunctionalModel:
                     f"model: layer {layer!r} changes its buffer {name!r} in training; use "
                     "BatchNorm or GroupNorm, or track_running_stats=False"
                 )
-        return outputs if training.statistics is None else outputs[0]
+        return outputs[0] if self.buffers else outputs
 
 
 def _name(dtype: torch.dtype) -> str:
@@ -224,31 +235,63 @@ def _cast(params: Params, dtype: torch.dtype) -> Params:
 
 
 @contextmanager
-def refuse_random(field: str) -> Iterator[None]:
-    """Refuse random numbers of torch's global generator, whose state stays as it is.
+def refuse_impure(field: str, given: Inputs, what: str) -> Iterator[None]:
+    """Refuse code that changes its arguments, or draws from a global random generator.
+
+    The generators of torch, NumPy and Python keep their states.
 
     Args:
-        field: what may not draw them; the message begins with it.
+        field: whose code runs in this context; the message begins with it.
+        given: what it may not change.
+        what: what the message calls that.
 
     Raises:
-        InvalidInputError: they were drawn in this context.
+        InvalidInputError: it was changed, or random numbers were drawn.
 
-    >>> with refuse_random("loss"):
+    >>> with refuse_impure("loss", (), "target"):
     ...     mask = torch.rand(3)
     Traceback (most recent call last):
-    fedtide.errors.InvalidInputError: loss: it draws from torch's global generator (as RReLU and
-    functional.dropout do), so a step is not reproducible; use nn.Dropout in the model, or no random
-    numbers
+    fedtide.errors.InvalidInputError: loss: it draws from a global random generator (as RReLU,
+    functional.dropout and numpy.random do), so a step is not reproducible; use nn.Dropout in the
+    model, or no random numbers
     """
+    versions = _versions(given)
+    plain, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002
     with torch.random.fork_rng(devices=[]):
         state = torch.get_rng_state()
-        yield
-        if not torch.equal(state, torch.get_rng_state()):
-            raise InvalidInputError(
-                f"{field}: it draws from torch's global generator (as RReLU and "
-                "functional.dropout do), so a step is not reproducible; use nn.Dropout in the "
-                "model, or no random numbers"
-            )
+        try:
+            yield
+            drawn = not torch.equal(state, torch.get_rng_state()) or random.getstate() != plain
+            drawn |= pickle.dumps(np.random.get_state()) != pickle.dumps(numpy)  # noqa: NPY002
+        finally:
+            random.setstate(plain)
+            np.random.set_state(numpy)  # noqa: NPY002
+    if drawn:
+        raise InvalidInputError(
+            f"{field}: it draws from a global random generator (as RReLU, functional.dropout and "
+            "numpy.random do), so a step is not reproducible; use nn.Dropout in the model, or no "
+            "random numbers"
+        )
+    if _versions(given) != versions:
+        raise InvalidInputError(
+            f"{field}: it changes its {what} in place (as x -= 1 and ReLU(inplace=True) do), which "
+            "would change the data; compute new tensors, as x = x - 1 does"
+        )
+
+
+def _versions(tensors: Inputs) -> list[int]:
+    """Return how often each tensor was changed in place; inference tensors do not count it."""
+    return [0 if tensor.is_inference() else tensor._version for tensor in tensors]
+
+
+def are_close(first: Any, second: Any, rtol: float = 1e-3) -> bool:
+    """Return whether two outputs or losses are equal up to rounding, as far as they have values."""
+    pairs = zip(tree_leaves(first), tree_leaves(second), strict=True)
+    return all(
+        torch.allclose(a, b, rtol=rtol, atol=rtol / 1e3, equal_nan=True)
+        for a, b in pairs
+        if isinstance(a, Tensor) and not a.is_meta
+    )
 
 
 @contextmanager
