@@ -11,10 +11,12 @@ from fedtide.errors import error_prefix
 from fedtide.participation.availability.base import (
     Availability,
     AvailabilityStream,
+    AvailableClients,
     Ids,
     RoundOrder,
 )
 from fedtide.participation.dropout import Dropout, NoDropout
+from fedtide.participation.round_checks import check_available, check_selected, is_own
 from fedtide.participation.selection.base import Selection, SelectionStream
 from fedtide.participation.selection.uniform_of import All
 from fedtide.population import Population
@@ -69,7 +71,7 @@ class Schedule:
             availability = self.process.begin(population, seed)
         with error_prefix("selection"):
             selection = self.selection.start(population, seed)
-        return ScheduleStream(availability, selection, self.dropout, seed)
+        return ScheduleStream(availability, selection, self.dropout, seed, population.clients)
 
     def known_rates(self, population: Population, seed: int) -> NDArray[np.float64] | None:
         """Return each client's long-run probability of reporting, (N,); None: unknown.
@@ -98,12 +100,13 @@ class ScheduleStream:
         selection: SelectionStream,
         dropout: Dropout,
         seed: int,
+        clients: int,
     ) -> None:
         self.length = availability.length
         self._availability = availability
         self._selection = selection
         self._dropout = dropout
-        self._seed = seed
+        self._seed, self._clients = seed, clients
         self._order = RoundOrder()
 
     def round(self, t: int) -> Participants:
@@ -111,13 +114,22 @@ class ScheduleStream:
 
         Raises:
             ValueError: t is not larger than every round asked for before.
+            InvalidInputError: a process or selection of the user's own breaks its contract.
         """
         skipped = self._order.advance(t)
         if self._selection.stateful:
             for earlier in skipped:
-                self._selection.select(earlier, self._availability.round(earlier))
-        available = self._availability.round(t)
-        selected = self._selection.select(t, available)
+                self._select(earlier, self._available(earlier))
+        available = self._available(t)
+        selected = self._select(t, available)
         reported = selected[self._dropout.draw_mask(self._seed, t, selected)]
         weights = available.weights_of(reported)
         return Participants(t, available.clients, selected, reported, weights)
+
+    def _available(self, t: int) -> AvailableClients:
+        found = self._availability.round(t)
+        return check_available(found, t, self._clients) if is_own(self._availability) else found
+
+    def _select(self, t: int, available: AvailableClients) -> Ids:
+        found = self._selection.select(t, available)
+        return check_selected(found, t, available.clients) if is_own(self._selection) else found
