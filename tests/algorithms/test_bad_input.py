@@ -124,6 +124,13 @@ def test_only_averages_of_a_rounds_updates_can_be_trimmed(inner):
             wrapper(inner=inner)
 
 
+def test_steps_that_are_scaled_by_all_updates_cannot_be_trimmed():
+    for wrapper in (a.TrimmedMean, a.Median):
+        with pytest.raises(InvalidInputError, match="inner: it scales its steps"):
+            wrapper(inner=a.Auto())
+        assert wrapper(inner=a.Auto(preconditioned=False)).inner == a.Auto(preconditioned=False)
+
+
 @pytest.mark.parametrize(("method", "complaint"), POPULATIONS)
 def test_parameters_that_do_not_fit_the_population(method, complaint):
     with pytest.raises(InvalidInputError, match=f"^{complaint}"):

@@ -6,6 +6,8 @@ import torch
 
 import fedtide as ft
 from fedtide import algorithms as a
+from fedtide.algorithms import ClientSideMemory, ClientUpdates, Cohort
+from fedtide.population import Population
 
 from . import references as ref
 from .driver import Quadratics, drive, random_table
@@ -94,3 +96,23 @@ def test_focus_reaches_the_optimum_exactly_whoever_comes():
     assert focus[200] < 1e-2 * focus[100]
     assert focus[-1] < 1e-10
     assert fedau[200:].min() > 1e-2
+
+
+def test_only_clients_that_report_count_as_participants_of_fedpbc():
+    """The others train as well; a weight of 0 does not make a client absent."""
+    result, plain = (simulated(method, TABLE[:20]) for method in (a.FedPBC(), a.FedAvg()))
+    assert result.clients["participation"].to_list() == plain.clients["participation"].to_list()
+    state = a.FedPBC().init(torch.zeros(1), Population(2))
+    cohort = a.FedPBC().choose_cohort(state, Cohort(torch.tensor([1]), torch.tensor([0.0])))
+    updates = ClientUpdates(
+        cohort.clients, cohort.weights, torch.tensor([[4.0], [2.0]]), 0.1, torch.ones(2)
+    )
+    state, _ = a.FedPBC().step(a.FedPBC().absorb(state, updates), lr=0.1)
+    assert state.model.tolist() == [2.0]
+
+
+@pytest.mark.parametrize("method", [a.MIFA(), a.FedLaAvg(), a.FedAU(cutoff=3)], ids=str)
+def test_a_simulation_has_no_memory_of_clients(method):
+    wrapped = a.Averaged(inner=ClientSideMemory(method))
+    with pytest.raises(ft.InvalidInputError, match=r"^algorithm: clients of a simulation"):
+        simulated(wrapped)

@@ -65,6 +65,11 @@ class CoordinatewiseTrimmed(Wrapper[TrimmedState]):
                 "inner: its step is not a weighted average of the round's updates; give fedavg, "
                 "fedau, fedprox or known-rates, and put other wrappers around this one"
             )
+        if self.inner.scales_coordinates:
+            raise InvalidInputError(
+                "inner: it scales its steps by what all updates were, also those left out here; "
+                "give auto with preconditioned: false, or fedau"
+            )
 
     @property
     def weights_follow_updates(self) -> bool:

@@ -106,6 +106,10 @@ class Auto(WeightedSum[AutoState]):
     def __post_init__(self) -> None:
         require_positive("server_lr", self.server_lr)
 
+    @property
+    def scales_coordinates(self) -> bool:
+        return self.preconditioned
+
     def init(self, model: Tensor, population: Population) -> AutoState:
         paid = torch.zeros(population.clients, dtype=torch.float64)
         squares = torch.zeros_like(model)

@@ -261,8 +261,13 @@ class Algorithm(ABC, Generic[StateT]):
         """Whether a step is Σ a_n Δ_n over the round's updates, with the weights of `RoundInfo`.
 
         Nothing else of the updates may be kept. The coordinates of the sum may be scaled by what
-        follows from such sums.
+        follows from such sums, see `scales_coordinates`.
         """
+        return False
+
+    @property
+    def scales_coordinates(self) -> bool:
+        """Whether a step is not the sum of `averages_updates` itself, but that sum scaled."""
         return False
 
     @property

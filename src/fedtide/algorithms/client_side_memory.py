@@ -42,9 +42,9 @@ class ClientSideMemory(Algorithm[ClientSideMemoryState]):
         FedAU:           client n sends ω_t^n Δ_n, with ω from the rounds in which it took part,
                          which it counts itself; the server steps along η/N Σ ω_t^n Δ_n.
 
-    With y_n = Δ_n for MIFA and Δ_n / γ for FedLaAvg, the models are those of the plain methods. The
-    server's memory is O(d) instead of O(N d), and the FedAU form needs no more than secure
-    aggregation of sums.
+    With y_n = Δ_n for MIFA and Δ_n / γ for FedLaAvg, the models are those of the plain methods.
+    The server's memory is O(d) instead of O(N d), and the FedAU form needs no more than secure
+    aggregation of sums. This is for deployments; in a simulation, run the plain method.
 
     The server tells each client which of its updates was the last that counted, so a lost update
     does no harm: the client continues from the one that counted. A client that lost its disk says

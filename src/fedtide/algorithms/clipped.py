@@ -67,7 +67,7 @@ class Clipped(Wrapper[ClippedState]):
             fixed.
         rate: η_C in (0, 1], how fast the bound follows the quantile; 0.2 is that of Andrew et al.
         inner: the method that gets the updates; not one that keeps gradients of clients (Scaffold,
-            AmplifiedScaffold, WaitForAll with gradients), ClientSideMemory or CentralSGD.
+            AmplifiedScaffold, FOCUS, WaitForAll with gradients), ClientSideMemory or CentralSGD.
 
     Raises:
         InvalidInputError: a bound that is not positive, a quantile or rate out of range, or another

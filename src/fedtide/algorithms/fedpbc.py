@@ -110,8 +110,8 @@ class FedPBC(Algorithm[FedPBCState]):
         )
 
     def choose_cohort(self, state: FedPBCState, cohort: Cohort) -> Cohort:
-        """Return all clients; those that do not report have weight 0."""
-        weights = cohort.weights.new_zeros(len(state.mixed))
+        """Return all clients; those that do not report have the weight -1."""
+        weights = cohort.weights.new_full((len(state.mixed),), -1)
         weights[cohort.clients] = cohort.weights
         return Cohort(torch.arange(len(weights)), weights)
 
@@ -132,7 +132,7 @@ class FedPBC(Algorithm[FedPBCState]):
     def absorb(self, state: FedPBCState, updates: ClientUpdates) -> FedPBCState:
         """Move the models of these clients, and add those of the clients that report."""
         moves = self.server_lr * updates.deltas
-        local, present = state.local.read(updates.clients) + moves, updates.weights > 0
+        local, present = state.local.read(updates.clients) + moves, updates.weights >= 0
         return replace(
             state,
             local=state.local.write(updates.clients, local),

@@ -231,6 +231,19 @@ def _fewest_held(task: Task) -> int:
     return int(task.population.samples.min())
 
 
+def require_plain_updates(algorithm: Algorithm[Any]) -> None:
+    """Check that the algorithm expects Δ_n of its clients.
+
+    Raises:
+        InvalidInputError: its clients would send something else, from a memory of their own.
+    """
+    if algorithm.client_form:
+        raise InvalidInputError(
+            "algorithm: clients of a simulation have no memory of their own; give the method "
+            "without ClientSideMemory, whose models are the same"
+        )
+
+
 def require_plain_sgd(algorithm: Algorithm[Any], local: LocalTraining) -> None:
     """Check that the algorithm can recover gradients from updates of such local training.
 

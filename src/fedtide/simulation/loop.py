@@ -42,7 +42,12 @@ from fedtide.simulation.divergence import (
     flag_finite,
 )
 from fedtide.simulation.experiment import Experiment
-from fedtide.simulation.local_round import LocalRound, TrainRoundChunks, require_plain_sgd
+from fedtide.simulation.local_round import (
+    LocalRound,
+    TrainRoundChunks,
+    require_plain_sgd,
+    require_plain_updates,
+)
 from fedtide.simulation.metrics import (
     ParticipationTally,
     clients_table,
@@ -107,6 +112,7 @@ class Run:
         self.task = prepare_task(experiment)
         self.population, self._participation = _start_participation(experiment, self.task)
         require_plain_sgd(algorithm, experiment.local)
+        require_plain_updates(algorithm)
         rates, clients = self.population.rates, self.population.clients
         cohort = float(experiment.selection.most(clients) if rates is None else rates.sum())
         self._local = LocalRound(
@@ -342,7 +348,11 @@ class Run:
         if not np.array_equal(used, known):
             known = np.intersect1d(known, used, assume_unique=True)
         self.log.append(round_rows(participants, self.experiment.log, known))
-        self.tally.add(info.clients.cpu().numpy(), info.weights.double().cpu().numpy())
+        clients, weights = info.clients.cpu().numpy(), info.weights.double().cpu().numpy()
+        if len(clients) > len(known):  # others have trained, too, as those of FedPBC do
+            reported = np.isin(clients, known)
+            clients, weights = clients[reported], weights[reported]
+        self.tally.add(clients, weights)
         if self.iterates:
             self.iterates.append(self.driver.state.model)
 
