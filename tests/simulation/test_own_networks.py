@@ -261,3 +261,29 @@ def generator_states():
 def test_a_loss_that_averages_says_how_to_give_one_number_per_sample():
     with pytest.raises(ft.InvalidInputError, match=r"gives values of shape \(\).*reduction='n"):
         simulate(table(), nn.Linear(3, 1), loss=nn.MSELoss())
+
+
+class Recurrent(nn.Module):
+    """An LSTM, for which PyTorch has other kernels in float32 than in float64."""
+
+    def __init__(self):
+        super().__init__()
+        self.lstm, self.last = nn.LSTM(1, 4, batch_first=True), nn.Linear(4, 1)
+
+    def forward(self, x):
+        return self.last(self.lstm(x.unsqueeze(-1))[0][:, -1])
+
+
+def test_an_lstm_trains_alike_on_threads_in_float32():
+    torch.manual_seed(0)
+    net = Recurrent()
+    alone, threaded, chosen = (
+        simulate(table(), net, trainer=trainer) for trainer in ("reference", "threaded", "auto")
+    )
+    start = nn.utils.parameters_to_vector(net.parameters()).detach().numpy()
+    assert np.abs(alone.model - start).max() > 0.01
+    for found in (threaded, chosen):
+        np.testing.assert_allclose(found.model, alone.model, atol=1e-5)
+    with pytest.raises(ft.InvalidInputError, match=r"^trainer: .* use trainer: threaded"):
+        simulate(table(), net, trainer="stacked")
+    assert torch.backends.mkldnn.enabled

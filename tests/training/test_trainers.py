@@ -300,13 +300,14 @@ def test_auto_picks_one_and_says_which(digits_task):
     assert why.startswith(trainer.name)
 
 
-def test_auto_falls_back_to_the_reference_where_stacking_fails(digits_task, monkeypatch):
+def test_auto_takes_another_trainer_where_stacking_fails(digits_task, monkeypatch):
     def fail(*_):
         raise RuntimeError("no batching rule for this operation")
 
     monkeypatch.setattr(StackedTrainer, "train", fail)
     trainer, why = choose_trainer("auto", digits_task, local_training(), clients=10)
-    assert trainer.name == "reference"
+    assert trainer.name in ("reference", "threaded")
+    assert why.startswith(trainer.name)
     assert "no batching rule" in why
 
 

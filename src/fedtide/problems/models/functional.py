@@ -7,7 +7,7 @@ import pickle
 import random
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -115,6 +115,7 @@ class FunctionalModel:
         self._training_dtype = training_dtype or self._dtype
         self._evaluating = copy.deepcopy(module).eval()
         self._training = _TrainingModule.of(module, self._training_dtype)
+        self._has_lstm = any(isinstance(layer, nn.LSTM) for layer in module.modules())
         self.draws = self._training.masks is not None
         statistics = self._training.statistics
         self.buffers: Params = {} if statistics is None else _cast(statistics.initial, self._dtype)
@@ -180,7 +181,8 @@ class FunctionalModel:
             training.statistics.start_pass(buffers or self.buffers, sample_mask)
         args, kwargs = self._arguments(inputs, self._training_dtype)
         values = _cast(params, self._training_dtype)
-        outputs = torch.func.functional_call(training.module, values, args, kwargs)
+        with _without_onednn() if self._has_lstm else nullcontext():
+            outputs = torch.func.functional_call(training.module, values, args, kwargs)
         if isinstance(outputs, Tensor) and outputs.is_floating_point():
             outputs = outputs.to(self._dtype)
         end = {} if training.statistics is None else training.statistics.end_pass()
@@ -224,6 +226,17 @@ class FunctionalModel:
                     "BatchNorm or GroupNorm, or track_running_stats=False"
                 )
         return outputs[0] if self.buffers else outputs
+
+
+@contextmanager
+def _without_onednn() -> Iterator[None]:
+    """Use PyTorch's own LSTM: the gradient of oneDNN's cannot be captured."""
+    before = torch.backends.mkldnn.enabled
+    torch.backends.mkldnn.enabled = False  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        torch.backends.mkldnn.enabled = before
 
 
 def _name(dtype: torch.dtype) -> str:

@@ -52,10 +52,11 @@ def choose_trainer(
         return _trainer(name, task, local), f"{name}, as requested"
     seconds: dict[TrainerName, float] = {}
     failed: dict[TrainerName, str] = {}
-    candidates: list[TrainerName] = ["reference", "stacked"]
-    if devices.is_cpu(task.start) and _has_convolutions(task):
-        candidates.append("threaded")
+    candidates: tuple[TrainerName, ...] = ("reference", "stacked", "threaded")
     for candidate in candidates:
+        stacks = "stacked" not in failed and not _has_convolutions(task)
+        if candidate == "threaded" and (stacks or not devices.is_cpu(task.start)):
+            continue
         try:
             with activity(MEASURING):
                 seconds[candidate] = _seconds_per_client(
