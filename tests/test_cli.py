@@ -464,9 +464,9 @@ def test_output_folders_with_other_contents_are_refused(fedtide):
     study = write(EXPERIMENT | {"seeds": [1, 2]}, "study.yaml")
     before = everything()
     for arguments, words in [
-        ((file, "--out", "full"), ("full is not empty", "--resume")),
+        ((file, "--out", "full"), ("full is not empty", "no run")),
         ((file, "--out", "full", "--resume"), ("full is not empty", "no run")),
-        ((study, "--out", "full"), ("full is not empty", "--resume")),
+        ((study, "--out", "full"), ("full is not empty", "no sweep")),
         ((file, "--out", "full/notes.txt"), ("full/notes.txt is a file", "folder")),
         ((study, "--out", "full/notes.txt"), ("full/notes.txt is a file", "folder")),
     ]:
@@ -540,7 +540,9 @@ def test_places_that_cannot_be_written_are_refused(fedtide):
     file, place = write(several), Path("file/folder")
     Path("file").write_text("")
     fedtide("run", file, "--out", "runs", "--workers", "1")
+    single = write(several | {"seeds": [1]}, "single.yaml")
     for field, arguments in (
+        ("out", ("run", single, "--out", place)),
         ("out", ("sweep", file, "--out", place)),
         ("out", ("run", file, "--out", place)),
         ("figures", ("report", "runs", "--figures", place)),

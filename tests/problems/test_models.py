@@ -446,9 +446,9 @@ def tracking_instance_norm():
         ),
         (  # wide: RReLU draws only for negative inputs, of which there must be some
             nn.Sequential(nn.Linear(9, 64), nn.RReLU(), nn.Linear(64, 3)),
-            "global generator.*; use nn.Dropout",
+            "global random generator.*; use nn.Dropout",
         ),
-        (FunctionalDropout(), "global generator.*; use nn.Dropout"),
+        (FunctionalDropout(), "global random generator.*; use nn.Dropout"),
         (nn.Flatten(), "no parameters.*; set requires_grad"),
         (nn.LazyLinear(3), "lazy layers.*; give them sizes"),
     ],

@@ -287,3 +287,13 @@ def test_an_lstm_trains_alike_on_threads_in_float32():
     with pytest.raises(ft.InvalidInputError, match=r"^trainer: .* use trainer: threaded"):
         simulate(table(), net, trainer="stacked")
     assert torch.backends.mkldnn.enabled
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm")
+def test_a_network_that_cannot_be_copied_is_refused():
+    net = nn.utils.weight_norm(nn.Linear(3, 1))
+    net(torch.ones(1, 3))
+    with pytest.raises(
+        ft.InvalidInputError, match=r"^problem\.model: it cannot be copied .*; build"
+    ):
+        simulate(table(), net)

@@ -233,8 +233,8 @@ def contents(folder):
 def test_a_folder_that_is_not_empty(regression, tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
     before = contents(tmp_path)
-    for resume, hint in ((False, "--resume"), (True, "holds no run")):
-        with pytest.raises(ft.InvalidInputError, match=f"^out: .* is not empty; .*{hint}"):
+    for resume in (False, True):
+        with pytest.raises(ft.InvalidInputError, match=r"^out: .* is not empty; it holds no run"):
             ft.simulate(**regression, out=tmp_path, resume=resume)
     assert contents(tmp_path) == before
 

@@ -98,7 +98,8 @@ def audit_command(
         int, typer.Option(help="Number of model parameters, for the cost of the methods.")
     ] = 1_000_000,
     tolerance: Annotated[
-        float, typer.Option(help="Accepted irregularity of a window (paper 000, equation 15).")
+        float,
+        typer.Option(help="Accepted irregularity of a window (Wang and Ji 2022, equation 15)."),
     ] = 0.1,
     smoothness: Annotated[
         float | None,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -26,6 +25,7 @@ from fedtide.problems.datasets.catalogue import standardisation
 from fedtide.problems.datasets.sources import Ints, Table, read_source, split_files
 from fedtide.problems.losses import LOSSES, TARGET_KINDS, LossFunction, TargetKind, resolve_function
 from fedtide.problems.models import Model, resolve_model
+from fedtide.problems.models.functional import copy_network
 from fedtide.problems.models.initialisation import build_seeded
 from fedtide.problems.partitions import FlwrInstance, Partition, Shards, StoredShards
 from fedtide.problems.partitions.base import to_names
@@ -320,7 +320,7 @@ def build_network(model: ModelLike, shape: tuple[int, ...], outputs: int, seed: 
     """
     maker = resolve_network(model)
     if isinstance(maker, nn.Module):
-        return copy.deepcopy(maker)
+        return copy_network(maker)
     if isinstance(maker, Model):
         return build_seeded(lambda: maker.build(shape, outputs), seed)
     try:

@@ -34,6 +34,8 @@ class Column:
     std: bool = False
 
 
+_LONG = 1e6  # from here on numbers are rounded to three digits
+
 COLUMNS = (
     Column("test_accuracy", "test\naccuracy %", percent=True, std=True),
     Column("client_test_accuracy_worst_tenth", "worst\ntenth %", percent=True, std=True),
@@ -119,5 +121,7 @@ def format_cell(row: dict[str, Any], column: Column) -> str:
     if mean is None:
         return ""
     scale = 100 if column.percent else 1
-    spread = f" ± {std * scale:.{column.digits}f}" if column.std and row["seeds"] > 1 else ""
-    return f"{mean * scale:,.{column.digits}f}{spread}"
+    # a run that diverges has numbers of any length
+    form = f",.{column.digits}f" if abs(mean * scale) < _LONG else ".3g"
+    spread = f" ± {std * scale:{form.lstrip(',')}}" if column.std and row["seeds"] > 1 else ""
+    return f"{mean * scale:{form}}{spread}"

@@ -147,7 +147,9 @@ class RunFolder:
                     "give the same experiment or another folder"
                 )
         elif self.path.exists() and any(p not in self._initial_files for p in self.path.iterdir()):
-            hint = "it holds no run" if resume else "choose another, or continue with --resume"
+            hint = "it holds no run; choose another"
+            if self.experiment.exists():
+                hint = "choose another, or continue with --resume (in Python resume=True)"
             raise InvalidInputError(f"out: {self.path} is not empty; {hint}")
 
     def check_fingerprints(self, now: Fingerprints, resume: Resume) -> None:

@@ -41,9 +41,10 @@ def check_runs(runs: Sequence[SweepRun], out: Path, strict: bool, resume: Resume
 
 
 def _check_existing(runs: Sequence[SweepRun], out: Path, resume: Resume) -> None:
-    if not resume:
-        raise InvalidInputError(
-            f"out: {out} is not empty; choose another, or continue with --resume"
-        )
     if not (out / SWEEP_FILE).exists() and not any((out / run.path).exists() for run in runs):
         raise InvalidInputError(f"out: {out} is not empty and holds no sweep; choose another")
+    if not resume:
+        raise InvalidInputError(
+            f"out: {out} is not empty; choose another, or continue with --resume (in Python "
+            "resume=True)"
+        )

@@ -113,7 +113,7 @@ class FunctionalModel:
         self._names = names or (None,) * len(example)
         self._dtype = next(iter(self.params.values())).dtype
         self._training_dtype = training_dtype or self._dtype
-        self._evaluating = copy.deepcopy(module).eval()
+        self._evaluating = copy_network(module).eval()
         self._training = _TrainingModule.of(module, self._training_dtype)
         self._has_lstm = any(isinstance(layer, nn.LSTM) for layer in module.modules())
         self.draws = self._training.masks is not None
@@ -226,6 +226,21 @@ class FunctionalModel:
                     "BatchNorm or GroupNorm, or track_running_stats=False"
                 )
         return outputs[0] if self.buffers else outputs
+
+
+def copy_network(module: nn.Module) -> nn.Module:
+    """Return a copy of a network.
+
+    Raises:
+        InvalidInputError: it cannot be copied, as with the older `torch.nn.utils.weight_norm`.
+    """
+    try:
+        return copy.deepcopy(module)
+    except Exception as error:
+        raise InvalidInputError(
+            f"model: it cannot be copied ({first_line(error, 150)}); build what it holds from "
+            "parameters, buffers and layers, with torch.nn.utils.parametrizations"
+        ) from error
 
 
 @contextmanager
