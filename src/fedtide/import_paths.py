@@ -131,6 +131,7 @@ def import_path_of(thing: Any) -> str:
     if found is not thing or module in ("__main__", "__mp_main__"):
         raise InvalidInputError(
             f"out: {name} of {module} has no import path; define it at the top level of a module "
-            "(a .py file that is imported), or run without a folder"
+            "(a .py file that is imported), give an object instead of a class or function, or run "
+            "without a folder"
         )
     return f"{module}:{name}"

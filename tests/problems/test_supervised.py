@@ -671,3 +671,15 @@ def test_images_as_targets_are_standardised_like_images_as_inputs():
     shared = {"train": rows, "model": lambda: nn.Conv2d(1, 1, 3, padding=1), "loss": "mse"}
     one, other = (prepare(Supervised(**shared, target=target)) for target in ("y", None))
     torch.testing.assert_close(one._train.target, other._train.target)
+
+
+def test_classes_with_gaps_are_warned_of(caplog):
+    x = np.zeros((6, 2), dtype=np.float32)
+    for labels, warned in (([0, 1, 2, 0, 1, 2], False), ([70, 71, 72, 70, 71, 72], True)):
+        caplog.clear()
+        table = {"x": x, "y": np.array(labels), "client": np.arange(6) % 2}
+        task = Supervised(table).prepare(0, torch.device("cpu"), torch.float32)
+        assert task.layout.size == 3 * (max(labels) + 1)
+        assert ["target: only 3 of the classes 0 to 72" in m for m in caplog.messages] == [
+            True
+        ] * warned

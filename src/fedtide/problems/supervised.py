@@ -463,7 +463,16 @@ def _count_classes(target: Target, kind: TargetKind | None) -> int:
         return 0
     if target.names:
         return len(target.names)
-    return max(int(part.max(initial=0)) for part in target.parts) + 1
+    classes = max(int(part.max(initial=0)) for part in target.parts) + 1
+    seen = len(np.unique(target.train))
+    if kind == "classes" and 2 * seen < classes:
+        _logger.warning(
+            "target: only %d of the classes 0 to %d occur, and the network gets outputs for all; "
+            "number them from 0 without gaps, or give text",
+            seen,
+            classes - 1,
+        )
+    return classes
 
 
 def _outputs(target: Target, kind: TargetKind | None, classes: int) -> int:
