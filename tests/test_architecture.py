@@ -29,6 +29,7 @@ BASICS = {
     "configurable",
     "import_paths",
     "content_hash",
+    "text_files",
 }
 MAY_IMPORT = {
     "participation": set(),

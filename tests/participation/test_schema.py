@@ -140,7 +140,35 @@ def test_rows_name_the_furthest_stage(lowest: str) -> None:
 def test_an_empty_log_can_be_written(tmp_path: Path) -> None:
     write_log(tmp_path / "log.parquet", to_frame([]))
     assert read_log(tmp_path / "log.parquet").shape == (0, 4)
-    assert Replay(to_frame([])).begin(Population(clients=2), 0).length == 0
+
+
+@pytest.mark.parametrize(
+    ("stages", "what"), [([], "rows"), (["available"], "clients of the stage")]
+)
+def test_a_log_without_anybody_cannot_be_replayed(stages: list[str], what: str) -> None:
+    log = pl.DataFrame({"round": [0], "client": [1]}).head(len(stages))
+    replay = Replay(log.with_columns(stage=pl.Series(stages, dtype=pl.String)))
+    with pytest.raises(InvalidInputError, match=rf"^log: it has no {what}.*; "):
+        replay.begin(Population(clients=2), seed=0)
+
+
+@pytest.mark.parametrize("in_file", [True, False])
+def test_a_replay_takes_the_names_of_the_columns(in_file: bool, tmp_path: Path) -> None:
+    log = pl.DataFrame({"Round Num": [0, 1, 1], "Client-ID": [0, 0, 1]})
+    log.write_csv(tmp_path / "log.csv")
+    columns = {"round": "Round Num", "client": "Client-ID"}
+    replay = Replay(tmp_path / "log.csv" if in_file else log, columns=columns)
+    running = replay.begin(Population(clients=2), seed=0)
+    assert [running.round(t).clients.tolist() for t in range(2)] == [[0], [0, 1]]
+
+
+def test_the_folder_of_a_run_is_replayed(tmp_path: Path) -> None:
+    log = tmp_path / "participation.parquet"
+    pl.DataFrame({"round": [0, 1], "client": [0, 1]}).write_parquet(log)
+    replay = Replay(str(tmp_path))
+    assert replay.log == log  # whose content belongs to the fingerprint of a run
+    running = replay.begin(Population(clients=2), seed=0)
+    assert [running.round(t).clients.tolist() for t in range(2)] == [[0], [1]]
 
 
 def test_a_table_file_gives_the_same_rounds_as_its_array(tmp_path: Path) -> None:
@@ -179,7 +207,7 @@ def _file(name: str, content: str | bytes) -> Callable[[Path], Path]:
         (_file("log.jsonl", ""), "log: ", "empty"),
         (_file("log.parquet", b"PAR1 cut short"), "log: ", "readable .parquet"),
         (_file("log.jsonl", '{"round": 1,\n'), "log: ", "readable .jsonl"),
-        (_file("log.csv", b"\xff\xfe\x00\x01\x00"), "log: ", ""),
+        (_file("log.csv", b"\xff\xfe\x00\x01\x00"), "log: ", "save it as UTF-8"),
         (_file("log.csv", "rnd,client\n0,1\n"), "log: ", "'round' among 'rnd', 'client'"),
         (_file("log.csv", "round,client\n0,1\n1,2\n0,1\n"), "client: 1", "round 0"),
         (_file("log.csv", "round,client\n-1,1\n"), "round: -1", ""),

@@ -1,5 +1,6 @@
 """Traces against a brute-force search of the intervals."""
 
+from datetime import date, datetime
 from pathlib import Path
 
 import numpy as np
@@ -47,11 +48,15 @@ def test_every_round_matches_brute_force(
     elif repeat % 3 == 2 and repeat >= last:
         repeats = repeat / 10
     trace = Trace(path, round_seconds=step / 10, repeat=repeats)
+    if not last:
+        with pytest.raises(InvalidInputError, match=r"^file: .* has no rows with an end after"):
+            trace.begin(Population(clients=CLIENTS), seed=0)
+        return
     running = trace.begin(Population(clients=CLIENTS), seed=0)
     period = last if repeats is True else repeat
     for t in [*range(30), data.draw(st.integers(30, 10**7))]:
         instant = t * step
-        if repeats is not False and last:
+        if repeats is not False:
             instant %= period
         expected = sorted({c for c, a, b in rows if a <= instant < b})
         assert running.round(t).clients.tolist() == expected
@@ -118,8 +123,13 @@ def test_decimal_instants_meet_interval_boundaries(tmp_path: Path) -> None:
         ([("a", 0, 1), ("b", 0, 1), ("c", 0, 1)], "file: 3 different clients"),
         ([("a", 0, 1), ("a", 1, 2)], "file: 1 different clients"),
         ([(0, -1, 5)], "file: start -1.0"),
-        ([(0, "nan", 5)], "file: nan"),
-        ([(0, "noon", 5)], "file: nan"),
+        ([(0, "nan", 5)], "file: start in row 0 'nan' is not a finite number"),
+        ([(0, 0, 5), (0, "2026-01-01T00:00", 5)], "file: start in row 1 '2026-01-01T00:00' is"),
+        ([(0, 0, 5), (1, 0, None)], "file: end in row 1 is missing"),
+        ([(0, 0, None)], "file: end in row 0 is missing"),
+        ([(0, 1767225600, 1767229200)], "file: its times begin at 1767225600 seconds"),
+        ([], "file: '.*trace.csv' has no rows"),
+        ([(0, 3, 3)], "file: '.*trace.csv' has no rows with an end after the start"),
         ([(None, 0, 5)], "file: the client is missing in row 0"),
     ],
 )
@@ -129,6 +139,14 @@ def test_invalid_rows_are_rejected(
     path = write_trace(tmp_path / "trace.csv", rows)
     with pytest.raises(InvalidInputError, match=f"^{start}.*; .+"):
         Trace(path, 1.0).begin(Population(clients=2), seed=0)
+
+
+@pytest.mark.parametrize("start", [datetime(2026, 1, 1), date(2026, 1, 1), [0.0], True])
+def test_columns_that_hold_no_numbers_are_rejected(start: object, tmp_path: Path) -> None:
+    path = tmp_path / "trace.parquet"
+    pl.DataFrame({"client": [0], "start": [start], "end": [start]}).write_parquet(path)
+    with pytest.raises(InvalidInputError, match=r"^file: start in row 0 '.+' is not a finite .*; "):
+        Trace(path, 1.0).begin(Population(clients=1), seed=0)
 
 
 def test_invalid_parameters_are_rejected(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Tables from arrays, data frames, data sets and files, against the values they were made of."""
 
+import gzip
 import io
 from datetime import date
 from decimal import Decimal
@@ -8,6 +9,7 @@ import numpy as np
 import pandas as pd
 import polars as pl
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from datasets import Dataset
@@ -67,6 +69,82 @@ def test_csv_files_give_numbers_and_text(tmp_path):
     table = read_source("train", str(tmp_path / "t.csv"), order=())
     np.testing.assert_array_equal(table.column("inputs", "n"), NUMBERS)
     assert table.column("inputs", "w").tolist() == WORDS
+
+
+TEXT = "n,m,w,who\n1.5,1,b,007\n-2,2,NA,7\n3.25,3,b,1\n"
+SEMICOLONS = TEXT.replace(",", ";").replace(".", ",")
+FORMATS = {
+    "t.CSV": TEXT.encode(),
+    "bom.csv": TEXT.encode("utf-8-sig"),
+    "spaces.csv": TEXT.replace("n,m,w", "n, m, w").encode(),
+    "semicolons.csv": TEXT.replace(",", ";").encode(),
+    "decimal-commas.csv": SEMICOLONS.encode(),
+    "tabs.csv": TEXT.replace(",", "\t").encode(),
+    "bars.csv": TEXT.replace(",", "|").encode(),
+    "t.tsv": TEXT.replace(",", "\t").encode(),
+    "t.csv.gz": gzip.compress(TEXT.encode()),
+    "T.TSV.GZ": gzip.compress(TEXT.replace(",", "\t").encode()),
+}
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_delimited_text_is_read_whatever_separates_and_compresses_it(name, tmp_path):
+    (tmp_path / name).write_bytes(FORMATS[name])
+    table = read_source("train", str(tmp_path / name), order=(), names="who")
+    assert table.names == ["n", "m", "w", "who"]
+    np.testing.assert_array_equal(table.column("inputs", "n"), NUMBERS)
+    assert table.column("inputs", "m").dtype == np.int64
+    assert table.column("target", "w").tolist() == ["b", "NA", "b"]
+    assert table.column("clients", "who").tolist() == ["007", "7", "1"]
+
+
+REFUSED_FILES = {
+    "latin-label.csv": ("x,y\n" + "1,a\n" * 5000 + "1,é\n", r"column 'y' .*; save it as UTF-8"),
+    "latin-client.csv": ("x,u\n" + "1,a\n" * 5000 + "1,é\n", r"UTF8.*; save it as UTF-8"),
+    "latin-early.csv": ("x,y\n1,é\n", r"; save it as UTF-8"),
+    "header.csv": ("x,y\n\n", r"has no rows; "),
+    "nothing.csv": ("", r"no header.*; write it again"),
+    "cells.csv": ("x,y\n1,2,3\n", r"Expected 2 columns, got 3.*; write it again"),
+    "twice.csv": ("x,y,x\n1,2,3\n", r"two columns called 'x'; rename or remove"),
+    "gzip.csv.gz": ("x,y\n1,2\n", r"not a readable \.csv file.*; write it again"),
+    "rows.jsonl": ('{"x": 1}\n', r"neither a \.parquet nor a \.csv or \.tsv file; give"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED_FILES)
+def test_files_that_hold_no_table_say_why(name, tmp_path):
+    text, reason = REFUSED_FILES[name]
+    (tmp_path / name).write_text(text, encoding="latin-1")
+    with pytest.raises(InvalidInputError, match=rf"^train: '.*{name}' .*{reason}"):
+        read_source("train", tmp_path / name, order=(), names="u")
+
+
+@pytest.mark.parametrize("text", ["x\n1\nNA\n", 'x\n1\n""\n', "x;y\n1,5;0\nNaN;0\n"])
+def test_what_says_that_a_number_is_missing_does_not_make_the_column_text(text, tmp_path):
+    (tmp_path / "t.csv").write_text(text)
+    table = read_source("train", tmp_path / "t.csv", order=())
+    with pytest.raises(
+        InvalidInputError, match=r"1 of 2 values are missing \(the first in row 1\)"
+    ):
+        table.column("inputs", "x")
+
+
+TWICE = {
+    "pandas": lambda path: pd.DataFrame([[1, 2, 3]], columns=["a", "b", "a"]),
+    "pandas-written-alike": lambda path: pd.DataFrame([[1, 2]], columns=["1", 1]),
+    "mapping": lambda path: {"1": [1], 1: [2]},
+    "arrow": lambda path: pa.table([[1], [2]], names=["a", "a"]),
+    "parquet": lambda path: (
+        pq.write_table(pa.table([[1], [2]], names=["a", "a"]), path / "t.parquet")
+        or path / "t.parquet"
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", TWICE)
+def test_columns_of_one_name_are_refused(kind, tmp_path):
+    with pytest.raises(InvalidInputError, match=r"^train: .* two columns called '[a1]'; rename"):
+        read_source("train", TWICE[kind](tmp_path), order=())
 
 
 def test_items_of_a_torch_data_set_are_tuples_in_the_order_of_the_columns():
@@ -134,6 +212,10 @@ REFUSED = {
     "missing": ({"a": pl.Series([1, None, 3])}, "row 1"),
     "missing-in-pandas": (pd.DataFrame({"a": [1.0, float("nan")]}), "missing"),
     "dates": ({"a": [date(2020, 1, 1)]}, "not numeric|not an array"),
+    "mixed-in-pandas": (pd.DataFrame({"a": [7, "7"]}), r"different types \(int, str\); convert"),
+    "mixed-in-a-list": ({"a": [7, "7"]}, r"different types \(int, str\); convert"),
+    "one-number": ({"a": 7}, "not an array"),
+    "one-object": ({"a": None}, "not an array"),
     "empty-list": ({"a": [[1], []]}, "row 1"),
     "ragged-twice": ({"a": [[[1], [2, 3]], [[4]]]}, "two levels"),
 }

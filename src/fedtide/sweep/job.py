@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -121,7 +122,8 @@ def run_job(job: Job, on_status: OnStatus, cluster: RayCluster | None = None) ->
     With a cluster, its workers train the clients.
     """
     try:
-        RunFolder(job.folder).failure.unlink(missing_ok=True)
+        with suppress(OSError):  # a folder that cannot be written is an error of `execute`
+            RunFolder(job.folder).failure.unlink()
         reporter = _StatusReporter(on_status)
         execute(job.experiment, job.folder, job.resume, [reporter], cluster, job.alike)
     except Interrupted as error:

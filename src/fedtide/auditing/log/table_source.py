@@ -22,12 +22,13 @@ import pyarrow.parquet as pq
 from fedtide.auditing.log.adapters import TEXT_LOGS, is_document, read_document, reject_text_log
 from fedtide.auditing.log.columns import is_recognised
 from fedtide.errors import InvalidInputError
-from fedtide.participation.log.tables import (
+from fedtide.participation.log.tables import READABLE, require_file
+from fedtide.text_files import (
     DAMAGE,
-    READABLE,
+    Header,
+    has_rows,
     open_text,
     read_header,
-    require_file,
     split_suffix,
     unreadable,
 )
@@ -101,15 +102,13 @@ def _open_csv(path: Path) -> TableSource:
     else:
         named = {"\t": "tabs", ";": "semicolons", "|": "bars"}[header.separator]
         notes = (f"columns are separated by {named}",)
-    read = partial(_read_csv, path, header.names, header.separator, header.lines)
+    read = partial(_read_csv, path, header)
     return TableSource(header.names, read, True, header.separator != ",", notes)
 
 
-def _read_csv(
-    path: Path, columns: list[str], separator: str, lines: int, names: Sequence[str]
-) -> Batches:
+def _read_csv(path: Path, header: Header, names: Sequence[str]) -> Batches:
     """Yield columns of strings, the client's dictionary-encoded later; empty cells are missing."""
-    if not _has_rows(path, lines):
+    if not has_rows(path, header):
         return
     size = path.stat().st_size
     with pa.OSFile(str(path)) as raw:
@@ -118,9 +117,9 @@ def _read_csv(
         reader = pa_csv.open_csv(
             stream,
             read_options=pa_csv.ReadOptions(
-                column_names=columns, skip_rows=lines, block_size=_CSV_BYTES
+                column_names=header.names, skip_rows=header.lines, block_size=_CSV_BYTES
             ),
-            parse_options=pa_csv.ParseOptions(delimiter=separator, newlines_in_values=True),
+            parse_options=pa_csv.ParseOptions(delimiter=header.separator, newlines_in_values=True),
             convert_options=pa_csv.ConvertOptions(
                 include_columns=list(names),
                 column_types=dict.fromkeys(names, pa.string()),
@@ -130,12 +129,6 @@ def _read_csv(
         )
         for batch in reader:
             yield {name: batch[name] for name in names}, min(1.0, raw.tell() / size)
-
-
-def _has_rows(path: Path, lines: int) -> bool:
-    """Return whether anything follows the header; Arrow does not read a header alone."""
-    with open_text(path) as file:
-        return any(line.strip() for line in islice(file, lines, lines + 1000))
 
 
 def _open_json(path: Path) -> TableSource:

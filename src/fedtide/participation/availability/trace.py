@@ -28,6 +28,7 @@ _Times = NDArray[np.float64]
 
 _logger = getLogger("fedtide")
 
+_FIRST_DATE = 1e8  # seconds: no run begins after three years, and Unix times from 1973 are larger
 _MAX_COUNTED_ROUNDS = 100_000  # which take seconds to count
 
 
@@ -52,10 +53,10 @@ class Trace(Availability):
             after that many seconds (such as 86400, a day); False: nobody is available afterwards.
 
     Raises:
-        InvalidInputError: seconds that are not above 0; in `begin`, a file that cannot be read or
-            lacks a column, times that are negative or not finite, an end before its start,
-            intervals of one client that overlap (touching is fine), an end beyond `repeat`, clients
-            that do not fit the population.
+        InvalidInputError: seconds that are not above 0; in `begin`, a file that cannot be read,
+            lacks a column or has no intervals, times that are missing, no numbers, negative or not
+            finite, or dates, an end before its start, intervals of one client that overlap
+            (touching is fine), an end beyond `repeat`, clients that do not fit the population.
     """
 
     file: str | Path
@@ -83,7 +84,7 @@ class Trace(Availability):
         step, period = _to_decimal(self.round_seconds), self._period(ends)
         length = None
         if period is None:
-            length = -(-_to_decimal(ends.max(initial=0.0)) // step)
+            length = -(-_to_decimal(ends.max()) // step)
         return _TraceStream(IntervalIndex(clients, starts, ends), step, period, length)
 
     def known_rates(self, population: Population, seed: int) -> _Times | None:
@@ -104,7 +105,7 @@ class Trace(Availability):
 
     def _period(self, ends: _Times) -> Fraction | None:
         """Return the seconds after which the trace starts again; None: never."""
-        if self.repeat is False or not len(ends):
+        if self.repeat is False:
             return None
         period = ends.max() if self.repeat is True else self.repeat
         if ends.max() > period:
@@ -124,6 +125,12 @@ class Trace(Availability):
         ids = number_clients("file", names, population)
         order = np.lexsort((starts, ids))
         order = order[starts[order] < ends[order]]
+        if not len(order):
+            raise InvalidInputError(
+                f"file: {str(self.file)!r} has no rows with an end after the start; give one for "
+                "each interval"
+            )
+        _reject_dates(starts[order])
         ids, starts, ends = ids[order], starts[order], ends[order]
         _reject_overlaps(names.gather(order), ids, starts, ends)
         return ids, starts, ends
@@ -159,12 +166,31 @@ def _require_seconds(field: str, seconds: float) -> None:
 
 def _parse_times(column: pl.Series) -> _Times:
     """Return a column of times as numbers of at least 0."""
-    times = require_numbers("file", column.cast(pl.Float64, strict=False).to_numpy())
+    if column.dtype.is_numeric() or column.dtype == pl.String:
+        times = column.cast(pl.Float64, strict=False).to_numpy()
+    else:  # such as dates, which Polars would convert
+        times = np.full(len(column), np.nan)
+    wrong = np.flatnonzero(~np.isfinite(times))
+    if len(wrong):
+        row = int(wrong[0])
+        (value,) = column[row : row + 1].to_list()
+        what = "is missing" if value is None else f"{str(value)!r:.60} is not a finite number"
+        raise InvalidInputError(
+            f"file: {column.name} in row {row} {what}; give seconds from the start of the run"
+        )
     if len(times) and times.min() < 0:
         raise InvalidInputError(
             f"file: {column.name} {times.min()} is negative; give seconds of at least 0"
         )
     return times
+
+
+def _reject_dates(starts: _Times) -> None:
+    if starts.min() >= _FIRST_DATE:
+        raise InvalidInputError(
+            f"file: its times begin at {starts.min():.0f} seconds, but the run begins at 0; "
+            "subtract the first start from all times"
+        )
 
 
 def _reject_reversed(names: pl.Series, starts: _Times, ends: _Times) -> None:

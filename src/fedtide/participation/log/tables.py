@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import csv
-import gzip
 import io
 import json
-import zlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from fedtide.atomic_io import write_atomically
-from fedtide.errors import InvalidInputError, did_you_mean, first_line
+from fedtide.errors import InvalidInputError, did_you_mean
+from fedtide.text_files import DAMAGE, open_text, read_header, split_suffix, unreadable
 
 SUFFIXES = (".parquet", ".csv", ".jsonl", ".ndjson")
 """What tables are written as."""
@@ -25,26 +22,6 @@ SUFFIXES = (".parquet", ".csv", ".jsonl", ".ndjson")
 _TEXT = (".csv", ".tsv", ".jsonl", ".ndjson", ".json")
 READABLE = (".parquet", *_TEXT, *(f"{suffix}.gz" for suffix in _TEXT))
 """What tables are read from."""
-
-DAMAGE = (pa.ArrowException, OSError, EOFError, ValueError, RecursionError, csv.Error, zlib.error)
-"""What libraries raise on a damaged file."""
-
-_SEPARATORS = ",;\t|"
-
-
-@dataclass(frozen=True)
-class Header:
-    """The header of delimited text.
-
-    Args:
-        names: of the columns.
-        separator: the character between them.
-        lines: how many lines the header takes, with the empty ones before it.
-    """
-
-    names: list[str]
-    separator: str
-    lines: int
 
 
 def read_table(field: str, path: str | Path, client: str = "client") -> pl.DataFrame:
@@ -87,20 +64,6 @@ def write_table(field: str, path: str | Path, frame: pl.DataFrame) -> None:
     write_atomically(path, write, field, hint="choose another path")
 
 
-def unreadable(field: str, path: Path, error: Exception) -> InvalidInputError:
-    """Return the error about a file whose content is not what its suffix says.
-
-    >>> unreadable("log", Path("log.csv"), UnicodeDecodeError("utf-8", b"\\xe9", 0, 1, "invalid"))
-    InvalidInputError("log: 'log.csv' is not a readable .csv file ('utf-8' codec can't decode byte
-    0xe9 in position 0: invalid); save it as UTF-8")
-    """
-    hint = "save it as UTF-8" if isinstance(error, UnicodeDecodeError) else "write it again"
-    return InvalidInputError(
-        f"{field}: {str(path)!r} is not a readable {split_suffix(path)[0]} file "
-        f"({first_line(error).rstrip('.')}); {hint}"
-    )
-
-
 def require_columns(field: str, frame: pl.DataFrame, names: Sequence[str], hint: str) -> None:
     """Raise InvalidInputError, naming the table's columns, if one of `names` is missing."""
     for name in names:
@@ -118,40 +81,6 @@ def require_file(field: str, path: Path, suffixes: Sequence[str]) -> None:
     _require_suffix(field, path, suffixes)
     if path.stat().st_size == 0:
         raise InvalidInputError(f"{field}: {str(path)!r} is empty; write it again")
-
-
-def split_suffix(path: Path) -> tuple[str, bool]:
-    """Return the suffix that says the format, and whether the file is compressed by gzip.
-
-    >>> split_suffix(Path("log.CSV.gz"))
-    ('.csv', True)
-    """
-    compressed = path.suffix.lower() == ".gz"
-    return (path.with_suffix("") if compressed else path).suffix.lower(), compressed
-
-
-def open_text(path: Path) -> TextIO:
-    """Open a text file in UTF-8, compressed or not, without its byte order mark."""
-    if split_suffix(path)[1]:
-        return gzip.open(path, "rt", encoding="utf-8-sig")
-    return path.open(encoding="utf-8-sig")
-
-
-def read_header(path: Path) -> Header:
-    """Return the header of delimited text; the separator is the one that its first line has most.
-
-    Raises:
-        ValueError: a file of empty lines; text that is not UTF-8.
-    """
-    with open_text(path) as file:
-        for number, line in enumerate(file, start=1):
-            if line.strip():
-                separator = max(_SEPARATORS, key=line.count)
-                if split_suffix(path)[0] == ".tsv":
-                    separator = "\t"
-                (names,) = csv.reader([line], delimiter=separator)
-                return Header([name.strip() for name in names], separator, number)
-    raise ValueError("it has no header")
 
 
 def _require_suffix(field: str, path: Path, suffixes: Sequence[str]) -> str:

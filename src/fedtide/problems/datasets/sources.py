@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -22,15 +23,17 @@ from fedtide.errors import InvalidInputError, did_you_mean, first_line
 from fedtide.import_paths import import_object, is_import_path
 from fedtide.problems.datasets.hub import load_from_hub, undecoded
 from fedtide.problems.datasets.image_decoding import decode_cached, decode_images
+from fedtide.text_files import DAMAGE, has_rows, read_header, split_suffix, unreadable
 
 Ints = NDArray[np.int64]
 
 _IMAGE_BYTES = "bytes"  # of the struct in which Hugging Face stores an image
-_SUFFIXES = (".parquet", ".csv")
+_SUFFIXES = (".parquet", ".csv", ".tsv", ".csv.gz", ".tsv.gz")
+_MISSING = pa.array(pyarrow.csv.ConvertOptions().null_values)  # such as "" and "NA"
 _KINDS = (
     "a mapping of arrays, a pandas, Polars or PyArrow table, a Hugging Face or PyTorch data set, "
-    "the path of a Parquet or CSV file, the import path of a function that returns one of these, "
-    "hub:OWNER/NAME, or femnist, shakespeare or stackoverflow"
+    "the path of a Parquet, CSV or TSV file, the import path of a function that returns one of "
+    "these, hub:OWNER/NAME, or femnist, shakespeare or stackoverflow"
 )
 
 
@@ -148,10 +151,10 @@ def read_source(field: str, source: Any, order: Sequence[str], names: str | None
             `Dataset`, a map-style PyTorch `Dataset`, or text, see `_read_named`.
         order: the names of the elements where rows are tuples, as those of a PyTorch data set.
         names: the column that names clients, if there is one: in tuples it comes last and may be
-            missing, and in CSV files it is read as it is written ("007" is not 7).
+            missing, and in text files it is read as it is written ("007" is not 7).
 
     Raises:
-        InvalidInputError: something else, or a file that cannot be read.
+        InvalidInputError: something else, a file that cannot be read, or two columns of one name.
 
     >>> table = read_source("train", {"x": [[1.0], [2.0]], "y": ["a", "b"]}, order=())
     >>> table.column("inputs", "x").shape, table.require_rows({"inputs": ["x"], "target": ["y"]})
@@ -163,22 +166,22 @@ def read_source(field: str, source: Any, order: Sequence[str], names: str | None
         return _read_file(field, source, names)
     if isinstance(source, Mapping):
         _refuse_splits(field, source)
-        return _table(source, field)
+        return _table(source.items(), field)
     if isinstance(source, pl.LazyFrame):
         source = source.collect()
     if isinstance(source, pl.DataFrame):
-        return _table({name: source[name] for name in source.columns}, field)
+        return _table(zip(source.columns, source.iter_columns(), strict=True), field)
     if isinstance(source, pa.Table):
-        return _table({name: source[name] for name in source.column_names}, field)
+        return _table(zip(source.column_names, source.columns, strict=True), field)
     library = type(source).__module__.partition(".")[0]
     if library == "pandas":
-        return _table({str(name): source[name] for name in source.columns}, field)
+        return _table(source.items(), field)
     if library == "datasets" and hasattr(source, "features"):
         arrow = undecoded(source).with_format("arrow")[:]
-        return _table({name: arrow[name] for name in arrow.column_names}, field)
+        return _table(zip(arrow.column_names, arrow.columns, strict=True), field)
     if hasattr(source, "__getitem__") and hasattr(source, "__len__"):
         columns = [*order, *([] if names is None else [names])]
-        return _table(_collect_rows(field, source, columns, len(order)), field)
+        return _table(_collect_rows(field, source, columns, len(order)).items(), field)
     raise InvalidInputError(f"{field}: a {type(source).__name__} is not a table; give {_KINDS}")
 
 
@@ -205,9 +208,9 @@ def _read_named(field: str, name: str, order: Sequence[str], names: str | None) 
     Args:
         field: the field that an error names.
         name: a natural data set, NAME or NAME:SPLIT with NAME in `NATURAL`; hub:OWNER/NAME or
-            hub:OWNER/NAME:SPLIT on the Hugging Face hub; the path of a .parquet or .csv file; or,
-            if there is no such file, the import path of a function without arguments that returns
-            any source. The split is "train" by default.
+            hub:OWNER/NAME:SPLIT on the Hugging Face hub; the path of a .parquet, .csv or .tsv file,
+            the latter two also with .gz; or, if there is no such file, the import path of a
+            function without arguments that returns any source. The split is "train" by default.
         order, names: see `read_source`.
 
     Raises:
@@ -217,11 +220,11 @@ def _read_named(field: str, name: str, order: Sequence[str], names: str | None) 
 
     head, _, split = name.partition(":")
     if head in NATURAL:
-        return _table(load_natural(field, head, split or "train"), field)
+        return _table(load_natural(field, head, split or "train").items(), field)
     if head == "hub":
         data, _, split = split.partition(":")
         arrow = load_from_hub(field, data, split or "train", "give a file")
-        return _table({column: arrow[column] for column in arrow.column_names}, field)
+        return _table(zip(arrow.column_names, arrow.columns, strict=True), field)
     if is_import_path(name) and not Path(name).exists():
         return read_source(field, _call(field, name), order, names)
     return _read_file(field, Path(name), names)
@@ -241,11 +244,19 @@ def _call(field: str, path: str) -> Any:
         ) from error
 
 
-def _table(columns: Mapping[str, Any], source: str) -> Table:
-    def reader(value: Any) -> Callable[[], Column]:
-        return lambda: to_column(value)
+def _table(columns: Iterable[tuple[Any, Any]], source: str) -> Table:
+    named = [(str(name), value) for name, value in columns]
+    _require_distinct(source, "the table", [name for name, _ in named])
+    return Table({name: partial(to_column, value) for name, value in named}, source)
 
-    return Table({str(name): reader(value) for name, value in columns.items()}, source)
+
+def _require_distinct(field: str, what: str, names: Sequence[str]) -> None:
+    """Raise InvalidInputError if columns have the same name."""
+    twice = [name for name, count in Counter(names).items() if count > 1]
+    if twice:
+        raise InvalidInputError(
+            f"{field}: {what} has two columns called {twice[0]!r}; rename or remove one of them"
+        )
 
 
 def _refuse_splits(field: str, source: Mapping[Any, Any]) -> None:
@@ -264,46 +275,88 @@ def _read_file(field: str, path: Path, names: str | None) -> Table:
         raise InvalidInputError(f"{field}: {str(path)!r} is a folder; give the file in it")
     if not path.is_file():
         raise InvalidInputError(f"{field}: no file {str(path)!r}; give {_KINDS}")
-    if path.suffix not in _SUFFIXES:
+    if not path.name.lower().endswith(_SUFFIXES):
         raise InvalidInputError(
-            f"{field}: {str(path)!r} is neither a .parquet nor a .csv file; give {_KINDS}"
+            f"{field}: {str(path)!r} is neither a .parquet nor a .csv or .tsv file; give {_KINDS}"
         )
     status = path.stat()
     table = _read_arrow(field, path, names, status.st_size, status.st_mtime_ns)
 
-    def reader(name: str) -> Callable[[], Column]:
-        return lambda: from_arrow(table[name], lambda decode: decode_cached(path, decode))
+    def reader(column: pa.ChunkedArray) -> Callable[[], Column]:
+        return lambda: from_arrow(column, lambda decode: decode_cached(path, decode))
 
-    return Table({name: reader(name) for name in table.column_names}, str(path))
+    columns = zip(table.column_names, table.columns, strict=True)
+    return Table({name: reader(column) for name, column in columns}, str(path))
 
 
 @lru_cache(maxsize=8)
 def _read_arrow(field: str, path: Path, names: str | None, size: int, time: int) -> pa.Table:
     """Read a file; its size and modification time identify its version in this function's cache."""
     try:
-        return pq.read_table(path) if path.suffix == ".parquet" else _read_csv(path, names)
-    except (OSError, pa.ArrowException) as error:
-        raise InvalidInputError(
-            f"{field}: {str(path)!r} is not a readable {path.suffix} file ({first_line(error)}); "
-            "write it again"
-        ) from error
+        if split_suffix(path)[0] == ".parquet":
+            with pq.ParquetFile(path) as file:
+                table = file.read()
+        else:
+            table = _read_text(path, names)
+    except DAMAGE as error:
+        raise unreadable(field, path, error) from None
+    _require_distinct(field, repr(str(path)), table.column_names)
+    if not len(table):
+        raise InvalidInputError(f"{field}: {str(path)!r} has no rows; give at least one")
+    return table
 
 
-def _read_csv(path: Path, names: str | None) -> pa.Table:
-    """Read a CSV file, where what is empty is missing."""
-    options = pyarrow.csv.ConvertOptions(
-        strings_can_be_null=True,
-        quoted_strings_can_be_null=False,
-        null_values=[""],
-        column_types={} if names is None else {names: pa.string()},
-    )
-    table = pyarrow.csv.read_csv(path, convert_options=options)
-    if names not in table.column_names:
-        return table
-    written = table[names]
-    if not pc.all(pc.match_substring_regex(written, r"^(0|-?[1-9][0-9]{0,17})$")).as_py():
-        return table
-    return table.set_column(table.column_names.index(names), names, written.cast(pa.int64()))
+def _read_text(path: Path, names: str | None) -> pa.Table:
+    """Read delimited text, where what is empty is missing, and in numbers what says so, too.
+
+    Raises:
+        ValueError: a column that is not UTF-8, among other errors of `DAMAGE`.
+    """
+    header = read_header(path)
+    if not has_rows(path, header):
+        return pa.table([pa.nulls(0)] * len(header.names), names=header.names)
+    with pa.input_stream(str(path), compression="gzip" if split_suffix(path)[1] else None) as file:
+        table = pyarrow.csv.read_csv(
+            file,
+            pyarrow.csv.ReadOptions(column_names=header.names, skip_rows=header.lines),
+            pyarrow.csv.ParseOptions(delimiter=header.separator),
+            pyarrow.csv.ConvertOptions(
+                strings_can_be_null=True,
+                quoted_strings_can_be_null=False,
+                null_values=[""],
+                column_types={} if names is None else {names: pa.string()},
+            ),
+        )
+    for place, (name, column) in enumerate(zip(header.names, table.columns, strict=True)):
+        if pa.types.is_binary(column.type):
+            raise ValueError(f"column {name!r} is not UTF-8")
+        if name == names:
+            table = table.set_column(place, name, _parse_ids(column))
+        elif pa.types.is_string(column.type):
+            table = table.set_column(place, name, _parse_numbers(column, header.separator != ","))
+    return table
+
+
+def _parse_ids(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Return text as whole numbers if all of it is written as such."""
+    whole = pc.all(pc.match_substring_regex(column, r"^(0|-?[1-9][0-9]{0,17})$")).as_py()
+    return column.cast(pa.int64()) if whole else column
+
+
+def _parse_numbers(column: pa.ChunkedArray, decimal_comma: bool) -> pa.ChunkedArray:
+    """Return text as numbers if all of it are numbers, or say that one is missing.
+
+    Args:
+        column: text.
+        decimal_comma: whether numbers may have a comma instead of a point.
+    """
+    text = pc.if_else(pc.is_in(column, _MISSING), pa.scalar(None, pa.string()), column)
+    if decimal_comma:
+        text = pc.replace_substring(text, ",", ".")
+    try:
+        return column if text.null_count == len(text) else text.cast(pa.float64())
+    except pa.ArrowInvalid:
+        return column
 
 
 def _collect_rows(field: str, data: Any, order: Sequence[str], least: int) -> dict[str, list[Any]]:
@@ -350,7 +403,7 @@ def to_column(value: Any) -> Column:
         return _from_objects(value, from_pandas=True)
     if not isinstance(value, np.ndarray):
         value = _stack(value)
-    if isinstance(value, np.ndarray) and value.dtype.kind in "biuf":
+    if isinstance(value, np.ndarray) and value.ndim and value.dtype.kind in "biuf":
         return value
     return _from_objects(value)
 
@@ -371,12 +424,19 @@ def _from_objects(values: Any, from_pandas: bool = False) -> Column:
     except (pa.ArrowException, TypeError, ValueError) as error:
         if isinstance(error, InvalidInputError):
             raise
+        kinds: set[str] = set()
         try:  # PyArrow does not take arrays of several dimensions in cells
+            kinds = {type(cell).__name__ for cell in values}
             stacked = np.stack([np.asarray(cell) for cell in values])
         except (TypeError, ValueError):
             stacked = np.empty(0, dtype=object)
         if stacked.dtype.kind in "biuf" and len(stacked):
             return stacked
+        if len(kinds) > 1:
+            raise InvalidInputError(
+                f"its values are of different types ({', '.join(sorted(kinds))}); convert them to "
+                "numbers or to text"
+            ) from None
         raise InvalidInputError(
             f"it is not an array ({first_line(error, 100)}); give numbers, text, images, or "
             "lists of numbers"

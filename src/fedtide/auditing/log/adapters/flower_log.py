@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from fedtide.errors import InvalidInputError
-from fedtide.participation.log.tables import open_text
+from fedtide.text_files import open_text
 
 _COUNTS = re.compile(r"received \d+ results and \d+ failures", re.IGNORECASE)
 
