@@ -180,6 +180,13 @@ def test_fedavg_can_win_and_a_diverged_run_loses(small):
     plain = small.cell("quadratic", "turns", "fedavg")
     lost = Standings(small, results | {plain.place: result_of(plain, (None, 1.0, 1.0))})
     assert lost.against_fedavg("quadratic", "turns", "amplified") == "better"
+    none_left = {
+        wild.place: result_of(wild, (None, None, None)),
+        plain.place: result_of(plain, (1.0, None, 1.0)),
+    }
+    both = Standings(small, results | none_left)
+    assert both.against_fedavg("quadratic", "turns", "amplified") == "alike"
+    assert "**FedAvg wins 0 of 1 comparisons.**" in render_page(both)
 
 
 def test_cells_are_recorded_once_and_an_interruption_loses_nothing(small, tmp_path, monkeypatch):

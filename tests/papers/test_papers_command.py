@@ -72,10 +72,23 @@ def test_run_one_experiment(fedtide, monkeypatch, tmp_path):
         (["002/synthetic", "--seeds", "1,x"], "seeds: '1,x' is not"),
         (["004/skew", "--export", "x.yaml"], "export: 004/skew"),
         (["001/cifar10", "--cases", "bernoulli,cyclic", "--export", "x.yaml"], "cases: "),
+        (["--export", "x.yaml"], "name: missing; say which experiment --export is about"),
+        (["--show"], "name: missing; say which experiment --show is about"),
+        (["--seeds", "1"], "name: missing; say which experiment --seeds is about"),
+        (["--methods", "fedavg"], "name: missing; say which experiment --methods is about"),
+        (["--cases", "main"], "name: missing; say which experiment --cases is about"),
+        (["002/synthetic", "--write", "x.md"], "write: "),
+        (["--show", "--write", "x.md"], "write: "),
+        (["002/synthetic", "--show", "--methods", "fedavg"], "show: "),
+        (["002/synthetic", "--show", "--seeds", "1"], "show: "),
+        (["002/synthetic", "--show", "--cases", "main"], "show: "),
+        (["002/synthetic", "--show", "--export", "x.yaml"], "show: "),
     ],
 )
-def test_invalid_input_names_the_field(fedtide, arguments, prefix):
+def test_invalid_input_names_the_field(fedtide, arguments, prefix, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     status, _, err = fedtide("papers", *arguments)
+    assert not list(tmp_path.iterdir())
     assert status == 2
     assert err.startswith(f"fedtide: {prefix}")
     assert ";" in err

@@ -7,6 +7,7 @@ Student's quantiles are those of printed tables: 4.303 (2 degrees of freedom), 2
 import numpy as np
 import pytest
 
+from fedtide.errors import InvalidInputError
 from fedtide.papers.claims import Claim
 from fedtide.papers.verdicts import Evidence, judge, t_interval
 
@@ -128,12 +129,39 @@ def test_claim_must_hold_in_every_case_and_against_every_method():
     assert result.numbers.startswith("of 4 comparisons 1 fails, 3 hold; weakest: a − b (y) = -0.90")
 
 
-def test_claim_with_cases_that_were_not_run_is_partly_tested_whatever_the_others_show():
-    for ours in ([5, 5.1, 5.2], [1, 1.1, 1.2]):
+def test_claim_with_cases_that_were_not_run_is_partly_tested():
+    for ours in ([5, 5.1, 5.2], [3, 3.1, 2.9]):
         result = judge_table(BEATS, {("x", "a"): ours, ("x", "b"): [3, 3, 3]}, cases=["x", "y"])
         assert result.outcome == "partly tested"
         assert "1 was not run" in result.numbers
         assert not result.complete
+
+
+def test_failure_decides_though_other_cases_were_not_run():
+    table = {("x", "a"): [1, 1.1, 1.2], ("x", "b"): [3, 3, 3]}
+    result = judge_table(BEATS, table, cases=["x", "y"])
+    assert result.outcome == "not reproduced"
+    assert "1 was not run" in result.numbers
+    assert not result.complete
+
+
+def test_failure_must_survive_the_correction_for_the_cases_that_were_not_run():
+    """d = −2, −3, −4: −3 ± 2.48 fails alone; −3 ± 7.649/√3 = 4.42 does not among three."""
+    table = {("x", "a"): [0, 0, 0], ("x", "b"): [2, 3, 4]}
+    assert judge_table(BEATS, table, cases=["x"]).outcome == "not reproduced"
+    assert judge_table(BEATS, table, cases=["x", "y", "z"]).outcome == "partly tested"
+
+
+def test_success_decides_where_some_suffices_though_other_cases_were_not_run():
+    some = claim(some=True)
+    cases = ["x", "y", "z"]
+    for ours, outcome in (
+        ([5, 5.1, 5.2], "reproduced"),
+        ([5, 6, 7], "partly tested"),  # 3 ± 2.48 holds alone, but not 3 ± 4.42
+        ([1, 1.1, 1.2], "partly tested"),
+    ):
+        table = {("x", "a"): ours, ("x", "b"): [3, 3, 3]}
+        assert judge_table(some, table, cases=cases).outcome == outcome
 
 
 def test_cases_of_the_claim_are_tested_though_the_scale_does_not_plan_them():
@@ -205,6 +233,13 @@ def test_claim_that_an_advantage_grows():
     alone = claim(kind="grows", than=[])
     assert judge_table(alone, table, cases=cases).outcome == "reproduced"
     assert judge_table(alone, table, cases=cases, higher=False).outcome == "not reproduced"
+
+
+def test_growth_needs_two_cases():
+    with pytest.raises(InvalidInputError, match=r"^cases: .*; "):
+        claim(kind="grows", cases=["only"])
+    with pytest.raises(InvalidInputError, match=r"^cases: .*; "):
+        judge_table(claim(kind="grows"), {"a": [1, 2, 3], "b": [1, 2, 3]})
 
 
 def test_methods_of_another_case():

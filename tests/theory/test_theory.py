@@ -2,11 +2,12 @@
 
 import itertools
 import math
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fedtide as ft
@@ -27,6 +28,53 @@ def test_cutoff_moments_by_enumeration(p: float, cutoff: int) -> None:
     assert float(mean) == pytest.approx(expected)
     second_moment = (probabilities * k**2).sum()
     assert float(variance) == pytest.approx(second_moment - expected**2, abs=1e-6)
+
+
+def exact_moments(p: float, cutoff: int) -> tuple[Fraction, Fraction]:
+    """Return E[S] = Σ_{k<K} r^k and the variance, E[S²] = Σ_{k<K} (2k + 1) r^k, as fractions.
+
+    Both sums by Horner's scheme in whole numbers, with the denominator to the power K − 1.
+    """
+    rest = 1 - Fraction(p)
+    top, bottom = rest.numerator, rest.denominator
+    first = second = 0
+    scale = 1
+    for k in reversed(range(cutoff)):
+        first, second = first * top + scale, second * top + (2 * k + 1) * scale
+        scale *= bottom
+    mean = Fraction(first, scale // bottom)
+    return mean, Fraction(second, scale // bottom) - mean**2
+
+
+def check_moments(p: float, cutoff: int) -> None:
+    mean, variance = theory.cutoff_moments(p, cutoff)
+    exact_mean, exact_variance = exact_moments(p, cutoff)
+    assert float(mean) == pytest.approx(float(exact_mean), rel=1e-13, abs=0)
+    assert float(variance) == pytest.approx(float(exact_variance), rel=1e-12, abs=0)
+
+
+@pytest.mark.parametrize("cutoff", [1, 2, 3, 10, 50, 1000])
+@pytest.mark.parametrize("near", [0.0, 1e-9, -1e-9])
+def test_cutoff_moments_keep_their_digits_where_the_formula_changes(
+    cutoff: int, near: float
+) -> None:
+    check_moments(min(1.0, (1 + near) / cutoff), cutoff)
+
+
+@settings(max_examples=60)
+@given(exponent=st.floats(-12, 0), cutoff=st.integers(1, 1000))
+def test_cutoff_moments_are_exact_for_rare_clients(exponent: float, cutoff: int) -> None:
+    check_moments(10.0**exponent, cutoff)
+
+
+def test_cutoff_moments_of_very_rare_and_of_certain_clients() -> None:
+    """For K p → 0 the variance is p Σ_{k<K} k² = p (K − 1) K (2K − 1) / 6."""
+    for p in (1e-6, 1e-7, 1e-9, 1e-12):
+        check_moments(p, 50)
+    mean, variance = theory.cutoff_moments([1e-200, 1.0], 10**6)
+    np.testing.assert_allclose(mean, [1e6, 1])
+    np.testing.assert_allclose(variance, [1e-200 * (10**6 - 1) * 10**6 * (2 * 10**6 - 1) / 6, 0])
+    check_moments(1 - 2**-50, 1000)
 
 
 def test_cutoff_moments_without_cutoff_are_the_limit() -> None:

@@ -48,7 +48,10 @@ def papers_command(
         int | None, typer.Option(min=1, help="How many runs at a time.", show_default="one a core")
     ] = None,
     show: Annotated[
-        bool, typer.Option("--show", help="Show the recorded runs; run nothing.")
+        bool,
+        typer.Option(
+            "--show", help="Show all recorded runs and draw their figure below --out; run nothing."
+        ),
     ] = False,
     export: Annotated[
         Path | None,
@@ -66,13 +69,22 @@ def papers_command(
     """
     if records.exists() and not records.is_dir():
         raise InvalidInputError(f"records: {records} is a file; give the folder of the records")
+    values = {"--export": export, "--seeds": seeds, "--methods": methods, "--cases": cases}
+    chosen = [option for option, value in values.items() if value is not None]
+    given = [*(["NAME"] if name is not None else []), *(["--show"] if show else []), *chosen]
     if write is not None:
+        if given:
+            raise InvalidInputError(f"write: it is about all experiments; leave out {given[0]}")
         write_results(write, records)
         print(f"results: {write}")
         return
     if name is None:
+        if given:
+            raise InvalidInputError(f"name: missing; say which experiment {given[0]} is about")
         new_console().print(experiments_table(load_records(records)))
         return
+    if show and chosen:
+        raise InvalidInputError(f"show: it shows all recorded runs; leave out {chosen[0]}")
     require_choice("scale", scale, Scale)
     paper = load(name)
     size: Scale = "paper" if scale == "paper" or paper.laptop is None else "laptop"
@@ -81,8 +93,8 @@ def papers_command(
         write_yaml(export, export_sweep(paper, size, *part), "export", "choose another file")
         print(f"export: {export}; start it with: fedtide run {export}")
         return
-    runs = plan(paper, size, *part)
     if not show:
+        runs = plan(paper, size, *part)
         with ProgressBars(paper.name) as view:
             run_paper(paper, runs, out, records, workers, view)
     _show(paper, size, load_records(records, paper.name), out)

@@ -17,7 +17,7 @@ _LEVEL = 0.95
 
 Outcome = Literal["better", "alike", "worse"]
 """A method against another one: the whole interval of the difference is below, around or above
-0."""
+0. There is no interval where both diverged, and they are alike."""
 
 
 @dataclass(frozen=True)
@@ -92,11 +92,16 @@ class Standings:
         return self._difference((problem, pattern, method), (problem, FULL, REFERENCE))
 
     def against_fedavg(self, problem: str, pattern: str, method: str) -> Outcome | None:
-        """Return the outcome against FedAvg under the same pattern; None: one was not run."""
-        gap = self._difference((problem, pattern, method), (problem, pattern, REFERENCE))
+        """Return the outcome against FedAvg under the same pattern; None: one was not run.
+
+        A method that diverged is worse than one that did not; two that did are alike.
+        """
+        place, rival = (problem, pattern, method), (problem, pattern, REFERENCE)
+        gap = self._difference(place, rival)
         if gap is None:
             return None
-        if abs(gap.mean) <= gap.margin:
+        both_diverged = all(None in self.results[one].figures for one in (place, rival))
+        if both_diverged or abs(gap.mean) <= gap.margin:
             return "alike"
         return "worse" if gap.mean > 0 else "better"
 

@@ -71,6 +71,8 @@ class Claim:
             raise InvalidInputError("within: missing; give the margin of agreement")
         if self.kind not in _PAIRS and self.against is not None:
             raise InvalidInputError(f"against: has no meaning for {self.kind!r}; leave it out")
+        if self.kind == "grows" and self.cases is not None:
+            require_two_cases(self.cases)
 
     @property
     def methods(self) -> tuple[str, ...]:
@@ -81,3 +83,12 @@ class Claim:
     def needs_full_scale(self) -> bool:
         """Whether only runs of the published size can confirm the statement."""
         return self.full_scale or self.kind in ("value", "printed")
+
+
+def require_two_cases(cases: Sequence[str]) -> None:
+    """Raise InvalidInputError unless something can grow over the cases."""
+    if len(cases) < 2:
+        raise InvalidInputError(
+            f"cases: nothing grows over {len(cases)} (the claim is of the kind 'grows'); "
+            "give at least two"
+        )

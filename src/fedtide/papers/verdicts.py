@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import special
 
-from fedtide.papers.claims import Claim
+from fedtide.papers.claims import Claim, require_two_cases
 from fedtide.papers.paper_spec import MAIN
 
 Outcome = Literal["reproduced", "not reproduced", "undecided", "partly tested", "not tested"]
@@ -34,13 +34,14 @@ that is better than 0. A comparison needs three seeds, five (or as many as are p
 takes less than a minute, one where nothing depends on the seed; with fewer it is undecided. A run
 that diverged counts with the accuracy of guessing where the paper counts it so.
 
-A claim is **reproduced** if all its comparisons hold; that needs no correction for their number.
-One failure among many may be chance: a claim with m comparisons is **not reproduced** if one of
-them fails even with the wider interval of level 1 − 0.05 / m, so that a true claim is rejected
-with a probability of at most 5 %, however many comparisons it has. (Where one comparison suffices,
-the roles are exchanged.) Otherwise it is **undecided**. If cases or methods of the claim were not
-run at a scale, it is **partly tested** or **not tested** there. The numbers shown are those of the
-weakest comparison; all are in the sections of the experiments.
+A claim is **reproduced** if all its comparisons were run and hold; that needs no correction for
+their number. One failure among many may be chance: a claim with m comparisons, counting those that
+were not run, is **not reproduced** if one of them fails even with the wider interval of level
+1 − 0.05 / m, so that a true claim is rejected with a probability of at most 5 %, however many
+comparisons it has. Such a failure decides even if others were not run. (Where one comparison
+suffices, the roles are exchanged.) Otherwise a claim is **not tested** at a scale if none of its
+comparisons was run there, **partly tested** if only some were, and **undecided** if all were. The
+numbers shown are those of the weakest comparison; all are in the sections of the experiments.
 """.strip()
 """The rule, in words."""
 
@@ -145,6 +146,9 @@ def judge(claim: Claim, cases: Sequence[str], evidence: Evidence) -> Verdict:
         claim: the claim.
         cases: the cases of the paper that have the claim's methods, whether they were run or not.
         evidence: the numbers.
+
+    Raises:
+        InvalidInputError: fewer than two cases for a claim that something grows over them.
     """
     samples = _samples(claim, [c for c in claim.cases or cases if c != claim.against], evidence)
     compared = tuple(_compare(claim, sample, len(samples), evidence) for sample in samples)
@@ -157,15 +161,15 @@ def _outcome(claim: Claim, compared: Sequence[Comparison]) -> Outcome:
     states = {one.state for one in compared}
     if states <= {"not run"}:
         return "not tested"
+    if claim.some and "holds" in states:
+        return "reproduced"
+    if not claim.some and "fails" in states:
+        return "not reproduced"
     if "not run" in states:
         return "partly tested"
-    if claim.some:
-        if "holds" in states:
-            return "reproduced"
-        return "not reproduced" if states == {"fails"} else "undecided"
-    if "fails" in states:
-        return "not reproduced"
-    return "reproduced" if states == {"holds"} else "undecided"
+    if len(states) > 1 or "undecided" in states:
+        return "undecided"
+    return "not reproduced" if claim.some else "reproduced"
 
 
 def _summarise(claim: Claim, compared: Sequence[Comparison]) -> str:
@@ -216,6 +220,7 @@ class _Sample:
 def _samples(claim: Claim, cases: Sequence[str], evidence: Evidence) -> list[_Sample]:
     """Return the numbers of all comparisons of a claim."""
     if claim.kind == "grows":
+        require_two_cases(cases)
         others = claim.than or (None,)
         return [_slopes(claim, other, cases, evidence) for other in others]
     if claim.kind == "printed":

@@ -38,7 +38,8 @@ def cutoff_moments(rates: ArrayLike, cutoff: int | None) -> tuple[Floats, Floats
 
         E[S] = Σ_{k<K} r^k = (1 − r^K) / p,        E[S²] = Σ_{k<K} (2k + 1) r^k
 
-    FedAU's weight tends to E[S], which is smaller than 1 / p by r^K / p.
+    FedAU's weight tends to E[S], which is smaller than 1 / p by r^K / p. Both are accurate for any
+    rate, however rare the client is.
 
     Args:
         rates: p_n in (0, 1], any shape.
@@ -58,12 +59,33 @@ def cutoff_moments(rates: ArrayLike, cutoff: int | None) -> tuple[Floats, Floats
         return 1 / p, (1 - p) / p**2
     if cutoff < 1:
         raise InvalidInputError(f"cutoff: {cutoff} is not at least 1; give None for ∞")
-    r = 1 - p
-    last = r**cutoff
-    mean = (1 - last) / p
-    # Σ k r^k = (r − K r^K + (K − 1) r^(K+1)) / p²
-    weighted = (r - cutoff * last + (cutoff - 1) * last * r) / p**2
-    return mean, np.maximum(2 * weighted + mean - mean**2, 0.0)
+    with np.errstate(divide="ignore"):  # log 0 at rate 1
+        log_last = cutoff * np.log1p(-p)
+    mean = -np.expm1(log_last) / p
+    return mean, np.where(cutoff * p < 1, _rare_variance(p, cutoff), _variance(p, log_last, cutoff))
+
+
+def _variance(p: Floats, log_last: Floats, cutoff: int) -> Floats:
+    """Return (r − (2K − 1) p r^K − r^{2K}) / p², which loses digits where K p is small."""
+    last = np.exp(log_last)
+    rest = (1 - p) - (2 * cutoff - 1) * p * last - last**2
+    at_least = np.maximum(p, 1 / cutoff)  # smaller rates are not used, and their square may be 0
+    return np.asarray(np.maximum(rest, 0.0) / at_least**2)
+
+
+def _rare_variance(p: Floats, cutoff: int) -> Floats:
+    """Return the same as its power series in K p, for K p <= 1.
+
+    The coefficient of (−p)^j in the numerator is (2K − 1) C(K, j − 1) − C(2K, j), and 0 for j < 3;
+    after 32 terms it is below 1e-25 of the first.
+    """
+    k = int(cutoff)
+    coefficients = [
+        (-1) ** j * ((2 * k - 1) * math.comb(k, j - 1) - math.comb(2 * k, j)) / k**j
+        for j in range(3, 35)
+    ]
+    y = np.minimum(k * p, 1.0)
+    return np.asarray(k**2 * y * np.polynomial.polynomial.polyval(y, coefficients))
 
 
 def cyclic_weight(active: int, inactive: int, cutoff: int) -> float:

@@ -67,11 +67,17 @@ class Weighted(Availability):
         return _WeightedStream(self._weights_for(population), self.size, seed)
 
     def known_rates(self, population: Population, seed: int) -> NDArray[np.float64] | None:
-        """Return the exact inclusion probabilities if N·S is at most a million, else None."""
+        """Return the exact inclusion probabilities.
+
+        None if N·S is above a million, or the weights are too different for the integral.
+        """
         weights = self._weights_for(population)
         if len(weights) * self.size > _MAX_EXACT_WORK:
             return None
-        return inclusion_probabilities(weights, self.size)
+        try:
+            return inclusion_probabilities(weights, self.size)
+        except InvalidInputError:
+            return None
 
     def _weights_for(self, population: Population) -> NDArray[np.float64]:
         given = order_by_id("weights", self.weights, population)
