@@ -71,6 +71,7 @@ def choose_trainer(
         )
     best = min(seconds, key=seconds.__getitem__)
     gain = f"{seconds['reference'] / seconds[best]:.1f}x as fast as the reference"
+    gain = "the fastest of those measured" if best == "reference" else gain
     gain += "".join(f"; {name} fails on this model ({why})" for name, why in failed.items())
     long = best in _COMPILED and seconds[best] * clients > _WORTH_COMPILING[best]
     if long and compile and devices.can_compile(task.start):
