@@ -21,7 +21,7 @@ from fedtide.problems.datasets.sources import Ints
 from fedtide.problems.layout import Layout, Params, to_channels_last
 from fedtide.problems.losses import LossFunction, is_per_sample
 from fedtide.problems.models import FunctionalModel
-from fedtide.problems.models.functional import are_close, refuse_impure
+from fedtide.problems.models.functional import mixes_samples, refuse_impure
 from fedtide.problems.partitions import Shards, StoredShards
 from fedtide.problems.sample_metrics import Metric, class_recalls
 from fedtide.problems.supervised_data import DeviceSamples
@@ -115,7 +115,7 @@ class SupervisedTask(Task):
         self.fewest_samples = self.model.fewest_samples
         self._check_outputs()
         self._check_gradient()
-        self.mixes_samples = self._mixes_samples()
+        self.mixes_samples = mixes_samples(self._padded_loss, len(self._train))
         self._needs_keys = bool(augmentations) or self.model.draws
         self.layout = Layout.from_params(self.model.params)
         self.start = self.layout.flatten(self.model.params)
@@ -463,21 +463,15 @@ class SupervisedTask(Task):
         )
 
     @torch.no_grad()
-    def _mixes_samples(self) -> bool:
-        """Return whether the loss of two samples depends on what a third one is, as padding."""
-        losses: list[Tensor] = []
-        for padding in (0, len(self._train) - 1):
-            rows = torch.tensor([0, len(self._train) // 2, padding])
-            example = _take(self._train, rows.to(self._train.target.device))
-            real = torch.tensor([True, True, False], device=example.target.device)
-            masks = () if example.mask is None else (example.mask,)
-            keys = (real.new_zeros((), dtype=torch.int64),) if self.model.draws else ()
-            batch = (*example.inputs, example.target, *masks, real, *keys)
-            try:
-                losses.append(self.loss(self.model.params, *batch))
-            except Exception:  # as with an odd number of samples; training will say so
-                return False
-        return not are_close(losses[0], losses[1], rtol=1e-6)  # rows are computed alike
+    def _padded_loss(self, samples: Tensor) -> Tensor:
+        """Return the loss of training samples, the last of which is padding."""
+        device = self._train.target.device
+        example = _take(self._train, samples.to(device))
+        real = torch.arange(len(samples), device=device) < len(samples) - 1
+        masks = () if example.mask is None else (example.mask,)
+        keys = (real.new_zeros((), dtype=torch.int64),) if self.model.draws else ()
+        batch = (*example.inputs, example.target, *masks, real, *keys)
+        return self.loss(self.model.params, *batch)
 
     @torch.no_grad()
     def _accepts_channels_last(self) -> bool:

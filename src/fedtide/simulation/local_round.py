@@ -19,7 +19,7 @@ from fedtide.errors import InvalidInputError, error_prefix
 from fedtide.problems import Task
 from fedtide.simulation.buffers import Buffers
 from fedtide.training import LocalTraining, devices
-from fedtide.training.minibatches import MinibatchPlanner
+from fedtide.training.minibatches import MinibatchPlanner, check_minibatches
 from fedtide.training.threads import single_threaded
 from fedtide.training.trainers.select import TrainerName, choose_trainer
 
@@ -66,7 +66,7 @@ class LocalRound:
         self._task, self._samples = task, task.population.samples
         with error_prefix("local"):
             self.planner = MinibatchPlanner(task.population, local, seed)
-            _check_minibatches(self.planner, task)
+            check_minibatches(self.planner, task)
         if local.projection is not None:
             with error_prefix("local.projection"):
                 local.projection.check(task.layout.size)
@@ -196,39 +196,6 @@ class LocalRound:
             steps=torch.as_tensor(client + steps),
         )
         return updates, buffers
-
-
-def _check_minibatches(planner: MinibatchPlanner, task: Task) -> None:
-    """Warn if some minibatches have fewer samples than the task needs.
-
-    Raises:
-        InvalidInputError: all of them have, or some would need padding that the task cannot bear.
-    """
-    smallest, largest, fewest = planner.smallest_batch, planner.largest_batch, task.fewest_samples
-    if smallest is None or largest is None:
-        return
-    if task.mixes_samples and smallest < largest:
-        raise InvalidInputError(
-            "batch_size: in this model or loss the samples of a minibatch influence one another, "
-            f"but some minibatches have only {smallest} samples and are filled up with copies; "
-            f"give steps instead of epochs and a batch_size of at most {_fewest_held(task)}"
-        )
-    if smallest >= fewest:
-        return
-    found = "have a single sample, of which batch normalisation has no variance"
-    layers = "use GroupNorm or LayerNorm"
-    if largest < fewest:
-        raise InvalidInputError(
-            f"batch_size: all minibatches {found}; give at least {fewest}, or {layers}"
-        )
-    hint = f"change batch_size, leave out clients with a single sample, or {layers}"
-    _logger.warning("local.batch_size: some minibatches %s; %s", found, hint)
-
-
-def _fewest_held(task: Task) -> int:
-    """Return how many samples the client with the fewest holds."""
-    assert task.population.samples is not None
-    return int(task.population.samples.min())
 
 
 def require_plain_updates(algorithm: Algorithm[Any]) -> None:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import logging
+
 import numpy as np
 from numpy.typing import NDArray
 
 from fedtide.errors import InvalidInputError
 from fedtide.population import Population
-from fedtide.problems.base import BatchPlan
+from fedtide.problems.base import BatchPlan, Task
 from fedtide.training.epoch_order import EpochOrders
 from fedtide.training.local_training import LocalTraining
 
 Ints = NDArray[np.int64]
+
+_logger = logging.getLogger("fedtide")
 
 
 class MinibatchPlanner:
@@ -144,3 +148,36 @@ class MinibatchPlanner:
         place = np.broadcast_to(np.arange(self._largest), (1, len(clients), self._largest))
         mask = None if self._smallest == self._largest else place < sizes
         return np.minimum(place, sizes - 1), mask
+
+
+def check_minibatches(planner: MinibatchPlanner, task: Task) -> None:
+    """Warn if some minibatches have fewer samples than the task needs.
+
+    Raises:
+        InvalidInputError: all of them have, or some would need padding that the task cannot bear.
+    """
+    smallest, largest, fewest = planner.smallest_batch, planner.largest_batch, task.fewest_samples
+    if smallest is None or largest is None:
+        return
+    if task.mixes_samples and smallest < largest:
+        raise InvalidInputError(
+            "batch_size: in this model or loss the samples of a minibatch influence one another, "
+            f"but some minibatches have only {smallest} samples and are filled up with copies; "
+            f"give steps instead of epochs and a batch_size of at most {_fewest_held(task)}"
+        )
+    if smallest >= fewest:
+        return
+    found = "have a single sample, of which batch normalisation has no variance"
+    layers = "use GroupNorm or LayerNorm"
+    if largest < fewest:
+        raise InvalidInputError(
+            f"batch_size: all minibatches {found}; give at least {fewest}, or {layers}"
+        )
+    hint = f"change batch_size, leave out clients with a single sample, or {layers}"
+    _logger.warning("local.batch_size: some minibatches %s; %s", found, hint)
+
+
+def _fewest_held(task: Task) -> int:
+    """Return how many samples the client with the fewest holds."""
+    assert task.population.samples is not None
+    return int(task.population.samples.min())

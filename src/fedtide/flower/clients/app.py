@@ -28,7 +28,7 @@ from fedtide.flower.protocol import (
 )
 from fedtide.problems.layout import Params
 from fedtide.training import LocalTraining
-from fedtide.training.minibatches import MinibatchPlanner
+from fedtide.training.minibatches import MinibatchPlanner, check_minibatches
 from fedtide.training.trainers.reference import ReferenceTrainer
 
 Data = tuple[Tensor, Tensor]
@@ -233,6 +233,7 @@ class _ClientTrainer:
         x = self._flatten(model)
         seed = zlib.crc32(request.client.encode())
         planner = MinibatchPlanner(self._task.population, local, seed=seed)
+        check_minibatches(planner, self._task)
         planner.steps_taken[:] = request.steps_taken
         plan = planner.plan(np.zeros(1, dtype=np.int64), request.full_batch)
         correction = None if request.correction is None else self._flatten(request.correction)[None]

@@ -14,6 +14,7 @@ from fedtide.population import Population
 from fedtide.problems.base import Batch, BatchInputs, BatchPlan, Evaluation, Task
 from fedtide.problems.layout import Layout, Params
 from fedtide.problems.models import FunctionalModel
+from fedtide.problems.models.functional import mixes_samples
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 """The loss of each sample, shape (B,), of the model's outputs (B, C) and the targets (B, ...)."""
@@ -55,12 +56,21 @@ class ClientTask(Task):
         self.layout = Layout.from_params(self._model.params)
         self.start = self.layout.flatten(self._model.params)
         self._seen: list[tuple[float, float]] = []
+        self.mixes_samples = mixes_samples(self._padded_loss, len(features))
 
     def loss(self, params: Params, *batch: Tensor) -> Tensor:
         """Return the mean loss over the minibatch, without the padding."""
         features, targets, mask, key = batch
-        losses = self._loss(self._model(params, (features,), key), targets)
+        padded = None if mask.all() else mask.bool()
+        losses = self._loss(self._model(params, (features,), key, padded), targets)
         return (losses * mask).sum() / mask.sum().clamp(min=1)
+
+    @torch.no_grad()
+    def _padded_loss(self, samples: Tensor) -> Tensor:
+        """Return the loss of samples, the last of which is padding."""
+        real = (torch.arange(len(samples)) < len(samples) - 1).to(self.start.dtype)
+        batch = (self._features[samples], self._targets[samples], real, torch.zeros(()).long())
+        return self.loss(self._model.params, *batch)
 
     def loss_and_buffers(
         self, params: Params, buffers: Params, *batch: Tensor

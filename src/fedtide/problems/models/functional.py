@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import random
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -304,6 +304,20 @@ def refuse_impure(field: str, given: Inputs, what: str) -> Iterator[None]:
             f"{field}: it changes its {what} in place (as x -= 1 and ReLU(inplace=True) do), which "
             "would change the data; compute new tensors, as x = x - 1 does"
         )
+
+
+def mixes_samples(loss: Callable[[Tensor], Tensor], count: int) -> bool:
+    """Return whether the loss of two samples depends on what a third one is, as padding.
+
+    Args:
+        loss: of a minibatch of these samples, (3,), of which the last one is padding.
+        count: how many samples there are.
+    """
+    try:
+        first, second = (loss(torch.tensor([0, count // 2, last])) for last in (0, count - 1))
+    except Exception:  # as with an odd number of samples; training will say so
+        return False
+    return not are_close(first, second, rtol=1e-6)  # rows are computed alike
 
 
 def _versions(tensors: Inputs) -> list[int]:
