@@ -1,0 +1,92 @@
+"""Gradients that are products of matrices, added to the weights in place.
+
+The gradient of a linear layer with the weights W is a product of matrices, A B, that sums over the
+samples of a minibatch. A local step W + γ A B as captured writes A B to memory, reads it again and
+writes new weights. A library for products of matrices can add γ A B to W where it computes it.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from typing import Any
+
+import torch
+from torch.fx import Graph, Node
+
+_aten = torch.ops.aten
+
+
+def add_in_place(graph: Graph) -> None:
+    """Add products of matrices to the weights of stacked clients in place.
+
+    Only memory that the graph itself has written, and does not read again, is overwritten.
+
+    Args:
+        graph: as captured, with the shape of each node; it is changed.
+    """
+    _join_products(graph)
+    place = {node: k for k, node in enumerate(graph.nodes)}
+    for node in place:
+        if node.target is _aten.baddbmm.default and not node.kwargs:
+            weights: Any = node.args[0]
+            own = weights.target in (
+                _aten.addcmul.default,
+                _aten.baddbmm.default,
+                _aten.baddbmm_.default,
+            )
+            if own and _last_use(weights, place) <= place[node]:
+                node.target = _aten.baddbmm_.default
+
+
+def _join_products(graph: Graph) -> None:
+    """Make one operation of a product of matrices and its addition to the weights."""
+    for node in list(graph.nodes):
+        product, others = _split_step(node)
+        if product is None:
+            continue
+        weights, _, factor = node.args
+        stacked = weights.meta["val"].dim() == 3
+        with graph.inserting_before(node):
+            for other in others:
+                stacked |= other.meta["val"].dim() == 3
+                weights = graph.call_function(_aten.addcmul.default, (weights, other, factor))
+            if not stacked:  # in the first step all clients have the same
+                shape = [*node.meta["val"].shape]
+                weights = graph.call_function(_aten.expand.default, (weights, shape))
+            a, b = product.args
+            scaled = graph.call_function(_aten.mul.Tensor, (a, factor))
+            new = graph.call_function(_aten.baddbmm.default, (weights, scaled, b))
+        new.meta = node.meta
+        node.replace_all_uses_with(new)
+    graph.eliminate_dead_code()
+
+
+def _split_step(node: Node) -> tuple[Node | None, list[Node]]:
+    """Return A B and the terms besides it if the node is W + γ (A B + ...), otherwise None."""
+    if node.target is not _aten.addcmul.default:
+        return None, []
+    direction: Any = node.args[1]
+    others: list[Node] = []
+    while len(direction.users) == 1:
+        if direction.target is _aten.bmm.default:
+            return direction, others
+        if direction.target is not _aten.add.Tensor or direction.kwargs:
+            break
+        direction, other = direction.args
+        others.append(other)
+    return None, []
+
+
+def _last_use(node: Node, place: dict[Node, int]) -> float:
+    """Return the place of the last node that reads the memory of this one."""
+    last = float(place[node])
+    for user in node.users:
+        shares = user.target in (_aten._unsafe_view.default, operator.getitem)
+        if user.op == "output":
+            last = math.inf
+        elif shares or getattr(user.target, "is_view", True):
+            last = max(last, _last_use(user, place))
+        else:
+            last = max(last, place[user])
+    return last
