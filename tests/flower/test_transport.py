@@ -226,6 +226,45 @@ def test_a_malformed_reply_costs_only_its_sender_though_pulled_replies_are_delet
     assert grid.now < 1_030.0  # no round waited for its deadline
 
 
+def test_an_upload_that_stops_costs_only_its_sender_and_nobody_waits_for_it(url):
+    nodes = federation().nodes
+    (mute,) = [node_id for node_id, node in nodes.items() if node.config["partition-id"] == 1]
+
+    def uploaded(reply):
+        is_update = reply.metadata.message_type == "train"
+        return math.inf if reply.metadata.src_node_id == mute and is_update else 0.0
+
+    grid = WireGrid(nodes, uploaded=uploaded)
+    deploy(grid, A.FedAvg(), rounds=20, timeout=30.0, ledger=url)
+    assert grid.now < 1_000.0 + 20 * 32.0  # its clock goes on only while the server waits
+    used = {(t, client) for t, client, stage, _ in rows(url) if stage == "used"}
+    assert used == {(t, str(n)) for t in range(20) for n in range(N) if n != 1}
+
+
+def test_a_slow_upload_is_late_and_each_of_its_objects_is_pulled_once(url):
+    nodes = federation().nodes
+    (slow,) = [node_id for node_id, node in nodes.items() if node.config["partition-id"] == 1]
+    objects: dict[bool, list[str]] = {True: [], False: []}
+
+    def is_slow(reply):
+        return reply.metadata.src_node_id == slow and reply.metadata.message_type == "train"
+
+    for node in nodes.values():
+        node.seconds = lambda number: 10.0
+    grid = WireGrid(
+        nodes,
+        corrupt=lambda reply, found: objects[is_slow(reply)].extend(found),
+        uploaded=lambda reply: 45.0 if is_slow(reply) else 0.0,
+    )
+    deploy(grid, A.FedAvg(), rounds=6, timeout=30.0, ledger=url)
+    found = [(t, stage, asked) for t, client, stage, asked in rows(url) if client == "1"]
+    # asked in round 0, which ends after 30 seconds, all others after 10: it arrives after 55
+    assert found == [(0, "selected", None), (3, "reported", 0), (4, "selected", None)]
+    own = [one for one in objects[True] if one not in objects[False]]
+    times_pulled = {grid.pulled.count(one) for one in own}
+    assert times_pulled == {0, 1}  # the run ends before the second upload
+
+
 def test_strategies_that_run_as_threads_of_one_app_each_get_their_replies():
     grid = WireGrid(federation().nodes, lambda message, objects: None)
     found: dict[int, list] = {}
@@ -236,7 +275,7 @@ def test_strategies_that_run_as_threads_of_one_app_each_get_their_replies():
             with pushing:
                 (one,) = grid.push_messages([Message(content, 100, "query.fedtide_name")])
                 grid.now += 1.0
-            reply = pull_replies(grid, [one])
+            reply = pull_replies(grid, [one], {})
             found.setdefault(number, []).append(reply)
 
     pushing = Lock()

@@ -4,7 +4,8 @@
   gave at registration, and `last_activated_at`;
 - the client with which `flwr` lists the nodes of a SuperLink; its command leaves out their names;
 - `Grid.run.run_id`;
-- `HttpGrid._runtime_client.PullMessages`, and the function with which that module decodes a reply;
+- `HttpGrid._runtime_client.PullMessages`, and the functions with which that module pulls the
+  objects of a reply and decodes it;
 - the function `bytearray` by which `flwr.app.message.array` joins the chunks of an array;
 - the numbers of errors in `flwr.common.constant.ErrorCode`;
 - the dictionary in which records keep their values, `_data`;
@@ -116,7 +117,22 @@ class PulledReplies:
     unreadable: dict[str, str] = field(default_factory=dict)
 
 
-def pull_replies(grid: Any, ids: Sequence[str]) -> PulledReplies:
+@dataclass
+class Upload:
+    """A reply of which the SuperLink does not have all objects yet.
+
+    Args:
+        message: its envelope, without content.
+        tree: the ids of its objects.
+        contents: the objects that were pulled, by id.
+    """
+
+    message: Any
+    tree: Any
+    contents: dict[str, bytes] = field(default_factory=dict)
+
+
+def pull_replies(grid: Any, ids: Sequence[str], uploads: dict[str, Upload]) -> PulledReplies:
     """Return the replies to these requests that have arrived.
 
     The SuperLink deletes replies when they are pulled, and `HttpGrid.pull_messages` raises at the
@@ -124,7 +140,17 @@ def pull_replies(grid: Any, ids: Sequence[str]) -> PulledReplies:
     own. Its sender and the request that it answers are those that the SuperLink checked, not those
     in the reply's body, which the sender writes.
 
+    The SuperLink hands out a reply when its upload begins, and `HttpGrid.pull_messages` waits until
+    it ends, or until the SuperLink gives up the last of its objects: a sender that stops would stop
+    the server. Here nothing waits.
+
     Any exception of the grid itself, such as a lost connection, is raised.
+
+    Args:
+        grid: Flower's.
+        ids: those of the requests.
+        uploads: the replies that were being uploaded at the last call, by the id of the request;
+            changed to those that are now.
     """
     try:
         decoder = import_module("flwr.superlink.grid.http_grid")
@@ -132,19 +158,57 @@ def pull_replies(grid: Any, ids: Sequence[str]) -> PulledReplies:
         with _decoding:
             if guarded:
                 client, decode = grid._runtime_client, decoder.inflate_object_from_contents
-                pull = client.PullMessages
+                pull, pull_objects = client.PullMessages, decoder.pull_objects
+                nothing = decoder.PullAppMessagesResponse
+                unavailable = import_module(pull_objects.__module__).ObjectUnavailableError
     except Exception as error:
         _warn("HttpGrid.pull_messages", error, "one malformed reply may lose others")
         guarded = False
     if not guarded:
         return PulledReplies(list(grid.pull_messages(ids)))
+    for given_up in uploads.keys() - set(ids):
+        del uploads[given_up]
     envelopes: dict[str, Any] = {}
     pulled = PulledReplies()
 
-    def pull_and_keep_envelopes(*arguments: Any, **named: Any) -> Any:
-        response = pull(*arguments, **named)
-        envelopes.update({m.metadata.message_id: m.metadata for m in response.messages_list})
+    def pull_and_keep_envelopes(request: Any) -> Any:
+        begun = {one: uploads[one] for one in request.message_ids if one in uploads}
+        others = [one for one in request.message_ids if one not in begun]
+        response = pull(type(request)(message_ids=others)) if others else nothing()
+        for upload in begun.values():
+            response.messages_list.append(upload.message)
+            response.message_object_trees.append(upload.tree)
+        for message, tree in zip(
+            response.messages_list, response.message_object_trees, strict=True
+        ):
+            envelopes[message.metadata.message_id] = message.metadata
+            upload = begun.get(message.metadata.reply_to_message_id) or Upload(message, tree)
+            uploads[message.metadata.reply_to_message_id] = upload
         return response
+
+    def pull_available(object_ids: Sequence[str], pull_object_fn: Any, **named: Any) -> Any:
+        envelope = next((envelopes[one] for one in object_ids if one in envelopes), None)
+        if envelope is None:  # another thread pulls with Flower's own method
+            return pull_objects(object_ids, pull_object_fn, **named)
+        request_id, waits = envelope.reply_to_message_id, []
+        upload = uploads[request_id]
+
+        def pull_and_keep(object_id: str) -> bytes:
+            try:
+                upload.contents[object_id] = pull_object_fn(object_id)
+            except unavailable:
+                waits.append(object_id)
+                raise
+            return upload.contents[object_id]
+
+        missing = [one for one in object_ids if one not in upload.contents]
+        try:
+            pull_objects(missing, pull_and_keep, **named | {"max_tries_per_object": 1})
+        except Exception:
+            if not waits:
+                del uploads[request_id]  # it never ends
+            raise
+        return uploads.pop(request_id).contents
 
     def decode_guarded(object_id: str, *arguments: Any, **named: Any) -> Any:
         envelope = envelopes.get(object_id)
@@ -162,11 +226,13 @@ def pull_replies(grid: Any, ids: Sequence[str]) -> PulledReplies:
     with (
         _decoding,
         _replaced(client, "PullMessages", pull_and_keep_envelopes),
+        _replaced(decoder, "pull_objects", pull_available),
         _replaced(decoder, "inflate_object_from_contents", decode_guarded),
         _chunks_joined_once(),
     ):
-        found = grid.pull_messages(ids)
-        pulled.messages.extend(reply for reply in found if isinstance(reply, Message))
+        for reply in grid.pull_messages(ids):
+            if isinstance(reply, Message) and reply.metadata.reply_to_message_id not in uploads:
+                pulled.messages.append(reply)
     return pulled
 
 
