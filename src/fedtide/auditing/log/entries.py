@@ -13,21 +13,25 @@ from numpy.typing import NDArray
 
 from fedtide.auditing.log.client_table import ClientTable
 from fedtide.auditing.log.participation_log import (
-    MAX_ROUNDS,
     Floats,
     ParticipationLog,
     check_length,
     repeated_client,
 )
 from fedtide.auditing.log.refusals import ReasonColumn, format_reasons
-from fedtide.auditing.log.round_numbers import describe_time, find_step, reject_times
+from fedtide.auditing.log.round_numbers import (
+    describe_time,
+    find_step,
+    reject_gaps,
+    reject_times,
+)
+from fedtide.auditing.log.times import TimeColumn
 from fedtide.auditing.log.values import (
     parse_clients,
     parse_codes,
     parse_numbers,
     parse_rounds,
     parse_stages,
-    parse_times,
 )
 from fedtide.errors import InvalidInputError, list_names
 from fedtide.participation.log.schema import STAGES
@@ -62,6 +66,7 @@ class Entries:
     ) -> None:
         self.notes: list[str] = []
         self._nanoseconds = None if round_seconds is None else round(round_seconds * 1e9)
+        self._times = TimeColumn()
         self._weights_are_final = weights_are_final
         self._ids_are_text = ids_are_text
         self._decimal_comma = decimal_comma
@@ -151,7 +156,7 @@ class Entries:
     def _parse_rounds(self, batch: Mapping[str, pa.Array]) -> NDArray[np.integer]:
         if self._nanoseconds is None:
             return parse_rounds(batch["round"])
-        bins = np.floor_divide(parse_times(batch["time"]), self._nanoseconds)
+        bins = np.floor_divide(self._times.parse(batch["time"]), self._nanoseconds)
         fits = len(bins) == 0 or (bins.min() >= -(2**31) and bins.max() < 2**31)
         return bins.astype(np.int32) if fits else bins
 
@@ -182,7 +187,8 @@ class Entries:
         known = np.concatenate([rounds, *self._listed]) if self._listed else rounds
         first, end = _find_span(known)
         if self._nanoseconds is not None:
-            _reject_short_rounds(end - first, self._nanoseconds)
+            self._times.reject_dates()
+            reject_gaps(known, self._nanoseconds)
             start = describe_time(first * self._nanoseconds)
             self.notes.append(
                 f"rounds are {self._nanoseconds / 1e9:g} s long; the first one begins at {start}"
@@ -325,14 +331,6 @@ def _sort_keys(rows: _Rows, clients: int, first: int = 0) -> NDArray[np.int64]:
     keys += _USED if rows.stages is None else rows.stages
     keys.sort()
     return keys
-
-
-def _reject_short_rounds(length: int, nanoseconds: int) -> None:
-    if length > MAX_ROUNDS:
-        raise InvalidInputError(
-            f"round_seconds: the times span {length:,} rounds of {nanoseconds / 1e9:g} s; "
-            "give longer rounds"
-        )
 
 
 def _reject_between(rounds: NDArray[np.integer], first: int, step: int) -> None:

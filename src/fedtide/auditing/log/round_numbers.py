@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 from math import gcd
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fedtide.auditing.log.participation_log import MAX_ROUNDS
 from fedtide.errors import InvalidInputError
 
 _TIME_HINT = (
@@ -18,7 +20,11 @@ _FIRST_TIME = 100_000_000
 """No training has so many rounds; a Unix time in seconds does since 1973."""
 
 _FIRST_DATE, _LAST_DATE = 19_700_101, 21_001_231
+_RECENT_TIME = 1_000_000_000
+"""No log of relative times, in seconds, is as long; a Unix time is since 2001."""
+
 _MAX_GAP = 100
+_FEW_ROUNDS = 10_000
 _EVEN_ROUNDS, _COMMON_ROUNDS = 4, 10
 
 
@@ -55,13 +61,13 @@ def reject_times(rounds: NDArray[np.integer]) -> None:
     first, last = int(rounds.min()), int(rounds.max())
     if first >= _FIRST_TIME:
         raise InvalidInputError(f"round: {first} looks like a Unix time, not a round; {_TIME_HINT}")
-    if first >= _FIRST_DATE and last <= _LAST_DATE and _are_dates(_list_rounds(rounds)):
+    if are_dates(rounds):
         raise InvalidInputError(
             f"round: {first} looks like a date, not a round; write dates as "
             f"{str(first)[:4]}-{str(first)[4:6]}-{str(first)[6:]} and give --round-seconds 86400"
         )
     length = last - first + 1
-    if length <= 10_000:
+    if length <= _FEW_ROUNDS:
         return
     numbers = _list_rounds(rounds)
     step = find_step(rounds)
@@ -70,6 +76,54 @@ def reject_times(rounds: NDArray[np.integer]) -> None:
             f"round: the log has rows of {len(numbers):,} of {length:,} rounds, so they look like "
             f"times; {_TIME_HINT}; --round-step 1 takes them as they are"
         )
+
+
+def reject_gaps(rounds: NDArray[np.integer], nanoseconds: int) -> None:
+    """Raise InvalidInputError if times leave nearly all rounds empty, as one wrong time does.
+
+    Args:
+        rounds: of all rows, as numbers of rounds since 1970 or the start of relative times.
+        nanoseconds: the length of a round.
+
+    Raises:
+        InvalidInputError: times from before 1973 beside times after 2001; more than ten thousand
+            rounds, of which fewer than one in a hundred has a row; too many rounds.
+    """
+    if not len(rounds):
+        return
+    first, last = int(rounds.min()), int(rounds.max())
+    reach = f"from {describe_time(first * nanoseconds)} to {describe_time(last * nanoseconds)}"
+    if first * nanoseconds < _FIRST_TIME * 10**9 and last * nanoseconds >= _RECENT_TIME * 10**9:
+        raise InvalidInputError(
+            f"time: the rounds would reach {reach}, as if a missing time were written as a number "
+            "or date; give every row its time"
+        )
+    length, seconds = last - first + 1, f"{nanoseconds / 1e9:g} s"
+    if length > MAX_ROUNDS:
+        raise InvalidInputError(
+            f"round_seconds: the times span {length:,} rounds of {seconds}; give longer rounds"
+        )
+    if length > _FEW_ROUNDS and length > _MAX_GAP * (filled := len(_list_rounds(rounds))):
+        raise InvalidInputError(
+            f"round_seconds: only {filled:,} of the {length:,} rounds of {seconds} {reach} have "
+            "rows; correct a time that is far from the others, or give longer rounds"
+        )
+
+
+def are_dates(numbers: NDArray[Any]) -> bool:
+    """Return whether all numbers are dates like 20260501.
+
+    >>> are_dates(np.array([20260430, 20260501])), are_dates(np.array([20260430, 20260431]))
+    (True, False)
+    """
+    if not len(numbers) or numbers.min() < _FIRST_DATE or numbers.max() > _LAST_DATE:
+        return False
+    try:
+        for number in np.unique(numbers).tolist():
+            datetime.strptime(str(number), "%Y%m%d")
+    except ValueError:
+        return False
+    return True
 
 
 def describe_time(nanoseconds: int) -> str:
@@ -93,12 +147,3 @@ def _list_rounds(rounds: NDArray[np.integer]) -> NDArray[np.int64]:
     for low in range(0, len(rounds), 1 << 22):  # bounds the temporaries
         present[rounds[low : low + (1 << 22)] - first] = True
     return np.flatnonzero(present) + first
-
-
-def _are_dates(numbers: NDArray[np.int64]) -> bool:
-    try:
-        for number in numbers.tolist():
-            datetime.strptime(str(number), "%Y%m%d")
-    except ValueError:
-        return False
-    return True

@@ -1,4 +1,4 @@
-"""The values of a participation log's columns: rounds, times, clients, stages and numbers.
+"""The values of a participation log's columns: rounds, clients, stages and numbers.
 
 Columns come as Arrow arrays, of text if the file does not say more. Every function raises
 InvalidInputError, which names the column, for values that it cannot use.
@@ -22,8 +22,6 @@ _TIME_HINT = "give the length of a round in seconds with --round-seconds"
 _LONGEST_REASON = 60
 _STAGE_HINT = f"give one of {', '.join(STAGES)}"
 _NOUNS = {"weight": "weight", "samples": "sample count"}
-_UNITS = ((1e17, 1), (1e14, 1_000), (1e11, 1_000_000))
-"""Numbers from which on a Unix time is in ns, µs, ms (in s, they are years beyond 5000)."""
 _MISSING = ("", "na", "nan", "n/a", "null", "none", "-")
 
 
@@ -37,12 +35,44 @@ def is_text(kind: pa.DataType) -> bool:
     )
 
 
+def is_number(kind: pa.DataType) -> bool:
+    """Return whether a column holds whole or floating-point numbers."""
+    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind))
+
+
+def to_numpy(column: pa.Array) -> NDArray[Any]:
+    """Return a numeric column without missing values; Arrow's `to_numpy` would import pandas."""
+    return np.from_dlpack(column)
+
+
+def to_strings(column: pa.Array) -> pa.Array:
+    """Return a column of strings without dictionary."""
+    return column.cast(pa.large_string())
+
+
+def cast_text(column: pa.Array) -> pa.Array | None:
+    """Return a column of text as numbers, whole ones if possible; None if a value is none."""
+    text = pc.utf8_trim_whitespace(to_strings(column))
+    for kind in (pa.int64(), pa.float64()):
+        try:
+            return text.cast(kind)
+        except pa.ArrowInvalid:
+            continue
+    return None
+
+
+def reject_missing(field: str, column: pa.Array, hint: str) -> None:
+    """Raise InvalidInputError if a value is missing."""
+    if column.null_count:
+        raise InvalidInputError(f"{field}: a row has no {field}; {hint}")
+
+
 def parse_rounds(column: pa.Array) -> NDArray[np.int32] | NDArray[np.int64]:
     """Return the round numbers, as int32 where they fit."""
-    _reject_missing("round", column, _ROUND_HINT)
+    reject_missing("round", column, _ROUND_HINT)
     given = column
     if is_text(column.type):
-        given = _cast_text(column)
+        given = cast_text(column)
         if given is None:
             wrong = _first_mismatch(column, _NUMBER)
             if _looks_like_time(wrong):
@@ -50,9 +80,9 @@ def parse_rounds(column: pa.Array) -> NDArray[np.int32] | NDArray[np.int64]:
             raise InvalidInputError(f"round: {wrong!r:.60} is not a round; {_ROUND_HINT}")
     if pa.types.is_temporal(given.type):
         raise InvalidInputError(f"round: the column holds times, not rounds; {_TIME_HINT}")
-    if not _is_number(given.type):
+    if not is_number(given.type):
         raise InvalidInputError(f"round: the column has type {given.type}; {_ROUND_HINT}")
-    numbers = _to_numpy(given)
+    numbers = to_numpy(given)
     with np.errstate(invalid="ignore"):  # values that overflow are refused below
         rounds = numbers.astype(np.int64, copy=False)
     invalid = (rounds < 0) | (rounds != numbers)
@@ -62,47 +92,15 @@ def parse_rounds(column: pa.Array) -> NDArray[np.int32] | NDArray[np.int64]:
     return rounds.astype(np.int32) if fits else rounds
 
 
-def parse_times(column: pa.Array) -> NDArray[np.int64]:
-    """Return times in nanoseconds since 1970 (UTC), or since the start of relative times.
-
-    Dates and times, ISO strings, and numbers: Unix times in seconds, milliseconds, microseconds or
-    nanoseconds, by their size. Times without a zone are taken as UTC.
-    """
-    _reject_missing("time", column, "give every row a time")
-    if is_text(column.type):
-        numbers = _cast_text(column)
-        column = _parse_iso(column) if numbers is None else numbers
-    if pa.types.is_timestamp(column.type) or pa.types.is_date(column.type):
-        try:
-            zone = column.type.tz if pa.types.is_timestamp(column.type) else None
-            return _to_numpy(column.cast(pa.timestamp("ns", zone)).cast(pa.int64()))
-        except pa.ArrowInvalid:
-            raise InvalidInputError("time: a year lies outside 1678 to 2261; correct it") from None
-    if not _is_number(column.type):
-        raise InvalidInputError(
-            f"time: the column has type {column.type}; give dates, ISO strings or Unix times"
-        )
-    numbers = _to_numpy(column)
-    if not np.isfinite(numbers).all():
-        raise InvalidInputError("time: a time is not finite; give Unix times or ISO strings")
-    largest = float(np.abs(numbers).max(initial=0))
-    scale = next((scale for least, scale in _UNITS if largest >= least), 1_000_000_000)
-    if largest * scale >= 2**63:
-        raise InvalidInputError(f"time: {largest:g} is beyond any date; give Unix times")
-    if np.issubdtype(numbers.dtype, np.integer):
-        return np.asarray(numbers.astype(np.int64) * scale)
-    return np.asarray(np.round(numbers.astype(np.float64) * scale).astype(np.int64))
-
-
 def encode_text(column: pa.Array) -> pa.DictionaryArray:
     """Return a column of strings dictionary-encoded."""
     encoded = pa.types.is_dictionary(column.type)
-    return column if encoded else _to_strings(column).dictionary_encode()
+    return column if encoded else to_strings(column).dictionary_encode()
 
 
 def parse_clients(column: pa.Array) -> pa.DictionaryArray:
     """Return the client ids, whole numbers or strings, dictionary-encoded."""
-    _reject_missing("client", column, "give every row a client id")
+    reject_missing("client", column, "give every row a client id")
     encoded = pa.types.is_dictionary(column.type)
     kind = column.type.value_type if encoded else column.type
     if not (is_text(kind) or pa.types.is_integer(kind)):
@@ -115,7 +113,7 @@ def parse_clients(column: pa.Array) -> pa.DictionaryArray:
 
 def parse_codes(encoded: pa.DictionaryArray) -> NDArray[Any]:
     """Return the indices of a dictionary-encoded column without missing values."""
-    return _to_numpy(encoded.indices)
+    return to_numpy(encoded.indices)
 
 
 def parse_stages(column: pa.Array) -> NDArray[np.uint8]:
@@ -131,7 +129,7 @@ def parse_stages(column: pa.Array) -> NDArray[np.uint8]:
         levels[code] = STAGES.index(names[code])
     levels[len(names)] = STAGES.index("used")
     codes = stages.indices.cast(pa.int64()).fill_null(len(names))
-    return np.asarray(levels[_to_numpy(codes)])
+    return np.asarray(levels[to_numpy(codes)])
 
 
 def parse_reasons(column: pa.Array) -> pa.DictionaryArray:
@@ -160,10 +158,10 @@ def parse_numbers(field: str, column: pa.Array, decimal_comma: bool = False) -> 
         column = _parse_text_numbers(field, column, decimal_comma)
     if pa.types.is_decimal(column.type):
         column = column.cast(pa.float64())
-    if not _is_number(column.type):
+    if not is_number(column.type):
         raise InvalidInputError(f"{field}: the column has type {column.type}; give numbers")
-    missing = _to_numpy(column.is_null().cast(pa.uint8())) > 0
-    given = _to_numpy(column.fill_null(0))
+    missing = to_numpy(column.is_null().cast(pa.uint8())) > 0
+    given = to_numpy(column.fill_null(0))
     invalid = ~((given >= 0) & (given < _MAX_NUMBER))
     if invalid.any():
         raise InvalidInputError(
@@ -174,31 +172,10 @@ def parse_numbers(field: str, column: pa.Array, decimal_comma: bool = False) -> 
 
 _NUMBER = r"^\s*[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?\s*$"
 _ISO = r"^\s*\d{4}-\d\d-\d\d"
-_ZONE = r"\d\d:\d\d.*([zZ]|[+-]\d\d:?\d\d)\s*$"
-
-
-def _reject_missing(field: str, column: pa.Array, hint: str) -> None:
-    if column.null_count:
-        raise InvalidInputError(f"{field}: a row has no {field}; {hint}")
-
-
-def _to_strings(column: pa.Array) -> pa.Array:
-    return column.cast(pa.large_string())
-
-
-def _cast_text(column: pa.Array) -> pa.Array | None:
-    """Return a column of text as whole or other numbers; None if a value is not a number."""
-    text = pc.utf8_trim_whitespace(_to_strings(column))
-    for kind in (pa.int64(), pa.float64()):
-        try:
-            return text.cast(kind)
-        except pa.ArrowInvalid:
-            continue
-    return None
 
 
 def _parse_text_numbers(field: str, column: pa.Array, decimal_comma: bool) -> pa.Array:
-    text = pc.utf8_trim_whitespace(_to_strings(column))
+    text = pc.utf8_trim_whitespace(to_strings(column))
     missing = pc.is_in(pc.utf8_lower(text), pa.array(_MISSING, pa.large_string()))
     text = pc.if_else(missing, pa.scalar(None, pa.large_string()), text)
     if decimal_comma:
@@ -209,23 +186,6 @@ def _parse_text_numbers(field: str, column: pa.Array, decimal_comma: bool) -> pa
         wrong = _first_mismatch(text.drop_null(), _NUMBER)
         raise InvalidInputError(
             f"{field}: {wrong!r:.60} is not a number; give numbers of at least 0"
-        ) from None
-
-
-def _parse_iso(column: pa.Array) -> pa.Array:
-    """Return the times that ISO strings denote."""
-    text = pc.utf8_trim_whitespace(_to_strings(column))
-    zoned = pc.match_substring_regex(text, _ZONE)
-    kind = pa.timestamp("ns", "UTC") if zoned[0].as_py() else pa.timestamp("ns")
-    if pc.any(pc.not_equal(zoned, zoned[0])).as_py():
-        raise InvalidInputError("time: only some times name a zone; write all with, or without")
-    try:
-        return text.cast(kind)
-    except pa.ArrowInvalid:
-        wrong = _first_mismatch(text, _ISO)
-        what = "a time that does not exist" if wrong is None else f"{wrong!r:.60}"
-        raise InvalidInputError(
-            f"time: {what} is no time; write 2026-05-01 or 2026-05-01T13:00:00, or Unix times"
         ) from None
 
 
@@ -243,15 +203,6 @@ def _to_one_line(text: str) -> str:
 
 def _first_mismatch(column: pa.Array, pattern: str) -> str | None:
     """Return the first text that does not match."""
-    text = _to_strings(column)
+    text = to_strings(column)
     wrong = text.filter(pc.invert(pc.match_substring_regex(text, pattern)))
     return str(wrong[0].as_py()) if len(wrong) else None
-
-
-def _is_number(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind))
-
-
-def _to_numpy(column: pa.Array) -> NDArray[Any]:
-    """Return a numeric column without missing values; Arrow's `to_numpy` would import pandas."""
-    return np.from_dlpack(column)

@@ -1,0 +1,151 @@
+"""Logs with small faults: what changes the meaning of the others' rows is refused or said."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+
+from fedtide.auditing import ParticipationLog
+from fedtide.auditing.log.reader import read_participation_log as read
+from fedtide.errors import InvalidInputError
+
+START = datetime(2026, 3, 28, 12, tzinfo=UTC)
+HOUR = 3600
+
+
+def error_of(source: Any, **options: Any) -> str:
+    with pytest.raises(InvalidInputError) as caught:
+        read(source, **options)
+    sentence = str(caught.value)
+    assert ": " in sentence
+    assert "; " in sentence
+    return sentence
+
+
+def pairs(log: ParticipationLog) -> list[tuple[int, object]]:
+    rounds = np.repeat(np.arange(log.length), log.cohorts) + log.first_round
+    names = log.names.to_list()
+    return sorted((int(t), names[n]) for t, n in zip(rounds, log.clients, strict=True))
+
+
+def draw_hours(rounds: int = 400, clients: int = 30) -> pl.DataFrame:
+    """Return hourly rounds in Unix seconds, in which each client takes part with probability .4."""
+    present = np.random.default_rng(7).random((rounds, clients)) < 0.4
+    hours, ids = np.nonzero(present)
+    times = int(START.timestamp()) + HOUR * hours
+    return pl.DataFrame({"round": hours, "time": times, "client": ids})
+
+
+HOURS = draw_hours()
+
+
+def test_hourly_rounds_without_a_fault_are_read() -> None:
+    log = read(HOURS.drop("round"), round_seconds=HOUR)
+    assert (log.length, log.size) == (400, 30)
+
+
+@pytest.mark.parametrize("missing", [0, -1, 1])
+@pytest.mark.parametrize("seconds", [HOUR, 86400, 7 * 86400])
+def test_a_time_that_stands_for_a_missing_one_makes_no_empty_rounds(
+    missing: int, seconds: int
+) -> None:
+    times = pl.when(pl.col("round") == 17).then(missing).otherwise("time").alias("time")
+    sentence = error_of(HOURS.select(times, "client"), round_seconds=seconds)
+    assert sentence.startswith("time: ")
+    assert "--columns" not in sentence
+    dates = pl.from_epoch("time").alias("time")
+    assert error_of(HOURS.select(times, "client").with_columns(dates), round_seconds=seconds) == (
+        sentence
+    )
+
+
+def test_a_time_far_from_the_others_makes_no_empty_rounds() -> None:
+    """One row is dated to 2066; the hint about a column of round numbers would be wrong."""
+    far = pl.DataFrame({"time": [int(START.timestamp()) + 40 * 365 * 86400], "client": [3]})
+    for rows in (HOURS, HOURS.filter(pl.col("client") == 3)):
+        log = pl.concat([rows.select("time", pl.col("client")), far])
+        sentence = error_of(log, round_seconds=HOUR)
+        assert sentence.startswith("round_seconds: only ")
+        assert "2026-03-28T12:00:00Z to 2066-" in sentence
+        assert "--columns" not in sentence
+
+
+@pytest.mark.parametrize("factor", [1000, 10**6, 10**9])
+def test_times_in_two_units_are_refused(factor: int) -> None:
+    unit = pl.when(pl.col("round") % 2 == 1).then(factor).otherwise(1)
+    mixed = HOURS.select((pl.col("time") * unit).alias("time"), "client")
+    assert "not in the same unit" in error_of(mixed, round_seconds=HOUR)
+
+
+@pytest.mark.parametrize("place", [5, 6, 7])
+@pytest.mark.parametrize(
+    ("early", "late", "words"),
+    [
+        (1_777_600_000, 1_777_600_000_000, "unit|milliseconds"),
+        ("2026-03-28T12:00:00+02:00", "2026-03-28T13:00:00", "zone"),
+        ("2026-03-28T12:00:00", "2026-03-28T13:00:00Z", "zone"),
+    ],
+)
+def test_unit_and_zone_are_those_of_the_log_not_of_a_batch(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    place: int,
+    early: object,
+    late: object,
+    words: str,
+) -> None:
+    monkeypatch.setattr("fedtide.auditing.log.table_source._JSON_ROWS", 6)
+    rows = [{"time": early if i < place else late, "client": f"c{i}"} for i in range(12)]
+    (tmp_path / "log.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    sentence = error_of(tmp_path / "log.jsonl", round_seconds=HOUR)
+    assert sentence.startswith("time: ")
+    assert any(word in sentence for word in words.split("|"))
+
+
+@pytest.mark.parametrize("written", ["{}+02", "{}+0200", "{} +02:00", "{},250+02:00", "{}.250 +02"])
+def test_iso_strings_with_a_zone_are_read_as_databases_write_them(written: str) -> None:
+    check_times(written, timedelta(hours=2))
+
+
+@pytest.mark.parametrize("written", ["{} UTC", "{}Z", "{} GMT", "{},123", "{}", "{},123 UTC"])
+def test_iso_strings_in_utc_are_read_as_databases_and_loggers_write_them(written: str) -> None:
+    check_times(written, timedelta(0))
+
+
+def check_times(written: str, ahead: timedelta) -> None:
+    """Rounds of an hour that begin on the hour in UTC are those of these local times."""
+    hours = [0, 0, 1, 3, 25]
+    for middle in (" ", "T"):
+        times = [
+            written.format(
+                (START + ahead + timedelta(hours=h)).strftime(f"%Y-%m-%d{middle}%H:%M:%S")
+            )
+            for h in hours
+        ]
+        log = read(pl.DataFrame({"time": times, "client": list("abcde")}), round_seconds=HOUR)
+        assert pairs(log) == list(zip(hours, "abcde", strict=True))
+        assert any("begins at 2026-03-28T12:00:00Z" in note for note in log.notes)
+
+
+@pytest.mark.parametrize("wrong", ["2026-13-45", "2026-02-30 12:00:00", "28.03.2026", "soon"])
+def test_the_first_time_that_is_none_is_quoted(wrong: str) -> None:
+    times = ["2026-03-28 12:00:00"] * 9 + [wrong, "2026-03-28 13:00:00", "later"]
+    rows = pl.DataFrame({"time": times, "client": range(12)})
+    assert error_of(rows, round_seconds=HOUR).startswith(f"time: {wrong!r} is no time")
+
+
+def test_dates_as_numbers_are_no_seconds() -> None:
+    dates = [20260428 + i for i in range(3)] + [20260501 + i for i in range(9)]
+    for column in (dates, [str(date) for date in dates]):
+        rows = pl.DataFrame({"time": column, "client": [i % 3 for i in range(12)]})
+        sentence = error_of(rows, round_seconds=86400)
+        assert sentence.startswith("time: 20260428 looks like a date")
+        assert "2026-04-28" in sentence
+    seconds = pl.DataFrame({"time": [20_260_428, 20_260_478, 20_260_528], "client": [0, 1, 2]})
+    assert read(seconds, round_seconds=10).length == 11
