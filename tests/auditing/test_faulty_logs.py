@@ -149,3 +149,89 @@ def test_dates_as_numbers_are_no_seconds() -> None:
         assert "2026-04-28" in sentence
     seconds = pl.DataFrame({"time": [20_260_428, 20_260_478, 20_260_528], "client": [0, 1, 2]})
     assert read(seconds, round_seconds=10).length == 11
+
+
+COHORTS = [["ann", "bob"], ["bob"], ["ann", "eve", "joe"], ["kim", "leo"], ["eve", "kim"]]
+
+
+def write_lists(path: Path, name: str, cells: list[str], more: list[str] | None = None) -> Path:
+    rounds = pl.DataFrame({"round": range(len(cells)), name: cells})
+    if more is not None:
+        rounds = pl.concat([rounds, pl.DataFrame({"round": range(len(more)), name: more})])
+    rounds.write_csv(path)
+    return path
+
+
+@pytest.mark.parametrize("name", ["client", "client_id", "clients"])
+@pytest.mark.parametrize("write", [json.dumps, str])
+def test_lists_are_no_names_where_a_round_is_written_twice(
+    tmp_path: Path, name: str, write: Any
+) -> None:
+    cells = [write(cohort) for cohort in COHORTS]
+    path = write_lists(tmp_path / "log.csv", name, cells, cells[:1])
+    assert error_of(path).startswith("client: 'ann' appears twice in round 0")
+
+
+def test_lists_may_have_a_row_for_each_stage(tmp_path: Path) -> None:
+    rows = [(t, "selected", json.dumps([*cohort, "zoe"])) for t, cohort in enumerate(COHORTS)]
+    rows += [(t, "used", json.dumps(cohort)) for t, cohort in enumerate(COHORTS)]
+    frame = pl.DataFrame(rows, schema=["round", "stage", "client_id"], orient="row")
+    frame.write_csv(tmp_path / "log.csv")
+    for source in (frame, tmp_path / "log.csv"):
+        log = read(source)
+        assert pairs(log) == sorted((t, n) for t, names in enumerate(COHORTS) for n in names)
+        assert log.selected is not None
+        assert pairs(log.selected) == sorted(
+            (t, n) for t, names in enumerate(COHORTS) for n in [*names, "zoe"]
+        )
+
+
+def test_lists_separated_by_semicolons_are_no_names_where_rounds_have_two_rows(
+    tmp_path: Path,
+) -> None:
+    cells = [";".join(cohort) for cohort in COHORTS]
+    path = write_lists(tmp_path / "log.csv", "client_id", cells, ["bob;leo"])
+    sentence = error_of(path)
+    assert sentence.startswith("client: most ids contain semicolons")
+    assert "--columns client=client_id" in sentence
+    names = read(path, columns={"client": "client_id"}).names.to_list()
+    assert names == sorted({*cells, "bob;leo"})
+
+
+def test_a_log_of_lists_stays_one_where_a_batch_repeats_a_round(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedtide.auditing.log.table_source._JSON_ROWS", 5)
+    rows = [{"round": t, "client": ";".join(cohort)} for t, cohort in enumerate(COHORTS)]
+    rows += [{"round": 5, "client": cohort} for cohort in ("ann;bob", "eve", "joe")]
+    (tmp_path / "log.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    log = read(tmp_path / "log.jsonl")
+    expected = [*COHORTS, ["ann", "bob", "eve", "joe"]]
+    assert pairs(log) == sorted((t, n) for t, names in enumerate(expected) for n in names)
+
+
+@pytest.mark.parametrize("name", ["client", "clients"])
+@pytest.mark.parametrize("write", [tuple, set, list])
+def test_lists_as_python_prints_them(tmp_path: Path, name: str, write: Any) -> None:
+    cohorts = [[0, 1], [2], [0, 2, 5], [1, 5]]
+    path = write_lists(tmp_path / "log.csv", name, [str(write(cohort)) for cohort in cohorts])
+    assert pairs(read(path)) == [(t, n) for t, ids in enumerate(cohorts) for n in ids]
+
+
+def test_numbers_separated_by_blanks_are_several_clients(tmp_path: Path) -> None:
+    path = write_lists(tmp_path / "log.csv", "clients", ["0 1 2", "1  7", "2"])
+    assert pairs(read(path)) == [(0, 0), (0, 1), (0, 2), (1, 1), (1, 7), (2, 2)]
+    path = write_lists(tmp_path / "log.csv", "clients", ["site 1,site 2", "site 1", "site 2"])
+    assert pairs(read(path)) == [(0, "site 1"), (0, "site 2"), (1, "site 1"), (2, "site 2")]
+
+
+@pytest.mark.parametrize("cell", ["(ann, bob)", "{ann,bob}", "[0 1 2]", "{'a': 1}", "(0, 1"])
+def test_brackets_that_hold_no_list_are_no_names(tmp_path: Path, cell: str) -> None:
+    path = write_lists(tmp_path / "log.csv", "clients", ["ann", cell, "bob"])
+    assert error_of(path).startswith(f"client: {cell!r} is not a list of clients")
+
+
+def test_a_frame_of_many_chunks_is_one_batch() -> None:
+    rows = [(t, name) for t in range(3) for name in ("a;b", "c", "d")]
+    chunks = [pl.DataFrame([row], schema=["round", "client"], orient="row") for row in rows]
+    assert pairs(read(pl.concat(chunks, rechunk=False))) == rows

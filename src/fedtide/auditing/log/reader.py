@@ -95,13 +95,13 @@ def read_participation_log(
         found = find_columns(table.names, columns, timed=round_seconds is not None)
         entries.notes.extend([*table.notes, *([found.note] if found.note else [])])
         list_name = None if "client" in columns else found.columns["client"]
-        has_rows = False
+        has_rows = listed = False
         for batch, share in table.read([*dict.fromkeys(found.columns.values())]):
             rows = {ours: batch[theirs] for ours, theirs in found.columns.items()}
             has_rows |= len(rows["client"]) > 0
             with _named_columns(found.columns):
                 if table.may_list:
-                    _add_rows(entries, rows, list_name)
+                    listed |= _add_rows(entries, rows, list_name, listed)
                 else:
                     entries.add(rows)
             on_progress("reading", share)
@@ -127,13 +127,16 @@ def _require_length(round_seconds: float) -> None:
         )
 
 
-def _add_rows(entries: Entries, rows: dict[str, pa.Array], list_name: str | None) -> None:
-    """Add the rows of a batch; `list_name` is described in `expand_lists`."""
-    expanded, listed = expand_lists(rows, list_name)
+def _add_rows(
+    entries: Entries, rows: dict[str, pa.Array], list_name: str | None, listed: bool
+) -> bool:
+    """Add the rows of a batch; return whether it has lists; the rest is as in `expand_lists`."""
+    expanded, listed = expand_lists(rows, list_name, listed)
     if len(expanded["client"]):
         entries.add(expanded)
     if listed:  # of which some may be empty
         entries.add_rounds(rows)
+    return listed
 
 
 @contextmanager

@@ -207,7 +207,7 @@ def _to_column(name: str, values: list[Any]) -> pa.Array:
 def read_frame(frame: pl.DataFrame, names: Sequence[str]) -> Batches:
     """Yield the columns of these names of a DataFrame."""
     table = frame.select(names).to_arrow(compat_level=pl.CompatLevel.oldest())
-    for batch in table.to_batches():
+    for batch in table.combine_chunks().to_batches():  # chunks may be of a row each
         yield {name: batch[name] for name in names}, 1.0
 
 
