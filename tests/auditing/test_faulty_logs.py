@@ -235,3 +235,26 @@ def test_a_frame_of_many_chunks_is_one_batch() -> None:
     rows = [(t, name) for t in range(3) for name in ("a;b", "c", "d")]
     chunks = [pl.DataFrame([row], schema=["round", "client"], orient="row") for row in rows]
     assert pairs(read(pl.concat(chunks, rechunk=False))) == rows
+
+
+@pytest.mark.parametrize("blank", ["", " ", "nan", "-", None])
+def test_a_missing_stage_is_not_taken_for_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, blank: str | None
+) -> None:
+    monkeypatch.setattr("fedtide.auditing.log.table_source._JSON_ROWS", 3)
+    stages = ["used", "used ", "selected", "used"] * 2
+    rows = [{"round": t // 2, "client": t, "stage": stage} for t, stage in enumerate(stages)]
+    frame = pl.DataFrame(rows)
+    assert read(frame).counts.tolist() == [1, 1, 0, 1] * 2
+    some = frame.with_columns(
+        stage=pl.when(pl.col("stage") == "selected").then(pl.lit(blank)).otherwise("stage")
+    )
+    some.write_csv(tmp_path / "log.csv")
+    some.write_ndjson(tmp_path / "log.jsonl")
+    for source in (some, tmp_path / "log.csv", tmp_path / "log.jsonl"):
+        assert error_of(source).startswith("stage: 2 of 8 rows have no stage, row 3 first; ")
+    empty = frame.with_columns(stage=pl.lit(blank, pl.String))
+    empty.write_csv(tmp_path / "log.csv")
+    for source in (empty, tmp_path / "log.csv"):
+        assert read(source).counts.tolist() == [1] * 8
+        assert read(source).selected is None

@@ -27,6 +27,8 @@ from fedtide.auditing.log.round_numbers import (
 )
 from fedtide.auditing.log.times import TimeColumn
 from fedtide.auditing.log.values import (
+    NO_STAGE,
+    STAGE_HINT,
     parse_clients,
     parse_codes,
     parse_numbers,
@@ -177,9 +179,22 @@ class Entries:
         return names, _Rows(
             _concatenate(self._rounds),
             codes,
-            _concatenate(self._stages) if self._stages else None,
+            self._join_stages(),
             *(_concatenate(parts) if parts else None for parts in self._numbers.values()),
         )
+
+    def _join_stages(self) -> NDArray[np.uint8] | None:
+        """Return the stages of all rows; None: no row has one."""
+        if all((part == NO_STAGE).all() for part in self._stages):
+            return None
+        stages = _concatenate(self._stages)
+        if missing := int((stages == NO_STAGE).sum()):
+            row = int((stages == NO_STAGE).argmax()) + 1
+            raise InvalidInputError(
+                f"stage: {missing:,} of {len(stages):,} rows have no stage, row {row:,} first; "
+                f"{STAGE_HINT}, or remove the column if all rows are used"
+            )
+        return stages
 
     def _number_rounds(self, rows: _Rows, step: int | None) -> tuple[_Rows, tuple[int, int]]:
         """Number the rounds consecutively; return the rows, and the first round and the end."""

@@ -20,8 +20,11 @@ _MAX_NUMBER = 1e30
 _ROUND_HINT = "give whole numbers from 0"
 _TIME_HINT = "give the length of a round in seconds with --round-seconds"
 _LONGEST_REASON = 60
-_STAGE_HINT = f"give one of {', '.join(STAGES)}"
+STAGE_HINT = f"give one of {', '.join(STAGES)}"
 _NOUNS = {"weight": "weight", "samples": "sample count"}
+NO_STAGE = len(STAGES)
+"""The stage of a row in which it is missing."""
+
 _MISSING = ("", "na", "nan", "n/a", "null", "none", "-")
 
 
@@ -117,17 +120,18 @@ def parse_codes(encoded: pa.DictionaryArray) -> NDArray[Any]:
 
 
 def parse_stages(column: pa.Array) -> NDArray[np.uint8]:
-    """Return the index in STAGES of each row's stage; rows without a stage count as used."""
+    """Return the index in STAGES of each row's stage, NO_STAGE where it is missing."""
     if pa.types.is_nested(column.type):
-        raise InvalidInputError(f"stage: the column has type {column.type}; {_STAGE_HINT}")
+        raise InvalidInputError(f"stage: the column has type {column.type}; {STAGE_HINT}")
     stages = column if pa.types.is_dictionary(column.type) else column.dictionary_encode()
     names = stages.dictionary.to_pylist()
-    levels = np.zeros(len(names) + 1, dtype=np.uint8)
+    levels = np.full(len(names) + 1, NO_STAGE, dtype=np.uint8)
     for code in pc.unique(stages.indices.drop_null()).to_pylist():
-        if names[code] not in STAGES:
-            raise InvalidInputError(f"stage: unknown stage {str(names[code])!r}; {_STAGE_HINT}")
-        levels[code] = STAGES.index(names[code])
-    levels[len(names)] = STAGES.index("used")
+        name = str(names[code]).strip()
+        if name in STAGES:
+            levels[code] = STAGES.index(name)
+        elif name.lower() not in _MISSING:
+            raise InvalidInputError(f"stage: unknown stage {name!r:.60}; {STAGE_HINT}")
     codes = stages.indices.cast(pa.int64()).fill_null(len(names))
     return np.asarray(levels[to_numpy(codes)])
 
