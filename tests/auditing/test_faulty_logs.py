@@ -11,9 +11,10 @@ import numpy as np
 import polars as pl
 import pytest
 
-from fedtide.auditing import ParticipationLog
+from fedtide.auditing import ClientTable, ParticipationLog
 from fedtide.auditing.log.reader import read_participation_log as read
 from fedtide.errors import InvalidInputError
+from fedtide.participation.log.ledger import Entry, Ledger
 
 START = datetime(2026, 3, 28, 12, tzinfo=UTC)
 HOUR = 3600
@@ -258,3 +259,63 @@ def test_a_missing_stage_is_not_taken_for_used(
     for source in (empty, tmp_path / "log.csv"):
         assert read(source).counts.tolist() == [1] * 8
         assert read(source).selected is None
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".parquet"])
+def test_blanks_around_an_id_make_no_other_client(tmp_path: Path, suffix: str) -> None:
+    rows = [(t, f"{' ' * (t % 2)}c{n}{' ' * (t % 3)}") for t in range(6) for n in range(10)]
+    frame = pl.DataFrame(rows, schema=["round", "client"], orient="row")
+    path = tmp_path / f"log{suffix}"
+    {".csv": frame.write_csv, ".jsonl": frame.write_ndjson, ".parquet": frame.write_parquet}[
+        suffix
+    ](path)
+    for source in (path, frame, frame.with_columns(pl.col("client").cast(pl.Categorical))):
+        assert read(source).names.to_list() == [f"c{n}" for n in range(10)]
+
+
+def test_numbers_with_blanks_are_the_clients_of_the_roster(tmp_path: Path) -> None:
+    (tmp_path / "log.csv").write_text("round, client\n0, 7\n1,7 \n1, 8\n")
+    (tmp_path / "roster.csv").write_text("client, region\n7, a\n8, b\n9, b\n")
+    assert read(tmp_path / "log.csv").names.to_list() == [7, 8]
+    for lines in ("client\n7\n8\n9\n", "client\n 7\n8 \n9\n"):
+        (tmp_path / "roster.csv").write_text(lines)
+        roster = ClientTable.from_file(tmp_path / "roster.csv")
+        assert read(tmp_path / "log.csv", roster=roster).counts.tolist() == [2, 1, 0]
+
+
+@pytest.mark.parametrize("word", ["nan", "NaN", " ", "NA", "null", "None", "-", "n/a"])
+def test_a_word_for_a_missing_value_is_no_client(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, word: str
+) -> None:
+    monkeypatch.setattr("fedtide.auditing.log.table_source._JSON_ROWS", 3)
+    frame = pl.DataFrame({"round": [0, 0, 1, 1, 2], "client": ["a", "b", "a", "b", word]})
+    frame.write_csv(tmp_path / "log.csv")
+    frame.write_ndjson(tmp_path / "log.jsonl")
+    for source in (frame, tmp_path / "log.csv", tmp_path / "log.jsonl"):
+        assert error_of(source).startswith(f"client: row 5 has the client {word!r}, which stands")
+    lists = pl.DataFrame({"round": [0, 1], "clients": [["a", "b"], ["a", word]]})
+    assert error_of(lists).startswith(f"client: a list has the client {word!r}, which stands")
+    nothing = pl.DataFrame({"round": [0, 1], "clients": [["a", "b"], ["a", None]]})
+    assert error_of(nothing).startswith("client: a list has no client")
+
+
+def test_names_in_a_ledger_are_exact(tmp_path: Path) -> None:
+    ledger = Ledger(url := f"sqlite:///{tmp_path / 'ledger.db'}")
+    for t, name in enumerate(["none", " ann", "ann"]):
+        ledger.commit(t, [Entry(name, "used", 1.0)], time=0.0)
+    ledger.close()
+    assert sorted(read(url).names.to_list()) == [" ann", "ann", "none"]
+
+
+def test_ids_that_differ_by_a_decimal_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "log.csv").write_text("round,client\n0,1\n1,1.0\n2,2\n")
+    assert error_of(tmp_path / "log.csv").startswith(
+        "client: the log has the clients '1' and '1.0'"
+    )
+
+
+def test_categories_without_a_row_are_no_clients(tmp_path: Path) -> None:
+    kind = pl.Enum(["-", "ann", "bob", "eve"])
+    frame = pl.DataFrame({"round": [0, 1, 1], "client": ["ann", "ann", "eve"]})
+    frame = frame.with_columns(pl.col("client").cast(kind))
+    assert read(frame).names.to_list() == ["ann", "eve"]

@@ -170,7 +170,7 @@ def test_errors_name_the_column_as_the_log_does() -> None:
     rows = pl.DataFrame({"rnd": [0, -1], "cid": ["a", "b"]})
     assert error_of(rows).startswith("round: -1 is not a round (column 'rnd'); ")
     rows = pl.DataFrame({"round": [0, 1], "cid": ["a", None]})
-    assert error_of(rows).startswith("client: a row has no client (column 'cid'); ")
+    assert error_of(rows).startswith("client: row 2 has no client (column 'cid'); ")
 
 
 def test_names_given_by_the_user_come_first() -> None:

@@ -53,6 +53,8 @@ class ClientTable:
         """
         require_columns("roster", frame, ["client"], "name the column of client ids 'client'")
         names = normalise_clients("roster", frame["client"])
+        if names.dtype == pl.String:
+            names = names.str.strip_chars()
         if names.is_empty():
             raise InvalidInputError("roster: the table is empty; give one row per client")
         if names.is_duplicated().any():

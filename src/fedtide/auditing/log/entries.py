@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from fedtide.auditing.log.client_table import ClientTable
@@ -56,6 +57,7 @@ class Entries:
         round_seconds: the length of a round, if the log has times instead of rounds.
         weights_are_final: whether a weight is q_t^n even if it looks like a sample count.
         ids_are_text: whether client ids that are whole numbers come as text.
+        ids_are_exact: whether client ids are names as they are, with blanks around them or "none".
         decimal_comma: whether numbers may come as text with a decimal comma.
     """
 
@@ -64,6 +66,7 @@ class Entries:
         round_seconds: float | None = None,
         weights_are_final: bool = False,
         ids_are_text: bool = False,
+        ids_are_exact: bool = False,
         decimal_comma: bool = False,
     ) -> None:
         self.notes: list[str] = []
@@ -71,6 +74,7 @@ class Entries:
         self._times = TimeColumn()
         self._weights_are_final = weights_are_final
         self._ids_are_text = ids_are_text
+        self._ids_are_exact = ids_are_exact
         self._decimal_comma = decimal_comma
         self._codes: dict[int | str, int] = {}
         self._rounds: list[NDArray[np.integer]] = []
@@ -81,10 +85,15 @@ class Entries:
         self._listed: list[NDArray[np.integer]] = []
         self._size = 0
 
-    def add(self, batch: Mapping[str, pa.Array]) -> None:
-        """Add the columns of a batch, by our names; all batches of a log have the same columns."""
+    def add(self, batch: Mapping[str, pa.Array], listed: bool = False) -> None:
+        """Add the columns of a batch, by our names; all batches of a log have the same columns.
+
+        Args:
+            batch: the columns.
+            listed: whether the clients come from lists.
+        """
         self._rounds.append(self._parse_rounds(batch))
-        self._clients.append(self._encode(batch["client"]))
+        self._clients.append(self._encode(batch["client"], None if listed else self._size))
         if "stage" in batch:
             self._stages.append(parse_stages(batch["stage"]))
         for field, parts in self._numbers.items():
@@ -165,6 +174,7 @@ class Entries:
     def _collect(self, roster: ClientTable | None, clients: int | None) -> tuple[pl.Series, _Rows]:
         """Return the clients' names and all rows, whose clients are positions in the names."""
         seen = list(self._codes)
+        _reject_decimals(seen)
         if self._ids_are_text:
             seen = _parse_whole_numbers(seen)
         if len({type(name) for name in seen}) > 1:
@@ -275,15 +285,15 @@ class Entries:
             return None, counts
         return _normalise_by_round(used.rounds, counts), counts
 
-    def _encode(self, clients: pa.Array) -> NDArray[np.int32]:
+    def _encode(self, clients: pa.Array, first_row: int | None) -> NDArray[np.int32]:
         """Return the code of each row's client; new clients get the next codes."""
-        encoded = parse_clients(clients)
-        names = encoded.dictionary.to_pylist()
-        table = np.array(
-            [self._codes.setdefault(name, len(self._codes)) for name in names], dtype=np.int32
-        )
-        codes: NDArray[np.int32] = table[parse_codes(encoded)]
-        return codes
+        encoded = parse_clients(clients, self._ids_are_exact, first_row)
+        codes, names = parse_codes(encoded), encoded.dictionary.to_pylist()
+        table = np.zeros(len(names), dtype=np.int32)
+        for code in pc.unique(encoded.indices).to_pylist():  # a category may have no row
+            table[code] = self._codes.setdefault(names[code], len(self._codes))
+        joined: NDArray[np.int32] = table[codes]
+        return joined
 
 
 @dataclass(frozen=True, eq=False)
@@ -415,6 +425,17 @@ def _client_names(
         unnamed = [f"(unnamed {i + 1})" for i in range(clients - len(seen))]
         return pl.Series("client", [*sorted(seen), *unnamed])
     return pl.Series("client", np.arange(clients))
+
+
+def _reject_decimals(names: Sequence[int | str]) -> None:
+    """Raise InvalidInputError if two ids are the same number, as in 7 and 7.0."""
+    written = set(names)
+    for name in names:
+        if isinstance(name, str) and name.endswith(".0") and name[:-2] in written:
+            raise InvalidInputError(
+                f"client: the log has the clients {name[:-2]!r} and {name!r}; "
+                "write the id of a client in one way"
+            )
 
 
 def _parse_whole_numbers(names: list[Any]) -> list[Any]:

@@ -90,6 +90,7 @@ def read_participation_log(
             round_seconds,
             weights_are_final=recorded or "weight" in columns,
             ids_are_text=table.ids_are_text,
+            ids_are_exact=recorded,
             decimal_comma=table.decimal_comma,
         )
         found = find_columns(table.names, columns, timed=round_seconds is not None)
@@ -133,7 +134,7 @@ def _add_rows(
     """Add the rows of a batch; return whether it has lists; the rest is as in `expand_lists`."""
     expanded, listed = expand_lists(rows, list_name, listed)
     if len(expanded["client"]):
-        entries.add(expanded)
+        entries.add(expanded, listed)
     if listed:  # of which some may be empty
         entries.add_rounds(rows)
     return listed

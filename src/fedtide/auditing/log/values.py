@@ -101,17 +101,42 @@ def encode_text(column: pa.Array) -> pa.DictionaryArray:
     return column if encoded else to_strings(column).dictionary_encode()
 
 
-def parse_clients(column: pa.Array) -> pa.DictionaryArray:
-    """Return the client ids, whole numbers or strings, dictionary-encoded."""
-    reject_missing("client", column, "give every row a client id")
+def parse_clients(
+    column: pa.Array, exact: bool = False, first_row: int | None = None
+) -> pa.DictionaryArray:
+    """Return the client ids, whole numbers or strings, dictionary-encoded.
+
+    Text is trimmed, so that the dictionary may have a name twice.
+
+    Args:
+        column: of ids.
+        exact: whether text is a name as it is, with blanks around it or "none".
+        first_row: the number of the first row in the log; None: the ids come from lists.
+    """
     encoded = pa.types.is_dictionary(column.type)
     kind = column.type.value_type if encoded else column.type
-    if not (is_text(kind) or pa.types.is_integer(kind)):
+    if column.null_count < len(column) and not (is_text(kind) or pa.types.is_integer(kind)):
         raise InvalidInputError(
             f"client: ids of type {kind} are invalid or mixed; "
             "give whole numbers only or strings only"
         )
-    return encode_text(column) if is_text(kind) else column.dictionary_encode()
+    if column.null_count:
+        where = _describe_row(column.is_null(), first_row)
+        raise InvalidInputError(f"client: {where} has no client; give every row a client id")
+    if not is_text(kind):
+        return column if encoded else column.dictionary_encode()
+    ids = encode_text(column)
+    if exact:
+        return ids
+    names = pc.utf8_trim_whitespace(to_strings(ids.dictionary))
+    missing = pc.is_in(pc.utf8_lower(names), pa.array(_MISSING, pa.large_string()))
+    if pc.any(missing).as_py() and pc.any(rows := missing.take(ids.indices)).as_py():
+        raise InvalidInputError(
+            f"client: {_describe_row(rows, first_row)} has the client "
+            f"{ids.filter(rows)[0].as_py()!r:.60}, which stands for a missing value; "
+            "give every row a client id, or such a client another name"
+        )
+    return pa.DictionaryArray.from_arrays(ids.indices, names)
 
 
 def parse_codes(encoded: pa.DictionaryArray) -> NDArray[Any]:
@@ -210,3 +235,10 @@ def _first_mismatch(column: pa.Array, pattern: str) -> str | None:
     text = to_strings(column)
     wrong = text.filter(pc.invert(pc.match_substring_regex(text, pattern)))
     return str(wrong[0].as_py()) if len(wrong) else None
+
+
+def _describe_row(wrong: pa.Array, first_row: int | None) -> str:
+    """Return where the first wrong row is; None: in a list."""
+    if first_row is None:
+        return "a list"
+    return f"row {first_row + 1 + pc.index(wrong, True).as_py():,}"
