@@ -319,3 +319,61 @@ def test_categories_without_a_row_are_no_clients(tmp_path: Path) -> None:
     frame = pl.DataFrame({"round": [0, 1, 1], "client": ["ann", "ann", "eve"]})
     frame = frame.with_columns(pl.col("client").cast(kind))
     assert read(frame).names.to_list() == ["ann", "eve"]
+
+
+def draw_counts(name: str, rounds: int = 40) -> pl.DataFrame:
+    rows = [(t, n, 10 * n + 10) for t in range(rounds) for n in range(8) if (t * n) % 3 != 1]
+    return pl.DataFrame(rows, schema=["round", "client", name], orient="row")
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("num_examples", "the sample counts are not used as weights: "),
+        ("weight", "the weights are not used: "),
+    ],
+)
+def test_a_missing_number_that_changes_the_weights_is_said(name: str, words: str) -> None:
+    rows = draw_counts(name)
+    whole = read(rows)
+    assert whole.weights is not None
+    assert not any("none" in note for note in whole.notes)
+    for count, verb in ((1, "has"), (5, "have")):
+        cell = pl.when(pl.int_range(pl.len()) < count).then(None).otherwise(name).alias(name)
+        log = read(rows.with_columns(cell))
+        assert log.weights is None
+        assert f"{words}{count} of {len(rows)} used rows {verb} none" in log.notes
+    none = read(rows.with_columns(pl.lit(None, pl.Int64).alias(name)))
+    assert not any("none" in note for note in none.notes)
+
+
+def test_missing_numbers_below_the_last_stage_change_nothing() -> None:
+    rows = pl.DataFrame(
+        {
+            "round": [0, 0, 1],
+            "client": ["a", "b", "a"],
+            "stage": ["used", "available", "used"],
+            "samples": [10, None, 10],
+        }
+    )
+    log = read(rows)
+    assert log.weights is not None
+    assert log.notes == ()
+
+
+def test_a_column_that_is_renamed_half_way_is_said(tmp_path: Path) -> None:
+    rows = draw_counts("samples").to_dicts()
+    for row in rows[:100]:
+        row["num_examples"] = row.pop("samples")
+    (tmp_path / "log.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    notes = read(tmp_path / "log.jsonl").notes
+    assert f"the sample counts are not used as weights: 100 of {len(rows)} used rows have none" in (
+        notes
+    )
+
+
+def test_sample_counts_with_a_separator_of_thousands_are_said(tmp_path: Path) -> None:
+    (tmp_path / "log.csv").write_text("round;client;samples\n0;a;1.234\n0;b;987\n1;a;1.234\n")
+    notes = read(tmp_path / "log.csv").notes
+    assert any("sample counts are not whole numbers, such as 1.234" in note for note in notes)
+    assert not any("whole" in note for note in read(draw_counts("samples")).notes)

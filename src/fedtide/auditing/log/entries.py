@@ -132,6 +132,8 @@ class Entries:
         if span is None:
             rows, span = self._number_rounds(rows, step)
         declared = _average_by_client(rows.clients, rows.samples, len(names))
+        if rows.samples is not None:
+            self._note_fractions(rows.samples)
         refusals = None
         if rows.stages is None and self._reasons:
             self.notes.append("the reasons are not used: without stages, every row was used")
@@ -272,7 +274,7 @@ class Entries:
         Weights are kept only if every used row has one.
         """
         weights, counts = used.weights, used.samples
-        if weights is not None and not np.isnan(weights).any():
+        if weights is not None and self._has_all("weights", "used", weights):
             if self._weights_are_final or not _look_like_counts(used.rounds, weights):
                 return weights, counts
             self.notes.append(
@@ -281,9 +283,31 @@ class Entries:
                 "keeps them as they are)"
             )
             counts = weights
-        if counts is None or np.isnan(counts).any():
+        if counts is None or not self._has_all("sample counts", "used as weights", counts):
             return None, counts
         return _normalise_by_round(used.rounds, counts), counts
+
+    def _note_fractions(self, samples: NDArray[np.float32]) -> None:
+        """Note sample counts that are not whole numbers: a point may separate thousands."""
+        for low in range(0, len(samples), 1 << 20):  # bounds the temporaries
+            part = samples[low : low + (1 << 20)]
+            odd = part[np.isfinite(part) & (part != np.round(part))]
+            if len(odd):
+                self.notes.append(
+                    f"some sample counts are not whole numbers, such as {odd[0]:g}: write counts "
+                    "without a separator of thousands"
+                )
+                return
+
+    def _has_all(self, what: str, how: str, numbers: NDArray[np.float32]) -> bool:
+        """Return whether no number is missing; note it if only some are."""
+        missing = int(np.isnan(numbers).sum())
+        if 0 < missing < len(numbers):
+            self.notes.append(
+                f"the {what} are not {how}: {missing:,} of {len(numbers):,} used rows "
+                f"{'has' if missing == 1 else 'have'} none"
+            )
+        return missing == 0
 
     def _encode(self, clients: pa.Array, first_row: int | None) -> NDArray[np.int32]:
         """Return the code of each row's client; new clients get the next codes."""
