@@ -152,6 +152,47 @@ def test_a_log_without_anybody_cannot_be_replayed(stages: list[str], what: str) 
         replay.begin(Population(clients=2), seed=0)
 
 
+ROWS = {"round": [0, 0, 1, 1, 2], "client": [0, 1, 3, 4, 2]}
+
+
+@pytest.mark.parametrize("in_file", [True, False])
+@pytest.mark.parametrize("start", [0, 1, 100])
+@pytest.mark.parametrize("columns", [{}, {"round": "server_round"}])
+def test_a_replay_begins_with_the_first_round_of_a_log(
+    in_file: bool, start: int, columns: dict[str, str], tmp_path: Path
+) -> None:
+    log = pl.DataFrame(ROWS).with_columns(pl.col("round") + start).rename(columns)
+    log.write_csv(tmp_path / "log.csv")
+    replay = Replay(tmp_path / "log.csv" if in_file else log, columns=columns or None)
+    running = replay.begin(Population(clients=5), seed=0)
+    assert running.length == 3
+    assert [running.round(t).clients.tolist() for t in range(3)] == [[0, 1], [3, 4], [2]]
+    rates = replay.known_rates(Population(clients=5), seed=0)
+    np.testing.assert_allclose(rates, np.full(5, 1 / 3))
+
+
+@pytest.mark.parametrize(("first", "skipped"), [(None, 2), (0, 2), (1, 1), (2, 0)])
+def test_a_log_with_stages_keeps_its_empty_first_rounds(
+    first: int | None, skipped: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The first of its rows is of a client that was only available, and in round 2."""
+    stages = ["available", *["used"] * 4]
+    log = pl.DataFrame(ROWS).with_columns(pl.col("round") + 2, stage=pl.Series(stages))
+    running = Replay(log, first_round=first).begin(Population(clients=5), seed=0)
+    assert running.length == skipped + 3
+    rounds = [running.round(t).clients.tolist() for t in range(running.length)]
+    assert rounds == [[]] * skipped + [[1], [3, 4], [2]]
+    assert ("give first_round: 2" in caplog.text) == (first is None)
+
+
+def test_a_first_round_after_rows_of_the_log_is_refused() -> None:
+    replay = Replay(pl.DataFrame(ROWS), first_round=1)
+    with pytest.raises(InvalidInputError, match=r"^first_round: .* round 0, before round 1; "):
+        replay.begin(Population(clients=5), seed=0)
+    with pytest.raises(InvalidInputError, match=r"^first_round: -1 is not a whole number"):
+        Replay(pl.DataFrame(ROWS), first_round=-1)
+
+
 @pytest.mark.parametrize("in_file", [True, False])
 def test_a_replay_takes_the_names_of_the_columns(in_file: bool, tmp_path: Path) -> None:
     log = pl.DataFrame({"Round Num": [0, 1, 1], "Client-ID": [0, 0, 1]})

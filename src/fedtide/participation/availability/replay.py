@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from logging import getLogger
 from pathlib import Path
 
 import numpy as np
@@ -14,9 +15,12 @@ from fedtide.errors import InvalidInputError
 from fedtide.participation.availability._recorded import RecordedStream, recorded_rates
 from fedtide.participation.availability.base import Availability, AvailabilityStream
 from fedtide.participation.log.client_ids import number_clients
-from fedtide.participation.log.schema import CLAIMED, STAGES, normalise_log, read_log
+from fedtide.participation.log.schema import CLAIMED, STAGES, normalise_log
+from fedtide.participation.log.tables import read_table
 from fedtide.population import Population
-from fedtide.validation import require_choice
+from fedtide.validation import require_choice, require_whole_number
+
+_logger = getLogger("fedtide")
 
 
 @configurable
@@ -33,41 +37,62 @@ class Replay(Availability):
         stage: the stage that a client must have reached: "used" repeats the participation,
             "available" the availability (to apply another selection to it).
         columns: the log's own names of columns, such as {"round": "server_round"}.
+        first_round: the number of the log's first round, which is replayed as round 0. None: that
+            of its first row; but 0 if the log has stages, as those of fedtide do, whose first
+            rounds may be empty. Numbers without a row are empty rounds.
 
     Raises:
-        InvalidInputError: an unknown stage; in `begin`, a log that `read_log` rejects, that has no
-            clients of the stage, or that does not fit the population.
+        InvalidInputError: an unknown stage, or a first round that is no whole number from 0; in
+            `begin`, a log that `read_log` rejects, that has no clients of the stage or rows before
+            its first round, or that does not fit the population.
 
     >>> log = pl.DataFrame({"round": [0, 1, 1], "client": ["ann", "bob", "ann"]})
     >>> Replay(log).begin(Population(clients=2), seed=0).round(1).clients
+    array([0, 1])
+    >>> counted_from_one = log.with_columns(pl.col("round") + 1)
+    >>> Replay(counted_from_one).begin(Population(clients=2), seed=0).round(1).clients
     array([0, 1])
     """
 
     log: str | Path | pl.DataFrame
     stage: str = "used"
     columns: Mapping[str, str] | None = None
+    first_round: int | None = None
 
     def __post_init__(self) -> None:
         require_choice("stage", self.stage, STAGES)
+        if self.first_round is not None:
+            require_whole_number("first_round", self.first_round, low=0)
         if not isinstance(self.log, pl.DataFrame) and Path(self.log).is_dir():
             object.__setattr__(self, "log", Path(self.log) / "participation.parquet")
 
     def begin(self, population: Population, seed: int) -> AvailabilityStream:
-        rows, clients, length = self._rows(population)
+        rows, clients, (start, end) = self._rows(population)
+        if self.first_round is None and start:
+            _logger.warning(
+                "participation.log: its numbers of rounds begin at %d, and as it has stages, the "
+                "rounds before are replayed as empty; if it counts from %d, give first_round: %d",
+                *(start,) * 3,
+            )
         weights = None if rows["weight"].null_count() else rows["weight"].to_numpy()
-        return RecordedStream(rows["round"].to_numpy(), clients, weights, length)
+        return RecordedStream(rows["round"].to_numpy(), clients, weights, end)
 
     def known_rates(self, population: Population, seed: int) -> NDArray[np.float64]:
         """Return the share of the log's rounds in which each client is available."""
-        _, clients, length = self._rows(population)
-        return recorded_rates(clients, population.clients, length)
+        _, clients, (_, end) = self._rows(population)
+        return recorded_rates(clients, population.clients, end)
 
-    def _rows(self, population: Population) -> tuple[pl.DataFrame, NDArray[np.int64], int]:
-        """Return the rows that reached `stage`, their client ids, and the number of rounds."""
-        if isinstance(self.log, pl.DataFrame):
-            log = normalise_log(self.log, self.columns)
-        else:
-            log = read_log(self.log, self.columns)
+    def _rows(
+        self, population: Population
+    ) -> tuple[pl.DataFrame, NDArray[np.int64], tuple[int, int]]:
+        """Return the rows that reached `stage`, their client ids, and the span of all rows.
+
+        Rounds are those of the replay; the span is the first one with a row, and one past the last.
+        """
+        columns, frame = self.columns or {}, self.log
+        if not isinstance(frame, pl.DataFrame):
+            frame = read_table("log", frame, columns.get("client", "client"))
+        log = normalise_log(frame, columns)
         ids = number_clients("log", log["client"], population)
         reached = log["stage"].is_in(STAGES[STAGES.index(self.stage) :])
         if "reason" in log.columns:
@@ -75,5 +100,14 @@ class Replay(Availability):
         if not reached.any():
             what = "rows" if log.is_empty() else f"clients of the stage {self.stage!r}"
             raise InvalidInputError(f"log: it has no {what}; give at least one")
-        length = int(log["round"].max()) + 1  # type: ignore[arg-type]
-        return log.filter(reached), ids[reached.to_numpy()], length
+        low, high = int(log["round"].min()), int(log["round"].max())  # type: ignore[arg-type]
+        first = self.first_round
+        if first is None:
+            first = 0 if "stage" in {*frame.columns, *columns} else low
+        if low < first:
+            raise InvalidInputError(
+                f"first_round: the log has rows of round {low}, before round {first}; give at most "
+                f"{low}"
+            )
+        rows = log.with_columns(pl.col("round") - first).filter(reached)
+        return rows, ids[reached.to_numpy()], (low - first, high - first + 1)
