@@ -65,3 +65,13 @@ def test_shares_are_shown_in_per_cent_and_end_at_1(values, percent):
     panel = drawn("test_accuracy", values, is_lower=False)
     assert is_in_percent(panel) == percent
     assert (panel.get_ylim()[1] <= 1.0) == percent
+
+
+@pytest.mark.parametrize("values", [[0.1, 0.9], [0.7, 0.78], [0.72, 0.726], [0.9551, 0.9552]])
+def test_labels_in_per_cent_say_where_their_ticks_are(values):
+    panel = drawn("test_accuracy", values, is_lower=False)
+    panel.figure.canvas.draw()
+    ticks = panel.get_yticks()
+    labels = [label.get_text() for label in panel.get_yticklabels()]
+    shown = [float(label.removesuffix("%")) / 100 for label in labels]
+    assert shown == pytest.approx(ticks, rel=0, abs=1e-9)

@@ -252,5 +252,5 @@ def _plot(tables: Sequence[pl.DataFrame], metric: str | None) -> Figure:
     panel.set_ylabel(metric.replace("_", " "))
     panel.grid(alpha=0.25)
     if is_share(metric) and not ((mean < 0) | (mean > 1)).any():
-        panel.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+        panel.yaxis.set_major_formatter(PercentFormatter(1.0))
     return figure

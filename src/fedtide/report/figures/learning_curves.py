@@ -50,7 +50,9 @@ def learning_figures(groups: Groups, styles: Styles, share: float) -> list[Repor
     shown = [m for m in wanted if all(m in run.metrics.columns for run in runs)]
     seeds = max(map(len, groups.values()))
     caption = f"Mean ± one standard deviation over {seeds} seeds." if seeds > 1 else "One seed."
-    caption += f" Smoothed over {share:.0%} of the evaluations, as in the papers." if share else ""
+    caption += (
+        f" Smoothed over {100 * share:.3g}% of the evaluations, as in the papers." if share else ""
+    )
     found = []
     for metric in shown:
         figure, (panel,) = new_figure(3.2)
@@ -105,7 +107,7 @@ def _scale_values(panel: Axes, metric: str, curves: Sequence[Floats], is_lower: 
     """
     values = np.concatenate(curves)
     if is_share(metric) and ((values >= 0) & (values <= 1)).all():
-        panel.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+        panel.yaxis.set_major_formatter(PercentFormatter(1.0))
         if values.size and not is_lower:  # the first rounds are cut off, where most is gained
             low = min(float(np.quantile(curve, 0.15)) for curve in curves if len(curve))
             panel.set_ylim(max(0.0, low - 0.02), min(1.0, panel.get_ylim()[1]))
