@@ -1,5 +1,7 @@
 """Runs to report on: three methods under two seeds, with known participation rates."""
 
+import numpy as np
+import polars as pl
 import pytest
 
 import fedtide as ft
@@ -34,3 +36,26 @@ def runs_folder(tmp_path_factory):
             out = folder / method / f"seed-{seed}"
             ft.simulate(**FIELDS, algorithm=algorithm, name=method, seed=seed, out=out)
     return folder
+
+
+@pytest.fixture
+def tested_runs(tmp_path):
+    """Return a function that runs two methods with test samples and gives their folder."""
+    rng = np.random.default_rng(0)
+    data = pl.DataFrame({"x": rng.normal(size=200), "client": np.arange(200) % 5})
+    data = data.with_columns(y=2 * pl.col("x") + pl.Series(rng.normal(size=200)))
+
+    def run(**problem):
+        fields = {"train": data, "inputs": ["x"], "target": "y", "clients": "client", "test": 0.25}
+        for method in ("fedavg", "mifa"):
+            ft.simulate(
+                **FIELDS
+                | {"problem": ft.problems.Supervised(**fields | problem), "rounds": 8}
+                | {"participation": {"type": "bernoulli", "rates": 0.5}},
+                algorithm=method,
+                name=method,
+                out=tmp_path / "runs" / method,
+            )
+        return tmp_path / "runs"
+
+    return run

@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import polars as pl
 import pytest
+from torch import nn
 
 import fedtide as ft
 from fedtide.plotting.saving import save_figure
@@ -12,6 +13,7 @@ from fedtide.plotting.style import method_styles
 from fedtide.report.comparison import compare_runs, comparison_table
 from fedtide.report.figures.run_comparison import comparison_figure
 from fedtide.report.loading import load_runs
+from fedtide.report.page import make_sections
 
 FIELDS = {
     "problem": {"type": "regression", "clients": 5, "samples": 50, "features": 3, "informative": 2},
@@ -113,3 +115,35 @@ def test_a_row_does_not_depend_on_the_order_of_folders(folder):
     one = compare_runs(load_runs([folder / "a-1", folder / "a-2"]))
     other = compare_runs(load_runs([folder / "a-2", folder / "a-1"]))
     assert one.equals(other)
+
+
+def absolute(outputs, targets):
+    return (outputs.squeeze(-1) - targets).abs()
+
+
+@pytest.mark.parametrize("loss", ["mse", absolute])
+def test_the_test_loss_is_compared_if_there_is_no_other_test_metric(loss, tested_runs):
+    folder = tested_runs(loss=loss, model=nn.Linear(1, 1))
+    runs = load_runs([folder])
+    headings = [str(column.header) for column in comparison_table(runs).columns]
+    assert headings[1:3] == ["test\nloss", "worst\ntenth"]
+    rows = {row["method"]: row for row in compare_runs(runs).iter_rows(named=True)}
+    for method in ("fedavg", "mifa"):
+        clients = pl.read_parquet(folder / method / "clients.parquet")["test_loss"]
+        assert rows[method]["test_loss"] == pytest.approx(last(folder, method, "test_loss"))
+        assert rows[method]["client_test_loss_worst_tenth"] == pytest.approx(clients.max())
+    assert comparison_figure(runs).axes[0].get_ylabel() == "test loss"
+    (section,) = make_sections(runs)
+    assert section.target.metric == "test_loss"
+    drawn = [figure.name for figure in section.figures["learning"]]
+    assert drawn == ["curves-test_loss", "curves-loss"]
+
+
+def test_the_test_loss_is_left_out_beside_another_test_metric(tested_runs):
+    runs = load_runs([tested_runs(loss="mse", metrics=["mae"])])
+    table = compare_runs(runs)
+    assert "test_mae" in table.columns
+    assert "test_loss" not in table.columns
+    (section,) = make_sections(runs)
+    drawn = [figure.name for figure in section.figures["learning"]]
+    assert drawn == ["curves-test_mae", "curves-loss"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +11,7 @@ import polars as pl
 from rich.markup import escape
 
 from fedtide.plotting.wide_table import WideTable
-from fedtide.report.loading import LoadedRun, group_by_method
+from fedtide.report.loading import LoadedRun, group_by_method, own_test_metrics
 
 
 @dataclass(frozen=True)
@@ -56,14 +55,11 @@ COLUMNS = (
 Worst tenth: the mean test accuracy of the tenth of the clients with the lowest; spread: its
 standard deviation over the clients. Clients without test samples of their own have class-weighted
 test accuracies: those of the classes on the common test set, weighted by the client's shares of
-the classes. The training loss
-is given twice: the mean over clients, which is the goal, and weighted by how often each client took
-part (paper 004, equation 3), which is what plain averaging minimises.
+the classes. The problem's own test metrics or, without any test metric, the test loss come before
+these columns. The training loss is given twice: the mean over clients, which is the goal, and
+weighted by how often each client took part (paper 004, equation 3), which is what plain averaging
+minimises.
 """
-
-
-_OTHER = re.compile(r"test_(?!(accuracy|loss)$|recall_)(?P<metric>.+)")
-"""Test metrics of the problem beside those in `COLUMNS`, such as test_mae."""
 
 
 def compare_runs(runs: Iterable[LoadedRun]) -> pl.DataFrame:
@@ -93,13 +89,12 @@ def shown_columns(frame: pl.DataFrame) -> list[Column]:
 def _columns(keys: Iterable[str]) -> list[Column]:
     """Return `COLUMNS`, and before them those of the problem's own test metrics."""
     own = []
-    for key in keys:
-        if match := _OTHER.fullmatch(key.removesuffix("_std")):
-            own += [
-                Column(match[0], f"test\n{match['metric']}", digits=3, std=True),
-                Column(f"client_{match[0]}_worst_tenth", "worst\ntenth", digits=3, std=True),
-            ]
-    return [*dict.fromkeys(own), *COLUMNS]
+    for name in own_test_metrics(key.removesuffix("_std") for key in keys):
+        own += [
+            Column(name, f"test\n{name.removeprefix('test_')}", digits=3, std=True),
+            Column(f"client_{name}_worst_tenth", "worst\ntenth", digits=3, std=True),
+        ]
+    return [*own, *COLUMNS]
 
 
 def comparison_table(runs: Iterable[LoadedRun]) -> WideTable:

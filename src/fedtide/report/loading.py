@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -22,6 +23,8 @@ from fedtide.population import Population
 from fedtide.simulation.experiment import HOW, read_yaml
 from fedtide.simulation.fingerprints import Fingerprints
 from fedtide.simulation.run_folder import RunFolder, UnreadableFileError, numbered
+
+_OWN_TEST_METRIC = re.compile(r"test_(?!(accuracy|loss)$|recall_).+")
 
 _SEED_OR_EXECUTION = ("seed", *HOW)
 """The fields that may differ between runs of one method."""
@@ -103,6 +106,20 @@ class LoadedRun:
         """Return the number of clients used in each round, shape (T,)."""
         rounds = self.used_rows()["round"].to_numpy()
         return np.bincount(rounds, minlength=self.ended)
+
+
+def own_test_metrics(names: Iterable[str]) -> list[str]:
+    """Return the problem's own test metrics, or the test loss if there is no other test metric.
+
+    Recalls of classes do not count.
+
+    >>> own_test_metrics(["loss", "test_loss", "test_mae"]), own_test_metrics(["loss", "test_loss"])
+    (['test_mae'], ['test_loss'])
+    """
+    names = list(dict.fromkeys(names))
+    own = [name for name in names if _OWN_TEST_METRIC.fullmatch(name)]
+    has_other = own or "test_accuracy" in names or "test_loss" not in names
+    return own if has_other else ["test_loss"]
 
 
 Groups = Mapping[str, Sequence[LoadedRun]]

@@ -309,6 +309,8 @@ def _legend(keys: set[str]) -> str:
             "Worst tenth: the mean over the tenth of the clients with the lowest test accuracy; "
             "spread: the standard deviation over clients."
         )
+    elif any(key.endswith("_worst_tenth") for key in keys):
+        parts.append("Worst tenth: the mean over the tenth of the clients that are served worst.")
     if "client_class_weighted_test_accuracy_std" in keys:
         parts.append(
             "Class-weighted: the clients have no test samples of their own; the accuracies of the "

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from fedtide.errors import InvalidInputError, did_you_mean
 from fedtide.metric_direction import is_share
-from fedtide.report.loading import Groups, LoadedRun
+from fedtide.report.loading import Groups, LoadedRun, own_test_metrics
 
 Floats = NDArray[np.float64]
 
@@ -22,10 +22,16 @@ def lower_is_better(groups: Groups, metric: str) -> bool:
 
 
 def headline_metric(groups: Groups) -> str:
-    """Return the metric of verdicts and default targets: test accuracy if all have it, or loss."""
+    """Return the metric of verdicts and default targets.
+
+    It is test accuracy if all runs have it, or the test loss if that is their only test metric, or
+    else the training loss.
+    """
     runs = [run for group in groups.values() for run in group]
-    known = all("test_accuracy" in run.metrics.columns for run in runs)
-    return "test_accuracy" if known else "loss"
+    if all("test_accuracy" in run.metrics.columns for run in runs):
+        return "test_accuracy"
+    is_only_loss = all(own_test_metrics(run.metrics.columns) == ["test_loss"] for run in runs)
+    return "test_loss" if is_only_loss else "loss"
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import reduce
@@ -24,12 +23,10 @@ from fedtide.plotting.style import (
     thin_out,
 )
 from fedtide.report.figures import ReportFigure
-from fedtide.report.loading import Groups, LoadedRun
+from fedtide.report.loading import Groups, LoadedRun, own_test_metrics
 from fedtide.report.summary import bin_by_rate, client_metric, lower_is_better, smooth
 
 _NAMES = {"test_accuracy": "test accuracy", "loss": "training loss, mean over clients"}
-_OWN = re.compile(r"test_(?!(accuracy|loss)$|recall_).+")
-"""Test metrics of the problem's own."""
 _FITTED = (
     " The clients have no test samples of their own: both are measured on the samples used for "
     "fine-tuning, so the gain includes fitting."
@@ -45,8 +42,7 @@ def learning_figures(groups: Groups, styles: Styles, share: float) -> list[Repor
         share: the fraction of the evaluations to smooth over.
     """
     runs = [run for group in groups.values() for run in group]
-    own = [metric for metric in runs[0].metrics.columns if _OWN.fullmatch(metric)]
-    wanted = ("test_accuracy", *own, "loss")
+    wanted = ("test_accuracy", *own_test_metrics(runs[0].metrics.columns), "loss")
     shown = [m for m in wanted if all(m in run.metrics.columns for run in runs)]
     seeds = max(map(len, groups.values()))
     caption = f"Mean ± one standard deviation over {seeds} seeds." if seeds > 1 else "One seed."
