@@ -683,3 +683,112 @@ def test_classes_with_gaps_are_warned_of(caplog):
         assert ["target: only 3 of the classes 0 to 72" in m for m in caplog.messages] == [
             True
         ] * warned
+
+
+def paired(outputs, target):
+    """Subtract (B,) from (B, 1), which pairs every output with every target."""
+    return ((outputs - target) ** 2).mean(1)
+
+
+def batch_f1(outputs, target):
+    predicted, truth = outputs.argmax(-1) == 1, target == 1
+    both = 2 * (predicted & truth).sum() / (predicted.sum() + truth.sum()).clamp(min=1)
+    return both.expand(len(target))
+
+
+@pytest.mark.parametrize("rows", ["as they are", "by target"])
+@pytest.mark.parametrize(
+    ("field", "fields"),
+    [
+        ("loss", {"loss": paired}),
+        ("loss", {"loss": paired, "model": Squeezed, "target": ["number"]}),
+        ("metrics.mine", {"metrics": {"mine": paired}}),
+        ("metrics.mine", {"metrics": {"mine": lambda z, y: (z[:, 0] - y).abs() / len(y)}}),
+        (
+            "metrics.f1",
+            {"target": "kind", "loss": "cross_entropy", "model": linear(3)}
+            | {"metrics": {"f1": batch_f1}},
+        ),
+    ],
+    ids=["loss", "loss-of-columns", "metric", "share", "f1"],
+)
+def test_figures_of_a_sample_that_depend_on_the_others_are_refused(field, fields, rows):
+    table = pd.DataFrame(columns())
+    if rows == "by target":
+        table = table.sort_values(["kind", "number"])
+    with pytest.raises(InvalidInputError, match=rf"^{field}: its value for a sample depends"):
+        prepare(regression(table, **fields))
+
+
+def test_what_looks_alike_but_takes_each_sample_alone_is_not_refused():
+    table = pd.DataFrame(columns()).assign(number=NUMBERS + 1e4)
+    metrics = {
+        "squared": lambda z, y: ((z - y[:, None]) ** 2).mean(1),
+        "squeezed": lambda z, y: functional.mse_loss(z.squeeze(), y, reduction="none"),
+        "logarithm": lambda z, y: (z[:, 0] - 1).log(),
+        "close": lambda z, y: (z[:, 0] - y).abs() < 1,
+    }
+    task = prepare(regression(table, metrics=metrics), dtype=torch.float32)
+    figures = task.evaluate(task.start).clients
+    np.testing.assert_allclose(figures["squared"], figures["loss"], rtol=1e-6)
+
+
+def in_batch(outputs, target):
+    """A contrastive loss: each sample is told from the others of the minibatch."""
+    return -torch.log_softmax(outputs @ outputs.T, 1).diagonal() + 0 * target
+
+
+class Ranked(nn.Module):
+    """Compares each sample with the others of the minibatch."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(3, 1)
+
+    def forward(self, x):
+        return self.linear(x - x.mean(0))
+
+
+@pytest.mark.parametrize(
+    "fields", [{"model": linear(2), "loss": in_batch}, {"model": Ranked}], ids=["loss", "model"]
+)
+@pytest.mark.parametrize("test", [0.4, "table", None])
+def test_samples_that_influence_one_another_are_measured_client_by_client(fields, test):
+    """Against each client's samples as one minibatch, whatever the order of the rows."""
+    table = pd.DataFrame(columns())
+    found = []
+    for rows in (table, table.sample(frac=1, random_state=0)):
+        given_test = rows.drop(columns="user") if test == "table" else test
+        task = prepare(regression(rows, test=given_test, **fields))
+        evaluation = task.evaluate(task.start)
+        network = task.module(task.start)
+        loss = LOSSES.get(task_loss := fields.get("loss", "mse"), task_loss)
+
+        def measured(samples, network=network, loss=loss):
+            with torch.no_grad():
+                return loss(network(samples.inputs[0]), samples.target).mean().item()
+
+        def of_client(samples, held):
+            return type(samples)((samples.inputs[0][held],), samples.target[held])
+
+        expected = [measured(of_client(task._train, task._held(n))) for n in range(12)]
+        np.testing.assert_allclose(evaluation.clients["loss"], expected)
+        sizes = task.population.samples
+        assert evaluation.metrics["loss"] == pytest.approx(np.mean(expected))
+        assert evaluation.metrics["train_loss"] == pytest.approx(
+            np.average(expected, weights=sizes)
+        )
+        assert "influence one another" in task.warnings[0]
+        if test == "table":
+            assert evaluation.metrics["test_loss"] == pytest.approx(measured(task._test))
+        elif test:
+            owners = task._data.test_owners
+            parts = [np.flatnonzero(owners == n) for n in range(12)]
+            expected = [measured(of_client(task._test, part)) for part in parts]
+            np.testing.assert_allclose(evaluation.clients["test_loss"], expected)
+            mean = np.average(expected, weights=[len(part) for part in parts])
+            assert evaluation.metrics["test_loss"] == pytest.approx(mean)
+        else:
+            found.append(evaluation.clients["loss"])
+    np.testing.assert_allclose(*(found or [[0], [0]]))
+    assert prepare(regression()).warnings == ()

@@ -112,6 +112,7 @@ class Task(ABC):
             would change its loss.
         class_names: the classes of the network's outputs, in their order, if they were given as
             text; else None.
+        warnings: sentences on figures that need care, kept with those of the run.
         evaluated_samples: how many samples an evaluation goes through; 0 if that costs nothing.
         batch_data: the tensors that `batch` reads besides its arguments; see `with_batch_data`.
         seed_family: equal for tasks of one problem, device and dtype that were prepared for
@@ -127,6 +128,7 @@ class Task(ABC):
     fewest_samples: int = 1
     mixes_samples: bool = False
     class_names: tuple[str, ...] | None = None
+    warnings: tuple[str, ...] = ()
     evaluated_samples: int = 0
     batch_data: tuple[Tensor, ...] = ()
     seed_family: object = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 
@@ -30,6 +30,12 @@ Floats = NDArray[np.float64]
 
 _UNEVEN = 1.5  # how many times larger than the smallest class the largest is
 _MOST_RECALLS = 20  # classes whose recalls are columns of their own
+_TRIED = 32  # samples on which losses and metrics are tried
+_APART = (
+    "problem.loss: in this model or loss the samples of a minibatch influence one another, so the "
+    "figures of a client take all its samples as one minibatch and depend on how many it holds; "
+    "compare clients of one size"
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,6 +121,10 @@ class SupervisedTask(Task):
         self.fewest_samples = self.model.fewest_samples
         self._check_outputs()
         self._check_gradient()
+        self._apart = self._check_independence()
+        self._apart |= mixes_samples(self._evaluated_loss, len(self._train))
+        if self._apart:
+            self.warnings = (_APART,)
         self.mixes_samples = mixes_samples(self._padded_loss, len(self._train))
         self._needs_keys = bool(augmentations) or self.model.draws
         self.layout = Layout.from_params(self.model.params)
@@ -214,13 +224,19 @@ class SupervisedTask(Task):
         """
         own = buffers if buffers is not None and buffers.dim() == 2 else None
         shared = buffers if own is None else own.mean(dim=0)
-        train = self._measure(x, self._train, shared)
+        if self._apart:
+            means = self._measure_apart(x, shared)
+            train = {name: np.repeat(values, self.shards.sizes) for name, values in means.items()}
+        else:
+            train = self._measure(x, self._train, shared)
         test = {} if self._test is None else self._measure_test(x, self._test, shared)
         figures: dict[str, Floats] = {}
         if clients and own is not None:
             figures = self.evaluate_clients(x, np.arange(len(own)), own)
         elif clients:
-            figures = self._client_figures(train, test)
+            if not self._apart:
+                means = {name: self.shards.client_means(values) for name, values in train.items()}
+            figures = means | self._client_test_figures(test)
         metrics = {"loss": figures.get("loss", train["loss"]).mean()}
         metrics |= {f"train_{name}": values.mean() for name, values in train.items()}
         metrics |= {f"test_{name}": values.mean() for name, values in test.items()}
@@ -250,11 +266,23 @@ class SupervisedTask(Task):
         for place, client in enumerate(clients):
             model = x if x.dim() == 1 else x[place]
             own = buffers if buffers is None or buffers.dim() == 1 else buffers[place]
-            held = np.arange(self.shards.sizes[client])[None, None]
-            samples = self.shards.locate(clients[place : place + 1], held)[0, 0]
-            figures = self._mean_over(model, self._train, samples, own)
+            figures = self._mean_over(model, self._train, self._held(int(client)), own)
             rows.append(figures | self._test_figures(model, int(client), own))
         return {name: np.array([row[name] for row in rows]) for name in rows[0]}
+
+    def _measure_apart(self, x: Tensor, buffers: Tensor | None) -> dict[str, Floats]:
+        """Return the mean of the loss and of each metric over each client's samples, (N,)."""
+        rows = [
+            self._mean_over(x, self._train, self._held(client), buffers)
+            for client in range(self.population.clients)
+        ]
+        return {name: np.array([row[name] for row in rows]) for name in rows[0]}
+
+    def _held(self, client: int) -> Ints:
+        """Return the training samples that a client holds."""
+        places = np.arange(self.shards.sizes[client])[None]
+        held: Ints = self.shards.locate(np.array([client]), places)[0]
+        return held
 
     def _test_figures(self, x: Tensor, client: int, buffers: Tensor | None) -> dict[str, float]:
         """Return the figures of a client's model on its test part or, weighted, on the test set."""
@@ -287,7 +315,7 @@ class SupervisedTask(Task):
             InvalidInputError: the network fails on them, as on a token that training never had.
         """
         try:
-            return self._measure(x, samples, buffers)
+            return self._measure(x, samples, buffers, self._data.test_owners)
         except (RuntimeError, IndexError, ValueError) as error:
             raise InvalidInputError(
                 "test: the model or a metric fails on the test samples "
@@ -296,26 +324,58 @@ class SupervisedTask(Task):
 
     @torch.no_grad()
     def _measure(
-        self, x: Tensor, samples: DeviceSamples, buffers: Tensor | None
+        self,
+        x: Tensor,
+        samples: DeviceSamples,
+        buffers: Tensor | None,
+        owners: Ints | None = None,
     ) -> dict[str, Floats]:
-        """Return the loss and each metric of every sample, (n,)."""
+        """Return the loss and each metric of every sample, (n,).
+
+        Args:
+            x: the model, (d,).
+            samples: n samples.
+            buffers: running statistics, (d_b,).
+            owners: the client of each sample, (n,); None: they belong together. It matters only
+                for samples that influence one another.
+        """
         params = {name: self.to_memory_format(t) for name, t in self.layout.unflatten(x).items()}
         named = self.unflatten_buffers(buffers)
-        functions = {"loss": self._loss, **{n: m.function for n, m in self._metrics.items()}}
+        functions = self._functions
         parts: dict[str, list[Tensor]] = {name: [] for name in functions}
-        for first in range(0, len(samples), self._chunk):
-            chunk = _take(samples, slice(first, first + self._chunk))
+        places, chunks = self._chunks(len(samples), owners)
+        for rows in chunks:
+            chunk = _take(samples, rows)
             arguments = tuple(self.to_memory_format(t) for t in self._arguments(chunk))
             outputs = self.model.evaluate(params, arguments, named)
             masks = () if chunk.mask is None else (chunk.mask,)
             for name, function in functions.items():
                 parts[name].append(function(outputs, chunk.target, *masks))
-        return {name: torch.cat(p).double().cpu().numpy() for name, p in parts.items()}
+        values = {name: torch.cat(p).double().cpu().numpy() for name, p in parts.items()}
+        return {name: v[places] for name, v in values.items()}
 
-    def _client_figures(
-        self, train: Mapping[str, Floats], test: Mapping[str, Floats]
-    ) -> dict[str, Floats]:
-        figures = {name: self.shards.client_means(values) for name, values in train.items()}
+    def _chunks(
+        self, count: int, owners: Ints | None
+    ) -> tuple[slice | Ints, Iterable[slice | Tensor]]:
+        """Return where each sample is among the chunks, and the samples of each chunk.
+
+        A chunk is one forward pass: a client's samples if they influence one another.
+        """
+        if not self._apart or owners is None:
+            size = count if self._apart else self._chunk
+            return slice(None), (slice(first, first + size) for first in range(0, count, size))
+        rows = np.argsort(owners, kind="stable")
+        ends = np.flatnonzero(np.diff(owners[rows])) + 1
+        device = self._train.target.device
+        return np.argsort(rows), (torch.from_numpy(r).to(device) for r in np.split(rows, ends))
+
+    @property
+    def _functions(self) -> dict[str, LossFunction]:
+        """The loss and the metrics by name."""
+        return {"loss": self._loss, **{n: m.function for n, m in self._metrics.items()}}
+
+    def _client_test_figures(self, test: Mapping[str, Floats]) -> dict[str, Floats]:
+        figures: dict[str, Floats] = {}
         owners = self._data.test_owners
         if owners is not None:
             held = owners >= 0
@@ -410,8 +470,7 @@ class SupervisedTask(Task):
                     f"({count}, {classes}), got {shape}; set the last layer's width to {classes}"
                 )
         masks = () if example.mask is None else (example.mask,)
-        functions = {"loss": self._loss, **{n: m.function for n, m in self._metrics.items()}}
-        for name, function in functions.items():
+        for name, function in self._functions.items():
             field = name if name == "loss" else f"metrics.{name}"
             shapes = (
                 f"outputs {_shape(outputs)} and targets {_shape(example.target)} of {count} samples"
@@ -432,6 +491,41 @@ class SupervisedTask(Task):
                     f"number per sample, shape ({count},), as torch's losses do with "
                     "reduction='none'"
                 )
+
+    @torch.no_grad()
+    def _check_independence(self) -> bool:
+        """Return whether the loss of a sample depends on which others are beside it.
+
+        Raises:
+            InvalidInputError: a metric does, or the loss because broadcasting pairs every output
+                with every target.
+        """
+        samples = _take(self._train, _trial_rows(self._train.target))
+        outputs = self.model.evaluate(self.model.params, self._arguments(samples))
+        if not isinstance(outputs, Tensor):
+            return False
+        # random ones as well, because an untrained network may give one class or zeros alone
+        noise = torch.randn(outputs.shape, generator=torch.Generator().manual_seed(0)).to(outputs)
+        target, masks = samples.target, () if samples.mask is None else (samples.mask,)
+        loss_depends = False
+        for name, function in self._functions.items():
+            if not any(_depends_on_others(function, o, target, *masks) for o in (outputs, noise)):
+                continue
+            field = name if name == "loss" else f"metrics.{name}"
+            if any(_pairs_all(function, o, target, *masks) for o in (outputs, noise)):
+                raise InvalidInputError(
+                    f"{field}: its value for a sample depends on the others, because it pairs all "
+                    f"outputs, shape {_batch_shape(outputs)}, with all targets, shape "
+                    f"{_batch_shape(target)}; give both the same shape, as outputs.squeeze(-1) does"
+                )
+            if name != "loss":
+                raise InvalidInputError(
+                    f"{field}: its value for a sample depends on the others, so figures of clients "
+                    "would be wrong; compute it from each sample alone, and scores of a whole set "
+                    "from the outputs of result.module()"
+                )
+            loss_depends = True
+        return loss_depends
 
     def _check_gradient(self) -> None:
         """Raise InvalidInputError unless the loss has a gradient with respect to the parameters."""
@@ -474,6 +568,14 @@ class SupervisedTask(Task):
         return self.loss(self.model.params, *batch)
 
     @torch.no_grad()
+    def _evaluated_loss(self, samples: Tensor) -> Tensor:
+        """Return the losses of training samples but the last, which are evaluated together."""
+        example = _take(self._train, samples.to(self._train.target.device))
+        masks = () if example.mask is None else (example.mask,)
+        outputs = self.model.evaluate(self.model.params, self._arguments(example))
+        return self._loss(outputs, example.target, *masks)[:-1]
+
+    @torch.no_grad()
     def _accepts_channels_last(self) -> bool:
         """Return whether the network takes channels-last images; `x.view(B, -1)` does not."""
         params = {name: to_channels_last(tensor) for name, tensor in self.model.params.items()}
@@ -495,6 +597,41 @@ def _first(samples: DeviceSamples, count: int) -> DeviceSamples:
     """Return the first samples, the first one repeated if there are fewer."""
     rows = torch.arange(count, device=samples.target.device).clamp(max=len(samples) - 1)
     return _take(samples, rows)
+
+
+def _trial_rows(target: Tensor) -> Tensor:
+    """Return samples from all parts of the data, with the smallest and the largest target."""
+    rows = np.linspace(0, len(target) - 1, _TRIED).astype(np.int64)
+    extremes = [int(target.argmin()), int(target.argmax())] if target.dim() == 1 else []
+    return torch.from_numpy(np.unique([*rows, *extremes])).to(target.device)
+
+
+def _depends_on_others(function: LossFunction, *batch: Tensor) -> bool | None:
+    """Return whether a sample has another value in this batch than beside itself; None: unknown."""
+    every = torch.arange(len(batch[0]), device=batch[0].device)
+    try:
+        beside = [function(*(part[row.expand(2)] for part in batch))[0] for row in every]
+        together, alone = function(*batch).double(), torch.stack(beside).double()
+    except Exception:  # a user's code may raise anything, as on an odd number of samples
+        return None
+    if together.shape != alone.shape:
+        return None
+    rounding = 1e-5 * float(together.nan_to_num(0, 0, 0).abs().max())
+    return not torch.allclose(together, alone, rtol=1e-5, atol=rounding, equal_nan=True)
+
+
+def _pairs_all(function: LossFunction, outputs: Tensor, target: Tensor, *masks: Tensor) -> bool:
+    """Return whether the samples are independent as soon as outputs have the target's shape."""
+    if outputs.numel() != target.numel() or outputs.shape == target.shape:
+        return False
+    same = [(outputs.view_as(target), target), (outputs, target.view_as(outputs))]
+    return any(_depends_on_others(function, *pair, *masks) is False for pair in same)
+
+
+def _batch_shape(tensor: Tensor) -> str:
+    """Return a shape with B for the number of samples."""
+    rest = ", ".join(map(str, tensor.shape[1:]))
+    return f"(B, {rest})" if rest else "(B,)"
 
 
 def _take(samples: DeviceSamples, rows: slice | Tensor) -> DeviceSamples:

@@ -39,7 +39,7 @@ class WeightedTask(Task):
         self.buffer_layout, self.start_buffers = task.buffer_layout, task.start_buffers
         self.buffer_mode, self.class_names = task.buffer_mode, task.class_names
         self.fewest_samples, self.mixes_samples = task.fewest_samples, task.mixes_samples
-        self.evaluated_samples = task.evaluated_samples
+        self.evaluated_samples, self.warnings = task.evaluated_samples, task.warnings
         self.batch_data = task.batch_data
         self.seed_family = None if task.seed_family is None else (WeightedTask, task.seed_family)
         self._factors = torch.as_tensor(len(weights) * weights).to(task.start)

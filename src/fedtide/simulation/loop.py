@@ -202,7 +202,7 @@ class Run:
         start_loss = start.get("loss", 0.0)
         algorithm, cohorts = self.experiment.algorithm, self.tally.cohorts
         found = find_warnings(algorithm, self.metrics, start_loss, cohorts)
-        return [*found, *find_ineffective_settings(self.experiment)]
+        return [*found, *find_ineffective_settings(self.experiment), *self.task.warnings]
 
     def metrics_table(self) -> pl.DataFrame:
         """Return one row per evaluation."""
