@@ -792,3 +792,30 @@ def test_samples_that_influence_one_another_are_measured_client_by_client(fields
             found.append(evaluation.clients["loss"])
     np.testing.assert_allclose(*(found or [[0], [0]]))
     assert prepare(regression()).warnings == ()
+
+
+def test_metrics_of_the_user_are_never_replaced_by_computed_ones():
+    kinds = np.array(["common"] * 18 + ["rare"] * 2)
+    rows = {"x": np.zeros((20, 1)), "y": kinds.tolist(), "client": np.arange(20) % 2}
+    metrics = {"accuracy": "accuracy"} | {
+        name: lambda outputs, target: torch.full((len(target),), 7.0)
+        for name in ("balanced_accuracy", "recall_rare")
+    }
+    task = prepare(Supervised(train=rows, test=rows, model=linear(2, 1), metrics=metrics))
+    found = task.evaluate(torch.tensor([0.0, 0.0, 1.0, 0.0], dtype=torch.float64)).metrics
+    assert (found["test_balanced_accuracy"], found["test_recall_rare"]) == (7, 7)
+    assert found["test_recall_common"] == 1
+
+
+@pytest.mark.parametrize(
+    ("train", "test", "found"),
+    [
+        ([0, 1], ["0", "1"], "numbers in train and text"),
+        (["0", "1"], [0, 1], "text in train and n"),
+    ],
+)
+def test_targets_of_different_types_in_training_and_test_are_refused(train, test, found):
+    rows = {"x": np.zeros((2, 1)), "client": [0, 1]}
+    problem = Supervised(train=rows | {"y": train}, test=rows | {"y": test})
+    with pytest.raises(InvalidInputError, match=rf"^target: column 'y' holds {found}"):
+        prepare(problem)

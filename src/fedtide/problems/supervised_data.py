@@ -267,7 +267,13 @@ def read_target(
     columns = [_target_column(table, target) for table in tables]
     masks = [c.pad(length)[1] if isinstance(c, Ragged) else None for c in columns]
     parts = [c.pad(length)[0] if isinstance(c, Ragged) else c for c in columns]
-    if parts[0].dtype != object:
+    holds_text = [part.dtype == object for part in parts]
+    if len(set(holds_text)) > 1:
+        one, other = ("text", "numbers") if holds_text[0] else ("numbers", "text")
+        raise InvalidInputError(
+            f"target: column {target!r} holds {one} in train and {other} in test; give both the same"
+        )
+    if not holds_text[0]:
         return Target([_convert_target(part, kind, target) for part in parts], masks=masks)
     names = sorted(set(parts[0]))
     unknown = sorted({str(label) for part in parts[1:] for label in part} - set(names))

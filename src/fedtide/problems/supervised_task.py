@@ -209,7 +209,7 @@ class SupervisedTask(Task):
         `train_loss`, `test_loss` and `train_M`, `test_M` for every metric M are means over samples;
         `loss` is the objective (1/N) Σ_n F_n(x), or the mean over samples without `clients`. Where
         the classes of the test set are uneven, `test_balanced_accuracy` is the mean of the classes'
-        accuracies, each of which is `test_recall_CLASS`.
+        accuracies, each of which is `test_recall_CLASS`, unless M is called like that.
 
         For each client, `loss` is F_n(x), and M is measured on its own training samples. If clients
         have test parts, `test_loss` and `test_M` are measured on them (NaN without one). If they do
@@ -240,7 +240,10 @@ class SupervisedTask(Task):
         metrics = {"loss": figures.get("loss", train["loss"]).mean()}
         metrics |= {f"train_{name}": values.mean() for name, values in train.items()}
         metrics |= {f"test_{name}": values.mean() for name, values in test.items()}
-        metrics |= self._class_metrics(test)
+        computed = self._class_metrics(test)
+        metrics |= {
+            name: v for name, v in computed.items() if name not in metrics
+        }  # the user's own
         lower = {name for name, metric in self._metrics.items() if metric.lower_is_better}
         return Evaluation(
             {name: float(value) for name, value in metrics.items()},
