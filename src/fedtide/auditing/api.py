@@ -56,7 +56,8 @@ class Audit:
         churn: clients that left for good or joined late: by availability, if the log says who was
             available, otherwise by participation.
         unseen: how many clients the log has not seen; None if all clients are known.
-        groups: the influence of groups, one entry per grouping of the roster.
+        groups: the influence of groups under the objective in force, one entry per grouping of the
+            roster.
         pattern: how clients come and go, with the tests behind it.
         forgetting: how far the objective in force swings.
         regularity: the regularity of windows of P rounds.
@@ -90,6 +91,7 @@ class Audit:
     def clients(self) -> pl.DataFrame:
         """Return one row per client: its rate, influence, absences, pattern and state.
 
+        The influence is that of the objective in force: of the log's own weights if it has any.
         With the stages of the log, also the rounds in which it was available and reported; with
         reasons, also the rounds in which it was left out for one, and the most frequent one.
         """
@@ -112,7 +114,7 @@ class Audit:
                 "rate": self.rates.estimate,
                 "rate_low": self.rates.low,
                 "rate_high": self.rates.high,
-                "weight": self.objectives.plain.weights,
+                "weight": self.objectives.in_force.weights,
                 "weight_low": self.objectives.low,
                 "weight_high": self.objectives.high,
                 "times_its_share": self.objectives.ratios,

@@ -175,20 +175,22 @@ def _build_rates(audit: Audit, names: list[str]) -> dict[str, list[float]]:
 
 def _build_objective(audit: Audit, names: list[str]) -> dict[str, Any]:
     objectives = audit.objectives
-    plain, given = objectives.plain, objectives.given
-    return {
-        "weights": dict(zip(names, plain.weights.tolist(), strict=True)),
+    in_force = objectives.in_force
+
+    document: dict[str, Any] = {
+        "weights": dict(zip(names, in_force.weights.tolist(), strict=True)),
         "wanted_from": audit.wanted_source,
-        "total_variation": plain.total_variation,
-        **_build_skew(plain),
+        "total_variation": in_force.total_variation,
+        **_build_skew(in_force),
         "now": _build_now(audit, names),
         "others": {other.method: _build_skew(other) for other in objectives.others},
-        "given": given
-        and {
-            "weights": dict(zip(names, given.weights.tolist(), strict=True)),
-            **_build_skew(given),
-        },
+        "given": None,
     }
+    if objectives.given is not None:
+        for key, objective in (("given", objectives.given), ("plain", objectives.plain)):
+            weights = dict(zip(names, objective.weights.tolist(), strict=True))
+            document[key] = {"weights": weights, **_build_skew(objective)}
+    return document
 
 
 def _build_now(audit: Audit, names: list[str]) -> dict[str, Any]:

@@ -54,7 +54,7 @@ _LISTED = 4
 def describe_objective(audit: Audit) -> list[str]:
     """Return whose model it is, in sentences: over the whole log, now, and of clients not seen."""
     objective = audit.objectives.in_force
-    recorded = _has_own_weights(audit)
+    recorded = has_own_weights(audit)
     averaging = "with the weights in the log" if recorded else "averaging over each round's clients"
     misplaced = f"{objective.total_variation:.0%} of the influence"
     verb = f"{misplaced} is misplaced" if recorded else f"misplaces {misplaced}"
@@ -123,7 +123,7 @@ def describe_history(audit: Audit) -> str:
     )
 
 
-def _has_own_weights(audit: Audit) -> bool:
+def has_own_weights(audit: Audit) -> bool:
     """Return whether the log's weights lead to another objective than averaging."""
     given, plain = audit.objectives.given, audit.objectives.plain
     return given is not None and float(np.abs(given.weights - plain.weights).sum()) > _SAME
@@ -131,7 +131,7 @@ def _has_own_weights(audit: Audit) -> bool:
 
 def describe_plain_average(audit: Audit) -> str:
     """Return the skew of averaging over the cohort if the log has other weights; else nothing."""
-    if not _has_own_weights(audit):
+    if not has_own_weights(audit):
         return ""
     plain = audit.objectives.plain
     return (

@@ -11,7 +11,11 @@ from numpy.typing import NDArray
 from fedtide.auditing.log.participation_log import Floats, Ints, ParticipationLog
 from fedtide.auditing.statistics.coverage import Coverage
 from fedtide.auditing.statistics.dispersion import Dispersion
-from fedtide.auditing.statistics.influence import ObjectiveComparison, divide_by_wanted
+from fedtide.auditing.statistics.influence import (
+    ObjectiveComparison,
+    divide_by_wanted,
+    list_parts,
+)
 from fedtide.auditing.statistics.pattern import Pattern
 from fedtide.auditing.statistics.rate_estimates import RateEstimates, wilson_interval
 from fedtide.auditing.statistics.variance import VarianceModel
@@ -19,14 +23,14 @@ from fedtide.auditing.statistics.variance import VarianceModel
 
 @dataclass(frozen=True, eq=False)
 class GroupInfluence:
-    """The influence of each group under averaging over the cohort.
+    """The influence of each group under the objective in force.
 
     Args:
         grouping: the column of the client table.
         names: of the groups, shape (G,).
         sizes: the number of clients, (G,).
         wanted: the sum of the wanted weights, (G,).
-        weights: the sum of the plain weights, (G,).
+        weights: the sum of the weights in force, (G,).
         low: lower end of a 95% interval of `weights`, (G,).
         high: upper end, (G,).
         rates: the mean participation rate, (G,).
@@ -70,7 +74,7 @@ def measure_group_influence(
     def total(values: Floats) -> Floats:
         return np.asarray(np.bincount(codes, weights=values, minlength=size))
 
-    weights, sizes = total(objectives.plain.weights), total(np.ones(len(codes)))
+    weights, sizes = total(objectives.in_force.weights), total(np.ones(len(codes)))
     low, high = _intervals(weights, codes, log, variances, objectives.dispersion)
     absence = np.zeros(size, dtype=np.int64)
     np.maximum.at(absence, codes, np.where(log.counts > 0, coverage.absences, 0))
@@ -97,16 +101,17 @@ def _intervals(
     dispersion: Dispersion,
 ) -> tuple[Floats, Floats]:
     """Return Wilson's intervals with the number of draws that the variances imply."""
+    _, _, parts = list_parts(log)
     if not variances.intervals:
         return np.full(len(shares), np.nan), np.full(len(shares), np.nan)
     noise = np.array(
         [
-            variances.variance((codes == g) - share, log.cohort_weights, dispersion)
+            variances.variance((codes == g) - share, parts, dispersion)
             for g, share in enumerate(shares)
         ]
     )
     spread = shares * (1 - shares)
-    draws = np.where(spread > 1e-12, np.inf, log.nonempty_rounds)
+    draws = np.where(spread > 1e-12, np.inf, variances.count_rounds(parts))
     draws = np.divide(spread, noise, out=draws, where=(noise > 0) & (spread > 1e-12))
     low, high = wilson_interval(shares, draws)
     return np.minimum(low, shares), np.maximum(high, shares)

@@ -57,10 +57,10 @@ class ObjectiveComparison:
         plain: of averaging over the cohort (FedAvg).
         others: of averaging over all clients, FedAU and known rates.
         wanted: a_n, (N,).
-        low: lower end of a 95% interval of each plain weight, (N,).
+        low: lower end of a 95% interval of each weight of the objective in force, (N,).
         high: upper end, (N,).
-        chance: √(N Σ s_n²), s_n the standard error of each plain weight.
-        dispersion: of the parts that the plain weights are means of.
+        chance: √(N Σ s_n²), s_n the standard error of each of these weights.
+        dispersion: of the parts that these weights are means of.
         given: of the log's own weights, w_n ∝ Σ_t q_t^n, if it has any (see `recorded_weights`).
         recent: the objective in force in the last rounds, and its history.
     """
@@ -88,8 +88,8 @@ class ObjectiveComparison:
 
     @property
     def ratios(self) -> Floats:
-        """Each client's plain weight over its wanted weight, (N,); NaN if that is 0."""
-        return divide_by_wanted(self.plain.weights, self.wanted)
+        """Each client's weight in force over its wanted weight, (N,); NaN if that is 0."""
+        return divide_by_wanted(self.in_force.weights, self.wanted)
 
 
 def compare_objectives(
@@ -107,7 +107,8 @@ def compare_objectives(
 
         s_n² = w_n (c_n − w_n) D_n / T
 
-    with D_n the dispersion of the parts.
+    with D_n the dispersion of the parts. The same holds for the log's own weights q_t^n, if it has
+    any; the intervals of single weights are then those of these.
 
     Args:
         log: the participation log.
@@ -117,8 +118,15 @@ def compare_objectives(
         cutoff: K of FedAU.
     """
     weights, scale = average_over_cohorts(log)
-    rounds, parts = log.nonempty_rounds, log.cohort_weights
+    parts: Parts = log.cohort_weights
     dispersion = variances.dispersion(parts, weights, scale)
+    plain = _objective("fedavg", weights, scale, wanted, variances, parts, dispersion=dispersion)
+    given = None
+    if recorded_weights(log) is not None:
+        weights, scale, parts = list_parts(log)
+        dispersion = variances.dispersion(parts, weights, scale)
+        given = _objective("given", weights, scale, wanted, variances, parts, dispersion=dispersion)
+    rounds = variances.count_rounds(parts)
     low, high = wilson_interval(
         np.minimum(weights / scale, 1.0),
         rounds / np.maximum(dispersion.values, 1e-9),
@@ -128,9 +136,8 @@ def compare_objectives(
         low = high = np.full(log.size, np.nan)
     errors = _standard_errors(weights, scale, dispersion.values / rounds)
     fedau = average_fedau_weights(log, cutoff)
-    recorded = recorded_weights(log)
     return ObjectiveComparison(
-        plain=_objective("fedavg", weights, scale, wanted, variances, parts, dispersion=dispersion),
+        plain=plain,
         others=[
             _summed("average-all", rates.estimate, log, rates, wanted, variances),
             _summed(f"fedau({cutoff})", fedau, log, rates, wanted, variances),
@@ -141,7 +148,7 @@ def compare_objectives(
         high=np.maximum(high * scale, weights),
         chance=float(np.sqrt(log.size * (errors**2).sum())),
         dispersion=dispersion,
-        given=None if recorded is None else measure_influence(log, variances, wanted),
+        given=given,
     )
 
 
@@ -149,18 +156,18 @@ def measure_influence(
     log: ParticipationLog, variances: VarianceModel, wanted: Floats
 ) -> EffectiveObjective:
     """Return the objective of the log's own weights if it has any, else of plain averaging."""
-    weights, scale, parts = _list_parts(log)
+    weights, scale, parts = list_parts(log)
     method = "fedavg" if recorded_weights(log) is None else "given"
     return _objective(method, weights, scale, wanted, variances, parts)
 
 
 def measure_influence_dispersion(log: ParticipationLog, variances: VarianceModel) -> Dispersion:
     """Return the dispersion of the parts of the same objective."""
-    weights, scale, parts = _list_parts(log)
+    weights, scale, parts = list_parts(log)
     return variances.dispersion(parts, weights, scale)
 
 
-def _list_parts(log: ParticipationLog) -> tuple[Floats, Floats, Parts]:
+def list_parts(log: ParticipationLog) -> tuple[Floats, Floats, Parts]:
     """Return the weights, their scale and the parts of the log's own or plain averaging."""
     recorded = recorded_weights(log)
     if recorded is None:

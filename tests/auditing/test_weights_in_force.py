@@ -1,0 +1,206 @@
+"""What the audit reports for logs with sample counts or weights is what the server averages.
+
+Logs and expected numbers are from NumPy alone; seeds are fixed.
+"""
+
+import io
+import json
+import re
+from dataclasses import dataclass
+
+import numpy as np
+import polars as pl
+import pytest
+from numpy.typing import NDArray
+from rich.console import Console
+
+import fedtide as ft
+from fedtide.auditing import Audit, ParticipationLog
+from fedtide.auditing.output.html_page import render_page
+from fedtide.auditing.output.terminal import show
+from fedtide.auditing.statistics.coverage import measure_coverage
+from fedtide.auditing.statistics.group_influence import GroupInfluence, measure_group_influence
+from fedtide.auditing.statistics.influence import ObjectiveComparison, compare_objectives
+from fedtide.auditing.statistics.pattern import find_pattern
+from fedtide.auditing.statistics.rate_estimates import estimate_rates
+from fedtide.auditing.statistics.variance import VarianceModel
+
+Floats = NDArray[np.float64]
+Present = NDArray[np.bool_]
+ROUNDS, CLIENTS, SIZE = 400, 40, 8
+
+
+def share(present: Present, counts: Floats) -> Floats:
+    """Return each client's share of the samples of each round, (T, N)."""
+    samples = present * counts
+    return samples / samples.sum(axis=1, keepdims=True)
+
+
+def draw(random: np.random.Generator, available: Present, size: int) -> Present:
+    """Choose as many of the available clients uniformly in each round."""
+    keys = np.where(available, random.random(available.shape), 2.0)
+    chosen = np.zeros_like(available)
+    np.put_along_axis(chosen, np.argsort(keys, axis=1)[:, :size], True, axis=1)
+    return chosen & available
+
+
+@dataclass(frozen=True)
+class Log:
+    """A log with sample counts: who took part, who has how many, and the audit."""
+
+    present: Present
+    counts: Floats
+    small: Present
+    result: Audit
+
+
+@pytest.fixture(scope="module")
+def sampled() -> Log:
+    """Uniform cohorts of 8 of 40 clients, whose sample counts are uneven."""
+    random = np.random.default_rng(1)
+    counts = np.round(np.exp(random.normal(5, 1.2, CLIENTS))) + 1
+    present = draw(random, np.ones((ROUNDS, CLIENTS), dtype=bool), SIZE)
+    rounds, clients = np.nonzero(present)
+    frame = pl.DataFrame(
+        {"round": rounds, "client": clients, "num_examples": counts[clients].astype(int)}
+    )
+    small = counts < np.median(counts)
+    roster = pl.DataFrame({"client": range(CLIENTS), "size": np.where(small, "small", "large")})
+    return Log(present, counts, small, ft.audit(frame, roster=roster))
+
+
+def expect(log: Log) -> tuple[Floats, Floats]:
+    """Return the influence of each client, and times its share, (N,)."""
+    weights = share(log.present, log.counts).mean(axis=0)
+    return weights, weights / (log.counts / log.counts.sum())
+
+
+def print_summary(result: Audit) -> str:
+    file = io.StringIO()
+    show(result, Console(file=file, width=100))
+    return " ".join(file.getvalue().replace("│", " ").split())
+
+
+def test_clients_have_the_influence_of_the_averaging_in_force(sampled: Log) -> None:
+    weights, ratios = expect(sampled)
+    table = sampled.result.clients()
+    np.testing.assert_allclose(table["weight"], weights, rtol=1e-5)
+    np.testing.assert_allclose(table["times_its_share"], ratios, rtol=1e-5)
+    assert (table["weight_low"] < weights).all()
+    assert (table["weight_high"] > weights).all()
+    assert 1.2 < ratios.max() < 2
+
+
+def test_groups_have_the_influence_of_the_averaging_in_force(sampled: Log) -> None:
+    weights, _ = expect(sampled)
+    groups = sampled.result.groups[0]
+    for name, chosen in (("small", sampled.small), ("large", ~sampled.small)):
+        g = groups.names.index(name)
+        assert groups.weights[g] == pytest.approx(weights[chosen].sum(), rel=1e-5)
+        assert groups.low[g] < groups.weights[g] < groups.high[g]
+        wanted = sampled.counts[chosen].sum() / sampled.counts.sum()
+        assert groups.ratios[g] == pytest.approx(weights[chosen].sum() / wanted, rel=1e-5)
+
+
+def test_document_has_the_objective_in_force_on_top(sampled: Log) -> None:
+    weights, _ = expect(sampled)
+    document = json.loads(json.dumps(sampled.result.to_dict()))["objective"]
+    skew = float(np.abs(weights - sampled.counts / sampled.counts.sum()).sum())
+    assert document["l1_skew"] == pytest.approx(skew, rel=1e-4)
+    assert document["total_variation"] == pytest.approx(skew / 2, rel=1e-4)
+    np.testing.assert_allclose(list(document["weights"].values()), weights, rtol=1e-5)
+    for key in ("weights", "l1_skew", "l1_skew_interval"):
+        assert document[key] == document["given"][key]
+    plain = sampled.present.mean(axis=0) / SIZE
+    np.testing.assert_allclose(list(document["plain"]["weights"].values()), plain)
+
+
+def test_summary_and_page_show_the_same_influence(sampled: Log) -> None:
+    _, ratios = expect(sampled)
+    most, least = int(np.argmax(ratios)), int(np.argmin(ratios))
+    summary, page = print_summary(sampled.result), render_page(sampled.result)
+    low, high = (sampled.result.clients()[f"weight_{end}"][most] for end in ("low", "high"))
+    wanted = sampled.counts[most] / sampled.counts.sum()
+    interval = f"{low / wanted:.2f} to {high / wanted:.2f}"
+    assert f"{most} {ratios[most]:.2f} ({interval}) {least} {ratios[least]:.2f} (" in summary
+    row = f'<tr><td>{most}</td><td class="n">{ratios[most]:.2f}</td>'
+    assert row + f'<td class="n">{interval.replace(" to ", "–")}</td>' in page
+    skew = sampled.result.objectives.in_force.l1_skew
+    assert f"L1 skew {skew:.3f}" in summary
+    assert f"<b>{skew:.2f}</b><span>L1 skew" in page
+    averaged = dict(re.findall(r"<tr><td>([^<]*)</td><td class=\"n\">([\d.]+)</td><td", page))
+    assert averaged["the weights in the log"] == f"{skew:.3f}"
+    assert "averaging over each round&#39;s clients, without these weights" in averaged
+
+
+def test_weights_that_are_those_of_averaging_change_nothing(sampled: Log) -> None:
+    """The weights 1 / |S_t| and equal sample counts: what is reported is that of no weights."""
+    rounds, clients = np.nonzero(sampled.present)
+    frame = pl.DataFrame({"round": rounds, "client": clients})
+    expected = ft.audit(frame, clients=CLIENTS)
+    for column, value in (("weight", 1 / SIZE), ("samples", 7.0)):
+        found = ft.audit(frame.with_columns(pl.lit(value).alias(column)), clients=CLIENTS)
+        for name in ("weight", "weight_low", "weight_high", "times_its_share"):
+            np.testing.assert_allclose(found.clients()[name], expected.clients()[name], rtol=1e-6)
+
+
+def markov(random: np.random.Generator, rates: Floats, rounds: int) -> Present:
+    """Correlation 0.8 between neighbouring rounds."""
+    present = np.zeros((rounds, len(rates)), dtype=bool)
+    present[0] = random.random(len(rates)) < rates
+    for t, draws in enumerate(random.random((rounds - 1, len(rates))), start=1):
+        present[t] = draws < np.where(present[t - 1], 1 - 0.2 * (1 - rates), 0.2 * rates)
+    return present
+
+
+@pytest.mark.statistical
+@pytest.mark.parametrize("bursts", [False, True])
+def test_intervals_of_weighted_influence_cover(bursts: bool) -> None:
+    """The true weights of 40 clients and of 2 groups, in 60 logs.
+
+    Of intervals that hold with probability 0.95, fewer than 51 of 60 hold with probability 0.0008
+    (binomial). At least 0.92 of all those of clients shall hold: 1200 independent ones of
+    probability 0.95 miss this with a probability below 1e-5.
+    """
+    random = np.random.default_rng(6)
+    counts = np.round(np.exp(random.normal(5, 1.2, CLIENTS))) + 1
+    rates = np.clip(random.gamma(1.0, 0.15, CLIENTS), 0.03, 0.9)
+
+    def present(rounds: int) -> Present:
+        if bursts:
+            found = markov(random, rates, rounds)
+            return found[found.any(axis=1)]
+        return draw(random, np.ones((rounds, CLIENTS), dtype=bool), SIZE)
+
+    truth = share(present(100_000), counts).mean(axis=0)
+    groups = np.where(counts < np.median(counts), "small", "large")
+    of_groups = np.array([truth[groups == name].sum() for name in ("large", "small")])
+    clients, pairs = [], []
+    for _ in range(60):
+        comparison, group = compare(present(ROUNDS), counts, groups)
+        clients.append((comparison.low <= truth) & (truth <= comparison.high))
+        pairs.append((group.low <= of_groups) & (of_groups <= group.high))
+    assert np.mean(clients) >= 0.92
+    assert (np.sum(pairs, axis=0) >= 51).all()
+
+
+def compare(
+    present: Present, counts: Floats, groups: NDArray[np.str_]
+) -> tuple[ObjectiveComparison, GroupInfluence]:
+    """Return the influence of clients and groups, without the rest of an audit."""
+    rounds, clients = np.nonzero(present)
+    log = ParticipationLog.from_entries(
+        pl.Series(range(CLIENTS)),
+        rounds,
+        clients.astype(np.int32),
+        weights=share(present, counts)[rounds, clients].astype(np.float32),
+    )
+    pattern = find_pattern(log)
+    rates = estimate_rates(log, pattern)
+    variances = VarianceModel(log, pattern, rates)
+    comparison = compare_objectives(log, variances, rates, counts / counts.sum(), 50)
+    coverage = measure_coverage(log)
+    of_groups = measure_group_influence(
+        "size", pl.Series(groups), log, coverage, pattern, rates, comparison, variances
+    )
+    return comparison, of_groups
