@@ -144,6 +144,24 @@ def test_weights_that_are_those_of_averaging_change_nothing(sampled: Log) -> Non
             np.testing.assert_allclose(found.clients()[name], expected.clients()[name], rtol=1e-6)
 
 
+def test_windows_are_those_of_the_averaging_in_force(sampled: Log) -> None:
+    """The rates are equal: what remains in long windows is due to the weights."""
+    parts = share(sampled.present, sampled.counts)
+    wanted = sampled.counts / sampled.counts.sum()
+    found = sampled.result.regularity
+    assert found.floor == pytest.approx(
+        CLIENTS * ((parts.mean(axis=0) - wanted) ** 2).sum(), rel=1e-4
+    )
+    for window in (1, 20, 200):
+        means = parts.reshape(ROUNDS // window, window, CLIENTS).mean(axis=1)
+        expected = CLIENTS * ((means - wanted) ** 2).sum(axis=1)
+        value = found.values[found.periods.tolist().index(window)]
+        assert value == pytest.approx(expected.mean(), rel=1e-4)
+    assert f"({found.floor:.2f}), which is due to the skew of its weights" in print_summary(
+        sampled.result
+    )
+
+
 def markov(random: np.random.Generator, rates: Floats, rounds: int) -> Present:
     """Correlation 0.8 between neighbouring rounds."""
     present = np.zeros((rounds, len(rates)), dtype=bool)

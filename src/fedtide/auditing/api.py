@@ -222,7 +222,7 @@ def audit(
     ]
     watch("windows", 0.0)
     regularity = measure_regularity(
-        entries, weights, objectives.plain.weights, tolerance, pattern.period
+        entries, weights, objectives.in_force.weights, tolerance, pattern.period
     )
     findings = Findings(
         entries,

@@ -383,8 +383,9 @@ def describe_window(audit: Audit) -> str:
         )
     text = f"windows of {count_rounds(windows.period)} are regular to within {windows.tolerance:g}"
     if windows.floor > windows.tolerance:
+        cause = "the skew of its weights" if has_own_weights(audit) else "unequal rates"
         text += (
-            f" of the value for the whole log ({windows.floor:.2f}), which is due to unequal rates "
+            f" of the value for the whole log ({windows.floor:.2f}), which is due to {cause} "
             "and remains in any window"
         )
     return text

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedtide.auditing.log.participation_log import Floats, Ints, ParticipationLog
+from fedtide.auditing.statistics.influence import list_parts, recorded_weights
 
 _MAX_ENTRIES = 4_000_000
 """Above this number of entries, a subset of the clients is used."""
@@ -20,15 +23,16 @@ _WORK = 12_000_000
 class Regularity:
     """N Σ_n (q̄_n − a_n)² for windows of P rounds (paper 000, equation 15).
 
-    q̄_n is the mean of 1[n in S_t] / |S_t| over the window, a_n the wanted weight (1 / N). Windows
-    start at rounds 0, P, 2P, ...; an incomplete last one is left out.
+    q̄_n is the mean over the window of the recorded weights q_t^n, without these of
+    1[n in S_t] / |S_t|, and a_n the wanted weight (1 / N). Windows start at rounds 0, P, 2P, ...; an
+    incomplete last one is left out.
 
     Args:
         periods: P, ascending, shape (W,).
         values: the mean over the windows, (W,).
         worst: the maximum over the windows, (W,).
-        floor: the value of the whole log: the part due to unequal rates, which longer windows and
-            amplification do not remove.
+        floor: the value of the whole log: the part due to the skew, as of unequal rates, which
+            longer windows and amplification do not remove.
         tolerance: the accepted excess over the floor.
         period: the smallest P within the tolerance; None if none up to T / 2 is.
     """
@@ -49,7 +53,7 @@ def measure_regularity(
     Args:
         log: the participation log.
         wanted: a_n, (N,).
-        weights: w_n of the whole log, (N,).
+        weights: w_n in force in the whole log, (N,).
         tolerance: the accepted excess over the floor.
         cycle: the period of the pattern, whose multiples are evaluated too.
     """
@@ -88,16 +92,16 @@ class _Windows:
         self._log, self._wanted = log, wanted
         chosen = np.arange(0, log.size, _client_step(log))
         counts = log.counts[chosen]
-        if len(chosen) == log.size:
-            self.rounds = log.rounds
-        else:
-            bounds = log.client_starts
-            self.rounds = np.concatenate([log.rounds[bounds[n] : bounds[n + 1]] for n in chosen])
+        self.rounds = _concatenate(log.rounds, log.client_starts, chosen)
         self._factor = len(log.clients) / max(1, int(counts.sum()))
         self._owner = np.repeat(chosen, counts)
         self._new = np.ones(len(self._owner), dtype=bool)
         self._new[1:] = self._owner[1:] != self._owner[:-1]
-        self._share = log.cohort_weights[self.rounds]
+        if recorded_weights(log) is None:
+            self._share = log.cohort_weights[self.rounds]
+        else:
+            by_client = list_parts(log)[2][np.argsort(log.clients, kind="stable")]
+            self._share = _concatenate(by_client, log.client_starts, chosen)
         terms = weights**2 - 2 * weights * wanted
         self.floor = float(log.size * ((weights - wanted) ** 2).sum())
         # Control variate: correct the subset's sum with its known error over the whole log.
@@ -116,6 +120,13 @@ class _Windows:
         sums = np.bincount(window, weights=terms, minlength=count)[:count]
         values = log.size * (self._factor * sums + (self._wanted**2).sum()) + self._correction
         return float(values.mean()), float(values.max())
+
+
+def _concatenate(values: NDArray[Any], bounds: Ints, chosen: Ints) -> NDArray[Any]:
+    """Return the values of the chosen clients, one after the other."""
+    if len(chosen) == len(bounds) - 1:
+        return values
+    return np.concatenate([values[bounds[n] : bounds[n + 1]] for n in chosen])
 
 
 def _client_step(log: ParticipationLog) -> int:
