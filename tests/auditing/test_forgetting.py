@@ -8,6 +8,7 @@ import pytest
 
 import fedtide as ft
 from fedtide.auditing import Audit, ParticipationLog
+from fedtide.auditing.output.text import describe_forgetting
 from fedtide.auditing.statistics.forgetting import measure_forgetting
 
 Present = np.ndarray
@@ -70,20 +71,45 @@ def test_groups_in_turn_forget_four_fifths_of_the_objective() -> None:
     assert found.estimates[found.windows == 500] < 0.02
 
 
-@pytest.mark.parametrize("kind", ["uneven rates", "fixed cohorts", "empty rounds"])
+def with_idle_rounds(present: Present, kind: str) -> Present:
+    """The same rounds, eight of 24 by day, or around a pause of a third of their number."""
+    count = len(present)
+    if "nights" in kind:
+        places = np.arange(count) // 8 * 24 + np.arange(count) % 8
+    else:
+        places = np.arange(count) + count // 3 * (np.arange(count) >= count // 2)
+    spread = np.zeros((places[-1] + 1, present.shape[1]), dtype=bool)
+    spread[places] = present
+    return spread
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "uneven rates",
+        "fixed cohorts",
+        "empty rounds",
+        "idle nights",
+        "a pause",
+        "fixed cohorts, idle nights",
+        "fixed cohorts, a pause",
+    ],
+)
 def test_independent_rounds_forget_nothing(kind: str) -> None:
     """40 logs of each kind: p-values below 0.05 in at most 6 (chance of more: 0.01)."""
     rejected, estimates = 0, []
     for seed in range(40):
         random = np.random.default_rng([3, seed])
         draws = random.random((200, 30))
-        if kind == "fixed cohorts":
+        if "fixed cohorts" in kind:
             present = draws <= np.sort(draws, axis=1)[:, 4:5]
         else:
             present = draws < random.uniform(0.02, 0.5, 30) * (0.2 if "empty" in kind else 1)
+        if "nights" in kind or "pause" in kind:
+            present = with_idle_rounds(present, kind)
         found = measure_forgetting(to_log(present))
         rejected += found.p_value < 0.05
-        estimates.append(found.estimates)
+        estimates.append(found.estimates.mean())
     assert rejected <= 6
     assert np.mean(estimates) < 0.03
 
@@ -142,6 +168,33 @@ def test_short_and_regular_logs_have_a_forgetting(
 ) -> None:
     found = measure_forgetting(from_cohorts(rows, 3))
     assert 0 <= found.interval[0] <= found.estimate <= found.interval[1] <= 1
+
+
+def test_a_client_alone_has_all_the_influence_whenever_it_takes_part() -> None:
+    found = measure_forgetting(to_log(np.random.default_rng(0).random((200, 1)) < 0.5))
+    assert found.high.max() == 0
+
+
+def test_idle_rounds_are_no_reason_against_averaging() -> None:
+    """A server at work for 8 hours a day, whose 20 clients are there by chance, p = 0.3."""
+    present = np.random.default_rng(1).random((400, 20)) < 0.3
+    found = run_audit(with_idle_rounds(present, "idle nights"))
+    assert found.forgetting.p_value > 0.01
+    assert "in windows of 2 to 100 rounds with participants" in describe_forgetting(found)
+    assert not any("swings" in reason for one in found.advice for reason in one.reasons)
+
+
+def test_windows_of_amplification_last_as_long_as_the_swings() -> None:
+    """Turns of 5 busy rounds, one busy round in 3: a swing has gone after 15 rounds and more."""
+    turns = np.repeat(np.tile(np.eye(4, dtype=bool), (30, 1)), 5, axis=0)
+    present = np.zeros((3 * len(turns), 4), dtype=bool)
+    present[::3] = turns
+    present[1, 0] = True  # else the rounds would be renumbered
+    found = run_audit(present)
+    assert found.forgetting.p_value < 0.001
+    periods = [one.parameters["period"] for one in found.advice if "period" in one.parameters]
+    assert periods
+    assert min(periods) > 15
 
 
 def test_objective_now_is_that_of_the_last_rounds() -> None:

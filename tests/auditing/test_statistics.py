@@ -136,3 +136,24 @@ def test_wilson_interval_solves_its_equation() -> None:
     low, high = wilson_interval(0.3, 40)
     for end in (float(low), float(high)):
         assert abs(0.3 - end) / np.sqrt(end * (1 - end) / 40) == pytest.approx(1.959964, abs=1e-5)
+
+
+@given(rows=tables, cycle=st.integers(1, 6))
+def test_idle_rounds_are_left_out_in_whole_cycles(
+    from_cohorts: Any, rows: list[list[bool]], cycle: int
+) -> None:
+    """Against a walk over the rounds that drops a cycle of empty ones whenever one is complete."""
+    log, present = build_log(from_cohorts, rows)
+    expected: list[int] = []
+    empty = 0
+    for t, row in enumerate(present):
+        expected.append(t)
+        empty = 0 if row.any() else empty + 1
+        if empty == cycle:
+            del expected[-cycle:]
+            empty = 0
+    busy, kept = log.leave_out_idle(cycle)
+    assert len(kept) == len(expected)
+    np.testing.assert_array_equal(busy.indicators(np.arange(log.size)).T, present[expected])
+    np.testing.assert_array_equal(present[kept], present[expected])
+    np.testing.assert_array_equal(busy.cohorts, present[kept].sum(axis=1))

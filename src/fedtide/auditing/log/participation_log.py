@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -157,6 +157,51 @@ class ParticipationLog:
     def nonempty_rounds(self) -> int:
         """The number of rounds with at least one participant, T⁺."""
         return int((self.cohorts > 0).sum())
+
+    def leave_out_idle(self, cycle: int = 1) -> tuple[ParticipationLog, Ints]:
+        """Return the log without empty rounds, and the rounds that it keeps.
+
+        A round without participants moves no model, so what is a mean over the other rounds must
+        not depend on how many of them there are. The result has no stages below "used".
+
+        Args:
+            cycle: of consecutive empty rounds, multiples of this number are left out, so that every
+                other round keeps its place in a cycle of this length.
+
+        >>> rounds, clients = np.array([0, 1, 5, 6]), np.zeros(4, dtype=np.int32)
+        >>> log = ParticipationLog.from_entries(pl.Series(["ann"]), rounds, clients)
+        >>> busy, kept = log.leave_out_idle()
+        >>> busy.length, busy.rounds, kept
+        (4, array([0, 1, 2, 3], dtype=int32), array([0, 1, 5, 6]))
+        >>> log.leave_out_idle(cycle=2)[0].rounds
+        array([0, 1, 3, 4], dtype=int32)
+        """
+        busy = np.flatnonzero(self.cohorts)
+        edges = np.concatenate([[-1], busy, [self.length]])
+        idle = np.diff(edges) - 1
+        idle = idle // cycle * cycle
+        if not idle.any():
+            return self, np.arange(self.length)
+        starts = edges[:-1] + 1
+        dropped = np.repeat(starts - np.cumsum(idle) + idle, idle) + np.arange(idle.sum())
+        kept = np.delete(np.arange(self.length), dropped)
+        place = np.zeros(self.length, dtype=np.int32)
+        place[kept] = np.arange(len(kept), dtype=np.int32)
+        log = replace(
+            self,
+            starts=np.append(self.starts[kept], self.starts[-1]),
+            rounds=place[self.rounds],
+            available=None,
+            selected=None,
+            reported=None,
+        )
+        return log, kept
+
+    def usual_span(self, busy: int) -> int:
+        """Return in how many rounds `busy` successive rounds with participants lie, the median."""
+        rounds = np.flatnonzero(self.cohorts)
+        some = min(busy, len(rounds))
+        return int(np.median(rounds[some - 1 :] - rounds[: len(rounds) - some + 1])) + 1
 
     def iter_client_chunks(self) -> Iterator[tuple[slice, slice, Ints]]:
         """Iterate over consecutive clients: (clients, their entries, where each client starts)."""

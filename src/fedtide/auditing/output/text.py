@@ -84,8 +84,8 @@ def describe_now(audit: Audit) -> list[str]:
     if forgetting.p_value < _SURE and forgetting.estimate > _SMALL:
         low, high = forgetting.interval
         sentences.append(
-            f"the objective in force swings: {count_rounds(forgetting.window)} in a row differ "
-            f"from the whole log by {forgetting.estimate:.0%} of the influence (95%: {low:.0%} to "
+            f"the objective in force swings: {_count_busy(audit, forgetting.window)} in a row "
+            f"differ from the whole log by {forgetting.estimate:.0%} of the influence (95%: {low:.0%} to "
             f"{high:.0%}), so a model forgets whom it no longer trains on"
         )
     return sentences
@@ -97,20 +97,28 @@ def describe_forgetting(audit: Audit) -> str:
     if len(forgetting.windows) == 0:
         return "the log is too short to tell how far the objective in force swings"
     if forgetting.p_value >= _SURE:
-        first, last = forgetting.windows[0], forgetting.windows[-1]
+        first, last = forgetting.windows[0], int(forgetting.windows[-1])
         return (
-            f"in windows of {first:,} to {count_rounds(int(last))}, the influence differs from "
+            f"in windows of {first:,} to {_count_busy(audit, last)}, the influence differs from "
             f"that in the whole log by at most {forgetting.high.max():.0%} beyond chance (95%)"
         )
     low, high = forgetting.interval
     text = (
-        f"the influence in {count_rounds(forgetting.window)} in a row differs from that in the "
-        f"whole log, chance deducted, by {forgetting.estimate:.0%} (95%: {low:.0%} to {high:.0%}; "
+        f"the influence in {_count_busy(audit, forgetting.window)} in a row differs from "
+        f"that in the whole log, chance deducted, by {forgetting.estimate:.0%} (95%: {low:.0%} to {high:.0%}; "
         f"{format_p_value(forgetting.p_value)})"
     )
     if forgetting.halving_window is not None:
-        text += f"; it is half as large in windows of {count_rounds(forgetting.halving_window)}"
+        text += (
+            f"; it is half as large in windows of {_count_busy(audit, forgetting.halving_window)}"
+        )
     return text
+
+
+def _count_busy(audit: Audit, count: int) -> str:
+    """Return a number of rounds in words, and that empty ones do not count if there are any."""
+    every = audit.log.nonempty_rounds == audit.log.length
+    return count_rounds(count) + ("" if every else " with participants")
 
 
 def describe_history(audit: Audit) -> str:

@@ -46,9 +46,11 @@ class Findings:
         if forgetting.p_value >= _SURE or forgetting.estimate <= 0.05:
             return []
         low, high = forgetting.interval
+        idle = self.log.nonempty_rounds < self.log.length
         return [
-            f"the objective in force swings: windows of {forgetting.window:,} rounds differ from "
-            f"the whole log by {forgetting.estimate:.0%} of the influence ({low:.0%} to {high:.0%})"
+            f"the objective in force swings: windows of {forgetting.window:,} rounds"
+            f"{' with participants' if idle else ''} differ from the whole log by "
+            f"{forgetting.estimate:.0%} of the influence ({low:.0%} to {high:.0%})"
         ]
 
     def objections(self, objective: EffectiveObjective) -> list[str]:
@@ -69,7 +71,8 @@ class Findings:
         cycle = self.pattern.period or 1
         swings = self.forgetting.p_value < _SURE
         ends = self.forgetting.halving_window if swings else None
-        wanted = [self.regularity.period, ends, self.pattern.period]
+        span = None if ends is None else self.log.usual_span(ends)
+        wanted = [self.regularity.period, span, self.pattern.period]
         whole = [-(-window // cycle) * cycle for window in wanted if window]
         found = sorted({window for window in whole if 2 <= window <= self.log.length // 3})
         slow = self.log.length // _MIN_WINDOWS

@@ -213,7 +213,8 @@ def _draw_centers(
     random: np.random.Generator,
 ) -> Floats:
     """Return e_n, shape (N, coordinates), with weighted mean 0 and variance 1."""
-    timing = _standardise(_find_activity(part, max(2, forgetting.window), random), wanted)
+    window = part.usual_span(max(2, forgetting.window))
+    timing = _standardise(_find_activity(part, window, random), wanted)
     influence = objectives.in_force.weights[chosen] / np.maximum(wanted, 1e-300)
     least = influence[influence > 0].min(initial=1.0)
     by_rate = _standardise(np.log(np.maximum(influence, least))[:, None], wanted)

@@ -25,10 +25,11 @@ class Forgetting:
 
     The part that chance explains is deducted: the expectation is 0 if rounds are exchangeable, as
     independent rounds with constant rates are. With G equal groups that take turns it is 1 − 1 / G
-    in windows within a turn.
+    in windows within a turn. Only rounds with participants count: no other moves a model.
 
     Args:
-        windows: W, in rounds, ascending, shape (K,); empty for a log of fewer than 8 rounds.
+        windows: W, in rounds with participants, ascending, shape (K,); empty for a log with fewer
+            than 8 of them.
         estimates: the mean distance over the windows of W rounds, (K,).
         low: lower ends of 95% intervals that hold for all W together, (K,).
         high: upper ends, (K,).
@@ -69,7 +70,7 @@ class Forgetting:
 def measure_forgetting(
     log: ParticipationLog, cycle: int | None = None, seed: int = 0
 ) -> Forgetting:
-    """Return the forgetting in windows of 2 to T / 4 rounds.
+    """Return the forgetting in windows of 2 to T / 4 of the T rounds with participants.
 
     With y_t^n the client's part of round t (its recorded weight, else 1 / |S_t|), w_n its mean over
     the log, K_n the sum over a window of W rounds and A_t = {n: K_n − y_t^n > (W − 1) w_n} the
@@ -91,6 +92,9 @@ def measure_forgetting(
         cycle: the period, if there is one; its half and quarter are tried, too.
         seed: of the subset of the clients of a large log.
     """
+    if cycle is not None:
+        cycle = round(cycle * log.nonempty_rounds / log.leave_out_idle(cycle)[0].length)
+    log, _ = log.leave_out_idle()
     windows = _choose_windows(log.length, cycle)
     if len(windows) == 0:
         none = np.zeros(0)
