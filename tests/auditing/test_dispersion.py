@@ -10,15 +10,18 @@ from numpy.typing import NDArray
 
 from fedtide.auditing import ParticipationLog
 from fedtide.auditing.statistics.dispersion import Dispersion, estimate_dispersion
+from fedtide.auditing.statistics.influence import compare_objectives
 from fedtide.auditing.statistics.long_run_variance import (
     client_periodograms,
     fit_shape,
     long_run_variance,
     series_periodogram,
 )
-from fedtide.auditing.statistics.pattern import find_pattern
-from fedtide.auditing.statistics.rate_estimates import estimate_rates
+from fedtide.auditing.statistics.pattern import Pattern, find_pattern
+from fedtide.auditing.statistics.rate_estimates import RateEstimates, estimate_rates
+from fedtide.auditing.statistics.recent_influence import measure_recent_influence
 from fedtide.auditing.statistics.runs_test import count_runs
+from fedtide.auditing.statistics.variance import VarianceModel
 
 Floats = NDArray[np.float64]
 
@@ -275,3 +278,49 @@ def test_few_clients_in_long_sessions_leave_no_intervals(from_cohorts: Any) -> N
         present[:, :5] = np.repeat(lasting.T, 100, axis=0)
         log = build(from_cohorts, present)
         assert not estimate_rates(log, find_pattern(log)).intervals
+
+
+@pytest.mark.parametrize("idle", [50, 2400, 20_000])
+def test_a_pause_of_the_server_leaves_the_intervals_of_weights_alone(
+    from_cohorts: Any, idle: int
+) -> None:
+    """Weights are means over the other rounds: as if the pause had not been."""
+    present = np.random.default_rng(1).random((200, 20)) < 0.3
+    paused = np.concatenate([present[:100], np.zeros((idle, 20), dtype=bool), present[100:]])
+    intervals = []
+    for one in (present, paused):
+        log = build(from_cohorts, one)
+        pattern = find_pattern(log)
+        intervals.append(compare_influence(log, pattern, estimate_rates(log, pattern)))
+    without, with_pause = intervals
+    for found, expected in zip(with_pause, without, strict=True):
+        np.testing.assert_allclose(found, expected, atol=1e-9)
+    assert without[0][0] == 0  # no skew
+
+
+def test_a_pause_of_whole_days_leaves_the_intervals_of_a_daily_log_alone(
+    from_cohorts: Any,
+) -> None:
+    """Clients with hours of their own, 13 of 24 in all, before and after a pause of 100 days."""
+    hours = (np.arange(960)[:, None] + np.arange(20) % 6) % 24
+    present = (np.random.default_rng(2).random((960, 20)) < 0.5) & (hours < 8)
+    pause = np.zeros((24 * 100, 20), dtype=bool)
+    paused = np.concatenate([present[:470], pause, present[470:]])
+    daily = build(from_cohorts, present)
+    pattern = find_pattern(daily)
+    assert pattern.period == 24
+    rates = estimate_rates(daily, pattern)
+    without = compare_influence(daily, pattern, rates)
+    with_pause = compare_influence(build(from_cohorts, paused), pattern, rates)
+    for found, expected in zip(with_pause, without, strict=True):
+        np.testing.assert_allclose(found, expected, atol=1e-9)
+
+
+def compare_influence(
+    log: ParticipationLog, pattern: Pattern, rates: RateEstimates
+) -> tuple[tuple[float, float], Floats, Floats, tuple[float, float]]:
+    """Return the intervals of the skew, of the weights, and of the skew in the last rounds."""
+    wanted = np.full(log.size, 1 / log.size)
+    found = compare_objectives(log, VarianceModel(log, pattern, rates), rates, wanted, 50)
+    recent = measure_recent_influence(log, pattern, rates, wanted)
+    return found.plain.interval, found.low, found.high, recent.objective.interval

@@ -85,8 +85,8 @@ def describe_now(audit: Audit) -> list[str]:
         low, high = forgetting.interval
         sentences.append(
             f"the objective in force swings: {_count_busy(audit, forgetting.window)} in a row "
-            f"differ from the whole log by {forgetting.estimate:.0%} of the influence (95%: {low:.0%} to "
-            f"{high:.0%}), so a model forgets whom it no longer trains on"
+            f"differ from the whole log by {forgetting.estimate:.0%} of the influence "
+            f"(95%: {low:.0%} to {high:.0%}), so a model forgets whom it no longer trains on"
         )
     return sentences
 
@@ -105,13 +105,12 @@ def describe_forgetting(audit: Audit) -> str:
     low, high = forgetting.interval
     text = (
         f"the influence in {_count_busy(audit, forgetting.window)} in a row differs from "
-        f"that in the whole log, chance deducted, by {forgetting.estimate:.0%} (95%: {low:.0%} to {high:.0%}; "
-        f"{format_p_value(forgetting.p_value)})"
+        f"that in the whole log, chance deducted, by {forgetting.estimate:.0%} "
+        f"(95%: {low:.0%} to {high:.0%}; {format_p_value(forgetting.p_value)})"
     )
     if forgetting.halving_window is not None:
-        text += (
-            f"; it is half as large in windows of {_count_busy(audit, forgetting.halving_window)}"
-        )
+        half = _count_busy(audit, forgetting.halving_window)
+        text += f"; it is half as large in windows of {half}"
     return text
 
 

@@ -75,7 +75,7 @@ def measure_group_influence(
         return np.asarray(np.bincount(codes, weights=values, minlength=size))
 
     weights, sizes = total(objectives.in_force.weights), total(np.ones(len(codes)))
-    low, high = _intervals(weights, codes, log, variances, objectives.dispersion)
+    low, high = _intervals(weights, codes, variances, objectives.dispersion)
     absence = np.zeros(size, dtype=np.int64)
     np.maximum.at(absence, codes, np.where(log.counts > 0, coverage.absences, 0))
     return GroupInfluence(
@@ -96,12 +96,11 @@ def measure_group_influence(
 def _intervals(
     shares: Floats,
     codes: Ints,
-    log: ParticipationLog,
     variances: VarianceModel,
     dispersion: Dispersion,
 ) -> tuple[Floats, Floats]:
     """Return Wilson's intervals with the number of draws that the variances imply."""
-    _, _, parts = list_parts(log)
+    _, _, parts = list_parts(variances.log)
     if not variances.intervals:
         return np.full(len(shares), np.nan), np.full(len(shares), np.nan)
     noise = np.array(

@@ -118,12 +118,12 @@ def compare_objectives(
         cutoff: K of FedAU.
     """
     weights, scale = average_over_cohorts(log)
-    parts: Parts = log.cohort_weights
+    parts: Parts = variances.log.cohort_weights
     dispersion = variances.dispersion(parts, weights, scale)
     plain = _objective("fedavg", weights, scale, wanted, variances, parts, dispersion=dispersion)
     given = None
     if recorded_weights(log) is not None:
-        weights, scale, parts = list_parts(log)
+        weights, scale, parts = list_parts(variances.log)
         dispersion = variances.dispersion(parts, weights, scale)
         given = _objective("given", weights, scale, wanted, variances, parts, dispersion=dispersion)
     rounds = variances.count_rounds(parts)
@@ -139,8 +139,8 @@ def compare_objectives(
     return ObjectiveComparison(
         plain=plain,
         others=[
-            _summed("average-all", rates.estimate, log, rates, wanted, variances),
-            _summed(f"fedau({cutoff})", fedau, log, rates, wanted, variances),
+            _summed("average-all", rates.estimate, wanted, variances),
+            _summed(f"fedau({cutoff})", fedau, wanted, variances),
             _known_rates(log, wanted),
         ],
         wanted=wanted,
@@ -156,14 +156,14 @@ def measure_influence(
     log: ParticipationLog, variances: VarianceModel, wanted: Floats
 ) -> EffectiveObjective:
     """Return the objective of the log's own weights if it has any, else of plain averaging."""
-    weights, scale, parts = list_parts(log)
+    weights, scale, parts = list_parts(variances.log)
     method = "fedavg" if recorded_weights(log) is None else "given"
     return _objective(method, weights, scale, wanted, variances, parts)
 
 
-def measure_influence_dispersion(log: ParticipationLog, variances: VarianceModel) -> Dispersion:
+def measure_influence_dispersion(variances: VarianceModel) -> Dispersion:
     """Return the dispersion of the parts of the same objective."""
-    weights, scale, parts = list_parts(log)
+    weights, scale, parts = list_parts(variances.log)
     return variances.dispersion(parts, weights, scale)
 
 
@@ -303,8 +303,6 @@ def _objective(
 def _summed(
     method: str,
     sums: Floats,
-    log: ParticipationLog,
-    rates: RateEstimates,
     wanted: Floats,
     variances: VarianceModel,
 ) -> EffectiveObjective:
@@ -313,11 +311,12 @@ def _summed(
     The interval treats ω_n as constant. FedAU's is not, but Σ_t ω_t^n over k intervals of mean μ
     and variance σ² has the variance k σ², the same relative variance as that of k.
     """
-    factors = np.divide(sums, rates.estimate, out=np.zeros(len(sums)), where=rates.estimate > 0)
-    factors /= sums.sum()
+    log, weights = variances.log, sums / sums.sum()
+    rates = log.counts / log.length
+    factors = np.divide(weights, rates, out=np.zeros(len(sums)), where=rates > 0)
     ones = np.ones(log.length)
     return _objective(
-        method, sums / sums.sum(), factors, wanted, variances, ones, factors, rates.dispersion
+        method, weights, factors, wanted, variances, ones, factors, variances.presence
     )
 
 

@@ -17,7 +17,7 @@ from fedtide.auditing.statistics.influence import (
 )
 from fedtide.auditing.statistics.pattern import Pattern
 from fedtide.auditing.statistics.rate_estimates import RateEstimates, estimate_rates
-from fedtide.auditing.statistics.runs_test import RunCounts
+from fedtide.auditing.statistics.runs_test import RunCounts, count_runs
 from fedtide.auditing.statistics.variance import VarianceModel
 
 _CHANCE = 0.2
@@ -31,8 +31,9 @@ class RecentInfluence:
 
     Args:
         objective: of the last window.
-        window: its length W, in rounds.
-        ends: one past the last round of each window, ascending, shape (K,).
+        window: how many rounds of the log it spans.
+        ends: one past the last round of each window, ascending, shape (K,). Windows hold equally
+            many rounds, empty ones left out in whole cycles.
         skews: Σ |w_n − a_n| of each window, (K,).
         chance: what this sum is expected to be by chance if every w_n is a_n, (K,).
     """
@@ -56,7 +57,7 @@ def measure_recent_influence(
     (symbols as in `compare_objectives`, τ_n >= 1), but at most a quarter of the log; a periodic
     log's is rounded up to whole cycles if half of the log holds them. So noise moves less than a
     tenth of the influence, where the log is long enough, and what changes slowly is not averaged
-    away.
+    away. Empty rounds are no part of W, but for those of a cycle.
 
     Args:
         log: the participation log.
@@ -64,18 +65,21 @@ def measure_recent_influence(
         rates: of the clients in the whole log.
         wanted: a_n, (N,).
     """
-    recorded = recorded_weights(log)
-    noise = _chance_of_one_round(log, recorded, pattern.run_counts, wanted)
-    end = 1 + int(np.flatnonzero(log.cohorts)[-1])
-    window = min(_choose_window(log.length, noise, pattern.period), end)
+    whole, rounds = log.leave_out_idle(pattern.period or 1)
+    if len(rounds) < log.length:
+        pattern = replace(pattern, run_counts=count_runs(whole))
+    recorded = recorded_weights(whole)
+    noise = _chance_of_one_round(whole, recorded, pattern.run_counts, wanted)
+    end = 1 + int(np.flatnonzero(whole.cohorts)[-1])
+    window = min(_choose_window(whole.length, noise, pattern.period), end)
     count = end // window
     ends = np.linspace(end - (count - 1) * window, end, min(count, _POINTS)).astype(np.int64)
-    recent = _cut(log, end - window, end)
-    influences = [_average(log, recorded, int(last) - window, int(last)) for last in ends]
+    recent = _cut(whole, end - window, end)
+    influences = [_average(whole, recorded, int(last) - window, int(last)) for last in ends]
     return RecentInfluence(
-        objective=measure_influence(recent, _model_variance(log, recent, pattern, rates), wanted),
-        window=window,
-        ends=ends,
+        objective=measure_influence(recent, _model_variance(whole, recent, pattern, rates), wanted),
+        window=int(rounds[end - 1] - rounds[end - window]) + 1,
+        ends=rounds[ends - 1] + 1,
         skews=np.array([np.abs(influence - wanted).sum() for influence in influences]),
         chance=np.full(len(ends), min(2.0, noise / np.sqrt(window))),
     )
@@ -93,7 +97,7 @@ def _model_variance(
     if pattern.family == "drifting":
         return VarianceModel(recent, pattern, own)
     own = replace(own, reason=own.reason or rates.reason)
-    whole = measure_influence_dispersion(log, VarianceModel(log, pattern, rates))
+    whole = measure_influence_dispersion(VarianceModel(log, pattern, rates))
     return VarianceModel(recent, pattern, own, at_least=whole)
 
 

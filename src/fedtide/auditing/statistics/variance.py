@@ -1,6 +1,8 @@
-"""Variance of a log's means over rounds when rounds are dependent."""
+"""Variance of a log's means over rounds with participants when rounds are dependent."""
 
 from __future__ import annotations
+
+from functools import cached_property
 
 import numpy as np
 
@@ -9,13 +11,19 @@ from fedtide.auditing.statistics.dispersion import Dispersion, estimate_dispersi
 from fedtide.auditing.statistics.long_run_variance import Parts, sum_by_round
 from fedtide.auditing.statistics.pattern import Pattern
 from fedtide.auditing.statistics.rate_estimates import RateEstimates
+from fedtide.auditing.statistics.runs_test import count_runs
 
 
 class VarianceModel:
     """Variances of means over rounds, from the lowest frequencies of the log's own series.
 
-    The dependence between rounds needs no model, and the dependence within a round (a fixed cohort
-    size, a common cause) is in the series of a sum over the clients.
+    Empty rounds are left out in whole cycles: weights are no means over them, and a long pause
+    would be all that the lowest frequencies show. The dependence between rounds needs no model, and
+    the dependence within a round (a fixed cohort size, a common cause) is in the series of a sum
+    over the clients.
+
+    Attributes:
+        log: the rounds that count; parts are those of these rounds.
 
     Args:
         log: the participation log.
@@ -31,18 +39,24 @@ class VarianceModel:
         rates: RateEstimates,
         at_least: Dispersion | None = None,
     ) -> None:
-        self._log, self._rates, self._at_least = log, rates, at_least
-        self._period, self._runs = pattern.period, pattern.run_counts
+        self.log, kept = log.leave_out_idle(pattern.period or 1)
+        self._rates, self._at_least, self._period = rates, at_least, pattern.period
+        self._is_whole = len(kept) == log.length
+        self._runs = pattern.run_counts if self._is_whole else count_runs(self.log)
 
     @property
     def intervals(self) -> bool:
         """Whether the log allows honest intervals; `RateEstimates.reason` says why not."""
         return self._rates.intervals
 
-    @property
+    @cached_property
     def presence(self) -> Dispersion:
         """The dispersion of presence."""
-        return self._rates.dispersion
+        if self._is_whole:
+            return self._rates.dispersion
+        rates = self.log.counts / self.log.length
+        spread = rates * (1 - rates)
+        return estimate_dispersion(self.log, None, rates, spread, self._runs, self._period)
 
     def dispersion(self, parts: Parts, weights: Floats, scale: Floats) -> Dispersion:
         """Return the dispersion of the clients' parts of the rounds.
@@ -53,13 +67,13 @@ class VarianceModel:
             weights: the mean w_n of a client's parts over the rounds of nonzero parts, (N,).
             scale: c_n = E[part²] / E[part], (N,); a part has the variance w_n (c_n − w_n).
         """
-        stretch = self._log.length / self.count_rounds(parts)
+        stretch = self.log.length / self.count_rounds(parts)
         spread = np.maximum(weights * (scale - weights), 0) * stretch
         found = estimate_dispersion(
-            self._log, parts * stretch, weights, spread, self._runs, self._period
+            self.log, parts * stretch, weights, spread, self._runs, self._period
         )
         shift = found.means - weights if self._period else np.zeros(len(weights))
-        variance = np.maximum(spread / self._log.length, 1e-300)
+        variance = np.maximum(spread / self.log.length, 1e-300)
         found = found.with_shift(np.where(spread > 1e-15, shift**2 / variance, 0.0))
         return found if self._at_least is None else found.with_minimum(self._at_least)
 
@@ -73,13 +87,13 @@ class VarianceModel:
             parts: c; rounds of parts 0 are left out, also of T.
             dispersion: of these parts.
         """
-        of_rounds = len(parts) == self._log.length
-        sums = sum_by_round(self._log, slopes, None if of_rounds else parts)
+        of_rounds = len(parts) == self.log.length
+        sums = sum_by_round(self.log, slopes, None if of_rounds else parts)
         series = sums * parts if of_rounds else sums
-        stretch = self._log.length / self.count_rounds(parts)
+        stretch = self.log.length / self.count_rounds(parts)
         return dispersion.variance_of_mean(series * stretch, slopes)
 
     def count_rounds(self, parts: Parts) -> int:
         """Return T, the number of rounds of nonzero parts."""
-        of_rounds = len(parts) == self._log.length
-        return int(np.count_nonzero(parts)) if of_rounds else self._log.length
+        of_rounds = len(parts) == self.log.length
+        return int(np.count_nonzero(parts)) if of_rounds else self.log.length
