@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 import fedtide as ft
 from fedtide.auditing import ParticipationLog
-from fedtide.auditing.output.text import describe_pattern
+from fedtide.auditing.output.text import describe_forgetting, describe_pattern
 from fedtide.auditing.statistics.autocorrelation import (
     estimate_autocorrelation,
     estimate_neighbour_correlation,
@@ -249,6 +249,19 @@ def test_few_rounds_say_nothing(rounds: int) -> None:
     assert result.pattern.family == "undecided"
     expected = f"undecided: {rounds} rounds: too few to say anything about the pattern"
     assert describe_pattern(result) == expected
+
+
+@pytest.mark.parametrize(("repeats", "said"), [(0, "no client came twice"), (3, "only 3 times")])
+def test_clients_that_hardly_come_back_say_nothing(repeats: int, said: str) -> None:
+    """250 clients in cohorts of 5, once each but for a few: independent rounds cannot be told."""
+    cohorts = np.random.default_rng(2).permutation(250).reshape(50, 5)
+    present = np.zeros((50, 250), dtype=bool)
+    np.put_along_axis(present, cohorts, True, axis=1)
+    present[40, cohorts[0, :repeats]] = True
+    result = ft.audit(to_frame(present))
+    assert result.pattern.family == "undecided"
+    assert said in describe_pattern(result)
+    assert "at most" not in describe_forgetting(result)
 
 
 def test_one_round_says_nothing(from_cohorts: Any) -> None:

@@ -20,6 +20,10 @@ Ints = NDArray[np.int64]
 MAX_ROUNDS = 20_000_000
 """From the first to the last round of a log."""
 
+MIN_REPEATS = 10
+"""With fewer participations by clients that had taken part before, a log does not show how the
+rounds of one client depend on each other."""
+
 _CHUNK = 8_000_000
 """Entries per chunk; bounds the size of temporaries."""
 
@@ -152,6 +156,11 @@ class ParticipationLog:
     def cohort_weights(self) -> Floats:
         """1 / |S_t|, shape (T,); 0 in empty rounds."""
         return np.where(self.cohorts > 0, 1 / np.maximum(self.cohorts, 1), 0.0)
+
+    @property
+    def repeats(self) -> int:
+        """The number of participations by clients that had taken part before."""
+        return len(self.clients) - int(np.count_nonzero(self.counts))
 
     @cached_property
     def nonempty_rounds(self) -> int:

@@ -95,7 +95,10 @@ def describe_forgetting(audit: Audit) -> str:
     """Return how far the objective in force swings."""
     forgetting = audit.forgetting
     if len(forgetting.windows) == 0:
-        return "the log is too short to tell how far the objective in force swings"
+        return (
+            "the log is too short, or clients come back too seldom, to tell how far the objective "
+            "in force swings"
+        )
     if forgetting.p_value >= _SURE:
         first, last = forgetting.windows[0], int(forgetting.windows[-1])
         return (

@@ -7,7 +7,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedtide.auditing.log.participation_log import Floats, Ints, ParticipationLog
+from fedtide.auditing.log.participation_log import (
+    MIN_REPEATS,
+    Floats,
+    Ints,
+    ParticipationLog,
+)
 from fedtide.auditing.statistics.distributions import student_t_isf, student_t_sf
 from fedtide.auditing.statistics.influence import recorded_weights
 from fedtide.randomness import generator
@@ -29,7 +34,7 @@ class Forgetting:
 
     Args:
         windows: W, in rounds with participants, ascending, shape (K,); empty for a log with fewer
-            than 8 of them.
+            than 8 of them, or in which clients come back fewer than 10 times.
         estimates: the mean distance over the windows of W rounds, (K,).
         low: lower ends of 95% intervals that hold for all W together, (K,).
         high: upper ends, (K,).
@@ -96,6 +101,8 @@ def measure_forgetting(
         cycle = round(cycle * log.nonempty_rounds / log.leave_out_idle(cycle)[0].length)
     log, _ = log.leave_out_idle()
     windows = _choose_windows(log.length, cycle)
+    if log.repeats < MIN_REPEATS:  # nothing shows whom a window favours
+        windows = windows[:0]
     if len(windows) == 0:
         none = np.zeros(0)
         return Forgetting(windows, none, none, none, none, 1.0, 0, None)

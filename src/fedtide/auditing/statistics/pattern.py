@@ -8,7 +8,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from fedtide.auditing.log.participation_log import Floats, ParticipationLog
+from fedtide.auditing.log.participation_log import MIN_REPEATS, Floats, ParticipationLog
 from fedtide.auditing.statistics.autocorrelation import (
     Autocorrelation,
     estimate_autocorrelation,
@@ -204,6 +204,11 @@ def find_pattern(log: ParticipationLog) -> Pattern:
         return _no_pattern(
             log, run_counts, f"{_count_rounds(log)}: too few to say anything about the pattern"
         )
+    if (repeats := log.repeats) < MIN_REPEATS:
+        times = f"only {repeats} time{'s' if repeats > 1 else ''}"
+        fact = f"clients came back {times} in all" if repeats else "no client came twice"
+        reason = f"{fact}, which does not show how the rounds of one client depend on each other"
+        return _no_pattern(log, run_counts, reason)
     if (step := _round_step(log)) > 1:
         reason = (
             f"the rounds with clients are {step} rounds apart or multiples of it; if the others "
