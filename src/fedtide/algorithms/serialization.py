@@ -9,6 +9,8 @@ from typing import Any, Protocol, Self, runtime_checkable
 import torch
 from torch import Tensor
 
+from fedtide.errors import InvalidInputError, list_names
+
 
 @runtime_checkable
 class TensorConvertible(Protocol):
@@ -21,13 +23,57 @@ class TensorConvertible(Protocol):
         """Return this part with the stored tensors."""
 
 
+def list_fields(state: Any, prefix: str = "") -> set[str]:
+    """Return the dotted paths of all that is stored of `state`: what is None is not.
+
+    Raises:
+        InvalidInputError: a field of a type that cannot be stored.
+
+    >>> from fedtide.algorithms.base import State
+    >>> sorted(list_fields(State(torch.zeros(2), 7)))
+    ['model', 'round']
+    """
+    found: set[str] = set()
+    for field in fields(state):
+        value, path = getattr(state, field.name), prefix + field.name
+        if is_dataclass(value) and not isinstance(value, TensorConvertible):
+            found |= list_fields(value, path + ".")
+        elif isinstance(value, TensorConvertible | Tensor | bool | int | float):
+            found.add(path)
+        elif value is not None:
+            raise InvalidInputError(
+                f"algorithm: its state holds {path}, a {type(value).__name__}, which cannot be "
+                "stored; let states hold tensors, numbers and further states"
+            )
+    return found
+
+
+def require_same_fields(before: set[str], now: set[str]) -> None:
+    """Raise InvalidInputError unless a state has the fields that it had before training.
+
+    Args:
+        before: what `list_fields` returned of the initial state, from which training is resumed.
+        now: the same of the present one.
+    """
+    if before != now:
+        raise InvalidInputError(
+            f"algorithm: {list_names(sorted(before ^ now))} of its state is None either before "
+            "training or after a round, so that it cannot be resumed; let it have a value in "
+            "both, such as zeros"
+        )
+
+
 def to_tensors(state: Any, prefix: str = "") -> dict[str, Tensor]:
     """Return every tensor and number in `state` by its dotted path, numbers as 0-d tensors.
+
+    Raises:
+        InvalidInputError: a field of a type that cannot be stored.
 
     >>> from fedtide.algorithms.base import State
     >>> to_tensors(State(torch.zeros(2), 7))
     {'model': tensor([0., 0.]), 'round': tensor(7)}
     """
+    list_fields(state)
     stored: dict[str, Tensor] = {}
     for field in fields(state):
         value, path = getattr(state, field.name), prefix + field.name
@@ -41,30 +87,53 @@ def to_tensors(state: Any, prefix: str = "") -> dict[str, Tensor]:
             stored[path] = torch.tensor(int(value), dtype=torch.int64)
         elif isinstance(value, float):
             stored[path] = torch.tensor(value, dtype=torch.float64)
-        elif value is not None:
-            raise TypeError(f"{path} is a {type(value).__name__}, which a state cannot hold")
     return stored
 
 
-def from_tensors(template: Any, stored: Mapping[str, Tensor], prefix: str = "") -> Any:
+def from_tensors(template: Any, stored: Mapping[str, Tensor]) -> Any:
     """Return `template`, such as an initial state, with the values of `stored`.
+
+    A number is restored as the integer or the float that was stored.
+
+    Raises:
+        InvalidInputError: the template has other fields than what was stored.
 
     >>> from fedtide.algorithms.base import State
     >>> old = State(torch.ones(2), 7)
     >>> from_tensors(State(torch.zeros(2), 0), to_tensors(old)).round
     7
     """
+    unused = dict(stored)
+    restored = _restore(template, unused, "")
+    if unused:
+        raise _other_fields(sorted(unused))
+    return restored
+
+
+def _restore(template: Any, stored: dict[str, Tensor], prefix: str) -> Any:
+    """Return `template` with the stored values, which are removed from `stored`."""
     changes: dict[str, Any] = {}
     for field in fields(template):
         value, path = getattr(template, field.name), prefix + field.name
         if isinstance(value, TensorConvertible):
             start = path + "."
-            part = {n.removeprefix(start): t for n, t in stored.items() if n.startswith(start)}
+            names = [name for name in stored if name.startswith(start)]
+            part = {name.removeprefix(start): stored.pop(name) for name in names}
             changes[field.name] = value.from_tensors(part)
         elif is_dataclass(value):
-            changes[field.name] = from_tensors(value, stored, path + ".")
+            changes[field.name] = _restore(value, stored, path + ".")
+        elif value is not None and path not in stored:
+            raise _other_fields([path])
         elif isinstance(value, Tensor):
-            changes[field.name] = stored[path].to(value.device)
+            changes[field.name] = stored.pop(path).to(value.device)
         elif value is not None:
-            changes[field.name] = type(value)(stored[path].item())
+            number = stored.pop(path).item()
+            changes[field.name] = bool(number) if isinstance(value, bool) else number
     return replace(template, **changes)
+
+
+def _other_fields(names: list[str]) -> InvalidInputError:
+    return InvalidInputError(
+        f"state: {list_names(names)} is either in the checkpoint or in the method's initial state, "
+        "not in both; resume with the method and the version of fedtide that began it"
+    )

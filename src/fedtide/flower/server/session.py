@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
+import re
 from collections.abc import Iterable, Mapping
+from dataclasses import fields, is_dataclass
 from itertools import groupby
 from logging import getLogger
 from pathlib import Path
@@ -14,7 +17,13 @@ from torch import Tensor
 
 from fedtide.algorithms import Algorithm, RoundDriver
 from fedtide.algorithms.rollback import is_bounded, remember
-from fedtide.algorithms.serialization import from_tensors, to_tensors
+from fedtide.algorithms.serialization import (
+    from_tensors,
+    list_fields,
+    require_same_fields,
+    to_tensors,
+)
+from fedtide.content_hash import fingerprint, is_data
 from fedtide.errors import InvalidInputError
 from fedtide.flower.server.discovery import NodeRegistry
 from fedtide.flower.server.reply_validation import ValidatedUpdate, stack_updates
@@ -37,12 +46,13 @@ class TrainingSession:
     Args:
         algorithm: the method.
         registry: the clients.
-        layout: of the model.
+        layout: of the model; a folder with a state has arrays of the same names and shapes.
         model: x_0, shape (d,).
         folder: where the state is saved after every round, and restored from; None: nowhere.
 
     Attributes:
         folder: of the state.
+        layout: of the model, in the order in which the training began.
         driver: holds the algorithm's state.
         steps_taken: how many local steps of each client have counted, shape (N,).
         accepted_rounds: the round of each client's last update that counted, -1 for none,
@@ -92,6 +102,7 @@ class TrainingSession:
         found = [] if folder is None else numbered(folder, "safetensors")
         self.saved = int(found[-1].stem) if found else 0
         if folder is not None:
+            self._fields = list_fields(self.driver.state)
             self._restore(folder)
 
     @property
@@ -166,6 +177,7 @@ class TrainingSession:
         self.sent_models = {t: model for t, model in self.sent_models.items() if t in rounds}
         if self.folder is None:
             return
+        require_same_fields(self._fields, list_fields(self.driver.state))
         tensors = {
             f"state.{name}": tensor for name, tensor in to_tensors(self.driver.state).items()
         }
@@ -173,6 +185,7 @@ class TrainingSession:
         tensors |= {"steps_taken": self.steps_taken, "accepted_rounds": self.accepted_rounds}
         facts = {
             "algorithm": repr(self.driver.algorithm),
+            "settings": _hash_settings(self.driver.algorithm),
             "model": _shapes(self.layout),
             "registry": self.registry.to_json(),
             "pending": self.pending.to_json(),
@@ -188,20 +201,51 @@ class TrainingSession:
         checkpoint = load_newest(folder)
         if checkpoint is None:
             return
-        tensors, facts = checkpoint.tensors, checkpoint.facts
-        given = {"algorithm": repr(self.driver.algorithm), "model": _shapes(self.layout)}
+        self._require_same_training(folder, checkpoint.facts)
+        try:
+            self._take(checkpoint)
+        except KeyError as error:
+            raise InvalidInputError(
+                f"state: the checkpoint in {folder} lacks {error}; it belongs to a simulation or "
+                "another version of fedtide: give the folder of this federation"
+            ) from None
+        log.info("Resuming after round %d from %s", self.round, folder)
+
+    def _require_same_training(self, folder: Path, facts: Mapping[str, Any]) -> None:
+        """Raise InvalidInputError if a checkpoint is that of another method or model."""
+        algorithm = self.driver.algorithm
+        given = {"algorithm": repr(algorithm), "model": _shapes(self.layout)}
+        found = {name: facts.get(name) for name in given}
+        settings = _hash_settings(algorithm)
+        if facts.get("settings", settings) != settings and found["algorithm"] == repr(algorithm):
+            raise InvalidInputError(
+                f"state: {folder} was begun with other values in algorithm {algorithm!r:.200}; "
+                "give the same, or another folder"
+            )
+        if facts.get("settings") == settings:  # what is printed may hold an address
+            found["algorithm"] = given["algorithm"]
         for name, value in given.items():
-            if facts[name] != value:
+            if found[name] is not None and found[name] != value:
                 raise InvalidInputError(
-                    f"state: {folder} was begun with {name} {facts[name]}, not {value}; "
+                    f"state: {folder} was begun with {name} {found[name]}, not {value}; "
                     "give the same, or another folder"
                 )
+
+    def _take(self, checkpoint: Checkpoint) -> None:
+        """Continue from a checkpoint of the same method and model.
+
+        Raises:
+            KeyError: something is not in it.
+        """
+        tensors, facts = checkpoint.tensors, checkpoint.facts
         if (size := len(tensors["steps_taken"])) != self.registry.size:
             raise InvalidInputError(
-                f"clients: {folder} was begun with {size} clients, not {self.registry.size}; "
+                f"clients: {self.folder} was begun with {size} clients, not {self.registry.size}; "
                 "give the same number, or another folder"
             )
         self.registry.restore(facts["registry"])
+        # Vectors of the state follow the order in which the training began.
+        self.layout = Layout({name: tuple(shape) for name, shape in facts["model"].items()})
         self.driver.state = from_tensors(self.driver.state, _strip(tensors, "state."))
         self.sent_models = {int(t): model for t, model in _strip(tensors, "sent.").items()}
         self.steps_taken = tensors["steps_taken"]
@@ -210,7 +254,6 @@ class TrainingSession:
         self.pending = PendingReplies.from_json(facts["pending"])
         self.run = int(facts["run"])
         self.entries = [Entry(**entry) for entry in facts["entries"]]
-        log.info("Resuming after round %d from %s", self.round, folder)
 
 
 def reconcile(training: TrainingSession, ledger: Ledger | None) -> None:
@@ -268,3 +311,22 @@ def _strip(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
 
 def _shapes(layout: Layout) -> dict[str, list[int]]:
     return {name: list(shape) for name, shape in layout.shapes.items()}
+
+
+def _hash_settings(algorithm: Algorithm[Any]) -> str:
+    """Return a hash of a method's settings: complete, and the same in every process.
+
+    Its repr is neither: arrays are abbreviated, and functions are shown with an address.
+    """
+    return hashlib.sha256(_describe(algorithm).encode()).hexdigest()
+
+
+def _describe(value: Any) -> str:
+    if is_dataclass(value) and not isinstance(value, type):
+        parts = {one.name: getattr(value, one.name) for one in fields(value)}
+        return f"{type(value).__qualname__}{_describe(parts)}"
+    if isinstance(value, Mapping):
+        return str(sorted((repr(name), _describe(part)) for name, part in value.items()))
+    if isinstance(value, list | tuple):
+        return str([_describe(part) for part in value])
+    return fingerprint(value) if is_data(value) else re.sub(" at 0x[0-9a-fA-F]+", "", repr(value))

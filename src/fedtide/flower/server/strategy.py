@@ -310,7 +310,9 @@ class FedTide(Strategy):
             training.pending.messages.clear()
             training.run = run
         self._training, self._registry = training, registry
-        self._validator = ReplyValidator(layout, registry.names, self.algorithm.uses_local_lr)
+        self._validator = ReplyValidator(
+            training.layout, registry.names, self.algorithm.uses_local_lr
+        )
         self._transport = Transport(grid, training.pending, self._clock, registry.client_at)
         self._discovery = Discovery(self._transport, registry)
         self._answered: dict[str, PendingReply] = {}

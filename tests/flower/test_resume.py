@@ -1,0 +1,189 @@
+"""Resuming with other arguments than those with which the training began, and what a state holds."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import fedtide as ft
+from fedtide.algorithms import Algorithm, RoundInfo, State
+from fedtide.errors import InvalidInputError
+from fedtide.flower import FedTide, Update, custom_client
+from fedtide.flower.protocol import params_to_arrays
+from fedtide.simulation.checkpoint import Checkpoint, load_newest, save
+
+from .driver import LOCAL, deploy, federation, model, quadratic
+from .fake_grid import FakeGrid, Node
+
+A = ft.algorithms
+PARAMS = {"a": torch.arange(4.0).reshape(2, 2), "b": torch.arange(4.0, 8.0).reshape(2, 2)}
+
+
+def count_up(params, request):
+    """Train: add 1 to every entry of a, and 10 to every entry of b."""
+    steps = {name: torch.full_like(x, 10.0 if name == "b" else 1.0) for name, x in params.items()}
+    return Update(steps, samples=1, lr=0.1, steps=1)
+
+
+def run(order: str, rounds: int, state: Path, algorithm: Any) -> dict[str, list]:
+    grid = FakeGrid({101: Node(custom_client(lambda context: count_up), {"partition-id": 0})})
+    strategy = FedTide(algorithm, clients=1, state=state, clock=grid.clock)
+    start = params_to_arrays({name: PARAMS[name] for name in order})
+    found = strategy.start(grid, start, rounds, 60.0).arrays
+    return {name: array.numpy().tolist() for name, array in found.items()}
+
+
+@pytest.mark.parametrize("algorithm", [A.FedAvg(), A.MIFA(), A.FedAdam()], ids=repr)
+def test_arrays_in_another_order_are_restored_by_name(algorithm, tmp_path):
+    whole = run("ab", 4, tmp_path / "whole", algorithm)
+    run("ab", 2, tmp_path / "parts", algorithm)
+    assert run("ba", 4, tmp_path / "parts", algorithm) == whole
+    if algorithm == A.FedAvg():
+        assert whole == {"a": (PARAMS["a"] + 4).tolist(), "b": (PARAMS["b"] + 40).tolist()}
+
+
+def known_rates(changed: bool, make: Callable) -> Algorithm:
+    rates = np.linspace(0.2, 0.9, 2000)
+    rates[1000] = 0.01 if changed else 0.5
+    return A.KnownRates(rates=make(rates))
+
+
+def grouped(changed: bool, make: Callable) -> Algorithm:
+    groups = np.arange(2000) % 7
+    groups[1000] += changed
+    return A.FedAU(cutoff=5, groups=make(groups))
+
+
+@pytest.mark.parametrize(
+    ("method", "make"),
+    [
+        (known_rates, np.asarray),
+        (known_rates, torch.as_tensor),
+        (known_rates, np.ndarray.tolist),
+        (grouped, np.ndarray.tolist),
+    ],
+)
+def test_a_changed_entry_of_a_long_setting_is_refused(method, make, tmp_path):
+    names = [str(n) for n in range(2000)]
+
+    def go(changed: bool, rounds: int) -> FedTide:
+        return deploy(
+            federation(), method(changed, make), rounds, clients=names, state=tmp_path / "state"
+        )
+
+    go(False, 1)
+    with pytest.raises(InvalidInputError, match=r"^state: .* was begun with .*; give the same"):
+        go(True, 2)
+    assert go(False, 2).training.round == 2
+
+
+@dataclass(frozen=True)
+class OwnState(State):
+    clients: Tensor
+    total: Tensor
+    momentum: Tensor | None = None
+    scale: float = 0
+    names: Any = None
+
+
+@dataclass(frozen=True)
+class Momentum(Algorithm):
+    """x ← x + s m, m ← 0.9 m + mean Δ, s ← 0.9 s + 0.5."""
+
+    zeros: bool = True
+    names: Any = None
+    schedule: Callable[[int], float] = field(default=lambda t: 1.0)
+
+    def init(self, model, population):
+        none = torch.zeros(0, dtype=torch.int64)
+        zero = torch.zeros_like(model)
+        return OwnState(model, 0, none, zero, zero if self.zeros else None, 0, self.names)
+
+    def absorb(self, state, updates):
+        total = state.total + updates.deltas.sum(0)
+        return replace(state, clients=torch.cat([state.clients, updates.clients]), total=total)
+
+    def step(self, state, lr):
+        size = max(len(state.clients), 1)
+        momentum = state.total / size
+        if state.momentum is not None:
+            momentum = 0.9 * state.momentum + momentum
+        scale = 0.9 * state.scale + 0.5
+        info = RoundInfo(state.clients, torch.full((len(state.clients),), 1 / size), momentum)
+        return replace(
+            self.init(state.model + scale * momentum, None),
+            round=state.round + 1,
+            momentum=momentum,
+            scale=scale,
+        ), info
+
+
+def test_a_state_of_ones_own_is_resumed_though_a_number_began_as_an_integer(tmp_path):
+    whole = deploy(federation(), Momentum(), 6)
+    for rounds in (2, 3, 6):
+        parts = deploy(federation(), Momentum(), rounds, state=tmp_path / "state")
+    np.testing.assert_array_equal(model(parts), model(whole))
+    assert parts.training.driver.state.scale == pytest.approx(5 * (1 - 0.9**6), rel=1e-12)
+
+
+def test_the_address_of_a_function_is_no_part_of_the_settings(tmp_path):
+    def make() -> Momentum:
+        return Momentum(schedule=lambda t: 0.5)
+
+    kept = make()
+    deploy(federation(), kept, 1, state=tmp_path / "state")
+    again = make()
+    assert repr(again) != repr(kept)
+    assert deploy(federation(), again, 2, state=tmp_path / "state").training.round == 2
+
+
+def test_a_field_that_is_none_at_first_is_refused_at_the_first_save(tmp_path):
+    with pytest.raises(InvalidInputError, match=r"^algorithm: 'momentum' .*None.*; let it have"):
+        deploy(federation(), Momentum(zeros=False), 2, state=tmp_path / "state")
+    assert deploy(federation(), Momentum(zeros=False), 2).training.round == 2  # nothing is saved
+
+
+def test_a_state_that_cannot_be_stored_is_refused_before_clients_train(tmp_path):
+    grid = federation()
+    with pytest.raises(InvalidInputError, match=r"^algorithm: .* names, a dict.*; let states"):
+        deploy(grid, Momentum(names={}), 2, state=tmp_path / "state")
+    assert not grid.sent
+
+
+def test_a_state_with_other_fields_is_refused(tmp_path):
+    deploy(federation(), Momentum(), 1, state=tmp_path)
+    checkpoint = load_newest(tmp_path)
+    more = {**checkpoint.tensors, "state.velocity": torch.zeros(3)}
+    save(tmp_path, Checkpoint(1, more, checkpoint.facts))
+    with pytest.raises(InvalidInputError, match=r"^state: 'velocity' .*; resume with the method"):
+        deploy(federation(), Momentum(), 2, state=tmp_path)
+
+
+def test_the_folder_of_a_simulation_is_refused(tmp_path):
+    ft.simulate(
+        problem=quadratic(),
+        participation="full",
+        algorithm=A.FedAvg(),
+        local=LOCAL,
+        rounds=4,
+        out=tmp_path,
+    )
+    folder = next(tmp_path.rglob("0*.safetensors")).parent
+    with pytest.raises(InvalidInputError, match=r"^state: .* lacks .*; it belongs to"):
+        deploy(federation(), A.FedAvg(), 5, state=folder)
+
+
+@pytest.mark.parametrize("lost", ["entries", "pending", "registry", "model", "lr", "run", "tensor"])
+def test_a_checkpoint_that_lacks_something_is_refused(lost, tmp_path):
+    deploy(federation(), A.FedAvg(), 1, state=tmp_path)
+    found = load_newest(tmp_path)
+    tensors = {n: t for n, t in found.tensors.items() if (n, lost) != ("state.model", "tensor")}
+    facts = {name: fact for name, fact in found.facts.items() if name != lost}
+    save(tmp_path, Checkpoint(1, tensors, facts))
+    with pytest.raises(InvalidInputError, match=r"^state: "):
+        deploy(federation(), A.FedAvg(), 2, state=tmp_path)
