@@ -1,4 +1,4 @@
-"""Resuming with other arguments than those with which the training began, and what a state holds."""
+"""Resuming with other arguments than those at the beginning, and what a state may hold."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace

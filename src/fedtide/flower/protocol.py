@@ -48,8 +48,8 @@ class TrainRequest:
     Args:
         round: t, the absolute round, counted from 0.
         client: the name by which the federation knows this client.
-        steps_taken: how many of the client's local steps have counted so far in this federation:
-            its shuffled epochs continue there.
+        steps_taken: how many of the client's local steps have counted so far in this federation,
+            modulo 2³¹: its shuffled epochs continue there.
         accepted_round: the round of the client's last update that counted; -1: none.
         form: the form of `ClientSideMemory` in which to send the update; "": plain Δ.
         correction: added to every gradient, by name; None: nothing.

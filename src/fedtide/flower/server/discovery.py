@@ -294,6 +294,9 @@ class Discovery:
         del self._unknown[node_id]
         if former is not None and former != node_id:
             transport = self._transport
+            for pending in transport.pending:
+                if pending.node_id == former and pending.kind == "train":
+                    transport.pending.settle(pending.message_id)  # the client answers elsewhere now
             ask_at = transport.clock.tick() + _PATIENCE
             self._unknown[former] = _Unknown(transport.activated.get(former, 0.0), ask_at)
             self._log(former, f"node {node_id} has taken its place as {name!r}")

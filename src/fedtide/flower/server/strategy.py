@@ -55,6 +55,9 @@ log = getLogger("flwr")
 
 _LOCK_PATIENCE = 180.0  # seconds; Flower ends a run whose server app died after about 70
 
+_STEP_CYCLE = 2**31
+"""Clients count their local steps in 32 bits; a false count must not keep the client away."""
+
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
 
 
@@ -253,7 +256,8 @@ class FedTide(Strategy):
             config=config,
         )
         common = RecordDict({"arrays": arrays, "config": config})
-        steps_taken, accepted = training.steps_taken.tolist(), training.accepted_rounds.tolist()
+        steps_taken = (training.steps_taken % _STEP_CYCLE).tolist()
+        accepted = training.accepted_rounds.tolist()
         messages = []
         for i, client in enumerate(cohort.tolist()):
             correction = instructions.correction
@@ -302,9 +306,9 @@ class FedTide(Strategy):
 
     def _begin(self, grid: Grid, initial_arrays: ArrayRecord) -> None:
         """Begin the training, or resume the saved one."""
-        layout, x = flatten_initial(initial_arrays)
         registry = NodeRegistry.from_clients(self._clients)
-        training = TrainingSession(self.algorithm, registry, layout, x, self._state)
+        start = flatten_initial(initial_arrays)
+        training = TrainingSession(self.algorithm, registry, *start, self._state)
         run = get_run_id(grid)
         if training.run != run:  # replies to another run's messages cannot be pulled
             training.pending.messages.clear()
@@ -397,7 +401,11 @@ class FedTide(Strategy):
             return None
         sent_model = self._training.sent_models.get(pending.round)
         try:
-            return self._validator.validate(reply, pending, sent_model)
+            update = self._validator.validate(reply, pending, sent_model)
+            if update.round <= int(self._training.accepted_rounds[update.client]):
+                text = f"it answers round {update.round + 1}; a newer update of it has counted"
+                raise RejectedReplyError("late", text)
+            return update
         except DeclinedReplyError:
             if pending.round == t:
                 self._round_log.remove(pending.client)

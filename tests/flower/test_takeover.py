@@ -1,0 +1,86 @@
+"""Clients whose place another node takes, and what a stranger in their place leaves behind."""
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import Array, ArrayRecord
+from flwr.clientapp import ClientApp
+
+import fedtide as ft
+from fedtide.flower import ClientSideMemory, FedTide, Update, client, custom_client, initial_arrays
+
+from .driver import deploy, federation, rows
+from .fake_grid import FakeGrid, Node
+
+A = ft.algorithms
+OLD, NEW = 101, 103
+
+
+def constant(value: float, memory=None, steps: int = 1) -> ClientApp:
+    """Return an app whose update is `value` in every entry."""
+
+    def train(model, request):
+        update = {name: torch.full_like(x, value) for name, x in model.items()}
+        return Update(update, samples=1, lr=0.1, steps=steps)
+
+    folder = None if memory is None else lambda context: memory
+    return custom_client(lambda context: train, memory=folder)
+
+
+@pytest.mark.parametrize("method", [A.MIFA(), ClientSideMemory(A.MIFA())], ids=repr)
+def test_a_late_reply_of_the_former_node_replaces_no_newer_update(method, tmp_path, url):
+    """MIFA steps by the mean of the latest updates: 2 of site-b, and of site-a 100, then 4."""
+    old = Node(
+        constant(100.0, tmp_path / "a"),
+        {"name": "site-a"},
+        seconds=lambda number: 100.0 if number == 3 else 0.1,  # 0 is the question for its name
+        online=lambda now: now < 1130,
+    )
+    new = Node(
+        constant(4.0, tmp_path / "a"),
+        {"name": "site-a"},
+        online=lambda now: 1040 <= now < 1080 or 1135 < now,
+        started=1040.0,
+    )
+    other = Node(constant(2.0, tmp_path / "b"), {"name": "site-b"}, seconds=lambda number: 10.0)
+    grid = FakeGrid({OLD: old, 102: other, NEW: new})
+    strategy = FedTide(method, clients=["site-a", "site-b"], ledger=url, clock=grid.clock)
+    models = []
+    strategy.start(
+        grid,
+        ArrayRecord({"x": Array(np.zeros(1))}),
+        16,
+        20.0,
+        evaluate_fn=lambda t, arrays: models.append(arrays["x"].numpy()[0]),
+    )
+    steps = np.diff(models).tolist()
+    assert steps == [51.0] * 3 + [3.0] * 13
+    used = [
+        (t, asked) for t, name, stage, asked in rows(url) if (name, stage) == ("site-a", "used")
+    ]
+    assert [asked for _, asked in used] == [None] * len(used)
+    assert used[-1][0] == 15  # it is not locked out
+
+
+def test_an_update_that_is_no_newer_than_the_last_one_is_late(url, tmp_path):
+    strategy = deploy(federation(), A.MIFA(), 1, ledger=url, state=tmp_path)
+    strategy.training.accepted_rounds[2] = 1
+    strategy.training.save()
+    deploy(federation(), A.MIFA(), 2, ledger=url, state=tmp_path)
+    late = [(t, name) for t, name, stage, _ in rows(url) if stage == "reported"]
+    assert late == [(1, "2")]
+
+
+def test_a_stranger_s_count_of_steps_does_not_lock_the_client_out(tmp_path, url):
+    draws = torch.Generator().manual_seed(0)
+    x = torch.randn(50, 2, generator=draws)
+    local = ft.LocalTraining(steps=5, batch_size=16, lr=0.1)
+    honest = client(lambda: torch.nn.Linear(2, 2), lambda c: (x, (x[:, 0] > 0).long()), local)
+    for rounds, app in ((5, constant(0.0, steps=10**9)), (7, honest)):
+        grid = FakeGrid({101: Node(app, {"name": "a"}), 102: Node(honest, {"name": "b"})})
+        strategy = FedTide(
+            A.FedAvg(), clients=["a", "b"], state=tmp_path, ledger=url, clock=grid.clock
+        )
+        strategy.start(grid, initial_arrays(torch.nn.Linear(2, 2)), rounds, 60.0)
+    assert strategy.training.steps_taken.tolist() == [5 * 10**9 + 2 * 5, 7 * 5]
+    assert {stage for _, _, stage, _ in rows(url)} == {"used"}
