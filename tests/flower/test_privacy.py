@@ -7,6 +7,7 @@ from tests.algorithms.references import algorithm_2
 from fedtide.algorithms import FedAU, FedAvg
 from fedtide.differential_privacy import private_sum
 from fedtide.differential_privacy.noise_source import standard_normals
+from fedtide.errors import InvalidInputError
 from fedtide.flower.server.strategy import FedTide
 from fedtide.participation.log.ledger import read_ledger
 from fedtide.privacy import Gaussian, MatrixFactorisation, spent
@@ -125,3 +126,26 @@ def test_the_strategy_refuses_what_cannot_be_private():
         deploy(federation(), FedAvg(), 1, privacy=Gaussian(1.0, 1.0, 1e-5))
     assert FedTide(FedAvg(), clients=2).algorithm == FedAvg()
     assert LOCAL.steps == 3
+
+
+@pytest.mark.parametrize("damage", ["flipped", "deleted"])
+@pytest.mark.parametrize("rounds", [1, 3])
+def test_a_round_that_may_have_been_published_is_never_repeated(damage, rounds, tmp_path, url):
+    state = tmp_path / "state"
+    options = {"state": state, "ledger": url, "privacy": Gaussian(1.0, 3.0, 1e-5)}
+    deploy(federation(), FedAvg(weights="all"), rounds, **options)
+    newest, before = max(state.glob("*.safetensors")), read_ledger(url)
+    kept = newest.read_bytes()
+    if damage == "deleted":
+        newest.unlink()
+    else:
+        newest.write_bytes(kept[:-1] + bytes([kept[-1] ^ 16]))
+    grid = federation()
+    refused = rf"^state: round {rounds} has ended, .* after round {rounds - 1}; .*restore"
+    with pytest.raises(InvalidInputError, match=refused):
+        deploy(grid, FedAvg(weights="all"), rounds + 1, **options)
+    assert not grid.sent
+    assert read_ledger(url).equals(before)
+    newest.write_bytes(kept)
+    again = deploy(federation(), FedAvg(weights="all"), rounds + 1, **options)
+    assert again.training.driver.state.rounds.tolist() == [rounds + 1] * N

@@ -256,17 +256,34 @@ class TrainingSession:
         self.entries = [Entry(**entry) for entry in facts["entries"]]
 
 
-def reconcile(training: TrainingSession, ledger: Ledger | None) -> None:
+def reconcile(training: TrainingSession, ledger: Ledger | None, private: bool = False) -> None:
     """Let the ledger agree with the state after a crash, or after damage to the state.
 
     A round that the state has and the ledger lacks is added. A round that the ledger has and the
     state lacks was in the newest checkpoint, which is damaged: it is removed, and repeated.
 
+    A private round is never repeated: its model may have been published, and a second one, with
+    fresh noise, would tell more about its clients than is counted.
+
+    Args:
+        training: with the newest checkpoint that could be read.
+        ledger: of the federation; None: none.
+        private: whether the method adds noise.
+
     Raises:
         InvalidInputError: they belong to different trainings, or all checkpoints of several rounds
             are damaged: training would begin anew, and remove what might still be saved by hand.
+            Or the last round is lost, and is private.
     """
     ended = training.round
+    known = max(training.saved, 0 if ledger is None else ledger.ended)
+    if private and known > ended:
+        raise InvalidInputError(
+            f"state: round {known} has ended, and the newest state that can be read is that after "
+            f"round {ended}; with privacy no round may be repeated, as its model would be published"
+            " twice and counted once: restore the newest file, or begin anew in another folder, "
+            "with a budget less what was spent (see docs/privacy.md)"
+        )
     all_damaged = training.saved > 1 and ended == 0
     if ledger is not None:
         logged = ledger.ended

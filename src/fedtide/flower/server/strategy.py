@@ -157,6 +157,7 @@ class FedTide(Strategy):
         if privacy is not None:
             algorithm = make_private(algorithm, privacy, seed=None)
         self.algorithm, self.seed, self.ttl = algorithm, seed, ttl
+        self._private = privacy is not None
         self.fraction_train, self.fraction_evaluate = fraction_train, fraction_evaluate
         self.min_train_nodes, self.min_available_nodes = min_train_nodes, min_available_nodes
         self.close_after, self.accepts_late = close_after, algorithm.accepts_stale_updates
@@ -214,7 +215,7 @@ class FedTide(Strategy):
             lock = lock_folder(self._state, "state", hint, _LOCK_PATIENCE, log, mode=0o700)
         with lock, self._watch(), frozen_objects():
             self._begin(grid, initial_arrays)
-            reconcile(self._training, self._ledger)
+            reconcile(self._training, self._ledger, self._private)
             self.summary()
             result = Result()
             self._evaluate_on_server(result, evaluate_fn)
