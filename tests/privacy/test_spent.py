@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 import fedtide as ft
 from fedtide.algorithms import FedAU, FedAvg, KnownRates
 from fedtide.auditing import ParticipationLog
+from fedtide.auditing.log.client_table import ClientTable
 from fedtide.auditing.privacy import spent_by_file
 from fedtide.cli.main import app
 from fedtide.errors import InvalidInputError
@@ -334,3 +335,41 @@ def test_the_ledger_of_a_live_federation_tells_what_is_left(tmp_path):
     after = [epsilon_of_loss(k / 4, 1e-5) for k in (4, 3)]
     assert found.clients["epsilon_next"].to_list() == pytest.approx(after)
     assert math.isclose(found.epsilon, epsilon_of_loss(0.75, 1e-5))
+
+
+NAMED = pl.DataFrame({"round": [0, 0, 1, 2], "client": ["b", "a", "b", "b"]})
+
+
+@pytest.mark.parametrize(
+    "method", [KnownRates(rates=[0.1, 1.0]), FedAU(cutoff=5, groups=[0, 1])], ids=repr
+)
+def test_lists_are_refused_where_clients_have_names(method):
+    """The order of the names is not that of the federation's clients."""
+    mechanism = Gaussian(1.0, 3.0, 1e-5)
+    digits = NAMED.with_columns(pl.col("client").replace({"a": "10", "b": "2"}))
+    for log in (NAMED, digits):
+        with pytest.raises(
+            InvalidInputError, match=r"^algorithm\.(rates|groups): a list .*mapping"
+        ):
+            spent(log, mechanism, method)
+    numbered = NAMED.with_columns(pl.col("client").replace_strict({"a": 10, "b": 2}))
+    assert spent(numbered, mechanism, method).log.size == 2
+
+
+def test_rates_by_name_reach_their_clients():
+    found = spent(NAMED, Gaussian(1.0, 3.0, 1e-5), KnownRates(rates={"b": 0.1, "a": 1.0}))
+    # A = 10: an update of b has weight A, one of a weight 1.
+    assert dict(zip(found.log.names, found.losses * 9, strict=True)) == pytest.approx(
+        {"b": 3.0, "a": 0.01}, rel=1e-5
+    )
+
+
+def test_the_roster_names_clients_that_never_came():
+    mechanism, method = Gaussian(1.0, 3.0, 1e-5), KnownRates(rates={"b": 0.1, "a": 1.0, "c": 0.01})
+    with pytest.raises(InvalidInputError, match=r"^algorithm\.rates: 'c' never .*--roster"):
+        spent(NAMED, mechanism, method)
+    roster = ClientTable.from_frame(pl.DataFrame({"client": ["a", "b", "c"]}))
+    found = spent(NAMED, mechanism, method, roster=roster)
+    assert dict(zip(found.log.names, found.losses * 9, strict=True)) == pytest.approx(
+        {"b": 0.03, "a": 1e-4, "c": 0.0}, rel=1e-5
+    )

@@ -26,7 +26,7 @@ from fedtide.differential_privacy import (
     make_private,
 )
 from fedtide.differential_privacy.mechanisms import relative_losses, require_mechanism
-from fedtide.errors import InvalidInputError
+from fedtide.errors import InvalidInputError, list_names
 from fedtide.population import Population
 from fedtide.validation import require_positive
 
@@ -172,7 +172,8 @@ def spent(
     Args:
         log: as for `audit`; also the URL of the ledger of a live federation.
         mechanism: clipping and noise.
-        algorithm: the method; a weighted sum that `privacy=` accepts.
+        algorithm: the method; a weighted sum that `privacy=` accepts. Where the log's clients have
+            names, its rates or groups are a mapping by name.
         law: the declared sampling law, to be checked against the log.
         target: an ε, for which the noise and the cutoff that meet it are looked for.
         horizon: how many rounds will ever be released; None: unknown, which correlated noise takes
@@ -246,9 +247,12 @@ def replay_shares(log: ParticipationLog, algorithm: Algorithm[Any]) -> tuple[Flo
     """Return a_t^n / A of every participation, by client, (E,), and those of the next round, (N,).
 
     Raises:
-        InvalidInputError: a method that cannot be private.
+        InvalidInputError: a method that cannot be private, or values for clients that the log does
+            not tell apart by name.
     """
     private = find_sum(make_private(algorithm, Gaussian(1.0, 0.0, 0.5), seed=0))
+    for name in ("rates", "groups"):
+        _require_names(name, getattr(private.inner, name, None), log.names)
     model = torch.zeros(1, dtype=torch.float64)
     population = Population(log.size, names=log.names.to_numpy())
     driver = RoundDriver(private, model, population)
@@ -262,6 +266,26 @@ def replay_shares(log: ParticipationLog, algorithm: Algorithm[Any]) -> tuple[Flo
     upcoming = private.shares(driver.state, everyone).numpy()
     order = np.argsort(log.clients, kind="stable")
     return shares[order], upcoming
+
+
+def _require_names(field: str, values: Any, names: pl.Series) -> None:
+    """Raise InvalidInputError unless it is clear which value belongs to which client of a log.
+
+    A list follows the order of the clients where the method ran. A log knows that order if clients
+    are numbered; names are in another order here, and "10" comes before "2".
+    """
+    if isinstance(values, Mapping):
+        absent = sorted({str(name) for name in values} - set(names.cast(pl.String)))
+        if absent:
+            raise InvalidInputError(
+                f"algorithm.{field}: {list_names(absent)} never took part in this log; name all "
+                "clients of the federation (roster=, --roster), or correct the names"
+            )
+    elif values is not None and not names.dtype.is_integer():
+        raise InvalidInputError(
+            f"algorithm.{field}: a list does not say which client of this log has which value; "
+            "give a mapping by the clients' names"
+        )
 
 
 def find_sum(algorithm: Algorithm[Any]) -> PrivateSum:
