@@ -146,3 +146,30 @@ def test_what_cannot_be_observed_is_refused(tmp_path: Path) -> None:
     missing = ParticipationObserver(fedavg(), tmp_path / "no" / "log.csv")
     with pytest.raises(InvalidInputError, match=r"^log: .* cannot be written"):
         train(missing, federation())
+
+
+@pytest.mark.parametrize("samples", [float("inf"), float("nan"), 1e300, -5, 10**12 + 1])
+def test_an_absurd_number_of_samples_is_not_written(samples: float, tmp_path: Path) -> None:
+    path, grid = tmp_path / "log.csv", federation()
+
+    def exaggerate(reply: Message) -> Message:
+        reply.content["metrics"]["num-examples"] = samples
+        return reply
+
+    grid.nodes[14].tamper = exaggerate
+    train(ParticipationObserver(Krum(fraction_evaluate=0.0), path), grid, rounds=2)
+    assert rows_of(path)[1, "14"] == ("used", None)
+    assert rows_of(path)[1, "13"] == ("used", 30)
+    assert ft.audit(path).log.size == 4
+
+
+def test_nodes_of_one_name_have_one_row(tmp_path: Path) -> None:
+    path, grid = tmp_path / "log.csv", federation({12: {1, 2}})
+    for node_id in (12, 13):
+        grid.nodes[node_id].name = "site"
+    train(ParticipationObserver(fedavg(), path), grid, rounds=2)
+    assert pl.read_csv(path)["client"].to_list() == ["ann", "site", "14"] * 2
+    assert rows_of(path)[1, "site"] == ("used", 30)
+    assert ft.audit(path).log.size == 3
+    train(ParticipationObserver(fedavg(), path), grid, rounds=1)
+    assert rows_of(path)[2, "site"][0] == "used"

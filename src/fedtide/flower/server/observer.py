@@ -14,8 +14,10 @@ from flwr.serverapp.strategy import Strategy
 
 from fedtide.errors import InvalidInputError
 from fedtide.flower._flwr_private import list_nodes
-from fedtide.participation.log.schema import read_log
+from fedtide.flower.server.reply_validation import MAX_SAMPLES
+from fedtide.participation.log.schema import STAGES, read_log
 
+_ORDER = {stage: place for place, stage in enumerate(STAGES)}
 _COLUMNS = ("round", "client", "stage", "samples")
 
 
@@ -35,11 +37,12 @@ class ParticipationObserver(Strategy):
     - `round` t = 0, 1, ... (Flower's server_round minus 1). Rounds of a further run continue after
       those in the file.
     - `client`: the name with which its operator registered it, otherwise Flower's node id, which
-      stays the same across restarts only if nodes are authenticated.
+      stays the same across restarts only if nodes are authenticated. Of several nodes with one
+      name, the one that got furthest is written.
     - `stage`: `available` if it was online when the round began, `selected` if it was asked to
       train, `used` if it replied without an error. If the strategy returns no model, or raises, its
       replies were only `reported`; if it leaves out replies otherwise, that cannot be observed.
-    - `samples`: the number `num-examples` of its reply, if there is one.
+    - `samples`: the number `num-examples` of its reply, if there is one from 0 to 10^12.
 
     Args:
         strategy: any strategy that keeps Flower's own `start`.
@@ -120,8 +123,13 @@ class ParticipationObserver(Strategy):
                 out = csv.writer(file)
                 if file.tell() == 0:
                     out.writerow(_COLUMNS)
+                rows: dict[str, _Reached] = {}
                 for node_id, client in self._clients.items():
                     name = self._names.get(node_id, str(node_id))
+                    earlier = rows.get(name)
+                    if earlier is None or _ORDER[client.stage] > _ORDER[earlier.stage]:
+                        rows[name] = client
+                for name, client in rows.items():
                     out.writerow((t, name, client.stage, client.samples))
                 file.flush()
                 os.fsync(file.fileno())
@@ -132,10 +140,10 @@ class ParticipationObserver(Strategy):
 
 
 def _read_samples(reply: Message) -> float | None:
-    """Return the number of samples that a client declares; None: none, or no number."""
+    """Return the number of samples that a client declares; None: none, or an unusable one."""
     for record in reply.content.metric_records.values():
         samples = record.get("num-examples")
-        if isinstance(samples, int | float) and samples >= 0:
+        if isinstance(samples, int | float) and 0 <= samples <= MAX_SAMPLES:
             return samples
     return None
 

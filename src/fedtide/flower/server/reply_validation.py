@@ -31,7 +31,7 @@ Records = dict[str, Any]
 MetricsAggregator = Callable[[list[RecordDict], str], MetricRecord]
 """Flower's: makes one record of those of several clients, given the name of their weight."""
 
-_MAX_SAMPLES = 10**12
+MAX_SAMPLES = 10**12
 _MAX_STEPS = 10**9
 _RATES = (1e-9, 1e6)
 """The least and the largest local learning rate; outside, mean gradients lose all digits."""
@@ -162,7 +162,7 @@ class ReplyValidator:
 
     def _read(self, content: Records, pending: PendingReply, sent: Tensor) -> ValidatedUpdate:
         metrics = _read_numbers(_find_record(select_records(content, MetricRecord), "metrics"))
-        samples = _pop_count(metrics, _SAMPLES, 1, _MAX_SAMPLES)
+        samples = _pop_count(metrics, _SAMPLES, 1, MAX_SAMPLES)
         steps = _pop_count(metrics, "steps", 1 if self.reads_steps else 0, _MAX_STEPS)
         lr = self._pop_rate(metrics, pending.lr)
         _check_metrics(metrics)
@@ -273,7 +273,7 @@ def read_metrics(reply: Message) -> tuple[int, Metrics] | None:
         metrics = _read_numbers(
             _find_record(select_records(reply.content, MetricRecord), "metrics")
         )
-        samples = _pop_count(metrics, _SAMPLES, 1, _MAX_SAMPLES)
+        samples = _pop_count(metrics, _SAMPLES, 1, MAX_SAMPLES)
         _check_metrics(metrics)
     except Exception as error:  # records may contain anything
         node_id = reply.metadata.src_node_id
