@@ -9,8 +9,11 @@ from typing import Any
 
 import numpy as np
 import polars as pl
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
+import fedtide as ft
 from fedtide.auditing import ClientTable, ParticipationLog
 from fedtide.auditing.log.reader import read_participation_log as read
 from fedtide.errors import InvalidInputError
@@ -377,3 +380,62 @@ def test_sample_counts_with_a_separator_of_thousands_are_said(tmp_path: Path) ->
     notes = read(tmp_path / "log.csv").notes
     assert any("sample counts are not whole numbers, such as 1.234" in note for note in notes)
     assert not any("whole" in note for note in read(draw_counts("samples")).notes)
+
+
+class Exported:
+    """A table of another library: all that is known of it is that Arrow can read it."""
+
+    def __init__(self, table: pa.Table) -> None:
+        self._table = table
+
+    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
+        return self._table.__arrow_c_stream__(requested_schema)
+
+
+def test_tables_of_other_libraries_are_logs_and_rosters() -> None:
+    columns = {"round": [0, 0, 1], "client": ["a", "b", "a"], "samples": [1.0, float("nan"), 3.0]}
+    table = pa.table(columns)
+    roster = pa.table({"client": ["a", "b", "c"]})
+    for log in (table, Exported(table)):
+        read_log = read(log)
+        assert pairs(read_log) == [(0, "a"), (0, "b"), (1, "a")]
+        assert any("1 of 3 used rows has none" in note for note in read_log.notes)
+        assert ft.audit(log, roster=Exported(roster)).log.size == 3
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame(columns)
+    assert ft.audit(frame, roster=pandas.DataFrame({"client": ["a", "b", "c"]})).log.size == 3
+    assert any("1 of 3 used rows has none" in note for note in read(frame).notes)
+    mixed = pandas.DataFrame({"round": [0, 1], "client": ["a", 1]})
+    assert error_of(mixed).startswith("log: Polars cannot read this pandas.DataFrame (")
+
+
+@pytest.mark.parametrize("source", [None, 3, {"round": [0, 1]}, [0], np.zeros((2, 2))])
+def test_objects_that_are_no_table_are_refused(source: Any) -> None:
+    sentence = error_of(source)
+    assert sentence.startswith("log: ")
+    assert "is no table" in sentence
+    assert "pl.from_pandas" in sentence
+
+
+def test_numbers_of_unusual_width_are_read_or_refused_in_a_sentence(tmp_path: Path) -> None:
+    wide = pl.DataFrame({"round": pl.Series([0, 1], dtype=pl.Int128), "client": [1, 2]})
+    assert error_of(wide).startswith("log: a column has a type that Arrow does not know ('round': ")
+    for column in ("round", "time", "samples"):
+        columns = {"round": [0, 1, 1], "client": [1, 2, 3], "samples": [4, 5, 6]}
+        if column == "time":
+            columns["time"] = columns.pop("round")
+        narrow = {column: pa.array(np.array(columns[column], dtype=np.float16))}
+        pq.write_table(pa.table(columns | narrow), tmp_path / "log.parquet")
+        log = read(tmp_path / "log.parquet", round_seconds=1 if column == "time" else None)
+        assert pairs(log) == [(0, 1), (1, 2), (1, 3)]
+        assert log.samples is not None
+        assert log.samples.tolist() == [4, 5, 6]
+
+
+@pytest.mark.skipif(not hasattr(pa, "uuid"), reason="this PyArrow has no such type")
+@pytest.mark.parametrize("column", ["round", "client", "stage", "samples"])
+def test_columns_of_rare_types_are_refused_in_a_sentence(tmp_path: Path, column: str) -> None:
+    columns = {"round": [0, 1], "client": ["a", "b"], "stage": ["used"] * 2}
+    rare = {column: pa.array([bytes(16), bytes(range(16))], pa.uuid())}
+    pq.write_table(pa.table(columns | rare), tmp_path / "log.parquet")
+    assert "uuid" in error_of(tmp_path / "log.parquet")

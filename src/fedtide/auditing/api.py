@@ -13,6 +13,7 @@ import polars as pl
 from fedtide.auditing.log.client_table import ClientTable
 from fedtide.auditing.log.participation_log import Floats, ParticipationLog
 from fedtide.auditing.log.reader import LogSource, OnProgress, read_participation_log
+from fedtide.auditing.log.table_source import ArrowTable, to_frame
 from fedtide.auditing.output.json_document import build_document
 from fedtide.auditing.recommend.advice import Advice
 from fedtide.auditing.recommend.cutoff import Cutoffs, choose_cutoff
@@ -136,7 +137,7 @@ def audit(
     log: LogSource,
     *,
     clients: int | None = None,
-    roster: str | Path | pl.DataFrame | ClientTable | None = None,
+    roster: str | Path | pl.DataFrame | ArrowTable | ClientTable | None = None,
     groups: str | None = None,
     columns: Mapping[str, str] | None = None,
     round_seconds: float | None = None,
@@ -157,7 +158,7 @@ def audit(
     Args:
         log: a file of Parquet, CSV, TSV or JSON with columns `round` and `client` (and `stage`), or
             with a list of clients per round; NVFlare's job statistics; a run folder; the URL of a
-            ledger (sqlite:///ledger.db); or a DataFrame.
+            ledger (sqlite:///ledger.db); or a DataFrame of Polars or pandas.
         clients: N; numeric ids must then be 0..N − 1. None: the clients of the roster, of the run,
             or of the log.
         roster: all clients of the federation: a file or table with a column `client`, columns of
@@ -267,7 +268,7 @@ def audit(
 
 
 def _read_roster(
-    roster: str | Path | pl.DataFrame | ClientTable | None, groups: str | None
+    roster: str | Path | pl.DataFrame | ArrowTable | ClientTable | None, groups: str | None
 ) -> ClientTable | None:
     if roster is None:
         if groups is not None:
@@ -277,9 +278,9 @@ def _read_roster(
         return None
     if isinstance(roster, ClientTable):
         return roster
-    if isinstance(roster, pl.DataFrame):
-        return ClientTable.from_frame(roster, groups)
-    return ClientTable.from_file(roster, groups)
+    if isinstance(roster, str | Path):
+        return ClientTable.from_file(roster, groups)
+    return ClientTable.from_frame(to_frame("roster", roster), groups)
 
 
 def _describe_people(

@@ -16,11 +16,17 @@ from fedtide.auditing.log.cohort_lists import expand_lists
 from fedtide.auditing.log.columns import find_columns
 from fedtide.auditing.log.entries import Entries
 from fedtide.auditing.log.participation_log import ParticipationLog
-from fedtide.auditing.log.table_source import Batches, TableSource, open_source, read_frame
-from fedtide.errors import InvalidInputError
+from fedtide.auditing.log.table_source import (
+    ArrowTable,
+    Batches,
+    TableSource,
+    open_source,
+    read_frame,
+)
+from fedtide.errors import InvalidInputError, first_line
 from fedtide.validation import require_positive, require_whole_number
 
-LogSource = str | Path | pl.DataFrame
+LogSource = str | Path | pl.DataFrame | ArrowTable
 OnProgress = Callable[[str, float], None]
 """Called with the name of the current step and the completed share of it."""
 
@@ -40,7 +46,7 @@ def read_participation_log(
     Args:
         source: a file of Parquet, delimited text (CSV, TSV) or JSON, see `open_source`; a run
             folder; the database URL of a ledger, such as sqlite:///ledger.db (with the federation's
-            name after # if it holds several); or a DataFrame.
+            name after # if it holds several); or a DataFrame of Polars, pandas or another library.
         clients: N. Numeric ids must then be 0..N − 1; string ids missing from the log get
             placeholder names. None: the clients of the roster, of the run, or of the log.
         roster: all clients of the federation.
@@ -98,7 +104,7 @@ def read_participation_log(
         list_name = None if "client" in columns else found.columns["client"]
         has_rows = listed = False
         for batch, share in table.read([*dict.fromkeys(found.columns.values())]):
-            rows = {ours: batch[theirs] for ours, theirs in found.columns.items()}
+            rows = {ours: _widen(batch[theirs]) for ours, theirs in found.columns.items()}
             has_rows |= len(rows["client"]) > 0
             with _named_columns(found.columns):
                 if table.may_list:
@@ -128,6 +134,11 @@ def _require_length(round_seconds: float) -> None:
         )
 
 
+def _widen(column: pa.Array) -> pa.Array:
+    """Return numbers of 16 bits as numbers of 32 bits: Arrow computes little with the former."""
+    return column.cast(pa.float32()) if pa.types.is_float16(column.type) else column
+
+
 def _add_rows(
     entries: Entries, rows: dict[str, pa.Array], list_name: str | None, listed: bool
 ) -> bool:
@@ -142,9 +153,14 @@ def _add_rows(
 
 @contextmanager
 def _named_columns(columns: Mapping[str, str]) -> Iterator[None]:
-    """Let errors about a column say its name in the log, too."""
+    """Let errors about a column say its name in the log, too; refuse what Arrow cannot compute."""
     try:
         yield
+    except pa.ArrowException as error:
+        raise InvalidInputError(
+            f"log: a column has values or a type that cannot be read ({first_line(error)}); "
+            "give numbers, text or times"
+        ) from None
     except InvalidInputError as error:
         what, semicolon, hint = str(error).partition("; ")
         theirs = columns.get(what.partition(":")[0], "")

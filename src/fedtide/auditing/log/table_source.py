@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import polars as pl
 import pyarrow as pa
@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 
 from fedtide.auditing.log.adapters import TEXT_LOGS, is_document, read_document, reject_text_log
 from fedtide.auditing.log.columns import is_recognised
-from fedtide.errors import InvalidInputError
+from fedtide.errors import InvalidInputError, first_line
 from fedtide.participation.log.tables import READABLE, require_file
 from fedtide.text_files import (
     DAMAGE,
@@ -40,6 +40,12 @@ Batches = Iterator[tuple[Batch, float]]
 _PARQUET_ROWS = 1 << 21
 _JSON_ROWS = 1 << 16
 _CSV_BYTES = 1 << 24
+
+
+class ArrowTable(Protocol):
+    """A table of another library, such as a DataFrame of pandas, that Polars can read."""
+
+    def __arrow_c_stream__(self, requested_schema: object = None) -> object: ...
 
 
 @dataclass(frozen=True)
@@ -63,15 +69,16 @@ class TableSource:
     may_list: bool = True
 
 
-def open_source(source: str | Path | pl.DataFrame) -> TableSource:
-    """Open a DataFrame, or a file whose suffix is one of `tables.READABLE`.
+def open_source(source: str | Path | pl.DataFrame | ArrowTable) -> TableSource:
+    """Open a table in memory, or a file whose suffix is one of `tables.READABLE`.
 
     Raises:
         InvalidInputError: here or while reading: a file that is missing, empty, damaged or of an
-            unknown type.
+            unknown type; an object that is no table.
     """
-    if isinstance(source, pl.DataFrame):
-        return TableSource(source.columns, partial(read_frame, source))
+    if not isinstance(source, str | Path):
+        frame = to_frame("log", source)
+        return TableSource(frame.columns, partial(read_frame, frame))
     path = Path(source)
     require_file("log", path, (*READABLE, *TEXT_LOGS))
     kind, _ = split_suffix(path)
@@ -204,9 +211,43 @@ def _to_column(name: str, values: list[Any]) -> pa.Array:
         ) from None
 
 
+def to_frame(field: str, table: pl.DataFrame | ArrowTable) -> pl.DataFrame:
+    """Return a table of any library as a DataFrame of Polars; in others, NaN is a missing value.
+
+    Args:
+        field: the field that an error names.
+        table: in memory.
+
+    Raises:
+        InvalidInputError: an object that is no table, or a table that Polars cannot read.
+    """
+    if isinstance(table, pl.DataFrame):
+        return table
+    what = f"{type(table).__module__.partition('.')[0]}.{type(table).__name__}"
+    if not hasattr(table, "__arrow_c_stream__"):
+        raise InvalidInputError(
+            f"{field}: {what} is no table; give the path of a file or a Polars DataFrame "
+            "(of pandas: pl.from_pandas(frame))"
+        )
+    try:
+        return pl.DataFrame(table).fill_nan(None)
+    except (pa.ArrowException, pl.exceptions.PolarsError, TypeError, ValueError) as error:
+        raise InvalidInputError(
+            f"{field}: Polars cannot read this {what} ({first_line(error).rstrip('.')}); "
+            "give columns of numbers, text or times"
+        ) from None
+
+
 def read_frame(frame: pl.DataFrame, names: Sequence[str]) -> Batches:
     """Yield the columns of these names of a DataFrame."""
-    table = frame.select(names).to_arrow(compat_level=pl.CompatLevel.oldest())
+    try:
+        table = frame.select(names).to_arrow(compat_level=pl.CompatLevel.oldest())
+    except pa.ArrowException:
+        kinds = ", ".join(f"{name!r}: {frame[name].dtype}" for name in dict.fromkeys(names))
+        raise InvalidInputError(
+            f"log: a column has a type that Arrow does not know ({kinds}); "
+            "give numbers of up to 64 bits, text or times"
+        ) from None
     for batch in table.combine_chunks().to_batches():  # chunks may be of a row each
         yield {name: batch[name] for name in names}, 1.0
 
