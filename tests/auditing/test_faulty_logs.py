@@ -91,7 +91,7 @@ def test_times_in_two_units_are_refused(factor: int) -> None:
 @pytest.mark.parametrize(
     ("early", "late", "words"),
     [
-        (1_777_600_000, 1_777_600_000_000, "unit|milliseconds"),
+        (1_777_600_000, 1_777_600_000_000, "same unit|numbers of milliseconds"),
         ("2026-03-28T12:00:00+02:00", "2026-03-28T13:00:00", "zone"),
         ("2026-03-28T12:00:00", "2026-03-28T13:00:00Z", "zone"),
     ],

@@ -96,7 +96,7 @@ class TimeColumn:
                 f"time: {numbers[least]} and {numbers[largest]} are not in the same unit; write "
                 "all times in one unit, and give every row a time"
             )
-        self._require_alike(unit)
+        self._require_alike(f"numbers of {unit}")
         if sizes[largest] * scale >= 2**63:
             raise InvalidInputError(f"time: {numbers[largest]} is beyond any date; give Unix times")
         if self._only_dates:
