@@ -439,3 +439,12 @@ def test_columns_of_rare_types_are_refused_in_a_sentence(tmp_path: Path, column:
     rare = {column: pa.array([bytes(16), bytes(range(16))], pa.uuid())}
     pq.write_table(pa.table(columns | rare), tmp_path / "log.parquet")
     assert "uuid" in error_of(tmp_path / "log.parquet")
+
+
+def test_rounds_in_which_hardly_anybody_was_used_are_no_timestamps() -> None:
+    rows = pl.DataFrame({"round": range(15_000), "client": [t % 3 for t in range(15_000)]})
+    stage = pl.when(pl.col("round") < 10).then(pl.lit("used")).otherwise(pl.lit("available"))
+    rows = rows.with_columns(stage=stage)
+    timed = rows.select(pl.col("round").alias("time") * HOUR, "client", "stage")
+    for log in (read(rows), read(timed, round_seconds=HOUR)):
+        assert (log.length, int(log.counts.sum())) == (15_000, 10)

@@ -232,7 +232,7 @@ class Entries:
                     "consecutively from 0 (--round-step 1 keeps the rounds between them as empty)"
                 )
                 first, end, rounds = 0, (end - first - 1) // step + 1, (rounds - first) // step
-        check_length(end - first, len(rounds))
+            check_length(end - first, len(rounds))
         return replace(rows, rounds=rounds), (first, end)
 
     def _merge_repeated(self, rows: _Rows, clients: int, declared: Floats | None) -> _Rows:

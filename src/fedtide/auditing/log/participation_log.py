@@ -114,7 +114,7 @@ class ParticipationLog:
             )
         first, end = span or (int(rounds.min()), int(rounds.max()) + 1)
         length = end - first
-        check_length(length, len(rounds))
+        check_length(length, len(rounds) if span is None else length)  # a given span is known
         shifted: NDArray[np.int32] = (rounds - first).astype(np.int32, copy=False)
         if (shifted[1:] < shifted[:-1]).any():
             order = np.argsort(shifted, kind="stable")
