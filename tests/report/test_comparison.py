@@ -6,8 +6,10 @@ import numpy as np
 import polars as pl
 import pytest
 from torch import nn
+from typer.testing import CliRunner
 
 import fedtide as ft
+from fedtide.cli.main import app
 from fedtide.plotting.saving import save_figure
 from fedtide.plotting.style import method_styles
 from fedtide.report.comparison import compare_runs, comparison_table
@@ -83,6 +85,40 @@ def test_a_metric_that_a_method_lacks_is_empty(folder, tmp_path):
         assert rows["a"]["test_accuracy"] is None
         assert rows["digits"]["test_accuracy"] == last(tmp_path, "digits", "test_accuracy")
         assert comparison_table(load_runs(order)).row_count == 4
+
+
+@pytest.fixture
+def two_problems(folder, tmp_path):
+    """Return runs of the regression and of the same one under other weights of the clients."""
+    weighted = FIELDS | {"objective": [5.0, 1.0, 1.0, 1.0, 1.0]}
+    for name, method in (("a", "fedavg"), ("z", "fedau")):
+        ft.simulate(**weighted, algorithm=method, name=name, seed=3, out=tmp_path / name)
+    return [folder, tmp_path]
+
+
+def test_problems_are_compared_in_tables_and_panels_of_their_own(two_problems):
+    output = CliRunner().invoke(app, ["compare", *map(str, two_problems)]).output
+    titles = ["regression, objective uniform", "regression, objective [5.0, 1.0, 1.0, 1.0, 1.0]"]
+    assert [line for line in output.splitlines() if line in titles] == titles
+    rows = [
+        words[0] for line in output.splitlines() if (words := line.split()) and words[0] in "abcz"
+    ]
+    assert rows == ["a", "b", "c", "a", "z"]
+    comparison = ft.compare(*two_problems)
+    assert comparison.frame["problem"].to_list() == [titles[0]] * 3 + [titles[1]] * 2
+    assert comparison.frame["method"].to_list() == rows
+    assert [line for line in repr(comparison).splitlines() if line in titles] == titles
+    axes = comparison.plot().axes
+    assert len(axes) == 6
+    assert [axes[i].get_title().splitlines()[0] for i in (0, 3)] == titles
+    drawn = [[line.get_label() for line in axes[i].get_lines()] for i in (0, 3)]
+    assert drawn == [["a", "b", "c"], ["a", "z"]]
+
+
+def test_a_comparison_of_one_problem_has_no_titles(folder):
+    comparison = ft.compare(folder)
+    assert "problem" not in comparison.frame.columns
+    assert "regression" not in repr(comparison)
 
 
 def test_the_figure_is_saved_in_the_format_of_its_suffix(folder, tmp_path):

@@ -10,7 +10,7 @@ import typer
 from fedtide.cli.options import RunFolders, print_warnings
 from fedtide.plotting.console import new_console
 from fedtide.plotting.saving import FIGURE_SUFFIXES, save_figure
-from fedtide.report.comparison import comparison_table
+from fedtide.report.comparison import print_comparison
 from fedtide.report.figures.run_comparison import comparison_figure
 from fedtide.report.loading import load_runs
 from fedtide.validation import require_suffix
@@ -24,7 +24,9 @@ def compare_command(
 ) -> None:
     """Compare finished runs: one row per method, mean ± standard deviation over its seeds.
 
-    A method without a finished run is compared as far as its runs are, and its name says so.
+    A method without a finished run is compared as far as its runs are, and its name says so. Each
+    problem has a table of its own, because losses and accuracies of different problems are not
+    comparable.
 
     Example: fedtide compare runs/digits --figure digits.pdf
     """
@@ -32,7 +34,7 @@ def compare_command(
         require_suffix("figure", figure, FIGURE_SUFFIXES)
     runs = load_runs(folders)
     console = new_console()
-    console.print(comparison_table(runs))
+    print_comparison(runs, console)
     print_warnings(runs, console)
     if figure is not None:
         save_figure(comparison_figure(runs), figure)

@@ -11,7 +11,7 @@ from fedtide.cli.options import ForceResume, Overrides, Track, Workers, runs_fol
 from fedtide.examples import find_example
 from fedtide.plotting.console import new_console
 from fedtide.plotting.saving import save_figure
-from fedtide.report.comparison import comparison_table
+from fedtide.report.comparison import print_comparison
 from fedtide.report.figures.run_comparison import comparison_figure
 from fedtide.report.loading import load_runs
 from fedtide.simulation.progress_bars import ProgressBars
@@ -68,7 +68,7 @@ def run_command(
             done=track_runs(track, out, sweep.name),
         )
     runs = load_runs(sorted(map(Path, frame["folder"])))  # in the order of the other commands
-    new_console().print(comparison_table(runs))
+    print_comparison(runs, new_console())
     figure = out / "comparison.png"
     save_figure(comparison_figure(runs), figure)
     print(f"runs and figure: {out}, {figure}")

@@ -8,10 +8,16 @@ from typing import Any
 
 import numpy as np
 import polars as pl
+from rich.console import Console
 from rich.markup import escape
 
 from fedtide.plotting.wide_table import WideTable
-from fedtide.report.loading import LoadedRun, group_by_method, own_test_metrics
+from fedtide.report.loading import (
+    LoadedRun,
+    group_by_method,
+    own_test_metrics,
+    split_by_problem,
+)
 
 
 @dataclass(frozen=True)
@@ -98,7 +104,10 @@ def _columns(keys: Iterable[str]) -> list[Column]:
 
 
 def comparison_table(runs: Iterable[LoadedRun]) -> WideTable:
-    """Return the comparison as a table for a terminal, in several blocks if that is narrow."""
+    """Return the comparison of runs of one problem as a table for a terminal.
+
+    It has several blocks if the terminal is narrow.
+    """
     frame = compare_runs(runs)
     table = WideTable()
     table.add_column("\nmethod")
@@ -108,6 +117,15 @@ def comparison_table(runs: Iterable[LoadedRun]) -> WideTable:
     for row in frame.iter_rows(named=True):
         table.add_row(escape(row["method"]), *(format_cell(row, column) for column in columns))
     return table
+
+
+def print_comparison(runs: Iterable[LoadedRun], console: Console) -> None:
+    """Print a table for each problem; if there are several, under the name of the problem."""
+    problems = split_by_problem(runs)
+    for number, (name, group) in enumerate(problems):
+        if len(problems) > 1:
+            console.print("\n" * (number > 0) + name, markup=False)
+        console.print(comparison_table(group))
 
 
 def format_cell(row: dict[str, Any], column: Column) -> str:

@@ -329,6 +329,44 @@ def group_by_method(runs: Iterable[LoadedRun]) -> dict[str, list[LoadedRun]]:
     return dict(zip(labels, distinct, strict=True))
 
 
+def split_by_problem(runs: Iterable[LoadedRun]) -> list[tuple[str, list[LoadedRun]]]:
+    """Return the runs of each problem with its name, in the order in which they appear.
+
+    Losses and accuracies of different problems, or objectives, are not comparable.
+    """
+    groups: dict[str, list[LoadedRun]] = {}
+    for run in runs:
+        key = json.dumps(_describe_problem(run), sort_keys=True, default=str)
+        groups.setdefault(key, []).append(run)
+    names = _name_problems([_describe_problem(group[0]) for group in groups.values()])
+    return list(zip(names, groups.values(), strict=True))
+
+
+def _describe_problem(run: LoadedRun) -> dict[str, Any]:
+    """Return the problem and its objective as plain data.
+
+    A problem in memory that plain data cannot describe is known by its type alone.
+    """
+    problem = run.experiment["problem"]
+    if not isinstance(problem, Mapping):
+        problem = {"type": str(problem).split()[0]}
+    return {"problem": problem, "objective": run.experiment.get("objective")}
+
+
+def _name_problems(problems: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return each problem's data set or type, with up to four fields in which they differ."""
+    flat = [dict(flatten(one)) for one in problems]
+    kind = ("problem.dataset", "problem.type")
+    fields = [field for field in differing_fields(flat) if field not in kind][:4]
+    shown = {f: abbreviate([str(one.get(f)) for one in flat], 30) for f in fields}
+    names = []
+    for i, one in enumerate(flat):
+        details = [f"{f.removeprefix('problem.')} {shown[f][i]}" for f in fields if f in one]
+        name = one.get("problem.dataset") or one["problem.type"]
+        names.append(", ".join([str(name), *details]))
+    return names
+
+
 def _identity(run: LoadedRun) -> str:
     return json.dumps(run.fields, sort_keys=True, default=str)
 

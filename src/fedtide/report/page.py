@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import platform
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -35,6 +34,7 @@ from fedtide.report.loading import (
     find_runs,
     flatten,
     group_by_method,
+    split_by_problem,
 )
 from fedtide.report.summary import (
     Floats,
@@ -85,23 +85,18 @@ def make_sections(
     """
     if not 0 <= smooth <= 1:
         raise InvalidInputError(f"smooth: {smooth} is not a share from 0 to 1; give 0.01")
-    by_problem: dict[str, list[LoadedRun]] = {}
-    for run in runs:
-        problem = {key: run.experiment.get(key) for key in ("problem", "objective")}
-        key = json.dumps(problem, sort_keys=True, default=str)
-        by_problem.setdefault(key, []).append(run)
-    if not by_problem:
+    problems = split_by_problem(runs)
+    if not problems:
         raise InvalidInputError("report: no finished run to show; wait for one or run one")
-    if wanted and len(by_problem) > 1:
+    if wanted and len(problems) > 1:
         raise InvalidInputError(
-            f"target: {wanted!r} is ambiguous, the runs are of {len(by_problem)} different "
+            f"target: {wanted!r} is ambiguous, the runs are of {len(problems)} different "
             "problems; give the folders of one problem"
         )
-    names = _name_problems([group[0] for group in by_problem.values()])
-    by_method = [group_by_method(group) for group in by_problem.values()]
+    by_method = [group_by_method(group) for _, group in problems]
     styles = method_styles(method for groups in by_method for method in groups)
     sections = []
-    for name, groups in zip(names, by_method, strict=True):
+    for (name, _), groups in zip(problems, by_method, strict=True):
         figures = {
             "learning": learning_figures(groups, styles, smooth),
             "participation": participation_figures(groups),
@@ -110,20 +105,6 @@ def make_sections(
         }
         sections.append(Section(name, groups, measure_target(groups, wanted), styles, figures))
     return sections
-
-
-def _name_problems(runs: Sequence[LoadedRun]) -> list[str]:
-    """Return each problem's data set or type, with up to four fields in which they differ."""
-    flat = [dict(flatten({"problem": run.experiment["problem"]})) for run in runs]
-    kind = ("problem.dataset", "problem.type")
-    fields = [field for field in differing_fields(flat) if field not in kind][:4]
-    shown = {f: abbreviate([str(one.get(f)) for one in flat], 30) for f in fields}
-    names = []
-    for i, (run, one) in enumerate(zip(runs, flat, strict=True)):
-        problem = run.experiment["problem"]
-        details = [f"{f.removeprefix('problem.')} {shown[f][i]}" for f in fields if f in one]
-        names.append(", ".join([str(problem.get("dataset") or problem["type"]), *details]))
-    return names
 
 
 def render_page(

@@ -12,9 +12,9 @@ from matplotlib.figure import Figure
 from rich.console import Console
 
 from fedtide.errors import InvalidInputError
-from fedtide.report.comparison import compare_runs, comparison_table
+from fedtide.report.comparison import compare_runs, print_comparison
 from fedtide.report.figures.run_comparison import comparison_figure
-from fedtide.report.loading import LoadedRun, load_runs
+from fedtide.report.loading import LoadedRun, load_runs, split_by_problem
 from fedtide.simulation import Result, Results
 from fedtide.simulation.result import to_plain
 from fedtide.simulation.run_folder import RunFolder
@@ -29,6 +29,9 @@ _WIDTH = 120  # characters of the table as text
 class Comparison:
     """Runs side by side: one row per method, mean ± standard deviation over its seeds.
 
+    Each problem has a table and a row of panels of its own, because losses and accuracies of
+    different problems are not comparable.
+
     Args:
         runs: the runs.
     """
@@ -38,8 +41,18 @@ class Comparison:
 
     @property
     def frame(self) -> pl.DataFrame:
-        """One row per method: `method`, `seeds`, then the mean and `_std` of each column."""
-        return compare_runs(self._runs)
+        """One row per method: `method`, `seeds`, then the mean and `_std` of each column.
+
+        If the runs are of several problems, the first column is the `problem`.
+        """
+        problems = split_by_problem(self._runs)
+        if len(problems) == 1:
+            return compare_runs(self._runs)
+        frames = [
+            compare_runs(group).select(pl.lit(name).alias("problem"), pl.all())
+            for name, group in problems
+        ]
+        return pl.concat(frames, how="diagonal_relaxed")
 
     def plot(self) -> Figure:
         """Return a figure of the learning curves, the participation, and the clients' weights."""
@@ -48,7 +61,7 @@ class Comparison:
     def __repr__(self) -> str:
         console = Console(file=io.StringIO(), width=_WIDTH, color_system=None, force_jupyter=False)
         with console.capture() as captured:
-            console.print(comparison_table(self._runs))
+            print_comparison(self._runs, console)
         return "\n".join(line.rstrip() for line in captured.get().splitlines())
 
 
