@@ -9,6 +9,7 @@ import pytest
 import fedtide as ft
 from fedtide.metric_direction import lower_is_better
 from fedtide.report.loading import find_runs, group_by_method, load_runs
+from fedtide.report.page import make_sections, render_page
 from fedtide.report.summary import (
     client_influence,
     l1_skew,
@@ -167,6 +168,44 @@ def test_methods_of_one_name_that_differ_in_long_values_stay_apart(groups):
     first, second = group_by_method(runs)
     assert first.startswith("plain (participation.rates=")
     assert ("0.25" in first, "0.75" in second) == (True, True)
+
+
+def test_a_number_and_values_by_name_are_compared_as_one_field(groups):
+    """The rates of one method are a number, those of the other a mapping by client."""
+    by_name = {"north": 0.1, "south": 0.3}
+    runs = [
+        replace(
+            groups["plain"][0],
+            experiment=groups["plain"][0].experiment
+            | {"participation": {"type": "bernoulli", "rates": rates}},
+        )
+        for rates in (0.2, by_name)
+    ]
+    assert list(group_by_method(runs)) == [
+        "plain (participation.rates=0.2)",
+        "plain (participation.rates={'north': 0.1, 'south': 0.3})",
+    ]
+    (section,) = make_sections(runs)
+    page = render_page([section], [])
+    assert "<th>participation.rates</th>" in page
+    assert "participation.rates.north" not in page
+
+
+@pytest.mark.parametrize("rates", [[0.5] * 8, [0.5, 0.1] * 4])
+def test_the_diagonal_of_equal_weights_crosses_the_panel(rates, fields):
+    result = ft.simulate(
+        **fields | {"participation": {"type": "bernoulli", "rates": rates}}, algorithm="fedavg"
+    )
+    panel = ft.compare(result).plot().axes[2]
+    (line,) = [line for line in panel.get_lines() if line.get_linestyle() == "--"]
+    drawn = (line.get_transform() - panel.transData).transform(line.get_xydata())
+    limits = np.array([panel.get_xlim(), panel.get_ylim()])
+    low, high = limits[:, 0].max(), limits[:, 1].min()
+    assert high > 1.2 * low
+    np.testing.assert_allclose(drawn, [[low, low], [high, high]])
+    dots = panel.collections[0].get_offsets()
+    assert (limits[:, 0] <= dots.min(0)).all()
+    assert (dots.max(0) <= limits[:, 1]).all()
 
 
 def test_smoothing_is_a_trailing_moving_average():

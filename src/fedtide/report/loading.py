@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import combinations
@@ -355,7 +355,7 @@ def _describe_problem(run: LoadedRun) -> dict[str, Any]:
 
 def _name_problems(problems: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return each problem's data set or type, with up to four fields in which they differ."""
-    flat = [dict(flatten(one)) for one in problems]
+    flat = flatten_alike(problems)
     kind = ("problem.dataset", "problem.type")
     fields = [field for field in differing_fields(flat) if field not in kind][:4]
     shown = {f: abbreviate([str(one.get(f)) for one in flat], 30) for f in fields}
@@ -396,7 +396,7 @@ def _labels(runs: Sequence[LoadedRun]) -> list[str]:
 
 def _difference(run: LoadedRun, others: Sequence[LoadedRun]) -> str:
     """Return the fields of the run that differ from the others', shortened."""
-    flat = [dict(flatten(other.fields)) for other in others]
+    flat = flatten_alike([other.fields for other in others])
     place = next(i for i, other in enumerate(others) if other is run)
     fields, parts = differing_fields(flat), []
     for name in fields[:_MAX_FIELDS]:
@@ -435,18 +435,34 @@ def differing_fields(flat: Sequence[Mapping[str, Any]]) -> list[str]:
     return [field for field in fields if len({str(one.get(field)) for one in flat}) > 1]
 
 
-def flatten(
-    plain: Mapping[str, Any], without: Sequence[str] = (), path: str = ""
-) -> Iterator[tuple[str, Any]]:
-    """Yield the dotted name and the value of every field; `without` names top-level keys to skip.
+def flatten_alike(
+    plains: Sequence[Mapping[str, Any]], without: Sequence[str] = ()
+) -> list[dict[str, Any]]:
+    """Return the dotted names and values of the fields of each; `without` names keys to skip.
 
-    >>> dict(flatten({"local": {"lr": 0.1}, "seed": 3}, without=["seed"]))
-    {'local.lr': 0.1}
+    A mapping is a field of its own where another one has no mapping in its place.
+
+    >>> flatten_alike([{"rates": 0.1, "seed": 3}, {"rates": {"north": 0.1}}], without=["seed"])
+    [{'rates': 0.1}, {'rates': {'north': 0.1}}]
+    >>> flatten_alike([{"local": {"lr": 0.1}}])
+    [{'local.lr': 0.1}]
+    """
+    kept = [{key: plain[key] for key in plain if key not in without} for plain in plains]
+    whole = {name for plain in kept for name, _ in flatten(plain)}
+    return [dict(flatten(plain, whole)) for plain in kept]
+
+
+def flatten(
+    plain: Mapping[str, Any], whole: Container[str] = (), path: str = ""
+) -> Iterator[tuple[str, Any]]:
+    """Yield the dotted name and the value of every field; those in `whole` are not divided.
+
+    >>> dict(flatten({"local": {"lr": 0.1}, "seed": 3}))
+    {'local.lr': 0.1, 'seed': 3}
     """
     for key, value in plain.items():
-        if path == "" and key in without:
-            continue
-        if isinstance(value, Mapping):
-            yield from flatten(value, (), f"{path}{key}.")
+        name = f"{path}{key}"
+        if isinstance(value, Mapping) and name not in whole:
+            yield from flatten(value, whole, f"{name}.")
         else:
-            yield f"{path}{key}", value
+            yield name, value

@@ -32,7 +32,7 @@ from fedtide.report.loading import (
     abbreviate,
     differing_fields,
     find_runs,
-    flatten,
+    flatten_alike,
     group_by_method,
     split_by_problem,
 )
@@ -318,10 +318,11 @@ def _format_count(mean: float, std: float) -> str:
 
 def _differing_settings(groups: Groups) -> tuple[list[str], list[tuple[str, list[str]]]]:
     """Return the fields in which methods differ, and each method with its values."""
-    flat = {m: dict(flatten(group[0].experiment, ("seed", "name"))) for m, group in groups.items()}
-    fields = differing_fields(list(flat.values()))
-    columns = [abbreviate([str(one.get(f, "")) for one in flat.values()], 60) for f in fields]
-    return fields, list(zip(flat, map(list, zip(*columns, strict=True)), strict=False))
+    experiments = [group[0].experiment for group in groups.values()]
+    flat = flatten_alike(experiments, without=("seed", "name"))
+    fields = differing_fields(flat)
+    columns = [abbreviate([str(one.get(f, "")) for one in flat], 60) for f in fields]
+    return fields, list(zip(groups, map(list, zip(*columns, strict=True)), strict=False))
 
 
 def _format_experiment(run: LoadedRun) -> str:

@@ -115,9 +115,13 @@ def draw_weights(panel: Axes, groups: Groups, styles: Styles) -> None:
         )
         ends += [float((1 / rates).min()), float((1 / rates).max())]
     if ends:
-        panel.plot([min(ends), max(ends)], [min(ends), max(ends)], **_REFERENCE)
+        panel.update_datalim([(end, end) for end in ends])
     plain_logarithms(panel.xaxis)
     plain_logarithms(panel.yaxis)
+    if ends:  # the diagonal, over the whole panel: all rates may be equal
+        panel.set_xlim(panel.get_xlim())
+        panel.set_ylim(panel.get_ylim())
+        panel.axline((1, 1), (10, 10), **_REFERENCE)
     panel.set_xlabel("1 / participation rate, in rounds")
     panel.set_ylabel("relative weight of an update")
     panel.grid(alpha=0.25)
