@@ -62,6 +62,17 @@ def test_participation_that_is_known_to_be_empty_is_refused(participation, tmp_p
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize(
+    "participation",
+    ["full", {"type": "bernoulli", "rates": 0.5}, {"type": "churn", "rates": 0.5, "stay": 5}],
+)
+def test_a_dropout_of_all_clients_is_refused_by_its_name(participation, tmp_path):
+    dropout = {"type": "random", "probability": 1.0}
+    with pytest.raises(ft.InvalidInputError, match=r"^dropout: .*; give a probability below 1$"):
+        simulate(tmp_path, participation=participation, dropout=dropout)
+    assert not (tmp_path / "run").exists()
+
+
 @pytest.mark.parametrize(("optimizer", "has_effect"), [("sgd", True), ("adam", False)])
 def test_weights_of_the_objective_that_local_adam_undoes_are_warned_of(
     optimizer, has_effect, tmp_path

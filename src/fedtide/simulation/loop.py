@@ -361,9 +361,15 @@ def _start_participation(experiment: Experiment, task: Task) -> tuple[Population
     """Return the population with its participation rates, and the started schedule.
 
     Raises:
-        InvalidInputError: participation that does not fit the clients, or is shorter than the run.
+        InvalidInputError: participation that does not fit the clients, is empty, or is shorter than
+            the run.
     """
     schedule, seed = experiment.schedule, experiment.seed
+    if schedule.dropout.reporting_probability == 0:
+        raise InvalidInputError(
+            "dropout: every selected client fails to report, so no client would ever take part; "
+            "give a probability below 1"
+        )
     with error_prefix("participation"):
         rates = schedule.known_rates(task.population, seed)
         if rates is not None and not np.any(rates):
