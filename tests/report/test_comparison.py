@@ -183,3 +183,34 @@ def test_the_test_loss_is_left_out_beside_another_test_metric(tested_runs):
     (section,) = make_sections(runs)
     drawn = [figure.name for figure in section.figures["learning"]]
     assert drawn == ["curves-test_mae", "curves-loss"]
+
+
+def always(outputs, targets):
+    return 0.0 * targets + 0.849
+
+
+def in_percent(outputs, targets):
+    return 0.0 * targets + 40.0
+
+
+@pytest.mark.parametrize(
+    ("metric", "heading", "cell"),
+    [
+        (always, "test\nbalanced_accuracy %", "84.9"),
+        (in_percent, "test\nbalanced_accuracy", "40.000"),
+    ],
+)
+def test_own_metrics_that_are_shares_are_in_per_cent(metric, heading, cell, tested_runs):
+    metrics = {"balanced_accuracy": metric}
+    table = comparison_table(load_runs([tested_runs(loss="mse", metrics=metrics)]))
+    cells = {str(column.header): next(iter(column.cells)) for column in table.columns}
+    assert cells[heading] == cell
+    assert cells["worst\ntenth" + " %" * heading.endswith("%")] == cell
+
+
+def test_axes_of_clients_have_whole_numbers(tested_runs):
+    (section,) = make_sections(load_runs([tested_runs(loss="mse")]))
+    figures = {one.name: one.figure for group in section.figures.values() for one in group}
+    for axis in (figures["objective"].axes[0].xaxis, figures["cohorts-0"].axes[0].yaxis):
+        ticks = axis.get_ticklocs()
+        np.testing.assert_array_equal(ticks, np.round(ticks))

@@ -84,7 +84,15 @@ def test_metrics_left_by_a_kill_at_the_end_are_removed(regression, tmp_path):
 
 
 def test_a_run_without_an_evaluation_yet_has_an_empty_table(tmp_path):
-    assert RunFolder(tmp_path).read_metrics().equals(pl.DataFrame())
+    folder = RunFolder(tmp_path)
+    folder.experiment.touch()
+    assert folder.read_metrics().equals(pl.DataFrame())
+
+
+@pytest.mark.parametrize("name", [".", "missing"])
+def test_a_folder_without_a_run_has_no_metrics(name, tmp_path):
+    with pytest.raises(ft.InvalidInputError, match=r": holds no run; give the folder of a run$"):
+        RunFolder(tmp_path / name).read_metrics()
 
 
 def test_a_full_disk_is_reported(regression, tmp_path, monkeypatch):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,7 @@ import polars as pl
 from rich.console import Console
 from rich.markup import escape
 
+from fedtide.metric_direction import is_share
 from fedtide.plotting.wide_table import WideTable
 from fedtide.report.loading import (
     LoadedRun,
@@ -88,8 +89,16 @@ def compare_runs(runs: Iterable[LoadedRun]) -> pl.DataFrame:
 
 
 def shown_columns(frame: pl.DataFrame) -> list[Column]:
-    """Return the columns that a comparison has."""
-    return [column for column in _columns(frame.columns) if column.key in frame.columns]
+    """Return the columns that a comparison has; own metrics that are shares are in per cent."""
+    columns = [column for column in _columns(frame.columns) if column.key in frame.columns]
+    return [
+        replace(column, title=f"{column.title} %", percent=True, digits=1)
+        if column not in COLUMNS
+        and is_share(column.key)
+        and frame[column.key].is_between(0, 1).all()
+        else column
+        for column in columns
+    ]
 
 
 def _columns(keys: Iterable[str]) -> list[Column]:

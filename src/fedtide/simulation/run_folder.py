@@ -226,10 +226,15 @@ class RunFolder:
 
         A run under way has null for values that are not finite. The table is empty before the first
         evaluation.
+
+        Raises:
+            InvalidInputError: the folder holds no run.
         """
         if self.finished:
             return pl.read_parquet(self.metrics)
         if not self.live_metrics.exists():
+            if not self.experiment.exists():
+                raise InvalidInputError(f"{self.path}: holds no run; give the folder of a run")
             return pl.DataFrame()
         lines = self.live_metrics.read_text(encoding="utf-8").splitlines(keepends=True)
         rows = [json.loads(line) for line in lines if line.endswith("\n")]  # the last may be torn

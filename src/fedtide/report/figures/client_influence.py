@@ -8,6 +8,7 @@ import numpy as np
 import polars as pl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
 from fedtide.plotting.style import (
@@ -83,6 +84,7 @@ def _draw_influence(groups: Groups, styles: Styles) -> Figure:
             panel.plot(*thin_out(times), label=method, lw=1.6, **styles[method])
     panel.axhline(1, **_REFERENCE)
     panel.set_xlabel("clients, by influence")
+    panel.xaxis.set_major_locator(MaxNLocator("auto", integer=True))
     panel.set_ylabel("times its share")
     panel.set_ylim(bottom=0)
     panel.grid(alpha=0.25)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
 from fedtide.plotting.raster import draw_raster
@@ -59,6 +60,7 @@ def _draw_sizes(sizes: NDArray[np.int64]) -> Figure:
     panel.set_ylim(bottom=0)
     label_rounds(panel)
     panel.set_ylabel("clients used")
+    panel.yaxis.set_major_locator(MaxNLocator("auto", integer=True))
     if len(rounds) < len(sizes):
         place_legend(panel)
     return figure
