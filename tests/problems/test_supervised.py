@@ -1,5 +1,7 @@
 """Supervised problems on data of every kind, against closed forms and plain PyTorch."""
 
+import re
+
 import numpy as np
 import pandas as pd
 import polars as pl
@@ -819,3 +821,75 @@ def test_targets_of_different_types_in_training_and_test_are_refused(train, test
     problem = Supervised(train=rows | {"y": train}, test=rows | {"y": test})
     with pytest.raises(InvalidInputError, match=rf"^target: column 'y' holds {found}"):
         prepare(problem)
+
+
+@pytest.mark.parametrize("layer", [nn.LazyLinear(1), nn.LazyBatchNorm1d(affine=False)])
+def test_lazy_layers_of_a_given_network_are_refused(layer, tmp_path):
+    with pytest.raises(InvalidInputError, match=r"^model: it has lazy layers .*; give"):
+        regression(model=nn.Sequential(layer, nn.Linear(3, 1)))
+
+
+@pytest.mark.parametrize("test", [0.2, "table"])
+def test_clients_without_test_samples_are_warned_of(test):
+    """Eleven clients of one sample, and one that holds the other 229."""
+    table = pd.DataFrame(columns()).assign(user=np.minimum(np.arange(ROWS), 11))
+    given_test = table[table["user"] == 11] if test == "table" else test
+    task = prepare(regression(table, test=given_test))
+    (warning,) = task.warnings
+    assert warning.startswith("problem.test: 11 of 12 clients have no test samples")
+    assert np.isnan(task.evaluate(task.start).clients["test_loss"]).sum() == 11
+    assert prepare(regression(test=0.2)).warnings == ()
+
+
+def test_constants_for_pixels_are_refused_where_there_are_none():
+    with pytest.raises(InvalidInputError, match=r"^normalise: no input holds pixels; standardise"):
+        prepare(regression(normalise=(100.0, 7.0)))
+    images = {"x": RNG.integers(0, 256, (6, 1, 4, 4), dtype=np.uint8), "client": np.arange(6) % 2}
+    own = Supervised(
+        images, target=None, loss="mse", model=lambda: nn.Conv2d(1, 1, 1), normalise=(0, 1)
+    )
+    assert 0 <= prepare(own)._train.inputs[0].min() <= prepare(own)._train.inputs[0].max() <= 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "pattern"),
+    [
+        ({"b": FEATURES[:, 1] * 9000 + 30000}, "column 'b' has a standard deviation of 8"),
+        ({"c": FEATURES[:, 2] / 1000}, "column '[ab]' has values up to .* 'c' up to 0.00"),
+        ({"c": FEATURES[:, 2] * 20, "a": (FEATURES[:, 0] > 0).astype(int)}, None),
+        ({}, None),
+    ],
+    ids=["large", "ratio", "indicator", "standardised"],
+)
+def test_columns_of_very_different_scales_are_warned_of(changes, pattern, caplog):
+    prepare(regression(columns() | changes))
+    assert len(caplog.messages) == (pattern is not None)
+    for message in caplog.messages:
+        assert re.match(f"inputs: {pattern}.*; standardise the columns", message)
+
+
+def test_whole_numbers_of_classes_that_training_lacks_are_refused():
+    rows = {"x": np.zeros((4, 2)), "y": [0, 1, 0, 1], "client": [0, 1, 0, 1]}
+    with pytest.raises(InvalidInputError, match=r"^target: the test data have 1 classes .*\(2\); "):
+        prepare(Supervised(rows, test=rows | {"y": [0, 1, 2, 2]}))
+    padded = {"client": [0, 1], "x": [[1, 1, 1], [2, 2, 2]], "y": [[1, 2, 2], [2, 1, 1]]}
+    shorter = {"client": [0, 1], "x": [[1, 1], [2]], "y": [[1, 2], [2]]}  # padded with zeros
+    model = lambda: nn.Sequential(nn.Embedding(3, 4), nn.Linear(4, 3))  # noqa: E731
+    prepare(Supervised(padded, test=shorter, model=model, metrics={}))
+
+
+@pytest.mark.parametrize(
+    ("labels", "pattern"),
+    [
+        ([1, 2] * 3, "only 2 of the classes 0 to 2 occur"),
+        ([4] * 6, r"all training samples are of one class \(4\)"),
+        (["no"] * 6, r"all training samples are of one class \(no\)"),
+        ([0, 1, 3] * 2, None),
+    ],
+)
+def test_classes_that_do_not_occur_are_warned_of(labels, pattern, caplog):
+    table = {"x": np.zeros((6, 2), dtype=np.float32), "y": labels, "client": np.arange(6) % 2}
+    prepare(Supervised(table))
+    assert len(caplog.messages) == (pattern is not None)
+    for message in caplog.messages:
+        assert re.match(f"target: {pattern}.*; n", message)

@@ -25,7 +25,7 @@ from fedtide.problems.datasets.catalogue import standardisation
 from fedtide.problems.datasets.sources import Ints, Table, read_source, split_files
 from fedtide.problems.losses import LOSSES, TARGET_KINDS, LossFunction, TargetKind, resolve_function
 from fedtide.problems.models import Model, resolve_model
-from fedtide.problems.models.functional import copy_network
+from fedtide.problems.models.functional import copy_network, refuse_lazy
 from fedtide.problems.models.initialisation import build_seeded
 from fedtide.problems.partitions import FlwrInstance, Partition, Shards, StoredShards
 from fedtide.problems.partitions.base import to_names
@@ -42,6 +42,7 @@ from fedtide.problems.supervised_data import (
     read_target,
     sequence_lengths,
     to_device,
+    warn_of_scales,
 )
 from fedtide.problems.supervised_task import SupervisedData, SupervisedTask
 
@@ -90,7 +91,8 @@ class Supervised(Problem):
             `Metric`, which says whether lower is better; None: those that suit the loss.
         buffers: what becomes of running statistics, as of BatchNorm: "average" over each cohort
             with equal weights, or "local", where every client keeps its own (FedBN).
-        normalise: a mean and a standard deviation for pixels / 255; None: (0.5, 0.5).
+        normalise: a mean and a standard deviation for pixels / 255; None: (0.5, 0.5). Columns of
+            numbers reach the network as they are.
 
     Raises:
         InvalidInputError: an unknown name or a value out of range; when prepared, data that are
@@ -144,6 +146,8 @@ class Supervised(Problem):
     def prepare(self, seed: int, device: torch.device, dtype: torch.dtype) -> SupervisedTask:
         loss, kind = resolve_loss(self.loss)
         samples, tests, target, tables = self._read(kind)
+        self._check_pixels(samples)
+        warn_of_scales(tables[0], self.inputs)
         labels = partition_labels(samples.target, kind)
         shards = self._split(tables[0], labels, len(samples), seed)
         owners = None if tests is None else self._test_owners(tables[1], shards)
@@ -231,6 +235,14 @@ class Supervised(Problem):
             _require_two_tokens(parts)
         return parts[0], parts[1] if len(parts) > 1 else None, target, tables
 
+    def _check_pixels(self, samples: Samples) -> None:
+        """Raise InvalidInputError if `normalise` would have no effect."""
+        arrays = (*samples.inputs, samples.target)
+        if self.normalise is not None and all(array.dtype != np.uint8 for array in arrays):
+            raise InvalidInputError(
+                "normalise: no input holds pixels; standardise the columns of the table"
+            )
+
     def _check_range(self, target: Target) -> None:
         """Raise InvalidInputError unless targets are within [0, 1] where the loss needs that."""
         binary = self.loss == "bce" or any(
@@ -299,10 +311,12 @@ def resolve_network(model: ModelLike) -> Model | nn.Module | Callable[[], nn.Mod
     """Return what makes the network.
 
     Raises:
-        InvalidInputError: an unknown name, or something that makes no network.
+        InvalidInputError: an unknown name, something that makes no network, or lazy layers.
     """
     if isinstance(model, str | Mapping | Model):
         return resolve_model(model)
+    if isinstance(model, nn.Module):
+        refuse_lazy(model)
     return model
 
 
@@ -461,11 +475,18 @@ def _count_classes(target: Target, kind: TargetKind | None) -> int:
     """Return the number of classes or tokens; 0 if the target is numeric."""
     if kind == "numbers" or target.train.dtype.kind != "i":
         return 0
+    found = np.unique(target.train)
+    if kind == "classes" and len(found) == 1:
+        _logger.warning(
+            "target: all training samples are of one class (%s), so there is nothing to learn; "
+            "name another column",
+            target.names[0] if target.names else found[0],
+        )
     if target.names:
         return len(target.names)
     classes = max(int(part.max(initial=0)) for part in target.parts) + 1
-    seen = len(np.unique(target.train))
-    if kind == "classes" and 2 * seen < classes:
+    seen = len(found)
+    if kind == "classes" and seen > 1 and (2 * seen < classes or found[0] > 0):
         _logger.warning(
             "target: only %d of the classes 0 to %d occur, and the network gets outputs for all; "
             "number them from 0 without gaps, or give text",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -23,6 +24,9 @@ Inputs = str | Sequence[str] | Mapping[str, str | Sequence[str]]
 """Which columns the network gets: a name, several in order, or by the name of the argument."""
 
 NO_LENGTHS: Mapping[str, int] = MappingProxyType({})
+_logger = logging.getLogger("fedtide")
+
+_LARGE = 100.0  # a standard deviation of a column, and a ratio of the reach of two
 _BINS = 10  # of a numeric target, for partitions by class
 
 
@@ -145,6 +149,45 @@ def read_inputs(
         )
     arrays = (c.pad(length)[0] if isinstance(c, Ragged) else c for c in columns)
     return tuple(arrays), masks[0] if masks else None
+
+
+def warn_of_scales(table: Table, inputs: Inputs) -> None:
+    """Warn if columns of numbers are so large, or so different, that no learning rate suits all."""
+    entries = inputs.values() if isinstance(inputs, Mapping) else [inputs]
+    vectors = {name for entry in entries if not isinstance(entry, str) for name in entry}
+    columns = {name: table.column("inputs", name) for name in column_names(inputs)}
+    numbers = {
+        name: column
+        for name, column in columns.items()
+        if isinstance(column, np.ndarray) and column.dtype.kind in "iuf" and column.size
+        if (column.ndim == 1 and name in vectors) or (column.ndim == 2 and column.dtype.kind == "f")
+    }
+    if not numbers:
+        return
+    remedy = "standardise the columns (subtract the mean, divide by the standard deviation)"
+    spread = {name: float(column.std(axis=0).max()) for name, column in numbers.items()}
+    widest = max(spread, key=lambda name: spread[name])
+    if spread[widest] > _LARGE:
+        _logger.warning(
+            "inputs: column %r has a standard deviation of %.3g, with which training diverges at "
+            "usual learning rates; %s",
+            widest,
+            spread[widest],
+            remedy,
+        )
+        return
+    reach = {name: float(np.abs(c).max()) for name, c in numbers.items() if c.ndim == 1 and c.any()}
+    if reach and max(reach.values()) > _LARGE * min(reach.values()):
+        large, small = (pick(reach, key=lambda name: reach[name]) for pick in (max, min))
+        _logger.warning(
+            "inputs: column %r has values up to %.3g and %r up to %.3g, for which no learning rate "
+            "suits both; %s",
+            large,
+            reach[large],
+            small,
+            reach[small],
+            remedy,
+        )
 
 
 def sequence_lengths(tables: Sequence[Table], inputs: Inputs) -> dict[str, int]:
@@ -271,17 +314,16 @@ def read_target(
     if len(set(holds_text)) > 1:
         one, other = ("text", "numbers") if holds_text[0] else ("numbers", "text")
         raise InvalidInputError(
-            f"target: column {target!r} holds {one} in train and {other} in test; give both the same"
+            f"target: column {target!r} holds {one} in train and {other} in test; give both the "
+            "same"
         )
     if not holds_text[0]:
-        return Target([_convert_target(part, kind, target) for part in parts], masks=masks)
+        parts = [_convert_target(part, kind, target) for part in parts]
+        if kind == "classes":
+            _refuse_unknown(*(p if m is None else p[m] for p, m in zip(parts, masks, strict=True)))
+        return Target(parts, masks=masks)
     names = sorted(set(parts[0]))
-    unknown = sorted({str(label) for part in parts[1:] for label in part} - set(names))
-    if unknown:
-        raise InvalidInputError(
-            f"target: the test data have {len(unknown)} classes that the training data lack "
-            f"({', '.join(unknown[:5])}); remove their rows, or add samples to train"
-        )
+    _refuse_unknown(*parts)
     if kind == "numbers" and len(names) != 2:
         raise InvalidInputError(
             f"target: column {target!r} holds text ({', '.join(names[:3])}); give numbers, or "
@@ -290,6 +332,17 @@ def read_target(
     codes = [np.searchsorted(np.array(names, dtype=object), part) for part in parts]
     dtype = np.float64 if kind == "numbers" else np.int64
     return Target([code.astype(dtype) for code in codes], tuple(names), masks)
+
+
+def _refuse_unknown(train: NDArray[Any], *tests: NDArray[Any]) -> None:
+    """Raise InvalidInputError if a class of the test data does not occur in training."""
+    known = {*train.ravel().tolist()}
+    unknown = sorted({label for part in tests for label in part.ravel().tolist()} - known)
+    if unknown:
+        raise InvalidInputError(
+            f"target: the test data have {len(unknown)} classes that the training data lack "
+            f"({', '.join(map(str, unknown[:5]))}); remove their rows, or add samples to train"
+        )
 
 
 def _target_column(table: Table, target: str | Sequence[str]) -> Column:

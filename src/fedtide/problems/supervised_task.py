@@ -123,8 +123,7 @@ class SupervisedTask(Task):
         self._check_gradient()
         self._apart = self._check_independence()
         self._apart |= mixes_samples(self._evaluated_loss, len(self._train))
-        if self._apart:
-            self.warnings = (_APART,)
+        self.warnings = (*([_APART] if self._apart else []), *self._untested_clients())
         self.mixes_samples = mixes_samples(self._padded_loss, len(self._train))
         self._needs_keys = bool(augmentations) or self.model.draws
         self.layout = Layout.from_params(self.model.params)
@@ -494,6 +493,18 @@ class SupervisedTask(Task):
                     f"number per sample, shape ({count},), as torch's losses do with "
                     "reduction='none'"
                 )
+
+    def _untested_clients(self) -> list[str]:
+        """Return a sentence on clients that no figure on test samples covers, if there are any."""
+        owners, clients = self._data.test_owners, self.population.clients
+        missing = 0 if owners is None else clients - len(np.unique(owners[owners >= 0]))
+        if not missing:
+            return []
+        return [
+            f"problem.test: {missing:,} of {clients:,} clients have no test samples, as with too "
+            "few to give one up; the test figures of clients, such as the worst tenth, leave them "
+            "out"
+        ]
 
     @torch.no_grad()
     def _check_independence(self) -> bool:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.parameter import UninitializedParameter
+from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_leaves
 
 from fedtide.errors import InvalidInputError, first_line
@@ -98,10 +98,7 @@ class FunctionalModel:
         names: tuple[str | None, ...] | None = None,
         training_dtype: torch.dtype | None = None,
     ) -> None:
-        if any(isinstance(p, UninitializedParameter) for p in module.parameters()):
-            raise InvalidInputError(
-                "model: it has lazy layers without parameters; give them sizes, or call it once"
-            )
+        refuse_lazy(module)
         self.params: Params = {
             name: p.detach().clone() for name, p in module.named_parameters() if p.requires_grad
         }
@@ -225,6 +222,14 @@ class FunctionalModel:
                     "BatchNorm or GroupNorm, or track_running_stats=False"
                 )
         return outputs[0] if self.buffers else outputs
+
+
+def refuse_lazy(module: nn.Module) -> None:
+    """Raise InvalidInputError if a network has layers whose sizes its first input determines."""
+    if any(map(is_lazy, (*module.parameters(), *module.buffers()))):
+        raise InvalidInputError(
+            "model: it has lazy layers without parameters; give them sizes, or call it once"
+        )
 
 
 def copy_network(module: nn.Module) -> nn.Module:
