@@ -185,6 +185,11 @@ def _is_array_of(kind: Any, array: np.ndarray[Any, Any]) -> bool:
     return kind is Any
 
 
+def is_mismatch(kind: Any, value: Any) -> bool:
+    """Return whether a value is not of the type that an annotation describes."""
+    return not _fits(kind, value)
+
+
 def explain_mismatch(name: str, kind: Any, value: Any) -> str:
     """Return why a value is not of the type that an annotation describes, and what is.
 

@@ -893,3 +893,67 @@ def test_classes_that_do_not_occur_are_warned_of(labels, pattern, caplog):
     assert len(caplog.messages) == (pattern is not None)
     for message in caplog.messages:
         assert re.match(f"target: {pattern}.*; n", message)
+
+
+STRAY = ["?" if row == 7 else f"{value:.3f}" for row, value in enumerate(NUMBERS)]
+MISTAKES = {
+    "single-feature": (
+        {"inputs": "a", "model": linear(1, 1)},
+        r"model: it cannot process features of shape \(\) .*; write .* in a list, .*\[age\]",
+    ),
+    "recurrent": (
+        {"inputs": "list", "train": lists(), "model": lambda: nn.LSTM(3, 1, batch_first=True)}
+        | {"loss": "mse"},
+        "model: it returns a tuple; return the logits or predictions alone",
+    ),
+    "recurrent-classes": (
+        {"inputs": "list", "train": lists(), "model": lambda: nn.LSTM(3, 3, batch_first=True)}
+        | {"loss": "cross_entropy", "target": "kind"},
+        "model: it returns a tuple; return the logits or predictions alone",
+    ),
+    "stray-input": (
+        {"train": columns() | {"a": STRAY}},
+        r"inputs: column 'a' holds numbers, but 1 values .*'\?' in row 7",
+    ),
+    "stray-target": (
+        {"train": columns() | {"number": STRAY}},
+        r"target: column 'number' holds numbers, but 1 values .*'\?' in row 7",
+    ),
+    "no-file": ({"train": "missing.csv"}, "train: no file 'missing.csv' in the working dir"),
+}
+
+
+@pytest.mark.parametrize("case", MISTAKES)
+def test_common_mistakes_are_named(case):
+    fields, pattern = MISTAKES[case]
+    with pytest.raises(InvalidInputError, match=f"^{pattern}"):
+        prepare(regression(**fields))
+
+
+def test_a_structured_array_is_a_table():
+    frame = pd.DataFrame(columns())
+    expected = prepare(regression(frame))
+    for records in (frame.to_records(index=False), np.array(frame.to_records(index=False))):
+        found = prepare(regression(records))
+        torch.testing.assert_close(found._train.inputs[0], expected._train.inputs[0])
+        assert found.population.names.tolist() == expected.population.names.tolist()
+
+
+def test_a_result_says_what_the_outputs_stand_for(tmp_path):
+    problem = regression(target="kind", loss="cross_entropy", model=nn.Linear(3, 3))
+    result = run(problem, out=tmp_path / "run")
+    again = run(problem, out=tmp_path / "run", resume=True)
+    assert result.classes == again.classes == ("cat", "dog", "eel")
+    with torch.no_grad():
+        found = result.module()(torch.tensor(FEATURES)).argmax(1).numpy()
+    share = (np.array(result.classes)[found] == CLASSES).mean()
+    assert result.metrics["train_accuracy"][-1] == pytest.approx(share)
+    assert run(regression()).classes is None
+
+
+def test_a_given_network_drawn_anew_is_named_when_a_run_continues(tmp_path):
+    run(regression(model=nn.Linear(3, 1)), out=tmp_path / "run")
+    with pytest.raises(
+        InvalidInputError, match=r"other content .*draw new weights: use torch\.man"
+    ):
+        run(regression(model=nn.Linear(3, 1)), out=tmp_path / "run", resume=True)

@@ -269,3 +269,34 @@ def test_simulate_spells_out_the_fields_of_an_experiment_with_their_defaults():
     assert required == {"problem", "participation", "algorithm", "local", "rounds"}
     given = fields_of() | {name: named[name] for name in set(named) - required}
     assert ft.Experiment.from_dict(given) == ft.Experiment.from_dict(fields_of())
+
+
+class Foreign:
+    """An object of a class that is derived from nothing."""
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "pattern"),
+    [
+        ("algorithm", ft.algorithms.FedAU, r"FedAU is a class, not an object; write FedAU\(\)"),
+        ("participation", Foreign, "Foreign is a class, .*; derive it from .*Availability"),
+        ("participation", Foreign(), "the class Foreign is not derived from Availability; derive"),
+        ("name", 2024, "2024 is of type int; give a string"),
+        ("problem", {"type": "supervised", "train": "x", "normalise": 0.3}, "0.3 is of type float"),
+    ],
+)
+def test_what_is_of_the_wrong_type_is_named_with_what_it_should_be(field, value, pattern):
+    given = {
+        "problem": {"type": "supervised", "train": "x"},
+        "participation": "full",
+        "algorithm": "fedavg",
+        "local": {"steps": 1, "lr": 0.1},
+        "rounds": 1,
+    }
+    with pytest.raises(ft.InvalidInputError, match=rf"^{field}[.\w]*: {pattern}"):
+        ft.simulate(**{**given, field: value})
+
+
+def test_one_metric_may_be_named_without_a_list():
+    plain = {"type": "supervised", "train": "x.csv", "metrics": "accuracy"}
+    assert BUILDER.build(ft.problems.Problem, plain, "problem").metrics == "accuracy"

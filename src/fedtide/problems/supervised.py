@@ -87,7 +87,7 @@ class Supervised(Problem):
         loss: "cross_entropy", "mse", "mae", "huber", "bce", "next_token", or a function of
             (outputs, target), with padded sequences (outputs, target, mask), that returns the loss
             of each sample, (B,), from torch operations; also by import path.
-        metrics: names such as "accuracy" and "mae", or by name a function like a loss, or a
+        metrics: one or several names such as "accuracy", or by name a function like a loss, or a
             `Metric`, which says whether lower is better; None: those that suit the loss.
         buffers: what becomes of running statistics, as of BatchNorm: "average" over each cohort
             with equal weights, or "local", where every client keeps its own (FedBN).
@@ -113,7 +113,7 @@ class Supervised(Problem):
     partition: Partition | Any = None
     model: ModelLike = "logistic"
     loss: str | LossFunction = "cross_entropy"
-    metrics: Sequence[str] | Mapping[str, Any] | None = None
+    metrics: str | Sequence[str] | Mapping[str, Any] | None = None
     buffers: BufferMode = "average"
     normalise: Sequence[float] | None = None
 

@@ -239,6 +239,8 @@ def _input_column(table: Table, name: str, lengths: Mapping[str, int]) -> Column
         column = _to_ragged(column)
     values = column.values if isinstance(column, Ragged) else column
     if values.dtype == object:
+        if not isinstance(column, Ragged):
+            _refuse_stray_text("inputs", name, values)
         raise InvalidInputError(
             f"inputs: column {name!r} holds text; turn it into numbers first, such as the ids of "
             "its tokens"
@@ -246,6 +248,25 @@ def _input_column(table: Table, name: str, lengths: Mapping[str, int]) -> Column
     values = _normalise_dtype(values, keep_pixels=values.ndim >= 3)
     _require_finite("inputs", name, values)
     return replace(column, values=values) if isinstance(column, Ragged) else values
+
+
+def _refuse_stray_text(field: str, name: str | Sequence[str], values: NDArray[Any]) -> None:
+    """Raise InvalidInputError with the first text in a column that otherwise holds numbers."""
+    stray = [row for row, value in enumerate(values) if not _is_number(value)]
+    if 0 < len(stray) < len(values) / 2:
+        raise InvalidInputError(
+            f"{field}: column {name!r} holds numbers, but {len(stray):,} values that are none (the "
+            f"first is {str(values[stray[0]])!r:.40} in row {stray[0]}); correct them or remove "
+            "the rows"
+        )
+
+
+def _is_number(value: Any) -> bool:
+    try:
+        float(value)
+    except (TypeError, ValueError):
+        return False
+    return True
 
 
 def _normalise_dtype(values: NDArray[Any], keep_pixels: bool = False) -> NDArray[Any]:
@@ -325,6 +346,7 @@ def read_target(
     names = sorted(set(parts[0]))
     _refuse_unknown(*parts)
     if kind == "numbers" and len(names) != 2:
+        _refuse_stray_text("target", target, parts[0])
         raise InvalidInputError(
             f"target: column {target!r} holds text ({', '.join(names[:3])}); give numbers, or "
             "loss='cross_entropy' for classes"

@@ -19,7 +19,7 @@ from fedtide.problems.base import Batch, BatchInputs, BatchPlan, BufferMode, Eva
 from fedtide.problems.datasets.catalogue import PixelStandardisation
 from fedtide.problems.datasets.sources import Ints
 from fedtide.problems.layout import Layout, Params, to_channels_last
-from fedtide.problems.losses import LossFunction, is_per_sample
+from fedtide.problems.losses import TARGET_KINDS, LossFunction, is_per_sample
 from fedtide.problems.models import FunctionalModel
 from fedtide.problems.models.functional import mixes_samples, refuse_impure
 from fedtide.problems.partitions import Shards, StoredShards
@@ -464,8 +464,13 @@ class SupervisedTask(Task):
         """Raise InvalidInputError unless the loss takes what the network gives."""
         outputs, example = self.model.example_output, self._example
         count, classes = len(example), self._data.classes
+        if self._loss in TARGET_KINDS and not isinstance(outputs, Tensor):
+            raise InvalidInputError(
+                f"model: it returns a {type(outputs).__name__}; return the logits or predictions "
+                "alone, or give a loss of your own"
+            )
         if classes and self._train.target.dim() == 1:
-            shape = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
+            shape = tuple(outputs.shape)
             if shape != (count, classes):
                 raise InvalidInputError(
                     f"model: the output for {count} samples of {classes} classes should have shape "

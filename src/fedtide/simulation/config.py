@@ -19,7 +19,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic.errors import PydanticSchemaGenerationError
 from torch import Tensor
 
-from fedtide.configurable import explain_mismatch, field_types, is_union
+from fedtide.configurable import explain_mismatch, field_types, is_mismatch, is_union
 from fedtide.content_hash import describe
 from fedtide.errors import InvalidInputError, did_you_mean, first_line
 from fedtide.import_paths import import_object, import_path_of, is_import_path
@@ -124,6 +124,15 @@ class Builder:
         if isinstance(value, base):
             return value
         table = self._registries[base]
+        if isinstance(value, type):
+            name = value.__name__
+            hint = f"write {name}()" if issubclass(value, base) else _derive(base)
+            raise InvalidInputError(f"{path}: {name} is a class, not an object; {hint}")
+        if not isinstance(value, str | Mapping) and type(value).__module__ != "builtins":
+            raise InvalidInputError(
+                f"{path}: the class {type(value).__name__} is not derived from {base.__name__}; "
+                f"{_derive(base)}"
+            )
         if not isinstance(value, str | Mapping):
             raise InvalidInputError(
                 f"{path}: {value!r:.60} is not a `type`; {did_you_mean('', table)}"
@@ -191,6 +200,10 @@ def _is_ours(cls: type) -> bool:
     return cls.__module__.partition(".")[0] == "fedtide"
 
 
+def _derive(base: type) -> str:
+    return f"derive it from {base.__module__}.{base.__qualname__}"
+
+
 def _import_class(name: str, base: type, path: str) -> type:
     """Return the class at an import path.
 
@@ -201,8 +214,8 @@ def _import_class(name: str, base: type, path: str) -> type:
     cls = import_object(name, field)
     if not (isinstance(cls, type) and issubclass(cls, base) and is_dataclass(cls)):
         raise InvalidInputError(
-            f"{field}: {name!r:.60} is not a dataclass derived from {base.__name__}; derive it "
-            f"from {base.__module__}.{base.__qualname__}"
+            f"{field}: {name!r:.60} is not a dataclass derived from {base.__name__}; "
+            f"{_derive(base)}"
         )
     try:
         field_types(cls)
@@ -233,7 +246,7 @@ def _convert(kind: Any, value: Any, path: str) -> Any:
     try:
         built = _adapter(kind).validate_python(value)
     except ValidationError as error:
-        if isinstance(value, Mapping) and is_union(kind):
+        if is_mismatch(kind, value):
             raise InvalidInputError(explain_mismatch(path, kind, value)) from None
         what = error.errors()[0]["msg"]
         raise InvalidInputError(

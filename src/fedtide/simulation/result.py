@@ -53,6 +53,8 @@ class Result:
         out: the run folder; None for a run in memory.
         stopped: why a callback ended the run before its last round; empty otherwise.
         network: the trained network, for `module`; None: it is built again from the experiment.
+        classes: what the outputs of the network stand for, in their order; None: the target is not
+            text.
     """
 
     model: NDArray[Any]
@@ -68,6 +70,7 @@ class Result:
     out: Path | None = None
     stopped: str = ""
     network: nn.Module | None = None
+    classes: tuple[str, ...] | None = None
 
     def __repr__(self) -> str:
         last = _last_metrics(self.metrics)
@@ -99,6 +102,10 @@ class Result:
 
     def module(self) -> nn.Module:
         """Return the trained network in evaluation mode, with the mean of the clients' own buffers.
+
+        Its inputs are those of training: columns of numbers as they were given, and pixels
+        standardised, (x / 255 - mean) / std, with the mean and the standard deviation 0.5 unless
+        `Supervised.normalise` says otherwise (each data set of `Classification` has its own).
 
         Raises:
             InvalidInputError: the problem has no network.

@@ -409,6 +409,7 @@ def _read(run: Run, folder: RunFolder) -> Result:
         iterates=_iterates(run) if whole else None,
         out=folder.path,
         stopped=summary.get("stopped", ""),
+        classes=run.task.class_names,
     )
 
 
@@ -459,4 +460,5 @@ def _result(
         out=out,
         stopped=stopped,
         network=_network(run),
+        classes=run.task.class_names,
     )

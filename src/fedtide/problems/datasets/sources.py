@@ -147,8 +147,9 @@ def read_source(field: str, source: Any, order: Sequence[str], names: str | None
 
     Args:
         field: the field that an error names.
-        source: a mapping of arrays or tensors, a Polars, pandas or PyArrow table, a Hugging Face
-            `Dataset`, a map-style PyTorch `Dataset`, or text, see `_read_named`.
+        source: a mapping of arrays or tensors, a structured array of NumPy, a Polars, pandas or
+            PyArrow table, a Hugging Face `Dataset`, a map-style PyTorch `Dataset`, or text, see
+            `_read_named`.
         order: the names of the elements where rows are tuples, as those of a PyTorch data set.
         names: the column that names clients, if there is one: in tuples it comes last and may be
             missing, and in text files it is read as it is written ("007" is not 7).
@@ -173,6 +174,8 @@ def read_source(field: str, source: Any, order: Sequence[str], names: str | None
         return _table(zip(source.columns, source.iter_columns(), strict=True), field)
     if isinstance(source, pa.Table):
         return _table(zip(source.column_names, source.columns, strict=True), field)
+    if isinstance(source, np.ndarray) and source.dtype.names is not None:
+        return _table(((name, source[name]) for name in source.dtype.names), field)
     library = type(source).__module__.partition(".")[0]
     if library == "pandas":
         return _table(source.items(), field)
@@ -274,7 +277,8 @@ def _read_file(field: str, path: Path, names: str | None) -> Table:
     if path.is_dir():
         raise InvalidInputError(f"{field}: {str(path)!r} is a folder; give the file in it")
     if not path.is_file():
-        raise InvalidInputError(f"{field}: no file {str(path)!r}; give {_KINDS}")
+        where = "" if path.is_absolute() else f" in the working directory {str(Path.cwd())!r}"
+        raise InvalidInputError(f"{field}: no file {str(path)!r}{where}; give {_KINDS}")
     if not path.name.lower().endswith(_SUFFIXES):
         raise InvalidInputError(
             f"{field}: {str(path)!r} is neither a .parquet nor a .csv or .tsv file; give {_KINDS}"

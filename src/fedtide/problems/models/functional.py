@@ -354,7 +354,9 @@ def _shape_errors(example: Inputs, names: tuple[str | None, ...]) -> Iterator[No
             for name, x in zip(names, example, strict=True)
         ]
         hint = "choose a network that fits the inputs, or change the inputs"
-        if "dtype" in reason and not all(x.is_floating_point() for x in example):
+        if any(x.dim() == 1 for x in example):
+            hint = "write a column of single numbers in a list, as in inputs: [age]"
+        elif "dtype" in reason and not all(x.is_floating_point() for x in example):
             hint = "convert the column to floats, or name it in a list"
         raise InvalidInputError(
             f"model: it cannot process features of shape {', '.join(given)} ({reason}); {hint}"
