@@ -24,8 +24,8 @@ class Regularity:
     """N Σ_n (q̄_n − a_n)² for windows of P rounds (paper 000, equation 15).
 
     q̄_n is the mean over the window of the recorded weights q_t^n, without these of
-    1[n in S_t] / |S_t|, and a_n the wanted weight (1 / N). Windows start at rounds 0, P, 2P, ...; an
-    incomplete last one is left out.
+    1[n in S_t] / |S_t|, and a_n the wanted weight (1 / N). Windows start at rounds 0, P, 2P, ...;
+    an incomplete last one is left out.
 
     Args:
         periods: P, ascending, shape (W,).
