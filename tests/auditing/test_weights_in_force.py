@@ -23,6 +23,7 @@ from fedtide.auditing.statistics.group_influence import GroupInfluence, measure_
 from fedtide.auditing.statistics.influence import ObjectiveComparison, compare_objectives
 from fedtide.auditing.statistics.pattern import find_pattern
 from fedtide.auditing.statistics.rate_estimates import estimate_rates
+from fedtide.auditing.statistics.stages import _draw_clients
 from fedtide.auditing.statistics.variance import VarianceModel
 
 Floats = NDArray[np.float64]
@@ -160,6 +161,102 @@ def test_windows_are_those_of_the_averaging_in_force(sampled: Log) -> None:
     assert f"({found.floor:.2f}), which is due to the skew of its weights" in print_summary(
         sampled.result
     )
+
+
+@dataclass(frozen=True)
+class Staged:
+    """A log with stages and sample counts, of which some are only known for used clients."""
+
+    available: Present
+    counts: Floats
+    rows: pl.DataFrame
+    result: Audit
+
+
+@pytest.fixture(scope="module")
+def staged() -> Staged:
+    """Half of 40 clients are available, equally often, and 8 of them drawn uniformly."""
+    random = np.random.default_rng(2)
+    counts = np.round(np.exp(random.normal(5, 1.2, CLIENTS))) + 1
+    available = random.random((ROUNDS, CLIENTS)) < 0.5
+    used = draw(random, available, SIZE)
+    rounds, clients = np.nonzero(available)
+    of_used = used[rounds, clients]
+    rows = pl.DataFrame(
+        {
+            "round": rounds,
+            "client": clients,
+            "stage": np.where(of_used, "used", "available"),
+            "samples": pl.Series(counts[clients]).set(pl.Series(~of_used), None),
+        }
+    )
+    return Staged(available, counts, rows, ft.audit(rows, clients=CLIENTS))
+
+
+def test_stages_are_weighted_by_samples(staged: Staged) -> None:
+    result, counts = staged.result, staged.counts
+    assert result.availability is not None
+    expected = share(staged.available, counts).mean(axis=0)
+    np.testing.assert_allclose(result.availability.objective.weights, expected, rtol=1e-5)
+    skew = float(np.abs(expected - counts / counts.sum()).sum())
+    assert result.availability.objective.l1_skew == pytest.approx(skew, rel=1e-4)
+    low, high = result.availability.objective.interval
+    assert low < skew < high < 0.3
+    summary = print_summary(result)
+    assert (
+        "averaging over all available clients, weighted by samples, would misplace "
+        f"{skew / 2:.0%} of the influence" in summary
+    )
+    assert "of the influence if averaged without the weights (95%" in summary
+    assert "of other selections from these clients, weighted by samples: uniform" in summary
+    assert "L1 skew, weighted by samples" in render_page(result).replace("\n", " ")
+    document = result.to_dict()
+    assert document["availability"]["l1_skew"] == pytest.approx(skew, rel=1e-4)
+    assert document["selection"]["weighted_by_samples"] is True
+
+
+def test_other_selections_weighted_by_samples_are_those_of_a_plain_simulation(
+    staged: Staged,
+) -> None:
+    """Uniform selection by drawing 300 times, whose mean skew is off by less than 0.01."""
+    random, counts = np.random.default_rng(3), staged.counts
+    wanted = counts / counts.sum()
+    drawn = [share(draw(random, staged.available, SIZE), counts).mean(0) for _ in range(300)]
+    uniform = np.abs(np.mean(drawn, axis=0) - wanted).sum()
+    assert staged.result.selection is not None
+    found = staged.result.selection.alternatives
+    assert found["uniform"] == pytest.approx(uniform, abs=0.015)
+    weights, times = np.zeros(CLIENTS), np.zeros(CLIENTS)
+    shares = staged.available.mean(axis=0)
+    for there in staged.available:
+        ids = sorted(np.flatnonzero(there), key=lambda n: (times[n], shares[n]))[:SIZE]
+        times[ids] += 1
+        weights[ids] += counts[ids] / counts[ids].sum()
+    skew = float(np.abs(weights / ROUNDS - wanted).sum())
+    assert found["least used first"] == pytest.approx(skew)
+
+
+def test_drawn_clients_have_their_probabilities() -> None:
+    """20,000 draws: the standard error of a frequency is at most 0.0036."""
+    probabilities = np.array([1.0, 0.9, 0.5, 0.3, 0.3, 0.0])
+    chosen = _draw_clients(probabilities, 20_000, np.random.default_rng(4))
+    assert (chosen.sum(axis=1) == 3).all()
+    np.testing.assert_allclose(chosen.mean(axis=0), probabilities, atol=0.015)
+    assert chosen[:, 0].all()
+
+
+def test_stages_without_the_weights_in_force_say_so(staged: Staged) -> None:
+    """Weights that are not the samples: who was not used has none."""
+    random = np.random.default_rng(5)
+    weights = pl.Series("weight", random.random(staged.rows.height))
+    result = ft.audit(staged.rows.with_columns(weights), clients=CLIENTS)
+    assert result.availability is not None
+    expected = share(staged.available, np.ones(CLIENTS)).mean(axis=0)
+    np.testing.assert_allclose(result.availability.objective.weights, expected)
+    summary = print_summary(result)
+    assert "available clients, without the weights in the log, or over as many drawn" in summary
+    assert "of other selections from these clients, without the weights in the log: " in summary
+    assert result.to_dict()["selection"]["weighted_by_samples"] is False
 
 
 def markov(random: np.random.Generator, rates: Floats, rounds: int) -> Present:

@@ -175,7 +175,7 @@ def audit(
             any, else proportional to the samples that the log declares, else equal.
         simulate: whether to replay ten times as many rounds and clients of a large log on
             quadratics as usual, for the advice.
-        seed: of the replay.
+        seed: of the replay, and of other draws.
         watch: called with the current step and the completed share of it.
 
     Raises:
@@ -212,7 +212,7 @@ def audit(
     forgetting = measure_forgetting(entries, pattern.period, seed)
     watch("stages and churn", 0.0)
     availability = measure_availability(entries, weights)
-    selection = measure_selection(entries, weights)
+    selection = measure_selection(entries, weights, seed)
     churn, unseen = _describe_people(entries, pattern, rates, availability)
     groupings = table.groups.items() if table else ()
     influence = [

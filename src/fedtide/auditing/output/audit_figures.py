@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 
 from fedtide.auditing.api import Audit
 from fedtide.auditing.log.participation_log import Floats, Ints, ParticipationLog
+from fedtide.auditing.output.text import describe_weighting
 from fedtide.errors import printable
 from fedtide.plotting.raster import draw_raster
 from fedtide.plotting.saving import figure_svg
@@ -146,7 +147,7 @@ def draw_stages(audit: Audit) -> str:
     stages = [
         ("available", None if availability is None else availability.objective),
         ("selected", selection.objective),
-        ("used", audit.objectives.plain),
+        ("used", audit.objectives.in_force if selection.weighted else audit.objectives.plain),
     ]
     known = [(name, objective) for name, objective in stages if objective is not None]
     labels = [f"the {name} clients" for name, _ in known]
@@ -162,7 +163,8 @@ def draw_stages(audit: Audit) -> str:
     axes.plot(reached, places[len(known) :], "o", color=_ORANGE, markersize=5, fillstyle="none")
     axes.set_yticks(places, labels)
     axes.set_xlim(left=0)
-    axes.set_xlabel("L1 skew")
+    weighting = describe_weighting(audit, selection.weighted)
+    axes.set_xlabel(f"L1 skew, {weighting}" if weighting else "L1 skew")
     return figure_svg(figure, "L1 skew after each stage, and of other selections", "stages")
 
 

@@ -126,6 +126,7 @@ def _build_availability(audit: Audit, names: list[str]) -> dict[str, Any] | None
         "weights": dict(zip(names, availability.objective.weights.tolist(), strict=True)),
         "rounds": dict(zip(names, availability.counts.tolist(), strict=True)),
         "never_available": [names[n] for n in availability.never],
+        **_build_weighting(audit, availability.weighted),
     }
 
 
@@ -145,7 +146,13 @@ def _build_selection(audit: Audit, names: list[str]) -> dict[str, Any] | None:
         "lost": [names[n] for n in selection.lost],
         "refused": refused,
         "other_selections": selection.alternatives,
+        **_build_weighting(audit, selection.weighted),
     }
+
+
+def _build_weighting(audit: Audit, by_samples: bool) -> dict[str, bool]:
+    """Return how the clients of a stage are weighted; nothing if the log has no weights."""
+    return {} if audit.objectives.given is None else {"weighted_by_samples": by_samples}
 
 
 def _build_refusals(audit: Audit, names: list[str]) -> dict[str, Any] | None:

@@ -268,8 +268,11 @@ def describe_availability(audit: Audit) -> list[str]:
     if availability is None:
         return []
     objective = availability.objective
+    weighting = describe_weighting(audit, availability.weighted)
+    # A uniform draw has the same weights on average only if samples do not weigh.
+    drawn = "" if availability.weighted else "or over as many drawn uniformly from them, "
     return [
-        f"averaging over all available clients, or over as many drawn uniformly from them, would "
+        f"averaging over all available clients, {weighting and weighting + ', '}{drawn}would "
         f"misplace {objective.total_variation:.0%} of the influence: "
         f"{_format_with_chance(objective)}"
     ]
@@ -280,8 +283,9 @@ def describe_selection(audit: Audit) -> list[str]:
     selection = audit.selection
     if selection is None:
         return []
+    unweighted = " if averaged without the weights" if has_own_weights(audit) else ""
     lines = [
-        f"{what} {describe_shift(shift)}"
+        f"{what} {describe_shift(shift, unweighted)}"
         for shift, what in (
             (selection.selecting, "the choice among the available clients"),
             (selection.dropping, "the loss of selected clients (dropout, refusals)"),
@@ -290,7 +294,11 @@ def describe_selection(audit: Audit) -> list[str]:
     ]
     if selection.alternatives:
         reached = ", ".join(f"{name} {skew:.2f}" for name, skew in selection.alternatives.items())
-        lines.append(f"expected L1 skew of other selections from these clients: {reached}")
+        weighting = describe_weighting(audit, selection.weighted)
+        lines.append(
+            f"expected L1 skew of other selections from these clients{weighting and ', '}"
+            f"{weighting}: {reached}"
+        )
     return lines
 
 
@@ -312,10 +320,17 @@ def describe_refusals(audit: Audit) -> list[str]:
     ]
 
 
-def describe_shift(shift: StageShift) -> str:
+def describe_weighting(audit: Audit, by_samples: bool) -> str:
+    """Return how the clients of a stage are weighted; empty if the log's weights change nothing."""
+    if by_samples:
+        return "weighted by samples"
+    return "without the weights in the log" if has_own_weights(audit) else ""
+
+
+def describe_shift(shift: StageShift, condition: str = "") -> str:
     """Return how far a choice moves the influence, and whether it may be uniform."""
     low, high = shift.distance.interval
-    moved = f"moves {shift.distance.corrected / 2:.0%} of the influence"
+    moved = f"moves {shift.distance.corrected / 2:.0%} of the influence{condition}"
     if np.isfinite([low, high]).all():
         moved += f" (95%: {low / 2:.0%} to {high / 2:.0%})"
     if shift.p_value > _SURE:

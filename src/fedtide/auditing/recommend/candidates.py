@@ -12,6 +12,7 @@ from fedtide.auditing.log.participation_log import Floats, ParticipationLog
 from fedtide.auditing.recommend.advice import Advice
 from fedtide.auditing.recommend.findings import Findings
 from fedtide.auditing.statistics.auto_weights import MOST_ROUNDS, average_auto_weights
+from fedtide.auditing.statistics.influence import share_samples
 
 _NOTHING_AGAINST = (
     "nothing in this log speaks against it: no skew of its objective is found that is more than "
@@ -224,10 +225,7 @@ def _scaled_skew(findings: Findings, weights: Floats) -> float:
 def _average_samples(log: ParticipationLog) -> Floats:
     """Return the influence of clients weighted by their samples, (N,)."""
     assert log.samples is not None
-    counts = np.nan_to_num(log.samples)[log.clients]
-    rounds = np.repeat(np.arange(log.length), log.cohorts)
-    sums = np.bincount(rounds, counts, minlength=log.length)[rounds]
-    shares = np.divide(counts, sums, out=np.zeros(len(counts)), where=sums > 0)
+    shares = share_samples(log, np.nan_to_num(log.samples))
     weights = np.bincount(log.clients, shares, minlength=log.size)
     return weights / max(float(weights.sum()), 1e-300)
 

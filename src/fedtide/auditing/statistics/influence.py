@@ -183,6 +183,19 @@ def recorded_weights(log: ParticipationLog) -> Floats | None:
     return log.weights.astype(np.float64)
 
 
+def share_samples(log: ParticipationLog, samples: Floats) -> Floats:
+    """Return the share of each entry in the samples of its round, by round, (E,).
+
+    Args:
+        log: the participation log.
+        samples: of each client, (N,).
+    """
+    counts = samples[log.clients]
+    rounds = np.repeat(np.arange(log.length), log.cohorts)
+    sums = np.bincount(rounds, counts, minlength=log.length)[rounds]
+    return np.divide(counts, sums, out=np.zeros(len(counts)), where=sums > 0)
+
+
 def average_over_cohorts(log: ParticipationLog) -> tuple[Floats, Floats]:
     """Return the weights of averaging over the cohort, and their scale, each of shape (N,).
 

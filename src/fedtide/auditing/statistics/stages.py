@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedtide.auditing.log.participation_log import Floats, Ints, ParticipationLog
 from fedtide.auditing.statistics.distributions import chi2_sf
 from fedtide.auditing.statistics.influence import (
     EffectiveObjective,
     average_over_cohorts,
-    compare_objectives,
+    measure_influence,
+    recorded_weights,
+    share_samples,
 )
 from fedtide.auditing.statistics.pattern import Pattern, find_pattern
 from fedtide.auditing.statistics.rate_estimates import RateEstimates, estimate_rates
 from fedtide.auditing.statistics.skew import SkewEstimate, estimate_skew
 from fedtide.auditing.statistics.variance import VarianceModel
+from fedtide.randomness import generator
 
-_CUTOFF = 1000
-"""K of FedAU, whose objective is not used here."""
+_DRAWS, _CELLS = 50, 4_000_000
+"""Draws of a selection in each round, fewer if all rounds have too many available clients."""
+_SAME = 0.1
+"""The mean over the rounds of the distance up to which weights are the shares of samples."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,9 +33,9 @@ class StageShift:
     """How the choice of some of the clients of a stage moves the influence.
 
     Args:
-        distance: Σ |w_n − v_n|, w of the clients chosen and v of those they were chosen from: of
-            this log, and, with a 95% interval, of the mean weights to which the same way of
-            choosing leads if each client is there in the same rounds.
+        distance: Σ |w_n − v_n|, w of averaging over the clients chosen, without weights, and v over
+            those they were chosen from: of this log, and, with a 95% interval, of the mean weights
+            to which the same way of choosing leads if each client is there in the same rounds.
         chance: what the distance would be on average if each round's clients were drawn uniformly.
         p_value: of the hypothesis that they were, against uneven counts.
     """
@@ -44,12 +50,14 @@ class Availability:
     """The bias of availability alone.
 
     Args:
-        objective: of averaging over all available clients, or over clients drawn uniformly from
-            them, which has the same weights on average.
+        objective: of averaging over all available clients, with their samples as weights if
+            `weighted`; otherwise averaging over clients drawn uniformly from them has the same
+            weights on average.
         pattern: how clients become available.
         rates: the rates at which they are available.
         counts: the number of rounds in which each client was available, shape (N,).
         never: the clients that were never available.
+        weighted: whether clients are weighted by their samples, as the log's own weights are.
     """
 
     objective: EffectiveObjective
@@ -57,6 +65,7 @@ class Availability:
     rates: RateEstimates
     counts: Ints
     never: Ints
+    weighted: bool
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,8 +73,8 @@ class Selection:
     """What selection, and what happens to the selected clients, adds to the bias of availability.
 
     Args:
-        objective: of averaging over the selected clients; None if the log does not distinguish
-            them from the used ones.
+        objective: of averaging over the selected clients, with their samples as weights if
+            `weighted`; None if the log does not distinguish them from the used ones.
         selecting: from the available to the selected clients, or to the used ones if the log does
             not distinguish them; None if it does not say who was available.
         dropping: from the selected to the used clients; None if the log does not distinguish them.
@@ -77,6 +86,7 @@ class Selection:
         alternatives: by selection, the L1 skew of the expected weights if the server had selected
             in that way as many of this log's available clients in each round; empty if the log
             does not say who was available.
+        weighted: whether clients are weighted by their samples, as the log's own weights are.
     """
 
     objective: EffectiveObjective | None
@@ -87,6 +97,7 @@ class Selection:
     refused: Ints
     reports: Ints | None
     alternatives: dict[str, float]
+    weighted: bool
 
 
 def measure_availability(log: ParticipationLog, wanted: Floats) -> Availability | None:
@@ -98,17 +109,37 @@ def measure_availability(log: ParticipationLog, wanted: Floats) -> Availability 
     """
     if log.available is None:
         return None
-    objective, pattern, rates = _plain_objective(log.available, wanted)
+    samples = find_samples_in_force(log)
+    objective, pattern, rates = _find_objective(log.available, wanted, samples)
     counts = log.available.counts
-    return Availability(objective, pattern, rates, counts, np.flatnonzero(counts == 0))
+    never = np.flatnonzero(counts == 0)
+    return Availability(objective, pattern, rates, counts, never, samples is not None)
 
 
-def measure_selection(log: ParticipationLog, wanted: Floats) -> Selection | None:
+def find_samples_in_force(log: ParticipationLog) -> Floats | None:
+    """Return the sample counts of the clients if they are the weights of the log, shape (N,).
+
+    Clients without a declared count have the mean of the others. None if the log has no weights or
+    sample counts, if its weights are not the shares of the samples in each round, or if all counts
+    are equal, so that they weigh nothing.
+    """
+    recorded = recorded_weights(log)
+    if recorded is None or log.samples is None:
+        return None
+    samples = np.nan_to_num(log.samples, nan=float(np.nanmean(log.samples)))
+    gap = float(np.abs(share_samples(log, samples) - recorded).sum())
+    if gap > _SAME * recorded.sum() or samples.min() == samples.max():
+        return None
+    return samples
+
+
+def measure_selection(log: ParticipationLog, wanted: Floats, seed: int = 0) -> Selection | None:
     """Return the bias after availability; None if the log has no stage but "used".
 
     Args:
         log: the participation log.
         wanted: a_n, shape (N,).
+        seed: of drawing other selections, if clients are weighted by their samples.
     """
     available, selected, reported = log.available, log.selected, log.reported
     if available is None and selected is None:
@@ -117,15 +148,20 @@ def measure_selection(log: ParticipationLog, wanted: Floats) -> Selection | None
     unused = log.counts == 0
     unselected = unused if selected is None else selected.counts == 0
     unreported = unused if reported is None else reported.counts == 0
+    samples = find_samples_in_force(log)
+    alternatives = {}
+    if available is not None:
+        alternatives = _try_selections(available, chosen, wanted, samples, seed)
     return Selection(
-        objective=None if selected is None else _plain_objective(selected, wanted)[0],
+        objective=None if selected is None else _find_objective(selected, wanted, samples)[0],
         selecting=None if available is None else measure_shift(available, chosen),
         dropping=None if selected is None else measure_shift(selected, log),
         left_out=_indices(unselected & (available.counts > 0)) if available else _indices([]),
         lost=_indices(~unselected & unreported),
         refused=_indices(~unreported & unused),
         reports=None if reported is None else reported.counts,
-        alternatives={} if available is None else _try_selections(available, chosen, wanted),
+        alternatives=alternatives,
+        weighted=samples is not None,
     )
 
 
@@ -186,7 +222,11 @@ def _estimate_distance(weights: Floats, origin: Floats, errors: Floats) -> SkewE
 
 
 def _try_selections(
-    available: ParticipationLog, chosen: ParticipationLog, wanted: Floats
+    available: ParticipationLog,
+    chosen: ParticipationLog,
+    wanted: Floats,
+    samples: Floats | None,
+    seed: int,
 ) -> dict[str, float]:
     """Return the L1 skew that other selections of as many clients would have had.
 
@@ -195,27 +235,87 @@ def _try_selections(
         a client was available.
     least used first: those that were used least often so far; ties go to those available less
         often.
+
+    Weighted by samples, a client's expected part of a round has no closed form. It is the mean over
+    draws, whose chance is deducted from the skew.
     """
     rates = available.counts / available.length
-    uniform, inverse, fewest = (np.zeros(available.size) for _ in range(3))
+    random = generator(seed, "audit-selections")
+    uniform, inverse = (_Expectation(available, samples, random) for _ in range(2))
+    fewest = np.zeros(available.size)
     used = np.zeros(available.size, dtype=np.int64)
     for t in np.flatnonzero(chosen.cohorts > 0):
         there = available.clients[available.starts[t] : available.starts[t + 1]]
         size = int(chosen.cohorts[t])
-        uniform[there] += 1 / len(there)
-        inverse[there] += _inclusion_probabilities(1 / rates[there], size) / size
+        uniform.add(there, np.full(len(there), size / len(there)), size)
+        inverse.add(there, _inclusion_probabilities(1 / rates[there], size), size)
         first = there[np.lexsort((rates[there], used[there]))[:size]]
         used[first] += 1
-        fewest[first] += 1 / size
+        fewest[first] += 1 / size if samples is None else _share(samples[first])
     rounds = chosen.nonempty_rounds
     return {
-        name: float(np.abs(sums / rounds - wanted).sum())
-        for name, sums in (
-            ("uniform", uniform),
-            ("by inverse availability", inverse),
-            ("least used first", fewest),
-        )
+        "uniform": uniform.find_skew(wanted, rounds),
+        "by inverse availability": inverse.find_skew(wanted, rounds),
+        "least used first": float(np.abs(fewest / rounds - wanted).sum()),
     }
+
+
+class _Expectation:
+    """The expected weights of a random selection among the available clients.
+
+    Args:
+        available: the clients to choose from.
+        samples: the weights of the clients, (N,); None: all equal.
+        random: of the draws that sample counts need.
+    """
+
+    def __init__(
+        self, available: ParticipationLog, samples: Floats | None, random: np.random.Generator
+    ) -> None:
+        self._samples, self._random = samples, random
+        self._draws = int(np.clip(_CELLS / max(1, len(available.clients)), 2, _DRAWS))
+        self._sums, self._squares = np.zeros((2, available.size))
+
+    def add(self, there: NDArray[np.int32], probabilities: Floats, size: int) -> None:
+        """Add a round in which `size` clients are chosen, with these probabilities."""
+        if self._samples is None:
+            self._sums[there] += probabilities / size
+            return
+        chosen = _draw_clients(probabilities, self._draws, self._random)
+        parts = _share(np.where(chosen, self._samples[there], 0.0))
+        self._sums[there] += parts.mean(axis=0)
+        self._squares[there] += parts.var(axis=0, ddof=1) / self._draws
+
+    def find_skew(self, wanted: Floats, rounds: int) -> float:
+        """Return the L1 skew of the mean over the rounds, without the chance of the draws."""
+        weights, errors = self._sums / rounds, np.sqrt(self._squares) / rounds
+        if self._samples is None:
+            return float(np.abs(weights - wanted).sum())
+
+        def variance(slopes: Floats) -> float:
+            return float((slopes**2 * errors**2).sum())
+
+        return estimate_skew(weights, wanted, lambda assumed: errors, variance).corrected
+
+
+def _draw_clients(
+    probabilities: Floats, draws: int, random: np.random.Generator
+) -> NDArray[np.bool_]:
+    """Return which clients are chosen in each draw, shape (draws, clients).
+
+    Systematic sampling in random order: as many in each draw as the probabilities sum to.
+    """
+    order = random.permuted(np.tile(np.arange(len(probabilities)), (draws, 1)), axis=1)
+    ends = np.cumsum(probabilities[order], axis=1) + random.random((draws, 1))
+    chosen = np.zeros(order.shape, dtype=np.bool_)
+    np.put_along_axis(chosen, order, np.diff(np.floor(ends), axis=1, prepend=0.0) > 0, axis=1)
+    return chosen
+
+
+def _share(samples: Floats) -> Floats:
+    """Return the shares along the last axis; 0 if all are 0."""
+    sums = samples.sum(axis=-1, keepdims=True)
+    return np.asarray(np.divide(samples, sums, out=np.zeros(samples.shape), where=sums > 0))
 
 
 def _inclusion_probabilities(sizes: Floats, count: int) -> Floats:
@@ -232,13 +332,15 @@ def _inclusion_probabilities(sizes: Floats, count: int) -> Floats:
     return np.asarray(np.minimum(1.0, np.maximum(scale[certain], 0.0) * sizes))
 
 
-def _plain_objective(
-    log: ParticipationLog, wanted: Floats
+def _find_objective(
+    log: ParticipationLog, wanted: Floats, samples: Floats | None
 ) -> tuple[EffectiveObjective, Pattern, RateEstimates]:
+    """Return the objective of averaging over the clients of a stage, weighted by their samples."""
+    if samples is not None:
+        log = replace(log, weights=share_samples(log, samples).astype(np.float32))
     pattern = find_pattern(log)
     rates = estimate_rates(log, pattern)
-    variances = VarianceModel(log, pattern, rates)
-    return compare_objectives(log, variances, rates, wanted, _CUTOFF).plain, pattern, rates
+    return measure_influence(log, VarianceModel(log, pattern, rates), wanted), pattern, rates
 
 
 def _sum_over_rounds(log: ParticipationLog, values: Floats) -> Floats:
