@@ -203,6 +203,20 @@ def test_auto_is_the_first_of_the_light_methods_unless_averaging_is_right(law: L
     assert light[0].algorithm == "auto"
 
 
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_the_first_advice_is_not_worse_than_averaging_in_the_replay(seed: int) -> None:
+    """A third of the clients joins after two thirds of the log, which Auto has to make up for."""
+    rates = np.where((np.arange(30) >= 10) | (np.arange(300)[:, None] >= 200), 0.3, 0.0)
+    listed = ft.audit(to_frame(np.random.default_rng(seed).random((300, 30)) < rates)).advice
+    losses = [one.simulated[0] for one in listed if one.simulated is not None]
+    assert listed[0].tied
+    assert losses[0] <= losses[[is_plain(one) for one in listed].index(True)]
+    auto = [one.algorithm for one in listed].index("auto")
+    assert not any(one.tied for one in listed[auto + 1 :])
+    ahead = [loss for one, loss in zip(listed, losses, strict=True) if one.memory == "light"]
+    assert ahead[0] < losses[auto] / 3
+
+
 def test_methods_with_an_unaffordable_memory_come_last() -> None:
     present = rise_and_fade(np.random.default_rng(0))
     small = ft.audit(to_frame(present), dimension=1000).advice

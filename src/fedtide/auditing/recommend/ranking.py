@@ -18,6 +18,9 @@ _CLOSE = {"light": 0.25, "heavy": 0.6}
 nearly as good as the best, while heavy ones hardly differ in cost."""
 _ERRORS = 2.0
 """So are those within that tolerance whose distance is less than this many standard errors."""
+_TRUSTED = 3.0
+"""Auto comes before light methods whose loss in the replay is lower by up to this factor. Under the
+laws for which training shows that it deserves to (docs/audit.md), the factor is at most 2.1."""
 _MOST_FLOATS = 1e10
 """A memory of more numbers than this (40 GB) puts a method behind the light ones."""
 
@@ -33,9 +36,10 @@ def rank_methods(findings: Findings, problem: ReplayProblem) -> list[Advice]:
     something speaks against it; and where the objective in force swings, the windows of Amplified
     SCAFFOLD come before SCAFFOLD, whose control variates are those of the end of a client's turn
     (paper 002). What the replay cannot know is the price of memory: methods that store more than
-    10¹⁰ numbers follow all others. Of the light methods Auto is the first, after averaging where
-    nothing speaks against that: the replay leaves out that it scales the coordinates and that its
-    output is a mean, and in training it is nearly always the best of them (docs/audit.md).
+    10¹⁰ numbers follow all others. Of the light methods that are not tied with the best, Auto is
+    the first, after averaging where nothing speaks against that, and after those whose loss is far
+    lower: the replay leaves out that it scales the coordinates and that its output is a mean, and
+    in training it is nearly always the best of them (docs/audit.md).
     """
     variants = list_variants(findings)
     losses = iter(problem.run([one.settings for group in variants for one in group]))
@@ -65,12 +69,20 @@ def rank_methods(findings: Findings, problem: ReplayProblem) -> list[Advice]:
 
 
 def _put_auto_first(ranked: list[Advice], findings: Findings) -> list[Advice]:
-    """Return the methods with Auto before all light ones but averaging that is right."""
+    """Return the methods with Auto before the light ones that the replay does not put far ahead."""
     auto = next(one for one in ranked if one.algorithm == "auto")
-    others = [one for one in ranked if one is not auto]
-    behind = [one.memory == "light" and not _is_right_average(one, findings) for one in others]
-    place = behind.index(True)  # averaging over all clients is always among them
-    return [*others[:place], auto, *others[place:]]
+
+    def gives_way(other: Advice) -> bool:
+        if other.memory == "heavy" or other.tied or _is_right_average(other, findings):
+            return False
+        assert auto.simulated is not None
+        assert other.simulated is not None
+        loss = other.simulated[0]
+        return auto.simulated[0] <= max(_TRUSTED * loss, loss + _FLOOR)
+
+    before = ranked[: ranked.index(auto)]
+    place = next((place for place, other in enumerate(before) if gives_way(other)), len(before))
+    return [*before[:place], auto, *before[place:], *ranked[len(before) + 1 :]]
 
 
 def _order_by_simplicity(listed: list[Advice], swings: bool) -> list[float]:
