@@ -1,5 +1,6 @@
 """The replay of methods along a log, against the algorithms that train elsewhere."""
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -157,3 +158,20 @@ def test_diverging_method_has_an_infinite_loss(cohorts: list[np.ndarray]) -> Non
     script = make_script(cohorts, np.ones(CLIENTS))
     wild = Script(**{**vars(script), "steps": np.array([1e6], dtype=np.float32)})
     assert np.isinf(replay(wild, [{"type": "fedavg"}], blocks=1)).all()
+
+
+def test_rounds_of_clients_without_samples_change_nothing(cohorts: list[np.ndarray]) -> None:
+    """Clients 0 to 3 have no samples: as if each had stayed away, without a warning."""
+    script = make_script(cohorts, np.ones(CLIENTS))
+    assert any(len(cohort) and cohort.max() < 4 for cohort in cohorts)
+    weighted = {"type": "fedavg", "weights": "data"}
+    found = replay(replace(script, samples=np.array([0, 0, 0, 0, 1.0, 1, 1])), [weighted], 2)
+    counted = script.clients >= 4
+    before = np.concatenate([[0], np.cumsum(counted)])
+    alone = replace(
+        script,
+        starts=before[script.starts],
+        clients=script.clients[counted],
+        targets=script.targets[counted],
+    )
+    np.testing.assert_allclose(found, replay(alone, [{"type": "fedavg"}], 2), rtol=1e-5)

@@ -287,5 +287,5 @@ def _entry_weights(script: Script, settings: Settings) -> Floats:
         factors, shares = np.ones(len(factors)), script.samples[script.clients]
     else:
         shares = np.ones(len(factors))
-    sums = np.bincount(rounds, shares, minlength=len(script.starts) - 1)
-    return factors * shares / sums[rounds]
+    sums = np.bincount(rounds, shares, minlength=len(script.starts) - 1)[rounds]
+    return np.divide(factors * shares, sums, out=np.zeros(len(shares)), where=sums > 0)
