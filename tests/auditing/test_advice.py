@@ -203,6 +203,17 @@ def test_auto_is_the_first_of_the_light_methods_unless_averaging_is_right(law: L
     assert light[0].algorithm == "auto"
 
 
+def test_skew_and_misplaced_influence_agree() -> None:
+    """Half of an L1 skew is misplaced: in a short log, less than chance alone makes it look."""
+    random = np.random.default_rng(4)
+    result = ft.audit(to_frame(random.random((60, 40)) < np.geomspace(0.3, 0.05, 40)))
+    skew = result.objectives.plain.skew.corrected
+    assert skew < 0.95 * result.objectives.plain.l1_skew
+    reasons = next(one for one in result.advice if is_plain(one)).reasons
+    assert f"L1 skew {skew:.2f}" in reasons[0]
+    assert f"{skew / 2:.0%} of the influence misplaced" in reasons[0]
+
+
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_the_first_advice_is_not_worse_than_averaging_in_the_replay(seed: int) -> None:
     """A third of the clients joins after two thirds of the log, which Auto has to make up for."""

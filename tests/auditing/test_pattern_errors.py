@@ -20,7 +20,7 @@ from fedtide.auditing.statistics.autocorrelation import (
     estimate_neighbour_correlation,
 )
 from fedtide.auditing.statistics.change import detect_drift
-from fedtide.auditing.statistics.pattern import DRIFT, NEIGHBOURS, find_pattern
+from fedtide.auditing.statistics.pattern import BEYOND, DRIFT, NEIGHBOURS, find_pattern
 
 Present = NDArray[np.bool_]
 Random = np.random.Generator
@@ -262,6 +262,15 @@ def test_clients_that_hardly_come_back_say_nothing(repeats: int, said: str) -> N
     assert result.pattern.family == "undecided"
     assert said in describe_pattern(result)
     assert "at most" not in describe_forgetting(result)
+
+
+def test_intervals_of_correlations_end_at_one() -> None:
+    """Nine clients are always there and one leaves half-way."""
+    present = np.ones((200, 10), dtype=bool)
+    present[100:, 9] = False
+    for name in (NEIGHBOURS, BEYOND):
+        interval = ft.audit(to_frame(present)).pattern.find_evidence(name).interval
+        assert interval is None or -1 <= interval[0] <= interval[1] <= 1
 
 
 def test_one_round_says_nothing(from_cohorts: Any) -> None:

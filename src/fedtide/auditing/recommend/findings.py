@@ -127,5 +127,5 @@ def _describe_skew(objective: EffectiveObjective) -> str:
     low, high = objective.interval
     return (
         f"it minimises another objective: L1 skew {objective.skew.corrected:.2f} ({low:.2f} to "
-        f"{high:.2f}), {objective.total_variation:.0%} of the influence misplaced"
+        f"{high:.2f}), {objective.skew.corrected / 2:.0%} of the influence misplaced"
     )

@@ -153,7 +153,7 @@ class _TestResults:
 
 @dataclass(frozen=True)
 class _Estimate:
-    """An estimate and its standard deviation."""
+    """An estimate of a correlation and its standard deviation."""
 
     value: float
     error: float
@@ -166,12 +166,13 @@ class _Estimate:
     @property
     def interval(self) -> tuple[float, float]:
         """95%."""
-        return float(self.value - 1.96 * self.error), float(self.value + 1.96 * self.error)
+        reach = 1.96 * self.error
+        return max(-1.0, float(self.value - reach)), min(1.0, float(self.value + reach))
 
     @property
     def finite_interval(self) -> tuple[float, float] | None:
         """The interval; None if nothing is excluded."""
-        return self.interval if np.isfinite(self.interval).all() else None
+        return self.interval if np.isfinite([self.error, *self.interval]).all() else None
 
     def lies_within(self, low: float, high: float) -> bool:
         """Return whether the interval lies inside these bounds."""
