@@ -63,7 +63,7 @@ def test_what_a_deployment_does_not_offer_is_refused_before_anything_is_sent(met
 def test_models_with_integer_arrays_are_refused():
     counters = ArrayRecord({"x": Array(np.zeros(3)), "steps": Array(np.zeros(1, dtype=np.int64))})
     grid = federation()
-    with pytest.raises(InvalidInputError, match=r"^initial_arrays: torch.float64, torch.int64; "):
+    with pytest.raises(InvalidInputError, match=r"^initial_arrays: float64, int64; "):
         FedTide(FedAvg(), clients=2, clock=grid.clock).start(grid, counters)
 
 

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fedtide.algorithms import Instructions
-from fedtide.errors import InvalidInputError
+from fedtide.errors import InvalidInputError, first_line
 from fedtide.flower._flwr_private import copy_with
 from fedtide.problems.layout import Layout, Params
 
@@ -36,6 +36,13 @@ NAME_QUERY = "query.fedtide_name"
 
 _NUMPY = "numpy.ndarray"
 """How Flower calls the form in which `np.save` writes arrays."""
+
+_DTYPES = {
+    np.dtype(np.float16): torch.float16,
+    np.dtype(np.float32): torch.float32,
+    np.dtype(np.float64): torch.float64,
+}
+"""The types that models may have, in the byte order of this machine."""
 
 LONGEST_NAME = 200
 """The length of a client's name, at most."""
@@ -99,9 +106,18 @@ class Update:
 def initial_arrays(model: nn.Module) -> ArrayRecord:
     """Return the trainable parameters of a model, from which a strategy starts.
 
+    Raises:
+        InvalidInputError: parameters of a type that NumPy does not have, such as bfloat16.
+
     >>> list(initial_arrays(nn.Linear(2, 1)))
     ['weight', 'bias']
     """
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad and parameter.dtype not in _DTYPES.values():
+            raise InvalidInputError(
+                f"model: {name} is of type {parameter.dtype}, which Flower's arrays do not have; "
+                "give model.float()"
+            )
     return params_to_arrays({n: p for n, p in model.named_parameters() if p.requires_grad})
 
 
@@ -191,17 +207,30 @@ def flatten_initial(arrays: ArrayRecord) -> tuple[Layout, Tensor]:
     """Return the layout of the initial arrays, and their vector x_0, shape (d,).
 
     Raises:
-        InvalidInputError: no arrays, or arrays of integers or of several dtypes.
+        InvalidInputError: no numbers, or numbers that are not finite; arrays of integers, of
+            several dtypes, or of one that PyTorch does not have.
     """
-    tensors = arrays_to_params(arrays)
-    dtypes = {tensor.dtype for tensor in tensors.values()}
-    if len(dtypes) != 1 or not next(iter(dtypes)).is_floating_point:
+    try:
+        values = {name: array.numpy() for name, array in arrays.items()}
+        dtypes = {value.dtype for value in values.values()}
+    except Exception as error:  # what Flower cannot decode
+        reason = first_line(error, with_type=True)
+        raise InvalidInputError(
+            f"initial_arrays: they cannot be read ({reason}); make them with initial_arrays(model)"
+        ) from None
+    if len(dtypes) != 1 or not dtypes <= _DTYPES.keys():
         found = ", ".join(sorted(map(str, dtypes))) or "no arrays"
         raise InvalidInputError(
-            f"initial_arrays: {found}; give floating-point arrays of one dtype, without counters"
+            f"initial_arrays: {found}; give floating-point arrays of one dtype, float16, float32 "
+            "or float64 in this machine's byte order, without counters"
         )
+    tensors = {name: torch.tensor(value) for name, value in values.items()}
     layout = Layout.from_params(tensors)
-    return layout, layout.flatten(tensors)
+    x = layout.flatten(tensors)
+    if not len(x) or not bool(torch.isfinite(torch.linalg.vector_norm(x))):
+        what = "numbers that are not finite, or too large" if len(x) else "no numbers"
+        raise InvalidInputError(f"initial_arrays: {what}; give those of a model before training")
+    return layout, x
 
 
 def build_round_config(instructions: Instructions, **fields: Any) -> ConfigRecord:

@@ -50,6 +50,7 @@ from fedtide.flower.server.transport import (
 from fedtide.locking import lock_folder
 from fedtide.participation.log.ledger import Ledger
 from fedtide.randomness import generator
+from fedtide.validation import require_positive, require_whole_number
 
 log = getLogger("flwr")
 
@@ -146,12 +147,16 @@ class FedTide(Strategy):
                 f"algorithm: {algorithm!r} is not an algorithm; give one, such as FedAU(cutoff=50)"
             )
         for name, share in (("train", fraction_train), ("evaluate", fraction_evaluate)):
-            if not 0 <= share <= 1:
-                raise InvalidInputError(f"fraction_{name}: {share} is not within [0, 1]")
-        if close_after is not None and close_after < 1:
-            raise InvalidInputError(
-                f"close_after: {close_after} is not at least 1; None waits for all"
-            )
+            if not isinstance(share, int | float) or not 0 <= share <= 1:
+                raise InvalidInputError(
+                    f"fraction_{name}: {share!r:.60} is not within [0, 1]; give a share"
+                )
+        require_whole_number("min_train_nodes", min_train_nodes, low=0)
+        require_whole_number("min_available_nodes", min_available_nodes, low=0)
+        if close_after is not None:
+            require_whole_number("close_after", close_after)
+        if not isinstance(state, str | Path | None):
+            raise InvalidInputError(f"state: {state!r:.60} is no path; give that of a folder")
         if not ttl > 0:
             raise InvalidInputError(f"ttl: {ttl} is not a positive number of seconds")
         if privacy is not None:
@@ -203,11 +208,18 @@ class FedTide(Strategy):
             evaluate_fn: evaluates the model on the server, before the first and after every round.
 
         Raises:
-            InvalidInputError: arrays that are no model; a state or a ledger of another federation;
-                a state folder that another run keeps in use.
+            InvalidInputError: arrays that are no model; an "lr" that is not positive; a state or a
+                ledger of another federation; a state folder that another run keeps in use.
         """
         if not timeout >= 0:
             raise InvalidInputError(f"timeout: {timeout} is not a number of seconds")
+        require_whole_number("num_rounds", num_rounds, low=0)
+        lr = (train_config or ConfigRecord()).get("lr", 1.0)
+        if isinstance(lr, bool) or not isinstance(lr, int | float):
+            raise InvalidInputError(
+                f"train_config.lr: {lr!r:.60} is no number; give a positive one"
+            )
+        require_positive("train_config.lr", lr)
         return_freed_memory()
         lock: AbstractContextManager[None] = nullcontext()
         if self._state is not None:
