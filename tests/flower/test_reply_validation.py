@@ -10,6 +10,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRec
 from flwr.clientapp import ClientApp
 
 import fedtide as ft
+from fedtide.flower import FedTide, custom_client
 from fedtide.flower.server import reply_validation
 from fedtide.participation.log.ledger import read_ledger
 
@@ -25,6 +26,7 @@ from .driver import (
     rows,
     update_of,
 )
+from .fake_grid import FakeGrid, Node
 
 A = ft.algorithms
 DIVIDING = [A.Scaffold(), A.FedLaAvg(), A.AmplifiedScaffold(2, 1.2)]
@@ -385,3 +387,30 @@ def test_a_method_that_asks_for_gradients_leaves_out_those_who_send_none(url):
     strategy = deploy(grid, A.Scaffold(option=1), rounds=4, ledger=url)
     np.testing.assert_array_equal(model(strategy), without)
     assert {stage for _, client, stage, _ in rows(url) if client == "1"} == {"reported"}
+
+
+@pytest.mark.parametrize("lie", ["sender", "client", "round"])
+def test_false_claims_in_replies_to_evaluations_are_not_used(lie):
+    def make(loss: float, claims: dict) -> ClientApp:
+        app = custom_client(lambda context: None, available=lambda t, context: False)
+
+        @app.evaluate()
+        def evaluate(message, context):
+            metrics = MetricRecord({"loss": loss, "num-examples": 10})
+            content = RecordDict({"metrics": metrics, "config": ConfigRecord(claims)})
+            return Message(content, reply_to=message)
+
+        return app
+
+    def forge(reply):
+        if lie == "sender" and reply.metadata.message_type == "evaluate":
+            reply.metadata.__dict__["_src_node_id"] = 101
+        return reply
+
+    claims = {"sender": {}, "client": {"client": "0"}, "round": {"server-round": 99}}[lie]
+    honest = Node(make(1.0, {"client": "0", "server-round": 1}), {"partition-id": 0})
+    liar = Node(make(1e9, claims), {"partition-id": 1}, tamper=forge)
+    grid = FakeGrid({101: honest, 102: liar})
+    strategy = FedTide(A.FedAvg(), clients=["0", "1"], clock=grid.clock, fraction_evaluate=1.0)
+    found = strategy.start(grid, ArrayRecord({"x": Array(np.zeros(1))}), 1, 60.0)
+    assert dict(found.evaluate_metrics_clientapp[1]) == {"loss": 1.0, "clients": 1}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from logging import getLogger
 from typing import Any
@@ -143,14 +143,7 @@ class ReplyValidator:
 
     def _check_claims(self, content: Records, pending: PendingReply) -> None:
         assert pending.client is not None
-        record = select_records(content, ConfigRecord).get("config")
-        config: dict[str, Any] = {} if record is None else dict(record.items())
-        name, server_round = self.names[pending.client], pending.round + 1
-        if config.get("client", name) != name:
-            raise RejectedReplyError("false claim", f"it claims to be {config['client']!r}")
-        if config.get("server-round", server_round) != server_round:
-            text = f"it claims to answer round {config['server-round']!r}"
-            raise RejectedReplyError("false claim", text)
+        config = _read_claims(content, pending, self.names[pending.client])
         if config.get("declined"):
             raise DeclinedReplyError
         if config.get("lost"):
@@ -266,19 +259,25 @@ def _stack(rows: list[Tensor]) -> Tensor:
     return rows[0].unsqueeze(0) if len(rows) == 1 else torch.stack(rows)
 
 
-def read_metrics(reply: Message) -> tuple[int, Metrics] | None:
-    """Return a client's samples and metrics in reply to an evaluation; None, logged: unusable."""
+def read_metrics(reply: Message, pending: PendingReply, name: str) -> tuple[int, Metrics] | None:
+    """Return a client's samples and metrics in reply to an evaluation; None, logged: unusable.
+
+    Args:
+        reply: to the message of `pending`.
+        pending: the request.
+        name: of the client that was asked.
+    """
     try:
-        check_error(reply)
+        check_sender(reply, pending.node_id)
+        _read_claims(reply.content, pending, name)
         metrics = _read_numbers(
             _find_record(select_records(reply.content, MetricRecord), "metrics")
         )
         samples = _pop_count(metrics, _SAMPLES, 1, MAX_SAMPLES)
         _check_metrics(metrics)
     except Exception as error:  # records may contain anything
-        node_id = reply.metadata.src_node_id
         reason = printable(str(error), _LONGEST_TEXT)
-        log.warning("evaluation by node %d not used: %s", node_id, reason)
+        log.warning("evaluation by node %d not used: %s", pending.node_id, reason)
         return None
     return samples, metrics
 
@@ -349,6 +348,23 @@ def check_sender(reply: Message, node_id: int) -> None:
     if sender != node_id:
         text = f"node {sender} answers a message to node {node_id}"
         raise RejectedReplyError("false claim", text)
+
+
+def _read_claims(content: Mapping[str, Any], pending: PendingReply, name: str) -> dict[str, Any]:
+    """Return the config of a reply.
+
+    Raises:
+        RejectedReplyError: it claims another client or another round.
+    """
+    record = select_records(content, ConfigRecord).get("config")
+    config: dict[str, Any] = {} if record is None else dict(record.items())
+    server_round = pending.round + 1
+    if config.get("client", name) != name:
+        raise RejectedReplyError("false claim", f"it claims to be {config['client']!r}")
+    if config.get("server-round", server_round) != server_round:
+        text = f"it claims to answer round {config['server-round']!r}"
+        raise RejectedReplyError("false claim", text)
+    return config
 
 
 def _find_record(records: Any, name: str) -> Any:

@@ -307,7 +307,12 @@ class FedTide(Strategy):
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
         """Return the clients' metrics, aggregated."""
-        parts = [part for reply in replies if (part := read_metrics(reply)) is not None]
+        parts = []
+        for reply in replies:
+            asked = self._answered.get(reply.metadata.reply_to_message_id)
+            if asked is not None and asked.client is not None:
+                part = read_metrics(reply, asked, self._registry.names[asked.client])
+                parts += [] if part is None else [part]
         return aggregate_metrics(parts, self.evaluate_metrics_aggr_fn)
 
     def summary(self) -> None:
@@ -465,7 +470,9 @@ class FedTide(Strategy):
         messages = list(self.configure_evaluate(ended, arrays, config, grid))
         sent = self._transport.send(messages, "evaluate", ended - 1)
         self._await_replies(sent, len(sent), self._clock.tick() + timeout)
-        replies = [r for p, r in self._transport.take("evaluate") if p.round == ended - 1]
+        answered = [one for one in self._transport.take("evaluate") if one[0].round == ended - 1]
+        self._answered = {pending.message_id: pending for pending, _ in answered}
+        replies = [reply for _, reply in answered]
         metrics = self.aggregate_evaluate(ended, replies)
         if metrics is not None:
             text = printable(repr(metrics), 1000)
