@@ -307,7 +307,7 @@ def test_the_settings_of_a_run_are_read_from_its_experiment_file(tmp_path):
         (FILE.replace("1.0e-5", "1.0"), r"^privacy.delta: 1.0 is not within \(0, 1\)"),
         (FILE.replace("law: {type: fixed-size, size: 2}", "law: fixed"), "unknown 'fixed'"),
         (FILE + "horizon: 3", "^horizon: the log has rounds up to 11"),
-        (FILE + "horizon: 20.5", "^horizon: .* integer"),
+        (FILE + "horizon: 20.5", "^horizon: .* whole number"),
         ("privacy: {type: gauss, clip: 1}", "privacy.type: unknown 'gauss'; did you mean"),
         (FILE + "law: {}", "not YAML"),
         (FILE.replace("target: 1.0", "target: -1"), "target: -1.0 is not a positive number"),
