@@ -258,7 +258,7 @@ BAD = {
         "unknown key",
     ),
     "missing key": ({"local": None, "rounds": None}, "local", "steps"),
-    "wrong type": ({"rounds": "ten"}, "rounds", "integer"),
+    "wrong type": ({"rounds": "ten"}, "rounds", "whole number"),
     "truth for a number": ({"rounds": True}, "rounds", "number"),
     "a number for a mapping": ({"evaluation": 5}, "evaluation", "every"),
     "a list for a problem": ({"problem": [1]}, "problem", "'classification'"),
@@ -325,7 +325,7 @@ BAD = {
     ),
     "repeated seeds": ({"seeds": [1, 1]}, "seeds", "[1, 2, 3]"),
     "one seed": ({"seeds": 3}, "seeds", "[1, 2, 3]"),
-    "seed of a word": ({"seeds": [1, "x"]}, "seed", "integer"),
+    "seed of a word": ({"seeds": [1, "x"]}, "seed", "whole number"),
     "methods": ({"methods": ["fedavg"]}, "methods", "fedau: {"),
     "name of a method": ({"methods": {"a/b": {}}}, "methods", "'a/b'"),
     "key of a method": (
@@ -354,10 +354,10 @@ def test_a_bad_experiment_is_refused_and_nothing_is_written(case, fedtide):
 @pytest.mark.parametrize(
     ("override", "field", "word"),
     [
-        ("rounds=ten", "rounds", "integer"),
+        ("rounds=ten", "rounds", "whole number"),
         ("rounds", "rounds", "KEY=VALUE"),
         ("=5", "=5", "KEY=VALUE"),
-        ("rounds=", "rounds", "integer"),
+        ("rounds=", "rounds", "whole number"),
         ("local.lr=[1", "local.lr", "quote"),
         ("local.lrr=1", "local.lrr", "'lr'"),
         ("algorithm.cutoff=5", "algorithm.cutoff", "unknown key"),

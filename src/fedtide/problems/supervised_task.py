@@ -519,6 +519,8 @@ class SupervisedTask(Task):
             InvalidInputError: a metric does, or the loss because broadcasting pairs every output
                 with every target.
         """
+        if self._train.target.is_meta:
+            return False
         samples = _take(self._train, _trial_rows(self._train.target))
         outputs = self.model.evaluate(self.model.params, self._arguments(samples))
         if not isinstance(outputs, Tensor):
