@@ -72,7 +72,11 @@ def compare(known: Known, present: NDArray[np.bool_]) -> Coverage:
     numbers, ids = np.nonzero(present)
     length, clients = present.shape
     names = pl.Series("client", np.arange(clients))
-    log = ParticipationLog.from_entries(names, numbers, ids.astype(np.int32), (0, length))
+    shares = None
+    if known.samples is not None:
+        parts = present * known.samples
+        shares = (parts / parts.sum(axis=1, keepdims=True))[numbers, ids].astype(np.float32)
+    log = ParticipationLog.from_entries(names, numbers, ids.astype(np.int32), (0, length), shares)
     pattern = find_pattern(log)
     rates = estimate_rates(log, pattern)
     if not rates.intervals:
@@ -81,8 +85,9 @@ def compare(known: Known, present: NDArray[np.bool_]) -> Coverage:
     objectives = compare_objectives(log, variances, rates, wanted, 50)
     weights = skew = np.nan
     if np.isfinite(known.weights).all():
-        weights = covered(objectives.low, known.weights, objectives.high)
-        low, high = objectives.plain.interval
+        if shares is None:  # of recorded weights, an audit has no intervals of single clients
+            weights = covered(objectives.low, known.weights, objectives.high)
+        low, high = objectives.in_force.interval
         skew = covered(np.array(low), np.array(known.skew), np.array(high))
     return Coverage(covered(rates.low, known.rates, rates.high), weights, skew)
 

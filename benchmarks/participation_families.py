@@ -30,12 +30,15 @@ class Known:
         rates: of the clients, shape (N,).
         weights: of averaging over the cohort, (N,), summing to 1.
         step: T must be a multiple of this.
+        samples: of the clients, which weight their updates, (N,); then `weights` are those of
+            averaging by samples. None: no samples.
     """
 
     draw: Draw
     rates: Numbers
     weights: Numbers
     step: int = 1
+    samples: Numbers | None = None
 
     @property
     def skew(self) -> float:
@@ -456,6 +459,18 @@ def few(clients: int, rate: float, above: float) -> Known:
     return chains(np.where(np.arange(clients) % 10, rate, above))
 
 
+def by_samples(clients: int) -> Known:
+    """Uniform cohorts of a tenth, averaged by samples of a log-normal law of σ = 1.5."""
+    known = successive(np.ones(clients))
+    samples = np.exp(1.5 * np.random.default_rng(0).normal(size=clients))
+    sums = np.zeros(clients)
+    random = np.random.default_rng(2**32)
+    for _ in range(10):
+        parts = known.draw(random, 100, 1000) * samples
+        sums += (parts / parts.sum(axis=2, keepdims=True)).sum(axis=(0, 1))
+    return Known(known.draw, known.rates, sums / sums.sum(), samples=samples)
+
+
 FAMILIES: dict[str, Callable[[int], Known]] = {
     "Bernoulli, uneven rates": lambda n: chains(uneven(n)),
     "Bernoulli, rates 0.15 to 0.3": lambda n: chains(evenly(0.15, 0.3, n)),
@@ -468,6 +483,7 @@ FAMILIES: dict[str, Callable[[int], Known]] = {
     ),
     "every second client of threefold weight": lambda n: successive(1.0 + 2 * (np.arange(n) % 2)),
     "weights from 1 to 2": lambda n: successive(evenly(1, 2, n)),
+    "uniform, a tenth a round, averaged by log-normal samples": by_samples,
     "Markov, correlation 0.3, uneven rates": lambda n: chains(uneven(n), 0.3),
     "Markov, correlation up to 0.95, uneven rates": lambda n: bursts(uneven(n)),
     "Markov, correlation 0.67 to 0.83, rates 0.15 to 0.3": lambda n: bursts(evenly(0.15, 0.3, n)),

@@ -22,6 +22,8 @@ from fedtide.auditing.statistics.variance import VarianceModel
 
 _CHANCE = 0.2
 """The accepted expectation of the L1 skew of a window without any skew."""
+_DRAWS = 150
+"""The wanted number of effective draws in a window of recorded weights."""
 _POINTS = 60
 
 
@@ -59,6 +61,13 @@ def measure_recent_influence(
     tenth of the influence, where the log is long enough, and what changes slowly is not averaged
     away. Empty rounds are no part of W, but for those of a cycle.
 
+    Recorded weights may be those of few clients, whose visits alone decide the skew, and sums of
+    few terms are not normal. With p_n the rates, W then holds at least 150 effective draws,
+
+        W / Σ_n a_n² / p_n >= 150
+
+    up to half of the log.
+
     Args:
         log: the participation log.
         pattern: of the log.
@@ -71,7 +80,9 @@ def measure_recent_influence(
     recorded = recorded_weights(whole)
     noise = _chance_of_one_round(whole, recorded, pattern.run_counts, wanted)
     end = 1 + int(np.flatnonzero(whole.cohorts)[-1])
-    window = min(_choose_window(whole.length, noise, pattern.period), end)
+    visits = np.maximum(whole.counts, 1) / whole.length
+    least = 0.0 if recorded is None else _DRAWS * float((wanted**2 / visits).sum())
+    window = min(_choose_window(whole.length, noise, least, pattern.period), end)
     count = end // window
     ends = np.linspace(end - (count - 1) * window, end, min(count, _POINTS)).astype(np.int64)
     recent = _cut(whole, end - window, end)
@@ -101,9 +112,10 @@ def _model_variance(
     return VarianceModel(recent, pattern, own, at_least=whole)
 
 
-def _choose_window(length: int, noise: float, cycle: int | None) -> int:
-    """Return W; `noise` is the skew by chance for W = 1."""
+def _choose_window(length: int, noise: float, least: float, cycle: int | None) -> int:
+    """Return W; `noise` is the skew by chance for W = 1, `least` the rounds of enough draws."""
     window = int(min(max(np.ceil((noise / _CHANCE) ** 2), 1), max(1, length // 4)))
+    window = max(window, int(min(np.ceil(least), length // 2)))
     if cycle is None:
         return window
     whole = -(-window // cycle) * cycle
