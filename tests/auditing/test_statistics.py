@@ -116,7 +116,11 @@ def test_regularity_of_windows(from_cohorts: Any, rows: list[list[bool]]) -> Non
     found = measure_regularity(log, wanted, weights, 0.1, None)
     for period, value, worst in zip(found.periods, found.values, found.worst, strict=True):
         cut = len(y) // period * period
-        means = y[:cut].reshape(-1, period, size).mean(axis=1)
+        sums = y[:cut].reshape(-1, period, size).sum(axis=1)
+        held = sums.sum(axis=1, keepdims=True)  # the number of nonempty rounds
+        if held.any():
+            sums, held = sums[held[:, 0] > 0], held[held[:, 0] > 0]
+        means = sums / np.maximum(held, 1)
         each = size * ((means - wanted) ** 2).sum(axis=1)
         assert value == pytest.approx(each.mean(), abs=1e-9)
         assert worst == pytest.approx(each.max(), abs=1e-9)
@@ -136,6 +140,17 @@ def test_wilson_interval_solves_its_equation() -> None:
     low, high = wilson_interval(0.3, 40)
     for end in (float(low), float(high)):
         assert abs(0.3 - end) / np.sqrt(end * (1 - end) / 40) == pytest.approx(1.959964, abs=1e-5)
+
+
+def test_windows_of_a_log_with_idle_nights_become_regular(from_cohorts: Any) -> None:
+    """Windows of whole days have the mean weights of their busy hours."""
+    hours = np.arange(960) % 24
+    present = (np.random.default_rng(0).random((960, 20)) < 0.3) & (hours < 8)[:, None]
+    log, _ = build_log(from_cohorts, present.tolist())
+    weights, _ = average_over_cohorts(log)
+    found = measure_regularity(log, np.full(20, 0.05), weights, 0.1, 24)
+    assert found.period is not None
+    assert found.period <= 240
 
 
 @given(rows=tables, cycle=st.integers(1, 6))

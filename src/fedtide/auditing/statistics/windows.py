@@ -23,9 +23,10 @@ _WORK = 12_000_000
 class Regularity:
     """N Σ_n (q̄_n − a_n)² for windows of P rounds (paper 000, equation 15).
 
-    q̄_n is the mean over the window of the recorded weights q_t^n, without these of
-    1[n in S_t] / |S_t|, and a_n the wanted weight (1 / N). Windows start at rounds 0, P, 2P, ...;
-    an incomplete last one is left out.
+    q̄_n is the mean over the nonempty rounds of the window, as no other moves a model, of the recorded
+    weights q_t^n, without these of 1[n in S_t] / |S_t|, and a_n the wanted weight (1 / N). Windows
+    start at rounds 0, P, 2P, ...; an incomplete last one is left out, and so are those without
+    participants.
 
     Args:
         periods: P, ascending, shape (W,).
@@ -97,11 +98,13 @@ class _Windows:
         self._owner = np.repeat(chosen, counts)
         self._new = np.ones(len(self._owner), dtype=bool)
         self._new[1:] = self._owner[1:] != self._owner[:-1]
+        self._busy = np.flatnonzero(log.cohorts)
         if recorded_weights(log) is None:
             self._share = log.cohort_weights[self.rounds]
         else:
             by_client = list_parts(log)[2][np.argsort(log.clients, kind="stable")]
             self._share = _concatenate(by_client, log.client_starts, chosen)
+            self._share = self._share * (len(self._busy) / log.length)
         terms = weights**2 - 2 * weights * wanted
         self.floor = float(log.size * ((weights - wanted) ** 2).sum())
         # Control variate: correct the subset's sum with its known error over the whole log.
@@ -114,11 +117,14 @@ class _Windows:
         new = self._new.copy()
         new[1:] |= window[1:] != window[:-1]
         starts = np.flatnonzero(new)
-        mean = np.add.reduceat(self._share, starts) / period
+        busy = np.bincount(self._busy // period, minlength=count)
         window, wanted = window[starts], self._wanted[self._owner[starts]]
+        mean = np.add.reduceat(self._share, starts) / busy[window]
         terms = mean**2 - 2 * mean * wanted
         sums = np.bincount(window, weights=terms, minlength=count)[:count]
         values = log.size * (self._factor * sums + (self._wanted**2).sum()) + self._correction
+        if (filled := busy[:count] > 0).any():
+            values = values[filled]
         return float(values.mean()), float(values.max())
 
 
