@@ -180,22 +180,17 @@ class WireGrid(FakeGrid, HttpGrid):
     """The same with Flower's own code for pulling: replies travel as bytes and are decoded here.
 
     As at the SuperLink, a reply is deleted when it is pulled. `corrupt` changes the objects of a
-    reply, by id, after the SuperLink has checked its envelope, as a hostile node can. `uploaded`
-    says when the SuperLink has the objects of a reply that was ready at a time, in seconds from
-    then; after 180 seconds without one it gives them up.
+    reply, by id, after the SuperLink has checked its envelope, as a hostile node can. `withheld`
+    says until when the upload of an object is not complete; the SuperLink waits 180 s for it.
     """
 
-    def __init__(
-        self,
-        nodes: dict[int, Node],
-        corrupt: Callable[[Message, dict], None] = lambda reply, objects: None,
-        uploaded: Callable[[Message], float] = lambda reply: 0.0,
-    ) -> None:
+    def __init__(self, nodes: dict[int, Node], corrupt: Callable[[Message, dict], None]) -> None:
         FakeGrid.__init__(self, nodes)
         self.corrupt, self.node = corrupt, NodeProto(node_id=1)
-        self.uploaded = uploaded
-        self.objects: dict[str, tuple[float, float, bytes]] = {}
-        self.pulled: list[str] = []
+        self.objects: dict[str, bytes] = {}
+        self.withheld: dict[str, float] = {}
+        self.announced: dict[str, float] = {}
+        self.fetched: list[str] = []
 
     @property
     def _run(self):
@@ -216,18 +211,17 @@ class WireGrid(FakeGrid, HttpGrid):
             response.message_object_trees.append(get_object_tree(message))
             objects = {i: o.deflate() for i, o in get_all_nested_objects(message).items()}
             self.corrupt(message, objects)
-            seconds = self.uploaded(message)
-            for k, (object_id, content) in enumerate(objects.items()):  # one after another
-                available = self.now + seconds * k / max(1, len(objects) - 1)
-                self.objects[object_id] = (available, self.now + 180.0, content)
+            self.objects |= objects
+            self.announced |= dict.fromkeys(objects, self.now)
         return response
 
     def PullObject(self, request):
-        available, expires, content = self.objects[request.object_id]
-        if self.now < available:
-            found = self.now < expires
+        one = request.object_id
+        content = self.objects[one]
+        if self.withheld.get(one, 0.0) > self.now:
+            found = self.now < self.announced[one] + 180.0
             return PullObjectResponse(object_found=found, object_available=False)
-        self.pulled.append(request.object_id)
+        self.fetched.append(one)
         return PullObjectResponse(object_found=True, object_available=True, object_content=content)
 
     def ConfirmMessageReceived(self, request):

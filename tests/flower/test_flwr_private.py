@@ -182,8 +182,8 @@ def test_replies_are_pulled_as_flower_does_if_its_decoding_changes(failure, monk
 
     monkeypatch.setattr(_flwr_private, "import_module", fail)
     grid = SimpleNamespace(pull_messages=lambda ids: [f"reply to {one}" for one in ids])
-    assert pull_replies(grid, ["a", "b"], {}).messages == ["reply to a", "reply to b"]
-    assert pull_replies(grid, ["c"], {}).messages == ["reply to c"]
+    assert pull_replies(grid, ["a", "b"]).messages == ["reply to a", "reply to b"]
+    assert pull_replies(grid, ["c"]).messages == ["reply to c"]
     assert len(warnings) == 1
 
 

@@ -2,6 +2,7 @@
 
 import gc
 import math
+import time
 import weakref
 from contextlib import suppress
 from itertools import pairwise
@@ -226,45 +227,6 @@ def test_a_malformed_reply_costs_only_its_sender_though_pulled_replies_are_delet
     assert grid.now < 1_030.0  # no round waited for its deadline
 
 
-def test_an_upload_that_stops_costs_only_its_sender_and_nobody_waits_for_it(url):
-    nodes = federation().nodes
-    (mute,) = [node_id for node_id, node in nodes.items() if node.config["partition-id"] == 1]
-
-    def uploaded(reply):
-        is_update = reply.metadata.message_type == "train"
-        return math.inf if reply.metadata.src_node_id == mute and is_update else 0.0
-
-    grid = WireGrid(nodes, uploaded=uploaded)
-    deploy(grid, A.FedAvg(), rounds=20, timeout=30.0, ledger=url)
-    assert grid.now < 1_000.0 + 20 * 32.0  # its clock goes on only while the server waits
-    used = {(t, client) for t, client, stage, _ in rows(url) if stage == "used"}
-    assert used == {(t, str(n)) for t in range(20) for n in range(N) if n != 1}
-
-
-def test_a_slow_upload_is_late_and_each_of_its_objects_is_pulled_once(url):
-    nodes = federation().nodes
-    (slow,) = [node_id for node_id, node in nodes.items() if node.config["partition-id"] == 1]
-    objects: dict[bool, list[str]] = {True: [], False: []}
-
-    def is_slow(reply):
-        return reply.metadata.src_node_id == slow and reply.metadata.message_type == "train"
-
-    for node in nodes.values():
-        node.seconds = lambda number: 10.0
-    grid = WireGrid(
-        nodes,
-        corrupt=lambda reply, found: objects[is_slow(reply)].extend(found),
-        uploaded=lambda reply: 45.0 if is_slow(reply) else 0.0,
-    )
-    deploy(grid, A.FedAvg(), rounds=6, timeout=30.0, ledger=url)
-    found = [(t, stage, asked) for t, client, stage, asked in rows(url) if client == "1"]
-    # asked in round 0, which ends after 30 seconds, all others after 10: it arrives after 55
-    assert found == [(0, "selected", None), (3, "reported", 0), (4, "selected", None)]
-    own = [one for one in objects[True] if one not in objects[False]]
-    times_pulled = {grid.pulled.count(one) for one in own}
-    assert times_pulled == {0, 1}  # the run ends before the second upload
-
-
 def test_strategies_that_run_as_threads_of_one_app_each_get_their_replies():
     grid = WireGrid(federation().nodes, lambda message, objects: None)
     found: dict[int, list] = {}
@@ -275,7 +237,7 @@ def test_strategies_that_run_as_threads_of_one_app_each_get_their_replies():
             with pushing:
                 (one,) = grid.push_messages([Message(content, 100, "query.fedtide_name")])
                 grid.now += 1.0
-            reply = pull_replies(grid, [one], {})
+            reply = pull_replies(grid, [one])
             found.setdefault(number, []).append(reply)
 
     pushing = Lock()
@@ -330,3 +292,36 @@ def test_garbage_collections_look_at_older_objects_again_when_a_training_has_end
     assert found == [True, True]
     gc.collect()
     assert gone[0]() is None
+
+
+@pytest.mark.parametrize("seconds", [25.0, math.inf])
+@pytest.mark.parametrize("algorithm", [A.FedAvg(), A.MIFA()], ids=repr)
+def test_a_withheld_upload_delays_no_round_beyond_its_deadline(algorithm, seconds, url):
+    """Client 1 announces its reply of round 1 and completes it 25 s later, or never."""
+    nodes = federation(seconds=lambda number: 7.0).nodes
+    (slow,) = [node_id for node_id, node in nodes.items() if node.config["partition-id"] == 1]
+    held = []
+
+    def withhold(message, objects):
+        trains = message.metadata.message_type == "train" and message.metadata.src_node_id == slow
+        if trains and message.metadata.group_id == "2":
+            held.append(message.object_id)
+            largest = max(objects, key=lambda one: len(objects[one]))
+            grid.withheld[largest] = grid.now + seconds
+
+    grid = WireGrid(nodes, withhold)
+    began, ended = time.monotonic(), []
+    strategy = FedTide(algorithm, clients=[str(n) for n in range(N)], clock=grid.clock, ledger=url)
+    start = vector_to_arrays(TASK.start, TASK.layout)
+    strategy.start(grid, start, 35, 10.0, evaluate_fn=lambda t, arrays: ended.append(grid.now))
+    assert time.monotonic() - began < 60.0  # nor does it wait by another clock
+    assert max(np.diff(ended)[1:]) < 10.5  # the first round asks for names as well
+    used = {(t, client): asked for t, client, stage, asked in rows(url) if stage == "used"}
+    assert all((t, "0") in used for t in range(35))
+    # Flower gives up an upload after 180 s, and the client is asked again.
+    freed = math.ceil(min(seconds, 180.0) / 7.0) + 3
+    assert all((t, "1") in used for t in range(freed, 35))
+    assert not any((t, "1") in used for t in range(1, int(min(seconds, 180.0) / 10.5)))
+    late = [asked for (_, client), asked in used.items() if client == "1" and asked is not None]
+    assert late == ([1] if math.isfinite(seconds) and isinstance(algorithm, A.MIFA) else [])
+    assert grid.fetched.count(held[0]) == 1  # what has arrived is not fetched again

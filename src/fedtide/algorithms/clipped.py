@@ -58,8 +58,9 @@ class Clipped(Wrapper[ClippedState]):
     rare clients. They are not safe from clipping either: their updates, from a model that others
     have moved in their absence, are often the longest (see docs/methods.md).
 
-    No protection against several clients that together send small wrong updates; for those see
-    `TrimmedMean`, which can be `inner`.
+    No protection where clients themselves say how much they count, as on Flower with
+    FedAvg(weights="data"); nor against several clients that together send small wrong updates; for
+    those see `TrimmedMean`, which can be `inner`.
 
     Args:
         bound: C, or C_0 with a quantile; positive, in units of the parameters.

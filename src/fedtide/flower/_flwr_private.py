@@ -4,7 +4,7 @@
   gave at registration, and `last_activated_at`;
 - the client with which `flwr` lists the nodes of a SuperLink; its command leaves out their names;
 - `Grid.run.run_id`;
-- `HttpGrid._runtime_client.PullMessages`, and the functions with which that module pulls the
+- `HttpGrid._runtime_client.PullMessages`, and the functions with which that module fetches the
   objects of a reply and decodes it;
 - the function `bytearray` by which `flwr.app.message.array` joins the chunks of an array;
 - the numbers of errors in `flwr.common.constant.ErrorCode`;
@@ -118,97 +118,103 @@ class PulledReplies:
 
 
 @dataclass
-class Upload:
-    """A reply of which the SuperLink does not have all objects yet.
+class PartialReply:
+    """A reply whose sender has announced it and not uploaded all of it.
 
     Args:
-        message: its envelope, without content.
-        tree: the ids of its objects.
-        contents: the objects that were pulled, by id.
+        envelope: Flower's message without content.
+        tree: Flower's tree of its objects.
+        contents: the objects that have arrived, by id.
     """
 
-    message: Any
+    envelope: Any
     tree: Any
     contents: dict[str, bytes] = field(default_factory=dict)
 
 
-def pull_replies(grid: Any, ids: Sequence[str], uploads: dict[str, Upload]) -> PulledReplies:
+def pull_replies(
+    grid: Any, ids: Sequence[str], partial: dict[str, PartialReply] | None = None
+) -> PulledReplies:
     """Return the replies to these requests that have arrived.
+
+    `HttpGrid.pull_messages` waits for uploads that have begun, for minutes if a sender withholds
+    an object. Here each object is asked for once, and what is missing is left to the next call.
 
     The SuperLink deletes replies when they are pulled, and `HttpGrid.pull_messages` raises at the
     first that it cannot decode, which would lose all others. Each reply is therefore decoded on its
     own. Its sender and the request that it answers are those that the SuperLink checked, not those
     in the reply's body, which the sender writes.
 
-    The SuperLink hands out a reply when its upload begins, and `HttpGrid.pull_messages` waits until
-    it ends, or until the SuperLink gives up the last of its objects: a sender that stops would stop
-    the server. Here nothing waits.
-
     Any exception of the grid itself, such as a lost connection, is raised.
 
     Args:
         grid: Flower's.
-        ids: those of the requests.
-        uploads: the replies that were being uploaded at the last call, by the id of the request;
-            changed to those that are now.
+        ids: of the requests.
+        partial: replies that earlier calls could not complete, by their own ids; updated.
     """
+    partial = {} if partial is None else partial
     try:
         decoder = import_module("flwr.superlink.grid.http_grid")
         guarded = isinstance(grid, decoder.HttpGrid)
         with _decoding:
             if guarded:
                 client, decode = grid._runtime_client, decoder.inflate_object_from_contents
-                pull, pull_objects = client.PullMessages, decoder.pull_objects
-                nothing = decoder.PullAppMessagesResponse
-                unavailable = import_module(pull_objects.__module__).ObjectUnavailableError
+                pull, fetch = client.PullMessages, decoder.pull_objects
+                errors = import_module("flwr.supercore.inflatable.inflatable_utils")
+                unavailable, failed = errors.ObjectUnavailableError, errors.ObjectPullError
     except Exception as error:
         _warn("HttpGrid.pull_messages", error, "one malformed reply may lose others")
         guarded = False
     if not guarded:
         return PulledReplies(list(grid.pull_messages(ids)))
-    for given_up in uploads.keys() - set(ids):
-        del uploads[given_up]
     envelopes: dict[str, Any] = {}
     pulled = PulledReplies()
+    for reply_id, reply in list(partial.items()):
+        if reply.envelope.metadata.reply_to_message_id not in ids:  # its request was given up
+            del partial[reply_id]
+    # The SuperLink knows a request no longer once it has delivered the envelope of the reply.
+    known = {reply.envelope.metadata.reply_to_message_id for reply in partial.values()}
+    wanted = [one for one in ids if one not in known]
 
-    def pull_and_keep_envelopes(request: Any) -> Any:
-        begun = {one: uploads[one] for one in request.message_ids if one in uploads}
-        others = [one for one in request.message_ids if one not in begun]
-        response = pull(type(request)(message_ids=others)) if others else nothing()
-        for upload in begun.values():
-            response.messages_list.append(upload.message)
-            response.message_object_trees.append(upload.tree)
-        for message, tree in zip(
-            response.messages_list, response.message_object_trees, strict=True
-        ):
-            envelopes[message.metadata.message_id] = message.metadata
-            upload = begun.get(message.metadata.reply_to_message_id) or Upload(message, tree)
-            uploads[message.metadata.reply_to_message_id] = upload
+    def pull_and_keep_envelopes(*arguments: Any, **named: Any) -> Any:
+        response = pull(*arguments, **named) if wanted else decoder.PullAppMessagesResponse()
+        for reply in partial.values():
+            response.messages_list.append(reply.envelope)
+            response.message_object_trees.append(reply.tree)
+        found = zip(response.messages_list, response.message_object_trees, strict=True)
+        for envelope, tree in found:
+            reply_id = envelope.metadata.message_id
+            envelopes[reply_id] = envelope.metadata
+            partial.setdefault(reply_id, PartialReply(envelope, tree))
         return response
 
-    def pull_available(object_ids: Sequence[str], pull_object_fn: Any, **named: Any) -> Any:
-        envelope = next((envelopes[one] for one in object_ids if one in envelopes), None)
-        if envelope is None:  # another thread pulls with Flower's own method
-            return pull_objects(object_ids, pull_object_fn, **named)
-        request_id, waits = envelope.reply_to_message_id, []
-        upload = uploads[request_id]
+    def fetch_once(
+        object_ids: list[str], pull_object_fn: Callable[[str], bytes], **named: Any
+    ) -> Any:
+        reply_id = next((one for one in object_ids if one in envelopes), None)
+        if reply_id is None:  # another thread pulls with Flower's own method
+            return fetch(object_ids=object_ids, pull_object_fn=pull_object_fn, **named)
+        # Not there: a reply that the SuperLink delivered twice.
+        contents = partial[reply_id].contents if reply_id in partial else {}
 
         def pull_and_keep(object_id: str) -> bytes:
             try:
-                upload.contents[object_id] = pull_object_fn(object_id)
+                contents[object_id] = pull_object_fn(object_id)
             except unavailable:
-                waits.append(object_id)
-                raise
-            return upload.contents[object_id]
+                missing.add(object_id)
+            return b""
 
-        missing = [one for one in object_ids if one not in upload.contents]
+        missing: set[str] = set()
         try:
-            pull_objects(missing, pull_and_keep, **named | {"max_tries_per_object": 1})
-        except Exception:
-            if not waits:
-                del uploads[request_id]  # it never ends
+            asked = [one for one in object_ids if one not in contents]
+            fetch(object_ids=asked, pull_object_fn=pull_and_keep, **named)
+        except failed:  # for good, such as three minutes after the envelope
+            partial.pop(reply_id, None)
             raise
-        return uploads.pop(request_id).contents
+        if missing:
+            raise failed(min(missing), "its sender has not uploaded it yet")
+        partial.pop(reply_id, None)
+        return contents
 
     def decode_guarded(object_id: str, *arguments: Any, **named: Any) -> Any:
         envelope = envelopes.get(object_id)
@@ -226,13 +232,16 @@ def pull_replies(grid: Any, ids: Sequence[str], uploads: dict[str, Upload]) -> P
     with (
         _decoding,
         _replaced(client, "PullMessages", pull_and_keep_envelopes),
-        _replaced(decoder, "pull_objects", pull_available),
+        _replaced(decoder, "pull_objects", fetch_once),
         _replaced(decoder, "inflate_object_from_contents", decode_guarded),
         _chunks_joined_once(),
     ):
-        for reply in grid.pull_messages(ids):
-            if isinstance(reply, Message) and reply.metadata.reply_to_message_id not in uploads:
-                pulled.messages.append(reply)
+        found = grid.pull_messages(wanted)
+    incomplete = {reply.envelope.metadata.reply_to_message_id for reply in partial.values()}
+    for message in found:
+        # Flower puts an error in the place of a reply that is incomplete.
+        if isinstance(message, Message) and message.metadata.reply_to_message_id not in incomplete:
+            pulled.messages.append(message)
     return pulled
 
 

@@ -23,10 +23,10 @@ _WORK = 12_000_000
 class Regularity:
     """N Σ_n (q̄_n − a_n)² for windows of P rounds (paper 000, equation 15).
 
-    q̄_n is the mean over the nonempty rounds of the window, as no other moves a model, of the recorded
-    weights q_t^n, without these of 1[n in S_t] / |S_t|, and a_n the wanted weight (1 / N). Windows
-    start at rounds 0, P, 2P, ...; an incomplete last one is left out, and so are those without
-    participants.
+    q̄_n is the mean over the nonempty rounds of the window, as no other moves a model, of the
+    recorded weights q_t^n, without these of 1[n in S_t] / |S_t|, and a_n the wanted weight (1 / N).
+    Windows start at rounds 0, P, 2P, ...; an incomplete last one is left out, and so are those
+    without participants.
 
     Args:
         periods: P, ascending, shape (W,).

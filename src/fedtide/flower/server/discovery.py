@@ -42,7 +42,8 @@ class NodeRegistry:
         names: the clients' names by number; an open registry appends newcomers.
         open: whether unknown clients may join until there are N.
         nodes: the name of the client at each node id.
-        registered: names given by the operator, which no other node can claim.
+        registered: names given by the operator whose keys have connected; no other node can claim
+            them.
     """
 
     size: int

@@ -14,7 +14,7 @@ from typing import Any, Literal
 from flwr.app import Message
 from flwr.serverapp import Grid
 
-from fedtide.flower._flwr_private import OnlineNode, Upload, list_nodes, pull_replies
+from fedtide.flower._flwr_private import OnlineNode, PartialReply, list_nodes, pull_replies
 from fedtide.flower.protocol import describe_request
 
 log = getLogger("flwr")
@@ -145,7 +145,7 @@ class Transport:
         self.activated: dict[int, float] = {}
         self.inbox: list[Answered] = []
         self.malformed: list[PendingReply] = []
-        self._uploads: dict[str, Upload] = {}
+        self._partial: dict[str, PartialReply] = {}
 
     def list_nodes(self) -> list[OnlineNode]:
         """Return the nodes that are online, sorted by id."""
@@ -206,7 +206,7 @@ class Transport:
         """Move the replies that have arrived into the inbox; one that is malformed is dropped."""
         if not self.pending.messages:
             return
-        pulled = pull_replies(self.grid, sorted(self.pending.messages), self._uploads)
+        pulled = pull_replies(self.grid, sorted(self.pending.messages), self._partial)
         for request_id, reason in pulled.unreadable.items():
             pending = self.pending.settle(request_id)
             if pending is not None:
