@@ -12,12 +12,11 @@ import operator
 from typing import Any
 
 import torch
-from torch.fx import Graph, Node
 
 _aten = torch.ops.aten
 
 
-def add_in_place(graph: Graph) -> None:
+def add_in_place(graph: Any) -> None:
     """Add products of matrices to the weights of stacked clients in place.
 
     Only memory that the graph itself has written, and does not read again, is overwritten.
@@ -29,7 +28,7 @@ def add_in_place(graph: Graph) -> None:
     place = {node: k for k, node in enumerate(graph.nodes)}
     for node in place:
         if node.target is _aten.baddbmm.default and not node.kwargs:
-            weights: Any = node.args[0]
+            weights = node.args[0]
             own = weights.target in (
                 _aten.addcmul.default,
                 _aten.baddbmm.default,
@@ -39,7 +38,7 @@ def add_in_place(graph: Graph) -> None:
                 node.target = _aten.baddbmm_.default
 
 
-def _join_products(graph: Graph) -> None:
+def _join_products(graph: Any) -> None:
     """Make one operation of a product of matrices and its addition to the weights."""
     for node in list(graph.nodes):
         product, others = _split_step(node)
@@ -62,12 +61,12 @@ def _join_products(graph: Graph) -> None:
     graph.eliminate_dead_code()
 
 
-def _split_step(node: Node) -> tuple[Node | None, list[Node]]:
+def _split_step(node: Any) -> tuple[Any, list[Any]]:
     """Return A B and the terms besides it if the node is W + γ (A B + ...), otherwise None."""
     if node.target is not _aten.addcmul.default:
         return None, []
-    direction: Any = node.args[1]
-    others: list[Node] = []
+    direction = node.args[1]
+    others: list[Any] = []
     while len(direction.users) == 1:
         if direction.target is _aten.bmm.default:
             return direction, others
@@ -78,7 +77,7 @@ def _split_step(node: Node) -> tuple[Node | None, list[Node]]:
     return None, []
 
 
-def _last_use(node: Node, place: dict[Node, int]) -> float:
+def _last_use(node: Any, place: dict[Any, int]) -> float:
     """Return the place of the last node that reads the memory of this one."""
     last = float(place[node])
     for user in node.users:
