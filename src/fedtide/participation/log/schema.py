@@ -202,7 +202,15 @@ def _parse_rounds(column: pl.Series) -> pl.Series:
 def _parse_stages(frame: pl.DataFrame) -> pl.Series:
     if "stage" not in frame.columns:
         return pl.Series("stage", ["used"], dtype=Stage).new_from_index(0, len(frame))
-    stages = frame["stage"].cast(pl.String).fill_null("used")
+    stages = frame["stage"].cast(pl.String)
+    missing = stages.is_null()
+    if missing.any() and not missing.all():
+        raise InvalidInputError(
+            f"stage: {missing.sum():,} of {len(stages):,} rows have no stage, row "
+            f"{missing.to_list().index(True) + 1:,} first; give one of {', '.join(STAGES)}, or "
+            "remove the column if all rows are used"
+        )
+    stages = stages.fill_null("used")
     for stage in stages.unique():
         require_choice("stage", stage, STAGES)
     return stages.cast(Stage)
