@@ -295,7 +295,7 @@ def test_client_ids_of_mixed_types_in_a_frame_are_rejected() -> None:
 def test_rows_without_a_stage_are_rejected_where_others_have_one(tmp_path: Path) -> None:
     path = tmp_path / "log.csv"
     path.write_text("round,client,stage\n0,a,used\n0,b,\n1,a,selected\n1,b,\n")
-    with pytest.raises(InvalidInputError, match="^stage: 2 of 4 rows have no stage"):
+    with pytest.raises(InvalidInputError, match=r"^stage: 2 of 4 rows have no stage"):
         read_log(path)
     path.write_text("round,client,stage\n0,a,\n1,b,\n")
     assert read_log(path)["stage"].to_list() == ["used", "used"]
