@@ -2,6 +2,7 @@
 
 import re
 import statistics
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -87,3 +88,24 @@ def test_intervals_on_the_page_are_those_of_the_records(records, page):
     mean, half = statistics.mean(d), 2.776 * statistics.stdev(d) / 5**0.5
     text = f"amplified-scaffold − scaffold = {mean:.2f} [{mean - half:.2f}, {mean + half:.2f}]"
     assert text in page
+
+
+def test_decided_failure_at_full_scale_counts_although_other_runs_are_missing(records):
+    """Laptop runs that confirm a claim do not hide full-scale runs that refute it."""
+    statement = "Amplified SCAFFOLD has the best test accuracy"
+    laptop = [r for r in records if (r.paper, r.scale) == ("002/cifar10", "laptop")]
+    full = [
+        replace(
+            next(r for r in laptop if r.method == run.method),
+            scale="paper",
+            seed=run.seed,
+            settings=run.resolved,
+            measures={"train": 1.0, "test": accuracy + 0.01 * run.seed},
+        )
+        for run in plan(load("002/cifar10"), "paper")
+        for accuracy in [{"amplified-scaffold": 10.0, "fedavg": 50.0}.get(run.method)]
+        if accuracy is not None
+    ]
+    page = render_results([*laptop, *full])
+    assert f"- Does not hold: {statement}" in page
+    assert f"- Holds: {statement}" in render_results(laptop)

@@ -52,8 +52,9 @@ from those on the original images for this reason alone.
 
 
 _COUNTED = """
-Counted is the verdict at full scale if every comparison was run there with enough seeds, or else
-that at laptop scale if every comparison was run there, or else that of the scale with runs.
+Counted is the verdict at full scale if it is settled: every comparison was run there with enough
+seeds, or those that were run decide alone. Otherwise it is that at laptop scale if that is settled,
+or else that of the scale with runs.
 """.strip()
 
 _CHECKS = """
@@ -111,10 +112,10 @@ class _Ruling:
 
     @property
     def decisive(self) -> Verdict:
-        """The verdict that is counted: at full scale, unless only laptop scale is complete."""
-        if self.laptop is None or self.full.complete:
+        """The verdict that is counted: at full scale, unless it is settled at laptop scale only."""
+        if self.laptop is None or self.full.settled:
             return self.full
-        if self.laptop.complete or self.full.outcome == "not tested":
+        if self.laptop.settled or self.full.outcome == "not tested":
             return self.laptop
         return self.full
 

@@ -83,6 +83,11 @@ class Verdict:
     comparisons: tuple[Comparison, ...] = ()
     complete: bool = False
 
+    @property
+    def settled(self) -> bool:
+        """Whether runs that are still missing cannot change it: complete, or decided by a part."""
+        return self.complete or self.outcome in ("reproduced", "not reproduced")
+
 
 @dataclass(frozen=True)
 class Region:
