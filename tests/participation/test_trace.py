@@ -106,6 +106,13 @@ def test_many_intervals_of_different_lengths(tmp_path: Path) -> None:
         np.testing.assert_array_equal(running.round(t).clients, clients[available])
 
 
+@pytest.mark.filterwarnings("error")
+def test_interval_without_an_end_in_practice(tmp_path: Path) -> None:
+    path = write_trace(tmp_path / "trace.csv", [(0, 0, 1.7e308), (1, 10, 20)])
+    running = Trace(path, 10).begin(Population(clients=2), seed=0)
+    assert [running.round(t).clients.tolist() for t in range(3)] == [[0], [0, 1], [0]]
+
+
 def test_decimal_instants_meet_interval_boundaries(tmp_path: Path) -> None:
     """Round 100 of 0.57 s is at 57 s, where 0.57 * 100 in binary is below it."""
     assert 0.57 * 100 < 57

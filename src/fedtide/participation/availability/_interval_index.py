@@ -36,7 +36,8 @@ class IntervalIndex:
         self._ends = ends[order]
         exponents, first = np.unique(exponents[order], return_index=True)
         bounds = [*first.tolist(), len(order)]
-        longest = np.ldexp(1.0, exponents).tolist()
+        with np.errstate(over="ignore"):  # infinity is right above half the largest number
+            longest = np.ldexp(1.0, exponents).tolist()
         self._levels = list(zip(longest, bounds, bounds[1:], strict=False))
 
     def clients_at(self, instant: float) -> Ids:
