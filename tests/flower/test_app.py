@@ -2,6 +2,7 @@
 
 import importlib
 import pkgutil
+import re
 
 import numpy as np
 import pytest
@@ -291,3 +292,32 @@ def test_running_statistics_are_refused_because_clients_do_not_send_them():
     net = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 3)).double()
     with pytest.raises(ft.InvalidInputError, match=r"^model: layer '1' keeps .*; use GroupNorm"):
         ClientTask(net, *shard(0), cross_entropies)
+
+
+def scalar_model(*shape):
+    return nn.Sequential(nn.Linear(4, 1), nn.Unflatten(1, shape)).double()
+
+
+@pytest.mark.parametrize(
+    ("loss", "message"),
+    [
+        (lambda z, y: (z - y).square().mean(dim=1), "pairs all outputs, shape (B, 1), with all"),
+        (lambda z, y: (z - y).square(), "(2, 2); it must give one number per sample, shape (2,)"),
+        (lambda z, y: (z.squeeze(-1) - y).square().mean(), "it must give one number per sample"),
+        (lambda z, y: (z.squeeze(-1) - y) * torch.rand(len(y)), "draws from a global random"),
+        (lambda z, y: z.nonsense(), "it fails on outputs of shape (2, 1) and targets of shape"),
+    ],
+)
+def test_losses_that_would_train_another_model_are_refused(loss, message):
+    """As in simulations; a client alone would send updates that no one can tell from good ones."""
+    x, y = shard(0)
+    with pytest.raises(ft.InvalidInputError, match=rf"^loss: .*{re.escape(message)}"):
+        ClientTask(scalar_model(1), x, y.double(), loss)
+
+
+def test_loss_that_compares_samples_trains():
+    x, y = shard(0)
+    task = ClientTask(
+        scalar_model(1), x, y.double(), lambda z, _: (z - z.mean()).square().squeeze(-1)
+    )
+    assert task.mixes_samples

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
-import torch
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits, huber_loss, log_softmax
 
@@ -146,8 +145,3 @@ def resolve_function(field: str, given: object, known: Mapping[str, object]) -> 
             f"{field}: unknown {given!r}; {did_you_mean(given, known)}, or give a function"
         )
     return known[given]
-
-
-def is_per_sample(losses: object, samples: int) -> bool:
-    """Return whether a loss or metric gave one number for each sample, (B,)."""
-    return isinstance(losses, torch.Tensor) and losses.shape == (samples,)

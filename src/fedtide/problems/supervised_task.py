@@ -19,9 +19,10 @@ from fedtide.problems.base import Batch, BatchInputs, BatchPlan, BufferMode, Eva
 from fedtide.problems.datasets.catalogue import PixelStandardisation
 from fedtide.problems.datasets.sources import Ints
 from fedtide.problems.layout import Layout, Params, to_channels_last
-from fedtide.problems.losses import TARGET_KINDS, LossFunction, is_per_sample
+from fedtide.problems.loss_checks import depends_on_others, require_per_sample, trial_rows
+from fedtide.problems.losses import TARGET_KINDS, LossFunction
 from fedtide.problems.models import FunctionalModel
-from fedtide.problems.models.functional import mixes_samples, refuse_impure
+from fedtide.problems.models.functional import mixes_samples
 from fedtide.problems.partitions import Shards, StoredShards
 from fedtide.problems.sample_metrics import Metric, class_recalls
 from fedtide.problems.supervised_data import DeviceSamples
@@ -30,7 +31,6 @@ Floats = NDArray[np.float64]
 
 _UNEVEN = 1.5  # how many times larger than the smallest class the largest is
 _MOST_RECALLS = 20  # classes whose recalls are columns of their own
-_TRIED = 32  # samples on which losses and metrics are tried
 _APART = (
     "problem.loss: in this model or loss the samples of a minibatch influence one another, so the "
     "figures of a client take all its samples as one minibatch and depend on how many it holds; "
@@ -478,26 +478,7 @@ class SupervisedTask(Task):
                 )
         masks = () if example.mask is None else (example.mask,)
         for name, function in self._functions.items():
-            field = name if name == "loss" else f"metrics.{name}"
-            shapes = (
-                f"outputs {_shape(outputs)} and targets {_shape(example.target)} of {count} samples"
-            )
-            try:
-                with refuse_impure(field, (example.target, *masks), "target"):
-                    values = function(outputs, example.target, *masks)
-            except InvalidInputError:
-                raise
-            except Exception as error:
-                raise InvalidInputError(
-                    f"{field}: it fails on {shapes} ({first_line(error, 150)}); change it, the "
-                    "model's last layer or the target"
-                ) from error
-            if not is_per_sample(values, count):
-                raise InvalidInputError(
-                    f"{field}: on {shapes} it gives values {_shape(values)}; it must give one "
-                    f"number per sample, shape ({count},), as torch's losses do with "
-                    "reduction='none'"
-                )
+            require_per_sample(_field(name), function, outputs, example.target, *masks)
 
     def _untested_clients(self) -> list[str]:
         """Return a sentence on clients that no figure on test samples covers, if there are any."""
@@ -521,29 +502,20 @@ class SupervisedTask(Task):
         """
         if self._train.target.is_meta:
             return False
-        samples = _take(self._train, _trial_rows(self._train.target))
+        samples = _take(self._train, trial_rows(self._train.target))
         outputs = self.model.evaluate(self.model.params, self._arguments(samples))
         if not isinstance(outputs, Tensor):
             return False
-        # random ones as well, because an untrained network may give one class or zeros alone
-        noise = torch.randn(outputs.shape, generator=torch.Generator().manual_seed(0)).to(outputs)
         target, masks = samples.target, () if samples.mask is None else (samples.mask,)
         loss_depends = False
         for name, function in self._functions.items():
-            if not any(_depends_on_others(function, o, target, *masks) for o in (outputs, noise)):
+            if not depends_on_others(_field(name), function, outputs, target, *masks):
                 continue
-            field = name if name == "loss" else f"metrics.{name}"
-            if any(_pairs_all(function, o, target, *masks) for o in (outputs, noise)):
-                raise InvalidInputError(
-                    f"{field}: its value for a sample depends on the others, because it pairs all "
-                    f"outputs, shape {_batch_shape(outputs)}, with all targets, shape "
-                    f"{_batch_shape(target)}; give both the same shape, as outputs.squeeze(-1) does"
-                )
             if name != "loss":
                 raise InvalidInputError(
-                    f"{field}: its value for a sample depends on the others, so figures of clients "
-                    "would be wrong; compute it from each sample alone, and scores of a whole set "
-                    "from the outputs of result.module()"
+                    f"metrics.{name}: its value for a sample depends on the others, so figures of "
+                    "clients would be wrong; compute it from each sample alone, and scores of a "
+                    "whole set from the outputs of result.module()"
                 )
             loss_depends = True
         return loss_depends
@@ -620,39 +592,9 @@ def _first(samples: DeviceSamples, count: int) -> DeviceSamples:
     return _take(samples, rows)
 
 
-def _trial_rows(target: Tensor) -> Tensor:
-    """Return samples from all parts of the data, with the smallest and the largest target."""
-    rows = np.linspace(0, len(target) - 1, _TRIED).astype(np.int64)
-    extremes = [int(target.argmin()), int(target.argmax())] if target.dim() == 1 else []
-    return torch.from_numpy(np.unique([*rows, *extremes])).to(target.device)
-
-
-def _depends_on_others(function: LossFunction, *batch: Tensor) -> bool | None:
-    """Return whether a sample has another value in this batch than beside itself; None: unknown."""
-    every = torch.arange(len(batch[0]), device=batch[0].device)
-    try:
-        beside = [function(*(part[row.expand(2)] for part in batch))[0] for row in every]
-        together, alone = function(*batch).double(), torch.stack(beside).double()
-    except Exception:  # a user's code may raise anything, as on an odd number of samples
-        return None
-    if together.shape != alone.shape:
-        return None
-    rounding = 1e-5 * float(together.nan_to_num(0, 0, 0).abs().max())
-    return not torch.allclose(together, alone, rtol=1e-5, atol=rounding, equal_nan=True)
-
-
-def _pairs_all(function: LossFunction, outputs: Tensor, target: Tensor, *masks: Tensor) -> bool:
-    """Return whether the samples are independent as soon as outputs have the target's shape."""
-    if outputs.numel() != target.numel() or outputs.shape == target.shape:
-        return False
-    same = [(outputs.view_as(target), target), (outputs, target.view_as(outputs))]
-    return any(_depends_on_others(function, *pair, *masks) is False for pair in same)
-
-
-def _batch_shape(tensor: Tensor) -> str:
-    """Return a shape with B for the number of samples."""
-    rest = ", ".join(map(str, tensor.shape[1:]))
-    return f"(B, {rest})" if rest else "(B,)"
+def _field(function: str) -> str:
+    """Return what an error about the loss or a metric names."""
+    return function if function == "loss" else f"metrics.{function}"
 
 
 def _take(samples: DeviceSamples, rows: slice | Tensor) -> DeviceSamples:
@@ -668,10 +610,6 @@ def _gather(tensor: Tensor, samples: Tensor) -> Tensor:
 
 def _takes_mask(module: nn.Module) -> bool:
     return "mask" in inspect.signature(module.forward).parameters
-
-
-def _shape(values: object) -> str:
-    return f"of shape {tuple(values.shape)}" if isinstance(values, Tensor) else f"{values!r:.60}"
 
 
 def _evaluation_chunk(module: nn.Module, device: torch.device) -> int:

@@ -13,6 +13,7 @@ from fedtide.errors import InvalidInputError
 from fedtide.population import Population
 from fedtide.problems.base import Batch, BatchInputs, BatchPlan, Evaluation, Task
 from fedtide.problems.layout import Layout, Params
+from fedtide.problems.loss_checks import depends_on_others, require_per_sample, trial_rows
 from fedtide.problems.models import FunctionalModel
 from fedtide.problems.models.functional import mixes_samples
 
@@ -36,7 +37,8 @@ class ClientTask(Task):
 
     Raises:
         InvalidInputError: a network that cannot be trained as a pure function
-            (see `FunctionalModel`), or that keeps running statistics; no samples.
+            (see `FunctionalModel`), or that keeps running statistics; a loss that does not give
+            one number for each sample, or pairs all outputs with all targets; no samples.
     """
 
     def __init__(self, module: nn.Module, features: Tensor, targets: Tensor, loss: Loss) -> None:
@@ -52,6 +54,7 @@ class ClientTask(Task):
                 "send; use GroupNorm, or track_running_stats=False"
             )
         self._features, self._targets, self._loss = features, targets, loss
+        self._check_loss()
         self.population = Population(1, samples=np.array([len(features)]))
         self.layout = Layout.from_params(self._model.params)
         self.start = self.layout.flatten(self._model.params)
@@ -64,6 +67,15 @@ class ClientTask(Task):
         padded = None if mask.all() else mask.bool()
         losses = self._loss(self._model(params, (features,), key, padded), targets)
         return (losses * mask).sum() / mask.sum().clamp(min=1)
+
+    @torch.no_grad()
+    def _check_loss(self) -> None:
+        outputs, targets = self._model.example_output, self._targets[:2]
+        require_per_sample("loss", self._loss, outputs, targets)
+        if outputs.numel() == targets.numel():  # they could be paired wrongly
+            rows = trial_rows(self._targets)
+            outputs = self._model.evaluate(self._model.params, (self._features[rows],))
+            depends_on_others("loss", self._loss, outputs, self._targets[rows])
 
     @torch.no_grad()
     def _padded_loss(self, samples: Tensor) -> Tensor:

@@ -1,0 +1,128 @@
+"""Trials of a loss or metric of the user's: what it returns, and whether samples influence it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedtide.errors import InvalidInputError, first_line
+from fedtide.problems.losses import LossFunction
+from fedtide.problems.models.functional import refuse_impure
+
+_TRIED = 32  # samples on which a function is tried
+
+
+def require_per_sample(
+    field: str, function: LossFunction, outputs: Any, target: Tensor, *masks: Tensor
+) -> None:
+    """Raise InvalidInputError unless the function gives one number for each of a few samples.
+
+    Args:
+        field: what the errors name.
+        function: the loss or metric.
+        outputs: the network's, for these samples.
+        target: (B, ...).
+        masks: none, or that of sequences, (B, L).
+
+    Raises:
+        InvalidInputError: it fails, changes the targets, draws from a global generator, or returns
+            something else than (B,).
+    """
+    count = len(target)
+    shapes = f"outputs {_shape(outputs)} and targets {_shape(target)} of {count} samples"
+    try:
+        with refuse_impure(field, (target, *masks), "target"):
+            values: object = function(outputs, target, *masks)
+    except InvalidInputError:
+        raise
+    except Exception as error:  # a user's code may raise anything
+        raise InvalidInputError(
+            f"{field}: it fails on {shapes} ({first_line(error, 150)}); change it, the "
+            "model's last layer or the target"
+        ) from error
+    if not (isinstance(values, Tensor) and values.shape == (count,)):
+        raise InvalidInputError(
+            f"{field}: on {shapes} it gives values {_shape(values)}; it must give one "
+            f"number per sample, shape ({count},), as torch's losses do with "
+            "reduction='none'"
+        )
+
+
+def trial_rows(target: Tensor) -> Tensor:
+    """Return samples from all parts of the data, with the smallest and the largest target."""
+    rows = np.linspace(0, len(target) - 1, _TRIED).astype(np.int64)
+    extremes = [int(target.argmin()), int(target.argmax())] if target.dim() == 1 else []
+    return torch.from_numpy(np.unique([*rows, *extremes])).to(target.device)
+
+
+@torch.no_grad()
+def depends_on_others(
+    field: str, function: LossFunction, outputs: Tensor, target: Tensor, *masks: Tensor
+) -> bool:
+    """Return whether the function's value for a sample depends on which others are beside it.
+
+    Args:
+        field: what the error names.
+        function: the loss or metric.
+        outputs: the network's, for the samples of `trial_rows`.
+        target: (B, ...).
+        masks: none, or that of sequences, (B, L).
+
+    Raises:
+        InvalidInputError: it does because broadcasting pairs every output with every target.
+
+    >>> outputs, target = torch.ones(3, 1), torch.tensor([1.0, 2.0, 3.0])
+    >>> def loss(z, y):
+    ...     return (z - y).square().mean(dim=1)
+    >>> depends_on_others("loss", loss, outputs, target)
+    Traceback (most recent call last):
+    fedtide.errors.InvalidInputError: loss: its value for a sample depends on the others, because it
+    pairs all outputs, shape (B, 1), with all targets, shape (B,); give both the same shape, as
+    outputs.squeeze(-1) does
+    """
+    # random ones as well, because an untrained network may give one class or zeros alone
+    noise = torch.randn(outputs.shape, generator=torch.Generator().manual_seed(0)).to(outputs)
+    if not any(_depends(function, z, target, *masks) for z in (outputs, noise)):
+        return False
+    if any(_pairs_all(function, z, target, *masks) for z in (outputs, noise)):
+        raise InvalidInputError(
+            f"{field}: its value for a sample depends on the others, because it pairs all "
+            f"outputs, shape {_batch_shape(outputs)}, with all targets, shape "
+            f"{_batch_shape(target)}; give both the same shape, as outputs.squeeze(-1) does"
+        )
+    return True
+
+
+def _depends(function: LossFunction, *batch: Tensor) -> bool | None:
+    """Return whether a sample has another value in this batch than beside itself; None: unknown."""
+    every = torch.arange(len(batch[0]), device=batch[0].device)
+    try:
+        beside = [function(*(part[row.expand(2)] for part in batch))[0] for row in every]
+        together, alone = function(*batch).double(), torch.stack(beside).double()
+    except Exception:  # a user's code may raise anything, as on an odd number of samples
+        return None
+    if together.shape != alone.shape:
+        return None
+    rounding = 1e-5 * float(together.nan_to_num(0, 0, 0).abs().max())
+    return not torch.allclose(together, alone, rtol=1e-5, atol=rounding, equal_nan=True)
+
+
+def _pairs_all(function: LossFunction, outputs: Tensor, target: Tensor, *masks: Tensor) -> bool:
+    """Return whether the samples are independent as soon as outputs have the target's shape."""
+    if outputs.numel() != target.numel() or outputs.shape == target.shape:
+        return False
+    same = [(outputs.view_as(target), target), (outputs, target.view_as(outputs))]
+    return any(_depends(function, *pair, *masks) is False for pair in same)
+
+
+def _batch_shape(tensor: Tensor) -> str:
+    """Return a shape with B for the number of samples."""
+    rest = ", ".join(map(str, tensor.shape[1:]))
+    return f"(B, {rest})" if rest else "(B,)"
+
+
+def _shape(values: object) -> str:
+    return f"of shape {tuple(values.shape)}" if isinstance(values, Tensor) else f"{values!r:.60}"
