@@ -399,7 +399,7 @@ def goal_table(
         "| pattern | best by hand | its figure | Auto | ratio | Auto − 1.05 best | Auto − FedAvg |",
         "| --- | --- | --- | --- | --- | --- | --- |",
     ]
-    ratios, beyond, worse = [], 0, 0
+    ratios, within, beyond, worse = [], 0, 0, 0
     for pattern in board.patterns:
         own = figures.get((problem, pattern), {})
         rival = best_rival(board, pattern, own) if AUTO in own else None
@@ -409,6 +409,7 @@ def goal_table(
         gap, margin = interval(auto - 1.05 * best)
         loss, loss_margin = interval(auto - own[REFERENCE])
         ratios.append(auto.mean() / best.mean())
+        within += gap < -margin
         beyond += gap > margin
         worse += loss > loss_margin
         lines.append(
@@ -422,8 +423,9 @@ def goal_table(
         "",
         f"Mean figures within 5 %: {(values <= 1.05).sum()} of {len(values)}; within 25 %: "
         f"{(values <= 1.25).sum()}; worst ratio {values.max():.2f}, geometric mean "
-        f"{np.exp(np.log(values).mean()):.2f}. Beyond 5 % by more than the error: {beyond}; worse "
-        f"than FedAvg by more than the error: {worse}.",
+        f"{np.exp(np.log(values).mean()):.2f}. By the intervals, {within} are shown to be within "
+        f"5 % and {beyond} beyond it, {len(values) - within - beyond} are undecided; {worse} are "
+        "shown to be worse than FedAvg.",
     ]
     return lines
 
