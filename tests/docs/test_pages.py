@@ -1,6 +1,7 @@
 """The generated parts of the documentation, and the blocks of its pages."""
 
 import doctest
+import importlib
 import json
 import re
 from pathlib import Path
@@ -142,6 +143,14 @@ def test_the_links_of_the_readme_lead_to_files_of_the_repository():
     targets = re.findall(r"(?:\]\(|src(?:set)?=\")(?!https?:)([^)#\"]+)", text)
     assert len(targets) > 20
     assert [target for target in targets if not (ROOT / target).exists()] == []
+
+
+def test_the_results_of_the_readme_are_those_of_the_record(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    examples = importlib.import_module("examples")
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    for lines in (examples.digits_text(), examples.fashion_text()):
+        assert "\n".join(lines) in text
 
 
 def test_the_readme_fits_a_page_with_ten_lines_of_python():
