@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import shutil
+import stat
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import polars as pl
@@ -18,6 +22,9 @@ from fedtide.errors import InvalidInputError
 DRAFT_PATTERNS = (".*.part", ".tmp??????")
 """Glob patterns of unfinished files, of `write_atomically` and of safetensors."""
 
+_HINT = "check its folder"
+_WRITE_ERRORS = (OSError, SafetensorError, pl.exceptions.ComputeError)
+
 
 def draft_path(path: Path) -> Path:
     """Return the temporary path to which a file is written before it is renamed to `path`."""
@@ -25,18 +32,18 @@ def draft_path(path: Path) -> Path:
 
 
 def write_atomically(
-    path: Path,
-    write: Callable[[Path], Any],
-    field: str = "out",
-    hint: str = "free some disk space and resume",
+    path: Path, write: Callable[[Path], Any], field: str = "out", hint: str = _HINT
 ) -> None:
     """Let `write` fill a temporary file beside `path`, then rename it to `path`.
+
+    A symbolic link stays, and the file that it names is replaced; a file keeps its mode. A device
+    or a named pipe is written to, as nothing may replace it.
 
     Args:
         path: of the file; its folder is created if only that is missing.
         write: writes the content to the path that it is given.
         field: the field that an error names.
-        hint: the fix that an error suggests.
+        hint: the fix that an error suggests, unless the disk is full.
 
     Raises:
         InvalidInputError: the disk is full or the folder is not writable; nothing is left behind.
@@ -46,18 +53,66 @@ def write_atomically(
         Traceback (most recent call last):
         fedtide.errors.InvalidInputError: json: no/such/folder/a.txt cannot be written (...); ...
     """
+    try:
+        if is_special(path):
+            _write_through(path, write)
+        else:
+            _replace(Path(os.path.realpath(path)), write)
+    except _WRITE_ERRORS as error:
+        raise unwritable(field, path, error, hint) from None
+
+
+def is_special(path: Path) -> bool:
+    """Return whether something exists at `path` that is no regular file, such as a named pipe."""
+    return path.exists() and not path.is_file()
+
+
+def _write_through(path: Path, write: Callable[[Path], Any]) -> None:
+    """Let `write` fill a file elsewhere, as libraries seek or rename, and copy it into `path`."""
+    with TemporaryDirectory() as folder:
+        draft = Path(folder) / "draft"
+        write(draft)
+        with draft.open("rb") as source, path.open("wb") as target:
+            shutil.copyfileobj(source, target)
+
+
+def _replace(path: Path, write: Callable[[Path], Any]) -> None:
     draft = draft_path(path)
     try:
         path.parent.mkdir(exist_ok=True)
+        mode = stat.S_IMODE(path.stat().st_mode) if path.exists() else None
+        if mode is not None:  # the new content must not be readable by more than the old one
+            draft.unlink(missing_ok=True)
+            draft.touch(0o600)
         write(draft)
         with draft.open("rb") as file:
             os.fsync(file.fileno())
+        if mode is not None:
+            draft.chmod(mode)
         draft.replace(path)
-    except (OSError, SafetensorError, pl.exceptions.ComputeError) as error:
+    except _WRITE_ERRORS:
         with suppress(OSError):  # the folder may be a file
             draft.unlink(missing_ok=True)
-        reason = getattr(error, "strerror", None) or str(error)
-        raise InvalidInputError(f"{field}: {path} cannot be written ({reason}); {hint}") from None
+        raise
+
+
+def unwritable(field: str, path: Path, error: Exception, hint: str = _HINT) -> InvalidInputError:
+    """Return the error about a file or folder that cannot be written.
+
+    Args:
+        field: the field that it names.
+        path: of the file or folder.
+        error: why; libraries in Rust say the cause in their message alone.
+        hint: the fix that it suggests, unless the disk is full.
+
+    >>> unwritable("out", Path("a"), OSError(28, "No space left on device"), "choose another")
+    InvalidInputError('out: a cannot be written (No space left on device); free some disk space,
+    then resume or repeat')
+    """
+    reason = getattr(error, "strerror", None) or str(error)
+    if any(os.strerror(code) in reason for code in (errno.ENOSPC, errno.EDQUOT)):
+        hint = "free some disk space, then resume or repeat"
+    return InvalidInputError(f"{field}: {path} cannot be written ({reason}); {hint}")
 
 
 def make_folder(folder: Path, field: str = "out") -> None:
@@ -69,14 +124,10 @@ def make_folder(folder: Path, field: str = "out") -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise InvalidInputError(
-            f"{field}: {folder} cannot be written ({error.strerror}); choose another"
-        ) from None
+        raise unwritable(field, folder, error, "choose another") from None
 
 
-def write_text(
-    path: Path, text: str, field: str = "out", hint: str = "free some disk space and resume"
-) -> None:
+def write_text(path: Path, text: str, field: str = "out", hint: str = _HINT) -> None:
     """Write text atomically."""
     write_atomically(path, lambda draft: draft.write_text(text, encoding="utf-8"), field, hint)
 
@@ -86,12 +137,7 @@ def write_json(path: Path, content: dict[str, Any]) -> None:
     write_text(path, json.dumps(content, indent=2) + "\n")
 
 
-def write_yaml(
-    path: Path,
-    content: dict[str, Any],
-    field: str = "out",
-    hint: str = "free some disk space and resume",
-) -> None:
+def write_yaml(path: Path, content: dict[str, Any], field: str = "out", hint: str = _HINT) -> None:
     """Write a mapping as YAML atomically, keeping the order of its keys."""
     write_text(path, yaml.safe_dump(content, sort_keys=False, allow_unicode=True), field, hint)
 

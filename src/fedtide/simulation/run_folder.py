@@ -18,6 +18,7 @@ import polars as pl
 from fedtide.atomic_io import (
     DRAFT_PATTERNS,
     draft_path,
+    unwritable,
     write_frame,
     write_json,
     write_text,
@@ -216,10 +217,7 @@ class RunFolder:
             with self.live_metrics.open("a", encoding="utf-8") as file:
                 file.write(_json_line(row))
         except OSError as error:
-            raise InvalidInputError(
-                f"out: {self.live_metrics} cannot be written ({error.strerror}); "
-                "free some disk space and resume"
-            ) from None
+            raise unwritable("out", self.live_metrics, error) from None
 
     def read_metrics(self) -> pl.DataFrame:
         """Return one row per evaluation so far, of a finished run or of one under way.

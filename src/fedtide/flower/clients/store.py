@@ -54,7 +54,7 @@ class ClientStore:
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         contiguous = {name: tensor.contiguous() for name, tensor in tensors.items()}
         write = partial(safetensors.torch.save_file, contiguous)
-        write_atomically(self._path(t), write, field="client", hint="make room")
+        write_atomically(self._path(t), write, field="client")
 
     def load(self, t: int) -> dict[str, Tensor] | None:
         """Return the tensors of round t; None: missing or damaged."""

@@ -1,0 +1,166 @@
+"""Files that are written: what stands at their path already, and why writing fails."""
+
+import errno
+import os
+import stat
+import threading
+from pathlib import Path
+
+import matplotlib.figure
+import polars as pl
+import pytest
+import safetensors.torch
+import torch
+
+from fedtide.atomic_io import make_folder, write_atomically, write_frame, write_json, write_text
+from fedtide.errors import InvalidInputError
+from fedtide.participation.log.tables import write_table
+from fedtide.plotting.saving import save_figure
+
+TENSORS = {"x": torch.arange(3.0)}
+FRAME = pl.DataFrame({"round": [0, 1]})
+
+WRITERS = {
+    "text": lambda path: write_text(path, "new\n"),
+    "parquet": lambda path: write_frame(path, FRAME),
+    "csv": lambda path: write_table("out", path.with_suffix(".csv"), FRAME),
+    "figure": lambda path: save_figure(matplotlib.figure.Figure(), path.with_suffix(".png")),
+    "tensors": lambda path: write_atomically(
+        path, lambda draft: safetensors.torch.save_file(TENSORS, draft)
+    ),
+}
+
+
+def path_of(kind, folder):
+    """Return the path below `folder` to which the writer of this kind writes when given `a`."""
+    return folder / {"csv": "a.csv", "figure": "a.png"}.get(kind, "a")
+
+
+def mode(path):
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+@pytest.mark.parametrize("kind", WRITERS)
+def test_the_reader_of_a_named_pipe_gets_the_file(kind, tmp_path):
+    for name in ("plain", "piped"):
+        (tmp_path / name).mkdir()
+    plain, pipe = path_of(kind, tmp_path / "plain"), path_of(kind, tmp_path / "piped")
+    WRITERS[kind](plain.with_name("a"))
+    os.mkfifo(pipe)
+    read = []
+    reader = threading.Thread(target=lambda: read.append(pipe.read_bytes()), daemon=True)
+    reader.start()
+    WRITERS[kind](pipe.with_name("a"))
+    reader.join(30)
+    assert read == [plain.read_bytes()]
+    assert pipe.is_fifo()
+    assert [*pipe.parent.iterdir()] == [pipe]
+
+
+@pytest.mark.parametrize("kind", WRITERS)
+def test_a_link_stays_and_its_target_is_written(kind, tmp_path):
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "links").mkdir()
+    target, link = tmp_path / "folder" / "target", path_of(kind, tmp_path / "links")
+    target.write_text("old")
+    link.symlink_to(Path("..", "folder", "target"))
+    WRITERS[kind](link.with_name("a"))
+    assert link.is_symlink()
+    assert target.read_bytes() not in (b"old", b"")
+    assert [*link.parent.iterdir(), *target.parent.iterdir()] == [link, target]
+
+
+def test_a_link_to_a_file_that_does_not_exist_yet(tmp_path):
+    (tmp_path / "link").symlink_to("target")
+    write_text(tmp_path / "link", "new")
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "target").read_text() == "new"
+
+
+def test_the_descriptor_of_a_pipe(tmp_path):
+    """As in `--json >(wc -c)`."""
+    reading, writing = os.pipe()
+    try:
+        write_text(Path(f"/dev/fd/{writing}"), "new")
+        assert os.read(reading, 10) == b"new"
+    finally:
+        os.close(reading)
+        os.close(writing)
+
+
+@pytest.mark.parametrize("kind", WRITERS)
+@pytest.mark.parametrize("bits", [0o600, 0o664, 0o444])
+def test_a_file_keeps_its_mode(bits, kind, tmp_path):
+    path = path_of(kind, tmp_path)
+    path.write_text("old")
+    path.chmod(bits)
+    WRITERS[kind](tmp_path / "a")
+    assert path.read_bytes() != b"old"
+    assert mode(path) == bits
+
+
+def test_what_replaces_a_private_file_is_never_readable_by_others(tmp_path):
+    path, modes = tmp_path / "a", []
+    path.write_text("old")
+    path.chmod(0o600)
+
+    def write(draft):
+        with draft.open("w") as file:
+            modes.append(mode(draft))
+            file.write("new")
+
+    write_atomically(path, write)
+    assert (path.read_text(), modes) == ("new", [0o600])
+
+
+def test_a_new_file_has_the_usual_mode(tmp_path):
+    (tmp_path / "usual").write_text("")
+    write_text(tmp_path / "a", "")
+    assert mode(tmp_path / "a") == mode(tmp_path / "usual")
+
+
+# Failures.
+
+
+def refused(path, write):
+    with pytest.raises(InvalidInputError, match=r"^out: .* cannot be written \(.*\); ") as error:
+        write_atomically(path, write)
+    return str(error.value)
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])
+@pytest.mark.parametrize("rust", [False, True])
+def test_a_full_disk_is_told_from_other_causes(rust, code, tmp_path):
+    """Libraries in Rust give the cause in their message alone."""
+    reason = os.strerror(code)
+
+    def write(draft):
+        if rust:
+            raise pl.exceptions.ComputeError(f"parquet: {reason} (os error {code})")
+        raise OSError(code, reason)
+
+    message = refused(tmp_path / "a", write)
+    assert reason in message
+    assert "disk space" in message.partition("; ")[2]
+
+
+@pytest.mark.parametrize("write", [*WRITERS.values(), lambda path: write_json(path, {})])
+def test_a_folder_that_is_gone_is_no_full_disk(write, tmp_path):
+    with pytest.raises(InvalidInputError, match=r"No such file or directory.*\); ") as error:
+        write(tmp_path / "no" / "such" / "a")
+    assert "space" not in str(error.value)
+
+
+def test_a_folder_in_place_of_the_file(tmp_path):
+    (tmp_path / "a").mkdir()
+    assert "(Is a directory)" in refused(tmp_path / "a", lambda draft: draft.write_text(""))
+    assert [*tmp_path.rglob("*")] == [tmp_path / "a"]
+
+
+def test_a_folder_on_a_full_disk(tmp_path, monkeypatch):
+    def full(folder, *options, **more):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(Path, "mkdir", full)
+    with pytest.raises(InvalidInputError, match=r"^out: .* cannot be written .*; free .*space"):
+        make_folder(tmp_path / "a")
