@@ -503,6 +503,9 @@ def test_a_run_that_diverges_is_refused_with_its_checkpoint(fedtide):
         (["compare", "here", "--figure", "x"], "figure", ".png, .pdf or .svg"),
         (["report", "here", "--html", "x.pdf"], "html", ".html or .htm"),
         (["audit", "here/participation.parquet", "--html", "x.png"], "html", ".html or .htm"),
+        (["audit", "here/participation.parquet", "--json", "x.csv"], "json", ".json"),
+        (["papers", "--write", "x.json"], "write", ".md"),
+        (["leaderboard", "--write", "x.json"], "write", ".md"),
     ],
     ids=str,
 )

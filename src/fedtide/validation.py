@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from numbers import Integral
 from pathlib import Path
 from typing import Any, get_args
@@ -61,6 +61,15 @@ def require_suffix(field: str, path: Path, suffixes: Sequence[str]) -> None:
         *most, last = suffixes
         listed = f"{', '.join(most)} or {last}" if most else last
         raise InvalidInputError(f"{field}: {path} has the suffix {path.suffix!r}; use {listed}")
+
+
+def require_not_read(field: str, path: Path, inputs: Iterable[Path]) -> None:
+    """Raise InvalidInputError if writing `path` would replace one of the files that are read."""
+    for file in inputs:
+        if path.is_file() and file.is_file() and path.samefile(file):
+            raise InvalidInputError(
+                f"{field}: {path} is a file that is read, and would be replaced; choose another"
+            )
 
 
 def require_folder_name(field: str, name: str) -> None:

@@ -1,6 +1,7 @@
 """The command `fedtide audit`."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ import yaml
 from typer.testing import CliRunner
 
 from fedtide.cli.main import app, main
+from fedtide.errors import InvalidInputError
 from fedtide.participation import GroupCycle, Schedule, UniformOf
 
 
@@ -103,6 +105,64 @@ def test_command_reports_invalid_input_in_one_line(
     assert message.count("\n") == 1
     assert f"{field}: " in message
     assert word in message
+
+
+LOG = "round,client\n0,0\n0,1\n1,0\n2,1\n"
+
+
+@pytest.mark.parametrize(
+    ("log", "options", "output"),
+    [
+        ("log.csv", [], ["--json", "log.csv"]),
+        ("log.json", [], ["--json", "log.json"]),
+        ("log.json", [], ["--json", "./log.json"]),
+        ("log.json", [], ["--json", "link.json"]),
+        ("log.csv", ["--roster", "roster.json"], ["--json", "roster.json"]),
+        ("log.csv", ["--privacy", "privacy.yaml"], ["--experiment", "privacy.yaml"]),
+        ("run", [], ["--json", "run/summary.json"]),
+        ("run", [], ["--experiment", "run/experiment.yaml"]),
+    ],
+)
+def test_outputs_do_not_replace_what_is_read(
+    log: str, options: list[str], output: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("log.csv").write_text(LOG)
+    frame = pl.read_csv("log.csv")
+    Path("log.json").write_text(frame.write_json())
+    Path("link.json").symlink_to("log.json")
+    Path("roster.json").write_text('[{"client": 0}, {"client": 1}]')
+    mechanism = {"type": "gaussian", "clip": 1.0, "noise_multiplier": 1.0, "delta": 1e-5}
+    Path("privacy.yaml").write_text(yaml.safe_dump({"privacy": mechanism}))
+    Path("run").mkdir()
+    frame.with_columns(stage=pl.lit("used")).write_parquet("run/participation.parquet")
+    Path("run/summary.json").write_text('{"rounds": 3}')
+    Path("run/experiment.yaml").write_text("rounds: 3")
+    before = {file: file.read_bytes() for file in Path().rglob("*.*")}
+    refused = CliRunner().invoke(app, ["audit", log, *options, *output])
+    assert isinstance(refused.exception, InvalidInputError)
+    assert str(refused.exception).startswith(f"{output[0][2:]}: {Path(output[1])} ")
+    assert {file: file.read_bytes() for file in Path().rglob("*.*")} == before
+
+
+def test_an_earlier_audit_in_a_run_folder_is_replaced(tmp_path: Path) -> None:
+    frame = pl.DataFrame({"round": [0, 0, 1], "client": [0, 1, 0], "stage": ["used"] * 3})
+    frame.write_parquet(tmp_path / "participation.parquet")
+    for _ in range(2):
+        out = str(tmp_path / "audit.json")
+        done = CliRunner().invoke(app, ["audit", str(tmp_path), "--json", out])
+        assert done.exit_code == 0, done.output
+
+
+def test_outputs_into_pipes_need_no_suffix(tmp_path: Path) -> None:
+    (tmp_path / "log.csv").write_text(LOG)
+    reading, writing = os.pipe()
+    with open(reading) as reader:
+        arguments = ["audit", str(tmp_path / "log.csv"), "--json", f"/dev/fd/{writing}"]
+        done = CliRunner().invoke(app, arguments)
+        os.close(writing)
+        assert done.exit_code == 0, done.output
+        assert json.load(reader)["rounds"] == 3
 
 
 @pytest.mark.process

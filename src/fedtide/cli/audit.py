@@ -11,14 +11,22 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from fedtide.atomic_io import write_text
+from fedtide.atomic_io import is_special, write_text
 from fedtide.auditing.api import audit
 from fedtide.auditing.output.formatting import format_experiment
 from fedtide.auditing.output.terminal import show
 from fedtide.auditing.recommend.step_sizes import Training
 from fedtide.errors import InvalidInputError
 from fedtide.plotting.console import new_console
-from fedtide.validation import PAGE_SUFFIXES, require_suffix
+from fedtide.validation import PAGE_SUFFIXES, require_not_read, require_suffix
+
+_RUN_FILES = (
+    "experiment.yaml",
+    "failure.json",
+    "fingerprints.json",
+    "summary.json",
+    "timings.json",
+)
 
 
 def audit_command(
@@ -130,12 +138,16 @@ def audit_command(
 
     fedtide audit runs/digits/fedau/seed-1 --simulate --json audit.json
     """
-    if html is not None:
-        require_suffix("html", html, PAGE_SUFFIXES)
-    if experiment is not None:
-        require_suffix("experiment", experiment, [".yaml", ".yml"])
-    if strategy is not None:
-        require_suffix("strategy", strategy, [".py"])
+    read = [*_list_files(Path(log)), *(file for file in (roster, privacy) if file is not None)]
+    for field, file, suffixes in (
+        ("json", json_file, [".json"]),
+        ("html", html, PAGE_SUFFIXES),
+        ("experiment", experiment, [".yaml", ".yml"]),
+        ("strategy", strategy, [".py"]),
+    ):
+        if file is not None and not is_special(file):
+            require_suffix(field, file, suffixes)
+            require_not_read(field, file, read)
     training = None
     if smoothness is not None:
         training = Training(smoothness, noise, divergence, steps=steps)
@@ -179,6 +191,11 @@ def audit_command(
     show(result, console)
     for line in chain.from_iterable(privacy_lines):
         console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def _list_files(log: Path) -> list[Path]:
+    """Return the log, or the files of a run folder that outputs could replace."""
+    return [log / name for name in _RUN_FILES] if log.is_dir() else [log]
 
 
 def _write(path: Path, field: str, text: str) -> None:

@@ -18,6 +18,7 @@ from fedtide.leaderboard.standings import Standings, load_standings
 from fedtide.plotting.console import new_console
 from fedtide.plotting.wide_table import WideTable
 from fedtide.sweep.local_workers import available_cores
+from fedtide.validation import require_suffix
 
 
 def leaderboard_command(
@@ -77,6 +78,8 @@ def leaderboard_command(
     """
     if records.exists() and not records.is_dir():
         raise InvalidInputError(f"records: {records} is a file; give the folder of the records")
+    if write is not None:
+        require_suffix("write", write, [".md"])
     board = load_leaderboard(add or ())
     cells = board.cells(_split(problems), _split(patterns), _split(methods))
     if write is not None:

@@ -22,7 +22,7 @@ from fedtide.papers.terminal_tables import claims_table, comparison_table, exper
 from fedtide.plotting.console import new_console
 from fedtide.plotting.saving import save_figure
 from fedtide.simulation.progress_bars import ProgressBars
-from fedtide.validation import require_choice
+from fedtide.validation import require_choice, require_suffix
 
 
 def papers_command(
@@ -73,6 +73,7 @@ def papers_command(
     chosen = [option for option, value in values.items() if value is not None]
     given = [*(["NAME"] if name is not None else []), *(["--show"] if show else []), *chosen]
     if write is not None:
+        require_suffix("write", write, [".md"])
         if given:
             raise InvalidInputError(f"write: it is about all experiments; leave out {given[0]}")
         write_results(write, records)
