@@ -30,6 +30,7 @@ BASICS = {
     "import_paths",
     "content_hash",
     "text_files",
+    "yaml_text",
 }
 MAY_IMPORT = {
     "participation": set(),

@@ -402,6 +402,25 @@ def test_a_file_that_is_no_text_is_refused(fedtide):
     assert refused(fedtide("run", ".")).startswith(".: ")
 
 
+@pytest.mark.parametrize("encoding", ["latin-1", "utf-16"])
+def test_a_file_in_another_encoding_is_refused(encoding, fedtide):
+    Path("bad.yaml").write_text("name: Zürich", encoding=encoding)
+    message = refused(fedtide("run", "bad.yaml"))
+    assert message.startswith("bad.yaml: not UTF-8 text (")
+    assert message.endswith("; save it as UTF-8")
+
+
+def test_dates_are_text_and_numbers_are_decimal(fedtide):
+    """What YAML 1.1 took for a date, and 010 for eight."""
+    text = yaml.safe_dump({key: EXPERIMENT[key] for key in EXPERIMENT.keys() - {"name", "rounds"}})
+    file = write(text + "name: 2026-05-01\nrounds: 010\nseed: 0x1F\n")
+    assert fedtide("run", file, "--out", "here")[0] == 0
+    there = yaml.safe_load(Path("here/experiment.yaml").read_text())
+    assert (there["name"], there["rounds"], there["seed"]) == ("2026-05-01", 10, 31)
+    message = refused(fedtide("run", file, "rounds=1:30", "--out", "there"))
+    assert message.startswith("rounds: '1:30' is of type str; ")
+
+
 def test_damaged_logs_and_data_are_refused(fedtide):
     pl.DataFrame({"round": [0, 0], "client": [1, 1]}).write_parquet("twice.parquet")
     Path("broken.parquet").write_bytes(b"PAR1 this is no Parquet file")

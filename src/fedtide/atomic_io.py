@@ -14,10 +14,10 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import polars as pl
-import yaml
 from safetensors import SafetensorError
 
 from fedtide.errors import InvalidInputError
+from fedtide.yaml_text import dump
 
 DRAFT_PATTERNS = (".*.part", ".tmp??????")
 """Glob patterns of unfinished files, of `write_atomically` and of safetensors."""
@@ -139,7 +139,7 @@ def write_json(path: Path, content: dict[str, Any]) -> None:
 
 def write_yaml(path: Path, content: dict[str, Any], field: str = "out", hint: str = _HINT) -> None:
     """Write a mapping as YAML atomically, keeping the order of its keys."""
-    write_text(path, yaml.safe_dump(content, sort_keys=False, allow_unicode=True), field, hint)
+    write_text(path, dump(content), field, hint)
 
 
 def write_frame(path: Path, frame: pl.DataFrame) -> None:

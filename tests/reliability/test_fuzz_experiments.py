@@ -22,8 +22,8 @@ from fedtide.participation import DROPOUTS, PROCESSES, SELECTIONS
 from fedtide.problems import PARTITIONS, PROBLEMS
 from fedtide.problems.models.model_registry import MODEL_TYPES
 from fedtide.simulation import execute
-from fedtide.simulation.yaml_loading import YamlError, parse
 from fedtide.training import PROJECTIONS, SCHEDULES
+from fedtide.yaml_text import YamlError, parse
 
 QUADRATIC = {
     "type": "quadratic",
@@ -406,7 +406,7 @@ HOSTILE = {
     "duplicate key": ("rounds: 1\nrounds: 2", "YAML.* line 2.* 'rounds'"),
     "long number": ("rounds: " + "9" * 5000, r"YAML.*\(Exceeds the limit"),
     "long hexadecimal number": ("rounds: 0x" + "f" * 5000, "20000 bits"),
-    "date": ("rounds: 2020-99-99", "YAML.*month must be in 1..12"),
+    "date": ("rounds: !!timestamp 2020-99-99", "YAML.*month must be in 1..12"),
     "int": ("rounds: !!int x", "YAML.*invalid literal for int"),
     "empty int": ("rounds: !!int ''", "YAML"),
     "float": ("rounds: !!float x", "YAML.*could not convert string to float"),

@@ -103,6 +103,23 @@ def test_methods_and_seeds_replace_those_of_the_base(base, tmp_path):
     assert paths == ["b/seed-1", "c/seed-1", "b/seed-2", "c/seed-2"]
 
 
+@pytest.mark.parametrize("base", [["a", "b"], {"file": "a.yaml"}, 5])
+def test_a_base_that_is_no_file_name_is_refused(base, tmp_path):
+    file = tmp_path / "sweep.yaml"
+    file.write_text(yaml.safe_dump({"base": base}))
+    with pytest.raises(ft.InvalidInputError, match=r"^base: .* is not the name of a file; "):
+        Sweep.load(file)
+
+
+def test_a_base_of_itself_is_refused(tmp_path):
+    for name, base in (("a", "a"), ("b", "c"), ("c", "c/b")):
+        (tmp_path / f"{name}.yaml").write_text(yaml.safe_dump({"base": f"{base}.yaml"}))
+    (tmp_path / "c").symlink_to(".")
+    for name in "abc":
+        with pytest.raises(ft.InvalidInputError, match=r"^base: .*yaml is a base of itself; "):
+            Sweep.load(tmp_path / f"{name}.yaml")
+
+
 @pytest.mark.parametrize("file", sorted(EXAMPLES.glob("*.yaml")), ids=lambda file: file.stem)
 def test_the_examples_can_be_loaded(file):
     assert Sweep.load(file).runs

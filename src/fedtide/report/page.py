@@ -12,7 +12,6 @@ from typing import Any
 
 import jinja2
 import numpy as np
-import yaml
 from markupsafe import Markup, escape
 
 from fedtide.atomic_io import make_folder, write_text
@@ -46,6 +45,7 @@ from fedtide.report.summary import (
     measure_target,
 )
 from fedtide.validation import PAGE_SUFFIXES, require_suffix
+from fedtide.yaml_text import dump
 
 _MAX_VALUE_LENGTH = 1500  # characters of a resolved value, such as a list of rates
 
@@ -327,7 +327,7 @@ def _differing_settings(groups: Groups) -> tuple[list[str], list[tuple[str, list
 
 def _format_experiment(run: LoadedRun) -> str:
     shortened = _shorten(run.experiment)
-    return yaml.safe_dump(shortened, sort_keys=False, allow_unicode=True, width=100)
+    return dump(shortened, width=100)
 
 
 def _shorten(value: Any) -> Any:

@@ -233,7 +233,7 @@ def _is_registered(base: type, value: Any) -> bool:
 
 
 def _is_number(text: str) -> bool:
-    """Return whether a string is a number that YAML did not recognise, such as 1e-3."""
+    """Return whether a string is a number that YAML 1.1 does not recognise, such as 1e-3."""
     try:
         float(text)
     except ValueError:

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from fedtide.algorithms import ALGORITHMS, Algorithm
 from fedtide.configurable import configurable
 from fedtide.differential_privacy import MECHANISMS, Mechanism
-from fedtide.errors import InvalidInputError
+from fedtide.errors import InvalidInputError, first_line
 from fedtide.participation import (
     DROPOUTS,
     PROCESSES,
@@ -29,13 +29,13 @@ from fedtide.problems import PARTITIONS, PROBLEMS, Partition, Problem
 from fedtide.problems.models.model_registry import MODEL_TYPES
 from fedtide.problems.weighted_objective import Objective
 from fedtide.simulation.config import Builder
-from fedtide.simulation.yaml_loading import YamlError, parse
 from fedtide.training import PROJECTIONS, SCHEDULES, LocalTraining
 from fedtide.training.devices import require_device
 from fedtide.training.lr_schedules import LearningRateSchedule
 from fedtide.training.projection import Projection
 from fedtide.training.trainers.select import TrainerName
 from fedtide.validation import require_at_least
+from fedtide.yaml_text import YamlError, parse
 
 BUILDER = Builder(
     {
@@ -255,6 +255,10 @@ def read_yaml(
         plain = parse(Path(path).read_text(encoding="utf-8"))
     except YamlError as error:
         raise InvalidInputError(f"{path}: {error}; correct the file") from None
+    except UnicodeDecodeError as error:
+        raise InvalidInputError(
+            f"{path}: not UTF-8 text ({first_line(error)}); save it as UTF-8"
+        ) from None
     except (OSError, ValueError) as error:
         raise InvalidInputError(
             f"{path}: cannot be read ({type(error).__name__}); check the path"

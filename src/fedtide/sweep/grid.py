@@ -131,7 +131,7 @@ def _point(field: str, value: Any) -> Point:
 
 
 def _parse_number(value: Any) -> Any:
-    """Return the number in a string that YAML did not recognise, such as 1e-3; else the value."""
+    """Return the number in a string, such as 1e-3 of a reader of YAML 1.1; else the value."""
     try:
         return float(value) if isinstance(value, str) else value
     except ValueError:

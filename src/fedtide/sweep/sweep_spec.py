@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any
@@ -63,7 +63,7 @@ class Sweep:
         Raises:
             InvalidInputError: a file that cannot be read, or an invalid value.
         """
-        return cls.from_dict(override(_read(Path(path)), overrides), Path(path).stem)
+        return cls.from_dict(override(_read(Path(path), []), overrides), Path(path).stem)
 
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any], name: str = "sweep") -> Sweep:
@@ -138,13 +138,17 @@ def _holds_data(value: Any) -> bool:
     return is_data(value)
 
 
-def _read(path: Path) -> dict[str, Any]:
-    """Return a file merged over its bases."""
+def _read(path: Path, above: Sequence[Path]) -> dict[str, Any]:
+    """Return a file merged over its bases; `above` has the files whose base it is."""
+    if path.resolve() in above:
+        raise InvalidInputError(f"base: {path} is a base of itself; name another file")
     plain = read_yaml(path)
     base = plain.pop("base", None)
     if base is None:
         return plain
-    below = _read(path.parent / str(base))
+    if not isinstance(base, str):
+        raise InvalidInputError(f"base: {base!r:.60} is not the name of a file; give one")
+    below = _read(path.parent / base, [*above, path.resolve()])
     replaced = [key for key in _SWEEP_KEYS if key in plain]
     return merge({key: value for key, value in below.items() if key not in replaced}, plain)
 

@@ -6,11 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from fedtide.errors import MissingExtraError
 from fedtide.simulation.run_folder import RunFolder
 from fedtide.tracking.base import Row, TrackedRun, Tracker, finite_metrics
+from fedtide.yaml_text import dump
 
 _EVENTS = "events.out.tfevents.*"
 
@@ -42,7 +41,7 @@ class TensorBoardTracker(Tracker):
         for old in path.glob(_EVENTS):
             old.unlink()
         self._writer = self._make_writer(str(path))
-        text = yaml.safe_dump({**run.experiment}, sort_keys=False, allow_unicode=True)
+        text = dump({**run.experiment})
         self._writer.add_text("experiment", f"```yaml\n{text}```")
         return str(path)
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 import numpy as np
-import yaml
 
 from fedtide.auditing.recommend.advice import Advice
 from fedtide.auditing.statistics.skew import SkewEstimate
+from fedtide.yaml_text import dump
 
 
 def format_skew(skew: SkewEstimate) -> str:
@@ -61,7 +61,7 @@ def format_averaging(method: str) -> str:
 
 def format_experiment(advice: Advice) -> str:
     """Return the lines of an experiment file for a method."""
-    return yaml.safe_dump(advice.experiment, sort_keys=False, default_flow_style=None).strip()
+    return dump(advice.experiment, default_flow_style=None).strip()
 
 
 def format_ratio(ratio: float) -> str:

@@ -1,4 +1,4 @@
-"""Safe YAML loading: plain data or an error, whatever the text contains."""
+"""Plain data as YAML text, and back; whatever a text contains, nothing in it is executed."""
 
 from __future__ import annotations
 
@@ -20,10 +20,13 @@ class YamlError(ValueError):
 def parse(text: str) -> Any:
     """Return the plain data that a YAML text describes; nothing in it is executed.
 
+    Words, numbers and truth values are told apart as in the core schema of YAML 1.2 (section
+    10.3.2): 010 is ten, 1e-3 a number, and `on`, 1:30 and 2026-05-01 are text.
+
     Raises:
-        YamlError: not YAML, an impossible value (such as month 99), a duplicate key, data that
-            contain themselves or are nested more than 100 deep (less where the call stack is
-            almost full), or aliases that expand to far more data than the text.
+        YamlError: not YAML, a value that its tag does not allow, a duplicate key, data that contain
+            themselves or are nested more than 100 deep (less where the call stack is almost full),
+            or aliases that expand to far more data than the text.
 
     >>> parse("{rounds: 5, rates: &r [0.1, 0.2], again: *r}")
     {'rounds': 5, 'rates': [0.1, 0.2], 'again': [0.1, 0.2]}
@@ -34,18 +37,37 @@ def parse(text: str) -> Any:
         return _Loader(text).get_single_data()
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
-        raise YamlError("not YAML" + (f" in line {mark.line + 1}" if mark else "")) from None
+        said = [getattr(error, name, None) for name in ("context", "problem")]
+        reason = ", ".join(filter(None, said)) or first_line(error)
+        where = f" in line {mark.line + 1}" if mark else ""
+        raise YamlError(f"not YAML{where} ({reason:.200})") from None
     except RecursionError:
         raise YamlError("nested too deeply") from None
     except YamlError:
         raise
     except (ValueError, TypeError, LookupError, AttributeError, OverflowError) as error:
-        # raised by conversions of the safe loader: dates, numbers of 5000 digits, `!!int x`
+        # raised by conversions of the safe loader: numbers of 5000 digits, `!!int x`
         raise YamlError(f"not YAML ({first_line(error, 80)})") from None
 
 
+def dump(plain: Any, **layout: Any) -> str:
+    """Return plain data as YAML that `parse`, and readers of YAML 1.1, read as the same data.
+
+    Args:
+        plain: mappings, lists, text, numbers, truth values and None.
+        layout: further options of `yaml.dump`.
+
+    >>> print(dump({"name": "12e5", "seed": 3, "lr": 1e-3}), end="")
+    name: '12e5'
+    seed: 3
+    lr: 0.001
+    """
+    text = yaml.dump(plain, Dumper=_Dumper, sort_keys=False, allow_unicode=True, **layout)
+    return str(text)
+
+
 class _Loader(yaml.SafeLoader):
-    """The safe loader, with limits on what a document may expand to."""
+    """The safe loader with the core schema, and with limits on what a document may expand to."""
 
     _depth = 0
 
@@ -66,22 +88,36 @@ class _Loader(yaml.SafeLoader):
 
     def construct_yaml_int(self, node: yaml.ScalarNode) -> int:
         """Return a whole number of at most 1024 bits."""
-        number = int(super().construct_yaml_int(node))
+        text = str(self.construct_scalar(node))
+        number = int(text, {"0o": 8, "0x": 16}.get(text[:2], 10))
         if number.bit_length() > 1024:
             raise YamlError(f"not plain: a whole number of {number.bit_length()} bits")
         return number
 
 
-_BOOL = "tag:yaml.org,2002:bool"
 _Loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_yaml_int)
-# As in YAML 1.2, only true and false are booleans: `on` and `off` are parameter names.
-_Loader.yaml_implicit_resolvers = {
-    first: [(tag, pattern) for tag, pattern in resolvers if tag != _BOOL]
-    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
-}
-_Loader.add_implicit_resolver(
-    _BOOL, re.compile("^(?:true|True|TRUE|false|False|FALSE)$"), [*"tTfF"]
+
+
+class _Dumper(yaml.SafeDumper):
+    """The safe dumper, which quotes text that YAML 1.1 or the core schema takes for a number."""
+
+
+_CORE = (
+    ("null", r"~|null|Null|NULL|", ["~", "n", "N", ""]),
+    ("bool", r"true|True|TRUE|false|False|FALSE", [*"tTfF"]),
+    ("int", r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+", [*"-+0123456789"]),
+    ("float", r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?", [*"-+.0123456789"]),
+    ("float", r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)", [*"-+."]),
+    ("merge", r"<<", ["<"]),  # of YAML 1.1; `<<: *defaults` is in wide use
 )
+"""The tags of plain words in the core schema, and the characters with which these begin."""
+
+_Loader.yaml_implicit_resolvers = {}
+for _name, _pattern, _first in _CORE:
+    for _class in (_Loader, _Dumper):
+        _class.add_implicit_resolver(
+            f"tag:yaml.org,2002:{_name}", re.compile(rf"^(?:{_pattern})$"), _first
+        )
 
 
 def _size(node: yaml.Node, known: dict[int, int]) -> int:

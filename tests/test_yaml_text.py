@@ -1,0 +1,132 @@
+"""YAML as files of experiments have it: plain words by the core schema, and why a text is refused.
+
+What hostile texts can do is tested in reliability/test_fuzz_experiments.py.
+"""
+
+import math
+import re
+
+import pytest
+import yaml
+
+from fedtide.yaml_text import YamlError, dump, parse
+
+CORE = {
+    type(None): r"null|Null|NULL|~",
+    bool: r"true|True|TRUE|false|False|FALSE",
+    int: r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+",
+    float: r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?"
+    r"|[-+]?(\.inf|\.Inf|\.INF)|\.nan|\.NaN|\.NAN",
+    str: r".*",
+}
+"""The table of section 10.3.2 of YAML 1.2.2; the first that matches counts."""
+
+NUMBERS = {
+    "010": 10,
+    "-007": -7,
+    "+5": 5,
+    "0": 0,
+    "0o10": 8,
+    "0x1F": 31,
+    "1e2": 100.0,
+    "1e-3": 0.001,
+    "1E+3": 1000.0,
+    "12e5": 1_200_000.0,
+    "-.5": -0.5,
+    "3.": 3.0,
+    "0.10": 0.1,
+    "1.0e-05": 1e-5,
+    "-.inf": -math.inf,
+    ".INF": math.inf,
+}
+TEXTS = (
+    "1:30",
+    "190:20:30",
+    "1_000",
+    "0b11",
+    "0o9",
+    "0xfg",
+    "-0x1F",
+    "1e",
+    "e5",
+    ".",
+    "+",
+    "2026-05-01",
+    "2026-05-01 12:30:00",
+    "2026-99-99",
+    "on",
+    "off",
+    "yes",
+    "No",
+    "y",
+    "=",
+    "tRUE",
+    "nUll",
+    ".Nan",
+)
+WORDS = (*NUMBERS, *TEXTS, "null", "~", "Null", "True", "FALSE", ".nan", "a", "a1", "ä")
+
+
+@pytest.mark.parametrize("word", WORDS)
+def test_a_word_is_what_the_core_schema_says(word):
+    kind = next(kind for kind, pattern in CORE.items() if re.fullmatch(pattern, word))
+    assert type(parse(word)) is kind
+    assert repr(parse(f"{{a: [{word}]}}")) == repr({"a": [parse(word)]})  # NaN is not NaN
+    if kind is str:
+        assert parse(word) == word
+
+
+@pytest.mark.parametrize(("word", "number"), NUMBERS.items())
+def test_numbers(word, number):
+    assert parse(word) == number
+    assert type(parse(word)) is type(number)
+
+
+def test_nothing_is_none():
+    assert parse("{a: , b: ''}") == {"a": None, "b": ""}
+
+
+def test_merge_keys():
+    assert parse("{a: &a {x: 1, y: 2}, b: {<<: *a, y: 3}}")["b"] == {"x": 1, "y": 3}
+
+
+@pytest.mark.parametrize("word", WORDS)
+def test_text_that_looks_like_something_else_is_written_so_that_it_stays_text(word):
+    """For `parse`, and for readers of YAML 1.1."""
+    plain = {word: [word], "name": word}
+    assert parse(dump(plain)) == plain
+    assert yaml.safe_load(dump(plain)) == plain
+
+
+@pytest.mark.parametrize("number", [0, -7, 2**62, 0.1, 1e-5, 1e16, 1e300, -math.inf])
+def test_numbers_are_read_as_they_were_written(number):
+    assert parse(dump({"a": number})) == {"a": number}
+    assert yaml.safe_load(dump({"a": number})) == {"a": number}
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "reason"),
+    [
+        ("a: 1\nb:\n\tc: 2", 3, r"'\t' that cannot start any token"),
+        ("a: 1\n---\nb: 2", 2, "expected a single document in the stream, but found another"),
+        ("? [1, 2]\n: 3", 1, "unhashable key"),
+        ("a: !!python/name:os.system", 1, "python/name:os.system"),
+        ("a: [1, 2", 1, "expected ',' or ']'"),
+        ("a: b: c", 1, "mapping values are not allowed here"),
+    ],
+)
+def test_an_error_says_where_and_why(text, line, reason):
+    with pytest.raises(YamlError, match=rf"^not YAML in line {line} \(.*\)$") as error:
+        parse(text)
+    assert reason in str(error.value)
+
+
+def test_an_error_without_a_line_says_why():
+    with pytest.raises(YamlError, match=r"^not YAML \(.*special characters are not allowed.*\)$"):
+        parse("a: \0")
+
+
+def test_the_reason_is_short_whatever_the_text():
+    with pytest.raises(YamlError) as error:
+        parse("a: *" + "b" * 10_000)
+    assert len(str(error.value)) < 300
