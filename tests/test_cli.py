@@ -537,6 +537,35 @@ def test_an_output_of_an_unknown_format_is_refused_before_anything_is_read(
     assert everything() == []
 
 
+@pytest.mark.parametrize("command", [("sweep",), ("run", "--resume")])
+def test_a_file_of_runs_beside_its_runs_is_kept_as_it_is_written(command, fedtide):
+    """The folder has a record of the sweep, which is called sweep.yaml."""
+    name, *options = command
+    short = EXPERIMENT | {"rounds": 1, "evaluation": {"every": 0}}
+    write(short, "base.yaml")
+    text = "# mine\nbase: base.yaml\nseeds: [1, 2]\n"
+    file = write(text, "sweep.yaml")
+    for changed in ([], ["rounds=2"]):
+        arguments = [name, file, *changed, "--out", ".", *options, "--workers", "1"]
+        message = refused(fedtide(*arguments))
+        assert message.startswith("out: sweep.yaml ")
+        assert everything() == ["base.yaml", "sweep.yaml"]
+    text = "# mine\n" + yaml.safe_dump(short | {"seeds": [1, 2]})
+    write(text, file)
+    for _ in range(2):
+        assert fedtide(name, file, "--out", ".", *options, "--workers", "1")[0] == 0
+    assert Path(file).read_text() == text
+    assert Path("results.parquet").exists()
+
+
+def test_the_record_of_a_sweep_follows_what_is_run(fedtide):
+    file = write(EXPERIMENT | {"rounds": 1, "evaluation": {"every": 0}, "seeds": [1]}, "mine.yaml")
+    for seeds in ([1], [1, 2]):
+        answer = fedtide("sweep", file, f"seeds={seeds}", "--out", "here", "--workers", "1")
+        assert answer[0] == 0
+        assert yaml.safe_load(Path("here/sweep.yaml").read_text())["seeds"] == seeds
+
+
 def test_a_comparison_at_80_columns_shows_the_nested_field_that_differs(fedtide, monkeypatch):
     for cutoff in (5, 50):
         algorithm = {

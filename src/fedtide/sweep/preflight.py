@@ -6,11 +6,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fedtide.errors import InvalidInputError, error_prefix
+from fedtide.simulation.experiment import BUILDER, read_yaml
 from fedtide.simulation.fingerprints import fingerprint_experiment
 from fedtide.simulation.loop import Run
 from fedtide.simulation.run_folder import Resume, RunFolder
 from fedtide.sweep.configurations import SweepRun
-from fedtide.sweep.sweep_spec import SWEEP_FILE
+from fedtide.sweep.sweep_spec import SWEEP_FILE, Sweep
+from fedtide.yaml_text import dump
 
 
 def check_runs(runs: Sequence[SweepRun], out: Path, strict: bool, resume: Resume) -> None:
@@ -38,6 +40,23 @@ def check_runs(runs: Sequence[SweepRun], out: Path, strict: bool, resume: Resume
     for run in left if strict else left[:1]:
         with error_prefix(run.path):
             Run(run.experiment, trainer="reference")
+
+
+def check_record(sweep: Sweep, out: Path) -> None:
+    """Check that the record of the sweep replaces no file that somebody has written by hand.
+
+    Raises:
+        InvalidInputError: it would, as with a sweep.yaml that has a `base`, or that overrides
+            change.
+    """
+    file = out / SWEEP_FILE
+    if not file.is_file():
+        return
+    there = read_yaml(file)
+    if there != BUILDER.to_dict(sweep.plain) and file.read_text(encoding="utf-8") != dump(there):
+        raise InvalidInputError(
+            f"out: {file} is no record of a sweep, and would be replaced; choose another folder"
+        )
 
 
 def _check_existing(runs: Sequence[SweepRun], out: Path, resume: Resume) -> None:

@@ -14,14 +14,14 @@ from fedtide.atomic_io import make_folder, write_frame, write_yaml
 from fedtide.content_hash import hash_once
 from fedtide.errors import InvalidInputError
 from fedtide.simulation.cluster.ray_cluster import open_cluster
-from fedtide.simulation.experiment import BUILDER
+from fedtide.simulation.experiment import BUILDER, read_yaml
 from fedtide.simulation.interruption import Interrupted, Interruption
 from fedtide.simulation.run_folder import Resume, RunFolder
 from fedtide.simulation.task_cache import count_alike
 from fedtide.sweep.configurations import Configuration, SweepRun
 from fedtide.sweep.job import Job, OnFinished, Outcome, write_failure
 from fedtide.sweep.local_workers import available_cores, run_in_processes, run_sequentially
-from fedtide.sweep.preflight import check_runs
+from fedtide.sweep.preflight import check_record, check_runs
 from fedtide.sweep.result_table import RESULTS_FILE, read_results
 from fedtide.sweep.sweep_progress import SweepProgress
 from fedtide.sweep.sweep_spec import BEST_FILE, SWEEP_FILE, Sweep
@@ -77,6 +77,8 @@ def run_sweep(
         raise InvalidInputError("cluster: given besides ray; give one of them")
     out = Path(out)
     check_runs(sweep.runs, out, strict, resume)
+    if not sweep.is_single_run:
+        check_record(sweep, out)
     execution = _Execution(
         sweep, out, workers, ray, cluster, strict, resume, done, SweepProgress(progress)
     )
@@ -118,13 +120,19 @@ class _Execution:
         """Execute the runs known beforehand, or those that the strategy requests."""
         if not self.sweep.is_single_run:
             make_folder(self.out)
-            write_yaml(self.out / SWEEP_FILE, BUILDER.to_dict(self.sweep.plain))
+            self._write_record()
         if self.sweep.strategy is None:
             self._execute(self.sweep.runs)
             return
         found = self.sweep.strategy.search(self.sweep.configurations, self._scores)
         self.best = {result.best.label for result in found if result.best is not None}
         write_yaml(self.out / BEST_FILE, self.sweep.best_methods(found))
+
+    def _write_record(self) -> None:
+        """Write what is run, unless a file says so: it may be the user's, with comments."""
+        file, plain = self.out / SWEEP_FILE, BUILDER.to_dict(self.sweep.plain)
+        if not (file.exists() and read_yaml(file) == plain):
+            write_yaml(file, plain)
 
     def results(self) -> pl.DataFrame:
         """Return one row per run requested so far; a strategy adds the column `best`."""
