@@ -1,6 +1,8 @@
 """Runs logged to a real MLflow store, read back with MLflow alone."""
 
 import json
+import os
+import shutil
 from pathlib import Path
 
 import polars as pl
@@ -73,6 +75,48 @@ def test_a_run_is_tracked_once(tracked):
     out, tracks, run_id = tracked
     assert tracks.log_run(out) == run_id
     assert make_tracker("mlflow", out, "experiment").log_run(out) == run_id
+
+
+def test_another_run_in_the_same_folder_is_logged_as_well(tmp_path):
+    out = tmp_path / "one"
+    tracks = make_tracker("mlflow", out, "experiment")
+    client, ids = mlflow.MlflowClient(tracks.uri), []
+    for lr in (0.05, 0.1):
+        ft.simulate(**(FIELDS | {"local": {"steps": 2, "lr": lr, "batch_size": 4}}), out=out)
+        ids.append(tracks.log_run(out))
+        assert tracks.log_run(out) == ids[-1]
+        shutil.rmtree(out)
+    assert [client.get_run(one).data.params["local.lr"] for one in ids] == ["0.05", "0.1"]
+    assert [client.get_run(one).info.status for one in ids] == ["FINISHED"] * 2
+
+
+def test_a_run_that_has_not_finished_is_not_taken_for_the_former_one(tmp_path):
+    out = tmp_path / "one"
+    ft.simulate(**FIELDS, out=out)
+    tracks = make_tracker("mlflow", out, "experiment")
+    former = tracks.log_run(out)
+    (out / "summary.json").unlink()
+    unfinished = tracks.log_run(out)
+    assert unfinished != former
+    assert mlflow.MlflowClient(tracks.uri).get_run(unfinished).info.status == "FAILED"
+
+
+@pytest.mark.parametrize("live", [True, False])
+def test_a_run_has_its_own_times(live, tmp_path):
+    out = tmp_path / "one"
+    tracks = make_tracker("mlflow", out, "experiment")
+    ft.simulate(**FIELDS, out=out, callbacks=[tracks] if live else [])
+    if not live:  # as if it had run long ago
+        for name, seconds in (("experiment.yaml", 1_000), ("summary.json", 1_060.5)):
+            os.utime(out / name, (seconds, seconds))
+    run_id = tracks.log_run(out)
+    client = mlflow.MlflowClient(tracks.uri)
+    info, history = client.get_run(run_id).info, client.get_metric_history(run_id, "loss")
+    files = (out / "experiment.yaml", out / "summary.json")
+    start, end = (file.stat().st_mtime_ns // 1_000_000 for file in files)
+    assert (info.start_time, info.end_time) == (start, end)
+    speed = client.get_metric_history(run_id, "rounds_per_second")
+    assert all(start <= one.timestamp <= end for one in [*history, *speed])
 
 
 def test_a_failed_run_is_tagged_with_its_error_and_replaced_when_tracked_again(tracked, tmp_path):

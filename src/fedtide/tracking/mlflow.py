@@ -22,6 +22,8 @@ _MAX_PARAM_LENGTH = 500  # characters; the artifact experiment.yaml holds the fu
 class MlflowTracker(Tracker):
     """Logs runs to an MLflow store.
 
+    A run with a folder has the times of its files, also if it is logged afterwards.
+
     Args:
         uri: the store: sqlite:///FILE, a folder, or a server's address. An SQLite store keeps its
             artifacts in the folder `mlartifacts` beside the file.
@@ -49,10 +51,14 @@ class MlflowTracker(Tracker):
 
     def open(self, run: TrackedRun) -> str:
         tags = {f"sweep.{name}": str(value) for name, value in run.fields.items()}
+        started = self._ended = None
         if run.folder is not None:
             self._delete_unfinished(run.folder)
             tags[_FOLDER_TAG] = str(run.folder.path.resolve())
-        opened = self._client.create_run(self._experiment, run_name=run.title, tags=tags)
+            started, self._ended = _written(run.folder.experiment), _ended(run.folder)
+        opened = self._client.create_run(
+            self._experiment, start_time=started, run_name=run.title, tags=tags
+        )
         run_id: str = opened.info.run_id
         self._run_id = run_id
         self._log_params(run.experiment)
@@ -63,7 +69,7 @@ class MlflowTracker(Tracker):
     def log(self, rows: Sequence[Row]) -> None:
         from mlflow.entities import Metric
 
-        millis = int(1000 * time.time())
+        millis = int(1000 * time.time()) if self._ended is None else self._ended
         metrics = [
             Metric(name, value, millis, row["round"])
             for row in rows
@@ -77,11 +83,16 @@ class MlflowTracker(Tracker):
             self._client.set_tag(self._run_id, "fedtide.failure", failure)
         elif folder is not None:
             self._log_results(folder)
-        self._client.set_terminated(self._run_id, "FAILED" if failure else "FINISHED")
+        status = "FAILED" if failure else "FINISHED"
+        ended = None if folder is None else _ended(folder)
+        self._client.set_terminated(self._run_id, status, ended)
 
     def find_logged(self, folder: RunFolder) -> str | None:
+        ended = _ended(folder)
+        if ended is None:
+            return None
         for run in self._find(folder):
-            if run.info.status == "FINISHED":
+            if run.info.status == "FINISHED" and run.info.end_time >= ended:
                 run_id: str = run.info.run_id
                 return run_id
         return None
@@ -108,12 +119,24 @@ class MlflowTracker(Tracker):
 
     def _log_results(self, folder: RunFolder) -> None:
         """Log the speed, tables, model and figure of a finished run."""
-        self._client.log_metric(self._run_id, "rounds_per_second", read_speed(folder))
+        self._client.log_metric(
+            self._run_id, "rounds_per_second", read_speed(folder), _ended(folder)
+        )
         for file in (folder.summary, folder.clients, folder.participation):
             self._client.log_artifact(self._run_id, str(file))
         self._client.log_artifact(self._run_id, str(folder.model), "model")
         figure = comparison_figure(load_runs([folder.path]))
         self._client.log_figure(self._run_id, figure, "figures/run.png")
+
+
+def _written(file: Path) -> int:
+    """Return when a file was written, in milliseconds since 1970."""
+    return file.stat().st_mtime_ns // 1_000_000
+
+
+def _ended(folder: RunFolder) -> int | None:
+    """Return when the run in a folder finished; None: it has not."""
+    return _written(folder.summary) if folder.finished else None
 
 
 def _import_mlflow() -> Any:
