@@ -279,6 +279,63 @@ def test_every_advice_is_runnable_although_new_clients_appear() -> None:
         assert np.isfinite(result.model).all()
 
 
+def test_with_a_mechanism_only_methods_that_it_accepts_are_advised() -> None:
+    """The judge is a simulation: advised methods train with it, the others are refused."""
+    present = uneven(np.random.default_rng(3))[:300]
+    mechanism = ft.privacy.Gaussian(clip=1.0, noise_multiplier=1.0, delta=1e-5)
+    audit = ft.audit(to_frame(present), clients=50, privacy=mechanism)
+
+    def train(advice: Advice) -> Any:
+        settings = {"privacy": mechanism} | advice.experiment
+        replayed = ft.participation.Replay(to_frame(present[:5]))
+        return ft.simulate(**quadratic(50), participation=replayed, rounds=5, **settings)
+
+    assert {one.algorithm for one in audit.advice} >= {"fedau", "known-rates"}
+    for advice in audit.advice:
+        assert advice.experiment["privacy"]["noise_multiplier"] == 1.0
+        result = train(advice)
+        assert result.experiment.privacy == mechanism
+        assert np.isfinite(result.model).all()
+    assert {one.algorithm for one in audit.left_out} >= {"auto", "scaffold", "fedvarp", "mifa"}
+    for advice in audit.left_out:
+        with pytest.raises(ft.InvalidInputError, match="algorithm: "):
+            train(advice)
+    said = compare_replays(audit)
+    assert any(
+        line.startswith("left out, as privacy refuses them: fedavg, auto, ") for line in said
+    )
+    assert any("neither clipping nor noise" in line for line in said)
+    document = audit.to_dict()
+    assert [one["algorithm"] for one in document["left_out"]] == [
+        one.algorithm for one in audit.left_out
+    ]
+
+
+def test_methods_whose_noise_on_the_count_is_too_large_are_left_out() -> None:
+    """Noise of η_C σ_b A / N on log C, with η_C = 0.2, σ_b = 5 z and N = 50, is 0.02 z A.
+
+    Known rates have A = 1 / 0.03 or so: 0.33 for z = 0.5, and 2.7, above 1, for z = 4.
+    """
+    present = uneven(np.random.default_rng(3))[:300]
+    adaptive = ft.privacy.Gaussian(1.0, 0.5, 1e-5, quantile=0.5)
+    wild = ft.privacy.Gaussian(1.0, 4.0, 1e-5, quantile=0.5)
+    audits = [
+        ft.audit(to_frame(present), clients=50, privacy=mechanism) for mechanism in (adaptive, wild)
+    ]
+    usual, left = ({one.algorithm for one in audit.advice} for audit in audits)
+    assert "known-rates" in usual - left
+    assert "fedavg" in left
+
+
+def test_a_mechanism_that_accepts_no_method_is_refused_as_a_run_refuses_it() -> None:
+    present = uneven(np.random.default_rng(3))[:300]
+    stingy = ft.privacy.Gaussian(1.0, 1.0, 1e-5, budget=1e-6)
+    with pytest.raises(ft.InvalidInputError, match="privacy: one update already costs more"):
+        ft.audit(to_frame(present), clients=50, privacy=stingy)
+    with pytest.raises(ft.InvalidInputError, match="privacy: 'gaussian' is not a mechanism"):
+        ft.audit(to_frame(present), clients=50, privacy="gaussian")  # type: ignore[arg-type]
+
+
 def test_declared_samples_are_the_wanted_weights_and_data_weighting_is_right() -> None:
     """Uniform cohorts: weighting by samples minimises Σ a_n F_n with a_n the declared shares.
 
@@ -359,6 +416,16 @@ def test_strategy_runs_where_flower_is_installed(
     exec(advice.strategy, namespace)
     expected = BUILDER.build(Algorithm, advice.experiment["algorithm"])
     assert namespace["strategy"].algorithm == expected
+
+
+def test_strategy_and_experiment_keep_the_mechanism() -> None:
+    present = uneven(np.random.default_rng(3))[:300]
+    mechanism = ft.privacy.MatrixFactorisation(0.3, 1.0, 1e-5, min_separation=2, budget=4.0)
+    for advice in ft.audit(to_frame(present), clients=50, privacy=mechanism).advice:
+        algorithm, options = execute(advice.strategy)
+        assert algorithm == BUILDER.build(Algorithm, advice.experiment["algorithm"])
+        assert options["privacy"] == mechanism
+        assert BUILDER.build(ft.privacy.Mechanism, advice.experiment["privacy"]) == mechanism
 
 
 def test_strategy_says_what_clients_do_for_other_weights() -> None:

@@ -10,14 +10,15 @@ import mpmath
 import numpy as np
 import polars as pl
 import pytest
+import yaml
 from tests.algorithms.references import algorithm_2
 from typer.testing import CliRunner
 
 import fedtide as ft
-from fedtide.algorithms import FedAU, FedAvg, KnownRates
+from fedtide.algorithms import Algorithm, FedAU, FedAvg, KnownRates
 from fedtide.auditing import ParticipationLog
 from fedtide.auditing.log.client_table import ClientTable
-from fedtide.auditing.privacy import spent_by_file
+from fedtide.auditing.privacy import read_privacy_file
 from fedtide.cli.main import app
 from fedtide.errors import InvalidInputError
 from fedtide.participation.log.ledger import Entry, Ledger
@@ -28,8 +29,10 @@ from fedtide.privacy import (
     PoissonSampling,
     epsilon_of_loss,
     loss_of_epsilon,
+    make_private,
     spent,
 )
+from fedtide.simulation.experiment import BUILDER
 
 from .rounds import banded_root
 
@@ -286,6 +289,22 @@ def test_the_page_says_of_every_mechanism_what_the_terminal_says(tmp_path, monke
     assert name not in page.read_text()
 
 
+def test_the_command_advises_methods_that_the_first_mechanism_accepts(tmp_path):
+    settings, strategy = tmp_path / "first.yaml", tmp_path / "first.py"
+    options = ("--experiment", str(settings), "--strategy", str(strategy))
+    result, path = run_audit(tmp_path, FILE, *options)
+    assert result.exit_code == 0, result.output
+    document = json.loads(path.read_text())
+    assert {"scaffold", "mifa"} <= {one["algorithm"] for one in document["left_out"]}
+    assert not {"scaffold", "mifa"} & {one["algorithm"] for one in document["advice"]}
+    first = yaml.safe_load(settings.read_text())
+    assert first["privacy"]["type"] == "gaussian"
+    assert first["privacy"]["budget"] == 3.0
+    make_private(BUILDER.build(Algorithm, first["algorithm"]), Gaussian(1.0, 2.0, 1e-5), seed=0)
+    assert "privacy=Gaussian(clip=1.0, noise_multiplier=2.0" in strategy.read_text()
+    assert "left out, as privacy refuses them: fedavg, " in " ".join(result.output.split())
+
+
 def test_the_settings_of_a_run_are_read_from_its_experiment_file(tmp_path):
     """Its other keys say nothing about privacy, and its rounds are no horizon."""
     mechanism = "privacy: {type: gaussian, clip: 1.0, noise_multiplier: 2.0, delta: 1.0e-5}\n"
@@ -318,7 +337,7 @@ def test_files_that_cannot_be_used_are_refused(tmp_path, text, message):
     path = tmp_path / "privacy.yaml"
     path.write_text(text)
     with pytest.raises(InvalidInputError, match=message):
-        spent_by_file(log_of(np.ones((12, 2), dtype=bool)), path)
+        read_privacy_file(path).spent(log_of(np.ones((12, 2), dtype=bool)))
 
 
 def test_the_ledger_of_a_live_federation_tells_what_is_left(tmp_path):

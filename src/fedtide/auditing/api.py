@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import polars as pl
@@ -16,6 +16,7 @@ from fedtide.auditing.log.reader import LogSource, OnProgress, read_participatio
 from fedtide.auditing.log.table_source import ArrowTable, to_frame
 from fedtide.auditing.output.json_document import build_document
 from fedtide.auditing.recommend.advice import Advice
+from fedtide.auditing.recommend.candidates import list_variants
 from fedtide.auditing.recommend.cutoff import Cutoffs, choose_cutoff
 from fedtide.auditing.recommend.findings import Findings, WantedSource
 from fedtide.auditing.recommend.limits import list_limits
@@ -42,6 +43,9 @@ from fedtide.auditing.statistics.windows import Regularity, measure_regularity
 from fedtide.errors import InvalidInputError
 from fedtide.validation import require_at_least, require_choice, require_positive
 
+if TYPE_CHECKING:
+    from fedtide.differential_privacy import Mechanism
+
 
 @dataclass(frozen=True, eq=False)
 class Audit:
@@ -64,10 +68,11 @@ class Audit:
         regularity: the regularity of windows of P rounds.
         cutoffs: the error of FedAU's weights for each cutoff.
         learning_rates: by method, if `training` was given.
-        advice: the methods, best first.
+        advice: the methods, best first; with `privacy`, those that it accepts.
         limits: what no weights can correct, in sentences.
         simulated: whether the methods were replayed at length.
         wanted_source: where the wanted weights come from: "equal", the "roster" or "samples".
+        left_out: the methods that `privacy` refuses.
     """
 
     log: ParticipationLog
@@ -88,6 +93,7 @@ class Audit:
     limits: list[str]
     simulated: bool
     wanted_source: WantedSource = "equal"
+    left_out: list[Advice] = field(default_factory=list)
 
     def clients(self) -> pl.DataFrame:
         """Return one row per client: its rate, influence, absences, pattern and state.
@@ -146,6 +152,7 @@ def audit(
     dimension: int = 1_000_000,
     tolerance: float = 0.1,
     wanted: Literal["equal"] | None = None,
+    privacy: Mechanism | None = None,
     simulate: bool = False,
     seed: int = 0,
     watch: OnProgress = lambda task, share: None,
@@ -173,13 +180,16 @@ def audit(
         tolerance: the accepted irregularity of a window of the amplification period.
         wanted: "equal" for equal weights of all clients; None: the weights of the roster if it has
             any, else proportional to the samples that the log declares, else equal.
+        privacy: the mechanism with which training goes on: only methods that it accepts are
+            advised. None: none.
         simulate: whether to replay ten times as many rounds and clients of a large log on
             quadratics as usual, for the advice.
         seed: of the replay, and of other draws.
         watch: called with the current step and the completed share of it.
 
     Raises:
-        InvalidInputError: a log, roster or argument that cannot be used.
+        InvalidInputError: a log, roster or argument that cannot be used, or a mechanism that
+            accepts no method.
 
     >>> result = audit(
     ...     pl.DataFrame({"round": [0, 0, 1, 2], "client": ["ann", "bob", "ann", "ann"]})
@@ -237,11 +247,16 @@ def audit(
         dimension,
         source,
     )
+    variants, left_out = list_variants(findings), list[Advice]()
+    if privacy is not None:
+        from fedtide.auditing.privacy.private_methods import keep_private  # imports PyTorch
+
+        variants, left_out = keep_private(variants, privacy, entries.size)
     watch("replaying", 0.0)
     problem = make_problem(
         entries, rates, objectives, forgetting, [cutoffs.best], seed, long=simulate
     )
-    advice = rank_methods(findings, problem)
+    advice = rank_methods(variants, findings, problem)
     learning_rates = {}
     if training is not None:
         learning_rates = recommend_learning_rates(entries, rates, training, regularity.period)
@@ -264,6 +279,7 @@ def audit(
         limits=list_limits(findings, selection, availability, churn, unseen),
         simulated=simulate,
         wanted_source=source,
+        left_out=left_out,
     )
 
 

@@ -87,7 +87,7 @@ def audit_command(
         typer.Option(
             metavar="FILE",
             help="Also say what the log has cost in differential privacy, with the mechanism and "
-            "the method of this file (.yaml).",
+            "the method of this file (.yaml), and advise only methods that the mechanism accepts.",
         ),
     ] = None,
     wanted: Annotated[
@@ -151,6 +151,11 @@ def audit_command(
     training = None
     if smoothness is not None:
         training = Training(smoothness, noise, divergence, steps=steps)
+    asked = None
+    if privacy is not None:
+        from fedtide.auditing.privacy import read_privacy_file, report_lines  # imports PyTorch
+
+        asked = read_privacy_file(privacy)
     with _new_progress() as progress:
         task = progress.add_task("reading", total=1.0)
         result = audit(
@@ -163,6 +168,7 @@ def audit_command(
             round_step=round_step,
             training=training,
             wanted=cast("Literal['equal'] | None", wanted),
+            privacy=None if asked is None else asked.mechanisms[0],
             dimension=dimension,
             tolerance=tolerance,
             simulate=simulate,
@@ -170,10 +176,8 @@ def audit_command(
             watch=lambda name, share: progress.update(task, description=name, completed=share),
         )
     further, privacy_lines = dict[str, Any](), list[list[str]]()
-    if privacy is not None:
-        from fedtide.auditing.privacy import report_lines, spent_by_file  # imports PyTorch
-
-        found = spent_by_file(result.log, privacy)
+    if asked is not None:
+        found = asked.spent(result.log)
         privacy_lines = [list(report_lines(one)) for one in found]
         further = {"privacy": [one.to_dict() for one in found]}
     if json_file is not None:

@@ -62,6 +62,9 @@ def _build(audit: Audit) -> dict[str, Any]:
             "learning_rates": audit.learning_rates,
         },
         "advice": [_build_advice(one) for one in audit.advice],
+        "left_out": [
+            {"algorithm": one.algorithm, "parameters": one.parameters} for one in audit.left_out
+        ],
         "limits": audit.limits,
         "notes": list(audit.log.notes),
     }

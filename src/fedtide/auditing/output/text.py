@@ -431,6 +431,13 @@ def compare_replays(audit: Audit) -> list[str]:
         lines.append(f"{name} is tied in the replay with {', '.join(tied)}; first, as {reason}")
     if equal and first.equivalent:
         lines.append(f"hardly behind {name} in the replay: {', '.join(equal)}")
+    if first.privacy is not None:
+        lines.append(
+            "the replay has neither clipping nor noise, which cost methods with large weights most"
+        )
+    if audit.left_out:
+        left_out = dict.fromkeys(map(format_method, audit.left_out))
+        lines.append(f"left out, as privacy refuses them: {', '.join(left_out)}")
     return lines
 
 

@@ -1,6 +1,6 @@
 """What a participation log has cost its clients in privacy, and whether its sampling law holds."""
 
-from fedtide.auditing.privacy.privacy_report import report_lines, spent_by_file
+from fedtide.auditing.privacy.privacy_report import PrivacyFile, read_privacy_file, report_lines
 from fedtide.auditing.privacy.sampling_laws import (
     SAMPLING_LAWS,
     FixedSizeSampling,
@@ -15,9 +15,10 @@ __all__ = [
     "FixedSizeSampling",
     "LawCheck",
     "PoissonSampling",
+    "PrivacyFile",
     "SamplingLaw",
     "Spent",
+    "read_privacy_file",
     "report_lines",
     "spent",
-    "spent_by_file",
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,41 @@ _KEYS = ("privacy", "algorithm", "law", "target", "horizon")
 _SHOWN = 5
 
 
-def spent_by_file(log: ParticipationLog, path: str | Path) -> list[Spent]:
-    """Return what a log has cost under each mechanism of a file.
+@dataclass(frozen=True)
+class PrivacyFile:
+    """What is asked about the privacy of a log.
+
+    Args:
+        mechanisms: whose cost is asked for, at least one.
+        algorithm: the method.
+        law: the declared sampling law; None: none.
+        target: an ε that should be met; None: none.
+        horizon: how many rounds will ever be released; None: unknown.
+    """
+
+    mechanisms: tuple[Mechanism, ...]
+    algorithm: Algorithm[Any]
+    law: SamplingLaw | None
+    target: float | None
+    horizon: int | None
+
+    def spent(self, log: ParticipationLog) -> list[Spent]:
+        """Return what a log has cost under each mechanism.
+
+        Raises:
+            InvalidInputError: the method cannot be private, or the log does not fit the file.
+            MissingExtraError: dp-accounting is not installed.
+        """
+        settings: dict[str, Any] = {
+            "law": self.law,
+            "target": self.target,
+            "horizon": self.horizon,
+        }
+        return [spent(log, one, self.algorithm, **settings) for one in self.mechanisms]
+
+
+def read_privacy_file(path: str | Path) -> PrivacyFile:
+    """Return what a file asks about the privacy of a log.
 
     The file is an experiment file with `privacy:`, or one with these keys alone:
 
@@ -49,19 +83,13 @@ def spent_by_file(log: ParticipationLog, path: str | Path) -> list[Spent]:
     def read(kind: Any, key: str) -> Any:
         return None if plain.get(key) is None else _BUILDER.build(kind, plain[key], key)
 
-    algorithm = read(Algorithm, "algorithm") or FedAvg(weights="all")
-    law, target, horizon = read(SamplingLaw, "law"), read(float, "target"), read(int, "horizon")
-    return [
-        spent(
-            log,
-            _BUILDER.build(Mechanism, one, "privacy"),
-            algorithm,
-            law=law,
-            target=target,
-            horizon=horizon,
-        )
-        for one in listed
-    ]
+    return PrivacyFile(
+        mechanisms=tuple(_BUILDER.build(Mechanism, one, "privacy") for one in listed),
+        algorithm=read(Algorithm, "algorithm") or FedAvg(weights="all"),
+        law=read(SamplingLaw, "law"),
+        target=read(float, "target"),
+        horizon=read(int, "horizon"),
+    )
 
 
 def report_lines(found: Spent) -> Iterator[str]:

@@ -30,6 +30,7 @@ class Advice:
             comes first.
         objective: `objective` of an experiment that trains for the wanted weights.
         clients: the clients' names in the order of `parameters`, or N if they are 0..N − 1.
+        privacy: the mechanism with which it trains, as in an experiment file; None: none.
     """
 
     algorithm: str
@@ -44,6 +45,7 @@ class Advice:
     tied: bool = False
     objective: str | tuple[float, ...] = "uniform"
     clients: int | tuple[str, ...] = 0
+    privacy: Settings | None = None
 
     @property
     def settings(self) -> Settings:
@@ -52,14 +54,19 @@ class Advice:
 
     @property
     def experiment(self) -> dict[str, Any]:
-        """Arguments of `ft.simulate`, or lines of an experiment file: `algorithm`, `objective`."""
+        """Arguments of `ft.simulate`, or lines of an experiment file.
+
+        These are `algorithm` and, where there is something to say, `objective` and `privacy`.
+        """
         experiment: dict[str, Any] = {"algorithm": self.settings}
         if self.objective != "uniform":
             given = self.objective
             experiment["objective"] = given if isinstance(given, str) else list(given)
+        if self.privacy is not None:
+            experiment["privacy"] = self.privacy
         return experiment
 
     @property
     def strategy(self) -> str:
         """Python source that makes the `FedTide` strategy of this method for Flower."""
-        return write_strategy(self.settings, self.clients, self.objective)
+        return write_strategy(self.settings, self.clients, self.objective, self.privacy)

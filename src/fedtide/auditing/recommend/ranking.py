@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from fedtide.auditing.recommend.advice import Advice, Memory
-from fedtide.auditing.recommend.candidates import list_variants
 from fedtide.auditing.recommend.findings import Findings
+from fedtide.auditing.recommend.log_replay import Settings
 from fedtide.auditing.recommend.replay_problem import ReplayedLoss, ReplayProblem
 
 _TOLERANCE = 0.1
@@ -21,11 +22,15 @@ _ERRORS = 2.0
 _TRUSTED = 3.0
 """Auto comes before light methods whose loss in the replay is lower by up to this factor. Under the
 laws for which training shows that it deserves to (docs/audit.md), the factor is at most 2.1."""
+_PLAIN: Settings = {"type": "fedavg"}
+"""Averaging over the cohort, with which the methods are compared."""
 _MOST_FLOATS = 1e10
 """A memory of more numbers than this (40 GB) puts a method behind the light ones."""
 
 
-def rank_methods(findings: Findings, problem: ReplayProblem) -> list[Advice]:
+def rank_methods(
+    variants: Sequence[Sequence[Advice]], findings: Findings, problem: ReplayProblem
+) -> list[Advice]:
     """Return the methods, best first, by the loss with which they end in the replay.
 
     Of a method with several settings the first is taken, unless another ends clearly lower.
@@ -40,9 +45,16 @@ def rank_methods(findings: Findings, problem: ReplayProblem) -> list[Advice]:
     the first, after averaging where nothing speaks against that, and after those whose loss is far
     lower: the replay leaves out that it scales the coordinates and that its output is a mean, and
     in training it is nearly always the best of them (docs/audit.md).
+
+    Args:
+        variants: the methods in the order of `list_variants`, each with its possible settings.
+        findings: the audit.
+        problem: the replay.
     """
-    variants = list_variants(findings)
-    losses = iter(problem.run([one.settings for group in variants for one in group]))
+    methods = [one.settings for group in variants for one in group]
+    replayed = methods if _PLAIN in methods else [*methods, _PLAIN]
+    results = problem.run(replayed)
+    plain, losses = results[replayed.index(_PLAIN)], iter(results)
     found = [_choose_setting([(one, next(losses)) for one in group]) for group in variants]
     affordable = [loss for one, loss in found if one.memory_floats <= _MOST_FLOATS]
     best = min(affordable, key=lambda loss: loss.mean)
@@ -61,7 +73,6 @@ def rank_methods(findings: Findings, problem: ReplayProblem) -> list[Advice]:
 
     simplicity = _order_by_simplicity([one for one, _ in found], bool(findings.swing))
     order = sorted(range(len(found)), key=rank)
-    plain = next(loss for one, loss in found if _is_plain(one))
     ranked = [
         replace(_report(*found[place], best, plain), tied=is_tied(*found[place])) for place in order
     ]
@@ -70,15 +81,18 @@ def rank_methods(findings: Findings, problem: ReplayProblem) -> list[Advice]:
 
 def _put_auto_first(ranked: list[Advice], findings: Findings) -> list[Advice]:
     """Return the methods with Auto before the light ones that the replay does not put far ahead."""
-    auto = next(one for one in ranked if one.algorithm == "auto")
+    auto = next((one for one in ranked if one.algorithm == "auto"), None)
+    if auto is None:  # refused by a privacy mechanism
+        return ranked
+    of_auto = auto.simulated
+    assert of_auto is not None
 
     def gives_way(other: Advice) -> bool:
         if other.memory == "heavy" or other.tied or _is_right_average(other, findings):
             return False
-        assert auto.simulated is not None
         assert other.simulated is not None
         loss = other.simulated[0]
-        return auto.simulated[0] <= max(_TRUSTED * loss, loss + _FLOOR)
+        return of_auto[0] <= max(_TRUSTED * loss, loss + _FLOOR)
 
     before = ranked[: ranked.index(auto)]
     place = next((place for place, other in enumerate(before) if gives_way(other)), len(before))
@@ -87,11 +101,14 @@ def _put_auto_first(ranked: list[Advice], findings: Findings) -> list[Advice]:
 
 def _order_by_simplicity(listed: list[Advice], swings: bool) -> list[float]:
     """Return the place of each method among tied ones; Amplified SCAFFOLD's depends on swings."""
-    plain = next(place for place, one in enumerate(listed) if one.algorithm == "scaffold")
-    return [
-        plain - 0.5 if swings and one.algorithm == "amplified-scaffold" else float(place)
-        for place, one in enumerate(listed)
-    ]
+    names = [one.algorithm for one in listed]
+    if swings and "scaffold" in names:
+        before_scaffold = names.index("scaffold") - 0.5
+        return [
+            before_scaffold if name == "amplified-scaffold" else float(place)
+            for place, name in enumerate(names)
+        ]
+    return [float(place) for place in range(len(names))]
 
 
 def _choose_setting(variants: list[tuple[Advice, ReplayedLoss]]) -> tuple[Advice, ReplayedLoss]:
@@ -118,7 +135,7 @@ def _tolerance(best: ReplayedLoss) -> float:
 
 
 def _is_plain(advice: Advice) -> bool:
-    return advice.algorithm == "fedavg" and not advice.parameters
+    return advice.settings == _PLAIN
 
 
 def _is_average(advice: Advice) -> bool:

@@ -16,14 +16,17 @@ _CLASSES = {
     "scaffold": "Scaffold",
     "amplified-scaffold": "AmplifiedScaffold",
     "amplified": "Amplified",
+    "gaussian": "Gaussian",
+    "matrix-factorisation": "MatrixFactorisation",
 }
-"""The classes of `fedtide.algorithms`, whose import would load PyTorch."""
+"""The classes of `fedtide.algorithms` and `fedtide.privacy`, whose import would load PyTorch."""
 
 
 def write_strategy(
     settings: dict[str, Any],
     clients: int | Sequence[str],
     objective: str | Sequence[float] = "uniform",
+    privacy: dict[str, Any] | None = None,
 ) -> str:
     """Return Python source that makes the `FedTide` strategy of a method.
 
@@ -32,6 +35,7 @@ def write_strategy(
         clients: N, or the names of the clients in the order of the settings.
         objective: the wanted weights as in an experiment file; where they are not uniform, a
             comment says what the clients have to do.
+        privacy: the mechanism as in an experiment file; None: none.
 
     >>> print(write_strategy({"type": "fedau", "cutoff": 50}, 5))
     from fedtide.algorithms import FedAU
@@ -49,8 +53,11 @@ def write_strategy(
     lines = [
         f"from fedtide.algorithms import {', '.join(classes)}",
         "from fedtide.flower import FedTide",
-        "",
     ]
+    if privacy is not None:
+        module, _, name = privacy["type"].rpartition(":")
+        lines.append(f"from {module or 'fedtide.privacy'} import {_CLASSES.get(name, name)}")
+    lines.append("")
     if objective == "samples":
         lines += [
             "# Losses belong to the clients: in the client app, multiply the loss of each client",
@@ -69,6 +76,7 @@ def write_strategy(
         f"    clients={clients if isinstance(clients, int) else list(clients)!r},",
         '    state="state",',
         '    ledger="sqlite:///ledger.db",',
+        *([] if privacy is None else [f"    privacy={_write_call(privacy)},"]),
         ")",
     ]
     return "\n".join(lines) + "\n"
@@ -80,4 +88,5 @@ def _write_call(settings: dict[str, Any]) -> str:
         for name, value in settings.items()
         if name != "type"
     ]
-    return f"{_CLASSES[settings['type']]}({', '.join(arguments)})"
+    name = settings["type"].rpartition(":")[2]
+    return f"{_CLASSES.get(name, name)}({', '.join(arguments)})"
