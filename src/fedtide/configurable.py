@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import types
 from collections.abc import Callable, Mapping, Sequence
@@ -36,6 +37,9 @@ _WORDS = {
     Callable: ("a function", "functions"),
 }
 """What a field of this type takes, in words: one and several."""
+
+_DECIMAL_COMMA = re.compile(r"[+-]?(?![1-9]\d{0,2},\d{3}\b)\d*,\d+")  # 1,234 may be 1234
+_PER_CENT = re.compile(r"([+-]?\d*\.?\d+) ?%")
 
 _DTYPES = {bool: "b", int: "iu", float: "iuf", str: "UOT"}
 """The kinds of NumPy arrays that are a list of this type."""
@@ -195,6 +199,8 @@ def explain_mismatch(name: str, kind: Any, value: Any) -> str:
 
     >>> explain_mismatch("rates", float | Sequence[float], {"ann": 0.5})
     "rates: {'ann': 0.5} is of type dict; give a number or a list of numbers"
+    >>> explain_mismatch("lr", float, "0,3"), explain_mismatch("rates", float, "30 %")
+    ("lr: '0,3' is not a number; write 0.3", "rates: '30 %' is not a number; write 0.3")
     """
     given = " ".join(f"{value!r:.60}".split())
     options = [o for m in _members(kind) if get_origin(m) is Literal for o in get_args(m)]
@@ -205,6 +211,11 @@ def explain_mismatch(name: str, kind: Any, value: Any) -> str:
             item = get_args(member)[0]
             i = next(i for i, part in enumerate(value) if not _fits(item, part))
             return explain_mismatch(f"{name}[{i}]", item, value[i])
+    if isinstance(value, str) and float in _members(kind):
+        if _DECIMAL_COMMA.fullmatch(value):
+            return f"{name}: {given} is not a number; write {float(value.replace(',', '.')):g}"
+        if share := _PER_CENT.fullmatch(value):
+            return f"{name}: {given} is not a number; write {float(share[1]) / 100:g}"
     is_integer = isinstance(value, Integral) and not isinstance(value, bool)
     if is_integer and {int, float} & {*_members(kind)}:
         return f"{name}: {given} is too large; give a number below 2**63"

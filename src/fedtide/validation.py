@@ -22,13 +22,20 @@ PAGE_SUFFIXES = (".html", ".htm")
 def require_positive(field: str, value: float) -> None:
     """Raise InvalidInputError unless `value` is a finite number above 0."""
     if not (math.isfinite(value) and value > 0):
-        raise InvalidInputError(f"{field}: {value} is not a positive number")
+        raise InvalidInputError(f"{field}: {value} is not a {_finite(value)}positive number")
 
 
 def require_at_least(field: str, value: float, low: float) -> None:
     """Raise InvalidInputError unless `value` is a finite number of at least `low`."""
     if not (math.isfinite(value) and value >= low):
-        raise InvalidInputError(f"{field}: {value} is not a number of at least {low:g}")
+        raise InvalidInputError(
+            f"{field}: {value} is not a {_finite(value)}number of at least {low:g}"
+        )
+
+
+def _finite(value: float) -> str:
+    """Return the word that an infinite number, or NaN, lacks."""
+    return "" if math.isfinite(value) else "finite "
 
 
 def require_all_positive(**values: float) -> None:

@@ -185,6 +185,23 @@ def test_numbers_that_yaml_reads_as_words():
     assert list(rates) == [0.1, 0.01]
 
 
+@pytest.mark.parametrize(
+    ("rates", "message"),
+    [
+        ("30%", "rates: '30%' is not a number; write 0.3"),
+        ("2.5 %", "rates: '2.5 %' is not a number; write 0.025"),
+        ("0,3", "rates: '0,3' is not a number; write 0.3"),
+        ("1,000", "rates: '1,000' is of type str; give a "),
+        ("3 in 10", "rates: '3 in 10' is of type str; give a "),
+        ("correlatd", "rates.type: unknown 'correlatd'; did you mean 'correlated'?"),
+    ],
+)
+def test_text_that_means_a_number_is_no_type(rates, message):
+    with pytest.raises(ft.InvalidInputError) as error:
+        BUILDER.build(Availability, {"type": "bernoulli", "rates": rates}, "participation")
+    assert str(error.value).startswith(f"participation.{message}")
+
+
 def test_overrides_reach_everything():
     plain = fields_of(algorithm="fedau")
     changed = override(

@@ -231,7 +231,7 @@ def test_bad_objectives(objective, sentence):
         ),
         (lambda: Regression(samples=1, clients=1), "samples: 1 is not a number of at least 2"),
         (lambda: Regression(informative=300), "informative: 300 of 200 features"),
-        (lambda: Regression(noise=float("inf")), "noise: inf is not a number of at least 0"),
+        (lambda: Regression(noise=float("inf")), "noise: inf is not a finite number of at least 0"),
     ],
 )
 def test_bad_problems(make, sentence):

@@ -102,7 +102,10 @@ def test_a_centre_keeps_double_precision():
         (lambda: LocalTraining(epochs=0), "epochs: 0 is not at least 1"),
         (lambda: LocalTraining(steps=1, batch_size=0), "batch_size: 0 is not at least 1"),
         (lambda: LocalTraining(steps=1, lr=0), "lr: 0 is not a positive number"),
-        (lambda: LocalTraining(steps=1, lr=float("nan")), "lr: nan is not a positive number"),
+        (
+            lambda: LocalTraining(steps=1, lr=float("nan")),
+            "lr: nan is not a finite positive number",
+        ),
         (lambda: LocalTraining(steps=1, momentum=1), "momentum: 1 is not within [0, 1)"),
         (lambda: LocalTraining(steps=1, momentum=float("nan")), "momentum: nan is not within [0"),
         (lambda: LocalTraining(steps=1, weight_decay=-1), "weight_decay: -1 is not a number of at"),

@@ -8,7 +8,7 @@ method or process needs no code here.
 from __future__ import annotations
 
 import types
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -156,20 +156,13 @@ class Builder:
             value = {key: v for key, v in value.items() if key != "type"}
         hints = field_types(cls)
         known = {field.name: field for field in fields(cls) if field.init}
-        for key in value:
-            if key not in known:
-                raise InvalidInputError(
-                    f"{_join(path, key)}: unknown key; {did_you_mean(str(key), known)}"
-                )
+        refuse_unknown_keys(value, known, path)
         required = [
             name
             for name, field in known.items()
             if field.default is MISSING and field.default_factory is MISSING
         ]
-        if missing := [_join(path, name) for name in required if name not in value]:
-            others = ", ".join(missing[1:])
-            hint = f"give values to it and to {others}" if others else "give a value"
-            raise InvalidInputError(f"{missing[0]}: missing; {hint}")
+        refuse_missing_keys(value, required, path)
         built = {key: self.build(hints[key], v, _join(path, key)) for key, v in value.items()}
         try:
             return cls(**built)
@@ -182,6 +175,23 @@ class Builder:
                 f"{path}: {cls.__name__} cannot be created ({first_line(error, with_type=True)}); "
                 "correct the class or its values"
             ) from error
+
+
+def refuse_unknown_keys(given: Iterable[Any], known: Collection[str], path: str = "") -> None:
+    """Raise InvalidInputError if a key of the mapping at this path is unknown."""
+    for key in given:
+        if key not in known:
+            raise InvalidInputError(
+                f"{_join(path, key)}: unknown key; {did_you_mean(str(key), known)}"
+            )
+
+
+def refuse_missing_keys(given: Collection[Any], required: Iterable[str], path: str = "") -> None:
+    """Raise InvalidInputError if the mapping at this path lacks keys."""
+    if missing := [_join(path, name) for name in required if name not in given]:
+        others = ", ".join(missing[1:])
+        hint = f"give values to it and to {others}" if others else "give a value"
+        raise InvalidInputError(f"{missing[0]}: missing; {hint}")
 
 
 def _join(path: str, key: Any) -> str:
@@ -229,15 +239,17 @@ def _import_class(name: str, base: type, path: str) -> type:
 
 def _is_registered(base: type, value: Any) -> bool:
     """Return whether a value of a union type describes an object of a registered class."""
-    return isinstance(value, base | Mapping) or (isinstance(value, str) and not _is_number(value))
+    return isinstance(value, base | Mapping) or (
+        isinstance(value, str) and not _means_number(value)
+    )
 
 
-def _is_number(text: str) -> bool:
-    """Return whether a string is a number that YAML 1.1 does not recognise, such as 1e-3."""
+def _means_number(text: str) -> bool:
+    """Return whether a string is a number, such as 1e-3, or meant as one, such as 30%."""
     try:
         float(text)
     except ValueError:
-        return False
+        return text.lstrip(" +-.,")[:1].isdigit()
     return True
 
 

@@ -318,9 +318,9 @@ def differences(old: Any, new: Any, path: str = "") -> list[str]:
     return [] if old == new else [f"{path} (was {old!r:.40}, is {new!r:.40})"]
 
 
-REQUIRED = {
+REQUIRED = tuple(
     field.name
     for field in fields(Experiment)
     if field.default is MISSING and field.default_factory is MISSING
-}
+)
 """The keys that every experiment must have."""
