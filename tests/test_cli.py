@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -17,7 +18,10 @@ import yaml
 
 import fedtide.simulation.loop as fedtide_loop
 from fedtide.cli.main import COMMANDS, app, main
+from fedtide.cli.options import Overrides
+from fedtide.examples import find_example
 from fedtide.simulation.checkpoint import load_newest
+from fedtide.sweep import Sweep
 
 pytestmark = pytest.mark.usefixtures("undrawn")  # figures have tests of their own
 
@@ -325,7 +329,7 @@ BAD = {
     ),
     "repeated seeds": ({"seeds": [1, 1]}, "seeds", "[1, 2, 3]"),
     "one seed": ({"seeds": 3}, "seeds", "[1, 2, 3]"),
-    "seed of a word": ({"seeds": [1, "x"]}, "seed", "whole number"),
+    "seed of a word": ({"seeds": [1, "x"]}, "seeds", "whole number"),
     "methods": ({"methods": ["fedavg"]}, "methods", "fedau: {"),
     "name of a method": ({"methods": {"a/b": {}}}, "methods", "'a/b'"),
     "key of a method": (
@@ -369,6 +373,14 @@ def test_a_bad_override_is_refused(override, field, word, fedtide):
     assert message.startswith(f"{field}: ")
     assert word in message
     assert everything() == [file]
+
+
+def test_the_overrides_in_the_help_apply_to_an_example():
+    (argument,) = (part for part in Overrides.__metadata__)
+    overrides = shlex.split(argument.help.partition(":")[2])
+    runs = Sweep.load(find_example(Path("digits")), overrides).runs
+    assert {run.experiment.seed for run in runs} == {1, 2}
+    assert {(run.experiment.rounds, run.experiment.local.lr) for run in runs} == {(50, 0.1)}
 
 
 def test_a_missing_file_is_refused(fedtide):

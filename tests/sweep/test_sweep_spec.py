@@ -78,12 +78,21 @@ def test_overrides_apply_to_all_methods(sweep):
         ({"seeds": []}, "seeds: "),
         ({"seeds": [1, 2, 1]}, "seeds: "),
         ({"seeds": [1, "1"]}, "seeds: "),
-        ({"seeds": [-1]}, "seed: -1 "),
+        ({"seeds": [-1]}, "seeds: -1 "),
+        ({"seeds": [1, 1.0]}, "seeds: not a list of distinct numbers"),
+        ({"seeds": [1.5]}, "seeds: 1.5 "),
+        ({"seeds": [True]}, "seeds: "),
+        ({"seed": -1, "methods": {"a": {}}}, "seed: -1 "),
         ({"methods": {}}, "methods: "),
         ({"methods": {"a": "fedavg"}}, "methods: "),
         ({"methods": {"../a": {}}}, "methods: '../a' "),
         ({"methods": {".a": {}}}, "methods: '.a' "),
         ({"methods": {"": {}}}, "methods: '' "),
+        ({"methods": {"a": {}, "a ": {}}}, "methods: 'a' and 'a ' would be one folder"),
+        ({"methods": {"a": {}, "A": {}}}, "methods: 'a' and 'A' would be one folder"),
+        ({"grid": {"algorithm": {"a": "mifa", "A": "fedavg"}}}, "grid.algorithm: 'a' and 'A' "),
+        ({"grid": {"device": ["cpu", "CPU"]}}, "grid.device: 'device=cpu' and 'device=CPU' "),
+        ({"list": [{"name": "a", "rounds": 1}, {"name": "A", "rounds": 2}]}, "list: 'a' and 'A' "),
         ({"methods": {"a": {"local": {"lr": 0}}}}, "methods.a.local.lr: 0.0 "),
         ({"methods": {"a": {"seed": 3}}}, "methods.a.seed: "),
         ({"methods": {"a": {"name": "b"}}}, "methods.a.name: "),
@@ -93,6 +102,108 @@ def test_a_bad_specification_is_refused(changes, start, sweep):
     with pytest.raises(ft.InvalidInputError) as error:
         sweep(**changes)
     assert str(error.value).startswith(start)
+
+
+EACH = {"a": {"algorithm": "fedavg"}, "b": {"algorithm": {"type": "fedau"}, "local": {"lr": 0.3}}}
+RATES = {"type": "bernoulli", "rates": 30}
+
+
+@pytest.mark.parametrize(
+    ("changes", "start"),
+    [
+        ({"rouns": 3}, "rouns: unknown key; did you mean 'rounds'?"),
+        ({"rounds": 20.5}, "rounds: 20.5 "),
+        ({"rounds": None}, "rounds: "),
+        ({"participation": RATES}, "participation.rates: 30 "),
+        ({"local": {"steps": 2, "lr": 0.1, "btach_size": 4}}, "local.btach_size: unknown key"),
+        ({"methods": {"a": {"rouns": 3, "algorithm": "fedavg"}}}, "methods.a.rouns: unknown key"),
+        ({"methods": EACH | {"c": {"algorithm": "fedua"}}}, "methods.c.algorithm.type: unknown"),
+        ({"methods": EACH | {"c": {"algorithm": "mifa", "rounds": 0}}}, "methods.c.rounds: 0 "),
+        ({"methods": {"a": {"local": {"lr": 0.3}}}}, "algorithm: missing; "),
+        ({"methods": EACH | {"c": {"rounds": 2}}}, "methods.c.algorithm: missing; "),
+        ({"grid": {"local.lr": [0.1]}, "rounds": 0}, "rounds: 0 "),
+        (
+            {"methods": EACH, "grid": {"participation.rates": [0.5, 2]}},
+            "grid.participation.rates: 2 ",
+        ),
+        (
+            {"methods": EACH, "participation": RATES, "grid": {"local.lr": [0.1]}},
+            "participation.rates: 30 ",
+        ),
+    ],
+)
+def test_errors_name_the_part_of_the_file_that_they_are_in(changes, start, base, tmp_path):
+    """No common algorithm, so that nothing is complete without a method."""
+    plain = {key: value for key, value in base.items() if key != "algorithm"}
+    with pytest.raises(ft.InvalidInputError) as error:
+        Sweep.from_dict(plain | {"methods": EACH} | changes)
+    assert str(error.value).startswith(start)
+
+
+def test_methods_without_any_are_refused_where_they_are_needed(base):
+    """`methods=` on the command line leaves the experiment that all methods share, if it is one."""
+    plain = {key: value for key, value in base.items() if key != "algorithm"} | {"methods": None}
+    for seeds in ({}, {"seeds": [1, 2]}):
+        with pytest.raises(ft.InvalidInputError, match=r"^methods: .* write fedau: {algorithm: "):
+            Sweep.from_dict(plain | seeds)
+    assert Sweep.from_dict(base | {"methods": None}).is_single_run
+
+
+def test_an_empty_name_is_none(base):
+    for seeds in ({}, {"seeds": [1]}):
+        assert Sweep.from_dict(base | {"name": None} | seeds, "called").name == "called"
+
+
+def test_seeds_are_whole_numbers_however_they_are_written(sweep):
+    assert [run.path for run in sweep(seeds=[1.0, "2"]).runs] == ["small/seed-1", "small/seed-2"]
+    assert sweep(seed=3.0, methods={"a": {}}).runs[0].path == "a/seed-3"
+
+
+def test_a_method_is_blamed_for_a_conflict_with_what_all_share(base):
+    """Either value may stand alone; the error names the one that all methods share."""
+    shared = base | {"local": {"lr": 0.1, "steps": 2}}
+    with pytest.raises(ft.InvalidInputError, match=r"^methods\.a\.local\."):
+        Sweep.from_dict(shared | {"methods": {"a": {"local": {"epochs": 2}}, "b": {}}})
+
+
+def test_a_swept_field_that_one_method_lacks_is_named_with_the_method(base):
+    with pytest.raises(ft.InvalidInputError) as error:
+        Sweep.from_dict(base | {"methods": EACH, "grid": {"algorithm.cutoff": [3]}})
+    text = str(error.value)
+    assert text.startswith("grid.algorithm.cutoff: unknown key; ")
+    assert text.endswith("(in methods.a)")
+
+
+@pytest.mark.parametrize(
+    ("key", "meant"),
+    [("seds", "seeds"), ("method", "methods"), ("gird", "grid"), ("lsit", "list"), ("rond", None)],
+)
+@pytest.mark.parametrize("alone", [True, False])
+def test_misspelt_keys_of_a_sweep_are_recognised(key, meant, alone, base):
+    plain = base | {key: [1]} | ({} if alone else {"methods": EACH})
+    with pytest.raises(ft.InvalidInputError, match=f"^{key}: unknown key; ") as error:
+        Sweep.from_dict(plain)
+    assert meant is None or str(error.value).endswith(f"did you mean '{meant}'?")
+
+
+def test_an_override_that_every_method_replaces_is_refused(sweep):
+    """It changed nothing, silently."""
+    with pytest.raises(ft.InvalidInputError) as error:
+        sweep(["algorithm.server_lr=3"], methods=EACH)
+    assert str(error.value) == (
+        "algorithm.server_lr: every method has its own; write methods.NAME.algorithm.server_lr, "
+        "where NAME is one of 'a', 'b'"
+    )
+    with pytest.raises(ft.InvalidInputError, match=r"^algorithm: every method has its own; "):
+        sweep(["algorithm=mifa"], methods=EACH)
+    found = sweep(["local.lr=0.7", "methods.b.algorithm.cutoff=20"], methods=EACH)
+    assert [run.experiment.local.lr for run in found.runs] == [0.7, 0.3]
+    assert found.runs[1].experiment.algorithm == ft.algorithms.FedAU(cutoff=20)
+    merged = {"a": {"algorithm": {"cutoff": 3}}, "b": {"algorithm": {"cutoff": 5}}}
+    found = sweep(["algorithm.server_lr=3"], methods=merged)
+    assert [run.experiment.algorithm.server_lr for run in found.runs] == [3, 3]
+    alone = sweep(["algorithm.server_lr=3", "methods="], methods=EACH)
+    assert alone.runs[0].experiment.algorithm.server_lr == 3
 
 
 def test_runs_of_a_sweep_equal_single_runs(sweep, results, tmp_path):

@@ -21,7 +21,7 @@ Overrides = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="[KEY=VALUE]...",
-        help="Values that replace those of the file: rounds=50 algorithm.cutoff=20 'seeds=[1, 2]'",
+        help="Values that replace those of the file: rounds=50 local.lr=0.1 'seeds=[1, 2]'",
         show_default=False,
     ),
 ]

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from fedtide.configurable import field_types
 from fedtide.errors import InvalidInputError
-from fedtide.simulation.experiment import Experiment
+from fedtide.simulation.experiment import BUILDER, Experiment
 from fedtide.sweep.grid import Point, merge, set_fields
 from fedtide.validation import require_folder_name
 
@@ -87,8 +88,24 @@ class Configuration:
     def _locate(self, error: InvalidInputError) -> InvalidInputError:
         """Return the error prefixed with the part of the file that set the field."""
         named = str(error).partition(":")[0]
+        key = named.partition(".")[0]
         for point in self.points:
             for swept in point.changes:
                 if f"{named}.".startswith(f"{swept}.") or f"{swept}.".startswith(f"{named}."):
-                    return error.prefixed(point.source)
-        return error.prefixed(f"methods.{self.method}") if self.changes else error
+                    found = error.prefixed(point.source)
+                    if key not in self.changes:
+                        return found
+                    return InvalidInputError(f"{found} (in methods.{self.method})")
+        if not self.method or self._is_of_base(key, error):
+            return error
+        return error.prefixed(f"methods.{self.method}")
+
+    def _is_of_base(self, key: str, error: InvalidInputError) -> bool:
+        """Return whether the error in this key is there without the method, too."""
+        if key not in self.base or key not in self.changes:
+            return key in self.base
+        try:
+            BUILDER.build(field_types(Experiment)[key], self.base[key], key)
+        except InvalidInputError as own:
+            return str(own) == str(error)
+        return False

@@ -6,7 +6,7 @@ import hashlib
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
@@ -87,6 +87,7 @@ def _parse_axis(field: Any, values: Any) -> list[Point]:
     _check_field("grid", field)
     if isinstance(values, dict) and values and "type" not in values:
         named = {_check_label(f"grid.{field}", name): value for name, value in values.items()}
+        _refuse_equal_folders(f"grid.{field}", map(str, values))
         return [Point(f"{field}={n}", {field: v}, {field: n}) for n, v in named.items()]
     if not isinstance(values, list) or not values:
         raise InvalidInputError(
@@ -95,6 +96,7 @@ def _parse_axis(field: Any, values: Any) -> list[Point]:
     points = [_point(field, value) for value in values]
     if len({point.label for point in points}) < len(points):
         raise InvalidInputError(f"grid.{field}: a value is repeated; give each once")
+    _refuse_equal_folders(f"grid.{field}", [point.label for point in points])
     return points
 
 
@@ -105,6 +107,7 @@ def _parse_list(entries: Any) -> list[Point]:
     points = [_parse_entry(i, entry) for i, entry in enumerate(entries)]
     if len({point.label for point in points}) < len(points):
         raise InvalidInputError("list: two entries are equal; change a value or give each a `name`")
+    _refuse_equal_folders("list", [point.label for point in points])
     return points
 
 
@@ -153,6 +156,22 @@ def _check_label(where: str, name: Any) -> str:
     return text
 
 
+def _refuse_equal_folders(where: str, names: Iterable[str]) -> None:
+    """Raise InvalidInputError if two names are equal but for case and surrounding blanks or points.
+
+    They would look alike in tables, and be one folder on some file systems.
+    """
+    known = dict[str, str]()
+    for name in names:
+        folder = name.strip(" .").casefold()
+        if folder in known:
+            raise InvalidInputError(
+                f"{where}: {known[folder]!r:.60} and {name!r:.60} would be one folder on some file "
+                "systems; rename one"
+            )
+        known[folder] = name
+
+
 def _shorten(label: str) -> str:
     """Return the label, with a hash instead of the value if it cannot name a folder."""
     if _FOLDER_NAME.fullmatch(label.replace(",", "")) and len(label) <= _MAX_LABEL_LENGTH:
@@ -182,6 +201,7 @@ def parse_methods(methods: Any) -> Iterator[tuple[str, Mapping[str, Any]]]:
         raise InvalidInputError(
             "methods: not a mapping from names to changed keys; write fedau: {algorithm: fedau}"
         )
+    _refuse_equal_folders("methods", map(str, methods))
     for method, changes in methods.items():
         method = str(method)
         require_folder_name("methods", method)

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
 from fedtide.content_hash import is_data
-from fedtide.errors import InvalidInputError
+from fedtide.errors import InvalidInputError, list_names
+from fedtide.simulation.config import refuse_missing_keys, refuse_unknown_keys
 from fedtide.simulation.experiment import BUILDER, REQUIRED, Experiment, override, read_yaml
 from fedtide.sweep.configurations import Configuration, SweepRun
 from fedtide.sweep.grid import combine_points, merge, parse_methods
 from fedtide.sweep.strategies import SearchResult, TwoStage, build_strategy
+from fedtide.validation import require_whole_number
 
 SWEEP_FILE = "sweep.yaml"
 """The specification, as written to the sweep's folder."""
@@ -21,6 +23,7 @@ BEST_FILE = "best.yaml"
 """What a strategy has found: an experiment with methods, in the sweep's folder."""
 
 _SWEEP_KEYS = ("seeds", "methods", "grid", "list", "strategy")
+_KEYS = (*_SWEEP_KEYS, *(field.name for field in fields(Experiment)))
 
 
 @dataclass(frozen=True)
@@ -61,9 +64,13 @@ class Sweep:
         """Return the sweep of a YAML file; a plain experiment is a sweep of one run.
 
         Raises:
-            InvalidInputError: a file that cannot be read, or an invalid value.
+            InvalidInputError: a file that cannot be read, an invalid value, or an override of what
+                every method replaces.
         """
-        return cls.from_dict(override(_read(Path(path), []), overrides), Path(path).stem)
+        overrides = list(overrides)
+        plain = override(_read(Path(path), []), overrides)
+        _refuse_replaced(overrides, plain.get("methods"))
+        return cls.from_dict(plain, Path(path).stem)
 
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any], name: str = "sweep") -> Sweep:
@@ -75,15 +82,20 @@ class Sweep:
         Raises:
             InvalidInputError: an invalid value, or an object that plain data cannot describe.
         """
+        refuse_unknown_keys(plain, _KEYS)
         plain = {key: _to_plain(key, value) for key, value in plain.items()}
+        if plain.get("name", name) is None:
+            del plain["name"]
         common = {key: value for key, value in plain.items() if key not in _SWEEP_KEYS}
         name = str(plain.get("name", name))
         if all(plain.get(key) is None for key in _SWEEP_KEYS):
+            _refuse_incomplete(plain, common)
             run = SweepRun("", Experiment.from_dict(common), {"seed": plain.get("seed", 0)})
             return cls(name, (run,), (), (), None, plain)
-        if common.keys() >= REQUIRED:
+        if common.keys() >= {*REQUIRED}:
             Experiment.from_dict(common)  # also checks what every method replaces
         configurations = tuple(_configurations(plain, common))
+        _refuse_incomplete(plain, {key for one in configurations for key in one.resolve()})
         seeds = tuple(_parse_seeds(plain))
         strategy = build_strategy(plain.get("strategy"))
         first = configurations
@@ -138,6 +150,31 @@ def _holds_data(value: Any) -> bool:
     return is_data(value)
 
 
+def _refuse_replaced(overrides: Iterable[str], methods: Any) -> None:
+    """Raise InvalidInputError if every method replaces what an override has set."""
+    if methods is None:
+        return
+    named = dict(parse_methods(methods))
+    for text in overrides:
+        key = text.partition("=")[0]
+        if all(_replaces(changes, key.split(".")) for changes in named.values()):
+            raise InvalidInputError(
+                f"{key}: every method has its own; write methods.NAME.{key}, where NAME is one of "
+                + list_names(list(named))
+            )
+
+
+def _replaces(changes: Any, path: Iterable[str]) -> bool:
+    """Return whether nothing of a value at this path is left once these changes are merged in."""
+    for key in path:
+        if not isinstance(changes, Mapping):
+            return True
+        if key not in changes:
+            return "type" in changes
+        changes = changes[key]
+    return not isinstance(changes, Mapping) or "type" in changes
+
+
 def _read(path: Path, above: Sequence[Path]) -> dict[str, Any]:
     """Return a file merged over its bases; `above` has the files whose base it is."""
     if path.resolve() in above:
@@ -162,10 +199,26 @@ def _configurations(plain: Mapping[str, Any], common: Mapping[str, Any]) -> Iter
             yield Configuration(method, changes, points, common)
 
 
-def _parse_seeds(plain: Mapping[str, Any]) -> list[Any]:
+def _refuse_incomplete(plain: Mapping[str, Any], given: Collection[str]) -> None:
+    """Raise InvalidInputError if the file gives no value to a key that an experiment must have."""
+    if "methods" in plain and plain["methods"] is None and not {*REQUIRED} <= {*given}:
+        list(parse_methods(None))  # says that it is empty
+    refuse_missing_keys(given, REQUIRED)
+
+
+def _parse_seeds(plain: Mapping[str, Any]) -> list[int]:
     seeds = plain.get("seeds")
     if seeds is None:
-        return [plain.get("seed", 0)]
-    if not isinstance(seeds, list) or not seeds or len(set(map(str, seeds))) < len(seeds):
-        raise InvalidInputError("seeds: not a list of distinct numbers; write [1, 2, 3]")
-    return seeds
+        return [_parse_seed("seed", plain.get("seed", 0))]
+    if isinstance(seeds, list) and seeds:
+        found = [_parse_seed("seeds", seed) for seed in seeds]
+        if len({*found}) == len(found):
+            return found
+    raise InvalidInputError("seeds: not a list of distinct numbers; write [1, 2, 3]")
+
+
+def _parse_seed(field: str, value: Any) -> int:
+    """Return the whole number that a seed is; 1.0 and "1" name the same folder as 1."""
+    seed: int = BUILDER.build(int, value, field)
+    require_whole_number(field, seed, 0)
+    return seed
