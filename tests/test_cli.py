@@ -211,6 +211,27 @@ def test_the_list_of_commands_says_what_their_own_help_says():
         assert listed.help == " ".join(command.help.split("\n\n")[0].split())
 
 
+@pytest.mark.parametrize("columns", [60, 80])
+def test_help_fills_the_lines_of_the_terminal(columns, fedtide, monkeypatch):
+    """A line of prose is broken only where the next word does not fit."""
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setattr("typer.rich_utils.MAX_WIDTH", columns)
+    parts = [(name,) for name in COMMANDS]
+    parts += [("ledger", name) for name in ("check", "migrate", "prune", "export")]
+    parts += [("flower", name) for name in ("demo", "register")]
+    for part in parts:
+        out = fedtide(*part, "--help")[1]
+        prose = out[out.index("Usage:") : out.index("╭")].partition("\n methods:")[0]
+        for paragraph in re.split(r"\n\s*\n", prose):
+            lines = [line.strip() for line in paragraph.splitlines()]
+            for line, following in zip(lines, lines[1:], strict=False):
+                assert len(f"{line} {following.split()[0]}") > columns - 2, (part, line)
+        assert "\b" not in out
+    example = fedtide("leaderboard", "--help")[1]
+    lines = [line.rstrip() for line in example.splitlines()]
+    assert lines[lines.index(" methods:") + 1] == "   mine:"
+
+
 # How it refuses: one line that names the field and suggests a fix, status 2, nothing written.
 
 PARTITIONED = DIGITS | {"partition": {"type": "dirchlet", "alpha": 1}}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import inspect
 import os
 import signal
 import sys
@@ -103,7 +104,22 @@ class _LazyCommands(TyperGroup):
             command = single
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, _interrupt)
-        return name, typer.main.get_command(command), args[1:]
+        return name, _with_flowing_help(typer.main.get_command(command)), args[1:]
+
+
+def _with_flowing_help(command: click.Command) -> click.Command:
+    r"""Return a command whose help has one line for each paragraph, to be wrapped by the terminal.
+
+    Typer joins the lines of the first paragraph alone. One that begins with \b keeps its lines.
+    """
+    paragraphs = inspect.cleandoc(command.help or "").split("\n\n")
+    command.help = "\n\n".join(
+        text.removeprefix("\b\n") if text.startswith("\b") else " ".join(text.splitlines())
+        for text in paragraphs
+    )
+    for part in getattr(command, "commands", {}).values():
+        _with_flowing_help(part)
+    return command
 
 
 _REPEAT = "repeat the command"
