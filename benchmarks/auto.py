@@ -33,7 +33,6 @@ from pathlib import Path
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy import special
 from torch import Tensor
 
 from fedtide.algorithms.auto import Auto, AutoState
@@ -43,6 +42,7 @@ from fedtide.leaderboard.cell_record import load_results
 from fedtide.leaderboard.problems import ClientTasks, QuadraticTasks
 from fedtide.leaderboard.search import evaluation_rounds
 from fedtide.leaderboard.spec import FULL, REFERENCE, Leaderboard, load_leaderboard
+from fedtide.student_interval import t_margin
 
 Numbers = NDArray[np.float64]
 Present = NDArray[np.bool_]
@@ -386,9 +386,8 @@ def best_rival(board: Leaderboard, pattern: str, figures: Mapping[str, Numbers])
 
 
 def interval(gaps: Numbers) -> tuple[float, float]:
-    """Return the mean and half the length of the 95 % interval by Student's t."""
-    quantile = special.stdtrit(len(gaps) - 1, 0.975)
-    return float(gaps.mean()), float(quantile * gaps.std(ddof=1) / len(gaps) ** 0.5)
+    """Return the mean and half the length of its 95 % interval by Student's t."""
+    return float(gaps.mean()), float(t_margin(gaps))
 
 
 def goal_table(

@@ -21,7 +21,6 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy.stats import t as student
 
 from fedtide.algorithms import (
     Algorithm,
@@ -39,6 +38,7 @@ from fedtide.plotting.saving import save_figure
 from fedtide.plotting.style import COLOURS, GREY, new_figure, place_legend
 from fedtide.population import Population
 from fedtide.problems.datasets.catalogue import load
+from fedtide.student_interval import t_margin
 
 Numbers = NDArray[np.float64]
 Ids = NDArray[np.int64]
@@ -158,12 +158,6 @@ def collect(record: list[dict[str, Any]], name: str, attacked: bool, figure: str
     return np.array(runs)
 
 
-def interval(values: Numbers) -> float:
-    """Return half the length of the 95% interval of the mean."""
-    spread = values.std(ddof=1) / len(values) ** 0.5
-    return float(student.ppf(0.975, len(values) - 1) * spread)
-
-
 def table(record: list[dict[str, Any]]) -> str:
     """Return the table of the page, in per cent."""
     heads = ["weight of the rare clients", "accuracy, their classes", "accuracy, all classes"]
@@ -172,7 +166,7 @@ def table(record: list[dict[str, Any]]) -> str:
     columns = [("influence", False), ("rare", False), ("all", False), ("rare", True), ("all", True)]
     for name in METHODS:
         values = [collect(record, name, attacked, figure) for figure, attacked in columns]
-        cells = [f"{100 * v.mean():.1f} ± {100 * interval(v):.1f}" for v in values]
+        cells = [f"{100 * v.mean():.1f} ± {100 * float(t_margin(v)):.1f}" for v in values]
         lines.append(f"| {name} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
@@ -186,7 +180,7 @@ def draw(record: list[dict[str, Any]]) -> None:
         for attacked, colour, marker, shift in looks:
             values = [collect(record, name, attacked, key) for name in METHODS]
             means = [100 * v.mean() for v in values]
-            errors = [100 * interval(v) for v in values]
+            errors = [100 * float(t_margin(v)) for v in values]
             label = "five of 50 clients hostile" if attacked else "no attack"
             panel.errorbar(
                 means, places + shift, xerr=errors, fmt=marker, color=colour, ms=5, label=label

@@ -31,7 +31,6 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy.stats import t as student
 
 from fedtide.algorithms import (
     Algorithm,
@@ -49,6 +48,7 @@ from fedtide.population import Population
 from fedtide.privacy import Gaussian, PrivateSum, loss_of_epsilon, make_private
 from fedtide.problems.datasets.catalogue import load
 from fedtide.problems.partitions import Dirichlet
+from fedtide.student_interval import t_margin
 
 Numbers = NDArray[np.float64]
 Ids = NDArray[np.int64]
@@ -302,12 +302,6 @@ def select(
     )
 
 
-def interval(values: Numbers) -> Numbers:
-    """Return half the length of the 95% interval of the mean over seeds."""
-    spread = values.std(axis=0, ddof=1) / len(values) ** 0.5
-    return np.asarray(student.ppf(0.975, len(values) - 1) * spread)
-
-
 def name_of(epsilon: float) -> str:
     return "∞" if epsilon == math.inf else f"{epsilon:g}"
 
@@ -320,7 +314,7 @@ def markdown(heads: list[str], rows: list[list[str]]) -> str:
 
 def shown(values: Numbers, sign: str = "") -> str:
     """Return the mean over seeds and its interval."""
-    return f"{values.mean():{sign}.1f} ± {float(interval(values)):.1f}"
+    return f"{values.mean():{sign}.1f} ± {float(t_margin(values)):.1f}"
 
 
 def method_table(record: Record) -> str:
@@ -362,7 +356,7 @@ def cutoff_table(record: Record) -> str:
         best = max(CUTOFFS, key=lambda k, found=values: float(found[k].mean()))
         others = [k for k in CUTOFFS if k != best]
         lags = {k: values[best] - values[k] for k in others}
-        alike = [str(k) for k in others if lags[k].mean() <= float(interval(lags[k]))]
+        alike = [str(k) for k in others if lags[k].mean() <= float(t_margin(lags[k]))]
         cells = [shown(values[k]) for k in CUTOFFS]
         rows.append(
             [TITLES[dataset], name_of(epsilon), *cells, str(best), ", ".join(alike) or "none"]
@@ -456,7 +450,7 @@ def _draw_line(panel: Any, places: Numbers, values: list[Numbers], label: str, c
     panel.errorbar(
         places,
         [v.mean() for v in values],
-        yerr=[float(interval(v)) for v in values],
+        yerr=[float(t_margin(v)) for v in values],
         fmt="o-",
         ms=4,
         lw=1,

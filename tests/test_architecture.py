@@ -31,6 +31,7 @@ BASICS = {
     "content_hash",
     "text_files",
     "yaml_text",
+    "student_interval",
 }
 MAY_IMPORT = {
     "participation": set(),

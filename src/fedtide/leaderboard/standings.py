@@ -8,12 +8,10 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
-from scipy import special
 
 from fedtide.leaderboard.cell_record import Results, load_results
 from fedtide.leaderboard.spec import FULL, REFERENCE, CellPlan, Leaderboard, Place
-
-_LEVEL = 0.95
+from fedtide.student_interval import t_margin
 
 Outcome = Literal["better", "alike", "worse"]
 """A method against another one: the whole interval of the difference is below, around or above
@@ -63,9 +61,7 @@ def estimate(figures: Sequence[float | None], others: Sequence[float | None]) ->
     if diverged or None in others:
         return Estimate(np.inf if diverged else -np.inf, 0.0, diverged, len(figures))
     gaps = np.array(figures, dtype=float) - np.array(others, dtype=float)
-    quantile = special.stdtrit(len(gaps) - 1, (1 + _LEVEL) / 2)
-    margin = quantile * gaps.std(ddof=1) / len(gaps) ** 0.5
-    return Estimate(float(gaps.mean()), float(margin), 0, len(gaps))
+    return Estimate(float(gaps.mean()), float(t_margin(gaps)), 0, len(gaps))
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,10 @@ from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import special
 
 from fedtide.papers.claims import Claim, require_two_cases
 from fedtide.papers.paper_spec import MAIN
+from fedtide.student_interval import t_margin
 
 Outcome = Literal["reproduced", "not reproduced", "undecided", "partly tested", "not tested"]
 State = Literal["holds", "fails", "undecided", "not run"]
@@ -336,11 +336,8 @@ def t_interval(numbers: NDArray[np.float64], level: float) -> tuple[float, float
         return float(numbers[0]), float(numbers[0])
     if np.isinf(numbers).any():
         return None
-    count = len(numbers)
-    quantile = special.stdtrit(count - 1, (1 + level) / 2)
-    half = float(quantile * np.std(numbers, ddof=1) / np.sqrt(count))
-    mean = float(np.mean(numbers))
-    return mean - half, mean + half
+    mean, margin = float(np.mean(numbers)), float(t_margin(numbers, level))
+    return mean - margin, mean + margin
 
 
 def _describe(sample: _Sample, interval: tuple[float, float] | None, evidence: Evidence) -> str:
