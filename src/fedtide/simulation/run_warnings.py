@@ -42,7 +42,12 @@ def find_warnings(
             f"algorithm.{amplified.field}: amplification steps raise the loss to {rise:.3g} times "
             "that before them, as a median; lower factor or local.lr"
         )
-    if 0 < RISE * start_loss < loss:
+    if not np.isfinite(loss):
+        found.append(
+            f"local.lr: the loss ended at {loss}, from {start_loss:.3g} of the initial model: the "
+            f"run diverged; lower {list_step_sizes(algorithm)}"
+        )
+    elif 0 < RISE * start_loss < loss:
         rise = loss / start_loss
         found.append(
             f"local.lr: the loss ended at {loss:.3g}, {rise:,.3g} times the {start_loss:.3g} of "
