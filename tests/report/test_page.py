@@ -1,15 +1,18 @@
 """The HTML page and the command that writes it."""
 
 import shutil
+from dataclasses import replace
 from html.parser import HTMLParser
 
+import numpy as np
+import polars as pl
 import pytest
 from typer.testing import CliRunner
 
 import fedtide as ft
 from fedtide.cli.main import app
 from fedtide.report.loading import group_by_method, load_runs
-from fedtide.report.page import make_sections, verdict
+from fedtide.report.page import make_sections, render_page, verdict
 
 
 class Outline(HTMLParser):
@@ -177,3 +180,118 @@ def test_the_verdict_names_the_best_method(runs_folder):
     ends = {m: [run.metrics["loss"][-1] for run in group] for m, group in groups.items()}
     best = min(ends, key=lambda method: sum(ends[method]))
     assert verdict(groups).startswith(f"{best} ends with the best loss: {sum(ends[best]) / 2:.4f}")
+
+
+@pytest.fixture(scope="module")
+def ending(runs_folder):
+    """Return a function that gives methods whose runs end with these losses, one per seed."""
+    run = load_runs([runs_folder])[0]
+
+    def make(first_seeds=None, **losses):
+        return {
+            method: [
+                replace(
+                    run,
+                    experiment=run.experiment | {"name": method, "seed": seed},
+                    metrics=pl.DataFrame({"round": [0, 40], "loss": [9.0, loss]}),
+                )
+                for seed, loss in enumerate(ends, (first_seeds or {}).get(method, 1))
+            ]
+            for method, ends in losses.items()
+        }
+
+    return make
+
+
+NAN, INF = float("nan"), float("inf")
+
+
+@pytest.mark.parametrize("end", [NAN, INF])
+@pytest.mark.parametrize("first", ["good", "bad"])
+@pytest.mark.filterwarnings("error")
+def test_a_method_that_diverged_is_neither_the_best_nor_as_good(end, first, ending):
+    losses = {"good": [0.4, 0.5, 0.6], "bad": [end] * 3}
+    groups = ending(**{name: losses[name] for name in sorted(losses, key=lambda n: n != first)})
+    text = "good ends with the best loss: 0.5000 ± 0.1000. Diverged: bad (3 of 3 seeds)."
+    assert verdict(groups) == text
+
+
+def test_methods_that_all_diverged_have_no_best(ending):
+    assert verdict(ending(a=[NAN, 1.0], b=[INF, INF])) == (
+        "Diverged: a (1 of 2 seeds), b (2 of 2 seeds)."
+    )
+
+
+def test_the_verdict_compares_seed_by_seed(ending):
+    """The worse method is so by 1.00 to 1.04 in every seed; the seeds differ by much more."""
+    best = [10.0, 20.0, 30.0, 40.0, 50.0]
+    worse = [loss + 1 + 0.01 * i for i, loss in enumerate(best)]
+    assert "The worst is worse with" in verdict(ending(best=best, worse=worse))
+
+
+@pytest.mark.parametrize(("gaps", "near"), [([1, 2, 3], True), ([2, 3, 4], False)])
+def test_a_gap_is_clear_outside_the_interval_of_students_t(gaps, near, ending):
+    """2 ± 2.48 and 3 ± 2.48, from a printed table: 4.303 / √3; both are beyond 2 errors."""
+    groups = ending(best=[5.0, 6.0, 7.0], other=list(np.add([5, 6, 7], gaps)))
+    assert ("Not clearly worse, compared seed by seed: other." in verdict(groups)) == near
+
+
+def test_several_gaps_are_judged_together(ending):
+    """3 ± 4.303/√3 is clear alone; among three, 3 ± 7.649/√3 = 4.42 is not."""
+    ends = [8.0, 10.0, 12.0]  # of gaps 2, 3 and 4 on seeds that differ
+    groups = ending(best=[6.0, 7.0, 8.0], b=ends, c=ends, d=[100.0, 101.0, 102.0])
+    assert verdict(groups).endswith("Not clearly worse, compared seed by seed: b, c.")
+
+
+def test_the_verdict_needs_two_common_seeds(ending):
+    hint = "Fewer than two common seeds cannot tell whether that is more than chance."
+    assert verdict(ending(a=[1.0], b=[2.0])).endswith(hint)
+    apart = ending(a=[1.0, 1.1], b=[2.0, 2.1], first_seeds={"b": 3})
+    assert verdict(apart).endswith(hint)
+    mixed = ending(a=[1.0, 1.1], b=[2.0], c=[2.0, 2.1])
+    assert verdict(mixed).endswith("Not clearly worse, compared seed by seed: b.")
+
+
+@pytest.mark.filterwarnings("error")
+def test_numbers_of_any_size_have_a_readable_verdict(ending):
+    text = verdict(ending(a=[1e200, 2e200], b=[1e250, 3e250]))
+    assert text.startswith("a ends with the best loss: 1.5e+200")
+    assert len(text) < 150
+
+
+@pytest.mark.filterwarnings("error")
+def test_runs_that_diverged_have_a_page(tmp_path):
+    for method, lr in (("good", 0.1), ("bad", 1e12)):
+        for seed in (1, 2):
+            ft.simulate(
+                problem={"type": "quadratic", "matrices": [[[1.0]], [[2.0]]], "centers": [[0], [1]]}
+                | {"start": [5.0]},
+                participation="full",
+                algorithm="fedavg",
+                local={"steps": 2, "lr": lr},
+                rounds=3,
+                on_nonfinite="drop",
+                name=method,
+                seed=seed,
+                out=tmp_path / f"{method}-{seed}",
+            )
+    report(tmp_path)
+    text = Outline(tmp_path / "report.html").text
+    assert "Diverged: bad (2 of 2 seeds)." in text
+    assert "± nan" not in text
+    assert "nan" not in text.lower().split("the experiment")[0]
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.usefixtures("undrawn")
+def test_the_default_target_leaves_out_methods_that_diverged(ending):
+    groups = ending(a=[1.0, 2.0], b=[INF, 1.0], c=[NAN, NAN])
+    (section,) = make_sections([run for group in groups.values() for run in group])
+    assert section.target.level == 1.5
+    assert [row.reached for row in section.target.rows] == [1, 1, 0]
+    page = render_page([section], [])
+    assert "reach loss 1.5 at" in page
+    assert "± nan" not in page
+    groups = ending(a=[INF], b=[NAN])
+    (section,) = make_sections([run for group in groups.values() for run in group])
+    assert "What it takes" not in render_page([section], [])

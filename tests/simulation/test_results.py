@@ -1,5 +1,6 @@
 """Results: several seeds, their tables, summaries and figures."""
 
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -65,6 +66,20 @@ def test_the_summary_of_seeds_has_means_and_standard_deviations(fields):
     assert lines[0] == "mine: FedAvg, seeds 4, 2, 7"
     (line,) = [line for line in lines if line.split()[0] == "loss"]
     assert line.split()[1:] == [f"{losses.mean():.4g}", "±", f"{losses.std(ddof=1):.2g}"]
+
+
+@pytest.mark.filterwarnings("error")
+def test_the_summary_of_seeds_that_diverged_has_no_spread():
+    results = ft.simulate(
+        problem={"type": "quadratic", "matrices": [[[1.0]]], "centers": [[0.0]], "start": [5.0]},
+        participation="full",
+        algorithm="fedavg",
+        local={"steps": 2, "lr": 1e12},
+        rounds=2,
+        on_nonfinite="drop",
+        seeds=[1, 2],
+    )
+    assert re.search(r"^  loss +inf$", results.summary(), re.MULTILINE)
 
 
 def test_the_summary_of_a_run_names_its_method_metrics_speed_and_trainer(regression):

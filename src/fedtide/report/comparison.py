@@ -19,6 +19,7 @@ from fedtide.report.loading import (
     own_test_metrics,
     split_by_problem,
 )
+from fedtide.report.summary import mean_and_std
 
 
 @dataclass(frozen=True)
@@ -82,8 +83,7 @@ def compare_runs(runs: Iterable[LoadedRun]) -> pl.DataFrame:
         for key in keys:
             values = [v for run in group if (v := run.final_value(key)) is not None]
             if len(values) == len(group):
-                row[key] = float(np.mean(values))
-                row[f"{key}_std"] = float(np.std(values, ddof=1)) if len(group) > 1 else 0.0
+                row[key], row[f"{key}_std"] = mean_and_std(values)
         rows.append(row)
     return pl.DataFrame(rows, infer_schema_length=None)
 
@@ -143,7 +143,18 @@ def format_cell(row: dict[str, Any], column: Column) -> str:
     if mean is None:
         return ""
     scale = 100 if column.percent else 1
-    # a run that diverges has numbers of any length
-    form = f",.{column.digits}f" if abs(mean * scale) < _LONG else ".3g"
-    spread = f" ± {std * scale:{form.lstrip(',')}}" if column.std and row["seeds"] > 1 else ""
-    return f"{mean * scale:{form}}{spread}"
+    has_spread = column.std and row["seeds"] > 1
+    return format_mean(mean * scale, std * scale if has_spread else None, column.digits)
+
+
+def format_mean(mean: float, std: float | None, digits: int) -> str:
+    """Return a mean over seeds as text, with its standard deviation if that is known and finite.
+
+    >>> format_mean(0.98765, 0.01234, 3), format_mean(1.5e9, None, 3)
+    ('0.988 ± 0.012', '1.5e+09')
+    >>> format_mean(np.inf, np.nan, 3)
+    'inf'
+    """
+    form = f".{digits}f" if abs(mean) < _LONG else ".3g"  # a run that diverges has any length
+    spread = "" if std is None or not np.isfinite(std) else f" ± {std:{form}}"
+    return f"{mean:{',' if abs(mean) < _LONG else ''}{form}}{spread}"

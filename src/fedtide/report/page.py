@@ -19,7 +19,7 @@ from fedtide.errors import InvalidInputError
 from fedtide.metric_direction import is_share
 from fedtide.plotting.saving import figure_svg
 from fedtide.plotting.style import Styles, method_styles
-from fedtide.report.comparison import compare_runs, format_cell, shown_columns
+from fedtide.report.comparison import compare_runs, format_cell, format_mean, shown_columns
 from fedtide.report.figures import ReportFigure
 from fedtide.report.figures.client_influence import influence_figures
 from fedtide.report.figures.learning_curves import client_figures, learning_figures
@@ -39,11 +39,15 @@ from fedtide.report.summary import (
     Floats,
     Target,
     TargetRow,
+    has_diverged,
     headline_metric,
     l1_skew,
+    last_values,
     lower_is_better,
+    mean_and_std,
     measure_target,
 )
+from fedtide.student_interval import t_margin
 from fedtide.validation import PAGE_SUFFIXES, require_suffix
 from fedtide.yaml_text import dump
 
@@ -227,40 +231,69 @@ def _content(section: Section) -> dict[str, Any]:
 
 
 def verdict(groups: Groups) -> str:
-    """Return which method does best and how clearly, in a sentence or two."""
+    """Return which method does best, how clearly, and which diverged, in a sentence or two."""
     metric = headline_metric(groups)
-    name = metric.replace("_", " ")
-    values = {
-        method: [run.final_value(metric) for run in group] for method, group in groups.items()
-    }
-    known = {m: np.array(v, dtype=float) for m, v in values.items() if None not in v}
-    if not known:
-        return f"No method has a {name}."
-    sign = 1 if lower_is_better(groups, metric) else -1
-    best, *others = sorted(known, key=lambda method: sign * float(known[method].mean()))
-    text = f"{best} ends with the best {name}: {_format_level(metric, known[best])}."
-    if others and min(map(len, known.values())) < 2:
-        return f"{text} One seed cannot tell whether that is more than chance."
-    near = [method for method in others if not _differ(known[best], known[method])]
+    ends = last_values(groups, metric)
+    if not ends:
+        return f"No method has a {metric.replace('_', ' ')}."
+    finite = {method: values for method, values in ends.items() if not has_diverged(values)}
+    diverged = [
+        f"{method} ({np.sum(~np.isfinite([*values.values()]))} of {len(values)} seeds)"
+        for method, values in ends.items()
+        if method not in finite
+    ]
+    sentences = [_rank(finite, metric, lower_is_better(groups, metric))] if finite else []
+    sentences += [f"Diverged: {_enumerate(diverged)}."] if diverged else []
+    return " ".join(sentences)
+
+
+def _rank(ends: Mapping[str, Mapping[int, float]], metric: str, is_lower: bool) -> str:
+    """Return which method does best and how clearly, given the last values by seed.
+
+    A method is clearly worse if the interval of its gaps to the best one is above 0. With level
+    1 − 0.05 / m for m other methods, the method that is truly the best is among those named, with a
+    probability of 95 %.
+    """
+    means = {method: mean_and_std([*values.values()])[0] for method, values in ends.items()}
+    best, *others = sorted(ends, key=lambda method: means[method] * (1 if is_lower else -1))
+    text = f"{best} ends with the best {metric.replace('_', ' ')}: "
+    text += f"{_format_level(metric, ends[best])}."
+    if not others:
+        return text
+    gaps = {method: _gaps(ends[method], ends[best], is_lower) for method in others}
+    if max(map(len, gaps.values())) < 2:
+        return f"{text} Fewer than two common seeds cannot tell whether that is more than chance."
+    level = 1 - 0.05 / len(others)
+    near = [method for method in others if not _is_above_zero(gaps[method], level)]
     if near:
-        more = f" and {len(near) - 4} more" if len(near) > 4 else ""
-        return f"{text} Within two standard errors of it: {', '.join(near[:4])}{more}."
-    if others:
-        return f"{text} The worst is {others[-1]} with {_format_level(metric, known[others[-1]])}."
-    return text
+        return f"{text} Not clearly worse, compared seed by seed: {_enumerate(near)}."
+    return f"{text} The worst is {others[-1]} with {_format_level(metric, ends[others[-1]])}."
 
 
-def _differ(one: Floats, other: Floats) -> bool:
-    """Return whether two means differ by more than two standard errors."""
-    error = np.sqrt(one.var(ddof=1) / len(one) + other.var(ddof=1) / len(other))
-    return bool(abs(one.mean() - other.mean()) > 2 * error)
+def _gaps(values: Mapping[int, float], best: Mapping[int, float], is_lower: bool) -> Floats:
+    """Return by how much values are worse than those of the best method, in each common seed."""
+    seeds = [seed for seed in values if seed in best]
+    gaps = np.array([values[seed] - best[seed] for seed in seeds], dtype=float)
+    return gaps if is_lower else -gaps
 
 
-def _format_level(metric: str, values: Floats) -> str:
+def _is_above_zero(gaps: Floats, level: float) -> bool:
+    """Return whether the whole interval of their mean is; no interval is, of less than two."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        return len(gaps) > 1 and bool(gaps.mean() > t_margin(gaps, level))
+
+
+def _enumerate(names: Sequence[str]) -> str:
+    """Return up to four names, and how many more there are."""
+    more = f" and {len(names) - 4} more" if len(names) > 4 else ""
+    return ", ".join(names[:4]) + more
+
+
+def _format_level(metric: str, values: Mapping[int, float]) -> str:
     """Return the mean and the standard deviation of a metric, a share as a percentage."""
     scale, unit, digits = (100, " %", 1) if is_share(metric) else (1, "", 4)
-    spread = f" ± {scale * values.std(ddof=1):.{digits}f}" if len(values) > 1 else ""
-    return f"{scale * values.mean():.{digits}f}{spread}{unit}"
+    mean, std = mean_and_std([scale * value for value in values.values()])
+    return format_mean(mean, std if len(values) > 1 else None, digits) + unit
 
 
 def _warnings(groups: Groups) -> list[str]:

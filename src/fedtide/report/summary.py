@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -34,6 +34,36 @@ def headline_metric(groups: Groups) -> str:
     return "test_loss" if is_only_loss else "loss"
 
 
+def last_values(groups: Groups, metric: str) -> dict[str, dict[int, float]]:
+    """Return the last value of a metric by seed; methods of which a run lacks it are left out."""
+    found = {
+        method: {run.experiment["seed"]: run.final_value(metric) for run in group}
+        for method, group in groups.items()
+    }
+    return {
+        method: {seed: value for seed, value in values.items() if value is not None}
+        for method, values in found.items()
+        if None not in values.values()
+    }
+
+
+def has_diverged(values: Mapping[int, float]) -> bool:
+    """Return whether a run ended with a value that is not finite."""
+    return not np.isfinite(list(values.values())).all()
+
+
+def mean_and_std(values: Sequence[float]) -> tuple[float, float]:
+    """Return the mean and the standard deviation; 0 of one value, and NaN of none.
+
+    Values of runs that diverged may be infinite, or have infinite squares.
+    """
+    if not values:
+        return float("nan"), float("nan")
+    with np.errstate(over="ignore", invalid="ignore"):
+        std = float(np.std(values, ddof=1)) if len(values) > 1 else 0.0
+        return float(np.mean(values)), std
+
+
 @dataclass(frozen=True)
 class TargetRow:
     """What it takes a method to reach a target.
@@ -58,8 +88,8 @@ class Target:
 
     Args:
         metric: its name.
-        level: reached from below, or from above if lower is better.
-        rows: one for each method.
+        level: reached from below, or from above if lower is better; NaN if all methods diverged.
+        rows: one for each method; none without a level.
     """
 
     metric: str
@@ -72,7 +102,8 @@ def measure_target(groups: Groups, wanted: str | None = None) -> Target:
 
     Args:
         groups: the runs of each method.
-        wanted: METRIC=LEVEL; None: the level of the headline metric that all methods reach.
+        wanted: METRIC=LEVEL; None: the level of the headline metric that all methods reach, apart
+            from those of which a run diverged.
 
     Raises:
         InvalidInputError: not METRIC=LEVEL, or a metric that some run lacks.
@@ -81,8 +112,11 @@ def measure_target(groups: Groups, wanted: str | None = None) -> Target:
         metric, level = _parse_target(groups, wanted)
     else:
         metric = headline_metric(groups)
-        ends = [np.mean([run.final_value(metric) or 0.0 for run in g]) for g in groups.values()]
-        level = float(max(ends) if lower_is_better(groups, metric) else min(ends))
+        ends = [v for v in last_values(groups, metric).values() if not has_diverged(v)]
+        if not ends:
+            return Target(metric, float("nan"), [])
+        means = [mean_and_std([*values.values()])[0] for values in ends]
+        level = max(means) if lower_is_better(groups, metric) else min(means)
     rows = [_target_row(method, group, metric, level) for method, group in groups.items()]
     return Target(metric, level, rows)
 
@@ -114,9 +148,7 @@ def _target_row(method: str, group: Sequence[LoadedRun], metric: str, level: flo
     reached = [(run, t) for run in group if (t := _first_round(run, metric, level)) is not None]
     rounds = [float(t) for _, t in reached]
     updates = [float(run.cohort_sizes()[:t].sum()) for run, t in reached]
-    return TargetRow(
-        method, len(reached), len(group), _mean_and_std(rounds), _mean_and_std(updates)
-    )
+    return TargetRow(method, len(reached), len(group), mean_and_std(rounds), mean_and_std(updates))
 
 
 def _first_round(run: LoadedRun, metric: str, level: float) -> int | None:
@@ -124,12 +156,6 @@ def _first_round(run: LoadedRun, metric: str, level: float) -> int | None:
     values = run.metrics[metric].to_numpy()
     reached = np.flatnonzero(values <= level if run.lower_is_better(metric) else values >= level)
     return int(run.metrics["round"][int(reached[0])]) if len(reached) else None
-
-
-def _mean_and_std(values: Sequence[float]) -> tuple[float, float]:
-    if not values:
-        return float("nan"), float("nan")
-    return float(np.mean(values)), float(np.std(values, ddof=1)) if len(values) > 1 else 0.0
 
 
 def client_influence(run: LoadedRun) -> Floats | None:

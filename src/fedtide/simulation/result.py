@@ -178,8 +178,10 @@ class Results(Sequence[Result]):
         width = max(map(len, last[0]), default=0)
         for name in last[0]:
             values = np.array([one.get(name, np.nan) for one in last])
-            spread = f" ± {values.std(ddof=1):.2g}" if len(values) > 1 else ""
-            lines.append(f"  {name:<{width}}  {values.mean():.4g}{spread}")
+            with np.errstate(over="ignore", invalid="ignore"):  # a loss may be infinite
+                std = values.std(ddof=1) if len(values) > 1 else np.nan
+                spread = f" ± {std:.2g}" if np.isfinite(std) else ""
+                lines.append(f"  {name:<{width}}  {values.mean():.4g}{spread}")
         return Summary("\n".join(lines))
 
     def plot(self, metric: str | None = None) -> Figure:

@@ -207,6 +207,7 @@ def _curve_by_rate(group: Sequence[LoadedRun], column: str) -> tuple[Floats, Flo
 def _distribution(group: Sequence[LoadedRun], column: str) -> tuple[Floats, Floats]:
     ordered = [np.sort(run.clients[column].fill_nan(None).drop_nulls()) for run in group]
     places = np.linspace(0, 1, max(map(len, ordered)))
-    values = np.mean([np.quantile(one, places) for one in ordered], axis=0)
+    with np.errstate(invalid="ignore"):  # between infinite losses there are no quantiles
+        values = np.mean([np.quantile(one, places) for one in ordered], axis=0)
     _, thin = thin_out(values)
     return thin, np.linspace(0, 1, len(thin))
