@@ -52,6 +52,15 @@ def test_the_search_finds_the_rates_that_plain_loops_find(base, sweep, tmp_path)
     assert len(Sweep.load(tmp_path / "out" / "best.yaml").runs) == 3
 
 
+def test_the_best_has_a_learning_curve_though_the_search_needs_none(sweep, tmp_path):
+    strategy = {"type": "two-stage", "lr": [0.05], "server_lr": [1.0]}
+    evaluation = {"every": 0, "clients": False}
+    run_sweep(sweep(evaluation=evaluation, strategy=strategy), tmp_path / "out", workers=1)
+    best = yaml.safe_load((tmp_path / "out" / "best.yaml").read_text())
+    assert best["evaluation"] == {"clients": False}
+    assert len(Sweep.load(tmp_path / "out" / "best.yaml").runs) == 1
+
+
 def test_a_method_whose_runs_all_fail_is_left_out_of_the_best(sweep, tmp_path):
     methods = {"good": {}, "bad": {"local": {"steps": 3}, "on_nonfinite": "stop"}}
     found = sweep(methods=methods, strategy={"type": "two-stage", "lr": [1e30], "server_lr": [1.0]})

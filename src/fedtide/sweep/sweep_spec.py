@@ -111,8 +111,16 @@ class Sweep:
         return not self.configurations
 
     def best_methods(self, results: Iterable[SearchResult]) -> dict[str, Any]:
-        """Return a file, as plain data, whose methods are the best configurations of a search."""
+        """Return a file, as plain data, whose methods are the best configurations of a search.
+
+        Where the search evaluates the last round alone, the file leaves that out: its runs are to
+        have learning curves.
+        """
         plain = {key: value for key, value in self.plain.items() if key not in _SWEEP_KEYS}
+        evaluation = plain.get("evaluation")
+        if isinstance(evaluation, Mapping) and evaluation.get("every") == 0:
+            kept = {key: value for key, value in evaluation.items() if key != "every"}
+            plain = plain | {"evaluation": kept}
         methods = {
             result.configuration.label.replace("/", ",") or self.name: result.best.to_method()
             for result in results
