@@ -82,3 +82,10 @@ def test_a_file_of_the_user_comes_before_an_example(tmp_path, monkeypatch):
     (tmp_path / "digits").write_text("rounds: 1")
     assert find_example(Path("digits")) == Path("digits")
     assert find_example(Path("elsewhere/digits")) == Path("elsewhere/digits")
+
+
+def test_a_folder_does_not_hide_an_example(tmp_path, monkeypatch):
+    """As `fedtide run digits --out digits` leaves one."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "digits").mkdir()
+    assert Sweep.load(find_example(Path("digits"))).name == "digits"

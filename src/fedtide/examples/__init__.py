@@ -36,7 +36,7 @@ def find_example(file: Path) -> Path:
     """Return `file`, or the bundled experiment of this name if there is no such file."""
     bundled = _ROOT / f"{file.name}.yaml"
     is_name = len(file.parts) == 1 and bundled.is_file()
-    return bundled if is_name and not file.exists() else file
+    return bundled if is_name and not file.is_file() else file
 
 
 def copy_example(name: str, folder: Path) -> list[Path]:

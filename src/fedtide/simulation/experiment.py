@@ -251,6 +251,8 @@ def read_yaml(
     Raises:
         InvalidInputError: no such file, not YAML, or not a mapping.
     """
+    if Path(path).is_dir():
+        raise InvalidInputError(f"{path}: is a folder; give the file in it")
     try:
         plain = parse(Path(path).read_text(encoding="utf-8"))
     except YamlError as error:
