@@ -1,5 +1,6 @@
 """The figures of published experiments, and the ticks of their logarithmic axes."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -54,6 +55,20 @@ def test_figure_of_example_1_has_numbers_on_every_axis():
     for axes in figure.axes:
         assert len(visible_labels(axes.yaxis)) >= 2
         assert all(not (np.asarray(line.get_ydata()) <= 0).any() for line in axes.get_lines())
+
+
+def test_the_band_around_a_curve_is_the_standard_error():
+    """Values 1, 2 and 3 have the standard deviation 1, so the error of their mean is 1/√3."""
+    paper, (record, *_) = load("003/example-1"), load_records(RECORDS, "003/example-1")
+    metric = paper.figure["metric"]
+    records = [
+        replace(record, seed=seed, curve={"round": [0, 10], metric: [float(seed)] * 2})
+        for seed in (1, 2, 3)
+    ]
+    axes = draw_figure(paper, records).axes[0]
+    (band,) = axes.collections
+    heights = band.get_paths()[0].vertices[:, 1]
+    assert (heights.min(), heights.max()) == pytest.approx((2 - 3**-0.5, 2 + 3**-0.5))
 
 
 def test_formulas_of_the_papers_are_drawn_and_powers_of_ten_are_ticks():

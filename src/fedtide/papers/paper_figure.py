@@ -98,12 +98,12 @@ def _draw_panel(
     """Draw the mean ± standard error over the seeds of each method."""
     for curve in curves:
         style = styles[curve.method]
-        seeds = len(curve.values)
-        mean, error = curve.values.mean(axis=0), curve.values.std(axis=0) / np.sqrt(seeds)
+        seeds, mean = len(curve.values), curve.values.mean(axis=0)
         if paper.figure.get("log"):
             mean = np.where(mean > 0, mean, np.nan)
         axes.plot(curve.x, mean, label=curve.method, linewidth=1.6, **style)
         if seeds > 1:
+            error = curve.values.std(axis=0, ddof=1) / np.sqrt(seeds)
             low, high = mean - error, mean + error
             axes.fill_between(curve.x, low, high, color=style["color"], alpha=0.15, linewidth=0)
     if paper.figure.get("log"):
