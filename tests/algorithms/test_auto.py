@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedtide import algorithms as a
+from fedtide.algorithms.serialization import to_tensors
 from fedtide.population import Population
 
 from .driver import Quadratics, drive, random_table
@@ -136,6 +137,19 @@ def test_no_round_takes_two_models_further_apart_as_long_as_local_steps_are_stab
     one, other = (drive(method, problem, table, lr, 3, rng.normal(size=3)) for _ in range(2))
     apart = np.linalg.norm(one.iterates - other.iterates, axis=1)
     assert (np.diff(apart) <= 1e-12).all()
+
+
+@pytest.mark.parametrize(("preconditioned", "models"), [(True, 4), (False, 3)])
+def test_only_scaling_takes_a_further_model_of_memory(preconditioned, models):
+    """The model, the sum of a round and the mean; the squares, if they are used."""
+    driver = a.RoundDriver(a.Auto(preconditioned=preconditioned), torch.zeros(7), Population(2))
+    initial = to_tensors(driver.state)
+    ids = torch.arange(2)
+    driver.absorb(a.ClientUpdates(ids, torch.ones(2), torch.ones(2, 7), 0.1, ids))
+    driver.step(0.1)
+    stored = to_tensors(driver.state)
+    assert sum(tensor.shape == (7,) for tensor in stored.values()) == models
+    assert stored.keys() == initial.keys()
 
 
 def test_what_the_bound_cuts_off_is_paid_later():

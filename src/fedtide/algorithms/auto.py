@@ -35,7 +35,8 @@ class AutoState(WeightedSumState):
             its due, shape (N,), float64.
         seen: M, how many updates were used so far.
         used_rounds: t, in how many rounds there were any.
-        squares: v, the sum of the squares of the steps before they were scaled, shape (d,).
+        squares: v, the sum of the squares of the steps before they were scaled, shape (d,); None
+            without scaling.
         mean: of x_1, x_2, ..., x_r with the weights 1·2, 2·3, ..., r (r + 1), shape (d,); x_0
             before round 0.
     """
@@ -43,7 +44,7 @@ class AutoState(WeightedSumState):
     paid: Tensor
     seen: int
     used_rounds: int
-    squares: Tensor
+    squares: Tensor | None
     mean: Tensor
 
 
@@ -112,7 +113,7 @@ class Auto(WeightedSum[AutoState]):
 
     def init(self, model: Tensor, population: Population) -> AutoState:
         paid = torch.zeros(population.clients, dtype=torch.float64)
-        squares = torch.zeros_like(model)
+        squares = torch.zeros_like(model) if self.preconditioned else None
         return AutoState.initial(
             model,
             population,
@@ -140,7 +141,7 @@ class Auto(WeightedSum[AutoState]):
         moved, info = super().step(state, lr)
         weights = info.weights.to(torch.float64) * (state.population / self.server_lr)
         moved.paid[info.clients] = before + weights
-        if self.preconditioned:
+        if state.squares is not None:
             squares = state.squares + info.direction.square()
             info = replace(info, direction=info.direction * _factors(squares))
             moved = replace(moved, squares=squares, model=state.model + info.direction)
