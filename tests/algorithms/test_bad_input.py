@@ -61,14 +61,14 @@ PARAMETERS = [
 POPULATIONS = [
     (a.FedAvg(weights="data"), "weights: 'data' needs clients that hold samples"),
     (a.FedAU(groups=["a"]), "groups: 1 entries for 2 clients"),
-    (a.KnownRates(), "rates: this participation process does not know"),
+    (a.KnownRates(), "rates: unknown, as the participation process does"),
     (a.KnownRates(rates=[0.5]), "rates: 1 rates for 2 clients"),
-    (a.FedStale(rates="known"), "rates: this participation process does not know"),
+    (a.FedStale(rates="known"), "rates: unknown, as the participation process does"),
     (a.FedStale(rates=[0.5]), "rates: 1 rates for 2 clients"),
     (a.KnownRates(rates=[0.5, 0.0]), "rates: client 1 has the rate 0 and may take part"),
     (a.WeightedFedAvg(rates=[0.5, 1.5]), "rates: a rate is not within"),
     (a.WeightedFedAvg(rates=[0.0, 0.0]), "rates: all are 0"),
-    (a.Amplified(period=2, factor=2.0, inner=a.KnownRates()), "rates: this participation"),
+    (a.Amplified(period=2, factor=2.0, inner=a.KnownRates()), "rates: unknown, as"),
 ]
 
 

@@ -1,5 +1,6 @@
 """Schedules: participation weights and known rates."""
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -7,18 +8,22 @@ import pytest
 
 from fedtide.errors import InvalidInputError
 from fedtide.participation import (
+    Availability,
     AvailabilityStream,
     AvailableClients,
     Bernoulli,
+    Dropout,
     Full,
     LongestAbsent,
     NoDropout,
     RandomDropout,
     Schedule,
     ScheduleStream,
+    Selection,
     SelectionStream,
     Table,
     UniformOf,
+    participation_weights,
 )
 from fedtide.population import Population
 
@@ -41,7 +46,9 @@ def test_a_schedule_knows_its_rates_without_a_selection() -> None:
     np.testing.assert_allclose(
         Schedule(Bernoulli(0.5), dropout=RandomDropout(0.2)).known_rates(population, 0), 0.4
     )
-    assert Schedule(Bernoulli(0.5), UniformOf(1)).known_rates(population, 0) is None
+    assert Schedule(Bernoulli(0.5), UniformOf(3)).known_rates(population, 0) is None
+    everybody = Schedule(Bernoulli(0.5), UniformOf(4)).known_rates(population, 0)
+    np.testing.assert_array_equal(everybody, [0.5] * 4)
 
 
 class Gives(AvailabilityStream, SelectionStream):
@@ -107,3 +114,108 @@ def test_a_process_and_a_selection_of_ones_own_may_give_any_sorted_ids() -> None
     )
     with pytest.raises(InvalidInputError, match="client 1, which is not available"):
         absent.round(0)
+
+
+@dataclass(frozen=True)
+class Own(Availability, Selection, Dropout):
+    """A process, selection or dropout model of the user's own that gives what a test says."""
+
+    given: Any = None
+
+    def begin(self, population: Population, seed: int) -> Any:
+        return self.given
+
+    def start(self, population: Population, seed: int) -> Any:
+        return self.given
+
+    def known_rates(self, population: Population, seed: int) -> Any:
+        return self.given
+
+    def draw_mask(self, seed: int, t: int, clients: Any) -> Any:
+        return self.given
+
+    @property
+    def reporting_probability(self) -> Any:
+        return self.given
+
+
+MASKS = [
+    np.array([1, 0, 1, 0]),
+    np.array([0, 2]),
+    np.array([1.0, 0.0, 1.0, 0.0]),
+    np.array([True]),
+    np.ones((4, 1), dtype=bool),
+    True,
+    None,
+]
+
+
+@pytest.mark.parametrize("mask", MASKS, ids=repr)
+def test_masks_of_a_dropout_model_of_ones_own_are_checked(mask: Any) -> None:
+    """Numbers would be read as positions: 1, 0, 1, 0 as clients 1 and 0, twice each."""
+    running = Schedule(Full(), dropout=Own(mask)).start(Population(clients=4), seed=0)
+    with pytest.raises(
+        InvalidInputError, match=r"^dropout: in round 3 its mask .* each of the 4 selected"
+    ):
+        running.round(3)
+
+
+@pytest.mark.parametrize("mask", [np.array([True, False, True, False]), [True, False, True, False]])
+def test_a_dropout_model_of_ones_own_says_who_reports(mask: Any) -> None:
+    running = Schedule(Full(), dropout=Own(mask)).start(Population(clients=4), seed=0)
+    assert running.round(0).reported.tolist() == [0, 2]
+
+
+def test_a_dropout_model_of_ones_own_may_be_asked_about_nobody() -> None:
+    nobody = Own(Gives(np.zeros(0, dtype=np.int64)))
+    running = Schedule(Full(), nobody, Own([])).start(Population(clients=4), seed=0)
+    assert running.round(0).reported.tolist() == []
+
+
+@pytest.mark.parametrize("probability", [1.7, -0.1, np.nan, None, "half"], ids=repr)
+def test_the_probability_of_a_dropout_model_of_ones_own_is_checked(probability: Any) -> None:
+    with pytest.raises(InvalidInputError, match=r"^dropout\.reporting_probability: .*; give"):
+        Schedule(Full(), dropout=Own(probability)).known_rates(Population(clients=4), seed=0)
+
+
+RATES = [
+    (np.full(4, -3.0), "-3 is not within"),
+    (np.full(4, 1.5), "1.5 is not within"),
+    (np.full(4, np.nan), "nan is not finite"),
+    (np.full(3, 0.5), "3 entries for 4 clients"),
+    (0.5, "1 entries for 4 clients"),
+    ("half", "not an array of numbers"),
+    (np.full((4, 2), 0.5), "2 dimensions"),
+]
+
+
+@pytest.mark.parametrize(("rates", "complaint"), RATES, ids=repr)
+@pytest.mark.parametrize("selection", [UniformOf(1), UniformOf(4)], ids=repr)
+def test_rates_of_a_process_of_ones_own_are_checked(
+    rates: Any, complaint: str, selection: Selection
+) -> None:
+    with pytest.raises(InvalidInputError, match=rf"^known_rates: {complaint}.*; give"):
+        Schedule(Own(rates), selection).known_rates(Population(clients=4), seed=0)
+
+
+def test_rates_of_a_process_of_ones_own_may_be_a_list() -> None:
+    known = Schedule(Own([0.5, 1, 0, 0.25]), dropout=RandomDropout(0.5)).known_rates(
+        Population(clients=4), seed=0
+    )
+    np.testing.assert_array_equal(known, [0.25, 0.5, 0.0, 0.125])
+
+
+def test_a_process_or_selection_of_ones_own_must_give_a_stream() -> None:
+    for schedule, name in (
+        (Schedule(Own()), r"participation\.begin: .* AvailabilityStream"),
+        (Schedule(Full(), Own()), r"selection\.start: .* SelectionStream"),
+    ):
+        with pytest.raises(InvalidInputError, match=f"^{name}"):
+            schedule.start(Population(clients=4), seed=0)
+
+
+def test_weights_in_the_objective_of_averaging_are_computed_from_checked_rounds() -> None:
+    """A client that is listed twice would count twice in |S| and once in the sum."""
+    process = Own(Gives(AvailableClients(np.array([0, 0, 1]))))
+    with pytest.raises(InvalidInputError, match="at most once"):
+        participation_weights(process, Population(clients=2), rounds=3)

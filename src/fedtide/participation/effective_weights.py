@@ -15,6 +15,7 @@ from fedtide.participation.availability.permutation import Permutation
 from fedtide.participation.availability.subset_law import SubsetLaw
 from fedtide.participation.availability.uniform import Uniform
 from fedtide.participation.availability.weighted import Weighted
+from fedtide.participation.schedule import Schedule
 from fedtide.population import Population
 from fedtide.validation import require_numbers
 
@@ -73,9 +74,9 @@ def _compute_exactly(
 def _simulate(
     process: Availability, population: Population, seed: int, rounds: int
 ) -> NDArray[np.float64]:
-    running = process.begin(population, seed)
+    running = Schedule(process).start(population, seed)
     sums = np.zeros(population.clients)
     for t in range(rounds):
-        clients = running.round(t).clients
+        clients = running.round(t).available
         sums[clients] += 1 / max(1, len(clients))
     return sums

@@ -1,4 +1,4 @@
-"""Checks of what processes and selections of the user's own give in a round."""
+"""Checks of what processes, selections and dropout models of the user's own give."""
 
 from __future__ import annotations
 
@@ -9,11 +9,31 @@ from numpy.typing import NDArray
 
 from fedtide.errors import InvalidInputError
 from fedtide.participation.availability.base import AvailableClients, Ids
+from fedtide.validation import Numbers, require_one_per_client, require_probabilities
 
 
-def is_own(thing: object) -> bool:
-    """Return whether a class is not of fedtide, whose own ones keep the contract."""
-    return not type(thing).__module__.startswith("fedtide.")
+def check_stream(method: str, found: Any, expected: type) -> None:
+    """Raise InvalidInputError unless a method gave a stream of the class that is expected."""
+    if not isinstance(found, expected):
+        raise InvalidInputError(
+            f"{method}: it returned {found!r:.60}; return a stream, derived from "
+            f"{expected.__name__}"
+        )
+
+
+def check_rates(found: Any, clients: int) -> Numbers:
+    """Return the rates that a process says it knows, (N,).
+
+    Raises:
+        InvalidInputError: anything but a probability for each of the N clients.
+
+    >>> check_rates([0.5, -3], clients=2)
+    Traceback (most recent call last):
+    fedtide.errors.InvalidInputError: known_rates: -3 is not within [0, 1]; give probabilities
+    """
+    rates = require_probabilities("known_rates", found)
+    require_one_per_client("known_rates", rates, clients)
+    return rates
 
 
 def check_available(found: Any, t: int, clients: int) -> AvailableClients:
@@ -51,6 +71,26 @@ def check_selected(found: Any, t: int, available: Ids) -> Ids:
             "choose from available.clients"
         )
     return ids
+
+
+def check_reported(found: Any, t: int, count: int) -> NDArray[np.bool_]:
+    """Return whether each of so many selected clients reports, as a dropout model drew it.
+
+    Raises:
+        InvalidInputError: anything but a truth value for each of them: numbers would be positions.
+
+    >>> check_reported(np.array([1, 0]), t=7, count=2)
+    Traceback (most recent call last):
+    fedtide.errors.InvalidInputError: dropout: in round 7 its mask is array([1, 0]); return True or
+    False for each of the 2 selected clients
+    """
+    mask = np.asarray(found if isinstance(found, np.ndarray | list | tuple) else None)
+    if mask.shape != (count,) or (count and mask.dtype != np.bool_):
+        raise InvalidInputError(
+            f"dropout: in round {t} its mask is {found!r:.60}; return True or False for each of "
+            f"the {count} selected clients"
+        )
+    return mask.astype(np.bool_)
 
 
 def _check_ids(field: str, found: Any, t: int, clients: int, hint: str) -> Ids:

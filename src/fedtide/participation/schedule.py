@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedtide.errors import error_prefix
+from fedtide.import_paths import is_own
 from fedtide.participation.availability.base import (
     Availability,
     AvailabilityStream,
@@ -16,10 +17,17 @@ from fedtide.participation.availability.base import (
     RoundOrder,
 )
 from fedtide.participation.dropout import Dropout, NoDropout
-from fedtide.participation.round_checks import check_available, check_selected, is_own
+from fedtide.participation.round_checks import (
+    check_available,
+    check_rates,
+    check_reported,
+    check_selected,
+    check_stream,
+)
 from fedtide.participation.selection.base import Selection, SelectionStream
-from fedtide.participation.selection.uniform_of import All
+from fedtide.participation.selection.uniform_of import All, UniformOf
 from fedtide.population import Population
+from fedtide.validation import require_probabilities
 
 
 @dataclass(frozen=True)
@@ -65,23 +73,47 @@ class Schedule:
         """Start the availability process and the selection.
 
         Raises:
-            InvalidInputError: a parameter does not fit the population.
+            InvalidInputError: a parameter does not fit the population, or a process or selection of
+                the user's own gives no stream.
         """
         with error_prefix("participation"):
             availability = self.process.begin(population, seed)
+            check_stream("begin", availability, AvailabilityStream)
         with error_prefix("selection"):
             selection = self.selection.start(population, seed)
+            check_stream("start", selection, SelectionStream)
         return ScheduleStream(availability, selection, self.dropout, seed, population.clients)
 
     def known_rates(self, population: Population, seed: int) -> NDArray[np.float64] | None:
         """Return each client's long-run probability of reporting, (N,); None: unknown.
 
         Known if the process knows its rates and every available client is selected.
+
+        Raises:
+            InvalidInputError: a process or dropout model of the user's own gives no probabilities.
         """
         rates = self.process.known_rates(population, seed)
-        if rates is None or not isinstance(self.selection, All):
+        if rates is not None and is_own(type(self.process)):
+            rates = check_rates(rates, population.clients)
+        if rates is None or not self._selects_all(population.clients):
             return None
-        return rates * self.dropout.reporting_probability
+        return rates * self.reporting_probability
+
+    @property
+    def reporting_probability(self) -> float:
+        """The long-run probability that a selected client reports.
+
+        Raises:
+            InvalidInputError: that of a dropout model of the user's own is not within [0, 1].
+        """
+        probability = self.dropout.reporting_probability
+        require_probabilities("dropout.reporting_probability", probability)
+        return probability
+
+    def _selects_all(self, clients: int) -> bool:
+        """Return whether every available one of so many clients is selected."""
+        chosen = self.selection
+        return isinstance(chosen, All) or (isinstance(chosen, UniformOf) and chosen.size >= clients)
 
 
 class ScheduleStream:
@@ -114,7 +146,8 @@ class ScheduleStream:
 
         Raises:
             ValueError: t is not larger than every round asked for before.
-            InvalidInputError: a process or selection of the user's own breaks its contract.
+            InvalidInputError: a process, selection or dropout model of the user's own breaks its
+                contract.
         """
         skipped = self._order.advance(t)
         if self._selection.stateful:
@@ -122,14 +155,24 @@ class ScheduleStream:
                 self._select(earlier, self._available(earlier))
         available = self._available(t)
         selected = self._select(t, available)
-        reported = selected[self._dropout.draw_mask(self._seed, t, selected)]
+        reported = self._report(t, selected)
         weights = available.weights_of(reported)
         return Participants(t, available.clients, selected, reported, weights)
 
     def _available(self, t: int) -> AvailableClients:
         found = self._availability.round(t)
-        return check_available(found, t, self._clients) if is_own(self._availability) else found
+        if is_own(type(self._availability)):
+            return check_available(found, t, self._clients)
+        return found
 
     def _select(self, t: int, available: AvailableClients) -> Ids:
         found = self._selection.select(t, available)
-        return check_selected(found, t, available.clients) if is_own(self._selection) else found
+        if is_own(type(self._selection)):
+            return check_selected(found, t, available.clients)
+        return found
+
+    def _report(self, t: int, selected: Ids) -> Ids:
+        mask = self._dropout.draw_mask(self._seed, t, selected)
+        if is_own(type(self._dropout)):
+            mask = check_reported(mask, t, len(selected))
+        return selected[mask]

@@ -22,7 +22,7 @@ from torch import Tensor
 from fedtide.configurable import explain_mismatch, field_types, is_mismatch, is_union
 from fedtide.content_hash import describe
 from fedtide.errors import InvalidInputError, did_you_mean, first_line
-from fedtide.import_paths import import_object, import_path_of, is_import_path
+from fedtide.import_paths import import_object, import_path_of, is_import_path, is_own
 
 Registries = Mapping[type, Mapping[str, type]]
 """For each base class, its classes by the name that `type:` takes."""
@@ -116,7 +116,7 @@ class Builder:
 
     def _type_name(self, cls: type) -> str | None:
         """Return the `type` of a class; None if the field that it stands in implies it."""
-        implied = _is_ours(cls) and not issubclass(cls, self._bases)
+        implied = not is_own(cls) and not issubclass(cls, self._bases)
         return self._names.get(cls) or (None if implied else import_path_of(cls))
 
     def _build_registered(self, base: type, value: Any, path: str) -> Any:
@@ -169,7 +169,7 @@ class Builder:
         except InvalidInputError as error:
             raise (error.prefixed(path) if path else error) from None
         except Exception as error:  # a user's class may raise anything
-            if _is_ours(cls):
+            if not is_own(cls):
                 raise
             raise InvalidInputError(
                 f"{path}: {cls.__name__} cannot be created ({first_line(error, with_type=True)}); "
@@ -204,10 +204,6 @@ def _join(path: str, key: Any) -> str:
     if not name.strip() or not name.isprintable() or len(name) > 60:
         name = f"{key!r:.60}"
     return f"{path}.{name}" if path else name
-
-
-def _is_ours(cls: type) -> bool:
-    return cls.__module__.partition(".")[0] == "fedtide"
 
 
 def _derive(base: type) -> str:

@@ -365,7 +365,7 @@ def _start_participation(experiment: Experiment, task: Task) -> tuple[Population
             the run.
     """
     schedule, seed = experiment.schedule, experiment.seed
-    if schedule.dropout.reporting_probability == 0:
+    if schedule.reporting_probability == 0:
         raise InvalidInputError(
             "dropout: every selected client fails to report, so no client would ever take part; "
             "give a probability below 1"

@@ -13,7 +13,7 @@ import torch
 
 from fedtide.content_hash import fingerprint, is_data, this_call
 from fedtide.errors import InvalidInputError, error_prefix
-from fedtide.import_paths import is_import_path
+from fedtide.import_paths import is_import_path, is_own
 from fedtide.problems import Problem, Task
 from fedtide.problems.weighted_objective import weigh_objective
 from fedtide.simulation.experiment import Experiment
@@ -122,7 +122,7 @@ def content_key(thing: Any) -> Any:
     if is_dataclass(thing) and not isinstance(thing, type):
         cls: type = type(thing)
         values = (content_key(getattr(thing, field.name)) for field in fields(thing))
-        return cls if cls.__module__.startswith("fedtide.") else _Volatile(cls), *values
+        return _Volatile(cls) if is_own(cls) else cls, *values
     if isinstance(thing, list | tuple):
         return type(thing), *map(content_key, thing)
     if isinstance(thing, Mapping):
