@@ -114,9 +114,10 @@ class Momentum(Algorithm):
         if state.momentum is not None:
             momentum = 0.9 * state.momentum + momentum
         scale = 0.9 * state.scale + 0.5
-        info = RoundInfo(state.clients, torch.full((len(state.clients),), 1 / size), momentum)
+        weights = torch.full((len(state.clients),), scale / size)
+        info = RoundInfo(state.clients, weights, scale * momentum)
         return replace(
-            self.init(state.model + scale * momentum, None),
+            self.init(state.model + info.direction, None),
             round=state.round + 1,
             momentum=momentum,
             scale=scale,

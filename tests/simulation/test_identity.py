@@ -43,7 +43,8 @@ OWN = """
         def step(self, state, lr):
             before = state.model
             state, info = super().step(state, lr)
-            return replace(state, model=before + self.factors[0] * info.direction), info
+            info = replace(info, direction=self.factors[0] * info.direction)
+            return replace(state, model=before + info.direction), info
 
 
     @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from fedtide.algorithms.base import (
     StateT,
     WeightedTotal,
 )
+from fedtide.algorithms.contract_checks import ContractCheck, involves_own
 from fedtide.population import Population
 
 Train = Callable[[Instructions, Cohort], ClientUpdates]
@@ -34,6 +35,7 @@ class RoundDriver(Generic[StateT]):
 
     `run` is a whole round. Where training takes time, as in a deployment, the same four steps are
     called one by one: `choose_cohort`, `instruct`, `absorb` for every chunk of updates, `step`.
+    What a method of the user's own returns is checked in every round (see `ContractCheck`).
 
     Args:
         algorithm: what is driven.
@@ -42,6 +44,10 @@ class RoundDriver(Generic[StateT]):
 
     Attributes:
         state: of the algorithm.
+
+    Raises:
+        InvalidInputError: a hyper-parameter that does not fit the population; in a round, a method
+            of the user's own that breaks the contract.
 
     >>> import torch
     >>> from fedtide.algorithms.fedavg import FedAvg
@@ -57,6 +63,7 @@ class RoundDriver(Generic[StateT]):
     def __init__(self, algorithm: Algorithm[StateT], model: Tensor, population: Population) -> None:
         self.algorithm = algorithm
         self.state = algorithm.init(model, population)
+        self._check = ContractCheck(self.state, model) if involves_own(algorithm) else None
 
     @property
     def output(self) -> Tensor:
@@ -107,15 +114,24 @@ class RoundDriver(Generic[StateT]):
     def absorb(self, updates: ClientUpdates | WeightedTotal) -> None:
         """Fold in a chunk of the round's updates, or its sum."""
         if isinstance(updates, WeightedTotal):
-            self.state = self.algorithm.absorb_total(self.state, updates)
+            state = self.algorithm.absorb_total(self.state, updates)
         else:
-            self.state = self.algorithm.absorb(self.state, updates)
+            state = self.algorithm.absorb(self.state, updates)
+        if self._check is not None:
+            self._check.after_absorb(self.state, updates.clients, state)
+        self.state = state
 
     def step(self, lr: float) -> RoundInfo:
         """End the round and return what happened; `lr` is γ_t."""
-        self.state, info = self.algorithm.step(self.state, lr)
+        found = self.algorithm.step(self.state, lr)
+        if self._check is not None:
+            self._check.after_step(self.state, found)
+        self.state, info = found
         return info
 
     def advance(self, lr: float) -> None:
         """End the round as `step` does, in less memory where the method can."""
-        self.state = self.algorithm.advance(self.state, lr)
+        if self._check is not None:
+            self.step(lr)  # with `RoundInfo`, which is what there is to check
+        else:
+            self.state = self.algorithm.advance(self.state, lr)

@@ -131,7 +131,8 @@ class Run:
         driven = self._protect(algorithm)
         private = experiment.privacy is not None  # which says itself what errors are about
         with nullcontext() if private else error_prefix("algorithm"):
-            self.driver = RoundDriver(driven, self.task.start, self.population)
+            # a copy, as the task is shared with other runs
+            self.driver = RoundDriver(driven, self.task.start.clone(), self.population)
         self._train_chunks = self._chunk_training(cluster)
         self._too_high = list_step_sizes(algorithm)
         self.ended = 0

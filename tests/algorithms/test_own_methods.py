@@ -1,0 +1,172 @@
+"""Methods of a user's own: what breaks the contract is refused where it happens."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import fedtide as ft
+from fedtide import algorithms as a
+from fedtide.algorithms import Algorithm, RoundInfo, State
+
+CENTERS = np.array([[0.0], [1.0], [2.0]])
+START, LR, ROUNDS = 0.5, 0.1, 6
+
+
+@dataclass(frozen=True)
+class Sum(State):
+    clients: torch.Tensor
+    total: torch.Tensor
+
+
+@dataclass(frozen=True)
+class Plain(Algorithm[Sum]):
+    """FedAvg, with functions that a test replaces by wrong ones."""
+
+    wrong: str = ""
+
+    def init(self, model, population):
+        if self.wrong == "init returns nothing":
+            return None
+        if self.wrong == "another dtype":
+            model = model.float()
+        first = 1 if self.wrong == "begins with round 1" else 0
+        return Sum(model, first, torch.zeros(0, dtype=torch.int64), torch.zeros_like(model))
+
+    def absorb(self, state, updates):
+        if self.wrong == "absorb returns nothing":
+            return None
+        if self.wrong == "in place, in absorb":
+            state.model.add_(updates.deltas.mean(0))
+        clients = torch.cat([state.clients, updates.clients])
+        return replace(state, clients=clients, total=state.total + updates.deltas.sum(0))
+
+    def step(self, state, lr):
+        count = max(1, len(state.clients))
+        direction = state.total / count
+        weights = torch.full((len(state.clients),), 1 / count)
+        model = state.model + direction
+        info = RoundInfo(state.clients, weights, direction)
+        after = Sum(model, state.round + 1, state.clients[:0], torch.zeros_like(direction))
+        return WRONG_STEPS.get(self.wrong, lambda *found: found[1:])(state, after, info)
+
+
+def changed_in_place(state, after, info):
+    state.model.add_(info.direction)
+    return replace(after, model=state.model), info
+
+
+def changed_unseen(state, after, info):
+    """PyTorch does not count changes through NumPy."""
+    state.model.numpy()[:] += info.direction.numpy()
+    return replace(after, model=state.model.clone()), info
+
+
+WRONG_STEPS: dict[str, Any] = {
+    "in place, in step": changed_in_place,
+    "in place, by NumPy": changed_unseen,
+    "step returns nothing": lambda state, after, info: None,
+    "step returns the state": lambda state, after, info: after,
+    "step returns no state": lambda state, after, info: (None, info),
+    "stays in round 0": lambda state, after, info: (replace(after, round=0), info),
+    "a model twice as long": lambda state, after, info: (
+        replace(after, model=torch.cat([after.model, after.model])),
+        info,
+    ),
+    "another direction": lambda state, after, info: (
+        after,
+        replace(info, direction=5 * info.direction),
+    ),
+    "no direction": lambda state, after, info: (
+        after,
+        replace(info, direction=torch.zeros_like(info.direction)),
+    ),
+    "a scalar direction": lambda state, after, info: (
+        after,
+        replace(info, direction=info.direction[0]),
+    ),
+    "a single weight": lambda state, after, info: (after, replace(info, weights=info.weights[:1])),
+    "clients of earlier rounds": lambda state, after, info: (
+        replace(after, clients=info.clients),
+        info,
+    ),
+}
+
+COMPLAINTS = {
+    "init returns nothing": r"algorithm\.init: it returned None; return a state",
+    "begins with round 1": r"algorithm\.init: its state has round 1; ",
+    "another dtype": r"algorithm\.init: its model has .*float32; return one of .*float64",
+    "absorb returns nothing": r"algorithm\.absorb: it returned None; return the next state",
+    "in place, in absorb": r"algorithm\.absorb: the model was changed in place",
+    "in place, in step": r"algorithm\.step: the model was changed in place",
+    "in place, by NumPy": r"algorithm\.step: .* a direction of norm .*; .*change no model in place",
+    "step returns nothing": r"algorithm\.step: it returned None; return the next state and",
+    "step returns the state": r"algorithm\.step: it returned Sum\(.*; return the next state and",
+    "step returns no state": r"algorithm\.step: it returned None; return the next state, of",
+    "stays in round 0": r"algorithm\.step: round 0 is followed by round 0; ",
+    "a model twice as long": r"algorithm\.step: its model has shape \(2,\)",
+    "another direction": r"algorithm\.step: .* a direction of norm 0\.25, .* of norm 0\.05; ",
+    "no direction": r"algorithm\.step: .* a direction of norm 0, .* of norm 0\.05; ",
+    "a scalar direction": r"algorithm\.step: its direction has shape \(\)",
+    "a single weight": r"algorithm\.step: .* weights of shape \(1,\) for clients of shape \(3,\)",
+    "clients of earlier rounds": r"algorithm\.step: .* the clients \[0 1 2 0 1 2\]",
+}
+
+
+def simulate(algorithm, **changes):
+    fields = {
+        "problem": ft.problems.Quadratic(
+            matrices=np.ones((3, 1, 1)), centers=CENTERS, start=[START]
+        ),
+        "participation": "full",
+        "local": ft.LocalTraining(steps=1, lr=LR),
+        "rounds": ROUNDS,
+        "dtype": "float64",
+        "record_iterates": True,
+    }
+    return ft.simulate(algorithm=algorithm, **(fields | changes))
+
+
+def expected():
+    """x_t = 1 + (1 - γ)^t (x_0 - 1), as the mean of the centres is 1."""
+    return 1 + (1 - LR) ** np.arange(ROUNDS + 1) * (START - 1)
+
+
+@pytest.mark.parametrize("wrong", COMPLAINTS)
+def test_what_breaks_the_contract_is_refused(wrong):
+    with pytest.raises(ft.InvalidInputError, match=f"^{COMPLAINTS[wrong]}"):
+        simulate(Plain(wrong))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        "in place, in absorb",
+        "in place, in step",
+        "stays in round 0",
+        "another direction",
+        "no direction",
+        "a single weight",
+        "clients of earlier rounds",
+    ],
+)
+def test_what_a_wrapper_would_pass_on_is_refused(wrong):
+    with pytest.raises(ft.InvalidInputError, match=f"^{COMPLAINTS[wrong]}"):
+        simulate(a.Amplified(period=2, factor=1.5, inner=a.Averaged(inner=Plain(wrong))))
+
+
+@pytest.mark.parametrize("wrong", [wrong for wrong in COMPLAINTS if "in place" in wrong])
+def test_a_model_changed_in_place_is_not_that_of_later_runs(wrong):
+    """Runs of the same problem share their task, and with it the initial model."""
+    with pytest.raises(ft.InvalidInputError):
+        simulate(Plain(wrong))
+    np.testing.assert_allclose(simulate("fedavg").iterates[:, 0], expected(), rtol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("method", [Plain(), a.Amplified(period=2, factor=1.0, inner=Plain())])
+def test_what_keeps_the_contract_gives_the_closed_form(method, dtype):
+    result = simulate(method, dtype=dtype)
+    np.testing.assert_allclose(result.iterates[:, 0], expected(), rtol=1e-6)
