@@ -51,9 +51,11 @@ def configurable(cls: type[T]) -> type[T]:
 
     The annotations say what a field takes, before the `__post_init__` of the class checks values.
     Numbers and arrays of NumPy are numbers and lists, a whole number is a number, and True and
-    False are neither. What is in a list is checked, unless the field takes arrays as well: then
-    the class checks the array. Two objects are equal if their fields are: arrays by value, and
-    data that have no plain equality (tables of pandas or Polars) only if they are the same object.
+    False are neither. Single numbers of other libraries become Python's, which code may tell by
+    their type from strings and None. What is in a list is checked, unless the field takes arrays as
+    well: then the class checks the array. Two objects are equal if their fields are: arrays by
+    value, and data that have no plain equality (tables of pandas or Polars) only if they are the
+    same object.
 
     Raises:
         InvalidInputError: (the constructor) with the name of the field and what it takes.
@@ -71,6 +73,8 @@ def configurable(cls: type[T]) -> type[T]:
 
     def __post_init__(self: T) -> None:
         check_types(self, cls)
+        for name, value in [*vars(self).items()]:
+            object.__setattr__(self, name, _to_python(value))
         if check_values is not None:
             check_values(self)
 
@@ -146,6 +150,15 @@ def _is_number(kind: type, value: Any) -> bool:
         return isinstance(value, Real) and isinstance(float(value), float)
     except OverflowError:
         return False
+
+
+def _to_python(value: Any) -> Any:
+    """Return a number or truth value of another library as Python's, and anything else as it is."""
+    if isinstance(value, np.bool_):
+        return bool(value)
+    if isinstance(value, int | float) or not isinstance(value, Real):
+        return value
+    return int(value) if isinstance(value, Integral) else float(value)
 
 
 def _is_list(value: Any) -> bool:

@@ -327,3 +327,35 @@ def test_equality_is_that_of_the_fields():
     assert hash(Derived(1, ("x",))) == hash(Derived(1, ("x",)))
     assert Derived(1, array=np.zeros(2)) == Derived(1, array=np.zeros(2))
     assert Derived(1, array=np.zeros(2)) != Derived(1, array=np.ones(2))
+
+
+SAME_NUMBERS = [
+    (lambda number: a.FedAU(average=number), 0.5, [np.float32(0.5), np.float16(0.5)]),
+    (lambda number: a.FedAU(average=number), 0.5, [Fraction(1, 2), np.longdouble(0.5)]),
+    (lambda number: a.FedAU(cutoff=number), 3, [np.int64(3), np.uint8(3)]),
+    (lambda number: p.Trace("trace.csv", 60.0, repeat=number), True, [np.bool_(True)]),
+    (lambda number: p.GroupCycle(groups=number, rounds=1), 2, [np.int32(2)]),
+]
+
+
+@pytest.mark.parametrize(("make", "number", "others"), SAME_NUMBERS)
+def test_numbers_of_other_libraries_become_pythons(
+    make: Callable[[Any], Any], number: Any, others: list[Any]
+) -> None:
+    """What code asks for by type, such as a decay instead of "mean", is found."""
+    for other in others:
+        found, expected = make(other), make(number)
+        assert vars(found) == vars(expected)
+        assert {*map(type, vars(found).values())} == {*map(type, vars(expected).values())}
+
+
+@pytest.mark.parametrize("decay", [np.float32(0.5), Fraction(1, 2)], ids=repr)
+def test_a_decay_is_used_whatever_its_type(decay: Any, tmp_path: Path) -> None:
+    """It made a plain mean of FedAU, without a word; and a state that could not be saved."""
+    run = RUN | {"participation": p.Bernoulli(0.5), "rounds": 30, "trainer": "reference"}
+    run["problem"] = problems.Quadratic([[[1.0]], [[2.0]]], [[0.0], [1.0]], start=[5.0])
+    models = [
+        ft.simulate(**run | {"algorithm": a.FedAU(average=average)}, out=tmp_path / f"{i}").model
+        for i, average in enumerate([decay, 0.5, "mean"])
+    ]
+    assert models[0].tolist() == models[1].tolist() != models[2].tolist()

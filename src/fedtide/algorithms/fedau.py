@@ -296,6 +296,6 @@ class FedAU(WeightedSum[FedAUState]):
             require_one_per_client("groups", groups, clients)
             ids = np.unique(groups, return_inverse=True)[1]
             return PooledMeanInterval.empty(torch.as_tensor(ids), cutoff)
-        if isinstance(self.average, float):
+        if not isinstance(self.average, str):
             return DecayedMeanInterval.empty(clients, cutoff, self.average)
         return MeanInterval.empty(clients, cutoff)

@@ -88,9 +88,7 @@ class GroupCycle(Availability):
         if np.ndim(self.rounds) == 0:
             return np.full(count, self.rounds, dtype=np.int64)
         turns = np.asarray(self.rounds, dtype=np.int64)
-        if len(turns) < count or (
-            isinstance(self.groups, int | np.integer) and len(turns) != count
-        ):
+        if len(turns) < count or (isinstance(self.groups, int) and len(turns) != count):
             raise InvalidInputError(
                 f"rounds: {len(turns)} turns for {count} groups; give one for each"
             )
@@ -98,7 +96,7 @@ class GroupCycle(Availability):
 
     def _count_groups(self) -> int:
         """Return the number of groups that `groups` names."""
-        if isinstance(self.groups, int | np.integer):
+        if isinstance(self.groups, int):
             require_whole_number("groups", self.groups)
             return int(self.groups)
         labels = np.asarray(in_any_order(self.groups))
@@ -112,7 +110,7 @@ class GroupCycle(Availability):
     def _labels(self, population: Population) -> NDArray[np.int32]:
         """Return the group of each client, (N,)."""
         clients = population.clients
-        if not isinstance(self.groups, int | np.integer):
+        if not isinstance(self.groups, int):
             given = order_by_id("groups", self.groups, population)
             labels = np.asarray(given, dtype=np.int32)
             require_one_per_client("groups", labels, clients)
