@@ -60,6 +60,17 @@ def test_the_mean_of_all_clients_models_is_recommended(method, reference):
         np.testing.assert_allclose(method.output(driven.state), means[stop], atol=1e-11)
 
 
+@pytest.mark.parametrize("method", [a.FedAWE(), a.FedPBC()], ids=repr)
+def test_in_single_precision_the_output_stays_the_mean_of_all_clients_models(method):
+    """From far away, so that a sum of 2,000 rounded changes would be off by 0.01 or more."""
+    clients = torch.arange(5)
+    table = (np.random.default_rng(9).random((2000, 5)) < 0.5) * 0.2
+    driven = drive(method, PROBLEM, table, 0.01, 2, START + 1e4, dtype=torch.float32)
+    models = [method.instruct(driven.state, clients[n : n + 1]).model for n in range(5)]
+    mean = torch.stack(models).double().mean(dim=0)
+    torch.testing.assert_close(method.output(driven.state).double(), mean, rtol=0, atol=2e-3)
+
+
 def test_with_fedawe_all_clients_of_a_round_have_counted_equally_until_then():
     """Proposition 1: whoever takes part in round t has echoes that sum to t + 1."""
     driven, echoes = drive(a.FedAWE(), PROBLEM, TABLE), np.zeros(5)

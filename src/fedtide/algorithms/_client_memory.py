@@ -77,6 +77,10 @@ class ClientMemory:
         rows[places < 0] = 0
         return rows.to(self.device)
 
+    def sum(self) -> Tensor:
+        """Return the sum of the rows of all clients, shape (d,)."""
+        return self.rows[: self.seen].sum(dim=0).to(self.device)
+
     def write(self, clients: Tensor, rows: Tensor) -> ClientMemory:
         """Return the memory with these rows, shape (S, d), each client at most once.
 

@@ -31,7 +31,6 @@ class FedPBCState(State):
         local: x_n - x_0, how far every client's model has moved.
         start: x_0, shape (d,).
         mixed: the last round in which each client reported, -1: never, shape (N,), int32.
-        mean: 1/N Σ x_n over all clients, with this round's updates so far, shape (d,).
         reported: Σ (x_n - x_0) over the clients that reported in this round so far, shape (d,).
         clients: ids of the clients absorbed in this round so far, shape (S,).
         present: whether each of them reports, shape (S,).
@@ -40,7 +39,6 @@ class FedPBCState(State):
     local: ClientMemory
     start: Tensor
     mixed: Tensor
-    mean: Tensor
     reported: Tensor
     clients: Tensor
     present: Tensor
@@ -103,7 +101,6 @@ class FedPBC(Algorithm[FedPBCState]):
             local=ClientMemory.empty(population.clients, model, self.memory_folder),
             start=model.clone(),
             mixed=torch.full((population.clients,), -1, dtype=torch.int32),
-            mean=model.clone(),
             reported=torch.zeros_like(model),
             clients=clients,
             present=clients.bool(),
@@ -131,12 +128,11 @@ class FedPBC(Algorithm[FedPBCState]):
 
     def absorb(self, state: FedPBCState, updates: ClientUpdates) -> FedPBCState:
         """Move the models of these clients, and add those of the clients that report."""
-        moves = self.server_lr * updates.deltas
-        local, present = state.local.read(updates.clients) + moves, updates.weights >= 0
+        local = state.local.read(updates.clients) + self.server_lr * updates.deltas
+        present = updates.weights >= 0
         return replace(
             state,
             local=state.local.write(updates.clients, local),
-            mean=state.mean + moves.sum(dim=0) / len(state.mixed),
             reported=state.reported + local[present].sum(dim=0),
             clients=torch.cat([state.clients, updates.clients]),
             present=torch.cat([state.present, present]),
@@ -168,13 +164,16 @@ class FedPBC(Algorithm[FedPBCState]):
 
         Before round 0 these are all clients.
         """
-        clients = (state.mixed == state.round - 1).nonzero().flatten()
-        mean = state.mean + len(clients) / len(state.mixed) * (model - state.model)
         if state.round == 0:
-            return replace(state, model=model, start=model.clone(), mean=mean)
+            return replace(state, model=model, start=model.clone())
+        clients = (state.mixed == state.round - 1).nonzero().flatten()
         moved = (model - state.start).expand(len(clients), -1)
-        return replace(state, model=model, local=state.local.write(clients, moved), mean=mean)
+        return replace(state, model=model, local=state.local.write(clients, moved))
 
     def output(self, state: FedPBCState) -> Tensor:
-        """Return the mean of all clients' models."""
-        return state.mean
+        """Return the mean of all clients' models.
+
+        It is summed anew, as cheap as a step of every client: a mean that is kept from round to
+        round would drift away by its rounding errors.
+        """
+        return state.start + state.local.sum() / len(state.mixed)
