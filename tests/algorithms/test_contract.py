@@ -75,6 +75,19 @@ def test_it_reaches_an_optimum_on_which_all_clients_agree(method):
     np.testing.assert_allclose(driven.iterates[-1], agreed.optimum(), atol=1e-8)
 
 
+@pytest.mark.parametrize("method", METHODS, ids=repr)
+def test_it_ends_where_its_weights_say_unless_absent_clients_count(method):
+    """On F_n(x) = |x - e_n|² / 2, e_n the unit vectors, the optimum of Σ w_n F_n is w."""
+    problem = Quadratics(np.tile(np.eye(4), (4, 1, 1)), np.eye(4))
+    cycle = np.array([[1, 0, 0, 0], [1 / 2, 1 / 2, 0, 0], [1 / 3, 1 / 3, 1 / 3, 0], [0, 0, 0, 1]])
+    driven = drive(method, problem, np.tile(cycle, (150, 1)), 0.03, rates=(cycle > 0).mean(axis=0))
+    counted = np.zeros(4)
+    for info in driven.infos[300:]:
+        np.add.at(counted, info.clients.numpy(), info.weights.numpy())
+    found, said = driven.iterates[-300:].mean(axis=0), counted / counted.sum()
+    assert method.uses_absent_clients or np.abs(found - said).max() < 0.01
+
+
 @every_method
 @every_table
 def test_it_says_what_it_did(method, table):

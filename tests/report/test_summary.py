@@ -92,6 +92,60 @@ def test_influence_is_the_share_in_what_moved_the_model(groups):
     assert np.allclose(client_influence(groups["known"][0]), known / known.sum())
 
 
+def test_influence_is_where_a_run_ends_and_unknown_where_absent_clients_count(tmp_path):
+    """On ½ x² and ½ (x − 1)² runs end at the influence of client 1, who comes one round in four."""
+    ends = {"fedavg": 0.25, "mifa": 0.5, "scaffold": 0.5, "central-sgd": 0.5}
+    ends |= {"wait-for-all": 0.5, "wait-for-all gradient": 0.25}
+    problem = ft.problems.Quadratic(matrices=[[[1.0]]] * 2, centers=[[0.0], [1.0]])
+    for name, end in ends.items():
+        kind, _, mode = name.partition(" ")
+        settings = {"period": 4, "mode": mode or "steps"} if kind == "wait-for-all" else {}
+        result = ft.simulate(
+            problem=problem,
+            participation=ft.participation.Table(weights=[[1, 0], [1, 0], [1, 0], [0, 1]] * 100),
+            algorithm={"type": kind} | settings,
+            local=ft.LocalTraining(steps=1, lr=0.05),
+            rounds=400,
+            name=name,
+            record_iterates=True,
+            trainer="reference",
+            out=tmp_path / name,
+        )
+        assert result.iterates[-40:].mean() == pytest.approx(end, abs=0.03)
+    groups = group_by_method(load_runs([tmp_path]))
+    shares = client_influence(groups["fedavg"][0])
+    assert shares.tolist() == pytest.approx([0.75, 0.25])
+    for name in set(ends) - {"fedavg"}:
+        run = groups[name][0]
+        assert (client_influence(run), l1_skew(run), history(run)) == (None, None, None)
+    page = render_page(make_sections(load_runs([tmp_path])), [])
+    missing = sorted(set(ends) - {"fedavg"})
+    assert f"Without influence and L1 skew: {', '.join(missing)}. Clients count in rounds" in page
+    assert page.count(">—<") == len(missing)
+    (alone,) = make_sections([groups["mifa"][0]])
+    assert alone.figures["influence"] == []
+    assert "Without influence and L1 skew: mifa." in render_page([alone], [])
+
+
+def test_the_influence_of_a_class_that_is_not_available_is_unknown(groups):
+    run = groups["plain"][0]
+    gone = replace(run, experiment=run.experiment | {"algorithm": {"type": "gone:Method"}})
+    assert (client_influence(gone), history(gone)) == (None, None)
+    (section,) = make_sections([gone])
+    assert "Without influence and L1 skew: plain. The class" in render_page([section], [])
+
+
+def test_weights_of_a_class_in_memory_are_compared(fields):
+    class Mine(ft.algorithms.FedAvg):
+        pass
+
+    drawn = {}
+    for method in (Mine(), ft.algorithms.MIFA()):
+        panel = ft.compare(ft.simulate(**fields, algorithm=method)).plot().axes[2]
+        drawn[type(method).__name__] = sum(len(dots.get_offsets()) for dots in panel.collections)
+    assert drawn == {"Mine": 8, "MIFA": 0}
+
+
 def test_a_target_is_reached_at_the_first_evaluation_that_meets_it(groups):
     level = 0.5 * groups["plain"][0].metrics["loss"][0]
     rows = {row.method: row for row in measure_target(groups, f"loss={level}").rows}

@@ -87,6 +87,11 @@ class LatestUpdates(Algorithm[LatestT]):
     memory_folder: str | None
 
     @property
+    def uses_absent_clients(self) -> bool:
+        """True: by their latest updates."""
+        return True
+
+    @property
     def accepts_stale_updates(self) -> bool:
         """True: a late update is newer than the one in memory."""
         return True

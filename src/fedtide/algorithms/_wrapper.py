@@ -75,6 +75,10 @@ class Wrapper(Algorithm[WrapperT]):
         return self.inner.uses_local_lr
 
     @property
+    def uses_absent_clients(self) -> bool:
+        return self.inner.uses_absent_clients
+
+    @property
     def accepts_stale_updates(self) -> bool:
         return self.inner.accepts_stale_updates
 

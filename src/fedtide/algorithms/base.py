@@ -192,7 +192,8 @@ class RoundInfo:
 
     Args:
         clients: ids of the clients whose updates arrived, in order of arrival, shape (S,).
-        weights: the factor a_t^n with which each of their updates entered the step, shape (S,).
+        weights: the factor a_t^n with which each of their updates entered the step of this round,
+            shape (S,); 0 if it enters a later one.
         direction: what the round added to the model, shape (d,).
     """
 
@@ -274,6 +275,16 @@ class Algorithm(ABC, Generic[StateT]):
     def weights_follow_updates(self) -> bool:
         """Whether the weights of updates depend on the updates, and not on who took part alone."""
         return False
+
+    @property
+    def uses_absent_clients(self) -> bool:
+        """Whether clients that do not take part in a round count in it, too.
+
+        They do by what is kept of them (latest updates, control variates, models of their own), if
+        they train all the same, or if the data are pooled. The weights of `RoundInfo` then do not
+        tell how much each client counts.
+        """
+        return self.keeps_gradients or self.centralised
 
     @property
     def accepts_stale_updates(self) -> bool:

@@ -84,6 +84,10 @@ class ClientSideMemory(Algorithm[ClientSideMemoryState]):
         return "mifa" if isinstance(self.method, MIFA) else "fedlaavg"
 
     @property
+    def uses_absent_clients(self) -> bool:
+        return self.method.uses_absent_clients
+
+    @property
     def accepts_stale_updates(self) -> bool:
         return self.method.accepts_stale_updates
 

@@ -104,6 +104,11 @@ class FedAWE(Algorithm[FedAWEState]):
         require_positive("server_lr", self.server_lr)
 
     @property
+    def uses_absent_clients(self) -> bool:
+        """True: by their models."""
+        return True
+
+    @property
     def simulation_only(self) -> str:
         return "its clients continue from models of their own"
 

@@ -89,6 +89,11 @@ class FedPBC(Algorithm[FedPBCState]):
         require_positive("server_lr", self.server_lr)
 
     @property
+    def uses_absent_clients(self) -> bool:
+        """True: they train, too, and count by their models."""
+        return True
+
+    @property
     def simulation_only(self) -> str:
         return "its clients train in rounds in which they do not report"
 

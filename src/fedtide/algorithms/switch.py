@@ -123,6 +123,11 @@ class Switch(Algorithm[SwitchState]):
         return self.first.uses_local_lr or self.second.uses_local_lr
 
     @property
+    def uses_absent_clients(self) -> bool:
+        """Whether one of the methods does."""
+        return self.first.uses_absent_clients or self.second.uses_absent_clients
+
+    @property
     def accepts_stale_updates(self) -> bool:
         """Whether both methods do."""
         return self.first.accepts_stale_updates and self.second.accepts_stale_updates

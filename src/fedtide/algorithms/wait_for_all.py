@@ -75,6 +75,11 @@ class WaitForAll(Algorithm[WaitState]):
         """Whether gradients come from updates, as in the mode "gradient"."""
         return self.mode == "gradient"
 
+    @property
+    def uses_absent_clients(self) -> bool:
+        """True: they train, too ("steps"), or gradients of earlier rounds count ("gradient")."""
+        return True
+
     def init(self, model: Tensor, population: Population) -> WaitState:
         return WaitState.initial(model, population, weight=torch.zeros((), dtype=model.dtype))
 

@@ -7,6 +7,7 @@ import re
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -16,11 +17,13 @@ import polars as pl
 from numpy.typing import NDArray
 from polars.exceptions import PolarsError
 
+from fedtide.algorithms import Algorithm
+from fedtide.configurable import field_types
 from fedtide.errors import InvalidInputError, first_line
 from fedtide.metric_direction import lower_is_better
 from fedtide.participation.log.client_ids import number_clients
 from fedtide.population import Population
-from fedtide.simulation.experiment import HOW, read_yaml
+from fedtide.simulation.experiment import BUILDER, HOW, Experiment, read_yaml
 from fedtide.simulation.fingerprints import Fingerprints
 from fedtide.simulation.run_folder import RunFolder, UnreadableFileError, numbered
 
@@ -47,6 +50,7 @@ class LoadedRun:
         fingerprints: of the data, files and code that it used; empty if they are not known.
         participation: its participation log; None: in its folder.
         is_finished: whether it has finished.
+        given: its algorithm, of a run in memory; None: `experiment` describes it.
     """
 
     folder: RunFolder
@@ -60,6 +64,7 @@ class LoadedRun:
     fingerprints: Fingerprints = field(default_factory=dict)
     participation: pl.DataFrame | None = None
     is_finished: bool = True
+    given: Algorithm[Any] | None = None
 
     @property
     def fields(self) -> dict[str, Any]:
@@ -73,6 +78,19 @@ class LoadedRun:
     def method(self) -> str:
         """The name of the method."""
         return str(self.experiment["name"])
+
+    @cached_property
+    def algorithm(self) -> Algorithm[Any] | None:
+        """The algorithm; None if its class, or a library that it needs, is not available here."""
+        kind = field_types(Experiment)["algorithm"]
+        with suppress(InvalidInputError):
+            return self.given or BUILDER.build(kind, self.experiment["algorithm"], "algorithm")
+        return None
+
+    @property
+    def weights_tell_influence(self) -> bool:
+        """Whether the weights of updates tell how much each client counts; False if unknown."""
+        return self.algorithm is not None and not self.algorithm.uses_absent_clients
 
     def final_value(self, key: str) -> float | None:
         """Return a metric of the last evaluation, or the speed; None if the run lacks it."""

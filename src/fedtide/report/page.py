@@ -221,6 +221,7 @@ def _content(section: Section) -> dict[str, Any]:
         "tiles": tiles,
         **_comparison(groups, section.styles),
         "warnings": _warnings(groups),
+        "missing_influence": _explain_missing_influence(groups),
         "target": [_format_target_row(row) for row in target.rows],
         "target_level": f"{target.metric.replace('_', ' ')} {level} at an evaluation",
         "figures": section.figures,
@@ -309,7 +310,7 @@ def _comparison(groups: Groups, styles: Styles) -> dict[str, Any]:
     rows = []
     for row, (method, group) in zip(frame.iter_rows(named=True), groups.items(), strict=True):
         skews = [skew for run in group if (skew := l1_skew(run)) is not None]
-        skew_cell = f"{np.mean(skews):.3f}" if skews else ""
+        skew_cell = f"{np.mean(skews):.3f}" if skews else "—"
         cells = [str(len(group)), *(format_cell(row, column) for column in columns), skew_cell]
         rows.append((method, styles[method]["color"], cells))
     heads = ["seeds", *(column.title.replace("\n", " ") for column in columns), "L1 skew"]
@@ -336,6 +337,27 @@ def _legend(keys: set[str]) -> str:
         "from the mean over clients, 0 to 2."
     )
     return " ".join(parts)
+
+
+def _explain_missing_influence(groups: Groups) -> list[str]:
+    """Return why methods have neither influences nor an L1 skew, one text for each reason."""
+    unavailable = [method for method, group in groups.items() if group[0].algorithm is None]
+    others = [
+        method
+        for method, group in groups.items()
+        if method not in unavailable and not group[0].weights_tell_influence
+    ]
+    reasons = {
+        "Clients count in rounds in which they do not take part, too: by what is kept of them "
+        "(updates, control variates, models), because they train all the same, or because the data "
+        "are pooled. So the weights of updates do not tell whose objective was minimised.": others,
+        "The class of the method is not available here.": unavailable,
+    }
+    return [
+        f"Without influence and L1 skew: {', '.join(names)}. {reason}"
+        for reason, names in reasons.items()
+        if names
+    ]
 
 
 def _format_target_row(row: TargetRow) -> tuple[str, str, str, str]:

@@ -127,6 +127,7 @@ def _from_result(result: Result) -> LoadedRun:
         rounds_per_second=result.timings["rounds_per_second"],
         ended=int(result.metrics["round"][-1]),
         participation=result.participation,
+        given=result.experiment.algorithm,
     )
     return _named(run)
 

@@ -163,8 +163,11 @@ def client_influence(run: LoadedRun) -> Floats | None:
 
     That is w_n in Σ w_n F_n, the objective that the run really minimised: Σ_t a_t^n normalised over
     n, where a_t^n is the factor with which client n's update entered the step of round t. None if
-    no update was used.
+    no update was used, or if weights do not tell how much clients count
+    (`Algorithm.uses_absent_clients`).
     """
+    if not run.weights_tell_influence:
+        return None
     weights = run.clients["weight"].fill_nan(0.0)
     counted: Floats = (run.clients["participation"] * weights).to_numpy()
     total = float(counted.sum())

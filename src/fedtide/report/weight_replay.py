@@ -46,23 +46,23 @@ class WeightHistory:
 
 
 def history(run: LoadedRun) -> WeightHistory | None:
-    """Return the weight of every update of a run; None if the method cannot be replayed.
+    """Return the weight of every update of a run, which tells how much its client counted.
 
     With most methods, weights depend on who took part and not on what was learnt, so the algorithm
     is replayed on the log with a model of one number and updates of 0, for at most 5000 rounds.
+    None if it cannot be replayed, or if weights do not tell how much clients count.
     """
-    kinds = field_types(Experiment)
+    algorithm, kinds = run.algorithm, field_types(Experiment)
+    if algorithm is None or not run.weights_tell_influence or algorithm.weights_follow_updates:
+        return None
     try:
-        algorithm, local, mechanism = (
-            BUILDER.build(kinds[key], run.experiment.get(key), key)
-            for key in ("algorithm", "local", "privacy")
+        local, mechanism = (
+            BUILDER.build(kinds[key], run.experiment.get(key), key) for key in ("local", "privacy")
         )
         if mechanism is not None:  # it refuses updates of clients that must rest or have spent all
             algorithm = make_private(algorithm, mechanism, seed=0)
         driver = RoundDriver(algorithm, torch.zeros(1, dtype=torch.float64), _population(run))
     except InvalidInputError:  # a class or a library that is not available here
-        return None
-    if algorithm.centralised or algorithm.weights_follow_updates:
         return None
     ended = min(run.ended, _ROUNDS)
     entries = list(_replayed(driver, [local.rate(t) for t in range(ended)], run))

@@ -107,7 +107,9 @@ def clients_table(
     """Return one row per client: name or id, samples, participation, mean weight, last metrics.
 
     `weight` is the mean of N a_t^n over the rounds in which the client's update was used: 1 / p_n
-    for an algorithm that compensates for uneven participation.
+    for an algorithm that compensates for uneven participation. Of an update that counts in later
+    rounds, too (`Algorithm.uses_absent_clients`), it has only what it is in the round of its
+    arrival.
     """
     clients = np.arange(population.clients)
     columns: dict[str, Any] = {"client": name_clients(clients, population.names)}

@@ -36,7 +36,13 @@ _REFERENCE: dict[str, Any] = {
 
 
 def influence_figures(groups: Groups, styles: Styles) -> list[ReportFigure]:
-    """Return each client's influence, and the weights of updates by rate and over time."""
+    """Return each client's influence, and the weights of updates by rate and over time.
+
+    Methods whose weights do not tell how much clients count are left out.
+    """
+    groups = _keep_telling(groups)
+    if not groups:
+        return []
     figures = [
         ReportFigure(
             "objective",
@@ -75,6 +81,11 @@ def influence_figures(groups: Groups, styles: Styles) -> list[ReportFigure]:
     return figures
 
 
+def _keep_telling(groups: Groups) -> Groups:
+    """Return the methods whose weights tell how much each client counts."""
+    return {method: g for method, g in groups.items() if g[0].weights_tell_influence}
+
+
 def _draw_influence(groups: Groups, styles: Styles) -> Figure:
     figure, (panel,) = new_figure(3.2)
     for method, group in groups.items():
@@ -97,8 +108,12 @@ def draw_weights(panel: Axes, groups: Groups, styles: Styles) -> None:
 
     The weights of a method are scaled so that a client counts 1 per round on average: a method
     that is unbiased for the mean over clients lies on the diagonal, whatever its server rate.
+    Methods whose weights do not tell how much clients count are left out.
     """
-    ends = []
+    ends, groups = [], _keep_telling(groups)
+    if not groups:
+        text = "The weights of updates do not tell\nhow much clients count here"
+        panel.text(0.5, 0.5, text, ha="center", va="center", transform=panel.transAxes)
     for method, group in groups.items():
         seen = group[0].clients.filter(pl.col("participation") > 0)
         if seen.is_empty():
