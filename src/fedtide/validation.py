@@ -50,6 +50,12 @@ def require_all_nonnegative(**values: float) -> None:
         require_at_least(name, value, 0)
 
 
+def require_share(field: str, value: float) -> None:
+    """Raise InvalidInputError unless `value` is above 0 and at most 1."""
+    if not 0 < value <= 1:
+        raise InvalidInputError(f"{field}: {value} is not within (0, 1]; give a share")
+
+
 def require_choice(field: str, value: str, options: Any) -> None:
     """Raise InvalidInputError unless `value` is one of the options (strings or a Literal type)."""
     options = get_args(options) or options
@@ -108,10 +114,16 @@ def require_cohort_size(size: int, clients: int) -> None:
         raise InvalidInputError(f"size: {size} of {clients} clients; give at most {clients}")
 
 
-def require_numbers(field: str, values: ArrayLike, dimensions: int = 1) -> Numbers:
-    """Return `values` as a float64 array; raise InvalidInputError unless all are finite."""
+def require_numbers(field: str, values: ArrayLike, dimensions: int | None = 1) -> Numbers:
+    """Return `values` as a float64 array; raise InvalidInputError unless all are finite.
+
+    Args:
+        field: what they are called.
+        values: the numbers.
+        dimensions: of the array; None: any number.
+    """
     array = _to_array(field, values)
-    if array.ndim != dimensions:
+    if dimensions is not None and array.ndim != dimensions:
         raise InvalidInputError(f"{field}: {array.ndim} dimensions; give an array of {dimensions}")
     finite = np.isfinite(array)
     if not finite.all():

@@ -96,6 +96,11 @@ def test_cyclic_weight_by_algorithm_2(active: int, inactive: int, cutoff: int) -
     assert theory.cyclic_weight(active, inactive, cutoff) == pytest.approx(expected, rel=0.02)
 
 
+def test_cyclic_weight_without_cutoff_is_the_limit() -> None:
+    """Two intervals in a cycle of 100 rounds."""
+    assert theory.cyclic_weight(2, 98, None) == theory.cyclic_weight(2, 98, 10**9) == 50
+
+
 def test_fedau_cutoff_and_moments_on_the_example_of_paper_001() -> None:
     """The mean is 31.79 at p = 0.02 and K = 50; K = ⌈log_c T⌉ with c = 1 / 0.98²."""
     assert float(theory.cutoff_moments(0.02, 50)[0]) == pytest.approx(31.79, abs=0.005)
@@ -214,6 +219,13 @@ def test_fedavg_two_clients_by_training() -> None:
     assert trained.iterates[-1 - turns[1], 0] == pytest.approx(half, abs=1e-9)
 
 
+@pytest.mark.parametrize("lr", [1e-3, 1e-8, 1e-14, 1e-18, 1e-300])
+def test_fedavg_two_clients_tends_to_the_mean_weighted_by_turns(lr: float) -> None:
+    """The difference from the limit, 3/4, is of the order 200 γ."""
+    for found in theory.fedavg_two_clients(0.0, 1.0, (50, 150), lr):
+        assert found == pytest.approx(0.75, rel=1e-15 + 200 * lr, abs=0)
+
+
 def test_fedlaavg_stays_below_its_bound() -> None:
     turns, rounds = (5, 10), 3000
     lr, bound = theory.fedlaavg_two_clients_bound(3.0, 0.0, 1.0, turns, rounds)
@@ -262,6 +274,30 @@ def test_amplified_scaffold_total_steps_do_not_depend_on_the_period() -> None:
         (lambda: theory.fedavg_two_clients(0, 1, (1, 1), 0.6), "lr"),
         (lambda: theory.agnostic_learning_rate(0, 1), "rounds"),
         (lambda: theory.weight_error([0.5], 3, 1), "rounds"),
+        (lambda: theory.weight_error([0.5], 3, math.nan), "rounds"),
+        (lambda: theory.cutoff_moments(0.5, math.nan), "cutoff"),
+        (lambda: theory.cutoff_moments("often", 5), "rates"),
+        (lambda: theory.fedau_cutoff([0.5], math.inf), "rounds"),
+        (lambda: theory.participation_objective([0.5] * 3, [1.0] * 2), "weights"),
+        (lambda: theory.participation_objective([0.5] * 3, 1.0), "weights"),
+        (lambda: theory.fedau_learning_rates(1, 1, 1, 1, 5, 10, 0.1, [10.0] * 9), "rates"),
+        (lambda: theory.fedau_learning_rates(1, 1, 1, 1, 5, 10, [0.1], [10.0] * 9), "weights"),
+        (lambda: theory.fedau_learning_rate_limits(1, 5, 1, [0.1] * 9, [10.0] * 9), "rates"),
+        (lambda: theory.fedau_learning_rate_limits(1, 5, 2, [0.5] * 2, [2.0] * 3), "weights"),
+        (lambda: theory.fedau_learning_rate_limits(1, 5, 2, [0.5] * 2, [-2.0] * 2), "weights"),
+        (lambda: theory.fedau_learning_rate_limits(1, 5, 2, [0.5] * 2, [0.0] * 2), "weights"),
+        (lambda: theory.cyclic_constants(250, 200, 5), "cohort"),
+        (lambda: theory.amplified_scaffold_rounds(1, 1, 1, 0.1, 20, 0.1, 5.0), "sampling"),
+        (lambda: theory.amplified_scaffold_learning_rate_limit(1, 1, 10, 9.0), "sampling"),
+        (lambda: theory.fedlaavg_learning_rate(1, 16, 3.0, 1, 100), "share"),
+        (lambda: theory.fedlaavg_rate(16, 1, 10_000, 3.0), "share"),
+        (lambda: theory.fedlaavg_absence(10, 100, 5), "cohort"),
+        (lambda: theory.fedavg_two_clients(0, 1, (1, 2, 3), 0.1), "turns"),
+        (lambda: theory.fedlaavg_two_clients_bound(0, 0, 1, (1,), 10), "turns"),
+        (lambda: theory.fedavg_two_clients(0, 1, (0, 2), 0.1), "turns"),
+        (lambda: theory.irregularity_bound([], 1.0), "window_weights"),
+        (lambda: theory.irregularity_bound([[0.5, 0.5]], 1.0), "window_weights"),
+        (lambda: theory.irregularity_bound([0.5, -0.5], 1.0), "window_weights"),
     ],
 )
 def test_invalid_input_names_the_field(call: Any, field: str) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from fedtide.validation import require_all_nonnegative, require_all_positive
+from fedtide.errors import InvalidInputError
+from fedtide.validation import require_all_nonnegative, require_all_positive, require_share
 
 
 @dataclass(frozen=True)
@@ -38,12 +39,19 @@ def cyclic_constants(clients: int, cohort: int, groups: int, turn: int = 1) -> C
         groups: K̄.
         turn: g.
 
+    Raises:
+        InvalidInputError: a number is not positive, or S is larger than a group.
+
     >>> constants = cyclic_constants(250, 10, 5, turn=4)
     >>> constants.period, round(constants.sampling, 4)
     (20, 0.5904)
     """
     require_all_positive(clients=clients, cohort=cohort, groups=groups, turn=turn)
-    share = min(1.0, cohort * groups / clients)
+    if cohort * groups > clients:
+        raise InvalidInputError(
+            f"cohort: {cohort} clients of a group of {clients / groups:g}; give at most that many"
+        )
+    share = cohort * groups / clients
     sampling = share if turn == 1 else 1 - (1 - share) ** turn
     return CyclicConstants(turn * groups, 1 / cohort, sampling)
 
@@ -72,6 +80,9 @@ def amplified_scaffold_rounds(
         weight_norm_squared: ρ².
         sampling: p_sample in (0, 1]; 1 for regularized participation.
 
+    Raises:
+        InvalidInputError: a number is out of range.
+
     >>> rounds, steps = amplified_scaffold_rounds(1.0, 1.0, 1.0, 0.1, 20, 0.1, 0.2)
     >>> round(rounds), round(steps, 6)
     (10000, 0.1)
@@ -82,8 +93,8 @@ def amplified_scaffold_rounds(
         accuracy=accuracy,
         period=period,
         weight_norm_squared=weight_norm_squared,
-        sampling=sampling,
     )
+    require_share("sampling", sampling)
     require_all_nonnegative(noise=noise)
     rounds = gap * smoothness * period / (sampling * accuracy**2)
     steps = weight_norm_squared * noise**2 * sampling / (period * accuracy**2)
@@ -100,5 +111,6 @@ def amplified_scaffold_learning_rate_limit(
     >>> round(amplified_scaffold_learning_rate_limit(1.0, steps=1, period=10, sampling=0.36), 6)
     0.001
     """
-    require_all_positive(smoothness=smoothness, steps=steps, period=period, sampling=sampling)
+    require_all_positive(smoothness=smoothness, steps=steps, period=period)
+    require_share("sampling", sampling)
     return math.sqrt(sampling) / (60 * smoothness * steps * period)

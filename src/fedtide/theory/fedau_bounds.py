@@ -9,7 +9,16 @@ from numpy.typing import ArrayLike, NDArray
 
 from fedtide.errors import InvalidInputError
 from fedtide.theory.learning_rates import LearningRates
-from fedtide.validation import require_all_nonnegative, require_all_positive
+from fedtide.validation import (
+    require_all_nonnegative,
+    require_all_positive,
+    require_at_least,
+    require_nonnegative,
+    require_numbers,
+    require_one_per_client,
+    require_positive,
+    require_whole_number,
+)
 
 Floats = NDArray[np.float64]
 
@@ -20,15 +29,20 @@ def participation_objective(rates: ArrayLike, weights: ArrayLike) -> Floats:
     With constant weights ω_n and independent participation with rates p_n the objective is
     (1 / P) Σ ω_n p_n F_n, P = Σ ω_n p_n.
 
+    Args:
+        rates: p_n, (N,).
+        weights: ω_n, (N,).
+
+    Raises:
+        InvalidInputError: a rate outside [0, 1], a negative weight, not one weight for each rate,
+            or no client with both above 0.
+
     >>> participation_objective([0.5, 0.25], [1.0, 1.0]).round(3)
     array([0.667, 0.333])
     """
-    p = _rates(rates) * np.asarray(weights, dtype=np.float64)
-    if not (np.isfinite(p).all() and (p >= 0).all() and p.sum() > 0):
-        raise InvalidInputError(
-            "weights: negative, not finite, or all 0; give nonnegative numbers, one above 0"
-        )
-    return np.asarray(p / p.sum())
+    p, weight = _rates_and_weights(rates, weights)
+    products = p * weight
+    return np.asarray(products / products.sum())
 
 
 def cutoff_moments(rates: ArrayLike, cutoff: int | None) -> tuple[Floats, Floats]:
@@ -46,7 +60,7 @@ def cutoff_moments(rates: ArrayLike, cutoff: int | None) -> tuple[Floats, Floats
         cutoff: K >= 1; None is ∞.
 
     Raises:
-        InvalidInputError: a rate outside (0, 1], or K < 1.
+        InvalidInputError: a rate outside (0, 1], or K is no whole number of at least 1.
 
     >>> mean, variance = cutoff_moments(0.02, 50)
     >>> float(mean.round(2)), float(variance.round(1))
@@ -57,8 +71,7 @@ def cutoff_moments(rates: ArrayLike, cutoff: int | None) -> tuple[Floats, Floats
         raise InvalidInputError("rates: at rate 0 intervals have no mean; leave such clients out")
     if cutoff is None:
         return 1 / p, (1 - p) / p**2
-    if cutoff < 1:
-        raise InvalidInputError(f"cutoff: {cutoff} is not at least 1; give None for ∞")
+    require_whole_number("cutoff", cutoff)
     with np.errstate(divide="ignore"):  # log 0 at rate 1
         log_last = cutoff * np.log1p(-p)
     mean = -np.expm1(log_last) / p
@@ -88,17 +101,28 @@ def _rare_variance(p: Floats, cutoff: int) -> Floats:
     return np.asarray(k**2 * y * np.polynomial.polynomial.polyval(y, coefficients))
 
 
-def cyclic_weight(active: int, inactive: int, cutoff: int) -> float:
+def cyclic_weight(active: int, inactive: int, cutoff: int | None) -> float:
     """Return FedAU's long-run weight of a client that is active a rounds, then inactive b.
 
     (a + b) / ((a − 1) + ⌈(b + 1) / K⌉): a cycle has a − 1 intervals of length 1 and one of
     length b + 1, cut into pieces of K (from Algorithm 2).
 
+    Args:
+        active: a >= 1.
+        inactive: b >= 0.
+        cutoff: K >= 1; None is ∞.
+
+    Raises:
+        InvalidInputError: a number is out of range.
+
     >>> cyclic_weight(2, 98, 50)
     33.333333333333336
     """
-    require_all_positive(active=active, cutoff=cutoff)
+    require_at_least("active", active, 1)
     require_all_nonnegative(inactive=inactive)
+    if cutoff is None:
+        return (active + inactive) / active
+    require_whole_number("cutoff", cutoff)
     return (active + inactive) / ((active - 1) + math.ceil((inactive + 1) / cutoff))
 
 
@@ -110,9 +134,8 @@ def weight_error(rates: ArrayLike, cutoff: int, rounds: int) -> float:
     >>> round(weight_error([0.5], cutoff=3, rounds=1000), 4)
     0.0363
     """
-    require_all_positive(cutoff=cutoff)
-    if rounds < 2:
-        raise InvalidInputError(f"rounds: {rounds} is not at least 2; give T")
+    require_positive("cutoff", cutoff)
+    require_at_least("rounds", rounds, 2)
     bias = float(np.mean((1 - _rates(rates)) ** (2 * cutoff)))
     return cutoff * math.log(rounds) / rounds + bias
 
@@ -123,6 +146,7 @@ def fedau_cutoff(rates: ArrayLike, rounds: int) -> int:
     >>> fedau_cutoff([0.1, 0.5], rounds=10_000)
     44
     """
+    require_positive("rounds", rounds)
     smallest = float(_rates(rates).min())
     if smallest == 0:
         raise InvalidInputError("rates: at rate 0 no cutoff suffices; leave such clients out")
@@ -146,11 +170,16 @@ def fedau_learning_rate_limits(
         rates: p_n, (N,).
         weights: ω_n, (N,), constant over the rounds.
 
+    Raises:
+        InvalidInputError: a number is out of range, or not one rate and weight for each client.
+
     >>> round(fedau_learning_rate_limits(1.0, 5, 2, [0.5, 0.5], [2.0, 2.0]).product, 5)
     0.0037
     """
     require_all_positive(smoothness=smoothness, steps=steps, clients=clients)
-    q = _second_moment(rates, weights)
+    p, weight = _rates_and_weights(rates, weights)
+    require_one_per_client("rates", p, clients)
+    q = float(np.mean(p * weight**2))
     local = 1 / (4 * math.sqrt(15) * smoothness * steps)
     product = min(1 / (4 * smoothness * steps), clients / (54 * smoothness * steps * q))
     return LearningRates(local, product / local)
@@ -180,14 +209,17 @@ def fedau_learning_rates(
         rounds: T.
         rates: p_n, (N,).
         weights: ω_n, (N,).
+
+    Raises:
+        InvalidInputError: as `fedau_learning_rate_limits`.
     """
     require_all_positive(gap=gap, rounds=rounds)
     require_all_nonnegative(noise=noise, divergence=divergence)
-    clients = len(np.atleast_1d(np.asarray(rates)))
+    p, weight = _rates_and_weights(rates, weights)
+    clients, q = len(p), float(np.mean(p * weight**2))
     largest = fedau_learning_rate_limits(smoothness, steps, clients, rates, weights)
     local = min(1 / (smoothness * steps * math.sqrt(rounds)), largest.local)
     spread = steps * divergence**2 + noise**2
-    q = _second_moment(rates, weights)
     product = largest.product
     if spread > 0:
         root = math.sqrt(gap * clients / (q * spread * smoothness * steps * rounds))
@@ -195,15 +227,19 @@ def fedau_learning_rates(
     return LearningRates(local, product / local)
 
 
-def _second_moment(rates: ArrayLike, weights: ArrayLike) -> float:
-    """Return Q = (1/N) Σ p_n ω_n²."""
-    q = float(np.mean(_rates(rates) * np.asarray(weights, dtype=np.float64) ** 2))
-    require_all_positive(weights=q)
-    return q
+def _rates_and_weights(rates: ArrayLike, weights: ArrayLike) -> tuple[Floats, Floats]:
+    """Return p_n and ω_n, each of shape (N,); some client takes part and has a weight above 0."""
+    p = require_numbers("rates", _rates(rates))
+    weight = require_nonnegative("weights", weights)
+    require_one_per_client("weights", weight, len(p))
+    if not (p * weight).any():
+        raise InvalidInputError("weights: 0 for all clients that take part; give one above 0")
+    return p, weight
 
 
 def _rates(rates: ArrayLike) -> Floats:
-    p = np.asarray(rates, dtype=np.float64)
+    """Return probabilities of any shape, at least one."""
+    p = require_numbers("rates", rates, dimensions=None)
     if p.size == 0 or not ((p >= 0) & (p <= 1)).all():
         raise InvalidInputError("rates: empty or not within [0, 1]; give probabilities")
     return p

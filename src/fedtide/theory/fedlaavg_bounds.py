@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from fedtide.errors import InvalidInputError
-from fedtide.validation import require_all_positive
+from fedtide.validation import require_all_positive, require_positive, require_share
 
 
 def fedlaavg_absence(clients: int, cohort: int, longest: int) -> int:
@@ -16,10 +16,15 @@ def fedlaavg_absence(clients: int, cohort: int, longest: int) -> int:
         cohort: K, the clients selected in a round, those absent for longest first.
         longest: E; every client is available at least once in any E rounds.
 
+    Raises:
+        InvalidInputError: a number is not positive, or K > N.
+
     >>> fedlaavg_absence(1000, 100, 10)
     99
     """
     require_all_positive(clients=clients, cohort=cohort, longest=longest)
+    if cohort > clients:
+        raise InvalidInputError(f"cohort: {cohort} of {clients} clients; give at most {clients}")
     return -(-clients // cohort) * longest - 1
 
 
@@ -36,17 +41,20 @@ def fedlaavg_learning_rate(
         rounds: R.
         steps: C, local steps in a round.
 
+    Raises:
+        InvalidInputError: a number is not positive, or β is above 1.
+
     >>> fedlaavg_learning_rate(1.0, 16, 0.25, 1, 100)
     0.05
     """
     require_all_positive(
         smoothness=smoothness,
         clients=clients,
-        share=share,
         longest=longest,
         rounds=rounds,
         steps=steps,
     )
+    require_share("share", share)
     return math.sqrt(share * math.sqrt(clients)) / (
         2 * smoothness * steps * math.sqrt(longest * rounds)
     )
@@ -60,7 +68,8 @@ def fedlaavg_rate(clients: int, longest: int, rounds: int, share: float) -> tupl
     >>> fedlaavg_rate(16, 1, 10_000, 0.25)
     (0.005, True)
     """
-    require_all_positive(clients=clients, longest=longest, rounds=rounds, share=share)
+    require_all_positive(clients=clients, longest=longest, rounds=rounds)
+    require_share("share", share)
     rate = math.sqrt(longest) / (clients**0.25 * math.sqrt(rounds))
     return rate, rounds > longest * clients**1.5 / share
 
@@ -73,7 +82,8 @@ def fedavg_two_clients(
     Paper 003's Example 1: client 1 is available for t_1 rounds, then client 2 for t_2. With
     r = 1 − 2γ, the model at the ends of periods converges at the rate r^{I (t_1 + t_2)} to
 
-        X = ( r^{I t_2} (e_1 − e_2) + e_2 − e_1 r^{I (t_1 + t_2)} ) / (1 − r^{I (t_1 + t_2)}),
+        X = ( r^{I t_2} (e_1 − e_2) + e_2 − e_1 r^{I (t_1 + t_2)} ) / (1 − r^{I (t_1 + t_2)})
+          = e_1 + (e_2 − e_1) (1 − r^{I t_2}) / (1 − r^{I (t_1 + t_2)}),
 
     and at the ends of first turns to e_1 + r^{I t_1} (X − e_1). For γ → 0 both are the mean of the
     centres weighted by the turns.
@@ -85,19 +95,21 @@ def fedavg_two_clients(
         lr: γ < 1/2.
         steps: I.
 
+    Raises:
+        InvalidInputError: a number is not positive, γ >= 1/2, or not two turns.
+
     >>> period, half = fedavg_two_clients(0.0, 1.0, (50, 150), lr=1e-6)
     >>> round(period, 3), round(half, 3)
     (0.75, 0.75)
     """
-    require_all_positive(first_turn=turns[0], second_turn=turns[1], lr=lr, steps=steps)
+    _require_turns(turns)
+    require_all_positive(lr=lr, steps=steps)
     if lr >= 0.5:
         raise InvalidInputError(f"lr: {lr} makes the steps overshoot; give less than 1/2")
     logarithm = steps * math.log1p(-2 * lr)
-    one, two = math.exp(turns[0] * logarithm), math.exp(turns[1] * logarithm)
-    end = (two * (first - second) + second - first * one * two) / -math.expm1(
-        sum(turns) * logarithm
-    )
-    return end, first + one * (end - first)
+    share = math.expm1(turns[1] * logarithm) / math.expm1(sum(turns) * logarithm)
+    end = first + (second - first) * share
+    return end, first + math.exp(turns[0] * logarithm) * (end - first)
 
 
 def fedlaavg_two_clients_bound(
@@ -113,8 +125,16 @@ def fedlaavg_two_clients_bound(
     >>> fedlaavg_two_clients_bound(0.0, 0.0, 1.0, (5, 5), 10_000)
     (0.005, 0.003125)
     """
-    require_all_positive(first_turn=turns[0], second_turn=turns[1], rounds=rounds)
+    _require_turns(turns)
+    require_positive("rounds", rounds)
     middle = (first + second) / 2
     largest = max(2 * abs(start - middle), abs(first - second))
     bound = (start - middle) ** 2 / math.sqrt(rounds)
     return 1 / (2 * math.sqrt(rounds)), bound + max(turns) ** 2 * largest**2 / (4 * rounds)
+
+
+def _require_turns(turns: tuple[int, int]) -> None:
+    if len(turns) != 2:
+        raise InvalidInputError(f"turns: {len(turns)} numbers; give two, t_1 and t_2")
+    for turn in turns:
+        require_positive("turns", turn)

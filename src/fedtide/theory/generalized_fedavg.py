@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
 from numpy.typing import ArrayLike
 
 from fedtide.errors import InvalidInputError
 from fedtide.theory.learning_rates import LearningRates
-from fedtide.validation import require_all_nonnegative, require_all_positive
+from fedtide.validation import require_all_nonnegative, require_all_positive, require_nonnegative
 
 
 def generalized_fedavg_learning_rate_limits(
@@ -104,11 +103,16 @@ def irregularity_bound(window_weights: ArrayLike, divergence: float) -> float:
         window_weights: q̄_n, the mean of q_t^n over a window of P rounds, shape (N,).
         divergence: δ, of the clients' gradients.
 
+    Raises:
+        InvalidInputError: a number is negative, or none is given.
+
     >>> irregularity_bound([0.75, 0.25], 1.0)
     0.25
     """
     require_all_nonnegative(divergence=divergence)
-    q = np.asarray(window_weights, dtype=np.float64)
+    q = require_nonnegative("window_weights", window_weights)
+    if q.size == 0:
+        raise InvalidInputError("window_weights: none; give one for each client")
     return float(len(q) * ((q - q.mean()) ** 2).sum() * divergence**2)
 
 
