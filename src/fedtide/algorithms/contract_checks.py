@@ -53,7 +53,7 @@ class ContractCheck:
         """
         self._resume(before)
         self._check_state("absorb", after)
-        self._arrived.append(clients.numpy())
+        self._arrived.append(clients.cpu().numpy())
         self._state = after
 
     def after_step(self, before: Any, found: Any) -> None:
