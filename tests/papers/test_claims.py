@@ -24,8 +24,11 @@ def test_invalid_claim_names_the_field(fields, field):
         Claim(statement="", measure="m", method="a", **fields)
 
 
-def test_claims_of_printed_numbers_need_the_published_size():
+def test_claims_of_printed_numbers_and_differences_need_the_published_size():
     assert Claim("", "m", "a", kind="value", value=1, within=1).needs_full_scale
     assert Claim("", "m", "a", kind="printed", within=1).needs_full_scale
     assert Claim("", "m", "a", ["b"], full_scale=True).needs_full_scale
+    for kind in ("beats", "loses"):
+        assert Claim("", "m", "a", ["b"], kind=kind, by=5.4).needs_full_scale
+        assert not Claim("", "m", "a", ["b"], kind=kind, by=-0.02).needs_full_scale
     assert not Claim("", "m", "a", ["b"]).needs_full_scale

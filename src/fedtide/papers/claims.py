@@ -38,8 +38,8 @@ class Claim:
         check: why the statement is only a check of the implementation and is not counted: it cannot
             fail, or none of the papers makes it; None: it is counted.
         laptop_measure: the measure at laptop scale; None: the same.
-        full_scale: whether the statement is about the published size only, as those of the kinds
-            "value" and "printed" always are.
+        full_scale: whether the statement is about the experiment of the published size only, as
+            those of the kinds "value" and "printed" and those with a positive `by` always are.
 
     Raises:
         InvalidInputError: an unknown kind, or fields that its kind needs or does not have.
@@ -82,7 +82,7 @@ class Claim:
     @property
     def needs_full_scale(self) -> bool:
         """Whether only runs of the published size can confirm the statement."""
-        return self.full_scale or self.kind in ("value", "printed")
+        return self.full_scale or self.kind in ("value", "printed") or self.by > 0
 
 
 def require_two_cases(cases: Sequence[str]) -> None:

@@ -32,7 +32,9 @@ claimed size (0 if none is named); for *matches*: within the stated margin of 0;
 *printed*: within the stated margin of the printed number; for *grows*: a slope from case to case
 that is better than 0. A comparison needs three seeds, five (or as many as are planned) where a run
 takes less than a minute, one where nothing depends on the seed; with fewer it is undecided. A run
-that diverged counts with the accuracy of guessing where the paper counts it so.
+that diverged counts with the accuracy of guessing where the paper counts it so. A smaller
+experiment cannot test what the paper says of the size of a number or of a difference, so at laptop
+scale such claims are not tested.
 
 A claim is **reproduced** if all its comparisons were run and hold; that needs no correction for
 their number. One failure among many may be chance: a claim with m comparisons, counting those that
