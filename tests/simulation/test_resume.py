@@ -107,6 +107,7 @@ OTHERS = {
     "steps taken together": {"trainer": "stacked"},
     "saved by the clock, that is never": {"checkpoint": {"seconds": 1e9}},
     "saved always": {"checkpoint": {"every": 1}},
+    "waits to the end": {"algorithm": {"type": "wait-for-all", "period": 40}},
 }
 
 

@@ -61,6 +61,53 @@ def test_a_run_in_which_nobody_took_part_says_so(tmp_path):
     assert np.array_equal(result.model, [3.0])
 
 
+WAITING = [
+    {"type": "wait-for-all", "period": 100},
+    {"type": "wait-for-all", "period": 100, "mode": "gradient"},
+    {"type": "averaged", "inner": {"type": "wait-for-all", "period": 13}},
+    {"type": "mifa", "unseen": "wait"},
+]
+
+
+@pytest.mark.parametrize("algorithm", WAITING, ids=str)
+def test_a_method_that_waits_to_the_end_says_so(algorithm, tmp_path):
+    """Not that nobody took part: client 1 does, in all rounds."""
+    participation = {"type": "bernoulli", "rates": [0.0, 1.0]}
+    found, result = simulate(tmp_path, algorithm=algorithm, participation=participation)
+    assert np.array_equal(result.model, [3.0])
+    assert len(found) == 1
+    assert found[0].startswith("algorithm: the model is the initial one after 12 rounds, ")
+    assert "took part in 12 of them" in found[0]
+
+
+def test_a_method_that_trains_absent_clients_does_something(tmp_path):
+    """In its last round, a period trains all clients: both are at 3 - 0.1 F'(3), on average."""
+    algorithm = {"type": "wait-for-all", "period": 12}
+    participation = {"type": "bernoulli", "rates": 1e-12}
+    found, result = simulate(tmp_path, algorithm=algorithm, participation=participation)
+    np.testing.assert_allclose(result.model, [3 - 0.1 * (3 + 2 * 2) / 2])
+    assert found == []
+
+
+AMPLIFIED = {
+    "factor": lambda period: {"type": "amplified", "factor": 5.0, "period": period},
+    "inner.factor": lambda period: {"type": "averaged", "inner": AMPLIFIED["factor"](period)},
+}
+
+
+@pytest.mark.parametrize("field", AMPLIFIED)
+@pytest.mark.parametrize("period", [12, 13])
+def test_periods_longer_than_the_run_are_warned_of(period, field, tmp_path):
+    """Without an end of a period, the model is that of the inner method."""
+    local = {"steps": 1, "lr": 1e-3}
+    plain = {"type": "averaged"} if "inner" in field else "fedavg"
+    found, result = simulate(tmp_path, algorithm=AMPLIFIED[field](period), local=local)
+    same = simulate(tmp_path / "plain", algorithm=plain, local=local)[1]
+    assert np.array_equal(result.model, same.model) == (period > 12)
+    expected = f"algorithm.{field}: the first period ends after 13 rounds and the run after 12, "
+    assert [text[: len(expected)] for text in found] == [expected] * (period > 12)
+
+
 @pytest.mark.parametrize(
     "participation",
     [{"type": "bernoulli", "rates": 0}, {"type": "table", "weights": [[0, 0]] * 12}],
@@ -119,7 +166,7 @@ ROWS = [{"round": t, "loss": loss} for t, loss in enumerate([8.0, 4.0, 9.0, 4.0,
 def test_only_losses_right_after_amplification_are_compared(period, start, warned):
     """Rises of 9/4 (round 2) and 7/3 (round 5); falls elsewhere."""
     algorithm = ft.algorithms.Amplified(period=period, factor=2.0, start=start)
-    found = find_warnings(algorithm, ROWS, 8.0, 6)
+    found = find_warnings(algorithm, ROWS, 8.0, 6, moved=True)
     assert bool(found) == warned
     if warned:
         assert found[0].startswith("algorithm.factor: amplification steps raise the loss to 2.33 ")
@@ -134,13 +181,15 @@ def test_amplification_is_known_by_the_method_and_not_by_its_class():
             return ft.algorithms.Amplification("gain", period=3, start=2)
 
     for algorithm, path in [(Own(), "gain"), (ft.algorithms.Averaged(Own()), "inner.gain")]:
-        assert find_warnings(algorithm, ROWS, 8.0, 6)[0].startswith(f"algorithm.{path}: ")
+        assert find_warnings(algorithm, ROWS, 8.0, 6, moved=True)[0].startswith(
+            f"algorithm.{path}: "
+        )
 
 
 def test_the_second_method_of_a_switch_counts_its_periods_from_there():
     amplified = ft.algorithms.Amplified(period=2, factor=2.0, start=1)
     switch = ft.algorithms.Switch(first=ft.algorithms.FedAvg(), second=amplified, at=2)
-    (found,) = find_warnings(switch, ROWS, 8.0, 6)
+    (found,) = find_warnings(switch, ROWS, 8.0, 6, moved=True)
     assert found.startswith("algorithm.second.factor: amplification steps raise the loss to 2.33 ")
 
 

@@ -201,8 +201,9 @@ class Run:
         if start["round"] > 0:
             start = dict(self.task.evaluate(self.task.start, clients=False).metrics)
         start_loss = start.get("loss", 0.0)
-        algorithm, cohorts = self.experiment.algorithm, self.tally.cohorts
-        found = find_warnings(algorithm, self.metrics, start_loss, cohorts)
+        algorithm, reports = self.experiment.algorithm, self.tally.reports
+        moved = not torch.equal(self.driver.output, self.task.start)
+        found = find_warnings(algorithm, self.metrics, start_loss, reports, moved)
         return [*found, *find_ineffective_settings(self.experiment), *self.task.warnings]
 
     def metrics_table(self) -> pl.DataFrame:
@@ -267,6 +268,7 @@ class Run:
             tensors["iterates"] = torch.stack(self.iterates)
         facts = {
             "cohorts": self.tally.cohorts,
+            "reports": self.tally.reports,
             "metrics": self.metrics,
             "trainer": self._local.trainer.name,
         }
@@ -283,6 +285,7 @@ class Run:
         for name in ("used", "share", "effective"):
             getattr(self.tally, name)[:] = tensors[f"tally.{name}"].numpy()
         self.tally.cohorts = checkpoint.facts["cohorts"]
+        self.tally.reports = checkpoint.facts["reports"]
         self.metrics = list(checkpoint.facts["metrics"])
         if self.buffers is not None:
             self.buffers.values = tensors["buffers"].to(self.task.start.device)
@@ -354,6 +357,7 @@ class Run:
             reported = np.isin(clients, known)
             clients, weights = clients[reported], weights[reported]
         self.tally.add(clients, weights)
+        self.tally.reports += len(participants.reported) > 0
         if self.iterates:
             self.iterates.append(self.driver.state.model)
 

@@ -27,6 +27,7 @@ class ParticipationTally:
         effective: Σ_t N a_t^n, where a_t^n is the factor with which the update of client n entered
             the step of round t, shape (N,).
         cohorts: the number of rounds with at least one used update.
+        reports: the number of rounds in which at least one client reported.
     """
 
     def __init__(self, clients: int) -> None:
@@ -34,6 +35,7 @@ class ParticipationTally:
         self.share = np.zeros(clients)
         self.effective = np.zeros(clients)
         self.cohorts = 0
+        self.reports = 0
 
     def add(self, clients: NDArray[np.int64], weights: Floats) -> None:
         """Count a round in which these clients' updates entered the step with these factors."""

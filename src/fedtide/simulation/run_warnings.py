@@ -19,7 +19,11 @@ AMPLIFIED_RISE = 2.0
 
 
 def find_warnings(
-    algorithm: Algorithm[Any], metrics: Sequence[Mapping[str, Any]], start_loss: float, cohorts: int
+    algorithm: Algorithm[Any],
+    metrics: Sequence[Mapping[str, Any]],
+    start_loss: float,
+    reports: int,
+    moved: bool,
 ) -> list[str]:
     """Return a sentence on everything about a run that should not pass in silence.
 
@@ -27,13 +31,20 @@ def find_warnings(
         algorithm: the method of the run.
         metrics: one row per evaluation.
         start_loss: the loss of the initial model.
-        cohorts: the number of rounds with at least one used update.
+        reports: the number of rounds in which at least one client reported.
+        moved: whether the model is another than the initial one.
     """
     rounds, loss = metrics[-1]["round"], metrics[-1].get("loss", 0.0)
-    if cohorts == 0:
+    if not moved and reports == 0:
         return [
             f"participation: no client took part in any of {rounds:,} rounds, so the model is the "
             "initial one; choose higher rates or more rounds"
+        ]
+    if not moved:
+        return [
+            f"algorithm: the model is the initial one after {rounds:,} rounds, although clients "
+            f"took part in {reports:,} of them; if the method waits for the end of a period or for "
+            "all clients, let it wait for less or run more rounds"
         ]
     amplified = algorithm.amplification
     found = []
@@ -58,13 +69,19 @@ def find_warnings(
 
 def find_ineffective_settings(experiment: Experiment) -> list[str]:
     """Return a sentence on every setting of an experiment that has next to no effect."""
-    optimizer = experiment.local.optimizer
-    if optimizer == "sgd" or experiment.objective == "uniform":
-        return []
-    return [
-        f"objective: {optimizer} divides the gradients of a client by their size, in which its "
-        "weight cancels, so positive weights have next to no effect; use optimizer: sgd"
-    ]
+    found, rounds = [], experiment.rounds
+    optimizer, amplified = experiment.local.optimizer, experiment.algorithm.amplification
+    if optimizer != "sgd" and experiment.objective != "uniform":
+        found.append(
+            f"objective: {optimizer} divides the gradients of a client by their size, in which its "
+            "weight cancels, so positive weights have next to no effect; use optimizer: sgd"
+        )
+    if amplified is not None and rounds < (first := amplified.start + amplified.period):
+        found.append(
+            f"algorithm.{amplified.field}: the first period ends after {first:,} rounds and the "
+            f"run after {rounds:,}, so nothing is amplified; shorten the period or run more rounds"
+        )
+    return found
 
 
 def list_step_sizes(algorithm: Algorithm[Any]) -> str:
