@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Iterable, Sequence
 from numbers import Integral
@@ -14,6 +15,9 @@ from numpy.typing import ArrayLike, NDArray
 from fedtide.errors import InvalidInputError, did_you_mean
 
 Numbers = NDArray[np.float64]
+
+_NAME_BYTES = 200
+"""How long the name of a folder may be in UTF-8: file systems allow 255, suffixes need some."""
 
 PAGE_SUFFIXES = (".html", ".htm")
 """How the file of an HTML page may end."""
@@ -96,6 +100,24 @@ def require_folder_name(field: str, name: str) -> None:
         raise InvalidInputError(
             f"{field}: {name!r:.60} cannot be a folder name; choose one without / and leading dots"
         )
+    if (length := len(name.encode(errors="replace"))) > _NAME_BYTES:
+        raise InvalidInputError(
+            f"{field}: {name!r:.60}... has {length} bytes, too many for a folder name; choose one "
+            f"of at most {_NAME_BYTES}"
+        )
+
+
+def shorten_folder_name(name: str) -> str:
+    """Return the name, with a hash instead of its end if it is too long for a folder.
+
+    >>> shorten_folder_name("lr=0.1"), len(shorten_folder_name("lr=0.1," * 50))
+    ('lr=0.1', 200)
+    """
+    encoded = name.encode()
+    if len(encoded) <= _NAME_BYTES:
+        return name
+    digits = hashlib.sha256(encoded).hexdigest()[:16]
+    return f"{encoded[: _NAME_BYTES - 17].decode(errors='ignore')}-{digits}"
 
 
 def require_whole_number(field: str, value: object, low: int = 1) -> None:

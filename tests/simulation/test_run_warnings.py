@@ -42,7 +42,7 @@ def test_a_loss_that_ends_far_above_the_initial_one_is_warned_of(every, tmp_path
 
 @pytest.mark.parametrize("loss", [np.nan, np.inf])
 def test_a_loss_that_ends_at_no_number_is_warned_of(loss):
-    (found,) = find_warnings(ft.algorithms.FedAvg(), [{"round": 4, "loss": loss}], 2.3, 4)
+    (found,) = find_warnings(ft.algorithms.FedAvg(), [{"round": 4, "loss": loss}], 2.3, 4, True)
     assert found == (
         f"local.lr: the loss ended at {loss}, from 2.3 of the initial model: the run diverged; "
         "lower lr"

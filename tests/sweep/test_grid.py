@@ -10,6 +10,8 @@ import yaml
 import fedtide as ft
 import fedtide.examples
 from fedtide.sweep import Sweep, run_sweep
+from fedtide.sweep.configurations import Configuration
+from fedtide.sweep.grid import Point, combine_points
 
 EXAMPLES = Path(fedtide.examples.__file__).parent
 
@@ -74,6 +76,44 @@ def test_values_that_cannot_name_a_folder_get_a_stable_hash(sweep):
     assert len(set(paths)) == 2
     assert paths == again[::-1]
     assert all("/seed-" in path and "[" not in path for path in paths)
+
+
+def test_many_fields_give_folder_names_that_file_systems_allow(sweep, tmp_path):
+    """Eleven fields with values of sixteen digits; the configurations differ in the last field."""
+    fields = [f"algorithm.field_{'ä' * k}" for k in range(10)]
+    grid = {field: [0.1234567890123456] for field in fields} | {"local.lr": [0.1, 0.2, 0.3]}
+    points = combine_points(grid, None)
+    labels = [Configuration("method", {}, one, {}).label for one in points]
+    assert len(set(labels)) == 3
+    for label in labels:
+        method, name = label.split("/")
+        assert method == "method"
+        assert name.startswith("algorithm.field_=0.1234567890123456,algorithm.field_ä=")
+        (tmp_path / name).mkdir()
+        assert len(name.encode()) <= 200
+    assert labels == [Configuration("method", {}, one, {}).label for one in points]
+
+
+@pytest.mark.parametrize(("length", "stays"), [(200, True), (201, False)])
+def test_only_longer_names_than_200_bytes_are_shortened(length, stays):
+    labels = ["a" * 99, "b" * (length - 100)]
+    points = tuple(Point(label, {}, {}) for label in labels)
+    label = Configuration("", {}, points, {}).label
+    assert (label == ",".join(labels)) is stays
+    assert len(label) == 200
+
+
+@pytest.mark.parametrize(
+    ("field", "changes"),
+    [
+        ("name", lambda n: {"name": "ä" * (n // 2)}),
+        ("methods", lambda n: {"methods": {"m" * n: {}}}),
+    ],
+)
+def test_names_too_long_for_a_folder_are_refused(field, changes, sweep):
+    assert sweep(seeds=[1], **changes(200)).runs
+    with pytest.raises(ft.InvalidInputError, match=rf"^{field}: .* 202 bytes.* at most 200$"):
+        sweep(seeds=[1], **changes(202))
 
 
 def test_numbers_that_yaml_reads_as_strings_become_numbers(sweep):

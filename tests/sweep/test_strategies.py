@@ -8,6 +8,7 @@ import yaml
 
 import fedtide as ft
 from fedtide.sweep import Sweep, TwoStage, run_sweep
+from fedtide.sweep.strategies import SearchResult
 
 LR, SERVER_LR = [0.003, 0.05, 1e30], [1.0, 2.0, 3.0]
 METHODS = {
@@ -59,6 +60,16 @@ def test_the_best_has_a_learning_curve_though_the_search_needs_none(sweep, tmp_p
     best = yaml.safe_load((tmp_path / "out" / "best.yaml").read_text())
     assert best["evaluation"] == {"clients": False}
     assert len(Sweep.load(tmp_path / "out" / "best.yaml").runs) == 1
+
+
+def test_the_best_of_configurations_with_long_names_are_methods_that_can_be_run(sweep):
+    """Each has a method and a label of more than 200 bytes."""
+    values = {"local.lr": (0.1, 0.2), "local.steps": (1,), "rounds": (2,), "local.batch_size": (3,)}
+    grid = {field: {str(v) + "x" * 50: v for v in given} for field, given in values.items()}
+    found = sweep(methods={"m" * 100: {}}, grid=grid)
+    results = [SearchResult(one, one, 0.0) for one in found.configurations]
+    best = found.best_methods(results)
+    assert [run.experiment.local.lr for run in Sweep.from_dict(best).runs] == [0.1, 0.2]
 
 
 def test_a_method_whose_runs_all_fail_is_left_out_of_the_best(sweep, tmp_path):

@@ -116,7 +116,8 @@ def test_a_run_has_its_own_times(live, tmp_path):
     start, end = (file.stat().st_mtime_ns // 1_000_000 for file in files)
     assert (info.start_time, info.end_time) == (start, end)
     speed = client.get_metric_history(run_id, "rounds_per_second")
-    assert all(start <= one.timestamp <= end for one in [*history, *speed])
+    tick = 10  # by which the clock of files may be behind
+    assert all(start <= one.timestamp <= end + tick for one in [*history, *speed])
 
 
 def test_a_failed_run_is_tagged_with_its_error_and_replaced_when_tracked_again(tracked, tmp_path):

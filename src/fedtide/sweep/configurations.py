@@ -10,7 +10,7 @@ from fedtide.configurable import field_types
 from fedtide.errors import InvalidInputError
 from fedtide.simulation.experiment import BUILDER, Experiment
 from fedtide.sweep.grid import Point, merge, set_fields
-from fedtide.validation import require_folder_name
+from fedtide.validation import require_folder_name, shorten_folder_name
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,8 @@ class Configuration:
     @property
     def label(self) -> str:
         """The configuration's folder; empty if nothing is varied."""
-        return "/".join(filter(None, (self.method, ",".join(p.label for p in self.points))))
+        points = shorten_folder_name(",".join(point.label for point in self.points))
+        return "/".join(filter(None, (self.method, points)))
 
     def with_point(self, point: Point) -> Configuration:
         """Return the configuration with further fields set."""

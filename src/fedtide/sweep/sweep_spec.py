@@ -14,7 +14,7 @@ from fedtide.simulation.experiment import BUILDER, REQUIRED, Experiment, overrid
 from fedtide.sweep.configurations import Configuration, SweepRun
 from fedtide.sweep.grid import combine_points, merge, parse_methods
 from fedtide.sweep.strategies import SearchResult, TwoStage, build_strategy
-from fedtide.validation import require_whole_number
+from fedtide.validation import require_whole_number, shorten_folder_name
 
 SWEEP_FILE = "sweep.yaml"
 """The specification, as written to the sweep's folder."""
@@ -122,11 +122,15 @@ class Sweep:
             kept = {key: value for key, value in evaluation.items() if key != "every"}
             plain = plain | {"evaluation": kept}
         methods = {
-            result.configuration.label.replace("/", ",") or self.name: result.best.to_method()
+            self._method_name(result.configuration): result.best.to_method()
             for result in results
             if result.best is not None
         }
         return plain | {"methods": methods}
+
+    def _method_name(self, configuration: Configuration) -> str:
+        """Return the name of a configuration as a method of its own."""
+        return shorten_folder_name(configuration.label.replace("/", ",")) or self.name
 
 
 def _to_plain(key: str, value: Any) -> Any:
