@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import importlib
 import inspect
+import io
 import os
 import signal
 import sys
+from contextlib import suppress
 from importlib.metadata import version
 from types import FrameType
 from typing import Annotated, NamedTuple
@@ -156,13 +159,21 @@ def _main(
 
 
 def main() -> None:
-    """Run the command line; exit status 0: done, 2: invalid input, 130: interrupted."""
+    """Run the command line.
+
+    Exit status 0: done, 1: the output cannot be written, 2: invalid input, 130: interrupted.
+    """
     # On busy cores, OpenMP threads that spin while waiting cost up to a hundred times the work.
     # PyTorch reads this when it is loaded.
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
     end_at_once_on_signals()
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # its encoding may lack symbols such as Σ
     try:
-        app(standalone_mode=True)
+        try:
+            app(standalone_mode=True)
+        finally:
+            print(end="", flush=True)
     except InvalidInputError as error:
         print(f"fedtide: {error}", file=sys.stderr)
         sys.exit(2)
@@ -170,6 +181,23 @@ def main() -> None:
         hint = f"; {_HINTS.get(''.join(sys.argv[1:2]), _REPEAT)}" if error.hint else ""
         print(f"fedtide: {error.what}{hint}", file=sys.stderr)
         sys.exit(130)
+    except OSError as error:
+        if error.errno not in _OUTPUT_ERRORS or error.filename is not None:
+            raise
+        _discard_output()
+        if error.errno != errno.EPIPE:  # whoever reads has enough
+            reason = f"the output cannot be written ({error.strerror}); free some disk space"
+            print(f"fedtide: {reason}", file=sys.stderr)
+        sys.exit(1)
+
+
+_OUTPUT_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EPIPE)
+
+
+def _discard_output() -> None:
+    """Let what is left of the output go nowhere, as Python writes it at exit and would fail."""
+    with suppress(OSError):  # it is no file
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
