@@ -263,6 +263,17 @@ def test_warnings_name_what_is_wrong(url):
     assert "The ledger cannot be read: ledger: &lt;locked&gt;" in page
 
 
+def test_more_clients_than_were_expected_are_a_warning(url):
+    monitor = Monitor(url, MonitorSettings(clients=2))
+    for names, warned in ((("ann", "bob"), False), (("eve", "zoe"), True)):
+        write(url, [used(0, *names)])
+        monitor.refresh()
+        page = render_page(monitor.status, None, Query(), now=end_of(0))
+        text = "4 clients have come, more than the 2 that were expected: fair shares are 1 / 4."
+        assert (text in page) is warned
+        assert ("were expected" in page) is warned
+
+
 def test_many_clients_make_a_short_page(url):
     write(url, [used(t, *(f"phone-{n}" for n in range(t, 3_000, 3))) for t in range(3)])
     monitor = open_monitor(url)

@@ -121,6 +121,7 @@ class Status:
         ended: the number of rounds that have ended.
         rounds: the last W rounds, or as many as there are.
         wanted: a_n, the fair shares, (N,).
+        expected: N as it was given; None: it was not. The ledger may have more clients by now.
         states: an index in CLIENT_STATES, (N,).
         totals: of the clients, over all rounds.
         stage_counts: how many (round, client) pairs reached each stage, shape (4,).
@@ -138,6 +139,7 @@ class Status:
     ended: int
     rounds: list[Round]
     wanted: Floats
+    expected: int | None
     states: Ints
     totals: ClientTotals
     stage_counts: Ints
@@ -217,6 +219,7 @@ def measure_status(window: LedgerWindow, federation: str, shares: FairShares) ->
         ended=window.ended,
         rounds=rounds,
         wanted=wanted,
+        expected=shares.size,
         states=states,
         totals=totals,
         stage_counts=window.stage_counts[::-1].cumsum()[::-1],

@@ -142,6 +142,11 @@ def _list_warnings(status: Status, now: float) -> list[str]:
     if len(gone):
         names = _list_names([status.names[n] for n in gone])
         lines.append(f"Silent for longer than their habits explain: {names}.")
+    if status.expected is not None and len(status.names) > status.expected:
+        lines.append(
+            f"{len(status.names):,} clients have come, more than the {status.expected:,} that were "
+            f"expected: fair shares are 1 / {len(status.names):,}."
+        )
     return lines
 
 

@@ -214,6 +214,21 @@ def read_rounds(url: str) -> pl.DataFrame:
     return _read(url, ROUNDS, "round", "time").sort("round")
 
 
+def count_clients(url: str) -> int:
+    """Return how many clients the ledger names.
+
+    Args:
+        url: as in `read_ledger`.
+
+    Raises:
+        InvalidInputError: as in `read_ledger`.
+    """
+    with open_ledger(url) as (connection, _, federation):
+        own = PARTICIPATION.c.federation == find_federation(connection, federation)
+        distinct = sql.func.count(PARTICIPATION.c.client.distinct())
+        return connection.scalar(sql.select(distinct).where(own)) or 0
+
+
 def read_history(url: str) -> tuple[pl.DataFrame, pl.DataFrame]:
     """Return what `read_ledger` and `read_rounds` return, both of the same moment.
 
