@@ -72,7 +72,7 @@ def audit_command(
         ),
     ] = None,
     json_file: Annotated[
-        Path | None, typer.Option("--json", help="Write all results to this JSON file.")
+        Path | None, typer.Option("--json", help="Write all results to this file (.json).")
     ] = None,
     html: Annotated[Path | None, typer.Option(help="Write the page to this file.")] = None,
     experiment: Annotated[
