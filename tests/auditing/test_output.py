@@ -2,6 +2,7 @@
 
 import io
 import json
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,8 @@ import fedtide as ft
 from fedtide.auditing import Audit
 from fedtide.auditing.output.html_page import render_page
 from fedtide.auditing.output.terminal import show
+from fedtide.auditing.output.text import describe_pattern
+from fedtide.auditing.statistics.pattern import NEIGHBOURS
 from fedtide.participation import Bernoulli, Schedule
 
 
@@ -77,6 +80,19 @@ def test_summary_fits_on_one_screen(result: Audit) -> None:
     assert "shift night" in text
     assert "times its share" in text
     assert len(text.splitlines()) <= 40
+
+
+@pytest.mark.parametrize(
+    ("ends", "bound"), [((-0.00031, 0.0002), "0.00031"), ((-0.01, 0.01204), "0.013")]
+)
+def test_bounds_are_rounded_up(result: Audit, ends: tuple[float, float], bound: str) -> None:
+    """A correlation within ±0.00031 is not within ±0.000, nor one within ±0.01204 within 0.012."""
+    evidence = [
+        replace(one, interval=ends) if one.test == NEIGHBOURS else one
+        for one in result.pattern.evidence
+    ]
+    changed = replace(result, pattern=replace(result.pattern, evidence=evidence))
+    assert f"neighbouring rounds within ±{bound} (95%)" in describe_pattern(changed)
 
 
 def test_page_is_self_contained(result: Audit) -> None:

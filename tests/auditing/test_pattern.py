@@ -1,11 +1,18 @@
 """The pattern found in logs of known processes; seeds are fixed."""
 
+import re
 from typing import Any
 
 import numpy as np
 import pytest
 
-from fedtide.auditing.statistics.pattern import DISPERSION, NEIGHBOURS, PERIOD, find_pattern
+from fedtide.auditing.statistics.pattern import (
+    DISPERSION,
+    NEIGHBOURS,
+    PERIOD,
+    PRESENCE,
+    find_pattern,
+)
 from fedtide.participation import (
     Availability,
     Bernoulli,
@@ -61,6 +68,16 @@ def test_constant_presence_is_always(from_cohorts: Any) -> None:
     found = find_pattern(from_cohorts([[0, 1]] * 20, 3))
     assert found.family == "always"
     assert found.clients.tolist() == ["always", "always", "never"]
+
+
+@pytest.mark.parametrize("rounds", [18, 19, 20, 600, 20_000])
+def test_rates_are_excluded_up_to_a_bound_that_holds(from_cohorts: Any, rounds: int) -> None:
+    """A client with the stated rate is there in each of T rounds with probability 0.05 at most."""
+    found = find_pattern(from_cohorts([[0, 1]] * rounds, 2))
+    text = found.reason or found.find_evidence(PRESENCE).result
+    (stated,) = re.findall(r"excludes rates below ([\d.]+)", text)
+    assert float(stated) ** rounds <= 0.05
+    assert 0.05 ** (1 / rounds) - float(stated) < 0.1 * (1 - float(stated))
 
 
 def test_short_log_is_undecided(from_cohorts: Any) -> None:

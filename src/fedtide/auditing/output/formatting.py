@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from decimal import ROUND_CEILING, Context
 
 import numpy as np
 
@@ -72,6 +73,16 @@ def format_ratio(ratio: float) -> str:
     """
     digits = 0 if ratio >= 10 else 1 if ratio >= 2 else 2
     return f"{ratio:,.{digits}f} times"
+
+
+def format_bound(bound: float) -> str:
+    """Return an upper bound with two significant digits, rounded up so that it holds.
+
+    >>> format_bound(0.000312), format_bound(0.0187), format_bound(0.02), format_bound(43.2)
+    ('0.00032', '0.019', '0.02', '44')
+    """
+    rounded = Context(prec=2, rounding=ROUND_CEILING).create_decimal(repr(float(bound)))
+    return f"{rounded:f}"
 
 
 def format_p_value(p_value: float | None) -> str:

@@ -9,6 +9,7 @@ from fedtide.auditing.log.refusals import format_reasons
 from fedtide.auditing.output.formatting import (
     count_clients,
     count_rounds,
+    format_bound,
     format_method,
     format_p_value,
     format_percent,
@@ -101,9 +102,10 @@ def describe_forgetting(audit: Audit) -> str:
         )
     if forgetting.p_value >= _SURE:
         first, last = forgetting.windows[0], int(forgetting.windows[-1])
+        most = format_bound(100 * forgetting.high.max())
         return (
             f"in windows of {first:,} to {_count_busy(audit, last)}, the influence differs from "
-            f"that in the whole log by at most {forgetting.high.max():.0%} beyond chance (95%)"
+            f"that in the whole log by at most {most}% beyond chance (95%)"
         )
     low, high = forgetting.interval
     text = (
@@ -460,4 +462,4 @@ def _format_bound(pattern: Pattern) -> str:
     """Return the largest correlation between neighbouring rounds that is not excluded."""
     interval = pattern.find_evidence(NEIGHBOURS).interval
     assert interval is not None
-    return f"within ±{max(abs(end) for end in interval):.3f} (95%)"
+    return f"within ±{format_bound(max(abs(end) for end in interval))} (95%)"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -255,9 +256,11 @@ def _no_pattern(log: ParticipationLog, run_counts: RunCounts, reason: str) -> Pa
 def _describe_constant_presence(log: ParticipationLog, run_counts: RunCounts) -> Pattern:
     """Return "always" if the log is long enough to exclude rates below 0.85."""
     excluded = _smallest_rate(log.length)
+    digits = max(2, 1 + math.ceil(-math.log10(1 - excluded)))
+    bound = math.floor(excluded * 10**digits) / 10**digits
     fact = (
         f"every client that took part did so in each of {_count_rounds(log)}, which excludes rates "
-        f"below {excluded:.2f} (95%)"
+        f"below {bound:.{digits}f} (95%)"
     )
     if excluded < _ALWAYS:
         return _no_pattern(log, run_counts, fact)
