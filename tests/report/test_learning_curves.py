@@ -1,12 +1,14 @@
 """Learning curves: axes that show every value of a metric, whatever its range."""
 
+from dataclasses import replace
+
 import numpy as np
 import polars as pl
 import pytest
 from matplotlib.ticker import PercentFormatter
 
 from fedtide.plotting.style import method_styles, new_figure
-from fedtide.report.figures.learning_curves import draw_curves
+from fedtide.report.figures.learning_curves import client_figures, draw_curves
 from fedtide.report.loading import LoadedRun
 from fedtide.simulation.run_folder import RunFolder
 
@@ -50,6 +52,48 @@ def test_every_value_of_an_own_metric_is_within_the_axes(metric, curves, is_lowe
     assert low <= np.min(curves)
     assert high >= np.max(curves)
     assert not is_in_percent(panel)
+
+
+def distribution(*seeds):
+    """Return the line of the figure of clients with these losses, one list per seed."""
+    group = [
+        replace(
+            run_with("loss", [1.0], True, seed),
+            clients=pl.DataFrame(
+                {"participation": np.linspace(0.1, 1, len(losses)), "loss": losses}
+            ),
+        )
+        for seed, losses in enumerate(seeds)
+    ]
+    found = client_figures({"m": group}, method_styles(["m"]))
+    (figure,) = [one.figure for one in found if one.name == "clients-spread"]
+    (line,) = figure.axes[0].lines
+    assert line.get_drawstyle() == "steps-post"
+    return line.get_xdata(), line.get_ydata()
+
+
+def test_the_distribution_is_the_share_of_clients_that_are_at_most_a_value():
+    losses = [3.0, 1.0, 2.0, 2.0, 7.0]
+    x, y = distribution(losses)
+    assert (x[0], y[0]) == (1.0, 0.0)
+    for value in (*losses, 1.5, 6.9):
+        drawn = y[np.flatnonzero(x <= value)[-1]]
+        assert drawn == pytest.approx(np.mean(np.array(losses) <= value))
+
+
+def test_distributions_of_seeds_are_averaged_client_by_client():
+    x, y = distribution([4.0, 1.0, 2.0, 9.0], [5.0, 3.0, 0.0, 1.0], [2.0, float("nan"), 6.0, 2.0])
+    np.testing.assert_allclose(y, [0, 0.25, 0.5, 0.75, 1])
+    expected = np.mean([[1, 2, 4, 9], [0, 1, 3, 5], [2, 2, 6, 6]], axis=0)  # quantiles of three
+    np.testing.assert_allclose(x, [expected[0], *expected])
+
+
+def test_distributions_of_many_clients_keep_their_shares():
+    losses = np.random.default_rng(0).normal(size=5000)
+    x, y = distribution(losses)
+    assert len(x) <= 401
+    for value, share in zip(x[1:], y[1:], strict=True):
+        assert share == pytest.approx(np.mean(losses <= value))
 
 
 @pytest.mark.parametrize(

@@ -212,7 +212,7 @@ def smooth(values: Floats, share: float) -> Floats:
     return means
 
 
-def bin_by_rate(run: LoadedRun, column: str, bins: int = 10) -> tuple[Floats, Floats]:
+def bin_by_rate(run: LoadedRun, column: str, bins: int) -> tuple[Floats, Floats]:
     """Return the mean rate and the mean of a column in groups of similar participation rate.
 
     Clients without a value (NaN) are left out.

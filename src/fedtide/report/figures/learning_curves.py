@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import reduce
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -27,6 +28,8 @@ from fedtide.report.loading import Groups, LoadedRun, own_test_metrics
 from fedtide.report.summary import bin_by_rate, client_metric, lower_is_better, smooth
 
 _NAMES = {"test_accuracy": "test accuracy", "loss": "training loss, mean over clients"}
+_BINS = 10
+"""The most groups of clients of similar participation rate."""
 _FITTED = (
     " The clients have no test samples of their own: both are measured on the samples used for "
     "fine-tuning, so the gain includes fitting."
@@ -184,10 +187,11 @@ _Curve = Callable[[Sequence[LoadedRun], str], tuple[Floats, Floats]]
 
 def _draw(groups: Groups, styles: Styles, column: str, curve: _Curve, x: str, y: str) -> Figure:
     figure, (panel,) = new_figure(3.0)
-    marker = "o" if curve is _curve_by_rate else None
+    look: dict[str, Any] = {"marker": "o", "ms": 3.5}
+    if curve is _distribution:
+        look = {"drawstyle": "steps-post"}
     for method, group in groups.items():
-        style = styles[method]
-        panel.plot(*curve(group, column), label=method, lw=1.5, marker=marker, ms=3.5, **style)
+        panel.plot(*curve(group, column), label=method, lw=1.5, **look, **styles[method])
     if curve is _curve_by_rate:
         plain_logarithms(panel.xaxis)
     panel.set_xlabel(x)
@@ -198,16 +202,24 @@ def _draw(groups: Groups, styles: Styles, column: str, curve: _Curve, x: str, y:
 
 
 def _curve_by_rate(group: Sequence[LoadedRun], column: str) -> tuple[Floats, Floats]:
-    found = [bin_by_rate(run, column) for run in group]
+    bins = min(_BINS, *(len(_client_values(run, column)) for run in group))
+    found = [bin_by_rate(run, column, bins) for run in group]
     least = [0.5 / run.ended for run in group]  # rate 0 on a logarithmic axis
     rates = [np.maximum(x, low) for (x, _), low in zip(found, least, strict=True)]
     return np.mean(rates, axis=0), np.mean([y for _, y in found], axis=0)
 
 
+def _client_values(run: LoadedRun, column: str) -> pl.Series:
+    """Return a column of the clients' table without the clients that have no value."""
+    return run.clients[column].fill_nan(None).drop_nulls()
+
+
 def _distribution(group: Sequence[LoadedRun], column: str) -> tuple[Floats, Floats]:
-    ordered = [np.sort(run.clients[column].fill_nan(None).drop_nulls()) for run in group]
-    places = np.linspace(0, 1, max(map(len, ordered)))
-    with np.errstate(invalid="ignore"):  # between infinite losses there are no quantiles
-        values = np.mean([np.quantile(one, places) for one in ordered], axis=0)
-    _, thin = thin_out(values)
-    return thin, np.linspace(0, 1, len(thin))
+    """Return values, and the share of the clients that are at most each, which begins with 0."""
+    ordered = [np.sort(_client_values(run, column)) for run in group]
+    steps = max(map(len, ordered))
+    k = np.arange(1, steps + 1)
+    # Of n values, the (k / steps)-quantile is the smallest that so many are at most.
+    values = np.mean([one[-(-k * len(one) // steps) - 1] for one in ordered], axis=0)
+    chosen, thin = thin_out(values)
+    return np.append(thin[:1], thin), np.append(0.0, (chosen + 1) / steps)
