@@ -72,7 +72,10 @@ def sweep_command(
 
 
 def _print_results(frame: pl.DataFrame, console: Console) -> None:
-    """Print a row per configuration: its fields, the number of runs, and mean metrics."""
+    """Print a row per configuration: its fields, the number of runs, and mean metrics.
+
+    Fields that take more than half of the terminal are columns like others, of numbered rows.
+    """
     fields = frame.columns[1 : frame.columns.index("seed")]
     metrics = [name for name in ("loss", "test_accuracy") if name in frame.columns]
     grouped = frame.group_by(fields or [pl.lit("all").alias("runs")], maintain_order=True).agg(
@@ -82,11 +85,16 @@ def _print_results(frame: pl.DataFrame, console: Console) -> None:
     )
     if "best" in fields:
         grouped = grouped.sort("best", descending=True, maintain_order=True)
-    table = WideTable(first=max(1, len(fields)))
+    rows = [[_format_cell(value) for value in row] for row in grouped.head(_MAX_ROWS).rows()]
+    widths = [max(map(len, column)) + 2 for column in zip(grouped.columns, *rows, strict=True)]
+    is_numbered = sum(widths[: len(fields)]) > console.width / 2
+    table = WideTable(first=1 if is_numbered else max(1, len(fields)))
+    if is_numbered:
+        table.add_column("#", justify="right")
     for name in grouped.columns:
         table.add_column(escape(name), justify="left" if name in fields else "right")
-    for row in grouped.head(_MAX_ROWS).iter_rows():
-        table.add_row(*(escape(_format_cell(value)) for value in row))
+    for number, row in enumerate(rows, start=1):
+        table.add_row(*[str(number)] * is_numbered, *map(escape, row))
     console.print(table)
     if len(grouped) > _MAX_ROWS:
         console.print(f"and {len(grouped) - _MAX_ROWS} more")

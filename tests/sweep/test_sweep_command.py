@@ -1,0 +1,59 @@
+"""The table that `fedtide sweep` prints."""
+
+import io
+
+import polars as pl
+import pytest
+from rich.console import Console
+
+from fedtide.cli.sweep import _print_results
+
+FIELDS = [
+    "method",
+    "local.lr",
+    "local.steps",
+    "local.momentum",
+    "algorithm.cutoff",
+    "algorithm.server_lr",
+    "problem.partition.alpha",
+    "problem.clients",
+    "participation.rates.alpha",
+    "participation.rates.mean",
+    "participation.rates.floor",
+    "local.batch_size",
+]
+
+
+def printed(fields, width, rows=3):
+    """Return the table of a sweep over these fields with two seeds."""
+    found = [
+        {"run": f"{row}/seed-{seed}"}
+        | {field: f"value-{i}-{row}" for i, field in enumerate(fields)}
+        | {"seed": seed, "status": "done", "error": None, "loss": row + 0.25}
+        for row in range(rows)
+        for seed in (1, 2)
+    ]
+    file = io.StringIO()
+    _print_results(pl.DataFrame(found), Console(file=file, width=width))
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("width", [60, 80, 200])
+@pytest.mark.parametrize("number", [1, 2, 5, 12])
+def test_every_field_can_be_read_and_no_line_is_too_long(number, width):
+    text = printed(FIELDS[:number], width)
+    assert all(len(line) <= width for line in text.splitlines())
+    for i, field in enumerate(FIELDS[:number]):
+        assert field in text
+        assert all(f"value-{i}-{row}" in text for row in range(3))
+    assert all(f"{row}.25" in text for row in range(3))
+
+
+def test_rows_are_numbered_in_every_block_only_where_fields_do_not_fit():
+    assert "#" not in printed(FIELDS[:2], 80)
+    blocks = printed(FIELDS, 80).split("\n\n")
+    assert len(blocks) > 2
+    for block in blocks:
+        lines = [line.split() for line in block.splitlines() if line.strip("─ ")]
+        assert [line[0] for line in lines] == ["#", "1", "2", "3"]
+    assert "#" not in printed([], 80)
