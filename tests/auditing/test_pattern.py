@@ -70,7 +70,7 @@ def test_constant_presence_is_always(from_cohorts: Any) -> None:
     assert found.clients.tolist() == ["always", "always", "never"]
 
 
-@pytest.mark.parametrize("rounds", [18, 19, 20, 600, 20_000])
+@pytest.mark.parametrize("rounds", [15, 18, 19, 40, 600, 20_000])
 def test_rates_are_excluded_up_to_a_bound_that_holds(from_cohorts: Any, rounds: int) -> None:
     """A client with the stated rate is there in each of T rounds with probability 0.05 at most."""
     found = find_pattern(from_cohorts([[0, 1]] * rounds, 2))
