@@ -2,6 +2,7 @@
 
 import errno
 import io
+import itertools
 import json
 import os
 import re
@@ -226,7 +227,7 @@ def test_help_fills_the_lines_of_the_terminal(columns, fedtide, monkeypatch):
         prose = out[out.index("Usage:") : out.index("╭")].partition("\n methods:")[0]
         for paragraph in re.split(r"\n\s*\n", prose):
             lines = [line.strip() for line in paragraph.splitlines()]
-            for line, following in zip(lines, lines[1:], strict=False):
+            for line, following in itertools.pairwise(lines):
                 assert len(f"{line} {following.split()[0]}") > columns - 2, (part, line)
         assert "\b" not in out
     example = fedtide("leaderboard", "--help")[1]
