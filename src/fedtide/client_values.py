@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedtide.errors import InvalidInputError, list_names
 from fedtide.population import Population
@@ -48,6 +49,18 @@ def order_by_id(field: str, values: Any, population: Population) -> Any:
             f"{field}: nothing for {list_names(sorted(missing))}; give each client a value"
         )
     return [given[name] for name in names]
+
+
+def scale_to_finite_sum(weights: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return weights of at least 0 times a power of two, so that their sum is finite.
+
+    The share of each in the sum keeps its bits, unless it is next to nothing.
+
+    >>> weights = scale_to_finite_sum(np.array([1e308, 1e308, 0.0]))
+    >>> weights / weights.sum()
+    array([0.5, 0.5, 0. ])
+    """
+    return np.asarray(np.ldexp(weights, -np.frexp(weights.max())[1]))
 
 
 def in_any_order(values: Any) -> Any:

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from fedtide.errors import InvalidInputError
 from fedtide.participation import (
     Bernoulli,
     Full,
@@ -22,6 +23,15 @@ def test_l1_skew_of_the_agnostic_fedavg_paper() -> None:
     p = participation_weights(process, population)
     assert l1_skew(p) == pytest.approx(1.289078, abs=1e-6)
     np.testing.assert_allclose(10 * p[:3], [0.7248, 0.6894, 0.6532], atol=5e-5)
+
+
+@pytest.mark.parametrize(
+    ("weights", "sentence"),
+    [([], "weights: none"), ([3, 1], "weights: the sum is 4"), ([1.5, -0.5], "weights: -0.5")],
+)
+def test_only_weights_that_add_up_to_1_have_a_skew(weights: list[float], sentence: str) -> None:
+    with pytest.raises(InvalidInputError, match=f"^{sentence}"):
+        l1_skew(weights)
 
 
 def test_participation_weights_of_known_processes() -> None:

@@ -72,6 +72,13 @@ def test_soft_turns_are_independent_coins() -> None:
     assert stats.binomtest(int(again.sum()), int(before.sum()), 0.7).pvalue > 1e-6
 
 
+def test_the_largest_offset_is_counted_exactly() -> None:
+    """2⁶³ − 1 is 1 modulo 6, and the group changes every two rounds."""
+    running = GroupCycle(3, 2, offset=2**63 - 1).begin(Population(clients=3), seed=0)
+    found = [running.round(t).clients.tolist() for t in range(4)]
+    assert found == [[0], [1], [1], [2]]
+
+
 @pytest.mark.parametrize(("on", "off"), [(1.0, 1.0), (0.0, 0.0), (0.0, 1.0)])
 def test_on_and_off_probabilities_of_zero_and_one(on: float, off: float) -> None:
     running = GroupCycle(2, 1, 0, on, off).begin(Population(clients=4), seed=0)

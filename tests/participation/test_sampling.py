@@ -93,6 +93,18 @@ def test_weighted_pairs_have_their_probabilities() -> None:
     assert stats.chisquare(counts[upper], 5000 * expected[upper]).pvalue > 1e-6
 
 
+@pytest.mark.parametrize("scale", [2.0**1023, 2.0**-1000, 3 * 2.0**500])
+def test_weighted_draws_do_not_depend_on_the_size_of_the_weights(scale: float) -> None:
+    """The sum of three weights of 2¹⁰²³ is not finite."""
+    weights = np.array([1.0, 1.0, 1.0, 2.0**-20, 0.0])
+    drawn = []
+    for scaled in (weights, scale * weights):
+        running = Weighted(1, scaled).begin(Population(clients=5), seed=3)
+        drawn.append([int(running.round(t).clients[0]) for t in range(100)])
+    assert drawn[0] == drawn[1]
+    assert set(drawn[0]) == {0, 1, 2}
+
+
 def test_rates_of_large_weighted_processes_are_unknown() -> None:
     process = Weighted(200, np.ones(10_000))
     assert process.known_rates(Population(clients=10_000), seed=0) is None

@@ -185,6 +185,17 @@ def test_a_weighted_task_has_weighted_gradients_and_loss():
     assert weigh_objective(task, "uniform") is task
 
 
+def test_an_objective_does_not_depend_on_the_size_of_its_weights():
+    """The sum of three weights of 2¹⁰²³ is not finite."""
+    problem = Quadratic(matrices=[np.eye(2)] * 4, centers=[[n, 1.0] for n in range(4)])
+    task = problem.prepare(0, CPU, torch.float64)
+    weights = np.array([1.0, 1.0, 0.5, 0.0])
+    small, large = (weigh_objective(task, w.tolist()) for w in (weights, 2.0**1023 * weights))
+    assert np.array_equal(*(gradient(one, [0.3, 0.7], [0, 1, 2, 3])[0] for one in (small, large)))
+    at = torch.zeros(2, dtype=torch.float64)
+    assert small.evaluate(at).metrics["loss"] == large.evaluate(at).metrics["loss"] > 0
+
+
 @pytest.mark.parametrize(
     ("objective", "sentence"),
     [

@@ -17,7 +17,7 @@ from fedtide.participation.availability.uniform import Uniform
 from fedtide.participation.availability.weighted import Weighted
 from fedtide.participation.schedule import Schedule
 from fedtide.population import Population
-from fedtide.validation import require_numbers
+from fedtide.validation import require_nonnegative
 
 
 def participation_weights(
@@ -54,10 +54,20 @@ def participation_weights(
 def l1_skew(weights: ArrayLike) -> float:
     """Return the L1 skew Σ |p_n − 1/N|, between 0 (uniform) and 2 (section 5).
 
+    Args:
+        weights: p_n >= 0, shape (N,), summing to 1.
+
+    Raises:
+        InvalidInputError: none, negative ones, or another sum.
+
     >>> l1_skew([0.75, 0.25])
     0.5
     """
-    p = require_numbers("weights", weights)
+    p = require_nonnegative("weights", weights)
+    if p.size == 0:
+        raise InvalidInputError("weights: none; give one for each client")
+    if abs(p.sum() - 1) > 1e-6:  # the sum of many in float32
+        raise InvalidInputError(f"weights: the sum is {p.sum():.10g}; divide them by their sum")
     return float(np.abs(p - 1 / len(p)).sum())
 
 

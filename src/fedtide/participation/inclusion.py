@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fedtide.errors import InvalidInputError
-from fedtide.validation import require_nonnegative
+from fedtide.validation import require_nonnegative, require_whole_number
 
 _Array = NDArray[np.float64]
 _MAX_TABLE = 4_000_000
@@ -37,13 +37,19 @@ def inclusion_probabilities(weights: ArrayLike, size: int) -> NDArray[np.float64
         size: M.
 
     Raises:
-        InvalidInputError: negative weights, or weights too different for the integral.
+        InvalidInputError: negative weights, fewer than `size` positive ones, a size below 1, or
+            weights too different for the integral.
 
     >>> inclusion_probabilities([1.0, 2.0], 1).round(6)
     array([0.333333, 0.666667])
     """
+    require_whole_number("size", size)
     w = require_nonnegative("weights", weights)
     present = w > 0
+    if (positive := np.count_nonzero(present)) < size:
+        raise InvalidInputError(
+            f"weights: only {positive} are positive; give at least size = {size}"
+        )
     result = np.zeros(len(w))
     result[present] = _integrate_positive(np.log(w[present]) - np.log(w.max()), size)
     return result
@@ -56,7 +62,7 @@ def _integrate_positive(log_w: _Array, size: int) -> _Array:
     when M clients are. So log s = a + u − e^{−u}: even steps from there on, and before it a double-
     exponential end.
     """
-    if len(log_w) <= size:
+    if len(log_w) == size:
         return np.ones(len(log_w))
     middle, end = _integration_range(log_w, size)
     start = min(0.0, middle)

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fedtide.client_values import Name, order_by_id
+from fedtide.client_values import Name, order_by_id, scale_to_finite_sum
 from fedtide.errors import InvalidInputError
 from fedtide.population import Population
 from fedtide.problems.base import Batch, BatchInputs, BatchPlan, Evaluation, Task
@@ -105,7 +105,7 @@ def weigh_objective(task: Task, objective: Objective) -> Task:
     """
     if objective == "uniform":
         return task
-    weights = _read_weights(task.population, objective)
+    weights = scale_to_finite_sum(_read_weights(task.population, objective))
     return WeightedTask(task, weights / weights.sum())
 
 
@@ -121,7 +121,7 @@ def _read_weights(population: Population, objective: Objective) -> NDArray[np.fl
         raise InvalidInputError(
             f"objective: {weights.size} weights for {population.clients} clients; give one for each"
         )
-    if not (np.isfinite(weights) & (weights >= 0)).all() or weights.sum() == 0:
+    if not (np.isfinite(weights) & (weights >= 0)).all() or not weights.any():
         raise InvalidInputError(
             "objective: weights must be finite, not negative, and not all 0; give positive numbers"
         )

@@ -20,6 +20,11 @@ from fedtide.population import Population
 from fedtide.randomness import generator, uniforms
 from fedtide.validation import require_one_per_client, require_probabilities, require_whole_number
 
+_MOST_GROUPS = 10_000_000
+"""Each needs a few numbers, also one without clients."""
+_LONGEST_CYCLE = 2**62
+"""In rounds, so that the ends of turns are counted in 64 bits."""
+
 
 @configurable
 class GroupCycle(Availability):
@@ -40,8 +45,9 @@ class GroupCycle(Availability):
         off: the same outside its group's turn.
 
     Raises:
-        InvalidInputError: a turn below 1 round, a negative or unknown offset, on or off outside
-            [0, 1], groups that do not fit `rounds` or (in `begin`) the population.
+        InvalidInputError: a turn below 1 round, a cycle of more than 2⁶² rounds, a negative or
+            unknown offset, on or off outside [0, 1], more than ten million groups, groups that do
+            not fit `rounds` or (in `begin`) the population.
 
     >>> running = GroupCycle(groups=2, rounds=[2, 1], offset=0).begin(Population(clients=4), seed=0)
     >>> [running.round(t).clients.tolist() for t in range(4)]
@@ -85,9 +91,15 @@ class GroupCycle(Availability):
     def _turns(self) -> NDArray[np.int64]:
         """Return the length of each group's turn, (K,)."""
         count = self._count_groups()
-        if np.ndim(self.rounds) == 0:
-            return np.full(count, self.rounds, dtype=np.int64)
+        if count > _MOST_GROUPS:
+            raise InvalidInputError(
+                f"groups: {count:,} groups; give at most {_MOST_GROUPS:,}, numbered from 0"
+            )
         turns = np.asarray(self.rounds, dtype=np.int64)
+        if turns.ndim == 0:
+            turns = np.full(count, turns)
+        if turns.sum(dtype=np.float64) > _LONGEST_CYCLE:
+            raise InvalidInputError("rounds: a cycle of more than 2**62 rounds; give shorter turns")
         if len(turns) < count or (isinstance(self.groups, int) and len(turns) != count):
             raise InvalidInputError(
                 f"rounds: {len(turns)} turns for {count} groups; give one for each"
@@ -145,7 +157,7 @@ class _GroupCycleStream(AvailabilityStream):
         self._seed = seed
 
     def round(self, t: int) -> AvailableClients:
-        position = (t + self._offset) % self._ends[-1]
+        position = (t + self._offset) % int(self._ends[-1])
         group = int(np.searchsorted(self._ends, position, side="right"))
         low, high = self._bounds[group : group + 2].tolist()
         random = generator(self._seed, "group-cycle", t)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from fedtide.client_values import Name, in_any_order, order_by_id
+from fedtide.client_values import Name, in_any_order, order_by_id, scale_to_finite_sum
 from fedtide.configurable import configurable
 from fedtide.errors import InvalidInputError
 from fedtide.participation.availability.base import (
@@ -92,7 +92,7 @@ class _WeightedStream(AvailabilityStream):
 
     def __init__(self, weights: NDArray[np.float64], size: int, seed: int) -> None:
         self._weights = weights
-        total = np.cumsum(weights)
+        total = np.cumsum(scale_to_finite_sum(weights))
         self._cumulative = total / total[-1]
         self._size = size
         self._seed = seed
