@@ -4,6 +4,8 @@ import json
 
 import numpy as np
 import pytest
+import torch
+from torch import nn
 
 import fedtide as ft
 from fedtide.simulation.run_warnings import find_warnings
@@ -139,6 +141,38 @@ def test_weights_of_the_objective_that_local_adam_undoes_are_warned_of(
     plain = simulate(tmp_path / "plain", local=local)[1]
     assert np.allclose(weighted.model, plain.model, rtol=0, atol=1e-6) != has_effect
     assert [text.partition(": ")[0] for text in warnings] == ([] if has_effect else ["objective"])
+
+
+class Line(nn.Module):
+    """x ↦ w x, with w = 0 at first."""
+
+    def __init__(self):
+        super().__init__()
+        self.w = nn.Parameter(torch.zeros(1))
+
+    def forward(self, x):
+        return self.w * x[:, 0]
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "warned"),
+    [
+        ({"type": "fedavg"}, False),
+        ({"type": "fedavg", "weights": "data"}, True),
+        ({"type": "averaged", "inner": {"type": "fedprox", "mu": 0.0, "weights": "data"}}, True),
+    ],
+)
+def test_samples_that_weigh_twice_are_warned_of(algorithm, warned, tmp_path):
+    """Means of 1 and 3 samples: those of all samples, or weighted by 1 and 9 (F_n = (x − y_n)²)."""
+    data = {"x": [[1.0]] * 4, "y": [0.0, 1.0, 1.0, 1.0], "client": [0, 1, 1, 1]}
+    problem = ft.problems.Supervised(
+        train=data, inputs=["x"], target="y", clients="client", model=Line(), loss="mse"
+    )
+    fields = {"problem": problem, "objective": "samples", "rounds": 400}
+    found, result = simulate(tmp_path, algorithm=algorithm, **fields)
+    assert result.state.model.item() == pytest.approx(0.9 if warned else 0.75, abs=1e-6)
+    assert [text.partition(": ")[0] for text in found] == (["objective"] if warned else [])
+    assert not simulate(tmp_path / "plain", **fields | {"objective": "uniform"})[0]
 
 
 @pytest.mark.parametrize("depth", [0, 1])

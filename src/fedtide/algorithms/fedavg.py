@@ -69,7 +69,8 @@ class FedAvg(CohortAverage[WeightedSumState]):
 
     Args:
         server_lr: η > 0; 1 moves the model to the average of the clients' models.
-        weights: one of the four.
+        weights: one of the four; not "data" with `objective: samples`, which weights clients by m_n
+            already: together they weight them by m_n².
 
     Raises:
         InvalidInputError: η not positive; an unknown weighting; "data" where clients hold no

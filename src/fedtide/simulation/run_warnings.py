@@ -68,9 +68,14 @@ def find_warnings(
 
 
 def find_ineffective_settings(experiment: Experiment) -> list[str]:
-    """Return a sentence on every setting of an experiment that has next to no effect."""
+    """Return a sentence on every setting that has next to no effect, or an unexpected one."""
     found, rounds = [], experiment.rounds
     optimizer, amplified = experiment.local.optimizer, experiment.algorithm.amplification
+    if experiment.objective == "samples" and _weighs_by_samples(experiment.algorithm):
+        found.append(
+            "objective: samples together with weights: data weights clients by the squares of "
+            "their numbers of samples; use one of the two"
+        )
     if optimizer != "sgd" and experiment.objective != "uniform":
         found.append(
             f"objective: {optimizer} divides the gradients of a client by their size, in which its "
@@ -82,6 +87,12 @@ def find_ineffective_settings(experiment: Experiment) -> list[str]:
             f"run after {rounds:,}, so nothing is amplified; shorten the period or run more rounds"
         )
     return found
+
+
+def _weighs_by_samples(algorithm: Algorithm[Any]) -> bool:
+    """Return whether a method, or one within it, weights updates by numbers of samples."""
+    inner = (value for value in vars(algorithm).values() if isinstance(value, Algorithm))
+    return getattr(algorithm, "weights", None) == "data" or any(map(_weighs_by_samples, inner))
 
 
 def list_step_sizes(algorithm: Algorithm[Any]) -> str:
