@@ -225,7 +225,7 @@ def test_help_fills_the_lines_of_the_terminal(columns, fedtide, monkeypatch):
     for part in parts:
         out = fedtide(*part, "--help")[1]
         prose = out[out.index("Usage:") : out.index("╭")].partition("\n methods:")[0]
-        for paragraph in re.split(r"\n\s*\n", prose):
+        for paragraph in re.split(r"\n\s*\n", prose)[1:]:  # after the usage
             lines = [line.strip() for line in paragraph.splitlines()]
             for line, following in itertools.pairwise(lines):
                 assert len(f"{line} {following.split()[0]}") > columns - 2, (part, line)

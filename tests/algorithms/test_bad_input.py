@@ -1,5 +1,9 @@
 """Errors name the field and the value."""
 
+import re
+from contextlib import suppress
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -9,6 +13,7 @@ from fedtide.errors import InvalidInputError
 from fedtide.population import Population
 
 from .driver import Quadratics, drive
+from .methods import METHODS
 
 PARAMETERS = [
     (lambda: a.FedAvg(server_lr=0.0), "server_lr: 0.0 is not a positive number"),
@@ -61,6 +66,7 @@ PARAMETERS = [
 POPULATIONS = [
     (a.FedAvg(weights="data"), "weights: 'data' needs clients that hold samples"),
     (a.FedAU(groups=["a"]), "groups: 1 entries for 2 clients"),
+    (a.FedAU(cutoff=10**10, groups=["a", "b"]), "cutoff: 10,000,000,000 with 2 groups"),
     (a.KnownRates(), "rates: unknown, as the participation process does"),
     (a.KnownRates(rates=[0.5]), "rates: 1 rates for 2 clients"),
     (a.FedStale(rates="known"), "rates: unknown, as the participation process does"),
@@ -122,6 +128,25 @@ def test_only_averages_of_a_rounds_updates_can_be_trimmed(inner):
     for wrapper in (a.TrimmedMean, a.Median):
         with pytest.raises(InvalidInputError, match=r"^inner: its step is not .*; give"):
             wrapper(inner=inner)
+
+
+def test_what_can_be_trimmed_is_what_is_said():
+    """In the docstring by class, in the error and in docs/methods.md by type."""
+    accepted = {type(a.TrimmedMean(inner=a.Auto(preconditioned=False)).inner)}
+    for method in METHODS:
+        with suppress(InvalidInputError):
+            accepted.add(type(a.TrimmedMean(inner=method).inner))
+    docstring = a.TrimmedMean.__doc__.partition("inner: ")[2].partition("Raises:")[0]
+    classes = {c for c in a.ALGORITHMS.values() if re.search(rf"\b{c.__name__}\b", docstring)}
+    assert classes == accepted
+    with pytest.raises(InvalidInputError) as error:
+        a.TrimmedMean(inner=a.MIFA())
+    listed = re.search(r"give (.*), and put", str(error.value))[1]
+    rows = (Path(__file__).parents[2] / "docs" / "methods.md").read_text(encoding="utf-8")
+    row = next(line for line in rows.splitlines() if line.startswith("| `trimmed-mean`, `median`"))
+    for text in (listed, row.split("|")[2].partition(";")[0]):
+        names = {name for name in a.ALGORITHMS if re.search(rf"(?<![\w-]){name}(?![\w-])", text)}
+        assert {a.ALGORITHMS[name] for name in names} == accepted
 
 
 def test_steps_that_are_scaled_by_all_updates_cannot_be_trimmed():

@@ -63,7 +63,8 @@ class CoordinatewiseTrimmed(Wrapper[TrimmedState]):
         if self.inner.centralised or not self.inner.averages_updates:
             raise InvalidInputError(
                 "inner: its step is not a weighted average of the round's updates; give fedavg, "
-                "fedau, fedprox or known-rates, and put other wrappers around this one"
+                "fedprox, fedau, f3ast, known-rates, weighted-fedavg, or auto with preconditioned: "
+                "false, and put other wrappers around this one"
             )
         if self.inner.scales_coordinates:
             raise InvalidInputError(

@@ -31,6 +31,9 @@ from fedtide.errors import InvalidInputError
 from fedtide.population import Population
 from fedtide.validation import require_one_per_client, require_positive
 
+_MOST_PHASES = 2**27
+"""The largest number of groups times K: 1 GiB of counts."""
+
 
 @dataclass(frozen=True)
 class IntervalStatistics(ABC):
@@ -233,7 +236,7 @@ class FedAU(WeightedSum[FedAUState]):
 
     Raises:
         InvalidInputError: η not positive, K < 1, an average that is neither, a number of groups
-            other than N, or groups together with β.
+            other than N, groups together with β, or more than 2²⁷ times K groups.
 
     >>> import torch
     >>> method = FedAU(cutoff=3)
@@ -294,7 +297,12 @@ class FedAU(WeightedSum[FedAUState]):
         if self.groups is not None:
             groups = np.asarray(order_by_id("groups", self.groups, population))
             require_one_per_client("groups", groups, clients)
-            ids = np.unique(groups, return_inverse=True)[1]
+            names, ids = np.unique(groups, return_inverse=True)
+            if len(names) * cutoff > _MOST_PHASES:
+                raise InvalidInputError(
+                    f"cutoff: {cutoff:,} with {len(names):,} groups takes "
+                    f"{8e-9 * len(names) * cutoff:,.0f} GB; leave it empty for ∞"
+                )
             return PooledMeanInterval.empty(torch.as_tensor(ids), cutoff)
         if not isinstance(self.average, str):
             return DecayedMeanInterval.empty(clients, cutoff, self.average)

@@ -41,7 +41,8 @@ class TrimmedMean(CoordinatewiseTrimmed):
         trim: β in [0, 1/2), the share of the cohort that is left out at each end; 0 is the inner
             method.
         inner: a method whose step is a weighted average of the round's updates: FedAvg, FedProx,
-            FedAU, KnownRates or WeightedFedAvg. Others go around this one.
+            FedAU, F3AST, KnownRates, WeightedFedAvg, or Auto with `preconditioned=False`. Other
+            wrappers go around this one.
 
     Raises:
         InvalidInputError: a share outside [0, 1/2), or another `inner`.

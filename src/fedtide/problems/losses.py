@@ -23,6 +23,7 @@ def cross_entropy(outputs: Tensor, target: Tensor, mask: Tensor | None = None) -
 
     For sequences, logits (B, L, C) and classes (B, L), the mean over the positions.
 
+    >>> import torch
     >>> cross_entropy(torch.zeros(1, 4), torch.tensor([2])).exp()
     tensor([4.])
     """
@@ -45,6 +46,7 @@ def next_token(outputs: Tensor, target: Tensor, mask: Tensor | None = None) -> T
 def mse(outputs: Tensor, target: Tensor, mask: Tensor | None = None) -> Tensor:
     """Return (z − y)², the mean over the dimensions of a target.
 
+    >>> import torch
     >>> mse(torch.tensor([[1.0], [3.0]]), torch.tensor([1.0, 1.0]))
     tensor([0., 4.])
     """
