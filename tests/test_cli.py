@@ -226,7 +226,7 @@ def test_help_fills_the_lines_of_the_terminal(columns, fedtide, monkeypatch):
         out = fedtide(*part, "--help")[1]
         prose = out[out.index("Usage:") : out.index("╭")].partition("\n methods:")[0]
         for paragraph in re.split(r"\n\s*\n", prose)[1:]:  # after the usage
-            lines = [line.strip() for line in paragraph.splitlines()]
+            lines = [line.strip() for line in paragraph.strip().splitlines()]
             for line, following in itertools.pairwise(lines):
                 assert len(f"{line} {following.split()[0]}") > columns - 2, (part, line)
         assert "\b" not in out
