@@ -244,6 +244,9 @@ class Drawing(nn.Module):
     ids=["random", "numpy", "torch", "generator", "counter"],
 )
 def test_a_network_that_is_not_a_function_of_its_inputs_is_refused(draw):
+    random.seed(0)  # by chance, two draws are close
+    np.random.seed(0)  # noqa: NPY002
+    torch.manual_seed(0)
     model = Drawing(draw)
     before = generator_states()
     with pytest.raises(ft.InvalidInputError, match=r"^problem\.model: it (draws|gives other)"):

@@ -236,7 +236,7 @@ class FedAU(WeightedSum[FedAUState]):
 
     Raises:
         InvalidInputError: η not positive, K < 1, an average that is neither, a number of groups
-            other than N, groups together with β, or more than 2²⁷ times K groups.
+            other than N, groups together with β, or G groups with G K > 2²⁷.
 
     >>> import torch
     >>> method = FedAU(cutoff=3)
