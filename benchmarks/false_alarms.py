@@ -43,12 +43,14 @@ EVEN = Truth(regular=True)
 
 STATIONARY: dict[str, Truth] = {
     "Bernoulli, uneven rates": INDEPENDENT,
+    "Bernoulli, uneven rates, server down at times": INDEPENDENT,
     "uniform, a tenth a round": INDEPENDENT,
     "paper 004's weights, stretched to N clients": INDEPENDENT,
     "four regions, each up in half of the rounds": INDEPENDENT,
     "Markov, correlation 0.3, uneven rates": DEPENDENT,
     "Markov, correlation up to 0.95, uneven rates": DEPENDENT,
     "Markov, correlation 0.75, all 0.2": DEPENDENT,
+    "Markov, correlation 0.75, all 0.2, server down at times": DEPENDENT,
     "Markov, correlation 0.95, all 0.3": DEPENDENT,
     "four regions, each a chain of correlation 0.8": DEPENDENT,
     "Markov 0.9, server takes 5 at random": DEPENDENT,
@@ -76,7 +78,22 @@ def regions(random: Random, logs: int, rounds: int, clients: int, correlation: f
     return up[:, :, np.arange(clients) % 4] & (random.random((logs, rounds, clients)) < 0.5)
 
 
+def interrupted(draw: Draw) -> Draw:
+    """The same, without three times up to 24 rounds in which the server is down."""
+
+    def draw_rest(random: Random, logs: int, rounds: int) -> Present:
+        present = draw(random, logs, rounds)
+        for log in present:
+            for begin in random.integers(0, rounds, 3):
+                log[begin : begin + random.integers(1, 25)] = False
+        return present
+
+    return draw_rest
+
+
 def make_draw(name: str, clients: int) -> Draw:
+    if name.endswith(", server down at times"):
+        return interrupted(FAMILIES[name.removesuffix(", server down at times")](clients).draw)
     if name.startswith("four regions"):
         correlation = 0.8 if "chain" in name else 0.0
         return lambda random, logs, rounds: regions(random, logs, rounds, clients, correlation)

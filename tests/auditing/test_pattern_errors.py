@@ -136,6 +136,83 @@ def test_stationary_logs_raise_no_alarm(
     assert sum(alarms) <= 3
 
 
+def without_rounds(random: Random, present: Present, pauses: int = 3) -> Present:
+    """The same rounds with a server that is down some times, for up to 24 rounds."""
+    for begin in random.integers(10, len(present) - 40, pauses):
+        present[begin : begin + random.integers(3, 25)] = False
+    return present
+
+
+def cycles(random: Random) -> Present:
+    """Days of 24 rounds, in a third of which nobody is there."""
+    hours = np.arange(480)[:, None] % 24
+    return (hours >= 8) & (random.random((480, 40)) < 0.1 + 0.5 * (hours < 14))
+
+
+@pytest.mark.statistical
+@pytest.mark.parametrize(
+    ("draw", "family", "period"),
+    [
+        (coins, "independent", None),
+        (lambda random: chains(random, np.full(40, 0.4), 0.5), "markov", None),
+        (lambda random: np.ones((100, 5), dtype=bool), "always", None),
+        (cycles, "cyclic", 24),
+    ],
+    ids=["independent", "markov", "always", "cyclic"],
+)
+def test_a_server_that_is_down_does_not_change_the_pattern(
+    draw: Callable[[Random], Present], family: str, period: int | None
+) -> None:
+    """The clients do what they did; at most 3 of 30 logs differ, as above."""
+    different = []
+    for seed in range(30):
+        random = np.random.default_rng(seed)
+        present = without_rounds(random, draw(random))
+        found = find_pattern(build_log(present))
+        different.append((found.family, found.period) != (family, period))
+        if family != "cyclic":
+            assert found.idle_rounds == (~present.any(axis=1)).sum()
+    assert sum(different) <= 3
+
+
+@pytest.mark.parametrize("idle", [20, 300, 20_000])
+def test_a_long_pause_is_left_out(idle: int) -> None:
+    present = np.random.default_rng(0).random((300, 60)) < 0.2
+    paused = np.insert(present, [100] * idle, False, axis=0)
+    without, found = find_pattern(build_log(present)), find_pattern(build_log(paused))
+    assert (without.family, found.family) == ("independent", "independent")
+    assert found.evidence == without.evidence
+    assert (without.idle_rounds, found.idle_rounds) == (0, idle)
+    text = describe_pattern(ft.audit(to_frame(paused)))
+    assert text.endswith(f"; {idle:,} rounds in which nobody took part left out")
+
+
+@pytest.mark.parametrize("draw", [coins, slow_chains, served, sessions, pauses, weeks])
+def test_rounds_that_clients_leave_empty_are_counted(draw: Callable[[Random], Present]) -> None:
+    """The three rarest clients by themselves leave most rounds empty."""
+    for seed in range(5):
+        present = draw(np.random.default_rng(seed))
+        rare = present[:, np.argsort(present.sum(axis=0))[:3]]
+        for log in (present, rare):
+            assert find_pattern(build_log(log)).idle_rounds == 0
+
+
+@pytest.mark.statistical
+@pytest.mark.parametrize("rounds", [20, 60, 200])
+@pytest.mark.parametrize("correlation", [0.0, 0.5, 0.8])
+def test_memory_beyond_the_previous_round_is_excluded_in_short_logs(
+    rounds: int, correlation: float
+) -> None:
+    """The interval covers 0 in 95% of logs of chains: 12 misses of 60 have a probability < 1e-4."""
+    misses = 0
+    for seed in range(60):
+        present = chains(np.random.default_rng(seed), np.full(200, 0.3), correlation, rounds + 100)
+        interval = find_pattern(build_log(present[100:])).find_evidence(BEYOND).interval
+        assert interval is not None
+        misses += not interval[0] <= 0 <= interval[1]
+    assert misses <= 11
+
+
 @pytest.mark.statistical
 @pytest.mark.parametrize(
     "factor",

@@ -1,6 +1,6 @@
 """Statistics of small random logs against brute-force computations."""
 
-from itertools import combinations
+from itertools import combinations, product
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,11 @@ from numpy.typing import NDArray
 from fedtide.auditing.statistics.coverage import measure_coverage
 from fedtide.auditing.statistics.influence import average_fedau_weights, average_over_cohorts
 from fedtide.auditing.statistics.rate_estimates import count_clients_for_half, wilson_interval
-from fedtide.auditing.statistics.runs_test import count_runs, run_lag_one_tests
+from fedtide.auditing.statistics.runs_test import (
+    count_runs,
+    run_lag_one_tests,
+    run_second_order_test,
+)
 from fedtide.auditing.statistics.windows import measure_regularity
 
 tables = st.integers(2, 5).flatmap(
@@ -74,6 +78,31 @@ def test_runs_test_is_exact(from_cohorts: Any, present: tuple[int, ...]) -> None
     found = runs(present)
     expected = min(1.0, 2 * min((law <= found).mean(), (law >= found).mean()))
     assert p[0] == pytest.approx(expected)
+
+
+def count_second_order(x: NDArray[np.int64]) -> int:
+    return int((x[2:] * x[:-2]).sum())
+
+
+@given(series=st.lists(st.booleans(), min_size=3, max_size=11).filter(any))
+def test_second_order_moments_are_exact(from_cohorts: Any, series: list[bool]) -> None:
+    """A Markov chain gives all series with the same transitions and ends the same probability."""
+    x = np.array(series, dtype=int)
+    every = np.array(list(product((0, 1), repeat=len(x))))
+    pairs, ends = (every[:, 1:] * every[:, :-1]).sum(axis=1), every[:, [0, -1]]
+    alike = every[
+        (every.sum(axis=1) == x.sum())
+        & (pairs == (x[1:] * x[:-1]).sum())
+        & (ends == x[[0, -1]]).all(axis=1)
+    ]
+    counts = [count_second_order(one) for one in alike]
+    log = from_cohorts([[0] if there else [] for there in series], 1)
+    effect, error = run_second_order_test(count_runs(log))
+    if np.std(counts) == 0:
+        assert error == np.inf
+    else:
+        expected = (count_second_order(x) - np.mean(counts)) / np.std(counts)
+        assert effect / error == pytest.approx(expected, abs=1e-9)
 
 
 @given(rows=tables)

@@ -263,6 +263,7 @@ def _build_pattern(audit: Audit, names: list[str]) -> dict[str, Any]:
         "period": pattern.period,
         "parameters": pattern.parameters,
         "mixing_time": pattern.mixing_time,
+        "idle_rounds_left_out": pattern.idle_rounds,
         "evidence": [_build_evidence(one) for one in audit.pattern.evidence],
         "clients": dict(zip(names, pattern.clients.tolist(), strict=True)),
     }

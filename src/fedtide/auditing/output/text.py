@@ -360,7 +360,12 @@ def describe_groups(groups: GroupInfluence, most: int = 3) -> list[str]:
 
 def describe_pattern(audit: Audit) -> str:
     """Return the pattern in a sentence: its test, or what the log excludes."""
-    pattern, parameters = audit.pattern, audit.pattern.parameters
+    text, idle = _describe_family(audit.pattern), audit.pattern.idle_rounds
+    return f"{text}; {count_rounds(idle)} in which nobody took part left out" if idle else text
+
+
+def _describe_family(pattern: Pattern) -> str:
+    parameters = pattern.parameters
     if pattern.family == "undecided":
         return f"undecided: {pattern.reason}"
     if pattern.family == "always":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -53,6 +53,9 @@ VARIANCE_MARGIN = 2.0
 """The same for the variance of counts over many rounds, relative to independent rounds."""
 MIN_ROUNDS = 12
 """With fewer rounds, nothing is said about the pattern."""
+_PAUSE_FACTOR = 5
+"""How many times fewer rounds with a single client than expected show a pause; three such rounds
+more than the log has are not excluded (95%)."""
 _ALWAYS = 0.85
 """Clients are called always present if their log excludes smaller rates than this (95%)."""
 
@@ -96,6 +99,7 @@ class Pattern:
         correlation: pooled autocorrelation; None if no client is sometimes present, sometimes not.
         drift: the test for drift; None without autocorrelation.
         profile: how the clients lie in the cycle, if cyclic.
+        idle_rounds: rounds without participants that everything but `run_counts` leaves out.
     """
 
     family: Family
@@ -109,6 +113,7 @@ class Pattern:
     correlation: Autocorrelation | None = None
     drift: Drift | None = None
     profile: CycleProfile | None = None
+    idle_rounds: int = 0
 
     def find_evidence(self, test: str) -> Evidence:
         """Return the test or estimate of this name.
@@ -200,8 +205,34 @@ def find_pattern(log: ParticipationLog) -> Pattern:
     margins: the correlation of rounds within ±0.1, the variance of counts over a 25th of the log
     within a factor of two of that of independent rounds. Otherwise the pattern is undecided. Tests
     and intervals allow for dependence between clients.
+
+    Where more rounds are empty than clients would leave that come independently of each other, the
+    federation paused, which says nothing about its clients: the pattern is that of the other
+    rounds. In a cyclic log only whole cycles are left out.
     """
     run_counts = count_runs(log)
+    pattern = _classify(log, run_counts)
+    if _round_step(log) > 1 or not _has_pauses(log):
+        return pattern
+    active, _ = log.leave_out_idle(pattern.period or 1)
+    if active.length < log.length:
+        pattern = _classify(active, count_runs(active))
+    return replace(pattern, run_counts=run_counts, idle_rounds=log.length - active.length)
+
+
+def _has_pauses(log: ParticipationLog) -> bool:
+    """Return whether far more rounds are empty than independent clients would leave.
+
+    Of independent clients with rates p_n, P(|S_t| = 1) / P(|S_t| = 0) = Σ p_n / (1 − p_n) ≥ Σ p_n,
+    however the rounds of each depend on each other: rounds with a single client would be at least
+    as many as the empty ones times the mean cohort size.
+    """
+    idle, single = (int((log.cohorts == size).sum()) for size in (0, 1))
+    return idle * float(log.cohorts.mean()) > _PAUSE_FACTOR * (single + 3)
+
+
+def _classify(log: ParticipationLog, run_counts: RunCounts) -> Pattern:
+    """Return the pattern of all rounds of a log."""
     if log.length < MIN_ROUNDS:
         return _no_pattern(
             log, run_counts, f"{_count_rounds(log)}: too few to say anything about the pattern"

@@ -25,8 +25,6 @@ class RunCounts:
         pairs: occurrences of 11.
         triples: occurrences of 111.
         returns: occurrences of 101.
-        second: 1 if it was present in round 1.
-        second_last: 1 if it was present in round T − 2.
     """
 
     length: int
@@ -36,8 +34,6 @@ class RunCounts:
     pairs: Floats
     triples: Floats
     returns: Floats
-    second: Floats
-    second_last: Floats
 
     @property
     def transition_probabilities(self) -> tuple[Floats, Floats]:
@@ -73,10 +69,8 @@ def count_runs(log: ParticipationLog) -> RunCounts:
         for row, marked in enumerate((adjacent, twice, gaps == 2)):
             counts[row, clients] = _count_per_client(marked, starts)
     ones, (pairs, triples, returns) = log.counts.astype(np.float64), counts
-    first, last, second, second_last = (
-        _presence(log, t) for t in (0, log.length - 1, 1, log.length - 2)
-    )
-    return RunCounts(log.length, ones, first, last, pairs, triples, returns, second, second_last)
+    first, last = _presence(log, 0), _presence(log, log.length - 1)
+    return RunCounts(log.length, ones, first, last, pairs, triples, returns)
 
 
 def run_lag_one_tests(runs: RunCounts) -> tuple[Floats, float]:
@@ -102,38 +96,56 @@ def run_lag_one_tests(runs: RunCounts) -> tuple[Floats, float]:
 def run_second_order_test(runs: RunCounts) -> tuple[float, float]:
     """Test for dependence beyond the previous round, pooled over clients.
 
-    In a Markov chain x_t and x_{t+2} are independent given the round between: the 2 × 2 tables of
-    every client and every middle state are combined (Cochran, Mantel and Haenszel). The effect is
-    the common correlation: Σ (observed − expected) relative to its largest possible value.
+    A client that is a Markov chain, given its k ones in r runs and its first and last round, has
+    all lengths of these runs with equal probability, and so the zeros between. Runs of one round
+    decide how often x_t = x_{t+2} = 1: #111 = k − 2r + #(runs of a single one), and #101 is the
+    number of single zeros between two runs. The means and variances of both are exact.
 
     Returns:
-        the effect and its standard deviation without dependence, infinite if it is unknown.
+        the effect, which is the excess of #111 + #101 over its mean relative to the variance that
+        the previous round leaves, Σ k q (1 − q) over both states, each followed by a one k times
+        with the frequency q; and its standard deviation without dependence, infinite if it is
+        unknown.
     """
-    m = float(runs.length - 2)
-    if m < 3:
+    ones, zeros = runs.ones, runs.length - runs.ones
+    ones_runs = ones - runs.pairs
+    gaps = np.maximum(ones_runs - 1, 0)
+    zero_runs = np.where(ones_runs > 0, gaps + (1 - runs.first) + (1 - runs.last), 1)
+    single_ones, variance = _count_single_rounds(ones, ones_runs, ones_runs)
+    single_zeros, more = _count_single_rounds(zeros, zero_runs, gaps)
+    excess = runs.triples - (ones - 2 * ones_runs + single_ones) + runs.returns - single_zeros
+    stopped, started = ones_runs - runs.last, ones_runs - runs.first
+    scale = _remaining_variance(ones, stopped) + _remaining_variance(zeros, started)
+    total = float(scale.sum())
+    noise = float(np.sqrt((variance + more).sum()))
+    if noise <= 0 or total <= 0:
         return 0.0, np.inf
-    on = runs.ones - runs.first - runs.last  # middle round on
-    before = runs.pairs - runs.last * runs.second_last  # 11?
-    after = runs.pairs - runs.first * runs.second  # ?11
-    sums_on = _combine_tables(runs.triples, before, after, on)
-    before = runs.ones - runs.last - runs.second_last - before  # 10?, x_t with t <= T - 3
-    after = runs.ones - runs.first - runs.second - after  # ?01
-    sums_off = _combine_tables(runs.returns, before, after, m - on)
-    excess, variance, scale = (a + b for a, b in zip(sums_on, sums_off, strict=True))
-    if variance <= 0:
-        return 0.0, np.inf
-    return excess / scale, float(np.sqrt(variance)) / scale
+    return float(excess.sum()) / total, noise / total
 
 
-def _combine_tables(
-    both: Floats, rows: Floats, columns: Floats, total: Floats
-) -> tuple[float, ...]:
-    """Return Σ (observed − expected), Σ hypergeometric variance, and Σ of the largest excess."""
-    total = np.maximum(total, 2)
-    excess = both - rows * columns / total
-    spread = rows * (total - rows) * columns * (total - columns) / (total**2 * (total - 1))
-    spread = np.maximum(spread, 0)
-    return float(excess.sum()), float(spread.sum()), float(np.sqrt(spread * (total - 1)).sum())
+def _count_single_rounds(rounds: Floats, runs: Floats, among: Floats) -> tuple[Floats, Floats]:
+    """Return the mean and variance of the number of runs of a single round.
+
+    k rounds in r runs, all lengths of which are equally likely, make s = C(k − 2, r − 2) /
+    C(k − 1, r − 1) the probability of length 1 of one run, and of two runs together
+    C(k − 3, r − 3) / C(k − 1, r − 1).
+
+    Args:
+        rounds: k, shape (N,).
+        runs: r, (N,).
+        among: of how many of these runs, (N,).
+    """
+    every = (runs == rounds).astype(np.float64)  # then all have length 1
+    one = np.divide(runs - 1, rounds - 1, out=every.copy(), where=rounds > 1)
+    two = one * np.divide(runs - 2, rounds - 2, out=every.copy(), where=rounds > 2)
+    mean = among * one
+    variance = among * (among - 1) * two + mean - mean**2
+    return mean, np.maximum(variance, 0.0)
+
+
+def _remaining_variance(rounds: Floats, changes: Floats) -> Floats:
+    """Return k q (1 − q) of a state in which clients spend k rounds and change q k times."""
+    return changes * (1 - changes / np.maximum(rounds, 1))
 
 
 def _count_per_client(marked: np.ndarray, starts: Ints) -> Floats:
@@ -147,6 +159,5 @@ def _count_per_client(marked: np.ndarray, starts: Ints) -> Floats:
 def _presence(log: ParticipationLog, t: int) -> Floats:
     """Return 1 for the clients present in round t, shape (N,)."""
     present = np.zeros(log.size)
-    if 0 <= t < log.length:
-        present[log.clients[log.starts[t] : log.starts[t + 1]]] = 1
+    present[log.clients[log.starts[t] : log.starts[t + 1]]] = 1
     return present
