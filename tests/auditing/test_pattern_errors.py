@@ -187,6 +187,28 @@ def test_a_long_pause_is_left_out(idle: int) -> None:
     assert text.endswith(f"; {idle:,} rounds in which nobody took part left out")
 
 
+@pytest.mark.parametrize(("before", "idle"), [(100, 100), (250, 1000)])
+def test_a_pause_changes_neither_churn_nor_windows_nor_the_clients_not_seen(
+    before: int, idle: int
+) -> None:
+    """Ten of 100 clients leave after 200 rounds, ten join after 100, and 100 hardly ever come."""
+    random = np.random.default_rng(2)
+    rates = np.append(np.clip(random.lognormal(-2.0, 0.5, 100), 0.02, 0.9), np.full(100, 0.002))
+    present = random.random((300, 200)) < rates
+    present[200:, :10] = False
+    present[:100, 10:20] = False
+    paused = np.insert(present, [before] * idle, False, axis=0)
+    without, found = (ft.audit(to_frame(rounds)) for rounds in (present, paused))
+    assert without.pattern.idle_rounds == 0
+    assert len(without.churn.gone) > 0
+    np.testing.assert_array_equal(found.churn.gone, without.churn.gone)
+    np.testing.assert_array_equal(found.churn.late, without.churn.late)
+    late = without.churn.last >= before
+    np.testing.assert_array_equal(found.churn.last, without.churn.last + idle * late)
+    np.testing.assert_array_equal(found.regularity.values, without.regularity.values)
+    assert found.unseen == without.unseen
+
+
 @pytest.mark.parametrize("draw", [coins, slow_chains, served, sessions, pauses, weeks])
 def test_rounds_that_clients_leave_empty_are_counted(draw: Callable[[Random], Present]) -> None:
     """The three rarest clients by themselves leave most rounds empty."""

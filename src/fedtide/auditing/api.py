@@ -232,8 +232,9 @@ def audit(
         for name, labels in groupings
     ]
     watch("windows", 0.0)
+    active = pattern.leave_out_pauses(entries)
     regularity = measure_regularity(
-        entries, weights, objectives.in_force.weights, tolerance, pattern.period
+        active, weights, objectives.in_force.weights, tolerance, pattern.period
     )
     findings = Findings(
         entries,
@@ -315,7 +316,9 @@ def _describe_people(
     else:
         complete = log.complete
     time = 1.0 if pattern.correlation is None else pattern.correlation.integrated_time
-    return find_churn(log, rates), None if complete else estimate_unseen(log, time)
+    active = pattern.leave_out_pauses(log)
+    unseen = None if complete else estimate_unseen(active, time)
+    return find_churn(log, rates, active), unseen
 
 
 def _wanted_weights(

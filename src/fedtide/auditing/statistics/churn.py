@@ -136,7 +136,9 @@ class _Silences:
         return np.asarray(np.exp(-np.minimum(scores, deep)))
 
 
-def find_churn(log: ParticipationLog, rates: RateEstimates) -> Churn:
+def find_churn(
+    log: ParticipationLog, rates: RateEstimates, active: ParticipationLog | None = None
+) -> Churn:
     """Return the clients that left for good or joined late.
 
     A long silence at the end says little about a client that comes in sessions. So each silence is
@@ -151,10 +153,11 @@ def find_churn(log: ParticipationLog, rates: RateEstimates) -> Churn:
     Args:
         log: the participation log.
         rates: over the whole log, for τ_n; without intervals there are none here.
+        active: the log without pauses of the federation, in which nobody is silent; None: as `log`.
     """
     first, last = _find_ends(log)
-    gone_p = _test_ends(log, first, last, reverse=False)
-    late_p = _test_ends(log, first, last, reverse=True)
+    gone_p = _test_ends(active or log, reverse=False)
+    late_p = _test_ends(active or log, reverse=True)
     ones = np.ones(log.size)
     gone, late = (np.flatnonzero((ones if p is None else p) <= _ALPHA) for p in (gone_p, late_p))
     estimate, low, high = _estimate_rates(log, rates, first, last, (gone, late))
@@ -202,8 +205,9 @@ def _find_ends(log: ParticipationLog) -> tuple[Ints, Ints]:
     return first, last
 
 
-def _test_ends(log: ParticipationLog, first: Ints, last: Ints, reverse: bool) -> Floats | None:
+def _test_ends(log: ParticipationLog, reverse: bool) -> Floats | None:
     """Return the p-value of each client's silence at the end, or in reverse at the start, (N,)."""
+    first, last = _find_ends(log)
     if reverse:
         first, last = log.length - 1 - last, log.length - 1 - first
     tested = log.counts >= 2

@@ -99,7 +99,7 @@ class Pattern:
         correlation: pooled autocorrelation; None if no client is sometimes present, sometimes not.
         drift: the test for drift; None without autocorrelation.
         profile: how the clients lie in the cycle, if cyclic.
-        idle_rounds: rounds without participants that everything but `run_counts` leaves out.
+        idle_rounds: pauses of the federation, which everything but `run_counts` leaves out.
     """
 
     family: Family
@@ -122,6 +122,10 @@ class Pattern:
             KeyError: there is none.
         """
         return {one.test: one for one in self.evidence}[test]
+
+    def leave_out_pauses(self, log: ParticipationLog) -> ParticipationLog:
+        """Return the log of this pattern without the rounds that the pattern leaves out."""
+        return log.leave_out_idle(self.period or 1)[0] if self.idle_rounds else log
 
 
 @dataclass(frozen=True, eq=False)
