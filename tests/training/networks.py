@@ -55,6 +55,19 @@ class Frozen(nn.Module):
         return self.factor * self.last(self.norm(self.frozen(x)).relu())
 
 
+class Recurrent(nn.Module):
+    """A recurrent layer of any kind, and a linear one of its last output."""
+
+    def __init__(self, kind, **options):
+        super().__init__()
+        self.layer = kind(2, 3, batch_first=True, **options)
+        width = (options.get("proj_size") or 3) * (2 if options.get("bidirectional") else 1)
+        self.last = nn.Linear(width, 1)
+
+    def forward(self, x):
+        return self.last(self.layer(x)[0][:, -1])
+
+
 class Tied(nn.Module):
     """Next-token prediction on padded sequences; embedding and output share their weight."""
 
@@ -105,6 +118,7 @@ class NetworkTask(Task):
     def __init__(self, network, inputs, target, loss, names=None):
         self.network, self.inputs, self.target, self.losses = network, inputs, target, loss
         self.model = FunctionalModel(network, tuple(x[:2] for x in inputs), names)
+        self.is_recurrent = self.model.is_recurrent
         self.population = Population(len(SIZES), samples=SIZES)
         self.layout = Layout.from_params(self.model.params)
         self.start = self.layout.flatten(self.model.params)
@@ -157,8 +171,16 @@ def network_task(kind, seed=0):
         return NetworkTask(network, (tokens, mask), tokens.roll(1, 1), next_token, (None, "mask"))
     if kind == "convolutional":
         features = torch.randn(count, 2, 4, 4, generator=draw, dtype=torch.float64)
+    if kind in RECURRENT:
+        features = torch.randn(count, 4, 2, generator=draw, dtype=torch.float64)
     return NetworkTask(KINDS[kind]().double(), (features,), target, squares)
 
+
+RECURRENT = {
+    "lstm": partial(Recurrent, nn.LSTM, num_layers=2, proj_size=2),
+    "gru": partial(Recurrent, nn.GRU, bidirectional=True),
+    "elman": partial(Recurrent, nn.RNN, nonlinearity="relu", bias=False),
+}
 
 KINDS = {
     "linear": lambda: nn.Linear(5, 1),
@@ -168,6 +190,7 @@ KINDS = {
     "convolutional": Convolutional,
     "frozen": Frozen,
     "tokens": Tied,
+    **RECURRENT,
 }
 """The networks that a plain loop can follow (dropout draws other masks there)."""
 

@@ -108,6 +108,8 @@ class Task(ABC):
         start_buffers: their initial values, shape (d_b,); None without buffers.
         buffer_mode: "average" or "local", see `BufferMode`.
         fewest_samples: how many samples a minibatch needs, such as 2 for batch normalisation.
+        is_recurrent: whether the network has recurrent layers, whose loops over the positions of a
+            sequence are long when they are written out.
         mixes_samples: whether the samples of a minibatch influence one another, so that padding
             would change its loss.
         class_names: the classes of the network's outputs, in their order, if they were given as
@@ -126,6 +128,7 @@ class Task(ABC):
     start_buffers: Tensor | None = None
     buffer_mode: BufferMode = "average"
     fewest_samples: int = 1
+    is_recurrent: bool = False
     mixes_samples: bool = False
     class_names: tuple[str, ...] | None = None
     warnings: tuple[str, ...] = ()

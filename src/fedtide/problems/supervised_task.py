@@ -119,6 +119,7 @@ class SupervisedTask(Task):
         self._example = _first(self._train, 2)
         self.model = FunctionalModel(module, self._arguments(self._example), names, training_dtype)
         self.fewest_samples = self.model.fewest_samples
+        self.is_recurrent = self.model.is_recurrent
         self._check_outputs()
         self._check_gradient()
         self._apart = self._check_independence()

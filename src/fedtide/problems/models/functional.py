@@ -6,7 +6,7 @@ import copy
 import random
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -75,6 +75,7 @@ class FunctionalModel:
         buffers: the running statistics that training changes, by name, in the dtype of the
             parameters (`num_batches_tracked`, too); empty without batch normalisation.
         draws: whether training needs a key, because the network has dropout.
+        is_recurrent: whether it has recurrent layers.
         fewest_samples: how many samples a minibatch needs; 2 if batch normalisation gets a single
             value per sample and channel, else 1.
         example_output: what the network returns for the example in training.
@@ -111,7 +112,7 @@ class FunctionalModel:
         self._training_dtype = training_dtype or self._dtype
         self._evaluating = copy_network(module).eval()
         self._training = _TrainingModule.of(module, self._training_dtype)
-        self._has_lstm = any(isinstance(layer, nn.LSTM) for layer in module.modules())
+        self.is_recurrent = any(isinstance(layer, nn.RNNBase) for layer in module.modules())
         self.draws = self._training.masks is not None
         statistics = self._training.statistics
         self.buffers: Params = {} if statistics is None else _cast(statistics.initial, self._dtype)
@@ -177,8 +178,7 @@ class FunctionalModel:
             training.statistics.start_pass(buffers or self.buffers, sample_mask)
         args, kwargs = self._arguments(inputs, self._training_dtype)
         values = _cast(params, self._training_dtype)
-        with _without_onednn() if self._has_lstm else nullcontext():
-            outputs = torch.func.functional_call(training.module, values, args, kwargs)
+        outputs = torch.func.functional_call(training.module, values, args, kwargs)
         if isinstance(outputs, Tensor) and outputs.is_floating_point():
             outputs = outputs.to(self._dtype)
         end = {} if training.statistics is None else training.statistics.end_pass()
@@ -245,17 +245,6 @@ def copy_network(module: nn.Module) -> nn.Module:
             f"model: it cannot be copied ({first_line(error, 150)}); build what it holds from "
             "parameters, buffers and layers, with torch.nn.utils.parametrizations"
         ) from error
-
-
-@contextmanager
-def _without_onednn() -> Iterator[None]:
-    """Use PyTorch's own LSTM: the gradient of oneDNN's cannot be captured."""
-    before = torch.backends.mkldnn.enabled
-    torch.backends.mkldnn.enabled = False  # type: ignore[assignment]
-    try:
-        yield
-    finally:
-        torch.backends.mkldnn.enabled = before
 
 
 def _name(dtype: torch.dtype) -> str:

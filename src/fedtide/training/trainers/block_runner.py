@@ -28,6 +28,7 @@ from fedtide.training.trainers._graph_capture import (
     compile_graph,
     has_constants,
 )
+from fedtide.training.trainers._recurrent_layers import StackableRecurrence
 from fedtide.training.trainers.base import StackingError, Trained
 from fedtide.training.trainers.step_block import BlockInputs, StepBlock, Tensors
 
@@ -213,7 +214,7 @@ def _stacking(stacked: bool) -> Iterator[None]:
     # a process-wide setting, which only the thread that captures may change
     kernels = sdpa_kernel(SDPBackend.MATH) if stacked else nullcontext()
     try:
-        with kernels:
+        with kernels, StackableRecurrence() if stacked else nullcontext():
             yield
     except RuntimeError as error:
         if not stacked or "memory" in str(error):

@@ -7,7 +7,6 @@ from torch import Tensor
 
 from fedtide.algorithms.base import Instructions
 from fedtide.problems.base import Batch, BatchPlan, Task, loss_gradient
-from fedtide.problems.layout import Params
 from fedtide.training.local_optimizers import Moments, adam_scales, step_direction
 from fedtide.training.local_training import LocalTraining
 from fedtide.training.trainers.base import Trained, Trainer, local_gradient
@@ -36,16 +35,25 @@ class ReferenceTrainer(Trainer):
         for s, steps in enumerate(plan.steps.tolist()):
             own = [tuple(tensor[s] for tensor in batch) for batch in batches[:steps]]
             before = None if buffers is None else buffers[s]
-            y, after = self._train_client(instructions.select(s), own, lr, before)
-            updates[s] = y - start
-            if moved is not None and self._task.buffer_layout is not None:
-                moved[s] = self._task.buffer_layout.flatten(after)
+            trained = self.train_client(instructions.select(s), own, lr, before)
+            updates[s] = trained.deltas
+            if moved is not None and trained.buffers is not None:
+                moved[s] = trained.buffers
         return Trained(updates, moved)
 
-    def _train_client(
+    def train_client(
         self, instructions: Instructions, batches: list[Batch], lr: float, buffers: Tensor | None
-    ) -> tuple[Tensor, Params]:
-        """Return y after the local steps, and the named buffers."""
+    ) -> Trained:
+        """Return Δ_n, shape (d,), and the buffers, (d_b,), after a step on each batch.
+
+        Any thread may call it.
+
+        Args:
+            instructions: of this client; the correction has shape (d,).
+            batches: the arguments of the task's loss.
+            lr: γ.
+            buffers: where they start, shape (d_b,); None where there are none.
+        """
         task, local = self._task, self._local
         layout, projection, start = task.layout, local.projection, instructions.model
         gradient = local_gradient(task, local, instructions.gradients_at_start, loss_gradient)
@@ -61,4 +69,7 @@ class ReferenceTrainer(Trainer):
             y = {name: y[name] - lr * direction[name] for name in y}
             if projection is not None:
                 y = layout.unflatten(projection(layout.flatten(y)))
-        return layout.flatten(y), named
+        after = None
+        if buffers is not None and task.buffer_layout is not None:
+            after = task.buffer_layout.flatten(named)
+        return Trained(layout.flatten(y) - start, after)

@@ -44,17 +44,17 @@ def choose_trainer(
     Raises:
         InvalidInputError: the local steps fail, whichever trainer takes them.
     """
-    if name in _UNCOMPILED and not (compile and devices.can_compile(task.start)):
+    reason = _reason_not_to_compile(task, compile)
+    if name in _UNCOMPILED and reason:
         plain = _UNCOMPILED[name]
-        why = "a C++ compiler (g++) was not found" if compile else "compile is false"
-        return _trainer(plain, task, local), f"{plain}: {name} was requested, but {why}"
+        return _trainer(plain, task, local), f"{plain}: {name} was requested, but {reason}"
     if name != "auto":
         return _trainer(name, task, local), f"{name}, as requested"
     seconds: dict[TrainerName, float] = {}
     failed: dict[TrainerName, str] = {}
     candidates: tuple[TrainerName, ...] = ("reference", "stacked", "threaded")
     for candidate in candidates:
-        stacks = "stacked" not in failed and not _has_convolutions(task)
+        stacks = "stacked" not in failed and not (task.is_recurrent or _has_convolutions(task))
         if candidate == "threaded" and (stacks or not devices.is_cpu(task.start)):
             continue
         try:
@@ -74,10 +74,19 @@ def choose_trainer(
     gain = "the fastest of those measured" if best == "reference" else gain
     gain += "".join(f"; {name} fails on this model ({why})" for name, why in failed.items())
     long = best in _COMPILED and seconds[best] * clients > _WORTH_COMPILING[best]
-    if long and compile and devices.can_compile(task.start):
+    if long and not reason:
         compiled = _COMPILED[best]
         return _trainer(compiled, task, local), f"{compiled}: {gain}, and compiling pays"
     return _trainer(best, task, local), f"{best}: {gain}"
+
+
+def _reason_not_to_compile(task: Task, compile: bool) -> str:
+    """Return why local steps cannot be compiled; "" if they can."""
+    if not compile:
+        return "compile is false"
+    if task.is_recurrent:
+        return "recurrent networks take too long to compile"
+    return "" if devices.can_compile(task.start) else "a C++ compiler (g++) was not found"
 
 
 def _trainer(name: TrainerName, task: Task, local: LocalTraining) -> Trainer:

@@ -19,7 +19,9 @@ from fedtide.training.threads import CoreThreads
 from fedtide.training.trainers.base import Trained, Trainer
 from fedtide.training.trainers.block_runner import BlockRunner
 
-_BLOCK_STEPS = 8  # steps captured together at most
+_BLOCK_STEPS = (
+    8  # steps captured together at most; recurrent networks' are long, and captured alone
+)
 _CHUNK_BYTES = 8 * 2**20  # models that are absorbed together at most, if that is worth their copies
 _CORE_BYTES = 2**19  # models of a chunk that one core has in its cache with all they need
 _FEWEST = 5  # clients of a core's chunk even if they take more, because each operation takes time
@@ -101,7 +103,7 @@ class StackedTrainer(Trainer):
             local,
             stacked=True,
             compiled=compiled,
-            block_steps=_BLOCK_STEPS,
+            block_steps=1 if task.is_recurrent else _BLOCK_STEPS,
         )
         self._threads = CoreThreads(torch.get_num_threads()) if parallel else None
         self.own_threads = parallel

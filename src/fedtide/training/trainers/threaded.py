@@ -13,6 +13,7 @@ from fedtide.training.local_training import LocalTraining
 from fedtide.training.threads import CoreThreads
 from fedtide.training.trainers.base import Trained, Trainer
 from fedtide.training.trainers.block_runner import BlockRunner
+from fedtide.training.trainers.reference import ReferenceTrainer
 
 _BLOCK_STEPS = 5  # steps compiled together at most; compile time grows with their number
 
@@ -20,10 +21,14 @@ _BLOCK_STEPS = 5  # steps compiled together at most; compile time grows with the
 class ThreadedTrainer(Trainer):
     """Trains one client per thread, each on one core, with channels-last images.
 
+    Steps are captured, except those of recurrent networks: PyTorch's layers loop over the positions
+    of a sequence outside the interpreter, where captured steps would be thousands of operations.
+
     Args:
         task: what is learnt.
         local: what a client does in a round.
-        compiled: whether to compile the local steps (needs a C++ compiler on CPU).
+        compiled: whether to compile the local steps (needs a C++ compiler on CPU); recurrent
+            networks are never compiled.
     """
 
     own_threads = True
@@ -32,6 +37,7 @@ class ThreadedTrainer(Trainer):
         self.name = "threaded-compiled" if compiled else "threaded"
         steps = _BLOCK_STEPS if compiled else 1
         self._task = task
+        self._reference = ReferenceTrainer(task, local)
         self._runner = BlockRunner(task, local, stacked=False, compiled=compiled, block_steps=steps)
         self._threads = CoreThreads(torch.get_num_threads())
 
@@ -44,10 +50,14 @@ class ThreadedTrainer(Trainer):
 
         def train_client(s: int) -> None:
             before = None if buffers is None else buffers[s]
-            own_plan = plan.single_client(s)
-            inputs = self._task.batch_inputs(own_plan)
+            given, own_plan = instructions.select(s), plan.single_client(s)
             with torch.no_grad():  # applies to the current thread only
-                own = self._runner.prepare(instructions.select(s), own_plan, inputs, lr, before)()
+                if self._task.is_recurrent:
+                    batches = [tuple(p[0] for p in batch) for batch in self._task.batches(own_plan)]
+                    own = self._reference.train_client(given, batches, lr, before)
+                else:
+                    inputs = self._task.batch_inputs(own_plan)
+                    own = self._runner.prepare(given, own_plan, inputs, lr, before)()
                 updates[s] = own.deltas
                 if moved is not None and own.buffers is not None:
                     moved[s] = own.buffers

@@ -1,0 +1,109 @@
+"""Recurrent layers in operations that stack, against PyTorch's own."""
+
+import itertools
+
+import pytest
+import torch
+from torch import nn
+
+from fedtide.training import LocalTraining
+from fedtide.training.trainers._recurrent_layers import StackableRecurrence
+from fedtide.training.trainers.select import choose_trainer
+
+from .networks import RECURRENT, network_task
+
+KINDS = [
+    nn.LSTM,
+    nn.GRU,
+    nn.RNN,
+    lambda *sizes, **options: nn.RNN(*sizes, nonlinearity="relu", **options),
+    lambda *sizes, **options: nn.LSTM(*sizes, proj_size=2, **options),
+]
+SWITCHES = ("bias", "batch_first", "bidirectional")
+
+
+def build(kind, layers=1, **options):
+    torch.manual_seed(0)
+    return kind(3, 4, layers, **options).double()
+
+
+def draw(*shape):
+    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+
+
+def outputs_and_gradients(layer, *given):
+    """Return what the layer returns, and the gradients of the sum of its squares."""
+    outputs, states = layer(*given)
+    states = (states,) if isinstance(states, torch.Tensor) else states
+    sum(part.square().sum() for part in (outputs, *states)).backward()
+    gradients = [p.grad.clone() for p in layer.parameters()]
+    layer.zero_grad()
+    return outputs, *states, *gradients
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=["lstm", "gru", "tanh", "relu", "projected"])
+@pytest.mark.parametrize("switches", list(itertools.product([False, True], repeat=3)))
+@pytest.mark.parametrize("layers", [1, 2])
+def test_outputs_states_and_gradients_are_pytorchs(kind, switches, layers):
+    layer = build(kind, layers, **dict(zip(SWITCHES, switches, strict=True)))
+    x = draw(5, 5, 3)
+    expected = outputs_and_gradients(layer, x)
+    with StackableRecurrence():
+        found = outputs_and_gradients(layer, x)
+    assert len(found) == len(expected)
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
+def test_given_states_and_single_sequences(kind):
+    layer = build(kind)
+    for x, state in [(draw(5, 2, 3), draw(1, 2, 4)), (draw(5, 3), draw(1, 4))]:
+        given = (state, state) if kind is nn.LSTM else state
+        expected = outputs_and_gradients(layer, x, given)
+        with StackableRecurrence():
+            found = outputs_and_gradients(layer, x, given)
+        for one, other in zip(found, expected, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", KINDS[:3])
+def test_layers_stack_over_clients(kind):
+    layer, x = build(kind), draw(6, 5, 2, 3)
+    weights = {name: draw(6, *p.shape) for name, p in layer.named_parameters()}
+    apply = lambda own, x: torch.func.functional_call(layer, own, (x,))[0]  # noqa: E731
+    with StackableRecurrence():
+        found = torch.func.vmap(apply)(weights, x)
+    for s in range(6):
+        own = {name: tensor[s] for name, tensor in weights.items()}
+        torch.testing.assert_close(found[s], apply(own, x[s]), rtol=1e-12, atol=1e-12)
+
+
+def test_what_is_random_or_packed_is_pytorchs():
+    layer, packed = build(nn.GRU), nn.utils.rnn.pack_sequence([draw(4, 3), draw(2, 3)])
+    dropping = build(nn.LSTM, 2, dropout=0.5)
+
+    def run():
+        torch.manual_seed(2)
+        return layer(packed)[0].data, layer(packed)[1], dropping(draw(4, 2, 3))[0]
+
+    expected = run()
+    with StackableRecurrence():
+        found = run()
+    for one, other in zip(found, expected, strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("kind", RECURRENT)
+@pytest.mark.parametrize(
+    ("wanted", "plain"), [("compiled", "stacked"), ("threaded-compiled", "threaded")]
+)
+def test_recurrent_networks_are_not_compiled(kind, wanted, plain):
+    task, local = network_task(kind), LocalTraining(steps=2, batch_size=2, lr=0.1)
+    trainer, why = choose_trainer(wanted, task, local, clients=1e9)
+    assert trainer.name == plain
+    assert (
+        why == f"{plain}: {wanted} was requested, but recurrent networks take too long to compile"
+    )
+    trainer, _ = choose_trainer("auto", task, local, clients=1e9)
+    assert not trainer.name.endswith("compiled")
