@@ -28,6 +28,7 @@ from fedtide.cache_folder import cache_folder
 from fedtide.errors import first_line
 from fedtide.training.devices import is_cpu
 from fedtide.training.trainers._in_place import add_in_place
+from fedtide.training.trainers._memory_formats import align_images
 
 TensorFunction = Callable[..., tuple[Tensor, ...]]
 Operations = Mapping[Any, Callable[..., Any]]
@@ -146,7 +147,8 @@ def _captured(
         trace = make_fx(function, operations, tracing_mode="fake", _allow_non_fake_inputs=True)
         module = trace(*examples)
     _remove_no_ops(module.graph)
-    if operations is None:  # those are for a compiler, which gains nothing from memory used again
+    if operations is None:  # those are for a compiler, which arranges memory itself
+        align_images(module.graph)
         add_in_place(module.graph)
     module.graph.set_codegen(CodeGen())  # takes the tensors as they are: nothing is nested
     module.recompile()
