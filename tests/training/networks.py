@@ -40,6 +40,21 @@ class Convolutional(nn.Sequential):
         )
 
 
+class Pooled(nn.Sequential):
+    """Convolutions, one of them by channel, whose limited outputs are averaged over all pixels."""
+
+    def __init__(self):
+        super().__init__(
+            nn.Conv2d(2, 3, 3, padding=1),
+            nn.ReLU6(),
+            nn.Conv2d(3, 3, 3, padding=1, groups=3),
+            nn.ReLU6(),
+            nn.AdaptiveAvgPool2d(1),
+            nn.Flatten(),
+            nn.Linear(3, 1),
+        )
+
+
 class Frozen(nn.Module):
     """A frozen first layer, and a learnt factor that is a single number."""
 
@@ -169,7 +184,7 @@ def network_task(kind, seed=0):
         mask = torch.arange(4) < torch.randint(1, 5, (count, 1), generator=draw)
         network = Tied(0.4 if kind == "tokens with dropout" else 0.0).double()
         return NetworkTask(network, (tokens, mask), tokens.roll(1, 1), next_token, (None, "mask"))
-    if kind == "convolutional":
+    if kind in ("convolutional", "pooled"):
         features = torch.randn(count, 2, 4, 4, generator=draw, dtype=torch.float64)
     if kind in RECURRENT:
         features = torch.randn(count, 4, 2, generator=draw, dtype=torch.float64)
@@ -188,6 +203,7 @@ KINDS = {
     "normalised": Normalised,
     "without statistics": partial(Normalised, track_running_stats=False),
     "convolutional": Convolutional,
+    "pooled": Pooled,
     "frozen": Frozen,
     "tokens": Tied,
     **RECURRENT,

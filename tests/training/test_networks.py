@@ -14,12 +14,12 @@ from fedtide.training.trainers.base import StackingError
 from fedtide.training.trainers.reference import ReferenceTrainer
 from fedtide.training.trainers.select import choose_trainer
 
-from .networks import RECURRENT, SIZES, network_task, plain_loop
+from .networks import KINDS, SIZES, network_task, plain_loop
 from .test_trainers import COMPILING, HAS_COMPILER, THREADED_LATER, TRAINERS
 
 EVERY = {"reference": ReferenceTrainer, **TRAINERS}
 CAPTURED = ["reference", *THREADED_LATER]
-TRAINED = ["normalised", "without statistics", "convolutional", "frozen", "tokens", *RECURRENT]
+TRAINED = [kind for kind in KINDS if kind not in ("linear", "branching")]
 EVERYONE = np.arange(len(SIZES))
 
 OPTIONS = {

@@ -150,6 +150,7 @@ def _captured(
     if operations is None:  # those are for a compiler, which arranges memory itself
         align_images(module.graph)
         add_in_place(module.graph)
+        _reshape_views(module.graph)
     module.graph.set_codegen(CodeGen())  # takes the tensors as they are: nothing is nested
     module.recompile()
     return module
@@ -173,6 +174,14 @@ def _remove_no_ops(graph: Any) -> None:
         if same is not None:
             node.replace_all_uses_with(same)
     graph.eliminate_dead_code()
+
+
+def _reshape_views(graph: Any) -> None:
+    """Reshape where the graph has a view, which is no view for the strides of some real tensors."""
+    views = (torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default)
+    for node in graph.nodes:
+        if node.target in views:
+            node.target = torch.ops.aten.reshape.default
 
 
 def _find_equal(node: Any) -> Any:
