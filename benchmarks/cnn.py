@@ -1,4 +1,4 @@
-"""Larger networks on CPU: paper 001's CNN, a residual network and a transformer.
+"""Larger networks on CPU: two papers' CNNs, a residual network, a transformer, and recurrent ones.
 
 python benchmarks/cnn.py
 """
@@ -21,15 +21,32 @@ RESNET = replace(CNN, model={"type": "imported", "path": "networks:resnet8"})
 TRANSFORMER = replace(
     CNN, model={"type": "imported", "path": "networks:Transformer"}, shape=(1, 64, 64)
 )
+RECURRENT = {
+    kind: replace(
+        CNN,
+        model={"type": "imported", "path": "networks:Recurrent", "arguments": {"kind": kind}},
+        shape=(1, 32, 32),
+    )
+    for kind in ("LSTM", "GRU")
+}
 THREADED = ("threaded", "threaded-compiled")
 WORKLOADS = {
     "paper 001's CNN": (CNN, THREADED, ("float32", "bfloat16")),
+    "paper 002's CNN": (
+        replace(CNN, model="cnn-002-cifar10"),
+        ("stacked", *THREADED),
+        ("float32",),
+    ),
     "ResNet-8, group normalisation": (RESNET, THREADED, ("float32",)),
     "transformer, 2 layers, width and length 64": (
         TRANSFORMER,
         ("stacked", "compiled", *THREADED),
         ("float32",),
     ),
+    **{
+        f"{kind}, width 64, length 32": (work, ("stacked", "threaded"), ("float32",))
+        for kind, work in RECURRENT.items()
+    },
 }
 REPEATS = 5
 
@@ -39,8 +56,9 @@ def section() -> Section:
     found = Section(
         "Larger networks",
         "25 clients a round, 5 local steps of 16 samples (images of 32×32 in colour; for the "
-        "transformer, sequences of 64 vectors), whole rounds of `ft.simulate` against a plain "
-        "PyTorch loop in float32 with its minibatches ready in memory. Medians of "
+        "transformer, sequences of 64 vectors; for the recurrent networks, of 32), whole rounds of "
+        "`ft.simulate` against a plain PyTorch loop in float32 with its minibatches ready in "
+        "memory. Medians of "
         f"{REPEATS} repeats in turn. Limit: the share of the least time of such a round on this "
         "machine, see above. First round: what capturing, or compiling without a cache, costs "
         "once.",

@@ -9,6 +9,7 @@ else a round moves (models, gradients, activations) could stay in caches.
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -62,10 +63,12 @@ def need(work: Workload, model: nn.Module, dtype: torch.dtype = torch.float32) -
     sample = torch.randn(work.shape)
     update = sum(p.numel() * p.element_size() for p in model.parameters())
     moved = steps * work.batch * sample.numel() * sample.element_size() + 2 * work.cohort * update
+    counted = copy.deepcopy(
+        model
+    ).double()  # in float32, an LSTM is one operation that has no count
     with FlopCounterMode(display=False) as counter:
-        outputs = model(sample.expand(work.batch, *work.shape))
+        outputs = counted(sample.double().expand(work.batch, *work.shape))
         outputs.sum().backward()
-    model.zero_grad()
     return Need(float(steps * counter.get_total_flops()), float(moved), dtype)
 
 

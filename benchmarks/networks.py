@@ -55,3 +55,22 @@ class Transformer(nn.Module):
         for layer in self.layers:
             states = layer(states)
         return self.output(states.mean(1))
+
+
+class Recurrent(nn.Module):
+    """A recurrent layer of width 64 over the rows of an image of 32×32.
+
+    Args:
+        kind: "LSTM" or "GRU".
+    """
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        layer = {"LSTM": nn.LSTM, "GRU": nn.GRU}[kind]
+        self.layer: nn.Module = layer(32, 64, batch_first=True)
+        self.output = nn.Linear(64, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return logits (B, 10) of images (B, 1, 32, 32)."""
+        states, _ = self.layer(x.reshape(len(x), 32, 32))
+        return self.output(states[:, -1])
