@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 import fedtide as ft
+from fedtide.simulation.callbacks import Callback
 from fedtide.simulation.run_warnings import find_warnings
 
 QUADRATIC = {"type": "quadratic", "matrices": [[[1.0]], [[2.0]]], "centers": [[0.0], [1.0]]}
@@ -237,3 +238,40 @@ def test_a_step_that_is_not_finite_names_the_factor():
             rounds=20,
             dtype="float64",
         )
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("capabilities", "slow"),
+    [
+        ({"avx512_bf16": False, "amx_bf16": False}, True),
+        ({"avx512_bf16": True, "amx_bf16": False}, False),
+        ({"amx_bf16": True}, False),
+        ({}, False),
+    ],
+)
+def test_a_processor_without_bfloat16_is_warned_of_before_training(
+    dtype, capabilities, slow, monkeypatch, caplog
+):
+    monkeypatch.setattr("torch.cpu.get_capabilities", lambda: capabilities)
+    monkeypatch.setattr("platform.machine", lambda: "x86_64")
+    table = {"x": np.ones((4, 2), "float32"), "y": np.ones((4, 1), "float32"), "who": [0, 0, 1, 1]}
+    problem = ft.problems.Supervised(
+        table, inputs="x", target="y", clients="who", model=nn.Linear(2, 1), loss="mse"
+    )
+    warned = []
+
+    class Watch(Callback):
+        def on_start(self, run):
+            warned.extend(messages(caplog))
+
+    ft.simulate(
+        problem=problem,
+        participation="full",
+        algorithm="fedavg",
+        local=ft.LocalTraining(steps=1, lr=0.1),
+        rounds=1,
+        dtype=dtype,
+        callbacks=[Watch()],
+    )
+    assert any("no instructions for bfloat16" in m for m in warned) == (slow and dtype != "float32")

@@ -32,6 +32,7 @@ from fedtide.simulation.interruption import Interrupted, Interruption
 from fedtide.simulation.loop import Run
 from fedtide.simulation.result import Result
 from fedtide.simulation.run_folder import Resume, RunFolder
+from fedtide.training.devices import lacks_bfloat16
 from fedtide.training.trainers.select import TrainerName
 
 _logger = logging.getLogger(__name__)
@@ -156,7 +157,15 @@ def _new_run(
     alike: float,
 ) -> Run:
     with activity(PREPARING):
-        return Run(experiment, trainer, cluster, alike)
+        run = Run(experiment, trainer, cluster, alike)
+    if experiment.dtype == "bfloat16" and lacks_bfloat16(run.task.start):
+        _logger.warning(
+            "%s, seed %d: dtype: this processor has no instructions for bfloat16, so gradients "
+            "take several times as long as in float32; use float32",
+            experiment.name,
+            experiment.seed,
+        )
+    return run
 
 
 class _LiveMetrics(Callback):

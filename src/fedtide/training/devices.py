@@ -11,6 +11,7 @@ values, so that any look at one fails.
 
 from __future__ import annotations
 
+import platform
 import shutil
 from collections.abc import Sequence
 from typing import Any
@@ -49,6 +50,20 @@ def is_cpu(tensor: Tensor) -> bool:
 def can_compile(like: Tensor) -> bool:
     """Return whether local steps can be compiled there; on CPU that needs a C++ compiler."""
     return not is_cpu(like) or shutil.which("g++") is not None
+
+
+def lacks_bfloat16(like: Tensor) -> bool:
+    """Return whether it is a processor without instructions for bfloat16 that computes there.
+
+    PyTorch then replaces them by others, which take several times as long as float32.
+    """
+    if not is_cpu(like) or platform.machine() not in ("x86_64", "AMD64"):
+        return False
+    capabilities: dict[str, bool] = getattr(
+        torch.cpu, "get_capabilities", dict
+    )()  # older versions do not tell
+    known = [capabilities.get(name) for name in ("avx512_bf16", "amx_bf16")]
+    return False in known and True not in known
 
 
 def stack_bytes(like: Tensor, cpu_bytes: int) -> int:
