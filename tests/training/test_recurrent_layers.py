@@ -1,6 +1,7 @@
 """Recurrent layers in operations that stack, against PyTorch's own."""
 
 import itertools
+from functools import partial
 
 import pytest
 import torch
@@ -77,6 +78,29 @@ def test_layers_stack_over_clients(kind):
     for s in range(6):
         own = {name: tensor[s] for name, tensor in weights.items()}
         torch.testing.assert_close(found[s], apply(own, x[s]), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize(
+    "kind", [nn.LSTMCell, nn.GRUCell, nn.RNNCell, partial(nn.RNNCell, nonlinearity="relu")]
+)
+def test_cells_are_pytorchs_and_stack(kind, bias):
+    cell, x, weights = kind(3, 4, bias).double(), draw(6, 5, 2, 3), {}
+    for name, p in cell.named_parameters():
+        weights[name] = draw(6, *p.shape)
+
+    def apply(own, x):
+        states = None
+        for position in x:
+            states = torch.func.functional_call(cell, own, (position, states))
+        return states if isinstance(states, tuple) else (states,)
+
+    with StackableRecurrence():
+        found = torch.func.vmap(apply)(weights, x)
+    for s in range(6):
+        expected = apply({name: tensor[s] for name, tensor in weights.items()}, x[s])
+        for part, other in zip(found, expected, strict=True):
+            torch.testing.assert_close(part[s], other, rtol=1e-12, atol=1e-12)
 
 
 def test_what_is_random_or_packed_is_pytorchs():

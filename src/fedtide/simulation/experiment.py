@@ -167,8 +167,9 @@ class Experiment:
             units for it, and rounded to three digits.
         device: such as "cpu" or "cuda".
         trainer: "reference" (readable, slow), "stacked" (a chunk of clients at once), "compiled"
-            (the same, compiled), "threaded" (one client per thread: convolutions, recurrent layers),
-            "threaded-compiled", or "auto", which measures them and reports its choice.
+            (the same, compiled), "threaded" (one client per thread, for convolutions and recurrent
+            layers on CPU), "threaded-compiled", or "auto", which measures them and reports its
+            choice.
         compile: whether a trainer may compile the local steps, which takes seconds in the first
             round and, on CPU, needs a C++ compiler.
         on_nonfinite: what happens to an update that is not finite: "stop" ends the run, "drop"

@@ -112,7 +112,8 @@ class FunctionalModel:
         self._training_dtype = training_dtype or self._dtype
         self._evaluating = copy_network(module).eval()
         self._training = _TrainingModule.of(module, self._training_dtype)
-        self.is_recurrent = any(isinstance(layer, nn.RNNBase) for layer in module.modules())
+        recurrent = (nn.RNNBase, nn.RNNCellBase)
+        self.is_recurrent = any(isinstance(layer, recurrent) for layer in module.modules())
         self.draws = self._training.masks is not None
         statistics = self._training.statistics
         self.buffers: Params = {} if statistics is None else _cast(statistics.initial, self._dtype)

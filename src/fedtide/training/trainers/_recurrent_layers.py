@@ -42,7 +42,7 @@ class _Weights(NamedTuple):
 
 
 class StackableRecurrence(TorchFunctionMode):
-    """A context in which `nn.LSTM`, `nn.GRU` and `nn.RNN` compute position by position.
+    """A context in which `nn.LSTM`, `nn.GRU`, `nn.RNN` and their cells change nothing in place.
 
     Packed sequences, and layers with random dropout between them, are left to PyTorch.
 
@@ -55,7 +55,10 @@ class StackableRecurrence(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Return what the function returns."""
-        cell = _CELLS.get(func)
+        if func in _CELLS:
+            states = _CELLS[func](*_one_position(*args))
+            return states if len(states) > 1 else states[0]
+        cell = _LAYERS.get(func)
         if cell is None or not isinstance(args[2], list):  # that of packed sequences has no list
             return func(*args, **(kwargs or {}))
         x, initial, weights, biases, layers, dropout, training, bidirectional, batch_first = args
@@ -89,6 +92,19 @@ def _run(
     return torch.stack(outputs[::-1] if reverse else outputs), states
 
 
+def _one_position(
+    x: Tensor,
+    initial: Tensor | States,
+    w_ih: Tensor,
+    w_hh: Tensor,
+    b_ih: Tensor | None,
+    b_hh: Tensor | None,
+) -> tuple[Tensor, States, _Weights]:
+    """Return the arguments of a cell from those of PyTorch's function."""
+    states = (initial,) if isinstance(initial, Tensor) else initial
+    return linear(x, w_ih, b_ih), states, _Weights(w_ih, w_hh, b_ih, b_hh, None)
+
+
 def _lstm_cell(given: Tensor, states: States, weights: _Weights) -> States:
     h, c = states
     i, f, g, o = (given + linear(h, weights.w_hh, weights.b_hh)).chunk(4, dim=-1)
@@ -117,9 +133,15 @@ def _relu_cell(given: Tensor, states: States, weights: _Weights) -> States:
 _Cell = Callable[[Tensor, States, _Weights], States]
 """cell(W x + b, states, weights) = the states at the next position."""
 
-_CELLS: Mapping[Any, _Cell] = {
+_LAYERS: Mapping[Any, _Cell] = {
     torch.lstm: _lstm_cell,
     torch.gru: _gru_cell,
     torch.rnn_tanh: _tanh_cell,
     torch.rnn_relu: _relu_cell,
+}
+_CELLS: Mapping[Any, _Cell] = {
+    torch.lstm_cell: _lstm_cell,
+    torch.gru_cell: _gru_cell,
+    torch.rnn_tanh_cell: _tanh_cell,
+    torch.rnn_relu_cell: _relu_cell,
 }
