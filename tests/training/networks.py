@@ -186,6 +186,10 @@ def network_task(kind, seed=0):
         return NetworkTask(network, (tokens, mask), tokens.roll(1, 1), next_token, (None, "mask"))
     if kind in ("convolutional", "pooled"):
         features = torch.randn(count, 2, 4, 4, generator=draw, dtype=torch.float64)
+    if kind == "lstm with dropout":
+        network = Recurrent(nn.LSTM, num_layers=2, proj_size=2, dropout=0.4).double()
+        sequences = torch.randn(count, 4, 2, generator=draw, dtype=torch.float64)
+        return NetworkTask(network, (sequences,), target, squares)
     if kind in RECURRENT:
         features = torch.randn(count, 4, 2, generator=draw, dtype=torch.float64)
     return NetworkTask(KINDS[kind]().double(), (features,), target, squares)

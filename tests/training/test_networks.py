@@ -168,15 +168,16 @@ def test_auto_compiles_what_is_the_fastest_compiled(kind, measured, clients, cho
 
 
 @pytest.mark.parametrize("trainer", ["stacked", "threaded"])
-def test_dropout_in_attention_is_the_same_in_every_trainer(trainer):
-    task, local = network_task("tokens with dropout"), LocalTraining(steps=1, batch_size=6)
+@pytest.mark.parametrize("kind", ["tokens", "lstm"])
+def test_dropout_within_layers_is_the_same_in_every_trainer(kind, trainer):
+    task, local = network_task(f"{kind} with dropout"), LocalTraining(steps=1, batch_size=6)
     plan = MinibatchPlanner(task.population, local, seed=2).plan(EVERYONE)
     found, expected = (
         EVERY[name](task, local).train(Instructions(task.start), plan, 0.05).deltas
         for name in (trainer, "reference")
     )
     assert torch.allclose(found, expected, rtol=1e-9, atol=1e-9)
-    without = network_task("tokens")
+    without = network_task(kind)
     plain = ReferenceTrainer(without, local).train(Instructions(task.start), plan, 0.05).deltas
     assert not torch.allclose(plain, expected, atol=1e-3)
 

@@ -83,7 +83,7 @@ class FunctionalModel:
     Raises:
         InvalidInputError: the network does not take the arguments, changes them or buffers other
             than those of batch normalisation, or is no function of them, as it draws random numbers
-            outside dropout and attention layers.
+            outside dropout, attention and recurrent layers.
 
     >>> net = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
     >>> model = FunctionalModel(net, (torch.ones(4, 3),))

@@ -59,7 +59,7 @@ class KeyedAttention(nn.MultiheadAttention):
             scores = _masked(scores, heads)
         if key_padding_mask is not None:
             scores = _masked(scores, key_padding_mask.view(len(scores), 1, 1, -1))
-        weights = self._drop(_softmax(scores))
+        weights = self.masks.drop(_softmax(scores), self.dropout)
         outputs = self.out_proj((weights @ v).transpose(-3, -2).flatten(-2))
         shown = weights.mean(1) if average_attn_weights else weights
         if not batched:
@@ -78,13 +78,6 @@ class KeyedAttention(nn.MultiheadAttention):
             _split_heads(linear(x, weight, bias), self.num_heads)
             for x, weight, bias in zip(inputs, weights, biases, strict=True)
         )
-
-    def _drop(self, weights: Tensor) -> Tensor:
-        if self.dropout == 1:
-            return weights * 0
-        kept = self.masks.draw(tuple(weights.shape), self.dropout)
-        dropped: Tensor = weights * kept / (1 - self.dropout)
-        return dropped
 
 
 def _split_heads(x: Tensor, heads: int) -> Tensor:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from fedtide.problems.device_random import WORDS, words
 from fedtide.problems.models.keyed_attention import KeyedAttention
+from fedtide.problems.models.keyed_recurrent import KEYED_RECURRENT
 from fedtide.problems.models.layer_replacement import replace_layers
 
 _ELEMENTS = (nn.Dropout,)
@@ -42,6 +43,19 @@ class DropoutMasks:
         self._calls += 1
         return (draws < round((1 - p) * WORDS)).reshape(shape)
 
+    def drop(self, x: Tensor, p: float, channels: bool = False) -> Tensor:
+        """Return x with elements zeroed with probability p, and the others divided by 1 − p.
+
+        Args:
+            x: of any shape.
+            p: the probability.
+            channels: whether to zero whole channels, one draw per x[b, c].
+        """
+        if p == 1:
+            return x * 0
+        shape = (*x.shape[:2], *[1] * (x.dim() - 2)) if channels else tuple(x.shape)
+        return x * self.draw(shape, p) / (1 - p)
+
 
 class KeyedDropout(nn.Module):
     """Zeroes elements (or whole channels) with probability p and divides the others by 1 − p.
@@ -58,16 +72,14 @@ class KeyedDropout(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return x with dropped elements set to 0 and the others divided by 1 − p."""
-        if self.p == 1:
-            return x * 0
-        shape = (*x.shape[:2], *[1] * (x.dim() - 2)) if self.channels else tuple(x.shape)
-        return x * self.masks.draw(shape, self.p) / (1 - self.p)
+        return self.masks.drop(x, self.p, self.channels)
 
 
 def replace_dropout(module: nn.Module) -> tuple[nn.Module, DropoutMasks | None]:
     """Replace the dropout layers of `module` by keyed ones; return it and their masks, if any.
 
-    Attention with dropout is replaced, too. Layers in evaluation mode drop nothing and stay.
+    Attention and recurrent layers with dropout are replaced, too. Layers in evaluation mode drop
+    nothing and stay.
 
     >>> module, masks = replace_dropout(nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.5)))
     >>> module[1], masks is None
@@ -82,8 +94,12 @@ def replace_dropout(module: nn.Module) -> tuple[nn.Module, DropoutMasks | None]:
             return KeyedDropout(layer.p, masks, isinstance(layer, _CHANNELS))
         if type(layer) is nn.MultiheadAttention and layer.dropout > 0:
             return KeyedAttention(layer, masks) if KeyedAttention.accepts(layer) else None
+        if isinstance(layer, nn.RNNBase) and layer.dropout and layer.num_layers > 1:
+            keyed_layer = KEYED_RECURRENT.get(type(layer))
+            return None if keyed_layer is None else keyed_layer(layer, masks)
         return None
 
     replaced = replace_layers(module, keyed)
-    is_active = any(isinstance(m, KeyedDropout | KeyedAttention) for m in replaced.modules())
+    keyed_layers = (KeyedDropout, KeyedAttention, *KEYED_RECURRENT.values())
+    is_active = any(isinstance(m, keyed_layers) for m in replaced.modules())
     return replaced, masks if is_active else None
