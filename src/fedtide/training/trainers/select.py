@@ -23,6 +23,9 @@ TrainerName = Literal["auto", "reference", "stacked", "compiled", "threaded", "t
 _COMPILED: dict[TrainerName, TrainerName] = {"stacked": "compiled", "threaded": "threaded-compiled"}
 _UNCOMPILED = {compiled: plain for plain, compiled in _COMPILED.items()}
 _PROBE = 8  # clients trained per measurement
+_LONG_CAPTURE = 60.0
+"""Seconds of training from which stacked recurrent networks are tried: capturing two layers with 80
+positions takes 24."""
 _COMPILING_SECONDS: dict[TrainerName, float] = {"stacked": 24.0, "threaded": 40.0}
 """What compiling takes where the cache does not hold the steps; a network takes longer."""
 _COMPILED_GAIN: dict[TrainerName, float] = {"stacked": 5 / 3, "threaded": 1.6}
@@ -55,10 +58,9 @@ def choose_trainer(
         return _trainer(name, task, local), f"{name}, as requested"
     seconds: dict[TrainerName, float] = {}
     failed: dict[TrainerName, str] = {}
-    candidates: tuple[TrainerName, ...] = ("reference", "stacked", "threaded")
-    for candidate in candidates:
-        stacks = "stacked" not in failed and not (task.is_recurrent or _has_convolutions(task))
-        if candidate == "threaded" and (stacks or not devices.is_cpu(task.start)):
+    others: tuple[TrainerName, ...] = ("stacked", "threaded")
+    for candidate in ("reference", *(reversed(others) if task.is_recurrent else others)):
+        if not _is_worth_measuring(candidate, task, seconds, failed, clients):
             continue
         try:
             with activity(MEASURING):
@@ -91,6 +93,22 @@ def _reason_not_to_compile(task: Task, compile: bool) -> str:
     if task.is_recurrent:
         return "recurrent networks take too long to compile"
     return "" if devices.can_compile(task.start) else "a C++ compiler (g++) was not found"
+
+
+def _is_worth_measuring(
+    candidate: TrainerName,
+    task: Task,
+    seconds: dict[TrainerName, float],
+    failed: dict[TrainerName, str],
+    clients: float,
+) -> bool:
+    """Return whether a trainer may be the fastest, given those measured before it."""
+    if candidate == "threaded":
+        stacks = "stacked" not in failed and not (task.is_recurrent or _has_convolutions(task))
+        return devices.is_cpu(task.start) and not stacks
+    if candidate == "stacked" and task.is_recurrent and seconds:
+        return min(seconds.values()) * clients > _LONG_CAPTURE
+    return True
 
 
 def _find_worth_compiling(
