@@ -194,9 +194,11 @@ class WorkerPool:
                 self._welcome(reference)
 
     def _welcome(self, reference: Any) -> None:
-        """Add a worker that says it is prepared, or replace it if it was lost."""
+        """Add a worker that says it is prepared, or replace it if it was lost.
+
+        After an error it counts as starting, so that `close` ends it.
+        """
         worker = next(worker for worker in self._starting if worker.ready == reference)
-        self._starting.remove(worker)
         try:
             self._ray.get(reference)
         except self._ray.exceptions.RayTaskError as error:
@@ -212,8 +214,11 @@ class WorkerPool:
                     f"cluster: workers end while they start ({first_line(error)}); check the "
                     "memory of the nodes"
                 ) from None
+            self._starting.remove(worker)
+            self._ray.kill(worker.actor)
             self._starting.append(self._new_worker())
             return
+        self._starting.remove(worker)
         self._failed_starts = 0
         self._workers.append(worker)
 
