@@ -63,9 +63,8 @@ def need(work: Workload, model: nn.Module, dtype: torch.dtype = torch.float32) -
     sample = torch.randn(work.shape)
     update = sum(p.numel() * p.element_size() for p in model.parameters())
     moved = steps * work.batch * sample.numel() * sample.element_size() + 2 * work.cohort * update
-    counted = copy.deepcopy(
-        model
-    ).double()  # in float32, an LSTM is one operation that has no count
+    # in float32, an LSTM is one operation of oneDNN, which is not counted
+    counted = copy.deepcopy(model).double()
     with FlopCounterMode(display=False) as counter:
         outputs = counted(sample.double().expand(work.batch, *work.shape))
         outputs.sum().backward()

@@ -288,6 +288,7 @@ def test_an_lstm_trains_alike_with_every_trainer_in_float32():
     assert np.abs(alone.model - start).max() > 0.01
     for found in others:
         np.testing.assert_allclose(found.model, alone.model, atol=1e-5)
+    assert torch.backends.mkldnn.enabled
 
 
 @pytest.mark.filterwarnings("ignore:.*weight_norm")

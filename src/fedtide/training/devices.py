@@ -59,9 +59,8 @@ def lacks_bfloat16(like: Tensor) -> bool:
     """
     if not is_cpu(like) or platform.machine() not in ("x86_64", "AMD64"):
         return False
-    capabilities: dict[str, bool] = getattr(
-        torch.cpu, "get_capabilities", dict
-    )()  # older versions do not tell
+    tell = getattr(torch.cpu, "get_capabilities", dict)  # older versions of PyTorch do not
+    capabilities: dict[str, bool] = tell()
     known = [capabilities.get(name) for name in ("avx512_bf16", "amx_bf16")]
     return False in known and True not in known
 
