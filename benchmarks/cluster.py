@@ -52,7 +52,7 @@ def measure(rounds: int) -> Iterator[dict[str, Any]]:
 
 def workload(cohort: int) -> Workload:
     """Return the workload of `benchmarks/cnn.py` with another cohort."""
-    return Workload(cohort, 5, 16, "cnn-001-cifar10", (3, 32, 32), clients=100, samples=80, lr=1e-7)
+    return Workload(cohort, 5, 16, "cnn-001-cifar10", (3, 32, 32), clients=100, samples=80)
 
 
 def run_rounds(

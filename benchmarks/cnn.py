@@ -16,7 +16,7 @@ from fedtide.problems.models import resolve_model
 from measuring import Section, gains, in_turn, machine, medians
 from workload import PlainLoop, Workload
 
-CNN = Workload(25, 5, 16, "cnn-001-cifar10", shape=(3, 32, 32), clients=100, samples=80, lr=1e-7)
+CNN = Workload(25, 5, 16, "cnn-001-cifar10", shape=(3, 32, 32), clients=100, samples=80)
 RESNET = replace(CNN, model={"type": "imported", "path": "networks:resnet8"})
 TRANSFORMER = replace(
     CNN, model={"type": "imported", "path": "networks:Transformer"}, shape=(1, 64, 64)

@@ -116,13 +116,13 @@ def measure(device: str, quick: bool) -> Iterator[dict[str, Any]]:
     """Yield seconds per round and per run of each workload."""
     trainer = "stacked" if quick else "compiled"
     rounds = 1 if quick else 100
-    paper = Workload(25, 5, 16, CIFAR, (3, 32, 32), clients=250, samples=200, lr=1e-7)
+    paper = Workload(25, 5, 16, CIFAR, (3, 32, 32), clients=250, samples=200)
     for dtype in ("float32",) if quick else ("float32", "bfloat16"):
         yield timed(f"paper 001, {dtype}", paper, 10_000, device, trainer, rounds, quick, dtype)
     for cohort in (100,) if quick else (100, 1000, 10_000):
         work = Workload(cohort, 6, 10, clients=max(1000, cohort))
         yield timed("logistic 784-10", work, 1000, device, trainer, rounds, quick)
-    users = Workload(50, 5, 10, CIFAR, (3, 32, 32), clients=1000, samples=50, lr=1e-7)
+    users = Workload(50, 5, 10, CIFAR, (3, 32, 32), clients=1000, samples=50)
     yield timed("pfl's CIFAR-10 settings", users, 1500, device, trainer, rounds, quick)
     if importlib.util.find_spec("pfl") is not None:
         network = resolve_model(CIFAR).build(users.shape, users.classes)

@@ -43,10 +43,10 @@ class Workload:
     classes: int = 10
 
     def write_data(self, folder: Path) -> None:
-        """Write random samples, as many as the clients hold."""
+        """Write random samples, as many as the clients hold, with numbers like the plain loop's."""
         rng = np.random.default_rng(0)
         for name, size in (("train", self.clients * self.samples), ("test", 100)):
-            images = rng.integers(0, 256, (size, *self.shape), dtype=np.uint8)
+            images = rng.standard_normal((size, *self.shape), dtype=np.float32)
             labels = rng.integers(0, self.classes, size)
             labels[: self.classes] = np.arange(self.classes)
             frame = pl.DataFrame({"image": images, "label": labels})

@@ -243,6 +243,7 @@ class AllToOneClient(Partition):
         ({"augment": ["flop"]}, "^augment: .*'flop'; did you mean 'flip'"),
         ({"normalise": [0.5]}, "normalise: "),
         ({"normalise": [0.5, 0]}, "normalise: "),
+        ({"normalise": [0, 1]}, "^normalise: .* numbers, .*; leave it out"),
         ({"model": "cnn-003-cifar10"}, "^model: .*too small.*; use"),
         ({"model": "nope"}, "^model: .*'nope'; "),
         ({"model": {"type": "torch.nn:Linear", "arguments": {"in_features": 9, "out_features": 9}}},

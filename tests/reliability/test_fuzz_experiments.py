@@ -119,7 +119,7 @@ VALID = {
         {"type": "lower-bound-4d", "noise": 0.5, "logged": "published"},
         REGRESSION,
         DIGITS | {"partition": {"type": "iid"}},
-        DIGITS | {"partition": {"type": "dirichlet", "alpha": 1.0}, "normalise": [0, 1]},
+        DIGITS | {"partition": {"type": "dirichlet", "alpha": 1.0}},
         DIGITS | {"partition": {"type": "majority-class", "similarity": 0.1}, "augment": ["flip"]},
         DIGITS | {"partition": {"type": "single-class", "mean": 5, "spread": 1}},
         DIGITS | {"partition": {"type": "natural", "column": "label"}},

@@ -354,10 +354,10 @@ def test_a_varying_cohort_compiles_no_more_than_there_are_chunk_sizes(monkeypatc
 
 @pytest.mark.compile
 @pytest.mark.skipif(not HAS_COMPILER, reason="no C++ compiler")
-@pytest.mark.parametrize("normalise", [(0, 1), (0.5, 0.5)], ids=["first", "cached"])
-def test_compiled_chunks_of_two_threaded_cores(normalise):
-    """The second task finds the first one's block in the cache, and must use its own pixels."""
-    problem = Classification("digits", Iid(), clients=80, normalise=normalise)
+@pytest.mark.parametrize("samples", [1437, 1400], ids=["first", "cached"])
+def test_compiled_chunks_of_two_threaded_cores(samples):
+    """The second task finds the first one's block in the cache, and must use its own samples."""
+    problem = Classification("digits", Iid(), clients=80, samples=samples)
     task = problem.prepare(2, CPU, torch.float64)
     local, cohort = local_training(), range(3, 13)
     assert torch.get_num_threads() == 2

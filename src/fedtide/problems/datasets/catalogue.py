@@ -154,7 +154,8 @@ def load(
         samples: use only the first `samples` training samples; None: all.
 
     Raises:
-        InvalidInputError: an unknown name, a folder without the files, or unreadable files.
+        InvalidInputError: an unknown name, a folder without the files, unreadable files, or
+            `normalise` for samples that are numbers, not pixels.
 
     >>> digits = load("digits")
     >>> digits.train.features.shape, digits.test.features.shape, digits.classes
@@ -190,6 +191,11 @@ def _take_first(rows: Rows, samples: int) -> Rows:
 
 def _set_constants(data: Dataset, normalise: Normalise) -> Dataset:
     """Return the data with other constants for the standardisation of pixels."""
+    if data.train.features.dtype != np.uint8:
+        raise InvalidInputError(
+            "normalise: the samples are numbers, which are used unchanged, not the pixels of "
+            "images; leave it out and scale the numbers in the data, or store encoded images"
+        )
     if not isinstance(normalise, str):
         return replace(data, mean=(normalise[0],), std=(normalise[1],))
     pixels = data.train.features / 255.0
