@@ -109,6 +109,9 @@ def _select_by_window(
         larger = (pixel > largest) | (pixel != pixel)  # the first of equal ones; or NaN
         largest = torch.where(larger, pixel, largest)
         place = torch.where(larger, float(k), place)
+    if images.is_contiguous(memory_format=torch.channels_last) and not images.is_contiguous():
+        # each window's gradient is read for all of its pixels, many channels at once
+        gradient = in_memory(gradient.contiguous(memory_format=torch.channels_last))
     places = torch.arange(rows * columns, device=images.device).view(rows, 1, columns)
     chosen = in_memory(place)[..., :, None, :, None] == places
     zero = gradient.new_zeros(())

@@ -101,7 +101,11 @@ def compile_graph(graph: TensorFunction, examples: list[Tensor]) -> TensorFuncti
         graph: as `capture` returns it.
         examples: tensors of the shapes that it takes.
     """
-    options = {"size_asserts": False, "cpp_wrapper": is_cpu(examples[0])}
+    options = {
+        "size_asserts": False,
+        "cpp_wrapper": is_cpu(examples[0]),
+        "cpp.enable_floating_point_contract_flag": "fast",  # a x + b in one instruction
+    }
     try:
         inductor: Any = torch._inductor
         with _compiling(graph, examples):
