@@ -72,9 +72,10 @@ class ClientMemory:
         """Return a copy of the rows of these clients, shape (S, d), zeros for those never seen."""
         if not self.seen:
             return self.rows.new_zeros(len(clients), self.rows.shape[1]).to(self.device)
-        places = self.places[clients].to(torch.int64)
-        rows = self.rows.index_select(0, places.clamp(min=0).to(self.rows.device))
-        rows[places < 0] = 0
+        rows = self.rows.index_select(0, self._places_of(clients).clamp(min=0))
+        unseen = self.places[clients] < 0
+        if bool(unseen.any()):
+            rows[unseen] = 0
         return rows.to(self.device)
 
     def sum(self) -> Tensor:
@@ -88,8 +89,20 @@ class ClientMemory:
             InvalidInputError: the disk has no room for the rows of clients not seen before.
         """
         memory = self._with_rows_for(clients[self.places[clients] < 0])
-        places = memory.places[clients].to(torch.int64)
-        memory.rows[places] = rows.to(memory.rows.device)
+        memory.rows.index_copy_(0, memory._places_of(clients), rows.to(memory.rows.device))
+        return memory
+
+    def add(self, clients: Tensor, rows: Tensor) -> ClientMemory:
+        """Return the memory with these rows, shape (S, d), added to those of the clients.
+
+        Raises:
+            InvalidInputError: the disk has no room for the rows of clients not seen before.
+        """
+        new = clients[self.places[clients] < 0]
+        memory = self._with_rows_for(new)
+        if len(new):
+            memory.rows[self.seen : memory.seen] = 0
+        memory.rows.index_add_(0, memory._places_of(clients), rows.to(memory.rows.device))
         return memory
 
     def cleared(self) -> ClientMemory:
@@ -122,6 +135,10 @@ class ClientMemory:
             self.rows[:seen] = rows
             rows = self.rows
         return replace(self, places=places, rows=rows.to(self.rows.device), seen=seen)
+
+    def _places_of(self, clients: Tensor) -> Tensor:
+        """Return the positions of the rows of these clients, -1 for those never seen."""
+        return self.places[clients].to(self.rows.device, torch.int64)
 
     def _with_rows_for(self, new: Tensor) -> ClientMemory:
         """Return the memory with rows for these clients, none of them seen before."""

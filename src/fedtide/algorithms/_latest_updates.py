@@ -51,11 +51,12 @@ class LatestUpdatesState(State):
 
     def store(self, clients: Tensor, rows: Tensor) -> Self:
         """Return the state with these rows, shape (S, d), as the latest of these clients."""
-        change = (rows - self.memory.read(clients)).sum(dim=0)
+        change = self.memory.read(clients)
+        torch.sub(rows, change, out=change)
         return replace(
             self,
             memory=self.memory.write(clients, rows),
-            change=self.change + change,
+            change=self.change + change.sum(dim=0),
             clients=torch.cat([self.clients, clients]),
         )
 

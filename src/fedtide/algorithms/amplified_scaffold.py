@@ -27,17 +27,18 @@ class AmplifiedScaffoldState(WeightedSumState):
         model_change: u = x - x_{t0}, what this window has added to the model, shape (d,).
         control: G_n of every client, fixed within a window.
         mean_control: G = 1/N Σ G_n, shape (d,).
-        window_gradients: Σ_s q_s^n ḡ_s^n over the completed rounds of this window.
+        window_directions: Σ_s q_s^n v_s^n over the completed rounds of this window, where
+            v = ḡ - G_n + G is the mean direction of a client's local steps.
         window_weight: Σ_s q_s^n over the same rounds, shape (N,).
-        round_gradients: ḡ_t^n of this round, kept until the size of the cohort determines q_t^n.
+        round_directions: v_t^n of this round, kept until the size of the cohort determines q_t^n.
     """
 
     model_change: Tensor
     control: ClientMemory
     mean_control: Tensor
-    window_gradients: ClientMemory
+    window_directions: ClientMemory
     window_weight: Tensor
-    round_gradients: ClientMemory
+    round_directions: ClientMemory
 
 
 @configurable
@@ -103,7 +104,7 @@ class AmplifiedScaffold(CohortAverage[AmplifiedScaffoldState]):
 
     def init(self, model: Tensor, population: Population) -> AmplifiedScaffoldState:
         """Return the state before round 0, with all control variates zero."""
-        control, window_gradients, round_gradients = (
+        control, window_directions, round_directions = (
             ClientMemory.empty(population.clients, model, self.memory_folder) for _ in range(3)
         )
         return AmplifiedScaffoldState.initial(
@@ -112,27 +113,23 @@ class AmplifiedScaffold(CohortAverage[AmplifiedScaffoldState]):
             model_change=torch.zeros_like(model),
             control=control,
             mean_control=torch.zeros_like(model),
-            window_gradients=window_gradients,
+            window_directions=window_directions,
             window_weight=torch.zeros(population.clients, dtype=model.dtype),
-            round_gradients=round_gradients,
+            round_directions=round_directions,
         )
 
     def instruct(self, state: AmplifiedScaffoldState, clients: Tensor) -> Instructions:
         """Return how to train: with G - G_n added to every gradient."""
-        return Instructions(
-            state.model, correction=state.mean_control - state.control.read(clients)
-        )
+        correction = state.control.read(clients)
+        torch.sub(state.mean_control, correction, out=correction)
+        return Instructions(state.model, correction=correction)
 
     def absorb(
         self, state: AmplifiedScaffoldState, updates: ClientUpdates
     ) -> AmplifiedScaffoldState:
-        """Fold in the updates, and keep the gradients recovered from them."""
-        correction = state.mean_control - state.control.read(updates.clients)
-        gradients = updates.mean_gradients() - correction
-        return replace(
-            super().absorb(state, updates),
-            round_gradients=state.round_gradients.write(updates.clients, gradients),
-        )
+        """Fold in the updates, and keep the directions recovered from them."""
+        directions = state.round_directions.write(updates.clients, updates.mean_gradients())
+        return replace(super().absorb(state, updates), round_directions=directions)
 
     def step(
         self, state: AmplifiedScaffoldState, lr: float
@@ -150,30 +147,35 @@ class AmplifiedScaffold(CohortAverage[AmplifiedScaffoldState]):
 
 
 def _accumulate_round(state: AmplifiedScaffoldState, info: RoundInfo) -> AmplifiedScaffoldState:
-    """Add q_t^n ḡ_t^n of this round's updates to the window."""
-    window = state.window_gradients
+    """Add q_t^n v_t^n of this round's updates to the window."""
+    window = state.window_directions
     chunks = (torch.split(tensor, _CHUNK_ROWS) for tensor in (info.clients, info.weights))
     for clients, q in zip(*chunks, strict=True):
-        rows = state.round_gradients.read(clients)
-        rows = window.read(clients) + q.unsqueeze(1).to(rows.device) * rows
-        window = window.write(clients, rows)
+        rows = state.round_directions.read(clients)
+        window = window.add(clients, rows.mul_(q.unsqueeze(1).to(rows.device)))
         state.window_weight[clients] += q
-    return replace(state, window_gradients=window, round_gradients=state.round_gradients.cleared())
+    cleared = state.round_directions.cleared()
+    return replace(state, window_directions=window, round_directions=cleared)
 
 
 def _update_control_variates(state: AmplifiedScaffoldState) -> AmplifiedScaffoldState:
-    """Update G_n of the clients with weight in the window, and G; begin the next window."""
-    control, change = state.control, torch.zeros_like(state.mean_control)
+    """Update G_n of the clients with weight in the window, and G; begin the next window.
+
+    G and G_n were the same in all rounds of the window, so the weighted mean of ḡ = v + G_n - G is
+    that of v, plus G_n - G.
+    """
+    control, total = state.control, torch.zeros_like(state.mean_control)
     served = (state.window_weight > 0).nonzero().flatten()
     for clients in torch.split(served, _CHUNK_ROWS):
-        new = state.window_gradients.read(clients)
-        new = new / state.window_weight[clients].unsqueeze(1).to(new.device)
-        change += (new - control.read(clients)).sum(dim=0)
-        control = control.write(clients, new)
+        change = state.window_directions.read(clients)
+        change.div_(state.window_weight[clients].unsqueeze(1).to(change.device))
+        change.sub_(state.mean_control)
+        total += change.sum(dim=0)
+        control = control.add(clients, change)
     return replace(
         state,
         control=control,
-        mean_control=state.mean_control + change / control.clients,
-        window_gradients=state.window_gradients.cleared(),
+        mean_control=state.mean_control + total / control.clients,
+        window_directions=state.window_directions.cleared(),
         window_weight=torch.zeros_like(state.window_weight),
     )

@@ -133,7 +133,7 @@ class FedPBC(Algorithm[FedPBCState]):
 
     def absorb(self, state: FedPBCState, updates: ClientUpdates) -> FedPBCState:
         """Move the models of these clients, and add those of the clients that report."""
-        local = state.local.read(updates.clients) + self.server_lr * updates.deltas
+        local = state.local.read(updates.clients).add_(updates.deltas, alpha=self.server_lr)
         present = updates.weights >= 0
         return replace(
             state,

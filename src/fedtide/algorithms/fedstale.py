@@ -109,10 +109,10 @@ class FedStale(LatestUpdates[FedStaleState]):
     def absorb(self, state: FedStaleState, updates: ClientUpdates) -> FedStaleState:
         """Add ω (Δ - β h) of this chunk, and remember its updates."""
         weights = self._client_weights(state, updates).to(state.model.dtype)
-        stale = state.memory.read(updates.clients)
+        fresh = state.memory.read(updates.clients).mul_(-self.beta).add_(updates.deltas)
         return replace(
             state.store(updates.clients, updates.deltas),
-            fresh=state.fresh + weights.to(stale.device) @ (updates.deltas - self.beta * stale),
+            fresh=state.fresh + weights.to(fresh.device) @ fresh,
             weights=torch.cat([state.weights, weights]),
         )
 

@@ -69,7 +69,7 @@ class FOCUS(LatestUpdates[LatestUpdatesState]):
 
     def instruct(self, state: LatestUpdatesState, clients: Tensor) -> Instructions:
         """Return how to train: with h_n subtracted from every gradient."""
-        correction = -state.memory.read(clients)
+        correction = state.memory.read(clients).neg_()
         return Instructions(state.model, correction=correction, end_gradients=True)
 
     def absorb(self, state: LatestUpdatesState, updates: ClientUpdates) -> LatestUpdatesState:

@@ -102,17 +102,25 @@ class Scaffold(CohortAverage[ScaffoldState]):
 
     def instruct(self, state: ScaffoldState, clients: Tensor) -> Instructions:
         """Return how to train: with c - c_n added to every gradient."""
-        correction = state.mean_control - state.control.read(clients)
+        correction = state.control.read(clients)
+        torch.sub(state.mean_control, correction, out=correction)
         return Instructions(state.model, correction=correction, gradients=self.option == 1)
 
     def absorb(self, state: ScaffoldState, updates: ClientUpdates) -> ScaffoldState:
         """Fold in the updates and replace the clients' control variates."""
-        old = state.control.read(updates.clients)
-        new = self._new_controls(state, updates, old)
+        control, clients = state.control, updates.clients
+        if self.option == 2:
+            change = updates.mean_gradients().sub_(state.mean_control)
+            control = control.add(clients, change)
+        else:
+            assert updates.gradients is not None, "option 1 asks for gradients"
+            change = control.read(clients)
+            torch.sub(updates.gradients, change, out=change)
+            control = control.write(clients, updates.gradients)
         return replace(
             super().absorb(state, updates),
-            control=state.control.write(updates.clients, new),
-            change=state.change + (new - old).sum(dim=0),
+            control=control,
+            change=state.change + change.sum(dim=0),
         )
 
     def step(self, state: ScaffoldState, lr: float) -> tuple[ScaffoldState, RoundInfo]:
@@ -120,10 +128,3 @@ class Scaffold(CohortAverage[ScaffoldState]):
         state, info = super().step(state, lr)
         mean = state.mean_control + state.change / state.population
         return replace(state, mean_control=mean, change=torch.zeros_like(mean)), info
-
-    def _new_controls(self, state: ScaffoldState, updates: ClientUpdates, old: Tensor) -> Tensor:
-        """Return the new c_n of the clients whose updates arrived, shape (S, d)."""
-        if self.option == 2:
-            return updates.mean_gradients() - (state.mean_control - old)
-        assert updates.gradients is not None, "option 1 asks for gradients"
-        return updates.gradients
