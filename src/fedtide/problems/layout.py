@@ -66,7 +66,15 @@ def to_channels_last(tensor: Tensor) -> Tensor:
     """Return images and filters in the channels-last memory format, other tensors unchanged.
 
     It halves the time of convolutions on a CPU.
+
+    >>> to_channels_last(torch.zeros(2, 3, 5, 7)).stride()
+    (105, 1, 21, 3)
+    >>> to_channels_last(torch.zeros(2, 1, 5, 7)).stride()
+    (35, 1, 7, 1)
     """
     if tensor.dim() != 4:
         return tensor
+    if tensor.shape[1] == 1:
+        # Strides say which format a convolution returns, and PyTorch takes both to be the same here.
+        return tensor.contiguous().squeeze(1).unsqueeze(-1).permute(0, 3, 1, 2)
     return tensor.contiguous(memory_format=torch.channels_last)
