@@ -23,6 +23,7 @@ def shrink(settings):
             plain["participation"]["groups"] = groups[:: len(groups) // clients][:clients]
     if plain["problem"]["type"] == "classification":
         plain["problem"]["dataset"] = "digits"
+        plain["problem"].pop("normalise", None)  # digits are numbers
         plain["problem"].pop("samples", None)
         if changes_colours(plain["problem"].get("augment") or ()):  # digits have no 0..255 pixels
             plain["problem"]["augment"] = ["pad-crop", "flip"]
