@@ -95,8 +95,8 @@ def digits_text() -> list[str]:
     return [
         *lines,
         "",
-        "The clients count the same in the first loss, which is the objective, and as often as "
-        "they took part in the second. The first is lower than with plain averaging over the "
+        "The first loss weights all clients equally and is the objective; the second weights each "
+        "client by how often it took part. The first is lower than with plain averaging over the "
         f"participating {lower(loss['fedau'], loss['fedavg'])} for FedAU and "
         f"{lower(loss['known-rates'], loss['fedavg'])} for known rates; the second is lower with "
         f"plain averaging than with FedAU {lower(present['fedavg'], present['fedau'])}; p-values "
