@@ -895,6 +895,21 @@ def test_classes_that_do_not_occur_are_warned_of(labels, pattern, caplog):
         assert re.match(f"target: {pattern}.*; n", message)
 
 
+def test_amounts_are_not_taken_for_classes():
+    table = {"x": np.zeros((6, 2)), "y": [0, 10**9] * 3, "client": np.arange(6) % 2}
+    with pytest.raises(InvalidInputError, match=r"^target: .* 1,000,000,001 classes .* mse"):
+        prepare(Supervised(table))
+
+
+def test_a_metric_whose_name_does_not_say_what_is_better_is_warned_of(caplog):
+    table = {"x": np.zeros((6, 2)), "y": [0, 1] * 3, "client": np.arange(6) % 2}
+    distance = LOSSES["cross_entropy"]
+    prepare(Supervised(table, metrics={"bits": Metric(distance, True), "brier": distance}))
+    assert not caplog.messages
+    prepare(Supervised(table, metrics={"bits": distance}))
+    assert re.match("metrics: the name 'bits' does not say", caplog.messages[-1])
+
+
 STRAY = ["?" if row == 7 else f"{value:.3f}" for row, value in enumerate(NUMBERS)]
 MISTAKES = {
     "single-feature": (

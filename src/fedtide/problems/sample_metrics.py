@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
 
@@ -11,7 +12,7 @@ from torch import Tensor
 from fedtide.configurable import configurable
 from fedtide.errors import InvalidInputError
 from fedtide.import_paths import is_import_path
-from fedtide.metric_direction import lower_is_better
+from fedtide.metric_direction import is_direction_known, lower_is_better
 from fedtide.problems.losses import (
     average_positions,
     bce,
@@ -21,6 +22,8 @@ from fedtide.problems.losses import (
     mse,
     resolve_function,
 )
+
+_logger = logging.getLogger("fedtide")
 
 MetricFunction = Callable[..., Tensor]
 """Takes what a loss takes and returns one number per sample, (B,)."""
@@ -125,6 +128,13 @@ def _resolve(name: str, given: object) -> Metric:
         raise InvalidInputError(
             f"metrics: {name!r} is {found!r:.60}; give a function, its import path, a Metric, or "
             f"one of {', '.join(METRICS)}"
+        )
+    if not is_direction_known(name):
+        _logger.warning(
+            "metrics: the name %r does not say which values are better; higher ones are taken to "
+            "be. Give a Metric(function, lower_is_better=...), or in a file the keys function and "
+            "lower_is_better",
+            name,
         )
     return Metric(found, lower_is_better(name))
 

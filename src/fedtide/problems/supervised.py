@@ -88,7 +88,9 @@ class Supervised(Problem):
             (outputs, target), with padded sequences (outputs, target, mask), that returns the loss
             of each sample, (B,), from torch operations; also by import path.
         metrics: one or several names such as "accuracy", or by name a function like a loss, or a
-            `Metric`, which says whether lower is better; None: those that suit the loss.
+            `Metric`, which says whether lower is better; None: those that suit the loss. For a
+            function its name decides: losses and errors are better when lower, all else when
+            higher, with a warning if the name says neither.
         buffers: what becomes of running statistics, as of BatchNorm: "average" over each cohort
             with equal weights, or "local", where every client keeps its own (FedBN).
         normalise: a mean and a standard deviation for pixels / 255; None: (0.5, 0.5). Columns of
@@ -471,6 +473,10 @@ def _client_column(table: Table, name: str) -> Names:
     raise InvalidInputError(f"clients: column {name!r} holds lists; give one name in each row")
 
 
+_MOST_CLASSES = 1000
+"""So many classes may be more than there are training samples."""
+
+
 def _count_classes(target: Target, kind: TargetKind | None) -> int:
     """Return the number of classes or tokens; 0 if the target is numeric."""
     if kind == "numbers" or target.train.dtype.kind != "i":
@@ -486,6 +492,12 @@ def _count_classes(target: Target, kind: TargetKind | None) -> int:
         return len(target.names)
     classes = max(int(part.max(initial=0)) for part in target.parts) + 1
     seen = len(found)
+    if kind == "classes" and classes > max(_MOST_CLASSES, len(target.train)):
+        raise InvalidInputError(
+            f"target: its whole numbers go up to {classes - 1:,}, which makes {classes:,} classes "
+            f"of {len(target.train):,} training samples; for amounts give loss: mse, for codes "
+            "number them from 0 without gaps, or give text"
+        )
     if kind == "classes" and seen > 1 and (2 * seen < classes or found[0] > 0):
         _logger.warning(
             "target: only %d of the classes 0 to %d occur, and the network gets outputs for all; "

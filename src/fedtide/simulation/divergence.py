@@ -108,6 +108,11 @@ def check_loss(
     if not np.isfinite(loss):
         losses = evaluation.clients.get("loss", np.zeros(0))
         named = _list_clients(np.flatnonzero(~np.isfinite(losses)), population)
+        if ended == 0:
+            raise DivergenceError(
+                f"problem: the loss is {loss} before any training{named}; check the loss and the "
+                "data of these clients"
+            )
         raise DivergenceError(
             f"local.lr: the loss is {loss} after {ended} rounds{named}; lower {too_high}"
         )

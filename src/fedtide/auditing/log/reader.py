@@ -65,8 +65,8 @@ def read_participation_log(
     Raises:
         InvalidInputError: a log that cannot be used.
     """
-    if clients is not None and clients < 1:
-        raise InvalidInputError(f"clients: {clients} clients; give at least 1")
+    if clients is not None:
+        require_whole_number("clients", clients)
     if clients is not None and roster is not None:
         raise InvalidInputError(
             "clients: the roster already gives the number of clients; leave one of the two out"
