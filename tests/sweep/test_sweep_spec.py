@@ -82,7 +82,6 @@ def test_overrides_apply_to_all_methods(sweep):
         ({"seeds": [1, 1.0]}, "seeds: not a list of distinct numbers"),
         ({"seeds": [1.5]}, "seeds: 1.5 "),
         ({"seeds": [True]}, "seeds: "),
-        ({"seed": 3, "seeds": [1, 2]}, "seed: given besides seeds; "),
         ({"seed": -1, "methods": {"a": {}}}, "seed: -1 "),
         ({"methods": {}}, "methods: "),
         ({"methods": {"a": "fedavg"}}, "methods: "),

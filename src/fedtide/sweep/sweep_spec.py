@@ -222,8 +222,6 @@ def _parse_seeds(plain: Mapping[str, Any]) -> list[int]:
     seeds = plain.get("seeds")
     if seeds is None:
         return [_parse_seed("seed", plain.get("seed", 0))]
-    if plain.get("seed") is not None:
-        raise InvalidInputError("seed: given besides seeds; give one of them")
     if isinstance(seeds, list) and seeds:
         found = [_parse_seed("seeds", seed) for seed in seeds]
         if len({*found}) == len(found):
