@@ -96,8 +96,8 @@ def digits_text() -> list[str]:
         *lines,
         "",
         "The first loss weights all clients equally and is the objective; the second weights each "
-        "client by how often it took part. The first is lower than with plain averaging over the "
-        f"participating {lower(loss['fedau'], loss['fedavg'])} for FedAU and "
+        "client by its mean share of a cohort. The first is lower than with plain averaging over "
+        f"the participating {lower(loss['fedau'], loss['fedavg'])} for FedAU and "
         f"{lower(loss['known-rates'], loss['fedavg'])} for known rates; the second is lower with "
         f"plain averaging than with FedAU {lower(present['fedavg'], present['fedau'])}; p-values "
         "are those of Wilcoxon's signed-rank test. The accuracies differ little, except that plain "

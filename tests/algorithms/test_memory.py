@@ -12,6 +12,7 @@ from fedtide.algorithms import MIFA
 from fedtide.algorithms._client_memory import ClientMemory
 from fedtide.algorithms.serialization import from_tensors, to_tensors
 from fedtide.errors import InvalidInputError
+from fedtide.population import Population
 
 from .driver import Quadratics, drive, random_table
 
@@ -39,6 +40,30 @@ def test_it_remembers_the_latest_row_of_each_client(cohorts):
     memory, kept = written(ClientMemory.empty(20, torch.zeros(2)), cohorts)
     check(memory, kept)
     assert len(memory.rows) <= 2 * max(1, memory.seen)
+
+
+@given(COHORTS, COHORTS)
+def test_it_adds_to_the_rows_of_seen_and_of_new_clients(before, after):
+    """Also where the rows of clients before it was cleared lay."""
+    memory = written(ClientMemory.empty(20, torch.zeros(2)), before)[0].cleared()
+    kept = {}
+    for t, cohort in enumerate(after):
+        clients = torch.tensor(cohort, dtype=torch.int64)
+        rows = torch.arange(len(cohort) * 2.0, dtype=torch.float64).view(-1, 2) + t
+        memory = memory.add(clients, rows)
+        kept |= {n: kept.get(n, 0) + row for n, row in zip(cohort, rows.float(), strict=True)}
+        assert torch.equal(
+            memory.subtracted_from(rows.float(), clients),
+            rows.float() - memory.read(clients),
+        )
+    check(memory, kept)
+
+
+def test_a_state_with_other_memories_is_refused():
+    state = MIFA().init(torch.zeros(2), Population(3))
+    other = {name.replace("memory", "rows"): t for name, t in to_tensors(state).items()}
+    with pytest.raises(InvalidInputError, match=r"^state: 'memory.places' is either in"):
+        from_tensors(state, other)
 
 
 @given(COHORTS, COHORTS)

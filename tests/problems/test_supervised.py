@@ -905,9 +905,11 @@ def test_a_metric_whose_name_does_not_say_what_is_better_is_warned_of(caplog):
     table = {"x": np.zeros((6, 2)), "y": [0, 1] * 3, "client": np.arange(6) % 2}
     distance = LOSSES["cross_entropy"]
     prepare(Supervised(table, metrics={"bits": Metric(distance, True), "brier": distance}))
+    prepare(Supervised(table, metrics={"bits": {"function": distance, "lower_is_better": True}}))
     assert not caplog.messages
     prepare(Supervised(table, metrics={"bits": distance}))
-    assert re.match("metrics: the name 'bits' does not say", caplog.messages[-1])
+    (message,) = caplog.messages
+    assert re.match("metrics: the name 'bits' does not say", message)
 
 
 STRAY = ["?" if row == 7 else f"{value:.3f}" for row, value in enumerate(NUMBERS)]

@@ -5,6 +5,7 @@ size, keys misspelt, moved, removed and added, text cut, changed and duplicated.
 are still valid are run if they are small.
 """
 
+import io
 import random
 import re
 import signal
@@ -13,8 +14,10 @@ from contextlib import contextmanager, suppress
 from copy import deepcopy
 
 import numpy as np
+import polars as pl
 import pytest
 import yaml
+from PIL import Image
 
 import fedtide as ft
 from fedtide.algorithms import ALGORITHMS
@@ -120,6 +123,7 @@ VALID = {
         REGRESSION,
         DIGITS | {"partition": {"type": "iid"}},
         DIGITS | {"partition": {"type": "dirichlet", "alpha": 1.0}},
+        DIGITS | {"dataset": "images", "clients": 3, "normalise": [0, 1]},
         DIGITS | {"partition": {"type": "majority-class", "similarity": 0.1}, "augment": ["flip"]},
         DIGITS | {"partition": {"type": "single-class", "mean": 5, "spread": 1}},
         DIGITS | {"partition": {"type": "natural", "column": "label"}},
@@ -315,6 +319,12 @@ def folder(tmp_path, monkeypatch):
     (tmp_path / "log.csv").write_text("round,client\n0,0\n0,1\n1,2\n")
     (tmp_path / "table.csv").write_text("who,a,b,y\nann,1,2,0.5\nbob,0,1,1.5\ncat,2,2,0.1\n")
     (tmp_path / "net.py").write_text(NET)
+    (tmp_path / "images").mkdir()
+    file = io.BytesIO()
+    Image.new("RGB", (8, 8), "teal").save(file, "png")
+    images = pl.DataFrame({"image": [file.getvalue()] * 30, "label": [0, 1, 2] * 10})
+    for split in ("train", "test"):
+        images.write_parquet(tmp_path / "images" / f"{split}.parquet")
     monkeypatch.chdir(tmp_path)
     return tmp_path
 

@@ -120,4 +120,7 @@ def test_a_loss_that_is_not_finite_stops_and_names_the_clients():
         ft.simulate(
             problem=problem, local={"steps": 1, "lr": 0.1}, rounds=1, trainer="reference", **fields
         )
-    assert str(error.value).startswith("problem: the loss is inf before any training (clients 1); ")
+    assert str(error.value) == (
+        "problem: the loss is inf before any training (clients 1); check the loss function, the "
+        "data and the initial model"
+    )

@@ -7,7 +7,16 @@ import pytest
 import torch
 
 from fedtide.algorithms import Instructions
-from fedtide.problems import MODELS, Classification, Iid, LowerBound4D, Quadratic, Regression
+from fedtide.problems import (
+    MODELS,
+    Classification,
+    Iid,
+    LowerBound4D,
+    Quadratic,
+    Regression,
+    Supervised,
+)
+from fedtide.problems.datasets.catalogue import load
 from fedtide.problems.weighted_objective import weigh_objective
 from fedtide.training import Ball, Box, LocalTraining
 from fedtide.training.devices import can_compile
@@ -354,10 +363,12 @@ def test_a_varying_cohort_compiles_no_more_than_there_are_chunk_sizes(monkeypatc
 
 @pytest.mark.compile
 @pytest.mark.skipif(not HAS_COMPILER, reason="no C++ compiler")
-@pytest.mark.parametrize("samples", [1437, 1400], ids=["first", "cached"])
-def test_compiled_chunks_of_two_threaded_cores(samples):
-    """The second task finds the first one's block in the cache, and must use its own samples."""
-    problem = Classification("digits", Iid(), clients=80, samples=samples)
+@pytest.mark.parametrize("scale", [1, 2], ids=["first", "cached"])
+def test_compiled_chunks_of_two_threaded_cores(scale):
+    """The second task finds the first one's block in the cache, and must use its own pixels."""
+    digits = load("digits").train
+    table = {"x": scale * digits.features, "y": digits.labels}
+    problem = Supervised(table, clients=80, partition=Iid())
     task = problem.prepare(2, CPU, torch.float64)
     local, cohort = local_training(), range(3, 13)
     assert torch.get_num_threads() == 2

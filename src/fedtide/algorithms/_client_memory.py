@@ -78,6 +78,12 @@ class ClientMemory:
             rows[unseen] = 0
         return rows.to(self.device)
 
+    def subtracted_from(self, values: Tensor, clients: Tensor) -> Tensor:
+        """Return `values`, shape (d,) or (S, d), minus the rows of these clients, shape (S, d)."""
+        rows = self.read(clients)
+        # allocating another large array would take longer than subtracting
+        return torch.sub(values, rows, out=rows)
+
     def sum(self) -> Tensor:
         """Return the sum of the rows of all clients, shape (d,)."""
         return self.rows[: self.seen].sum(dim=0).to(self.device)
@@ -89,7 +95,7 @@ class ClientMemory:
             InvalidInputError: the disk has no room for the rows of clients not seen before.
         """
         memory = self._with_rows_for(clients[self.places[clients] < 0])
-        memory.rows.index_copy_(0, memory._places_of(clients), rows.to(memory.rows.device))
+        memory.rows.index_copy_(0, memory._places_of(clients), rows.to(memory.rows))
         return memory
 
     def add(self, clients: Tensor, rows: Tensor) -> ClientMemory:
@@ -102,7 +108,7 @@ class ClientMemory:
         memory = self._with_rows_for(new)
         if len(new):
             memory.rows[self.seen : memory.seen] = 0
-        memory.rows.index_add_(0, memory._places_of(clients), rows.to(memory.rows.device))
+        memory.rows.index_add_(0, memory._places_of(clients), rows.to(memory.rows))
         return memory
 
     def cleared(self) -> ClientMemory:

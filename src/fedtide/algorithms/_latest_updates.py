@@ -51,12 +51,11 @@ class LatestUpdatesState(State):
 
     def store(self, clients: Tensor, rows: Tensor) -> Self:
         """Return the state with these rows, shape (S, d), as the latest of these clients."""
-        change = self.memory.read(clients)
-        torch.sub(rows, change, out=change)
+        change = self.memory.subtracted_from(rows, clients).sum(dim=0)
         return replace(
             self,
             memory=self.memory.write(clients, rows),
-            change=self.change + change.sum(dim=0),
+            change=self.change + change,
             clients=torch.cat([self.clients, clients]),
         )
 

@@ -120,8 +120,7 @@ class AmplifiedScaffold(CohortAverage[AmplifiedScaffoldState]):
 
     def instruct(self, state: AmplifiedScaffoldState, clients: Tensor) -> Instructions:
         """Return how to train: with G - G_n added to every gradient."""
-        correction = state.control.read(clients)
-        torch.sub(state.mean_control, correction, out=correction)
+        correction = state.control.subtracted_from(state.mean_control, clients)
         return Instructions(state.model, correction=correction)
 
     def absorb(

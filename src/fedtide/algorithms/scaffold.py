@@ -102,8 +102,7 @@ class Scaffold(CohortAverage[ScaffoldState]):
 
     def instruct(self, state: ScaffoldState, clients: Tensor) -> Instructions:
         """Return how to train: with c - c_n added to every gradient."""
-        correction = state.control.read(clients)
-        torch.sub(state.mean_control, correction, out=correction)
+        correction = state.control.subtracted_from(state.mean_control, clients)
         return Instructions(state.model, correction=correction, gradients=self.option == 1)
 
     def absorb(self, state: ScaffoldState, updates: ClientUpdates) -> ScaffoldState:
@@ -114,8 +113,7 @@ class Scaffold(CohortAverage[ScaffoldState]):
             control = control.add(clients, change)
         else:
             assert updates.gradients is not None, "option 1 asks for gradients"
-            change = control.read(clients)
-            torch.sub(updates.gradients, change, out=change)
+            change = control.subtracted_from(updates.gradients, clients)
             control = control.write(clients, updates.gradients)
         return replace(
             super().absorb(state, updates),

@@ -119,7 +119,10 @@ def _restore(template: Any, stored: dict[str, Tensor], prefix: str) -> Any:
             start = path + "."
             names = [name for name in stored if name.startswith(start)]
             part = {name.removeprefix(start): stored.pop(name) for name in names}
-            changes[field.name] = value.from_tensors(part)
+            try:
+                changes[field.name] = value.from_tensors(part)
+            except KeyError as error:
+                raise _other_fields([f"{path}.{error.args[0]}"]) from None
         elif is_dataclass(value):
             changes[field.name] = _restore(value, stored, path + ".")
         elif value is not None and path not in stored:

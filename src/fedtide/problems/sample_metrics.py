@@ -98,12 +98,33 @@ def resolve_metrics(
     Raises:
         InvalidInputError: an unknown name, or something that is not a function.
     """
+    return {name: _resolve(name, metric) for name, metric in _by_name(given, loss).items()}
+
+
+def warn_of_directions(given: Sequence[str] | Mapping[str, object] | None, loss: object) -> None:
+    """Log a warning for each function whose name does not say which values are better.
+
+    The arguments are those of `resolve_metrics`.
+    """
+    for name, metric in _by_name(given, loss).items():
+        is_declared = isinstance(metric, Mapping) or isinstance(_find(name, metric), Metric)
+        if not is_declared and not is_direction_known(name):
+            _logger.warning(
+                "metrics: the name %r does not say whether higher values are better, which is "
+                "assumed; give Metric(function, lower_is_better=...), or in a file a mapping with "
+                "the keys function and lower_is_better",
+                name,
+            )
+
+
+def _by_name(given: Sequence[str] | Mapping[str, object] | None, loss: object) -> dict[str, object]:
+    """Return the given metrics by name, or those that suit the loss."""
     if given is None:
         given = DEFAULT_METRICS.get(loss, ()) if isinstance(loss, str) else ()
     if isinstance(given, str):
         given = (given,)
     named = given if isinstance(given, Mapping) else {_short(name): name for name in given}
-    return {str(name): _resolve(str(name), metric) for name, metric in named.items()}
+    return {str(name): metric for name, metric in named.items()}
 
 
 def _resolve(name: str, given: object) -> Metric:
@@ -113,7 +134,8 @@ def _resolve(name: str, given: object) -> Metric:
             f"metrics: {name!r} is the name of another column of the results; choose another"
         )
     if isinstance(given, Mapping):
-        function = _resolve(name, given.get("function")).function
+        found = _find(name, given.get("function"))
+        function = found.function if isinstance(found, Metric) else found
         rest = {key: value for key, value in given.items() if key != "function"}
         try:
             return Metric(function, **rest)
@@ -121,22 +143,19 @@ def _resolve(name: str, given: object) -> Metric:
             raise InvalidInputError(
                 f"metrics: {name!r} needs the keys function and lower_is_better"
             ) from None
-    found = resolve_function("metrics", given, METRICS)
-    if isinstance(found, Metric):
-        return found
-    if not callable(found):
+    found = _find(name, given)
+    return found if isinstance(found, Metric) else Metric(found, lower_is_better(name))
+
+
+def _find(name: str, given: object) -> Metric | MetricFunction:
+    """Return the metric or the function that is given by itself, by name or by an import path."""
+    found: object = resolve_function("metrics", given, METRICS)
+    if not isinstance(found, Metric) and not callable(found):
         raise InvalidInputError(
             f"metrics: {name!r} is {found!r:.60}; give a function, its import path, a Metric, or "
             f"one of {', '.join(METRICS)}"
         )
-    if not is_direction_known(name):
-        _logger.warning(
-            "metrics: the name %r does not say which values are better; higher ones are taken to "
-            "be. Give a Metric(function, lower_is_better=...), or in a file the keys function and "
-            "lower_is_better",
-            name,
-        )
-    return Metric(found, lower_is_better(name))
+    return found
 
 
 def _short(name: str) -> str:

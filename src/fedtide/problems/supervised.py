@@ -29,7 +29,12 @@ from fedtide.problems.models.functional import copy_network, refuse_lazy
 from fedtide.problems.models.initialisation import build_seeded
 from fedtide.problems.partitions import FlwrInstance, Partition, Shards, StoredShards
 from fedtide.problems.partitions.base import to_names
-from fedtide.problems.sample_metrics import Metric, accuracy, resolve_metrics
+from fedtide.problems.sample_metrics import (
+    Metric,
+    accuracy,
+    resolve_metrics,
+    warn_of_directions,
+)
 from fedtide.problems.supervised_data import (
     Inputs,
     Samples,
@@ -47,6 +52,9 @@ from fedtide.problems.supervised_data import (
 from fedtide.problems.supervised_task import SupervisedData, SupervisedTask
 
 _logger = logging.getLogger("fedtide")
+
+_MOST_CLASSES = 1000
+"""Up to so many classes are allowed even if there are fewer training samples."""
 
 ModelLike = str | Mapping[str, Any] | Model | nn.Module | Callable[[], nn.Module]
 """A name, an import path, a mapping with `type`, a network, or a function that returns one."""
@@ -150,6 +158,7 @@ class Supervised(Problem):
         samples, tests, target, tables = self._read(kind)
         self._check_pixels(samples)
         warn_of_scales(tables[0], self.inputs)
+        warn_of_directions(self.metrics, self.loss)
         labels = partition_labels(samples.target, kind)
         shards = self._split(tables[0], labels, len(samples), seed)
         owners = None if tests is None else self._test_owners(tables[1], shards)
@@ -473,10 +482,6 @@ def _client_column(table: Table, name: str) -> Names:
     raise InvalidInputError(f"clients: column {name!r} holds lists; give one name in each row")
 
 
-_MOST_CLASSES = 1000
-"""So many classes may be more than there are training samples."""
-
-
 def _count_classes(target: Target, kind: TargetKind | None) -> int:
     """Return the number of classes or tokens; 0 if the target is numeric."""
     if kind == "numbers" or target.train.dtype.kind != "i":
@@ -494,9 +499,9 @@ def _count_classes(target: Target, kind: TargetKind | None) -> int:
     seen = len(found)
     if kind == "classes" and classes > max(_MOST_CLASSES, len(target.train)):
         raise InvalidInputError(
-            f"target: its whole numbers go up to {classes - 1:,}, which makes {classes:,} classes "
-            f"of {len(target.train):,} training samples; for amounts give loss: mse, for codes "
-            "number them from 0 without gaps, or give text"
+            f"target: its whole numbers go up to {classes - 1:,}, which would make {classes:,} "
+            f"classes for {len(target.train):,} training samples; if they are amounts, give "
+            "loss: mse; if they are codes of classes, number them from 0 without gaps, or give text"
         )
     if kind == "classes" and seen > 1 and (2 * seen < classes or found[0] > 0):
         _logger.warning(

@@ -110,8 +110,8 @@ def check_loss(
         named = _list_clients(np.flatnonzero(~np.isfinite(losses)), population)
         if ended == 0:
             raise DivergenceError(
-                f"problem: the loss is {loss} before any training{named}; check the loss and the "
-                "data of these clients"
+                f"problem: the loss is {loss} before any training{named}; check the loss function, "
+                "the data and the initial model"
             )
         raise DivergenceError(
             f"local.lr: the loss is {loss} after {ended} rounds{named}; lower {too_high}"

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from fedtide.training.trainers._graph_capture import in_memory
+from fedtide.training.trainers._memory_formats import memory_format
 
 _MOST_TERMS = 16
 """Sums of up to so many terms are written out; more would take long to compile."""
@@ -109,7 +110,7 @@ def _select_by_window(
         larger = (pixel > largest) | (pixel != pixel)  # the first of equal ones; or NaN
         largest = torch.where(larger, pixel, largest)
         place = torch.where(larger, float(k), place)
-    if images.is_contiguous(memory_format=torch.channels_last) and not images.is_contiguous():
+    if memory_format(images) == torch.channels_last:
         # each window's gradient is read for all of its pixels, many channels at once
         gradient = in_memory(gradient.contiguous(memory_format=torch.channels_last))
     places = torch.arange(rows * columns, device=images.device).view(rows, 1, columns)

@@ -22,10 +22,10 @@ def align_images(graph: Any) -> None:
     for node in list(graph.nodes):
         if torch.Tag.pointwise not in getattr(node.target, "tags", ()):
             continue
-        wanted = _memory_format(node.meta["val"])
+        wanted = memory_format(node.meta["val"])
         for images in node.all_input_nodes if wanted else ():
             found = images.meta["val"]
-            other = _memory_format(found)
+            other = memory_format(found)
             if other and other != wanted and found.shape == node.meta["val"].shape:
                 with graph.inserting_before(node):
                     copy = graph.call_function(
@@ -35,7 +35,7 @@ def align_images(graph: Any) -> None:
                 node.replace_input_with(images, copy)
 
 
-def _memory_format(images: Any) -> torch.memory_format | None:
+def memory_format(images: Any) -> torch.memory_format | None:
     """Return the memory format of images; None: of neither, of both, or no images."""
     if not isinstance(images, torch.Tensor) or images.dim() != 4:
         return None
