@@ -287,3 +287,18 @@ def test_arrays_lists_and_tensors_are_the_same():
 def test_when_a_model_is_evaluated(every, rounds):
     result = run(quadratic(), "full", "fedavg", 7, evaluation={"every": every})
     assert result.metrics["round"].to_list() == rounds
+
+
+@pytest.mark.parametrize(
+    ("evaluation", "rounds"),
+    [
+        ({"every": 0, "last": 20}, [50, 60, 65]),
+        ({"every": 25, "last": 20}, [0, 25, 50, 60, 65]),
+        ({"every": 4, "last": 3}, [*range(0, 65, 4), 65]),
+        ({"every": 0, "last": 100}, [0, 10, 20, 30, 40, 50, 60, 65]),
+    ],
+)
+def test_the_last_rounds_are_evaluated_more_often(evaluation, rounds):
+    """For a mean over the last `last` rounds: those after round 65 - `last`, every ten."""
+    result = run(quadratic(), "full", "fedavg", 65, evaluation=evaluation)
+    assert result.metrics["round"].to_list() == rounds

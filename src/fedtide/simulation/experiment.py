@@ -85,6 +85,9 @@ class Evaluate:
             ten rounds; or, where an evaluation goes through more samples than a round of training,
             as rarely as it takes to evaluate a tenth as many as are trained on, but at least twenty
             times in a run.
+        last: in these last rounds of the run the model is evaluated every ten rounds, or as often
+            as `every` says if that is more often; 0: as before. For figures that are a mean over
+            the last rounds, in runs that are too long to be evaluated so often throughout.
         clients: whether each client is evaluated as well; switch it off for millions of clients.
         personalise: local steps by which every client fine-tunes the final model on its own
             samples, for the columns `personalised_...` of the clients' table; 0: none. Without test
@@ -95,12 +98,14 @@ class Evaluate:
     """
 
     every: int | None = None
+    last: int = 0
     clients: bool = True
     personalise: int = 0
 
     def __post_init__(self) -> None:
         if self.every is not None:
             require_at_least("every", self.every, 0)
+        require_at_least("last", self.last, 0)
         require_at_least("personalise", self.personalise, 0)
 
     def interval(self, rounds: int, cost: float) -> int:
@@ -120,6 +125,17 @@ class Evaluate:
             return self.every
         affordable = math.ceil(cost / _EVALUATING / _USUALLY) * _USUALLY
         return max(_USUALLY, min(affordable, rounds // _AT_LEAST))
+
+    def is_due(self, ended: int, rounds: int, interval: int) -> bool:
+        """Return whether the model is evaluated after `ended` of the rounds of a run.
+
+        >>> often_at_last = Evaluate(every=400, last=20)
+        >>> [t for t in range(1001) if often_at_last.is_due(t, rounds=1000, interval=400)]
+        [0, 400, 800, 990, 1000]
+        """
+        if ended == rounds or (interval and ended % interval == 0):
+            return True
+        return ended > rounds - self.last and ended % _USUALLY == 0
 
 
 @configurable

@@ -164,8 +164,8 @@ class Run:
 
     def evaluate_if_due(self) -> None:
         """Evaluate the algorithm's output if an evaluation is due."""
-        every = self._evaluated_every
-        if self.ended == self.experiment.rounds or (every and self.ended % every == 0):
+        evaluation, rounds = self.experiment.evaluation, self.experiment.rounds
+        if evaluation.is_due(self.ended, rounds, self._evaluated_every):
             self.evaluate()
 
     def evaluate(self) -> None:
