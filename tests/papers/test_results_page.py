@@ -64,6 +64,8 @@ def test_page_without_records():
 def test_outcomes_in_the_tables_add_up_to_the_counts(page):
     """Each counted claim is in one of the two lists, and none of the checks is."""
     (counts,) = re.findall(r"^All papers: (.*?)\.", page, re.MULTILINE)
+    full = [int(number) for number in re.findall(r" \((\d+) at full scale\)", counts)]
+    counts = re.sub(r" \(.*?\)", "", counts)
     count = {outcome: int(number) for number, outcome in re.findall(r"(\d+) ([a-z ]+)", counts)}
     claims = page.partition("\n## Claims\n")[2].partition("\n## Checks\n")[0]
     assert len(re.findall(r"^\| \[\d", claims, re.MULTILINE)) == sum(
@@ -75,6 +77,7 @@ def test_outcomes_in_the_tables_add_up_to_the_counts(page):
     findings = page.partition("\n## Findings\n")[2].partition("\n## ")[0]
     assert len(re.findall("^- Holds: ", findings, re.MULTILINE)) == count["reproduced"]
     assert len(re.findall("^- Does not hold: ", findings, re.MULTILINE)) == count["not reproduced"]
+    assert len(re.findall(r", full scale\)\.$", findings, re.MULTILINE)) == sum(full)
 
 
 def test_intervals_on_the_page_are_those_of_the_records(records, page):

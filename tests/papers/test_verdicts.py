@@ -189,6 +189,33 @@ def test_one_success_is_enough_where_some_suffices_and_is_corrected_instead():
     assert judge_table(some, table | {"d": [5, 5, 5]}).outcome == "not reproduced"
 
 
+def test_methods_are_compared_by_ratios_where_seeds_differ_in_scale():
+    """ln(a / b) = 0.1, 0.2, 0.3 in any unit: 0.2 ± 4.303 · 0.1 / √3 = 0.2 ± 0.2484."""
+    a = [1e-3 * np.exp(0.1), np.exp(0.2), 1e3 * np.exp(0.3)]
+    b = [1e-3, 1.0, 1e3]
+    result = judge_table(claim(ratios=True), {"a": a, "b": b})
+    assert result.outcome == "undecided"
+    assert result.numbers == "a / b = 1.22 [0.95, 1.57], 3 seeds"
+    steady = {"a": [2e-3, 2.1, 2e3], "b": b}
+    assert judge_table(claim(ratios=True), steady).outcome == "reproduced"
+    assert judge_table(claim(ratios=True), steady, higher=False).outcome == "not reproduced"
+    assert judge_table(claim(ratios=True, kind="loses"), steady).outcome == "not reproduced"
+    assert judge_table(BEATS, steady).outcome == "undecided"  # the differences are 1e-3, 1.1, 1e3
+
+
+def test_a_run_without_a_number_loses_by_ratio_as_by_difference():
+    table = {"a": [1.0, 1.0, 1.0], "b": [None, None, None]}
+    result = judge_table(claim(ratios=True), table, higher=False)
+    assert result.outcome == "reproduced"
+    assert "no number from b in 3" in result.numbers
+
+
+@pytest.mark.parametrize("fields", [{"kind": "matches", "within": 1.0}, {"by": 0.1}])
+def test_ratios_are_refused_where_a_size_is_claimed(fields):
+    with pytest.raises(InvalidInputError, match="ratios"):
+        claim(ratios=True, **fields)
+
+
 def test_claim_that_methods_match():
     matches = claim(kind="matches", within=0.5)
     near = {"a": [1, 2, 3], "b": [1.4, 2.4, 3.4]}

@@ -34,6 +34,8 @@ class Claim:
         cases: the cases of the paper in which it should hold; None: all that have the methods.
         against: the case in which `than` are measured; None: the same as A.
         by, within, value: as above; a negative `by` allows A to be worse (or better) by so much.
+        ratios: whether a pair of methods is compared by the ratio of their measures, which must be
+            positive, and not by the difference: for seeds whose data differ in scale.
         some: whether one of the comparisons suffices; otherwise all must hold.
         check: why the statement is only a check of the implementation and is not counted: it cannot
             fail, or none of the papers makes it; None: it is counted.
@@ -56,6 +58,7 @@ class Claim:
     by: float = 0.0
     within: float = 0.0
     value: float | None = None
+    ratios: bool = False
     some: bool = False
     check: str | None = None
     laptop_measure: str | None = None
@@ -71,6 +74,10 @@ class Claim:
             raise InvalidInputError("within: missing; give the margin of agreement")
         if self.kind not in _PAIRS and self.against is not None:
             raise InvalidInputError(f"against: has no meaning for {self.kind!r}; leave it out")
+        if self.ratios and (self.kind not in ("beats", "loses") or self.by):
+            raise InvalidInputError(
+                "ratios: only for the kinds 'beats' and 'loses' without `by`; leave it out"
+            )
         if self.kind == "grows" and self.cases is not None:
             require_two_cases(self.cases)
 

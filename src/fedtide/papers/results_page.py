@@ -98,6 +98,8 @@ def render_results(records: Iterable[Record]) -> str:
     return "".join(parts).rstrip() + "\n"
 
 
+_DECIDED: dict[Outcome, str] = {"reproduced": "Holds", "not reproduced": "Does not hold"}
+
 _Rows = Mapping[Scale, Sequence[Row]]
 
 
@@ -163,11 +165,15 @@ def _counted(judged: Iterable[_Judged]) -> list[_Ruling]:
     return [ruling for one in judged for ruling in one.rulings if ruling.claim.check is None]
 
 
-def _count(rulings: Iterable[_Ruling]) -> str:
-    """Return how many claims have each outcome, in words."""
-    count = Counter(dict.fromkeys(get_args(Outcome), 0))
-    count.update(ruling.decisive.outcome for ruling in rulings)
-    return ", ".join(f"{number} {outcome}" for outcome, number in count.items())
+def _count(rulings: Sequence[_Ruling]) -> str:
+    """Return how many claims have each outcome, and how many of the decided ones at full scale."""
+    count = Counter(ruling.decisive.outcome for ruling in rulings)
+    full = Counter(r.decisive.outcome for r in rulings if r.decisive is r.full)
+    return ", ".join(
+        f"{count[outcome]} {outcome}"
+        + (f" ({full[outcome]} at full scale)" if outcome in _DECIDED and count[outcome] else "")
+        for outcome in get_args(Outcome)
+    )
 
 
 def _findings(judged: Sequence[_Judged]) -> str:
@@ -180,7 +186,7 @@ def _findings(judged: Sequence[_Judged]) -> str:
         found = [
             f"- {label}: {_statement(r.claim)}: {r.decisive.numbers} "
             f"([{r.paper}](#{_anchor(r.paper)}), {r.scale})."
-            for outcome, label in (("reproduced", "Holds"), ("not reproduced", "Does not hold"))
+            for outcome, label in _DECIDED.items()
             for r in rulings
             if r.decisive.outcome == outcome
         ]
@@ -227,8 +233,7 @@ def _missing(judged: Sequence[_Judged]) -> str:
     head = ["| experiment | open claims | full scale | laptop |", "|---|---|---|---|"]
     lines += [_MISSING, "", *head]
     for one in judged:
-        decided = ("reproduced", "not reproduced")
-        still = [r for r in _counted([one]) if r.decisive.outcome not in decided]
+        still = [r for r in _counted([one]) if r.decisive.outcome not in _DECIDED]
         if still:
             cells = [_missing_runs(one, scale) for scale in one.rows]
             cells += [""] * (len(SCALES) - len(cells))
@@ -319,7 +324,7 @@ def _earlier_runs(paper: PaperExperiment, records: Sequence[Record]) -> list[str
         decided = [
             f"- {claim.statement}: {verdict.outcome}: {verdict.numbers}"
             for claim, verdict in judge_claims(paper, rows, scale)
-            if verdict.outcome in ("reproduced", "not reproduced")
+            if verdict.outcome in _DECIDED
         ]
         lines += ["", "By these runs alone:", "", *decided] if decided else []
     return lines

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -30,7 +31,9 @@ brackets. It *holds* if the interval lies inside what the claim says, *fails* if
 outside, and is *undecided* otherwise. What the claim says is, for *beats* and *loses*: beyond the
 claimed size (0 if none is named); for *matches*: within the stated margin of 0; for *value* and
 *printed*: within the stated margin of the printed number; for *grows*: a slope from case to case
-that is better than 0. A comparison needs three seeds, five (or as many as are planned) where a run
+that is better than 0. Where the data of the seeds differ in scale, two methods are compared by the
+ratio of their measures (printed as *A / B*), by an interval for its logarithm. A comparison needs
+three seeds, five (or as many as are planned) where a run
 takes less than a minute, one where nothing depends on the seed; with fewer it is undecided. A run
 that diverged counts with the accuracy of guessing where the paper counts it so. A smaller
 experiment cannot test what the paper says of the size of a number or of a difference, so at laptop
@@ -54,7 +57,8 @@ class Comparison:
 
     Args:
         label: what is compared, such as "fedau-50 − known (cyclic)".
-        numbers: the measured number of each seed; infinite: one of the two gives no number.
+        numbers: the measured number of each seed, the logarithm of a ratio; infinite: one of the
+            two gives no number.
         region: where the claim says that the number lies.
         interval: the 95 % interval; None: too few seeds, or seeds without a number.
         state: whether it holds.
@@ -222,6 +226,7 @@ class _Sample:
     numbers: NDArray[np.float64]
     region: Region
     methods: tuple[str, ...]
+    ratios: bool = False  # the numbers are logarithms of ratios
 
 
 def _samples(claim: Claim, cases: Sequence[str], evidence: Evidence) -> list[_Sample]:
@@ -253,25 +258,32 @@ def _single(case: str, method: str, printed: float, within: float, evidence: Evi
 
 
 def _differences(claim: Claim, case: str, other: str, evidence: Evidence) -> _Sample:
-    """Return A minus another method in each seed that both have."""
+    """Return A minus another method, or the logarithm of their ratio, in each common seed."""
     there = claim.against or case
     ours, theirs = evidence.values(case, claim.method), evidence.values(there, other)
     nothing = -np.inf if evidence.higher else np.inf
     differences = [
-        _difference(ours[seed], theirs[seed], nothing) for seed in sorted(set(ours) & set(theirs))
+        _difference(ours[seed], theirs[seed], nothing, claim.ratios)
+        for seed in sorted(set(ours) & set(theirs))
     ]
-    label = f"{claim.method} − {other}{_place(case)}"
+    sign = "/" if claim.ratios else "−"
+    label = f"{claim.method} {sign} {other}{_place(case)}"
     if claim.against is not None:
-        label = f"{claim.method}{_place(case)} − {other}{_place(there)}"
+        label = f"{claim.method}{_place(case)} {sign} {other}{_place(there)}"
     region, numbers = _region(claim, evidence.higher), np.array(differences, dtype=float)
-    return _Sample(label, numbers, region, (claim.method, other))
+    return _Sample(label, numbers, region, (claim.method, other), claim.ratios)
 
 
-def _difference(ours: float | None, theirs: float | None, nothing: float) -> float:
-    """Return the difference; infinite if one gives no number, not a number if both give none."""
+def _difference(ours: float | None, theirs: float | None, nothing: float, ratio: bool) -> float:
+    """Return the difference, or the logarithm of the ratio.
+
+    It is infinite if one of the two gives no number, and not a number if both give none.
+    """
     if ours is None:
         return np.nan if theirs is None else nothing
-    return -nothing if theirs is None else ours - theirs
+    if theirs is None:
+        return -nothing
+    return math.log(ours / theirs) if ratio else ours - theirs
 
 
 def _region(claim: Claim, higher: bool) -> Region:
@@ -352,9 +364,13 @@ def _describe(sample: _Sample, interval: tuple[float, float] | None, evidence: E
         seeds += f" of the {evidence.seeds} needed"
     if not np.isfinite(sample.numbers).all():
         return f"{sample.label}: {_missing(sample, evidence.higher)}, {seeds}"
-    text = f"{sample.label} = {np.mean(sample.numbers):.{digits}f}"
+    mean = float(np.mean(sample.numbers))
+    low, high = interval or (math.nan, math.nan)
+    if sample.ratios:
+        mean, low, high = math.exp(mean), math.exp(low), math.exp(high)
+    text = f"{sample.label} = {mean:.{digits}f}"
     if interval is not None and evidence.seeds > 1:
-        text += f" [{interval[0]:.{digits}f}, {interval[1]:.{digits}f}]"
+        text += f" [{low:.{digits}f}, {high:.{digits}f}]"
     text += sample.region.describe(digits)
     return f"{text}, " + ("independent of the seed" if evidence.seeds == 1 else seeds)
 
