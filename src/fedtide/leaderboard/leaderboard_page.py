@@ -48,7 +48,7 @@ def render_page(standings: Standings) -> str:
         _best(standings, recorded),
         *(_problem(standings, name) for name in recorded),
         _patterns(board),
-        _methods(board),
+        _methods(standings),
         _OWN,
     ]
     return "\n\n".join(parts) + "\n"
@@ -221,8 +221,8 @@ _NEEDS = {
 }
 
 
-def _methods(board: Leaderboard) -> str:
-    rows = []
+def _methods(standings: Standings) -> str:
+    board, rows = standings.board, []
     for name, method in board.methods.items():
         field, values = method.tuned
         tuned = "γ times" if field == "lr" else f"`{field}`"
@@ -231,14 +231,35 @@ def _methods(board: Leaderboard) -> str:
             [
                 name,
                 f"{tuned} {', '.join(f'{value:g}' for value in values)}",
+                _ends(standings, name, values),
                 _NEEDS[method.needs],
                 ", ".join(without),
                 method.note,
             ]
         )
-    head = ["method", "tuned besides γ", "needs", "so not under", "remarks"]
+    head = [
+        "method",
+        "tuned besides γ",
+        "chosen least, most",
+        "needs",
+        "so not under",
+        "remarks",
+    ]
     reasons = "\n".join(f"- `{name}`: {reason}." for name, reason in board.excluded.items())
-    return f"## The methods\n\n{_table(head, rows)}\n\nNot compared:\n\n{reasons}"
+    return f"## The methods\n\n{_ENDS}\n\n{_table(head, rows)}\n\nNot compared:\n\n{reasons}"
+
+
+_ENDS = """
+"Chosen" says in how many cells tuning took the least and the largest of the five values. Where that
+is most of them, a wider grid might serve the method better.
+""".strip()
+
+
+def _ends(standings: Standings, method: str, values: Sequence[float]) -> str:
+    """Return in how many of a method's cells the further number is at either end of its values."""
+    chosen = [r.best[1] for place, r in standings.results.items() if place[2] == method]
+    least, largest = chosen.count(values[0]), chosen.count(values[-1])
+    return f"{least}, {largest} of {len(chosen)}" if chosen else ""
 
 
 _OWN = """## Your own method or pattern

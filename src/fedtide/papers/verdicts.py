@@ -370,7 +370,10 @@ def _describe(sample: _Sample, interval: tuple[float, float] | None, evidence: E
         mean, low, high = math.exp(mean), math.exp(low), math.exp(high)
     text = f"{sample.label} = {mean:.{digits}f}"
     if interval is not None and evidence.seeds > 1:
-        text += f" [{low:.{digits}f}, {high:.{digits}f}]"
+        if low == high:
+            seeds = f"the same in {seeds}"
+        else:
+            text += f" [{low:.{digits}f}, {high:.{digits}f}]"
     text += sample.region.describe(digits)
     return f"{text}, " + ("independent of the seed" if evidence.seeds == 1 else seeds)
 
