@@ -403,6 +403,43 @@ class Detached(nn.Linear):
             return super().forward(x)
 
 
+class Clamped(nn.Linear):
+    """A layer that limits its own parameters whenever it is used."""
+
+    def forward(self, x):
+        with torch.no_grad():
+            self.weight.clamp_(-1, 1)
+        return super().forward(x)
+
+
+class Indexed(nn.Embedding):
+    """A number for each sign of the first column."""
+
+    def forward(self, x):
+        return super().forward((x[:, 0] > 0).long())
+
+
+class ChangedOutputs(nn.Linear):
+    """Outputs that are changed after they were used."""
+
+    def forward(self, x):
+        outputs = super().forward(x).sigmoid()
+        result = outputs * 2
+        outputs += 1
+        return result * outputs.square()
+
+
+class WeightedError(nn.Module):
+    """A loss with a parameter of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(()))
+
+    def forward(self, outputs, target):
+        return self.weight * (outputs.squeeze(1) - target) ** 2
+
+
 WRONG = {
     "unknown-column": ({"inputs": ["a", "z"]}, "inputs: .*'z'"),
     "text-input": ({"inputs": "kind"}, "inputs: .*text"),
@@ -439,6 +476,23 @@ WRONG = {
         "loss: it has no gradient",
     ),
     "model-without-gradient": ({"model": Detached}, "model: its outputs have no gradient"),
+    "parameters-changed-by-use": (
+        {"model": lambda: Clamped(3, 1)},
+        "model: it changes its parameters while it computes outputs",
+    ),
+    "norms-limited-by-use": (
+        {"model": lambda: Indexed(2, 1, max_norm=0.1)},
+        "model: it changes its parameters .*max_norm",
+    ),
+    "sparse-gradient": ({"model": lambda: Indexed(2, 1, sparse=True)}, "model: .*sparse=True"),
+    "outputs-changed-after-use": (
+        {"model": lambda: ChangedOutputs(3, 1)},
+        r"loss: it cannot be differentiated \(one of the variables needed",
+    ),
+    "loss-with-parameters": (
+        {"loss": WeightedError()},
+        r"loss: nothing would train its parameters \(weight\); .*the model",
+    ),
     "unknown-metric": ({"metrics": ["may"]}, "metrics: unknown 'may'"),
     "no-partition": ({"clients": 5}, "partition: missing"),
     "two-divisions": ({"partition": Iid()}, "clients: a column needs no partition"),

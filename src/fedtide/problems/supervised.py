@@ -310,11 +310,19 @@ def resolve_loss(loss: str | LossFunction) -> tuple[LossFunction, TargetKind | N
     """Return a loss, and the targets that it expects (None: as they are stored).
 
     Raises:
-        InvalidInputError: an unknown name, or something that is not a function.
+        InvalidInputError: an unknown name, something that is not a function, or a module with
+            parameters that nothing would train.
     """
     function = resolve_function("loss", loss, LOSSES)
     if not callable(function):
         raise InvalidInputError(f"loss: {function!r:.60} is not a function; give one, or a name")
+    if isinstance(function, nn.Module):
+        names = [name for name, p in function.named_parameters() if p.requires_grad]
+        if names:
+            raise InvalidInputError(
+                f"loss: nothing would train its parameters ({', '.join(names)}); make them part of "
+                "the model, which may return them beside its outputs, or buffers of the loss"
+            )
     return function, TARGET_KINDS.get(function)
 
 

@@ -533,11 +533,21 @@ class SupervisedTask(Task):
                 outputs = self.model(params, self._arguments(example), key)
                 outputs = outputs[0] if self.model.buffers else outputs
                 losses = self._loss(outputs, example.target, *masks)
+                gradients: tuple[Tensor | None, ...] = ()
+                if losses.requires_grad:
+                    gradients = torch.autograd.grad(
+                        losses.sum(), list(leaves.values()), allow_unused=True
+                    )
         except Exception as error:  # a user's code may raise anything
             raise InvalidInputError(
                 f"loss: it cannot be differentiated ({first_line(error, 150)}); compute it and the "
                 "outputs by torch operations"
             ) from error
+        if any(gradient is not None and gradient.is_sparse for gradient in gradients):
+            raise InvalidInputError(
+                "model: its gradient is sparse, which not every trainer can use; leave out "
+                "sparse=True, which changes no result"
+            )
         if losses.requires_grad:
             return
         if isinstance(outputs, Tensor) and not outputs.requires_grad:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import random
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -81,9 +81,9 @@ class FunctionalModel:
         example_output: what the network returns for the example in training.
 
     Raises:
-        InvalidInputError: the network does not take the arguments, changes them or buffers other
-            than those of batch normalisation, or is no function of them, as it draws random numbers
-            outside dropout, attention and recurrent layers.
+        InvalidInputError: the network does not take the arguments, changes them, its parameters or
+            buffers other than those of batch normalisation, or is no function of them, as it draws
+            random numbers outside dropout, attention and recurrent layers.
 
     >>> net = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
     >>> model = FunctionalModel(net, (torch.ones(4, 3),))
@@ -205,9 +205,16 @@ class FunctionalModel:
         """
         training, key = self._training, torch.zeros((), dtype=torch.int64, device=example[0].device)
         before = {name: buffer.clone() for name, buffer in training.module.named_buffers()}
+        params = {name: value.clone() for name, value in self.params.items()}
         with refuse_impure("model", example, "input"), _shape_errors(example, self._names):
-            self.evaluate(self.params, example)
-            outputs, again = (self._run(training, self.params, example, key) for _ in range(2))
+            self.evaluate(params, example)
+            outputs, again = (self._run(training, params, example, key) for _ in range(2))
+        if any(_versions(params.values())):
+            raise InvalidInputError(
+                "model: it changes its parameters while it computes outputs (as "
+                "nn.Embedding(max_norm=...) does), so that evaluating would change the model, too; "
+                "compute outputs from limited copies, as weight.clamp(-1, 1)"
+            )
         if not are_close(outputs, again):
             raise InvalidInputError(
                 "model: it gives other outputs when it gets the same inputs again, so a step is "
@@ -315,7 +322,7 @@ def mixes_samples(loss: Callable[[Tensor], Tensor], count: int) -> bool:
     return not are_close(first, second, rtol=1e-6)  # rows are computed alike
 
 
-def _versions(tensors: Inputs) -> list[int]:
+def _versions(tensors: Iterable[Tensor]) -> list[int]:
     """Return how often each tensor was changed in place; inference tensors do not count it."""
     return [0 if tensor.is_inference() else tensor._version for tensor in tensors]
 
