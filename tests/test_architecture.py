@@ -32,6 +32,7 @@ BASICS = {
     "text_files",
     "yaml_text",
     "student_interval",
+    "summary_text",
 }
 MAY_IMPORT = {
     "participation": set(),

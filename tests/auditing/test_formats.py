@@ -179,7 +179,32 @@ def test_names_given_by_the_user_come_first() -> None:
     swapped = rows.rename({"client": "who"})
     log = read(swapped, columns={"client": "who"})
     check_same(log, NAMED)
-    assert not any("cid" in text for text in log.notes)
+    assert log.notes == ("columns that are not read: 'cid', 'server_round'",)
+
+
+def test_columns_that_are_not_read_are_listed() -> None:
+    rows = pl.DataFrame(NAMED).with_columns(pl.lit("failed").alias("Status"), loss=pl.lit(0.5))
+    (note,) = read(rows).notes
+    assert note.startswith("columns that are not read: 'Status', 'loss'; if 'Status' says who")
+    (note,) = read(rows.with_columns(stage=pl.lit("used"))).notes
+    assert note == "columns that are not read: 'Status', 'loss'"
+    wide = pl.DataFrame(NAMED).with_columns(**{f"x{i}": pl.lit(0) for i in range(10)})
+    assert read(wide).notes[0].endswith("'x7' and 2 more")
+
+
+def test_ids_that_pandas_made_floating_are_whole_numbers() -> None:
+    rows = {"round": [0, 0, 1], "client": [7.0, 12.0, 7.0]}
+    assert read(pl.DataFrame(rows)).names.to_list() == [7, 12]
+    gap = pl.DataFrame(rows | {"client": [7.0, float("nan"), 7.0]})
+    assert error_of(gap).startswith("client: row 2 has no client")
+    parts = pl.DataFrame(rows | {"client": [7.0, 12.5, 7.0]})
+    assert error_of(parts).startswith("client: ids of type double are no whole numbers (")
+
+
+def test_json_with_columns_instead_of_rows_says_how_to_write_rows(tmp_path: Path) -> None:
+    columns = {"round": {"0": 0, "1": 1}, "client": {"0": 3, "1": 4}}
+    (tmp_path / "log.json").write_text(json.dumps(columns))
+    assert "one JSON object per row" in error_of(tmp_path / "log.json")
 
 
 def by_round(rows: Sequence[Row], rounds: int = 9) -> list[tuple[int, list[Any]]]:

@@ -167,6 +167,19 @@ def test_unknown_number_of_clients_is_never_called_everyone() -> None:
     assert "clients never seen, if they come independently" in render_page(result)
 
 
+def test_an_audit_is_shown_in_one_line_and_summarised_as_in_the_terminal(result: Audit) -> None:
+    share = f"{result.objectives.plain.total_variation:.0%}"
+    advised = result.advice[0].algorithm
+    assert repr(result) == (
+        f"Audit(40 clients, 400 rounds: {share} of the influence misplaced, advises {advised})"
+    )
+    text = result.summary()
+    assert repr(text) == text
+    assert " ".join(text.replace("│", " ").split()).startswith("╭─ whose model")
+    assert "\x1b" not in text
+    assert share in text
+
+
 def test_notes_of_the_reader_are_printed() -> None:
     log = pl.DataFrame({"server_round": [0, 1, 2, 3], "client": [0, 1, 0, 1]})
     result = ft.audit(log, clients=2)

@@ -52,6 +52,21 @@ def test_a_loss_that_ends_at_no_number_is_warned_of(loss):
     )
 
 
+def test_a_metric_without_a_value_for_some_samples_is_warned_of(caplog):
+    def recall(outputs, target):
+        correct = (outputs.argmax(1) == target).float()
+        return torch.where(target == 0, torch.nan, correct)
+
+    rows = {"x": np.eye(4), "y": np.arange(4) % 2, "user": np.arange(4) // 2}
+    problem = ft.problems.Supervised(
+        train=rows, clients="user", target="y", model=nn.Linear(4, 2), metrics={"recall": recall}
+    )
+    training = {"local": {"steps": 1, "lr": 0.1}, "rounds": 2}
+    ft.simulate(problem=problem, participation="full", algorithm="fedavg", **training)
+    (found,) = [text for text in messages(caplog) if "problem.metrics" in text]
+    assert "problem.metrics: train_recall ended as no number, although the loss is" in found
+
+
 def test_a_run_that_learns_warns_of_nothing(tmp_path, caplog):
     assert simulate(tmp_path)[0] == []
     assert messages(caplog) == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -41,13 +42,14 @@ from fedtide.auditing.statistics.unseen import UnseenClients, estimate_unseen
 from fedtide.auditing.statistics.variance import VarianceModel
 from fedtide.auditing.statistics.windows import Regularity, measure_regularity
 from fedtide.errors import InvalidInputError
+from fedtide.summary_text import Summary
 from fedtide.validation import require_at_least, require_choice, require_positive
 
 if TYPE_CHECKING:
     from fedtide.differential_privacy import Mechanism
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Audit:
     """The result of an audit.
 
@@ -94,6 +96,24 @@ class Audit:
     simulated: bool
     wanted_source: WantedSource = "equal"
     left_out: list[Advice] = field(default_factory=list)
+
+    def __repr__(self) -> str:
+        share = f"{self.objectives.in_force.total_variation:.0%}"
+        advised = f", advises {self.advice[0].algorithm}" if self.advice else ""
+        return (
+            f"Audit({self.log.size} clients, {self.log.length} rounds: "
+            f"{share} of the influence misplaced{advised})"
+        )
+
+    def summary(self) -> Summary:
+        """Return what `fedtide audit` prints, as text."""
+        from rich.console import Console
+
+        from fedtide.auditing.output.terminal import show
+
+        file = io.StringIO()
+        show(self, Console(file=file, width=100, color_system=None))
+        return Summary(file.getvalue().rstrip())
 
     def clients(self) -> pl.DataFrame:
         """Return one row per client: its rate, influence, absences, pattern and state.

@@ -18,18 +18,10 @@ from fedtide.errors import InvalidInputError, did_you_mean
 from fedtide.metric_direction import is_share
 from fedtide.simulation.experiment import BUILDER, Experiment
 from fedtide.simulation.task_cache import prepare_cached
+from fedtide.summary_text import Summary
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-
-class Summary(str):
-    """A text that notebooks and the interactive interpreter show line by line."""
-
-    __slots__ = ()
-
-    def __repr__(self) -> str:
-        return str(self)
 
 
 @dataclass(frozen=True, repr=False)

@@ -64,6 +64,15 @@ def find_warnings(
             f"local.lr: the loss ended at {loss:.3g}, {rise:,.3g} times the {start_loss:.3g} of "
             f"the initial model: the run diverged; lower {list_step_sizes(algorithm)}"
         )
+    elif undefined := [
+        name
+        for name, value in metrics[-1].items()
+        if name.startswith("train_") and isinstance(value, float) and np.isnan(value)
+    ]:
+        found.append(
+            f"problem.metrics: {', '.join(undefined)} ended as no number, although the loss is "
+            "finite: a metric must give a finite number for every sample, as its mean is taken"
+        )
     return found
 
 

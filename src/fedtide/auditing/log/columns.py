@@ -83,10 +83,12 @@ class Names:
     Args:
         columns: the log's own name of each of COLUMNS that it has.
         note: which columns were recognised under another name; empty: none.
+        unread: which other columns there are, in words; empty: none.
     """
 
     columns: dict[str, str]
     note: str
+    unread: str
 
 
 def find_columns(
@@ -106,8 +108,11 @@ def find_columns(
         InvalidInputError: a name that is unknown or not in the log; no column of rounds or
             clients.
 
-    >>> find_columns(["server_round", "cid", "loss"], {"client": "cid"})
-    Names(columns={'round': 'server_round', 'client': 'cid'}, note="'server_round' is the round")
+    >>> found = find_columns(["server_round", "cid", "loss"], {"client": "cid"})
+    >>> found.columns, found.note
+    ({'round': 'server_round', 'client': 'cid'}, "'server_round' is the round")
+    >>> found.unread
+    "columns that are not read: 'loss'"
     """
     for ours in columns:
         if ours not in COLUMNS:
@@ -135,7 +140,29 @@ def find_columns(
         for ours in COLUMNS
         if ours in names and ours not in columns and names[ours] not in (ours, "round")
     ]
-    return Names({ours: names[ours] for ours in COLUMNS if ours in names}, ", ".join(guessed))
+    columns_read = {ours: names[ours] for ours in COLUMNS if ours in names}
+    others = [name for name in available if name and name not in columns_read.values()]
+    return Names(columns_read, ", ".join(guessed), _describe_unread(others, "stage" in names))
+
+
+_OUTCOMES = ("status", "state", "success", "succeeded", "failed", "completed", "outcome", "ok")
+"""Names of columns that may say that a row's client did not take part in the end."""
+_LISTED = 8
+
+
+def _describe_unread(others: Sequence[str], has_stages: bool) -> str:
+    """Return which columns are not read, and what that means if one may say who failed."""
+    if not others:
+        return ""
+    more = f" and {len(others) - _LISTED} more" if len(others) > _LISTED else ""
+    text = f"columns that are not read: {', '.join(map(repr, others[:_LISTED]))}{more}"
+    outcomes = [name for name in others if is_called(name, _OUTCOMES)]
+    if has_stages or not outcomes:
+        return text
+    return (
+        f"{text}; if {outcomes[0]!r} says who failed, leave those rows out, or give a column "
+        "'stage': without it, every row's client took part"
+    )
 
 
 def is_called(name: str, aliases: Sequence[str]) -> bool:

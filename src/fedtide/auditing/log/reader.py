@@ -100,7 +100,8 @@ def read_participation_log(
             decimal_comma=table.decimal_comma,
         )
         found = find_columns(table.names, columns, timed=round_seconds is not None)
-        entries.notes.extend([*table.notes, *([found.note] if found.note else [])])
+        unread = "" if recorded else found.unread
+        entries.notes.extend([*table.notes, *filter(None, (found.note, unread))])
         list_name = None if "client" in columns else found.columns["client"]
         has_rows = listed = False
         for batch, share in table.read([*dict.fromkeys(found.columns.values())]):

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from fedtide.errors import InvalidInputError
+from fedtide.errors import InvalidInputError, first_line
 from fedtide.participation.log.schema import STAGES
 
 _MAX_NUMBER = 1e30
@@ -83,6 +83,11 @@ def parse_rounds(column: pa.Array) -> NDArray[np.int32] | NDArray[np.int64]:
             raise InvalidInputError(f"round: {wrong!r:.60} is not a round; {_ROUND_HINT}")
     if pa.types.is_temporal(given.type):
         raise InvalidInputError(f"round: the column holds times, not rounds; {_TIME_HINT}")
+    if pa.types.is_nested(given.type):
+        raise InvalidInputError(
+            "round: its values are lists or objects; give one JSON object per row, as pandas "
+            "writes with orient='records'"
+        )
     if not is_number(given.type):
         raise InvalidInputError(f"round: the column has type {given.type}; {_ROUND_HINT}")
     numbers = to_numpy(given)
@@ -106,7 +111,8 @@ def parse_clients(
 ) -> pa.DictionaryArray:
     """Return the client ids, whole numbers or strings, dictionary-encoded.
 
-    Text is trimmed, so that the dictionary may have a name twice.
+    Whole numbers may be floating-point ones, as pandas makes them of columns with gaps. Text is
+    trimmed, so that the dictionary may have a name twice.
 
     Args:
         column: of ids.
@@ -115,6 +121,8 @@ def parse_clients(
     """
     encoded = pa.types.is_dictionary(column.type)
     kind = column.type.value_type if encoded else column.type
+    if pa.types.is_floating(kind):
+        column, kind = _to_whole(column), pa.int64()
     if column.null_count < len(column) and not (is_text(kind) or pa.types.is_integer(kind)):
         raise InvalidInputError(
             f"client: ids of type {kind} are invalid or mixed; "
@@ -137,6 +145,19 @@ def parse_clients(
             "give every row a client id, or such a client another name"
         )
     return pa.DictionaryArray.from_arrays(ids.indices, names)
+
+
+def _to_whole(column: pa.Array) -> pa.Array:
+    """Return floating-point ids as whole numbers; not a number stands for a missing id."""
+    plain = column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
+    plain = pc.if_else(pc.is_nan(plain), pa.scalar(None, plain.type), plain)
+    try:
+        return plain.cast(pa.int64())
+    except pa.ArrowInvalid as error:
+        raise InvalidInputError(
+            f"client: ids of type {column.type} are no whole numbers ({first_line(error, 60)}); "
+            "give whole numbers only or strings only"
+        ) from error
 
 
 def parse_codes(encoded: pa.DictionaryArray) -> NDArray[Any]:

@@ -1,0 +1,10 @@
+"""Summaries of several lines, as results and audits return them."""
+
+
+class Summary(str):
+    """A text that notebooks and the interactive interpreter show line by line."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return str(self)
