@@ -37,18 +37,34 @@ def step_direction(
     """
     if local.optimizer == "sgd":
         if local.momentum and moments:
-            m = moments[0]
-            gradient = {name: g + local.momentum * m[name] for name, g in gradient.items()}
+            m, beta = moments[0], local.momentum
+            gradient = {name: torch.add(g, m[name], alpha=beta) for name, g in gradient.items()}
         return gradient, (gradient,) if local.momentum else ()
-    zero = {name: torch.zeros_like(g) for name, g in gradient.items()}
-    m, v = moments or (zero, zero)
-    first, second = local.betas
-    m = {name: first * m[name] + (1 - first) * g for name, g in gradient.items()}
-    v = {name: second * v[name] + (1 - second) * g * g for name, g in gradient.items()}
-    direction = {name: scales[0] * m[name] / (scales[1] * v[name].sqrt() + local.eps) for name in m}
+    m, v = _adam_moments(local, gradient, moments)
+    # scales[0] m / (scales[1] √v + eps), a pass over memory shorter
+    ratio, eps = scales[1] / scales[0], local.eps / scales[0]
+    direction = {name: m[name] / (v[name].sqrt() * ratio + eps) for name in m}
     if local.optimizer == "adamw" and local.weight_decay:
-        direction = {name: d + local.weight_decay * y[name] for name, d in direction.items()}
+        decay = local.weight_decay
+        direction = {name: torch.add(d, y[name], alpha=decay) for name, d in direction.items()}
     return direction, (m, v)
+
+
+def _adam_moments(
+    local: LocalTraining, gradient: Params, moments: Moments
+) -> tuple[Params, Params]:
+    """Return m and v after a step, in as few passes over memory as there are operations for."""
+    first, second = local.betas
+    if not moments:
+        m = {name: (1 - first) * g for name, g in gradient.items()}
+        return m, {name: (1 - second) * g * g for name, g in gradient.items()}
+    m, v = moments
+    m = {name: torch.lerp(m[name], g, 1 - first) for name, g in gradient.items()}
+    v = {
+        name: torch.addcmul(second * v[name], g, g, value=1 - second)
+        for name, g in gradient.items()
+    }
+    return m, v
 
 
 def adam_scales(local: LocalTraining, steps: int) -> Iterator[tuple[float, float]]:
