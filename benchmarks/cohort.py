@@ -2,7 +2,7 @@
 
 A round of fedtide is everything: who takes part, minibatches, training, aggregation, the log; no
 evaluation. The plain loop is what one would write by hand, with all tensors ready in memory:
-nn.Module, torch.optim.SGD, the mean.
+nn.Module, torch.optim, the mean.
 
     python benchmarks/cohort.py
 """
@@ -18,10 +18,12 @@ from measuring import Section, gains, in_turn, machine, medians
 from workload import PlainLoop, Workload
 
 MLP = {"type": "mlp", "hidden": [200, 200]}
+WIDE = {"type": "mlp", "hidden": [1000, 1000]}
 WORKLOADS = {
     "784-10, 6 steps of 10": [Workload(cohort, 6, 10) for cohort in (10, 100)],
     "784-10, 5 steps of 20": [Workload(cohort, 5, 20) for cohort in (10, 100)],
     "784-200-200-10, 6 steps of 10": [Workload(cohort, 6, 10, MLP) for cohort in (10, 100)],
+    "784-1000-1000-10, 5 steps of 32, Adam": [Workload(10, 5, 32, WIDE, optimizer="adam")],
 }
 TRAINERS = ("stacked", "compiled")
 

@@ -30,6 +30,7 @@ class Workload:
         samples: of each client.
         lr: γ.
         classes: C.
+        optimizer: of the local steps, "sgd" or "adam".
     """
 
     cohort: int
@@ -41,6 +42,7 @@ class Workload:
     samples: int = 60
     lr: float = 0.01
     classes: int = 10
+    optimizer: str = "sgd"
 
     def write_data(self, folder: Path) -> None:
         """Write random samples, as many as the clients hold, with numbers like the plain loop's."""
@@ -65,7 +67,12 @@ class Workload:
             },
             "participation": {"type": "uniform", "size": self.cohort},
             "algorithm": "fedavg",
-            "local": {"steps": self.steps, "batch_size": self.batch, "lr": self.lr},
+            "local": {
+                "steps": self.steps,
+                "batch_size": self.batch,
+                "lr": self.lr,
+                "optimizer": self.optimizer,
+            },
             "evaluation": {"every": 0},
             "trainer": trainer,
         }
@@ -107,7 +114,8 @@ class PlainLoop:
         mean: dict[str, Tensor] = {}
         for client in range(self._work.cohort):
             local = copy.deepcopy(self._model)
-            optimizer = torch.optim.SGD(local.parameters(), lr=self._work.lr)
+            kind = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam}[self._work.optimizer]
+            optimizer = kind(local.parameters(), lr=self._work.lr)
             for step in range(self._work.steps):
                 optimizer.zero_grad()
                 logits = local(self._x[client, step])
