@@ -118,7 +118,7 @@ def _method_page(name: str, overview: str) -> str:
             *_head("algorithm", name, ALGORITHMS[name]),
             "## Needs, memory and guarantees\n",
             "| property | of this method |\n|---|---|",
-            *(f"| {t} | {value} |" for t, value in facts.items() if t != "update rule"),
+            *(f"| {t} | {_from_below(v)} |" for t, v in facts.items() if t != "update rule"),
             "\nNotation, and all methods side by side: [Methods](../methods.md).\n",
             f"## Picture\n\n{picture}\n",
             draw_method(name),
@@ -137,6 +137,16 @@ def _facts(name: str, overview: str) -> Mapping[str, str]:
             if row[0] == f"`{name}`" and heading[0] == "type":
                 facts |= dict(zip(heading[1:], row[1:], strict=True))
     return facts
+
+
+def _from_below(text: str) -> str:
+    """Return text of the overview with its links as a page in a folder below has them.
+
+    >>> _from_below("see [Auto](auto.md) and [weights](#weights)")
+    'see [Auto](../auto.md) and [weights](../methods.md#weights)'
+    """
+    text = re.sub(r"\]\((?=#)", "](../methods.md", text)
+    return re.sub(r"\]\((?!https?:|\.\./)", "](../", text)
 
 
 def _cells(line: str) -> list[str]:

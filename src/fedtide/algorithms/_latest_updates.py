@@ -18,9 +18,9 @@ class LatestUpdatesState(State):
     """The state of a method that remembers each client's latest update.
 
     Args:
-        memory: y_n, the latest row that each client sent.
-        total: Σ y_n over all clients before this round, shape (d,).
-        change: Σ (new y_n - old y_n) over this round's updates so far, shape (d,).
+        memory: h_n, the latest row that each client sent.
+        total: Σ h_n over all clients before this round, shape (d,).
+        change: Σ (new h_n - old h_n) over this round's updates so far, shape (d,).
         clients: ids of the clients absorbed in this round so far, shape (S,).
     """
 

@@ -22,7 +22,7 @@ class ClientSideMemoryState(State):
 
     Args:
         population: N.
-        total: Σ y_n over all clients before this round, shape (d,); zero for FedAU.
+        total: Σ h_n over all clients before this round, shape (d,); zero for FedAU.
         change: the sum of this round's updates so far, shape (d,).
         clients: ids of the clients absorbed in this round so far, shape (S,).
     """
@@ -37,12 +37,12 @@ class ClientSideMemoryState(State):
 class ClientSideMemory(Algorithm[ClientSideMemoryState]):
     """A method whose per-client memory is stored by the clients; the server keeps only sums.
 
-        MIFA, FedLaAvg:  client n sends y_n new - y_n old and keeps y_n new; the server adds it to
-                         Σ y_n and steps along that sum, as the clients of paper 003 do;
+        MIFA, FedLaAvg:  client n sends h_n new - h_n old and keeps h_n new; the server adds it to
+                         Σ h_n and steps along that sum, as the clients of paper 003 do;
         FedAU:           client n sends ω_t^n Δ_n, with ω from the rounds in which it took part,
                          which it counts itself; the server steps along η/N Σ ω_t^n Δ_n.
 
-    With y_n = Δ_n for MIFA and Δ_n / γ for FedLaAvg, the models are those of the plain methods.
+    With h_n = Δ_n for MIFA and Δ_n / γ for FedLaAvg, the models are those of the plain methods.
     The server's memory is O(d) instead of O(N d), and the FedAU form needs no more than secure
     aggregation of sums. This is for deployments; in a simulation, run the plain method.
 

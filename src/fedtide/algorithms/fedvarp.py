@@ -20,12 +20,12 @@ EmptyRounds = Literal["skip", "memory"]
 class FedVARP(LatestUpdates[LatestUpdatesState]):
     """Federated variance reduction for partial participation (Jhunjhunwala et al., 2022).
 
-        x ← x + η [ 1/N Σ_n y_n + 1/|S_t| Σ_{n in S_t} (Δ_n - y_n) ],
-        then y_n ← Δ_n  for n in S_t,        y_n = 0 at first
+        x ← x + η [ 1/N Σ_n h_n + 1/|S_t| Σ_{n in S_t} (Δ_n - h_n) ],
+        then h_n ← Δ_n  for n in S_t,        h_n = 0 at first
 
     The paper assumes cohorts of a fixed size drawn uniformly; under uneven participation the
     second term is biased towards the clients that take part most. In empty rounds, paper 001's
-    program leaves x where it is ("skip"); "memory" still makes the step η/N Σ y_n. The published
+    program leaves x where it is ("skip"); "memory" still makes the step η/N Σ h_n. The published
     method divides Δ_n by γ I and multiplies the step by it, which is the same for constant γ, I.
 
     Args:

@@ -19,9 +19,9 @@ Unseen = Literal["zero", "exclude", "wait"]
 class MIFA(LatestUpdates[LatestUpdatesState]):
     """Memory-augmented impatient federated averaging (Gu et al., 2021).
 
-        y_n ← Δ_n  for n in S_t,        x ← x + η / D Σ_n y_n        in every round, empty ones too
+        h_n ← Δ_n  for n in S_t,        x ← x + η / D Σ_n h_n        in every round, empty ones too
 
-    where y_n is 0 for clients never seen and
+    where h_n is 0 for clients never seen and
 
         zero:     D = N, the reading of paper 001's program;
         exclude:  D = the number of clients seen so far;
