@@ -96,6 +96,10 @@ def test_overrides_apply_to_all_methods(sweep):
         ({"methods": {"a": {"local": {"lr": 0}}}}, "methods.a.local.lr: 0.0 "),
         ({"methods": {"a": {"seed": 3}}}, "methods.a.seed: "),
         ({"methods": {"a": {"name": "b"}}}, "methods.a.name: "),
+        (
+            {"methods": {"a": {"local.lr": 0.1}}},
+            "methods.a.local.lr: fields with a dot are for grids and lists; write local: {lr: ...}",
+        ),
     ],
 )
 def test_a_bad_specification_is_refused(changes, start, sweep):
@@ -204,6 +208,23 @@ def test_an_override_that_every_method_replaces_is_refused(sweep):
     assert [run.experiment.algorithm.server_lr for run in found.runs] == [3, 3]
     alone = sweep(["algorithm.server_lr=3", "methods="], methods=EACH)
     assert alone.runs[0].experiment.algorithm.server_lr == 3
+
+
+def test_an_override_of_what_is_varied_is_refused(sweep):
+    """It changed nothing, silently."""
+    grid = {"local.lr": [0.1, 0.3]}
+    with pytest.raises(ft.InvalidInputError, match=r"^local\.lr: the grid varies it, .*grid=$"):
+        sweep(["local.lr=0.5"], grid=grid)
+    with pytest.raises(ft.InvalidInputError, match=r"^algorithm\.cutoff: the list varies it, "):
+        sweep(["algorithm.cutoff=5"], list=[{"algorithm.cutoff": 3}, {"algorithm.cutoff": 4}])
+    with pytest.raises(ft.InvalidInputError, match=r"^algorithm\.cutoff: the grid varies it, "):
+        sweep(["algorithm.cutoff=5"], grid={"algorithm": ["fedau", "fedavg"]})
+    some = sweep(["local.lr=0.5"], list=[{"local.lr": 0.1}, {"rounds": 2}])
+    assert [run.experiment.local.lr for run in some.runs] == [0.1, 0.5]
+    alone = sweep(["local.lr=0.5", "grid="], grid=grid)
+    assert [run.experiment.local.lr for run in alone.runs] == [0.5]
+    found = sweep(["rounds=5", "grid={local.lr: [0.2]}"], grid=grid)
+    assert [(r.experiment.rounds, r.experiment.local.lr) for r in found.runs] == [(5, 0.2)]
 
 
 def test_runs_of_a_sweep_equal_single_runs(sweep, results, tmp_path):

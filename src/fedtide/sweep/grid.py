@@ -190,8 +190,8 @@ def parse_methods(methods: Any) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Yield each method's name and the keys that it changes.
 
     Raises:
-        InvalidInputError: not a mapping from names to changed keys, or a name that cannot be a
-            folder name.
+        InvalidInputError: not a mapping from names to changed keys, a name that cannot be a folder
+            name, or a dotted key.
     """
     if (
         not isinstance(methods, dict)
@@ -208,4 +208,11 @@ def parse_methods(methods: Any) -> Iterator[tuple[str, Mapping[str, Any]]]:
         for key, source in (("seed", "`seeds`"), ("name", "the method's name")):
             if key in changes:
                 raise InvalidInputError(f"methods.{method}.{key}: set by {source}; remove it")
+        for key in changes:
+            outer, _, inner = str(key).partition(".")
+            if inner:
+                raise InvalidInputError(
+                    f"methods.{method}.{key}: fields with a dot are for grids and lists; write "
+                    f"{outer}: {{{inner}: ...}}"
+                )
         yield method, changes

@@ -65,11 +65,12 @@ class Sweep:
 
         Raises:
             InvalidInputError: a file that cannot be read, an invalid value, or an override of what
-                every method replaces.
+                every method replaces, or the grid or list varies.
         """
         overrides = list(overrides)
         plain = override(_read(Path(path), []), overrides)
         _refuse_replaced(overrides, plain.get("methods"))
+        _refuse_varied(overrides, plain)
         return cls.from_dict(plain, Path(path).stem)
 
     @classmethod
@@ -173,6 +174,23 @@ def _refuse_replaced(overrides: Iterable[str], methods: Any) -> None:
             raise InvalidInputError(
                 f"{key}: every method has its own; write methods.NAME.{key}, where NAME is one of "
                 + list_names(list(named))
+            )
+
+
+def _refuse_varied(overrides: Iterable[str], plain: Mapping[str, Any]) -> None:
+    """Raise InvalidInputError if the grid or the list varies what an override has set."""
+    combinations = combine_points(plain.get("grid"), plain.get("list"))
+    for text in overrides:
+        key = text.partition("=")[0]
+        setting = [
+            [p.source for p in points if any(f"{key}.".startswith(f"{f}.") for f in p.changes)]
+            for points in combinations
+        ]
+        if all(setting):
+            source = setting[0][0]
+            raise InvalidInputError(
+                f"{key}: the {source} varies it, so that the value would have no effect; change "
+                f"the {source}, or remove it with {source}="
             )
 
 
