@@ -219,6 +219,8 @@ def test_an_override_of_what_is_varied_is_refused(sweep):
         sweep(["algorithm.cutoff=5"], list=[{"algorithm.cutoff": 3}, {"algorithm.cutoff": 4}])
     with pytest.raises(ft.InvalidInputError, match=r"^algorithm\.cutoff: the grid varies it, "):
         sweep(["algorithm.cutoff=5"], grid={"algorithm": ["fedau", "fedavg"]})
+    with pytest.raises(ft.InvalidInputError, match=r"^local\.lr: the strategy varies it, "):
+        sweep(["local.lr=0.5"], strategy="two-stage")
     some = sweep(["local.lr=0.5"], list=[{"local.lr": 0.1}, {"rounds": 2}])
     assert [run.experiment.local.lr for run in some.runs] == [0.1, 0.5]
     alone = sweep(["local.lr=0.5", "grid="], grid=grid)

@@ -65,7 +65,7 @@ class Sweep:
 
         Raises:
             InvalidInputError: a file that cannot be read, an invalid value, or an override of what
-                every method replaces, or the grid or list varies.
+                every method replaces, or the grid, the list or the strategy varies.
         """
         overrides = list(overrides)
         plain = override(_read(Path(path), []), overrides)
@@ -178,20 +178,27 @@ def _refuse_replaced(overrides: Iterable[str], methods: Any) -> None:
 
 
 def _refuse_varied(overrides: Iterable[str], plain: Mapping[str, Any]) -> None:
-    """Raise InvalidInputError if the grid or the list varies what an override has set."""
+    """Raise InvalidInputError if grid, list or strategy vary what an override has set."""
     combinations = combine_points(plain.get("grid"), plain.get("list"))
+    strategy = build_strategy(plain.get("strategy"))
+    searched = () if strategy is None else (strategy.lr_field, strategy.server_lr_field)
     for text in overrides:
         key = text.partition("=")[0]
         setting = [
-            [p.source for p in points if any(f"{key}.".startswith(f"{f}.") for f in p.changes)]
+            [point.source for point in points if _sets(key, point.changes)]
             for points in combinations
         ]
-        if all(setting):
-            source = setting[0][0]
+        source = setting[0][0] if all(setting) else "strategy"
+        if all(setting) or _sets(key, searched):
             raise InvalidInputError(
                 f"{key}: the {source} varies it, so that the value would have no effect; change "
                 f"the {source}, or remove it with {source}="
             )
+
+
+def _sets(key: str, fields: Iterable[str]) -> bool:
+    """Return whether the key is one of these dotted fields, or in one."""
+    return any(f"{key}.".startswith(f"{field}.") for field in fields)
 
 
 def _replaces(changes: Any, path: Iterable[str]) -> bool:
