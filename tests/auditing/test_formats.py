@@ -18,6 +18,7 @@ import polars as pl
 import pytest
 
 from fedtide.auditing import ParticipationLog
+from fedtide.auditing.log.client_table import ClientTable
 from fedtide.auditing.log.reader import read_participation_log as read
 from fedtide.errors import InvalidInputError
 
@@ -197,8 +198,27 @@ def test_ids_that_pandas_made_floating_are_whole_numbers() -> None:
     assert read(pl.DataFrame(rows)).names.to_list() == [7, 12]
     gap = pl.DataFrame(rows | {"client": [7.0, float("nan"), 7.0]})
     assert error_of(gap).startswith("client: row 2 has no client")
+    large = pl.DataFrame(rows | {"client": [2.0**53, 12.0, 7.0]})
+    assert error_of(large).startswith("client: ids as large as these lose digits")
+    single = large.with_columns(pl.Series("client", [2.0**24, 12.0, 7.0], pl.Float32))
+    assert error_of(single).startswith("client: ids as large as these lose digits")
     parts = pl.DataFrame(rows | {"client": [7.0, 12.5, 7.0]})
     assert error_of(parts).startswith("client: ids of type double are no whole numbers (")
+
+
+def test_ids_that_pandas_wrote_with_a_point_are_whole_numbers(tmp_path: Path) -> None:
+    (tmp_path / "log.csv").write_text("round,client\n0,7.0\n0,12.0\n1,7.0\n")
+    assert read(tmp_path / "log.csv").names.to_list() == [7, 12]
+    (tmp_path / "roster.csv").write_text("client\n7.0\n12.0\n3.0\n")
+    file = ClientTable.from_file(tmp_path / "roster.csv")
+    frame = ClientTable.from_frame(pl.DataFrame({"client": [7.0, 12.0, 3.0]}))
+    for roster in (file, frame):
+        assert read(tmp_path / "log.csv", roster=roster).names.to_list() == [7, 12, 3]
+
+
+def test_the_index_of_pandas_is_not_listed_as_a_column_that_is_not_read() -> None:
+    rows = pl.DataFrame(NAMED).with_columns(pl.lit(0).alias("__index_level_0__"))
+    assert read(rows.with_columns(pl.lit(0).alias("Unnamed: 0"))).notes == ()
 
 
 def test_json_with_columns_instead_of_rows_says_how_to_write_rows(tmp_path: Path) -> None:

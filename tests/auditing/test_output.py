@@ -167,7 +167,9 @@ def test_unknown_number_of_clients_is_never_called_everyone() -> None:
     assert "clients never seen, if they come independently" in render_page(result)
 
 
-def test_an_audit_is_shown_in_one_line_and_summarised_as_in_the_terminal(result: Audit) -> None:
+def test_an_audit_is_shown_in_one_line_and_summarised_as_in_the_terminal(
+    result: Audit, monkeypatch: pytest.MonkeyPatch
+) -> None:
     share = f"{result.objectives.plain.total_variation:.0%}"
     advised = result.advice[0].algorithm
     assert repr(result) == (
@@ -175,6 +177,8 @@ def test_an_audit_is_shown_in_one_line_and_summarised_as_in_the_terminal(result:
     )
     text = result.summary()
     assert repr(text) == text
+    monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
+    assert result.summary() == text
     assert " ".join(text.replace("│", " ").split()).startswith("╭─ whose model")
     assert "\x1b" not in text
     assert share in text

@@ -210,6 +210,12 @@ def test_a_run_without_a_number_loses_by_ratio_as_by_difference():
     assert "no number from b in 3" in result.numbers
 
 
+@pytest.mark.parametrize(("ours", "theirs"), [(0.0, 1.0), (1.0, 0.0), (-1.0, 1.0)])
+def test_numbers_without_a_ratio_are_refused(ours, theirs):
+    with pytest.raises(InvalidInputError, match="have no ratio"):
+        judge_table(claim(ratios=True), {"a": [ours] * 3, "b": [theirs] * 3})
+
+
 @pytest.mark.parametrize("fields", [{"kind": "matches", "within": 1.0}, {"by": 0.1}])
 def test_ratios_are_refused_where_a_size_is_claimed(fields):
     with pytest.raises(InvalidInputError, match="ratios"):

@@ -412,6 +412,14 @@ class Clamped(nn.Linear):
         return super().forward(x)
 
 
+class ClampedData(nn.Linear):
+    """The same without PyTorch's noticing."""
+
+    def forward(self, x):
+        self.weight.data.clamp_(-0.01, 0.01)
+        return super().forward(x)
+
+
 class Indexed(nn.Embedding):
     """A number for each sign of the first column."""
 
@@ -480,6 +488,10 @@ WRONG = {
         {"model": lambda: Clamped(3, 1)},
         "model: it changes its parameters while it computes outputs",
     ),
+    "data-changed-by-use": (
+        {"model": lambda: ClampedData(3, 1)},
+        "model: it changes its parameters while it computes outputs",
+    ),
     "norms-limited-by-use": (
         {"model": lambda: Indexed(2, 1, max_norm=0.1)},
         "model: it changes its parameters .*max_norm",
@@ -491,7 +503,7 @@ WRONG = {
     ),
     "loss-with-parameters": (
         {"loss": WeightedError()},
-        r"loss: nothing would train its parameters \(weight\); .*the model",
+        r"loss: nothing would train its parameters 'weight'; .*requires_grad_\(False\)",
     ),
     "unknown-metric": ({"metrics": ["may"]}, "metrics: unknown 'may'"),
     "no-partition": ({"clients": 5}, "partition: missing"),

@@ -7,6 +7,7 @@ import shutil
 import threading
 from dataclasses import dataclass
 
+import numpy as np
 import pytest
 import yaml
 
@@ -246,6 +247,20 @@ def test_a_file_instead_of_a_folder(regression, tmp_path):
         ft.simulate(**regression, out=tmp_path / "file")
     with pytest.raises(ft.InvalidInputError, match=r"^out: .* cannot be written \(.*\); "):
         ft.simulate(**regression, out=tmp_path / "file" / "below")
+
+
+def test_a_folder_of_an_earlier_version_has_the_defaults_of_later_fields(
+    regression, killed_at, tmp_path
+):
+    killed_at(8, regression, out := tmp_path / "run")
+    file = out / "experiment.yaml"
+    plain = yaml.safe_load(file.read_text())
+    del plain["evaluation"]["last"], plain["dropout"]
+    file.write_text(yaml.safe_dump(plain))
+    with pytest.raises(ft.InvalidInputError, match=r"rounds \(was"):
+        ft.simulate(**(regression | {"rounds": 99}), out=out, resume=True)
+    resumed = ft.simulate(**regression, out=out, resume=True)
+    np.testing.assert_array_equal(resumed.model, ft.simulate(**regression).model)
 
 
 def test_another_experiment(regression, killed_at, tmp_path):

@@ -112,7 +112,8 @@ class Audit:
         from fedtide.auditing.output.terminal import show
 
         file = io.StringIO()
-        show(self, Console(file=file, width=100, color_system=None))
+        console = Console(file=file, width=100, color_system=None, force_jupyter=False)
+        show(self, console)
         return Summary(file.getvalue().rstrip())
 
     def clients(self) -> pl.DataFrame:

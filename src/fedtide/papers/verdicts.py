@@ -10,6 +10,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from fedtide.errors import InvalidInputError
 from fedtide.papers.claims import Claim, require_two_cases
 from fedtide.papers.paper_spec import MAIN
 from fedtide.student_interval import t_margin
@@ -278,12 +279,21 @@ def _difference(ours: float | None, theirs: float | None, nothing: float, ratio:
     """Return the difference, or the logarithm of the ratio.
 
     It is infinite if one of the two gives no number, and not a number if both give none.
+
+    Raises:
+        InvalidInputError: a ratio of numbers that are not positive.
     """
     if ours is None:
         return np.nan if theirs is None else nothing
     if theirs is None:
         return -nothing
-    return math.log(ours / theirs) if ratio else ours - theirs
+    if not ratio:
+        return ours - theirs
+    if not (0 < ours < math.inf and 0 < theirs < math.inf):
+        raise InvalidInputError(
+            f"ratios: {ours:g} and {theirs:g} have no ratio; compare such measures by differences"
+        )
+    return math.log(ours) - math.log(theirs)
 
 
 def _region(claim: Claim, higher: bool) -> Region:
@@ -367,7 +377,7 @@ def _describe(sample: _Sample, interval: tuple[float, float] | None, evidence: E
     mean = float(np.mean(sample.numbers))
     low, high = interval or (math.nan, math.nan)
     if sample.ratios:
-        mean, low, high = math.exp(mean), math.exp(low), math.exp(high)
+        mean, low, high = np.exp([mean, low, high]).tolist()
     text = f"{sample.label} = {mean:.{digits}f}"
     if interval is not None and evidence.seeds > 1:
         if low == high:

@@ -18,7 +18,7 @@ from torch import nn
 
 from fedtide.configurable import configurable
 from fedtide.content_hash import fingerprint as hash_content
-from fedtide.errors import InvalidInputError, printable
+from fedtide.errors import InvalidInputError, list_names, printable
 from fedtide.population import Names
 from fedtide.problems.base import BufferMode, Problem
 from fedtide.problems.datasets.catalogue import standardisation
@@ -320,8 +320,9 @@ def resolve_loss(loss: str | LossFunction) -> tuple[LossFunction, TargetKind | N
         names = [name for name, p in function.named_parameters() if p.requires_grad]
         if names:
             raise InvalidInputError(
-                f"loss: nothing would train its parameters ({', '.join(names)}); make them part of "
-                "the model, which may return them beside its outputs, or buffers of the loss"
+                f"loss: nothing would train its parameters {list_names(names)}; make them part of "
+                "the model, which may return them beside its outputs, or freeze them with "
+                "loss.requires_grad_(False)"
             )
     return function, TARGET_KINDS.get(function)
 

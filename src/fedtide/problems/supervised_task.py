@@ -541,7 +541,7 @@ class SupervisedTask(Task):
         except Exception as error:  # a user's code may raise anything
             raise InvalidInputError(
                 f"loss: it cannot be differentiated ({first_line(error, 150)}); compute it and the "
-                "outputs by torch operations"
+                "model's outputs by torch operations that change nothing they have used"
             ) from error
         if any(gradient is not None and gradient.is_sparse for gradient in gradients):
             raise InvalidInputError(

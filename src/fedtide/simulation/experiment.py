@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import MISSING, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
 from fedtide.algorithms import ALGORITHMS, Algorithm
-from fedtide.configurable import configurable
+from fedtide.configurable import configurable, field_types
 from fedtide.differential_privacy import MECHANISMS, Mechanism
 from fedtide.errors import InvalidInputError, first_line
 from fedtide.participation import (
@@ -88,6 +89,7 @@ class Evaluate:
         last: in these last rounds of the run the model is evaluated every ten rounds, or as often
             as `every` says if that is more often; 0: as before. For figures that are a mean over
             the last rounds, in runs that are too long to be evaluated so often throughout.
+            `EarlyStopping` counts evaluations, and so loses patience sooner there.
         clients: whether each client is evaluated as well; switch it off for millions of clients.
         personalise: local steps by which every client fine-tunes the final model on its own
             samples, for the columns `personalised_...` of the clients' table; 0: none. Without test
@@ -315,6 +317,26 @@ def put(plain: dict[str, Any], keys: list[str], value: Any) -> None:
         plain[key] = dict(inner) if isinstance(inner, dict) else {}
         plain = plain[key]
     plain[keys[-1]] = value
+
+
+def complete(plain: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an experiment as an earlier version wrote it, with the defaults of later fields.
+
+    What cannot be built, as data that were in memory, stays as it is.
+    """
+    completed = {}
+    for known in fields(Experiment):
+        if known.default is not MISSING:
+            completed[known.name] = BUILDER.to_dict(known.default)
+        elif known.default_factory is not MISSING:
+            completed[known.name] = BUILDER.to_dict(known.default_factory())
+    types = field_types(Experiment)
+    for key, value in plain.items():
+        completed[key] = value
+        if key in types:
+            with suppress(InvalidInputError):
+                completed[key] = BUILDER.to_dict(BUILDER.build(types[key], value, key))
+    return completed
 
 
 def differences(old: Any, new: Any, path: str = "") -> list[str]:

@@ -26,7 +26,7 @@ from fedtide.atomic_io import (
 )
 from fedtide.errors import InvalidInputError
 from fedtide.locking import LOCK_FILE, lock_folder
-from fedtide.simulation.experiment import differences, read_yaml
+from fedtide.simulation.experiment import complete, differences, read_yaml
 from fedtide.simulation.fingerprints import Fingerprints, list_changes
 
 _logger = logging.getLogger("fedtide")
@@ -142,7 +142,7 @@ class RunFolder:
         if self.path.exists() and not self.path.is_dir():
             raise InvalidInputError(f"out: {self.path} is a file; give a folder")
         if self.experiment.exists() and resume:
-            if changed := differences(read_yaml(self.experiment), experiment):
+            if changed := differences(complete(read_yaml(self.experiment)), experiment):
                 raise InvalidInputError(
                     f"resume: {self.path} holds another experiment: {'; '.join(changed)}; "
                     "give the same experiment or another folder"

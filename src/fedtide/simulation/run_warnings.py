@@ -67,11 +67,11 @@ def find_warnings(
     elif undefined := [
         name
         for name, value in metrics[-1].items()
-        if name.startswith("train_") and isinstance(value, float) and np.isnan(value)
+        if name.startswith(("train_", "test_")) and not np.isfinite(value)
     ]:
         found.append(
-            f"problem.metrics: {', '.join(undefined)} ended as no number, although the loss is "
-            "finite: a metric must give a finite number for every sample, as its mean is taken"
+            f"problem: {', '.join(undefined)} ended as no finite number, although the loss is "
+            "finite; a metric must give one for every sample, as its mean is taken"
         )
     return found
 

@@ -141,12 +141,19 @@ def find_columns(
         if ours in names and ours not in columns and names[ours] not in (ours, "round")
     ]
     columns_read = {ours: names[ours] for ours in COLUMNS if ours in names}
-    others = [name for name in available if name and name not in columns_read.values()]
+    others = [
+        name for name in available if not (name in columns_read.values() or _INDEX.fullmatch(name))
+    ]
     return Names(columns_read, ", ".join(guessed), _describe_unread(others, "stage" in names))
 
 
-_OUTCOMES = ("status", "state", "success", "succeeded", "failed", "completed", "outcome", "ok")
+_OUTCOMES = (
+    *("status", "state", "success", "succeeded", "failed", "is_failed", "completed"),
+    *("outcome", "result", "ok", "error", "dropped"),
+)
 """Names of columns that may say that a row's client did not take part in the end."""
+_INDEX = re.compile(r"|__index_level_\d+__|Unnamed: \d+")
+"""Names of a pandas index in a file."""
 _LISTED = 8
 
 
@@ -155,12 +162,13 @@ def _describe_unread(others: Sequence[str], has_stages: bool) -> str:
     if not others:
         return ""
     more = f" and {len(others) - _LISTED} more" if len(others) > _LISTED else ""
-    text = f"columns that are not read: {', '.join(map(repr, others[:_LISTED]))}{more}"
+    named = ", ".join(f"{name!r:.60}" for name in others[:_LISTED])
+    text = f"columns that are not read: {named}{more}"
     outcomes = [name for name in others if is_called(name, _OUTCOMES)]
     if has_stages or not outcomes:
         return text
     return (
-        f"{text}; if {outcomes[0]!r} says who failed, leave those rows out, or give a column "
+        f"{text}; if {outcomes[0]!r:.60} says who failed, leave those rows out, or give a column "
         "'stage': without it, every row's client took part"
     )
 

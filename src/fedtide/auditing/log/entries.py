@@ -463,8 +463,13 @@ def _reject_decimals(names: Sequence[int | str]) -> None:
 
 
 def _parse_whole_numbers(names: list[Any]) -> list[Any]:
-    """Return text as numbers if all of it is written as whole numbers without leading zeros."""
+    """Return text as numbers if all of it is written as whole numbers without leading zeros.
+
+    All may have a decimal point and zeros, as pandas writes columns that had gaps.
+    """
     texts = pl.Series(names, dtype=pl.String)
+    if texts.str.contains(r"\.0+$").all():
+        texts = texts.str.replace(r"\.0+$", "")
     if not texts.str.contains(r"^(0|-?[1-9][0-9]*)$").all():
         return names
     numbers = texts.cast(pl.Int64, strict=False)

@@ -151,6 +151,12 @@ def _to_whole(column: pa.Array) -> pa.Array:
     """Return floating-point ids as whole numbers; not a number stands for a missing id."""
     plain = column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
     plain = pc.if_else(pc.is_nan(plain), pa.scalar(None, plain.type), plain)
+    exact = float(2 ** (53 if plain.type == pa.float64() else 24))
+    if pc.any(pc.greater_equal(pc.abs(plain), exact)).as_py():
+        raise InvalidInputError(
+            "client: ids as large as these lose digits as floating-point numbers; read the column "
+            "as whole numbers (Int64) or as text"
+        )
     try:
         return plain.cast(pa.int64())
     except pa.ArrowInvalid as error:

@@ -24,6 +24,8 @@ def normalise_clients(field: str, column: pl.Series) -> pl.Series:
     if column.dtype.is_integer():
         fits = column.is_empty() or column.cast(pl.Int64, strict=False).null_count() == 0
         return column.cast(pl.Int64 if fits else pl.String)
+    if column.dtype.is_float() and _are_whole(column):  # as pandas makes them of gaps
+        return column.cast(pl.Int64)
     if column.dtype in (pl.String, pl.Categorical, pl.Enum):
         return column.cast(pl.String)
     if column.is_empty():
@@ -109,3 +111,9 @@ def _find_names(field: str, column: pl.Series, names: pl.Series) -> Ids:
             f"{len(names)} clients: {list_names(names.to_list())}); correct the names"
         )
     return found.to_numpy()
+
+
+def _are_whole(column: pl.Series) -> bool:
+    """Return whether floating-point ids are whole numbers that none of them rounds to another."""
+    exact = 2.0 ** (53 if column.dtype == pl.Float64 else 24)
+    return bool(((column == column.round()) & (column.abs() < exact)).fill_null(True).all())
