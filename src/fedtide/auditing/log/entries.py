@@ -37,6 +37,7 @@ from fedtide.auditing.log.values import (
     parse_stages,
 )
 from fedtide.errors import InvalidInputError, list_names
+from fedtide.participation.log.client_ids import parse_whole_numbers
 from fedtide.participation.log.schema import STAGES
 
 _USED = STAGES.index("used")
@@ -178,7 +179,7 @@ class Entries:
         seen = list(self._codes)
         _reject_decimals(seen)
         if self._ids_are_text:
-            seen = _parse_whole_numbers(seen)
+            seen = parse_whole_numbers(pl.Series(seen, dtype=pl.String)).to_list()
         if len({type(name) for name in seen}) > 1:
             raise InvalidInputError(
                 "client: ids are numbers and strings; give whole numbers only or strings only"
@@ -460,20 +461,6 @@ def _reject_decimals(names: Sequence[int | str]) -> None:
                 f"client: the log has the clients {name[:-2]!r} and {name!r}; "
                 "write the id of a client in one way"
             )
-
-
-def _parse_whole_numbers(names: list[Any]) -> list[Any]:
-    """Return text as numbers if all of it is written as whole numbers without leading zeros.
-
-    All may have a decimal point and zeros, as pandas writes columns that had gaps.
-    """
-    texts = pl.Series(names, dtype=pl.String)
-    if texts.str.contains(r"\.0+$").all():
-        texts = texts.str.replace(r"\.0+$", "")
-    if not texts.str.contains(r"^(0|-?[1-9][0-9]*)$").all():
-        return names
-    numbers = texts.cast(pl.Int64, strict=False)
-    return names if numbers.null_count() else numbers.to_list()
 
 
 def _within_64_bits(names: list[Any]) -> list[Any]:

@@ -35,6 +35,26 @@ def normalise_clients(field: str, column: pl.Series) -> pl.Series:
     )
 
 
+def parse_whole_numbers(texts: pl.Series) -> pl.Series:
+    """Return client ids of a text file as numbers if all are written as whole numbers.
+
+    Numbers have no leading zeros and fit in 64 bits; all of them may have a point and zeros after
+    it, as pandas writes columns that had gaps.
+
+    >>> parse_whole_numbers(pl.Series(["7", "12"])).to_list()
+    [7, 12]
+    >>> parse_whole_numbers(pl.Series(["7.0", "12.0"])).to_list()
+    [7, 12]
+    >>> parse_whole_numbers(pl.Series(["7.0", "12"])).to_list()
+    ['7.0', '12']
+    """
+    whole = texts.str.replace(r"\.0+$", "") if texts.str.contains(r"\.0+$").all() else texts
+    if not whole.str.contains(r"^(0|-?[1-9][0-9]*)$").all():
+        return texts
+    numbers = whole.cast(pl.Int64, strict=False)
+    return texts if numbers.null_count() > texts.null_count() else numbers
+
+
 def name_clients(clients: Ids, names: Names | None) -> pl.Series:
     """Return the column `client` of these clients in a table: their names, if they have any.
 

@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 
 from fedtide.atomic_io import write_atomically
 from fedtide.errors import InvalidInputError, did_you_mean
+from fedtide.participation.log.client_ids import parse_whole_numbers
 from fedtide.text_files import DAMAGE, open_text, read_header, split_suffix, unreadable
 
 SUFFIXES = (".parquet", ".csv", ".jsonl", ".ndjson")
@@ -147,10 +148,7 @@ def _parse_ids(frame: pl.DataFrame, client: str) -> pl.DataFrame:
     """Convert the column to numbers if all its strings are written as whole numbers."""
     if client not in frame.columns or frame[client].null_count() == len(frame):
         return frame
-    if not frame[client].str.contains(r"^(0|-?[1-9][0-9]*)$").all():
-        return frame
-    ids = frame[client].cast(pl.Int64, strict=False)
-    return frame if ids.null_count() > frame[client].null_count() else frame.with_columns(ids)
+    return frame.with_columns(parse_whole_numbers(frame[client]))
 
 
 def _reject_mixed_ids(content: str, frame: pl.DataFrame, client: str) -> None:
