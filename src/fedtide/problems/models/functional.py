@@ -209,8 +209,11 @@ class FunctionalModel:
         with refuse_impure("model", example, "input"), _shape_errors(example, self._names):
             self.evaluate(params, example)
             outputs, again = (self._run(training, params, example, key) for _ in range(2))
-        untouched = all(torch.equal(params[name], value) for name, value in self.params.items())
-        if any(_versions(params.values())) or not untouched:  # .data keeps the version
+        written = any(  # .data keeps the version
+            not (value.is_meta or torch.equal(params[name], value))
+            for name, value in self.params.items()
+        )
+        if written or any(_versions(params.values())):
             raise InvalidInputError(
                 "model: it changes its parameters while it computes outputs (as "
                 "nn.Embedding(max_norm=...) does), so that evaluating would change the model, too; "
