@@ -142,7 +142,8 @@ class RunFolder:
         if self.path.exists() and not self.path.is_dir():
             raise InvalidInputError(f"out: {self.path} is a file; give a folder")
         if self.experiment.exists() and resume:
-            if changed := differences(complete(read_yaml(self.experiment)), experiment):
+            known = complete(read_yaml(self.experiment))
+            if changed := differences(known, complete(experiment)):
                 raise InvalidInputError(
                     f"resume: {self.path} holds another experiment: {'; '.join(changed)}; "
                     "give the same experiment or another folder"
