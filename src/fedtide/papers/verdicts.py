@@ -26,24 +26,24 @@ LEVEL = 0.95
 """The confidence level of the printed intervals, and of a verdict as a whole."""
 
 RULE = """
-Runs of two methods with the same seed have the same clients and the same data, so they are
-compared seed by seed. Every comparison has a 95 % Student-t interval over the seeds, printed in
-brackets. It *holds* if the interval lies inside what the claim says, *fails* if it lies wholly
-outside, and is *undecided* otherwise. What the claim says is, for *beats* and *loses*: beyond the
-claimed size (0 if none is named); for *matches*: within the stated margin of 0; for *value* and
-*printed*: within the stated margin of the printed number; for *grows*: a slope from case to case
-that is better than 0. Where the data of the seeds differ in scale, two methods are compared by the
-ratio of their measures (printed as *A / B*), by an interval for its logarithm. A comparison needs
-three seeds, five (or as many as are planned) where a run
-takes less than a minute, one where nothing depends on the seed; with fewer it is undecided. A run
-that diverged counts with the accuracy of guessing where the paper counts it so. A smaller
-experiment cannot test what the paper says of the size of a number or of a difference, so at laptop
-scale such claims are not tested.
+Runs of two methods with the same seed have the same clients and the same data, so they are compared
+seed by seed. Every comparison has a 95 % Student-t interval over the seeds, printed in brackets
+unless all seeds give the same number. It *holds* if the interval lies inside what the claim says,
+*fails* if it lies wholly outside, and is *undecided* otherwise. What the claim says is, for *beats*
+and *loses*: beyond the claimed size (0 if none is named); for *matches*: within the stated margin
+of 0; for *value* and *printed*: within the stated margin of the printed number; for *grows*: a
+slope from case to case that is better than 0. Where the data of the seeds differ in scale, two
+methods are compared by the ratio of their measures (printed as *A / B*), by an interval for its
+logarithm. A comparison needs three seeds, five (or as many as are planned) where a run takes less
+than a minute, one where nothing depends on the seed; with fewer it is undecided. A run that
+diverged counts with the accuracy of guessing where the paper counts it so. A smaller experiment
+cannot test what the paper says of the size of a number or of a difference, so at laptop scale such
+claims are not tested.
 
 A claim is **reproduced** if all its comparisons were run and hold; that needs no correction for
 their number. One failure among many may be chance: a claim with m comparisons, counting those that
-were not run, is **not reproduced** if one of them fails even with the wider interval of level
-1 − 0.05 / m, so that a true claim is rejected with a probability of at most 5 %, however many
+were not run, is **not reproduced** if one of them fails even with the wider interval of level 1 −
+0.05 / m, so that a true claim is rejected with a probability of at most 5 %, however many
 comparisons it has. Such a failure decides even if others were not run. (Where one comparison
 suffices, the roles are exchanged.) Otherwise a claim is **not tested** at a scale if none of its
 comparisons was run there, **partly tested** if only some were, and **undecided** if all were. The
