@@ -296,16 +296,24 @@ def override(plain: dict[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
     {'algorithm': {'type': 'fedau', 'cutoff': 20}, 'rounds': 5}
     """
     for text in overrides:
-        key, equals, value = text.partition("=")
-        if not equals or not key:
-            raise InvalidInputError(f"{text}: not KEY=VALUE; write for example rounds=50")
-        try:
-            put(plain, key.split("."), parse(value))
-        except YamlError:
-            raise InvalidInputError(
-                f"{key}: the value {value!r:.60} is not YAML; quote it"
-            ) from None
+        key, value = read_override(text)
+        put(plain, key.split("."), value)
     return plain
+
+
+def read_override(text: str) -> tuple[str, Any]:
+    """Return the dotted key and the value of a `KEY=VALUE`; the value is YAML.
+
+    Raises:
+        InvalidInputError: not KEY=VALUE, or not YAML.
+    """
+    key, equals, value = text.partition("=")
+    if not equals or not key:
+        raise InvalidInputError(f"{text}: not KEY=VALUE; write for example rounds=50")
+    try:
+        return key, parse(value)
+    except YamlError:
+        raise InvalidInputError(f"{key}: the value {value!r:.60} is not YAML; quote it") from None
 
 
 def put(plain: dict[str, Any], keys: list[str], value: Any) -> None:

@@ -10,7 +10,14 @@ from typing import Any
 from fedtide.content_hash import is_data
 from fedtide.errors import InvalidInputError, list_names
 from fedtide.simulation.config import refuse_missing_keys, refuse_unknown_keys
-from fedtide.simulation.experiment import BUILDER, REQUIRED, Experiment, override, read_yaml
+from fedtide.simulation.experiment import (
+    BUILDER,
+    REQUIRED,
+    Experiment,
+    override,
+    read_override,
+    read_yaml,
+)
 from fedtide.sweep.configurations import Configuration, SweepRun
 from fedtide.sweep.grid import combine_points, merge, parse_methods
 from fedtide.sweep.strategies import SearchResult, TwoStage, build_strategy
@@ -65,12 +72,13 @@ class Sweep:
 
         Raises:
             InvalidInputError: a file that cannot be read, an invalid value, or an override of what
-                every method replaces, or the grid, the list or the strategy varies.
+                every method replaces, or the seeds, grid, list or strategy vary.
         """
         overrides = list(overrides)
         plain = override(_read(Path(path), []), overrides)
-        _refuse_replaced(overrides, plain.get("methods"))
-        _refuse_varied(overrides, plain)
+        given = [key for text in overrides for key in _list_fields(*read_override(text))]
+        _refuse_replaced(given, plain.get("methods"))
+        _refuse_varied(given, plain)
         return cls.from_dict(plain, Path(path).stem)
 
     @classmethod
@@ -163,13 +171,25 @@ def _holds_data(value: Any) -> bool:
     return is_data(value)
 
 
-def _refuse_replaced(overrides: Iterable[str], methods: Any) -> None:
-    """Raise InvalidInputError if every method replaces what an override has set."""
+def _list_fields(key: str, value: Any) -> Iterator[str]:
+    """Yield the dotted fields that an override gives values to, each field of a mapping by itself.
+
+    >>> list(_list_fields("local", {"lr": 0.1, "schedule": {"type": "step"}}))
+    ['local.lr', 'local.schedule.type']
+    """
+    if not isinstance(value, Mapping) or not value:
+        yield key
+        return
+    for name, inner in value.items():
+        yield from _list_fields(f"{key}.{name}", inner)
+
+
+def _refuse_replaced(given: Iterable[str], methods: Any) -> None:
+    """Raise InvalidInputError if every method replaces a field that an override has set."""
     if methods is None:
         return
     named = dict(parse_methods(methods))
-    for text in overrides:
-        key = text.partition("=")[0]
+    for key in given:
         if all(_replaces(changes, key.split(".")) for changes in named.values()):
             raise InvalidInputError(
                 f"{key}: every method has its own; write methods.NAME.{key}, where NAME is one of "
@@ -177,13 +197,17 @@ def _refuse_replaced(overrides: Iterable[str], methods: Any) -> None:
             )
 
 
-def _refuse_varied(overrides: Iterable[str], plain: Mapping[str, Any]) -> None:
-    """Raise InvalidInputError if grid, list or strategy vary what an override has set."""
+def _refuse_varied(given: Iterable[str], plain: Mapping[str, Any]) -> None:
+    """Raise InvalidInputError if seeds, grid, list or strategy vary a field an override has set."""
     combinations = combine_points(plain.get("grid"), plain.get("list"))
     strategy = build_strategy(plain.get("strategy"))
     searched = () if strategy is None else (strategy.lr_field, strategy.server_lr_field)
-    for text in overrides:
-        key = text.partition("=")[0]
+    for key in given:
+        if key == "seed" and plain.get("seeds") is not None:
+            raise InvalidInputError(
+                "seed: the file lists its seeds, so that the value would have no effect; write "
+                f"seeds=[{plain['seed']}]"
+            )
         setting = [
             [point.source for point in points if _sets(key, point.changes)]
             for points in combinations
