@@ -12,13 +12,13 @@ from fedtide.configurable import configurable
 class FedAdam(AdaptiveServer):
     """Adam on the server (Reddi et al., 2021, Algorithm 2), around any method.
 
-    With Δ_t the step that the inner method proposes, elementwise,
+    With D the step that the inner method proposes, elementwise,
 
-        m ← β1 m + (1 - β1) Δ_t,        m = 0 at first
-        v ← β2 v + (1 - β2) Δ_t²
+        m ← β1 m + (1 - β1) D,        m = 0 at first
+        v ← β2 v + (1 - β2) D²
         x ← x + η m / (√v + τ)
 
-    without bias correction. An empty round is a round with Δ_t = 0, in which m still moves x.
+    without bias correction. An empty round is a round with D = 0, in which m still moves x.
 
     Args:
         server_lr: η > 0; each coordinate of x moves by about η a round.
@@ -26,7 +26,7 @@ class FedAdam(AdaptiveServer):
         beta2: β2 in [0, 1).
         tau: τ > 0: coordinates with steps far below τ move like FedAvg with η / τ.
         v0: v at first, >= 0; None: τ², the least that the paper allows.
-        inner: the method whose steps are Δ_t.
+        inner: the method whose steps are D.
 
     Raises:
         InvalidInputError: a number outside its range.

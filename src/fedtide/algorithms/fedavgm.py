@@ -34,20 +34,20 @@ class MomentumState(WrapperState):
 class FedAvgM(Wrapper[MomentumState]):
     """Server momentum (Hsu et al., 2019; Reddi et al., 2021), around any method.
 
-    With Δ_t the step that the inner method proposes and m = 0 at first,
+    With D the step that the inner method proposes and m = 0 at first,
 
-        sum:  m ← β m + Δ_t            (Hsu et al.)
-        ema:  m ← β m + (1 - β) Δ_t    (Reddi et al.)
+        sum:  m ← β m + D            (Hsu et al.)
+        ema:  m ← β m + (1 - β) D    (Reddi et al.)
         x ← x + η m
 
-    so that "sum" with η is "ema" with η / (1 - β). An empty round is a round with Δ_t = 0, in which
+    so that "sum" with η is "ema" with η / (1 - β). An empty round is a round with D = 0, in which
     m still moves x.
 
     Args:
         server_lr: η > 0.
         momentum: β in [0, 1).
         convention: "sum" or "ema".
-        inner: the method whose steps are Δ_t.
+        inner: the method whose steps are D.
 
     Raises:
         InvalidInputError: a number outside its range, or an unknown convention.

@@ -12,13 +12,13 @@ from fedtide.configurable import configurable
 class FedYogi(AdaptiveServer):
     """Yogi on the server (Reddi et al., 2021, Algorithm 2), around any method.
 
-    With Δ_t the step that the inner method proposes, elementwise,
+    With D the step that the inner method proposes, elementwise,
 
-        m ← β1 m + (1 - β1) Δ_t,        m = 0 at first
-        v ← v - (1 - β2) Δ_t² sign(v - Δ_t²)
+        m ← β1 m + (1 - β1) D,        m = 0 at first
+        v ← v - (1 - β2) D² sign(v - D²)
         x ← x + η m / (√v + τ)
 
-    without bias correction. An empty round is a round with Δ_t = 0, in which m still moves x.
+    without bias correction. An empty round is a round with D = 0, in which m still moves x.
 
     The arguments are those of FedAdam.
 
