@@ -1,7 +1,7 @@
 """Mechanisms of client-level differential privacy: how much noise, and how it is correlated.
 
-Every mechanism here adds the rows of C⁻¹ Z to the rounds' sums, where Z has independent Gaussian
-entries and C is a lower triangular Toeplitz matrix with the coefficients c_0, ..., c_{b-1} in its
+Every mechanism here adds the rows of L⁻¹ Z to the rounds' sums, where Z has independent Gaussian
+entries and L is a lower triangular Toeplitz matrix with the coefficients c_0, ..., c_{b-1} in its
 first column, ‖c‖ = 1. Independent noise is b = 1.
 """
 
@@ -94,7 +94,7 @@ class Mechanism(ABC):
 
     @cached_property
     def coefficients(self) -> Floats:
-        """c, the first column of C, shape (b,), of norm 1."""
+        """c, the first column of L, shape (b,), of norm 1."""
         return np.ones(1)
 
     @cached_property
@@ -113,7 +113,7 @@ class Mechanism(ABC):
     def loss(self, rounds: Ints, weights: Floats, horizon: int | None = None) -> float:
         """Return μ², the loss of one client that took part in these rounds with these weights.
 
-            μ² = Σ_{s, s'} u_s u_s' |X_ss'| / z²,        X = Cᵀ C
+            μ² = Σ_{s, s'} u_s u_s' |X_ss'| / z²,        X = LᵀL
 
         It is exact where no entry of X is negative, as is the case for the mechanisms here: it is
         then reached by updates that all point in the same direction. It is at most k / z² for k
@@ -210,16 +210,16 @@ class Gaussian(Mechanism):
 class MatrixFactorisation(Mechanism):
     """Noise that cancels over the rounds (DP-FTRL): less of it in the model, for the same ε.
 
-        Σ a_t^n Δ_n · min(1, C / ‖Δ_n‖)  +  z A C (C⁻¹ Z)_t,        Z_t ~ N(0, I)
+        Σ a_t^n Δ_n · min(1, C / ‖Δ_n‖)  +  z A C (L⁻¹ Z)_t,        Z_t ~ N(0, I)
 
-    C is the banded square root of the matrix of prefix sums (Kalinin and Lampert, "Banded Square
-    Root Matrix Factorization", 2024), of which b bands are kept and scaled to ‖c‖ = 1:
+    L is the banded square root of the matrix of prefix sums (C in Kalinin and Lampert, "Banded
+    Square Root Matrix Factorization", 2024), of which b bands are kept and scaled to ‖c‖ = 1:
 
         c_j ∝ (2j)! / (j! 2^j)² ,        j = 0, ..., b - 1
 
     Noise is added in every round, also in those without updates, or it would not cancel.
 
-    Participations at least `min_separation` >= b rounds apart use columns of C that have no row in
+    Participations at least `min_separation` >= b rounds apart use columns of L that have no row in
     common. So k of them lose at most k / z², as with independent noise of the same z, for any
     updates, also if these and the participation depend on earlier models. A client is therefore
     not asked to train before it has rested, nor more than `max_participations` times.
@@ -310,14 +310,14 @@ def relative_losses(
     weights: Floats,
     horizon: int | None = None,
 ) -> Floats:
-    """Return Σ_{s, s'} u_s u_s' |X_ss'| with X = Cᵀ C of every client: its loss at z = 1, (N,).
+    """Return Σ_{s, s'} u_s u_s' |X_ss'| with X = LᵀL of every client: its loss at z = 1, (N,).
 
     Args:
         coefficients: c, not negative, shape (b,).
         clients: the client of each participation, 0..N - 1, ascending, shape (E,).
         rounds: its round, ascending for each client, shape (E,).
         weights: u, shape (E,).
-        horizon: the number of rows of C; None: no end.
+        horizon: the number of rows of L; None: no end.
     """
     bands = len(coefficients)
     rest = np.full(len(rounds), bands) if horizon is None else horizon - rounds

@@ -72,7 +72,7 @@ class PrivateSumState(WrapperState):
         lost: Σ (a_t^n / A)² of each client, which is z² μ², shape (N,), float64.
         rounds: how often each client has taken part, shape (N,), int64.
         last: the round in which it did so last, shape (N,), int64.
-        noise: the last rows of C⁻¹ Z, newest first, shape (b - 1, d), float64; (b - 1, d + 1) if
+        noise: the last rows of L⁻¹ Z, newest first, shape (b - 1, d), float64; (b - 1, d + 1) if
             the clipping norm follows a quantile, the last column for its count.
         clip: C_t.
         exceeded: 1.0 for those of this round's updates so far that were longer than C_t, else 0.0,
@@ -91,7 +91,7 @@ class PrivateSumState(WrapperState):
 class PrivateSum(Wrapper[PrivateSumState]):
     """A weighted sum whose updates are clipped, with noise on the sum (see `Gaussian`).
 
-        x ← x + η / N ( Σ_{n in S_t} a_t^n clip(Δ_n) + z A C (C⁻¹ Z)_t )
+        x ← x + η / N ( Σ_{n in S_t} a_t^n clip(Δ_n) + z A C (L⁻¹ Z)_t )
 
     The noise depends neither on the updates nor on who sent one: a round in which half of the
     cohort, or all of it, goes missing has the same. What is divided by is N, which is public, and
@@ -230,7 +230,7 @@ class PrivateSum(Wrapper[PrivateSumState]):
             weights: a_t^n of the updates, shape (S,).
             bound: A.
             scale: η / N.
-            row: t of C⁻¹ Z, shape (d + 1,), or (d,) if C is fixed.
+            row: t of L⁻¹ Z, shape (d + 1,), or (d,) if C is fixed.
         """
         if self.mechanism.quantile is None:
             return state.clip
@@ -280,7 +280,7 @@ class PrivateSum(Wrapper[PrivateSumState]):
         return weights.double().cpu() / self._bound(state.inner)
 
     def _next_noise(self, state: PrivateSumState, t: int) -> Tensor:
-        """Return the row t of C⁻¹ Z: (Z_t - Σ_{j >= 1} c_j row_{t-j}) / c_0.
+        """Return the row t of L⁻¹ Z: (Z_t - Σ_{j >= 1} c_j row_{t-j}) / c_0.
 
         Its shape is (d,), or (d + 1,) if C follows a quantile.
         """
