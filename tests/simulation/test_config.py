@@ -257,6 +257,15 @@ def test_a_whole_experiment_comes_back_from_its_file(tmp_path):
     assert ft.Experiment.load(file, ["rounds=9"]).rounds == 9
 
 
+@pytest.mark.parametrize("key", ["seeds", "methods", "grid", "list", "strategy", "base"])
+def test_a_file_of_several_runs_is_no_experiment_and_the_error_says_how_to_run_it(key, tmp_path):
+    """It said that `seeds` was unknown, and asked whether `seed` was meant."""
+    file = tmp_path / "several.yaml"
+    file.write_text(yaml.safe_dump({**ft.Experiment.from_dict(fields_of()).to_dict(), key: None}))
+    with pytest.raises(ft.InvalidInputError, match=rf"^{key}: a file with this key .*run_sweep\("):
+        ft.run(file)
+
+
 def test_arrays_become_lists_and_paths_words(tmp_path):
     weights = np.array([[0.5, 0.5]])
     assert BUILDER.to_dict(ft.participation.Table(weights=weights))["weights"] == [[0.5, 0.5]]

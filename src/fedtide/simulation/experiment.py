@@ -252,9 +252,18 @@ class Experiment:
         """Return the experiment of a YAML file, with overrides such as `algorithm.cutoff=20`.
 
         Raises:
-            InvalidInputError: a file that cannot be read, or anything in it that cannot be used.
+            InvalidInputError: a file that cannot be read, or anything in it that cannot be used,
+                such as several seeds.
         """
-        return cls.from_dict(override(read_yaml(path), overrides))
+        plain = override(read_yaml(path), overrides)
+        for key in ("base", *SWEEP_KEYS):
+            if key in plain:
+                raise InvalidInputError(
+                    f"{key}: a file with this key describes several runs, or builds on another "
+                    "file; run it with fedtide.sweep.run_sweep(Sweep.load(FILE), FOLDER), or in a "
+                    "shell with fedtide run FILE"
+                )
+        return cls.from_dict(plain)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the experiment as plain data, including all defaults."""
@@ -366,6 +375,9 @@ def differences(old: Any, new: Any, path: str = "") -> list[str]:
         ]
     return [] if old == new else [f"{path} (was {old!r:.40}, is {new!r:.40})"]
 
+
+SWEEP_KEYS = ("seeds", "methods", "grid", "list", "strategy")
+"""The keys that a file of several runs has beside those of an experiment."""
 
 REQUIRED = tuple(
     field.name

@@ -13,6 +13,7 @@ from fedtide.simulation.config import refuse_missing_keys, refuse_unknown_keys
 from fedtide.simulation.experiment import (
     BUILDER,
     REQUIRED,
+    SWEEP_KEYS,
     Experiment,
     override,
     read_override,
@@ -29,8 +30,7 @@ SWEEP_FILE = "sweep.yaml"
 BEST_FILE = "best.yaml"
 """What a strategy has found: an experiment with methods, in the sweep's folder."""
 
-_SWEEP_KEYS = ("seeds", "methods", "grid", "list", "strategy")
-_KEYS = (*_SWEEP_KEYS, *(field.name for field in fields(Experiment)))
+_KEYS = (*SWEEP_KEYS, *(field.name for field in fields(Experiment)))
 
 
 @dataclass(frozen=True)
@@ -95,9 +95,9 @@ class Sweep:
         plain = {key: _to_plain(key, value) for key, value in plain.items()}
         if plain.get("name", name) is None:
             del plain["name"]
-        common = {key: value for key, value in plain.items() if key not in _SWEEP_KEYS}
+        common = {key: value for key, value in plain.items() if key not in SWEEP_KEYS}
         name = str(plain.get("name", name))
-        if all(plain.get(key) is None for key in _SWEEP_KEYS):
+        if all(plain.get(key) is None for key in SWEEP_KEYS):
             _refuse_incomplete(plain, common)
             run = SweepRun("", Experiment.from_dict(common), {"seed": plain.get("seed", 0)})
             return cls(name, (run,), (), (), None, plain)
@@ -125,7 +125,7 @@ class Sweep:
         Where the search evaluates the last round alone, the file leaves that out: its runs are to
         have learning curves.
         """
-        plain = {key: value for key, value in self.plain.items() if key not in _SWEEP_KEYS}
+        plain = {key: value for key, value in self.plain.items() if key not in SWEEP_KEYS}
         evaluation = plain.get("evaluation")
         if isinstance(evaluation, Mapping) and evaluation.get("every") == 0:
             kept = {key: value for key, value in evaluation.items() if key != "every"}
@@ -247,7 +247,7 @@ def _read(path: Path, above: Sequence[Path]) -> dict[str, Any]:
     if not isinstance(base, str):
         raise InvalidInputError(f"base: {base!r:.60} is not the name of a file; give one")
     below = _read(path.parent / base, [*above, path.resolve()])
-    replaced = [key for key in _SWEEP_KEYS if key in plain]
+    replaced = [key for key in SWEEP_KEYS if key in plain]
     return merge({key: value for key, value in below.items() if key not in replaced}, plain)
 
 
