@@ -169,7 +169,9 @@ def test_a_run_without_any_participant_says_so_wherever_it_is_shown(
 
 def test_participation_at_rate_0_is_refused(fedtide):
     file = write(EXPERIMENT | {"participation": {"type": "bernoulli", "rates": 0.0}})
-    assert refused(fedtide("run", file)).startswith("participation.rates: all are 0")
+    assert refused(fedtide("run", file)).startswith(
+        "participation: the rates at which clients take part"
+    )
     assert everything() == ["experiment.yaml"]
 
 
@@ -529,6 +531,54 @@ def test_output_folders_with_other_contents_are_refused(fedtide):
         assert message.startswith("out: ")
         assert all(word in message for word in words)
         assert everything() == before
+
+
+def test_resuming_what_does_not_exist_says_that_it_starts_again(fedtide):
+    """A typing error in the folder's name would cost the whole run."""
+    file = write(EXPERIMENT)
+    status, _, err = fedtide("run", file, "--out", "heer", "--resume")
+    assert status == 0
+    assert "fedtide: heer does not exist, so the run starts from the beginning\n" in err
+    assert "starts from" not in fedtide("run", file, "--out", "heer", "--resume")[2]
+
+
+OWN_PROCESS = """
+from dataclasses import dataclass
+
+import numpy as np
+import fedtide as ft
+from fedtide.participation import Availability, AvailabilityStream, AvailableClients
+
+
+class Fails(AvailabilityStream):
+    length = None
+
+    def round(self, t):
+        if t == 3:
+            raise KeyError("boom")
+        return AvailableClients(np.array([0]))
+
+
+@dataclass(frozen=True)
+class Boom(Availability):
+    def begin(self, population, seed):
+        return Fails()
+"""
+
+
+@pytest.mark.parametrize("changes", [{}, {"seeds": [1, 2]}], ids=["one run", "two seeds"])
+def test_an_exception_in_code_of_ones_own_comes_first_and_is_recorded(
+    changes, fedtide, monkeypatch
+):
+    Path("own_boom.py").write_text(OWN_PROCESS)
+    monkeypatch.syspath_prepend(Path.cwd())
+    file = write(EXPERIMENT | {"participation": {"type": "own_boom:Boom"}} | changes)
+    status, _, err = fedtide("run", file, "--out", "here", "--workers", "1")
+    assert status == 1
+    assert err.startswith("fedtide: the run failed: KeyError: 'boom'\n")
+    assert 'raise KeyError("boom")' in err
+    assert "typer" not in err
+    assert "KeyError: 'boom'" in refused(fedtide("compare", "here"))
 
 
 def test_resuming_another_experiment_names_the_differences(fedtide):

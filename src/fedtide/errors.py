@@ -44,6 +44,20 @@ class InvalidInputError(ValueError):
         return InvalidInputError(f"{field}.{self}")
 
 
+class RunFailedError(RuntimeError):
+    """A run failed by an exception, mostly of a user's own code.
+
+    The message has the exception and, below it, where it was raised.
+
+    Args:
+        what: the exception in a line.
+        trace: its traceback.
+    """
+
+    def __init__(self, what: str, trace: str) -> None:
+        super().__init__(f"the run failed: {printable(what)}\n\n{trace}")
+
+
 class MissingExtraError(InvalidInputError, ImportError):
     """A library of an optional extra is not installed (also an ImportError).
 

@@ -28,11 +28,13 @@ class Header:
         names: of the columns.
         separator: the character between them.
         lines: how many lines the header takes, with the empty ones before it.
+        written: the names with the blanks around them.
     """
 
     names: list[str]
     separator: str
     lines: int
+    written: list[str]
 
 
 def unreadable(field: str, path: Path, error: Exception) -> InvalidInputError:
@@ -42,11 +44,13 @@ def unreadable(field: str, path: Path, error: Exception) -> InvalidInputError:
     InvalidInputError("log: 'log.csv' is not a readable .csv file ('utf-8' codec can't decode byte
     0xe9 in position 0: invalid); save it as UTF-8")
     """
+    reason = first_line(error).rstrip(".")
+    if "more fields" in reason:  # Polars speaks of its schema
+        reason = "a line has more values than the header has columns"
     encoded = "utf8" in str(error).lower().replace("-", "")  # so write Python, Arrow and Polars
     hint = "save it as UTF-8" if encoded else "write it again"
     return InvalidInputError(
-        f"{field}: {str(path)!r} is not a readable {split_suffix(path)[0]} file "
-        f"({first_line(error).rstrip('.')}); {hint}"
+        f"{field}: {str(path)!r} is not a readable {split_suffix(path)[0]} file ({reason}); {hint}"
     )
 
 
@@ -80,7 +84,7 @@ def read_header(path: Path) -> Header:
                 if split_suffix(path)[0] == ".tsv":
                     separator = "\t"
                 (names,) = csv.reader([line], delimiter=separator)
-                return Header([name.strip() for name in names], separator, number)
+                return Header([name.strip() for name in names], separator, number, names)
     raise ValueError("it has no header")
 
 

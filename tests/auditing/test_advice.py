@@ -250,6 +250,15 @@ def test_rates_of_clients_that_never_came_are_positive_and_plausible() -> None:
     assert any("6 clients that never took part" in reason for reason in known.reasons)
 
 
+def test_strict_turns_of_others_say_nothing_about_clients_that_never_came() -> None:
+    """Their rate was at most 2e-9, and known-rates gave them the weight 5e8."""
+    log = pl.DataFrame({"round": np.arange(30), "client": np.arange(30) % 2})
+    audit = ft.audit(log, clients=6)
+    known = next(one for one in audit.advice if one.algorithm == "known-rates")
+    rates = known.experiment["algorithm"]["rates"]
+    np.testing.assert_allclose(rates[2:], 1 - 0.025 ** (1 / 30), rtol=1e-5)
+
+
 def quadratic(clients: int) -> dict[str, Any]:
     return {
         "problem": ft.problems.Quadratic(

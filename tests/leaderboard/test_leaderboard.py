@@ -325,6 +325,9 @@ methods:
     file.write_text("patterns: {../x: {title: x, source: x, participation: {type: full}}}")
     with pytest.raises(InvalidInputError, match=r"patterns: .*x"):
         load_leaderboard([file])
+    file.write_text("")
+    with pytest.raises(InvalidInputError, match=r"not a mapping; write `patterns:` or `methods:`"):
+        load_leaderboard([file])
     file.write_text("rounds: 7")
     with pytest.raises(InvalidInputError, match="has 'rounds'; give patterns and methods"):
         load_leaderboard([file])

@@ -176,3 +176,12 @@ def test_the_least_frequent_are_selected_by_smoothed_rates() -> None:
         assert selected.tolist() == sorted(order[:3])
         r = (1 - beta) * r
         r[selected] += beta
+
+
+def test_rates_that_end_at_0_are_not_known_in_the_long_run():
+    """A run was refused because no client would ever take part, though all do at first."""
+    population = Population(2)
+    assert Drifting(rates=0.5, final=[0.0, 1.0], rounds=5).known_rates(population, 0) is None
+    never = Drifting(rates=[0.0, 0.5], final=[0.0, 1.0], rounds=5).known_rates(population, 0)
+    assert never is not None
+    assert never.tolist() == [0.0, 1.0]

@@ -22,6 +22,7 @@ from fedtide.participation import (
     write_log,
 )
 from fedtide.participation.log.client_ids import name_clients, number_clients
+from fedtide.participation.log.tables import read_table
 from fedtide.population import Names, Population
 
 WORDS = np.array(["zoe", "ann", 'a, "b"', "007", "7", "señor 名", "-1"], dtype=object)
@@ -190,3 +191,30 @@ def test_a_value_for_each_client_is_given_once() -> None:
     ]
     with pytest.raises(InvalidInputError, match=r"^rates: .*once"):
         Bernoulli(rates={7: 0.1, "7": 0.3, 12: 0.2}).known_rates(population, seed=0)
+
+
+def test_weights_of_a_log_that_some_rows_lack_are_not_used_and_that_is_said(caplog):
+    log = pl.DataFrame({"round": [0, 1, 1], "client": [0, 0, 1], "weight": [None, 5.0, 3.0]})
+    running = Replay(log).begin(Population(2), seed=0)
+    assert running.round(1).weights is None
+    assert "1 of 3 rows have no weight" in caplog.text
+    caplog.clear()
+    running = Replay(log.fill_null(1.0)).begin(Population(2), seed=0)
+    assert running.round(1).weights.tolist() == [5.0, 3.0]
+    assert caplog.text == ""
+
+
+@pytest.mark.parametrize("separator", [",", ";"])
+def test_blanks_around_the_names_of_columns_do_not_count(separator, tmp_path):
+    file = tmp_path / "log.csv"
+    file.write_text("round , client\n0,007\n1,008\n".replace(",", separator))
+    frame = read_table("log", file)
+    assert frame.columns == ["round", "client"]
+    assert frame["client"].to_list() == ["007", "008"]
+
+
+def test_a_line_with_too_many_values_is_named_as_such(tmp_path):
+    file = tmp_path / "log.csv"
+    file.write_text("round,client\n0,1\n1,2,3\n")
+    with pytest.raises(InvalidInputError, match="a line has more values than the header"):
+        read_table("log", file)

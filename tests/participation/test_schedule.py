@@ -219,3 +219,51 @@ def test_weights_in_the_objective_of_averaging_are_computed_from_checked_rounds(
     process = Own(Gives(AvailableClients(np.array([0, 0, 1]))))
     with pytest.raises(InvalidInputError, match="at most once"):
         participation_weights(process, Population(clients=2), rounds=3)
+
+
+@dataclass(frozen=True)
+class Begins(Availability):
+    """A process of the user's own that begins one of fedtide's."""
+
+    clients: int
+
+    def begin(self, population: Population, seed: int) -> AvailabilityStream:
+        return Full().begin(Population(self.clients), seed)
+
+
+def test_the_clients_of_a_process_of_ones_own_are_checked_whoever_wrote_its_stream() -> None:
+    """The largest id was an IndexError in the middle of training."""
+    running = Schedule(Begins(4)).start(Population(3), seed=0)
+    with pytest.raises(InvalidInputError, match=r"^participation: in round 0 .*client 3"):
+        running.round(0)
+
+
+class Lasts(AvailabilityStream):
+    """A stream of the user's own with a length."""
+
+    def __init__(self, length: Any) -> None:
+        self.length = length
+
+    def round(self, t: int) -> AvailableClients:
+        return AvailableClients(np.array([0]))
+
+
+@dataclass(frozen=True)
+class OfLength(Availability):
+    """A process of the user's own that lasts as long as a test says."""
+
+    length: Any
+
+    def begin(self, population: Population, seed: int) -> AvailabilityStream:
+        return Lasts(self.length)
+
+
+@pytest.mark.parametrize("length", [0, -1, 20.5, "7"])
+def test_a_stream_of_ones_own_has_a_number_of_rounds_as_its_length(length: Any) -> None:
+    with pytest.raises(InvalidInputError, match=r"^participation\.length: .* give at least 1"):
+        Schedule(OfLength(length)).start(Population(1), seed=0)
+
+
+@pytest.mark.parametrize("length", [1, np.int64(7), None])
+def test_any_positive_length_and_none_are_accepted(length: Any) -> None:
+    assert Schedule(OfLength(length)).start(Population(1), seed=0).length == length

@@ -252,3 +252,40 @@ def test_execute_takes_callbacks(regression):
     recorder = Recorder()
     execute(Experiment.from_dict(regression), callbacks=[recorder])
     assert recorder.calls[-1] == ("end", 12)
+
+
+class RaiseAt(Callback):
+    """Fails after a round."""
+
+    def __init__(self, t):
+        self.t = t
+
+    def on_round_end(self, run):
+        if run.round == self.t:
+            raise KeyError("boom")
+
+
+def test_a_run_that_fails_says_so_in_its_folder_until_it_is_continued(regression, tmp_path):
+    """Reports said that it had not ended."""
+    out, fields = tmp_path / "run", regression | {"rounds": 6}
+    with pytest.raises(KeyError):
+        ft.simulate(**fields, out=out, callbacks=[RaiseAt(3)])
+    failure = json.loads((out / "failure.json").read_text())
+    assert failure["sentence"] == "KeyError: 'boom'"
+    assert "on_round_end" in failure["trace"]
+    assert not failure["permanent"]
+    with pytest.raises(ft.InvalidInputError, match="KeyError: 'boom'"):
+        ft.compare(out)
+    continued = ft.simulate(**fields, out=out, resume=True)
+    assert not (out / "failure.json").exists()
+    assert (continued.model == ft.simulate(**fields).model).all()
+
+
+def test_an_interrupted_run_has_not_failed(regression, tmp_path):
+    class Interrupting(Callback):
+        def on_round_end(self, run):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        ft.simulate(**regression, out=tmp_path / "run", callbacks=[Interrupting()])
+    assert not (tmp_path / "run" / "failure.json").exists()

@@ -131,7 +131,9 @@ def test_periods_longer_than_the_run_are_warned_of(period, field, tmp_path):
     [{"type": "bernoulli", "rates": 0}, {"type": "table", "weights": [[0, 0]] * 12}],
 )
 def test_participation_that_is_known_to_be_empty_is_refused(participation, tmp_path):
-    with pytest.raises(ft.InvalidInputError, match=r"^participation\.rates: all are 0.*; give"):
+    with pytest.raises(
+        ft.InvalidInputError, match=r"^participation: the rates at which .* are all 0; give"
+    ):
         simulate(tmp_path, participation=participation)
     assert not (tmp_path / "run").exists()
 

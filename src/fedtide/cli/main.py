@@ -20,7 +20,7 @@ import typer
 from typer.core import TyperGroup
 
 from fedtide.cli.entry import end_at_once_on_signals
-from fedtide.errors import Interrupted, InvalidInputError, did_you_mean
+from fedtide.errors import Interrupted, InvalidInputError, RunFailedError, did_you_mean
 
 
 class _Command(NamedTuple):
@@ -161,7 +161,8 @@ def _main(
 def main() -> None:
     """Run the command line.
 
-    Exit status 0: done, 1: the output cannot be written, 2: invalid input, 130: interrupted.
+    Exit status 0: done, 1: a run failed, or the output cannot be written, 2: invalid input,
+    130: interrupted.
     """
     # On busy cores, OpenMP threads that spin while waiting cost up to a hundred times the work.
     # PyTorch reads this when it is loaded.
@@ -177,6 +178,9 @@ def main() -> None:
     except InvalidInputError as error:
         print(f"fedtide: {error}", file=sys.stderr)
         sys.exit(2)
+    except RunFailedError as error:
+        print(f"fedtide: {error}", file=sys.stderr)
+        sys.exit(1)
     except Interrupted as error:
         hint = f"; {_HINTS.get(''.join(sys.argv[1:2]), _REPEAT)}" if error.hint else ""
         print(f"fedtide: {error.what}{hint}", file=sys.stderr)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -56,6 +57,10 @@ def run_command(
     """
     sweep = Sweep.load(find_example(file), overrides or ())
     out = out or _default_out(sweep.name, resume or force_resume)
+    if (resume or force_resume) and not out.exists():
+        print(
+            f"fedtide: {out} does not exist, so the run starts from the beginning", file=sys.stderr
+        )
     with ProgressBars(sweep.name) as bars:
         frame = run_sweep(
             sweep,

@@ -285,7 +285,7 @@ def load_leaderboard(additions: Iterable[Path] = ()) -> Leaderboard:
     """
     plain = read_yaml(_FILE)
     for file in additions:
-        added = read_yaml(file)
+        added = read_yaml(file, "write `patterns:` or `methods:`")
         for key, entries in added.items():
             if key not in ("patterns", "methods") or not isinstance(entries, Mapping):
                 raise InvalidInputError(f"add: {file} has {key!r}; give patterns and methods")

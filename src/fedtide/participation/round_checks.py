@@ -21,6 +21,14 @@ def check_stream(method: str, found: Any, expected: type) -> None:
         )
 
 
+def check_length(found: Any) -> None:
+    """Raise InvalidInputError unless a stream's length is a positive whole number or None."""
+    if found is not None and (not isinstance(found, int | np.integer) or found < 1):
+        raise InvalidInputError(
+            f"length: {found!r:.60} is not a number of rounds; give at least 1, or None for no end"
+        )
+
+
 def check_rates(found: Any, clients: int) -> Numbers:
     """Return the rates that a process says it knows, (N,).
 

@@ -19,6 +19,7 @@ from fedtide.participation.availability.base import (
 from fedtide.participation.dropout import Dropout, NoDropout
 from fedtide.participation.round_checks import (
     check_available,
+    check_length,
     check_rates,
     check_reported,
     check_selected,
@@ -79,10 +80,19 @@ class Schedule:
         with error_prefix("participation"):
             availability = self.process.begin(population, seed)
             check_stream("begin", availability, AvailabilityStream)
+            if is_own(type(availability)):
+                check_length(availability.length)
         with error_prefix("selection"):
             selection = self.selection.start(population, seed)
             check_stream("start", selection, SelectionStream)
-        return ScheduleStream(availability, selection, self.dropout, seed, population.clients)
+        return ScheduleStream(
+            availability,
+            selection,
+            self.dropout,
+            seed,
+            population.clients,
+            checked=(_is_own(self.process, availability), _is_own(self.selection, selection)),
+        )
 
     def known_rates(self, population: Population, seed: int) -> NDArray[np.float64] | None:
         """Return each client's long-run probability of reporting, (N,); None: unknown.
@@ -116,8 +126,15 @@ class Schedule:
         return isinstance(chosen, All) or (isinstance(chosen, UniformOf) and chosen.size >= clients)
 
 
+def _is_own(specification: object, stream: object) -> bool:
+    """Return whether the user wrote either: own processes may begin streams of fedtide's."""
+    return is_own(type(specification)) or is_own(type(stream))
+
+
 class ScheduleStream:
     """A started schedule, asked for rounds in increasing order; rounds may be skipped.
+
+    `checked` says whether the clients that the process and the selection give are checked.
 
     Two schedules that are started alike give the same round t, whichever rounds were asked for
     before: if the selection is stateful, it also steps through the rounds that are skipped.
@@ -133,12 +150,14 @@ class ScheduleStream:
         dropout: Dropout,
         seed: int,
         clients: int,
+        checked: tuple[bool, bool] = (True, True),
     ) -> None:
         self.length = availability.length
         self._availability = availability
         self._selection = selection
         self._dropout = dropout
         self._seed, self._clients = seed, clients
+        self._checks_available, self._checks_selected = checked
         self._order = RoundOrder()
 
     def round(self, t: int) -> Participants:
@@ -161,13 +180,13 @@ class ScheduleStream:
 
     def _available(self, t: int) -> AvailableClients:
         found = self._availability.round(t)
-        if is_own(type(self._availability)):
+        if self._checks_available:
             return check_available(found, t, self._clients)
         return found
 
     def _select(self, t: int, available: AvailableClients) -> Ids:
         found = self._selection.select(t, available)
-        if is_own(type(self._selection)):
+        if self._checks_selected:
             return check_selected(found, t, available.clients)
         return found
 

@@ -377,10 +377,11 @@ def _start_participation(experiment: Experiment, task: Task) -> tuple[Population
         )
     with error_prefix("participation"):
         rates = schedule.known_rates(task.population, seed)
-        if rates is not None and not np.any(rates):
-            raise InvalidInputError(
-                "rates: all are 0, so no client would ever take part; give positive ones"
-            )
+    if rates is not None and not np.any(rates):
+        raise InvalidInputError(
+            "participation: the rates at which clients take part in the long run are all 0; give "
+            "at least one client a higher one"
+        )
     population = replace(task.population, rates=rates)
     participation = schedule.start(population, seed)
     length = participation.length

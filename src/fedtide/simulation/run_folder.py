@@ -6,6 +6,7 @@ import hashlib
 import json
 import logging
 import math
+import traceback
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ from fedtide.atomic_io import (
 )
 from fedtide.errors import InvalidInputError
 from fedtide.locking import LOCK_FILE, lock_folder
+from fedtide.simulation.divergence import DivergenceError
 from fedtide.simulation.experiment import complete, differences, read_yaml
 from fedtide.simulation.fingerprints import Fingerprints, list_changes
 
@@ -64,6 +66,14 @@ class Failure:
     sentence: str
     permanent: bool = False
     trace: str = ""
+
+    @classmethod
+    def of(cls, error: Exception) -> Failure:
+        """Return the failure that an error is; user's code may raise anything."""
+        if isinstance(error, InvalidInputError):
+            return cls(str(error), permanent=isinstance(error, DivergenceError))
+        sentence = " ".join(f"{type(error).__name__}: {error}".split())
+        return cls(sentence, trace="".join(traceback.format_exception(error)))
 
 
 class RunFolder:

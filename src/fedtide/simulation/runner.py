@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -31,7 +32,7 @@ from fedtide.simulation.fingerprints import fingerprint_experiment
 from fedtide.simulation.interruption import Interrupted, Interruption
 from fedtide.simulation.loop import Run
 from fedtide.simulation.result import Result
-from fedtide.simulation.run_folder import Resume, RunFolder
+from fedtide.simulation.run_folder import Failure, Resume, RunFolder
 from fedtide.training.devices import lacks_bfloat16
 from fedtide.training.trainers.select import TrainerName
 
@@ -140,7 +141,8 @@ def _in_folder(
         if folder.finished:
             folder.drop_partial_results()
             return _read(run, folder)
-        watched = _WatchedRun(run, [_LiveMetrics(folder), *callbacks], folder.path)
+        watchers = [_LiveMetrics(folder), _FailureNote(folder), *callbacks]
+        watched = _WatchedRun(run, watchers, folder.path)
         watched.view.stopped = checkpoint.facts.get("stopped", "") if checkpoint else ""
         with watched:
             _loop_in_folder(watched, folder)
@@ -179,6 +181,21 @@ class _LiveMetrics(Callback):
 
     def on_evaluation(self, run: RunView) -> None:
         self._folder.add_live_metrics(run.metrics[-1])
+
+
+class _FailureNote(Callback):
+    """Writes why a run failed, for the reports and whoever looks into the folder."""
+
+    def __init__(self, folder: RunFolder) -> None:
+        self._folder = folder
+
+    def on_start(self, run: RunView) -> None:
+        self._folder.failure.unlink(missing_ok=True)  # that of an earlier attempt
+
+    def on_error(self, run: RunView, error: BaseException) -> None:
+        if isinstance(error, Exception) and not isinstance(error, Interrupted):
+            with suppress(InvalidInputError):  # of a full disk: `error` says it, too
+                write_json(self._folder.failure, asdict(Failure.of(error)))
 
 
 class _WatchedRun(AbstractContextManager["_WatchedRun"]):

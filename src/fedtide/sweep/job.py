@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
@@ -10,10 +9,8 @@ from pathlib import Path
 from typing import Literal
 
 from fedtide.atomic_io import make_folder, write_json, write_yaml
-from fedtide.errors import InvalidInputError
 from fedtide.simulation.callbacks import Callback, RunView
 from fedtide.simulation.cluster.ray_cluster import RayCluster
-from fedtide.simulation.divergence import DivergenceError
 from fedtide.simulation.experiment import Experiment
 from fedtide.simulation.interruption import Interrupted
 from fedtide.simulation.run_folder import Failure, Resume, RunFolder
@@ -128,11 +125,9 @@ def run_job(job: Job, on_status: OnStatus, cluster: RayCluster | None = None) ->
         execute(job.experiment, job.folder, job.resume, [reporter], cluster, job.alike)
     except Interrupted as error:
         return Outcome("interrupted", error.what)
-    except InvalidInputError as error:
-        return Outcome("failed", str(error), permanent=isinstance(error, DivergenceError))
     except Exception as error:  # a user's model may raise anything; the other runs continue
-        message = " ".join(f"{type(error).__name__}: {error}".split())
-        return Outcome("failed", message, traceback.format_exc())
+        failure = Failure.of(error)
+        return Outcome("failed", failure.sentence, failure.trace, failure.permanent)
     return Outcome("done")
 
 

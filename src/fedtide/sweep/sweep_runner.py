@@ -12,7 +12,7 @@ import polars as pl
 
 from fedtide.atomic_io import make_folder, write_frame, write_yaml
 from fedtide.content_hash import hash_once
-from fedtide.errors import InvalidInputError
+from fedtide.errors import InvalidInputError, RunFailedError
 from fedtide.simulation.cluster.ray_cluster import open_cluster
 from fedtide.simulation.experiment import BUILDER, read_yaml
 from fedtide.simulation.interruption import Interrupted, Interruption
@@ -72,6 +72,7 @@ def run_sweep(
     Raises:
         InvalidInputError: a run that cannot start, or an `out` that holds something else.
         Interrupted: the sweep was interrupted; active runs are saved.
+        RunFailedError: with `strict`, a run failed by an exception of a user's code.
     """
     if ray is not None and cluster is not None:
         raise InvalidInputError("cluster: given besides ray; give one of them")
@@ -211,7 +212,7 @@ class _Execution:
 
     def _raise_if_stopped(self) -> None:
         if self.failed is not None and self.failed.trace:
-            raise RuntimeError(f"a run of the sweep failed\n{self.failed.trace}")
+            raise RunFailedError(self.failed.message, self.failed.trace)
         if self.failed is not None:
             raise InvalidInputError(self.failed.message)
         if self.interrupted:

@@ -80,12 +80,15 @@ class Findings:
 
     @cached_property
     def known_rates(self) -> list[float]:
-        """p_n; the upper end of the interval for clients that never took part."""
+        """p_n; for clients that never took part the upper end of their interval.
+
+        It is at least that of independent rounds, 1 − 0.025^(1 / T): how much clients depend on
+        earlier rounds that are seen says nothing about those that are not.
+        """
         rates = self.rates.estimate.copy()
         never = rates <= 0
         high = np.nan_to_num(self.rates.high[never], nan=0.0)
-        # Without an honest interval: that of independent rounds, 1 − 0.025^(1 / T).
-        rates[never] = np.where(high > 0, high, 1 - 0.025 ** (1 / self.log.length))
+        rates[never] = np.maximum(high, 1 - 0.025 ** (1 / self.log.length))
         return [float(f"{rate:.6g}") for rate in np.minimum(rates, 1.0)]
 
     @cached_property

@@ -10,13 +10,13 @@ from numpy.typing import ArrayLike
 from fedtide.auditing.log.participation_log import Floats, ParticipationLog
 from fedtide.auditing.statistics.dispersion import Dispersion, estimate_dispersion
 from fedtide.auditing.statistics.distributions import student_t_isf
-from fedtide.auditing.statistics.pattern import Pattern
+from fedtide.auditing.statistics.pattern import MIN_ROUNDS, Pattern
 from fedtide.auditing.statistics.session_tails import measure_session_tail
 
 _LONG_MEMORY = 0.5
 """The probability of long memory above which there are no intervals."""
 _MIN_DISPERSION = 1e-9
-_MIN_ROUNDS = 30
+_MIN_EFFECTIVE_ROUNDS = 30
 """Of logs that show fewer effective rounds than this due to dependence, there are no intervals."""
 
 
@@ -132,7 +132,7 @@ def count_clients_for_half(counts: ArrayLike) -> int:
 
 def _find_obstacle(log: ParticipationLog, pattern: Pattern, dispersion: Dispersion) -> str | None:
     """Return why no honest interval exists, in a sentence; None if one does."""
-    if dispersion.frequencies == 0:
+    if log.length < MIN_ROUNDS or dispersion.frequencies == 0:
         return "the log has too few rounds to tell how much the rates vary by chance"
     if dispersion.long_memory > _LONG_MEMORY:
         return (
@@ -140,7 +140,7 @@ def _find_obstacle(log: ParticipationLog, pattern: Pattern, dispersion: Dispersi
             "cannot tell how much the rates vary by chance"
         )
     rounds = _count_effective_rounds(log, pattern, dispersion)
-    if rounds < _MIN_ROUNDS <= _count_effective_rounds(log, pattern, None):
+    if rounds < _MIN_EFFECTIVE_ROUNDS <= _count_effective_rounds(log, pattern, None):
         return (
             "most of the chance in the rates is due to clients that stay or are away for long, and "
             f"is known no better than from {rounds:.0f} independent rounds of one client"

@@ -60,6 +60,8 @@ class Drifting(Availability):
 
         return ThinnedStream(peak, shares, seed, "drifting")
 
-    def known_rates(self, population: Population, seed: int) -> NDArray[np.float64]:
-        """Return the final rates."""
-        return resolve_rates(self.final, population, seed, "final")
+    def known_rates(self, population: Population, seed: int) -> NDArray[np.float64] | None:
+        """Return the final rates; None if a client takes part at first and no longer at the end."""
+        final = resolve_rates(self.final, population, seed, "final")
+        ends = (final == 0) & (resolve_rates(self.rates, population, seed) > 0)
+        return None if ends.any() else final

@@ -74,7 +74,15 @@ class Replay(Availability):
                 "rounds before are replayed as empty; if it counts from %d, give first_round: %d",
                 *(start,) * 3,
             )
-        weights = None if rows["weight"].null_count() else rows["weight"].to_numpy()
+        missing = rows["weight"].null_count()
+        if 0 < missing < len(rows):
+            _logger.warning(
+                "participation.log: %d of %d rows have no weight, so the weights of the others are "
+                "not used",
+                missing,
+                len(rows),
+            )
+        weights = None if missing else rows["weight"].to_numpy()
         return RecordedStream(rows["round"].to_numpy(), clients, weights, end)
 
     def known_rates(self, population: Population, seed: int) -> NDArray[np.float64]:

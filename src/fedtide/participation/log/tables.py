@@ -113,8 +113,9 @@ def _read_csv(path: Path, client: str) -> pl.DataFrame:
         path,
         separator=header.separator,
         infer_schema_length=None,
-        schema_overrides={client: pl.String},
+        schema_overrides={name: pl.String for name in header.written if name.strip() == client},
     )
+    frame = frame.rename({name: name.strip() for name in header.written}, strict=False)
     if header.separator == ",":
         return frame
     commas = pl.selectors.string() - pl.selectors.by_name(client, require_all=False)
