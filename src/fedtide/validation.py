@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable, Sequence
 from numbers import Integral
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, SupportsFloat, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -25,16 +25,24 @@ PAGE_SUFFIXES = (".html", ".htm")
 
 def require_positive(field: str, value: float) -> None:
     """Raise InvalidInputError unless `value` is a finite number above 0."""
+    require_number(field, value)
     if not (math.isfinite(value) and value > 0):
         raise InvalidInputError(f"{field}: {value} is not a {_finite(value)}positive number")
 
 
 def require_at_least(field: str, value: float, low: float) -> None:
     """Raise InvalidInputError unless `value` is a finite number of at least `low`."""
+    require_number(field, value)
     if not (math.isfinite(value) and value >= low):
         raise InvalidInputError(
             f"{field}: {value} is not a {_finite(value)}number of at least {low:g}"
         )
+
+
+def require_number(field: str, value: object) -> None:
+    """Raise InvalidInputError unless `value` is a number."""
+    if not isinstance(value, SupportsFloat):
+        raise InvalidInputError(f"{field}: {value!r:.60} is not a number")
 
 
 def _finite(value: float) -> str:

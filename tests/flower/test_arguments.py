@@ -73,6 +73,9 @@ def test_a_learning_rate_that_is_not_positive_is_refused(lr):
         ("fraction_evaluate", 1.5),
         ("fraction_train", float("nan")),
         ("state", 5),
+        ("min_available_nodes", TASK.population.clients + 1),
+        ("train_metrics_aggr_fn", 3),
+        ("evaluate_metrics_aggr_fn", "mean"),
     ],
 )
 def test_settings_out_of_range_are_refused(name, value):
@@ -84,3 +87,19 @@ def test_settings_out_of_range_are_refused(name, value):
 def test_a_number_of_rounds_is_a_whole_number(rounds):
     with pytest.raises(InvalidInputError, match=r"^num_rounds: "):
         deploy(federation(), FedAvg(), rounds)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("ttl", "5"), ("clock", 3), ("seed", "x"), ("clients", [["a"], "b"]), ("clients", ["a", 1])],
+)
+def test_values_of_another_type_are_refused(name, value):
+    """They were errors of Python, or accepted."""
+    with pytest.raises(InvalidInputError, match=rf"^{name}: "):
+        FedTide(FedAvg(), **{"clients": TASK.population.clients, name: value})
+
+
+@pytest.mark.parametrize("timeout", ["5", None, -1, float("nan")])
+def test_a_timeout_that_is_no_number_of_seconds_is_refused(timeout):
+    with pytest.raises(InvalidInputError, match=r"^timeout: "):
+        deploy(federation(), FedAvg(), 1, timeout=timeout)

@@ -173,3 +173,17 @@ def test_nodes_of_one_name_have_one_row(tmp_path: Path) -> None:
     assert ft.audit(path).log.size == 3
     train(ParticipationObserver(fedavg(), path), grid, rounds=1)
     assert rows_of(path)[2, "site"][0] == "used"
+
+
+def test_what_a_reply_says_of_its_sender_is_not_believed(tmp_path: Path) -> None:
+    """A client could write that another one took part, or one that was never online."""
+    path, grid = tmp_path / "log.csv", federation(fails={13: {1}})
+
+    def claim_another_sender(reply: Message) -> Message:
+        reply.metadata.__dict__["_src_node_id"] = 13 if reply.has_content() else 12
+        return reply
+
+    grid.nodes[12].tamper = claim_another_sender
+    train(ParticipationObserver(fedavg(), path), grid, rounds=1)
+    assert rows_of(path)[0, "bob"] == ("used", 20)
+    assert rows_of(path)[0, "13"][0] == "selected"

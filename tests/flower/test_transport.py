@@ -10,15 +10,30 @@ from threading import Lock, Thread
 
 import numpy as np
 import pytest
-from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 
 import fedtide as ft
 from fedtide.flower._flwr_private import pull_replies
+from fedtide.flower.clients.app import custom_client
 from fedtide.flower.protocol import vector_to_arrays
+from fedtide.flower.server import strategy as strategy_module
 from fedtide.flower.server.strategy import FedTide
 from fedtide.participation.log.ledger import read_rounds
 
-from .driver import TASK, N, deploy, federation, model, node_of, rows, update_of
+from .driver import (
+    LOCAL,
+    TASK,
+    N,
+    deploy,
+    federation,
+    model,
+    node_of,
+    prepare,
+    quadratic,
+    rows,
+    train_like_the_simulator,
+    update_of,
+)
 from .fake_grid import FakeGrid, WireGrid
 
 A = ft.algorithms
@@ -124,6 +139,83 @@ def test_a_round_ends_with_enough_replies(url):
     used = {client for _, client, stage, _ in rows(url) if stage == "used"}
     assert used == {"0", "1"}
     assert {client for _, client, stage, _ in rows(url) if stage == "selected"} == {"2", "3", "4"}
+
+
+def send_a_false_count(reply):
+    if reply.has_content() and "metrics" in reply.content:
+        reply.content["metrics"]["num-examples"] = -5
+    return reply
+
+
+@pytest.mark.parametrize("how", ["false count", "error", "declined"])
+def test_only_updates_that_can_be_used_end_a_round(how, url):
+    """Two clients that answered at once with anything ended every round before any update."""
+    grid = federation(seconds=lambda number: 5.0)
+    train = train_like_the_simulator(TASK, LOCAL, seed=0)
+    for client in (0, 1):
+        node = node_of(grid, client)
+        node.seconds = lambda number: 0.1
+        if how == "false count":
+            node.tamper = send_a_false_count
+        elif how == "error":
+            node.app = custom_client(lambda context: 1 / 0)
+        else:
+            node.app = custom_client(train, available=lambda t, client: False)
+    deploy(grid, A.FedAvg(), rounds=3, close_after=2, ledger=url)
+    used = [client for _, client, stage, _ in rows(url) if stage == "used"]
+    assert len(used) >= 6
+    assert not {"0", "1"} & set(used)
+
+
+def test_of_a_reply_that_is_too_large_nothing_is_kept(url, monkeypatch, caplog):
+    """A client could fill the memory of the server with records that nobody reads."""
+    monkeypatch.setattr(strategy_module, "_LARGEST_REPLY", 1e6)
+
+    def add_a_record(reply):
+        if reply.metadata.message_type == "train":
+            reply.content["junk"] = ArrayRecord({"x": Array(np.zeros(500_000))})
+        return reply
+
+    grid = federation()
+    node_of(grid, 1).tamper = add_a_record
+    grid = WireGrid(grid.nodes, lambda message, objects: None)
+    deploy(grid, A.FedAvg(), rounds=2, ledger=url)
+    stages = {(client, stage) for _, client, stage, _ in rows(url)}
+    assert stages == {("1", "reported")} | {(str(n), "used") for n in (0, 2, 3, 4)}
+    assert "cannot be read: it is larger than 1 MB" in caplog.text
+
+
+def test_of_many_replies_that_cannot_be_read_ten_are_logged(caplog):
+    def corrupt(message, objects):
+        if message.metadata.message_type == "train":
+            objects[message.object_id] = b"nothing"
+
+    task = prepare(quadratic(15))
+    deploy(WireGrid(federation(task).nodes, corrupt), A.FedAvg(), rounds=3, task=task)
+    assert caplog.text.count("the reply of node") == 3 * 10
+    assert caplog.text.count("Further replies that cannot be read: 5") == 2  # and after the last
+
+
+def test_evaluators_are_not_the_next_trainers():
+    """One draw chose both."""
+    asked = {"train": {}, "evaluate": {}}
+
+    class Watching(FakeGrid):
+        def push_messages(self, messages):
+            for message in messages:
+                kind = message.metadata.message_type
+                if kind in asked:
+                    t = int(message.metadata.group_id)
+                    asked[kind].setdefault(t, set()).add(message.metadata.dst_node_id)
+            return super().push_messages(messages)
+
+    task = prepare(quadratic(20))
+    options = {"fraction_train": 0.3, "fraction_evaluate": 0.1, "min_train_nodes": 5}
+    deploy(Watching(federation(task).nodes), A.FedAvg(), rounds=6, task=task, **options)
+    assert {len(found) for found in asked["evaluate"].values()} == {2}
+    assert {len(found) for found in asked["train"].values()} == {6}
+    inside = [asked["evaluate"][t] <= asked["train"][t + 1] for t in range(1, 6)]
+    assert not all(inside)
 
 
 def test_a_node_that_died_and_came_back_is_asked_again(url):

@@ -17,6 +17,7 @@ a fallback; only the list of nodes has none.
 
 from __future__ import annotations
 
+import math
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
@@ -133,7 +134,10 @@ class PartialReply:
 
 
 def pull_replies(
-    grid: Any, ids: Sequence[str], partial: dict[str, PartialReply] | None = None
+    grid: Any,
+    ids: Sequence[str],
+    partial: dict[str, PartialReply] | None = None,
+    largest: float = math.inf,
 ) -> PulledReplies:
     """Return the replies to these requests that have arrived.
 
@@ -151,6 +155,8 @@ def pull_replies(
         grid: Flower's.
         ids: of the requests.
         partial: replies that earlier calls could not complete, by their own ids; updated.
+        largest: the most bytes of a reply; of one that is larger, no more is fetched and nothing is
+            kept.
     """
     partial = {} if partial is None else partial
     try:
@@ -168,6 +174,7 @@ def pull_replies(
     if not guarded:
         return PulledReplies(list(grid.pull_messages(ids)))
     envelopes: dict[str, Any] = {}
+    too_large: set[str] = set()
     pulled = PulledReplies()
     for reply_id, reply in list(partial.items()):
         if reply.envelope.metadata.reply_to_message_id not in ids:  # its request was given up
@@ -196,10 +203,15 @@ def pull_replies(
             return fetch(object_ids=object_ids, pull_object_fn=pull_object_fn, **named)
         # Not there: a reply that the SuperLink delivered twice.
         contents = partial[reply_id].contents if reply_id in partial else {}
+        size = sum(map(len, contents.values()))
 
         def pull_and_keep(object_id: str) -> bytes:
+            nonlocal size
+            if size > largest:
+                return b""
             try:
                 contents[object_id] = pull_object_fn(object_id)
+                size += len(contents[object_id])
             except unavailable:
                 missing.add(object_id)
             return b""
@@ -211,7 +223,10 @@ def pull_replies(
         except failed:  # for good, such as three minutes after the envelope
             partial.pop(reply_id, None)
             raise
-        if missing:
+        if size > largest:
+            too_large.add(reply_id)
+            contents.clear()
+        elif missing:
             raise failed(min(missing), "its sender has not uploaded it yet")
         partial.pop(reply_id, None)
         return contents
@@ -220,6 +235,10 @@ def pull_replies(
         envelope = envelopes.get(object_id)
         if envelope is None:  # another thread pulls with Flower's own method
             return decode(object_id, *arguments, **named)
+        if object_id in too_large:
+            text = f"it is larger than {largest / 1e6:,.0f} MB"
+            pulled.unreadable[envelope.reply_to_message_id] = text
+            return SimpleNamespace(metadata=SimpleNamespace())
         try:
             message = decode(object_id, *arguments, **named)
             _check_envelope(message, envelope)

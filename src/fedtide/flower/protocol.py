@@ -184,11 +184,20 @@ def _decode(array: Array, shape: tuple[int, ...]) -> NDArray[Any]:
 
     What `np.save` writes for this shape and a usual type is neither parsed nor copied: parsing a
     header takes longer than all else for the small arrays of which most models consist.
+
+    Raises:
+        ValueError: bytes that are no array.
     """
     for header, dtype in _headers(shape):
         if array.stype == _NUMPY and array.data.startswith(header):
             return np.frombuffer(array.data, dtype, offset=len(header)).reshape(shape)
-    return array.numpy()
+    try:
+        values = array.numpy()
+    except Exception:  # its bytes may be anything; NumPy's messages are not for its operator
+        raise ValueError("an array that cannot be read") from None
+    if not isinstance(values, np.ndarray):  # an archive of several
+        raise ValueError("an array that cannot be read")
+    return values
 
 
 @cache

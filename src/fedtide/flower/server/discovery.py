@@ -74,6 +74,8 @@ class NodeRegistry:
                 raise InvalidInputError(f"clients: {clients} clients; at least 1 is needed")
             return cls(clients)
         names = list(clients)
+        if not all(isinstance(name, str) for name in names):
+            raise InvalidInputError("clients: not all names are text; give a list of names, or N")
         counts = Counter(names)
         for name in names:
             if not is_name(name) or counts[name] > 1:

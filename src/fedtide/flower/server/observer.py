@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.app import ArrayRecord, ConfigRecord, Message, Metadata, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
@@ -68,6 +68,7 @@ class ParticipationObserver(Strategy):
             )
         self._first_round = _count_rounds(self._path)
         self._clients: dict[int, _Reached] = {}
+        self._asked: list[Metadata] = []
         self._names: dict[int, str] = {}
 
     def configure_train(
@@ -80,6 +81,7 @@ class ParticipationObserver(Strategy):
         messages = list(self.strategy.configure_train(server_round, arrays, config, grid))
         for message in messages:
             self._clients[message.metadata.dst_node_id] = _Reached("selected")
+        self._asked = [message.metadata for message in messages]
         return messages
 
     def aggregate_train(
@@ -87,10 +89,13 @@ class ParticipationObserver(Strategy):
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Return the strategy's new model, and write the rows of the round."""
         replies = list(replies)
+        # Flower numbers messages when it sends them; what a reply says of its sender, the sender
+        # has written, but which request it answers, Flower knows.
+        asked = {metadata.message_id: metadata.dst_node_id for metadata in self._asked}
         for reply in replies:
-            if reply.has_content():  # an error comes from the server, in the client's place
-                samples = _read_samples(reply)
-                self._clients[reply.metadata.src_node_id] = _Reached("reported", samples)
+            node_id = asked.get(reply.metadata.reply_to_message_id)
+            if node_id is not None and reply.has_content():  # else an error in the client's place
+                self._clients[node_id] = _Reached("reported", _read_samples(reply))
         try:
             arrays, metrics = self.strategy.aggregate_train(server_round, replies)
             if arrays is not None:

@@ -259,13 +259,16 @@ def _stack(rows: list[Tensor]) -> Tensor:
     return rows[0].unsqueeze(0) if len(rows) == 1 else torch.stack(rows)
 
 
-def read_metrics(reply: Message, pending: PendingReply, name: str) -> tuple[int, Metrics] | None:
-    """Return a client's samples and metrics in reply to an evaluation; None, logged: unusable.
+def read_metrics(reply: Message, pending: PendingReply, name: str) -> tuple[int, Metrics]:
+    """Return a client's samples and metrics in reply to an evaluation.
 
     Args:
         reply: to the message of `pending`.
         pending: the request.
         name: of the client that was asked.
+
+    Raises:
+        RejectedReplyError: an error, a false claim, or unusable content.
     """
     try:
         check_sender(reply, pending.node_id)
@@ -275,10 +278,10 @@ def read_metrics(reply: Message, pending: PendingReply, name: str) -> tuple[int,
         )
         samples = _pop_count(metrics, _SAMPLES, 1, MAX_SAMPLES)
         _check_metrics(metrics)
+    except RejectedReplyError:
+        raise
     except Exception as error:  # records may contain anything
-        reason = printable(str(error), _LONGEST_TEXT)
-        log.warning("evaluation by node %d not used: %s", pending.node_id, reason)
-        return None
+        raise RejectedReplyError("malformed", f"it sent {error}") from None
     return samples, metrics
 
 
@@ -316,13 +319,16 @@ def aggregate_metrics(
 def average_metrics(parts: list[tuple[int, Metrics]]) -> MetricRecord | None:
     """Return the mean of each metric, weighted by samples, over the clients that give it.
 
-    Lists are left out.
+    Lists are left out, and so are all but the most frequent names if there are very many. The
+    metric "clients" is the number of clients, whatever they send under this name.
     """
     totals: dict[str, float] = {}
     weights: dict[str, int] = {}
+    counts = Counter(name for _, metrics in parts for name in metrics)
+    kept = {name for name, _ in counts.most_common(_MAX_METRICS)}
     for samples, metrics in parts:
         for name, value in metrics.items():
-            if not isinstance(value, list):
+            if not isinstance(value, list) and name in kept:
                 totals[name] = totals.get(name, 0.0) + samples * value
                 weights[name] = weights.get(name, 0) + samples
     means = MetricRecord({name: total / weights[name] for name, total in totals.items()})
@@ -386,6 +392,8 @@ def _pop_number(metrics: Metrics, name: str) -> float:
 
 def _pop_count(metrics: Metrics, name: str, low: int, high: int) -> int:
     """Remove a metric that counts something and return it; missing: 0."""
+    if low and not isinstance(metrics.get(name), float):
+        raise RejectedReplyError("invalid", f"its {name} is missing, or no single finite number")
     value = _pop_number(metrics, name)
     if not (low <= value <= high and value == int(value)):
         text = f"its {name} is {value:g}; it must be {low} to {high:,}"

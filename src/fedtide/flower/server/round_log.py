@@ -14,6 +14,29 @@ _LOGGED_REPLIES = 10
 """How many replies that are not used are logged in a round; of the others, only the number."""
 
 
+class LimitedWarnings:
+    """Logs the first warnings of a kind; of the others, only the number.
+
+    Args:
+        further: the text about the others, with a place for their number.
+    """
+
+    def __init__(self, further: str) -> None:
+        self._further, self._count = further, 0
+
+    def warn(self, text: str, *arguments: object) -> None:
+        """Log a warning, unless there were too many."""
+        self._count += 1
+        if self._count <= _LOGGED_REPLIES:
+            log.warning(text, *arguments)
+
+    def close(self) -> None:
+        """Log how many were only counted, and begin again."""
+        if self._count > _LOGGED_REPLIES:
+            log.warning(self._further, self._count - _LOGGED_REPLIES)
+        self._count = 0
+
+
 class RoundLog:
     """The ledger entries of round t: each client with the furthest stage that it reached.
 
@@ -26,7 +49,7 @@ class RoundLog:
     def __init__(self, t: int, names: list[str], now: Callable[[], float]) -> None:
         self._t, self._names, self._now = t, names, now
         self._reached: dict[int, tuple[str, float | None, float, int | None, str | None]] = {}
-        self._late = self._rejected = 0
+        self._late, self._rejected = 0, LimitedWarnings("Further replies not used: %d")
 
     def record(
         self,
@@ -76,14 +99,11 @@ class RoundLog:
         """Return all entries, sorted by the number of the client; log what was only counted."""
         if self._late:
             log.info("Replies not used, as their rounds have ended: %d", self._late)
-        if self._rejected > _LOGGED_REPLIES:
-            log.warning("Further replies not used: %d", self._rejected - _LOGGED_REPLIES)
+        self._rejected.close()
         return [Entry(self._names[n], *facts) for n, facts in sorted(self._reached.items())]
 
     def _log(self, client: int, reason: str, text: str) -> None:
         if reason == "late":  # of each slow client in every round
             self._late += 1
             return
-        self._rejected += 1
-        if self._rejected <= _LOGGED_REPLIES:
-            log.warning("reply of %s not used: %s", self._names[client], text)
+        self._rejected.warn("reply of %s not used: %s", self._names[client], text)

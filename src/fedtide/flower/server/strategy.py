@@ -37,7 +37,7 @@ from fedtide.flower.server.reply_validation import (
     find_odd_rates,
     read_metrics,
 )
-from fedtide.flower.server.round_log import RoundLog
+from fedtide.flower.server.round_log import LimitedWarnings, RoundLog
 from fedtide.flower.server.session import TrainingSession, reconcile
 from fedtide.flower.server.transport import (
     Answered,
@@ -50,11 +50,16 @@ from fedtide.flower.server.transport import (
 from fedtide.locking import lock_folder
 from fedtide.participation.log.ledger import Ledger
 from fedtide.randomness import generator
-from fedtide.validation import require_positive, require_whole_number
+from fedtide.validation import require_number, require_positive, require_whole_number
 
 log = getLogger("flwr")
 
 _LOCK_PATIENCE = 180.0  # seconds; Flower ends a run whose server app died after about 70
+
+_REPLY_VALUES = 3
+"""How many models in 64 bits a reply may hold: an update, gradients, and as much again."""
+_LARGEST_REPLY = 16e6
+"""Bytes that a reply may have beyond these, for metrics and headers."""
 
 _STEP_CYCLE = 2**31
 """Clients count their local steps in 32 bits; a false count must not keep the client away."""
@@ -70,7 +75,8 @@ class FedTide(Strategy):
     1. List the nodes that are online. New ones are asked for their names (see `NodeRegistry`), but
        not waited for: a client takes part from the first round that begins after its answer.
     2. Ask those that owe no reply to train, as the method instructs; never those that do.
-    3. Wait until all of them have answered, `close_after` have, or the deadline has passed.
+    3. Wait until all of them have answered, `close_after` with an update that can be used, or the
+       deadline has passed.
     4. Aggregate what arrived, by client number; a reply that is an error, malformed, not finite, or
        makes a false claim is left out and logged. The method steps even without any update.
     5. Save model, state, round and pending replies, then add the round to the ledger.
@@ -95,11 +101,12 @@ class FedTide(Strategy):
         fraction_train: the share of the clients that are online and owe no reply that is asked to
             train, sampled uniformly.
         fraction_evaluate: the same for evaluations of the new model by clients; 0: none.
-        min_train_nodes: the least number of clients to ask, if so many are online.
+        min_train_nodes: the least number of clients to ask to train, if so many are online.
         min_available_nodes: a round begins when so many nodes are online and owe no reply, or when
             `timeout` has passed; 0 never waits, so that a federation without nodes runs through
             its rounds at once.
-        close_after: how many replies end the round; None: those of all clients that were asked.
+        close_after: how many updates that can be used end the round; None: it waits for the replies
+            of all clients that were asked.
         train_metrics_aggr_fn: makes one MetricRecord of those of the clients whose updates were
             used, as Flower's FedAvg calls it: with a list of RecordDict, whose record "metrics" has
             what a client measured, and the name "num-examples". None: means weighted by samples,
@@ -153,12 +160,28 @@ class FedTide(Strategy):
                 )
         require_whole_number("min_train_nodes", min_train_nodes, low=0)
         require_whole_number("min_available_nodes", min_available_nodes, low=0)
+        require_whole_number("seed", seed, low=0)
+        known = NodeRegistry.from_clients(clients).size
+        if min_available_nodes > known:
+            raise InvalidInputError(
+                f"min_available_nodes: {min_available_nodes} nodes of {known} clients; every round "
+                f"would wait for its timeout; give at most {known}"
+            )
+        for name, function in (
+            ("train_metrics_aggr_fn", train_metrics_aggr_fn),
+            ("evaluate_metrics_aggr_fn", evaluate_metrics_aggr_fn),
+        ):
+            if function is not None and not callable(function):
+                raise InvalidInputError(
+                    f"{name}: {function!r:.60} is no function; give one, or None for weighted means"
+                )
+        if not isinstance(clock, Clock | None):
+            raise InvalidInputError(f"clock: {clock!r:.60} is no Clock; leave it out")
         if close_after is not None:
             require_whole_number("close_after", close_after)
         if not isinstance(state, str | Path | None):
             raise InvalidInputError(f"state: {state!r:.60} is no path; give that of a folder")
-        if not ttl > 0:
-            raise InvalidInputError(f"ttl: {ttl} is not a positive number of seconds")
+        require_positive("ttl", ttl)
         if privacy is not None:
             algorithm = make_private(algorithm, privacy, seed=None)
         self.algorithm, self.seed, self.ttl = algorithm, seed, ttl
@@ -173,6 +196,7 @@ class FedTide(Strategy):
         self._ledger = None if ledger is None else Ledger(ledger, federation)
         self._watch: Callable[[], AbstractContextManager[object]] = nullcontext
         if metrics_port is not None:
+            require_whole_number("metrics_port", metrics_port, low=0)
             if ledger is None:
                 raise InvalidInputError("metrics_port: the page reads the ledger; give ledger, too")
             self._watch = partial(
@@ -211,6 +235,7 @@ class FedTide(Strategy):
             InvalidInputError: arrays that are no model; an "lr" that is not positive; a state or a
                 ledger of another federation; a state folder that another run keeps in use.
         """
+        require_number("timeout", timeout)
         if not timeout >= 0:
             raise InvalidInputError(f"timeout: {timeout} is not a number of seconds")
         require_whole_number("num_rounds", num_rounds, low=0)
@@ -253,7 +278,7 @@ class FedTide(Strategy):
         nodes = self._free_nodes(exclude=late)
         for client in nodes:
             self._round_log.record(client, "available")
-        sample = self._sample(sorted(nodes), self.fraction_train)
+        sample = self._sample(sorted(nodes), self.fraction_train, "flower", self.min_train_nodes)
         present = Cohort.uniform(torch.tensor(sample, dtype=torch.int64))
         cohort = training.driver.choose_cohort(present).clients
         cohort = cohort[torch.isin(cohort, torch.tensor(sorted(nodes)))]
@@ -300,19 +325,22 @@ class FedTide(Strategy):
         content = RecordDict({"arrays": arrays, "config": round_config})
         return [
             self._message(content, nodes[client], MessageType.EVALUATE, server_round - 1)
-            for client in self._sample(sorted(nodes), self.fraction_evaluate)
+            for client in self._sample(sorted(nodes), self.fraction_evaluate, "flower-evaluate")
         ]
 
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
         """Return the clients' metrics, aggregated."""
-        parts = []
+        parts, unused = [], LimitedWarnings("Further evaluations not used: %d")
         for reply in replies:
             asked = self._answered.get(reply.metadata.reply_to_message_id)
             if asked is not None and asked.client is not None:
-                part = read_metrics(reply, asked, self._registry.names[asked.client])
-                parts += [] if part is None else [part]
+                try:
+                    parts.append(read_metrics(reply, asked, self._registry.names[asked.client]))
+                except RejectedReplyError as error:
+                    unused.warn("evaluation by node %d not used: %s", asked.node_id, error)
+        unused.close()
         return aggregate_metrics(parts, self.evaluate_metrics_aggr_fn)
 
     def summary(self) -> None:
@@ -335,7 +363,13 @@ class FedTide(Strategy):
         self._validator = ReplyValidator(
             training.layout, registry.names, self.algorithm.uses_local_lr
         )
-        self._transport = Transport(grid, training.pending, self._clock, registry.client_at)
+        self._transport = Transport(
+            grid,
+            training.pending,
+            self._clock,
+            registry.client_at,
+            largest=_LARGEST_REPLY + _REPLY_VALUES * 8 * training.layout.size,
+        )
         self._discovery = Discovery(self._transport, registry)
         self._answered: dict[str, PendingReply] = {}
         self._began = self._clock.now() - self._clock.tick()
@@ -362,7 +396,7 @@ class FedTide(Strategy):
             assert pending.client is not None
             self._round_log.record(pending.client, "selected", reason="no reply")  # until it does
         # 3.
-        self._await_replies(sent, self.close_after or len(sent), tick() + timeout)
+        self._await_updates(sent, tick() + timeout)
         # 4.
         for pending in transport.take_malformed("train"):
             assert pending.client is not None  # logged when they came
@@ -439,23 +473,51 @@ class FedTide(Strategy):
         known = {self._registry.client_at(node_id): node_id for node_id in online}
         return {n: node_id for n, node_id in known.items() if n is not None and n not in exclude}
 
-    def _sample(self, clients: list[int], fraction: float) -> list[int]:
-        """Return a random share of the clients, sorted."""
-        size = min(len(clients), max(int(len(clients) * fraction), self.min_train_nodes))
+    def _sample(
+        self, clients: list[int], fraction: float, purpose: str, least: int = 1
+    ) -> list[int]:
+        """Return a random share of the clients, sorted; draws for each purpose are independent."""
+        size = min(len(clients), max(int(len(clients) * fraction), least))
         if size == len(clients):
             return clients
-        draws = generator(self.seed, "flower", self._training.round)
+        draws = generator(self.seed, purpose, self._training.round)
         return sorted(draws.choice(np.array(clients), size, replace=False).tolist())
 
     def _message(self, content: RecordDict, node_id: int, kind: str, t: int) -> Message:
         return Message(content, node_id, kind, ttl=self.ttl, group_id=str(t + 1))
 
-    def _await_replies(self, sent: list[PendingReply], wanted: int, deadline: float) -> None:
-        """Wait until `wanted` of these messages are answered, or until the deadline."""
-        ids, pending = {one.message_id for one in sent}, self._training.pending.messages
+    def _await_updates(self, sent: list[PendingReply], deadline: float) -> None:
+        """Wait until all of these requests are answered, `close_after` of them by what can be used.
+
+        Errors, refusals and what cannot be read come fast, and must not end the round before the
+        updates arrive.
+        """
+        ids, usable = {one.message_id for one in sent}, dict[str, bool]()
+
+        def is_enough() -> bool:
+            for one, reply in self._transport.arrived("train"):
+                if one.message_id in ids and one.message_id not in usable:
+                    usable[one.message_id] = self._is_usable(reply, one)
+            return self.close_after is not None and sum(usable.values()) >= self.close_after
+
+        self._await_replies(ids, deadline, None if self.close_after is None else is_enough)
+
+    def _is_usable(self, reply: Message, pending: PendingReply) -> bool:
+        sent_model = self._training.sent_models.get(pending.round)
+        try:
+            self._validator.validate(reply, pending, sent_model)
+        except (DeclinedReplyError, RejectedReplyError):
+            return False
+        return True
+
+    def _await_replies(
+        self, ids: set[str], deadline: float, is_enough: Callable[[], bool] | None = None
+    ) -> None:
+        """Wait until all of these messages are answered, or enough, or until the deadline."""
+        pending = self._training.pending.messages
         self._transport.collect(
             deadline,
-            lambda: len(ids - pending.keys()) >= min(wanted, len(ids)),
+            lambda: ids.isdisjoint(pending) or (is_enough is not None and is_enough()),
             lambda: self._discovery.identify(self._training.round),
         )
 
@@ -469,7 +531,7 @@ class FedTide(Strategy):
         arrays = self._to_arrays(self._training.output)
         messages = list(self.configure_evaluate(ended, arrays, config, grid))
         sent = self._transport.send(messages, "evaluate", ended - 1)
-        self._await_replies(sent, len(sent), self._clock.tick() + timeout)
+        self._await_replies({one.message_id for one in sent}, self._clock.tick() + timeout)
         answered = [one for one in self._transport.take("evaluate") if one[0].round == ended - 1]
         self._answered = {pending.message_id: pending for pending, _ in answered}
         replies = [reply for _, reply in answered]

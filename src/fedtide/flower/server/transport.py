@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -16,6 +17,7 @@ from flwr.serverapp import Grid
 
 from fedtide.flower._flwr_private import OnlineNode, PartialReply, list_nodes, pull_replies
 from fedtide.flower.protocol import describe_request
+from fedtide.flower.server.round_log import LimitedWarnings
 
 log = getLogger("flwr")
 
@@ -127,6 +129,7 @@ class Transport:
         pending: the unanswered messages of this run.
         clock: the time.
         client_at: returns the number of the client at a node id; None: unknown.
+        largest: the most bytes of a reply; larger ones are malformed.
 
     Attributes:
         activated: when each node had connected that was online at the last look, by its id.
@@ -140,11 +143,14 @@ class Transport:
         pending: PendingReplies,
         clock: Clock,
         client_at: Callable[[int], int | None],
+        largest: float = math.inf,
     ) -> None:
+        self._largest = largest
         self.grid, self.pending, self.clock, self._client_at = grid, pending, clock, client_at
         self.activated: dict[int, float] = {}
         self.inbox: list[Answered] = []
         self.malformed: list[PendingReply] = []
+        self._unreadable = LimitedWarnings("Further replies that cannot be read: %d")
         self._partial: dict[str, PartialReply] = {}
 
     def list_nodes(self) -> list[OnlineNode]:
@@ -155,6 +161,7 @@ class Transport:
 
     def send(self, messages: Sequence[Message], kind: Kind, t: int) -> list[PendingReply]:
         """Send the messages of round t and return those that Flower accepted, now pending."""
+        self._unreadable.close()
         if not messages:
             return []
         # The requests of a round differ only in what is each client's own.
@@ -206,11 +213,14 @@ class Transport:
         """Move the replies that have arrived into the inbox; one that is malformed is dropped."""
         if not self.pending.messages:
             return
-        pulled = pull_replies(self.grid, sorted(self.pending.messages), self._partial)
+        ids = sorted(self.pending.messages)
+        pulled = pull_replies(self.grid, ids, self._partial, self._largest)
         for request_id, reason in pulled.unreadable.items():
             pending = self.pending.settle(request_id)
             if pending is not None:
-                log.warning("the reply of node %d cannot be read: %s", pending.node_id, reason)
+                self._unreadable.warn(
+                    "the reply of node %d cannot be read: %s", pending.node_id, reason
+                )
                 self.malformed.append(pending)
         for reply in pulled.messages:
             pending = self.pending.settle(reply.metadata.reply_to_message_id)
