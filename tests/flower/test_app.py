@@ -156,6 +156,21 @@ def test_clients_evaluate():
     assert found["clients"] == 4
 
 
+def test_clients_decline_evaluations_as_they_decline_rounds():
+    asked = []
+
+    def available(t, context):
+        asked.append(t)
+        return int(context.node_config["partition-id"]) < 3 or t == 0
+
+    federation = grid(ft.LocalTraining(steps=1, lr=0.1), available=available)
+    strategy = FedTide(A.FedAvg(), clients=4, fraction_evaluate=1.0, clock=federation.clock)
+    result = strategy.start(federation, initial_arrays(network()), num_rounds=2, timeout=60)
+    found = {t: metrics["clients"] for t, metrics in result.evaluate_metrics_clientapp.items()}
+    assert found == {1: 4, 2: 3}
+    assert sorted(asked) == [0] * 8 + [1] * 8
+
+
 def test_clients_evaluate_on_their_own_test_part():
     def test(context):
         x, y = shard(context.node_config["partition-id"])

@@ -305,6 +305,11 @@ def read_model(content: RecordDict) -> Params:
     return arrays_to_params(select_records(content, ArrayRecord)["arrays"])
 
 
+def read_round(content: RecordDict) -> int:
+    """Return the round t (from 0) after which a client is asked to evaluate."""
+    return int(str(content.config_records["config"]["server-round"])) - 1
+
+
 def read_request(content: RecordDict) -> TrainRequest:
     """Return the request in a message that asks a client to train.
 

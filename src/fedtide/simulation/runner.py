@@ -91,7 +91,7 @@ def _memory_errors() -> Iterator[None]:
             raise
         raise InvalidInputError(
             f"problem: not enough memory ({first_line(error)}); give fewer clients, samples or "
-            "local steps, a smaller model, or a lower max_stack_bytes"
+            "local steps, a smaller model, or a smaller chunk"
         ) from None
 
 

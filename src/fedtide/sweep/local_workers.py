@@ -162,6 +162,7 @@ class _WorkerPool:
         return [worker for worker in self._workers if worker.job is not None]
 
     def _assign_jobs(self, waiting: deque[Job], size: int) -> None:
+        self._workers = [one for one in self._workers if one.job or one.process.is_alive()]
         while waiting and len(self._busy()) < size:
             idle = next((worker for worker in self._workers if worker.job is None), None)
             if idle is None:

@@ -78,21 +78,27 @@ class _Cluster:
     def run(self, jobs: Sequence[Job], workers: int, stopped: Callable[[], bool]) -> None:
         """Run all jobs, at most `workers` at a time."""
         clear_task_cache()
-        remote = self.ray.remote(num_cpus=1, max_retries=0)(_run_on_node)
+        on_cpu, on_gpu = (
+            self.ray.remote(num_cpus=1, num_gpus=gpus, max_retries=0)(_run_on_node)
+            for gpus in (0, 1)
+        )
         marker = _write_marker(jobs[0].folder.parent)
         waiting = deque(jobs)
-        while waiting or self.running:
-            if stopped():
-                waiting.clear()
-                self._cancel()
-            while waiting and len(self.running) < workers:
-                job = waiting.popleft()
-                self.running[remote.remote(job, marker)] = job
-                self.progress.start(job.path)
-            ended, _ = self.ray.wait(list(self.running), timeout=_POLL_SECONDS)
-            for reference in ended:
-                self._finish(reference, waiting)
-        marker.unlink(missing_ok=True)
+        try:
+            while waiting or self.running:
+                if stopped():
+                    waiting.clear()
+                    self._cancel()
+                while waiting and len(self.running) < workers:
+                    job = waiting.popleft()
+                    remote = on_cpu if job.experiment.device.startswith("cpu") else on_gpu
+                    self.running[remote.remote(job, marker)] = job
+                    self.progress.start(job.path)
+                ended, _ = self.ray.wait(list(self.running), timeout=_POLL_SECONDS)
+                for reference in ended:
+                    self._finish(reference, waiting)
+        finally:
+            marker.unlink(missing_ok=True)
 
     def count_cores(self) -> int:
         """Return the number of cores of the cluster."""

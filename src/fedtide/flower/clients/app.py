@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from torch import Tensor, nn
 
@@ -24,6 +24,7 @@ from fedtide.flower.protocol import (
     build_update_content,
     read_model,
     read_request,
+    read_round,
     select_records,
 )
 from fedtide.problems.layout import Params
@@ -69,7 +70,8 @@ def client(
             the learning rate.
         loss: of each sample; by default the cross-entropy of logits and classes.
         test: returns the samples on which this client evaluates; None: those of `data`.
-        available: whether the client takes part in round t (absolute, from 0); None: always.
+        available: whether the client takes part in round t (absolute, from 0), or evaluates after
+            it; None: always.
         memory: returns the folder in which this client remembers, for `ClientSideMemory`; a
             separate folder for each federation.
         mods: Flower's, for training (see `custom_client`).
@@ -97,6 +99,9 @@ def client(
 
     @app.evaluate()
     def evaluate(message: Message, context: Context) -> Message:
+        if available is not None and not available(read_round(message.content), context):
+            declined = RecordDict({"config": ConfigRecord({"declined": True})})
+            return Message(declined, reply_to=message)
         evaluator = make_trainer((test or data)(context))
         metrics = evaluator.evaluate(read_model(message.content))
         return Message(RecordDict({"metrics": metrics}), reply_to=message)

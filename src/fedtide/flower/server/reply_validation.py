@@ -268,17 +268,19 @@ def read_metrics(reply: Message, pending: PendingReply, name: str) -> tuple[int,
         name: of the client that was asked.
 
     Raises:
+        DeclinedReplyError: the client does not evaluate now.
         RejectedReplyError: an error, a false claim, or unusable content.
     """
     try:
         check_sender(reply, pending.node_id)
-        _read_claims(reply.content, pending, name)
+        if _read_claims(reply.content, pending, name).get("declined"):
+            raise DeclinedReplyError
         metrics = _read_numbers(
             _find_record(select_records(reply.content, MetricRecord), "metrics")
         )
         samples = _pop_count(metrics, _SAMPLES, 1, MAX_SAMPLES)
         _check_metrics(metrics)
-    except RejectedReplyError:
+    except (DeclinedReplyError, RejectedReplyError):
         raise
     except Exception as error:  # records may contain anything
         raise RejectedReplyError("malformed", f"it sent {error}") from None

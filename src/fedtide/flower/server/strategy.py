@@ -338,6 +338,8 @@ class FedTide(Strategy):
             if asked is not None and asked.client is not None:
                 try:
                     parts.append(read_metrics(reply, asked, self._registry.names[asked.client]))
+                except DeclinedReplyError:
+                    continue
                 except RejectedReplyError as error:
                     unused.warn("evaluation by node %d not used: %s", asked.node_id, error)
         unused.close()
