@@ -112,3 +112,49 @@ def test_decided_failure_at_full_scale_counts_although_other_runs_are_missing(re
     page = render_results([*laptop, *full])
     assert f"- Does not hold: {statement}" in page
     assert f"- Holds: {statement}" in render_results(laptop)
+
+
+def test_the_round_from_which_a_claim_holds_is_that_of_the_curves(records, page):
+    """002/cifar10 at full scale, from its records: Amplified SCAFFOLD against the other four.
+
+    t = 4.303 for three seeds; the interval of every difference in training loss is below 0.
+    """
+    curves = {
+        (r.method, r.seed): r.curve
+        for r in records
+        if (r.paper, r.scale) == ("002/cifar10", "paper")
+    }
+    rounds = curves["fedavg", 1]["round"]
+
+    def holds(i):
+        for other in ("fedavg", "fedprox", "scaffold", "amplified-fedavg"):
+            ours, theirs = (
+                [curves[method, seed]["train_loss"][i] for seed in (1, 2, 3)]
+                for method in ("amplified-scaffold", other)
+            )
+            d = [a - b for a, b in zip(ours, theirs, strict=True)]
+            if statistics.mean(d) + 4.303 * statistics.stdev(d) / 3**0.5 >= 0:
+                return False
+        return True
+
+    since = next(t for i, t in enumerate(rounds) if all(map(holds, range(i, len(rounds)))))
+    (line,) = re.findall(
+        r"- Holds: Amplified SCAFFOLD has the least training loss .*002/cifar10.*", page
+    )
+    assert f"; from round {since:,} of 12,000 on (" in line
+
+
+def test_of_a_claim_that_no_longer_holds_at_the_last_evaluation_no_round_is_named(records):
+    """The measure is the same, but the last evaluation of one method is turned round."""
+    paper = [r for r in records if (r.paper, r.scale) == ("002/cifar10", "paper")]
+    turned = [
+        replace(r, curve=r.curve | {"train_loss": [*r.curve["train_loss"][:-1], 9.0]})
+        if r.method == "amplified-scaffold"
+        else r
+        for r in paper
+    ]
+    (line,) = re.findall(
+        r"- Holds: Amplified SCAFFOLD has the least training loss .*002/cifar10.*",
+        render_results(turned),
+    )
+    assert "from round" not in line

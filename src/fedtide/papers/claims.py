@@ -37,6 +37,7 @@ class Claim:
         ratios: whether a pair of methods is compared by the ratio of their measures, which must be
             positive, and not by the difference: for seeds whose data differ in scale.
         some: whether one of the comparisons suffices; otherwise all must hold.
+        why: why the statement does not hold in our runs, if that is known.
         check: why the statement is only a check of the implementation and is not counted: it cannot
             fail, or none of the papers makes it; None: it is counted.
         laptop_measure: the measure at laptop scale; None: the same.
@@ -60,6 +61,7 @@ class Claim:
     value: float | None = None
     ratios: bool = False
     some: bool = False
+    why: str = ""
     check: str | None = None
     laptop_measure: str | None = None
     full_scale: bool = False

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -11,8 +11,11 @@ from fedtide.papers.claims import Claim
 from fedtide.papers.measures import Measure
 from fedtide.papers.paper_spec import MAIN, PaperExperiment, PublishedNumbers, Scale
 from fedtide.papers.plan import PlannedRun, plan
-from fedtide.papers.record import Record
-from fedtide.papers.verdicts import Evidence, Verdict, judge
+from fedtide.papers.record import Curve, Record
+from fedtide.papers.verdicts import Evidence, Outcome, Verdict, judge
+
+_AT_END = ("last", "mean", "worst-of-last")
+"""What a measure takes of a metric, if it is its value towards the end of a run."""
 
 _SHORT = 60.0  # seconds: more seeds are needed where a run takes less
 
@@ -56,6 +59,7 @@ class Row:
         planned: the number of planned runs.
         stopped: why a run ended early, if one did.
         seconds: the time of each recorded run.
+        curves: the metrics at about thirty evaluations of each recorded run, by seed.
     """
 
     case: str
@@ -65,6 +69,7 @@ class Row:
     planned: int
     stopped: str | None
     seconds: tuple[float, ...] = ()
+    curves: Mapping[int, Curve] = field(default_factory=dict)
 
     @property
     def label(self) -> str:
@@ -110,7 +115,8 @@ def make_row(
     }
     seconds = tuple(record.seconds for record in recorded)
     stopped = next(iter(reasons), None)
-    return Row(case, method, cells, len(recorded), len(records), stopped, seconds)
+    curves = {record.seed: record.curve for record in recorded}
+    return Row(case, method, cells, len(recorded), len(records), stopped, seconds, curves)
 
 
 def _number(table: PublishedNumbers, case: str, method: str, measure: str) -> Number | None:
@@ -151,6 +157,51 @@ def _seeds_needed(paper: PaperExperiment, rows: Sequence[Row]) -> int:
     if not seconds or float(np.median(seconds)) >= _SHORT:
         return 3
     return min(5, max(3, *(row.planned for row in rows)))
+
+
+def lasting_since(
+    paper: PaperExperiment, rows: Sequence[Row], scale: Scale, claim: Claim, outcome: Outcome
+) -> tuple[int, int] | None:
+    """Return the recorded round from which on single evaluations give a claim this outcome.
+
+    Every later recorded evaluation does, too. The claim's measure is replaced by the value of its
+    metric in that round, and judged by the same rule.
+
+    Returns:
+        the round, and that of the last evaluation; None: the last evaluation alone does not give
+        the outcome, the measure is not the value of a metric at the end of a run, or the runs were
+        not evaluated in the same rounds.
+    """
+    smaller = scale == "laptop" and paper.laptop is not None
+    name = (claim.laptop_measure if smaller else None) or claim.measure
+    measure = paper.measures[name]
+    named = [row for row in rows if row.method in claim.methods]
+    curves = [curve for row in named for curve in row.curves.values()]
+    evaluated = {tuple(curve.get("round", ())) for curve in curves}
+    if measure.take not in _AT_END or len(evaluated) != 1:
+        return None
+    (rounds,) = evaluated
+    if not rounds or any(measure.metric not in curve for curve in curves):
+        return None
+    since: float | None = None
+    for i in reversed(range(len(rounds))):
+        at_i = [_at_evaluation(row, name, measure, i) for row in named]
+        judged = {id(one): verdict for one, verdict in judge_claims(paper, at_i, scale)}
+        if judged[id(claim)].outcome != outcome:
+            break
+        since = rounds[i]
+    return None if since is None else (int(since), int(rounds[-1] or 0))
+
+
+def _at_evaluation(row: Row, name: str, measure: Measure, i: int) -> Row:
+    """Return the row with the measure's value at one evaluation of its curves."""
+    factor = 100.0 if measure.percent else 1.0
+    values = {
+        seed: None if (value := curve[measure.metric][i]) is None else factor * value
+        for seed, curve in row.curves.items()
+    }
+    cells = {**row.cells, name: replace(row.cells[name], values=values)}
+    return replace(row, cells=cells)
 
 
 def _evidence(

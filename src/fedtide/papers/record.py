@@ -26,6 +26,10 @@ _POINTS = 30  # of a thinned curve
 _CURVES = ("loss", "train_accuracy", "test_accuracy", "mse")
 
 
+Curve = dict[str, list[float | None]]
+"""`round` and metrics of a run at some of its evaluations."""
+
+
 @dataclass(frozen=True)
 class Record:
     """The record of one run.
@@ -54,7 +58,7 @@ class Record:
     seed: int
     measures: dict[str, float | None]
     final: dict[str, float | None]
-    curve: dict[str, list[float | None]]
+    curve: Curve
     settings: dict[str, Any]
     stopped: str | None
     seconds: float
@@ -111,7 +115,7 @@ def make_record(
     )
 
 
-def _thin(metrics: pl.DataFrame, wanted: Iterable[str]) -> dict[str, list[float | None]]:
+def _thin(metrics: pl.DataFrame, wanted: Iterable[str]) -> Curve:
     """Return the wanted columns at about thirty evaluations, the last included."""
     names = [n for n in dict.fromkeys(["round", *_CURVES, *wanted]) if n in metrics.columns]
     if len(metrics) == 0:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import get_args
 
@@ -22,6 +22,7 @@ from fedtide.papers.published_comparison import (
     format_published,
     has_number,
     judge_claims,
+    lasting_since,
     make_row,
 )
 from fedtide.papers.record import Record, load_records
@@ -50,6 +51,13 @@ from those on the original images for this reason alone.
 
 """
 
+
+_DECIDED_SO_FAR = """
+What the runs have decided so far; the tables below have all claims. *From round r on*: at round r
+and at all later recorded evaluations (about thirty in a run), the rule decides alike by the values
+of that evaluation alone. It is missing where the claim is not about values that a run has at its
+end, or where these swing so much that only a mean decides.
+""".strip()
 
 _COUNTED = """
 Counted is the verdict at full scale if it is settled: every comparison was run there with enough
@@ -111,6 +119,7 @@ class _Ruling:
     claim: Claim
     full: Verdict
     laptop: Verdict | None
+    since: str = ""  # from which round on the decisive verdict holds
 
     @property
     def decisive(self) -> Verdict:
@@ -146,7 +155,23 @@ def _judge(paper: PaperExperiment, records: Sequence[Record]) -> _Judged:
         _Ruling(paper.name, claim, at_full, at_small if paper.laptop is not None else None)
         for (claim, at_full), (_, at_small) in zip(full, small, strict=True)
     ]
+    rulings = [replace(ruling, since=_describe_onset(paper, rows, ruling)) for ruling in rulings]
     return _Judged(paper, records, rows, rulings)
+
+
+def _describe_onset(paper: PaperExperiment, rows: _Rows, ruling: _Ruling) -> str:
+    """Return from which round on a claim has been decided; empty where that cannot be said."""
+    scale: Scale = "paper" if ruling.decisive is ruling.full else "laptop"
+    outcome = ruling.decisive.outcome
+    if outcome not in _DECIDED:
+        return ""
+    found = lasting_since(paper, rows[scale], scale, ruling.claim, outcome)
+    if found is None:
+        return ""
+    since, last = found
+    if since == last:
+        return f"; at the last evaluation (round {last:,}), not at the one before"
+    return f"; from round {since:,} of {last:,} on"
 
 
 def _record_count(judged: Iterable[_Judged]) -> str:
@@ -179,19 +204,25 @@ def _count(rulings: Sequence[_Ruling]) -> str:
 def _findings(judged: Sequence[_Judged]) -> str:
     """Return, paper by paper, what the runs have shown and how much they leave open."""
     lines = ["## Findings", ""]
-    lines += ["What the runs have decided so far; the tables below have all claims.", ""]
+    lines += [_DECIDED_SO_FAR, ""]
     for number, title in _PAPERS.items():
         rulings = _counted(one for one in judged if one.paper.name.startswith(number))
         lines += [f"**Paper {number}** ({title}): {_count(rulings)}.", ""]
         found = [
-            f"- {label}: {_statement(r.claim)}: {r.decisive.numbers} "
-            f"([{r.paper}](#{_anchor(r.paper)}), {r.scale})."
+            f"- {label}: {_statement(r.claim)}: {r.decisive.numbers}{r.since} "
+            f"([{r.paper}](#{_anchor(r.paper)}), {r.scale}).{_reason(r)}"
             for outcome, label in _DECIDED.items()
             for r in rulings
             if r.decisive.outcome == outcome
         ]
         lines += [*found, ""] if found else []
     return "\n".join([*lines, ""])
+
+
+def _reason(ruling: _Ruling) -> str:
+    """Return why a claim does not hold; empty where it does, or the reason is not known."""
+    fails = ruling.decisive.outcome == "not reproduced"
+    return f" Why: {ruling.claim.why}." if fails and ruling.claim.why else ""
 
 
 def _claims(judged: Sequence[_Judged]) -> str:
