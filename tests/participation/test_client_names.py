@@ -211,6 +211,8 @@ def test_blanks_around_the_names_of_columns_do_not_count(separator, tmp_path):
     frame = read_table("log", file)
     assert frame.columns == ["round", "client"]
     assert frame["client"].to_list() == ["007", "008"]
+    file.write_text("round,client,note ,note, note\n0,1,x,y,z\n".replace(",", separator))
+    assert {"round", "client", "note"} <= {*read_table("log", file).columns}
 
 
 def test_a_line_with_too_many_values_is_named_as_such(tmp_path):

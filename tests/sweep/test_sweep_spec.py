@@ -227,13 +227,25 @@ def test_an_override_of_what_is_varied_is_refused(sweep):
     assert [run.experiment.local.lr for run in alone.runs] == [0.5]
     found = sweep(["rounds=5", "grid={local.lr: [0.2]}"], grid=grid)
     assert [(r.experiment.rounds, r.experiment.local.lr) for r in found.runs] == [(5, 0.2)]
-    with pytest.raises(ft.InvalidInputError, match=r"^local\.lr: the grid varies it, "):
-        sweep(["local={steps: 2, batch_size: 4, lr: 0.5}"], grid=grid)
-    found = sweep(["local={steps: 3, batch_size: 4}"], grid=grid)
+
+
+def test_of_an_overriding_mapping_the_fields_without_effect_are_named(sweep, caplog):
+    """A mapping replaces the whole entry, and must have what its type requires."""
+    grid = {"participation.rates": [0.1, 0.2]}
+    found = sweep(["participation={type: cyclic, rates: 0.5, period: 10}"], grid=grid)
+    wanted = [ft.participation.Cyclic(rates=rate, period=10) for rate in (0.1, 0.2)]
+    assert [run.experiment.participation for run in found.runs] == wanted
+    (record,) = caplog.records
+    assert record.message.startswith("participation.rates: the grid varies it, ")
+    caplog.clear()
+    found = sweep(["local={steps: 3, batch_size: 4}"], grid={"local.lr": [0.1, 0.3]})
     assert [(r.experiment.local.steps, r.experiment.local.lr) for r in found.runs] == [
         (3, 0.1),
         (3, 0.3),
     ]
+    assert not caplog.records
+    with pytest.raises(ft.InvalidInputError, match=r"^local\.lr: the grid varies it, "):
+        sweep(["local={lr: 0.3}"], grid={"local.lr": [0.1, 0.3]})
 
 
 def test_an_override_of_the_seed_is_refused_where_the_file_lists_seeds(sweep):
@@ -243,6 +255,8 @@ def test_an_override_of_the_seed_is_refused_where_the_file_lists_seeds(sweep):
     assert [run.experiment.seed for run in sweep(["seed=3"], methods=EACH).runs] == [3, 3]
     assert [run.experiment.seed for run in sweep(["seed=3", "seeds="], seeds=[1, 2]).runs] == [3]
     assert [run.experiment.seed for run in sweep(["seeds=[3]"], seeds=[1, 2], seed=7).runs] == [3]
+    with pytest.raises(ft.InvalidInputError, match=r"^seed: None .* give a whole number$"):
+        sweep(["seed="], seeds=[1, 2])
 
 
 def test_runs_of_a_sweep_equal_single_runs(sweep, results, tmp_path):

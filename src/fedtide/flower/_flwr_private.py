@@ -155,8 +155,8 @@ def pull_replies(
         grid: Flower's.
         ids: of the requests.
         partial: replies that earlier calls could not complete, by their own ids; updated.
-        largest: the most bytes of a reply; of one that is larger, no more is fetched and nothing is
-            kept.
+        largest: the most bytes of a reply; of one that is larger, nothing is kept, and no more is
+            fetched but objects already under way. Grids other than `HttpGrid` have no limit.
     """
     partial = {} if partial is None else partial
     try:
@@ -203,15 +203,17 @@ def pull_replies(
             return fetch(object_ids=object_ids, pull_object_fn=pull_object_fn, **named)
         # Not there: a reply that the SuperLink delivered twice.
         contents = partial[reply_id].contents if reply_id in partial else {}
-        size = sum(map(len, contents.values()))
+        size, counting = sum(map(len, contents.values())), Lock()
 
         def pull_and_keep(object_id: str) -> bytes:
             nonlocal size
             if size > largest:
                 return b""
             try:
-                contents[object_id] = pull_object_fn(object_id)
-                size += len(contents[object_id])
+                content = pull_object_fn(object_id)
+                with counting:  # Flower pulls in several threads
+                    contents[object_id] = content
+                    size += len(content)
             except unavailable:
                 missing.add(object_id)
             return b""

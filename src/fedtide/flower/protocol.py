@@ -305,9 +305,11 @@ def read_model(content: RecordDict) -> Params:
     return arrays_to_params(select_records(content, ArrayRecord)["arrays"])
 
 
-def read_round(content: RecordDict) -> int:
-    """Return the round t (from 0) after which a client is asked to evaluate."""
-    return int(str(content.config_records["config"]["server-round"])) - 1
+def read_round(content: RecordDict) -> int | None:
+    """Return the round t (from 0) after which a client is asked to evaluate; None: unknown."""
+    config: Any = content.config_records.get("config", {})
+    server_round = config.get("server-round")
+    return int(server_round) - 1 if isinstance(server_round, int | float) else None
 
 
 def read_request(content: RecordDict) -> TrainRequest:

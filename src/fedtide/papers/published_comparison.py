@@ -181,7 +181,7 @@ def lasting_since(
     if measure.take not in _AT_END or len(evaluated) != 1:
         return None
     (rounds,) = evaluated
-    if not rounds or any(measure.metric not in curve for curve in curves):
+    if len(rounds) < 2 or any(measure.metric not in curve for curve in curves):
         return None
     since: float | None = None
     for i in reversed(range(len(rounds))):

@@ -72,7 +72,9 @@ class Failure:
         """Return the failure that an error is; user's code may raise anything."""
         if isinstance(error, InvalidInputError):
             return cls(str(error), permanent=isinstance(error, DivergenceError))
-        sentence = " ".join(f"{type(error).__name__}: {error}".split())
+        sentence = type(error).__name__
+        with suppress(Exception):  # an exception may even fail to say what it is
+            sentence = " ".join(f"{sentence}: {error}".split())
         return cls(sentence, trace="".join(traceback.format_exception(error)))
 
 

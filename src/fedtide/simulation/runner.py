@@ -86,13 +86,22 @@ def _memory_errors() -> Iterator[None]:
     """Turn memory errors into an InvalidInputError."""
     try:
         yield
-    except (MemoryError, RuntimeError) as error:  # the latter is what torch raises
-        if isinstance(error, RuntimeError) and "memory" not in str(error):
+    except (MemoryError, RuntimeError) as error:
+        explained = _explain_memory(error)
+        if explained is error:
             raise
-        raise InvalidInputError(
-            f"problem: not enough memory ({first_line(error)}); give fewer clients, samples or "
-            "local steps, a smaller model, or a smaller chunk"
-        ) from None
+        raise explained from None
+
+
+def _explain_memory(error: Exception) -> Exception:
+    """Return what to do about an error of missing memory; any other error as it is."""
+    of_torch = isinstance(error, RuntimeError) and "memory" in str(error)
+    if not (of_torch or isinstance(error, MemoryError)):
+        return error
+    return InvalidInputError(
+        f"problem: not enough memory ({first_line(error)}); give fewer clients, samples or "
+        "local steps, a smaller model, or a smaller chunk"
+    )
 
 
 def _log_warnings(run: Run) -> list[str]:
@@ -195,7 +204,7 @@ class _FailureNote(Callback):
     def on_error(self, run: RunView, error: BaseException) -> None:
         if isinstance(error, Exception) and not isinstance(error, Interrupted):
             with suppress(InvalidInputError):  # of a full disk: `error` says it, too
-                write_json(self._folder.failure, asdict(Failure.of(error)))
+                write_json(self._folder.failure, asdict(Failure.of(_explain_memory(error))))
 
 
 class _WatchedRun(AbstractContextManager["_WatchedRun"]):

@@ -82,6 +82,11 @@ class _Cluster:
             self.ray.remote(num_cpus=1, num_gpus=gpus, max_retries=0)(_run_on_node)
             for gpus in (0, 1)
         )
+        if any(map(_needs_gpu, jobs)) and not self.ray.cluster_resources().get("GPU"):
+            raise InvalidInputError(
+                "ray: no node of the cluster has a GPU, which runs with device: cuda need; start "
+                "it with --num-gpus, or use device: cpu"
+            )
         marker = _write_marker(jobs[0].folder.parent)
         waiting = deque(jobs)
         try:
@@ -91,7 +96,7 @@ class _Cluster:
                     self._cancel()
                 while waiting and len(self.running) < workers:
                     job = waiting.popleft()
-                    remote = on_cpu if job.experiment.device.startswith("cpu") else on_gpu
+                    remote = on_gpu if _needs_gpu(job) else on_cpu
                     self.running[remote.remote(job, marker)] = job
                     self.progress.start(job.path)
                 ended, _ = self.ray.wait(list(self.running), timeout=_POLL_SECONDS)
@@ -154,3 +159,7 @@ def _run_on_node(job: Job, marker: Path) -> Outcome | _FolderNotShared:
     with suppress(KeyboardInterrupt):
         return run_job(job, lambda status: None)
     return INTERRUPTED
+
+
+def _needs_gpu(job: Job) -> bool:
+    return job.experiment.device.startswith("cuda")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+import logging
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,8 @@ from fedtide.sweep.configurations import Configuration, SweepRun
 from fedtide.sweep.grid import combine_points, merge, parse_methods
 from fedtide.sweep.strategies import SearchResult, TwoStage, build_strategy
 from fedtide.validation import require_whole_number, shorten_folder_name
+
+_logger = logging.getLogger("fedtide")
 
 SWEEP_FILE = "sweep.yaml"
 """The specification, as written to the sweep's folder."""
@@ -76,9 +79,7 @@ class Sweep:
         """
         overrides = list(overrides)
         plain = override(_read(Path(path), []), overrides)
-        given = [key for text in overrides for key in _list_fields(*read_override(text))]
-        _refuse_replaced(given, plain.get("methods"))
-        _refuse_varied(given, plain)
+        _refuse_ineffective(overrides, plain)
         return cls.from_dict(plain, Path(path).stem)
 
     @classmethod
@@ -184,40 +185,69 @@ def _list_fields(key: str, value: Any) -> Iterator[str]:
         yield from _list_fields(f"{key}.{name}", inner)
 
 
-def _refuse_replaced(given: Iterable[str], methods: Any) -> None:
-    """Raise InvalidInputError if every method replaces a field that an override has set."""
+def _refuse_ineffective(overrides: Iterable[str], plain: Mapping[str, Any]) -> None:
+    """Raise InvalidInputError if an override sets nothing that has an effect.
+
+    Of a mapping, some fields may have none, which is a warning (logger "fedtide"): a mapping
+    replaces the whole entry, so that it must have all that its type requires.
+    """
+    obstacles = [*_find_replaced(plain.get("methods")), *_find_varied(plain)]
+    for text in overrides:
+        key, value = read_override(text)
+        if key == "seed" and value is not None and plain.get("seeds") is not None:
+            raise InvalidInputError(
+                "seed: the file lists its seeds, so that the value would have no effect; write "
+                f"seeds=[{value}]"
+            )
+        fields = list(_list_fields(key, value))
+        ineffective = {
+            field: why for field in fields for applies, why in obstacles if applies(field)
+        }
+        for field, why in ineffective.items():
+            if len(ineffective) == len(fields):
+                raise InvalidInputError(f"{field}: {why.format(field=field)}")
+            _logger.warning("%s: %s", field, why.format(field=field))
+
+
+_Obstacle = tuple[Callable[[str], bool], str]
+"""Whether the value of a dotted field has no effect, and why; "{field}" stands for the field."""
+
+
+def _find_replaced(methods: Any) -> Iterator[_Obstacle]:
+    """Yield what keeps the fields without effect that every method replaces."""
     if methods is None:
         return
     named = dict(parse_methods(methods))
-    for key in given:
-        if all(_replaces(changes, key.split(".")) for changes in named.values()):
-            raise InvalidInputError(
-                f"{key}: every method has its own; write methods.NAME.{key}, where NAME is one of "
-                + list_names(list(named))
-            )
+
+    def applies(field: str) -> bool:
+        return all(_replaces(changes, field.split(".")) for changes in named.values())
+
+    names = list_names(list(named)).replace("{", "{{").replace("}", "}}")
+    yield (
+        applies,
+        f"every method has its own; write methods.NAME.{{field}}, where NAME is one of {names}",
+    )
 
 
-def _refuse_varied(given: Iterable[str], plain: Mapping[str, Any]) -> None:
-    """Raise InvalidInputError if seeds, grid, list or strategy vary a field an override has set."""
+def _find_varied(plain: Mapping[str, Any]) -> Iterator[_Obstacle]:
+    """Yield what keeps the fields without effect that grid, list or strategy vary."""
+    why = (
+        "the {0} varies it, so that the value has no effect; change the {0}, or remove it with {0}="
+    )
     combinations = combine_points(plain.get("grid"), plain.get("list"))
+    for source in ("grid", "list"):
+
+        def applies(field: str, source: str = source) -> bool:
+            return all(
+                any(point.source == source and _sets(field, point.changes) for point in points)
+                for points in combinations
+            )
+
+        yield applies, why.format(source)
     strategy = build_strategy(plain.get("strategy"))
-    searched = () if strategy is None else (strategy.lr_field, strategy.server_lr_field)
-    for key in given:
-        if key == "seed" and plain.get("seeds") is not None:
-            raise InvalidInputError(
-                "seed: the file lists its seeds, so that the value would have no effect; write "
-                f"seeds=[{plain['seed']}]"
-            )
-        setting = [
-            [point.source for point in points if _sets(key, point.changes)]
-            for points in combinations
-        ]
-        source = setting[0][0] if all(setting) else "strategy"
-        if all(setting) or _sets(key, searched):
-            raise InvalidInputError(
-                f"{key}: the {source} varies it, so that the value would have no effect; change "
-                f"the {source}, or remove it with {source}="
-            )
+    if strategy is not None:
+        searched = (strategy.lr_field, strategy.server_lr_field)
+        yield (lambda field: _sets(field, searched)), why.format("strategy")
 
 
 def _sets(key: str, fields: Iterable[str]) -> bool:

@@ -99,7 +99,8 @@ def client(
 
     @app.evaluate()
     def evaluate(message: Message, context: Context) -> Message:
-        if available is not None and not available(read_round(message.content), context):
+        t = read_round(message.content)
+        if t is not None and available is not None and not available(t, context):
             declined = RecordDict({"config": ConfigRecord({"declined": True})})
             return Message(declined, reply_to=message)
         evaluator = make_trainer((test or data)(context))

@@ -105,8 +105,8 @@ class FedTide(Strategy):
         min_available_nodes: a round begins when so many nodes are online and owe no reply, or when
             `timeout` has passed; 0 never waits, so that a federation without nodes runs through
             its rounds at once.
-        close_after: how many updates that can be used end the round; None: it waits for the replies
-            of all clients that were asked.
+        close_after: how many updates, each valid by itself, end the round; None: it waits for the
+            replies of all clients that were asked.
         train_metrics_aggr_fn: makes one MetricRecord of those of the clients whose updates were
             used, as Flower's FedAvg calls it: with a list of RecordDict, whose record "metrics" has
             what a client measured, and the name "num-examples". None: means weighted by samples,
@@ -161,6 +161,7 @@ class FedTide(Strategy):
         require_whole_number("min_train_nodes", min_train_nodes, low=0)
         require_whole_number("min_available_nodes", min_available_nodes, low=0)
         require_whole_number("seed", seed, low=0)
+        clients = clients if isinstance(clients, int | str) else list(clients)
         known = NodeRegistry.from_clients(clients).size
         if min_available_nodes > known:
             raise InvalidInputError(
@@ -409,6 +410,7 @@ class FedTide(Strategy):
         metrics = self.aggregate_train(t + 1, _drain(answered))[1]
         # 5. The state holds the entries too, in case of a crash before the ledger has them.
         training.entries, training.ended_at = self._round_log.close(), self._now()
+        transport.unreadable.close()
         training.save()
         if self._ledger is not None:
             self._ledger.commit(t, training.entries, training.ended_at)
@@ -534,6 +536,7 @@ class FedTide(Strategy):
         messages = list(self.configure_evaluate(ended, arrays, config, grid))
         sent = self._transport.send(messages, "evaluate", ended - 1)
         self._await_replies({one.message_id for one in sent}, self._clock.tick() + timeout)
+        self._transport.unreadable.close()
         answered = [one for one in self._transport.take("evaluate") if one[0].round == ended - 1]
         self._answered = {pending.message_id: pending for pending, _ in answered}
         replies = [reply for _, reply in answered]

@@ -134,6 +134,7 @@ class Transport:
     Attributes:
         activated: when each node had connected that was online at the last look, by its id.
         inbox: replies that were received and not taken yet.
+        unreadable: warnings on replies that cannot be read; the owner closes them.
         malformed: requests that were answered with what cannot be read, not taken yet.
     """
 
@@ -150,7 +151,7 @@ class Transport:
         self.activated: dict[int, float] = {}
         self.inbox: list[Answered] = []
         self.malformed: list[PendingReply] = []
-        self._unreadable = LimitedWarnings("Further replies that cannot be read: %d")
+        self.unreadable = LimitedWarnings("Further replies that cannot be read: %d")
         self._partial: dict[str, PartialReply] = {}
 
     def list_nodes(self) -> list[OnlineNode]:
@@ -161,7 +162,6 @@ class Transport:
 
     def send(self, messages: Sequence[Message], kind: Kind, t: int) -> list[PendingReply]:
         """Send the messages of round t and return those that Flower accepted, now pending."""
-        self._unreadable.close()
         if not messages:
             return []
         # The requests of a round differ only in what is each client's own.
@@ -218,7 +218,7 @@ class Transport:
         for request_id, reason in pulled.unreadable.items():
             pending = self.pending.settle(request_id)
             if pending is not None:
-                self._unreadable.warn(
+                self.unreadable.warn(
                     "the reply of node %d cannot be read: %s", pending.node_id, reason
                 )
                 self.malformed.append(pending)

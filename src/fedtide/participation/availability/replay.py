@@ -74,15 +74,16 @@ class Replay(Availability):
                 "rounds before are replayed as empty; if it counts from %d, give first_round: %d",
                 *(start,) * 3,
             )
-        missing = rows["weight"].null_count()
-        if 0 < missing < len(rows):
+        # Ledgers give weights to the clients whose updates were used only.
+        used = rows.filter(pl.col("stage") == "used")["weight"]
+        if 0 < used.null_count() < len(used):
             _logger.warning(
                 "participation.log: %d of %d rows have no weight, so the weights of the others are "
                 "not used",
-                missing,
-                len(rows),
+                used.null_count(),
+                len(used),
             )
-        weights = None if missing else rows["weight"].to_numpy()
+        weights = None if rows["weight"].null_count() else rows["weight"].to_numpy()
         return RecordedStream(rows["round"].to_numpy(), clients, weights, end)
 
     def known_rates(self, population: Population, seed: int) -> NDArray[np.float64]:

@@ -115,7 +115,11 @@ def _read_csv(path: Path, client: str) -> pl.DataFrame:
         infer_schema_length=None,
         schema_overrides={name: pl.String for name in header.written if name.strip() == client},
     )
-    frame = frame.rename({name: name.strip() for name in header.written}, strict=False)
+    taken = {*header.written}
+    for name in header.written:
+        if name.strip() not in taken:  # else it is another column
+            taken.add(name.strip())
+            frame = frame.rename({name: name.strip()})
     if header.separator == ",":
         return frame
     commas = pl.selectors.string() - pl.selectors.by_name(client, require_all=False)
