@@ -91,7 +91,16 @@ def test_a_number_of_rounds_is_a_whole_number(rounds):
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("ttl", "5"), ("clock", 3), ("seed", "x"), ("clients", [["a"], "b"]), ("clients", ["a", 1])],
+    [
+        ("ttl", "5"),
+        ("clock", 3),
+        ("seed", "x"),
+        ("clients", [["a"], "b"]),
+        ("clients", ["a", 1]),
+        ("clients", {"a", "b"}),  # its order would be another in every process
+        ("clients", None),
+        ("clients", 2.5),
+    ],
 )
 def test_values_of_another_type_are_refused(name, value):
     """They were errors of Python, or accepted."""
@@ -103,3 +112,9 @@ def test_values_of_another_type_are_refused(name, value):
 def test_a_timeout_that_is_no_number_of_seconds_is_refused(timeout):
     with pytest.raises(InvalidInputError, match=r"^timeout: "):
         deploy(federation(), FedAvg(), 1, timeout=timeout)
+
+
+def test_names_may_come_from_an_iterator():
+    """It was used up before the first round."""
+    names = (str(n) for n in range(TASK.population.clients))
+    assert deploy(federation(), FedAvg(), 1, clients=names).training.round == 1

@@ -133,20 +133,35 @@ def judge_claims(
 
     The cases of a claim are those of the paper, whether the scale plans them or not.
     """
-    measured = {(row.case, row.method): row for row in rows}
-    exists = {(run.case, run.method) for run in plan(paper, seeds=[0])}
-    smaller = scale == "laptop" and paper.laptop is not None
-    seeds = _seeds_needed(paper, rows)
+    seeds, places = _seeds_needed(paper, rows), _list_places(paper)
     verdicts = []
     for claim in paper.claims:
-        if smaller and claim.needs_full_scale:
+        if _is_smaller(paper, scale) and claim.needs_full_scale:
             verdicts.append((claim, Verdict("not tested", "it is about the published size")))
             continue
-        name = (claim.laptop_measure if smaller else None) or claim.measure
-        cases = [case for case in paper.cases if all((case, m) in exists for m in claim.methods)]
-        evidence = _evidence(paper, measured, name, seeds)
-        verdicts.append((claim, judge(claim, cases, evidence)))
+        name = _measure_name(paper, claim, scale)
+        cases = _cases_of(paper, claim, places)
+        verdicts.append((claim, judge(claim, cases, _evidence(paper, rows, name, seeds))))
     return verdicts
+
+
+def _is_smaller(paper: PaperExperiment, scale: Scale) -> bool:
+    return scale == "laptop" and paper.laptop is not None
+
+
+def _measure_name(paper: PaperExperiment, claim: Claim, scale: Scale) -> str:
+    """Return the measure by which a claim is judged at a scale."""
+    return (claim.laptop_measure if _is_smaller(paper, scale) else None) or claim.measure
+
+
+def _list_places(paper: PaperExperiment) -> set[tuple[str, str]]:
+    """Return the cases and methods of the paper."""
+    return {(run.case, run.method) for run in plan(paper, seeds=[0])}
+
+
+def _cases_of(paper: PaperExperiment, claim: Claim, places: set[tuple[str, str]]) -> list[str]:
+    """Return the cases that have all methods of a claim."""
+    return [case for case in paper.cases if all((case, m) in places for m in claim.methods)]
 
 
 def _seeds_needed(paper: PaperExperiment, rows: Sequence[Row]) -> int:
@@ -172,9 +187,8 @@ def lasting_since(
         the outcome, the measure is not the value of a metric at the end of a run, or the runs were
         not evaluated in the same rounds.
     """
-    smaller = scale == "laptop" and paper.laptop is not None
-    name = (claim.laptop_measure if smaller else None) or claim.measure
-    measure = paper.measures[name]
+    name = _measure_name(paper, claim, scale)
+    measure, seeds = paper.measures[name], _seeds_needed(paper, rows)
     named = [row for row in rows if row.method in claim.methods]
     curves = [curve for row in named for curve in row.curves.values()]
     evaluated = {tuple(curve.get("round", ())) for curve in curves}
@@ -183,11 +197,10 @@ def lasting_since(
     (rounds,) = evaluated
     if len(rounds) < 2 or any(measure.metric not in curve for curve in curves):
         return None
-    since: float | None = None
+    cases, since = _cases_of(paper, claim, _list_places(paper)), None
     for i in reversed(range(len(rounds))):
         at_i = [_at_evaluation(row, name, measure, i) for row in named]
-        judged = {id(one): verdict for one, verdict in judge_claims(paper, at_i, scale)}
-        if judged[id(claim)].outcome != outcome:
+        if judge(claim, cases, _evidence(paper, at_i, name, seeds)).outcome != outcome:
             break
         since = rounds[i]
     return None if since is None else (int(since), int(rounds[-1] or 0))
@@ -204,14 +217,12 @@ def _at_evaluation(row: Row, name: str, measure: Measure, i: int) -> Row:
     return replace(row, cells=cells)
 
 
-def _evidence(
-    paper: PaperExperiment, rows: Mapping[tuple[str, str], Row], name: str, seeds: int
-) -> Evidence:
+def _evidence(paper: PaperExperiment, rows: Iterable[Row], name: str, seeds: int) -> Evidence:
     """Return the measured and printed numbers of one measure."""
-    measure = paper.measures[name]
+    measure, measured = paper.measures[name], {(row.case, row.method): row for row in rows}
 
     def values(case: str, method: str) -> Mapping[int, float | None]:
-        row = rows.get((case, method))
+        row = measured.get((case, method))
         found = {} if row is None else row.cells[name].values
         return {seed: measure.diverged if v is None else v for seed, v in found.items()}
 

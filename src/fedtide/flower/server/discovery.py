@@ -22,6 +22,7 @@ from fedtide.errors import InvalidInputError
 from fedtide.flower._flwr_private import OnlineNode, is_app_error
 from fedtide.flower.protocol import NAME_QUERY, is_name, select_records
 from fedtide.flower.server.reply_validation import NO_ANSWER, RejectedReplyError, check_sender
+from fedtide.flower.server.round_log import LimitedWarnings
 from fedtide.flower.server.transport import Transport
 
 log = getLogger("flwr")
@@ -29,8 +30,6 @@ log = getLogger("flwr")
 _PAUSE = 1.0  # seconds between two looks for nodes while there are too few
 _PATIENCE, _LONGEST_PATIENCE = 60.0, 3600.0
 """Seconds until a node that did not tell its name is asked again: the first time, and at most."""
-_LOGGED_NODES = 10
-"""How many nodes that do not take part are logged in a round; of the others, only the number."""
 
 
 @dataclass
@@ -176,7 +175,8 @@ class Discovery:
     def __init__(self, transport: Transport, registry: NodeRegistry) -> None:
         self._transport, self._registry = transport, registry
         self._unknown: dict[int, _Unknown] = {}
-        self._round, self._absent = -1, 0
+        self._round = -1
+        self._absent = LimitedWarnings("%d further nodes do not take part")
 
     def wait_for_nodes(self, t: int, wanted: int, deadline: float) -> None:
         """Wait until so many known nodes are online and owe no reply, or until the deadline.
@@ -302,7 +302,7 @@ class Discovery:
                     transport.pending.settle(pending.message_id)  # the client answers elsewhere now
             ask_at = transport.clock.tick() + _PATIENCE
             self._unknown[former] = _Unknown(transport.activated.get(former, 0.0), ask_at)
-            self._log(former, f"node {node_id} has taken its place as {name!r}")
+            self._report_absent(former, f"node {node_id} has taken its place as {name!r}")
 
     def _keeps_name(self, former: int, name: str, node_id: int) -> bool:
         """Return whether a node keeps a registered name that another key was given, too."""
@@ -321,15 +321,12 @@ class Discovery:
         unknown.failures += 1
         if unknown.reason != reason:
             unknown.reason = reason
-            self._log(node_id, reason)
+            self._report_absent(node_id, reason)
 
-    def _log(self, node_id: int, reason: str) -> None:
-        self._absent += 1
-        if self._absent <= _LOGGED_NODES:
-            log.warning("node %d does not take part: %s", node_id, reason)
+    def _report_absent(self, node_id: int, reason: str) -> None:
+        self._absent.warn("node %d does not take part: %s", node_id, reason)
 
     def _begin_round(self, t: int) -> None:
         """Log how many nodes of the last round were not logged one by one."""
-        if self._absent > _LOGGED_NODES:
-            log.warning("%d further nodes do not take part", self._absent - _LOGGED_NODES)
-        self._round, self._absent = t, 0
+        self._absent.close()
+        self._round = t

@@ -161,12 +161,12 @@ class FedTide(Strategy):
         require_whole_number("min_train_nodes", min_train_nodes, low=0)
         require_whole_number("min_available_nodes", min_available_nodes, low=0)
         require_whole_number("seed", seed, low=0)
-        clients = clients if isinstance(clients, int | str) else list(clients)
-        known = NodeRegistry.from_clients(clients).size
-        if min_available_nodes > known:
+        registry = NodeRegistry.from_clients(clients)
+        clients = registry.names or registry.size  # names may come from an iterator
+        if min_available_nodes > registry.size:
             raise InvalidInputError(
-                f"min_available_nodes: {min_available_nodes} nodes of {known} clients; every round "
-                f"would wait for its timeout; give at most {known}"
+                f"min_available_nodes: {min_available_nodes} nodes of {registry.size} clients; "
+                f"every round would wait for its timeout; give at most {registry.size}"
             )
         for name, function in (
             ("train_metrics_aggr_fn", train_metrics_aggr_fn),
