@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from fedtide.simulation.experiment import (
     read_yaml,
 )
 from fedtide.sweep.configurations import Configuration, SweepRun
-from fedtide.sweep.grid import combine_points, merge, parse_methods
+from fedtide.sweep.grid import Point, combine_points, merge, parse_methods
 from fedtide.sweep.strategies import SearchResult, TwoStage, build_strategy
 from fedtide.validation import require_whole_number, shorten_folder_name
 
@@ -191,7 +191,11 @@ def _refuse_ineffective(overrides: Iterable[str], plain: Mapping[str, Any]) -> N
     Of a mapping, some fields may have none, which is a warning (logger "fedtide"): a mapping
     replaces the whole entry, so that it must have all that its type requires.
     """
-    obstacles = [*_find_replaced(plain.get("methods")), *_find_varied(plain)]
+    methods = plain.get("methods")
+    named = {} if methods is None else dict(parse_methods(methods))
+    combinations = combine_points(plain.get("grid"), plain.get("list"))
+    strategy = build_strategy(plain.get("strategy"))
+    searched = () if strategy is None else (strategy.lr_field, strategy.server_lr_field)
     for text in overrides:
         key, value = read_override(text)
         if key == "seed" and value is not None and plain.get("seeds") is not None:
@@ -199,55 +203,42 @@ def _refuse_ineffective(overrides: Iterable[str], plain: Mapping[str, Any]) -> N
                 "seed: the file lists its seeds, so that the value would have no effect; write "
                 f"seeds=[{value}]"
             )
-        fields = list(_list_fields(key, value))
-        ineffective = {
-            field: why for field in fields for applies, why in obstacles if applies(field)
-        }
-        for field, why in ineffective.items():
-            if len(ineffective) == len(fields):
-                raise InvalidInputError(f"{field}: {why.format(field=field)}")
-            _logger.warning("%s: %s", field, why.format(field=field))
+        given = list(_list_fields(key, value))
+        obstacles = [_find_obstacle(field, named, combinations, searched) for field in given]
+        for field, obstacle in zip(given, obstacles, strict=True):
+            if all(obstacles):
+                raise InvalidInputError(f"{field}: {obstacle}")
+            if obstacle:
+                _logger.warning("%s: %s", field, obstacle)
 
 
-_Obstacle = tuple[Callable[[str], bool], str]
-"""Whether the value of a dotted field has no effect, and why; "{field}" stands for the field."""
+def _find_obstacle(
+    field: str,
+    methods: Mapping[str, Any],
+    combinations: Iterable[Sequence[Point]],
+    searched: Sequence[str],
+) -> str:
+    """Return why an override of a dotted field has no effect; empty where it has one.
 
-
-def _find_replaced(methods: Any) -> Iterator[_Obstacle]:
-    """Yield what keeps the fields without effect that every method replaces."""
-    if methods is None:
-        return
-    named = dict(parse_methods(methods))
-
-    def applies(field: str) -> bool:
-        return all(_replaces(changes, field.split(".")) for changes in named.values())
-
-    names = list_names(list(named)).replace("{", "{{").replace("}", "}}")
-    yield (
-        applies,
-        f"every method has its own; write methods.NAME.{{field}}, where NAME is one of {names}",
+    Args:
+        field: the field.
+        methods: the keys that each method changes, by its name.
+        combinations: the points of grid and list.
+        searched: the fields that a strategy varies.
+    """
+    if methods and all(_replaces(changes, field.split(".")) for changes in methods.values()):
+        names = list_names(list(methods))
+        return f"every method has its own; write methods.NAME.{field}, where NAME is one of {names}"
+    setting = [
+        [point.source for point in points if _sets(field, point.changes)] for points in combinations
+    ]
+    if not (all(setting) or _sets(field, searched)):
+        return ""
+    source = setting[0][0] if all(setting) else "strategy"
+    return (
+        f"the {source} varies it, so that the value has no effect; change the {source}, or remove "
+        f"it with {source}="
     )
-
-
-def _find_varied(plain: Mapping[str, Any]) -> Iterator[_Obstacle]:
-    """Yield what keeps the fields without effect that grid, list or strategy vary."""
-    why = (
-        "the {0} varies it, so that the value has no effect; change the {0}, or remove it with {0}="
-    )
-    combinations = combine_points(plain.get("grid"), plain.get("list"))
-    for source in ("grid", "list"):
-
-        def applies(field: str, source: str = source) -> bool:
-            return all(
-                any(point.source == source and _sets(field, point.changes) for point in points)
-                for points in combinations
-            )
-
-        yield applies, why.format(source)
-    strategy = build_strategy(plain.get("strategy"))
-    if strategy is not None:
-        searched = (strategy.lr_field, strategy.server_lr_field)
-        yield (lambda field: _sets(field, searched)), why.format("strategy")
 
 
 def _sets(key: str, fields: Iterable[str]) -> bool:

@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, field
-from logging import getLogger
 from math import inf
 from typing import Any
 
@@ -24,8 +23,6 @@ from fedtide.flower.protocol import NAME_QUERY, is_name, select_records
 from fedtide.flower.server.reply_validation import NO_ANSWER, RejectedReplyError, check_sender
 from fedtide.flower.server.round_log import LimitedWarnings
 from fedtide.flower.server.transport import Transport
-
-log = getLogger("flwr")
 
 _PAUSE = 1.0  # seconds between two looks for nodes while there are too few
 _PATIENCE, _LONGEST_PATIENCE = 60.0, 3600.0
