@@ -200,6 +200,10 @@ def test_an_override_that_every_method_replaces_is_refused(sweep):
     )
     with pytest.raises(ft.InvalidInputError, match=r"^algorithm: every method has its own; "):
         sweep(["algorithm=mifa"], methods=EACH)
+    with pytest.raises(
+        ft.InvalidInputError, match=r"^algorithm: every method .*\.NAME\.algorithm,"
+    ):
+        sweep(["algorithm={type: mifa}"], methods=EACH)
     found = sweep(["local.lr=0.7", "methods.b.algorithm.cutoff=20"], methods=EACH)
     assert [run.experiment.local.lr for run in found.runs] == [0.7, 0.3]
     assert found.runs[1].experiment.algorithm == ft.algorithms.FedAU(cutoff=20)

@@ -204,6 +204,8 @@ def _refuse_ineffective(overrides: Iterable[str], plain: Mapping[str, Any]) -> N
                 f"seeds=[{value}]"
             )
         given = list(_list_fields(key, value))
+        if _find_obstacle(key, named, combinations, searched):
+            given = [key]  # the whole entry, rather than a field of it
         obstacles = [_find_obstacle(field, named, combinations, searched) for field in given]
         for field, obstacle in zip(given, obstacles, strict=True):
             if all(obstacles):
