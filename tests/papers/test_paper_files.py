@@ -1,6 +1,7 @@
 """The papers' files: their numbers are the published ones, and their methods and cases run."""
 
 import json
+from collections import defaultdict
 from functools import cache
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from fedtide.papers import load, load_records, names, plan
 from fedtide.papers.computed_experiments import COMPUTATIONS
 from fedtide.papers.paper_spec import SCALES
 from fedtide.papers.published_comparison import compare
+from fedtide.papers.record import find_record
 
 RESULTS = Path(__file__).parents[2] / "results"
 TRAINED = [name for name in names() if load(name).compute is None]
@@ -115,7 +117,8 @@ def test_estimated_minutes_agree_with_the_records_within_a_factor_of_two(name):
     """
     paper = load(name)
     for scale in SCALES:
-        rows = compare(paper, records_of(name), scale)
+        run_here = [record for record in records_of(name) if record.shared_from is None]
+        rows = compare(paper, run_here, scale)
         seconds = {}
         for row in rows:
             seconds.setdefault(row.method, []).extend(s for s in row.seconds if s > 0)
@@ -123,6 +126,22 @@ def test_estimated_minutes_agree_with_the_records_within_a_factor_of_two(name):
         if known:
             expected = sum(row.planned * np.median(seconds[row.method] or known) for row in rows)
             assert 0.5 <= paper.minutes[scale] / (expected / 60) <= 2, (scale, expected / 60)
+
+
+def test_runs_with_the_same_settings_have_one_result():
+    found = defaultdict(list)
+    for name in names():
+        for scale in SCALES:
+            for run in plan(load(name), scale):
+                record = find_record(run, RESULTS)
+                if record is not None:
+                    found[run.fingerprint].append(record)
+    for records in found.values():
+        by_key = {"/".join(map(str, record.key)): record for record in records}
+        run_itself = [key for key, record in by_key.items() if record.shared_from is None]
+        assert len(run_itself) == 1, by_key.keys()
+        assert {record.shared_from or run_itself[0] for record in records} == set(run_itself)
+        assert len({(r.seconds, str(r.final), str(r.curve)) for r in records}) == 1, by_key.keys()
 
 
 @pytest.mark.parametrize("name", names())

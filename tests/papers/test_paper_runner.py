@@ -277,10 +277,62 @@ def test_runs_with_the_same_settings_are_run_once(paper, tmp_path):
         assert other.matches(next(r for r in plan(twice) if r.key == other.key))
 
 
+@pytest.fixture
+def with_same(paper):
+    """Return the paper with another case that has the settings of "plain"."""
+    return replace(paper, cases={"plain": {}, "same": {"local": {"momentum": 0.0}}})
+
+
+def run_counted(paper, folder):
+    """Return the records of a paper's runs of seed 1 by case and method, and how many were run."""
+    ran = [0]
+    records = run_paper(
+        paper,
+        plan(paper, seeds=[1]),
+        folder / "out",
+        folder / "records",
+        progress=lambda progress: ran.append(len(progress.runs)),
+    )
+    return {(record.case, record.method): record for record in records}, max(ran)
+
+
+def test_recorded_run_with_the_same_settings_is_not_repeated(paper, with_same, tmp_path):
+    one_case = replace(with_same, cases={"plain": {}})
+    assert run_counted(one_case, tmp_path)[1] == 2
+    records, ran = run_counted(with_same, tmp_path)
+    assert ran == 0
+    for method in paper.methods:
+        plain, same = records["plain", method], records["same", method]
+        assert same.shared_from == "/".join(map(str, plain.key))
+        assert (same.measures, same.curve, same.execution, same.seconds) == (
+            plain.measures,
+            plain.curve,
+            plain.execution,
+            plain.seconds,
+        )
+
+
+@pytest.mark.parametrize("take", ["last", "best"])
+def test_record_is_shared_if_it_holds_the_measures_and_replaced_otherwise(
+    paper, with_same, tmp_path, take
+):
+    """The best loss, unlike the last one, cannot be read off an earlier record."""
+    measures = {"measured": replace(paper.measures["loss"], title="measured", take=take)}
+    run_counted(replace(with_same, cases={"plain": {}}), tmp_path)
+    records, ran = run_counted(replace(with_same, measures=measures), tmp_path)
+    assert ran == (0 if take == "last" else 2)
+    for method in paper.methods:
+        plain, same = records["plain", method], records["same", method]
+        best = same.measures["measured"]
+        assert best == pytest.approx(min(loss for loss in same.curve["loss"]), rel=1e-4)
+        shared = [(record.case, record.shared_from is not None) for record in (plain, same)]
+        assert shared == [("plain", take == "best"), ("same", take == "last")]
+
+
 def test_run_of_another_experiment_gets_its_record_too():
     """Table 1, table D.1.1 and table D.3.1 of paper 001 share runs, each with its own measures."""
     (run,) = plan(load("001/cifar10"), "laptop", [1], ["fedau-50"], ["bernoulli"])
-    ((first, *others),) = group_identical([run])
+    ((first, *others),) = group_identical([run], [run])
     assert first is run
     shared = {(other.paper, other.scale, other.case) for other in others}
     assert ("001/client-spread", "laptop", "main") in shared

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -64,6 +64,11 @@ class Measure:
         if self.take.startswith("first") and self.target is None:
             raise InvalidInputError("target: missing; give the value to reach")
 
+    @property
+    def scale(self) -> float:
+        """What the metric is multiplied by."""
+        return 100.0 if self.percent else 1.0
+
     def read(self, metrics: pl.DataFrame) -> float | None:
         """Return the measure of a run; None: the target was never reached, or no such metric."""
         if self.metric not in metrics.columns:
@@ -74,7 +79,7 @@ class Measure:
         if self.take in ("mean", "spread"):
             assert self.rounds is not None
             values = values[rounds > rounds[-1] - self.rounds]
-        return (100.0 if self.percent else 1.0) * float(self._reduce(values))
+        return self.scale * float(self._reduce(values))
 
     def _reduce(self, values: np.ndarray) -> float:
         best, worst = (np.max, 0.1) if self.better == "higher" else (np.min, 0.9)
@@ -85,6 +90,12 @@ class Measure:
         if self.take == "spread":
             return float(np.std(values))
         return float(np.mean(values) if self.take == "mean" else values[-1])
+
+    def same_number(self, other: Measure) -> bool:
+        """Return whether both read the same number off a run; they may show it differently."""
+        return replace(self, title=None, digits=2, diverged=None) == replace(
+            other, title=None, digits=2, diverged=None
+        )
 
     def _first_round(self, rounds: np.ndarray, values: np.ndarray) -> float | None:
         assert self.target is not None

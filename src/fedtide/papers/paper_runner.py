@@ -20,7 +20,7 @@ from fedtide.papers.paper_registry import load, names
 from fedtide.papers.paper_spec import PaperExperiment
 from fedtide.papers.plan import PlannedRun
 from fedtide.papers.record import Record, find_record, make_record, write_record
-from fedtide.papers.shared_runs import group_identical
+from fedtide.papers.shared_runs import find_identical, group_identical
 from fedtide.problems.datasets import catalogue
 from fedtide.simulation.experiment import Experiment
 from fedtide.simulation.run_folder import RunFolder
@@ -40,8 +40,9 @@ def run_paper(
     """Run the planned runs that have no matching record, and return the records of all of them.
 
     Runs with the same settings, in this or another experiment, are run once: each gets a record
-    with the measures of its own experiment. An interrupted run resumes at its checkpoint. A run
-    that diverges is recorded as diverged.
+    with the measures of its own experiment, be it from a record that holds them already. Where an
+    earlier record lacks one of them, the run is repeated, and replaces that record, too. An
+    interrupted run resumes at its checkpoint. A run that diverges is recorded as diverged.
 
     Args:
         paper: the published experiment.
@@ -56,9 +57,10 @@ def run_paper(
         Interrupted: the user interrupted; running work has been saved.
     """
     missing = [run for run in runs if find_record(run, records) is None]
+    missing = [run for run in missing if not _share_record(run, runs, paper, records)]
     check_datasets(missing)
     trained = []
-    for group in group_identical(missing):
+    for group in group_identical(missing, runs):
         run = group[0]
         if run.compute is None:
             trained.append(group)
@@ -69,6 +71,30 @@ def run_paper(
     if trained:
         _train(paper, trained, out, records, workers, progress)
     return [record for run in runs if (record := find_record(run, records)) is not None]
+
+
+def _share_record(
+    run: PlannedRun, runs: Sequence[PlannedRun], paper: PaperExperiment, records: Path
+) -> bool:
+    """Write the record of a run from that of another one with the same settings, if there is one.
+
+    Returns:
+        Whether there is.
+    """
+    for other in find_identical(run, runs):
+        found = find_record(other, records)
+        if found is None:
+            continue
+        shared = found.share(_experiment_of(other, paper), run, _experiment_of(run, paper))
+        if shared is not None:
+            write_record(shared, records)
+            return True
+    return False
+
+
+def _experiment_of(run: PlannedRun, paper: PaperExperiment) -> PaperExperiment:
+    """Return the experiment of a run, which may be this one or another of fedtide."""
+    return paper if run.paper == paper.name else load(run.paper)
 
 
 @dataclass(frozen=True)
@@ -95,9 +121,7 @@ def _write(
 ) -> None:
     """Write the record of the first run of a group, which was run, and those of the others."""
     for run in group:
-        if run is not group[0] and find_record(run, records) is not None:
-            continue
-        of_run = paper if run.paper == paper.name else load(run.paper)
+        of_run = _experiment_of(run, paper)
         metrics = outcome.metrics
         if of_run.derive is not None and outcome.stopped is None:
             assert outcome.model is not None

@@ -208,9 +208,8 @@ def lasting_since(
 
 def _at_evaluation(row: Row, name: str, measure: Measure, i: int) -> Row:
     """Return the row with the measure's value at one evaluation of its curves."""
-    factor = 100.0 if measure.percent else 1.0
     values = {
-        seed: None if (value := curve[measure.metric][i]) is None else factor * value
+        seed: None if (value := curve[measure.metric][i]) is None else measure.scale * value
         for seed, curve in row.curves.items()
     }
     cells = {**row.cells, name: replace(row.cells[name], values=values)}

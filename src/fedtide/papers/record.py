@@ -6,7 +6,7 @@ import json
 import os
 import platform
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
@@ -19,6 +19,7 @@ import torch
 from fedtide.atomic_io import make_folder, write_text
 from fedtide.errors import InvalidInputError
 from fedtide.papers.measures import Measure
+from fedtide.papers.paper_spec import PaperExperiment
 from fedtide.papers.plan import PlannedRun, fingerprint
 
 _PAPER = "[0-9][0-9][0-9]"  # the folder of a paper
@@ -44,7 +45,7 @@ class Record:
         seconds: the time of training and evaluation.
         rounds: the completed rounds.
         version: the versions of fedtide and PyTorch.
-        machine: the processor and its number of cores.
+        machine: the processor, which also decides the last bits, and its number of cores.
         execution: what else decides the last bits: the trainer, the threads of one run, and the
             instruction set of the processor; empty in older records.
         shared_from: the run of another experiment, case or method with the same settings that was
@@ -72,6 +73,51 @@ class Record:
     def key(self) -> tuple[str, str, str, str, int]:
         """What identifies the run among all runs of all experiments."""
         return self.paper, self.scale, self.case, self.method, self.seed
+
+    def share(self, own: PaperExperiment, run: PlannedRun, of: PaperExperiment) -> Record | None:
+        """Return the record of a planned run with the same settings, which then need not be run.
+
+        Args:
+            own: this record's experiment.
+            run: the other run.
+            of: the other run's experiment.
+
+        Returns:
+            None: this record lacks one of its measures, or the curve of its figure.
+        """
+        try:
+            values = {name: self._find(m, own.measures) for name, m in of.measures.items()}
+        except LookupError:
+            return None
+        if self.curve and of.figure.get("metric", "loss") not in self.curve:
+            return None
+        return replace(
+            self,
+            paper=run.paper,
+            scale=run.scale,
+            case=run.case,
+            method=run.method,
+            seed=run.seed,
+            measures={name: _round(value, 8) for name, value in values.items()},
+            settings=run.resolved,
+            shared_from=self.shared_from or _join(self.key),
+        )
+
+    def _find(self, measure: Measure, known: Mapping[str, Measure]) -> float | None:
+        """Return a measure of the run that this is the record of.
+
+        Raises:
+            LookupError: the record does not hold it.
+        """
+        if self.stopped is not None:
+            return None
+        for name, other in known.items():
+            if measure.same_number(other) and name in self.measures:
+                return self.measures[name]
+        if measure.take != "last":
+            raise LookupError
+        value = self.final[measure.metric]
+        return value if value is None else measure.scale * value
 
     def matches(self, run: PlannedRun) -> bool:
         """Return whether the record is of a run with the settings of this planned run."""
@@ -111,8 +157,12 @@ def make_record(
         version=f"fedtide {version('fedtide')}, PyTorch {torch.__version__.split('+')[0]}",
         machine=_machine(),
         execution={} if execution is None else dict(execution),
-        shared_from=None if shared_from is None else "/".join(map(str, shared_from.key)),
+        shared_from=None if shared_from is None else _join(shared_from.key),
     )
+
+
+def _join(key: tuple[str, str, str, str, int]) -> str:
+    return "/".join(map(str, key))
 
 
 def _thin(metrics: pl.DataFrame, wanted: Iterable[str]) -> Curve:
@@ -134,14 +184,15 @@ def _round(value: Any, digits: int = 5) -> Any:
 
 @cache
 def _machine() -> str:
-    """Return the name of the processor and the number of cores."""
-    name = platform.processor() or platform.machine()
+    """Return the processor, with its family and model on Linux, and the number of cores."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
         lines = []
-    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return f"{models[0] if models else name}, {os.cpu_count()} cores"
+    facts = {name.strip(): value.strip() for name, _, value in (x.partition(":") for x in lines)}
+    name = facts.get("model name") or platform.processor() or platform.machine()
+    exact = [f"{fact} {facts[fact]}" for fact in ("cpu family", "model") if fact in facts]
+    return ", ".join([name, *exact, f"{os.cpu_count()} cores"])
 
 
 def write_record(record: Record, folder: Path) -> Path:

@@ -12,22 +12,30 @@ from fedtide.papers.paper_spec import SCALES
 from fedtide.papers.plan import PlannedRun, plan
 
 
-def group_identical(runs: Sequence[PlannedRun]) -> list[list[PlannedRun]]:
-    """Return groups of runs with the same settings: the given ones, then those of other plans.
+def group_identical(
+    missing: Sequence[PlannedRun], runs: Sequence[PlannedRun]
+) -> list[list[PlannedRun]]:
+    """Return groups of runs with the same settings, each of which begins with the one to run.
 
-    The first of each group is the one to run; its result is that of the others.
+    Args:
+        missing: the runs that have no result.
+        runs: all that are asked for, which may belong to a plan that is not one of fedtide's.
     """
-    groups: dict[str, list[PlannedRun]] = defaultdict(list)
-    for run in runs:
-        groups[run.fingerprint].append(run)
-    given = {run.key for run in runs}
-    for fingerprint, group in groups.items():
-        group += [
-            run
-            for run in _candidates().get(_coarse_key(group[0]), ())
-            if run.key not in given and run.fingerprint == fingerprint
-        ]
+    groups: dict[str, list[PlannedRun]] = {}
+    for run in missing:
+        if run.fingerprint not in groups:
+            groups[run.fingerprint] = [run, *find_identical(run, runs)]
     return list(groups.values())
+
+
+def find_identical(run: PlannedRun, runs: Sequence[PlannedRun]) -> list[PlannedRun]:
+    """Return the others with the settings of a run: among these runs, then in other plans."""
+    known = {other.key: other for other in (*runs, *_candidates().get(_coarse_key(run), ()))}
+    return [
+        other
+        for key, other in known.items()
+        if key != run.key and other.fingerprint == run.fingerprint
+    ]
 
 
 @cache
