@@ -58,26 +58,58 @@ def test_page_without_records():
     assert "0 reproduced, 0 not reproduced, 0 undecided, 0 partly tested" in text
     for name in names():
         assert f"## {name}" in text
-        assert "Not run with the planned settings." in text.partition(f"## {name}\n")[2][:400]
+        missing = load(name).no_data
+        reason = f"No data here: {missing}." if missing else "Not run with the planned settings."
+        assert reason in text.partition(f"## {name}\n")[2][:400]
 
 
 def test_outcomes_in_the_tables_add_up_to_the_counts(page):
-    """Each counted claim is in one of the two lists, and none of the checks is."""
+    """Each counted claim is in one of the lists, and none of the checks is."""
     (counts,) = re.findall(r"^All papers: (.*?)\.", page, re.MULTILINE)
     full = [int(number) for number in re.findall(r" \((\d+) at full scale\)", counts)]
     counts = re.sub(r" \(.*?\)", "", counts)
     count = {outcome: int(number) for number, outcome in re.findall(r"(\d+) ([a-z ]+)", counts)}
     claims = page.partition("\n## Claims\n")[2].partition("\n## Checks\n")[0]
     assert len(re.findall(r"^\| \[\d", claims, re.MULTILINE)) == sum(
-        number for outcome, number in count.items() if outcome != "not tested"
+        number for outcome, number in count.items() if outcome not in ("not tested", "without data")
     )
     assert len(re.findall("^    - ", claims, re.MULTILINE)) == count["not tested"]
+    waiting = re.findall(r"^- \[.*No data here: .*\. (\d+) claims", claims, re.MULTILINE)
+    assert sum(map(int, waiting)) == count["without data"]
     total = sum(claim.check is None for name in names() for claim in load(name).claims)
     assert sum(count.values()) == total
     findings = page.partition("\n## Findings\n")[2].partition("\n## ")[0]
     assert len(re.findall("^- Holds: ", findings, re.MULTILINE)) == count["reproduced"]
     assert len(re.findall("^- Does not hold: ", findings, re.MULTILINE)) == count["not reproduced"]
     assert len(re.findall(r", full scale\)\.(?: Why: .*)?$", findings, re.MULTILINE)) == sum(full)
+
+
+def test_experiments_without_data_are_not_offered_as_runs(page):
+    offered = page.partition("\n## Runs that would decide more\n")[2].partition("\n## ")[0]
+    assert "| 001/cifar10 |" in offered
+    for name in names():
+        if load(name).no_data is not None:
+            assert name not in offered
+
+
+def test_claims_are_judged_as_others_once_the_data_are_there(records):
+    """A record of 001/svhn: its claims wait for runs, not for data."""
+    run = plan(load("001/svhn"), "laptop")[0]
+    record = replace(
+        records[0],
+        paper=run.paper,
+        scale=run.scale,
+        case=run.case,
+        method=run.method,
+        seed=run.seed,
+        settings=run.resolved,
+        measures={"train": 50.0, "test": 50.0},
+        curve={},
+    )
+    page = render_results([record])
+    assert "No data here: SVHN." not in page
+    assert "| 001/svhn | 8 |" in page
+    assert "No data here: CIFAR-100. 7 claims wait for it." in page
 
 
 def test_intervals_on_the_page_are_those_of_the_records(records, page):

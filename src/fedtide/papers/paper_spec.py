@@ -66,6 +66,8 @@ class PaperExperiment:
         deterministic: whether no number depends on the seed, so that one seed is enough.
         compute: the computation that replaces training, if any.
         derive: the function that adds columns to a run's metrics, if any.
+        no_data: the data set's name, such as "CIFAR-100", if the project has no copy of it; its
+            claims wait for it, and are counted apart, until there are records.
         figure: the metric of the figure and the options of its axes.
         laptop: the smaller version; None: the published size is small enough.
     """
@@ -88,6 +90,7 @@ class PaperExperiment:
     deterministic: bool = False
     compute: str | None = None
     derive: str | None = None
+    no_data: str | None = None
     figure: Mapping[str, Any] = field(default_factory=dict)
     laptop: LaptopScale | None = None
 

@@ -146,6 +146,13 @@ class _Judged:
     rows: _Rows
     rulings: Sequence[_Ruling]
 
+    @property
+    def waiting(self) -> int:
+        """How many claims wait for a data set of which there is no copy."""
+        if self.paper.no_data is None or self.records:
+            return 0
+        return sum(claim.check is None for claim in self.paper.claims)
+
 
 def _judge(paper: PaperExperiment, records: Sequence[Record]) -> _Judged:
     scales = SCALES if paper.laptop is not None else SCALES[:1]
@@ -193,8 +200,15 @@ def _record_count(judged: Iterable[_Judged]) -> str:
 
 
 def _counted(judged: Iterable[_Judged]) -> list[_Ruling]:
-    """Return the rulings on claims that are counted, not those on checks."""
-    return [ruling for one in judged for ruling in one.rulings if ruling.claim.check is None]
+    """Return the rulings on claims that are counted by outcome, not those on checks."""
+    with_data = [one for one in judged if not one.waiting]
+    return [ruling for one in with_data for ruling in one.rulings if ruling.claim.check is None]
+
+
+def _count_claims(judged: Sequence[_Judged]) -> str:
+    """Return how many claims have each outcome, and how many wait for data."""
+    waiting = sum(one.waiting for one in judged)
+    return _count(_counted(judged)) + (f", {waiting} without data" if waiting else "")
 
 
 def _count(rulings: Sequence[_Ruling]) -> str:
@@ -213,13 +227,13 @@ def _findings(judged: Sequence[_Judged]) -> str:
     lines = ["## Findings", ""]
     lines += [_DECIDED_SO_FAR, ""]
     for number, title in _PAPERS.items():
-        rulings = _counted(one for one in judged if one.paper.name.startswith(number))
-        lines += [f"**Paper {number}** ({title}): {_count(rulings)}.", ""]
+        of_paper = [one for one in judged if one.paper.name.startswith(number)]
+        lines += [f"**Paper {number}** ({title}): {_count_claims(of_paper)}.", ""]
         found = [
             f"- {label}: {_statement(r.claim)}: {r.decisive.numbers}{r.since} "
             f"([{r.paper}](#{_anchor(r.paper)}), {r.scale}).{_reason(r)}"
             for outcome, label in _DECIDED.items()
-            for r in rulings
+            for r in _counted(of_paper)
             if r.decisive.outcome == outcome
         ]
         lines += [*found, ""] if found else []
@@ -233,16 +247,20 @@ def _reason(ruling: _Ruling) -> str:
 
 
 def _claims(judged: Sequence[_Judged]) -> str:
-    """Return the tables of all counted claims: those with runs, then those without."""
-    rulings = _counted(judged)
-    tested = [r for r in rulings if r.decisive.outcome != "not tested"]
-    lines = ["## Claims", "", RULE, "", f"All papers: {_count(rulings)}. {_COUNTED}"]
+    """Return the counted claims: the table of those with runs, the others, those without data."""
+    tested = [r for r in _counted(judged) if r.decisive.outcome != "not tested"]
+    lines = ["## Claims", "", RULE, "", f"All papers: {_count_claims(judged)}. {_COUNTED}"]
     lines += ["", *_ruling_table(tested), "", "Not tested yet:", ""]
     for one in judged:
         untested = [r for r in _counted([one]) if r.decisive.outcome == "not tested"]
         if untested:
             lines.append(f"- [{one.paper.name}](#{_anchor(one.paper.name)}):")
             lines += [f"    - {_statement(ruling.claim)}" for ruling in untested]
+    waiting = [one for one in judged if one.waiting]
+    lines += ["", "Without data:", ""] if waiting else []
+    lines += [
+        f"- [{one.paper.name}](#{_anchor(one.paper.name)}): {_no_data(one)}" for one in waiting
+    ]
     return "\n".join([*lines, "", ""])
 
 
@@ -305,14 +323,14 @@ def _section(one: _Judged) -> str:
     paper = one.paper
     lines = [f"## {paper.name}", "", f"{paper.title} ({paper.reference}).", ""]
     if not one.records:
-        return "\n".join([*lines, _not_run(paper)]) + "\n\n"
+        return "\n".join([*lines, _not_run(one)]) + "\n\n"
     if paper.laptop is not None:
         lines += [f"Laptop: {paper.laptop.description}.", ""]
     if any(row.seeds for rows in one.rows.values() for row in rows):
         lines += _table(paper, one.rows)
         lines += _comparisons(one.rulings)
     else:
-        lines += [_not_run(paper) + " Earlier runs are at the end of this section."]
+        lines += [_not_run(one) + " Earlier runs are at the end of this section."]
     for label, remarks in (
         ("Unknown, and the substitute", paper.unknown),
         ("Where paper and program differ", paper.choices),
@@ -326,10 +344,16 @@ def _section(one: _Judged) -> str:
     return "\n".join(lines) + "\n\n"
 
 
-def _not_run(paper: PaperExperiment) -> str:
+def _not_run(one: _Judged) -> str:
     """Return a line for an experiment without records of its planned runs."""
-    file = f"`src/fedtide/papers/{paper.name}.yaml`"
-    return f"Not run with the planned settings. {file} has them and what the paper prints."
+    reason = _no_data(one) if one.waiting else "Not run with the planned settings."
+    file = f"`src/fedtide/papers/{one.paper.name}.yaml`"
+    return f"{reason} {file} has the settings and what the paper prints."
+
+
+def _no_data(one: _Judged) -> str:
+    """Return which data set is missing, and how many claims wait for it."""
+    return f"No data here: {one.paper.no_data}. {one.waiting} claims wait for it."
 
 
 def _comparisons(rulings: Sequence[_Ruling]) -> list[str]:
