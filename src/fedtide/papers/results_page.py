@@ -241,9 +241,9 @@ def _findings(judged: Sequence[_Judged]) -> str:
 
 
 def _reason(ruling: _Ruling) -> str:
-    """Return why a claim does not hold; empty where it does, or the reason is not known."""
+    """Return why a claim does not hold; empty where it does."""
     fails = ruling.decisive.outcome == "not reproduced"
-    return f" Why: {ruling.claim.why}." if fails and ruling.claim.why else ""
+    return f" Why: {ruling.claim.why or 'not known'}." if fails else ""
 
 
 def _claims(judged: Sequence[_Judged]) -> str:
