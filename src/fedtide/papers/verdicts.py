@@ -154,6 +154,11 @@ class Evidence:
 def judge(claim: Claim, cases: Sequence[str], evidence: Evidence) -> Verdict:
     """Return what the runs say about a claim.
 
+    A claim with comparisons that were not run is partly tested, with one exception: a failure
+    refutes it, and where some comparison suffices a success proves it, whatever the missing runs
+    would give. The correction counts them, so the level of the verdict does not depend on which
+    were run.
+
     Args:
         claim: the claim.
         cases: the cases of the paper that have the claim's methods, whether they were run or not.
