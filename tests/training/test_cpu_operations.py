@@ -42,24 +42,57 @@ def assert_same(function, examples, left_out):
 
 
 @pytest.mark.parametrize(
-    ("clients", "terms", "columns", "products"),
+    ("clients", "rows", "terms", "columns", "products"),
     [
-        (4, 3, 100, 0),  # few terms in each number
-        (4, 16, 100, 0),
-        (4, 17, 100, 1),
-        (4, 17, 64, 0),  # 320 numbers, each a sum along two rows
-        (4, 50, 1, 0),
-        (2, 3, 7, 1),  # not one product per client
-        (0, 3, 7, 1),
-        (0, 50, 7, 1),
+        (4, 5, 3, 100, 0),  # few terms in each number
+        (4, 50, 16, 100, 0),
+        (4, 5, 17, 64, 0),  # 320 numbers, each a sum along two rows
+        (4, 320, 300, 1, 0),
+        (4, 16, 17, 100, 0),  # few rows
+        (4, 100, 17, 16, 0),  # few columns
+        (4, 10, 300, 10, 0),  # few of both, with long sums
+        (4, 17, 17, 100, 1),
+        (4, 100, 17, 17, 1),
+        (4, 1, 17, 1000, 1),
+        (2, 5, 3, 7, 1),  # not one product per client
+        (0, 5, 3, 7, 1),
+        (0, 5, 50, 7, 1),
     ],
 )
-def test_products_of_clients_that_are_small_become_sums(clients, terms, columns, products):
-    a, b = torch.randn(4, 5, terms).double(), torch.randn(4, terms, columns).double()
+@pytest.mark.parametrize("transposed", [False, True])
+def test_products_of_clients_that_are_small_become_sums(
+    clients, rows, terms, columns, products, transposed
+):
+    a, b = torch.randn(4, rows, terms).double(), torch.randn(4, terms, columns).double()
+    if transposed:  # as weights are, and the gradient with respect to outputs
+        b = b.transpose(1, 2).contiguous().transpose(1, 2)
     graph, operations = captured(lambda a, b: (a @ b,), [a, b], clients)
     assert sum("bmm" in name for name in operations) == products
     expected = np.einsum("smk,skn->smn", a.numpy(), b.numpy())
-    np.testing.assert_allclose(graph(a, b)[0].numpy(), expected, rtol=1e-12, atol=1e-12)
+    found = graph(a, b)[0]
+    np.testing.assert_allclose(found.numpy(), expected, rtol=1e-10, atol=1e-10)
+    assert found.is_contiguous()
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_rows_that_exceed_a_cache_are_no_sums_if_they_are_read_for_every_column(transposed):
+    a, b = torch.randn(4, 8, 1100), torch.randn(4, 1100, 100)
+    if transposed:
+        b = b.transpose(1, 2).contiguous().transpose(1, 2)
+    graph, operations = captured(lambda a, b: (a @ b,), [a, b], 4)
+    assert any("bmm" in name for name in operations) == transposed
+    torch.testing.assert_close(graph(a, b)[0], a @ b, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "terms", "products"),
+    [(torch.float64, 16, 0), (torch.float64, 200, 1), (torch.bfloat16, 16, 1)],
+)
+def test_gradients_of_a_layer_of_one_client_become_sums(dtype, terms, products):
+    a, b = torch.randn(terms, 30).to(dtype), torch.randn(terms, 40).to(dtype)
+    graph, operations = captured(lambda a, b: (a.T @ b,), [a, b])
+    assert sum("mm" in name for name in operations) == products
+    torch.testing.assert_close(graph(a, b)[0], a.T @ b)
 
 
 @pytest.mark.parametrize("terms", [3, 30])

@@ -20,6 +20,14 @@ _MOST_TERMS = 16
 """Sums of up to so many terms are written out; more would take long to compile."""
 _MOST_SUMS = 320
 """Products of matrices with up to so many numbers are sums along their rows."""
+_MOST_ROWS = 16
+"""Products with up to so many rows, or columns, have a sum for each; more exceed the registers."""
+_CACHE_BYTES = 2**15
+"""These rows are read for every column, and so must stay in a core's first cache."""
+_PRECISE = (torch.float32, torch.float64)
+"""Whose products are not faster on hardware of their own."""
+_SHORT_SUM = 256
+"""Up to so many terms, what follows a sum takes longer than what is saved in it."""
 _MOST_PIXELS = 32
 """Windows of up to so many pixels are written out."""
 
@@ -32,6 +40,7 @@ def cpu_operations(clients: int) -> dict[Any, Callable[..., Any]]:
     """
     return {
         torch.ops.aten.bmm.default: partial(_sum_products, clients),
+        torch.ops.aten.mm.default: _sum_product,
         torch.ops.aten.convolution_backward.default: _sum_bias_apart,
         torch.ops.aten.max_pool2d_with_indices_backward.default: _select_by_window,
         torch.ops.aten.native_group_norm.default: _normalise_groups,
@@ -41,23 +50,57 @@ def cpu_operations(clients: int) -> dict[Any, Callable[..., Any]]:
 
 def _sum_products(clients: int, a: Tensor, b: Tensor) -> Any:
     """Return a product of matrices for each client, if each number in it sums few terms, or if
-    it has few numbers.
+    it has few rows, columns or numbers.
 
     Few terms are the samples of a minibatch, for instance. The compiler fuses their sum with what
     follows: the gradient of a layer is then subtracted from its weights where it is computed, and
-    never written. Few numbers are the outputs for ten classes; a library for products of matrices
-    prepares longer for them than the sums take. Other products, such as those of every head of an
-    attention, gain nothing.
+    never written. Few rows are the samples, too, and few columns ten classes: their sums are
+    computed side by side, so each weight is read once for all of them. Few numbers are samples by
+    classes; a library for products of matrices prepares longer for them than the sums take. Other
+    products, such as those of every head of an attention, gain nothing.
     """
-    terms = a.shape[2]
+    rows, terms, columns = a.shape[1], a.shape[2], b.shape[2]
     if a.shape[0] != clients or not terms or not a.is_floating_point():
         return NotImplemented
     if terms <= _MOST_TERMS:
         a, b = in_memory(a), in_memory(b)
         return reduce(torch.add, (a[:, :, k, None] * b[:, k, None] for k in range(terms)))
-    if a.shape[1] * b.shape[2] <= _MOST_SUMS:
+    few_numbers = rows * columns <= _MOST_SUMS
+    if not (few_numbers and terms <= _SHORT_SUM):
+        if columns < rows and _has_few_rows(b.transpose(1, 2), a.transpose(1, 2)):
+            return torch.stack(_sum_by_row(b.transpose(1, 2), a.transpose(1, 2)), 2)
+        if rows <= columns and _has_few_rows(a, b):
+            # Weights in memory row by row, b transposed, have been written in a loop as long as
+            # that of these sums. Both in one would need the minibatches of two steps, too many for
+            # a cache, so the first column is summed apart.
+            parts = (b,) if b.is_contiguous() else (b[:, :, :1], b[:, :, 1:])
+            return torch.cat([torch.stack(_sum_by_row(a, part), 1) for part in parts], 2)
+    if few_numbers:
         return (in_memory(a)[:, :, None] * in_memory(b.transpose(1, 2))[:, None]).sum(-1)
     return NotImplemented
+
+
+def _sum_product(a: Tensor, b: Tensor) -> Any:
+    """Return a product of two matrices as `_sum_products` does; products in bfloat16 are faster."""
+    if a.dtype not in _PRECISE:
+        return NotImplemented
+    product = _sum_products(1, a[None], b[None])
+    return product if product is NotImplemented else product[0]
+
+
+def _has_few_rows(a: Tensor, b: Tensor) -> bool:
+    """Return whether the sums for each row of a, (S, n, k), are computed faster side by side."""
+    row_bytes = a.shape[2] * a.element_size()
+    cached = b.is_contiguous() or a.shape[1] * row_bytes <= _CACHE_BYTES
+    return 1 < a.shape[1] <= _MOST_ROWS and cached and a.dtype in _PRECISE
+
+
+def _sum_by_row(a: Tensor, b: Tensor) -> list[Tensor]:
+    """Return each row of the products of a, (S, n, k), with b, (S, k, m): n times (S, m)."""
+    rows = in_memory(a).unbind(1)
+    if b.is_contiguous():
+        return [(row[:, :, None] * b).sum(1) for row in rows]
+    return [(row[:, None] * b.transpose(1, 2)).sum(-1) for row in rows]
 
 
 def _sum_bias_apart(

@@ -151,7 +151,9 @@ def _captured(
         trace = make_fx(function, operations, tracing_mode="fake", _allow_non_fake_inputs=True)
         module = trace(*examples)
     _remove_no_ops(module.graph)
-    if operations is None:  # those are for a compiler, which arranges memory itself
+    if operations is not None:
+        _move_to_front(module.graph)
+    else:  # a compiler arranges memory itself
         align_images(module.graph)
         add_in_place(module.graph)
         _reshape_views(module.graph)
@@ -178,6 +180,24 @@ def _remove_no_ops(graph: Any) -> None:
         if same is not None:
             node.replace_all_uses_with(same)
     graph.eliminate_dead_code()
+
+
+def _move_to_front(graph: Any) -> None:
+    """Do first what does not depend on the first input, the start model: gather the minibatches.
+
+    The compiler fuses only what is near. Rows from all over the data come in faster if those of
+    several steps are read together.
+    """
+    first, *others = graph.find_nodes(op="placeholder")
+    dependent = {first}
+    front = others[-1] if others else first
+    for node in list(graph.nodes):
+        if node.op in ("call_function", "get_attr"):
+            if dependent.isdisjoint(node.all_input_nodes):
+                front.append(node)
+                front = node
+            else:
+                dependent.add(node)
 
 
 def _reshape_views(graph: Any) -> None:
