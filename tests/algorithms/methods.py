@@ -16,6 +16,7 @@ METHODS = [
     a.FedAU(cutoff=4, groups=["a", "b", "a", "b"]),
     a.F3AST(),
     a.Auto(),
+    a.Auto(control_variates=True),
     a.FedVARP(),
     a.FedVARP(empty_rounds="memory"),
     a.FedStale(),

@@ -189,20 +189,26 @@ def f3ast(problem, q, lr, steps, x, *, beta, initial=None, server_lr=1.0):
     return np.array(xs)
 
 
-def auto(problem, q, lr, steps, x, *, server_lr=1.0, preconditioned=True):
+def auto(problem, q, lr, steps, x, *, server_lr=1.0, preconditioned=True, control_variates=False):
     """The update of the docstring, client by client; only the output is a mean."""
     N, d, rho = problem.clients, len(x), 2 / (1 + math.sqrt(5))
     xs, c, M, t, v = [x], [0.0] * N, 0, 0, [0.0] * d
+    h = [np.zeros_like(x) for _ in range(N)]
     for r in range(len(q)):
         S, D = present(q[r]), np.zeros_like(x)
         owed = t + 1 + N / rho * max(t, 1) / max(M, 1)
         debt = [max(0.0, owed - c[n]) for n in range(N)]
         total = sum(rho * debt[n] for n in S)
         cut = min(1.0, 1.1 * N / total) if total else 1.0
+        if S:
+            D = D + server_lr / N * sum(h)
         for n in S:
             a = cut * rho * debt[n]
             c[n] = owed - debt[n] + a
-            D = D + server_lr * a / N * (local(problem, n, x, lr[r], steps)[0] - x)
+            delta = local(problem, n, x, lr[r], steps)[0] - x
+            D = D + server_lr * a / N * (delta - h[n])
+            if control_variates:
+                h[n] = delta
         M += len(S)
         t += 1 if S else 0
         P = [1.0] * d

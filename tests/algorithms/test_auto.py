@@ -32,6 +32,24 @@ def influences(present, server_lr=1.0):
     return found
 
 
+def totals_with_control_variates(present):
+    """Return N times the weight that all updates of each client have had by each round, (T, N).
+
+    Client n always sends the n-th unit vector.
+    """
+    rounds, clients = present.shape
+    method = a.Auto(preconditioned=False, control_variates=True)
+    driver = a.RoundDriver(method, torch.zeros(clients).double(), Population(clients))
+    found = np.zeros((rounds, clients))
+    for t in range(rounds):
+        ids = torch.from_numpy(np.flatnonzero(present[t]))
+        units = torch.eye(clients, dtype=torch.float64)[ids]
+        driver.absorb(a.ClientUpdates(ids, torch.ones(len(ids)), units, 0.1, ids))
+        driver.step(0.1)
+        found[t] = clients * driver.state.model.numpy()
+    return found
+
+
 def longest_absence(present):
     """Return E: in any E consecutive rounds every client takes part at least once."""
     padded = np.vstack([np.ones(present.shape[1]), present, np.ones(present.shape[1])]) > 0
@@ -257,3 +275,59 @@ def test_the_output_is_the_mean_of_the_iterates_with_growing_weights(method):
     assert method.output(method.init(torch.from_numpy(start), Population(3))) == pytest.approx(
         start
     )
+
+
+@given(seed=st.integers(0, 2**32 - 1))
+@settings(max_examples=6)
+def test_control_variates_give_every_client_seen_one_weight_a_round_under_any_participation(seed):
+    """Besides the weight of its first update; whatever is cut or forgiven."""
+    rng = np.random.default_rng(seed)
+    present = (rng.random((120, 6)) < rng.choice([0.02, 0.3, 0.9], 6)) * 1
+    present[::7] = 0  # rounds that do not count
+    totals = totals_with_control_variates(present)
+    used, weights = present.any(axis=1), influences(present)
+    for n in np.flatnonzero(present.any(axis=0)):
+        first = np.flatnonzero(present[:, n])[0]
+        expected = weights[first, n] + np.cumsum(used[first + 1 :])
+        np.testing.assert_allclose(totals[first + 1 :, n], expected, atol=1e-5)
+        assert (totals[:first, n] == 0).all()
+
+
+def test_with_control_variates_the_weights_of_updates_vary_less():
+    """Var w = (1 - p) / p² · ((1 - ρ)² + ρ³ / (2 - ρ)); error probability 1e-4."""
+    p, clients, rounds = 0.1, 1500, 200
+    present = independent(np.full(clients, p), 300 + rounds, seed=3)  # the last 200: to return in
+    weights, squares = influences(present), np.zeros(clients)
+    for n in range(clients):
+        came = np.flatnonzero(present[:, n])
+        own = weights[came, n]
+        totals = own[:-1] + np.diff(came) - own[1:]
+        counted = (came[:-1] >= 100) & (came[:-1] < 100 + rounds)
+        squares[n] = ((totals - 1 / p) ** 2)[counted].sum() / (p * rounds)
+    expected = (1 - p) / p**2 * ((1 - SHARE) ** 2 + SHARE**3 / (2 - SHARE))
+    assert abs(squares.mean() - expected) < 3.9 * squares.std() / clients**0.5
+
+
+@pytest.mark.parametrize("preconditioned", [True, False])
+def test_with_control_variates_a_constant_rate_reaches_the_minimum(preconditioned):
+    rng = np.random.default_rng(0)
+    problem = Quadratics.random(rng, 6)
+    present = rng.random((500, 6)) < [0.9, 0.7, 0.5, 0.3, 0.2, 0.1]
+    apart = [
+        np.abs(drive(method, problem, present, lr=0.06).iterates[-1] - problem.optimum()).max()
+        for method in (a.Auto(1.0, preconditioned, True), a.Auto(1.0, preconditioned))
+    ]
+    assert apart[0] < 1e-10
+    assert apart[1] > 0.1
+
+
+def test_with_control_variates_late_updates_count_and_sums_do_not_suffice():
+    method = a.Auto(control_variates=True)
+    assert method.accepts_stale_updates
+    assert method.uses_absent_clients
+    assert not method.averages_updates
+    one = torch.ones(1)
+    state = method.init(torch.zeros(2), Population(1))
+    updates = a.ClientUpdates(torch.tensor([0]), one, torch.zeros(1, 0), 0.1, one)
+    assert method.weigh(state, updates) is None
+    assert a.Auto().weigh(a.Auto().init(torch.zeros(2), Population(1)), updates) is not None

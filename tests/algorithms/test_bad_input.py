@@ -27,6 +27,7 @@ PARAMETERS = [
     (lambda: a.FedStale(beta=1.5), r"beta: 1.5 is not within \[0, 1\]"),
     (lambda: a.FedStale(rates="knwn"), "rates: unknown 'knwn'; did you mean 'known'"),
     (lambda: a.Auto(server_lr=0.0), r"server_lr: 0.0 is not a positive number"),
+    (lambda: a.Auto(memory_folder="x"), r"memory_folder: nothing is kept .* control_variates"),
     (lambda: a.F3AST(beta=0.0), r"beta: 0.0 is not within \(0, 1\]"),
     (lambda: a.F3AST(initial=2.0), r"initial: 2.0 is not within"),
     (lambda: a.FedAWE(server_lr=0.0), "server_lr: 0.0 is not a positive"),

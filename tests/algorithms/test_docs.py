@@ -65,16 +65,26 @@ def test_every_method_has_a_row_in_every_table(heading):
     assert list(rows(heading)) == list(a.ALGORITHMS)
 
 
-@pytest.mark.parametrize("name", a.ALGORITHMS)
-def test_the_stored_numbers_are_those_that_the_page_says(name):
-    server, client, integers = rows("State and communication")[name][:3]
+def numbers_in(method):
+    """Return how many floats and integers are stored after two rounds of three clients."""
     problem = Quadratics.random(np.random.default_rng(0), N, D)
     came = np.zeros((2, N))
     came[:, :SEEN] = 1 / SEEN
-    state = drive(METHODS[name], problem, came).state
-
+    state = drive(method, problem, came).state
     arrays = [tensor for tensor in to_tensors(state).values() if tensor.ndim]
     floats = sum(tensor.numel() for tensor in arrays if tensor.is_floating_point())
-    assert floats == value(server) + SEEN * value(client)
-    assert sum(tensor.numel() for tensor in arrays) - floats == value(integers)
+    return floats, sum(tensor.numel() for tensor in arrays) - floats
+
+
+@pytest.mark.parametrize("name", a.ALGORITHMS)
+def test_the_stored_numbers_are_those_that_the_page_says(name):
+    server, client, integers = rows("State and communication")[name][:3]
+    expected = value(server) + SEEN * value(client), value(integers)
+    assert numbers_in(METHODS[name]) == expected
     assert type(METHODS[name]) is a.ALGORITHMS[name]
+
+
+def test_control_variates_take_as_much_memory_as_the_page_says():
+    floats, integers = numbers_in(a.Auto())
+    assert "it stores 2d and N integers more, and d for each client seen" in PAGE.read_text("utf-8")
+    assert numbers_in(a.Auto(control_variates=True)) == (floats + 2 * D + SEEN * D, integers + N)

@@ -52,6 +52,10 @@ CASES = {
         lambda N: a.Auto(preconditioned=False),
         partial(ref.auto, preconditioned=False),
     ),
+    "auto-control-variates": (
+        lambda N: a.Auto(server_lr=0.7, control_variates=True),
+        partial(ref.auto, server_lr=0.7, control_variates=True),
+    ),
     "fedpbc": (lambda N: a.FedPBC(server_lr=0.7), partial(ref.fedpbc, server_lr=0.7)),
     "fedawe": (lambda N: a.FedAWE(server_lr=0.7), partial(ref.fedawe, server_lr=0.7)),
     "focus": (

@@ -19,6 +19,7 @@ METHODS = [
     A.FedAU(cutoff=None, average=0.8),
     A.F3AST(server_lr=0.3, beta=0.2),
     A.Auto(server_lr=0.7),
+    A.Auto(control_variates=True),
     A.FedStale(beta=0.3),
     A.MIFA(),
     A.MIFA(unseen="wait"),

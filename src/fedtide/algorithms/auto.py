@@ -7,9 +7,11 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from fedtide.algorithms._client_memory import ClientMemory
 from fedtide.algorithms._weighted_sum import WeightedSum, WeightedSumState
 from fedtide.algorithms.base import ClientUpdates, RoundInfo
 from fedtide.configurable import configurable
+from fedtide.errors import InvalidInputError
 from fedtide.population import Population
 from fedtide.validation import require_positive
 
@@ -27,6 +29,31 @@ _LARGEST_FACTOR = 10.0
 
 
 @dataclass(frozen=True)
+class LatestUpdate:
+    """The latest update of every client, in the role of control variates.
+
+    Args:
+        rows: h_n.
+        mean: h, the mean of all h_n before this round, shape (d,).
+        change: Σ (new h_n - old h_n) over this round's updates so far, shape (d,).
+    """
+
+    rows: ClientMemory
+    mean: Tensor
+    change: Tensor
+
+    def replaced(self, updates: ClientUpdates, changes: Tensor) -> LatestUpdate:
+        """Return the same with new updates, whose differences to the old ones are `changes`."""
+        rows = self.rows.write(updates.clients, updates.deltas)
+        return replace(self, rows=rows, change=self.change + changes.sum(dim=0))
+
+    def at_the_end_of_a_round(self) -> LatestUpdate:
+        """Return the same with a mean that contains the new updates."""
+        mean = self.mean + self.change / self.rows.clients
+        return replace(self, mean=mean, change=torch.zeros_like(mean))
+
+
+@dataclass(frozen=True)
 class AutoState(WeightedSumState):
     """The state of Auto.
 
@@ -39,6 +66,7 @@ class AutoState(WeightedSumState):
             without scaling.
         mean: of x_1, x_2, ..., x_r with the weights 1·2, 2·3, ..., r (r + 1), shape (d,); x_0
             before round 0.
+        latest: the control variates; None without them.
     """
 
     paid: Tensor
@@ -46,6 +74,7 @@ class AutoState(WeightedSumState):
     used_rounds: int
     squares: Tensor | None
     mean: Tensor
+    latest: LatestUpdate | None
 
 
 @configurable
@@ -81,14 +110,24 @@ class Auto(WeightedSum[AutoState]):
     Weights follow from the debts, and averaging over rounds from the mean. See docs/auto.md for the
     derivation, and for what is proved.
 
-    A round costs O(cohort), and each client takes 8 bytes of memory.
+    With control variates, the server also keeps each client's latest update h_n, and
+
+        D = η / N [ Σ_{n in S} a_n (Δ_n - h_n) + Σ_n h_n ],
+        then h_n ← Δ_n  for n in S,        h_n = 0 at first
+
+    so absent clients move the model by what they sent last, and a debt pays for what has changed.
+
+    A round costs O(cohort), and each client takes 8 bytes of memory, with control variates also a
+    model's.
 
     Args:
         server_lr: η > 0.
         preconditioned: whether to scale the coordinates; without, P = 1.
+        control_variates: whether to keep the latest updates.
+        memory_folder: folder for a file with the latest updates; None: in RAM.
 
     Raises:
-        InvalidInputError: η not positive.
+        InvalidInputError: η not positive, or a folder that cannot be written, or is not used.
 
     >>> method = Auto()
     >>> state = method.init(torch.zeros(1), Population(2))
@@ -103,13 +142,34 @@ class Auto(WeightedSum[AutoState]):
 
     server_lr: float = 1.0
     preconditioned: bool = True
+    control_variates: bool = False
+    memory_folder: str | None = None
 
     def __post_init__(self) -> None:
         require_positive("server_lr", self.server_lr)
+        if self.memory_folder is not None and not self.control_variates:
+            raise InvalidInputError(
+                "memory_folder: nothing is kept of clients; leave it out, or give "
+                "control_variates: true"
+            )
+
+    @property
+    def averages_updates(self) -> bool:
+        return not self.control_variates
 
     @property
     def scales_coordinates(self) -> bool:
         return self.preconditioned
+
+    @property
+    def uses_absent_clients(self) -> bool:
+        """With control variates: by their latest updates."""
+        return self.control_variates
+
+    @property
+    def accepts_stale_updates(self) -> bool:
+        """With control variates: a late update is newer than the one in memory."""
+        return self.control_variates
 
     def init(self, model: Tensor, population: Population) -> AutoState:
         paid = torch.zeros(population.clients, dtype=torch.float64)
@@ -122,7 +182,25 @@ class Auto(WeightedSum[AutoState]):
             used_rounds=0,
             squares=squares,
             mean=model.clone(),
+            latest=self._no_updates(model, population) if self.control_variates else None,
         )
+
+    def _no_updates(self, model: Tensor, population: Population) -> LatestUpdate:
+        rows = ClientMemory.empty(population.clients, model, self.memory_folder)
+        return LatestUpdate(rows, torch.zeros_like(model), torch.zeros_like(model))
+
+    def weigh(self, state: AutoState, updates: ClientUpdates) -> Tensor | None:
+        """Return ρ debt_n; None with control variates, which need every update."""
+        return None if self.control_variates else self._weights(state, updates)
+
+    def absorb(self, state: AutoState, updates: ClientUpdates) -> AutoState:
+        """Add Σ a_n Δ_n of this chunk, or with control variates Σ a_n (Δ_n - h_n)."""
+        latest = state.latest
+        if latest is None:
+            return super().absorb(state, updates)
+        changes = latest.rows.subtracted_from(updates.deltas, updates.clients)
+        state = super().absorb(state, replace(updates, deltas=changes))
+        return replace(state, latest=latest.replaced(updates, changes))
 
     def client_weights(self, state: AutoState, updates: ClientUpdates) -> Tensor:
         """Return ρ debt_n: `normaliser` bounds the sum of a round."""
@@ -141,6 +219,10 @@ class Auto(WeightedSum[AutoState]):
         moved, info = super().step(state, lr)
         weights = info.weights.to(torch.float64) * (state.population / self.server_lr)
         moved.paid[info.clients] = before + weights
+        if state.latest is not None and len(info.clients):
+            info = replace(info, direction=info.direction + self.server_lr * state.latest.mean)
+            model = state.model + info.direction
+            moved = replace(moved, model=model, latest=state.latest.at_the_end_of_a_round())
         if state.squares is not None:
             squares = state.squares + info.direction.square()
             info = replace(info, direction=info.direction * _factors(squares))
