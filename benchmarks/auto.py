@@ -1,12 +1,13 @@
 """Auto against the best hand-tuned methods of its memory class, and against variants of itself.
 
-    python benchmarks/auto.py variants
+    python benchmarks/auto.py variants [NAME ...]
     python benchmarks/auto.py write
 
-`variants` runs what was tried on the way to Auto, on the noisy quadratics of the leaderboard, and
-writes records/auto_variants.json; `write` puts that table into docs/auto.md, and those of Auto
-against the goal, from the records of the leaderboard. Held-out patterns, which nothing was chosen
-by, are in held_out_patterns.yaml, and their records were made with
+`variants` runs what was tried on the way to Auto, or only the variants that are named, on the noisy
+quadratics of the leaderboard, and writes records/auto_variants.json; `write` puts that table into
+docs/auto.md, and those of Auto against the goal, from the records of the leaderboard. Held-out
+patterns, which nothing was chosen by, are in held_out_patterns.yaml, and their records were made
+with
 
     fedtide leaderboard --add benchmarks/held_out_patterns.yaml --records results/held-out \\
         --problems quadratic,digits --patterns ... --methods ...
@@ -25,10 +26,11 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import torch
@@ -48,6 +50,8 @@ Numbers = NDArray[np.float64]
 Present = NDArray[np.bool_]
 Rule = Callable[[Present], Numbers]
 """Turns who took part in which round, (T, N), into the weights of their updates, (T, N)."""
+Periods = NDArray[np.int64]
+"""An estimate of the period in each round, (T,)."""
 
 HERE = Path(__file__).parent
 HELD_OUT = HERE / "held_out_patterns.yaml"
@@ -56,6 +60,7 @@ RECORD = HERE / "records" / "auto_variants.json"
 PAGE = HERE.parent / "docs" / "auto.md"
 ON_IMAGES = HERE / "auto_variants.yaml"
 AUTO = "auto"
+CONTROLLED = "auto-control-variates"
 GOLDEN = (5**0.5 - 1) / 2
 
 
@@ -177,6 +182,57 @@ def fedavg(present: Present) -> Numbers:
     return np.asarray(present / np.maximum(present.sum(axis=1, keepdims=True), 1))
 
 
+def equal(present: Present) -> Numbers:
+    """1/N for everyone who is there."""
+    return np.asarray(present / present.shape[1])
+
+
+def longest_interval(present: Present) -> Periods:
+    """The longest interval between two rounds of a client so far, the present one included."""
+    away, longest = np.zeros(present.shape[1], int), 0
+    periods = np.zeros(len(present), int)
+    for t, now in enumerate(present):
+        away += 1
+        longest = max(longest, away.max())
+        periods[t], away[now] = longest, 0
+    return periods
+
+
+def strongest_lag(present: Present, least: float = 0.1, every: int = 10) -> Periods:
+    """The lag with the largest autocorrelation so far, pooled over the clients.
+
+    All rounds so far where it is small, and in the first twenty.
+
+    Args:
+        present: who took part.
+        least: autocorrelation of a period.
+        every: rounds between two estimates.
+    """
+    periods = np.arange(1, len(present) + 1)
+    for t in range(2 * every, len(present), every):
+        past = present[:t] - present[:t].mean(axis=0)
+        spectrum = np.abs(np.fft.rfft(past, 2 * t, axis=0)) ** 2
+        products = np.fft.irfft(spectrum.sum(axis=1))[: t // 2 + 1] / np.arange(
+            t, t - t // 2 - 1, -1
+        )
+        first = np.argmax(products < 0)  # before it, one and the same session
+        lag = first + int(np.argmax(products[first:]))
+        if first > 0 and products[lag] > least * products[0]:
+            periods[t : t + every] = lag
+    return periods
+
+
+def windows(present: Present, period: Callable[[Present], Periods]) -> Numbers:
+    """1/N over the frequency in the last P rounds, with P estimated from the rounds so far."""
+    counts = np.vstack([np.zeros(present.shape[1]), np.cumsum(present, axis=0)])
+    weights, periods = np.zeros(present.shape), period(present)
+    for t, now in enumerate(present):
+        first = max(t + 1 - periods[t], 0)
+        rates = (counts[t + 1] - counts[first]) / (t + 1 - first)
+        weights[t, now] = 1 / rates[now] / len(now)
+    return weights
+
+
 LAST = -1.0
 """Stands for the last iterate, in place of an exponent of the weights of the mean."""
 
@@ -189,11 +245,29 @@ class Variant:
         rule: who took part, turned into weights.
         exponent: the mean that is the output has weights of about t^exponent.
         floor: of the sizes by which coordinates are divided; infinite: they are left as they are.
+        control: what the latest updates h_n correct: "step", innovations Δ_n − h_n enter it with
+            the weights, and the mean of all h_n; "scaled step", the same with the mean multiplied
+            by the sum of the weights; "local steps", those of clients, as in SCAFFOLD; "", nothing.
+        period: estimates the period of amplification.
+        factor: of amplification.
     """
 
     rule: Rule = accounts
     exponent: float = 2
     floor: float = 0.1
+    control: Literal["", "step", "scaled step", "local steps"] = ""
+    period: Callable[[Present], Periods] | None = None
+    factor: float = 1.0
+
+    def amplifies(self, present: Present) -> Present:
+        """Return after which rounds a period ends, as estimated at its end, (T,)."""
+        ends = np.zeros(len(present), bool)
+        if self.period is not None:
+            begin, periods = 0, self.period(present)
+            for t in range(len(present)):
+                if t + 1 - begin >= periods[t]:
+                    ends[t], begin = True, t + 1
+        return ends
 
 
 PLAIN = np.inf
@@ -234,6 +308,27 @@ VARIANTS: Mapping[str, Variant] = {
     "the same, normalised in each round": Variant(
         partial(frequencies, memory=100, prior=2, normalised=True)
     ),
+    "control variates": Variant(control="step"),
+    "control variates, no preconditioning": Variant(control="step", floor=PLAIN),
+    "control variates, a step at most 2 mean updates": Variant(
+        partial(accounts, bound=2.0), control="step"
+    ),
+    "control variates, ρ = 1": Variant(partial(accounts, share=1.0, credit=1.0), control="step"),
+    "control variates, weights 1, as in MIFA": Variant(equal, control="step"),
+    "control variates, weights N / S, as in FedVARP": Variant(fedavg, control="step"),
+    "control variates, the mean of h_n times Σ a_n / N": Variant(control="scaled step"),
+    "control variates in the local steps, as in SCAFFOLD": Variant(control="local steps"),
+    "control variates, output: the last iterate": Variant(exponent=LAST, control="step"),
+    "control variates, output: weights t": Variant(exponent=1, control="step"),
+    "control variates, output: weights t³": Variant(exponent=3, control="step"),
+    "frequencies of the strongest period": Variant(partial(windows, period=strongest_lag)),
+    "frequencies of the longest interval": Variant(partial(windows, period=longest_interval)),
+    "FedAvg, amplified by 1.5 over the strongest period": Variant(
+        fedavg, period=strongest_lag, factor=1.5
+    ),
+    "FedAvg, amplified by 1.5 over the longest interval": Variant(
+        fedavg, period=longest_interval, factor=1.5
+    ),
     "FedAvg": Variant(fedavg, LAST, PLAIN),
     "FedAvg, output: weights t²": Variant(fedavg, floor=PLAIN),
     "FedAvg, preconditioned, weights t²": Variant(fedavg),
@@ -243,10 +338,13 @@ ALIKE = ("FedAvg", "FedAvg, output: weights t²", "Auto")
 """What is compared where all clients hold the same data."""
 
 
-def train(board: Leaderboard, pattern: str, seed: int, alike: bool = False) -> Numbers:
-    """Return the figures of all variants with all γ, shape (variants, γ).
+def train(
+    variants: Sequence[Variant], board: Leaderboard, pattern: str, seed: int, alike: bool = False
+) -> Numbers:
+    """Return the figures of variants with all γ, shape (variants, γ).
 
     Args:
+        variants: what is trained.
         board: the leaderboard.
         pattern: of participation.
         seed: of the problem and the participation.
@@ -260,14 +358,12 @@ def train(board: Leaderboard, pattern: str, seed: int, alike: bool = False) -> N
     present = np.zeros((board.rounds, board.clients), bool)
     for t in range(board.rounds):
         present[t, stream.round(t).reported] = True
-    trained = list(dict.fromkeys((one.rule, one.floor) for one in VARIANTS.values()))
-    weights = np.stack([rule(present) for rule, _ in trained])
-    floors = np.array([floor for _, floor in trained])
-    iterates = _iterates(tasks, board.steps, weights, floors, cell.task.lr)
+    trained = list(dict.fromkeys(replace(one, exponent=0) for one in variants))
+    iterates = _iterates(tasks, board.steps, present, trained, cell.task.lr)
     due = list(evaluation_rounds(board.rounds, board.every))
     found = []
-    for one in VARIANTS.values():
-        own = iterates[:, trained.index((one.rule, one.floor))]
+    for one in variants:
+        own = iterates[:, trained.index(replace(one, exponent=0))]
         outputs = _mean(own, one.exponent)[due]
         figures = tasks.figures(torch.from_numpy(outputs.reshape(-1, outputs.shape[-1])), False)
         found.append(figures.reshape(len(due), -1).mean(axis=0))
@@ -284,35 +380,61 @@ def _one_function(clients: int, seed: int) -> QuadraticTasks:
 
 
 def _iterates(
-    tasks: ClientTasks, steps: int, weights: Numbers, floors: Numbers, rates: Iterable[float]
+    tasks: ClientTasks,
+    steps: int,
+    present: Present,
+    variants: Sequence[Variant],
+    rates: Iterable[float],
 ) -> Numbers:
-    """Return the models after each round, (T, rules, γ, d).
+    """Return the models after each round, (T, variants, γ, d).
 
     Args:
         tasks: of the clients.
         steps: local steps.
-        weights: of the updates, (rules, T, N).
-        floors: of each rule's sizes of coordinates, (rules,).
+        present: who took part.
+        variants: what is trained.
         rates: γ.
     """
     lr = torch.tensor(list(rates), dtype=torch.float64)
-    rules, rounds = weights.shape[:2]
-    models = tasks.start.expand(rules, len(lr), -1)
-    squares = torch.zeros_like(models)
-    found = np.zeros((rounds, rules, len(lr), len(tasks.start)))
-    for t in range(rounds):
-        came = np.flatnonzero(weights[:, t].any(axis=0))
+    weights = np.stack([one.rule(present) for one in variants])
+    ends = np.stack([one.amplifies(present) for one in variants])
+    floors, factors, local, fixed, scaled = (
+        torch.tensor(values, dtype=torch.float64)[:, None, None]
+        for values in (
+            [one.floor for one in variants],
+            [one.factor for one in variants],
+            [one.control == "local steps" for one in variants],
+            [one.control == "step" for one in variants],
+            [one.control == "scaled step" for one in variants],
+        )
+    )
+    models = tasks.start.expand(len(variants), len(lr), -1)
+    squares, begin = torch.zeros_like(models), models
+    latest = torch.zeros(*models.shape[:2], len(present[0]), models.shape[2], dtype=models.dtype)
+    found = np.zeros((len(present), *models.shape))
+    for t, now in enumerate(present):
+        came = np.flatnonzero(now)
         if len(came):
-            shape = (rules, len(lr), len(came))
+            shape = (*models.shape[:2], len(came))
             starts = models[:, :, None].expand(*shape, -1).reshape(-1, models.shape[-1])
             own = lr[None, :, None].expand(shape).reshape(-1, 1)
             clients = torch.from_numpy(np.broadcast_to(came, shape).reshape(-1).copy())
-            ends = tasks.descend(starts, clients, own, None, None, tasks.draws(t, steps))
-            moves = (ends - starts).view(*shape, -1)
-            factors = torch.from_numpy(weights[:, t, came])
-            step = torch.einsum("vgsd,vs->vgd", moves, factors)
+            mean = latest.mean(dim=2)
+            missing = latest[:, :, came] - mean[:, :, None]
+            push = local[..., None] * missing / (steps * lr[:, None, None])
+            corrections = push.reshape(-1, models.shape[-1])
+            done = tasks.descend(starts, clients, own, None, corrections, tasks.draws(t, steps))
+            moves = (done - starts).view(*shape, -1)
+            news = moves - (fixed + scaled)[..., None] * latest[:, :, came]
+            given = torch.from_numpy(weights[:, t, came])
+            step = torch.einsum("vgsd,vs->vgd", news, given)
+            step = step + (fixed + scaled * given.sum(dim=1)[:, None, None]) * mean
+            latest[:, :, came] = moves + local[..., None] * missing
             squares = squares + step**2
-            models = models + step * _scales(squares, torch.from_numpy(floors)[:, None, None])
+            models = models + step * _scales(squares, floors)
+        over = torch.from_numpy(ends[:, t])[:, None, None]
+        models = torch.where(over, begin + factors * (models - begin), models)
+        begin = torch.where(over, models, begin)
         found[t] = models.numpy()
     return found
 
@@ -338,22 +460,25 @@ def _mean(iterates: Numbers, exponent: float) -> Numbers:
     return means
 
 
-def run_variants() -> None:
-    """Train all variants under all patterns and write the record."""
+def run_variants(names: Sequence[str]) -> None:
+    """Train these variants, all if none is named, under all patterns; add them to the record."""
     board = load_leaderboard([HELD_OUT])
-    record: dict[str, dict[str, list[float]]] = {}
+    record: dict[str, dict[str, list[float]]] = json.loads(RECORD.read_text(encoding="utf-8"))
+    variants = {name: VARIANTS[name] for name in names or VARIANTS}
     cells = [(pattern, False) for pattern in board.patterns]
     cells += [("uniform", True), ("independent", True)]
     for pattern, alike in cells:
-        run = partial(train, board, pattern, alike=alike)
+        run = partial(train, list(variants.values()), board, pattern, alike=alike)
         with np.errstate(all="ignore"):
             best = np.nan_to_num(run(board.tuning_seed), nan=np.inf).argmin(axis=1)
             judged = [run(seed) for seed in board.seeds]
         name = f"{pattern}, clients alike" if alike else pattern
-        record[name] = {
+        found = {
             variant: [float(f"{one[i, best[i]]:.4g}") for one in judged]
-            for i, variant in enumerate(VARIANTS)
+            for i, variant in enumerate(variants)
         }
+        known = record.get(name, {}) | found
+        record[name] = {variant: known[variant] for variant in VARIANTS if variant in known}
         print(name, flush=True)
     RECORD.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
@@ -427,6 +552,65 @@ def goal_table(
         "shown to be worse than FedAvg.",
     ]
     return lines
+
+
+def control_table(
+    board: Leaderboard, figures: Mapping[tuple[str, str], dict[str, Numbers]]
+) -> list[str]:
+    """Return the lines of Auto with control variates, with a line of counts for each problem.
+
+    The rivals are those that clients on other machines can run, with or without a model per client.
+    """
+    lines = [
+        "| problem | pattern | best by hand | its figure | Auto | with control variates | "
+        "ratio to the best | with − without |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    counts = []
+    for problem in board.problems:
+        ratios, changes, better, worse, losses = [], [], 0, 0, 0
+        for pattern in board.patterns:
+            own = figures.get((problem, pattern), {})
+            if CONTROLLED not in own:
+                continue
+            plain, mine = own[AUTO], own[CONTROLLED]
+            rivals = [
+                name
+                for name in own
+                if name not in (AUTO, CONTROLLED) and not _only_simulated(board, pattern, name)
+            ]
+            best = min(rivals, key=lambda name: own[name].mean())
+            gap, margin = interval(mine - plain)
+            loss, loss_margin = interval(mine - own[REFERENCE])
+            ratios.append(mine.mean() / own[best].mean())
+            changes.append(mine.mean() / plain.mean())
+            better += gap < -margin
+            worse += gap > margin
+            losses += loss > loss_margin
+            lines.append(
+                f"| {problem} | {pattern} | {best} | {own[best].mean():.3g} | {plain.mean():.3g} | "
+                f"{mine.mean():.3g} | {ratios[-1]:.2f} | {gap:.2g} ± {margin:.2g} |"
+            )
+        if ratios:
+            counts += [
+                f"- {problem}: {_geometric_mean(changes):.2f} times the figures without them "
+                f"(geometric mean), by the intervals better in {better} of {len(ratios)} cells "
+                f"and worse in {worse}; {_geometric_mean(ratios):.2f} times those of the best by "
+                f"hand, within 5 % in {(np.array(ratios) <= 1.05).sum()}, worst {max(ratios):.2f}; "
+                f"worse than FedAvg by the intervals in {losses}.",
+            ]
+    return [*lines, "", *counts]
+
+
+def _geometric_mean(values: Sequence[float]) -> float:
+    return float(np.exp(np.log(values).mean()))
+
+
+def _only_simulated(board: Leaderboard, pattern: str, name: str) -> bool:
+    """Return whether a method needs what clients on other machines do not offer."""
+    method = board.methods[name]
+    algorithm, _ = method.build(board.patterns[pattern], 0.1, method.tuned[1][1])
+    return bool(algorithm.simulation_only)
 
 
 def variant_table() -> list[str]:
@@ -535,6 +719,7 @@ def write() -> None:
     for problem in ("quadratic", "digits"):
         parts[f"held-out {problem}"] = goal_table(all_patterns, unseen, problem)
     parts["images"] = image_table()
+    parts["control variates"] = control_table(board, known)
     text = PAGE.read_text(encoding="utf-8")
     for name, lines in parts.items():
         begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
@@ -547,8 +732,15 @@ def write() -> None:
 def main() -> None:
     """Run one of the two commands."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("command", choices=("variants", "write"))
-    {"variants": run_variants, "write": write}[parser.parse_args().command]()
+    commands = parser.add_subparsers(dest="command", required=True)
+    variants = commands.add_parser("variants", help="train variants and write the record")
+    variants.add_argument("names", nargs="*", metavar="NAME", help="only these; default: all")
+    commands.add_parser("write", help="put the tables into docs/auto.md")
+    arguments = parser.parse_args()
+    if arguments.command == "variants":
+        run_variants(arguments.names)
+    else:
+        write()
 
 
 if __name__ == "__main__":
