@@ -26,6 +26,7 @@ BASICS = {
     "cache_folder",
     "locking",
     "metric_direction",
+    "provenance",
     "configurable",
     "import_paths",
     "content_hash",

@@ -1,6 +1,8 @@
 """The leaderboard as a whole: what it compares, its records, its standings and its page."""
 
 import json
+import os
+import platform
 import signal
 import time
 from dataclasses import replace
@@ -21,7 +23,7 @@ from fedtide.leaderboard.cell_record import load_results, save_result
 from fedtide.leaderboard.cell_runner import estimate_seconds, run_cells
 from fedtide.leaderboard.leaderboard_page import render_page
 from fedtide.leaderboard.phone_sessions import PhoneSessions
-from fedtide.leaderboard.search import CellResult
+from fedtide.leaderboard.search import CellResult, Origin
 from fedtide.leaderboard.spec import load_leaderboard
 from fedtide.leaderboard.standings import Standings, estimate, load_standings
 from fedtide.population import Population
@@ -156,7 +158,8 @@ def test_regrets_are_t_intervals_of_paired_differences():
 
 
 def result_of(cell, figures):
-    return CellResult(cell.fingerprint, (1.0,) * 12, (0.1, 1.0), figures, 2.0, "version")
+    origin = Origin("version", cell.seeds, cell.tuning_seed, "lockstep", 1)
+    return CellResult(cell.fingerprint, (1.0,) * 12, (0.1, 1.0), figures, 2.0, origin)
 
 
 def test_fedavg_can_win_and_a_diverged_run_loses(small):
@@ -274,13 +277,65 @@ def test_the_page_is_that_of_the_records(whole):
     assert page == render_page(standings), "fedtide leaderboard --write docs/leaderboard.md"
 
 
-def test_records_have_finite_figures_of_all_seeds(whole):
-    folder = ROOT / "results" / "leaderboard"
-    for file in folder.rglob("*.json"):
-        for name, entry in json.loads(file.read_text(encoding="utf-8")).items():
-            assert name in whole.methods
-            assert len(entry["figures"]) == len(whole.seeds)
-            assert len(entry["trials"]) == 12
+def test_records_have_finite_figures_of_all_seeds_and_say_what_they_were_computed_with(whole):
+    for folder in ("leaderboard", "held-out", "auto-variants"):
+        for file in (ROOT / "results" / folder).rglob("*.json"):
+            plain = json.loads(file.read_text(encoding="utf-8"))
+            for name, cell in plain["cells"].items():
+                entry = plain["common"] | cell
+                assert folder != "leaderboard" or name in whole.methods
+                assert entry["seeds"] == whole.seeds
+                assert entry["tuning_seed"] == whole.tuning_seed
+                assert (entry["trainer"], entry["threads"]) == ("lockstep", 1)
+                assert "PyTorch" in entry["version"]
+                assert len(entry["figures"]) == len(whole.seeds)
+                assert len(entry["trials"]) == 12
+
+
+def test_what_cells_of_a_file_have_in_common_is_written_once(small, tmp_path):
+    cells = small.cells(patterns=["turns"])[1:]
+    here, there = (result_of(cell, (1.0, 2.0, 3.0)) for cell in cells)
+    elsewhere = replace(there.origin, machine="another one", seeds=(1, 2, 4))
+    save_result(cells[0], here, tmp_path)
+    save_result(cells[1], replace(there, origin=elsewhere), tmp_path)
+    plain = json.loads((tmp_path / "quadratic" / "turns.json").read_text(encoding="utf-8"))
+    assert plain["common"]["seeds"] == [1, 2, 3]
+    assert not {"seeds", "machine", "version"} & plain["cells"]["fedavg"].keys()
+    changed = plain["cells"]["amplified"]
+    assert (changed["seeds"], changed["machine"]) == ([1, 2, 4], "another one")
+    found = load_results(cells, tmp_path)
+    assert [found[cell.place].origin for cell in cells] == [here.origin, elsewhere]
+
+
+def test_a_record_of_the_former_format_counts_and_is_kept(small, tmp_path):
+    cell, other = small.cells(patterns=["turns"])[1:]
+    file = tmp_path / "quadratic" / "turns.json"
+    file.parent.mkdir()
+    former = {
+        "fingerprint": cell.fingerprint,
+        "trials": [1.0] * 12,
+        "best": [0.1, 1.0],
+        "figures": [1.0, None, 3.0],
+        "seconds": 2.0,
+        "version": "fedtide 0.1.0",
+    }
+    file.write_text(json.dumps({"fedavg": former}))
+    for _ in range(2):
+        found = load_results([cell], tmp_path)[cell.place]
+        assert (found.figures, found.origin) == ((1.0, None, 3.0), Origin("fedtide 0.1.0"))
+        save_result(other, result_of(other, (1.0, 2.0, 3.0)), tmp_path)
+
+
+def test_a_cell_says_what_it_was_computed_with(small, tmp_path):
+    cell = small.cell("quadratic", "even", "fedavg")
+    run_cells([cell], tmp_path)
+    origin = load_results([cell], tmp_path)[cell.place].origin
+    assert (origin.seeds, origin.tuning_seed) == ((1, 2, 3), cell.tuning_seed)
+    assert (origin.trainer, origin.threads) == ("lockstep", 1)
+    assert f"Python {platform.python_version()}" in origin.version
+    assert torch.__version__.split("+")[0] in origin.version
+    assert f"{os.cpu_count()} cores" in origin.machine
+    assert origin.instructions
 
 
 def test_the_command_shows_what_is_recorded_and_what_is_missing(fedtide, tmp_path):

@@ -1,16 +1,22 @@
-"""The records: a JSON file for each problem and pattern, with a line for each method."""
+"""The records: a JSON file for each problem and pattern, with a line for each method.
+
+What the cells of a file were computed with (`Origin`) is mostly the same. It stands once, under
+`common`; under `cells`, a method has only what differs from it. Files without these two keys, as
+written formerly, have methods with a `version` and nothing else of an origin.
+"""
 
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
 from fedtide.atomic_io import make_folder, write_text
 from fedtide.errors import InvalidInputError
-from fedtide.leaderboard.search import CellResult
+from fedtide.leaderboard.search import CellResult, Origin
 from fedtide.leaderboard.spec import CellPlan, Place
 
 Results = Mapping[Place, CellResult]
@@ -43,9 +49,29 @@ def save_result(cell: CellPlan, result: CellResult, folder: Path) -> None:
     """
     file = _file(folder, cell)
     make_folder(file.parent, field="records")
-    results = _read(file) | {cell.method: result}
-    lines = (f"{json.dumps(name)}: {json.dumps(asdict(one))}" for name, one in results.items())
-    write_text(file, "{\n" + ",\n".join(lines) + "\n}\n", field="records")
+    write_results(file, _read(file) | {cell.method: result})
+
+
+def write_results(file: Path, results: Mapping[str, CellResult]) -> None:
+    """Write the results of a file's methods, with the most frequent origin under `common`.
+
+    Raises:
+        InvalidInputError: a file that cannot be written.
+    """
+    origins = [asdict(result.origin) for result in results.values()]
+    common = {
+        name: Counter(origin[name] for origin in origins).most_common(1)[0][0]
+        for name in (field.name for field in fields(Origin))
+    }
+    lines = []
+    for method, result in results.items():
+        plain = asdict(result)
+        origin = plain.pop("origin")
+        plain |= {name: value for name, value in origin.items() if value != common[name]}
+        lines.append(f"{json.dumps(method)}: {json.dumps(plain)}")
+    cells = ",\n".join(lines)
+    text = f'{{\n"common": {json.dumps(common)},\n"cells": {{\n{cells}\n}}\n}}\n'
+    write_text(file, text, field="records")
 
 
 def _file(folder: Path, cell: CellPlan) -> Path:
@@ -58,7 +84,9 @@ def _read(file: Path) -> dict[str, CellResult]:
         return {}
     try:
         plain = json.loads(file.read_text(encoding="utf-8"))
-        return {name: _result(entry) for name, entry in plain.items()}
+        former = set(plain) != {"common", "cells"}
+        common, cells = ({}, plain) if former else (plain["common"], plain["cells"])
+        return {method: _result({**common, **entry}) for method, entry in cells.items()}
     except (OSError, ValueError, TypeError, AttributeError) as error:
         raise InvalidInputError(
             f"records: {file} is not a record of the leaderboard ({type(error).__name__}); "
@@ -67,11 +95,12 @@ def _read(file: Path) -> dict[str, CellResult]:
 
 
 def _result(plain: Mapping[str, Any]) -> CellResult:
-    result = CellResult(**{**plain, **{k: tuple(plain[k]) for k in _TUPLES if k in plain}})
+    values: dict[str, Any] = {
+        name: tuple(one) if isinstance(one, list) else one for name, one in plain.items()
+    }
+    origin = Origin(**{f.name: values.pop(f.name) for f in fields(Origin) if f.name in values})
+    result = CellResult(**values, origin=origin)
     for figure in (*result.trials, *result.figures):
         if not isinstance(figure, float | int | None):
             raise TypeError("a figure is not a number")
     return result
-
-
-_TUPLES = ("trials", "best", "figures")

@@ -10,7 +10,7 @@ from typing import get_args
 from fedtide.atomic_io import write_text
 from fedtide.leaderboard.cell_runner import estimate_seconds
 from fedtide.leaderboard.heat_map import draw_heat_map
-from fedtide.leaderboard.search import coarse_pairs, refined_pairs
+from fedtide.leaderboard.search import Origin, coarse_pairs, refined_pairs
 from fedtide.leaderboard.spec import FULL, REFERENCE, Leaderboard, Memory
 from fedtide.leaderboard.standings import Outcome, Standings
 from fedtide.plotting.saving import save_figure
@@ -49,6 +49,7 @@ def render_page(standings: Standings) -> str:
         *(_problem(standings, name) for name in recorded),
         _patterns(board),
         _methods(standings),
+        _records(standings),
         _OWN,
     ]
     return "\n\n".join(parts) + "\n"
@@ -260,6 +261,53 @@ def _ends(standings: Standings, method: str, values: Sequence[float]) -> str:
     chosen = [r.best[1] for place, r in standings.results.items() if place[2] == method]
     least, largest = chosen.count(values[0]), chosen.count(values[-1])
     return f"{least}, {largest} of {len(chosen)}" if chosen else ""
+
+
+_RECORDS = """## The records
+
+`results/leaderboard/` has a file for each problem and pattern, and in it an entry for each method:
+the fingerprint of its settings, the figures of its trials, the chosen pair, the figures of the
+judged seeds, and the seconds of one core. What entries were computed with stands once in a file,
+under `common`: the versions, the seeds that are judged and that of the tuning, the trainer, the
+threads, and the processor with its instruction set. An entry for which something of it is
+different says so itself. `null` is what was not recorded: entries without a processor were made
+before it was kept, and their versions lack that of Python; their other values follow from the
+fingerprint, and from the only trainer and number of threads that the command has had."""
+
+
+def _records(standings: Standings) -> str:
+    """Say what the records hold, with a row for all entries of one origin."""
+    seconds: dict[Origin, list[float]] = {}
+    for result in standings.results.values():
+        seconds.setdefault(result.origin, []).append(result.seconds)
+    rows = [
+        [
+            len(spent),
+            format_hours(sum(spent)),
+            one.version,
+            _known(one.seeds and ", ".join(map(str, one.seeds))),
+            _known(one.tuning_seed),
+            _known(one.trainer),
+            _known(one.threads),
+            _known(one.machine and f"{one.machine}, {one.instructions}"),
+        ]
+        for one, spent in seconds.items()
+    ]
+    head = [
+        "entries",
+        "time of one core",
+        "versions",
+        "seeds",
+        "of the tuning",
+        "trainer",
+        "threads",
+        "processor",
+    ]
+    return f"{_RECORDS}\n\n{_table(head, rows)}"
+
+
+def _known(value: object) -> object:
+    return "not recorded" if value is None else value
 
 
 _OWN = """## Your own method or pattern

@@ -10,7 +10,6 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from importlib.metadata import version
 
 import numpy as np
 import torch
@@ -22,9 +21,50 @@ from fedtide.leaderboard.problems import ClientTasks
 from fedtide.leaderboard.spec import CellPlan
 from fedtide.participation import Participants
 from fedtide.population import Population
+from fedtide.provenance import machine, versions
 
 Pair = tuple[int, int]
 """The positions of γ and of the further number among their values."""
+
+
+TRAINER = "lockstep"
+"""What trains the runs of a cell, see `fedtide.leaderboard.lockstep`."""
+
+
+@dataclass(frozen=True)
+class Origin:
+    """What the figures of a cell were computed with; None: not recorded.
+
+    Args:
+        version: of fedtide, PyTorch, NumPy and, in newer records, Python.
+        seeds: of the judged figures, in their order.
+        tuning_seed: of the trials.
+        trainer: what trained the runs.
+        threads: of PyTorch.
+        machine: the processor and its number of cores.
+        instructions: the instruction set of the processor that was used.
+    """
+
+    version: str
+    seeds: tuple[int, ...] | None = None
+    tuning_seed: int | None = None
+    trainer: str | None = None
+    threads: int | None = None
+    machine: str | None = None
+    instructions: str | None = None
+
+    @classmethod
+    def present(cls, plan: CellPlan) -> Origin:
+        """Return that of a cell which this process runs."""
+        return cls(
+            versions(["fedtide", "torch", "numpy", "python"]),
+            plan.seeds,
+            plan.tuning_seed,
+            TRAINER,
+            torch.get_num_threads(),
+            machine(),
+            torch.backends.cpu.get_cpu_capability(),
+        )
 
 
 @dataclass(frozen=True)
@@ -38,7 +78,7 @@ class CellResult:
         best: the chosen γ and further number.
         figures: of the judged seeds.
         seconds: of one core, for all runs.
-        version: of fedtide, PyTorch and NumPy.
+        origin: what they were computed with.
     """
 
     fingerprint: str
@@ -46,7 +86,7 @@ class CellResult:
     best: tuple[float, float]
     figures: tuple[float | None, ...]
     seconds: float
-    version: str
+    origin: Origin
 
 
 def coarse_pairs(rates: int, values: int) -> list[Pair]:
@@ -92,8 +132,7 @@ def run_cell(plan: CellPlan) -> CellResult:
         (rates[best[0]], values[best[1]]),
         tuple(_plain(figure) for figure in judged),
         round(time.process_time() - start, 1),
-        f"fedtide {version('fedtide')}, PyTorch {torch.__version__.split('+')[0]}, "
-        f"NumPy {np.__version__}",
+        Origin.present(plan),
     )
 
 

@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import json
-import os
-import platform
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
-from functools import cache
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import polars as pl
-import torch
 
 from fedtide.atomic_io import make_folder, write_text
 from fedtide.errors import InvalidInputError
 from fedtide.papers.measures import Measure
 from fedtide.papers.paper_spec import PaperExperiment
 from fedtide.papers.plan import PlannedRun, fingerprint
+from fedtide.provenance import machine, versions
 
 _PAPER = "[0-9][0-9][0-9]"  # the folder of a paper
 _POINTS = 30  # of a thinned curve
@@ -154,8 +150,8 @@ def make_record(
         stopped=stopped,
         seconds=round(seconds, 1),
         rounds=int(last.get("round", 0)),
-        version=f"fedtide {version('fedtide')}, PyTorch {torch.__version__.split('+')[0]}",
-        machine=_machine(),
+        version=versions(),
+        machine=machine(),
         execution={} if execution is None else dict(execution),
         shared_from=None if shared_from is None else _join(shared_from.key),
     )
@@ -180,19 +176,6 @@ def _round(value: Any, digits: int = 5) -> Any:
     if not isinstance(value, float):
         return value
     return float(f"{value:.{digits}g}") if np.isfinite(value) else None
-
-
-@cache
-def _machine() -> str:
-    """Return the processor, with its family and model on Linux, and the number of cores."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        lines = []
-    facts = {name.strip(): value.strip() for name, _, value in (x.partition(":") for x in lines)}
-    name = facts.get("model name") or platform.processor() or platform.machine()
-    exact = [f"{fact} {facts[fact]}" for fact in ("cpu family", "model") if fact in facts]
-    return ", ".join([name, *exact, f"{os.cpu_count()} cores"])
 
 
 def write_record(record: Record, folder: Path) -> Path:
