@@ -4,8 +4,9 @@
     python benchmarks/auto.py write
 
 `variants` runs what was tried on the way to Auto, or only the variants that are named, on the noisy
-quadratics of the leaderboard, and writes records/auto_variants.json; `write` puts that table into
-docs/auto.md, and those of Auto against the goal, from the records of the leaderboard. Held-out
+quadratics of the leaderboard, and writes records/auto_variants.json, which says what each was
+computed with; `write` puts that table into docs/auto.md, and those of Auto against the goal, from
+the records of the leaderboard. Held-out
 patterns, which nothing was chosen by, are in held_out_patterns.yaml, and their records were made
 with
 
@@ -26,11 +27,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -42,7 +44,7 @@ from fedtide.algorithms.base import RoundInfo
 from fedtide.configurable import configurable
 from fedtide.leaderboard.cell_record import load_results
 from fedtide.leaderboard.problems import ClientTasks, QuadraticTasks
-from fedtide.leaderboard.search import evaluation_rounds
+from fedtide.leaderboard.search import Origin, evaluation_rounds
 from fedtide.leaderboard.spec import FULL, REFERENCE, Leaderboard, load_leaderboard
 from fedtide.student_interval import t_margin
 
@@ -462,8 +464,8 @@ def _mean(iterates: Numbers, exponent: float) -> Numbers:
 
 def run_variants(names: Sequence[str]) -> None:
     """Train these variants, all if none is named, under all patterns; add them to the record."""
-    board = load_leaderboard([HELD_OUT])
-    record: dict[str, dict[str, list[float]]] = json.loads(RECORD.read_text(encoding="utf-8"))
+    board, start = load_leaderboard([HELD_OUT]), time.process_time()
+    record: dict[str, Any] = json.loads(RECORD.read_text(encoding="utf-8"))
     variants = {name: VARIANTS[name] for name in names or VARIANTS}
     cells = [(pattern, False) for pattern in board.patterns]
     cells += [("uniform", True), ("independent", True)]
@@ -480,7 +482,27 @@ def run_variants(names: Sequence[str]) -> None:
         known = record.get(name, {}) | found
         record[name] = {variant: known[variant] for variant in VARIANTS if variant in known}
         print(name, flush=True)
+    record[ORIGIN] = [
+        former | {"variants": others}
+        for former in record[ORIGIN]
+        if (others := [name for name in former["variants"] if name not in variants])
+    ]
+    record[ORIGIN].append(origin(board, list(variants), time.process_time() - start))
     RECORD.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+ORIGIN = "computed with"
+"""The key of the record, beside the patterns, that says how the figures came about."""
+
+
+def origin(board: Leaderboard, variants: list[str], seconds: float) -> dict[str, Any]:
+    """Return what the figures of variants were computed with, as the leaderboard's records do.
+
+    None stands for what was not recorded.
+    """
+    found = asdict(Origin.present(board.cell("quadratic", "uniform", REFERENCE)))
+    trainer = {"trainer": "benchmarks/auto.py variants"}
+    return {"variants": variants} | found | trainer | {"seconds": round(seconds, 1)}
 
 
 # --------------------------------------------------------------------------------------------- page
