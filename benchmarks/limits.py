@@ -76,8 +76,9 @@ def need(work: Workload, model: nn.Module, dtype: torch.dtype = torch.float32) -
 def product_rate(dtype: torch.dtype) -> float:
     """Return FLOP/s of a large product of matrices, or of a convolution if that is faster.
 
-    They come from different libraries: on AMD processors PyTorch's float32 products (MKL) reach
-    less than half of the rate of its convolutions (oneDNN), which is nearly that of the hardware.
+    They come from different libraries: on an AMD processor of family 26, PyTorch's products in
+    float32 (MKL) reach less than half of the rate of its convolutions (oneDNN), which is nearly
+    that of the hardware.
     """
     a, b = (torch.randn(_SIZE, _SIZE, dtype=dtype) for _ in range(2))
     images = torch.randn(_IMAGES, _CHANNELS, _PIXELS, _PIXELS, dtype=dtype)
