@@ -52,6 +52,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "fedadam": {},
     "fedyogi": {},
     "fedavgm": {},
+    "fedbuff": {"buffer_size": 4},
     "wait-for-all": {"period": 2},
     "weighted-fedavg": {"rates": [0.5] * 20},
     "averaged": {},

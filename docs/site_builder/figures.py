@@ -32,6 +32,7 @@ ROUNDS, LR, STEPS = 250, 0.03, 2
 
 REMEMBERS = {
     "amplified-scaffold",
+    "fedbuff",
     "fedlaavg",
     "fedpbc",
     "fedstale",

@@ -36,6 +36,8 @@ METHODS = [
     a.FedAdam(server_lr=1.0, tau=1.0, beta1=0.5, beta2=0.9),
     a.FedYogi(server_lr=1.0, tau=1.0, beta1=0.5, beta2=0.9),
     a.FedAvgM(momentum=0.5),
+    a.FedBuff(buffer_size=4),
+    a.FedBuff(buffer_size=2, exponent=0.0),
     a.WaitForAll(period=2),
     a.WaitForAll(period=2, mode="gradient", batch="full"),
     a.WeightedFedAvg(rates=None),

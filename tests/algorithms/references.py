@@ -391,6 +391,25 @@ def fedavgm(problem, q, lr, steps, x, *, server_lr, momentum, convention):
     return np.array(xs)
 
 
+def fedbuff(problem, q, lr, steps, x, *, B, order, a=0.5, server_lr=1.0):
+    """The authors' program, one end of a training after the other, with its rate divided by B."""
+    xs, seqnum, total_delta, reported = [x], 0, np.zeros_like(x), 0
+    for t in range(len(q)):
+        model_seqnum, init_model = seqnum, x
+        for n in order(t, present(q[t])):
+            if reported == 0:
+                total_delta = np.zeros_like(x)
+            delta = init_model - local(problem, n, init_model, lr[t], steps)[0]
+            staleness = seqnum - model_seqnum
+            total_delta = total_delta + delta * (1 / (1 + staleness) ** a)
+            reported += 1
+            if reported >= B:
+                x = x - server_lr / B * total_delta
+                seqnum, reported = seqnum + 1, 0
+        xs.append(x)
+    return np.array(xs)
+
+
 def wait_steps(problem, q, lr, steps, x, *, P):
     xs = [x]
     for t in range(len(q)):

@@ -34,6 +34,7 @@ METHODS = {
     "fedadam": a.FedAdam(),
     "fedyogi": a.FedYogi(),
     "fedavgm": a.FedAvgM(),
+    "fedbuff": a.FedBuff(),
     "wait-for-all": a.WaitForAll(period=4),
     "weighted-fedavg": a.WeightedFedAvg(rates=[0.5] * N),
     "switch": a.Switch(first=a.FedAvg(), second=a.FedAvg(), at=1),

@@ -39,6 +39,8 @@ def same(first, second, table, **how):
         a.FedAWE(),
         a.FedPBC(),
         a.F3AST(initial=1.0),
+        a.FedBuff(buffer_size=4),
+        a.FedBuff(buffer_size=2, exponent=0.0, server_lr=0.5),
     ],
     ids=repr,
 )

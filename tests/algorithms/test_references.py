@@ -9,12 +9,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedtide import algorithms as a
+from fedtide.randomness import random_words
 
 from . import references as ref
 from .driver import Quadratics, drive, random_table
 
 RATES = [0.9, 0.2, 0.5, 0.7]  # of at most four clients
 ADAM = {"server_lr": 0.3, "beta1": 0.8, "beta2": 0.95, "tau": 0.01}
+
+
+def drawn_order(t, clients):
+    """The order in which FedBuff lets the updates of a round enter."""
+    return sorted(clients, key=lambda n: random_words(0, "fedbuff order", t, n).view(np.int64))
+
 
 CASES = {
     "fedavg": (lambda N: a.FedAvg(server_lr=1.3), partial(ref.fedavg, server_lr=1.3)),
@@ -104,6 +111,14 @@ CASES = {
     "fedavgm-ema": (
         lambda N: a.FedAvgM(momentum=0.6, convention="ema"),
         partial(ref.fedavgm, server_lr=1.0, momentum=0.6, convention="ema"),
+    ),
+    "fedbuff": (
+        lambda N: a.FedBuff(server_lr=0.7, buffer_size=3),
+        partial(ref.fedbuff, B=3, server_lr=0.7, order=drawn_order),
+    ),
+    "fedbuff-1": (
+        lambda N: a.FedBuff(buffer_size=1, exponent=1.0),
+        partial(ref.fedbuff, B=1, a=1.0, order=drawn_order),
     ),
     "wait-steps": (lambda N: a.WaitForAll(period=3), partial(ref.wait_steps, P=3)),
     "wait-gradient": (

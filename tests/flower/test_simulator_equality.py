@@ -33,6 +33,7 @@ METHODS = [
     A.FedAdam(server_lr=0.1),
     A.Averaged(inner=A.FedAvg()),
     A.Switch(first=A.FedAvg(), second=A.FedLaAvg(), at=5),
+    A.FedBuff(buffer_size=3),
     A.WaitForAll(period=3, mode="gradient"),
     A.Clipped(bound=1.0, quantile=0.5, inner=A.MIFA()),
     A.TrimmedMean(trim=0.2, inner=A.FedAU(cutoff=3)),

@@ -38,6 +38,7 @@ METHODS = {
     "focus": {},
     "fedawe": {},
     "fedpbc": {},
+    "fedbuff": {"buffer_size": 4},
     "wait-for-all": {"period": 3},
     "averaged": {"inner": {"type": "fedavg"}},
 }

@@ -74,6 +74,7 @@ VALID = {
         {"type": "fedadam", "server_lr": 0.1, "beta1": 0.9, "beta2": 0.9, "tau": 0.1},
         {"type": "fedyogi", "v0": 0.1, "inner": "fedavg"},
         {"type": "fedavgm", "momentum": 0.5, "convention": "ema"},
+        {"type": "fedbuff", "buffer_size": 2, "exponent": 0.3},
         {"type": "wait-for-all", "period": 2, "mode": "gradient", "batch": "full"},
         {"type": "weighted-fedavg", "rates": [0.5, 0.5, 0.5], "normalise": False},
         {"type": "switch", "first": "fedavg", "second": "fedlaavg", "at": 1},

@@ -81,6 +81,7 @@ METHODS = {
     "fedavgm": {},
     "fedyogi": {},
     "averaged": {},
+    "fedbuff": {"type": "fedbuff", "buffer_size": 4},
     "wait-for-all": {"type": "wait-for-all", "period": 2},
     "wait-for-all, gradients": {"type": "wait-for-all", "period": 2, "mode": "gradient"},
     "switch": {"type": "switch", "first": "fedavg", "second": "fedlaavg", "at": 2},

@@ -26,6 +26,7 @@ from fedtide.algorithms.fedau import FedAU
 from fedtide.algorithms.fedavg import FedAvg
 from fedtide.algorithms.fedavgm import FedAvgM
 from fedtide.algorithms.fedawe import FedAWE
+from fedtide.algorithms.fedbuff import FedBuff
 from fedtide.algorithms.fedlaavg import FedLaAvg
 from fedtide.algorithms.fedpbc import FedPBC
 from fedtide.algorithms.fedprox import FedProx
@@ -62,6 +63,7 @@ ALGORITHMS: dict[str, type[Algorithm[Any]]] = {
     "fedadam": FedAdam,
     "fedyogi": FedYogi,
     "fedavgm": FedAvgM,
+    "fedbuff": FedBuff,
     "wait-for-all": WaitForAll,
     "weighted-fedavg": WeightedFedAvg,
     "switch": Switch,
@@ -95,6 +97,7 @@ __all__ = [
     "FedAdam",
     "FedAvg",
     "FedAvgM",
+    "FedBuff",
     "FedLaAvg",
     "FedPBC",
     "FedProx",

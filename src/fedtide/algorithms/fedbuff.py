@@ -1,0 +1,154 @@
+"""FedBuff: the server steps whenever it has collected a certain number of updates."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from fedtide.algorithms._coordinatewise import Rows
+from fedtide.algorithms.base import Algorithm, ClientUpdates, RoundInfo, State
+from fedtide.configurable import configurable
+from fedtide.errors import InvalidInputError
+from fedtide.population import Population
+from fedtide.randomness import random_words
+from fedtide.validation import require_positive, require_whole_number
+
+_ORDER = "fedbuff order"
+"""The purpose of the draws that say in which order the updates of a round enter the buffer."""
+
+
+@dataclass(frozen=True)
+class FedBuffState(State):
+    """The state of FedBuff.
+
+    Args:
+        buffer: b, the weighted sum of the updates that wait for a step, shape (d,).
+        waiting: how many wait, less than B between two rounds.
+        clients: ids of the clients absorbed in this round so far, shape (S,).
+        updates: their Δ_n.
+    """
+
+    buffer: Tensor
+    waiting: int
+    clients: Tensor
+    updates: Rows
+
+
+@configurable
+class FedBuff(Algorithm[FedBuffState]):
+    """Buffered aggregation (Nguyen et al., AISTATS 2022), as far as rounds allow.
+
+    The updates of a round enter a buffer b one after another. With s_n the number of steps that
+    the server has made since client n was sent its model, and b = 0 at first,
+
+        b ← b + Δ_n / (1 + s_n)^a
+
+    and as soon as B updates have entered,
+
+        x ← x + η / B · b,    b ← 0
+
+    The buffer spans rounds: what is left in it waits for the updates of the next ones, and what is
+    left after the last round is not used. A round of more than B updates makes several steps. As
+    all of its clients were sent the model of its beginning, s_n is 0 up to its first step, 1 up to
+    the second, and so on; in rounds, no other staleness occurs. With cohorts of B clients this is
+    FedAvg.
+
+    In which order the updates of a round enter is drawn, for each round alike in every run: by id,
+    the last clients would have the stalest updates in every round. So the order in which a
+    simulator or a deployment passes them on does not matter. The updates of a round are kept until
+    its end: S d numbers. `RoundInfo` gives those that still wait the weight 0.
+
+    Written from the authors' program (github.com/facebookresearch/FLSim at 7311f2d); of the paper
+    only the abstract was read. By default the program does not divide by B, and divides all weights
+    by that of s_n = 1, so that its learning rate is η / (2^a B); it has B = 1 and a = 0. It can
+    also weight updates by samples, leave stale ones out, and step with momentum or Adam; at the end
+    of an epoch it makes a step with what is in the buffer. Its clients start and end at times of
+    their own. Here a late update of a deployment is not used, because methods are not told when its
+    client started.
+
+    Args:
+        server_lr: η > 0.
+        buffer_size: B >= 1, in updates.
+        exponent: a in [0, 1]; 1/2 weights by 1/√(1 + s_n), and 0 all alike.
+
+    Raises:
+        InvalidInputError: a number outside its range.
+
+    >>> method = FedBuff(buffer_size=2)
+    >>> state = method.init(torch.zeros(1), Population(3))
+    >>> ones = torch.ones(3)
+    >>> updates = ClientUpdates(torch.arange(3), ones, ones[:, None], lr=0.1, steps=ones)
+    >>> state, info = method.step(method.absorb(state, updates), lr=0.1)
+    >>> state.model, state.waiting  # the third update has missed a step
+    (tensor([1.]), 1)
+    >>> state.buffer
+    tensor([0.7071])
+    """
+
+    server_lr: float = 1.0
+    buffer_size: int = 10
+    exponent: float = 0.5
+
+    def __post_init__(self) -> None:
+        require_positive("server_lr", self.server_lr)
+        require_whole_number("buffer_size", self.buffer_size)
+        if not 0 <= self.exponent <= 1:
+            raise InvalidInputError(f"exponent: {self.exponent} is not within [0, 1]")
+
+    @property
+    def uses_absent_clients(self) -> bool:
+        """True: updates of earlier rounds enter a step."""
+        return True
+
+    def init(self, model: Tensor, population: Population) -> FedBuffState:
+        clients = torch.zeros(0, dtype=torch.int64)
+        return FedBuffState(model, 0, torch.zeros_like(model), 0, clients, Rows())
+
+    def absorb(self, state: FedBuffState, updates: ClientUpdates) -> FedBuffState:
+        """Keep the updates until the end of the round, when their order is known."""
+        return replace(
+            state,
+            clients=torch.cat([state.clients, updates.clients]),
+            updates=Rows((*state.updates.chunks, updates.deltas)),
+        )
+
+    def step(self, state: FedBuffState, lr: float) -> tuple[FedBuffState, RoundInfo]:
+        """Let the updates enter the buffer, and make the steps that are due."""
+        model, buffer = state.model, state.buffer
+        before = state.waiting + _ranks(state.round, state.clients)  # updates since the last step
+        weights = (before // self.buffer_size + 1).double() ** -self.exponent
+        steps, waiting = divmod(state.waiting + len(state.clients), self.buffer_size)
+        used = torch.where(before < steps * self.buffer_size, weights, 0.0)
+        direction = torch.zeros_like(model)
+        if steps:
+            scale = self.server_lr / self.buffer_size
+            direction = scale * (buffer + _sum(used, state.updates, model))
+            buffer, used, weights = torch.zeros_like(model), scale * used, weights - used
+        buffer = buffer + _sum(weights, state.updates, model)
+        info = RoundInfo(state.clients, used.to(model.dtype), direction)
+        next_model = model + direction
+        clients = state.clients[:0]
+        return FedBuffState(next_model, state.round + 1, buffer, waiting, clients, Rows()), info
+
+
+def _ranks(round: int, clients: Tensor) -> Tensor:
+    """Return the place of each client, shape (S,), in the order of a round, from 0.
+
+    >>> _ranks(0, torch.tensor([4, 7, 9])).sort().values
+    tensor([0, 1, 2])
+    """
+    ids = clients.cpu().numpy()
+    words = torch.from_numpy(random_words(0, _ORDER, round, ids).view("int64"))
+    return words.argsort().argsort()
+
+
+def _sum(weights: Tensor, updates: Rows, like: Tensor) -> Tensor:
+    """Return Σ w_n Δ_n, shape (d,), with the weights in the order of arrival."""
+    total, first = torch.zeros_like(like), 0
+    for chunk in updates.chunks:
+        own = weights[first : first + len(chunk)]
+        total += own.to(chunk) @ chunk
+        first += len(chunk)
+    return total
