@@ -172,3 +172,15 @@ def test_what_does_not_depend_on_the_first_input_is_done_first_for_a_compiler():
     assert sum(gathers) == sum(steps) == 3
     assert max(np.flatnonzero(gathers)) < min(np.flatnonzero(steps))
     torch.testing.assert_close(graph(*examples), function(*examples))
+
+
+def test_what_is_written_into_a_tensor_stays_before_what_reads_it():
+    def function(model, data):
+        sums = torch.zeros(2)
+        sums[0] = model.sum()
+        sums[1] = data.sum()
+        return (sums * data - model,)
+
+    examples = [torch.randn(2), torch.randn(2)]
+    graph = _graph_capture.capture(function, examples, {})
+    torch.testing.assert_close(graph(*examples), function(*examples))

@@ -186,12 +186,16 @@ def _move_to_front(graph: Any) -> None:
     """Do first what does not depend on the first input, the start model: gather the minibatches.
 
     The compiler fuses only what is near. Rows from all over the data come in faster if those of
-    several steps are read together.
+    several steps are read together. From the first operation on that writes into a tensor, as a
+    user's loss may, the order stays.
     """
     first, *others = graph.find_nodes(op="placeholder")
     dependent = {first}
     front = others[-1] if others else first
     for node in list(graph.nodes):
+        schema = getattr(node.target, "_schema", None)  # e.g. of a tuple's item: none
+        if schema is not None and schema.is_mutable:
+            return
         if node.op in ("call_function", "get_attr"):
             if dependent.isdisjoint(node.all_input_nodes):
                 front.append(node)
