@@ -4,8 +4,9 @@
 models as small as those of federated learning, tracing takes longer than the operations.
 
 This module alone uses private interfaces of PyTorch: `make_fx` and the node metadata of FX graphs
-(`capture`), and TorchInductor's entry point for graphs (`compile_graph`). Each falls back to what
-it was given when anything in them fails, with one warning: then training is slower, not different.
+(`capture`), TorchInductor's entry point for graphs (`compile_graph`), and the arguments of its
+kernels. Each falls back to what it was given when anything in them fails, the first two with one
+warning: then training is slower, not different.
 """
 
 from __future__ import annotations
@@ -14,9 +15,11 @@ import hashlib
 import logging
 import os
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from functools import cache
+from contextvars import ContextVar
+from functools import cache, wraps
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +38,11 @@ Operations = Mapping[Any, Callable[..., Any]]
 
 _CACHE = "TORCHINDUCTOR_CACHE_DIR"
 """Where TorchInductor looks for what it has compiled before, in any process."""
+
+_FOLDER = "compiled-2"
+"""Another name whenever the same graph is compiled to something else."""
+
+_marks_pointers: ContextVar[bool] = ContextVar("marks_pointers", default=False)
 
 _RESHAPES = ("aten.expand.default", "aten.view.default", "aten._unsafe_view.default")
 
@@ -108,7 +116,7 @@ def compile_graph(graph: TensorFunction, examples: list[Tensor]) -> TensorFuncti
     }
     try:
         inductor: Any = torch._inductor
-        with _compiling(graph, examples):
+        with _compiling(graph, examples), _unaliased_pointers():
             compiled: TensorFunction = inductor.compile(graph, [*examples], options)
     except Exception as error:
         _warn(f"local steps are not compiled: {first_line(error)}")
@@ -129,10 +137,89 @@ def _compiling(graph: Any, examples: list[Tensor]) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def _unaliased_pointers() -> Iterator[None]:
+    """Let the C++ compiler know which pointers of a kernel point to memory of their own.
+
+    It may then keep in registers what a loop reads again and again, such as the factors of a
+    gradient; otherwise every number that the loop writes could be one of them. TorchInductor does
+    not say so. If its interface has changed, kernels are compiled as it writes them.
+    """
+    with suppress(ImportError, AttributeError):
+        _extend_kernel_arguments()
+    token = _marks_pointers.set(True)
+    try:
+        yield
+    finally:
+        _marks_pointers.reset(token)
+
+
+@cache
+def _extend_kernel_arguments() -> None:
+    """Let TorchInductor mark pointers, in threads that ask for it."""
+    from torch._inductor.codegen.common import KernelArgs
+
+    arguments: Any = KernelArgs
+    original = arguments.cpp_argdefs
+
+    @wraps(original)
+    def cpp_argdefs(self: Any, *args: Any, **kwargs: Any) -> Any:
+        found = original(self, *args, **kwargs)
+        if _marks_pointers.get():
+            with suppress(Exception):
+                definitions, names, *types = found
+                return _mark_unaliased(self, definitions, names), names, *types
+        return found
+
+    arguments.cpp_argdefs = cpp_argdefs
+
+
+def _mark_unaliased(kernel: Any, definitions: list[str], names: list[str]) -> list[str]:
+    """Return the definitions of a kernel's arguments, with `__restrict__` where memory is its own.
+
+    The parts of a tensor that is joined from several are other arguments in the same memory.
+    """
+    from torch._inductor.virtualized import V
+
+    owners = [
+        {_owner(V.graph, alias) for alias in _names_in_kernel(kernel, name)} for name in names
+    ]
+    if any(not owner.isdisjoint(V.graph.mutated_inputs) for owner in owners):
+        return definitions  # inputs may share memory; if one of them is written, that matters
+    count = Counter(name for owner in owners for name in owner)
+    return [
+        definition.replace("* ", "* __restrict__ ")
+        if all(count[name] == 1 for name in owner)
+        else definition
+        for definition, owner in zip(definitions, owners, strict=True)
+    ]
+
+
+def _names_in_kernel(kernel: Any, name: str) -> list[str]:
+    """Return all names of a tensor that takes the place of others in their memory."""
+    names: list[str] = getattr(kernel.inplace_buffers.get(name), "other_names", [name])
+    return names
+
+
+def _owner(graph: Any, name: str) -> str:
+    """Return the name of the tensor in whose memory this one lies."""
+    from torch._inductor.ir import MutationLayoutSHOULDREMOVE, NonOwningLayout
+
+    while (buffer := graph.try_get_buffer(name)) is not None:
+        layout = getattr(buffer, "layout", None)
+        if isinstance(layout, NonOwningLayout):
+            name = layout.view.get_name()
+        elif isinstance(layout, MutationLayoutSHOULDREMOVE):
+            name = layout.get_buffer().get_name()
+        else:
+            break
+    return name
+
+
 def _keep_compiled() -> None:
     """Let TorchInductor keep what it compiles in the user's cache folder, if it can be written."""
     if _CACHE not in os.environ:
-        folder = cache_folder() / "compiled"
+        folder = cache_folder() / _FOLDER
         with suppress(OSError):
             folder.mkdir(parents=True, exist_ok=True)
             if os.access(folder, os.W_OK):

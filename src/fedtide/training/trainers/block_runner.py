@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from threading import Lock
 from typing import Any
@@ -41,6 +41,22 @@ _SHARED: deque[tuple[object, _Blocks]] = deque(maxlen=4)
 _capturing = Lock()
 
 
+@dataclass(frozen=True)
+class CohortStart:
+    """What all clients of a cohort have in common.
+
+    Args:
+        inputs: of their blocks.
+        gradients_at_start: whether every gradient is taken at x.
+        functions: the blocks in use, by the number of clients and steps, and by whether they are a
+            whole round.
+    """
+
+    inputs: BlockInputs
+    gradients_at_start: bool
+    functions: dict[tuple[int, int, bool], TensorFunction] = field(default_factory=dict)
+
+
 class BlockRunner:
     """Runs local steps on tensors of one client, or stacked over a chunk of clients.
 
@@ -69,12 +85,29 @@ class BlockRunner:
         self._own = _CAPTURED.setdefault(task, {})
         self._shared = self._own if task.seed_family is None else _shared_blocks(task.seed_family)
 
+    def start(self, instructions: Instructions, steps: int, lr: float) -> CohortStart:
+        """Return what all clients of a cohort have in common.
+
+        Args:
+            instructions: how to train; only the corrections differ between clients.
+            steps: how many local steps they take at most.
+            lr: γ.
+        """
+        x = instructions.model
+        inputs = BlockInputs(
+            x=(x,),
+            mu=(x.new_tensor(instructions.mu),) if instructions.mu else (),
+            lr=(x.new_tensor(lr),),
+            scales=self._scales(steps, x),
+        )
+        return CohortStart(inputs, instructions.gradients_at_start)
+
     def prepare(
         self,
-        instructions: Instructions,
+        start: CohortStart,
         plan: BatchPlan,
         batch_inputs: BatchInputs,
-        lr: float,
+        correction: torch.Tensor | None = None,
         buffers: torch.Tensor | None = None,
     ) -> Callable[[], Trained]:
         """Return what trains, and returns the updates Δ_n, shape (S, d), or (d,) for one client.
@@ -82,65 +115,60 @@ class BlockRunner:
         Any thread may call it; where the plan is a single block, it does nothing but run that.
 
         Args:
-            instructions: how to train; the correction has shape (S, d), or (d,) for one client.
+            start: what they have in common with others of the cohort.
             plan: the steps of the chunk, or of the one client.
             batch_inputs: those of the plan.
-            lr: γ.
+            correction: that of each client, shape (S, d), or (d,) for one client; None: none.
             buffers: where they start, shape (S, d_b), or (d_b,) for one client; None: none.
         """
-        x, correction = instructions.model, instructions.correction
-        at_start = instructions.gradients_at_start
-        inputs = BlockInputs(
-            x=(x,),
+        inputs = start.inputs._replace(
             correction=() if correction is None else (correction.contiguous(),),
-            mu=(x.new_tensor(instructions.mu),) if instructions.mu else (),
-            lr=(x.new_tensor(lr),),
-            scales=self._scales(len(plan.step_index), x),
             buffers=() if buffers is None else (buffers.contiguous(),),
+            batch_inputs=tuple(part.contiguous() for part in batch_inputs),
         )
         parts = list(_split_steps(plan, self._block_steps))
-        batch_inputs = tuple(part.contiguous() for part in batch_inputs)
         if len(parts) == 1:
-            block = self._prepare_block(at_start, plan, parts[0], batch_inputs, inputs)
+            block = self._prepare_block(start, plan, parts[0], inputs)
             return lambda: Trained(*block())
-        return partial(self._run_blocks, at_start, plan, parts, batch_inputs, inputs)
+        return partial(self._run_blocks, start, plan, parts, inputs)
 
     def _run_blocks(
-        self,
-        at_start: bool,
-        plan: BatchPlan,
-        parts: list[slice],
-        batch_inputs: BatchInputs,
-        inputs: BlockInputs,
+        self, start: CohortStart, plan: BatchPlan, parts: list[slice], inputs: BlockInputs
     ) -> Trained:
         """Run the plan's steps in several blocks."""
         x = inputs.x[0]
         leading = (len(plan.clients),) if self._stacked else ()
-        block = self._block(at_start, 0)
+        block = self._block(start, 0)
         y = block.tensors(x.expand(*leading, -1).clone())
         moments = tuple(map(torch.zeros_like, y * count_moments(self._local)))
+        state = (*y, *moments, *inputs.buffers)
         inputs = inputs._replace(y=y, moments=moments)
         for part in parts:
-            moved = self._prepare_block(at_start, plan, part, batch_inputs, inputs)()
-            inputs = inputs.with_state(moved)
+            state = self._prepare_block(start, plan, part, inputs.with_state(state))()
+        inputs = inputs.with_state(state)
         return Trained(block.flat(inputs.y) - x, *inputs.buffers)
 
     def _prepare_block(
-        self,
-        at_start: bool,
-        plan: BatchPlan,
-        part: slice,
-        batch_inputs: BatchInputs,
-        inputs: BlockInputs,
+        self, start: CohortStart, plan: BatchPlan, part: slice, inputs: BlockInputs
     ) -> Callable[[], Tensors]:
         """Return what runs these of the plan's steps."""
-        inputs = inputs._replace(
-            scales=tuple(scales[part] for scales in inputs.scales),
-            idle=_idle(plan, part, inputs.x[0].device),
-            batch_inputs=tuple(steps if len(steps) == 1 else steps[part] for steps in batch_inputs),
-        )
-        block = self._block(at_start, part.stop - part.start)
-        return partial(self._function(block, inputs), *inputs.flat, *self._task.batch_data)
+        steps = part.stop - part.start
+        if steps < len(plan.step_index):
+            inputs = inputs._replace(
+                scales=tuple(scales[part] for scales in inputs.scales),
+                batch_inputs=tuple(
+                    given if len(given) == 1 else given[part] for given in inputs.batch_inputs
+                ),
+            )
+        if plan.active is not None:
+            idle = torch.as_tensor(~plan.active[part], device=inputs.x[0].device)
+            inputs = inputs._replace(idle=(idle,))
+        # Chunks of the same size take tensors of the same shapes.
+        key = (len(plan.clients), steps, not inputs.y)
+        function = start.functions.get(key)
+        if function is None:
+            function = start.functions[key] = self._function(self._block(start, steps), inputs)
+        return partial(function, *inputs.flat, *self._task.batch_data)
 
     def _scales(self, steps: int, like: torch.Tensor) -> Tensors:
         """Return the scales of all steps of Adam, (I, 2)."""
@@ -148,7 +176,8 @@ class BlockRunner:
             return ()
         return (like.new_tensor([*adam_scales(self._local, steps)]),)
 
-    def _block(self, at_start: bool, steps: int) -> StepBlock:
+    def _block(self, start: CohortStart, steps: int) -> StepBlock:
+        at_start = start.gradients_at_start
         return StepBlock(self._task, self._local, self._stacked, at_start, steps)
 
     def _function(self, block: StepBlock, inputs: BlockInputs) -> TensorFunction:
@@ -239,10 +268,3 @@ def _split_steps(plan: BatchPlan, most: int) -> Iterator[slice]:
     size = 1 if plan.active is not None else steps - whole
     for first in range(whole, steps, size or 1):
         yield slice(first, first + size)
-
-
-def _idle(plan: BatchPlan, part: slice, device: torch.device) -> Tensors:
-    """Return which clients have finished their steps, (I, S)."""
-    if plan.active is None:
-        return ()
-    return (torch.as_tensor(~plan.active[part], device=device),)

@@ -25,7 +25,7 @@ _BLOCK_STEPS = (
 _CHUNK_BYTES = 8 * 2**20  # models that are absorbed together at most, if that is worth their copies
 _CORE_BYTES = 2**19  # models of a chunk that one core has in its cache with all they need
 _FEWEST = 5  # clients of a core's chunk even if they take more, because each operation takes time
-_PARALLEL_BYTES = 2**20 // 5  # larger models train faster chunk by chunk, on all cores
+_CACHE_BYTES = 2**20  # models that a core can have in its cache
 _CALL = 2  # what starting a chunk costs, in clients
 
 
@@ -84,8 +84,8 @@ _SMALL = _Chunks((1, 5, 10, 25, 100), full=1 / 3)
 class StackedTrainer(Trainer):
     """Takes each local step for a whole chunk of clients at once (`torch.func.vmap`, captured).
 
-    Compiled chunks of models up to `_PARALLEL_BYTES` run outside the interpreter's lock, so each
-    core has its own; all others run one after another, on all cores.
+    Compiled chunks of models up to `_CACHE_BYTES` run outside the interpreter's lock, so each core
+    has its own; all others run one after another, on all cores.
 
     Args:
         task: what is learnt.
@@ -97,7 +97,7 @@ class StackedTrainer(Trainer):
         self.name = "compiled" if compiled else "stacked"
         self._task = task
         model = task.layout.size * task.start.element_size()
-        parallel = compiled and devices.is_cpu(task.start) and model <= _PARALLEL_BYTES
+        parallel = compiled and devices.is_cpu(task.start) and model <= _CACHE_BYTES
         self._runner = BlockRunner(
             task,
             local,
@@ -111,7 +111,8 @@ class StackedTrainer(Trainer):
         if not devices.is_cpu(task.start):
             chunks = _Chunks(devices.chunk_sizes(), full=0.75)
         memory = _CORE_BYTES if parallel else devices.stack_bytes(task.start, _CHUNK_BYTES)
-        fit = max(_FEWEST if parallel else 1, memory // model)
+        few = parallel and _FEWEST * model <= _CACHE_BYTES
+        fit = max(_FEWEST if few else 1, memory // model)
         self._cut = replace(chunks, sizes=tuple(size for size in chunks.sizes if size <= fit))
         largest = self._cut.sizes[-1]
         self.chunk = max(1, _CHUNK_BYTES // model // largest) * largest if parallel else largest
@@ -123,9 +124,10 @@ class StackedTrainer(Trainer):
         size, model = len(plan.clients), instructions.model
         if size == 0:
             return Trained(model.new_empty(0, len(model)), buffers)
-        inputs = self._task.batch_inputs(plan)
+        inputs, correction = self._task.batch_inputs(plan), instructions.correction
+        start = self._runner.start(instructions, len(plan.step_index), lr)
         if self._threads is None and size in self._cut.sizes:
-            return self._runner.prepare(instructions, plan, inputs, lr, buffers)()
+            return self._runner.prepare(start, plan, inputs, correction, buffers)()
         updates = model.new_empty(size, len(model))
         moved = None if buffers is None else torch.empty_like(buffers)
 
@@ -133,10 +135,10 @@ class StackedTrainer(Trainer):
             rows, which = chunk
             own = rows.stop - rows.start
             run = self._runner.prepare(
-                instructions.select(which),
+                start,
                 plan.select(which),
                 tuple(part[:, which] for part in inputs),
-                lr,
+                None if correction is None else correction[which],
                 None if buffers is None else buffers[which],
             )
 

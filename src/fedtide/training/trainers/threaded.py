@@ -57,7 +57,9 @@ class ThreadedTrainer(Trainer):
                     own = self._reference.train_client(given, batches, lr, before)
                 else:
                     inputs = self._task.batch_inputs(own_plan)
-                    own = self._runner.prepare(given, own_plan, inputs, lr, before)()
+                    start = self._runner.start(given, len(own_plan.step_index), lr)
+                    run = self._runner.prepare(start, own_plan, inputs, given.correction, before)
+                    own = run()
                 updates[s] = own.deltas
                 if moved is not None and own.buffers is not None:
                     moved[s] = own.buffers
