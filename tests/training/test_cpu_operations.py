@@ -7,9 +7,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from fedtide.training.trainers import _graph_capture
+from fedtide.training import devices
+from fedtide.training.trainers import _cpu_operations, _graph_capture
 from fedtide.training.trainers._cpu_operations import cpu_operations
 from fedtide.training.trainers.step_block import stackable_gradient
+
+PRODUCT = torch.library.custom_op(
+    "fedtide_tests::product",
+    lambda a, b: a @ b.t(),
+    mutates_args=(),
+    schema="(Tensor a, Tensor b) -> Tensor",
+)
+PRODUCT.register_fake(lambda a, b: a.new_empty(len(a), len(b)))
 
 
 def captured(function, examples, clients=0):
@@ -93,6 +102,64 @@ def test_gradients_of_a_layer_of_one_client_become_sums(dtype, terms, products):
     graph, operations = captured(lambda a, b: (a.T @ b,), [a, b])
     assert sum("mm" in name for name in operations) == products
     torch.testing.assert_close(graph(a, b)[0], a.T @ b)
+
+
+def layers(kind, rows, terms, columns):
+    """Return one of the products of a layer's step, and its matrices in float32."""
+    x, weights = torch.randn(rows, terms), torch.randn(columns, terms)
+    gradient, bias = torch.randn(rows, columns), torch.randn(columns)
+    return {
+        "outputs": (lambda x, w: (x @ w.T,), [x, weights]),
+        "outputs of one client": (lambda x, w: (x[None] @ w.T[None],), [x, weights]),
+        "outputs and bias": (lambda b, x, w: (torch.addmm(b, x, w.T),), [bias, x, weights]),
+        "outputs and bias twice": (
+            lambda b, x, w: (torch.addmm(b, x, w.T, beta=2),),
+            [bias, x, weights],
+        ),
+        "inputs": (lambda g, w: (g.sin() @ w,), [gradient, weights]),
+        "weights": (lambda g, x: (g.T @ (2 * x),), [gradient, x]),
+    }[kind]
+
+
+@pytest.mark.parametrize(
+    ("kind", "sizes", "avx512", "replaced"),
+    [
+        ("outputs", (128, 128, 130), True, True),
+        ("outputs", (128, 128, 130), False, False),  # MKL is as fast
+        ("outputs", (128, 128, 127), True, False),  # fewer than 2 ** 21 multiplications
+        ("outputs of one client", (128, 128, 130), True, True),
+        ("outputs and bias", (128, 128, 130), True, True),
+        ("outputs and bias twice", (128, 128, 130), True, False),
+        ("inputs", (128, 128, 130), True, True),
+        ("inputs", (32, 1000, 100), True, False),  # the weights would be copied for few rows
+        ("weights", (128, 128, 130), True, True),
+        ("weights", (1024, 32, 100), True, False),  # the gradient would be copied for few columns
+    ],
+)
+def test_larger_products_take_onednn_where_mkl_lacks_avx512(
+    kind, sizes, avx512, replaced, monkeypatch
+):
+    monkeypatch.setattr(devices, "mkl_lacks_avx512", lambda: avx512)
+    monkeypatch.setattr(_cpu_operations, "onednn_product", lambda: lambda a, b: PRODUCT(a, b))
+    function, examples = layers(kind, *sizes)
+    graph, operations = captured(function, examples, clients=1)
+    assert any("fedtide" in name for name in operations) == replaced
+    torch.testing.assert_close(graph(*examples), function(*examples), rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize("kind", ["outputs", "outputs and bias", "inputs", "weights"])
+def test_products_by_onednn_are_compiled(kind, monkeypatch, tmp_path):
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(devices, "mkl_lacks_avx512", lambda: True)
+    function, examples = layers(kind, 128, 128, 130)
+    graph, operations = captured(function, examples)
+    compiled = _graph_capture.compile_graph(graph, examples)
+    assert any("fedtide" in name for name in operations)
+    assert any("linear_pointwise" in path.read_text() for path in tmp_path.rglob("*.main.cpp"))
+    expected = [value.double() for value in function(*(each.double() for each in examples))]
+    for found, value in zip(compiled(*examples), expected, strict=True):
+        torch.testing.assert_close(found.double(), value, rtol=1e-4, atol=1e-3)
 
 
 @pytest.mark.parametrize("terms", [3, 30])

@@ -96,6 +96,13 @@ def test_a_graph_that_was_not_captured_is_not_compiled_either(monkeypatch):
     assert len(warned) == 1
 
 
+@every_failure
+def test_mkl_multiplies_where_onednn_cannot_be_called(error, monkeypatch):
+    monkeypatch.setattr(torch.library, "custom_op", raising(error))
+    with pytest.warns(RuntimeWarning, match="oneDNN is not used"):
+        assert _graph_capture.onednn_product.__wrapped__() is None  # not that in the cache
+
+
 def test_an_error_of_the_function_itself_is_raised():
     def fail(x):
         raise ZeroDivisionError("the model's fault")

@@ -14,6 +14,7 @@ from __future__ import annotations
 import platform
 import shutil
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedtide.errors import InvalidInputError
+from fedtide.provenance import machine
 
 _SHARE = 16  # updates of a chunk take this part of a GPU's memory: activations take more
 _OCTAVE = 4  # sizes of chunks per doubling
@@ -50,6 +52,18 @@ def is_cpu(tensor: Tensor) -> bool:
 def can_compile(like: Tensor) -> bool:
     """Return whether local steps can be compiled there; on CPU that needs a C++ compiler."""
     return not is_cpu(like) or shutil.which("g++") is not None
+
+
+@cache
+def mkl_lacks_avx512() -> bool:
+    """Return whether PyTorch multiplies matrices in float32 with half of the registers' width.
+
+    MKL uses AVX-512 on Intel's processors only. oneDNN uses it on all that have it.
+    """
+    libraries: Any = torch.backends  # without types
+    both = libraries.mkl.is_available() and libraries.mkldnn.is_available()
+    wide = torch.backends.cpu.get_cpu_capability() == "AVX512"
+    return both and wide and "Intel" not in machine()
 
 
 def lacks_bfloat16(like: Tensor) -> bool:

@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedtide.training.trainers._graph_capture import in_memory
+from fedtide.training import devices
+from fedtide.training.trainers._graph_capture import in_memory, onednn_product
 from fedtide.training.trainers._memory_formats import memory_format
 
 _MOST_TERMS = 16
@@ -28,6 +29,10 @@ _PRECISE = (torch.float32, torch.float64)
 """Whose products are not faster on hardware of their own."""
 _SHORT_SUM = 256
 """Up to so many terms, what follows a sum takes longer than what is saved in it."""
+_ONEDNN_PRODUCTS = 2**21
+"""Products of matrices of fewer multiplications take oneDNN longer to prepare than it saves."""
+_WORTH_A_COPY = 64
+"""With so many columns, or rows, a product takes longer than to copy the other matrix."""
 _MOST_PIXELS = 32
 """Windows of up to so many pixels are written out."""
 
@@ -39,8 +44,9 @@ def cpu_operations(clients: int) -> dict[Any, Callable[..., Any]]:
         clients: S; 0: one client, not stacked.
     """
     return {
-        torch.ops.aten.bmm.default: partial(_sum_products, clients),
-        torch.ops.aten.mm.default: _sum_product,
+        torch.ops.aten.bmm.default: partial(_products, clients),
+        torch.ops.aten.mm.default: _product,
+        torch.ops.aten.addmm.default: _product_and_bias,
         torch.ops.aten.convolution_backward.default: _sum_bias_apart,
         torch.ops.aten.max_pool2d_with_indices_backward.default: _select_by_window,
         torch.ops.aten.native_group_norm.default: _normalise_groups,
@@ -80,12 +86,47 @@ def _sum_products(clients: int, a: Tensor, b: Tensor) -> Any:
     return NotImplemented
 
 
-def _sum_product(a: Tensor, b: Tensor) -> Any:
-    """Return a product of two matrices as `_sum_products` does; products in bfloat16 are faster."""
-    if a.dtype not in _PRECISE:
+def _products(clients: int, a: Tensor, b: Tensor) -> Any:
+    """Return products of matrices as `_sum_products` does, or that of one client with oneDNN."""
+    found = _sum_products(clients, a, b)
+    if found is NotImplemented and len(a) == clients == 1:
+        found = _multiply_by_onednn(a[0], b[0])
+        return found if found is NotImplemented else found[None]
+    return found
+
+
+def _product(a: Tensor, b: Tensor) -> Any:
+    """Return a product of two matrices as `_sum_products` does, or with oneDNN."""
+    product = _sum_products(1, a[None], b[None]) if a.dtype in _PRECISE else NotImplemented
+    return _multiply_by_onednn(a, b) if product is NotImplemented else product[0]
+
+
+def _product_and_bias(
+    bias: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1
+) -> Any:
+    """Return bias + a b with oneDNN."""
+    if beta != 1 or alpha != 1:
         return NotImplemented
-    product = _sum_products(1, a[None], b[None])
-    return product if product is NotImplemented else product[0]
+    product = _multiply_by_onednn(a, b)
+    return product if product is NotImplemented else bias + product
+
+
+def _multiply_by_onednn(a: Tensor, b: Tensor) -> Any:
+    """Return a product of two larger matrices where oneDNN is faster than MKL.
+
+    It takes the rows of a and the columns of b from memory one after another. To copy them there
+    takes as long as is saved in the product with some fifty columns, or rows.
+    """
+    (rows, terms), columns = a.shape, b.shape[1]
+    if not devices.mkl_lacks_avx512() or a.dtype != torch.float32:
+        return NotImplemented
+    if rows * terms * columns < _ONEDNN_PRODUCTS:
+        return NotImplemented
+    few_columns = columns < _WORTH_A_COPY and not a.is_contiguous()
+    if few_columns or (rows < _WORTH_A_COPY and not b.t().is_contiguous()):
+        return NotImplemented
+    multiply = onednn_product()
+    return NotImplemented if multiply is None else multiply(a.contiguous(), b.t().contiguous())
 
 
 def _has_few_rows(a: Tensor, b: Tensor) -> bool:

@@ -87,6 +87,41 @@ def in_memory(tensor: Tensor) -> Tensor:
     return tensor.as_strided(tensor.shape, tensor.stride())
 
 
+@cache
+def onednn_product() -> Callable[[Tensor, Tensor], Tensor] | None:
+    """Return an operation of compiled graphs that multiplies matrices with oneDNN; None: there is
+    none.
+
+    Its arguments are a matrix of float32 and the transpose of another, both contiguous.
+    TorchInductor calls oneDNN only for weights that do not change.
+    """
+    try:
+        from torch._inductor.ir import TensorBox
+        from torch._inductor.lowering import register_lowering
+        from torch._inductor.mkldnn_ir import LinearUnary
+
+        product = torch.library.custom_op("fedtide::product", _multiply, mutates_args=())
+        product.register_fake(lambda a, b: a.new_empty(len(a), len(b)))
+        operation: Any = torch.ops.fedtide.product.default
+        register: Any = register_lowering
+        linear: Any = LinearUnary
+        register(operation, type_promotion_kind=None)(
+            lambda a, b: TensorBox.create(linear.create(a, b, None, "none", [], ""))
+        )
+        # what one upgrade may change, tried once
+        one = torch.ones(1, 1)
+        compile_graph(_captured(lambda x: (operation(x, x),), [one], {}), [one])
+    except Exception as error:
+        _warn(f"oneDNN is not used for products of matrices: {first_line(error)}")
+        return None
+    found: Callable[[Tensor, Tensor], Tensor] = operation
+    return found
+
+
+def _multiply(a: Tensor, b: Tensor) -> Tensor:
+    return a @ b.t()
+
+
 def has_constants(graph: TensorFunction) -> bool:
     """Return whether a function contains tensors of its own, as one that is no graph may.
 
