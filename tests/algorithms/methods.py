@@ -27,6 +27,7 @@ METHODS = [
     a.FedLaAvg(),
     a.FOCUS(server_lr=0.25),
     a.FedAWE(),
+    a.FedAWE(clip=0.1),
     a.FedPBC(),
     a.FedProx(mu=0.3),
     a.Scaffold(),

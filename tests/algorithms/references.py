@@ -224,19 +224,28 @@ def auto(problem, q, lr, steps, x, *, server_lr=1.0, preconditioned=True, contro
     return np.array(xs)
 
 
-def fedawe(problem, q, lr, steps, x, *, server_lr=1.0, output=False):
-    """Algorithm 1, line by line; `output` returns the means of all clients' models instead."""
+def fedawe(problem, q, lr, steps, x, *, server_lr=1.0, clip=None, output=False):
+    """Algorithm 1, line by line; `output` returns the means of all clients' models instead.
+
+    With `clip`, the lines of the authors' program that clip what Algorithm 1 adds to the models.
+    """
     m = problem.clients
     x_i, tau, xs, means = [x] * m, [-1] * m, [x], [x]
     for t in range(len(q)):
-        A, reported = present(q[t]), []
+        A, reported, base, delta = present(q[t]), [], 0.0, 0.0
         for i in A:
             end, _ = local(problem, i, x_i[i], lr[t], steps)
             G = x_i[i] - end
             reported.append(x_i[i] - server_lr * (t - tau[i]) * G)
+            base, delta = base + x_i[i], delta - G * (t - tau[i])
             tau[i] = t
         if A:
             x = sum(reported) / len(A)
+        if A and clip is not None:
+            vector = delta / len(A)
+            if np.linalg.norm(vector) > clip:
+                vector = vector / np.linalg.norm(vector) * clip
+            x = base / len(A) + server_lr * vector
         for i in A:
             x_i[i] = x
         xs.append(x)

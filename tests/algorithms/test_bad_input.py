@@ -31,6 +31,7 @@ PARAMETERS = [
     (lambda: a.F3AST(beta=0.0), r"beta: 0.0 is not within \(0, 1\]"),
     (lambda: a.F3AST(initial=2.0), r"initial: 2.0 is not within"),
     (lambda: a.FedAWE(server_lr=0.0), "server_lr: 0.0 is not a positive"),
+    (lambda: a.FedAWE(clip=0.0), "clip: 0.0 is not a positive"),
     (lambda: a.FedPBC(server_lr=0.0), "server_lr: 0.0 is not a positive"),
     (lambda: a.FOCUS(server_lr=-1.0), "server_lr: -1.0 is not a positive"),
     (lambda: a.FedProx(mu=-1.0), "mu: -1.0 is not a number of at least 0"),

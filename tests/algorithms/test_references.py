@@ -65,6 +65,10 @@ CASES = {
     ),
     "fedpbc": (lambda N: a.FedPBC(server_lr=0.7), partial(ref.fedpbc, server_lr=0.7)),
     "fedawe": (lambda N: a.FedAWE(server_lr=0.7), partial(ref.fedawe, server_lr=0.7)),
+    "fedawe-clipped": (
+        lambda N: a.FedAWE(server_lr=0.7, clip=0.1),
+        partial(ref.fedawe, server_lr=0.7, clip=0.1),
+    ),
     "focus": (
         lambda N: a.FOCUS(server_lr=1 / N),
         lambda problem, *args: ref.focus(problem, *args, server_lr=1 / problem.clients),

@@ -32,7 +32,7 @@ class FedAWEState(State):
         local: x_n, the model of every client that took part.
         last: τ_n, the round in which each client last took part, -1: never, shape (N,), int32.
         mean: 1/N Σ x_n over all clients before this round, shape (d,).
-        reported: Σ (x_n + η (t - τ_n) Δ_n) over this round's updates so far, shape (d,).
+        innovation: Σ (t - τ_n) Δ_n over this round's updates so far, shape (d,).
         left: Σ x_n of the same clients, shape (d,).
         clients: ids of the clients absorbed in this round so far, shape (S,).
         echoes: their t - τ_n, shape (S,).
@@ -42,7 +42,7 @@ class FedAWEState(State):
     local: ClientMemory
     last: Tensor
     mean: Tensor
-    reported: Tensor
+    innovation: Tensor
     left: Tensor
     clients: Tensor
     echoes: Tensor
@@ -71,8 +71,9 @@ class FedAWE(Algorithm[FedAWEState]):
     The output, which is evaluated, is the mean 1/N Σ x_n of all clients' models, for which the
     paper proves convergence (Corollary 1) and which the authors' program evaluates
     (github.com/mingxiang12/FedAWE at e0b8538). That program also clips the mean innovation
-    1/|S_t| Σ (t - τ_n) Δ_n to norm 0.5; the paper speaks of gradients clipped to norm 0.5, and its
-    Algorithm 1 clips nothing. `Clipped` around this method bounds every Δ_n.
+    1/|S_t| Σ (t - τ_n) Δ_n to norm 0.5, as `clip=0.5` does here; the paper speaks of gradients
+    clipped to norm 0.5, and its Algorithm 1 clips nothing. `Clipped` around this method bounds
+    every Δ_n instead.
 
     In a deployment every client would keep one model, and the server none but x; here the server
     keeps those of the clients that took part. Clients that start from the same model train
@@ -81,10 +82,11 @@ class FedAWE(Algorithm[FedAWEState]):
 
     Args:
         server_lr: η > 0.
+        clip: the largest norm of the mean innovation, before it is multiplied by η; None: any.
         memory_folder: folder for a file with the x_n; None: in RAM.
 
     Raises:
-        InvalidInputError: η not positive, or a folder that cannot be written.
+        InvalidInputError: η or `clip` not positive, or a folder that cannot be written.
 
     >>> method = FedAWE()
     >>> state = method.init(torch.zeros(1), Population(2))
@@ -98,15 +100,22 @@ class FedAWE(Algorithm[FedAWEState]):
     """
 
     server_lr: float = 1.0
+    clip: float | None = None
     memory_folder: str | None = None
 
     def __post_init__(self) -> None:
         require_positive("server_lr", self.server_lr)
+        if self.clip is not None:
+            require_positive("clip", self.clip)
 
     @property
     def uses_absent_clients(self) -> bool:
         """True: by their models."""
         return True
+
+    @property
+    def weights_follow_updates(self) -> bool:
+        return self.clip is not None
 
     @property
     def simulation_only(self) -> str:
@@ -122,7 +131,7 @@ class FedAWE(Algorithm[FedAWEState]):
             local=ClientMemory.empty(population.clients, model, self.memory_folder),
             last=torch.full((population.clients,), -1, dtype=torch.int32),
             mean=model.clone(),
-            reported=torch.zeros_like(model),
+            innovation=torch.zeros_like(model),
             left=torch.zeros_like(model),
             clients=clients,
             echoes=echoes,
@@ -145,12 +154,10 @@ class FedAWE(Algorithm[FedAWEState]):
         """Add the models that these clients report."""
         local = state.local_models(updates.clients)
         echoes = (state.round - state.last[updates.clients]).to(local.dtype)
-        innovation = self.server_lr * (echoes.to(local.device) @ updates.deltas)
-        left = local.sum(dim=0)
         return replace(
             state,
-            reported=state.reported + left + innovation,
-            left=state.left + left,
+            innovation=state.innovation + echoes.to(local.device) @ updates.deltas,
+            left=state.left + local.sum(dim=0),
             clients=torch.cat([state.clients, updates.clients]),
             echoes=torch.cat([state.echoes, echoes]),
         )
@@ -161,9 +168,9 @@ class FedAWE(Algorithm[FedAWEState]):
         if cohort == 0:
             info = RoundInfo(state.clients, state.echoes, torch.zeros_like(state.model))
             return replace(state, round=state.round + 1), info
-        model = state.reported / cohort
-        weights = self.server_lr / cohort * state.echoes
-        info = RoundInfo(state.clients, weights, model - state.model)
+        scale = self._scale(state.innovation / cohort) / cohort
+        model = state.left / cohort + scale * state.innovation
+        info = RoundInfo(state.clients, scale.to(state.echoes) * state.echoes, model - state.model)
         state.last[state.clients] = state.round
         return replace(
             state,
@@ -171,11 +178,18 @@ class FedAWE(Algorithm[FedAWEState]):
             round=state.round + 1,
             local=state.local.write(state.clients, model.expand(cohort, -1)),
             mean=state.mean + (cohort * model - state.left) / len(state.last),
-            reported=torch.zeros_like(model),
+            innovation=torch.zeros_like(model),
             left=torch.zeros_like(model),
             clients=state.clients[:0],
             echoes=state.echoes[:0],
         ), info
+
+    def _scale(self, innovation: Tensor) -> Tensor:
+        """Return η, times what clips this mean innovation."""
+        one = innovation.new_ones(())
+        if self.clip is not None:
+            one = (self.clip / innovation.norm()).clamp(max=1.0).nan_to_num(nan=1.0)  # 0 / 0
+        return self.server_lr * one
 
     def with_model(self, state: FedAWEState, model: Tensor) -> FedAWEState:
         """Return the state in which the clients of the last round have another model, too.
