@@ -312,6 +312,8 @@ def _beside_fedau() -> str:
         figures, steps = [], []
         for path in sorted((LEADERBOARD / problem).glob("*.json")):
             cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+            if "fedawe" not in cells:  # full participation
+                continue
             own, other = cells["fedawe"], cells["fedau"]
             figures.append(np.mean(own["figures"]) / np.mean(other["figures"]))
             steps.append(np.prod(own["best"]) / other["best"][0])  # γ η; FedAU has η = 1
