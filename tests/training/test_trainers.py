@@ -377,3 +377,15 @@ def test_compiled_chunks_of_two_threaded_cores(scale):
         trained(StackedTrainer(task, local, compiled=True), task, local, cohort) for _ in range(2)
     ]
     assert torch.equal(*again)
+
+
+@pytest.mark.compile
+@pytest.mark.skipif(not HAS_COMPILER, reason="no C++ compiler")
+def test_rounds_of_several_compiled_blocks_of_the_same_length():
+    """The first block's models are views of a flat tensor; those of the second have memory of their
+    own, with other strides."""
+    digits = load("digits").train
+    table = {"x": digits.features[:120], "y": digits.labels[:120]}
+    task = Supervised(table, clients=6, partition=Iid()).prepare(2, CPU, torch.float64)
+    local = LocalTraining(steps=16, lr=0.05, batch_size=4)
+    assert_equal_updates("compiled", task, local, range(6))

@@ -48,13 +48,13 @@ class CohortStart:
     Args:
         inputs: of their blocks.
         gradients_at_start: whether every gradient is taken at x.
-        functions: the blocks in use, by the number of clients and steps, and by whether they are a
-            whole round.
+        functions: the blocks in use, by the number of clients and steps, and by the strides of the
+            models before them.
     """
 
     inputs: BlockInputs
     gradients_at_start: bool
-    functions: dict[tuple[int, int, bool], TensorFunction] = field(default_factory=dict)
+    functions: dict[Any, TensorFunction] = field(default_factory=dict)
 
 
 class BlockRunner:
@@ -163,8 +163,9 @@ class BlockRunner:
         if plan.active is not None:
             idle = torch.as_tensor(~plan.active[part], device=inputs.x[0].device)
             inputs = inputs._replace(idle=(idle,))
-        # Chunks of the same size take tensors of the same shapes.
-        key = (len(plan.clients), steps, not inputs.y)
+        # Chunks of the same size take tensors of the same shapes; the first of a round's blocks has
+        # models with other strides than the others.
+        key = (len(plan.clients), steps, tuple(tensor.stride() for tensor in inputs.y))
         function = start.functions.get(key)
         if function is None:
             function = start.functions[key] = self._function(self._block(start, steps), inputs)
