@@ -290,7 +290,7 @@ def write() -> None:
         clipped = sum(row["clipped rounds"] for row in rows)
         took_part = sum(row["participations"] for row in rows)
         lines.append(
-            f"| `{method}` | {lr} | {len(rows)} | {took_part} | {furthest:.1e} | {rates:.1e} | "
+            f"| {method} | {lr} | {len(rows)} | {took_part} | {furthest:.1e} | {rates:.1e} | "
             f"{clipped} of {len(rows) * found['rounds']} |"
         )
     lines += ["", _beside_fedau()]
