@@ -329,6 +329,23 @@ def test_record_is_shared_if_it_holds_the_measures_and_replaced_otherwise(
         assert shared == [("plain", take == "best"), ("same", take == "last")]
 
 
+def test_record_that_another_process_has_written_meanwhile_is_kept(with_same, tmp_path):
+    """Otherwise each of the two records could say that it was shared from the other."""
+    records, planned = tmp_path / "records", plan(with_same, seeds=[1])
+    meanwhile = []
+
+    def run_same(progress):
+        if not meanwhile:
+            meanwhile.append(None)
+            same = [run for run in planned if run.case == "same"]
+            meanwhile.extend(run_paper(with_same, same, tmp_path / "other", records))
+
+    found = run_paper(with_same, planned, tmp_path / "out", records, progress=run_same)
+    assert [record for record in found if record.case == "same"] == meanwhile[1:]
+    assert all(record.shared_from is None for record in meanwhile[1:])
+    assert all(record.shared_from is not None for record in found if record.case == "plain")
+
+
 def test_run_of_another_experiment_gets_its_record_too():
     """Table 1, table D.1.1 and table D.3.1 of paper 001 share runs, each with its own measures."""
     (run,) = plan(load("001/cifar10"), "laptop", [1], ["fedau-50"], ["bernoulli"])

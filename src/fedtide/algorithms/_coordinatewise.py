@@ -64,7 +64,7 @@ class CoordinatewiseTrimmed(Wrapper[TrimmedState]):
             raise InvalidInputError(
                 "inner: its step is not a weighted average of the round's updates; give fedavg, "
                 "fedprox, fedau, f3ast, known-rates, weighted-fedavg, or auto with preconditioned: "
-                "false, and put other wrappers around this one"
+                "false and without control variates, and put other wrappers around this one"
             )
         if self.inner.scales_coordinates:
             raise InvalidInputError(

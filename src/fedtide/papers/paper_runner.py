@@ -14,6 +14,7 @@ import torch
 
 from fedtide.atomic_io import make_folder
 from fedtide.errors import InvalidInputError
+from fedtide.locking import lock_folder
 from fedtide.papers.computed_experiments import COMPUTATIONS
 from fedtide.papers.measures import DERIVED_METRICS
 from fedtide.papers.paper_registry import load, names
@@ -27,6 +28,8 @@ from fedtide.simulation.run_folder import RunFolder
 from fedtide.sweep import Sweep, SweepRun, run_sweep
 from fedtide.sweep.configurations import Configuration
 from fedtide.sweep.sweep_runner import OnProgress
+
+_PATIENCE = 60.0  # seconds that another process may take to write its records
 
 
 def run_paper(
@@ -56,8 +59,7 @@ def run_paper(
         InvalidInputError: missing data, or a run that fails for another reason than divergence.
         Interrupted: the user interrupted; running work has been saved.
     """
-    missing = [run for run in runs if find_record(run, records) is None]
-    missing = [run for run in missing if not _share_record(run, runs, paper, records)]
+    missing = [run for run in runs if not _has_record(run, runs, paper, records)]
     check_datasets(missing)
     trained = []
     for group in group_identical(missing, runs):
@@ -119,7 +121,27 @@ class RunOutcome:
 def _write(
     outcome: RunOutcome, group: Sequence[PlannedRun], paper: PaperExperiment, records: Path
 ) -> None:
-    """Write the record of the first run of a group, which was run, and those of the others."""
+    """Write the record of the first run of a group, which was run, and those of the others.
+
+    Another process may have run one of them meanwhile; then its result is kept, and shared.
+    """
+    with lock_folder(records, "records", "wait until it has ended", patience=_PATIENCE):
+        missing = [run for run in group if not _has_record(run, group, paper, records)]
+        if group[0] in missing:
+            _write_all(outcome, group, paper, records)
+
+
+def _has_record(
+    run: PlannedRun, runs: Sequence[PlannedRun], paper: PaperExperiment, records: Path
+) -> bool:
+    """Return whether a run has a record, be it from another one with the same settings."""
+    return find_record(run, records) is not None or _share_record(run, runs, paper, records)
+
+
+def _write_all(
+    outcome: RunOutcome, group: Sequence[PlannedRun], paper: PaperExperiment, records: Path
+) -> None:
+    """Write the records of a group, of which no other process has run anything."""
     for run in group:
         of_run = _experiment_of(run, paper)
         metrics = outcome.metrics

@@ -353,7 +353,8 @@ def _not_run(one: _Judged) -> str:
 
 def _no_data(one: _Judged) -> str:
     """Return which data set is missing, and how many claims wait for it."""
-    return f"No data here: {one.paper.no_data}. {one.waiting} claims wait for it."
+    wait = "1 claim waits" if one.waiting == 1 else f"{one.waiting} claims wait"
+    return f"No data here: {one.paper.no_data}. {wait} for it."
 
 
 def _comparisons(rulings: Sequence[_Ruling]) -> list[str]:
