@@ -58,6 +58,13 @@ def travel(thing):
     return pickle.loads(pickle.dumps(thing, protocol=5))
 
 
+class ShortFirst(ft.algorithms.FedAvg):
+    """Weighs updates by their lengths."""
+
+    def client_weights(self, state, updates):
+        return 1 / (1 + updates.deltas.norm(dim=1))
+
+
 class Normed(nn.Module):
     def __init__(self):
         super().__init__()
@@ -124,6 +131,7 @@ METHODS = {
         "objective": [1, 2, 3, 1, 2, 3, 1],
     },
     "double precision": {"dtype": "float64"},
+    "weights that follow the updates": {"algorithm": ShortFirst()},
 }
 
 
@@ -141,6 +149,15 @@ def without_buffers(fields):
 def test_workers_give_the_same_bits_as_one_process(fields):
     run = experiment(**without_buffers(fields))
     assert_same(execute(run, cluster=HereCluster(3)), execute(run))
+
+
+def test_own_weights_may_follow_the_updates():
+    """A sum would have been weighed before the clients trained."""
+    own = without_buffers({"algorithm": ShortFirst(), "rounds": 1, "record_iterates": True})
+    result = execute(experiment(**own))
+    plain = execute(experiment(**own | {"algorithm": "fedavg"}))
+    step, whole = (np.linalg.norm(np.diff(r.iterates, axis=0)) for r in (result, plain))
+    assert 0 < step < 0.999 * whole
 
 
 @pytest.mark.parametrize("buffers", ["average", "local"])

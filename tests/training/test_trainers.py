@@ -86,8 +86,21 @@ def corrections(task, clients, seed=6):
     return 0.1 * torch.randn(*size, generator=draw, dtype=torch.float64)
 
 
-def trained(trainer, task, local, clients, correction=False, rounds=2, full_batch=False, **shared):
-    """Return the updates of a few rounds, (rounds, S, d); the first one captures the steps."""
+def trained(
+    trainer,
+    task,
+    local,
+    clients,
+    correction=False,
+    rounds=2,
+    full_batch=False,
+    weights=None,
+    **shared,
+):
+    """Return the updates of a few rounds, (rounds, S, d), or their sums, (rounds, d).
+
+    The first round captures the steps.
+    """
     planner = MinibatchPlanner(task.population, local, seed=4)
     added = corrections(task, len(clients)) if correction else None
     return torch.stack(
@@ -96,6 +109,7 @@ def trained(trainer, task, local, clients, correction=False, rounds=2, full_batc
                 Instructions(nearby(task, seed=t), added, full_batch=full_batch, **shared),
                 planner.plan(np.asarray(clients), full_batch),
                 0.05,
+                weights=weights,
             ).deltas
             for t in range(rounds)
         ]
@@ -103,11 +117,15 @@ def trained(trainer, task, local, clients, correction=False, rounds=2, full_batc
 
 
 def assert_equal_updates(name, task, local, clients, **how):
-    expected = trained(ReferenceTrainer(task, local), task, local, clients, **how)
-    found = trained(TRAINERS[name](task, local), task, local, clients, **how)
+    reference, trainer = ReferenceTrainer(task, local), TRAINERS[name](task, local)
+    expected = trained(reference, task, local, clients, **how)
+    found = trained(trainer, task, local, clients, **how)
     assert expected.isfinite().all()
     assert expected.abs().amax() > 1e-4
     assert torch.allclose(found, expected, rtol=1e-9, atol=1e-9)
+    weights = torch.linspace(1, -2, len(clients), dtype=torch.float64)
+    total = trained(trainer, task, local, clients, weights=weights, **how)
+    assert torch.allclose(total, weights @ expected, rtol=1e-9, atol=1e-8)
 
 
 # The reference against the definition, on quadratics, with NumPy.

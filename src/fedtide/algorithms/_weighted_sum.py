@@ -17,6 +17,7 @@ from fedtide.algorithms.base import (
     WeightedTotal,
     no_updates,
 )
+from fedtide.import_paths import is_own
 from fedtide.population import Population
 
 _BLOCK = 2**16
@@ -102,9 +103,12 @@ class WeightedSum(Algorithm[SumT]):
         return WeightedSum.absorb_total(self, state, WeightedTotal(updates.clients, weights, total))
 
     def weigh(self, state: SumT, updates: ClientUpdates) -> Tensor | None:
-        """Return a_n; None for a method that takes more from the updates than their sum."""
+        """Return a_n; None for a method that takes more from the updates than their sum.
+
+        So may one of the user's own, whose `client_weights` may read the updates.
+        """
         is_sum = type(self).absorb is WeightedSum.absorb and not self.weights_follow_updates
-        return self._weights(state, updates) if is_sum else None
+        return self._weights(state, updates) if is_sum and not is_own(type(self)) else None
 
     def absorb_total(self, state: SumT, total: WeightedTotal) -> SumT:
         """Add the sum of this chunk."""

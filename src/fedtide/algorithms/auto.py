@@ -12,6 +12,7 @@ from fedtide.algorithms._weighted_sum import WeightedSum, WeightedSumState
 from fedtide.algorithms.base import ClientUpdates, RoundInfo
 from fedtide.configurable import configurable
 from fedtide.errors import InvalidInputError
+from fedtide.import_paths import is_own
 from fedtide.population import Population
 from fedtide.validation import require_positive
 
@@ -190,8 +191,9 @@ class Auto(WeightedSum[AutoState]):
         return LatestUpdate(rows, torch.zeros_like(model), torch.zeros_like(model))
 
     def weigh(self, state: AutoState, updates: ClientUpdates) -> Tensor | None:
-        """Return ρ debt_n; None with control variates, which need every update."""
-        return None if self.control_variates else self._weights(state, updates)
+        """Return ρ debt_n; None with control variates, which need every update, or for a subclass."""
+        needs_updates = self.control_variates or is_own(type(self))
+        return None if needs_updates else self._weights(state, updates)
 
     def absorb(self, state: AutoState, updates: ClientUpdates) -> AutoState:
         """Add Σ a_n Δ_n of this chunk, or with control variates Σ a_n (Δ_n - h_n)."""

@@ -50,10 +50,15 @@ def drop_or_raise_nonfinite(
 def find_finite(updates: ClientUpdates, buffers: torch.Tensor | None = None) -> torch.Tensor | None:
     """Return which updates are finite, with finite buffers, (S,); None if all are."""
     rows = [r for r in (updates.deltas, updates.gradients, buffers) if r is not None]
-    if all(math.isfinite(row.sum()) for row in rows):
+    if all(map(is_finite, rows)):
         return None
     finite = torch.stack([torch.isfinite(row).all(dim=1) for row in rows]).all(dim=0)
     return None if bool(finite.all()) else finite  # else only their sum overflows
+
+
+def is_finite(tensor: torch.Tensor | None) -> bool:
+    """Return whether all numbers are finite, and their sum is, which takes one look to find out."""
+    return tensor is None or math.isfinite(tensor.sum())
 
 
 def flag_finite(updates: ClientUpdates, buffers: torch.Tensor | None) -> Flags:

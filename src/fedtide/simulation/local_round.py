@@ -18,6 +18,7 @@ from fedtide.algorithms.driver import Chunk
 from fedtide.errors import InvalidInputError, error_prefix
 from fedtide.problems import Task
 from fedtide.simulation.buffers import Buffers
+from fedtide.simulation.divergence import is_finite
 from fedtide.training import LocalTraining, devices
 from fedtide.training.minibatches import MinibatchPlanner, check_minibatches
 from fedtide.training.threads import single_threaded
@@ -30,6 +31,9 @@ TrainRoundChunks = Callable[
     Iterator[tuple[ClientUpdates | WeightedTotal, Tensor | None]],
 ]
 """Trains the chunks of a round at a learning rate, from the buffers; yields updates and buffers."""
+
+Weigh = Callable[[ClientUpdates], Tensor | None]
+"""Returns the weights with which a sum may take the place of a chunk's updates, or None."""
 
 _COPIED = 2**21  # bytes up to which concatenating chunks is cheaper than absorbing each
 
@@ -105,22 +109,32 @@ class LocalRound:
         return chunk if chunk * model_bytes > _COPIED else fit - fit % chunk
 
     def train_chunks(
-        self, chunks: Iterator[Chunk], lr: float, buffers: Buffers | None
-    ) -> Iterator[tuple[ClientUpdates, Tensor | None]]:
+        self,
+        chunks: Iterator[Chunk],
+        lr: float,
+        buffers: Buffers | None,
+        weigh: Weigh | None = None,
+    ) -> Iterator[tuple[ClientUpdates | WeightedTotal, Tensor | None]]:
         """Train chunks one after another; yield what `train` returns of each.
 
         Args:
             chunks: how they train, and who.
             lr: γ_t.
             buffers: of the run; None where there are none.
+            weigh: says which chunks may be sums.
         """
         for instructions, cohort in chunks:
             start = None if buffers is None else buffers.of(cohort.clients)
-            yield self.train(instructions, cohort, lr, start)
+            yield self.train(instructions, cohort, lr, start, weigh)
 
     def train(
-        self, instructions: Instructions, cohort: Cohort, lr: float, buffers: Tensor | None = None
-    ) -> tuple[ClientUpdates, Tensor | None]:
+        self,
+        instructions: Instructions,
+        cohort: Cohort,
+        lr: float,
+        buffers: Tensor | None = None,
+        weigh: Weigh | None = None,
+    ) -> tuple[ClientUpdates | WeightedTotal, Tensor | None]:
         """Train these clients as instructed and return their updates and their buffers.
 
         Args:
@@ -128,9 +142,18 @@ class LocalRound:
             cohort: the clients.
             lr: γ_t.
             buffers: where each client's buffers start, shape (S, d_b); None where there are none.
+            weigh: whether the sum of the updates will do; None: it will not. The updates are
+                returned all the same if one of them may not be finite.
         """
         clients = cohort.clients.numpy()
         plan = self.planner.plan(clients, instructions.full_batch)
+        if weigh is not None:
+            none = instructions.model.new_empty(len(clients), 0)
+            weights = weigh(self.updates(cohort, none, lr, plan.steps))
+            if weights is not None:
+                trained = self.trainer.train(instructions, plan, lr, buffers, weights)
+                if is_finite(trained.deltas) and is_finite(trained.buffers):
+                    return WeightedTotal(cohort.clients, weights, trained.deltas), trained.buffers
         gradients = None
         if instructions.gradients:
             whole = self.planner.full_batch_plan(clients)

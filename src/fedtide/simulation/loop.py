@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, cast
 
 import numpy as np
@@ -336,8 +337,11 @@ class Run:
             InvalidInputError: a method whose single client a cluster cannot share.
         """
         if cluster is None:
-            pooled = self.experiment.algorithm.centralised
-            return self._local.train_pooled_chunks if pooled else self._local.train_chunks
+            if self.experiment.algorithm.centralised:
+                return self._local.train_pooled_chunks
+            # a sum must be looked at, see `LocalRound.train`, and to look is to wait for a GPU
+            weigh = self.driver.weigh if devices.is_cpu(self.task.start) else None
+            return partial(self._local.train_chunks, weigh=weigh)
         if self.experiment.algorithm.centralised:
             raise InvalidInputError(
                 "cluster: this method trains on the pooled data as a single client, which cannot "

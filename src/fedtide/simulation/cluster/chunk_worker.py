@@ -22,10 +22,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedtide.algorithms import Cohort, FedAvg, Instructions
+from fedtide.algorithms.base import WeightedTotal
 from fedtide.content_hash import hash_once
 from fedtide.errors import InvalidInputError
 from fedtide.participation import Full
-from fedtide.simulation.divergence import find_finite
 from fedtide.simulation.experiment import Experiment
 from fedtide.simulation.fingerprints import (
     Fingerprints,
@@ -157,16 +157,18 @@ class ChunkWorker:
         self._local.planner.steps_taken[order.clients] = order.steps_taken
         instructions = self._instructions(start, order)
         cohort = Cohort.uniform(torch.tensor(order.clients))
-        updates, buffers = self._local.train(
-            instructions, cohort, start.lr, self._buffers(start, order)
+        weights = None if order.weights is None else self._tensor(order.weights)
+        trained, buffers = self._local.train(
+            instructions, cohort, start.lr, self._buffers(start, order), lambda _: weights
         )
-        total = None
-        if order.weights is not None and find_finite(updates, buffers) is None:
-            total = self._tensor(order.weights) @ updates.deltas
+        if isinstance(trained, WeightedTotal):
+            deltas, total, gradients = None, trained.total, None
+        else:
+            deltas, total, gradients = trained.deltas, None, trained.gradients
         return TrainedChunk(
-            to_array(updates.deltas) if total is None else None,
+            to_array(deltas),
             to_array(total),
-            to_array(updates.gradients),
+            to_array(gradients),
             to_array(buffers),
             time.perf_counter() - began,
         )

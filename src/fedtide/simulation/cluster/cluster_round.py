@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -22,12 +22,9 @@ from fedtide.simulation.cluster.chunk_worker import (
     to_array,
 )
 from fedtide.simulation.cluster.worker_pool import WorkerPool
-from fedtide.simulation.local_round import LocalRound
+from fedtide.simulation.local_round import LocalRound, Weigh
 
 _SHARED = [field.name for field in fields(Instructions) if field.name != "correction"]
-
-Weigh = Callable[[ClientUpdates], Tensor | None]
-"""Returns the weights with which a sum may take the place of a chunk's updates, or None."""
 
 
 class ClusterRound:

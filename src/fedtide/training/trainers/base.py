@@ -5,8 +5,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from threading import Lock
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from fedtide.algorithms.base import Instructions
@@ -21,7 +23,8 @@ class Trained:
     """What S clients have after their local training.
 
     Args:
-        deltas: the updates Δ_n = y_n - x, shape (S, d).
+        deltas: the updates Δ_n = y_n - x, shape (S, d), or their weighted sum, shape (d,), if that
+            was asked for.
         buffers: the clients' buffers, such as running statistics, shape (S, d_b); None: none.
     """
 
@@ -50,7 +53,12 @@ class Trainer(ABC):
 
     @abstractmethod
     def train(
-        self, instructions: Instructions, plan: BatchPlan, lr: float, buffers: Tensor | None = None
+        self,
+        instructions: Instructions,
+        plan: BatchPlan,
+        lr: float,
+        buffers: Tensor | None = None,
+        weights: Tensor | None = None,
     ) -> Trained:
         """Return the updates and the buffers of the plan's clients.
 
@@ -60,7 +68,77 @@ class Trainer(ABC):
             lr: γ_t.
             buffers: where each client's buffers start, shape (S, d_b); None where the task has
                 none.
+            weights: a_n, shape (S,), if Σ a_n Δ_n is wanted in place of the updates, of which then
+                only few are in memory at a time.
         """
+
+
+class Updates:
+    """Collects the updates of a cohort, in parts that may arrive from several threads.
+
+    Args:
+        size: S, how many clients train.
+        model: where they start, shape (d,).
+
+    Attributes:
+        result: the updates, shape (S, d).
+
+    >>> updates = Updates(2, torch.zeros(1))
+    >>> updates.put(1, torch.tensor([[2.0]]))
+    >>> updates.put(0, torch.tensor([[1.0]]))
+    >>> updates.result
+    tensor([[1.],
+            [2.]])
+    """
+
+    def __init__(self, size: int, model: Tensor) -> None:
+        self.result = model.new_empty(size, len(model))
+
+    def put(self, first: int, deltas: Tensor) -> None:
+        """Take the updates of some clients, shape (S', d), the first of which is `first`."""
+        self.result[first : first + len(deltas)] = deltas
+
+
+class UpdateSum:
+    """Collects Σ a_n Δ_n in the same way, always in the order of the clients.
+
+    So the result does not depend on which thread is faster. An update that arrives before its turn
+    is kept; all others are added by the core that has them in its cache.
+
+    Args:
+        weights: a_n, shape (S,).
+        model: where they start, shape (d,).
+
+    Attributes:
+        result: the sum, shape (d,).
+
+    >>> total = UpdateSum(torch.tensor([1.0, 10.0]), torch.zeros(1))
+    >>> total.put(1, torch.tensor([[2.0]]))
+    >>> total.put(0, torch.tensor([[1.0]]))
+    >>> total.result
+    tensor([21.])
+    """
+
+    def __init__(self, weights: Tensor, model: Tensor) -> None:
+        self.result = torch.zeros_like(model)
+        self._weights = weights.to(model.device)
+        self._waiting: dict[int, Tensor] = {}
+        self._next = 0
+        self._lock = Lock()
+
+    def put(self, first: int, deltas: Tensor) -> None:
+        """Take the updates of some clients, shape (S', d), the first of which is `first`."""
+        with self._lock:
+            self._waiting[first] = deltas
+            while (ready := self._waiting.pop(self._next, None)) is not None:
+                end = self._next + len(ready)
+                self.result.addmv_(ready.T, self._weights[self._next : end])
+                self._next = end
+
+
+def collect(model: Tensor, size: int, weights: Tensor | None) -> Updates | UpdateSum:
+    """Return what collects the updates of S clients, or their sum if there are weights."""
+    return Updates(size, model) if weights is None else UpdateSum(weights, model)
 
 
 LocalGradient = Callable[..., tuple[Params, Params]]

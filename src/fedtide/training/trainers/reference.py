@@ -9,7 +9,7 @@ from fedtide.algorithms.base import Instructions
 from fedtide.problems.base import Batch, BatchPlan, Task, loss_gradient
 from fedtide.training.local_optimizers import Moments, adam_scales, step_direction
 from fedtide.training.local_training import LocalTraining
-from fedtide.training.trainers.base import Trained, Trainer, local_gradient
+from fedtide.training.trainers.base import Trained, Trainer, collect, local_gradient
 
 
 class ReferenceTrainer(Trainer):
@@ -26,20 +26,24 @@ class ReferenceTrainer(Trainer):
         self._task, self._local = task, local
 
     def train(
-        self, instructions: Instructions, plan: BatchPlan, lr: float, buffers: Tensor | None = None
+        self,
+        instructions: Instructions,
+        plan: BatchPlan,
+        lr: float,
+        buffers: Tensor | None = None,
+        weights: Tensor | None = None,
     ) -> Trained:
-        start = instructions.model
-        updates = torch.empty(len(plan.clients), len(start)).to(start)
+        updates = collect(instructions.model, len(plan.clients), weights)
         moved = None if buffers is None else torch.empty_like(buffers)
         batches = list(self._task.batches(plan))
         for s, steps in enumerate(plan.steps.tolist()):
             own = [tuple(tensor[s] for tensor in batch) for batch in batches[:steps]]
             before = None if buffers is None else buffers[s]
             trained = self.train_client(instructions.select(s), own, lr, before)
-            updates[s] = trained.deltas
+            updates.put(s, trained.deltas[None])
             if moved is not None and trained.buffers is not None:
                 moved[s] = trained.buffers
-        return Trained(updates, moved)
+        return Trained(updates.result, moved)
 
     def train_client(
         self, instructions: Instructions, batches: list[Batch], lr: float, buffers: Tensor | None

@@ -16,7 +16,7 @@ from fedtide.problems.base import BatchPlan, Task
 from fedtide.training import devices
 from fedtide.training.local_training import LocalTraining
 from fedtide.training.threads import CoreThreads
-from fedtide.training.trainers.base import Trained, Trainer
+from fedtide.training.trainers.base import Trained, Trainer, collect
 from fedtide.training.trainers.block_runner import BlockRunner
 
 _BLOCK_STEPS = (
@@ -119,16 +119,24 @@ class StackedTrainer(Trainer):
 
     @torch.no_grad()
     def train(
-        self, instructions: Instructions, plan: BatchPlan, lr: float, buffers: Tensor | None = None
+        self,
+        instructions: Instructions,
+        plan: BatchPlan,
+        lr: float,
+        buffers: Tensor | None = None,
+        weights: Tensor | None = None,
     ) -> Trained:
         size, model = len(plan.clients), instructions.model
         if size == 0:
-            return Trained(model.new_empty(0, len(model)), buffers)
+            return Trained(collect(model, size, weights).result, buffers)
         inputs, correction = self._task.batch_inputs(plan), instructions.correction
         start = self._runner.start(instructions, len(plan.step_index), lr)
         if self._threads is None and size in self._cut.sizes:
-            return self._runner.prepare(start, plan, inputs, correction, buffers)()
-        updates = model.new_empty(size, len(model))
+            trained = self._runner.prepare(start, plan, inputs, correction, buffers)()
+            if weights is None:
+                return trained
+            return Trained(weights.to(model.device) @ trained.deltas, trained.buffers)
+        updates = collect(model, size, weights)
         moved = None if buffers is None else torch.empty_like(buffers)
 
         def prepare(chunk: tuple[slice, Any]) -> Callable[[], None]:
@@ -145,7 +153,7 @@ class StackedTrainer(Trainer):
             def train_chunk() -> None:
                 with torch.no_grad():  # applies to the current thread only
                     trained = run()
-                    updates[rows] = trained.deltas[:own]
+                    updates.put(rows.start, trained.deltas[:own])
                     if moved is not None and trained.buffers is not None:
                         moved[rows] = trained.buffers[:own]
 
@@ -157,7 +165,7 @@ class StackedTrainer(Trainer):
         else:
             for chunk in chunks:
                 prepare(chunk)()
-        return Trained(updates, moved)
+        return Trained(updates.result, moved)
 
     def _chunks(self, clients: int) -> Iterator[tuple[slice, Any]]:
         """Yield the rows of each chunk, and the same with the last client repeated to fill it."""

@@ -11,7 +11,7 @@ from fedtide.algorithms.base import Instructions
 from fedtide.problems.base import BatchPlan, Task
 from fedtide.training.local_training import LocalTraining
 from fedtide.training.threads import CoreThreads
-from fedtide.training.trainers.base import Trained, Trainer
+from fedtide.training.trainers.base import Trained, Trainer, collect
 from fedtide.training.trainers.block_runner import BlockRunner
 from fedtide.training.trainers.reference import ReferenceTrainer
 
@@ -42,10 +42,14 @@ class ThreadedTrainer(Trainer):
         self._threads = CoreThreads(torch.get_num_threads())
 
     def train(
-        self, instructions: Instructions, plan: BatchPlan, lr: float, buffers: Tensor | None = None
+        self,
+        instructions: Instructions,
+        plan: BatchPlan,
+        lr: float,
+        buffers: Tensor | None = None,
+        weights: Tensor | None = None,
     ) -> Trained:
-        start = instructions.model
-        updates = torch.empty(len(plan.clients), len(start)).to(start)
+        updates = collect(instructions.model, len(plan.clients), weights)
         moved = None if buffers is None else torch.empty_like(buffers)
 
         def train_client(s: int) -> None:
@@ -60,9 +64,9 @@ class ThreadedTrainer(Trainer):
                     start = self._runner.start(given, len(own_plan.step_index), lr)
                     run = self._runner.prepare(start, own_plan, inputs, given.correction, before)
                     own = run()
-                updates[s] = own.deltas
+                updates.put(s, own.deltas[None])
                 if moved is not None and own.buffers is not None:
                     moved[s] = own.buffers
 
         self._threads.map(lambda s: partial(train_client, s), range(len(plan.clients)))
-        return Trained(updates, moved)
+        return Trained(updates.result, moved)
