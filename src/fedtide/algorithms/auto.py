@@ -191,7 +191,7 @@ class Auto(WeightedSum[AutoState]):
         return LatestUpdate(rows, torch.zeros_like(model), torch.zeros_like(model))
 
     def weigh(self, state: AutoState, updates: ClientUpdates) -> Tensor | None:
-        """Return ρ debt_n; None with control variates, which need every update, or for a subclass."""
+        """Return ρ debt_n; None with control variates, which need all updates, or in a subclass."""
         needs_updates = self.control_variates or is_own(type(self))
         return None if needs_updates else self._weights(state, updates)
 
