@@ -58,7 +58,7 @@ def travel(thing):
     return pickle.loads(pickle.dumps(thing, protocol=5))
 
 
-class ShortFirst(ft.algorithms.FedAvg):
+class WeighedByLength(ft.algorithms.FedAvg):
     """Weighs updates by their lengths."""
 
     def client_weights(self, state, updates):
@@ -131,7 +131,7 @@ METHODS = {
         "objective": [1, 2, 3, 1, 2, 3, 1],
     },
     "double precision": {"dtype": "float64"},
-    "weights that follow the updates": {"algorithm": ShortFirst()},
+    "weights that follow the updates": {"algorithm": WeighedByLength()},
 }
 
 
@@ -153,7 +153,7 @@ def test_workers_give_the_same_bits_as_one_process(fields):
 
 def test_own_weights_may_follow_the_updates():
     """A sum would have been weighed before the clients trained."""
-    own = without_buffers({"algorithm": ShortFirst(), "rounds": 1, "record_iterates": True})
+    own = without_buffers({"algorithm": WeighedByLength(), "rounds": 1, "record_iterates": True})
     result = execute(experiment(**own))
     plain = execute(experiment(**own | {"algorithm": "fedavg"}))
     step, whole = (np.linalg.norm(np.diff(r.iterates, axis=0)) for r in (result, plain))

@@ -20,7 +20,7 @@ from fedtide.papers.measures import DERIVED_METRICS
 from fedtide.papers.paper_registry import load, names
 from fedtide.papers.paper_spec import PaperExperiment
 from fedtide.papers.plan import PlannedRun
-from fedtide.papers.record import Record, find_record, make_record, write_record
+from fedtide.papers.record import Record, find_record, make_record, record_path, write_record
 from fedtide.papers.shared_runs import find_identical, group_identical
 from fedtide.problems.datasets import catalogue
 from fedtide.simulation.experiment import Experiment
@@ -125,10 +125,14 @@ def _write(
 
     Another process may have run one of them meanwhile; then its result is kept, and shared.
     """
+    run, *others = group
+    make_folder(record_path(records, run.key).parent, field="records")  # errors name this folder
     with lock_folder(records, "records", "wait until it has ended", patience=_PATIENCE):
-        missing = [run for run in group if not _has_record(run, group, paper, records)]
-        if group[0] in missing:
+        if not _has_record(run, group, paper, records):
             _write_all(outcome, group, paper, records)
+            return
+        for other in others:
+            _has_record(other, group, paper, records)  # shares the other process's result
 
 
 def _has_record(

@@ -50,14 +50,14 @@ def drop_or_raise_nonfinite(
 def find_finite(updates: ClientUpdates, buffers: torch.Tensor | None = None) -> torch.Tensor | None:
     """Return which updates are finite, with finite buffers, (S,); None if all are."""
     rows = [r for r in (updates.deltas, updates.gradients, buffers) if r is not None]
-    if all(map(is_finite, rows)):
+    if all(map(has_finite_sum, rows)):
         return None
     finite = torch.stack([torch.isfinite(row).all(dim=1) for row in rows]).all(dim=0)
     return None if bool(finite.all()) else finite  # else only their sum overflows
 
 
-def is_finite(tensor: torch.Tensor | None) -> bool:
-    """Return whether all numbers are finite, and their sum is, which takes one look to find out."""
+def has_finite_sum(tensor: torch.Tensor | None) -> bool:
+    """Return whether the sum of all numbers is finite; then all of them are. True for None."""
     return tensor is None or math.isfinite(tensor.sum())
 
 
@@ -95,7 +95,7 @@ def check_step(
                 raise _not_finite(clients.numpy()[~finite], t, population)
         if finite_step:
             return
-    elif math.isfinite(info.direction.sum()) or bool(torch.isfinite(info.direction).all()):
+    elif has_finite_sum(info.direction) or bool(torch.isfinite(info.direction).all()):
         return
     named = _list_clients(info.clients.numpy(), population)
     raise DivergenceError(f"local.lr: the step of round {t} is not finite{named}; lower {too_high}")

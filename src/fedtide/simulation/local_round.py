@@ -18,7 +18,7 @@ from fedtide.algorithms.driver import Chunk
 from fedtide.errors import InvalidInputError, error_prefix
 from fedtide.problems import Task
 from fedtide.simulation.buffers import Buffers
-from fedtide.simulation.divergence import is_finite
+from fedtide.simulation.divergence import has_finite_sum
 from fedtide.training import LocalTraining, devices
 from fedtide.training.minibatches import MinibatchPlanner, check_minibatches
 from fedtide.training.threads import single_threaded
@@ -142,8 +142,8 @@ class LocalRound:
             cohort: the clients.
             lr: γ_t.
             buffers: where each client's buffers start, shape (S, d_b); None where there are none.
-            weigh: whether the sum of the updates will do; None: it will not. The updates are
-                returned all the same if one of them may not be finite.
+            weigh: gives a_n if Σ a_n Δ_n may be returned in place of the updates; None: it may
+                not. The updates are returned all the same if one of them may not be finite.
         """
         clients = cohort.clients.numpy()
         plan = self.planner.plan(clients, instructions.full_batch)
@@ -152,7 +152,7 @@ class LocalRound:
             weights = weigh(self.updates(cohort, none, lr, plan.steps))
             if weights is not None:
                 trained = self.trainer.train(instructions, plan, lr, buffers, weights)
-                if is_finite(trained.deltas) and is_finite(trained.buffers):
+                if has_finite_sum(trained.deltas) and has_finite_sum(trained.buffers):
                     return WeightedTotal(cohort.clients, weights, trained.deltas), trained.buffers
         gradients = None
         if instructions.gradients:

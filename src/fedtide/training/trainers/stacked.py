@@ -131,11 +131,8 @@ class StackedTrainer(Trainer):
             return Trained(collect(model, size, weights).result, buffers)
         inputs, correction = self._task.batch_inputs(plan), instructions.correction
         start = self._runner.start(instructions, len(plan.step_index), lr)
-        if self._threads is None and size in self._cut.sizes:
-            trained = self._runner.prepare(start, plan, inputs, correction, buffers)()
-            if weights is None:
-                return trained
-            return Trained(weights.to(model.device) @ trained.deltas, trained.buffers)
+        if self._threads is None and size in self._cut.sizes and weights is None:
+            return self._runner.prepare(start, plan, inputs, correction, buffers)()
         updates = collect(model, size, weights)
         moved = None if buffers is None else torch.empty_like(buffers)
 
