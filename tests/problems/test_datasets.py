@@ -14,6 +14,7 @@ from sklearn.model_selection import train_test_split
 from fedtide.errors import InvalidInputError
 from fedtide.problems.datasets.catalogue import KNOWN, load
 from fedtide.problems.datasets.image_decoding import decode_cached
+from fedtide.problems.datasets.parquet import read_table
 
 CPU, FLOAT = torch.device("cpu"), torch.float64
 
@@ -167,6 +168,25 @@ def test_without_hub_and_folder_the_error_names_both(monkeypatch):
         load("cinic10")
 
 
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pa.list_(pa.list_(pa.float64())),
+        pa.large_list(pa.list_(pa.int8())),
+        pa.list_(pa.list_(pa.uint8(), 3), 2),
+        pa.list_(pa.large_list(pa.float16())),
+    ],
+)
+def test_lists_of_numbers_of_any_type_are_features(kind):
+    images = [[[0, 1, 1], [1, 0, 1]], [[1, 1, 0], [0, 0, 1]], [[1, 0, 0], [0, 1, 0]]]
+    column = pa.chunked_array([pa.array(images[:1], kind), pa.array(images[1:], kind)])
+    rows = read_table(pa.table({"image": column, "label": [0, 1, 0]}), "table")
+    assert rows.features.dtype == np.float32
+    assert np.array_equal(rows.features, images)
+    sliced = read_table(pa.table({"image": column, "label": [0, 1, 0]})[1:], "table")
+    assert np.array_equal(sliced.features, images[1:])
+
+
 def png_bytes(size=4):
     buffer = io.BytesIO()
     Image.new("L", (size, size)).save(buffer, "PNG")
@@ -179,6 +199,9 @@ def png_bytes(size=4):
         ({"image": [[1.0], [float("nan")]], "label": [0, 1]}, "^image: sample 1 .*NaN.*; give"),
         ({"image": [[1.0], [float("inf")]], "label": [0, 1]}, "^image: sample 1 .*infinity"),
         ({"image": [[1.0], [1.0, 2.0]], "label": [0, 1]}, "^image: .*one shape; write"),
+        ({"image": [[1.0], None], "label": [0, 1]}, "^image: .*one shape; write"),
+        ({"image": [[1.0], [None]], "label": [0, 1]}, "^image: .*one shape; write"),
+        ({"image": [[[1.0], [2.0]], [[1.0, 2.0]]], "label": [0, 1]}, "^image: .*one shape; write"),
         ({"image": ["a", "b"], "label": [0, 1]}, "^image: .*; write PNG"),
         ({"image": [[1.0], [2.0]], "label": [0, -1]}, "^label: -1 in train.parquet .*; give"),
         ({"image": [[1.0], [2.0]], "label": [0, 99]}, "^label: 99 .*; number"),

@@ -2,7 +2,10 @@
 
 The stand-in for a GPU is the device "meta": its tensors have shapes and no values, so whatever
 would make the computer wait for a GPU (`item`, `nonzero`, a mask, a copy to the CPU) is an error.
+The stand-in for a CUDA graph calls the recorded function again, and writes where it wrote before.
 """
+
+from collections import deque
 
 import numpy as np
 import pytest
@@ -13,6 +16,7 @@ import fedtide as ft
 from fedtide.simulation.experiment import Experiment
 from fedtide.simulation.loop import Run
 from fedtide.training import devices
+from fedtide.training.trainers import block_runner
 
 
 class Network(nn.Module):
@@ -27,6 +31,7 @@ class Network(nn.Module):
 
 
 def run(model=None, **changes):
+    torch.manual_seed(0)
     rng = np.random.default_rng(0)
     table = {
         "x": rng.normal(size=(96, 6)).astype(np.float32),
@@ -165,3 +170,78 @@ def test_an_unknown_device_is_refused():
         ft.InvalidInputError, match=r"^device: 'cuda:99' is not available; use 'cpu'"
     ):
         run(device="cuda:99")
+
+
+@pytest.fixture
+def recordings(monkeypatch):
+    """Record on a CPU, too, and return the list of the functions that were recorded."""
+    recorded = []
+
+    def record(function, tensors):
+        outputs = tuple(output.clone() for output in function(*tensors))
+        recorded.append(function)
+
+        def repeat():
+            for output, new in zip(outputs, function(*tensors), strict=True):
+                output.copy_(new)
+
+        return repeat, outputs
+
+    monkeypatch.setattr(devices, "_record", record)
+    monkeypatch.setattr(devices, "can_replay", lambda like: True)
+    monkeypatch.setattr(block_runner, "_SHARED", deque())
+    return recorded
+
+
+RECORDED = {
+    "one block": {},
+    "two chunks": {"chunk": 5},
+    "corrections": {"algorithm": "scaffold"},
+    "blocks of steps": {"local": {"steps": 19, "batch_size": 3, "lr": 0.05}},
+    "epochs": {"local": {"epochs": 2, "batch_size": 3, "lr": 0.05}},
+    "adam": {"local": {"steps": 11, "batch_size": 3, "lr": 0.05, "optimizer": "adam"}},
+    "momentum": {"local": {"steps": 11, "batch_size": 3, "lr": 0.05, "momentum": 0.9}},
+    "running statistics and dropout": {"model": Network()},
+}
+
+
+@pytest.mark.parametrize("name", RECORDED)
+def test_recorded_rounds_give_the_bits_of_others(name, recordings):
+    settings = {"device": "cpu", "trainer": "stacked"} | RECORDED[name]
+    recorded = run(**settings)
+    for _ in range(4):
+        recorded.round()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(devices, "can_replay", lambda like: False)
+        patch.setattr(block_runner, "_SHARED", deque())
+        plain = run(**settings)
+        for _ in range(4):
+            plain.round()
+    assert recordings
+    assert torch.equal(recorded.driver.output, plain.driver.output)
+
+
+def test_a_recording_is_made_once_for_data_in_one_place(recordings):
+    replay = devices.Replay(lambda x, data: (x + data,), fixed=1)
+    data = torch.tensor([1.0, 2.0])
+    first, second = replay(torch.zeros(2), data)[0], replay(torch.ones(2), data)[0]
+    assert len(recordings) == 1
+    torch.testing.assert_close(first, torch.tensor([1.0, 2.0]))
+    torch.testing.assert_close(second, torch.tensor([2.0, 3.0]))
+    torch.testing.assert_close(
+        replay(torch.ones(2), torch.zeros(2))[0], torch.ones(2)
+    )  # another task of the family
+    assert len(recordings) == 2
+
+
+def test_what_cannot_be_recorded_is_called_with_a_warning(monkeypatch):
+    def record(function, tensors):
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    monkeypatch.setattr(devices, "_record", record)
+    replay = devices.Replay(lambda x, data: (x + data,), fixed=1)
+    data = torch.ones(2)
+    with pytest.warns(RuntimeWarning, match=r"not recorded on the GPU .*: operation not permitted"):
+        found = replay(torch.zeros(2), data)
+    torch.testing.assert_close(found[0], data)
+    torch.testing.assert_close(replay(data, data)[0], 2 * data)

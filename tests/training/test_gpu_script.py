@@ -12,7 +12,7 @@ SCRIPT = Path(__file__).parents[2] / "benchmarks" / "gpu.py"
 @pytest.mark.process
 def test_the_script_for_a_gpu_runs_on_a_cpu():
     """It fails where a method or trainer deviates from the readable trainer."""
-    command = [sys.executable, SCRIPT, "--device", "cpu", "--quick"]
+    command = [sys.executable, SCRIPT, "--device", "cpu", "--quick", "--no-compile"]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert ended.returncode == 0, ended.stderr
     assert "Largest deviation from the CPU over" in ended.stdout

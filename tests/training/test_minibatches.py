@@ -125,7 +125,7 @@ def test_a_client_goes_its_own_way_whoever_else_takes_part():
 def test_orders_that_were_forgotten_come_back(monkeypatch):
     local = LocalTraining(steps=1, batch_size=4)
     expected = [stream(local, SIZES, 2, client, 25) for client in range(len(SIZES))]
-    monkeypatch.setattr(epoch_order, "_CACHED", 0)
+    monkeypatch.setattr(epoch_order, "_KEPT", 0)
     assert [stream(local, SIZES, 2, client, 25) for client in range(len(SIZES))] == expected
 
 

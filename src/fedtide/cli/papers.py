@@ -22,6 +22,7 @@ from fedtide.papers.terminal_tables import claims_table, comparison_table, exper
 from fedtide.plotting.console import new_console
 from fedtide.plotting.saving import save_figure
 from fedtide.simulation.progress_bars import ProgressBars
+from fedtide.training.devices import require_device
 from fedtide.validation import require_choice, require_suffix
 
 
@@ -47,6 +48,7 @@ def papers_command(
     workers: Annotated[
         int | None, typer.Option(min=1, help="How many runs at a time.", show_default="one a core")
     ] = None,
+    device: Annotated[str, typer.Option(help="Where the models train: cpu, cuda.")] = "cpu",
     show: Annotated[
         bool,
         typer.Option(
@@ -95,7 +97,8 @@ def papers_command(
         print(f"export: {export}; start it with: fedtide run {export}")
         return
     if not show:
-        runs = plan(paper, size, *part)
+        require_device(device)
+        runs = plan(paper, size, *part, device=device)
         with ProgressBars(paper.name) as view:
             run_paper(paper, runs, out, records, workers, view)
     _show(paper, size, load_records(records, paper.name), out)

@@ -28,6 +28,7 @@ from fedtide.simulation.run_folder import RunFolder
 from fedtide.sweep import Sweep, SweepRun, run_sweep
 from fedtide.sweep.configurations import Configuration
 from fedtide.sweep.sweep_runner import OnProgress
+from fedtide.training import devices
 
 _PATIENCE = 60.0  # seconds that another process may take to write its records
 
@@ -107,7 +108,7 @@ class RunOutcome:
         metrics: one row per evaluation.
         seconds: the time of training and evaluation.
         stopped: why it ended before its last round, if it did.
-        execution: the trainer, the threads and the instruction set.
+        execution: the trainer, the threads, the instruction set, and the GPU if there is one.
         model: the file of the final model, if any.
     """
 
@@ -219,6 +220,8 @@ class _Recorder:
             "threads": timings.get("threads"),
             "instructions": torch.backends.cpu.get_cpu_capability(),
         }
+        if (device := run.resolved["device"]) != "cpu":
+            execution["device"] = devices.describe(device)
         metrics = pl.read_parquet(folder.metrics)
         return RunOutcome(metrics, seconds, None, execution, folder.model)
 

@@ -91,6 +91,7 @@ def plan(
     seeds: Iterable[int] | None = None,
     methods: Iterable[str] | None = None,
     cases: Iterable[str] | None = None,
+    device: str = "cpu",
 ) -> list[PlannedRun]:
     """Return the runs at a scale: case by case, seed by seed, method by method.
 
@@ -98,6 +99,7 @@ def plan(
         paper: the published experiment.
         scale: "paper" or "laptop"; they are the same where the experiment has no smaller version.
         seeds, methods, cases: a part of its runs; None: all.
+        device: on which they train.
 
     Raises:
         InvalidInputError: an unknown method or case.
@@ -106,8 +108,17 @@ def plan(
     seeds = list(laptop.seeds or paper.seeds if seeds is None else seeds)
     methods = _select("methods", methods, laptop.methods, paper.methods)
     cases = _select("cases", cases, laptop.cases, paper.cases)
+    where = {"device": device} if paper.compute is None and device != "cpu" else {}
     return [
-        PlannedRun(paper.name, scale, case, method, seed, settings | {"seed": seed}, paper.compute)
+        PlannedRun(
+            paper=paper.name,
+            scale=scale,
+            case=case,
+            method=method,
+            seed=seed,
+            settings={**settings, **where, "seed": seed},
+            compute=paper.compute,
+        )
         for case in cases
         for seed in seeds
         for method in methods

@@ -42,8 +42,9 @@ class Record:
         rounds: the completed rounds.
         version: the versions of fedtide and PyTorch.
         machine: the processor, which also decides the last bits, and its number of cores.
-        execution: what else decides the last bits: the trainer, the threads of one run, and the
-            instruction set of the processor; empty in older records.
+        execution: what else decides the last bits: the trainer, the threads of one run, the
+            instruction set of the processor, and the GPU if it trained on one; empty in older
+            records.
         shared_from: the run of another experiment, case or method with the same settings that was
             run instead of this one; None: this one was run.
     """

@@ -5,15 +5,19 @@ So a round asks once, at its end (`read`); methods whose weights follow the upda
 `Median`, `TrimmedMean`) and `on_nonfinite: drop` ask once more per chunk. Chunks are whole cohorts,
 as far as memory allows, since an operation takes about as long for a hundred clients as for one.
 
-No part of this was ever run on a GPU; the tests run it on the device "meta", whose tensors have no
-values, so that any look at one fails.
+To start an operation from Python takes longer than most operations do, so a block of local steps is
+recorded as a CUDA graph, and repeated in one call (`Replay`).
+
+The tests run without a GPU: on the device "meta", whose tensors have no values, so that any look at
+one fails, and with a stand-in for graphs. `benchmarks/gpu.py` compares a GPU with the CPU.
 """
 
 from __future__ import annotations
 
 import platform
 import shutil
-from collections.abc import Sequence
+import warnings
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
@@ -22,8 +26,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedtide.errors import InvalidInputError
+from fedtide.errors import InvalidInputError, first_line
 from fedtide.provenance import machine
+
+TensorFunction = Callable[..., tuple[Tensor, ...]]
 
 _SHARE = 16  # updates of a chunk take this part of a GPU's memory: activations take more
 _OCTAVE = 4  # sizes of chunks per doubling
@@ -42,6 +48,16 @@ def require_device(name: str) -> None:
         torch.empty(0, device=name)
     except (RuntimeError, AssertionError):
         raise InvalidInputError(f"device: {name!r} is not available; use 'cpu'") from None
+
+
+def describe(name: str) -> str:
+    """Return the name of a GPU, or of the kind of device.
+
+    >>> describe("cpu")
+    'cpu'
+    """
+    device = torch.device(name)
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 
 def is_cpu(tensor: Tensor) -> bool:
@@ -77,6 +93,11 @@ def lacks_bfloat16(like: Tensor) -> bool:
     capabilities: dict[str, bool] = tell()
     known = [capabilities.get(name) for name in ("avx512_bf16", "amx_bf16")]
     return False in known and True not in known
+
+
+def can_replay(like: Tensor) -> bool:
+    """Return whether `Replay` records functions on the device of a tensor."""
+    return like.device.type == "cuda"
 
 
 def stack_bytes(like: Tensor, cpu_bytes: int) -> int:
@@ -125,3 +146,83 @@ def read(tensors: Sequence[Tensor]) -> list[NDArray[Any]]:
     flat = torch.cat([tensor.flatten() for tensor in tensors]).cpu().numpy()
     parts = np.split(flat, np.cumsum([tensor.numel() for tensor in tensors])[:-1])
     return [part.reshape(t.shape) for part, t in zip(parts, tensors, strict=True)]
+
+
+class Replay:
+    """A function of tensors that is recorded on a GPU once, and then repeated in a single call.
+
+    Args:
+        function: of tensors, whose shapes and strides never change, on one GPU. Nothing in it may
+            look at a value. One that cannot be recorded is called as it is, with a warning.
+        fixed: how many of the last tensors are read where they are, such as all samples; the others
+            are copied to where the recording reads them. If these have moved, it is made anew.
+    """
+
+    def __init__(self, function: TensorFunction, fixed: int) -> None:
+        self._function, self._fixed = function, fixed
+        self._places: list[int] | None = None
+        self._inputs: list[Tensor] = []
+        self._outputs: tuple[Tensor, ...] = ()
+        self._repeat: Callable[[], None] | None = None
+
+    def __call__(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        """Return what the function returns."""
+        count = len(tensors) - self._fixed
+        places = [tensor.data_ptr() for tensor in tensors[count:]]
+        if places != self._places:
+            self._repeat, self._outputs = None, ()  # frees their memory first
+            self._inputs = [tensor.clone() for tensor in tensors[:count]]
+            self._repeat, self._outputs = _try_to_record(
+                self._function, (*self._inputs, *tensors[count:])
+            )
+            self._places = places
+        if self._repeat is None:
+            return self._function(*tensors)
+        torch._foreach_copy_(self._inputs, list(tensors[:count]))
+        self._repeat()
+        return tuple(output.clone() for output in self._outputs)  # the next call overwrites them
+
+
+def _try_to_record(
+    function: TensorFunction, tensors: Sequence[Tensor]
+) -> tuple[Callable[[], None] | None, tuple[Tensor, ...]]:
+    try:
+        return _record(function, tensors)
+    except RuntimeError as error:
+        _warn(f"local steps are not recorded on the GPU and run slower: {first_line(error)}")
+        return None, ()
+
+
+def _record(
+    function: TensorFunction, tensors: Sequence[Tensor]
+) -> tuple[Callable[[], None], tuple[Tensor, ...]]:
+    """Return what calls the function again with these tensors, and where it then writes."""
+    device = tensors[0].device
+    with torch.cuda.device(device):
+        graph: torch.cuda.CUDAGraph = torch.cuda.CUDAGraph()
+        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            function(*tensors)  # libraries choose their kernels and take their memory
+        torch.cuda.current_stream().wait_stream(stream)
+        pool = _memory_of_graphs(device).pool()
+        with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+            outputs = function(*tensors)
+    return graph.replay, outputs
+
+
+@cache
+def _memory_of_graphs(device: torch.device) -> torch.cuda.CUDAGraph:
+    """Return a graph whose memory all others share: none runs while another does.
+
+    It is never replayed. PyTorch frees such memory with the last graph that has a part in it.
+    """
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        torch.zeros(1, device=device)
+    return graph
+
+
+@cache
+def _warn(text: str) -> None:
+    warnings.warn(text, RuntimeWarning, stacklevel=2)

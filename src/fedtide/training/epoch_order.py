@@ -10,13 +10,13 @@ from fedtide.randomness import extend_hash, random_words
 Ints = NDArray[np.int64]
 
 _ROW_BITS = 20  # up to a million epochs are shuffled at once
-_CACHED = 4_000_000  # samples whose orders are cached; beyond, the cache is cleared
+_KEPT = 4_000_000  # samples whose orders are kept; beyond, all are forgotten
 
 
 class EpochOrders:
     """The shuffled epochs of all clients: the order of one is a function of (seed, client, epoch).
 
-    Orders are cached, because a client often uses only part of an epoch in a round; they can
+    Each client's last epoch is kept, because a client often uses only part of it in a round; it can
     always be recomputed.
 
     Args:
@@ -27,8 +27,8 @@ class EpochOrders:
     def __init__(self, sizes: Ints, seed: int) -> None:
         self._sizes, self._seed = sizes, seed
         self._position_bits = int(sizes.max()).bit_length()
-        self._orders: dict[tuple[int, int], Ints] = {}
-        self._cached = 0
+        self._kept = np.empty(0, dtype=np.int64)
+        self._forget(0)
 
     def lookup(self, clients: Ints, epochs: Ints, places: Ints) -> Ints:
         """Return the samples at `places` (I, S, B) of `epochs` (I, S) of `clients` (S,).
@@ -40,25 +40,43 @@ class EpochOrders:
         row = np.repeat(np.arange(len(clients)), counts)
         row_start = np.cumsum(counts) - counts
         pair_epochs = first[row] + np.arange(len(row)) - row_start[row]
-        orders = self._concatenated(clients[row], pair_epochs)
-        sizes = self._sizes[clients[row]]
-        starts = np.cumsum(sizes) - sizes
-        found: Ints = orders[starts[row_start + epochs - first][..., None] + places]
+        starts = self._find(clients[row], pair_epochs)
+        found: Ints = self._kept[starts[row_start + epochs - first][..., None] + places]
         return found
 
-    def _concatenated(self, clients: Ints, epochs: Ints) -> Ints:
-        """Return the orders of these pairs (client, epoch), concatenated."""
-        if self._cached > _CACHED:
-            self._orders.clear()
-            self._cached = 0
-        pairs = list(zip(clients.tolist(), epochs.tolist(), strict=True))
-        missing = [i for i, pair in enumerate(pairs) if pair not in self._orders]
-        if missing:
-            self._shuffle([pairs[i] for i in missing], clients[missing], epochs[missing])
-        return np.concatenate([self._orders[pair] for pair in pairs])
+    def _find(self, clients: Ints, epochs: Ints) -> Ints:
+        """Return where the orders of these pairs (client, epoch) start in what is kept.
 
-    def _shuffle(self, pairs: list[tuple[int, int]], clients: Ints, epochs: Ints) -> None:
-        """Shuffle these epochs by sorting words made of (row, random bits, position)."""
+        A client's epochs must increase.
+        """
+        needed = int(self._sizes[clients].sum())
+        if self._used + needed > len(self._kept):
+            self._forget(needed)
+        starts = self._starts[clients] - 1
+        missing = np.flatnonzero((starts < 0) | (self._epochs[clients] != epochs))
+        if len(missing):
+            clients, epochs = clients[missing], epochs[missing]
+            order, ends = self._shuffle(clients, epochs)
+            starts[missing] = self._used + ends - self._sizes[clients]
+            self._kept[self._used : self._used + len(order)] = order
+            self._used += len(order)
+            self._starts[clients] = starts[missing] + 1  # of repeated clients the last one stays
+            self._epochs[clients] = epochs
+        return starts
+
+    def _forget(self, needed: int) -> None:
+        """Forget all orders, and have room for so many samples."""
+        if needed > len(self._kept):
+            self._kept = np.empty(max(_KEPT, needed), dtype=np.int64)
+        self._used = 0
+        self._starts = np.zeros(len(self._sizes), dtype=np.int64)  # counted from 1; 0: not kept
+        self._epochs = np.zeros(len(self._sizes), dtype=np.int64)
+
+    def _shuffle(self, clients: Ints, epochs: Ints) -> tuple[Ints, Ints]:
+        """Return the orders of these epochs, concatenated, and where each ends.
+
+        They are found by sorting words made of (row, random bits, position).
+        """
         sizes = self._sizes[clients]
         ends = np.cumsum(sizes)
         row = np.repeat(np.arange(len(clients)), sizes)
@@ -69,7 +87,4 @@ class EpochOrders:
         words |= position.view(np.uint64)
         words |= row.view(np.uint64) << np.uint64(64 - _ROW_BITS)
         words.sort()
-        order = (words & np.uint64((1 << self._position_bits) - 1)).view(np.int64)
-        for pair, size, end in zip(pairs, sizes.tolist(), ends.tolist(), strict=True):
-            self._orders[pair] = order[end - size : end]
-        self._cached += len(order)
+        return (words & np.uint64((1 << self._position_bits) - 1)).view(np.int64), ends

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
@@ -126,16 +127,29 @@ def _read_features(column: pa.Array, cache: Cache) -> NDArray[Any]:
 
 def _read_numbers(column: pa.Array) -> NDArray[np.float32]:
     """Return lists of numbers as one array, shape (n, …)."""
-    try:
-        features = np.array(column.to_pylist(), dtype=np.float32)
-    except (TypeError, ValueError) as error:
+    shape, values = [len(column)], column
+    while _is_list(values.type) and not values.null_count and len(values):
+        lengths = pc.list_value_length(values)
+        shape.append(pc.min(lengths).as_py())
+        if pc.max(lengths).as_py() != shape[-1]:
+            break
+        values = values.flatten()
+    kinds = (pa.types.is_integer, pa.types.is_floating, pa.types.is_boolean)
+    if values.null_count or not any(is_kind(values.type) for is_kind in kinds):
         raise InvalidInputError(
             f"image: {column.type} is neither an encoded image nor a list of numbers of one shape; "
             f"write PNG or JPEG bytes"
-        ) from error
+        )
+    features: NDArray[np.float32] = values.to_numpy(zero_copy_only=False).astype(np.float32)
+    features = features.reshape(shape)
     wrong = np.flatnonzero(~np.isfinite(features.reshape(len(features), -1)).all(axis=1))
     if len(wrong):
         raise InvalidInputError(
             f"image: sample {wrong[0]} holds NaN or infinity; give finite numbers"
         )
     return features
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    types = pa.types
+    return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))

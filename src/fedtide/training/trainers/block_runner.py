@@ -18,7 +18,7 @@ from fedtide.activity import COMPILING, activity
 from fedtide.algorithms.base import Instructions
 from fedtide.errors import first_line
 from fedtide.problems.base import BatchInputs, BatchPlan, Task
-from fedtide.training.devices import is_cpu
+from fedtide.training import devices
 from fedtide.training.local_optimizers import adam_scales, count_moments
 from fedtide.training.local_training import LocalTraining
 from fedtide.training.trainers._cpu_operations import cpu_operations
@@ -96,8 +96,8 @@ class BlockRunner:
         x = instructions.model
         inputs = BlockInputs(
             x=(x,),
-            mu=(x.new_tensor(instructions.mu),) if instructions.mu else (),
-            lr=(x.new_tensor(lr),),
+            mu=(x.new_full((), instructions.mu),) if instructions.mu else (),
+            lr=(x.new_full((), lr),),
             scales=self._scales(steps, x),
         )
         return CohortStart(inputs, instructions.gradients_at_start)
@@ -140,6 +140,8 @@ class BlockRunner:
         leading = (len(plan.clients),) if self._stacked else ()
         block = self._block(start, 0)
         y = block.tensors(x.expand(*leading, -1).clone())
+        if not devices.is_cpu(x):  # as every later block has them
+            y = tuple(tensor.contiguous() for tensor in y)
         moments = tuple(map(torch.zeros_like, y * count_moments(self._local)))
         state = (*y, *moments, *inputs.buffers)
         inputs = inputs._replace(y=y, moments=moments)
@@ -215,7 +217,7 @@ class BlockRunner:
             return given(inputs.with_tensors(tensors[:count]))
 
         operations = None
-        if self._compiled and is_cpu(examples[0]):
+        if self._compiled and devices.is_cpu(examples[0]):
             stacked = block.stacked and inputs.batch_inputs
             operations = cpu_operations(inputs.batch_inputs[0].shape[1] if stacked else 0)
         with _stacking(block.stacked):
@@ -223,10 +225,12 @@ class BlockRunner:
         if graph is function:
             return graph, False
         lasts = not has_constants(graph)
-        if not self._compiled:
-            return graph, lasts
-        with activity(COMPILING):
-            return compile_graph(graph, examples), lasts
+        if self._compiled:
+            with activity(COMPILING):
+                graph = compile_graph(graph, examples)
+        if block.stacked and devices.can_replay(examples[0]):  # one chunk at a time
+            graph = devices.Replay(graph, fixed=len(task.batch_data))
+        return graph, lasts
 
 
 def _shared_blocks(family: object) -> _Blocks:
