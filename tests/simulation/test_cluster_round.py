@@ -10,11 +10,13 @@ import torch
 from torch import nn
 
 import fedtide as ft
+from fedtide.simulation import local_round
 from fedtide.simulation.cluster import chunk_worker
 from fedtide.simulation.cluster.chunk_worker import ChunkWorker, WorkerSetup
 from fedtide.simulation.experiment import Experiment
 from fedtide.simulation.loop import Run
 from fedtide.simulation.runner import execute
+from fedtide.training.trainers import stacked
 
 AHEAD = 3  # chunks drawn before the first of them is trained
 
@@ -185,6 +187,75 @@ def test_updates_that_are_not_finite_are_dropped_alike(algorithm):
     assert "used" not in dropped
     with pytest.raises(ft.InvalidInputError, match=r"round \d is not finite \(clients 0\)"):
         execute(replace(run, on_nonfinite="stop"), cluster=HereCluster())
+
+
+@pytest.fixture
+def small_chunks(monkeypatch):
+    """Let the stacked trainer have five of these models in a chunk."""
+    monkeypatch.setattr(stacked, "_CHUNK_BYTES", 5 * 15 * 4)
+    monkeypatch.setattr(local_round, "_COPIED", 0)
+
+
+def large_cohorts(**fields):
+    train = samples(clients=23)
+    problem = ft.problems.Supervised(
+        train=train, inputs="x", target="y", clients="who", model=nn.Linear(4, 3)
+    )
+    if "objective" in fields:
+        fields |= {"objective": list(range(1, 24))}
+    return experiment(**{"problem": problem, "trainer": "stacked", "chunk": None, **fields})
+
+
+def trained_together(run, monkeypatch):
+    """Run it, and return how many clients its trainer trained in each call."""
+    found = []
+    original = stacked.StackedTrainer.train
+
+    def train(self, instructions, plan, *others):
+        found.append(len(plan.clients))
+        return original(self, instructions, plan, *others)
+
+    monkeypatch.setattr(stacked.StackedTrainer, "train", train)
+    result = execute(run)
+    monkeypatch.setattr(stacked.StackedTrainer, "train", original)
+    return result, found
+
+
+@pytest.mark.parametrize("fields", METHODS.values(), ids=METHODS)
+def test_a_sum_of_the_whole_cohort_has_the_bits_of_sums_of_chunks(fields, small_chunks):
+    run = large_cohorts(**fields)
+    assert_same(execute(run), execute(run, cluster=HereCluster(3)))
+
+
+@pytest.mark.compile
+def test_so_it_has_in_compiled_blocks_on_threads(small_chunks):
+    run = large_cohorts(trainer="compiled")
+    assert_same(execute(run), execute(run, cluster=HereCluster(3)))
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedvarp"])
+def test_only_clients_whose_updates_are_added_up_train_all_together(
+    name, small_chunks, monkeypatch
+):
+    run = large_cohorts(algorithm=name, participation="full", rounds=2)
+    _, together = trained_together(run, monkeypatch)
+    assert together == ([23, 23] if name == "fedavg" else [5, 5, 5, 5, 3] * 2)
+
+
+def test_clients_that_train_all_together_are_dropped_as_those_of_chunks(small_chunks, monkeypatch):
+    bad = samples(clients=23)
+    bad["x"][64:72:2], bad["x"][65:72:2], bad["y"][64:72] = 3e38, -3e38, 0  # client 8 overflows
+    run = large_cohorts(on_nonfinite="drop", rounds=3, evaluation={"every": 0, "clients": False})
+    run = replace(
+        run, problem=replace(run.problem, train=bad), participation=ft.participation.Full()
+    )
+    alone, together = trained_together(run, monkeypatch)
+    shared = execute(run, cluster=HereCluster())
+    assert alone.model.tobytes() == shared.model.tobytes()
+    assert alone.participation.equals(shared.participation)
+    used = alone.participation.filter(stage="used")["client"].unique().to_list()
+    assert sorted(used) == [client for client in range(23) if client != 8]
+    assert together[:7] == [23, 5, 5, 5, 5, 5, 3]  # the second five as a sum, and as updates
 
 
 def test_a_method_that_adds_up_gets_one_model_per_chunk_and_others_get_rows():

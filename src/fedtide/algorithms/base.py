@@ -86,12 +86,15 @@ class Cohort:
         weights = torch.full((len(clients),), 1 / max(1, len(clients)), dtype=torch.float64)
         return cls(clients, weights.to(clients.device))
 
+    def select(self, which: Any) -> Cohort:
+        """Return the clients at these positions of the cohort."""
+        return Cohort(self.clients[which], self.weights[which])
+
     def split(self, size: int | None) -> Iterator[Cohort]:
         """Yield the cohort in consecutive parts of at most `size` clients; None: in one part."""
         size = size or max(1, len(self))
         for first in range(0, len(self), size):
-            part = slice(first, first + size)
-            yield Cohort(self.clients[part], self.weights[part])
+            yield self.select(slice(first, first + size))
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from fedtide.algorithms.base import WeightedTotal
 from fedtide.algorithms.driver import Chunk
 from fedtide.errors import InvalidInputError, error_prefix
 from fedtide.problems import Task
+from fedtide.problems.base import BatchPlan
 from fedtide.simulation.buffers import Buffers
 from fedtide.simulation.divergence import has_finite_sum
 from fedtide.training import LocalTraining, devices
@@ -99,6 +100,29 @@ class LocalRound:
         size = self._clients_within(max_bytes)
         return size if most is None else min(size, most)
 
+    def sum_size(self, cohort: Cohort, lr: float, weigh: Weigh | None, size: int) -> int:
+        """Return how many clients of a cohort train together, given that `size` may if all updates
+        are kept.
+
+        Of updates that become sums few are in memory at a time, so all clients may: threads need
+        not wait for one another at the end of every chunk. The trainer adds in the order of chunks
+        of `size`, so the sum has the same bits. Clients whose numbers of steps differ are better
+        kept apart, since all of a chunk take as many as the one with the most.
+
+        Args:
+            cohort: of the round.
+            lr: γ_t.
+            weigh: says whether updates may be sums; None: they may not.
+            size: of a chunk whose updates are kept.
+        """
+        alike = self.planner.has_equal_steps and self._task.buffer_layout is None
+        if weigh is None or len(cohort) <= size or self.trainer.chunk != size or not alike:
+            return size
+        steps = self.planner.steps_of(cohort.clients.numpy())
+        none = self._task.start.new_empty(len(cohort), 0)
+        adds_up = weigh(self.updates(cohort, none, lr, steps)) is not None
+        return -(-len(cohort) // size) * size if adds_up else size
+
     def _clients_within(self, max_bytes: int) -> int:
         start = self._task.start
         model_bytes = len(start) * start.element_size()
@@ -114,6 +138,7 @@ class LocalRound:
         lr: float,
         buffers: Buffers | None,
         weigh: Weigh | None = None,
+        size: int | None = None,
     ) -> Iterator[tuple[ClientUpdates | WeightedTotal, Tensor | None]]:
         """Train chunks one after another; yield what `train` returns of each.
 
@@ -122,10 +147,27 @@ class LocalRound:
             lr: γ_t.
             buffers: of the run; None where there are none.
             weigh: says which chunks may be sums.
+            size: of the parts of a chunk whose sum is not finite, which then train again; None: the
+                chunk is one part.
         """
         for instructions, cohort in chunks:
             start = None if buffers is None else buffers.of(cohort.clients)
-            yield self.train(instructions, cohort, lr, start, weigh)
+            plan = self.planner.plan(cohort.clients.numpy(), instructions.full_batch)
+            if size is None or len(cohort) <= size:
+                yield self._train(instructions, cohort, plan, lr, start, weigh)
+            elif (found := self._sum(instructions, cohort, plan, lr, start, weigh)) is not None:
+                yield found
+            else:
+                for first in range(0, len(cohort), size):
+                    rows = np.arange(first, min(first + size, len(cohort)))
+                    yield self._train(
+                        instructions.select(rows),
+                        cohort.select(rows),
+                        plan.select(rows),
+                        lr,
+                        None if start is None else start[rows],
+                        weigh,
+                    )
 
     def train(
         self,
@@ -145,16 +187,22 @@ class LocalRound:
             weigh: gives a_n if Σ a_n Δ_n may be returned in place of the updates; None: it may
                 not. The updates are returned all the same if one of them may not be finite.
         """
-        clients = cohort.clients.numpy()
-        plan = self.planner.plan(clients, instructions.full_batch)
-        if weigh is not None:
-            none = instructions.model.new_empty(len(clients), 0)
-            weights = weigh(self.updates(cohort, none, lr, plan.steps))
-            if weights is not None:
-                trained = self.trainer.train(instructions, plan, lr, buffers, weights)
-                if has_finite_sum(trained.deltas) and has_finite_sum(trained.buffers):
-                    return WeightedTotal(cohort.clients, weights, trained.deltas), trained.buffers
-        gradients = None
+        plan = self.planner.plan(cohort.clients.numpy(), instructions.full_batch)
+        return self._train(instructions, cohort, plan, lr, buffers, weigh)
+
+    def _train(
+        self,
+        instructions: Instructions,
+        cohort: Cohort,
+        plan: BatchPlan,
+        lr: float,
+        buffers: Tensor | None,
+        weigh: Weigh | None,
+    ) -> tuple[ClientUpdates | WeightedTotal, Tensor | None]:
+        """Train as planned."""
+        if (found := self._sum(instructions, cohort, plan, lr, buffers, weigh)) is not None:
+            return found
+        clients, gradients = plan.clients, None
         if instructions.gradients:
             whole = self.planner.full_batch_plan(clients)
             gradients = self._task.gradient(instructions.model, whole)
@@ -169,6 +217,27 @@ class LocalRound:
             )
         updates = self.updates(cohort, trained.deltas, lr, plan.steps, gradients)
         return updates, trained.buffers
+
+    def _sum(
+        self,
+        instructions: Instructions,
+        cohort: Cohort,
+        plan: BatchPlan,
+        lr: float,
+        buffers: Tensor | None,
+        weigh: Weigh | None,
+    ) -> tuple[WeightedTotal, Tensor | None] | None:
+        """Return the sum of the updates; None: the method needs them all, or one is not finite."""
+        if weigh is None:
+            return None
+        none = instructions.model.new_empty(len(cohort), 0)
+        weights = weigh(self.updates(cohort, none, lr, plan.steps))
+        if weights is None:
+            return None
+        trained = self.trainer.train(instructions, plan, lr, buffers, weights)
+        if not (has_finite_sum(trained.deltas) and has_finite_sum(trained.buffers)):
+            return None
+        return WeightedTotal(cohort.clients, weights, trained.deltas), trained.buffers
 
     def updates(
         self,

@@ -134,6 +134,10 @@ class Run:
         with nullcontext() if private else error_prefix("algorithm"):
             # a copy, as the task is shared with other runs
             self.driver = RoundDriver(driven, self.task.start.clone(), self.population)
+        self._chunk = self._local.chunk_size(experiment.max_stack_bytes, experiment.chunk)
+        # a sum must be looked at, see `LocalRound.train`, and to look is to wait for a GPU
+        sums = cluster is None and devices.is_cpu(self.task.start)
+        self._weigh = self.driver.weigh if sums else None
         self._train_chunks = self._chunk_training(cluster)
         self._too_high = list_step_sizes(algorithm)
         self.ended = 0
@@ -321,7 +325,7 @@ class Run:
         )
         size = None
         if not centralised:
-            size = self._local.chunk_size(experiment.max_stack_bytes, experiment.chunk)
+            size = self._local.sum_size(cohort, lr, self._weigh, self._chunk)
         info = self.driver.run_chunks(cohort, lr, train, size)
         check_step(info, t, self.population, self._too_high, unseen)
         if self.buffers is not None:
@@ -339,9 +343,7 @@ class Run:
         if cluster is None:
             if self.experiment.algorithm.centralised:
                 return self._local.train_pooled_chunks
-            # a sum must be looked at, see `LocalRound.train`, and to look is to wait for a GPU
-            weigh = self.driver.weigh if devices.is_cpu(self.task.start) else None
-            return partial(self._local.train_chunks, weigh=weigh)
+            return partial(self._local.train_chunks, weigh=self._weigh, size=self._chunk)
         if self.experiment.algorithm.centralised:
             raise InvalidInputError(
                 "cluster: this method trains on the pooled data as a single client, which cannot "

@@ -81,6 +81,11 @@ class MinibatchPlanner:
         used = self._sizes if self._full else np.minimum(self._sizes, self._batch)
         return self._steps * float(used.mean())
 
+    @property
+    def has_equal_steps(self) -> bool:
+        """Whether all clients take the same number of steps in a round."""
+        return self._epochs is None
+
     def plan(self, clients: Ints, full_batch: bool = False) -> BatchPlan:
         """Return the next local steps of these clients, shape (S,), and count them as taken.
 
@@ -104,7 +109,7 @@ class MinibatchPlanner:
 
     def skip(self, clients: Ints) -> Ints:
         """Count the next local steps of these clients as taken; return how many, shape (S,)."""
-        steps = self._steps_of(clients)
+        steps = self.steps_of(clients)
         self.steps_taken[clients] += steps.astype(np.int32)
         return steps
 
@@ -114,7 +119,8 @@ class MinibatchPlanner:
         positions, mask = (None, None) if self._sizes is None else self._all(clients)
         return BatchPlan(clients, index, positions, mask, seed=self._seed)
 
-    def _steps_of(self, clients: Ints) -> Ints:
+    def steps_of(self, clients: Ints) -> Ints:
+        """Return how many local steps these clients, shape (S,), take in a round."""
         if self._epochs is None:
             return np.full(len(clients), self._steps, dtype=np.int64)
         return self._epochs * self._batches_of(clients)

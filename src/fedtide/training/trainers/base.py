@@ -41,7 +41,8 @@ class Trainer(ABC):
 
     Attributes:
         name: its name in experiment files.
-        chunk: how many clients it trains at once, if it concatenates the updates of chunks.
+        chunk: how many clients it trains at once, if it concatenates the updates of chunks; sums
+            are added in groups of as many.
         own_threads: whether it trains on threads of its own. PyTorch's threads wait busily for some
             milliseconds after every operation that uses them, and would take cores from these, so
             the rest of a round should use a single one.
@@ -108,6 +109,8 @@ class UpdateSum:
     Args:
         weights: a_n, shape (S,).
         model: where they start, shape (d,).
+        group: of how many clients the sum is computed before it is added to those before it, so
+            that clients which train in groups have the same sum; None: of all.
 
     Attributes:
         result: the sum, shape (d,).
@@ -119,26 +122,39 @@ class UpdateSum:
     tensor([21.])
     """
 
-    def __init__(self, weights: Tensor, model: Tensor) -> None:
+    def __init__(self, weights: Tensor, model: Tensor, group: int | None = None) -> None:
         self.result = torch.zeros_like(model)
+        self._group = group or max(1, len(weights))
+        self._sum = self.result  # of the group whose turn it is
         self._weights = weights.to(model.device)
         self._waiting: dict[int, Tensor] = {}
         self._next = 0
         self._lock = Lock()
 
     def put(self, first: int, deltas: Tensor) -> None:
-        """Take the updates of some clients, shape (S', d), the first of which is `first`."""
+        """Take the updates of some clients of one group, shape (S', d), the first being `first`."""
         with self._lock:
             self._waiting[first] = deltas
             while (ready := self._waiting.pop(self._next, None)) is not None:
                 end = self._next + len(ready)
-                self.result.addmv_(ready.T, self._weights[self._next : end])
+                self._sum.addmv_(ready.T, self._weights[self._next : end])
                 self._next = end
+                if end % self._group == 0 or end == len(self._weights):
+                    self._end_group()
+
+    def _end_group(self) -> None:
+        if self._sum is self.result:
+            self._sum = torch.zeros_like(self.result)
+        else:
+            self.result.add_(self._sum)
+            self._sum.zero_()
 
 
-def collect(model: Tensor, size: int, weights: Tensor | None) -> Updates | UpdateSum:
+def collect(
+    model: Tensor, size: int, weights: Tensor | None, group: int | None = None
+) -> Updates | UpdateSum:
     """Return what collects the updates of S clients, or their sum if there are weights."""
-    return Updates(size, model) if weights is None else UpdateSum(weights, model)
+    return Updates(size, model) if weights is None else UpdateSum(weights, model, group)
 
 
 LocalGradient = Callable[..., tuple[Params, Params]]

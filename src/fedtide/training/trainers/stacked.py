@@ -133,7 +133,7 @@ class StackedTrainer(Trainer):
         start = self._runner.start(instructions, len(plan.step_index), lr)
         if self._threads is None and size in self._cut.sizes and weights is None:
             return self._runner.prepare(start, plan, inputs, correction, buffers)()
-        updates = collect(model, size, weights)
+        updates = collect(model, size, weights, self.chunk)
         moved = None if buffers is None else torch.empty_like(buffers)
 
         def prepare(chunk: tuple[slice, Any]) -> Callable[[], None]:
@@ -166,9 +166,12 @@ class StackedTrainer(Trainer):
 
     def _chunks(self, clients: int) -> Iterator[tuple[slice, Any]]:
         """Yield the rows of each chunk, and the same with the last client repeated to fill it."""
-        first, threads = 0, 1 if self._threads is None else self._threads.count
-        for size in _divide(self._cut, clients, threads):
-            rows = slice(first, min(first + size, clients))
-            full = rows.stop == first + size
-            yield rows, rows if full else np.arange(first, first + size).clip(max=clients - 1)
-            first += size
+        assert self.chunk is not None
+        threads = 1 if self._threads is None else self._threads.count
+        for group in range(0, clients, self.chunk):
+            first, last = group, min(group + self.chunk, clients)
+            for size in _divide(self._cut, last - group, threads):
+                rows = slice(first, min(first + size, last))
+                full = rows.stop == first + size
+                yield rows, rows if full else np.arange(first, first + size).clip(max=last - 1)
+                first += size
