@@ -13,7 +13,9 @@ Speed: paper 001's CIFAR-10 run (10,000 rounds; the goal is two minutes on an H1
 model with 100, 1,000 and 10,000 clients a round, and the settings of pfl's CIFAR-10 benchmark
 (1,500 rounds, 50 users a round with 50 samples each, batches of 10), beside pfl itself where it is
 installed. Samples are random, of the data set's shape. Seconds are measured over some rounds after
-those that capture or compile, and scaled to the whole run, without evaluations.
+those that capture or compile, and scaled to the whole run, without evaluations. The limit of a
+round is that of `limits.py`, with the rates of the device: its largest rate of products in the
+dtype, TF32 included.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ import importlib.util
 import json
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -32,6 +34,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+import limits
 from fedtide.problems.models import resolve_model
 from fedtide.simulation.experiment import Experiment
 from fedtide.simulation.loop import Run
@@ -189,16 +192,36 @@ def timed(
         fields = {"device": device, "dtype": dtype, "log": "used"}
         run = Run(work.experiment(Path(folder), trainer, **fields))
 
-        def seconds(rounds: int) -> float:
-            devices.wait_for(run.task.start)
-            began = time.perf_counter()
-            for _ in range(rounds):
-                run.round()
-            devices.wait_for(run.task.start)
-            return time.perf_counter() - began
+        began = time.perf_counter()
+        for _ in range(2):
+            run.round()
+        devices.wait_for(run.task.start)
+        first = time.perf_counter() - began
+        mean = seconds(run.round, run.task.start, rounds)
+        return row(name, work, trainer, whole, mean, first, dtype)
 
-        first = seconds(2)
-        return row(name, work, trainer, whole, seconds(rounds) / rounds, first)
+
+def rates(device: str, size: int) -> Iterator[dict[str, Any]]:
+    """Yield bytes/s of a copy, read and written, and FLOP/s of products of square matrices."""
+    a, b = (torch.randn(8 * size, size, device=device) for _ in range(2))
+    yield {"of": "copy", "rate": 2 * a.numel() * a.element_size() / seconds(lambda: b.copy_(a), a)}
+    for name in ("float32", "tf32", "bfloat16"):
+        dtype = torch.bfloat16 if name == "bfloat16" else torch.float32
+        one = torch.randn(size, size, device=device, dtype=dtype)
+        torch.backends.cuda.matmul.allow_tf32 = name == "tf32"
+        yield {"of": name, "rate": 2 * size**3 / seconds(lambda one=one: one @ one, one)}
+    torch.backends.cuda.matmul.allow_tf32 = False
+
+
+def seconds(run: Callable[[], object], like: Tensor, repeats: int = 20) -> float:
+    """Return how long a call takes, the mean of several after two others."""
+    for repeat in range(-2, repeats):
+        if repeat == 0:
+            devices.wait_for(like)
+            began = time.perf_counter()
+        run()
+    devices.wait_for(like)
+    return (time.perf_counter() - began) / repeats
 
 
 def reduced(work: Workload, quick: bool) -> Workload:
@@ -210,15 +233,27 @@ def reduced(work: Workload, quick: bool) -> Workload:
 
 
 def row(
-    name: str, work: Workload, trainer: str, whole: int, seconds: float, first: float = 0.0
+    name: str,
+    work: Workload,
+    trainer: str,
+    whole: int,
+    seconds: float,
+    first: float = 0.0,
+    dtype: str = "float32",
 ) -> dict[str, Any]:
+    """Return what was measured, and what a round needs at least."""
+    network = resolve_model(work.model).build(work.shape, work.classes)
+    needed = limits.need(work, network)
     found = {
         "workload": name,
         "clients": work.cohort,
         "trainer": trainer,
+        "dtype": dtype,
         "first": first,
         "seconds": seconds,
         "rounds": whole,
+        "flops": needed.flops,
+        "bytes": needed.bytes,
     }
     print(found, flush=True)
     return found
@@ -226,25 +261,33 @@ def row(
 
 def section(record: dict[str, Any]) -> Section:
     """Return the speeds as a table."""
+    rates = {one["of"]: one["rate"] for one in record["rates"]}
+    trainers = ", ".join(dict.fromkeys(one["trainer"] for one in record["equality"]))
     found = Section(
         "GPU",
-        f"`python benchmarks/gpu.py`, {record['device']}, {record['machine']}. Largest "
-        f"deviation from the CPU over {len(record['equality'])} runs: "
+        f"`python benchmarks/gpu.py`, {record['device']}, {record['machine']}. Largest deviation "
+        f"from the CPU over {len(record['equality'])} comparisons (trainers {trainers}): "
         + ", ".join(f"{dtype} {worst:.1e}" for dtype, worst in worst_deviations(record).items())
         + f"; a second run, resumed from a checkpoint, gave the same bits in "
-        f"{sum(one['repeats'] for one in record['equality'])} of them. "
-        "The first two rounds capture the steps, and compile them.",
+        f"{sum(one['repeats'] for one in record['equality'])} of them. The first two rounds "
+        f"capture the steps, and compile them. This GPU copies {rates['copy'] / 1e12:.1f} TB/s and "
+        f"reaches {rates['float32'] / 1e12:.0f} TFLOP/s in float32, {rates['tf32'] / 1e12:.0f} in "
+        f"TF32, which PyTorch uses for convolutions of float32, and "
+        f"{rates['bfloat16'] / 1e12:.0f} in bfloat16.",
         (
             "workload",
             "clients a round",
             "trainer",
             "first two rounds, s",
             "ms per round",
+            "share of the limit",
             "rounds",
             "minutes",
         ),
     )
     for one in record["speed"]:
+        rate = rates["bfloat16" if one["dtype"] == "bfloat16" else "tf32"]
+        limit = max(one["flops"] / rate, one["bytes"] / rates["copy"])
         found.rows.append(
             (
                 one["workload"],
@@ -252,6 +295,7 @@ def section(record: dict[str, Any]) -> Section:
                 one["trainer"],
                 f"{one['first']:.1f}",
                 f"{1000 * one['seconds']:.2f}",
+                f"{100 * limit / one['seconds']:.1f} %",
                 f"{one['rounds']:,}",
                 f"{one['seconds'] * one['rounds'] / 60:.1f}",
             )
@@ -282,7 +326,8 @@ def main() -> None:
     devices.require_device(asked.device)
     trainers = [one for one in TRAINERS if one != "compiled" or not asked.no_compile]
     timed_trainers = [one for one in ("stacked", "compiled") if one in trainers]
-    parts = {
+    parts: dict[str, Iterable[Any]] = {
+        "rates": rates(asked.device, 256 if asked.quick else 8192),
         "equality": compare(asked.device, trainers, asked.quick),
         "speed": measure(asked.device, timed_trainers, asked.quick),
     }

@@ -71,6 +71,12 @@ def test_run_one_experiment(fedtide, monkeypatch, tmp_path):
         (["002/synthetic", "--cases", "nosy"], "cases: unknown 'nosy';"),
         (["002/synthetic", "--seeds", "1,x"], "seeds: '1,x' is not"),
         (["004/skew", "--export", "x.yaml"], "export: 004/skew"),
+        (["002/synthetic", "--device", "cuda:99"], "device: 'cuda:99' is not available;"),
+        (["002/synthetic", "--device", "tpu"], "device: 'tpu' is not available;"),
+        (["001/weights", "--device", "cpu"], "device: 001/weights trains no models;"),
+        (["004/mnist", "--device", "cpu", "--export", "x.yaml"], "device: write it into"),
+        (["002/synthetic", "--show", "--device", "cpu"], "show: "),
+        (["--device", "cpu"], "name: missing; say which experiment --device is about"),
         (["001/cifar10", "--cases", "bernoulli,cyclic", "--export", "x.yaml"], "cases: "),
         (["--export", "x.yaml"], "name: missing; say which experiment --export is about"),
         (["--show"], "name: missing; say which experiment --show is about"),
@@ -122,6 +128,12 @@ def test_exported_sweep_has_the_same_runs(fedtide, tmp_path, name):
     exported = [run.experiment.to_dict() for run in Sweep.load(file).runs]
     planned = [run.resolved for run in plan(load(name), cases=[case])]
     assert exported == planned
+
+
+def test_runs_on_a_gpu_are_the_same_runs_where_there_is_none():
+    here, there = (plan(load("003/example-1"), device=device) for device in ("cpu", "cuda:99"))
+    assert {run.settings["device"] for run in there} == {"cuda:99"}
+    assert [run.fingerprint for run in here] == [run.fingerprint for run in there]
 
 
 def test_exported_sweep_has_shared_settings_at_the_top():

@@ -168,6 +168,18 @@ def test_auto_compiles_what_is_the_fastest_compiled(kind, measured, clients, cho
     assert ("compiling pays" in why) == trainer.name.endswith("compiled")
 
 
+def test_auto_compiles_nothing_on_a_gpu(monkeypatch):
+    seconds = lambda trainer, task, local: 0.01 if trainer.name == "stacked" else 0.02  # noqa: E731
+    monkeypatch.setattr("fedtide.training.trainers.select._seconds_per_client", seconds)
+    task, local = network_task("tokens"), LocalTraining(steps=2, batch_size=4)
+    on_cpu, _ = choose_trainer("auto", task, local, 10**6)
+    monkeypatch.setattr("fedtide.training.devices.is_cpu", lambda tensor: False)
+    monkeypatch.setattr("fedtide.training.devices.stack_bytes", lambda like, cpu_bytes: cpu_bytes)
+    on_gpu, why = choose_trainer("auto", task, local, 10**6)
+    assert on_cpu.name.endswith("compiled")
+    assert not on_gpu.name.endswith("compiled"), why
+
+
 @pytest.mark.parametrize("trainer", ["stacked", "threaded"])
 @pytest.mark.parametrize("kind", ["tokens", "lstm"])
 def test_dropout_within_layers_is_the_same_in_every_trainer(kind, trainer):

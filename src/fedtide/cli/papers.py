@@ -48,7 +48,9 @@ def papers_command(
     workers: Annotated[
         int | None, typer.Option(min=1, help="How many runs at a time.", show_default="one a core")
     ] = None,
-    device: Annotated[str, typer.Option(help="Where the models train: cpu, cuda.")] = "cpu",
+    device: Annotated[
+        str | None, typer.Option(help="Where the models train: cuda.", show_default="cpu")
+    ] = None,
     show: Annotated[
         bool,
         typer.Option(
@@ -71,7 +73,13 @@ def papers_command(
     """
     if records.exists() and not records.is_dir():
         raise InvalidInputError(f"records: {records} is a file; give the folder of the records")
-    values = {"--export": export, "--seeds": seeds, "--methods": methods, "--cases": cases}
+    values = {
+        "--export": export,
+        "--seeds": seeds,
+        "--methods": methods,
+        "--cases": cases,
+        "--device": device,
+    }
     chosen = [option for option, value in values.items() if value is not None]
     given = [*(["NAME"] if name is not None else []), *(["--show"] if show else []), *chosen]
     if write is not None:
@@ -92,13 +100,18 @@ def papers_command(
     paper = load(name)
     size: Scale = "paper" if scale == "paper" or paper.laptop is None else "laptop"
     part = _parse_seeds(seeds), _split(methods), _split(cases)
+    if device is not None:
+        require_device(device)
+        if paper.compute is not None:
+            raise InvalidInputError(f"device: {name} trains no models; leave it out")
     if export is not None:
+        if device is not None:
+            raise InvalidInputError("device: write it into the exported file; leave it out here")
         write_yaml(export, export_sweep(paper, size, *part), "export", "choose another file")
         print(f"export: {export}; start it with: fedtide run {export}")
         return
     if not show:
-        require_device(device)
-        runs = plan(paper, size, *part, device=device)
+        runs = plan(paper, size, *part, device=device or "cpu")
         with ProgressBars(paper.name) as view:
             run_paper(paper, runs, out, records, workers, view)
     _show(paper, size, load_records(records, paper.name), out)

@@ -71,7 +71,8 @@ def fingerprint(settings: Mapping[str, Any], compute: str | None = None) -> str:
 
 @cache
 def _resolve(settings: str) -> str:
-    resolved = Experiment.from_dict(json.loads(settings)).to_dict()
+    learnt = without_execution(json.loads(settings))  # a GPU need not be here
+    resolved = Experiment.from_dict(learnt).to_dict()
     return _canonical(json.dumps(without_execution(resolved)))
 
 
