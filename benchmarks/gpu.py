@@ -35,6 +35,7 @@ import torch
 from torch import Tensor, nn
 
 import limits
+from fedtide.algorithms import ALGORITHMS
 from fedtide.problems.models import resolve_model
 from fedtide.simulation.experiment import Experiment
 from fedtide.simulation.loop import Run
@@ -46,29 +47,16 @@ from workload import Workload
 RECORD = Path(__file__).parent / "records" / "gpu.json"
 TOLERANCE = {"float64": 1e-9, "float32": 1e-3}
 INNER = {"period": 2, "factor": 1.5}
-METHODS: dict[str, dict[str, Any]] = {
-    "fedavg": {},
-    "known-rates": {},
+SETTINGS: dict[str, dict[str, Any]] = {
     "fedau": {"cutoff": 3},
-    "fedvarp": {},
-    "mifa": {},
-    "fedlaavg": {},
     "fedprox": {"mu": 0.1},
-    "scaffold": {},
     "amplified-scaffold": INNER,
     "amplified": INNER,
-    "fedadam": {},
-    "fedyogi": {},
-    "fedavgm": {},
     "fedbuff": {"buffer_size": 4},
     "wait-for-all": {"period": 2},
     "weighted-fedavg": {"rates": [0.5] * 20},
-    "averaged": {},
     "switch": {"first": "fedavg", "second": "mifa", "at": 2},
     "clipped": {"bound": 0.1, "inner": "fedau"},
-    "median": {},
-    "trimmed-mean": {},
-    "central-sgd": {},
 }
 TRAINERS = ("reference", "stacked", "compiled", "threaded")
 CONVOLUTION = {"type": "cnn", "channels": [4], "kernel": 3, "padding": 1, "dropout": 0.2}
@@ -85,7 +73,7 @@ ROUNDS = 5
 
 def compare(device: str, trainers: Sequence[str], quick: bool) -> Iterator[dict[str, Any]]:
     """Yield the deviation of every case from the readable trainer on CPU."""
-    cases = [Case(method) for method in METHODS]
+    cases = [Case(method) for method in ALGORITHMS]
     cases += [Case("fedprox", local=local) for local in LOCAL]
     cases += [Case("fedau", model=BATCH_NORM)]
     cases += [Case("fedau", trainer, model=CONVOLUTION) for trainer in trainers]
@@ -132,7 +120,7 @@ class Case:
                 "partition": {"type": "dirichlet", "alpha": 0.3},
             },
             "participation": {"type": "bernoulli", "rates": 0.5},
-            "algorithm": {"type": self.method, **METHODS[self.method]},
+            "algorithm": {"type": self.method, **SETTINGS.get(self.method, {})},
             "local": {"steps": 3, "batch_size": 8, "lr": 0.05, **changes},
             "rounds": ROUNDS,
             "seed": 1,
@@ -262,11 +250,13 @@ def row(
 def section(record: dict[str, Any]) -> Section:
     """Return the speeds as a table."""
     rates = {one["of"]: one["rate"] for one in record["rates"]}
+    methods = len({one["method"] for one in record["equality"]})
     trainers = ", ".join(dict.fromkeys(one["trainer"] for one in record["equality"]))
     found = Section(
         "GPU",
         f"`python benchmarks/gpu.py`, {record['device']}, {record['machine']}. Largest deviation "
-        f"from the CPU over {len(record['equality'])} comparisons (trainers {trainers}): "
+        f"from the CPU over {len(record['equality'])} comparisons ({methods} methods, trainers "
+        f"{trainers}): "
         + ", ".join(f"{dtype} {worst:.1e}" for dtype, worst in worst_deviations(record).items())
         + f"; a second run, resumed from a checkpoint, gave the same bits in "
         f"{sum(one['repeats'] for one in record['equality'])} of them. The first two rounds "

@@ -91,6 +91,11 @@ METHODS = {
     "wait-for-all, gradients": {"type": "wait-for-all", "period": 2, "mode": "gradient"},
     "switch": {"type": "switch", "first": "fedavg", "second": "fedlaavg", "at": 2},
     "central-sgd": {},
+    "f3ast": {},
+    "fedawe": {},
+    "fedpbc": {},
+    "fedstale": {},
+    "focus": {},
 }
 
 

@@ -147,7 +147,7 @@ def test_chunks_hold_every_client_and_little_else(chunks, threads):
 
 
 def test_chunks_keep_all_threads_busy():
-    for clients in (10, 20, 50, 100):
+    for clients in (20, 50, 100):
         sizes = _divide(_USUAL, clients, 2)
         loads = [0, 0]
         for size in sizes:
@@ -155,3 +155,7 @@ def test_chunks_keep_all_threads_busy():
         assert max(loads) == clients / 2
     assert _divide(_USUAL, 100, 2) == [25] * 4
     assert _divide(_USUAL, 100, 1) == [25] * 4
+
+
+def test_so_few_clients_that_waking_a_thread_takes_longer_stay_on_one():
+    assert _divide(_USUAL, 10, 2) == [10]

@@ -186,9 +186,9 @@ class FedAWE(Algorithm[FedAWEState]):
 
     def _scale(self, innovation: Tensor) -> Tensor:
         """Return η, times what clips this mean innovation."""
-        one = innovation.new_ones(())
-        if self.clip is not None:
-            one = (self.clip / innovation.norm()).clamp(max=1.0).nan_to_num(nan=1.0)  # 0 / 0
+        if self.clip is None:  # known on the host, which need not wait for a GPU
+            return torch.tensor(self.server_lr, dtype=innovation.dtype)
+        one: Tensor = (self.clip / innovation.norm()).clamp(max=1.0).nan_to_num(nan=1.0)  # 0 / 0
         return self.server_lr * one
 
     def with_model(self, state: FedAWEState, model: Tensor) -> FedAWEState:

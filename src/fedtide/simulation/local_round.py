@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -37,6 +38,35 @@ Weigh = Callable[[ClientUpdates], Tensor | None]
 """Returns the weights with which a sum may take the place of a chunk's updates, or None."""
 
 _COPIED = 2**21  # bytes up to which concatenating chunks is cheaper than absorbing each
+
+
+@dataclass(frozen=True)
+class _PlannedChunk:
+    """Clients that train together.
+
+    Args:
+        instructions: how they train.
+        cohort: who.
+        plan: their minibatches.
+        lr: γ_t.
+        buffers: where their buffers start, shape (S, d_b); None: there are none.
+    """
+
+    instructions: Instructions
+    cohort: Cohort
+    plan: BatchPlan
+    lr: float
+    buffers: Tensor | None
+
+    def select(self, which: NDArray[np.int64]) -> _PlannedChunk:
+        """Return the clients at these positions."""
+        return _PlannedChunk(
+            self.instructions.select(which),
+            self.cohort.select(which),
+            self.plan.select(which),
+            self.lr,
+            None if self.buffers is None else self.buffers[which],
+        )
 
 
 class LocalRound:
@@ -101,26 +131,24 @@ class LocalRound:
         return size if most is None else min(size, most)
 
     def sum_size(self, cohort: Cohort, lr: float, weigh: Weigh | None, size: int) -> int:
-        """Return how many clients of a cohort train together, given that `size` may if all updates
-        are kept.
+        """Return how many clients of a cohort train together: all if their updates are added up.
 
-        Of updates that become sums few are in memory at a time, so all clients may: threads need
-        not wait for one another at the end of every chunk. The trainer adds in the order of chunks
-        of `size`, so the sum has the same bits. Clients whose numbers of steps differ are better
-        kept apart, since all of a chunk take as many as the one with the most.
+        Few of these are in memory at a time, and threads need not wait for one another at the end
+        of every chunk. The trainer adds them in the groups that the chunks would be, so the sum has
+        the same bits. Clients whose numbers of steps differ are better kept apart, since all of a
+        chunk take as many steps as the one with the most.
 
         Args:
             cohort: of the round.
             lr: γ_t.
             weigh: says whether updates may be sums; None: they may not.
-            size: of a chunk whose updates are kept.
+            size: how many train together if all updates are kept.
         """
         alike = self.planner.has_equal_steps and self._task.buffer_layout is None
         if weigh is None or len(cohort) <= size or self.trainer.chunk != size or not alike:
             return size
         steps = self.planner.steps_of(cohort.clients.numpy())
-        none = self._task.start.new_empty(len(cohort), 0)
-        adds_up = weigh(self.updates(cohort, none, lr, steps)) is not None
+        adds_up = weigh(self._without_deltas(cohort, lr, steps)) is not None
         return -(-len(cohort) // size) * size if adds_up else size
 
     def _clients_within(self, max_bytes: int) -> int:
@@ -152,22 +180,15 @@ class LocalRound:
         """
         for instructions, cohort in chunks:
             start = None if buffers is None else buffers.of(cohort.clients)
-            plan = self.planner.plan(cohort.clients.numpy(), instructions.full_batch)
+            chunk = self._plan(instructions, cohort, lr, start)
             if size is None or len(cohort) <= size:
-                yield self._train(instructions, cohort, plan, lr, start, weigh)
-            elif (found := self._sum(instructions, cohort, plan, lr, start, weigh)) is not None:
+                yield self._train(chunk, weigh)
+            elif (found := self._sum(chunk, weigh)) is not None:
                 yield found
             else:
                 for first in range(0, len(cohort), size):
-                    rows = np.arange(first, min(first + size, len(cohort)))
-                    yield self._train(
-                        instructions.select(rows),
-                        cohort.select(rows),
-                        plan.select(rows),
-                        lr,
-                        None if start is None else start[rows],
-                        weigh,
-                    )
+                    part = np.arange(first, min(first + size, len(cohort)))
+                    yield self._train(chunk.select(part), weigh)
 
     def train(
         self,
@@ -187,26 +208,25 @@ class LocalRound:
             weigh: gives a_n if Σ a_n Δ_n may be returned in place of the updates; None: it may
                 not. The updates are returned all the same if one of them may not be finite.
         """
+        return self._train(self._plan(instructions, cohort, lr, buffers), weigh)
+
+    def _plan(
+        self, instructions: Instructions, cohort: Cohort, lr: float, buffers: Tensor | None
+    ) -> _PlannedChunk:
         plan = self.planner.plan(cohort.clients.numpy(), instructions.full_batch)
-        return self._train(instructions, cohort, plan, lr, buffers, weigh)
+        return _PlannedChunk(instructions, cohort, plan, lr, buffers)
 
     def _train(
-        self,
-        instructions: Instructions,
-        cohort: Cohort,
-        plan: BatchPlan,
-        lr: float,
-        buffers: Tensor | None,
-        weigh: Weigh | None,
+        self, chunk: _PlannedChunk, weigh: Weigh | None
     ) -> tuple[ClientUpdates | WeightedTotal, Tensor | None]:
-        """Train as planned."""
-        if (found := self._sum(instructions, cohort, plan, lr, buffers, weigh)) is not None:
+        """Train a chunk; return the sum of the updates if that is enough, or else all of them."""
+        if (found := self._sum(chunk, weigh)) is not None:
             return found
-        clients, gradients = plan.clients, None
+        instructions, clients, gradients = chunk.instructions, chunk.plan.clients, None
         if instructions.gradients:
             whole = self.planner.full_batch_plan(clients)
             gradients = self._task.gradient(instructions.model, whole)
-        trained = self.trainer.train(instructions, plan, lr, buffers)
+        trained = self.trainer.train(instructions, chunk.plan, chunk.lr, chunk.buffers)
         if instructions.end_gradients:
             ends = instructions.model + trained.deltas
             gradients = torch.cat(
@@ -215,29 +235,29 @@ class LocalRound:
                     for s, end in enumerate(ends)
                 ]
             )
-        updates = self.updates(cohort, trained.deltas, lr, plan.steps, gradients)
+        steps = chunk.plan.steps
+        updates = self.updates(chunk.cohort, trained.deltas, chunk.lr, steps, gradients)
         return updates, trained.buffers
 
     def _sum(
-        self,
-        instructions: Instructions,
-        cohort: Cohort,
-        plan: BatchPlan,
-        lr: float,
-        buffers: Tensor | None,
-        weigh: Weigh | None,
+        self, chunk: _PlannedChunk, weigh: Weigh | None
     ) -> tuple[WeightedTotal, Tensor | None] | None:
         """Return the sum of the updates; None: the method needs them all, or one is not finite."""
         if weigh is None:
             return None
-        none = instructions.model.new_empty(len(cohort), 0)
-        weights = weigh(self.updates(cohort, none, lr, plan.steps))
+        weights = weigh(self._without_deltas(chunk.cohort, chunk.lr, chunk.plan.steps))
         if weights is None:
             return None
-        trained = self.trainer.train(instructions, plan, lr, buffers, weights)
+        trained = self.trainer.train(
+            chunk.instructions, chunk.plan, chunk.lr, chunk.buffers, weights
+        )
         if not (has_finite_sum(trained.deltas) and has_finite_sum(trained.buffers)):
             return None
-        return WeightedTotal(cohort.clients, weights, trained.deltas), trained.buffers
+        return WeightedTotal(chunk.cohort.clients, weights, trained.deltas), trained.buffers
+
+    def _without_deltas(self, cohort: Cohort, lr: float, steps: NDArray[np.int64]) -> ClientUpdates:
+        """Return what is known of updates before anyone has trained."""
+        return self.updates(cohort, self._task.start.new_empty(len(cohort), 0), lr, steps)
 
     def updates(
         self,

@@ -27,6 +27,7 @@ _CORE_BYTES = 2**19  # models of a chunk that one core has in its cache with all
 _FEWEST = 5  # clients of a core's chunk even if they take more, because each operation takes time
 _CACHE_BYTES = 2**20  # models that a core can have in its cache
 _CALL = 2  # what starting a chunk costs, in clients
+_WAKE = 5  # what waking a thread costs, in clients of a small model
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ def _divide(chunks: _Chunks, clients: int, threads: int) -> list[int]:
 
     >>> chunks = _Chunks((1, 5, 10, 25), full=0.8)
     >>> _divide(chunks, 30, threads=1), _divide(chunks, 30, threads=2)
-    ([25, 5], [5, 5, 5, 5, 5, 5])
+    ([25, 5], [10, 10, 10])
     """
     if threads == 1:
         return chunks.fill(clients, chunks.sizes[-1])
@@ -69,10 +70,13 @@ def _divide(chunks: _Chunks, clients: int, threads: int) -> list[int]:
 
 def _longest(sizes: list[int], threads: int) -> int:
     """Return when the last thread ends, if each takes the next chunk once it is free."""
-    busy = [0] * threads
+    free = [0] + [_WAKE] * (threads - 1)
+    ends = 0
     for size in sizes:
-        busy[busy.index(min(busy))] += size + _CALL
-    return max(busy)
+        thread = free.index(min(free))
+        free[thread] += size + _CALL
+        ends = max(ends, free[thread])
+    return ends
 
 
 _USUAL = _Chunks((1, 5, 10, 25), full=0.8)
