@@ -5,11 +5,13 @@ import threading
 import time
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 
+from fedtide.problems.base import BatchPlan
 from fedtide.training.threads import CoreThreads
-from fedtide.training.trainers.stacked import _SMALL, _USUAL, _divide
+from fedtide.training.trainers.stacked import _SMALL, _USUAL, _divide, _wake
 
 
 @pytest.fixture(autouse=True)
@@ -147,7 +149,7 @@ def test_chunks_hold_every_client_and_little_else(chunks, threads):
 
 
 def test_chunks_keep_all_threads_busy():
-    for clients in (20, 50, 100):
+    for clients in (10, 20, 50, 100):
         sizes = _divide(_USUAL, clients, 2)
         loads = [0, 0]
         for size in sizes:
@@ -157,5 +159,13 @@ def test_chunks_keep_all_threads_busy():
     assert _divide(_USUAL, 100, 1) == [25] * 4
 
 
-def test_so_few_clients_that_waking_a_thread_takes_longer_stay_on_one():
-    assert _divide(_USUAL, 10, 2) == [10]
+def test_clients_that_end_before_another_thread_is_awake_stay_on_one():
+    assert _divide(_USUAL, 10, 2, wake=5) == [10]
+    assert _divide(_USUAL, 100, 2, wake=5) == [25] * 4
+
+
+@pytest.mark.parametrize(("steps", "batch", "expected"), [(6, 10, 5), (6, 100, 0), (1, 1, 5)])
+def test_the_cost_of_waking_a_thread_is_small_beside_long_training(steps, batch, expected):
+    positions = np.zeros((steps, 10, batch), dtype=np.int64)
+    plan = BatchPlan(np.arange(10), np.zeros((steps, 10), dtype=np.int64), positions)
+    assert _wake(plan, model_size=7850) == expected

@@ -27,7 +27,8 @@ _CORE_BYTES = 2**19  # models of a chunk that one core has in its cache with all
 _FEWEST = 5  # clients of a core's chunk even if they take more, because each operation takes time
 _CACHE_BYTES = 2**20  # models that a core can have in its cache
 _CALL = 2  # what starting a chunk costs, in clients
-_WAKE = 5  # what waking a thread costs, in clients of a small model
+_WAKE = 5 * 2**19  # what waking a thread costs, in parameters times samples that a client trains on
+_MOST_WAKE = 5  # the same in clients, of which the smallest take longer than that
 
 
 @dataclass(frozen=True)
@@ -55,28 +56,40 @@ class _Chunks:
 
 
 @cache
-def _divide(chunks: _Chunks, clients: int, threads: int) -> list[int]:
+def _divide(chunks: _Chunks, clients: int, threads: int, wake: int = 0) -> list[int]:
     """Return the sizes of the chunks with which so many threads end soonest.
+
+    Args:
+        chunks: the sizes that there are.
+        clients: S.
+        threads: of which the first is awake.
+        wake: what waking another costs, in clients.
 
     >>> chunks = _Chunks((1, 5, 10, 25), full=0.8)
     >>> _divide(chunks, 30, threads=1), _divide(chunks, 30, threads=2)
-    ([25, 5], [10, 10, 10])
+    ([25, 5], [5, 5, 5, 5, 5, 5])
     """
     if threads == 1:
         return chunks.fill(clients, chunks.sizes[-1])
     candidates = [chunks.fill(clients, most) for most in reversed(chunks.sizes)]
-    return min(candidates, key=lambda sizes: _longest(sizes, threads))
+    return min(candidates, key=lambda sizes: _longest(sizes, threads, wake))
 
 
-def _longest(sizes: list[int], threads: int) -> int:
+def _longest(sizes: list[int], threads: int, wake: int) -> int:
     """Return when the last thread ends, if each takes the next chunk once it is free."""
-    free = [0] + [_WAKE] * (threads - 1)
+    free = [0] + [wake] * (threads - 1)
     ends = 0
     for size in sizes:
         thread = free.index(min(free))
         free[thread] += size + _CALL
         ends = max(ends, free[thread])
     return ends
+
+
+def _wake(plan: BatchPlan, model_size: int) -> int:
+    """Return what waking a thread costs, in clients that train as planned."""
+    samples = 1 if plan.positions is None else plan.positions.shape[2]
+    return min(_MOST_WAKE, _WAKE // max(1, model_size * samples * len(plan.step_index)))
 
 
 _USUAL = _Chunks((1, 5, 10, 25), full=0.8)
@@ -160,7 +173,7 @@ class StackedTrainer(Trainer):
 
             return train_chunk
 
-        chunks = list(self._chunks(size))
+        chunks = list(self._chunks(size, _wake(plan, len(model))))
         if self._threads is not None:
             self._threads.map(prepare, chunks)
         else:
@@ -168,13 +181,13 @@ class StackedTrainer(Trainer):
                 prepare(chunk)()
         return Trained(updates.result, moved)
 
-    def _chunks(self, clients: int) -> Iterator[tuple[slice, Any]]:
+    def _chunks(self, clients: int, wake: int) -> Iterator[tuple[slice, Any]]:
         """Yield the rows of each chunk, and the same with the last client repeated to fill it."""
         assert self.chunk is not None
         threads = 1 if self._threads is None else self._threads.count
         for group in range(0, clients, self.chunk):
             first, last = group, min(group + self.chunk, clients)
-            for size in _divide(self._cut, last - group, threads):
+            for size in _divide(self._cut, last - group, threads, wake):
                 rows = slice(first, min(first + size, last))
                 full = rows.stop == first + size
                 yield rows, rows if full else np.arange(first, first + size).clip(max=last - 1)
