@@ -179,7 +179,6 @@ def timed(
         work.write_data(Path(folder))
         fields = {"device": device, "dtype": dtype, "log": "used"}
         run = Run(work.experiment(Path(folder), trainer, **fields))
-
         began = time.perf_counter()
         for _ in range(2):
             run.round()

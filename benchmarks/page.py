@@ -29,7 +29,8 @@ their gradients; the rest is Python, which plans the minibatches while the GPU w
 clients of 16 samples are far from filling this GPU. Logistic models are faster on two cores of a
 CPU: here planning was their limit. It has since become several times as fast for large cohorts,
 which was not measured on a GPU. Compiling the CNN took about a minute, so its compiled rounds were
-not measured, and `trainer: auto` does not compile on a GPU.
+not measured, and `trainer: auto` does not compile on a GPU. The rates of the GPU and the compiled
+rounds were measured by commands of their own, on machines of the same kind.
 """
 
 

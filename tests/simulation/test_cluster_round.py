@@ -244,6 +244,12 @@ def test_only_clients_whose_updates_are_added_up_train_all_together(
     assert together == ([23, 23] if name == "fedavg" else [5, 5, 5, 5, 3] * 2)
 
 
+def test_no_more_clients_train_together_than_the_experiment_allows(small_chunks, monkeypatch):
+    run = large_cohorts(participation="full", rounds=1, chunk=5)
+    _, together = trained_together(run, monkeypatch)
+    assert together == [5, 5, 5, 5, 3]
+
+
 def test_clients_that_train_all_together_are_dropped_as_those_of_chunks(small_chunks, monkeypatch):
     bad = samples(clients=23)
     bad["x"][64:72:2], bad["x"][65:72:2], bad["y"][64:72] = 3e38, -3e38, 0  # client 8 overflows

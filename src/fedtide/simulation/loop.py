@@ -325,7 +325,9 @@ class Run:
         )
         size = None
         if not centralised:
-            size = self._local.sum_size(cohort, lr, self._weigh, self._chunk)
+            size = self._chunk
+            if experiment.chunk is None:  # or else it is the most that may train together
+                size = self._local.sum_size(cohort, lr, self._weigh, size)
         info = self.driver.run_chunks(cohort, lr, train, size)
         check_step(info, t, self.population, self._too_high, unseen)
         if self.buffers is not None:

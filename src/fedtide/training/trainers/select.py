@@ -80,7 +80,7 @@ def choose_trainer(
     gain += "".join(f"; {name} fails on this model ({why})" for name, why in failed.items())
     pays = None
     if not reason and devices.is_cpu(task.start):
-        # On a GPU recorded steps are as fast within a quarter, for models that compile in seconds.
+        # On a GPU steps are recorded and repeated in one call; compiling them as well gains little.
         pays = _find_worth_compiling(seconds, task, clients)
     if pays is not None:
         compiled = _COMPILED[pays]

@@ -28,7 +28,7 @@ _FEWEST = 5  # clients of a core's chunk even if they take more, because each op
 _CACHE_BYTES = 2**20  # models that a core can have in its cache
 _CALL = 2  # what starting a chunk costs, in clients
 _WAKE = 5 * 2**19  # what waking a thread costs, in parameters times samples that a client trains on
-_MOST_WAKE = 5  # the same in clients, of which the smallest take longer than that
+_MOST_WAKE = 5  # the same in clients, at most: the smallest ones, too, take some time
 
 
 @dataclass(frozen=True)
