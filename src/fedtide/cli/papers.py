@@ -49,7 +49,8 @@ def papers_command(
         int | None, typer.Option(min=1, help="How many runs at a time.", show_default="one a core")
     ] = None,
     device: Annotated[
-        str | None, typer.Option(help="Where the models train: cuda.", show_default="cpu")
+        str | None,
+        typer.Option(help="Where the models train, such as cuda or cuda:1.", show_default="cpu"),
     ] = None,
     show: Annotated[
         bool,
