@@ -113,8 +113,11 @@ def run_pfl(work: Workload, rounds: int, network: nn.Module | None = None) -> fl
             return False, Metrics()
 
     ticks: list[float] = []
+    device = "cuda" if torch.cuda.is_available() else "cpu"  # as pfl chooses for the model
     users = {
-        client: PyTorchTensorDataset(_samples(client, work), user_id=str(client))
+        client: PyTorchTensorDataset(
+            tuple(part.to(device) for part in _samples(client, work)), user_id=str(client)
+        )
         for client in range(work.clients)
     }
     data = FederatedDataset(users.__getitem__, get_user_sampler("random", list(users)))

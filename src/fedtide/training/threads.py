@@ -44,6 +44,10 @@ class CoreThreads:
         ready, and then takes jobs like them. Preparing is Python, which only one thread can run at
         a time; if each thread prepared its own, they would wait for one another at every operation.
         """
+        if len(items) == 1:  # as in most rounds of few small models, where queues take long
+            with single_threaded():
+                prepare(items[0])()
+            return
         ready: SimpleQueue[Job | None] = SimpleQueue()
         failed = Event()
 
