@@ -31,6 +31,11 @@ class Trained:
     deltas: Tensor
     buffers: Tensor | None = None
 
+    def select(self, clients: slice) -> Trained:
+        """Return what these clients have."""
+        buffers = None if self.buffers is None else self.buffers[clients]
+        return Trained(self.deltas[clients], buffers)
+
 
 class StackingError(InvalidInputError):
     """The model cannot be trained for several clients at once, as with a data-dependent `if`."""
@@ -74,34 +79,8 @@ class Trainer(ABC):
         """
 
 
-class Updates:
-    """Collects the updates of a cohort, in parts that may arrive from several threads.
-
-    Args:
-        size: S, how many clients train.
-        model: where they start, shape (d,).
-
-    Attributes:
-        result: the updates, shape (S, d).
-
-    >>> updates = Updates(2, torch.zeros(1))
-    >>> updates.put(1, torch.tensor([[2.0]]))
-    >>> updates.put(0, torch.tensor([[1.0]]))
-    >>> updates.result
-    tensor([[1.],
-            [2.]])
-    """
-
-    def __init__(self, size: int, model: Tensor) -> None:
-        self.result = model.new_empty(size, len(model))
-
-    def put(self, first: int, deltas: Tensor) -> None:
-        """Take the updates of some clients, shape (S', d), the first of which is `first`."""
-        self.result[first : first + len(deltas)] = deltas
-
-
 class UpdateSum:
-    """Collects Σ a_n Δ_n in the same way, always in the order of the clients.
+    """Adds up Σ a_n Δ_n of updates from several threads, always in the order of the clients.
 
     So the result does not depend on which thread is faster. An update that arrives before its turn
     is kept; all others are added by the core that has them in its cache.
@@ -150,11 +129,52 @@ class UpdateSum:
             self._sum.zero_()
 
 
-def collect(
-    model: Tensor, size: int, weights: Tensor | None, group: int | None = None
-) -> Updates | UpdateSum:
-    """Return what collects the updates of S clients, or their sum if there are weights."""
-    return Updates(size, model) if weights is None else UpdateSum(weights, model, group)
+class CohortResult:
+    """Collects what the clients of a cohort have, in parts that may arrive from several threads.
+
+    Args:
+        model: where they start, shape (d,).
+        buffers: where each client's buffers start, shape (S, d_b); None: there are none.
+        size: S, how many clients train.
+        weights: a_n, shape (S,), if the sum Σ a_n Δ_n takes the place of the updates; None: it does
+            not.
+        group: see `UpdateSum`.
+
+    >>> found = CohortResult(torch.zeros(1), None, size=2)
+    >>> found.put(1, Trained(torch.tensor([2.0])))
+    >>> found.put(0, Trained(torch.tensor([[1.0]])))
+    >>> found.trained.deltas
+    tensor([[1.],
+            [2.]])
+    """
+
+    def __init__(
+        self,
+        model: Tensor,
+        buffers: Tensor | None,
+        size: int,
+        weights: Tensor | None = None,
+        group: int | None = None,
+    ) -> None:
+        self._sum = None if weights is None else UpdateSum(weights, model, group)
+        deltas = model.new_empty(size, len(model)) if self._sum is None else self._sum.result
+        self.trained = Trained(deltas, None if buffers is None else torch.empty_like(buffers))
+
+    def put(self, first: int, part: Trained) -> None:
+        """Take what some clients have, the first of which is `first`.
+
+        Args:
+            first: its place in the cohort.
+            part: what they have; that of a single client may lack the dimension S.
+        """
+        deltas = part.deltas.reshape(-1, self.trained.deltas.shape[-1])
+        rows = slice(first, first + len(deltas))
+        if self._sum is None:
+            self.trained.deltas[rows] = deltas
+        else:
+            self._sum.put(first, deltas)
+        if self.trained.buffers is not None and part.buffers is not None:
+            self.trained.buffers[rows] = part.buffers
 
 
 LocalGradient = Callable[..., tuple[Params, Params]]

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from fedtide.algorithms.base import Instructions
 from fedtide.problems.base import Batch, BatchPlan, Task, loss_gradient
 from fedtide.training.local_optimizers import Moments, adam_scales, step_direction
 from fedtide.training.local_training import LocalTraining
-from fedtide.training.trainers.base import Trained, Trainer, collect, local_gradient
+from fedtide.training.trainers.base import CohortResult, Trained, Trainer, local_gradient
 
 
 class ReferenceTrainer(Trainer):
@@ -33,17 +32,13 @@ class ReferenceTrainer(Trainer):
         buffers: Tensor | None = None,
         weights: Tensor | None = None,
     ) -> Trained:
-        updates = collect(instructions.model, len(plan.clients), weights)
-        moved = None if buffers is None else torch.empty_like(buffers)
+        found = CohortResult(instructions.model, buffers, len(plan.clients), weights)
         batches = list(self._task.batches(plan))
         for s, steps in enumerate(plan.steps.tolist()):
             own = [tuple(tensor[s] for tensor in batch) for batch in batches[:steps]]
             before = None if buffers is None else buffers[s]
-            trained = self.train_client(instructions.select(s), own, lr, before)
-            updates.put(s, trained.deltas[None])
-            if moved is not None and trained.buffers is not None:
-                moved[s] = trained.buffers
-        return Trained(updates.result, moved)
+            found.put(s, self.train_client(instructions.select(s), own, lr, before))
+        return found.trained
 
     def train_client(
         self, instructions: Instructions, batches: list[Batch], lr: float, buffers: Tensor | None

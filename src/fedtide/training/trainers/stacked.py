@@ -16,7 +16,7 @@ from fedtide.problems.base import BatchPlan, Task
 from fedtide.training import devices
 from fedtide.training.local_training import LocalTraining
 from fedtide.training.threads import CoreThreads
-from fedtide.training.trainers.base import Trained, Trainer, collect
+from fedtide.training.trainers.base import CohortResult, Trained, Trainer
 from fedtide.training.trainers.block_runner import BlockRunner
 
 _BLOCK_STEPS = (
@@ -145,13 +145,12 @@ class StackedTrainer(Trainer):
     ) -> Trained:
         size, model = len(plan.clients), instructions.model
         if size == 0:
-            return Trained(collect(model, size, weights).result, buffers)
+            return CohortResult(model, buffers, size, weights).trained
         inputs, correction = self._task.batch_inputs(plan), instructions.correction
         start = self._runner.start(instructions, len(plan.step_index), lr)
         if self._threads is None and size in self._cut.sizes and weights is None:
             return self._runner.prepare(start, plan, inputs, correction, buffers)()
-        updates = collect(model, size, weights, self.chunk)
-        moved = None if buffers is None else torch.empty_like(buffers)
+        found = CohortResult(model, buffers, size, weights, self.chunk)
 
         def prepare(chunk: tuple[slice, Any]) -> Callable[[], None]:
             rows, which = chunk
@@ -166,10 +165,7 @@ class StackedTrainer(Trainer):
 
             def train_chunk() -> None:
                 with torch.no_grad():  # applies to the current thread only
-                    trained = run()
-                    updates.put(rows.start, trained.deltas[:own])
-                    if moved is not None and trained.buffers is not None:
-                        moved[rows] = trained.buffers[:own]
+                    found.put(rows.start, run().select(slice(own)))
 
             return train_chunk
 
@@ -179,7 +175,7 @@ class StackedTrainer(Trainer):
         else:
             for chunk in chunks:
                 prepare(chunk)()
-        return Trained(updates.result, moved)
+        return found.trained
 
     def _chunks(self, clients: int, wake: int) -> Iterator[tuple[slice, Any]]:
         """Yield the rows of each chunk, and the same with the last client repeated to fill it."""

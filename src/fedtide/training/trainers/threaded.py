@@ -11,7 +11,7 @@ from fedtide.algorithms.base import Instructions
 from fedtide.problems.base import BatchPlan, Task
 from fedtide.training.local_training import LocalTraining
 from fedtide.training.threads import CoreThreads
-from fedtide.training.trainers.base import Trained, Trainer, collect
+from fedtide.training.trainers.base import CohortResult, Trained, Trainer
 from fedtide.training.trainers.block_runner import BlockRunner
 from fedtide.training.trainers.reference import ReferenceTrainer
 
@@ -49,8 +49,7 @@ class ThreadedTrainer(Trainer):
         buffers: Tensor | None = None,
         weights: Tensor | None = None,
     ) -> Trained:
-        updates = collect(instructions.model, len(plan.clients), weights)
-        moved = None if buffers is None else torch.empty_like(buffers)
+        found = CohortResult(instructions.model, buffers, len(plan.clients), weights)
 
         def train_client(s: int) -> None:
             before = None if buffers is None else buffers[s]
@@ -58,15 +57,13 @@ class ThreadedTrainer(Trainer):
             with torch.no_grad():  # applies to the current thread only
                 if self._task.is_recurrent:
                     batches = [tuple(p[0] for p in batch) for batch in self._task.batches(own_plan)]
-                    own = self._reference.train_client(given, batches, lr, before)
+                    trained = self._reference.train_client(given, batches, lr, before)
                 else:
                     inputs = self._task.batch_inputs(own_plan)
                     start = self._runner.start(given, len(own_plan.step_index), lr)
                     run = self._runner.prepare(start, own_plan, inputs, given.correction, before)
-                    own = run()
-                updates.put(s, own.deltas[None])
-                if moved is not None and own.buffers is not None:
-                    moved[s] = own.buffers
+                    trained = run()
+                found.put(s, trained)
 
         self._threads.map(lambda s: partial(train_client, s), range(len(plan.clients)))
-        return Trained(updates.result, moved)
+        return found.trained
