@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -9,14 +10,17 @@ from typing import Any
 import numpy as np
 import polars as pl
 import pytest
+import torch
 
 import fedtide as ft
-from fedtide.algorithms import Algorithm
+from fedtide.algorithms import Algorithm, ClientUpdates, RoundDriver
+from fedtide.algorithms._client_memory import ClientMemory
 from fedtide.auditing import Advice, Audit
 from fedtide.auditing.output.text import compare_replays
 from fedtide.auditing.recommend import replay_problem
 from fedtide.auditing.recommend.replay_problem import ReplayedLoss, ReplayProblem
 from fedtide.auditing.recommend.strategy_source import write_strategy
+from fedtide.population import Population
 from fedtide.simulation.experiment import BUILDER
 
 Present = np.ndarray
@@ -453,3 +457,82 @@ def test_methods_that_store_updates_are_heavy_however_few_clients_there_are() ->
         one.algorithm for one in audit.advice
     }
     assert audit.advice[0].memory == "heavy"
+
+
+def test_memory_that_is_counted_is_what_the_method_keeps() -> None:
+    """Groups in turn; the rows that a method keeps for clients are counted as it trains."""
+    cohorts = [range(10 * (t // 5 % 3), 10 * (t // 5 % 3 + 1)) for t in range(60)]
+    present = np.zeros((60, 30), dtype=bool)
+    for t, cohort in enumerate(cohorts):
+        present[t, list(cohort)] = True
+    dimension, counted = 7, dict[str, Advice]()
+    for advice in ft.audit(to_frame(present), clients=30, dimension=dimension).advice:
+        if advice.memory == "heavy":
+            counted.setdefault(advice.algorithm, advice)
+    assert {"scaffold", "amplified-scaffold", "mifa"} <= set(counted)
+    for advice in counted.values():
+        method = BUILDER.build(Algorithm, advice.experiment["algorithm"])
+        driver = RoundDriver(method, torch.zeros(dimension), Population(30))
+        most = 0
+        for cohort in cohorts:
+            ids = torch.tensor(cohort)
+            ones = torch.ones(len(ids))
+            rows = ones[:, None].repeat(1, dimension)
+            driver.absorb(ClientUpdates(ids, ones / 10, rows, 0.1, ones))
+            driver.step(0.1)
+            tables = [v for v in vars(driver.state).values() if isinstance(v, ClientMemory)]
+            most = max(most, sum(table.seen for table in tables) * dimension)
+        assert most <= advice.memory_floats <= most + 4 * dimension, advice.algorithm
+
+
+NAMES = ["zed", "10", "bob", "9"]  # sorted by a run: 10, 9, bob, zed
+
+
+def named_federation() -> tuple[Audit, dict[str, Any]]:
+    """Four clients whose roster is in an order of its own, and a simulation of the same clients.
+
+    Client n holds y = n at x = 1, so the model without a constant is the mean of the n.
+    """
+    present = np.random.default_rng(0).random((300, 4)) < [0.9, 0.2, 0.5, 0.3]
+    rounds, clients = np.nonzero(present)
+    log = pl.DataFrame({"round": rounds, "client": [NAMES[n] for n in clients]})
+    roster = pl.DataFrame({"client": NAMES, "weight": [9.0, 1.0, 1.0, 1.0]})
+    data = pl.DataFrame({"who": NAMES, "x": [1.0] * 4, "y": [0.0, 1.0, 2.0, 3.0]})
+    run: dict[str, Any] = {
+        "problem": ft.problems.Supervised(
+            data, inputs=["x"], target="y", clients="who", loss="mse"
+        ),
+        "local": ft.LocalTraining(steps=1, lr=0.1),
+        "rounds": 300,
+        "trainer": "reference",
+    }
+    return ft.audit(log, roster=roster), run | {"log": log}
+
+
+def test_advised_objective_weights_the_clients_that_the_roster_names() -> None:
+    audit, run = named_federation()
+    del run["log"]
+    objective = audit.advice[0].experiment["objective"]
+    result = ft.simulate(**run, participation="full", algorithm="fedavg", objective=objective)
+    predicted = result.module()(torch.ones(1, 1)).item()
+    assert predicted == pytest.approx((9 * 0 + 1 + 2 + 3) / 12, abs=1e-3)
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_advised_rates_are_those_of_the_clients_that_the_log_names(wrapped: bool) -> None:
+    audit, run = named_federation()
+    advice = next(one for one in audit.advice if one.algorithm == "known-rates")
+    if wrapped:
+        parameters = {"period": 2, "factor": 1.0, "inner": advice.settings}
+        advice = replace(advice, algorithm="amplified", parameters=parameters)
+    replay = ft.participation.Replay(run.pop("log"))
+    result = ft.simulate(**run, participation=replay, algorithm=advice.experiment["algorithm"])
+    influence = result.clients["participation"] * result.clients["weight"]
+    assert influence.to_numpy() == pytest.approx(np.ones(4), abs=1e-6)
+
+
+def test_advice_for_clients_without_names_has_lists() -> None:
+    present = uneven(np.random.default_rng(3))
+    audit = ft.audit(to_frame(present), clients=50)
+    advice = next(one for one in audit.advice if one.algorithm == "known-rates")
+    assert isinstance(advice.experiment["algorithm"]["rates"], list)

@@ -183,6 +183,24 @@ def test_names_given_by_the_user_come_first() -> None:
     assert log.notes == ("columns that are not read: 'cid', 'server_round'",)
 
 
+@pytest.mark.parametrize("name", ["participated", "Is Used", "selected", "present"])
+@pytest.mark.parametrize("no", [0, 0.0, False, "false"])
+def test_rows_that_say_that_a_client_did_not_take_part_are_refused(
+    tmp_path: Path, name: str, no: object
+) -> None:
+    """They would count as participation: every row of a log without stages does."""
+    yes = "true" if isinstance(no, str) else type(no)(1)
+    rows = pl.DataFrame(NAMED)
+    values = pl.Series([no, *[yes] * (len(rows) - 1)])
+    flagged = rows.with_columns(values.alias(name))
+    flagged.write_csv(tmp_path / "log.csv")
+    for log in (flagged, tmp_path / "log.csv"):
+        assert re.match(rf"log: '{name}' is .* in some rows; ", error_of(log))
+    check_same(read(flagged[1:]), NAMED[1:])
+    check_same(read(flagged.with_columns(stage=pl.lit("used"))), NAMED)
+    check_same(read(flagged.rename({name: "female"})), NAMED)
+
+
 def test_columns_that_are_not_read_are_listed() -> None:
     rows = pl.DataFrame(NAMED).with_columns(pl.lit("failed").alias("Status"), loss=pl.lit(0.5))
     (note,) = read(rows).notes

@@ -961,6 +961,31 @@ def test_classes_that_do_not_occur_are_warned_of(labels, pattern, caplog):
         assert re.match(f"target: {pattern}.*; n", message)
 
 
+@pytest.mark.parametrize("loss", ["bce", "cross_entropy"])
+@pytest.mark.parametrize("last", [nn.Sigmoid(), nn.Softmax(-1), nn.LogSoftmax(-1), nn.Identity()])
+def test_a_network_that_ends_in_what_its_loss_applies_is_warned_of(loss, last, caplog):
+    table = {"x": FEATURES[:6, :2], "y": [0, 1] * 3, "client": np.arange(6) % 2}
+    width = 1 if loss == "bce" else 2
+    prepare(
+        Supervised(table, loss=loss, model=nn.Sequential(nn.Linear(2, width), last), metrics={})
+    )
+    wrong = nn.Sigmoid if loss == "bce" else nn.Softmax
+    assert len(caplog.messages) == isinstance(last, wrong)
+    for message in caplog.messages:
+        assert re.match(
+            f"model: it ends in a {wrong.__name__.lower()}, which the loss {loss} ", message
+        )
+
+
+@pytest.mark.parametrize("names", [["ann", "ann "], [" 7", "7"], ["a b", "a b\t"]])
+def test_names_of_clients_that_differ_only_in_blanks_are_refused(names):
+    """They would be two clients in training, and one in an audit of its log."""
+    table = {"x": FEATURES[:6, :2], "y": [0, 1] * 3, "client": names * 3}
+    with pytest.raises(InvalidInputError, match=r"^clients: .* differ only in blanks .*; strip "):
+        prepare(Supervised(table, metrics={}))
+    prepare(Supervised(table | {"client": [names[0], f"{names[1]}x"] * 3}, metrics={}))
+
+
 def test_amounts_are_not_taken_for_classes():
     table = {"x": np.zeros((6, 2)), "y": [0, 10**9] * 3, "client": np.arange(6) % 2}
     with pytest.raises(InvalidInputError, match=r"^target: .* 1,000,000,001 classes .* mse"):

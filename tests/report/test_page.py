@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 import fedtide as ft
 from fedtide.cli.main import app
+from fedtide.report import write_report
 from fedtide.report.loading import group_by_method, load_runs
 from fedtide.report.page import make_sections, render_page, verdict
 
@@ -295,3 +296,19 @@ def test_the_default_target_leaves_out_methods_that_diverged(ending):
     groups = ending(a=[INF], b=[NAN])
     (section,) = make_sections([run for group in groups.values() for run in group])
     assert "What it takes" not in render_page([section], [])
+
+
+def test_a_weighted_objective_is_not_called_the_mean_over_clients(fields, tmp_path):
+    run = fields | {"participation": "full", "algorithm": "fedavg", "rounds": 3}
+    clients = len(ft.simulate(**run).clients)
+    weights = [10.0, *[1.0] * (clients - 1)]
+    result = ft.simulate(**run, objective=weights, out=tmp_path / "weighted")
+    last = result.metrics.row(-1, named=True)
+    assert last["participation_loss"] == pytest.approx(last["loss"]), "everybody took part"
+    text = repr(ft.compare(tmp_path / "weighted"))
+    assert "objective" in text
+    assert "client mean" not in text
+    write_report(tmp_path / "page.html", tmp_path / "weighted")
+    page = (tmp_path / "page.html").read_text()
+    assert "the objective with the experiment" in page
+    assert "the mean over clients, which is the goal" not in page

@@ -45,6 +45,25 @@ def test_participation_loss_weighs_clients_by_how_they_came():
     assert tally.used.tolist() == [3, 2, 1]
 
 
+def test_participation_loss_has_the_weights_of_the_objective_too():
+    """Clients minimise N a_n F_n, so averaging minimises Σ p_n a_n F_n over its weights' sum."""
+    tally, a, losses = ParticipationTally(3), np.array([0.5, 0.3, 0.2]), np.array([1.0, 2.0, 6.0])
+    evaluation = Evaluation({"loss": float(a @ losses)}, {"loss": losses})
+    tally.add(np.arange(3), np.full(3, 1 / 3))
+    even = metrics_row(1, evaluation, tally, a)
+    assert even["participation_loss"] == pytest.approx(even["loss"])
+    tally.add(np.array([0]), np.ones(1))
+    p = np.array([1 / 3 + 1, 1 / 3, 1 / 3]) / 2
+    found = metrics_row(2, evaluation, tally, a)["participation_loss"]
+    assert found == pytest.approx(p * a @ losses / (p @ a))
+    away = metrics_row(2, evaluation, tally, np.array([0.0, 0.0, 1.0]))
+    assert away["participation_loss"] == 6.0
+    alone = ParticipationTally(3)
+    alone.add(np.array([0]), np.ones(1))
+    none = metrics_row(1, evaluation, alone, np.array([0.0, 0.0, 1.0]))
+    assert none["participation_loss"] is None, "nobody who counts took part"
+
+
 def test_before_anybody_came_there_is_no_participation_loss():
     evaluation = Evaluation({"loss": 1.0}, {"loss": np.ones(2)})
     assert metrics_row(0, evaluation, ParticipationTally(2))["participation_loss"] is None

@@ -12,6 +12,7 @@ import fedtide.examples
 from fedtide.sweep import Sweep, run_sweep
 from fedtide.sweep.configurations import Configuration
 from fedtide.sweep.grid import Point, combine_points
+from fedtide.sweep.result_table import read_results
 
 EXAMPLES = Path(fedtide.examples.__file__).parent
 
@@ -275,3 +276,24 @@ def test_a_folder_with_other_contents_is_refused(sweep, tmp_path):
     changed = sweep(["rounds=4"], seeds=[1, 2])
     with pytest.raises(ft.InvalidInputError, match=r"^resume: .*rounds \(was 3, is 4\)"):
         run_sweep(changed, tmp_path / "out")
+
+
+def test_results_show_the_value_in_force_of_every_field_that_the_list_varies(sweep, tmp_path):
+    found = sweep(
+        list=[
+            {"name": "slow", "local.lr": 0.01},
+            {"name": "long", "local.lr": 0.01, "local.steps": 7},
+            {"name": "other", "algorithm.server_lr": 3.0},
+        ],
+        seeds=[1, 2],
+    )
+    table = read_results(found.runs, tmp_path)
+    wanted = ["run", "name", "local.lr", "local.steps", "algorithm.server_lr", "seed", "status"]
+    assert table.columns[: len(wanted)] == wanted
+    base = found.runs[-1].experiment.local
+    rows = table.filter(pl.col("seed") == 1).select(wanted[1:-2]).rows()
+    assert rows == [
+        ("slow", 0.01, base.steps, 2.0),
+        ("long", 0.01, 7, 2.0),
+        ("other", base.lr, base.steps, 3.0),
+    ]

@@ -119,6 +119,7 @@ class Task(ABC):
         batch_data: the tensors that `batch` reads besides its arguments; see `with_batch_data`.
         seed_family: equal for tasks of one problem, device and dtype that were prepared for
             different seeds: their local steps differ in `batch_data` only. None: not known.
+        objective_weights: a_n of the objective Σ a_n F_n, shape (N,); None: 1 / N.
     """
 
     population: Population
@@ -135,6 +136,7 @@ class Task(ABC):
     evaluated_samples: int = 0
     batch_data: tuple[Tensor, ...] = ()
     seed_family: object = None
+    objective_weights: NDArray[np.float64] | None = None
 
     @abstractmethod
     def loss(self, params: Params, *batch: Tensor) -> Tensor:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedtide.errors import InvalidInputError, first_line
-from fedtide.problems.losses import LossFunction
+from fedtide.problems.losses import LossFunction, bce, cross_entropy, next_token
 from fedtide.problems.models.functional import refuse_impure
+
+_logger = logging.getLogger("fedtide")
 
 _TRIED = 32  # samples on which a function is tried
 
@@ -126,3 +129,31 @@ def _batch_shape(tensor: Tensor) -> str:
 
 def _shape(values: object) -> str:
     return f"of shape {tuple(values.shape)}" if isinstance(values, Tensor) else f"{values!r:.60}"
+
+
+def warn_of_probabilities(module: nn.Module, loss: LossFunction, outputs: object) -> None:
+    """Warn if a network ends in the sigmoid or softmax that its loss applies, too.
+
+    Args:
+        module: the network.
+        loss: of fedtide's, or any other, of which nothing is known.
+        outputs: the network's for some samples.
+    """
+    if loss is bce:
+        layers = [layer for layer in module.modules() if not any(layer.children())]
+        found = isinstance(layers[-1], nn.Sigmoid)
+    elif loss in (cross_entropy, next_token) and isinstance(outputs, Tensor):
+        sums = outputs.detach().double().sum(dim=-1)
+        found = not outputs.is_meta and bool(
+            (outputs >= 0).all() and torch.allclose(sums, torch.ones_like(sums), atol=1e-3)
+        )
+    else:
+        return
+    if found:
+        layer, name = ("sigmoid", "bce") if loss is bce else ("softmax", "cross_entropy")
+        _logger.warning(
+            "model: it ends in a %s, which the loss %s applies itself, so the network hardly "
+            "learns; remove that layer and return the logits",
+            layer,
+            name,
+        )

@@ -19,7 +19,12 @@ from fedtide.problems.base import Batch, BatchInputs, BatchPlan, BufferMode, Eva
 from fedtide.problems.datasets.catalogue import PixelStandardisation
 from fedtide.problems.datasets.sources import Ints
 from fedtide.problems.layout import Layout, Params, to_channels_last
-from fedtide.problems.loss_checks import depends_on_others, require_per_sample, trial_rows
+from fedtide.problems.loss_checks import (
+    depends_on_others,
+    require_per_sample,
+    trial_rows,
+    warn_of_probabilities,
+)
 from fedtide.problems.losses import TARGET_KINDS, LossFunction
 from fedtide.problems.models import FunctionalModel
 from fedtide.problems.models.functional import mixes_samples
@@ -121,6 +126,7 @@ class SupervisedTask(Task):
         self.fewest_samples = self.model.fewest_samples
         self.is_recurrent = self.model.is_recurrent
         self._check_outputs()
+        warn_of_probabilities(module, loss, self.model.example_output)
         self._check_gradient()
         self._apart = self._check_independence()
         self._apart |= mixes_samples(self._evaluated_loss, len(self._train))

@@ -35,6 +35,7 @@ class WeightedTask(Task):
 
     def __init__(self, task: Task, weights: NDArray[np.float64]) -> None:
         self._task, self._weights = task, weights
+        self.objective_weights = weights
         self.population, self.layout, self.start = task.population, task.layout, task.start
         self.buffer_layout, self.start_buffers = task.buffer_layout, task.start_buffers
         self.buffer_mode, self.class_names = task.buffer_mode, task.class_names

@@ -64,10 +64,18 @@ Worst tenth: the mean test accuracy of the tenth of the clients with the lowest;
 standard deviation over the clients. Clients without test samples of their own have class-weighted
 test accuracies: those of the classes on the common test set, weighted by the client's shares of
 the classes. The problem's own test metrics or, without any test metric, the test loss come before
-these columns. The training loss is given twice: the mean over clients, which is the goal, and
-weighted by how often each client took part (paper 004, equation 3), which is what plain averaging
-minimises.
+these columns. The training loss is given twice: the mean over clients, or the objective of the
+experiment, which is the goal, and weighted by how often each client took part (paper 004, equation
+3), which is what plain averaging minimises.
 """
+
+
+_KEYS = {column.key for column in COLUMNS}
+
+
+def weights_clients(runs: Iterable[LoadedRun]) -> bool:
+    """Return whether the objective of any run weights clients."""
+    return any(run.experiment.get("objective", "uniform") != "uniform" for run in runs)
 
 
 def compare_runs(runs: Iterable[LoadedRun]) -> pl.DataFrame:
@@ -88,12 +96,20 @@ def compare_runs(runs: Iterable[LoadedRun]) -> pl.DataFrame:
     return pl.DataFrame(rows, infer_schema_length=None)
 
 
-def shown_columns(frame: pl.DataFrame) -> list[Column]:
-    """Return the columns that a comparison has; own metrics that are shares are in per cent."""
+def shown_columns(frame: pl.DataFrame, weighted: bool = False) -> list[Column]:
+    """Return the columns that a comparison has; own metrics that are shares are in per cent.
+
+    Args:
+        frame: the comparison.
+        weighted: whether the objective weights clients, so that the loss is not their mean.
+    """
     columns = [column for column in _columns(frame.columns) if column.key in frame.columns]
+    if weighted:
+        title = "loss,\nobjective"
+        columns = [replace(c, title=title) if c.key == "loss" else c for c in columns]
     return [
         replace(column, title=f"{column.title} %", percent=True, digits=1)
-        if column not in COLUMNS
+        if column.key not in _KEYS
         and is_share(column.key)
         and frame[column.key].is_between(0, 1).all()
         else column
@@ -117,10 +133,11 @@ def comparison_table(runs: Iterable[LoadedRun]) -> WideTable:
 
     It has several blocks if the terminal is narrow.
     """
+    runs = list(runs)
     frame = compare_runs(runs)
     table = WideTable()
     table.add_column("\nmethod")
-    columns = shown_columns(frame)
+    columns = shown_columns(frame, weights_clients(runs))
     for column in columns:
         table.add_column(escape(column.title), justify="right")
     for row in frame.iter_rows(named=True):

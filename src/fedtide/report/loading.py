@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -18,6 +17,7 @@ from numpy.typing import NDArray
 from polars.exceptions import PolarsError
 
 from fedtide.algorithms import Algorithm
+from fedtide.canonical_json import canonical_json
 from fedtide.configurable import field_types
 from fedtide.errors import InvalidInputError, first_line
 from fedtide.metric_direction import lower_is_better
@@ -354,7 +354,7 @@ def split_by_problem(runs: Iterable[LoadedRun]) -> list[tuple[str, list[LoadedRu
     """
     groups: dict[str, list[LoadedRun]] = {}
     for run in runs:
-        key = json.dumps(_describe_problem(run), sort_keys=True, default=str)
+        key = canonical_json(_describe_problem(run))
         groups.setdefault(key, []).append(run)
     names = _name_problems([_describe_problem(group[0]) for group in groups.values()])
     return list(zip(names, groups.values(), strict=True))
@@ -386,7 +386,7 @@ def _name_problems(problems: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _identity(run: LoadedRun) -> str:
-    return json.dumps(run.fields, sort_keys=True, default=str)
+    return canonical_json(run.fields)
 
 
 def _how_far(group: Sequence[LoadedRun]) -> str:

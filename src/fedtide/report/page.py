@@ -19,7 +19,14 @@ from fedtide.errors import InvalidInputError
 from fedtide.metric_direction import is_share
 from fedtide.plotting.saving import figure_svg
 from fedtide.plotting.style import Styles, method_styles
-from fedtide.report.comparison import compare_runs, format_cell, format_mean, shown_columns
+from fedtide.report.comparison import (
+    Column,
+    compare_runs,
+    format_cell,
+    format_mean,
+    shown_columns,
+    weights_clients,
+)
 from fedtide.report.figures import ReportFigure
 from fedtide.report.figures.client_influence import influence_figures
 from fedtide.report.figures.learning_curves import client_figures, learning_figures
@@ -306,7 +313,8 @@ def _warnings(groups: Groups) -> list[str]:
 def _comparison(groups: Groups, styles: Styles) -> dict[str, Any]:
     """Return the heads, rows and legend of the comparison, with the L1 skew as last column."""
     frame = compare_runs(run for group in groups.values() for run in group)
-    columns = shown_columns(frame)
+    weighted = weights_clients(run for group in groups.values() for run in group)
+    columns = shown_columns(frame, weighted)
     rows = []
     for row, (method, group) in zip(frame.iter_rows(named=True), groups.items(), strict=True):
         skews = [skew for run in group if (skew := l1_skew(run)) is not None]
@@ -314,10 +322,11 @@ def _comparison(groups: Groups, styles: Styles) -> dict[str, Any]:
         cells = [str(len(group)), *(format_cell(row, column) for column in columns), skew_cell]
         rows.append((method, styles[method]["color"], cells))
     heads = ["seeds", *(column.title.replace("\n", " ") for column in columns), "L1 skew"]
-    return {"heads": heads, "rows": rows, "legend": _legend({column.key for column in columns})}
+    return {"heads": heads, "rows": rows, "legend": _legend(columns, weighted)}
 
 
-def _legend(keys: set[str]) -> str:
+def _legend(columns: Iterable[Column], weighted: bool) -> str:
+    keys = {column.key for column in columns}
     parts = ["Last evaluation, mean ± standard deviation over the seeds."]
     if keys & {"client_test_accuracy_std", "client_class_weighted_test_accuracy_std"}:
         parts.append(
@@ -331,11 +340,19 @@ def _legend(keys: set[str]) -> str:
             "Class-weighted: the clients have no test samples of their own; the accuracies of the "
             "classes on the common test set are weighted by the client's shares of the classes."
         )
-    parts.append(
-        "Loss: the mean over clients, which is the goal, and weighted by how often each client "
-        "took part. L1 skew: Σ |w_n − 1/N|, how far the objective that was really minimised is "
-        "from the mean over clients, 0 to 2."
-    )
+    if weighted:
+        parts.append(
+            "Loss: the objective with the experiment's weights of the clients, which is the goal, "
+            "and weighted by how often each took part besides. L1 skew: Σ |w_n − 1/N| with the "
+            "weights w_n that updates had, 0 to 2: how far the objective that was really minimised "
+            "is from the goal, as its weights scale the losses."
+        )
+    else:
+        parts.append(
+            "Loss: the mean over clients, which is the goal, and weighted by how often each client "
+            "took part. L1 skew: Σ |w_n − 1/N|, how far the objective that was really minimised is "
+            "from the mean over clients, 0 to 2."
+        )
     return " ".join(parts)
 
 

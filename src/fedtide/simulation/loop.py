@@ -177,7 +177,8 @@ class Run:
         """Evaluate the algorithm's output and add a row of metrics."""
         start = time.perf_counter()
         self.evaluation = self._evaluate()
-        self.metrics.append(metrics_row(self.ended, self.evaluation, self.tally))
+        weights = self.task.objective_weights
+        self.metrics.append(metrics_row(self.ended, self.evaluation, self.tally, weights))
         self.timings.evaluation += time.perf_counter() - start
         if self.experiment.on_nonfinite == "stop":
             check_loss(self.evaluation, self.ended, self.population, self._too_high)

@@ -50,17 +50,27 @@ class ParticipationTally:
         return self.share / self.cohorts if self.cohorts else None
 
 
-def metrics_row(ended: int, evaluation: Evaluation, tally: ParticipationTally) -> dict[str, Any]:
+def metrics_row(
+    ended: int,
+    evaluation: Evaluation,
+    tally: ParticipationTally,
+    objective_weights: Floats | None = None,
+) -> dict[str, Any]:
     """Return one row of metrics: those of the problem, and the spread of each client metric.
 
     `participation_loss` is Σ p_n F_n(x) with the participation weights so far (paper 004, equation
     3), in contrast to `loss`, the mean over clients. If it is far lower, the model favours the
-    clients that take part most.
+    clients that take part most. With weights a_n of the objective, `loss` is Σ a_n F_n(x), and
+    `participation_loss` Σ p_n a_n F_n(x) / Σ p_n a_n: clients minimise N a_n F_n. So the two are
+    equal wherever all take part equally.
     """
     row: dict[str, Any] = {"round": ended, **evaluation.metrics}
     weights, losses = tally.objective(), evaluation.clients.get("loss")
     if losses is not None:
         with np.errstate(invalid="ignore", over="ignore"):  # a loss may be infinite
+            if weights is not None and objective_weights is not None:
+                weights = weights * objective_weights
+                weights = weights / weights.sum() if weights.any() else None
             row["participation_loss"] = None if weights is None else float(weights @ losses)
     declared = declared_directions(evaluation)
     for metric, values in evaluation.clients.items():

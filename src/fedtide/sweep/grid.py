@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
+from fedtide.canonical_json import canonical_json
 from fedtide.errors import InvalidInputError
 from fedtide.simulation.experiment import put
 from fedtide.validation import require_folder_name
@@ -105,6 +105,8 @@ def _parse_list(entries: Any) -> list[Point]:
     if not isinstance(entries, list) or not entries:
         raise InvalidInputError("list: not a list of fields with values; write [{local.lr: 0.1}]")
     points = [_parse_entry(i, entry) for i, entry in enumerate(entries)]
+    if any("name" in entry for entry in entries):
+        points = [replace(point, shown={"name": point.label, **point.shown}) for point in points]
     if len({point.label for point in points}) < len(points):
         raise InvalidInputError("list: two entries are equal; change a value or give each a `name`")
     _refuse_equal_folders("list", [point.label for point in points])
@@ -125,10 +127,18 @@ def _parse_entry(i: int, entry: Any) -> Point:
     return Point(label, changes, shown, "list")
 
 
-def _point(field: str, value: Any) -> Point:
+def shown_value(value: Any) -> Any:
+    """Return what the results show of a value: a scalar, or a hash of anything else.
+
+    >>> shown_value("1e-3"), shown_value({"type": "correlated", "alpha": 0.1})
+    (0.001, 'correlated-cb5eed')
+    """
     shown = _parse_number(value)
-    if not (shown is None or isinstance(shown, str | int | float)):
-        shown = _hash(value)
+    return shown if shown is None or isinstance(shown, str | int | float) else _hash(value)
+
+
+def _point(field: str, value: Any) -> Point:
+    shown = shown_value(value)
     text = str(shown).lower() if shown is None or isinstance(shown, bool) else str(shown)
     return Point(_shorten(f"{field}={text}"), {field: value}, {field: shown})
 
@@ -181,7 +191,7 @@ def _shorten(label: str) -> str:
 
 def _hash(value: Any) -> str:
     """Return six hexadecimal digits, after the type if the value has one; equal in every sweep."""
-    text = json.dumps(value, sort_keys=True, default=str)
+    text = canonical_json(value)
     kind = f"{value['type']}-" if isinstance(value, dict) and "type" in value else ""
     return kind + hashlib.sha256(text.encode()).hexdigest()[:6]
 

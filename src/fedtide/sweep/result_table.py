@@ -2,27 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import polars as pl
 
+from fedtide.errors import InvalidInputError
+from fedtide.simulation.experiment import Experiment
 from fedtide.simulation.run_folder import RunFolder, UnreadableFileError
 from fedtide.sweep.configurations import SweepRun
+from fedtide.sweep.grid import shown_value
 
 RESULTS_FILE = "results.parquet"
 """The file of the results, in the sweep's folder."""
 
 
-def read_results(runs: Iterable[SweepRun], out: Path) -> pl.DataFrame:
+def read_results(runs: Sequence[SweepRun], out: Path) -> pl.DataFrame:
     """Return one row per run.
 
     Columns: `run` (its folder below `out`), the fields that identify it (`method`, the swept
-    fields, `seed`), `status` (done, failed, unfinished), `error`; then, for finished runs,
-    `rounds`, the metrics of the last evaluation and `rounds_per_second`; and `folder`.
+    fields with the values in force, `seed`), `status` (done, failed, unfinished), `error`; then,
+    for finished runs, `rounds`, the metrics of the last evaluation and `rounds_per_second`; and
+    `folder`.
     """
-    rows = [_read_row(run, out) for run in runs]
+    fields = list(dict.fromkeys(field for run in runs for field in run.fields if field != "seed"))
+    rows = [_read_row(run, fields, out) for run in runs]
     names = list(dict.fromkeys(name for row in rows for name in row))
     names.remove("folder")
     return pl.DataFrame(
@@ -30,9 +35,13 @@ def read_results(runs: Iterable[SweepRun], out: Path) -> pl.DataFrame:
     )
 
 
-def _read_row(run: SweepRun, out: Path) -> dict[str, Any]:
+def _read_row(run: SweepRun, fields: Sequence[str], out: Path) -> dict[str, Any]:
     folder = RunFolder(out / run.path)
-    row = {"run": run.path, **run.fields}
+    row: dict[str, Any] = {"run": run.path}
+    for field in fields:
+        known = field in run.fields
+        row[field] = run.fields[field] if known else _value_in_force(run.experiment, field)
+    row["seed"] = run.experiment.seed
     failure = folder.read_failure()
     if failure is not None:
         row |= {"status": "failed", "error": failure.sentence}
@@ -41,6 +50,19 @@ def _read_row(run: SweepRun, out: Path) -> dict[str, Any]:
     else:
         row |= {"status": "done", "error": None, **_read_metrics(folder)}
     return row | {"folder": str(folder.path)}
+
+
+def _value_in_force(experiment: Experiment, field: str) -> Any:
+    """Return what is shown of a dotted field; None where this experiment does not have it."""
+    try:
+        value: Any = experiment.to_dict()
+    except InvalidInputError:  # an object of the user's that a file cannot describe
+        return None
+    for key in field.split("."):
+        if not isinstance(value, dict) or key not in value:
+            return None
+        value = value[key]
+    return shown_value(value)
 
 
 def _read_metrics(folder: RunFolder) -> dict[str, Any]:

@@ -137,7 +137,7 @@ class _Execution:
 
     def results(self) -> pl.DataFrame:
         """Return one row per run requested so far; a strategy adds the column `best`."""
-        frame = read_results(self.runs.values() or self.sweep.runs, self.out)
+        frame = read_results([*self.runs.values()] or self.sweep.runs, self.out)
         if self.sweep.strategy is None:
             return frame
         labels = frame["run"].str.replace("/seed-[^/]*$", "")

@@ -84,11 +84,13 @@ class Names:
         columns: the log's own name of each of COLUMNS that it has.
         note: which columns were recognised under another name; empty: none.
         unread: which other columns there are, in words; empty: none.
+        flags: those of them whose names say who took part; empty if there are stages.
     """
 
     columns: dict[str, str]
     note: str
     unread: str
+    flags: tuple[str, ...] = ()
 
 
 def find_columns(
@@ -144,7 +146,9 @@ def find_columns(
     others = [
         name for name in available if not (name in columns_read.values() or _INDEX.fullmatch(name))
     ]
-    return Names(columns_read, ", ".join(guessed), _describe_unread(others, "stage" in names))
+    has_stages = "stage" in names
+    flags = () if has_stages else tuple(name for name in others if is_called(name, _FLAGS))
+    return Names(columns_read, ", ".join(guessed), _describe_unread(others, has_stages), flags)
 
 
 _OUTCOMES = (
@@ -152,6 +156,15 @@ _OUTCOMES = (
     *("outcome", "result", "ok", "error", "dropped"),
 )
 """Names of columns that may say that a row's client did not take part in the end."""
+_FLAGS = tuple(
+    name
+    for verb in (
+        *("participated", "participates", "participating", "took_part", "takes_part", "present"),
+        *("available", "selected", "reported", "used", "active", "online", "responded", "trained"),
+    )
+    for name in (verb, f"is_{verb}", f"has_{verb}", f"was_{verb}")
+)
+"""Names of columns in which 0 or False says that a row's client did not take part."""
 _INDEX = re.compile(r"|__index_level_\d+__|Unnamed: \d+")
 """Names of a pandas index in a file."""
 _LISTED = 8

@@ -23,6 +23,7 @@ from fedtide.auditing.log.table_source import (
     open_source,
     read_frame,
 )
+from fedtide.auditing.log.values import refuse_absent
 from fedtide.errors import InvalidInputError, first_line
 from fedtide.validation import require_positive, require_whole_number
 
@@ -104,7 +105,10 @@ def read_participation_log(
         entries.notes.extend([*table.notes, *filter(None, (found.note, unread))])
         list_name = None if "client" in columns else found.columns["client"]
         has_rows = listed = False
-        for batch, share in table.read([*dict.fromkeys(found.columns.values())]):
+        flags = () if recorded else found.flags
+        for batch, share in table.read([*dict.fromkeys([*found.columns.values(), *flags])]):
+            for flag in flags:
+                refuse_absent(flag, batch[flag])
             rows = {ours: _widen(batch[theirs]) for ours, theirs in found.columns.items()}
             has_rows |= len(rows["client"]) > 0
             with _named_columns(found.columns):

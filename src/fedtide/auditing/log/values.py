@@ -26,6 +26,7 @@ NO_STAGE = len(STAGES)
 """The stage of a row in which it is missing."""
 
 _MISSING = ("", "na", "nan", "n/a", "null", "none", "-")
+_NO, _YES = {"0", "0.0", "false", "no", "n"}, {"1", "1.0", "true", "yes", "y"}
 
 
 def is_text(kind: pa.DataType) -> bool:
@@ -186,6 +187,31 @@ def parse_stages(column: pa.Array) -> NDArray[np.uint8]:
             raise InvalidInputError(f"stage: unknown stage {name!r:.60}; {STAGE_HINT}")
     codes = stages.indices.cast(pa.int64()).fill_null(len(names))
     return np.asarray(levels[to_numpy(codes)])
+
+
+def refuse_absent(name: str, column: pa.Array) -> None:
+    """Check that a column whose name says who took part is not "no" for some rows.
+
+    Every row of a log without stages stands for a client that took part.
+
+    >>> refuse_absent("used", pa.array([1, 1]))
+    >>> refuse_absent("used", pa.array([1, 0]))
+    Traceback (most recent call last):
+    ...
+    fedtide.errors.InvalidInputError: log: 'used' is 0 in some rows; leave out the rows of ...
+    """
+    if pa.types.is_nested(column.type):
+        return
+    values = column if pa.types.is_dictionary(column.type) else column.dictionary_encode()
+    texts = {str(value).strip().lower() for value in values.dictionary.to_pylist()[:10]}
+    texts -= {*_MISSING}
+    if texts <= _NO | _YES and texts & _NO:
+        no = next(v for v in values.dictionary.to_pylist() if str(v).strip().lower() in _NO)
+        raise InvalidInputError(
+            f"log: {name!r:.60} is {no} in some rows; leave out the rows of clients that did not "
+            f"take part, or give a column 'stage' ({', '.join(STAGES)}); rename the column if it "
+            "says something else"
+        )
 
 
 def parse_reasons(column: pa.Array) -> pa.DictionaryArray:

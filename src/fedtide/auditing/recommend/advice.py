@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -57,11 +58,13 @@ class Advice:
         """Arguments of `ft.simulate`, or lines of an experiment file.
 
         These are `algorithm` and, where there is something to say, `objective` and `privacy`.
+        Values for each client are by name where clients have names, since an experiment may number
+        them in another order.
         """
-        experiment: dict[str, Any] = {"algorithm": self.settings}
+        experiment: dict[str, Any] = {"algorithm": self._with_named_rates(self.settings)}
         if self.objective != "uniform":
             given = self.objective
-            experiment["objective"] = given if isinstance(given, str) else list(given)
+            experiment["objective"] = given if isinstance(given, str) else self._by_name(given)
         if self.privacy is not None:
             experiment["privacy"] = self.privacy
         return experiment
@@ -70,3 +73,19 @@ class Advice:
     def strategy(self) -> str:
         """Python source that makes the `FedTide` strategy of this method for Flower."""
         return write_strategy(self.settings, self.clients, self.objective, self.privacy)
+
+    def _with_named_rates(self, settings: Settings) -> Settings:
+        """Return the settings of a method, and of those within it, with rates by name."""
+        named = dict(settings)
+        for key, value in settings.items():
+            if key == "rates":
+                named[key] = self._by_name(value)
+            elif isinstance(value, dict):
+                named[key] = self._with_named_rates(value)
+        return named
+
+    def _by_name(self, values: Sequence[float]) -> list[float] | dict[str, float]:
+        """Return a value for each client, by name if clients have names."""
+        if isinstance(self.clients, int):
+            return list(values)
+        return dict(zip(self.clients, values, strict=True))

@@ -155,7 +155,7 @@ def _amplified(findings: Findings, inner: Advice) -> list[Advice]:
 
 
 def _amplified_scaffold(findings: Findings) -> list[Advice]:
-    size = findings.table_floats + 2 * findings.dimension
+    size = 2 * findings.table_floats + 2 * findings.dimension  # control variates, and the window's
     remaining = _scaled_skew(findings, findings.objectives.others[2].weights)
     return [
         _advice(

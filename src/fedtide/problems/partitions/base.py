@@ -117,13 +117,15 @@ class StoredShards(Shards):
             values: one for each sample, shape (n,).
 
         Raises:
-            InvalidInputError: values that `to_names` rejects.
+            InvalidInputError: values that `to_names` rejects, or two names that differ only in
+                blanks around them.
 
         >>> shards = StoredShards.from_column("column", "user", np.array(["bob", "ann", "bob"]))
         >>> shards.names, shards.sizes
         (array(['ann', 'bob'], dtype=object), array([1, 2]))
         """
         names, owners = np.unique(to_names(field, column, values), return_inverse=True)
+        _refuse_blanks(field, column, names)
         return cls.from_owners(owners.astype(np.int64), len(names), names)
 
     @property
@@ -135,6 +137,22 @@ class StoredShards(Shards):
         """Return the training samples at these positions, same shape as `positions`."""
         samples: Ints = self.samples[self.offsets[clients][:, None] + positions]
         return samples
+
+
+def _refuse_blanks(field: str, column: str, names: Names) -> None:
+    """Check that no two names are equal but for blanks: they look alike, and audits read them so.
+
+    Raises:
+        InvalidInputError: there are two.
+    """
+    known: dict[str, str] = {}
+    for name in map(str, names.tolist()):
+        other = known.setdefault(name.strip(), name)
+        if other != name:
+            raise InvalidInputError(
+                f"{field}: {other!r:.60} and {name!r:.60} in the column {column!r:.60} differ only "
+                "in blanks around them, and would be two clients; strip the column, or rename one"
+            )
 
 
 def to_names(field: str, column: str, values: NDArray[Any] | Sequence[Any]) -> Names:
