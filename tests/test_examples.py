@@ -84,6 +84,15 @@ def test_a_file_of_the_user_comes_before_an_example(tmp_path, monkeypatch):
     assert find_example(Path("elsewhere/digits")) == Path("elsewhere/digits")
 
 
+def test_a_name_that_is_neither_a_file_nor_an_example_is_refused_with_the_nearest(
+    tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InvalidInputError, match=r"^digit: no file and no example .*'digits'\?"):
+        find_example(Path("digit"))
+    assert find_example(Path("digit.yaml")) == Path("digit.yaml"), "its error names the file"
+
+
 def test_a_folder_does_not_hide_an_example(tmp_path, monkeypatch):
     """As `fedtide run digits --out digits` leaves one."""
     monkeypatch.chdir(tmp_path)

@@ -92,3 +92,21 @@ def test_equal_rates_are_not_excluded_by_logs_in_which_most_clients_never_come(
         t, n = np.nonzero(np.random.default_rng(seed).random((40, 1000)) < rate)
         found = ft.audit(pl.DataFrame({"round": t, "client": n}), clients=1000)
         assert found.objectives.plain.interval[0] == 0
+
+
+def test_an_interval_ends_where_its_hypotheses_are_first_rejected() -> None:
+    """Seven of nine clients came, at four rates; hypotheses far beyond have weights below 0.
+
+    They have no noise left, and were accepted again, so that intervals ended at 2.
+    """
+    ends = []
+    for seed in range(60):
+        random = np.random.default_rng(seed)
+        clients = int(random.integers(4, 9))
+        present = random.random((100, clients)) < random.choice([0.05, 0.1, 0.5, 0.9], clients)
+        rounds, ids = np.nonzero(present)
+        log = pl.DataFrame({"round": rounds, "client": ids})
+        skew = ft.audit(log, clients=clients + 2).objectives.plain.skew
+        low, high = skew.interval
+        ends.append((high - skew.corrected) / max(skew.corrected - low, 0.02))
+    assert max(ends) < 8

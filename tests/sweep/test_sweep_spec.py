@@ -43,6 +43,16 @@ def test_all_methods_of_a_seed_come_before_the_next_seed(sweep):
     assert [member.experiment.name for member in found.runs] == ["a", "b", "a", "b"]
 
 
+def test_a_seed_besides_seeds_is_refused_and_either_replaces_that_of_a_base(sweep, tmp_path):
+    with pytest.raises(ft.InvalidInputError, match=r"^seed: given besides seeds; give one of them"):
+        sweep(seed=9, seeds=[1, 2])
+    sweep(seed=9)
+    (tmp_path / "one.yaml").write_text("base: file.yaml\nseeds: [1, 2]\n")
+    assert [run.experiment.seed for run in Sweep.load(tmp_path / "one.yaml").runs] == [1, 2]
+    (tmp_path / "two.yaml").write_text("base: one.yaml\nseed: 4\n")
+    assert [run.experiment.seed for run in Sweep.load(tmp_path / "two.yaml").runs] == [4]
+
+
 def test_seeds_alone(sweep, base):
     found = sweep(seeds=[1, 2])
     assert [member.path for member in found.runs] == ["small/seed-1", "small/seed-2"]
@@ -258,7 +268,7 @@ def test_an_override_of_the_seed_is_refused_where_the_file_lists_seeds(sweep):
         sweep(["seed=3"], seeds=[1, 2])
     assert [run.experiment.seed for run in sweep(["seed=3"], methods=EACH).runs] == [3, 3]
     assert [run.experiment.seed for run in sweep(["seed=3", "seeds="], seeds=[1, 2]).runs] == [3]
-    assert [run.experiment.seed for run in sweep(["seeds=[3]"], seeds=[1, 2], seed=7).runs] == [3]
+    assert [run.experiment.seed for run in sweep(["seeds=[3]"], seeds=[1, 2]).runs] == [3]
     with pytest.raises(ft.InvalidInputError, match=r"^seed: None .* give a whole number$"):
         sweep(["seed="], seeds=[1, 2])
 

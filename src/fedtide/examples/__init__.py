@@ -33,10 +33,20 @@ def list_examples() -> dict[str, str]:
 
 
 def find_example(file: Path) -> Path:
-    """Return `file`, or the bundled experiment of this name if there is no such file."""
-    bundled = _ROOT / f"{file.name}.yaml"
-    is_name = len(file.parts) == 1 and bundled.is_file()
-    return bundled if is_name and not file.is_file() else file
+    """Return `file`, or the bundled experiment of this name if there is no such file.
+
+    Raises:
+        InvalidInputError: neither a file nor an experiment has this name, which has no suffix.
+    """
+    if file.is_file() or len(file.parts) != 1:
+        return file
+    experiments = {path.stem: path for path in _ROOT.glob("*.yaml")}
+    if file.name in experiments or file.suffix or file.exists():
+        return experiments.get(file.name, file)
+    raise InvalidInputError(
+        f"{file.name}: no file and no example has this name; "
+        f"{did_you_mean(file.name, sorted(experiments))}"
+    )
 
 
 def copy_example(name: str, folder: Path) -> list[Path]:

@@ -381,10 +381,19 @@ def _find_root(function: Callable[[float], float], low: float, high: float) -> f
 
 
 def _find_upper(function: Callable[[float], float], low: float = 0.0) -> float:
-    """Return a κ above `low` at which the function is not positive, or at least 10⁶."""
-    kappa = max(2 * low, 1.0)
+    """Return a κ above `low` at which the function is not positive, or at least 10⁶.
+
+    The steps begin small, because the function may be positive again farther out: hypotheses whose
+    weights would be negative have no noise left, and with it no power.
+
+    >>> _find_upper(lambda kappa: 1.2 - kappa if kappa < 2 else 1.0, 1.0)
+    1.25
+    """
+    step = 0.1 * max(low, 1.0)
+    kappa = low + step
     while function(kappa) > 0 and kappa < 1e6:
-        kappa *= 2
+        step *= 1.5
+        kappa += step
     return kappa
 
 
