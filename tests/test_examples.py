@@ -88,7 +88,7 @@ def test_a_name_that_is_neither_a_file_nor_an_example_is_refused_with_the_neares
     tmp_path, monkeypatch
 ):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(InvalidInputError, match=r"^digit: no file and no example .*'digits'\?"):
+    with pytest.raises(ft.InvalidInputError, match=r"^digit: no file and no example .*'digits'\?"):
         find_example(Path("digit"))
     assert find_example(Path("digit.yaml")) == Path("digit.yaml"), "its error names the file"
 
