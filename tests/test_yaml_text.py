@@ -130,3 +130,12 @@ def test_the_reason_is_short_whatever_the_text():
     with pytest.raises(YamlError) as error:
         parse("a: *" + "b" * 10_000)
     assert len(str(error.value)) < 300
+
+
+@pytest.mark.parametrize("text", ["{007: 1, 7: 2}", "{7: 1, 07: 2}"])
+def test_keys_that_are_one_number_are_duplicate(text):
+    with pytest.raises(
+        YamlError, match=r"the key '0?0?7' is duplicate( as the number 7: quote it)?"
+    ):
+        parse(text)
+    assert parse("{'007': 1, 7: 2}") == {"007": 1, 7: 2}

@@ -40,9 +40,11 @@ def order_by_id(field: str, values: Any, population: Population) -> Any:
         raise InvalidInputError(f"{field}: a name stands as number and as text; give it once")
     unknown, missing = given.keys() - set(names), set(names) - given.keys()
     if unknown:
+        as_numbers = {str(int(name)) for name in missing if name.isascii() and name.isdigit()}
+        hint = "put names that look like numbers in quotes" if as_numbers & unknown else ""
         raise InvalidInputError(
             f"{field}: no client is called {list_names(sorted(unknown))} (the clients: "
-            f"{list_names(names)}); correct the names"
+            f"{list_names(names)}); {hint or 'correct the names'}"
         )
     if missing:
         raise InvalidInputError(

@@ -9,6 +9,7 @@ import yaml
 
 from fedtide.errors import first_line
 
+_WHOLE = re.compile("[0-9]{1,18}")
 _DEEPEST = 100
 """How deep data may be nested; the interpreter's own limit differs from process to process."""
 
@@ -141,7 +142,12 @@ def _refuse_repeated(node: yaml.MappingNode) -> None:
     seen: set[str] = set()
     for key, _ in node.value:
         if isinstance(key, yaml.ScalarNode):
-            if key.value in seen:
+            is_number = key.style is None and _WHOLE.fullmatch(key.value)
+            name = str(int(key.value)) if is_number else key.value
+            if name in seen:
                 line = key.start_mark.line + 1
-                raise YamlError(f"not YAML in line {line}, the key {key.value!r:.60} is duplicate")
-            seen.add(key.value)
+                hint = "" if name == key.value else f" as the number {name}: quote it if it is text"
+                raise YamlError(
+                    f"not YAML in line {line}, the key {key.value!r:.60} is duplicate{hint}"
+                )
+            seen.add(name)

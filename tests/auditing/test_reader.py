@@ -186,12 +186,32 @@ def test_rosters_come_in_the_same_formats_as_logs(tmp_path: Path) -> None:
         assert table.wanted.tolist() == [0.5, 0.25, 0.25]
 
 
+@pytest.mark.parametrize("name", ["Client Name", "client_id", "Client", "cid"])
+def test_a_roster_may_call_its_clients_like_a_log(name: str) -> None:
+    log = read_participation_log(
+        GOOD, roster=ClientTable.from_frame(ROSTER.rename({"client": name}))
+    )
+    assert log.names.to_list() == ROSTER["client"].to_list()
+    both = ROSTER.with_columns(pl.lit("x").alias("Client"))
+    assert ClientTable.from_frame(both).names.to_list() == ROSTER["client"].to_list()
+
+
+def test_rounds_that_are_read_as_seconds_are_named() -> None:
+    check_error(error_of(GOOD, round_seconds=3600.0), "round_seconds", "'round' counts rounds")
+
+
 def test_invalid_rosters_are_refused() -> None:
     twice = pl.DataFrame({"client": [0, 0]})
     check_error(error_of(GOOD, roster=twice), "roster", "twice")
     check_error(error_of(GOOD, roster=twice.head(0)), "roster", "empty")
     check_error(error_of(GOOD, roster=pl.DataFrame({"id": [0]})), "roster", "'client'")
     check_error(error_of(GOOD, roster=ROSTER, groups="regoin"), "groups", "'region'")
+    for weights, found in (([1, -1, 1], "-1"), ([1, None, 1], "none"), (["1", "a", "1"], "'a'")):
+        roster = ROSTER.with_columns(weight=pl.Series(weights))
+        who = repr(ROSTER["client"][1])
+        check_error(error_of(GOOD, roster=roster), "roster", f"of client {who} is {found}")
+    nobody = ROSTER.with_columns(weight=pl.Series([0, 0, 0]))
+    check_error(error_of(GOOD, roster=nobody), "roster", "all weights are 0")
     check_error(error_of(GOOD, groups="region"), "groups", "--roster")
     check_error(error_of(GOOD, roster=ROSTER, clients=3), "clients", "roster")
     negative = ROSTER.with_columns(weight=pl.lit(-1.0))

@@ -241,9 +241,10 @@ def _input_column(table: Table, name: str, lengths: Mapping[str, int]) -> Column
     if values.dtype == object:
         if not isinstance(column, Ragged):
             _refuse_stray_text("inputs", name, values)
+        found = f", such as {str(values[0])!r:.40} in row 0" if len(values) else ""
         raise InvalidInputError(
-            f"inputs: column {name!r} holds text; turn it into numbers first, such as the ids of "
-            "its tokens"
+            f"inputs: column {name!r} holds text{found}; turn it into numbers first: '3%' into "
+            "0.03, categories into columns of 0 and 1, sentences into the ids of their tokens"
         )
     values = _normalise_dtype(values, keep_pixels=values.ndim >= 3)
     _require_finite("inputs", name, values)

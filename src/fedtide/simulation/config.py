@@ -181,8 +181,10 @@ def refuse_unknown_keys(given: Iterable[Any], known: Collection[str], path: str 
     """Raise InvalidInputError if a key of the mapping at this path is unknown."""
     for key in given:
         if key not in known:
+            is_number = isinstance(key, int | float) and not isinstance(key, bool)
+            hint = "write decimals with a point, such as 0.1" if is_number else ""
             raise InvalidInputError(
-                f"{_join(path, key)}: unknown key; {did_you_mean(str(key), known)}"
+                f"{_join(path, key)}: unknown key; {hint or did_you_mean(str(key), known)}"
             )
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from fedtide.auditing.log.columns import recognise_client
 from fedtide.errors import InvalidInputError, did_you_mean
 from fedtide.participation.log.client_ids import normalise_clients
 from fedtide.participation.log.tables import read_table, require_columns
@@ -41,7 +42,7 @@ class ClientTable:
 
     @classmethod
     def from_frame(cls, frame: pl.DataFrame, group: str | None = None) -> ClientTable:
-        """Return the clients in a table with a column `client`.
+        """Return the clients in a table with a column `client`, or a name that logs may give it.
 
         A column `weight` gives the wanted weights, in any unit. Every other column with 2 to 50
         distinct values is a grouping; `group` selects one column instead, however many values it
@@ -51,6 +52,9 @@ class ClientTable:
             InvalidInputError: no column `client` or `group`, no rows, a client twice, or invalid
                 weights.
         """
+        written = recognise_client(frame.columns)
+        if written is not None and "client" not in frame.columns:
+            frame = frame.rename({written: "client"})
         require_columns("roster", frame, ["client"], "name the column of client ids 'client'")
         names = normalise_clients("roster", frame["client"])
         if names.dtype == pl.String:
@@ -69,16 +73,21 @@ class ClientTable:
             )
         chosen = [group] if group else [n for n in others if 1 < frame[n].n_unique() <= _MAX_GROUPS]
         groups = {name: frame[name].cast(pl.String).fill_null("(none)") for name in chosen}
-        return cls(names, groups, _normalise_weights(frame))
+        return cls(names, groups, _normalise_weights(frame, names))
 
 
-def _normalise_weights(frame: pl.DataFrame) -> NDArray[np.float64] | None:
+def _normalise_weights(frame: pl.DataFrame, names: pl.Series) -> NDArray[np.float64] | None:
     if "weight" not in frame.columns:
         return None
     weights = frame["weight"].cast(pl.Float64, strict=False).fill_null(np.nan).to_numpy()
-    if not (np.isfinite(weights).all() and (weights >= 0).all() and weights.sum() > 0):
+    wrong = np.flatnonzero(~(np.isfinite(weights) & (weights >= 0)))
+    if len(wrong):
+        given = frame["weight"][int(wrong[0])]
+        said = "none" if given is None else repr(given)
         raise InvalidInputError(
-            "roster: a weight is missing, negative or not finite, or all are 0; "
-            "give every client a number of at least 0"
+            f"roster: the weight of client {names[int(wrong[0])]!r:.60} is {said:.40}; give every "
+            "client a number of at least 0"
         )
+    if not weights.sum() > 0:
+        raise InvalidInputError("roster: all weights are 0; give at least one client more")
     return np.asarray(weights / weights.sum())

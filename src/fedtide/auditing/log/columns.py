@@ -198,6 +198,15 @@ def is_recognised(name: str) -> bool:
     )
 
 
+def recognise_client(available: Sequence[str]) -> str | None:
+    """Return the column of clients, as a table writes it; None: there is none.
+
+    >>> recognise_client(["region", "Client Name"])
+    'Client Name'
+    """
+    return _recognise(available, ("client", *_ALIASES["client"]))
+
+
 def _recognise(available: Sequence[str], aliases: Sequence[str]) -> str | None:
     """Return the first of the aliases that is a column, as the log writes it."""
     written = {_plain(name): name for name in reversed(available)}

@@ -123,6 +123,11 @@ def read_participation_log(
         raise InvalidInputError("log: it has no rows; give at least two rounds")
     on_progress("sorting", 0.0)
     log = entries.build(roster, clients, span, round_step)
+    if log.length < 2 and round_seconds is not None:
+        raise InvalidInputError(
+            f"round_seconds: all rows are in one round of {round_seconds:g} s; make rounds "
+            f"shorter, or leave it out if {found.columns['time']!r:.60} counts rounds"
+        )
     if log.length < 2:
         raise InvalidInputError(
             f"round: all rows are in round {log.first_round}; an audit needs at least two rounds"
