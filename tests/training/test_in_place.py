@@ -56,7 +56,46 @@ def with_momentum(x, samples, minus_lr):
     return y - x, moment
 
 
+def by_column(x, samples, minus_lr):
+    """Return an addcmul of somebody else's: every column has a factor of its own."""
+    factors = torch.linspace(-0.2, -0.1, COLUMNS, dtype=x.dtype)
+    return (torch.addcmul(x, gradient(x, samples[0]), factors),)
+
+
+def with_a_value(x, samples, minus_lr):
+    return (torch.addcmul(x, gradient(x, samples[0]), minus_lr, value=3.0),)
+
+
+def with_a_number(x, samples, minus_lr):
+    return (torch.addcmul(x, gradient(x, samples[0]) + 1.0, minus_lr),)
+
+
+def with_a_row(x, samples, minus_lr):
+    return (
+        torch.addcmul(
+            x, gradient(x, samples[0])[:, :1].sin() @ samples[0, :, :COLUMNS, :], minus_lr
+        ),
+    )
+
+
+def onto_a_row(x, samples, minus_lr):
+    row = x.reshape(-1, ROWS, COLUMNS)[:1, :1].sin()
+    return (torch.addcmul(row, gradient(x, samples[0]), minus_lr),)
+
+
+def onto_a_row_of_its_own(x, samples, minus_lr):
+    row = torch.addcmul(x.reshape(-1, ROWS, COLUMNS)[:1, :1], x[..., :1, :1], minus_lr)
+    outputs = (samples[0] @ x.expand(CLIENTS, ROWS, COLUMNS).transpose(1, 2)).transpose(1, 2)
+    return (torch.baddbmm(row, outputs, samples[0]),)
+
+
 FUNCTIONS = {
+    by_column: (0, 0),
+    with_a_value: (0, 0),
+    with_a_number: (0, 0),
+    with_a_row: (0, 0),
+    onto_a_row: (1, 0),
+    onto_a_row_of_its_own: (1, 0),
     plain: (1, 2),  # operations into other memory, and in place
     with_corrections: (0, 3),
     that_returns_every_step: (3, 0),

@@ -122,6 +122,28 @@ def test_a_client_goes_its_own_way_whoever_else_takes_part():
         assert batches == stream(local, SIZES, 7, client, len(batches) // 3)
 
 
+def test_a_client_that_is_done_begins_no_further_epochs():
+    """The first client takes 6000 steps, in which the others would go through 3000 epochs each."""
+    sizes = np.array([6000] + [2] * 399)
+    local = LocalTraining(epochs=1, batch_size=1, lr=0.1)
+    plan = MinibatchPlanner(Population(400, samples=sizes), local, seed=0).plan(np.arange(400))
+    for client, size in enumerate(sizes):
+        own = plan.positions[plan.active[:, client], client, 0]
+        assert np.array_equal(np.sort(own), np.arange(size))
+    assert (plan.positions < sizes[:, None]).all()
+
+
+def test_epochs_beyond_those_that_are_shuffled_at_once_are_shuffled_alike(monkeypatch):
+    sizes = np.array([3, 5, 8] * 20)
+    local = LocalTraining(epochs=4, batch_size=2, lr=0.1)
+    plans = []
+    for bits in (epoch_order._ROW_BITS, 4):
+        monkeypatch.setattr(epoch_order, "_ROW_BITS", bits)
+        planner = MinibatchPlanner(Population(60, samples=sizes), local, seed=0)
+        plans.append(planner.plan(np.arange(60)))
+    assert np.array_equal(plans[0].positions, plans[1].positions)
+
+
 def test_orders_that_were_forgotten_come_back(monkeypatch):
     local = LocalTraining(steps=1, batch_size=4)
     expected = [stream(local, SIZES, 2, client, 25) for client in range(len(SIZES))]

@@ -9,7 +9,7 @@ from fedtide.randomness import extend_hash, random_words
 
 Ints = NDArray[np.int64]
 
-_ROW_BITS = 20  # up to a million epochs are shuffled at once
+_ROW_BITS = 20  # a million epochs are shuffled at once
 _KEPT = 4_000_000  # samples whose orders are kept; beyond, all are forgotten
 
 
@@ -73,7 +73,17 @@ class EpochOrders:
         self._epochs = np.zeros(len(self._sizes), dtype=np.int64)
 
     def _shuffle(self, clients: Ints, epochs: Ints) -> tuple[Ints, Ints]:
-        """Return the orders of these epochs, concatenated, and where each ends.
+        """Return the orders of these epochs, concatenated, and where each ends."""
+        most = 2**_ROW_BITS
+        orders = [
+            self._shuffle_rows(clients[first : first + most], epochs[first : first + most])
+            for first in range(0, len(clients), most)
+        ]
+        order = orders[0] if len(orders) == 1 else np.concatenate(orders)
+        return order, np.cumsum(self._sizes[clients])
+
+    def _shuffle_rows(self, clients: Ints, epochs: Ints) -> Ints:
+        """Return the orders of up to 2^`_ROW_BITS` epochs, concatenated.
 
         They are found by sorting words made of (row, random bits, position).
         """
@@ -87,4 +97,4 @@ class EpochOrders:
         words |= position.view(np.uint64)
         words |= row.view(np.uint64) << np.uint64(64 - _ROW_BITS)
         words.sort()
-        return (words & np.uint64((1 << self._position_bits) - 1)).view(np.int64), ends
+        return (words & np.uint64((1 << self._position_bits) - 1)).view(np.int64)

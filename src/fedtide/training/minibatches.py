@@ -95,15 +95,18 @@ class MinibatchPlanner:
         """
         before = self.steps_taken[clients].astype(np.int64)
         steps = self.skip(clients)
-        index = np.arange(steps.max(initial=0))[:, None] + before
+        step = np.arange(steps.max(initial=0))[:, None]
+        index = step + before
         full = self._sizes is not None and (full_batch or self._full)
-        positions, mask = self._all(clients) if full else self._minibatches(clients, index)
+        # a client that is done would shuffle epochs that it does not begin
+        last = index if self._epochs is None else np.minimum(step, steps - 1) + before
+        positions, mask = self._all(clients) if full else self._minibatches(clients, last)
         return BatchPlan(
             clients=clients,
             step_index=index,
             positions=positions,
             mask=mask,
-            active=None if self._epochs is None else np.arange(len(index))[:, None] < steps,
+            active=None if self._epochs is None else step < steps,
             seed=self._seed,
         )
 

@@ -34,7 +34,8 @@ def add_in_place(graph: Any) -> None:
                 _aten.baddbmm.default,
                 _aten.baddbmm_.default,
             )
-            if own and _last_use(weights, place) <= place[node]:
+            fits = weights.meta.get("val", node.meta["val"]).shape == node.meta["val"].shape
+            if own and fits and _last_use(weights, place) <= place[node]:
                 node.target = _aten.baddbmm_.default
 
 
@@ -62,17 +63,24 @@ def _join_products(graph: Any) -> None:
 
 
 def _split_step(node: Any) -> tuple[Any, list[Any]]:
-    """Return A B and the terms besides it if the node is W + γ (A B + ...), otherwise None."""
-    if node.target is not _aten.addcmul.default:
+    """Return A B and the terms besides it if the node is W + γ (A B + ...), otherwise None.
+
+    A network or a loss may hold such operations, too: with a factor for each column, with another
+    `value`, with terms that are numbers or a product that is repeated, which are left as they are.
+    """
+    if node.target is not _aten.addcmul.default or node.kwargs or node.args[2].meta["val"].dim():
         return None, []
     direction = node.args[1]
     others: list[Any] = []
     while len(direction.users) == 1:
         if direction.target is _aten.bmm.default:
-            return direction, others
+            whole = direction.meta["val"].shape == node.meta["val"].shape
+            return (direction if whole else None), others
         if direction.target is not _aten.add.Tensor or direction.kwargs:
             break
         direction, other = direction.args
+        if not (isinstance(direction, torch.fx.Node) and isinstance(other, torch.fx.Node)):
+            break
         others.append(other)
     return None, []
 
