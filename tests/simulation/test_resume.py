@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
+import torch
 import yaml
 
 import fedtide as ft
@@ -339,3 +340,24 @@ def test_a_copied_folder_goes_on(regression, results, killed_at, tmp_path):
     assert results(tmp_path / "elsewhere") == results(tmp_path / "whole")
     there = yaml.safe_load((tmp_path / "elsewhere" / "experiment.yaml").read_text())
     assert there["rounds"] == 12
+
+
+def test_resuming_with_the_threads_of_before_leaves_those_of_the_process_alone(tmp_path):
+    """Also if the finished run is only read."""
+    fields = {
+        "problem": ft.problems.Quadratic.two_clients(),
+        "participation": "full",
+        "algorithm": "fedavg",
+        "local": {"steps": 1, "lr": 0.1},
+        "rounds": 3,
+        "out": tmp_path / "run",
+    }
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        ft.simulate(**fields)
+        torch.set_num_threads(1)
+        ft.simulate(**fields, resume=True)
+        assert torch.get_num_threads() == 1
+    finally:
+        torch.set_num_threads(before)

@@ -2,6 +2,7 @@
 
 import gc
 import weakref
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -15,7 +16,8 @@ from fedtide.problems.weighted_objective import weigh_objective
 from fedtide.simulation.task_cache import clear_task_cache, prepare_cached
 from fedtide.training import LocalTraining
 from fedtide.training.minibatches import MinibatchPlanner
-from fedtide.training.trainers import block_runner
+from fedtide.training.projection import Projection
+from fedtide.training.trainers import block_runner, stacked
 from fedtide.training.trainers.reference import ReferenceTrainer
 from fedtide.training.trainers.stacked import StackedTrainer
 from fedtide.training.trainers.threaded import ThreadedTrainer
@@ -139,3 +141,84 @@ def test_shared_steps_do_not_keep_a_task_in_memory(captured):
     clear_task_cache()
     gc.collect()
     assert watched() is None
+
+
+class Branch(nn.Module):
+    """Cannot be captured: what it does depends on the values."""
+
+    def __init__(self):
+        super().__init__()
+        self.out = nn.Linear(5, 1)
+
+    def forward(self, x):
+        return self.out(x * 2 if float(x.detach().sum()) > 0 else x)
+
+
+def test_steps_that_cannot_be_captured_do_not_keep_a_task_in_memory():
+    table = {"x": np.random.default_rng(0).normal(size=(12, 5)), "y": np.arange(12.0)}
+    table["who"] = np.arange(12) % 3
+    columns = {"inputs": "x", "target": "y", "clients": "who"}
+    problem = Supervised(table, **columns, model=Branch, loss="mse", metrics={})
+    task = problem.prepare(0, torch.device("cpu"), torch.float64)
+    assert_equal_to_the_reference(ThreadedTrainer, task)
+    watched = weakref.ref(task)
+    del task
+    gc.collect()
+    assert watched() is None
+
+
+@pytest.fixture
+def two_threads():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(threads)
+
+
+def test_compiled_steps_are_kept_by_the_number_of_threads_that_is_compiled_in(
+    two_threads, monkeypatch
+):
+    compiled = []
+
+    def compile_graph(graph, examples):
+        compiled.append(torch.get_num_threads())
+        return graph
+
+    monkeypatch.setattr(block_runner, "compile_graph", compile_graph)
+    monkeypatch.setattr(stacked, "_CACHE_BYTES", 0)  # chunks run on all cores, one after another
+    clear_task_cache()
+    block_runner._SHARED.clear()
+    task = prepare(REGRESSION, 1)
+    for threads in (2, 1, 2):
+        torch.set_num_threads(threads)
+        plan = MinibatchPlanner(task.population, LOCAL, seed=1).plan(CLIENTS)
+        StackedTrainer(task, LOCAL, compiled=True).train(Instructions(task.start), plan, 0.05)
+    assert compiled == [2, 1]
+
+
+@dataclass(frozen=True)
+class HalfSpace(Projection):
+    """Onto {y : n·y <= 0}; a list has no hash."""
+
+    normal: list
+
+    def __call__(self, y):
+        n = torch.tensor(self.normal, dtype=y.dtype)
+        return y - ((y @ n).clamp(min=0) / (n @ n))[..., None] * n
+
+    def check(self, size):
+        pass
+
+
+@pytest.mark.parametrize("trainer", [StackedTrainer, ThreadedTrainer])
+def test_a_projection_without_hash_is_captured_for_each_object(trainer):
+    task = prepare(REGRESSION, 1)
+    size = len(task.start)
+    for sign in (1.0, -1.0):
+        local = replace(LOCAL, projection=HalfSpace([sign] * size))
+        plan = MinibatchPlanner(task.population, local, seed=1).plan(CLIENTS)
+        found, expected = (
+            made(task, local).train(Instructions(task.start + 0.1), plan, 0.05).deltas
+            for made in (trainer, ReferenceTrainer)
+        )
+        assert torch.allclose(found, expected, rtol=1e-9, atol=1e-9)

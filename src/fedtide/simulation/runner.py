@@ -34,6 +34,7 @@ from fedtide.simulation.loop import Run
 from fedtide.simulation.result import Result
 from fedtide.simulation.run_folder import Failure, Resume, RunFolder
 from fedtide.training.devices import lacks_bfloat16
+from fedtide.training.threads import restored_threads
 from fedtide.training.trainers.select import TrainerName
 
 _logger = logging.getLogger(__name__)
@@ -59,7 +60,7 @@ def execute(
         for watcher in watchers:
             watcher.on_activity(what)
 
-    with _memory_errors(), hash_once(), listen(on_activity):
+    with _memory_errors(), hash_once(), listen(on_activity), restored_threads():
         if out is None:
             return _in_memory(experiment, watchers, cluster, alike)
         return _in_folder(experiment, RunFolder(out), resume, watchers, cluster, alike)

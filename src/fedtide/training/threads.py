@@ -98,8 +98,15 @@ class CoreThreads:
 @contextmanager
 def single_threaded() -> Iterator[None]:
     """Limit tensor operations to one core within the context."""
+    with restored_threads():
+        torch.set_num_threads(1)
+        yield
+
+
+@contextmanager
+def restored_threads() -> Iterator[None]:
+    """Undo changes of the number of cores for tensor operations at the end of the context."""
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)
     try:
         yield
     finally:

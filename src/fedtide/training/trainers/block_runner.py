@@ -57,6 +57,22 @@ class CohortStart:
     functions: dict[Any, TensorFunction] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, eq=False)
+class _Hashable:
+    """Something that has no hash, such as a projection with a list, which equals itself alone."""
+
+    value: object
+
+    @staticmethod
+    def of(value: object) -> object:
+        """Return the value itself if it has a hash."""
+        try:
+            hash(value)
+        except TypeError:
+            return _Hashable(value)
+        return value
+
+
 class BlockRunner:
     """Runs local steps on tensors of one client, or stacked over a chunk of clients.
 
@@ -82,6 +98,8 @@ class BlockRunner:
     ) -> None:
         self._task, self._local = task, local
         self._stacked, self._compiled, self._block_steps = stacked, compiled, block_steps
+        self._projection = _Hashable.of(local.projection)
+        self._uncaptured: _Blocks = {}
         self._own = _CAPTURED.setdefault(task, {})
         self._shared = self._own if task.seed_family is None else _shared_blocks(task.seed_family)
 
@@ -187,8 +205,9 @@ class BlockRunner:
         """Return the block for inputs of these shapes, captured if it was not before."""
         local = self._local
         key = (
-            (self._compiled, block.stacked, block.gradients_at_start, block.steps),
-            (local.momentum, local.weight_decay, local.projection),
+            (self._compiled and torch.get_num_threads(), block.stacked),  # which are compiled in
+            (block.gradients_at_start, block.steps),
+            (local.momentum, local.weight_decay, self._projection),
             (local.optimizer, local.betas, local.eps),
             tuple(
                 tuple((t.shape, t.stride(), t.dtype) for t in group)
@@ -200,15 +219,15 @@ class BlockRunner:
             with _capturing:
                 function = self._find(key)
                 if function is None:  # another thread may have been faster
-                    function, lasts = self._capture(block, inputs)
-                    (self._shared if lasts else self._own)[key] = function
+                    function, blocks = self._capture(block, inputs)
+                    blocks[key] = function
         return function
 
     def _find(self, key: Any) -> TensorFunction | None:
-        return self._own.get(key) or self._shared.get(key)
+        return self._own.get(key) or self._shared.get(key) or self._uncaptured.get(key)
 
-    def _capture(self, block: StepBlock, inputs: BlockInputs) -> tuple[TensorFunction, bool]:
-        """Return the block, and whether it holds nothing of the task."""
+    def _capture(self, block: StepBlock, inputs: BlockInputs) -> tuple[TensorFunction, _Blocks]:
+        """Return the block, and where it is kept: no longer than what it holds."""
         task, count = self._task, len(inputs.flat)
         examples = [*inputs.flat, *task.batch_data]
 
@@ -222,15 +241,15 @@ class BlockRunner:
             operations = cpu_operations(inputs.batch_inputs[0].shape[1] if stacked else 0)
         with _stacking(block.stacked):
             graph = capture(function, examples, operations)
-        if graph is function:
-            return graph, False
-        lasts = not has_constants(graph)
+        if graph is function:  # which holds the task
+            return graph, self._uncaptured
+        blocks = self._own if has_constants(graph) else self._shared
         if self._compiled:
             with activity(COMPILING):
                 graph = compile_graph(graph, examples)
         if block.stacked and devices.can_replay(examples[0]):  # one chunk at a time
             graph = devices.Replay(graph, fixed=len(task.batch_data))
-        return graph, lasts
+        return graph, blocks
 
 
 def _shared_blocks(family: object) -> _Blocks:
