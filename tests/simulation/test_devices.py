@@ -250,3 +250,87 @@ def test_what_cannot_be_recorded_is_called_with_a_warning(monkeypatch):
         found = replay(torch.zeros(2), data)
     torch.testing.assert_close(found[0], data)
     torch.testing.assert_close(replay(data, data)[0], 2 * data)
+
+
+def test_recordings_keep_a_part_of_the_memory_and_lose_the_one_unused_for_longest(
+    recordings, monkeypatch
+):
+    """Each keeps its inputs and outputs: 2 * 8 bytes for every number."""
+    monkeypatch.setattr(devices, "recording_bytes", lambda like: 16 * 12)
+    data, calls = torch.zeros(1, dtype=torch.float64), []
+    replays = [devices.Replay(lambda x, data: (x + data,), fixed=1) for _ in range(4)]
+    for which in (0, 1, 0, 2, 3, 3, 0, 1):  # of sizes 4, 5, 4, 6, ...: 12 numbers fit
+        made = len(recordings)
+        x = torch.full((4 + which,), float(which), dtype=torch.float64)
+        assert torch.equal(replays[which](x, data)[0], x)
+        calls.append(len(recordings) - made)
+        assert sum(one.bytes for one in replays) <= max(16 * 12, replays[which].bytes)
+    assert calls == [1, 1, 0, 1, 1, 0, 1, 1]
+
+
+def test_cohorts_of_many_sizes_have_the_bits_of_others_if_recordings_are_dropped(
+    recordings, monkeypatch
+):
+    settings = {
+        "device": "cpu",
+        "trainer": "stacked",
+        "participation": {"type": "bernoulli", "rates": 0.5},
+        "local": {"steps": 11, "batch_size": 3, "lr": 0.05, "optimizer": "adam"},
+        "rounds": 8,
+    }
+    ends = []
+    for most in (0.0, float("inf")):
+        monkeypatch.setattr(devices, "recording_bytes", lambda like, most=most: most)
+        monkeypatch.setattr(block_runner, "_SHARED", deque())
+        one = run(**settings)
+        for _ in range(8):
+            one.round()
+        ends.append((one.driver.output, len(recordings)))
+    assert torch.equal(ends[0][0], ends[1][0])
+    assert ends[0][1] > ends[1][1] - ends[0][1], "some were made more than once"
+
+
+def test_every_device_captures_on_a_stream_of_its_own(monkeypatch):
+    """PyTorch's is on the device of the first capture, whatever the device of a later one."""
+    current, captured = [], []
+
+    class Stream:
+        def __init__(self, device):
+            self.device = device
+
+        def wait_stream(self, other):
+            assert other.device == self.device
+
+    class Within:
+        def __init__(self, what):
+            self.what = what
+
+        def __enter__(self):
+            current.append(self.what)
+
+        def __exit__(self, *error):
+            current.pop()
+
+    class Graph:
+        replay, pool = (lambda self: None), (lambda self: (0, 0))
+
+    def capture(graph, pool=None, stream=None, capture_error_mode="global"):
+        captured.append(stream.device)
+        return Within(stream)
+
+    fakes = {"Stream": Stream, "device": Within, "stream": Within, "CUDAGraph": Graph}
+    for name, fake in (fakes | {"graph": capture}).items():
+        monkeypatch.setattr(torch.cuda, name, fake)
+    monkeypatch.setattr(
+        torch.cuda, "current_stream", lambda: Stream(current[0]) if current else None
+    )
+    monkeypatch.setattr(torch, "zeros", lambda *size, device: None)
+    for index in (0, 1):
+        device = torch.device("cuda", index)
+        tensor = type("Tensor", (), {"device": device})()
+        devices._stream_of_graphs.cache_clear()
+        devices._memory_of_graphs.cache_clear()
+        devices._record(lambda one: current[-1].device, (tensor,))
+        assert captured[-2:] == [device, device]
+    devices._stream_of_graphs.cache_clear()
+    devices._memory_of_graphs.cache_clear()

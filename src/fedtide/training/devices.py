@@ -14,12 +14,14 @@ one fails, and with a stand-in for graphs. `benchmarks/gpu.py` compares a GPU wi
 
 from __future__ import annotations
 
+import math
 import platform
 import shutil
 import warnings
 from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
+from weakref import ReferenceType, ref
 
 import numpy as np
 import torch
@@ -32,6 +34,7 @@ from fedtide.provenance import machine
 TensorFunction = Callable[..., tuple[Tensor, ...]]
 
 _SHARE = 16  # updates of a chunk take this part of a GPU's memory: activations take more
+_RECORDED = 4  # inputs and outputs of recordings take this part of it, beside those in use
 _OCTAVE = 4  # sizes of chunks per doubling
 _MOST = 2**14  # clients in a chunk
 
@@ -148,8 +151,19 @@ def read(tensors: Sequence[Tensor]) -> list[NDArray[Any]]:
     return [part.reshape(t.shape) for part, t in zip(parts, tensors, strict=True)]
 
 
+def recording_bytes(like: Tensor) -> float:
+    """Return how much memory recordings may keep on the device of a tensor."""
+    if like.device.type != "cuda":
+        return math.inf
+    return torch.cuda.get_device_properties(like.device).total_memory / _RECORDED
+
+
 class Replay:
     """A function of tensors that is recorded on a GPU once, and then repeated in a single call.
+
+    A recording keeps its inputs and outputs. If those of a device take too much of its memory, as
+    with cohorts of many sizes that fill it, the recording that was not used for longest is dropped,
+    and made anew when it is needed.
 
     Args:
         function: of tensors, whose shapes and strides never change, on one GPU. Nothing in it may
@@ -170,27 +184,65 @@ class Replay:
         count = len(tensors) - self._fixed
         places = [tensor.data_ptr() for tensor in tensors[count:]]
         if places != self._places:
-            self._repeat, self._outputs = None, ()  # frees their memory first
-            self._inputs = [tensor.clone() for tensor in tensors[:count]]
-            self._repeat, self._outputs = _try_to_record(
-                self._function, (*self._inputs, *tensors[count:])
-            )
+            self.forget()  # frees the memory first
+            self._record(tensors, count)
             self._places = places
         if self._repeat is None:
             return self._function(*tensors)
+        _recordings(tensors[0].device).move_to_end(self)
         torch._foreach_copy_(self._inputs, list(tensors[:count]))
         self._repeat()
         return tuple(output.clone() for output in self._outputs)  # the next call overwrites them
 
+    @property
+    def bytes(self) -> int:
+        """How much memory the inputs and outputs take."""
+        return sum(t.numel() * t.element_size() for t in (*self._inputs, *self._outputs))
 
-def _try_to_record(
-    function: TensorFunction, tensors: Sequence[Tensor]
-) -> tuple[Callable[[], None] | None, tuple[Tensor, ...]]:
-    try:
-        return _record(function, tensors)
-    except RuntimeError as error:
-        _warn(f"local steps are not recorded on the GPU and run slower: {first_line(error)}")
-        return None, ()
+    def forget(self) -> None:
+        """Drop the recording."""
+        self._repeat, self._places, self._inputs, self._outputs = None, None, [], ()
+
+    def _record(self, tensors: Sequence[Tensor], count: int) -> None:
+        """Record the function with copies of so many tensors, or warn that it cannot be."""
+        try:
+            inputs = [tensor.clone() for tensor in tensors[:count]]
+            self._repeat, self._outputs = _record(self._function, (*inputs, *tensors[count:]))
+        except RuntimeError as error:
+            _warn(f"local steps are not recorded on the GPU and run slower: {first_line(error)}")
+            return
+        self._inputs = inputs
+        _recordings(tensors[0].device).add(self, recording_bytes(tensors[0]))
+
+
+class _Recordings:
+    """The recordings on a device, in the order of their last use; they live elsewhere."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, ReferenceType[Replay]] = {}
+
+    def move_to_end(self, replay: Replay) -> None:
+        """Note that a recording is used."""
+        self._known.pop(id(replay), None)
+        self._known[id(replay)] = ref(replay)
+
+    def add(self, replay: Replay, most: float) -> None:
+        """Add a recording, and drop others until all take at most so many bytes."""
+        self.move_to_end(replay)
+        alive = {key: found for key, known in self._known.items() if (found := known())}
+        self._known = {key: self._known[key] for key in alive}
+        excess = sum(one.bytes for one in alive.values()) - most
+        for key, other in alive.items():
+            if excess <= 0 or other is replay:
+                return
+            excess -= other.bytes
+            other.forget()
+            del self._known[key]
+
+
+@cache
+def _recordings(device: torch.device) -> _Recordings:
+    return _Recordings()
 
 
 def _record(
@@ -200,15 +252,22 @@ def _record(
     device = tensors[0].device
     with torch.cuda.device(device):
         graph: torch.cuda.CUDAGraph = torch.cuda.CUDAGraph()
-        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        stream = _stream_of_graphs(device)
         stream.wait_stream(torch.cuda.current_stream())
+        # if the capture fails, only the outer of the two leaves the stream
         with torch.cuda.stream(stream):
             function(*tensors)  # libraries choose their kernels and take their memory
+            pool, mode = _memory_of_graphs(device).pool(), "thread_local"
+            with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode=mode):
+                outputs = function(*tensors)
         torch.cuda.current_stream().wait_stream(stream)
-        pool = _memory_of_graphs(device).pool()
-        with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
-            outputs = function(*tensors)
     return graph.replay, outputs
+
+
+@cache
+def _stream_of_graphs(device: torch.device) -> torch.cuda.Stream:
+    """Return the stream of all captures on a device; PyTorch's own is that of the first device."""
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
 @cache
@@ -218,7 +277,7 @@ def _memory_of_graphs(device: torch.device) -> torch.cuda.CUDAGraph:
     It is never replayed. PyTorch frees such memory with the last graph that has a part in it.
     """
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with torch.cuda.graph(graph, stream=_stream_of_graphs(device)):
         torch.zeros(1, device=device)
     return graph
 
