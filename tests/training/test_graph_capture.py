@@ -256,3 +256,13 @@ def test_kernels_that_others_compile_are_left_alone(tmp_path, monkeypatch):
     code = "".join(path.read_text() for path in (tmp_path / "other").rglob("*.cpp"))
     assert "float* out_ptr0" in code
     assert "__restrict__ out_ptr0" not in code
+
+
+def test_a_factor_of_one_stays_where_it_makes_whole_numbers_floating():
+    def function(x):
+        return (torch.ops.aten.mul.Scalar(x, 1.0),)
+
+    for given in (torch.arange(3), torch.arange(3.0)):
+        found, expected = _graph_capture.capture(function, [given])(given), function(given)
+        assert found[0].dtype == expected[0].dtype
+        assert torch.equal(found[0], expected[0])

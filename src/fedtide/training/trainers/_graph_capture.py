@@ -342,7 +342,8 @@ def _find_equal(node: Any) -> Any:
     operation = str(node.target)
     if operation in _RESHAPES and node.meta["val"].shape == source.meta["val"].shape:
         return source
-    if operation == "aten.mul.Scalar" and node.args[1] == 1:
+    is_one = operation == "aten.mul.Scalar" and node.args[1] == 1
+    if is_one and node.meta["val"].dtype == source.meta["val"].dtype:
         return source
     is_undone = operation == str(source.target) == "aten.transpose.int"
     if is_undone and set(node.args[1:]) == set(source.args[1:]):
