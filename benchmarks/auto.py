@@ -6,9 +6,8 @@
 `variants` runs what was tried on the way to Auto, or only the variants that are named, on the noisy
 quadratics of the leaderboard, and writes records/auto_variants.json, which says what each was
 computed with; `write` puts that table into docs/auto.md, and those of Auto against the goal, from
-the records of the leaderboard. Held-out
-patterns, which nothing was chosen by, are in held_out_patterns.yaml, and their records were made
-with
+the records of the leaderboard. Patterns held out at first (docs/auto.md says what was chosen with
+them in view) are in held_out_patterns.yaml, and their records were made with
 
     fedtide leaderboard --add benchmarks/held_out_patterns.yaml --records results/held-out \\
         --problems quadratic,digits --patterns ... --methods ...
