@@ -9,7 +9,7 @@ import torch
 from scipy import stats
 from tests.algorithms.references import algorithm_2
 
-from fedtide.algorithms import ClientUpdates, Cohort, FedAU, RoundDriver
+from fedtide.algorithms import ClientUpdates, Cohort, FedAU, FedAvg, RoundDriver
 from fedtide.population import Population
 from fedtide.privacy import Gaussian, MatrixFactorisation, make_private, spent
 
@@ -144,3 +144,23 @@ def test_the_attack_finds_noise_that_is_an_eighth_of_what_was_claimed():
     for deviation, found in ((2.0, False), (0.25, True)):
         scores = np.stack([draws.normal(0, deviation, 400), draws.normal(1, deviation, 400)])
         assert (proven_epsilon(scores, 1e-3) > stated) == found
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_results_lie_on_a_grid_that_does_not_depend_on_the_updates(dtype):
+    """Or their last digits would rule out updates (Mironov 2012), whatever ε is stated.
+
+    Sums of numbers of one type and noise of that type are multiples of the distance between such
+    numbers, which is larger where the update is larger.
+    """
+    size, sigma = 20_000, 5.0 * 1.0 / 5
+    draws = torch.Generator().manual_seed(1)
+    for scale in (0.0, 1e-3, 1.0):
+        private = make_private(FedAvg(weights="all"), Gaussian(1.0, 5.0, 1e-5), seed=None)
+        driver = RoundDriver(private, torch.zeros(size, dtype=dtype), Population(5))
+        rows = scale * torch.randn(5, size, generator=draws, dtype=dtype) / math.sqrt(size)
+        ids = torch.arange(5)
+        driver.absorb(ClientUpdates(ids, torch.ones(5) / 5, rows, 0.1, torch.ones(5)))
+        steps = driver.step(0.1).direction.double() / 2.0 ** (math.floor(math.log2(sigma)) - 20)
+        assert torch.equal(steps, steps.round())
+        assert (steps.abs().max() > 2**20) & ((steps % 2).mean().sub(0.5).abs() < 0.02)

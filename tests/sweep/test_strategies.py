@@ -97,3 +97,18 @@ def test_a_repeated_search_executes_nothing(sweep, tmp_path, monkeypatch):
         lambda jobs, *_: (_ for _ in ()).throw(AssertionError(jobs)) if jobs else None,
     )
     assert run_sweep(found, tmp_path / "out", workers=1).equals(first)
+
+
+def test_a_second_stage_that_is_worse_changes_nothing(sweep, tmp_path):
+    """Without η = 1 among its values."""
+    strategy = {"type": "two-stage", "lr": [0.05], "server_lr": [1e3, 1e30]}
+    frame = run_sweep(sweep(strategy=strategy), tmp_path / "out", workers=1)
+    best = yaml.safe_load((tmp_path / "out" / "best.yaml").read_text())
+    assert next(iter(best["methods"].values()))["algorithm"]["server_lr"] == 1.0
+    assert frame.filter(frame["best"])["algorithm.server_lr"].to_list() == [1.0]
+
+
+def test_rates_that_agree_in_six_digits_are_runs_of_their_own(sweep, tmp_path):
+    strategy = {"type": "two-stage", "lr": [0.05, 0.0500000001, 1 / 3], "server_lr": [1.0]}
+    frame = run_sweep(sweep(strategy=strategy), tmp_path / "out", workers=1)
+    assert sorted(frame["local.lr"].unique()) == [0.05, 0.0500000001, 1 / 3]

@@ -315,3 +315,13 @@ def test_a_strict_failure_stops_the_other_runs_and_is_raised(sweep, tmp_path):
     assert not (tmp_path / "out" / "long" / "seed-0" / "summary.json").exists()
     with lock_folder(tmp_path / "out" / "long" / "seed-0", "out", "wait"):
         pass  # nobody holds it any more
+
+
+def test_a_sweep_with_a_failed_run_is_continued_and_extended(base, tmp_path):
+    problem = {"type": "classification", "dataset": "digits", "partition": "iid", "clients": 5}
+    plain = base | {"problem": problem}
+    for clients in ([10, 2000], [10, 2000, 20]):
+        grid = {"problem.clients": clients}
+        frame = run_sweep(Sweep.from_dict(plain | {"grid": grid}), tmp_path, workers=1)
+        status = dict(zip(frame["problem.clients"], frame["status"], strict=True))
+        assert status == {n: "failed" if n == 2000 else "done" for n in clients}

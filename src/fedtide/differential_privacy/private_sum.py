@@ -20,6 +20,7 @@ from fedtide.population import Population
 
 _NEVER = -(2**31)
 _LEAST, _MOST = math.log(sys.float_info.min), math.log(sys.float_info.max)
+_GRID_BITS = 20  # by which the standard deviation of the noise exceeds the grid of its results
 _BELOW, _ROUNDED = 1 - 2e-6, 1 + 1e-6
 """Clipped norms stay below the bound by more than weights and norms in float32 are rounded up."""
 
@@ -56,6 +57,28 @@ def make_private(
             "amplified, averaged, fedadam, fedyogi or fedavgm" + _clipping_hint(algorithm)
         )
     return PrivateSum(mechanism, cast("WeightedSum[Any]", algorithm), seed)
+
+
+def _add_noise(direction: Tensor, deviation: float, row: Tensor) -> Tensor:
+    """Return the direction with noise, on a grid that is far finer than that.
+
+    The sum of a number of the direction and noise of its type would be a multiple of the distance
+    between such numbers, so the last digits of a small sum could rule out that an update is in it
+    (Mironov, "On Significance of the Least Significant Bits for Differential Privacy", 2012). So
+    both are added in float64 and rounded to multiples of one power of two, which do not depend on
+    the updates. What is done to the sum then, such as the conversion to the type of the model,
+    reveals nothing more.
+
+    Args:
+        direction: without noise, shape (d,).
+        deviation: the standard deviation of the noise; 0: without noise.
+        row: its standard normal numbers, float64, shape (d,).
+    """
+    if not deviation:
+        return direction
+    grid = 2.0 ** (math.floor(math.log2(deviation)) - _GRID_BITS)
+    exact = direction.double() + deviation * row.to(direction.device)
+    return (torch.round(exact / grid) * grid).to(direction)
 
 
 def _clipping_hint(algorithm: Algorithm[Any]) -> str:
@@ -183,7 +206,7 @@ class PrivateSum(Wrapper[PrivateSumState]):
             return replace(state, inner=inner), info  # an empty round
         row = self._next_noise(state, t)
         deviation = self.mechanism.noise_on_sum * bound * state.clip
-        direction = info.direction + (deviation * scale * row[: len(start)]).to(start)
+        direction = _add_noise(info.direction, deviation * scale, row[: len(start)])
         state.lost[clients] += shares**2
         state.rounds[clients] += 1
         state.last[clients] = t

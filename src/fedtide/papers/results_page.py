@@ -62,8 +62,8 @@ end, or where these swing so much that only a mean decides.
 
 _COUNTED = """
 We count the verdict at full scale if it is settled: every comparison was run there with enough
-seeds, or those that were run decide alone. Otherwise we count that at laptop scale if it is settled,
-or else that of the scale with runs.
+seeds, or those that were run decide alone. Otherwise we count that at laptop scale if it is
+settled, or else that of the scale with runs.
 """.strip()
 
 _CHECKS = """

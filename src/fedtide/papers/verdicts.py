@@ -35,11 +35,11 @@ of 0; for *value* and *printed*: within the stated margin of the printed number;
 slope from case to case that is better than 0. Margins are chosen here, as no paper gives one, and
 some of them with runs in view. Where the data of the seeds differ in scale, two methods are
 compared by the ratio of their measures (printed as *A / B*), by an interval for its logarithm; this
-was decided after their differences had left such claims open. A comparison needs three seeds, five (or as many as are planned) where a run takes less
-than a minute, one where nothing depends on the seed; with fewer it is undecided. A run that
-diverged counts with the accuracy of guessing where the paper counts it so. A smaller experiment
-cannot test what the paper says of the size of a number or of a difference (*by*, *value*,
-*printed*), so at laptop scale such claims are not tested.
+was decided after their differences had left such claims open. A comparison needs three seeds, five
+(or as many as are planned) where a run takes less than a minute, one where nothing depends on the
+seed; with fewer it is undecided. A run that diverged counts with the accuracy of guessing where the
+paper counts it so. A smaller experiment cannot test what the paper says of the size of a number or
+of a difference (*by*, *value*, *printed*), so at laptop scale such claims are not tested.
 
 A claim is **reproduced** if all its comparisons were run and hold; that needs no correction for
 their number. One failure among many may be chance: a claim with m comparisons, counting those that

@@ -103,7 +103,8 @@ class TwoStage:
         best = self._find_best(configurations, rates, scores)
         scaled = [c for c in configurations if c.label in best and self._has_server_lr(c)]
         rates = {c.label: [(best[c.label][1], eta) for eta in self.server_lr] for c in scaled}
-        best |= self._find_best(scaled, rates, scores)
+        for label, found in self._find_best(scaled, rates, scores).items():
+            best[label] = min(best[label], found)
         return [
             self._result(configuration, best.get(configuration.label))
             for configuration in configurations
@@ -150,7 +151,9 @@ class TwoStage:
 
 
 def _point(field: str, value: float) -> Point:
-    return Point(f"{field}={value:g}", {field: value}, {field: value}, "strategy")
+    short = f"{value:g}"
+    label = short if float(short) == value else repr(value)  # others share their first digits
+    return Point(f"{field}={label}", {field: value}, {field: value}, "strategy")
 
 
 def _dotted_names(plain: Mapping[str, Any], path: str = "") -> Iterable[str]:
