@@ -69,7 +69,7 @@ def section() -> Section:
             "GFLOP a round",
             "samples/s",
             "gain",
-            "limit",
+            "share of limit",
             "first round s",
         ),
     )

@@ -47,7 +47,7 @@ def section() -> Section:
             "compiled ms",
             "gain",
             "limit ms",
-            "limit",
+            "share of limit",
             "first round s",
         ),
     )

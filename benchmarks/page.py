@@ -1,10 +1,12 @@
 """Run every benchmark, print one page of tables, and write it to docs/benchmarks.md.
 
 make bench
+python benchmarks/page.py --recorded    # only the sections that come from records
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import sys
@@ -37,24 +39,40 @@ first two rounds of the CNN took 50 to 54 s.
 
 def main() -> None:
     """Measure, print and write; what was compiled before is not used."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--recorded", action="store_true", help="measure nothing")
+    if parser.parse_args().recorded:
+        title = _recorded()[0].partition("\n")[0]
+        measured, found, _ = PAGE.read_text(encoding="utf-8").partition(f"\n{title}\n")
+        if not found:
+            sys.exit(f"{PAGE}: no section {title!r}; run all benchmarks")
+        _write(measured)
+        return
     with TemporaryDirectory() as cache:
         os.environ["FEDTIDE_CACHE"] = cache
-        _write()
+        _measure()
 
 
-def _write() -> None:
-    rooms = (cohort, cnn, peers, population, memory, evaluation)
-    recorded = [
-        room.section(json.loads(room.RECORD.read_text(encoding="utf-8"))).markdown()
-        for room in (cluster, gpu)
-    ]
+def _measure() -> None:
     text = f"# Benchmarks\n\nWritten by `make bench`. {machine()}.\n\n{limits.about()}\n"
-    for room in rooms:
+    for room in (cohort, cnn, peers, population, memory, evaluation):
         print(f"measuring {room.__name__}", file=sys.stderr, flush=True)
         part = room.section().markdown()
         print(part, flush=True)
         text += "\n" + part
-        PAGE.write_text("\n".join([text, *recorded]) + GPU, encoding="utf-8")
+        _write(text)
+
+
+def _write(measured: str) -> None:
+    PAGE.write_text("\n".join([measured, *_recorded()]) + GPU, encoding="utf-8")
+
+
+def _recorded() -> list[str]:
+    """Return the sections that come from records."""
+    return [
+        room.section(json.loads(room.RECORD.read_text(encoding="utf-8"))).markdown()
+        for room in (cluster, gpu)
+    ]
 
 
 if __name__ == "__main__":
