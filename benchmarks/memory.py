@@ -1,6 +1,6 @@
 """What methods that remember each client cost: MIFA with a million clients, d = 7,850.
 
-only 2,000 of them ever take part, so memory follows the clients seen, in RAM or in a file.
+Only 2,000 of them ever take part, so memory follows the clients seen, in RAM or in a file.
 
     python benchmarks/memory.py
 """
@@ -26,8 +26,8 @@ def section() -> Section:
     """Measure RAM and file, each in a process of its own."""
     found = Section(
         "Methods that remember every client",
-        f"MIFA with N = {CLIENTS:,} clients and d = {SIZE:,}; only {SEEN:,} of them ever take part, "
-        f"{COHORT} a round. A table of all clients would take "
+        f"MIFA with N = {CLIENTS:,} clients and d = {SIZE:,}; only {SEEN:,} of them ever take "
+        f"part, {COHORT} a round. A table of all clients would take "
         f"{CLIENTS * SIZE * 4 / 2**30:.0f} GiB; the updates of those seen are "
         f"{SEEN * SIZE * 4 / 2**20:.0f} MiB. Resident memory that the process gained.",
         ("memory of", "gained MiB", "of which file-backed MiB", "ms per round"),
