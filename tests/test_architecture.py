@@ -29,6 +29,7 @@ BASICS = {
     "provenance",
     "configurable",
     "import_paths",
+    "canonical_json",
     "content_hash",
     "text_files",
     "yaml_text",

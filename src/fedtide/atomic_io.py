@@ -90,10 +90,23 @@ def _replace(path: Path, write: Callable[[Path], Any]) -> None:
         if mode is not None:
             draft.chmod(mode)
         draft.replace(path)
+        _sync_folder(path.parent)
     except _WRITE_ERRORS:
         with suppress(OSError):  # the folder may be a file
             draft.unlink(missing_ok=True)
         raise
+
+
+def _sync_folder(folder: Path) -> None:
+    """Let a file that was renamed keep its new name even if the machine loses power now."""
+    if os.name != "posix":  # elsewhere a folder cannot be opened
+        return
+    with suppress(OSError):  # some network file systems offer no such thing
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 def unwritable(field: str, path: Path, error: Exception, hint: str = _HINT) -> InvalidInputError:

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedtide.errors import InvalidInputError
-from fedtide.validation import require_one_per_client
+from fedtide.validation import require_nonnegative, require_one_per_client, require_whole_number
 
 Names = NDArray[Any]
 """The names of N clients, each at most once: whole numbers, or strings."""
@@ -30,8 +30,9 @@ class Population:
             clients by them; None: clients are only numbered.
 
     Raises:
-        InvalidInputError: no clients, an array whose first length is not N, or names that are
-            neither all whole numbers nor all strings, or repeated.
+        InvalidInputError: a number of clients that is no whole number of at least 1, an array whose
+            first length is not N, rates outside [0, 1], or names that are neither all whole numbers
+            nor all strings, or repeated.
 
     >>> Population(clients=2, names=np.array(["ann", "bob"])).names_of(np.array([1]))
     array(['bob'], dtype='<U3')
@@ -44,18 +45,26 @@ class Population:
     names: Names | None = None
 
     def __post_init__(self) -> None:
-        if self.clients < 1:
-            raise InvalidInputError(f"clients: {self.clients} clients; give at least 1")
+        require_whole_number("clients", self.clients)
         for name in ("samples", "class_shares", "rates", "names"):
             array = getattr(self, name)
             if array is not None:
                 require_one_per_client(name, array, self.clients)
+        if self.rates is not None:
+            _check_rates(self.rates)
         if self.names is not None:
             _check_names(self.names)
 
     def names_of(self, clients: NDArray[np.int64]) -> Names:
         """Return the names of these clients; their ids if clients are only numbered."""
         return clients if self.names is None else self.names[clients]
+
+
+def _check_rates(rates: NDArray[np.float64]) -> None:
+    """Refuse what is no probability, up to rounding in the computation of rates."""
+    found = require_nonnegative("rates", rates)
+    if found.max() > 1 + 1e-9:
+        raise InvalidInputError(f"rates: {found.max():g} is not within [0, 1]; give probabilities")
 
 
 def _check_names(names: Names) -> None:

@@ -111,6 +111,30 @@ def test_methods_that_learn_more_than_updates_from_clients_cannot_be_clipped(inn
 @pytest.mark.parametrize(
     "inner",
     [
+        a.FedAWE(),
+        a.FedPBC(),
+        a.Averaged(inner=a.FedAWE()),
+        a.Switch(first=a.FedAvg(), second=a.FedAWE(), at=1),
+    ],
+    ids=repr,
+)
+def test_clients_with_models_of_their_own_would_not_follow_a_wrapper_that_moves_the_model(inner):
+    """Also not the steps that momentum makes in rounds without updates."""
+    wrappers = [
+        lambda inner: a.Amplified(period=2, factor=1.5, inner=inner),
+        lambda inner: a.FedAvgM(inner=inner),
+        lambda inner: a.FedAdam(inner=inner),
+        lambda inner: a.FedYogi(inner=inner),
+    ]
+    for wrapper in wrappers:
+        with pytest.raises(InvalidInputError, match=r"^inner: its clients continue from .*; give"):
+            wrapper(inner)
+        assert wrapper(a.FedAU())
+
+
+@pytest.mark.parametrize(
+    "inner",
+    [
         a.MIFA(),
         a.FedVARP(),
         a.FedStale(),

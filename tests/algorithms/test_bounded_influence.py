@@ -76,6 +76,23 @@ def test_a_client_does_not_become_the_median_by_staying_away():
         assert float(info.weights[4]) == 0
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("size", [1e9, HUGE, 3e38])  # the last makes the untrimmed sum infinite
+def test_what_is_trimmed_leaves_nothing_in_the_mean_of_the_iterates(size, dtype):
+    rng = np.random.default_rng(0)
+    for method in (a.Median(a.Auto(preconditioned=False)), a.TrimmedMean(0.3, a.Auto(1.0, False))):
+        driver, iterates = RoundDriver(method, torch.zeros(2, dtype=dtype), Population(7)), []
+        for _ in range(6):
+            deltas = rng.normal(size=(7, 2))
+            deltas[5:] = size
+            driver.absorb(updates(list(range(7)), deltas, dtype))
+            driver.step(0.1)
+            iterates.append(driver.state.model.double().numpy())
+        rounds = np.arange(1, 7)
+        mean = np.average(iterates, axis=0, weights=rounds * (rounds + 1))
+        np.testing.assert_allclose(driver.output.double(), mean, rtol=1e-5)
+
+
 def test_a_rare_client_that_differs_is_removed_like_an_attacker():
     """The price: with the same numbers the client may be honest, and FedAU hears it."""
     rounds = [([0, 1, 2, 3], np.zeros((4, 1)))] * 40

@@ -1,7 +1,7 @@
 """The advice: what it rests on, and that it can be run."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -409,13 +409,26 @@ def execute(source: str) -> Any:
     return namespace["strategy"]
 
 
+def in_order(settings: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    """Return the settings of a method with rates by name as a list in the order of the names."""
+    listed = dict(settings)
+    for key, value in settings.items():
+        if key == "rates":
+            assert value.keys() == set(names)
+            listed[key] = [value[name] for name in names]
+        elif isinstance(value, dict):
+            listed[key] = in_order(value, names)
+    return listed
+
+
 def test_strategy_has_the_algorithm_and_clients_of_the_experiment() -> None:
     frame = to_frame(time_zones(np.random.default_rng(3))[:300])
     frame = frame.with_columns(client="site " + pl.col("client").cast(pl.String))
     audit = ft.audit(frame)
     for advice in audit.advice:
         algorithm, options = execute(advice.strategy)
-        assert algorithm == BUILDER.build(Algorithm, advice.experiment["algorithm"])
+        described = in_order(advice.experiment["algorithm"], options["clients"])
+        assert algorithm == BUILDER.build(Algorithm, described)
         assert options["clients"] == audit.log.names.to_list()
 
 

@@ -1,5 +1,6 @@
 """A checkpoint that is damaged: the one before it is used, and the ledger agrees with the model."""
 
+import os
 import re
 from collections.abc import Callable
 from functools import cache
@@ -166,3 +167,34 @@ def test_both_checkpoints_are_damaged_and_the_ledger_lacks_the_last_round(
     ):
         deploy(federation(), rounds=ROUNDS, **options)
     assert read_ledger(url).equals(before)
+
+
+def test_what_killed_writes_have_left_is_removed(tmp_path):
+    left = [tmp_path / name for name in (".tmpAbCdEf", ".000000002.safetensors.part")]
+    others = [tmp_path / "notes.txt", tmp_path / ".tmp-of-mine"]
+    for path in left + others:
+        path.write_bytes(b"x" * 1000)
+    deploy(federation(), A.FedAvg(), rounds=1, state=tmp_path)
+    assert not any(path.exists() for path in left)
+    assert all(path.exists() for path in others)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="elsewhere a folder cannot be opened")
+def test_the_name_of_a_state_is_on_disk_before_the_round_is_in_the_ledger(
+    tmp_path, url, monkeypatch
+):
+    steps, fsync, commit = [], os.fsync, Ledger.commit
+
+    def record_sync(descriptor):
+        fsync(descriptor)
+        if os.path.samestat(os.fstat(descriptor), tmp_path.stat()):
+            steps.append(len(list(tmp_path.glob("*.safetensors"))))
+
+    def record_commit(self, *arguments):
+        steps.append("ledger")
+        commit(self, *arguments)
+
+    monkeypatch.setattr(os, "fsync", record_sync)
+    monkeypatch.setattr(Ledger, "commit", record_commit)
+    deploy(federation(), A.FedAvg(), rounds=2, state=tmp_path, ledger=url)
+    assert steps == [1, "ledger", 2, "ledger"]

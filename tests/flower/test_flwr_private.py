@@ -216,3 +216,16 @@ def test_arrays_are_joined_as_flower_does_if_it_joins_them_in_another_way(
         _flwr_private._can_join_once.cache_clear()
     [warning] = warnings
     assert "Array.inflate" in warning
+
+
+@pytest.mark.parametrize("content", [b"Array", b"Array  2\x00{}", b"Tensor  1\x001"], ids=repr)
+def test_replies_are_read_if_the_form_of_an_array_changes(content, monkeypatch, warnings):
+    """Only their size once decoded stays unknown."""
+    monkeypatch.setattr(Array, "deflate", lambda array: content)
+    _flwr_private._can_measure.cache_clear()
+    try:
+        assert [_flwr_private._can_measure() for _ in range(2)] == [False, False]
+    finally:
+        _flwr_private._can_measure.cache_clear()
+    [warning] = warnings
+    assert "Array.deflate" in warning

@@ -67,9 +67,9 @@ def update(client: int) -> ValidatedUpdate:
         (A.FedAvg(), 1),  # beside x: the sum, which becomes the next model
         (A.FedAU(cutoff=3), 1),
         (A.KnownRates(rates=[0.5] * N), 1),
-        # beside x, memory and sum: the replaced rows, a row and its change, the sum of changes,
-        # the step and the next model
-        (A.MIFA(), N + 5),
+        # beside x, memory and sum: the replaced rows, the step and the next model, and in float64
+        # the sum of changes and the next sum
+        (A.MIFA(), N + 6),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, A.Algorithm) else "",
 )

@@ -187,3 +187,39 @@ def test_what_a_reply_says_of_its_sender_is_not_believed(tmp_path: Path) -> None
     train(ParticipationObserver(fedavg(), path), grid, rounds=1)
     assert rows_of(path)[0, "bob"] == ("used", 20)
     assert rows_of(path)[0, "13"][0] == "selected"
+
+
+HEADER = "round,client,stage,samples"
+TORN = ["2,bob,us", "2", '2,"a', "2,bob,used,20", "2,bob,used,20\r"]
+
+
+@pytest.mark.parametrize("end", TORN)
+def test_a_line_that_a_crash_has_cut_is_dropped(
+    end: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "log.csv"
+    train(ParticipationObserver(fedavg(), path), federation(), rounds=2)
+    whole = rows_of(path)
+    with path.open("a", newline="", encoding="utf-8") as file:
+        file.write(end)
+    train(ParticipationObserver(fedavg(), path), federation(), rounds=1)
+    assert {t for t, _ in rows_of(path)} == {0, 1, 2}
+    assert {key: row for key, row in rows_of(path).items() if key[0] < 2} == whole
+    assert "is cut off" in caplog.text
+    assert ft.audit(path).log.size == 4
+
+
+@pytest.mark.parametrize("left", range(len(HEADER) + 2))
+def test_a_crash_within_the_first_line_leaves_no_log(left: int, tmp_path: Path) -> None:
+    path = tmp_path / "log.csv"
+    path.write_text((HEADER + "\r")[:left], newline="")
+    train(ParticipationObserver(fedavg(), path), federation(), rounds=1)
+    assert {t for t, _ in rows_of(path)} == {0}
+
+
+def test_nothing_is_dropped_from_a_file_that_is_no_log(tmp_path: Path) -> None:
+    path = tmp_path / "other.csv"
+    path.write_text("a,b\n1,2\n3,4")
+    with pytest.raises(InvalidInputError, match=r"^log: no column 'round'"):
+        ParticipationObserver(fedavg(), path)
+    assert path.read_text() == "a,b\n1,2\n3,4"

@@ -8,11 +8,27 @@ from fedtide.algorithms import FedAU, FedAvg
 from fedtide.differential_privacy import private_sum
 from fedtide.differential_privacy.noise_source import standard_normals
 from fedtide.errors import InvalidInputError
+from fedtide.flower.server.session import TrainingSession
 from fedtide.flower.server.strategy import FedTide
-from fedtide.participation.log.ledger import read_ledger
+from fedtide.participation.log.ledger import Ledger, read_ledger
 from fedtide.privacy import Gaussian, MatrixFactorisation, spent
 
-from .driver import LOCAL, TASK, N, deploy, federation, model, node_of, update_of
+from .driver import (
+    LOCAL,
+    TASK,
+    Killed,
+    N,
+    deploy,
+    federation,
+    kill_in_call,
+    model,
+    node_of,
+    prepare,
+    quadratic,
+    update_of,
+)
+
+MANY = prepare(quadratic(20))
 
 
 @pytest.fixture
@@ -149,3 +165,139 @@ def test_a_round_that_may_have_been_published_is_never_repeated(damage, rounds, 
     newest.write_bytes(kept)
     again = deploy(federation(), FedAvg(weights="all"), rounds + 1, **options)
     assert again.training.driver.state.rounds.tolist() == [rounds + 1] * N
+
+
+def test_a_round_is_not_repeated_if_its_file_is_gone_and_there_is_no_ledger(tmp_path):
+    state = tmp_path / "state"
+    options = {"state": state, "privacy": Gaussian(1.0, 3.0, 1e-5)}
+    deploy(federation(), FedAvg(weights="all"), 3, **options)
+    newest = max(state.glob("*.safetensors"))
+    kept = newest.read_bytes()
+    newest.unlink()
+    grid = federation()
+    with pytest.raises(InvalidInputError, match=r"^state: round 3 has ended, .* after round 2; "):
+        deploy(grid, FedAvg(weights="all"), 4, **options)
+    for path in state.glob("*.safetensors"):
+        path.unlink()
+    with pytest.raises(InvalidInputError, match=r"^state: round 3 has ended, .* after round 0; "):
+        deploy(grid, FedAvg(weights="all"), 4, **options)
+    assert not grid.sent
+    newest.write_bytes(kept)
+    again = deploy(federation(), FedAvg(weights="all"), 4, **options)
+    assert again.training.driver.state.rounds.tolist() == [4] * N
+
+
+@pytest.mark.parametrize("damage", ["", "x", "-1", "3\n4"])
+def test_what_tells_the_rounds_that_were_published_is_damaged(damage, tmp_path):
+    state = tmp_path / "state"
+    options = {"state": state, "privacy": Gaussian(1.0, 3.0, 1e-5)}
+    deploy(federation(), FedAvg(weights="all"), 3, **options)
+    (state / "published").write_text(damage)
+    with pytest.raises(InvalidInputError, match=r"^state: .*published .*restore"):
+        deploy(federation(), FedAvg(weights="all"), 4, **options)
+
+
+def test_the_state_of_an_earlier_version_is_marked_as_it_is_resumed(tmp_path):
+    state = tmp_path / "state"
+    options = {"state": state, "privacy": Gaussian(1.0, 3.0, 1e-5)}
+    deploy(federation(), FedAvg(weights="all"), 3, **options)
+    (state / "published").unlink()
+    deploy(federation(), FedAvg(weights="all"), 3, **options)
+    max(state.glob("*.safetensors")).unlink()
+    with pytest.raises(InvalidInputError, match=r"^state: round 3 has ended, "):
+        deploy(federation(), FedAvg(weights="all"), 4, **options)
+
+
+def test_a_crash_between_the_state_and_the_mark_of_its_round_is_survived(tmp_path, monkeypatch):
+    options = {"state": tmp_path / "state", "privacy": Gaussian(1.0, 3.0, 1e-5)}
+    with monkeypatch.context() as patch:
+        kill_in_call(patch, TrainingSession, "mark_published", 3, after=False)
+        with pytest.raises(Killed):
+            deploy(federation(), FedAvg(weights="all"), 4, **options)
+    again = deploy(federation(), FedAvg(weights="all"), 4, **options)
+    assert again.training.driver.state.rounds.tolist() == [4] * N
+
+
+def test_a_private_training_does_not_go_on_with_an_empty_ledger(tmp_path, url):
+    """What its clients have lost before would not be counted by `spent`."""
+    options = {"state": tmp_path / "state", "privacy": Gaussian(1.0, 3.0, 1e-5)}
+    deploy(federation(), FedAvg(weights="all"), 3, ledger=url, **options)
+    wrong = url.replace("ledger.db", "leger.db")
+    with pytest.raises(InvalidInputError, match=r"^ledger: it has 0 rounds .* the state 3; .*give"):
+        deploy(federation(), FedAvg(weights="all"), 4, ledger=wrong, **options)
+    again = deploy(federation(), FedAvg(weights="all"), 4, ledger=url, **options)
+    assert again.training.round == 4
+
+
+def test_the_first_round_of_a_private_training_is_added_after_a_crash(tmp_path, url, monkeypatch):
+    options = {"state": tmp_path / "state", "privacy": Gaussian(1.0, 3.0, 1e-5), "ledger": url}
+    with monkeypatch.context() as patch:
+        kill_in_call(patch, Ledger, "commit", 1, after=False)
+        with pytest.raises(Killed):
+            deploy(federation(), FedAvg(weights="all"), 2, **options)
+    deploy(federation(), FedAvg(weights="all"), 2, **options)
+    assert read_ledger(url)["round"].unique().sort().to_list() == [0, 1]
+
+
+def used_by_round(url, rounds):
+    used = read_ledger(url).filter(stage="used")["round"].to_list()
+    return [used.count(t) for t in range(rounds)]
+
+
+def test_a_round_waits_for_somebody_who_may_take_part(url):
+    """The others come half a minute later; until then one client is there, whose budget is spent.
+
+    Rounds with noise alone would move the model away in the meantime.
+    """
+    grid = federation()
+    began = grid.now
+    for client in range(1, N):
+        node_of(grid, client).online = lambda now: now >= began + 30
+    mechanism = Gaussian(0.3, 2.0, 1e-5, budget=2.5)  # of one participation
+    options = {"ledger": url, "privacy": mechanism}
+    strategy = deploy(grid, FedAvg(weights="all"), 500, timeout=3600.0, **options)
+    assert used_by_round(url, 2) == [1, N - 1]
+    assert strategy.training.round == 2
+    assert began + 30 < grid.now < began + 60
+
+
+def test_a_round_waits_no_longer_than_its_timeout_for_somebody_who_may_take_part(url):
+    grid = federation()
+    for client in range(1, N):
+        node_of(grid, client).online = lambda now: False
+    mechanism = Gaussian(0.3, 2.0, 1e-5, budget=2.5)
+    began = grid.now
+    deploy(grid, FedAvg(weights="all"), 4, timeout=20.0, ledger=url, privacy=mechanism)
+    assert used_by_round(url, 4) == [1, 0, 0, 0]
+    assert grid.now - began > 3 * 20
+    # Nor does a round wait whose number of nodes is 0.
+    grid = federation()
+    deploy(grid, FedAvg(weights="all"), 4, privacy=mechanism, min_available_nodes=0)
+
+
+def test_no_round_waits_for_clients_that_may_take_part_in_a_later_one():
+    """Who took part just now may again after four further rounds, which must pass."""
+    mechanism = MatrixFactorisation(0.3, 2.0, 1e-5, min_separation=5)
+    grid = federation()
+    began = grid.now
+    strategy = deploy(grid, FedAvg(weights="all"), 11, timeout=3600.0, privacy=mechanism)
+    assert strategy.training.driver.state.rounds.tolist() == [3] * N
+    assert grid.now < began + 60
+
+
+def test_the_sample_of_a_round_is_of_the_clients_that_may_take_part(url):
+    """Else a sample may be of clients alone that may not, and the round have noise alone."""
+    options = {"fraction_train": 0.2, "min_train_nodes": 4, "ledger": url, "task": MANY}
+    mechanism = MatrixFactorisation(0.3, 2.0, 1e-5, min_separation=5)
+    deploy(federation(MANY), FedAvg(weights="all"), 15, privacy=mechanism, **options)
+    assert used_by_round(url, 15) == [4] * 15
+
+
+def test_a_sample_leaves_out_clients_whose_budget_is_spent(url):
+    mechanism = Gaussian(0.3, 2.0, 1e-5, budget=2.5)
+    options = {"fraction_train": 0.25, "ledger": url, "task": MANY}
+    deploy(federation(MANY), FedAvg(weights="all"), 60, privacy=mechanism, **options)
+    counts = used_by_round(url, 60)
+    assert sum(counts) == 20
+    assert min(counts[: counts.index(0)]) >= 1
+    assert not any(counts[counts.index(0) :])

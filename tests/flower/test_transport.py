@@ -1,8 +1,10 @@
 """Late, lost and undecodable replies: each survived, with the model and the ledger right."""
 
 import gc
+import json
 import math
 import time
+import tracemalloc
 import weakref
 from contextlib import suppress
 from itertools import pairwise
@@ -11,11 +13,12 @@ from threading import Lock, Thread
 import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.app.message.arraychunk import ArrayChunk
 
 import fedtide as ft
 from fedtide.flower._flwr_private import pull_replies
 from fedtide.flower.clients.app import custom_client
-from fedtide.flower.protocol import vector_to_arrays
+from fedtide.flower.protocol import NAME_QUERY, vector_to_arrays
 from fedtide.flower.server import strategy as strategy_module
 from fedtide.flower.server.strategy import FedTide
 from fedtide.participation.log.ledger import read_rounds
@@ -183,6 +186,75 @@ def test_of_a_reply_that_is_too_large_nothing_is_kept(url, monkeypatch, caplog):
     stages = {(client, stage) for _, client, stage, _ in rows(url)}
     assert stages == {("1", "reported")} | {(str(n), "used") for n in (0, 2, 3, 4)}
     assert "cannot be read: it is larger than 1 MB" in caplog.text
+
+
+def repeat_chunks(objects, times, size):
+    """Let each array of a reply name one chunk of so many bytes again and again."""
+    for one, content in list(objects.items()):
+        if content.startswith(b"ArrayChunk "):
+            objects[one] = ArrayChunk(memoryview(bytes(size))).deflate()
+        elif content.startswith(b"Array "):
+            head, _, body = content.partition(b"\x00")
+            text = json.dumps(json.loads(body) | {"arraychunk_ids": [0] * times}).encode()
+            kind, children, _ = head.split(b" ")
+            objects[one] = b" ".join([kind, children, str(len(text)).encode()]) + b"\x00" + text
+
+
+@pytest.mark.parametrize("bomb", ["chunks", "numbers"])
+@pytest.mark.parametrize("kind", ["train", NAME_QUERY])
+def test_a_reply_that_is_too_large_only_when_it_is_decoded_is_not_decoded(kind, bomb, url, caplog):
+    """A few megabytes that name one chunk hundreds of times would fill the server's memory."""
+
+    def add_a_record(reply):
+        if reply.metadata.message_type == kind:
+            record = ConfigRecord({"x": [True] * (4_000_000 if bomb == "numbers" else 1)})
+            reply.content["junk"] = ArrayRecord({"x": Array(np.zeros(10))})
+            reply.content["numbers"] = record
+        return reply
+
+    def corrupt(message, objects):
+        from_bad = message.metadata.src_node_id == bad_id
+        if bomb == "chunks" and message.metadata.message_type == kind and from_bad:
+            repeat_chunks(objects, 100, 1_000_000)
+
+    grid = federation()
+    bad = node_of(grid, 1)
+    bad.tamper = add_a_record
+    [bad_id] = [one for one, node in grid.nodes.items() if node is bad]
+    grid = WireGrid(grid.nodes, corrupt)
+    tracemalloc.start()
+    try:
+        deploy(grid, A.FedAvg(), rounds=1, ledger=url)
+        taken = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert "cannot be read: it is larger than 16 MB" in caplog.text
+    used = [client for _, client, stage, _ in rows(url) if stage == "used"]
+    assert used == ["0", "2", "3", "4"]
+    assert bomb == "numbers" or taken < 50e6
+
+
+def test_arrays_and_chunks_that_a_reply_names_twice_are_decoded_up_to_the_limit(url):
+    """Flower sends equal chunks once; 15 MB of them are no bomb."""
+
+    def add_a_record(reply):
+        if reply.metadata.message_type == "train":
+            reply.content["junk"] = ArrayRecord({"x": Array(np.zeros(10))})
+        return reply
+
+    def corrupt(message, objects):
+        if message.metadata.message_type == "train":
+            [junk] = [i for i, c in objects.items() if c.startswith(b"Array ") and b"[10]" in c]
+            chunk = objects[junk].split(b" ")[1].decode()
+            part = {junk: objects[junk], chunk: objects[chunk]}
+            repeat_chunks(part, 15, 1_000_000)
+            objects |= part
+
+    grid = federation()
+    for node in grid.nodes.values():
+        node.tamper = add_a_record
+    deploy(WireGrid(grid.nodes, corrupt), A.FedAvg(), rounds=1, ledger=url)
+    assert sum(stage == "used" for _, _, stage, _ in rows(url)) == N
 
 
 def test_of_many_replies_that_cannot_be_read_ten_are_logged(caplog):

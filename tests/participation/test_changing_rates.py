@@ -57,6 +57,22 @@ def test_fluctuating_rates_are_those_of_the_paper(shape: str, p: float) -> None:
     np.testing.assert_allclose(rates, [exact, 0.0], rtol=1e-12)
 
 
+@pytest.mark.parametrize("gamma", [0.0, 0.1, 0.2, 0.3, 0.4, 0.5])
+@pytest.mark.parametrize("period", [2, 4, 20, 50])
+def test_rates_of_an_interleaved_sine_count_the_rounds_in_which_clients_can_come(
+    gamma: float, period: int
+) -> None:
+    """Also where p_n f is `least` up to rounding: f is 1 - γ in the middle of a period."""
+    for least in np.arange(1, 100) / 100:
+        p = np.unique(np.append(np.arange(1, 101) / 100, min(1.0, least / (1 - gamma))))
+        process = Fluctuating(p, "interleaved-sine", period, gamma, least=float(least))
+        ids, clients = np.arange(len(p)), Population(len(p))
+        stream = process.begin(clients, seed=0)
+        shares = np.stack([stream._shares(t, ids) for t in range(period)])
+        rates = process.known_rates(clients, seed=0)
+        np.testing.assert_allclose(rates, p * shares.mean(axis=0), rtol=1e-12)
+
+
 @pytest.mark.parametrize(
     "process",
     [Fluctuating(0.4), DayNight(0.6, 0.2, spread=0.0), Drifting(0.4, 0.1, rounds=9)],

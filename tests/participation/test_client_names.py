@@ -124,6 +124,21 @@ def test_a_subset_law_finds_clients_by_name() -> None:
     assert law.begin(words, seed=0).round(0).clients.tolist() == [0, 2]
 
 
+def test_a_subset_law_numbers_the_names_of_all_its_subsets_together() -> None:
+    """Where clients have no names, as many different strings in all as there are clients."""
+    law = SubsetLaw([["dora", "bob"], [], ["carl", "bob", "ann"]], [0.5, 0.25, 0.25])
+    assert law.known_rates(Population(4), seed=0).tolist() == [0.25, 0.75, 0.25, 0.5]
+    pairs = SubsetLaw([["ann", "bob"], ["carl", "dora"]], [0.5, 0.5])
+    mixed = SubsetLaw([["ann", "bob"], [0]], [0.5, 0.5])
+    for law, complaint in (
+        (pairs, "subsets: 4 different clients by name, but the 2 clients .*; number them"),
+        (mixed, r"subsets\[1\]: no client of the problem is called '0' .*; correct the names"),
+    ):
+        for use in (law.begin, law.known_rates):
+            with pytest.raises(InvalidInputError, match=f"^{complaint}"):
+                use(Population(2), seed=0)
+
+
 LOG = pl.DataFrame({"round": [0, 0, 0, 0, 1], "client": ["ann", "x", "y", "z", "w"]})
 
 

@@ -7,6 +7,7 @@ from fedtide.errors import InvalidInputError
 from fedtide.participation import (
     Bernoulli,
     Full,
+    GroupCycle,
     SubsetLaw,
     Uniform,
     Weighted,
@@ -51,3 +52,20 @@ def test_participation_weights_by_simulation() -> None:
     exact = (p * (1 - q) + p * q / 2) / nonempty
     weights = participation_weights(Bernoulli([p, q]), Population(clients=2))
     assert abs(weights[0] - exact) < 6 * 0.5 / np.sqrt(20_000 * nonempty)
+
+
+@pytest.mark.parametrize("rounds", [1, 2, 7])
+def test_weights_of_groups_in_turn_are_those_of_whole_cycles(rounds: int) -> None:
+    """One number for each turn over the size of its group, however many rounds are simulated."""
+    turns = GroupCycle(groups=2, rounds=3)
+    np.testing.assert_allclose(participation_weights(turns, Population(4), rounds=rounds), 0.25)
+    uneven = GroupCycle(groups=[0, 2, 2, 2], rounds=[1, 5, 2])  # nobody is there in group 1's turn
+    weights = participation_weights(uneven, Population(4), rounds=rounds)
+    np.testing.assert_allclose(weights, np.array([3, 2, 2, 2]) / 9)
+    running, sums = uneven.begin(Population(4), seed=0), np.zeros(4)
+    for t in range(uneven.rounds[0], 8 * 100 + 1):
+        came = running.round(t).clients
+        sums[came] += 1 / max(1, len(came))
+    np.testing.assert_allclose(weights, sums / sums.sum(), rtol=1e-12)
+    partly = GroupCycle(groups=2, rounds=3, on=0.5)
+    assert participation_weights(partly, Population(4)) == pytest.approx(0.25, abs=0.02)

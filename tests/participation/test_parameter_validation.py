@@ -28,6 +28,7 @@ from fedtide.participation import (
     PermutationOf,
     RandomDropout,
     Replay,
+    Schedule,
     Selection,
     Sessions,
     SubsetLaw,
@@ -192,6 +193,26 @@ def test_table_files_without_weights_or_with_unknown_clients_are_rejected(tmp_pa
     )
     path.write_text("round,client,weight\n0,4,1\n")
     assert_rejected(lambda: Table(path).begin(FOUR, seed=0), "weights: client 4")
+
+
+@pytest.mark.parametrize(
+    ("make", "start"),
+    [
+        (lambda: Population(2.5), "clients: 2.5"),  # type: ignore[arg-type]
+        (lambda: Population(0), "clients: 0"),
+        (lambda: Population(2, rates=np.array([5, -1])), "rates: -1"),
+        (lambda: Population(2, rates=np.array([0.5, 1.5])), "rates: 1.5"),
+        (lambda: Schedule(UniformOf(size=1)), "process: UniformOf(size=1)"),  # type: ignore[arg-type]
+        (lambda: Schedule(Uniform(1), Uniform(1)), "selection: Uniform(size=1)"),  # type: ignore[arg-type]
+        (lambda: Schedule(Uniform(1), dropout=0.5), "dropout: 0.5"),  # type: ignore[arg-type]
+        (lambda: participation_weights(Bernoulli(0.5), FOUR, rounds=2.5), "rounds: 2.5"),  # type: ignore[arg-type]
+        (lambda: participation_weights(Bernoulli(0.5), FOUR, rounds=0), "rounds: 0"),
+    ],
+)
+def test_numbers_and_parts_of_another_kind_are_rejected(
+    make: Callable[[], object], start: str
+) -> None:
+    assert_rejected(make, start)
 
 
 def test_weights_without_any_participation_are_rejected() -> None:

@@ -11,6 +11,7 @@ from fedtide.algorithms import (
     Amplified,
     ClientUpdates,
     Clipped,
+    Cohort,
     FedAdam,
     FedAU,
     FedAvg,
@@ -328,3 +329,82 @@ def test_a_mechanism_may_be_given_as_plain_data_and_is_part_of_the_experiment():
     assert result.experiment.privacy == Gaussian(1.0, 0.5, 1e-5)
     assert result.experiment.to_dict()["privacy"]["type"] == "gaussian"
     np.testing.assert_array_equal(result.model, simulate(Gaussian(1.0, 0.5, 1e-5)).model)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("method", [AVERAGE, A.KnownRates(rates=[0.3] * 3), FedAdam(inner=AVERAGE)])
+def test_a_model_whose_numbers_are_too_short_is_refused(method, dtype):
+    """Rounding would let clipped updates exceed their bound."""
+    private = make_private(method, Gaussian(0.3, 1.0, 1e-5), seed=0)
+    with pytest.raises(InvalidInputError, match=r"^privacy: .*float16.*give .* float32"):
+        RoundDriver(private, torch.zeros(4, dtype=dtype), Population(3))
+
+
+GROUPED = FedAU(cutoff=10, groups=[0, 0, 0, 1, 1])
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        FedAU(cutoff=10),
+        FedAU(cutoff=10, average=0.9),
+        GROUPED,
+        Amplified(inner=FedAU(cutoff=10), period=2, factor=1.5),
+    ],
+    ids=["mean", "decayed", "groups", "wrapped"],
+)
+def test_training_ends_when_the_weights_of_all_clients_are_too_large_for_their_budgets(method):
+    """FedAU's weight of a client that stays away only grows."""
+    present = np.zeros((400, 5), dtype=bool)
+    for n in range(5):
+        present[n % 4 :: 4, n] = True
+    mechanism = Gaussian(0.3, 1.0, 1e-5, budget=4.0)
+    private = make_private(method, mechanism, seed=0)
+    driver = RoundDriver(private, torch.zeros(2, dtype=torch.float64), Population(5))
+    ended = None
+    for t, row in enumerate(present):
+        asked = Cohort.uniform(torch.from_numpy(np.flatnonzero(row)))
+        everyone = driver.choose_cohort(Cohort.uniform(torch.arange(5)))
+        finished = driver.algorithm.is_finished(driver.state)
+        assert not (finished and len(everyone)), t
+        if finished and ended is None:
+            ended, model = t, driver.state.model.clone()
+        driver.run(
+            asked,
+            0.1,
+            lambda _, cohort: ClientUpdates(
+                cohort.clients,
+                cohort.weights,
+                torch.ones(len(cohort), 2, dtype=torch.float64),
+                0.1,
+                torch.ones(len(cohort)),
+            ),
+        )
+    assert ended is not None
+    assert ended < 390
+    if not isinstance(method, Amplified):  # which repeats the steps of its last period
+        assert (driver.state.model == model).all()
+
+
+def test_clients_whose_rate_is_0_do_not_keep_a_training_from_its_end():
+    method, mechanism = A.KnownRates(), Gaussian(1.0, 1.0, 1e-5, budget=6.0)
+    private = make_private(method, mechanism, seed=0)
+    population = Population(3, rates=np.array([0.5, 1.0, 0.0]))
+    state = private.init(torch.zeros(2), population)
+    assert not private.is_finished(state)
+    state.lost[0] = state.lost[1] = private._limit
+    assert private.is_finished(state)
+
+
+class Shrinking(FedAU):
+    """A method of a user whose weights shrink."""
+
+    def client_weights(self, state, updates):
+        return torch.full((len(updates.clients),), 10.0 if state.round < 5 else 1.0)
+
+
+def test_weights_of_a_method_of_ones_own_may_shrink():
+    mechanism = Gaussian(1.0, 1.0, 1e-5, budget=1.0)
+    present = np.ones((8, 3), dtype=bool)
+    driver, _ = drive(Shrinking(cutoff=10), mechanism, present, zeros(2), 2)
+    assert driver.state.rounds.tolist() == [3] * 3

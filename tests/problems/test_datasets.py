@@ -115,14 +115,14 @@ def test_decoded_images_are_cached_until_the_file_changes(folder, cache, monkeyp
         decodings.append(1)
         return np.full((1, 1, 2, 2), len(decodings), dtype=np.uint8)
 
-    assert decode_cached(file, decode)[0, 0, 0, 0] == 1
-    assert decode_cached(file, decode)[0, 0, 0, 0] == 1
+    assert decode_cached(file, "image", decode)[0, 0, 0, 0] == 1
+    assert decode_cached(file, "image", decode)[0, 0, 0, 0] == 1
     next(cache.glob("pixels-*.npy")).write_bytes(b"broken")
-    assert decode_cached(file, decode)[0, 0, 0, 0] == 2
+    assert decode_cached(file, "image", decode)[0, 0, 0, 0] == 2
     file.write_bytes(file.read_bytes() + b" ")
-    assert decode_cached(file, decode)[0, 0, 0, 0] == 3
+    assert decode_cached(file, "image", decode)[0, 0, 0, 0] == 3
     monkeypatch.setenv("FEDTIDE_CACHE", str(file))  # not a folder: nothing is cached
-    assert [decode_cached(file, decode)[0, 0, 0, 0] for _ in range(2)] == [4, 5]
+    assert [decode_cached(file, "image", decode)[0, 0, 0, 0] for _ in range(2)] == [4, 5]
 
 
 def test_the_cache_follows_the_xdg_convention(folder, tmp_path, monkeypatch):

@@ -188,6 +188,56 @@ def test_encoded_images_become_pixels_with_channels_first():
         np.testing.assert_array_equal(column, pixels.transpose(0, 3, 1, 2))
 
 
+def encode(image, form="PNG"):
+    buffer = io.BytesIO()
+    image.save(buffer, format=form)
+    return buffer.getvalue()
+
+
+def test_every_image_column_of_a_file_has_its_own_pixels(tmp_path):
+    left, right = np.random.default_rng(0).integers(0, 256, (2, 3, 5, 4), dtype=np.uint8)
+    table = {
+        name: [encode(Image.fromarray(image)) for image in images]
+        for name, images in {"left": left, "right": right}.items()
+    }
+    pl.DataFrame(table).write_parquet(tmp_path / "t.parquet")
+    for _ in range(2):  # decoded, and from the cache
+        read = read_source("train", tmp_path / "t.parquet", order=())
+        np.testing.assert_array_equal(read.column("inputs", "left")[:, 0], left)
+        np.testing.assert_array_equal(read.column("inputs", "right")[:, 0], right)
+
+
+@pytest.mark.parametrize("second", [np.uint8, np.uint16])
+def test_grey_images_of_16_bits_keep_their_upper_8_bits(second):
+    deep = np.random.default_rng(0).integers(0, 2**16, (5, 4), dtype=np.uint16)
+    other = (deep >> 8).astype(second)
+    encoded = [encode(Image.fromarray(image)) for image in (deep, other)]
+    column = to_column(pl.Series(encoded))
+    np.testing.assert_array_equal(
+        column[:, 0], np.stack([deep >> 8, other >> 8 * (second != np.uint8)])
+    )
+    assert column.shape == (2, 1, 5, 4)
+    colours = encode(Image.new("RGB", (4, 5)))
+    column = to_column(pl.Series([colours, encoded[0]]))
+    np.testing.assert_array_equal(column[1], np.stack([deep >> 8] * 3))
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.float32])
+def test_images_without_a_range_of_pixels_are_refused(dtype):
+    deep = encode(Image.fromarray(np.ones((5, 4), dtype=dtype)), "TIFF")
+    with pytest.raises(InvalidInputError, match=r"^image: sample 1 has 32 bits .*; "):
+        to_column(pl.Series([encode(Image.new("L", (4, 5))), deep]))
+
+
+def test_files_and_folders_may_be_in_the_home_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "data").mkdir()
+    pl.DataFrame({"x": [1.0]}).write_csv(tmp_path / "data" / "train.csv")
+    assert read_source("train", "~/data/train.csv", order=()).names == ["x"]
+    with pytest.raises(InvalidInputError, match=r"^train: no file '~nobody-at-all/train.csv'"):
+        read_source("train", "~nobody-at-all/train.csv", order=())
+
+
 @pytest.mark.parametrize("dtype", [np.int8, np.uint16, np.int64, np.float16, np.float64, np.bool_])
 def test_types_of_numbers_are_kept(dtype):
     values = np.array([0, 1, 1], dtype=dtype)

@@ -17,6 +17,7 @@ import fedtide as ft
 from fedtide.errors import InvalidInputError
 from fedtide.problems import Dirichlet, Iid, Metric, SharedPool, Supervised
 from fedtide.problems.losses import LOSSES
+from fedtide.problems.partitions import StoredShards
 
 CPU = torch.device("cpu")
 RNG = np.random.default_rng(0)
@@ -128,6 +129,19 @@ def test_a_folder_holds_training_and_test_samples(tmp_path):
     (tmp_path / "train.csv").unlink()
     with pytest.raises(InvalidInputError, match=r"^train: the folder .* has no train.parquet"):
         prepare(regression(tmp_path))
+
+
+def test_a_changed_file_or_folder_in_the_home_folder_is_read_again(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "data").mkdir()
+    for train in ("~/data/train.csv", "~/data"):
+        losses = []
+        for shift in (0.0, 1000.0):
+            frame = pl.DataFrame(columns()).with_columns(pl.col("number") + shift)
+            frame.write_csv(tmp_path / "data" / "train.csv")
+            problem = regression(train, model="logistic")
+            losses.append(float(run(problem).metrics["train_loss"][0]))
+        assert losses[1] > 1000 * losses[0]
 
 
 def test_clients_are_counted_and_named_by_their_column():
@@ -551,6 +565,19 @@ def test_a_shared_pool_serves_more_clients_than_samples():
     assert prepare(problem).population.clients == 1000
 
 
+class Repeating(ft.problems.Partition):
+    """Gives all clients the first samples, without saying so."""
+
+    def split(self, labels, clients, seed, columns=None):
+        return StoredShards.from_lists([np.arange(50)] * clients)
+
+
+@pytest.mark.parametrize("partition", [SharedPool(samples=100), Repeating()])
+def test_no_share_of_samples_that_clients_share_is_held_out(partition):
+    with pytest.raises(InvalidInputError, match=r"^test: .*; give a table of test samples"):
+        prepare(regression(clients=8, partition=partition, test=0.3))
+
+
 def test_columns_that_are_not_used_may_hold_anything():
     unused = {"day": pd.date_range("2020-01-01", periods=ROWS), "note": [None] * ROWS}
     rows = pd.DataFrame(columns() | unused)
@@ -636,6 +663,76 @@ def test_a_class_per_position_counts_no_padding():
     ]
     mean = torch.stack(expected).mean().item()
     assert task.evaluate(task.start).metrics["train_loss"] == pytest.approx(mean, rel=1e-6)
+
+
+RAGGED = [[1, 1, 1], [2], [1, 2]]
+SEVERAL = np.array([[0.5, 1.0, 0.0], [1.0, 0.0, 1.0], [0.0, 0.5, 0.5]])
+
+
+class Summary(nn.Module):
+    """A few numbers per sequence."""
+
+    def __init__(self, targets):
+        super().__init__()
+        self.embedding, self.targets = nn.Embedding(3, 4), nn.Linear(4, targets)
+
+    def forward(self, tokens, mask):
+        return self.targets((self.embedding(tokens) * mask.unsqueeze(-1)).sum(1))
+
+
+@pytest.mark.parametrize("targets", [2, 3])
+@pytest.mark.parametrize("loss", ["mse", "mae", "huber", "bce"])
+def test_several_targets_of_a_sequence_all_count(loss, targets):
+    rows = {"x": RAGGED, "y": SEVERAL[:, :targets], "client": [0, 1, 0]}
+    problem = Supervised(rows, model=lambda: Summary(targets), loss=loss, metrics=["accuracy"])
+    task = prepare(problem)
+    outputs = task.module(task.start)(*task._train.inputs, task._train.mask)
+    metrics = task.evaluate(task.start).metrics
+    expected = LOSSES[loss](outputs, task._train.target).mean().item()
+    assert metrics["train_loss"] == pytest.approx(expected)
+    correct = (outputs > 0).numpy(force=True) == (rows["y"] > 0.5)
+    assert metrics["train_accuracy"] == pytest.approx(correct.mean())
+    assert np.isfinite(run(problem).model).all()
+
+
+def test_a_loss_of_ones_own_gets_the_mask_of_several_targets_too():
+    def loss(outputs, target, mask):
+        assert mask.shape == (len(target), 3)
+        return (outputs - target).square().mean(1)
+
+    rows = {"x": RAGGED, "y": SEVERAL[:, :2], "client": [0, 1, 0]}
+    assert prepare(Supervised(rows, model=lambda: Summary(2), loss=loss, metrics={})).layout.size
+
+
+def test_targets_of_positions_are_padded_where_all_test_sequences_have_one_length():
+    rows = {"x": RAGGED, "y": RAGGED, "client": [0, 1, 0]}
+    tests = {"x": [[1, 2], [2, 1]], "y": [[2, 1], [1, 2]]}
+    model = lambda: nn.Sequential(nn.Embedding(3, 4), nn.Linear(4, 3))  # noqa: E731
+    task = prepare(Supervised(rows, tests, model=model))
+    outputs = task.module(task.start)(torch.tensor(tests["x"]))
+    expected = functional.cross_entropy(outputs.flatten(0, 1), torch.tensor([2, 1, 1, 2]))
+    assert task.evaluate(task.start).metrics["test_loss"] == pytest.approx(expected.item())
+
+
+def test_the_first_input_as_the_target_has_a_mask_only_if_it_is_a_sequence():
+    rows = {"v": SEVERAL, "x": RAGGED, "client": [0, 1, 0]}
+
+    class First(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.scale = nn.Parameter(torch.zeros(()))
+
+        def forward(self, first, second):
+            return self.scale * first
+
+    for inputs, expected in ((["v", "x"], (SEVERAL**2).mean()), (["x", "v"], (1 + 4 + 2.5) / 3)):
+        task = prepare(Supervised(rows, inputs=inputs, target=None, model=First, loss="mse"))
+        assert task.evaluate(task.start).metrics["train_loss"] == pytest.approx(expected)
+
+
+def test_targets_that_are_longer_than_all_inputs_are_refused():
+    with pytest.raises(InvalidInputError, match=r"^target: row 0 has another length"):
+        prepare(tags([[0, 1, 1, 1, 0], [1]]))
 
 
 def test_targets_of_other_lengths_than_their_inputs_are_refused():
@@ -990,6 +1087,67 @@ def test_amounts_are_not_taken_for_classes():
     table = {"x": np.zeros((6, 2)), "y": [0, 10**9] * 3, "client": np.arange(6) % 2}
     with pytest.raises(InvalidInputError, match=r"^target: .* 1,000,000,001 classes .* mse"):
         prepare(Supervised(table))
+
+
+def margin(outputs, target):
+    return functional.softplus(-outputs[:, 0] * target)
+
+
+def squares(outputs, target):
+    return (outputs[:, 0] - target).square()
+
+
+AMOUNTS = np.arange(60) * 10**9
+DIVIDED_BY_LABEL = (Dirichlet(100.0), ft.problems.MajorityClass(0.0), ft.problems.SingleClass())
+
+
+@pytest.mark.parametrize(
+    ("targets", "labels"),
+    [
+        (np.where(np.arange(60) % 3, 1, -1), np.minimum(np.arange(60) % 3, 1)),
+        (AMOUNTS[np.arange(60) % 5], np.arange(60) % 5),
+        (AMOUNTS, np.arange(60) // 6),
+        (-AMOUNTS, 9 - np.arange(60) // 6),
+    ],
+    ids=["signs", "few-amounts", "amounts", "debts"],
+)
+@pytest.mark.parametrize("partition", [*DIVIDED_BY_LABEL, Iid(), None])
+def test_whole_numbers_that_are_no_classes_are_numbers(partition, targets, labels):
+    rows = {"x": FEATURES[:60], "y": targets, "client": np.arange(60) % 10}
+    fields = {} if partition is None else {"clients": 10, "partition": partition}
+    loss = margin if abs(targets).max() == 1 else squares
+    task = prepare(Supervised(rows, loss=loss, metrics={}, **fields), seed=3)
+    assert task.layout.size == 4  # one output
+    shares = task.population.class_shares
+    assert shares.shape == (10, len(np.unique(labels)))
+    held = task.shards.list_pairs()
+    counts = np.zeros(shares.shape)
+    np.add.at(counts, (held[0], labels[held[1]]), 1)
+    np.testing.assert_allclose(shares, counts / counts.sum(1, keepdims=True))
+
+
+def test_classes_of_a_loss_of_ones_own_stay_classes():
+    def loss(outputs, target):
+        return functional.cross_entropy(outputs, target, reduction="none")
+
+    rows = {"x": FEATURES, "y": np.arange(ROWS) % 7}
+    fields = {"clients": 5, "partition": Dirichlet(1.0), "metrics": {}}
+    own, named = (prepare(Supervised(rows, loss=one, **fields)) for one in (loss, "cross_entropy"))
+    assert own.layout.size == named.layout.size == 28
+    np.testing.assert_array_equal(own.population.class_shares, named.population.class_shares)
+
+
+@pytest.mark.parametrize("partition", DIVIDED_BY_LABEL)
+def test_amounts_are_refused_before_they_are_divided(partition):
+    rows = {"x": FEATURES[:60], "y": AMOUNTS}
+    with pytest.raises(InvalidInputError, match=r"^target: .* mse"):
+        prepare(Supervised(rows, clients=3, partition=partition))
+
+
+@pytest.mark.parametrize("partition", DIVIDED_BY_LABEL)
+def test_partitions_refuse_negative_labels(partition):
+    with pytest.raises(InvalidInputError, match=r"^label: -1 is not a class; number"):
+        partition.split(np.array([-1, 1, 0, 1]), 2, seed=0)
 
 
 def test_a_metric_whose_name_does_not_say_what_is_better_is_warned_of(caplog):

@@ -128,6 +128,17 @@ def test_each_problem_has_its_own_section(one_run, fields, tmp_path):
         report("one", "other", "--target", "loss=1")
 
 
+@pytest.mark.usefixtures("undrawn")
+@pytest.mark.parametrize(("patience", "shown"), [({}, "8 rounds"), ({2: 4}, "8–16 rounds")])
+def test_the_page_shows_the_completed_rounds(patience, shown, fields, tmp_path):
+    for seed in (1, 2):
+        stopping = ft.callbacks.EarlyStopping("loss", patience.get(seed, 2), min_delta=1e9)
+        run = fields | {"algorithm": "fedavg", "seed": seed, "callbacks": [stopping]}
+        ft.simulate(**run, out=tmp_path / str(seed))
+    report(tmp_path)
+    assert f"{shown} 8 clients" in " ".join(Outline(tmp_path / "report.html").text.split())
+
+
 @pytest.mark.parametrize("participation", ["full", {"type": "bernoulli", "rates": 1e-9}])
 def test_one_run_with_full_or_no_participation_has_a_page(participation, fields, tmp_path):
     changed = fields | {"participation": participation, "rounds": 3}

@@ -268,6 +268,18 @@ def test_smoothing_is_a_trailing_moving_average():
     assert np.allclose(found, [values[max(0, i - 4) : i + 1].mean() for i in range(50)])
 
 
+@pytest.mark.parametrize("large", [np.inf, -np.inf, np.nan, 1e17])
+def test_smoothing_spoils_no_value_far_from_a_large_one(large):
+    values = np.arange(50, dtype=float)
+    values[10] = large
+    found = smooth(values, 0.1)
+    apart = np.r_[0:10, 15:50]
+    np.testing.assert_array_equal(found[apart], smooth(np.arange(50.0), 0.1)[apart])
+    np.testing.assert_array_equal(
+        found[10:15], [values[i - 4 : i + 1].mean() for i in range(10, 15)]
+    )
+
+
 def test_two_experiments_with_one_name_are_two_methods(fields, tmp_path):
     for steps in (2, 3):
         for seed in (1, 2):

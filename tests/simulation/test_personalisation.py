@@ -52,9 +52,10 @@ def fine_tuned(model, rows, steps, lr=0.1):
     return net
 
 
+@pytest.mark.parametrize("objective", ["uniform", "samples", [0.0, 1.0, 3.0]])
 @pytest.mark.parametrize("steps", [1, 7])
-def test_figures_after_fine_tuning_are_those_of_gradient_descent(steps):
-    result = run(evaluation={"personalise": steps})
+def test_figures_after_fine_tuning_are_those_of_gradient_descent(steps, objective):
+    result = run(evaluation={"personalise": steps}, objective=objective)
     for name, loss, mae in result.clients.select(
         "client", "personalised_loss", "personalised_mae"
     ).iter_rows():

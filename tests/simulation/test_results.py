@@ -82,6 +82,27 @@ def test_the_summary_of_seeds_that_diverged_has_no_spread():
     assert re.search(r"^  loss +inf$", results.summary(), re.MULTILINE)
 
 
+UNEVEN = ["round", "test_accuracy", "test_balanced_accuracy"]
+
+
+@pytest.mark.parametrize("order", [[0, 1, 2], [2, 1, 0], [1, 0, 2]])
+def test_metrics_of_some_seeds_are_means_over_these(order, fields):
+    """As the balanced accuracy, which only uneven test sets have."""
+    values = [[[1, 0.5, 0.25], [2, 0.75, 0.5]], [[1, 0.5], [2, 0.25]], [[1, 0.5, 0.5], [2, 0.5, 1]]]
+    tables = [pl.DataFrame(rows, UNEVEN[: len(rows[0])], orient="row") for rows in values]
+    runs = ft.simulate(**fields, seeds=[1, 2, 3])
+    results = ft.Results([replace(runs[i], metrics=tables[i]) for i in order])
+    lines = {line.split()[0]: line.split()[1:] for line in results.summary().splitlines()[1:]}
+    assert lines["test_accuracy"] == ["0.5", "±", "0.25"]
+    assert lines["test_balanced_accuracy"] == ["0.75", "±", "0.35", "(2", "of", "3", "seeds)"]
+    panel = results.plot("test_balanced_accuracy").axes[0]
+    np.testing.assert_allclose(panel.lines[0].get_ydata(), [0.375, 0.75])
+    assert panel.get_title().endswith("over 2 seeds")
+    np.testing.assert_allclose(results.plot().axes[0].lines[0].get_ydata(), [0.5, 0.5])
+    with pytest.raises(ft.InvalidInputError, match=r"^metric: .*'losss'"):
+        results.plot("losss")
+
+
 def test_the_summary_of_a_run_names_its_method_metrics_speed_and_trainer(regression):
     result = ft.simulate(**regression)
     text = result.summary()

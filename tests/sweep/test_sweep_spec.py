@@ -43,9 +43,7 @@ def test_all_methods_of_a_seed_come_before_the_next_seed(sweep):
     assert [member.experiment.name for member in found.runs] == ["a", "b", "a", "b"]
 
 
-def test_a_seed_besides_seeds_is_refused_and_either_replaces_that_of_a_base(sweep, tmp_path):
-    with pytest.raises(ft.InvalidInputError, match=r"^seed: given besides seeds; give one of them"):
-        sweep(seed=9, seeds=[1, 2])
+def test_a_seed_replaces_the_seeds_of_a_base_and_the_other_way_round(sweep, tmp_path):
     sweep(seed=9)
     (tmp_path / "one.yaml").write_text("base: file.yaml\nseeds: [1, 2]\n")
     assert [run.experiment.seed for run in Sweep.load(tmp_path / "one.yaml").runs] == [1, 2]

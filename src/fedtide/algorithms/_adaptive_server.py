@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedtide.algorithms._wrapper import Wrapper, WrapperState
+from fedtide.algorithms._wrapper import Wrapper, WrapperState, require_one_model
 from fedtide.algorithms.base import Algorithm, RoundInfo
 from fedtide.algorithms.fedavg import FedAvg
 from fedtide.errors import InvalidInputError
@@ -50,6 +50,7 @@ class AdaptiveServer(Wrapper[AdaptiveState]):
         require_positive("tau", self.tau)
         if self.v0 is not None:
             require_at_least("v0", self.v0, 0.0)
+        require_one_model(self.inner)
 
     @property
     def uses_directions_only(self) -> bool:

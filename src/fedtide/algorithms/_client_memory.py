@@ -13,6 +13,14 @@ from torch import Tensor
 
 from fedtide.errors import InvalidInputError
 
+_BLOCK = 2**16
+"""How many numbers of client rows are converted to float64 at a time in the processor's cache."""
+
+
+def no_change(model: Tensor) -> Tensor:
+    """Return zeros of the model's shape in float64, in the memory of one."""
+    return model.new_zeros((), dtype=torch.float64).expand_as(model)
+
 
 @dataclass(frozen=True)
 class ClientMemory:
@@ -83,6 +91,22 @@ class ClientMemory:
         rows = self.read(clients)
         # allocating another large array would take longer than subtracting
         return torch.sub(values, rows, out=rows)
+
+    def change_to(self, rows: Tensor, clients: Tensor) -> Tensor:
+        """Return Σ (new row - old row) if these rows, (S, d), were written, shape (d,), float64.
+
+        A sum over all clients that is kept up to date with it also loses what a huge row had added.
+        """
+        old = self.read(clients)
+        if old.dtype == torch.float64:
+            return torch.sub(rows, old, out=old).sum(dim=0)
+        total = rows.new_empty(rows.shape[1], dtype=torch.float64)
+        numbers = _BLOCK if rows.device.type == "cpu" else 64 * _BLOCK  # GPUs prefer few blocks
+        width = max(1, numbers // max(1, len(rows)))
+        for first in range(0, len(total), width):
+            block = slice(first, first + width)
+            total[block] = rows[:, block].double().sub_(old[:, block]).sum(dim=0)
+        return total
 
     def sum(self) -> Tensor:
         """Return the sum of the rows of all clients, shape (d,)."""

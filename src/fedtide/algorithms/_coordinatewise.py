@@ -94,7 +94,7 @@ class CoordinatewiseTrimmed(Wrapper[TrimmedState]):
         inner, info = self.inner.step(state.inner, lr)
         if b := self.trimmed(len(info.clients)):
             info = _trim(info, state.updates.chunks, b)
-            inner = self.inner.with_model(inner, start + info.direction)
+            inner = self.inner.with_step(state.inner, inner, start + info.direction)
         return TrimmedState(inner, Rows()), info
 
 

@@ -8,7 +8,7 @@ from typing import Any, Self, TypeVar
 import torch
 from torch import Tensor
 
-from fedtide.algorithms._client_memory import ClientMemory
+from fedtide.algorithms._client_memory import ClientMemory, no_change
 from fedtide.algorithms.base import Algorithm, RoundInfo, State, no_updates
 from fedtide.population import Population
 
@@ -19,8 +19,8 @@ class LatestUpdatesState(State):
 
     Args:
         memory: h_n, the latest row that each client sent.
-        total: Σ h_n over all clients before this round, shape (d,).
-        change: Σ (new h_n - old h_n) over this round's updates so far, shape (d,).
+        total: Σ h_n over all clients before this round, shape (d,), float64.
+        change: Σ (new h_n - old h_n) over this round's updates so far, shape (d,), float64.
         clients: ids of the clients absorbed in this round so far, shape (S,).
     """
 
@@ -43,19 +43,19 @@ class LatestUpdatesState(State):
             model=model,
             round=0,
             memory=ClientMemory.empty(population.clients, model, folder),
-            total=torch.zeros_like(model),
-            change=torch.zeros_like(model),
+            total=torch.zeros_like(model, dtype=torch.float64),
+            change=no_change(model),
             clients=no_updates(model)[0],
             **fields,
         )
 
     def store(self, clients: Tensor, rows: Tensor) -> Self:
         """Return the state with these rows, shape (S, d), as the latest of these clients."""
-        change = self.memory.subtracted_from(rows, clients).sum(dim=0)
+        change = self.memory.change_to(rows, clients).add_(self.change)
         return replace(
             self,
             memory=self.memory.write(clients, rows),
-            change=self.change + change,
+            change=change,
             clients=torch.cat([self.clients, clients]),
         )
 
@@ -63,16 +63,17 @@ class LatestUpdatesState(State):
         """Return the result of `step` for a round that adds `direction` to the model.
 
         Args:
-            direction: shape (d,).
+            direction: shape (d,), in any type.
             weight: the factor with which each of this round's updates entered it, or factors (S,).
         """
+        direction = direction.to(self.model.dtype)
         weights = torch.zeros_like(self.clients, dtype=direction.dtype) + weight
         state = replace(
             self,
             model=self.model + direction,
             round=self.round + 1,
             total=self.total + self.change,
-            change=torch.zeros_like(self.change),
+            change=no_change(self.model),
             clients=self.clients[:0],
         )
         return state, RoundInfo(self.clients, weights, direction)

@@ -18,6 +18,7 @@ from fedtide.algorithms.base import (
     RoundInfo,
     WeightedTotal,
 )
+from fedtide.errors import InvalidInputError
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,15 @@ class WrapperState:
     def round(self) -> int:
         """t, the number of completed rounds."""
         return self.inner.round
+
+
+def require_one_model(inner: Algorithm[Any]) -> None:
+    """Raise InvalidInputError unless all clients follow when a wrapper moves the model."""
+    if inner.clients_keep_models:
+        raise InvalidInputError(
+            "inner: its clients continue from models of their own, most of which would not follow "
+            "the steps of this method; give another method than fedawe and fedpbc"
+        )
 
 
 WrapperT = TypeVar("WrapperT", bound=WrapperState)
@@ -81,6 +91,10 @@ class Wrapper(Algorithm[WrapperT]):
     @property
     def accepts_stale_updates(self) -> bool:
         return self.inner.accepts_stale_updates
+
+    @property
+    def clients_keep_models(self) -> bool:
+        return self.inner.clients_keep_models
 
     @property
     def simulation_only(self) -> str:

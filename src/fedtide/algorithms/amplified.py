@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedtide.algorithms._wrapper import Wrapper, WrapperState
+from fedtide.algorithms._wrapper import Wrapper, WrapperState, require_one_model
 from fedtide.algorithms.base import Algorithm, Amplification, RoundInfo
 from fedtide.algorithms.fedavg import FedAvg
 from fedtide.configurable import configurable
@@ -67,7 +67,8 @@ class Amplified(Wrapper[AmplifiedState]):
         start: the round in which the first period begins.
 
     Raises:
-        InvalidInputError: a period below 1, a factor not positive, or a negative start.
+        InvalidInputError: a period below 1, a factor not positive, a negative start, or an
+            `inner` whose clients keep models of their own (FedAWE, FedPBC).
 
     >>> from fedtide.algorithms.base import ClientUpdates
     >>> method = Amplified(period=2, factor=3.0)
@@ -91,6 +92,7 @@ class Amplified(Wrapper[AmplifiedState]):
         require_at_least("period", self.period, 1)
         require_positive("factor", self.factor)
         require_at_least("start", self.start, 0)
+        require_one_model(self.inner)
 
     @property
     def amplification(self) -> Amplification:

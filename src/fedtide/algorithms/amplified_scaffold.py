@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -26,7 +27,7 @@ class AmplifiedScaffoldState(WeightedSumState):
     Args:
         model_change: u = x - x_{t0}, what this window has added to the model, shape (d,).
         control: G_n of every client, fixed within a window.
-        mean_control: G = 1/N Σ G_n, shape (d,).
+        mean_control: G = 1/N Σ G_n, shape (d,), float64.
         window_directions: Σ_s q_s^n v_s^n over the completed rounds of this window, where
             v = ḡ - G_n + G is the mean direction of a client's local steps.
         window_weight: Σ_s q_s^n over the same rounds, shape (N,).
@@ -39,6 +40,12 @@ class AmplifiedScaffoldState(WeightedSumState):
     window_directions: ClientMemory
     window_weight: Tensor
     round_directions: ClientMemory
+
+    def rows_written(self, clients: Tensor) -> Mapping[str, Tensor]:
+        """Return whose G_n a round may write, the last of the window: of all clients in it."""
+        served = self.window_weight > 0
+        served[clients] = True
+        return {"control": served.nonzero().flatten()}
 
 
 @configurable
@@ -112,7 +119,7 @@ class AmplifiedScaffold(CohortAverage[AmplifiedScaffoldState]):
             population,
             model_change=torch.zeros_like(model),
             control=control,
-            mean_control=torch.zeros_like(model),
+            mean_control=torch.zeros_like(model, dtype=torch.float64),
             window_directions=window_directions,
             window_weight=torch.zeros(population.clients, dtype=model.dtype),
             round_directions=round_directions,
@@ -166,11 +173,11 @@ def _update_control_variates(state: AmplifiedScaffoldState) -> AmplifiedScaffold
     control, total = state.control, torch.zeros_like(state.mean_control)
     served = (state.window_weight > 0).nonzero().flatten()
     for clients in torch.split(served, _CHUNK_ROWS):
-        change = state.window_directions.read(clients)
-        change.div_(state.window_weight[clients].unsqueeze(1).to(change.device))
-        change.sub_(state.mean_control)
-        total += change.sum(dim=0)
-        control = control.add(clients, change)
+        rows = state.window_directions.read(clients)
+        rows.div_(state.window_weight[clients].unsqueeze(1).to(rows.device))
+        rows.sub_(state.mean_control).add_(control.read(clients))
+        total += control.change_to(rows, clients)
+        control = control.write(clients, rows)
     return replace(
         state,
         control=control,

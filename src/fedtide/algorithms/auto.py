@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from fedtide.algorithms._client_memory import ClientMemory
+from fedtide.algorithms._client_memory import ClientMemory, no_change
 from fedtide.algorithms._weighted_sum import WeightedSum, WeightedSumState
 from fedtide.algorithms.base import ClientUpdates, RoundInfo
 from fedtide.configurable import configurable
@@ -35,23 +35,23 @@ class LatestUpdate:
 
     Args:
         rows: h_n.
-        mean: h, the mean of all h_n before this round, shape (d,).
-        change: Σ (new h_n - old h_n) over this round's updates so far, shape (d,).
+        mean: h, the mean of all h_n before this round, shape (d,), float64.
+        change: Σ (new h_n - old h_n) over this round's updates so far, shape (d,), float64.
     """
 
     rows: ClientMemory
     mean: Tensor
     change: Tensor
 
-    def replaced(self, updates: ClientUpdates, changes: Tensor) -> LatestUpdate:
-        """Return the same with new updates, whose differences to the old ones are `changes`."""
-        rows = self.rows.write(updates.clients, updates.deltas)
-        return replace(self, rows=rows, change=self.change + changes.sum(dim=0))
+    def replaced(self, updates: ClientUpdates) -> LatestUpdate:
+        """Return the same with new updates of these clients."""
+        change = self.rows.change_to(updates.deltas, updates.clients).add_(self.change)
+        return replace(self, rows=self.rows.write(updates.clients, updates.deltas), change=change)
 
     def at_the_end_of_a_round(self) -> LatestUpdate:
         """Return the same with a mean that contains the new updates."""
         mean = self.mean + self.change / self.rows.clients
-        return replace(self, mean=mean, change=torch.zeros_like(mean))
+        return replace(self, mean=mean, change=no_change(mean))
 
 
 @dataclass(frozen=True)
@@ -188,7 +188,8 @@ class Auto(WeightedSum[AutoState]):
 
     def _no_updates(self, model: Tensor, population: Population) -> LatestUpdate:
         rows = ClientMemory.empty(population.clients, model, self.memory_folder)
-        return LatestUpdate(rows, torch.zeros_like(model), torch.zeros_like(model))
+        mean = torch.zeros_like(model, dtype=torch.float64)
+        return LatestUpdate(rows, mean, no_change(model))
 
     def weigh(self, state: AutoState, updates: ClientUpdates) -> Tensor | None:
         """Return ρ debt_n; None with control variates, which need all updates, or in a subclass."""
@@ -202,7 +203,7 @@ class Auto(WeightedSum[AutoState]):
             return super().absorb(state, updates)
         changes = latest.rows.subtracted_from(updates.deltas, updates.clients)
         state = super().absorb(state, replace(updates, deltas=changes))
-        return replace(state, latest=latest.replaced(updates, changes))
+        return replace(state, latest=latest.replaced(updates))
 
     def client_weights(self, state: AutoState, updates: ClientUpdates) -> Tensor:
         """Return ρ debt_n: `normaliser` bounds the sum of a round."""
@@ -222,7 +223,8 @@ class Auto(WeightedSum[AutoState]):
         weights = info.weights.to(torch.float64) * (state.population / self.server_lr)
         moved.paid[info.clients] = before + weights
         if state.latest is not None and len(info.clients):
-            info = replace(info, direction=info.direction + self.server_lr * state.latest.mean)
+            direction = info.direction + self.server_lr * state.latest.mean
+            info = replace(info, direction=direction.to(state.model.dtype))
             model = state.model + info.direction
             moved = replace(moved, model=model, latest=state.latest.at_the_end_of_a_round())
         if state.squares is not None:
@@ -239,6 +241,11 @@ class Auto(WeightedSum[AutoState]):
         share = _last_share(max(state.round, 1))
         mean = state.mean + share * (model - state.model)
         return replace(state, model=model, mean=mean)
+
+    def with_step(self, before: AutoState, after: AutoState, model: Tensor) -> AutoState:
+        """Replace the last iterate, of which the mean before that step knows nothing."""
+        mean = before.mean.lerp(model, _last_share(after.round))
+        return replace(after, model=model, mean=mean)
 
     def output(self, state: AutoState) -> Tensor:
         """Return the weighted mean of the iterates."""

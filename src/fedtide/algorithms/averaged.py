@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from fedtide.algorithms._wrapper import Wrapper, WrapperState
@@ -19,7 +20,8 @@ class AveragedState(WrapperState):
     """The state of Averaged.
 
     Args:
-        mean: (x_1 + ... + x_t) / t, shape (d,); x_0 before the end of the first round.
+        mean: (x_1 + ... + x_t) / t, shape (d,), float64, in which late iterates still count; x_0
+            before the end of the first round.
     """
 
     mean: Tensor
@@ -54,7 +56,8 @@ class Averaged(Wrapper[AveragedState]):
         return True
 
     def init(self, model: Tensor, population: Population) -> AveragedState:
-        return AveragedState(self.inner.init(model, population), mean=model.clone())
+        mean = model.to(torch.float64, copy=True)
+        return AveragedState(self.inner.init(model, population), mean)
 
     def step(self, state: AveragedState, lr: float) -> tuple[AveragedState, RoundInfo]:
         """Step as the inner method does, and update the mean."""
@@ -64,9 +67,10 @@ class Averaged(Wrapper[AveragedState]):
 
     def with_model(self, state: AveragedState, model: Tensor) -> AveragedState:
         """Replace the last iterate, also in the mean."""
-        mean = state.mean + (model - state.model) / max(state.round, 1)
+        change = model.double() - state.model
+        mean = state.mean + change / max(state.round, 1)
         return AveragedState(self.inner.with_model(state.inner, model), mean)
 
     def output(self, state: AveragedState) -> Tensor:
         """Return the mean of the iterates."""
-        return state.mean
+        return state.mean.to(state.model.dtype)

@@ -299,6 +299,15 @@ class Algorithm(ABC, Generic[StateT]):
         return False
 
     @property
+    def clients_keep_models(self) -> bool:
+        """Whether clients start from models of their own, of which `with_model` moves only some.
+
+        What a wrapper adds to the model would be lost where the others take part next, so wrappers
+        that move the model refuse such methods.
+        """
+        return False
+
+    @property
     def simulation_only(self) -> str:
         """What the method needs of its clients that a deployment does not offer; "": nothing."""
         return ""
@@ -387,6 +396,13 @@ class Algorithm(ABC, Generic[StateT]):
         """Return the state with another model, for wrappers that move the model themselves."""
         moved: StateT = replace(cast("Any", state), model=model)
         return moved
+
+    def with_step(self, before: StateT, after: StateT, model: Tensor) -> StateT:
+        """Return the state `after` a step from `before` as if that had led to `model`.
+
+        For wrappers that replace a step because it may lead anywhere: nothing is left of it.
+        """
+        return self.with_model(after, model)
 
     def is_finished(self, state: StateT) -> bool:
         """Return whether further rounds cannot change the model, whoever takes part."""

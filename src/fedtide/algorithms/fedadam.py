@@ -29,7 +29,8 @@ class FedAdam(AdaptiveServer):
         inner: the method whose steps are D.
 
     Raises:
-        InvalidInputError: a number outside its range.
+        InvalidInputError: a number outside its range, or an `inner` whose clients keep models of
+            their own (FedAWE, FedPBC).
 
     >>> import torch
     >>> from fedtide.algorithms.base import ClientUpdates

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from fedtide.algorithms._wrapper import Wrapper, WrapperState
+from fedtide.algorithms._wrapper import Wrapper, WrapperState, require_one_model
 from fedtide.algorithms.base import Algorithm, RoundInfo
 from fedtide.algorithms.fedavg import FedAvg
 from fedtide.configurable import configurable
@@ -50,7 +50,8 @@ class FedAvgM(Wrapper[MomentumState]):
         inner: the method whose steps are D.
 
     Raises:
-        InvalidInputError: a number outside its range, or an unknown convention.
+        InvalidInputError: a number outside its range, an unknown convention, or an `inner`
+            whose clients keep models of their own (FedAWE, FedPBC).
 
     >>> from fedtide.algorithms.base import ClientUpdates
     >>> method = FedAvgM(momentum=0.5)
@@ -72,6 +73,7 @@ class FedAvgM(Wrapper[MomentumState]):
         require_positive("server_lr", self.server_lr)
         if not 0 <= self.momentum < 1:
             raise InvalidInputError(f"momentum: {self.momentum} is not within [0, 1)")
+        require_one_model(self.inner)
 
     @property
     def uses_directions_only(self) -> bool:

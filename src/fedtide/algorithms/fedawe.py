@@ -31,9 +31,9 @@ class FedAWEState(State):
         start: x_0, the model of the clients that never took part, shape (d,).
         local: x_n, the model of every client that took part.
         last: τ_n, the round in which each client last took part, -1: never, shape (N,), int32.
-        mean: 1/N Σ x_n over all clients before this round, shape (d,).
+        mean: 1/N Σ x_n over all clients before this round, shape (d,), float64.
         innovation: Σ (t - τ_n) Δ_n over this round's updates so far, shape (d,).
-        left: Σ x_n of the same clients, shape (d,).
+        left: Σ x_n of the same clients, shape (d,), float64.
         clients: ids of the clients absorbed in this round so far, shape (S,).
         echoes: their t - τ_n, shape (S,).
     """
@@ -78,7 +78,8 @@ class FedAWE(Algorithm[FedAWEState]):
     In a deployment every client would keep one model, and the server none but x; here the server
     keeps those of the clients that took part. Clients that start from the same model train
     together, so a cohort whose members were last seen in many different rounds trains in as many
-    chunks. A wrapper that moves the model moves that of the clients of the last round.
+    chunks. Wrappers that move the model (Amplified, FedAvgM, FedAdam, FedYogi) refuse this method:
+    only the clients of the last round would follow.
 
     Args:
         server_lr: η > 0.
@@ -118,6 +119,10 @@ class FedAWE(Algorithm[FedAWEState]):
         return self.clip is not None
 
     @property
+    def clients_keep_models(self) -> bool:
+        return True
+
+    @property
     def simulation_only(self) -> str:
         return "its clients continue from models of their own"
 
@@ -130,9 +135,9 @@ class FedAWE(Algorithm[FedAWEState]):
             start=model.clone(),
             local=ClientMemory.empty(population.clients, model, self.memory_folder),
             last=torch.full((population.clients,), -1, dtype=torch.int32),
-            mean=model.clone(),
+            mean=model.to(torch.float64, copy=True),
             innovation=torch.zeros_like(model),
-            left=torch.zeros_like(model),
+            left=torch.zeros_like(model, dtype=torch.float64),
             clients=clients,
             echoes=echoes,
         )
@@ -157,7 +162,7 @@ class FedAWE(Algorithm[FedAWEState]):
         return replace(
             state,
             innovation=state.innovation + echoes.to(local.device) @ updates.deltas,
-            left=state.left + local.sum(dim=0),
+            left=state.left + local.sum(dim=0, dtype=torch.float64),
             clients=torch.cat([state.clients, updates.clients]),
             echoes=torch.cat([state.echoes, echoes]),
         )
@@ -169,7 +174,7 @@ class FedAWE(Algorithm[FedAWEState]):
             info = RoundInfo(state.clients, state.echoes, torch.zeros_like(state.model))
             return replace(state, round=state.round + 1), info
         scale = self._scale(state.innovation / cohort) / cohort
-        model = state.left / cohort + scale * state.innovation
+        model = (state.left / cohort + scale * state.innovation).to(state.model.dtype)
         info = RoundInfo(state.clients, scale.to(state.echoes) * state.echoes, model - state.model)
         state.last[state.clients] = state.round
         return replace(
@@ -177,9 +182,9 @@ class FedAWE(Algorithm[FedAWEState]):
             model=model,
             round=state.round + 1,
             local=state.local.write(state.clients, model.expand(cohort, -1)),
-            mean=state.mean + (cohort * model - state.left) / len(state.last),
+            mean=state.mean + (cohort * model.double() - state.left) / len(state.last),
             innovation=torch.zeros_like(model),
-            left=torch.zeros_like(model),
+            left=torch.zeros_like(state.left),
             clients=state.clients[:0],
             echoes=state.echoes[:0],
         ), info
@@ -198,7 +203,7 @@ class FedAWE(Algorithm[FedAWEState]):
         """
         clients = (state.last == state.round - 1).nonzero().flatten()
         share = len(clients) / len(state.last)
-        mean = state.mean + share * (model - state.model)
+        mean = state.mean + share * (model.double() - state.model)
         if state.round == 0:
             return replace(state, model=model, start=model.clone(), mean=mean)
         local = state.local.write(clients, model.expand(len(clients), -1))
@@ -206,4 +211,4 @@ class FedAWE(Algorithm[FedAWEState]):
 
     def output(self, state: FedAWEState) -> Tensor:
         """Return the mean of all clients' models."""
-        return state.mean
+        return state.mean.to(state.model.dtype)

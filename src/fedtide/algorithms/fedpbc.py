@@ -94,6 +94,10 @@ class FedPBC(Algorithm[FedPBCState]):
         return True
 
     @property
+    def clients_keep_models(self) -> bool:
+        return True
+
+    @property
     def simulation_only(self) -> str:
         return "its clients train in rounds in which they do not report"
 

@@ -128,7 +128,7 @@ class FedStale(LatestUpdates[FedStaleState]):
         state, info = replace(state, intervals=intervals).finish_round(
             direction, scale * state.weights
         )
-        return replace(state, fresh=torch.zeros_like(direction), weights=state.weights[:0]), info
+        return replace(state, fresh=torch.zeros_like(state.fresh), weights=state.weights[:0]), info
 
     def _client_weights(self, state: FedStaleState, updates: ClientUpdates) -> Tensor:
         """Return ω_n of each update, shape (S,)."""

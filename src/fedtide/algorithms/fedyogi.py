@@ -23,7 +23,8 @@ class FedYogi(AdaptiveServer):
     The arguments are those of FedAdam.
 
     Raises:
-        InvalidInputError: a number outside its range.
+        InvalidInputError: a number outside its range, or an `inner` whose clients keep models of
+            their own (FedAWE, FedPBC).
 
     >>> import torch
     >>> from fedtide.algorithms.base import ClientUpdates

@@ -68,7 +68,7 @@ class MIFA(LatestUpdates[LatestUpdatesState]):
     def step(self, state: LatestUpdatesState, lr: float) -> tuple[LatestUpdatesState, RoundInfo]:
         """Move the model by η / D times the sum of all latest updates."""
         weight = self._weight(state)
-        return state.finish_round(weight * (state.total + state.change), weight)
+        return state.finish_round((state.total + state.change).mul_(weight), weight)
 
     def _weight(self, state: LatestUpdatesState) -> float:
         """Return η / D, 0 while waiting."""

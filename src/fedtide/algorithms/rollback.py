@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass, replace
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -16,12 +16,21 @@ _ROWS_READ = 2**20
 """How many numbers of client rows are copied at a time to be checked."""
 
 
+@runtime_checkable
+class WritesOtherRows(Protocol):
+    """A state of which a round may also write rows of clients that do not report in it."""
+
+    def rows_written(self, clients: Tensor) -> Mapping[str, Tensor]:
+        """Return by field the clients whose rows a round may write in which these report."""
+
+
 def remember(state: StateT, clients: Tensor, population: int) -> Callable[[], StateT]:
     """Return a function that restores a state after a round in which these clients reported.
 
     `absorb` and `step` reuse the memory of per-client rows, so that a reference to the state does
     not suffice. Of rows as long as the model, those of these clients are copied. What has the shape
-    of the model belongs to no client and is not changed in place, so it is not copied.
+    of the model belongs to no client and is not changed in place, so it is not copied. A state that
+    writes rows of other clients, too, says so (see `WritesOtherRows`).
 
     Args:
         state: at the beginning of a round.
@@ -42,7 +51,7 @@ def remember(state: StateT, clients: Tensor, population: int) -> Callable[[], St
     model = state.model
 
     def is_shared(value: Tensor) -> bool:
-        same = value.shape == model.shape and value.dtype == model.dtype
+        same = value.shape == model.shape and value.is_floating_point()
         # If N = d, it may hold a number for each client instead.
         return value is model or (same and len(model) != population)
 
@@ -56,10 +65,11 @@ def _remember_parts(
     # Not a function within the other: one that calls itself is part of a reference cycle, and would
     # hold the model until the garbage collector finds it.
     parts: dict[str, Callable[[], Any]] = {}
+    written = part.rows_written(clients) if isinstance(part, WritesOtherRows) else {}
     for field in fields(part):
         value = getattr(part, field.name)
         if isinstance(value, ClientMemory):
-            parts[field.name] = value.remember(clients)
+            parts[field.name] = value.remember(written.get(field.name, clients))
         elif is_dataclass(value):
             parts[field.name] = _remember_parts(value, clients, is_shared)
         elif isinstance(value, Tensor) and not is_shared(value):

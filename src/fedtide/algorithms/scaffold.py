@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fedtide.algorithms._client_memory import ClientMemory
+from fedtide.algorithms._client_memory import ClientMemory, no_change
 from fedtide.algorithms._weighted_sum import WeightedSumState
 from fedtide.algorithms.base import ClientUpdates, Instructions, RoundInfo
 from fedtide.algorithms.fedavg import CohortAverage
@@ -26,8 +26,8 @@ class ScaffoldState(WeightedSumState):
 
     Args:
         control: c_n of every client.
-        mean_control: c = 1/N Σ c_n, as of the end of the last round, shape (d,).
-        change: Σ (new c_n - old c_n) over this round's updates so far, shape (d,).
+        mean_control: c = 1/N Σ c_n, as of the end of the last round, shape (d,), float64.
+        change: Σ (new c_n - old c_n) over this round's updates so far, shape (d,), float64.
     """
 
     control: ClientMemory
@@ -96,8 +96,8 @@ class Scaffold(CohortAverage[ScaffoldState]):
             model,
             population,
             control=ClientMemory.empty(population.clients, model, self.memory_folder),
-            mean_control=torch.zeros_like(model),
-            change=torch.zeros_like(model),
+            mean_control=torch.zeros_like(model, dtype=torch.float64),
+            change=no_change(model),
         )
 
     def instruct(self, state: ScaffoldState, clients: Tensor) -> Instructions:
@@ -109,20 +109,16 @@ class Scaffold(CohortAverage[ScaffoldState]):
         """Fold in the updates and replace the clients' control variates."""
         control, clients = state.control, updates.clients
         if self.option == 2:
-            change = updates.mean_gradients().sub_(state.mean_control)
-            control = control.add(clients, change)
+            rows = updates.mean_gradients().sub_(state.mean_control).add_(control.read(clients))
         else:
             assert updates.gradients is not None, "option 1 asks for gradients"
-            change = control.subtracted_from(updates.gradients, clients)
-            control = control.write(clients, updates.gradients)
-        return replace(
-            super().absorb(state, updates),
-            control=control,
-            change=state.change + change.sum(dim=0),
-        )
+            rows = updates.gradients
+        change = control.change_to(rows, clients).add_(state.change)
+        control = control.write(clients, rows)
+        return replace(super().absorb(state, updates), control=control, change=change)
 
     def step(self, state: ScaffoldState, lr: float) -> tuple[ScaffoldState, RoundInfo]:
         """Move the model and c."""
         state, info = super().step(state, lr)
         mean = state.mean_control + state.change / state.population
-        return replace(state, mean_control=mean, change=torch.zeros_like(mean)), info
+        return replace(state, mean_control=mean, change=no_change(mean)), info

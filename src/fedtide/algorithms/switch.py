@@ -133,6 +133,11 @@ class Switch(Algorithm[SwitchState]):
         return self.first.accepts_stale_updates and self.second.accepts_stale_updates
 
     @property
+    def clients_keep_models(self) -> bool:
+        """Whether those of one of the methods do."""
+        return self.first.clients_keep_models or self.second.clients_keep_models
+
+    @property
     def simulation_only(self) -> str:
         """That of one of the methods."""
         return self.first.simulation_only or self.second.simulation_only

@@ -7,7 +7,12 @@ from fedtide.differential_privacy.mechanisms import (
     MatrixFactorisation,
     Mechanism,
 )
-from fedtide.differential_privacy.private_sum import PrivateSum, PrivateSumState, make_private
+from fedtide.differential_privacy.private_sum import (
+    PrivateSum,
+    PrivateSumState,
+    make_private,
+    shut_out,
+)
 
 __all__ = [
     "MECHANISMS",
@@ -19,4 +24,5 @@ __all__ = [
     "epsilon_of_loss",
     "loss_of_epsilon",
     "make_private",
+    "shut_out",
 ]

@@ -10,9 +10,19 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from fedtide.algorithms import Algorithm, ClientUpdates, Clipped, Cohort, RoundInfo
+from fedtide.algorithms import (
+    Algorithm,
+    ClientUpdates,
+    Clipped,
+    Cohort,
+    FedAU,
+    FedAvg,
+    KnownRates,
+    RoundInfo,
+)
 from fedtide.algorithms._weighted_sum import WeightedSum, WeightedSumState
 from fedtide.algorithms._wrapper import Wrapper, WrapperState
+from fedtide.algorithms.known_rates import KnownRatesState
 from fedtide.differential_privacy.mechanisms import Mechanism, require_mechanism
 from fedtide.differential_privacy.noise_source import standard_normals
 from fedtide.errors import InvalidInputError, error_prefix
@@ -57,6 +67,15 @@ def make_private(
             "amplified, averaged, fedadam, fedyogi or fedavgm" + _clipping_hint(algorithm)
         )
     return PrivateSum(mechanism, cast("WeightedSum[Any]", algorithm), seed)
+
+
+def shut_out(algorithm: Algorithm[Any], state: Any) -> Tensor | None:
+    """Return `PrivateSum.shut_out` of the private sum in a method; None: it is not private."""
+    while isinstance(algorithm, Wrapper):
+        if isinstance(algorithm, PrivateSum):
+            return algorithm.shut_out(state)
+        algorithm, state = algorithm.inner, state.inner
+    return None
 
 
 def _add_noise(direction: Tensor, deviation: float, row: Tensor) -> Tensor:
@@ -131,8 +150,9 @@ class PrivateSum(Wrapper[PrivateSumState]):
 
     Raises:
         InvalidInputError: two updates of a client in a round; (`init`) a method whose weights have
-            no bound that is known in advance, a budget below the cost of the cheapest update, or
-            so much noise on the count that the clipping norm would follow nothing else.
+            no bound that is known in advance, a budget below the cost of the cheapest update, so
+            much noise on the count that the clipping norm would follow nothing else, or a model
+            of float16 or bfloat16, in which a clipped update may be longer than C.
     """
 
     mechanism: Mechanism
@@ -140,6 +160,12 @@ class PrivateSum(Wrapper[PrivateSumState]):
     seed: int | None
 
     def init(self, model: Tensor, population: Population) -> PrivateSumState:
+        if torch.finfo(model.dtype).eps > torch.finfo(torch.float32).eps:
+            raise InvalidInputError(
+                f"privacy: the model is {str(model.dtype).removeprefix('torch.')}, in which "
+                "rounding lets clipped updates exceed their bound; give a model in float32 or "
+                "float64"
+            )
         with error_prefix("algorithm"):
             inner = self.inner.init(model, population)
         clients = population.clients
@@ -181,9 +207,9 @@ class PrivateSum(Wrapper[PrivateSumState]):
 
     def step(self, state: PrivateSumState, lr: float) -> tuple[PrivateSumState, RoundInfo]:
         """Step as the inner method does, add the noise, and record what the clients have lost."""
-        over, start = self.is_finished(state), state.model
-        before, t = state.inner, state.round
+        before, t, start = state.inner, state.round, state.model
         assert isinstance(before, WeightedSumState)
+        over = not len(before.clients) and self.is_finished(state)
         scale = self.inner.server_lr / before.population
         clients, bound = before.clients.cpu(), self._bound(before)
         shares = before.weights.double().cpu() / bound
@@ -221,13 +247,35 @@ class PrivateSum(Wrapper[PrivateSumState]):
 
     def is_finished(self, state: PrivateSumState) -> bool:
         """Return whether no client may ever take part again."""
+        return bool(self.shut_out(state).all())
+
+    def shut_out(self, state: PrivateSumState) -> Tensor:
+        """Return which clients may not take part again unless others do before, (N,), bool.
+
+        A client that may not yet, as its last participation is too close, is not among them.
+        """
         most = self.mechanism.participations
-        if most is not None and bool((state.rounds >= most).all()):
-            return True
-        if self.mechanism.budget is None:
-            return False
-        least = self._bound(state.inner) ** -2  # no weight is below 1
-        return bool((state.lost + least > self._limit).all())
+        shut = torch.zeros_like(state.rounds, dtype=torch.bool)
+        if most is not None:
+            shut = state.rounds >= most
+        if self.mechanism.budget is not None:
+            shut = shut | (state.lost + self._least_shares(state) ** 2 > self._limit)
+        return shut
+
+    def _least_shares(self, state: PrivateSumState) -> Tensor:
+        """Return a lower bound of a_t^n / A from now on, while nobody takes part, (N,).
+
+        With FedAU, intervals that the cutoff closes raise the mean of those before; the other
+        methods' weights never change. The factor is that of `choose_cohort`.
+        """
+        if type(self.inner) in (FedAU, FedAvg):
+            everyone = Cohort.uniform(torch.arange(len(state.lost)))
+            return _ROUNDED * self.shares(state, everyone)
+        bound = self._bound(state.inner)
+        if type(self.inner) is KnownRates:  # not asked for weights: the rate 0 has none
+            rates = cast("KnownRatesState", state.inner).rates.double().cpu()
+            return torch.full_like(state.lost, _ROUNDED / bound) / rates
+        return torch.full_like(state.lost, 1.0 / bound)  # no weight is below 1
 
     def _may_take_part(self, state: PrivateSumState, clients: Tensor, shares: Tensor) -> Tensor:
         """Return which clients may take part in this round with these a_t^n / A, (S,), bool."""

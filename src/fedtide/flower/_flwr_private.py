@@ -6,6 +6,7 @@
 - `Grid.run.run_id`;
 - `HttpGrid._runtime_client.PullMessages`, and the functions with which that module fetches the
   objects of a reply and decodes it;
+- the form of these objects: a head of text, a zero byte, a body, which for an array is JSON;
 - the function `bytearray` by which `flwr.app.message.array` joins the chunks of an array;
 - the numbers of errors in `flwr.common.constant.ErrorCode`;
 - the dictionary in which records keep their values, `_data`;
@@ -17,6 +18,7 @@ a fallback; only the list of nodes has none.
 
 from __future__ import annotations
 
+import json
 import math
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -46,6 +48,8 @@ FAST_POLLING = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.5"}
 
 _APP_RAISED, _MESSAGE_UNAVAILABLE, _REPLY_UNAVAILABLE = 2, 3, 4  # of ErrorCode in flwr 1.41
 _NODE_UNAVAILABLE, _MOD_REFUSED = 5, 6
+_VALUE_BYTES = 8
+"""What a byte of a record may take once it is decoded: Flower makes lists of Python objects."""
 _warned: set[str] = set()
 _decoding = Lock()
 """Held while Flower's decoding is replaced: several strategies may run as threads of one app."""
@@ -156,7 +160,8 @@ def pull_replies(
         ids: of the requests.
         partial: replies that earlier calls could not complete, by their own ids; updated.
         largest: the most bytes of a reply; of one that is larger, nothing is kept, and no more is
-            fetched but objects already under way. Grids other than `HttpGrid` have no limit.
+            fetched but objects already under way. One that would be larger once it is decoded is
+            not decoded. Grids other than `HttpGrid` have no limit.
     """
     partial = {} if partial is None else partial
     try:
@@ -174,7 +179,8 @@ def pull_replies(
     if not guarded:
         return PulledReplies(list(grid.pull_messages(ids)))
     envelopes: dict[str, Any] = {}
-    too_large: set[str] = set()
+    refused: dict[str, str] = {}
+    too_large = f"it is larger than {largest / 1e6:,.0f} MB"
     pulled = PulledReplies()
     for reply_id, reply in list(partial.items()):
         if reply.envelope.metadata.reply_to_message_id not in ids:  # its request was given up
@@ -226,10 +232,17 @@ def pull_replies(
             partial.pop(reply_id, None)
             raise
         if size > largest:
-            too_large.add(reply_id)
-            contents.clear()
+            refused[reply_id] = too_large
         elif missing:
             raise failed(min(missing), "its sender has not uploaded it yet")
+        elif _can_measure():
+            try:
+                if _decodes_to_more(contents, largest):
+                    refused[reply_id] = too_large
+            except Exception as error:  # objects may hold anything
+                refused[reply_id] = first_line(error, with_type=True)
+        if reply_id in refused:
+            contents.clear()
         partial.pop(reply_id, None)
         return contents
 
@@ -237,9 +250,8 @@ def pull_replies(
         envelope = envelopes.get(object_id)
         if envelope is None:  # another thread pulls with Flower's own method
             return decode(object_id, *arguments, **named)
-        if object_id in too_large:
-            text = f"it is larger than {largest / 1e6:,.0f} MB"
-            pulled.unreadable[envelope.reply_to_message_id] = text
+        if object_id in refused:
+            pulled.unreadable[envelope.reply_to_message_id] = refused[object_id]
             return SimpleNamespace(metadata=SimpleNamespace())
         try:
             message = decode(object_id, *arguments, **named)
@@ -264,6 +276,41 @@ def pull_replies(
         if isinstance(message, Message) and message.metadata.reply_to_message_id not in incomplete:
             pulled.messages.append(message)
     return pulled
+
+
+def _decodes_to_more(contents: Mapping[str, bytes], largest: float) -> bool:
+    """Return whether the objects of a reply, by id, take more bytes than this once decoded.
+
+    An array may name one chunk any number of times; its values follow in a row in memory.
+    """
+    arrays, size = [], 0
+    for content in contents.values():
+        end = content.find(b"\0")
+        kind, children, _ = content[:end].decode().split(" ")
+        if kind != "ArrayChunk":
+            size += _VALUE_BYTES * len(content)
+        if kind == "Array":
+            arrays.append((children.split(","), content[end + 1 :]))
+    if size > largest:  # asked first: JSON takes memory, too
+        return True
+    for names, body in arrays:
+        size += sum(len(contents[names[i]]) for i in json.loads(body)["arraychunk_ids"])
+    return size > largest
+
+
+@cache
+def _can_measure() -> bool:
+    """Return whether Flower's objects have the form that `_decodes_to_more` reads."""
+    try:
+        array = Array(np.zeros(10_000))
+        objects = {one: chunk.deflate() for one, chunk in array.children.items()}
+        objects[array.object_id] = array.deflate()
+        if not _decodes_to_more(objects, 80_000) or _decodes_to_more(objects, 90_000):
+            raise ValueError("an array has another size")
+    except Exception as error:
+        _warn("Array.deflate", error, "a reply may take more memory than its size on the wire")
+        return False
+    return True
 
 
 class _Chunks:

@@ -11,13 +11,14 @@ from numpy.typing import ArrayLike, NDArray
 from fedtide.errors import InvalidInputError
 from fedtide.participation.availability.base import Availability
 from fedtide.participation.availability.full import Full
+from fedtide.participation.availability.group_cycle import GroupCycle
 from fedtide.participation.availability.permutation import Permutation
 from fedtide.participation.availability.subset_law import SubsetLaw
 from fedtide.participation.availability.uniform import Uniform
 from fedtide.participation.availability.weighted import Weighted
 from fedtide.participation.schedule import Schedule
 from fedtide.population import Population
-from fedtide.validation import require_nonnegative
+from fedtide.validation import require_nonnegative, require_whole_number
 
 
 def participation_weights(
@@ -25,9 +26,11 @@ def participation_weights(
 ) -> NDArray[np.float64]:
     """Return p_n = E[ 1[n ∈ S] / |S| ], shape (N,), summing to 1.
 
-    Averaging over the participants S minimises Σ p_n F_n (equation 3). Exact for sets of a fixed
-    size M, where p_n = P(n ∈ S)/M, and for `SubsetLaw`; otherwise the mean over `rounds` rounds,
-    without those that have no participants.
+    Averaging over the participants S minimises Σ p_n F_n (equation 3). Exact for `SubsetLaw`, for
+    `GroupCycle` whose groups are available as a whole (on = 1, off = 0), and for `Full`, `Uniform`,
+    `Permutation` and `Weighted`, whose sets have a fixed size M, so that p_n = P(n ∈ S)/M.
+    Otherwise it is the mean over the first `rounds` rounds, without those that have no
+    participants.
 
     Args:
         process: the availability process.
@@ -36,11 +39,13 @@ def participation_weights(
         rounds: the number of rounds to simulate if no exact result is known.
 
     Raises:
-        InvalidInputError: parameters that do not fit the population, or no participants at all.
+        InvalidInputError: parameters that do not fit the population, `rounds` that are no whole
+            number of at least 1, or no participants at all.
 
     >>> participation_weights(SubsetLaw([[0, 1], [0]], [0.5, 0.5]), Population(clients=2))
     array([0.75, 0.25])
     """
+    require_whole_number("rounds", rounds)
     weights = _compute_exactly(process, population, seed)
     if weights is None:
         weights = _simulate(process, population, seed, rounds)
@@ -75,6 +80,8 @@ def _compute_exactly(
     process: Availability, population: Population, seed: int
 ) -> NDArray[np.float64] | None:
     if isinstance(process, SubsetLaw):
+        return process.shares(population)
+    if isinstance(process, GroupCycle):
         return process.shares(population)
     if isinstance(process, Full | Uniform | Permutation | Weighted):
         return process.known_rates(population, seed)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from fedtide.errors import error_prefix
+from fedtide.errors import InvalidInputError, error_prefix
 from fedtide.import_paths import is_own
 from fedtide.participation.availability.base import (
     Availability,
@@ -60,6 +60,9 @@ class Schedule:
         selection: which of the available clients are asked to train.
         dropout: which of the selected clients report back.
 
+    Raises:
+        InvalidInputError: one of them is of another kind.
+
     >>> from fedtide.participation import Full
     >>> running = Schedule(Full()).start(Population(clients=2), seed=0)
     >>> running.round(5).weights
@@ -69,6 +72,15 @@ class Schedule:
     process: Availability
     selection: Selection = field(default_factory=All)
     dropout: Dropout = field(default_factory=NoDropout)
+
+    def __post_init__(self) -> None:
+        kinds = {"process": Availability, "selection": Selection, "dropout": Dropout}
+        for name, kind in kinds.items():
+            if not isinstance(part := getattr(self, name), kind):
+                raise InvalidInputError(
+                    f"{name}: {part!r:.60} is of another kind; give an object of a class derived "
+                    f"from {kind.__name__}"
+                )
 
     def start(self, population: Population, seed: int) -> ScheduleStream:
         """Start the availability process and the selection.

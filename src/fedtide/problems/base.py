@@ -250,6 +250,11 @@ class Task(ABC):
             "evaluation.personalise: the clients of this problem hold no samples; leave it out"
         )
 
+    @property
+    def unweighted(self) -> Task:
+        """The task in which client n minimises F_n itself, whatever its weight in the objective."""
+        return self
+
     def module(self, x: Tensor, buffers: Tensor | None = None) -> nn.Module:
         """Return the network with the parameters x, shape (d,), in evaluation mode.
 

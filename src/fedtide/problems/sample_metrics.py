@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -14,6 +15,7 @@ from fedtide.errors import InvalidInputError
 from fedtide.import_paths import is_import_path
 from fedtide.metric_direction import is_direction_known, lower_is_better
 from fedtide.problems.losses import (
+    LOSSES,
     average_positions,
     bce,
     huber,
@@ -72,6 +74,8 @@ METRICS: dict[str, Metric] = {
     "bce": Metric(bce, lower_is_better=True),
 }
 """The metrics by name."""
+
+_BUILT_IN = {*LOSSES.values(), *(metric.function for metric in METRICS.values())}
 
 _RESERVED = ("loss", "client", "round", "samples", "rate", "participation", "weight")
 _PREFIXES = ("train_", "test_", "client_", "personalised_", "class_weighted_")
@@ -161,6 +165,19 @@ def _find(name: str, given: object) -> Metric | MetricFunction:
 def _short(name: str) -> str:
     """Return the name of a metric that is given by an import path alone."""
     return re.split(r"[:.]", name)[-1] if is_import_path(name) else name
+
+
+def count_all(function: MetricFunction) -> MetricFunction:
+    """Return a loss or metric for several targets per sample, which no padding of inputs concerns.
+
+    Those with a name take the mean over all targets, whatever the mask; a function of the user's
+    gets the mask as before.
+    """
+    return partial(_without_mask, function) if function in _BUILT_IN else function
+
+
+def _without_mask(function: MetricFunction, outputs: Tensor, target: Tensor, _: Tensor) -> Tensor:
+    return function(outputs, target)
 
 
 def class_recalls(correct: Tensor, target: Tensor, classes: int) -> Tensor:

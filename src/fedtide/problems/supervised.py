@@ -22,7 +22,13 @@ from fedtide.errors import InvalidInputError, list_names, printable
 from fedtide.population import Names
 from fedtide.problems.base import BufferMode, Problem
 from fedtide.problems.datasets.catalogue import standardisation
-from fedtide.problems.datasets.sources import Ints, Table, read_source, split_files
+from fedtide.problems.datasets.sources import (
+    Ints,
+    Table,
+    expand_home,
+    read_source,
+    split_files,
+)
 from fedtide.problems.losses import LOSSES, TARGET_KINDS, LossFunction, TargetKind, resolve_function
 from fedtide.problems.models import Model, resolve_model
 from fedtide.problems.models.functional import copy_network, refuse_lazy
@@ -41,6 +47,7 @@ from fedtide.problems.supervised_data import (
     Target,
     argument_names,
     column_names,
+    count_classes,
     hold_out,
     partition_labels,
     read_inputs,
@@ -52,9 +59,6 @@ from fedtide.problems.supervised_data import (
 from fedtide.problems.supervised_task import SupervisedData, SupervisedTask
 
 _logger = logging.getLogger("fedtide")
-
-_MOST_CLASSES = 1000
-"""Up to so many classes are allowed even if there are fewer training samples."""
 
 ModelLike = str | Mapping[str, Any] | Model | nn.Module | Callable[[], nn.Module]
 """A name, an import path, a mapping with `type`, a network, or a function that returns one."""
@@ -83,8 +87,9 @@ class Supervised(Problem):
         clients: the column that names the client of each sample, or a number of clients, with
             `partition`.
         test: the test samples, in the same ways, or a number within (0, 1): the share of every
-            client's samples that is held out at random. If it has the column that names clients,
-            figures of a client are measured on its own test samples. None: no test set.
+            client's samples that is held out at random, if no two clients share samples. If it has
+            the column that names clients, figures of a client are measured on its own test samples.
+            None: no test set.
         partition: which client holds which training samples, if `clients` is a number; numeric
             targets count as ten classes, by quantile. A partition, or a partitioner object of
             flwr-datasets.
@@ -143,6 +148,12 @@ class Supervised(Problem):
                     f"test: {self.test!s:.60} is neither a table nor a share within (0, 1)"
                 )
             object.__setattr__(self, "test", float(self.test))
+            if isinstance(self.partition, Partition) and self.partition.shares_samples:
+                raise InvalidInputError(
+                    f"test: with {type(self.partition).__name__} clients share samples, so that a "
+                    "share of them would be tested on what others train on; give a table of test "
+                    "samples"
+                )
         names = column_names(self.inputs)
         if len(set(names)) < len(names):
             raise InvalidInputError(f"inputs: {names} names a column twice; name each once")
@@ -159,13 +170,13 @@ class Supervised(Problem):
         self._check_pixels(samples)
         warn_of_scales(tables[0], self.inputs)
         warn_of_directions(self.metrics, self.loss)
-        labels = partition_labels(samples.target, kind)
+        classes = count_classes(target, kind)
+        labels = partition_labels(samples.target, kind, classes)
         shards = self._split(tables[0], labels, len(samples), seed)
         owners = None if tests is None else self._test_owners(tables[1], shards)
         if isinstance(self.test, float):
             samples, shards, tests, owners = hold_out(samples, shards, self.test, seed)
-            labels = partition_labels(samples.target, kind)
-        classes = _count_classes(target, kind)
+            labels = partition_labels(samples.target, kind, classes)
         mean, std = self.normalise or (0.5, 0.5)
         pixels = standardisation((mean,), (std,), device, parameter_dtype(dtype))
         place = partial(to_device, device=device, dtype=parameter_dtype(dtype), pixels=pixels)
@@ -178,6 +189,7 @@ class Supervised(Problem):
             class_names=target.names,
             test_owners=owners,
             names=argument_names(self.inputs, len(samples.inputs)),
+            masks_target=target.masks[0] is not None,
         )
         shape = samples.inputs[0].shape[1:]
         module = build_network(self.model, shape, _outputs(target, kind, classes), seed)
@@ -214,8 +226,8 @@ class Supervised(Problem):
         columns = {"inputs": column_names(self.inputs), "target": self._target_names}
         order = [name for names in columns.values() for name in names]
         sources = [self.train] if self.test is None else [self.train, self.test]
-        if isinstance(self.train, str | Path) and Path(self.train).is_dir():
-            files = split_files("train", Path(self.train))
+        if isinstance(self.train, str | Path) and (folder := expand_home(self.train)).is_dir():
+            files = split_files("train", folder)
             sources = [files[0], *(files[1:] if self.test is None else [self.test])]
         naming = self.clients if isinstance(self.clients, str) else None
         tables = [
@@ -229,7 +241,11 @@ class Supervised(Problem):
         lengths = sequence_lengths(tables, self.inputs)
         inputs = [read_inputs(table, self.inputs, lengths) for table in tables]
         if self.target is None:
-            target = Target([arguments[0] for arguments, _ in inputs])
+            is_sequence = columns["inputs"][0] in lengths
+            target = Target(
+                [arguments[0] for arguments, _ in inputs],
+                masks=[mask if is_sequence else None for _, mask in inputs],
+            )
         else:
             target = read_target(tables, self.target, kind, max(lengths.values(), default=None))
         parts = [
@@ -238,12 +254,10 @@ class Supervised(Problem):
                 inputs, target.parts, target.masks, strict=False
             )
         ]
-        if any(part.mask is not None for part in parts):
-            parts = [part.unmasked() for part in parts]
         _check_parts(parts)
         self._check_range(target)
         if kind == "tokens":
-            _require_two_tokens(parts)
+            _require_two_tokens(target)
         return parts[0], parts[1] if len(parts) > 1 else None, target, tables
 
     def _check_pixels(self, samples: Samples) -> None:
@@ -458,13 +472,13 @@ def _check_parts(parts: Sequence[Samples]) -> None:
             )
 
 
-def _require_two_tokens(parts: Sequence[Samples]) -> None:
+def _require_two_tokens(target: Target) -> None:
     """Raise InvalidInputError unless every sequence has a token to predict."""
-    for part in parts:
-        if part.mask is None:
-            sizes = np.full(len(part), part.target.shape[1] if part.target.ndim > 1 else 1)
+    for part, mask in zip(target.parts, target.masks, strict=False):
+        if mask is None:
+            sizes = np.full(len(part), part.shape[1] if part.ndim > 1 else 1)
         else:
-            sizes = part.mask.sum(1)
+            sizes = mask.sum(1)
         if sizes.min() < 2:
             raise InvalidInputError(
                 f"inputs: the sequence in row {sizes.argmin()} has one token, and 'next_token' "
@@ -489,37 +503,6 @@ def _client_column(table: Table, name: str) -> Names:
     if isinstance(column, np.ndarray) and column.ndim == 1:
         return to_names("clients", name, column)
     raise InvalidInputError(f"clients: column {name!r} holds lists; give one name in each row")
-
-
-def _count_classes(target: Target, kind: TargetKind | None) -> int:
-    """Return the number of classes or tokens; 0 if the target is numeric."""
-    if kind == "numbers" or target.train.dtype.kind != "i":
-        return 0
-    found = np.unique(target.train)
-    if kind == "classes" and len(found) == 1:
-        _logger.warning(
-            "target: all training samples are of one class (%s), so there is nothing to learn; "
-            "name another column",
-            target.names[0] if target.names else found[0],
-        )
-    if target.names:
-        return len(target.names)
-    classes = max(int(part.max(initial=0)) for part in target.parts) + 1
-    seen = len(found)
-    if kind == "classes" and classes > max(_MOST_CLASSES, len(target.train)):
-        raise InvalidInputError(
-            f"target: its whole numbers go up to {classes - 1:,}, which would make {classes:,} "
-            f"classes for {len(target.train):,} training samples; if they are amounts, give "
-            "loss: mse; if they are codes of classes, number them from 0 without gaps, or give text"
-        )
-    if kind == "classes" and seen > 1 and (2 * seen < classes or found[0] > 0):
-        _logger.warning(
-            "target: only %d of the classes 0 to %d occur, and the network gets outputs for all; "
-            "number them from 0 without gaps, or give text",
-            seen,
-            classes - 1,
-        )
-    return classes
 
 
 def _outputs(target: Target, kind: TargetKind | None, classes: int) -> int:

@@ -28,6 +28,7 @@ _logger = logging.getLogger("fedtide")
 
 _LARGE = 100.0  # a standard deviation of a column, and a ratio of the reach of two
 _BINS = 10  # of a numeric target, for partitions by class
+_MOST_CLASSES = 1000  # that are allowed even if there are fewer training samples
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,13 +52,6 @@ class Samples:
         """Return these rows."""
         mask = None if self.mask is None else self.mask[rows]
         return Samples(tuple(array[rows] for array in self.inputs), self.target[rows], mask)
-
-    def unmasked(self) -> Samples:
-        """Return the samples with a mask that is True everywhere, if they have none."""
-        if self.mask is not None:
-            return self
-        length = next(array.shape[1] for array in self.inputs if array.ndim > 1)
-        return replace(self, mask=np.ones((len(self), length), dtype=np.bool_))
 
 
 @dataclass(frozen=True, eq=False)
@@ -298,7 +292,8 @@ class Target:
         parts: of the training and the test samples, (n, ...): int64 classes or tokens, or
             floating-point numbers.
         names: what the classes were called, if they were text.
-        masks: False where the sequences of a target are padded, (n, L); None: no padding.
+        masks: False where the sequences of a target are padded, (n, L); None: it is no sequence,
+            or all have one length.
     """
 
     parts: Sequence[NDArray[Any]]
@@ -323,13 +318,15 @@ def read_target(
         tables: of the training and the test samples.
         target: a column, or several numeric ones.
         kind: what the loss expects; None: as stored.
-        length: to which sequences are padded; None: to that of the longest.
+        length: to which sequences are padded at least; None: to that of the longest.
 
     Raises:
         InvalidInputError: a column that is missing or does not fit the loss, or classes in the
             test data that the training data lack.
     """
-    columns = [_target_column(table, target) for table in tables]
+    columns = _pad_alike([_target_column(table, target) for table in tables], target)
+    sizes = [int(np.diff(c.offsets).max()) for c in columns if isinstance(c, Ragged)]
+    length = None if length is None else max(length, *sizes, 0)
     masks = [c.pad(length)[1] if isinstance(c, Ragged) else None for c in columns]
     parts = [c.pad(length)[0] if isinstance(c, Ragged) else c for c in columns]
     holds_text = [part.dtype == object for part in parts]
@@ -355,6 +352,18 @@ def read_target(
     codes = [np.searchsorted(np.array(names, dtype=object), part) for part in parts]
     dtype = np.float64 if kind == "numbers" else np.int64
     return Target([code.astype(dtype) for code in codes], tuple(names), masks)
+
+
+def _pad_alike(columns: Sequence[Column], name: str | Sequence[str]) -> Sequence[Column]:
+    """Return targets of training and test samples, all as sequences if those of one are padded."""
+    if not any(isinstance(column, Ragged) for column in columns):
+        return columns
+    if any(isinstance(column, np.ndarray) and column.ndim == 1 for column in columns):
+        raise InvalidInputError(
+            f"target: column {name!r} holds lists in one of train and test, and single values in "
+            "the other; give both the same"
+        )
+    return [_to_ragged(column) for column in columns]
 
 
 def _refuse_unknown(train: NDArray[Any], *tests: NDArray[Any]) -> None:
@@ -408,18 +417,75 @@ def _convert_target(
     return classes
 
 
-def partition_labels(target: NDArray[Any], kind: TargetKind | None) -> Ints | None:
+def count_classes(target: Target, kind: TargetKind | None) -> int:
+    """Return the number of classes or tokens; 0 if the target is numeric.
+
+    Args:
+        target: of training and test samples.
+        kind: what the loss expects; None: as stored.
+
+    Raises:
+        InvalidInputError: a loss of classes, and whole numbers so large that they are amounts.
+    """
+    if kind == "numbers" or target.train.dtype.kind != "i":
+        return 0
+    if kind is None and target.train.ndim == 1 and not _may_be_classes(target.train):
+        return 0
+    found = np.unique(target.train)
+    if kind == "classes" and len(found) == 1:
+        _logger.warning(
+            "target: all training samples are of one class (%s), so there is nothing to learn; "
+            "name another column",
+            target.names[0] if target.names else found[0],
+        )
+    if target.names:
+        return len(target.names)
+    classes = max(int(part.max(initial=0)) for part in target.parts) + 1
+    seen = len(found)
+    if kind == "classes" and classes > max(_MOST_CLASSES, len(target.train)):
+        raise InvalidInputError(
+            f"target: its whole numbers go up to {classes - 1:,}, which would make {classes:,} "
+            f"classes for {len(target.train):,} training samples; if they are amounts, give "
+            "loss: mse; if they are codes of classes, number them from 0 without gaps, or give text"
+        )
+    if kind == "classes" and seen > 1 and (2 * seen < classes or found[0] > 0):
+        _logger.warning(
+            "target: only %d of the classes 0 to %d occur, and the network gets outputs for all; "
+            "number them from 0 without gaps, or give text",
+            seen,
+            classes - 1,
+        )
+    return classes
+
+
+def _may_be_classes(target: NDArray[Any]) -> bool:
+    """Return whether whole numbers, (n,), can be classes: none is negative or a large amount."""
+    most = max(_MOST_CLASSES, len(target))
+    return bool(target.min(initial=0) >= 0 and target.max(initial=0) < most)
+
+
+def partition_labels(target: NDArray[Any], kind: TargetKind | None, classes: int) -> Ints | None:
     """Return the label by which partitions group samples, (n,); None: they have none.
 
-    It is the class, or for a number its tenth of the training data (by quantile).
+    It is the class, or for a number its tenth of the training data (by quantile); of whole numbers
+    that are no classes, each is a label if there are up to ten.
 
-    >>> partition_labels(np.arange(20) / 7, "numbers").tolist()
+    Args:
+        target: of the training samples, (n, ...).
+        kind: what the loss expects; None: as stored.
+        classes: how many there are, see `count_classes`; 0: the target is numeric.
+
+    >>> partition_labels(np.arange(20) / 7, "numbers", classes=0).tolist()
     [0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7, 8, 8, 9, 9]
     """
     if target.ndim != 1 or kind == "tokens":
         return None
     if target.dtype.kind == "i":
-        return target
+        if classes:
+            return target
+        values, places = np.unique(target, return_inverse=True)
+        if len(values) <= _BINS:
+            return places.astype(np.int64)
     edges = np.quantile(target, np.arange(1, _BINS) / _BINS)
     bins = np.searchsorted(edges, target, side="right")
     return np.unique(bins, return_inverse=True)[1].astype(np.int64)
@@ -430,7 +496,8 @@ def hold_out(
 ) -> tuple[Samples, Shards, Samples, Ints]:
     """Set aside a share of every client's samples as its test part, at random.
 
-    A client with m samples keeps at least one for training and gives up round(share · m).
+    A client with m samples keeps at least one for training and gives up round(share · m). No two
+    clients may hold the same sample, as one would be tested on what the other trains on.
 
     Args:
         samples: all samples.
@@ -439,13 +506,18 @@ def hold_out(
         seed: of the draw.
 
     Raises:
-        InvalidInputError: no client would give up a sample.
+        InvalidInputError: no client would give up a sample, or clients share samples.
 
     Returns:
         The training samples, who holds which, the test samples, and the owner of each, (n_test,).
     """
     sizes = shards.sizes
     owners, held = shards.list_pairs()
+    if len(np.unique(held)) < len(held):
+        raise InvalidInputError(
+            "test: the partition gives samples to more than one client, so that a share of them "
+            "would be tested on what others train on; give a table of test samples"
+        )
     tested = np.minimum(np.rint(share * sizes).astype(np.int64), sizes - 1)
     if not tested.any():
         raise InvalidInputError(

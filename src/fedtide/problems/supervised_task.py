@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -29,7 +29,7 @@ from fedtide.problems.losses import TARGET_KINDS, LossFunction
 from fedtide.problems.models import FunctionalModel
 from fedtide.problems.models.functional import mixes_samples
 from fedtide.problems.partitions import Shards, StoredShards
-from fedtide.problems.sample_metrics import Metric, class_recalls
+from fedtide.problems.sample_metrics import Metric, class_recalls, count_all
 from fedtide.problems.supervised_data import DeviceSamples
 
 Floats = NDArray[np.float64]
@@ -56,6 +56,7 @@ class SupervisedData:
         test_owners: the client whose test part each test sample is in, (n_test,), −1 for none;
             None if clients have no test parts.
         names: how each of the network's arguments is passed: by keyword, or None by position.
+        masks_target: whether the mask of padded sequences is also that of the targets.
     """
 
     train: DeviceSamples
@@ -66,6 +67,7 @@ class SupervisedData:
     class_names: tuple[str, ...] | None
     test_owners: Ints | None
     names: tuple[str | None, ...]
+    masks_target: bool = True
 
 
 class SupervisedTask(Task):
@@ -108,6 +110,14 @@ class SupervisedTask(Task):
         masks = () if data.train.mask is None else (data.train.mask,)
         self.batch_data = (*data.train.inputs, data.train.target, *masks)
         self._loss, self._metrics = loss, metrics
+        if masks and not data.masks_target and data.train.target.dim() > 1:
+            self._loss, self._metrics = (
+                count_all(loss),
+                {
+                    name: replace(metric, function=count_all(metric.function))
+                    for name, metric in metrics.items()
+                },
+            )
         self._augmentations, self._pixels = augmentations, pixels
         self._chunk = _evaluation_chunk(module, self._train.target.device)
         self.shards, self.buffer_mode = data.shards, buffers
@@ -125,7 +135,7 @@ class SupervisedTask(Task):
         self.model = FunctionalModel(module, self._arguments(self._example), names, training_dtype)
         self.fewest_samples = self.model.fewest_samples
         self.is_recurrent = self.model.is_recurrent
-        self._check_outputs()
+        self._check_outputs(named=loss in TARGET_KINDS)
         warn_of_probabilities(module, loss, self.model.example_output)
         self._check_gradient()
         self._apart = self._check_independence()
@@ -467,11 +477,11 @@ class SupervisedTask(Task):
         return (*samples.inputs, samples.mask)
 
     @torch.no_grad()
-    def _check_outputs(self) -> None:
-        """Raise InvalidInputError unless the loss takes what the network gives."""
+    def _check_outputs(self, named: bool) -> None:
+        """Raise InvalidInputError unless the loss, one with a name or not, takes the outputs."""
         outputs, example = self.model.example_output, self._example
         count, classes = len(example), self._data.classes
-        if self._loss in TARGET_KINDS and not isinstance(outputs, Tensor):
+        if named and not isinstance(outputs, Tensor):
             raise InvalidInputError(
                 f"model: it returns a {type(outputs).__name__}; return the logits or predictions "
                 "alone, or give a loss of your own"

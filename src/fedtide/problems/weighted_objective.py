@@ -74,6 +74,11 @@ class WeightedTask(Task):
         other._task = self._task.with_batch_data(data)
         return other
 
+    @property
+    def unweighted(self) -> Task:
+        """The original task."""
+        return self._task
+
     def to_memory_format(self, tensor: Tensor) -> Tensor:
         """Return the tensor in the memory format of the original task."""
         return self._task.to_memory_format(tensor)

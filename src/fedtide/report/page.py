@@ -213,10 +213,12 @@ def _content(section: Section) -> dict[str, Any]:
     groups, target = section.groups, section.target
     first = next(iter(groups.values()))[0]
     seeds = {run.experiment["seed"] for group in groups.values() for run in group}
+    ended = {run.ended for group in groups.values() for run in group}
+    rounds = [f"{number:,}" for number in sorted({min(ended), max(ended)})]
     tiles = [
         (f"{len(groups):,}", "methods" if len(groups) > 1 else "method"),
         (f"{len(seeds):,}", "seeds" if len(seeds) > 1 else "seed"),
-        (f"{first.experiment['rounds']:,}", "rounds"),
+        ("–".join(rounds), "rounds"),
         (f"{len(first.clients):,}", "clients"),
         (f"{first.cohort_sizes().mean():,.1f}", "clients per round, on average"),
     ]

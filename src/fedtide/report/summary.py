@@ -205,11 +205,10 @@ def smooth(values: Floats, share: float) -> Floats:
     array([0. , 1.5, 4.5, 7.5])
     """
     width = max(1, round(share * len(values)))
-    sums = np.cumsum(np.concatenate([[0.0], values]))
-    ends = np.arange(1, len(values) + 1)
-    starts = np.maximum(0, ends - width)
-    means: Floats = (sums[ends] - sums[starts]) / (ends - starts)
-    return means
+    ends = range(1, len(values) + 1)
+    # each on its own: a loss that diverged spoils the windows that it is in, and no others
+    with np.errstate(over="ignore", invalid="ignore"):
+        return np.array([values[max(0, end - width) : end].mean() for end in ends])
 
 
 def bin_by_rate(run: LoadedRun, column: str, bins: int) -> tuple[Floats, Floats]:

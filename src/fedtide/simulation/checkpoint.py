@@ -10,12 +10,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import safetensors.torch
+import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from fedtide.atomic_io import write_atomically
 from fedtide.simulation.run_folder import numbered
+
+_LARGEST_HEADER = 10_000_000
+"""Bytes of facts up to which they are in the header; safetensors takes 100 MB, with escapes."""
+_FACTS = "_facts"
+"""The name of the tensor that holds longer ones, as UTF-8."""
 
 _logger = logging.getLogger("fedtide")
 
@@ -40,6 +47,9 @@ def save(folder: Path, checkpoint: Checkpoint) -> None:
     tensors = {name: t.detach().contiguous().cpu() for name, t in checkpoint.tensors.items()}
     facts = json.dumps({"round": checkpoint.round, **checkpoint.facts})
     metadata = {"facts": facts, "checksum": _checksum(tensors, facts)}
+    if len(facts) > _LARGEST_HEADER:  # JSON as json.dumps writes it is ASCII
+        del metadata["facts"]
+        tensors[_FACTS] = torch.from_numpy(np.frombuffer(facts.encode(), dtype=np.uint8).copy())
     write_atomically(
         folder / f"{checkpoint.round:09d}.safetensors",
         lambda path: safetensors.torch.save_file(tensors, path, metadata),
@@ -76,6 +86,8 @@ def _load(path: Path) -> Checkpoint | None:
     except (SafetensorError, OSError):
         return None
     text = metadata.get("facts", "")
+    if "facts" not in metadata and _FACTS in tensors:
+        text = tensors.pop(_FACTS).numpy().tobytes().decode("ascii", errors="replace")
     if metadata.get("checksum") != _checksum(tensors, text):
         return None
     facts = json.loads(text)

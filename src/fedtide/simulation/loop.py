@@ -247,12 +247,11 @@ class Run:
 
     def _personalised(self, steps: int) -> dict[str, NDArray[np.float64]]:
         """Return the figures of the output after every client has fine-tuned it."""
-        local = fine_tuning(self.experiment.local, steps)
+        task, local = self.task.unweighted, fine_tuning(self.experiment.local, steps)
+        name = cast("TrainerName", self._local.trainer.name)
         return personalised_figures(
-            self.task,
-            choose_trainer(
-                cast("TrainerName", self._local.trainer.name), self.task, local, 0, compile=False
-            )[0],
+            task,
+            choose_trainer(name, task, local, 0, compile=False)[0],
             local,
             self.driver.output,
             local.rate(self.ended),

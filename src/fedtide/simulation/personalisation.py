@@ -34,7 +34,7 @@ def personalised_figures(
     served by a model of their own.
 
     Args:
-        task: what is learnt.
+        task: what is learnt, without the weights of an objective.
         trainer: trains the clients as `local` says.
         local: the steps of the fine-tuning; their order of samples starts from the beginning.
         x: the model, (d,).

@@ -162,28 +162,35 @@ class Results(Sequence[Result]):
         return pl.concat(tables, how="diagonal_relaxed")
 
     def summary(self) -> Summary:
-        """Return the mean and standard deviation of the last metrics over the seeds, as a text."""
+        """Return the mean and standard deviation of the last metrics over the seeds, as a text.
+
+        A metric that only some seeds have, as balanced accuracy, says of how many it is the mean.
+        """
         lines = [f"{_describe(self[0].experiment)}, seeds {self._listed_seeds()}"]
         stopped = [(seed, run.stopped) for seed, run in self._by_seed() if run.stopped]
         lines += [f"seed {seed} stopped early: {reason}" for seed, reason in stopped]
         last = [_last_metrics(run.metrics) for run in self]
-        width = max(map(len, last[0]), default=0)
-        for name in last[0]:
-            values = np.array([one.get(name, np.nan) for one in last])
+        names = dict.fromkeys(name for one in last for name in one)
+        width = max(map(len, names), default=0)
+        for name in names:
+            values = np.array([one[name] for one in last if name in one])
+            some = "" if len(values) == len(last) else f"  ({len(values)} of {len(last)} seeds)"
             with np.errstate(over="ignore", invalid="ignore"):  # a loss may be infinite
                 std = values.std(ddof=1) if len(values) > 1 else np.nan
                 spread = f" ± {std:.2g}" if np.isfinite(std) else ""
-                lines.append(f"  {name:<{width}}  {values.mean():.4g}{spread}")
+                lines.append(f"  {name:<{width}}  {values.mean():.4g}{spread}{some}")
         return Summary("\n".join(lines))
 
     def plot(self, metric: str | None = None) -> Figure:
         """Return a figure of a metric over the rounds: mean ± standard deviation over the seeds.
 
+        Seeds without the metric are left out.
+
         Args:
             metric: a column of `metrics`; None: test accuracy, or else the loss.
 
         Raises:
-            InvalidInputError: a metric that the runs lack.
+            InvalidInputError: a metric that all runs lack.
         """
         return _plot([run.metrics for run in self], metric)
 
@@ -230,11 +237,13 @@ def _plot(tables: Sequence[pl.DataFrame], metric: str | None) -> Figure:
 
     from fedtide.plotting.style import COLOURS, label_rounds, new_figure
 
-    known = [name for name in tables[0].columns if name != "round"]
+    columns = dict.fromkeys(name for table in tables for name in table.columns)
+    known = [name for name in columns if name != "round"]
     if metric is None:
         metric = "test_accuracy" if "test_accuracy" in known else known[0]
     if metric not in known:
         raise InvalidInputError(f"metric: the run has no {metric!r}; {did_you_mean(metric, known)}")
+    tables = [table for table in tables if metric in table.columns]
     rows = pl.concat([table.select("round", pl.col(metric).cast(pl.Float64)) for table in tables])
     curve = rows.group_by("round").agg(
         pl.col(metric).mean().alias("mean"),

@@ -294,13 +294,17 @@ def _chain(before: str, part: Path) -> str:
     return hashlib.sha256(before.encode() + part.read_bytes()).hexdigest()
 
 
-def _json_line(row: Mapping[str, Any]) -> str:
-    """Return a row as a line of JSON, in which numbers that are not finite are null."""
-    finite = {
+def finite_row(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a row for JSON, which has no numbers that are not finite: they are None."""
+    return {
         name: None if isinstance(value, float) and not math.isfinite(value) else value
         for name, value in row.items()
     }
-    return json.dumps(finite) + "\n"
+
+
+def _json_line(row: Mapping[str, Any]) -> str:
+    """Return a row as a line of JSON, in which numbers that are not finite are null."""
+    return json.dumps(finite_row(row)) + "\n"
 
 
 def numbered(folder: Path, suffix: str) -> list[Path]:

@@ -64,13 +64,33 @@ def find_warnings(
             f"local.lr: the loss ended at {loss:.3g}, {rise:,.3g} times the {start_loss:.3g} of "
             f"the initial model: the run diverged; lower {list_step_sizes(algorithm)}"
         )
-    elif undefined := [
+    else:
+        found += _find_undefined(metrics[-1])
+    return found
+
+
+def _find_undefined(last: Mapping[str, Any]) -> list[str]:
+    """Return a sentence on metrics that are no finite number, although the loss is one."""
+    undefined = [
         name
-        for name, value in metrics[-1].items()
+        for name, value in last.items()
         if name.startswith(("train_", "test_")) and not np.isfinite(value)
-    ]:
+    ]
+    # a metric of the problem's is measured on training samples, too
+    untested = [
+        name
+        for name in undefined
+        if name.startswith("test_recall_") and name.replace("test_", "train_", 1) not in last
+    ]
+    found = []
+    if untested:
         found.append(
-            f"problem: {', '.join(undefined)} ended as no finite number, although the loss is "
+            f"problem.test: it has no samples of the classes of {', '.join(untested)}, which "
+            f"{'are no numbers' if len(untested) > 1 else 'is no number'}"
+        )
+    if wrong := [name for name in undefined if name not in untested]:
+        found.append(
+            f"problem: {', '.join(wrong)} ended as no finite number, although the loss is "
             "finite; a metric must give one for every sample, as its mean is taken"
         )
     return found

@@ -32,7 +32,7 @@ from fedtide.simulation.fingerprints import fingerprint_experiment
 from fedtide.simulation.interruption import Interrupted, Interruption
 from fedtide.simulation.loop import Run
 from fedtide.simulation.result import Result
-from fedtide.simulation.run_folder import Failure, Resume, RunFolder
+from fedtide.simulation.run_folder import Failure, Resume, RunFolder, finite_row
 from fedtide.training.devices import lacks_bfloat16
 from fedtide.training.threads import restored_threads
 from fedtide.training.trainers.select import TrainerName
@@ -380,7 +380,7 @@ def _finish(watched: _WatchedRun, folder: RunFolder) -> tuple[pl.DataFrame, pl.D
     write_json(folder.timings, _timings(run) | how)
     summary = {
         "rounds": run.ended,
-        "metrics": run.metrics[-1],
+        "metrics": finite_row(run.metrics[-1]),
         "lower_is_better": run.lower_is_better(clients.columns),
         "warnings": _log_warnings(run),
     }

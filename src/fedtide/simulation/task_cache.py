@@ -15,6 +15,7 @@ from fedtide.content_hash import fingerprint, is_data, this_call
 from fedtide.errors import InvalidInputError, error_prefix
 from fedtide.import_paths import is_import_path, is_own
 from fedtide.problems import Problem, Task
+from fedtide.problems.datasets.sources import expand_home
 from fedtide.problems.weighted_objective import weigh_objective
 from fedtide.simulation.experiment import Experiment
 
@@ -128,7 +129,7 @@ def content_key(thing: Any) -> Any:
     if isinstance(thing, Mapping):
         return {key: content_key(value) for key, value in thing.items()}
     if isinstance(thing, str | Path):
-        return _Volatile(thing) if is_import_path(thing) else thing, *_versions(Path(thing))
+        return _Volatile(thing) if is_import_path(thing) else thing, *_versions(expand_home(thing))
     return thing if isinstance(thing, _PLAIN) else _Volatile(_Same(thing))
 
 

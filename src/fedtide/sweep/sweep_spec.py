@@ -34,7 +34,6 @@ BEST_FILE = "best.yaml"
 """What a strategy has found: an experiment with methods, in the sweep's folder."""
 
 _KEYS = (*SWEEP_KEYS, *(field.name for field in fields(Experiment)))
-_SEEDS = (("seed", "seeds"), ("seeds", "seed"))  # which of the two replaces a base's other
 
 
 @dataclass(frozen=True)
@@ -272,7 +271,7 @@ def _read(path: Path, above: Sequence[Path]) -> dict[str, Any]:
         raise InvalidInputError(f"base: {base!r:.60} is not the name of a file; give one")
     below = _read(path.parent / base, [*above, path.resolve()])
     replaced = [key for key in SWEEP_KEYS if key in plain]
-    replaced += [other for key, other in _SEEDS if key in plain]
+    replaced += ["seeds"] if "seed" in plain else []
     return merge({key: value for key, value in below.items() if key not in replaced}, plain)
 
 
@@ -294,8 +293,6 @@ def _refuse_incomplete(plain: Mapping[str, Any], given: Collection[str]) -> None
 
 def _parse_seeds(plain: Mapping[str, Any]) -> list[int]:
     seeds = plain.get("seeds")
-    if seeds is not None and plain.get("seed") is not None:
-        raise InvalidInputError("seed: given besides seeds; give one of them")
     if seeds is None:
         return [_parse_seed("seed", plain.get("seed", 0))]
     if isinstance(seeds, list) and seeds:

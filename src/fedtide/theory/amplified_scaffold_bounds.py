@@ -6,7 +6,12 @@ import math
 from dataclasses import dataclass
 
 from fedtide.errors import InvalidInputError
-from fedtide.validation import require_all_nonnegative, require_all_positive, require_share
+from fedtide.validation import (
+    require_all_nonnegative,
+    require_all_positive,
+    require_share,
+    require_whole_number,
+)
 
 
 @dataclass(frozen=True)
@@ -40,13 +45,15 @@ def cyclic_constants(clients: int, cohort: int, groups: int, turn: int = 1) -> C
         turn: g.
 
     Raises:
-        InvalidInputError: a number is not positive, or S is larger than a group.
+        InvalidInputError: a number is no whole number of at least 1, or S is larger than a group.
 
     >>> constants = cyclic_constants(250, 10, 5, turn=4)
     >>> constants.period, round(constants.sampling, 4)
     (20, 0.5904)
     """
-    require_all_positive(clients=clients, cohort=cohort, groups=groups, turn=turn)
+    for name, value in (("clients", clients), ("cohort", cohort), ("groups", groups)):
+        require_whole_number(name, value)
+    require_whole_number("turn", turn)
     if cohort * groups > clients:
         raise InvalidInputError(
             f"cohort: {cohort} clients of a group of {clients / groups:g}; give at most that many"
@@ -93,6 +100,7 @@ def amplified_scaffold_rounds(
         accuracy=accuracy,
         period=period,
         weight_norm_squared=weight_norm_squared,
+        sampling=sampling,
     )
     require_share("sampling", sampling)
     require_all_nonnegative(noise=noise)
@@ -111,6 +119,6 @@ def amplified_scaffold_learning_rate_limit(
     >>> round(amplified_scaffold_learning_rate_limit(1.0, steps=1, period=10, sampling=0.36), 6)
     0.001
     """
-    require_all_positive(smoothness=smoothness, steps=steps, period=period)
+    require_all_positive(smoothness=smoothness, steps=steps, period=period, sampling=sampling)
     require_share("sampling", sampling)
     return math.sqrt(sampling) / (60 * smoothness * steps * period)

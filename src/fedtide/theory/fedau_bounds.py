@@ -113,13 +113,13 @@ def cyclic_weight(active: int, inactive: int, cutoff: int | None) -> float:
         cutoff: K >= 1; None is ∞.
 
     Raises:
-        InvalidInputError: a number is out of range.
+        InvalidInputError: a number is out of range, or no whole number.
 
     >>> cyclic_weight(2, 98, 50)
     33.333333333333336
     """
-    require_at_least("active", active, 1)
-    require_all_nonnegative(inactive=inactive)
+    require_whole_number("active", active)
+    require_whole_number("inactive", inactive, low=0)
     if cutoff is None:
         return (active + inactive) / active
     require_whole_number("cutoff", cutoff)
@@ -143,6 +143,9 @@ def weight_error(rates: ArrayLike, cutoff: int, rounds: int) -> float:
 def fedau_cutoff(rates: ArrayLike, rounds: int) -> int:
     """Return K = ⌈log_c T⌉ with c = 1 / (1 − min p_n)² (Corollary 4).
 
+    Raises:
+        InvalidInputError: a rate outside (0, 1], or one for which K is no number of 64 bits.
+
     >>> fedau_cutoff([0.1, 0.5], rounds=10_000)
     44
     """
@@ -152,7 +155,12 @@ def fedau_cutoff(rates: ArrayLike, rounds: int) -> int:
         raise InvalidInputError("rates: at rate 0 no cutoff suffices; leave such clients out")
     if smallest == 1 or rounds < 2:
         return 1
-    return max(1, math.ceil(math.log(rounds) / (-2 * math.log1p(-smallest))))
+    cutoff = math.log(rounds) / (-2 * math.log1p(-smallest))
+    if cutoff >= 2**63:
+        raise InvalidInputError(
+            f"rates: at rate {smallest:g} the cutoff is beyond 2**63; leave such clients out"
+        )
+    return max(1, math.ceil(cutoff))
 
 
 def fedau_learning_rate_limits(

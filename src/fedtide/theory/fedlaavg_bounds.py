@@ -4,8 +4,17 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
+
 from fedtide.errors import InvalidInputError
-from fedtide.validation import require_all_positive, require_positive, require_share
+from fedtide.validation import (
+    require_all_positive,
+    require_number,
+    require_numbers,
+    require_positive,
+    require_share,
+    require_whole_number,
+)
 
 
 def fedlaavg_absence(clients: int, cohort: int, longest: int) -> int:
@@ -17,12 +26,13 @@ def fedlaavg_absence(clients: int, cohort: int, longest: int) -> int:
         longest: E; every client is available at least once in any E rounds.
 
     Raises:
-        InvalidInputError: a number is not positive, or K > N.
+        InvalidInputError: a number is no whole number of at least 1, or K > N.
 
     >>> fedlaavg_absence(1000, 100, 10)
     99
     """
-    require_all_positive(clients=clients, cohort=cohort, longest=longest)
+    for name, value in (("clients", clients), ("cohort", cohort), ("longest", longest)):
+        require_whole_number(name, value)
     if cohort > clients:
         raise InvalidInputError(f"cohort: {cohort} of {clients} clients; give at most {clients}")
     return -(-clients // cohort) * longest - 1
@@ -53,6 +63,7 @@ def fedlaavg_learning_rate(
         longest=longest,
         rounds=rounds,
         steps=steps,
+        share=share,
     )
     require_share("share", share)
     return math.sqrt(share * math.sqrt(clients)) / (
@@ -68,7 +79,7 @@ def fedlaavg_rate(clients: int, longest: int, rounds: int, share: float) -> tupl
     >>> fedlaavg_rate(16, 1, 10_000, 0.25)
     (0.005, True)
     """
-    require_all_positive(clients=clients, longest=longest, rounds=rounds)
+    require_all_positive(clients=clients, longest=longest, rounds=rounds, share=share)
     require_share("share", share)
     rate = math.sqrt(longest) / (clients**0.25 * math.sqrt(rounds))
     return rate, rounds > longest * clients**1.5 / share
@@ -96,7 +107,8 @@ def fedavg_two_clients(
         steps: I.
 
     Raises:
-        InvalidInputError: a number is not positive, γ >= 1/2, or not two turns.
+        InvalidInputError: a number is not positive, γ >= 1/2, not two turns, or a centre that is no
+            finite number.
 
     >>> period, half = fedavg_two_clients(0.0, 1.0, (50, 150), lr=1e-6)
     >>> round(period, 3), round(half, 3)
@@ -104,6 +116,7 @@ def fedavg_two_clients(
     """
     _require_turns(turns)
     require_all_positive(lr=lr, steps=steps)
+    _require_finite(first=first, second=second)
     if lr >= 0.5:
         raise InvalidInputError(f"lr: {lr} makes the steps overshoot; give less than 1/2")
     logarithm = steps * math.log1p(-2 * lr)
@@ -127,14 +140,21 @@ def fedlaavg_two_clients_bound(
     """
     _require_turns(turns)
     require_positive("rounds", rounds)
+    _require_finite(start=start, first=first, second=second)
     middle = (first + second) / 2
     largest = max(2 * abs(start - middle), abs(first - second))
     bound = (start - middle) ** 2 / math.sqrt(rounds)
     return 1 / (2 * math.sqrt(rounds)), bound + max(turns) ** 2 * largest**2 / (4 * rounds)
 
 
+def _require_finite(**values: float) -> None:
+    for name, value in values.items():
+        require_number(name, value)
+        require_numbers(name, value, dimensions=0)
+
+
 def _require_turns(turns: tuple[int, int]) -> None:
-    if len(turns) != 2:
-        raise InvalidInputError(f"turns: {len(turns)} numbers; give two, t_1 and t_2")
+    if np.shape(turns) != (2,):
+        raise InvalidInputError(f"turns: {turns!r:.60} is not a pair of numbers; give t_1 and t_2")
     for turn in turns:
         require_positive("turns", turn)

@@ -175,8 +175,12 @@ class Discovery:
         self._round = -1
         self._absent = LimitedWarnings("%d further nodes do not take part")
 
-    def wait_for_nodes(self, t: int, wanted: int, deadline: float) -> None:
+    def wait_for_nodes(
+        self, t: int, wanted: int, deadline: float, shut_out: Set[int] = frozenset()
+    ) -> None:
         """Wait until so many known nodes are online and owe no reply, or until the deadline.
+
+        If any are wanted, one must be of a client that is not shut out of the training.
 
         While no known client is online, as at the start, nodes that are asked for the first time
         have a minute to answer, so that the first round has all of them.
@@ -189,7 +193,9 @@ class Discovery:
                 transport.collect(patience, self._has_first_answers, lambda: self.identify(t))
                 nodes = self.identify(t)
             free = self._select_known(nodes) - transport.pending.busy_nodes
-            if len(free) >= wanted or transport.clock.tick() >= deadline:
+            useful = any(self._registry.client_at(one) not in shut_out for one in free)
+            is_enough = len(free) >= wanted and (useful or not wanted)
+            if is_enough or transport.clock.tick() >= deadline:
                 return
             transport.clock.sleep(_PAUSE)
 

@@ -6,6 +6,7 @@ import csv
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
+from logging import getLogger
 from pathlib import Path
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, Metadata, MetricRecord
@@ -17,8 +18,12 @@ from fedtide.flower._flwr_private import list_nodes
 from fedtide.flower.server.reply_validation import MAX_SAMPLES
 from fedtide.participation.log.schema import STAGES, read_log
 
+log = getLogger("flwr")
+
 _ORDER = {stage: place for place, stage in enumerate(STAGES)}
 _COLUMNS = ("round", "client", "stage", "samples")
+_LONGEST_LINE = 1 << 16  # bytes
+_HEADER = ",".join(_COLUMNS).encode()
 
 
 @dataclass
@@ -32,7 +37,8 @@ class _Reached:
 class ParticipationObserver(Strategy):
     """Writes who takes part in each round of another strategy, and changes nothing else.
 
-    After every round, one row per client is appended to a CSV file, which `fedtide audit` reads:
+    After every round, one row per client is appended to a CSV file, which `fedtide audit` reads.
+    A last line that a crash has cut off is dropped by the next run. The columns:
 
     - `round` t = 0, 1, ... (Flower's server_round minus 1). Rounds of a further run continue after
       those in the file.
@@ -157,5 +163,33 @@ def _count_rounds(path: Path) -> int:
     """Return the number of rounds in the file of an earlier run; 0 without one."""
     if not path.exists() or path.stat().st_size == 0:
         return 0
+    _drop_cut_line(path)
+    if path.stat().st_size == 0:
+        return 0
     rounds = read_log(path)["round"]
     return 0 if rounds.is_empty() else int(rounds.max()) + 1  # type: ignore[arg-type]
+
+
+def _drop_cut_line(path: Path) -> None:
+    """Remove the end of an observer's log that has no line break: a crash has cut the line off.
+
+    Raises:
+        InvalidInputError: the file cannot be written.
+    """
+    try:
+        with path.open("r+b") as file:
+            first = file.readline()
+            is_log = first.rstrip(b"\r\n") == _HEADER or (_HEADER + b"\r").startswith(first)
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - _LONGEST_LINE))
+            end = file.read()
+            cut = len(end) - (end.rfind(b"\n") + 1)
+            if not is_log or not cut or cut == _LONGEST_LINE:
+                return
+            file.truncate(size - cut)
+            os.fsync(file.fileno())
+    except OSError as error:
+        raise InvalidInputError(
+            f"log: {str(path)!r} cannot be written ({error.strerror}); choose another"
+        ) from None
+    log.warning("The last line of %s is cut off, and dropped: %.200r", path, end[-cut:])

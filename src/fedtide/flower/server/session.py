@@ -23,6 +23,7 @@ from fedtide.algorithms.serialization import (
     require_same_fields,
     to_tensors,
 )
+from fedtide.atomic_io import DRAFT_PATTERNS, unwritable, write_text
 from fedtide.content_hash import fingerprint, is_data
 from fedtide.errors import InvalidInputError
 from fedtide.flower.server.discovery import NodeRegistry
@@ -35,6 +36,9 @@ from fedtide.simulation.checkpoint import Checkpoint, load_newest, save
 from fedtide.simulation.run_folder import numbered
 
 log = getLogger("flwr")
+
+_PUBLISHED = "published"
+"""The name of the file beside the checkpoints that tells how many private rounds have ended."""
 
 _CHUNK, _CHUNK_BYTES = 64, 8_000_000
 """How many updates are stacked at a time, and of large models fewer: stacking copies them."""
@@ -66,10 +70,12 @@ class TrainingSession:
         ended_at: when the last round ended, in seconds since 1970.
         saved: the newest round of which the folder held a checkpoint at the beginning, even if it
             is damaged; 0: none.
+        published: how many private rounds had ended at the beginning, whose models may be known,
+            as the folder tells apart from its checkpoints; 0: none, or unknown.
 
     Raises:
         InvalidInputError: a centralised method, one for simulations only, or a folder that holds
-            another federation.
+            another federation, or cannot be written.
     """
 
     def __init__(
@@ -101,7 +107,9 @@ class TrainingSession:
         self.ended_at = 0.0
         found = [] if folder is None else numbered(folder, "safetensors")
         self.saved = int(found[-1].stem) if found else 0
+        self.published = 0 if folder is None else _read_published(folder / _PUBLISHED)
         if folder is not None:
+            _remove_drafts(folder)
             self._fields = list_fields(self.driver.state)
             self._restore(folder)
 
@@ -196,6 +204,11 @@ class TrainingSession:
         }
         save(self.folder, Checkpoint(self.round, tensors, facts))
 
+    def mark_published(self) -> None:
+        """Write how many rounds have ended, so that none is repeated if checkpoints are lost."""
+        if self.folder is not None:
+            write_text(self.folder / _PUBLISHED, f"{self.round}\n", field="state")
+
     def _restore(self, folder: Path) -> None:
         """Continue from the newest checkpoint in the folder, if it holds one."""
         checkpoint = load_newest(folder)
@@ -263,7 +276,8 @@ def reconcile(training: TrainingSession, ledger: Ledger | None, private: bool = 
     state lacks was in the newest checkpoint, which is damaged: it is removed, and repeated.
 
     A private round is never repeated: its model may have been published, and a second one, with
-    fresh noise, would tell more about its clients than is counted.
+    fresh noise, would tell more about its clients than is counted. Nor does a private training go
+    on with a ledger that lacks its rounds, as `spent` would not count them.
 
     Args:
         training: with the newest checkpoint that could be read.
@@ -276,7 +290,7 @@ def reconcile(training: TrainingSession, ledger: Ledger | None, private: bool = 
             Or the last round is lost, and is private.
     """
     ended = training.round
-    known = max(training.saved, 0 if ledger is None else ledger.ended)
+    known = max(training.saved, training.published, 0 if ledger is None else ledger.ended)
     if private and known > ended:
         raise InvalidInputError(
             f"state: round {known} has ended, and the newest state that can be read is that after "
@@ -293,10 +307,16 @@ def reconcile(training: TrainingSession, ledger: Ledger | None, private: bool = 
                 logged,
             )
             ledger.undo(ended)
-        elif logged > ended or 0 < logged < ended - 1:
+        elif logged > ended or ((logged or private) and logged < ended - 1):
+            hint = "restore those that belong together, or choose another name for the federation"
+            if private:
+                hint = (
+                    "restore those that belong together, or give the ledger with which the "
+                    "training began: what its clients have lost follows from all of its rounds"
+                )
             raise InvalidInputError(
-                f"ledger: it has {logged} rounds of {ledger.federation!r}, the state {ended};"
-                " restore those that belong together, or choose another name for the federation"
+                f"ledger: it has {logged} rounds of {ledger.federation!r}, the state {ended}; "
+                + hint
             )
         if ended:
             ledger.commit(ended - 1, training.entries, training.ended_at)
@@ -305,6 +325,40 @@ def reconcile(training: TrainingSession, ledger: Ledger | None, private: bool = 
             f"state: {training.folder} had {training.saved} rounds, and all its checkpoints are "
             "damaged; restore a backup, or give another folder to begin anew"
         )
+    if private:
+        training.mark_published()
+
+
+def _read_published(path: Path) -> int:
+    """Return how many rounds a file of `mark_published` tells; 0 without one.
+
+    Raises:
+        InvalidInputError: it cannot be read.
+    """
+    try:
+        text = path.read_bytes().decode("ascii").strip() if path.exists() else "0"
+    except (OSError, UnicodeDecodeError):
+        text = ""
+    if not text.isdecimal():
+        raise InvalidInputError(
+            f"state: {path} tells which rounds with privacy have ended, and is damaged; restore "
+            "it, or write the number of the last round into it"
+        )
+    return int(text)
+
+
+def _remove_drafts(folder: Path) -> None:
+    """Remove what writes that were killed have left in the folder of a state.
+
+    Raises:
+        InvalidInputError: it cannot be removed.
+    """
+    for pattern in DRAFT_PATTERNS:
+        for draft in filter(Path.is_file, folder.glob(pattern)):
+            try:
+                draft.unlink()
+            except OSError as error:
+                raise unwritable("state", draft, error) from None
 
 
 def _describe_population(registry: NodeRegistry) -> Population:

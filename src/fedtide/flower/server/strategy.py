@@ -17,7 +17,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
 from fedtide.algorithms import Algorithm, Cohort
-from fedtide.differential_privacy import Mechanism, make_private
+from fedtide.differential_privacy import Mechanism, make_private, shut_out
 from fedtide.errors import InvalidInputError, printable
 from fedtide.flower._flwr_private import get_run_id
 from fedtide.flower.protocol import (
@@ -99,12 +99,13 @@ class FedTide(Strategy):
         ledger: the URL of the database for the participation log; None writes none.
         federation: the federation's name in the ledger.
         fraction_train: the share of the clients that are online and owe no reply that is asked to
-            train, sampled uniformly.
+            train, sampled uniformly; with `privacy`, of those that may take part.
         fraction_evaluate: the same for evaluations of the new model by clients; 0: none.
         min_train_nodes: the least number of clients to ask to train, if so many are online.
         min_available_nodes: a round begins when so many nodes are online and owe no reply, or when
             `timeout` has passed; 0 never waits, so that a federation without nodes runs through
-            its rounds at once.
+            its rounds at once. With `privacy`, one of them must be a client whose budget is not
+            spent.
         close_after: how many updates, each valid by itself, end the round; None: it waits for the
             replies of all clients that were asked.
         train_metrics_aggr_fn: makes one MetricRecord of those of the clients whose updates were
@@ -279,9 +280,11 @@ class FedTide(Strategy):
         nodes = self._free_nodes(exclude=late)
         for client in nodes:
             self._round_log.record(client, "available")
-        sample = self._sample(sorted(nodes), self.fraction_train, "flower", self.min_train_nodes)
-        present = Cohort.uniform(torch.tensor(sample, dtype=torch.int64))
-        cohort = training.driver.choose_cohort(present).clients
+        candidates = sorted(nodes)
+        if self._private:  # else a sample of clients alone that may not take part adds mere noise
+            candidates = sorted(self._choose(candidates).tolist())
+        sample = self._sample(candidates, self.fraction_train, "flower", self.min_train_nodes)
+        cohort = self._choose(sample)
         cohort = cohort[torch.isin(cohort, torch.tensor(sorted(nodes)))]
         instructions = training.driver.instruct(cohort)
         if instructions.model is not training.model:
@@ -387,7 +390,9 @@ class FedTide(Strategy):
         t, tick = training.round, self._clock.tick
         self._round_log = RoundLog(t, self._registry.names, self._now)
         # 1.
-        self._discovery.wait_for_nodes(t, self.min_available_nodes, tick() + timeout)
+        shut = shut_out(training.driver.algorithm, training.driver.state)
+        spent = frozenset[int]() if shut is None else frozenset(shut.nonzero().flatten().tolist())
+        self._discovery.wait_for_nodes(t, self.min_available_nodes, tick() + timeout, spent)
         for client in self._discovery.claimed_clients():
             self._round_log.record(client, "available", reason="unregistered")
         # 2.
@@ -412,6 +417,8 @@ class FedTide(Strategy):
         training.entries, training.ended_at = self._round_log.close(), self._now()
         transport.unreadable.close()
         training.save()
+        if self._private:
+            training.mark_published()
         if self._ledger is not None:
             self._ledger.commit(t, training.entries, training.ended_at)
         if metrics is not None:
@@ -469,6 +476,11 @@ class FedTide(Strategy):
             end = self._round_log.reject if reply.has_content() else self._round_log.fail
             end(pending.client, pending.round, error.reason, str(error))
         return None
+
+    def _choose(self, clients: list[int]) -> torch.Tensor:
+        """Return which clients the method asks to train if these are present, shape (S,)."""
+        present = Cohort.uniform(torch.tensor(clients, dtype=torch.int64))
+        return self._training.driver.choose_cohort(present).clients
 
     def _free_nodes(self, exclude: Iterable[int | None] = ()) -> dict[int, int]:
         """Return the node of each known client that is online and has no pending request."""

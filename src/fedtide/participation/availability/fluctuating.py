@@ -81,7 +81,7 @@ class Fluctuating(Availability):
         def shares(t: int, ids: Ids) -> NDArray[np.float64]:
             share = self._factors(np.array([t % self.period]))
             if self.shape == "interleaved-sine":
-                return np.where(p[ids] * share >= self.least, share, 0.0)
+                return np.where(self._reaches_least(p[ids], share), share, 0.0)
             return np.broadcast_to(share, ids.shape)
 
         return ThinnedStream(p, shares, seed, "fluctuating")
@@ -92,11 +92,27 @@ class Fluctuating(Availability):
         factors = np.sort(self._factors(np.arange(self.period)))
         if self.shape != "interleaved-sine":
             return np.asarray(p * factors.mean())
-        # Of the sorted factors a client has the highest: those of at least `least` / p_n.
         sums = np.append(np.cumsum(factors[::-1])[::-1], 0.0)
-        with np.errstate(divide="ignore", invalid="ignore"):
-            first = np.searchsorted(factors, np.where(p > 0, self.least / p, np.inf))
-        return np.asarray(p * sums[first] / self.period)
+        return np.asarray(p * sums[self._count_low(p, factors)] / self.period)
+
+    def _count_low(self, p: NDArray[np.float64], factors: NDArray[np.float64]) -> NDArray[np.int64]:
+        """Return how many of the factors, which are sorted, each client lacks: the lowest, (N,).
+
+        By bisection with the very comparison of a round: the quotient least / p_n rounds elsewhere.
+        """
+        first, end = np.zeros(len(p), dtype=np.int64), np.full(len(p), len(factors))
+        while (open_ := first < end).any():
+            middle = (first + end) // 2
+            reached = self._reaches_least(p, factors[np.minimum(middle, len(factors) - 1)])
+            end = np.where(open_ & reached, middle, end)
+            first = np.where(open_ & ~reached, middle + 1, first)
+        return first
+
+    def _reaches_least(
+        self, p: NDArray[np.float64], factors: NDArray[np.float64]
+    ) -> NDArray[np.bool_]:
+        """Return whether p_n f is high enough for an interleaved sine."""
+        return np.asarray(p * factors >= self.least)
 
     def _factors(self, t: NDArray[np.int64]) -> NDArray[np.float64]:
         """Return f in these rounds of a period, before an interleaved sine is cut off."""

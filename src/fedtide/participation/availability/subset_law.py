@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import polars as pl
@@ -29,8 +30,9 @@ class SubsetLaw(Availability):
     Source: Agnostic FedAvg 2025.
 
     Args:
-        subsets: the sets A, each a list of client ids, or of names if the data name the clients; an
-            empty list is a round without clients.
+        subsets: the sets A, each a list of client ids, or of names if the data name the clients,
+            or of N different strings in all, which are numbered in sorted order; an empty list is a
+            round without clients.
         probabilities: q(A), summing to 1.
 
     Raises:
@@ -79,9 +81,15 @@ class SubsetLaw(Availability):
         return sums
 
     def _sorted_sets(self, population: Population) -> list[Ids]:
+        columns = [_to_column(subset) for subset in self.subsets]
+        words = [column for column in columns if column.dtype == pl.String]
+        if words and population.names is None:
+            names = pl.concat(words).unique().sort()
+            number_clients("subsets", names, population)  # as many as there are clients
+            population = replace(population, names=names.to_numpy().astype(str))
         return [
-            np.sort(number_clients(f"subsets[{number}]", _to_column(subset), population))
-            for number, subset in enumerate(self.subsets)
+            np.sort(number_clients(f"subsets[{number}]", column, population))
+            for number, column in enumerate(columns)
         ]
 
 

@@ -40,8 +40,9 @@ class Trace(Availability):
     t · round_seconds; with `repeat`, that instant modulo the length of the trace.
 
     Instants are computed in decimal arithmetic, so that round 3 of 0.1 seconds is at 0.3 and lies
-    in an interval that starts there. A round costs O(S + log E) for S available clients and E
-    intervals of similar lengths (one search for every power of 2 among the lengths).
+    in an interval that starts there, also if the file holds times in single precision. A round
+    costs O(S + log E) for S available clients and E intervals of similar lengths (one search for
+    every power of 2 among the lengths).
 
     Args:
         file: Parquet, CSV or JSON lines, one row for each interval: client, start, end, in seconds
@@ -167,7 +168,10 @@ def _require_seconds(field: str, seconds: float) -> None:
 def _parse_times(column: pl.Series) -> _Times:
     """Return a column of times as numbers of at least 0."""
     if column.dtype.is_numeric() or column.dtype == pl.String:
-        times = column.cast(pl.Float64, strict=False).to_numpy()
+        values = column
+        if column.dtype.is_float() and column.dtype != pl.Float64:
+            values = column.cast(pl.String)  # the decimal that is meant, such as 0.3
+        times = values.cast(pl.Float64, strict=False).to_numpy()
     else:  # such as dates, which Polars would convert
         times = np.full(len(column), np.nan)
     wrong = np.flatnonzero(~np.isfinite(times))

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from fedtide.errors import InvalidInputError, did_you_mean
 from fedtide.problems.datasets.parquet import Rows, read_folder, read_table
+from fedtide.problems.datasets.sources import expand_home
 
 _CIFAR = ((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010))
 _GREY = ((0.1307,), (0.3081,))
@@ -209,8 +210,8 @@ def _find_folder(dataset: str | Path) -> Path | None:
         folder = Path(os.environ.get("FEDTIDE_DATA", ""), dataset)
         local = "FEDTIDE_DATA" in os.environ and (folder / "train.parquet").exists()
         return folder if local else None
-    if Path(dataset).is_dir():
-        return Path(dataset)
+    if (named := expand_home(dataset)).is_dir():
+        return named
     raise InvalidInputError(
         f"dataset: unknown {str(dataset)!r}; {did_you_mean(str(dataset), ['digits', *KNOWN])}, or "
         f"give a folder with train.parquet and test.parquet"

@@ -19,19 +19,25 @@ from fedtide.errors import InvalidInputError
 
 Pixels = NDArray[np.uint8]
 
+_DECODING = 2
+"""The version of what is in the cache: another number for other pixels of the same file."""
+
 
 def decode_images(encoded: Sequence[bytes | None]) -> Pixels:
     """Return the images as one array of shape (n, C, H, W): C is 1 for grey images, else 3.
+
+    Of 16 bits per channel the upper 8 are kept.
 
     Args:
         encoded: the contents of image files (PNG, JPEG, …), one per sample; the first determines
             the number of channels and the size.
 
     Raises:
-        InvalidInputError: an image is missing, broken, or of another size than the first.
+        InvalidInputError: an image is missing, broken, of another size than the first, or holds
+            32 bits per channel.
     """
     first = _open_image(encoded[0], 0)
-    mode = "L" if first.mode in ("1", "L", "LA") else "RGB"
+    mode = "L" if first.mode in ("1", "L", "LA") or _has_16_bits(first) else "RGB"
     pixels = np.empty((len(encoded), first.height, first.width, len(mode)), dtype=np.uint8)
     for number, content in enumerate(encoded):
         image = _open_image(content, number)
@@ -41,6 +47,8 @@ def decode_images(encoded: Sequence[bytes | None]) -> Pixels:
                 f"{first.width}×{first.height}; scale all to the same size"
             )
         try:
+            if _has_16_bits(image):  # which `convert` would clip to white
+                image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
             converted = image if image.mode == mode else image.convert(mode)
             pixels[number] = np.asarray(converted).reshape(pixels.shape[1:])
         except OSError as error:
@@ -54,21 +62,32 @@ def _open_image(content: bytes | None, number: int) -> Image.Image:
     if content is None:
         raise InvalidInputError(f"image: sample {number} has no image; remove its row")
     try:
-        return Image.open(io.BytesIO(content))
+        image = Image.open(io.BytesIO(content))
     except OSError as error:
         raise InvalidInputError(
             f"image: sample {number} is not an encoded image ({error}); write PNG or JPEG bytes"
         ) from error
+    if image.mode in ("I", "F"):
+        raise InvalidInputError(
+            f"image: sample {number} has 32 bits per pixel (mode {image.mode}), of which nothing "
+            "says what is black and what is white; convert it to 8 bits, or give lists of numbers"
+        )
+    return image
 
 
-def decode_cached(file: Path, decode: Callable[[], Pixels]) -> Pixels:
-    """Return the result of `decode` for this file, from the cache if it is there.
+def _has_16_bits(image: Image.Image) -> bool:
+    """Return whether an image is grey with 16 bits per pixel."""
+    return image.mode.startswith("I;16")
+
+
+def decode_cached(file: Path, column: str, decode: Callable[[], Pixels]) -> Pixels:
+    """Return the result of `decode` for a column of this file, from the cache if it is there.
 
     The cache is in the folder of `fedtide.cache_folder`. An entry is valid while the file's path,
     size and modification time are the same. If the folder cannot be written, nothing is cached.
     """
     status = file.stat()
-    identity = f"{file.resolve()} {status.st_size} {status.st_mtime_ns}"
+    identity = f"{_DECODING} {file.resolve()} {status.st_size} {status.st_mtime_ns} {column}"
     name = hashlib.sha256(identity.encode()).hexdigest()[:32]
     entry = cache_folder() / f"pixels-{name}.npy"
     with suppress(OSError, ValueError, EOFError):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -23,7 +23,7 @@ _IMAGE = ("image", "img")
 _LABEL = ("label", "fine_label")  # of CIFAR-100 on the hub
 
 
-Cache = Callable[[Callable[[], Pixels]], Pixels]
+Cache = Callable[[str, Callable[[], Pixels]], Pixels]
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,17 +75,17 @@ def _read_version(file: Path, size: int, time: int) -> Rows:
             f"dataset: {file} is not readable as Parquet ({first_line(error)}); write it again "
             f"with the columns image and label"
         ) from error
-    return read_table(table, str(file), lambda decode: decode_cached(file, decode))
+    return read_table(table, str(file), partial(decode_cached, file))
 
 
-def read_table(table: pa.Table, source: str, cache: Cache = lambda decode: decode()) -> Rows:
+def read_table(table: pa.Table, source: str, cache: Cache = lambda _, decode: decode()) -> Rows:
     """Return the features and labels of a table.
 
     Args:
         table: `image` (or `img`): encoded bytes, alone or in a struct as Hugging Face writes them,
             or (nested) lists of numbers, used unchanged; `label` (or `fine_label`): integers.
         source: the name of the table in error messages.
-        cache: wraps the decoding of images, which is slow.
+        cache: takes the name of a column and the decoding of its images, which is slow.
 
     Raises:
         InvalidInputError: there are no rows, a column is missing or has another type, images are
@@ -99,7 +99,7 @@ def read_table(table: pa.Table, source: str, cache: Cache = lambda decode: decod
         raise InvalidInputError(f"label: {source} holds {values.type}; give an integer in each row")
     labels = values.to_numpy().astype(np.int64)
     try:
-        features = _read_features(table[image].combine_chunks(), cache)
+        features = _read_features(table[image].combine_chunks(), partial(cache, image))
     except InvalidInputError as error:
         raise InvalidInputError(f"{error} ({source})") from error
     others = [name for name in table.column_names if name not in (image, label)]
@@ -117,7 +117,9 @@ def _find_column(table: pa.Table, names: Sequence[str], source: str) -> str:
     )
 
 
-def _read_features(column: pa.Array, cache: Cache) -> NDArray[Any]:
+def _read_features(
+    column: pa.Array, cache: Callable[[Callable[[], Pixels]], Pixels]
+) -> NDArray[Any]:
     if pa.types.is_struct(column.type):
         column = column.field("bytes")
     if pa.types.is_binary(column.type) or pa.types.is_large_binary(column.type):

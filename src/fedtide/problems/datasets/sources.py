@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -188,6 +189,11 @@ def read_source(field: str, source: Any, order: Sequence[str], names: str | None
     raise InvalidInputError(f"{field}: a {type(source).__name__} is not a table; give {_KINDS}")
 
 
+def expand_home(path: str | Path) -> Path:
+    """Return a path in which ~ and ~user stand for a home folder; unknown users stay."""
+    return Path(os.path.expanduser(path))  # the method of Path fails for unknown users
+
+
 def split_files(field: str, folder: Path) -> list[Path]:
     """Return the files of a folder that hold training and, if there are any, test samples.
 
@@ -273,7 +279,7 @@ def _refuse_splits(field: str, source: Mapping[Any, Any]) -> None:
 
 
 def _read_file(field: str, path: Path, names: str | None) -> Table:
-    path = path.expanduser()
+    path = expand_home(path)
     if path.is_dir():
         raise InvalidInputError(f"{field}: {str(path)!r} is a folder; give the file in it")
     if not path.is_file():
@@ -286,11 +292,11 @@ def _read_file(field: str, path: Path, names: str | None) -> Table:
     status = path.stat()
     table = _read_arrow(field, path, names, status.st_size, status.st_mtime_ns)
 
-    def reader(column: pa.ChunkedArray) -> Callable[[], Column]:
-        return lambda: from_arrow(column, lambda decode: decode_cached(path, decode))
+    def reader(name: str, column: pa.ChunkedArray) -> Callable[[], Column]:
+        return lambda: from_arrow(column, partial(decode_cached, path, name))
 
     columns = zip(table.column_names, table.columns, strict=True)
-    return Table({name: reader(column) for name, column in columns}, str(path))
+    return Table({name: reader(name, column) for name, column in columns}, str(path))
 
 
 @lru_cache(maxsize=8)

@@ -66,7 +66,7 @@ class Dirichlet(Partition):
         return True
 
     def split(self, labels: Ints, clients: int, seed: int, columns: Columns = NO_COLUMNS) -> Shards:
-        classes = int(labels.max()) + 1
+        classes = _count_classes(labels)
         shares = generator(seed, "partition").dirichlet(np.full(classes, self.alpha), clients)
         owners = np.empty_like(labels)
         for label in range(classes):
@@ -212,9 +212,16 @@ def _divide(samples: int, weights: NDArray[np.float64]) -> Ints:
     return np.repeat(np.arange(len(weights)), np.diff(boundaries, prepend=0))
 
 
+def _count_classes(labels: Ints) -> int:
+    """Return C, the largest label + 1; raise InvalidInputError if a label is negative."""
+    if (least := int(labels.min())) < 0:
+        raise InvalidInputError(f"label: {least} is not a class; number the classes from 0")
+    return int(labels.max()) + 1
+
+
 def _class_bounds(labels: Ints, clients: int) -> Ints:
     """Return round(i·N/C) for i = 0..C: the first client of each class, and N."""
-    classes = int(labels.max()) + 1
+    classes = _count_classes(labels)
     if clients < classes:
         raise InvalidInputError(
             f"clients: {clients} clients for {classes} classes; each class needs a client, give at "

@@ -79,7 +79,7 @@ def _split_step(node: Any) -> tuple[Any, list[Any]]:
         if direction.target is not _aten.add.Tensor or direction.kwargs:
             break
         direction, other = direction.args
-        if not (isinstance(direction, torch.fx.Node) and isinstance(other, torch.fx.Node)):
+        if not (hasattr(direction, "users") and hasattr(other, "users")):  # a number
             break
         others.append(other)
     return None, []

@@ -1,0 +1,78 @@
+"""Sums over all clients and means over rounds that are kept up to date, in single precision."""
+
+import numpy as np
+import pytest
+import torch
+
+from fedtide import algorithms as a
+from fedtide.algorithms import ClientUpdates, Cohort, RoundDriver
+from fedtide.population import Population
+
+N = 5
+EVERYONE = torch.arange(N)
+
+KEPT = {
+    "mifa": (a.MIFA(), lambda s: s.total / N, lambda s: s.memory),
+    "fedlaavg": (a.FedLaAvg(), lambda s: s.total / N, lambda s: s.memory),
+    "fedvarp": (a.FedVARP(), lambda s: s.total / N, lambda s: s.memory),
+    "fedstale": (a.FedStale(), lambda s: s.total / N, lambda s: s.memory),
+    "focus": (a.FOCUS(), lambda s: s.total / N, lambda s: s.memory),
+    "auto": (a.Auto(control_variates=True), lambda s: s.latest.mean, lambda s: s.latest.rows),
+    "scaffold": (a.Scaffold(), lambda s: s.mean_control, lambda s: s.control),
+    "scaffold, 1": (a.Scaffold(option=1), lambda s: s.mean_control, lambda s: s.control),
+    "amplified-scaffold": (
+        a.AmplifiedScaffold(period=1, factor=1.0),
+        lambda s: s.mean_control,
+        lambda s: s.control,
+    ),
+    "fedawe": (a.FedAWE(), lambda s: s.mean, lambda s: s.local),
+}
+
+
+def reports(instructions, ids, targets):
+    """One step of γ = 1 on the squared distance to the targets, which takes clients there."""
+    gradients = instructions.model - targets
+    steps = gradients if instructions.correction is None else gradients + instructions.correction
+    if instructions.end_gradients:
+        gradients = targets
+    ones = torch.ones(len(ids))
+    return ClientUpdates(ids, ones / len(ids), -steps, 1.0, ones, gradients=gradients)
+
+
+@pytest.mark.parametrize("name", KEPT)
+def test_a_huge_report_leaves_nothing_behind_in_a_sum_over_all_clients(name):
+    """Client 0 is at 1e9 once, together with others; then all come, in other groups."""
+    method, kept, memory = KEPT[name]
+    rng = np.random.default_rng(0)
+    driver = RoundDriver(method, torch.zeros(3), Population(N))
+    for t, cohort in enumerate([[0, 1, 2, 3, 4], [0, 2, 3], *3 * [[0, 1], [2, 3, 4]]]):
+        ids = torch.tensor(cohort)
+        targets = torch.from_numpy(rng.normal(size=(len(ids), 3))).float()
+        if t == 1:
+            targets[0] = 1e9
+        for part in method.split_by_start(driver.state, Cohort.uniform(ids)):
+            instructions = driver.instruct(part.clients)
+            driver.absorb(
+                reports(instructions, part.clients, targets[torch.isin(ids, part.clients)])
+            )
+        driver.step(1.0)
+        rows = memory(driver.state).read(EVERYONE).double()
+        error = (kept(driver.state) - rows.mean(dim=0)).abs().max()
+        assert error <= 1e-7, t
+
+
+def test_in_single_precision_late_iterates_still_count_in_the_mean():
+    """The last 1,000 of 2,000 differ by 1e-3 from the mean, in which each counts a thousandth."""
+    method = a.Averaged()
+    driver = RoundDriver(method, torch.full((1,), 100.0), Population(1))
+    iterates = []
+    ids, ones = torch.arange(1), torch.ones(1)
+    for t in range(2000):
+        delta = torch.full((1, 1), -1e-3 if t == 1000 else 0.0)
+        driver.absorb(ClientUpdates(ids, ones, delta, 0.1, ones))
+        driver.step(0.1)
+        iterates.append(driver.state.model.item())
+    assert driver.output.dtype == torch.float32
+    assert driver.output.item() == pytest.approx(np.mean(iterates), abs=4e-6)
+    moved = method.with_model(driver.state, torch.zeros(1))
+    assert method.output(moved).item() == pytest.approx(np.mean([*iterates[:-1], 0.0]), abs=4e-6)
