@@ -37,10 +37,9 @@ def read_results(runs: Sequence[SweepRun], out: Path) -> pl.DataFrame:
 
 def _read_row(run: SweepRun, fields: Sequence[str], out: Path) -> dict[str, Any]:
     folder = RunFolder(out / run.path)
-    row: dict[str, Any] = {"run": run.path}
-    for field in fields:
-        known = field in run.fields
-        row[field] = run.fields[field] if known else _value_in_force(run.experiment, field)
+    missing = [field for field in fields if field not in run.fields]
+    shown = {**run.fields, **_values_in_force(run.experiment, missing)}
+    row = {"run": run.path, **{field: shown[field] for field in fields}}
     row["seed"] = run.experiment.seed
     failure = folder.read_failure()
     if failure is not None:
@@ -52,17 +51,22 @@ def _read_row(run: SweepRun, fields: Sequence[str], out: Path) -> dict[str, Any]
     return row | {"folder": str(folder.path)}
 
 
-def _value_in_force(experiment: Experiment, field: str) -> Any:
-    """Return what is shown of a dotted field; None where this experiment does not have it."""
+def _values_in_force(experiment: Experiment, fields: Sequence[str]) -> dict[str, Any]:
+    """Return what is shown of dotted fields; None of those that this experiment does not have."""
+    if not fields:
+        return {}
     try:
-        value: Any = experiment.to_dict()
+        plain = experiment.to_dict()
     except InvalidInputError:  # an object of the user's that a file cannot describe
-        return None
+        return dict.fromkeys(fields)
+    return {field: shown_value(_look_up(plain, field)) for field in fields}
+
+
+def _look_up(plain: Any, field: str) -> Any:
+    """Return the value of a dotted field; None if there is none."""
     for key in field.split("."):
-        if not isinstance(value, dict) or key not in value:
-            return None
-        value = value[key]
-    return shown_value(value)
+        plain = plain.get(key) if isinstance(plain, dict) else None
+    return plain
 
 
 def _read_metrics(folder: RunFolder) -> dict[str, Any]:
