@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import zlib
 from functools import lru_cache
+from operator import index as as_int
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -25,8 +26,8 @@ def generator(seed: int, purpose: str, index: int = 0) -> np.random.Generator:
     >>> generator(1, "bernoulli", 7).integers(100) == generator(1, "bernoulli", 7).integers(100)
     np.True_
     """
-    key = np.array([seed & _MASK, zlib.crc32(purpose.encode())], dtype=np.uint64)
-    counter = np.array([0, 0, 0, index & _MASK], dtype=np.uint64)
+    key = np.array([as_int(seed) & _MASK, zlib.crc32(purpose.encode())], dtype=np.uint64)
+    counter = np.array([0, 0, 0, as_int(index) & _MASK], dtype=np.uint64)
     return np.random.Generator(np.random.Philox(key=key, counter=counter))
 
 
@@ -68,8 +69,9 @@ def uniforms(seed: int, purpose: str, *indices: ArrayLike) -> NDArray[np.float64
 
 @lru_cache(maxsize=256)
 def _first_word(seed: int, purpose: str) -> NDArray[np.uint64]:
+    key = np.uint64(zlib.crc32(purpose.encode()))
     with np.errstate(over="ignore"):
-        return _mix(np.uint64(seed & _MASK) + np.uint64(zlib.crc32(purpose.encode())) * _INCREMENT)
+        return _mix(np.uint64(as_int(seed) & _MASK) + key * _INCREMENT)
 
 
 def _mix(word: np.uint64 | NDArray[np.uint64]) -> NDArray[np.uint64]:

@@ -41,6 +41,11 @@ from fedtide.participation.log.ledger import (
     read_rounds,
     stream_ledger,
 )
+from fedtide.participation.log.ledger_maintenance import (
+    migrate_ledger,
+    plan_pruning,
+    prune_ledger,
+)
 from fedtide.participation.log.schema import REASONS
 
 from .databases import create_version_1, execute
@@ -421,3 +426,89 @@ def test_a_ledger_is_read_while_its_writer_is_open_and_after_it_was_killed(file_
     for file in copy.parent.glob("ledger.db*"):
         shutil.copy(file, copy)
     assert read_ledger(f"sqlite:///{copy / 'ledger.db'}")["client"].to_list() == ["ann"]
+
+
+def sqlite_url(file: Path, **query: str) -> str:
+    return sql.URL.create("sqlite", database=str(file), query=query).render_as_string()
+
+
+@pytest.mark.parametrize("denied", ["ledger.db", "archive %20? 1"], ids=["file", "folder"])
+def test_who_may_not_write_a_ledger_reads_it_and_leaves_nothing_beside_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, denied: str
+):
+    """An auditor reads an archive, a backup that is mounted read-only, or the server's file."""
+    folder = tmp_path / "archive %20? 1"
+    folder.mkdir()
+    ledger = Ledger(url := sqlite_url(folder / "ledger.db"))
+    ledger.commit(0, [Entry("ann", "used", 1.0)], time=0.0)
+    ledger.close()
+    # Root may write nevertheless.
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path).name != denied)
+    with stream_ledger(url) as stream:
+        assert pl.concat(stream.batches)["client"].to_list() == ["ann"]
+        assert [file.name for file in folder.iterdir()] == ["ledger.db"]
+    assert read_rounds(url).height == 1
+
+
+def test_the_log_of_a_killed_writer_is_read_where_nothing_can_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """The newest rounds are in the write-ahead log, which must not be ignored."""
+    ledger = Ledger(url := sqlite_url(tmp_path / "ledger.db"))
+    ledger.commit(0, [Entry("ann", "used", 1.0)], time=0.0)
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    assert (tmp_path / "ledger.db-wal").stat().st_size
+    assert read_ledger(url)["client"].to_list() == ["ann"]
+
+
+def test_a_file_that_cannot_be_written_is_refused_before_the_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """SQLite opened it, and the first commit failed, after a round of training."""
+    with closing(Ledger(url := sqlite_url(tmp_path / "ledger.db"))) as ledger:
+        for t in range(3):
+            ledger.commit(t, [Entry("ann", "used", 1.0)], time=0.0)
+    plan = plan_pruning(url, keep=2)
+    (tmp_path / "ledger.db").chmod(0o444)
+    if not os.geteuid():  # root may write any file
+        monkeypatch.setattr(os, "access", lambda path, mode: Path(path).is_dir())
+    for write in (Ledger, migrate_ledger, lambda url: [*prune_ledger(url, plan)]):
+        with pytest.raises(InvalidInputError, match=r"^ledger: '.*db' cannot be written; change"):
+            write(url)
+    assert read_ledger(url).height == 3
+    assert [file.name for file in tmp_path.iterdir()] == ["ledger.db"]
+
+
+def test_databases_in_memory_and_uris_leave_no_other_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    with closing(Ledger("sqlite:///:memory:")) as ledger:
+        ledger.commit(0, [Entry("ann", "used", 1.0)], time=0.0)
+        assert ledger.ended == 1
+    assert not [*tmp_path.iterdir()]
+    with closing(Ledger("sqlite:///file:ledger.db?uri=true")) as ledger:
+        ledger.commit(0, [Entry("ann", "used", 1.0)], time=0.0)
+    assert [file.name for file in tmp_path.iterdir()] == ["ledger.db"]
+    assert read_ledger("sqlite:///file:ledger.db?mode=ro&uri=true")["client"].to_list() == ["ann"]
+
+
+def test_a_writer_takes_no_federation_in_its_url(tmp_path: Path):
+    """SQLite took it for a part of the file's name, and readers found no ledger."""
+    with pytest.raises(InvalidInputError, match=r"^ledger: the URL ends in #ward; .* federation"):
+        Ledger(f"{sqlite_url(tmp_path / 'ledger.db')}#ward")
+    assert not [*tmp_path.iterdir()]
+
+
+@pytest.mark.parametrize(
+    "change", ["weight = 'much'", "stage = x'75'", "client = x'ff'"], ids=["text", "bytes", "names"]
+)
+def test_values_of_another_type_are_refused(tmp_path: Path, change: str):
+    """SQLite stores any value in any column."""
+    ledger = Ledger(url := sqlite_url(tmp_path / "ledger.db"))
+    ledger.commit(0, [Entry("ann", "used", 1.0)], time=0.0)
+    execute(url, f"UPDATE participation SET {change}")
+    column = change.partition(" ")[0]
+    for read in (read_ledger, partial(read_ledger_part, after=-1, most=9)):
+        with pytest.raises(InvalidInputError, match=f"^ledger: the column '{column}' holds .*; "):
+            read(url)

@@ -106,6 +106,23 @@ FAULTS = {
     "UPDATE participation SET asked = 9 WHERE round = 9 AND client = 'bob'": (
         "replies answer a request (`asked`) that is not of an earlier round: 'bob' in round 9"
     ),
+    "UPDATE participation SET weight = 1.5 - 2 * (client = 'bob') WHERE round = 8 AND weight > 0": (
+        "weights are negative in round 8"
+    ),
+    "UPDATE participation SET client = x'ff' WHERE round = 8 AND client = 'bob'": (
+        "the column 'client' of `participation` does not hold text in round 8"
+    ),
+    "UPDATE participation SET asked = 0.5 WHERE round IN (8, 9) AND client = 'bob'": (
+        "the column 'asked' of `participation` does not hold a whole number in round 8, 9"
+    ),
+    "UPDATE rounds SET time = 'now' WHERE round = 8": (
+        "the column 'time' of `rounds` does not hold a number in round 8"
+    ),
+    "UPDATE rounds SET round = 'x' WHERE round = 11; DELETE FROM participation WHERE round = 11": (
+        "the column 'round' of `rounds` does not hold a whole number in round x"
+    ),
+    "UPDATE participation SET asked = NULL, round = round - 1;"
+    "UPDATE rounds SET round = round - 1": "rounds are below 0: -1",
 }
 
 

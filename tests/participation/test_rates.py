@@ -1,11 +1,21 @@
 """Rates: resolution, and correlated rates against their formula."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedtide.participation import Correlated, correlated_rates, resolve_rates
+from fedtide.errors import InvalidInputError
+from fedtide.participation import (
+    Bernoulli,
+    Correlated,
+    RateLaw,
+    Sessions,
+    correlated_rates,
+    resolve_rates,
+)
 from fedtide.population import Population
 from fedtide.randomness import generator
 
@@ -51,6 +61,41 @@ def test_numbers_arrays_and_correlated_rates_are_resolved() -> None:
     np.testing.assert_array_equal(resolve_rates(law, population, 7), by_run)
     law = Correlated(alpha=0.5, mean=0.2, floor=0.01, seed=7)
     np.testing.assert_array_equal(resolve_rates(law, population, 8), by_run)
+
+
+class Given(RateLaw):
+    """A law of the user's own."""
+
+    def __init__(self, rates: Any) -> None:
+        self.rates = rates
+
+    def rates_of(self, class_shares: Any, seed: int) -> Any:
+        return self.rates
+
+
+@pytest.mark.parametrize(
+    ("rates", "complaint"),
+    [
+        ([2.0, 0.5], "2 is not within"),
+        ([0.5, np.nan], "nan is not finite"),
+        ([0.5], "1 entries for 2 clients"),
+        ([[0.5], [0.5]], "dimensions"),
+        ("often", "not an array of numbers"),
+    ],
+    ids=repr,
+)
+def test_rates_of_a_law_of_ones_own_are_checked(rates: Any, complaint: str) -> None:
+    population = Population(clients=2, class_shares=np.eye(2))
+    for rate in (Bernoulli, Sessions):
+        with pytest.raises(InvalidInputError, match=f"^rates: .*{complaint}.*; give"):
+            rate(Given(rates)).begin(population, seed=0)
+        with pytest.raises(InvalidInputError, match=f"^rates: .*{complaint}.*; give"):
+            rate(Given(rates)).known_rates(population, seed=0)
+
+
+def test_a_law_of_ones_own_gives_rates_in_a_list() -> None:
+    population = Population(clients=2, class_shares=np.eye(2))
+    assert resolve_rates(Given([0.5, 1]), population, seed=0).tolist() == [0.5, 1.0]
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -8,6 +8,7 @@ import pytest
 
 from fedtide.errors import InvalidInputError
 from fedtide.participation import (
+    All,
     Availability,
     AvailabilityStream,
     AvailableClients,
@@ -21,6 +22,7 @@ from fedtide.participation import (
     ScheduleStream,
     Selection,
     SelectionStream,
+    SubsetLaw,
     Table,
     UniformOf,
     participation_weights,
@@ -49,6 +51,14 @@ def test_a_schedule_knows_its_rates_without_a_selection() -> None:
     assert Schedule(Bernoulli(0.5), UniformOf(3)).known_rates(population, 0) is None
     everybody = Schedule(Bernoulli(0.5), UniformOf(4)).known_rates(population, 0)
     np.testing.assert_array_equal(everybody, [0.5] * 4)
+
+
+def test_rates_are_unknown_with_a_selection_derived_from_all() -> None:
+    class Half(All):
+        def start(self, population: Population, seed: int) -> SelectionStream:
+            return UniformOf(2).start(population, seed)
+
+    assert Schedule(Full(), Half()).known_rates(Population(clients=4), seed=0) is None
 
 
 class Gives(AvailabilityStream, SelectionStream):
@@ -172,7 +182,50 @@ def test_a_dropout_model_of_ones_own_may_be_asked_about_nobody() -> None:
     assert running.round(0).reported.tolist() == []
 
 
-@pytest.mark.parametrize("probability", [1.7, -0.1, np.nan, None, "half"], ids=repr)
+class InPlace(SelectionStream):
+    """A selection of the user's own that shuffles, or a dropout model that marks, in place."""
+
+    def select(self, t: int, available: AvailableClients) -> Any:
+        np.random.default_rng(t).shuffle(available.clients)
+        return np.sort(available.clients[:2])
+
+
+class Marks(Own):
+    def draw_mask(self, seed: int, t: int, clients: Any) -> Any:
+        clients[:] = -1
+        return clients < 0
+
+
+@pytest.mark.parametrize(
+    "process", [Full(), SubsetLaw([[0, 1, 3]], [1.0]), Table([[1, 1, 0, 1]])], ids=repr
+)
+@pytest.mark.parametrize("parts", [{"selection": Own(InPlace())}, {"dropout": Marks()}], ids=repr)
+def test_the_clients_that_ones_own_code_is_shown_cannot_be_changed(
+    process: Availability, parts: dict[str, Any]
+) -> None:
+    """A shuffle in place changed who was available, in Full and SubsetLaw in all later rounds."""
+    population = Population(clients=4)
+    before = process.begin(population, seed=0).round(0).clients.tolist()
+    running = Schedule(process, **parts).start(population, seed=0)
+    with pytest.raises(ValueError, match="read-only"):
+        running.round(0)
+    assert process.begin(population, seed=0).round(0).clients.tolist() == before
+
+
+def test_ones_own_selection_may_copy_and_shuffle() -> None:
+    class Copies(InPlace):
+        def select(self, t: int, available: AvailableClients) -> Any:
+            return super().select(t, AvailableClients(available.clients.copy()))
+
+    running = Schedule(Full(), Own(Copies())).start(Population(clients=4), seed=0)
+    for t in range(9):
+        found = running.round(t)
+        assert found.available.tolist() == [0, 1, 2, 3]
+        assert len(found.reported) == 2
+        assert found.selected.flags.writeable
+
+
+@pytest.mark.parametrize("probability", [1.7, -0.1, np.nan, None, "half", [0.5, 0.5]], ids=repr)
 def test_the_probability_of_a_dropout_model_of_ones_own_is_checked(probability: Any) -> None:
     with pytest.raises(InvalidInputError, match=r"^dropout\.reporting_probability: .*; give"):
         Schedule(Full(), dropout=Own(probability)).known_rates(Population(clients=4), seed=0)

@@ -1,5 +1,6 @@
 """The participation log: round trips, replays and invalid files."""
 
+import gzip
 from collections.abc import Callable
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from fedtide.participation import (
     Stage,
     Table,
     UniformOf,
+    normalise_log,
     read_log,
     round_rows,
     to_frame,
@@ -284,6 +286,40 @@ def test_invalid_column_names_are_rejected(tmp_path: Path) -> None:
         read_log(path, {"rounds": "round"})
     with pytest.raises(InvalidInputError, match=r"^log: .*'epoch' among 'round', 'client'; "):
         read_log(path, {"round": "epoch"})
+
+
+def test_the_columns_of_a_log_may_have_each_others_names() -> None:
+    swapped = pl.DataFrame({"client": [3, 4], "round": ["ann", "bob"], "note": ["a", "b"]})
+    log = normalise_log(swapped, {"round": "client", "client": "round"})
+    assert log.select("round", "client").rows() == [(3, "ann"), (4, "bob")]
+    named = pl.DataFrame({"t": [3, 4], "client": ["ann", "bob"]})
+    log = normalise_log(named, {"round": "t", "time": "t"})
+    assert log.select("round", "client", "time").rows() == [(3, "ann", 3), (4, "bob", 4)]
+
+
+@suffixes
+@pytest.mark.parametrize("mark", ["\u2028", "\u2029", "\x85", "\x0b", "\x0c", "\x1c"], ids=ascii)
+def test_names_may_contain_line_breaks_of_unicode(mark: str, suffix: str, tmp_path: Path) -> None:
+    """JSON ends lines with a line feed alone; Python's splitlines knows eight others."""
+    log = normalise_log(pl.DataFrame({"round": [0, 0], "client": [f"a{mark}b", "c"]}))
+    write_log(tmp_path / f"log{suffix}", log)
+    assert_frame_equal(read_log(tmp_path / f"log{suffix}"), log)
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".tsv", ".csv.gz"])
+@pytest.mark.parametrize("separator", [",", ";"])
+@pytest.mark.parametrize("empty", ["", "{0}"], ids=["blank", "cells"])
+def test_lines_without_a_value_are_skipped(
+    empty: str, separator: str, suffix: str, tmp_path: Path
+) -> None:
+    """Editors end files with blank lines, and spreadsheets with rows of empty cells."""
+    separator = "\t" if suffix == ".tsv" else separator
+    lines = ["round,client", "", "0,7", "1,7", "", "1,9", "", ""]
+    text = "\r\n".join(line.replace(",", separator) or empty.format(separator) for line in lines)
+    path = tmp_path / f"log{suffix}"
+    path.write_bytes(gzip.compress(text.encode()) if suffix.endswith(".gz") else text.encode())
+    log = read_log(path)
+    assert log.select("round", "client").rows() == [(0, 7), (1, 7), (1, 9)]
 
 
 def test_client_ids_of_mixed_types_in_a_frame_are_rejected() -> None:

@@ -18,7 +18,10 @@ class Dropout(ABC):
 
     @abstractmethod
     def draw_mask(self, seed: int, t: int, clients: Ids) -> NDArray[np.bool_]:
-        """Return whether each client reports in round t; a pure function of (seed, t, client)."""
+        """Return whether each client reports in round t; a pure function of (seed, t, client).
+
+        The array `clients` cannot be written to.
+        """
 
     @property
     @abstractmethod

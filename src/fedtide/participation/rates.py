@@ -22,9 +22,13 @@ from fedtide.validation import (
 
 
 class RateLaw(ABC):
-    """A law that derives each client's rate from the classes of its samples."""
+    """A law that derives each client's rate from the classes of its samples.
 
-    seed: int | None
+    Attributes:
+        seed: of its draws; None: the seed of the run.
+    """
+
+    seed: int | None = None
 
     @abstractmethod
     def rates_of(self, class_shares: NDArray[np.float64], seed: int) -> NDArray[np.float64]:
@@ -156,7 +160,10 @@ def resolve_rates(
             raise InvalidInputError(
                 f"{field}: these clients have no class shares to correlate with; give numbers"
             )
-        return rates.rates_of(population.class_shares, seed if rates.seed is None else rates.seed)
+        of_law = rates.rates_of(population.class_shares, seed if rates.seed is None else rates.seed)
+        array = require_probabilities(field, of_law)
+        require_one_per_client(field, array, population.clients)
+        return array
     array = require_probabilities(field, order_by_id(field, rates, population))
     if not isinstance(rates, Mapping) and np.ndim(rates) == 0:
         return np.full(population.clients, array[0])

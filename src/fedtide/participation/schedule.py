@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +30,8 @@ from fedtide.participation.selection.base import Selection, SelectionStream
 from fedtide.participation.selection.uniform_of import All, UniformOf
 from fedtide.population import Population
 from fedtide.validation import require_probabilities
+
+_Number = TypeVar("_Number", bound=np.generic)
 
 
 @dataclass(frozen=True)
@@ -129,12 +132,16 @@ class Schedule:
             InvalidInputError: that of a dropout model of the user's own is not within [0, 1].
         """
         probability = self.dropout.reporting_probability
-        require_probabilities("dropout.reporting_probability", probability)
-        return probability
+        field = "dropout.reporting_probability"
+        if len(require_probabilities(field, probability)) != 1:
+            raise InvalidInputError(f"{field}: {probability!r:.60} is no number; give the mean")
+        return float(probability)
 
     def _selects_all(self, clients: int) -> bool:
         """Return whether every available one of so many clients is selected."""
         chosen = self.selection
+        if is_own(type(chosen)):  # such as a class derived from All
+            return False
         return isinstance(chosen, All) or (isinstance(chosen, UniformOf) and chosen.size >= clients)
 
 
@@ -197,13 +204,22 @@ class ScheduleStream:
         return found
 
     def _select(self, t: int, available: AvailableClients) -> Ids:
-        found = self._selection.select(t, available)
-        if self._checks_selected:
-            return check_selected(found, t, available.clients)
-        return found
+        if not self._checks_selected:
+            return self._selection.select(t, available)
+        # Its own stream would lose the clients that a selection shuffles in place.
+        clients, weights = _read_only(available.clients), available.weights
+        shown = AvailableClients(clients, None if weights is None else _read_only(weights))
+        return check_selected(self._selection.select(t, shown), t, available.clients)
 
     def _report(self, t: int, selected: Ids) -> Ids:
-        mask = self._dropout.draw_mask(self._seed, t, selected)
-        if is_own(type(self._dropout)):
-            mask = check_reported(mask, t, len(selected))
-        return selected[mask]
+        if not is_own(type(self._dropout)):
+            return selected[self._dropout.draw_mask(self._seed, t, selected)]
+        mask = self._dropout.draw_mask(self._seed, t, _read_only(selected))
+        return selected[check_reported(mask, t, len(selected))]
+
+
+def _read_only(array: NDArray[_Number]) -> NDArray[_Number]:
+    """Return a view of the array that cannot be written to."""
+    view = array.view()
+    view.setflags(write=False)
+    return view

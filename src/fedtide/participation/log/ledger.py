@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import astuple, dataclass
+from typing import Any
 
 import polars as pl
 
@@ -85,7 +86,7 @@ class Ledger:
 
     Raises:
         InvalidInputError: a database that cannot be reached or written, tables of another version,
-            or a federation without a printable name.
+            a URL with #, or a federation without a printable name.
 
     >>> ledger = Ledger("sqlite://", "example")
     >>> ledger.commit(0, [Entry("ann", "used", 1.0)], time=1.8e9)
@@ -98,6 +99,11 @@ class Ledger:
             raise InvalidInputError(
                 f"federation: {federation!r:.60} is empty, too long, or not printable; give at "
                 f"most {_LONGEST_NAME} characters"
+            )
+        if "#" in url:  # SQLite would take it for a part of the file's name
+            raise InvalidInputError(
+                f"ledger: the URL ends in #{url.partition('#')[2]:.60}; give that name as the "
+                "federation instead"
             )
         self.federation = federation
         self._engine = create_engine(url)
@@ -355,7 +361,17 @@ def _iterate(
     found = connection.execute(query, execution_options={"yield_per": _BATCH})
     for rows in found.partitions():
         columns = zip(names, zip(*rows, strict=True), strict=True)
-        yield pl.DataFrame([pl.Series(name, values, _types[name]) for name, values in columns])
+        yield pl.DataFrame([_to_series(name, values) for name, values in columns])
+
+
+def _to_series(name: str, values: Sequence[Any]) -> pl.Series:
+    try:
+        return pl.Series(name, values, _types[name])
+    except TypeError:  # SQLite stores any value in any column
+        raise InvalidInputError(
+            f"ledger: the column {name!r} holds values of a wrong type; fedtide ledger check names "
+            "their rounds"
+        ) from None
 
 
 _types: dict[str, type[pl.DataType]] = {

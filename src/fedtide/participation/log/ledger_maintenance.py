@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import sqlalchemy as sql
 
@@ -24,6 +25,7 @@ from fedtide.participation.log.ledger_tables import (
     open_ledger,
     read_versions,
     reject_missing_file,
+    reject_unwritable_file,
 )
 from fedtide.participation.log.schema import REASONS, STAGES
 
@@ -38,6 +40,13 @@ _TOLERANCE = 1e-6
 
 _NAMED = 3
 """The most rounds or clients that a sentence names."""
+
+_STORAGE: dict[type[Any], tuple[tuple[str, ...], str]] = {
+    sql.BigInteger: (("integer",), "a whole number"),
+    sql.Double: (("integer", "real"), "a number"),
+    sql.String: (("text",), "text"),
+}
+"""How SQLite stores the values of columns of these types, and what they are."""
 
 _DELETED_ROWS = 10_000
 """Rows that are deleted in one transaction, so that a federation need not wait long."""
@@ -125,6 +134,7 @@ def migrate_ledger(url: str) -> int:
     """
     engine = create_engine(url.partition("#")[0])
     reject_missing_file(engine.url)
+    reject_unwritable_file(engine.url)
     try:
         with database_errors(engine), engine.begin() as connection:
             lock_tables(connection)
@@ -180,6 +190,7 @@ def prune_ledger(url: str, pruning: Pruning) -> Iterator[int]:
     """
     engine = create_engine(url.partition("#")[0])
     reject_missing_file(engine.url)
+    reject_unwritable_file(engine.url)
     done = 0
     try:
         with database_errors(engine):
@@ -199,9 +210,12 @@ def prune_ledger(url: str, pruning: Pruning) -> Iterator[int]:
 
 def _check_federation(connection: sql.Connection, version: int, name: str) -> LedgerCheck:
     query = sql.select(ROUNDS.c.round).where(ROUNDS.c.federation == name)
-    ended = list(connection.scalars(query.order_by(ROUNDS.c.round)))
-    rows = _sum_up_rounds(connection, name)
+    ended = [t for t in connection.scalars(query.order_by(ROUNDS.c.round)) if isinstance(t, int)]
+    found = _sum_up_rounds(connection, name)
+    rows = [row for row in found if isinstance(row.round, int)]
     faults = [
+        *_find_wrong_types(connection, version, name),
+        *_find_negative(ended),
         *_find_gaps(ended),
         *_find_unended(ended, rows),
         *_find_wrong_weights(rows),
@@ -209,13 +223,40 @@ def _check_federation(connection: sql.Connection, version: int, name: str) -> Le
         *_find_repeated_clients(connection, name),
         *_find_impossible_requests(connection, name),
     ]
-    count = sum(row.size for row in rows)
+    count = sum(row.size for row in found)
     first, last = (ended[0], ended[-1]) if ended else (None, None)
     return LedgerCheck(name, version, first, last, len(ended), count, faults)
 
 
+def _find_wrong_types(connection: sql.Connection, version: int, name: str) -> Iterator[str]:
+    """Describe values of another type than their column's; SQLite stores any value anywhere."""
+    if connection.dialect.name != "sqlite":
+        return
+    for column in [*ROUNDS.columns, *PARTICIPATION.columns]:
+        if column.name == "federation" or (column.name == "reason" and version == 1):
+            continue
+        storage, what = _STORAGE[type(column.type)]
+        wrong = sql.func.typeof(column).not_in((*storage, "null"))
+        own = column.table.c.federation == name
+        t = column.table.c.round
+        rounds = connection.scalars(sql.select(t).where(own & wrong).distinct().order_by(t)).all()
+        if rounds:
+            yield (
+                f"the column {column.name!r} of `{column.table.name}` does not hold {what} in "
+                f"round {_list([str(t) for t in rounds])}"
+            )
+
+
+def _find_negative(ended: Sequence[int]) -> Iterator[str]:
+    if negative := [str(t) for t in ended if t < 0]:
+        yield f"rounds are below 0: {_list(negative)}"
+
+
 def _sum_up_rounds(connection: sql.Connection, name: str) -> Sequence[sql.Row[tuple[int, ...]]]:
-    """Return round, size, used, weighted and total (the sum of weights) of each round's rows."""
+    """Return round, size, used, weighted, total and least of each round's rows.
+
+    `total` is the sum of the weights of used clients, `least` the smallest weight.
+    """
     columns = PARTICIPATION.c
     used = sql.case((columns.stage == "used", 1))
     weight = sql.case((columns.stage == "used", columns.weight))
@@ -225,6 +266,7 @@ def _sum_up_rounds(connection: sql.Connection, name: str) -> Sequence[sql.Row[tu
         sql.func.count(used).label("used"),
         sql.func.count(weight).label("weighted"),
         sql.func.sum(weight).label("total"),
+        sql.func.min(columns.weight).label("least"),
     )
     query = query.where(columns.federation == name).group_by(columns.round)
     return connection.execute(query.order_by(columns.round)).all()
@@ -254,6 +296,9 @@ def _find_unended(ended: Sequence[int], rows: Sequence[sql.Row[tuple[int, ...]]]
 
 
 def _find_wrong_weights(rows: Sequence[sql.Row[tuple[int, ...]]]) -> Iterator[str]:
+    negative = [str(row.round) for row in rows if isinstance(row.least, float) and row.least < 0]
+    if negative:
+        yield f"weights are negative in round {_list(negative)}"
     lacking = [str(row.round) for row in rows if row.weighted < row.used]
     if lacking:
         yield f"used clients have no weight in round {_list(lacking)}"

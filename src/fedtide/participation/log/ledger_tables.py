@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 from fedtide.errors import InvalidInputError, MissingExtraError, did_you_mean
@@ -64,7 +67,7 @@ def open_ledger(url: str) -> Iterator[tuple[sql.Connection, int, str]]:
     All that is read from the connection is of one moment.
     """
     url, _, federation = url.partition("#")
-    engine = create_engine(url)
+    engine = create_engine(url, reading=True)
     reject_missing_file(engine.url)
     try:
         with database_errors(engine), engine.connect() as connection:
@@ -90,14 +93,23 @@ def find_federation(connection: sql.Connection, name: str) -> str:
     return names[0]
 
 
-def create_engine(url: str) -> sql.Engine:
-    """Return the engine of a database; raise InvalidInputError if the URL is not that of one."""
+def create_engine(url: str, reading: bool = False) -> sql.Engine:
+    """Return the engine of a database; raise InvalidInputError if the URL is not that of one.
+
+    Args:
+        url: of the database.
+        reading: that nothing will be written.
+    """
     try:  # pool_pre_ping replaces connections that died between rounds, which are minutes apart
-        engine = sql.create_engine(url, pool_pre_ping=True)
+        options: dict[str, Any] = {"pool_pre_ping": True}
+        file = _find_file(sql.make_url(url))
+        if reading and file and _is_archived(file):
+            options["creator"] = partial(_open_archived, file)
+        engine = sql.create_engine(url, **options)
     except sql.exc.ArgumentError:
-        file = url if os.path.isfile(url) else "ledger.db"
+        path = url if os.path.isfile(url) else "ledger.db"
         raise InvalidInputError(
-            f"ledger: {url!r} is not a database URL; write sqlite:///{file}"
+            f"ledger: {url!r} is not a database URL; write sqlite:///{path}"
         ) from None
     except ImportError as error:
         raise InvalidInputError(f"ledger: {error}; install the driver of this database") from None
@@ -114,10 +126,11 @@ def prepare_writing(engine: sql.Engine) -> None:
     """Let readers of an SQLite file not hold up its writer, and only its owner read a new one."""
     if engine.dialect.name != "sqlite":
         return
-    file = engine.url.database
+    file = _find_file(engine.url)
     if file:
         with suppress(OSError):  # which SQLite will report
             os.close(os.open(file, os.O_CREAT | os.O_RDWR, 0o600))
+        reject_unwritable_file(engine.url)
 
     @sql.event.listens_for(engine, "connect")
     def log_ahead(connection: Any, record: Any) -> None:
@@ -126,9 +139,43 @@ def prepare_writing(engine: sql.Engine) -> None:
 
 def reject_missing_file(url: sql.URL) -> None:
     """Raise InvalidInputError for a missing file, which SQLite would create."""
-    file = url.database
-    if url.get_backend_name() == "sqlite" and file and not os.path.isfile(file):
+    file = _find_file(url)
+    if file and not os.path.isfile(file):
         raise InvalidInputError(f"ledger: no database {file!r}; give the path of an existing file")
+
+
+def reject_unwritable_file(url: sql.URL) -> None:
+    """Raise InvalidInputError for a file that SQLite would open, failing at the first commit."""
+    file = _find_file(url)
+    if file and os.path.isfile(file) and not os.access(file, os.W_OK):
+        raise InvalidInputError(
+            f"ledger: {file!r} cannot be written; change its mode, or run as its owner"
+        )
+
+
+def _find_file(url: sql.URL) -> str | None:
+    """Return the file of an SQLite database; None: in memory, given as a URI, or another one."""
+    if url.get_backend_name() != "sqlite" or url.database == ":memory:" or "uri" in url.query:
+        return None
+    return url.database
+
+
+def _is_archived(file: str) -> bool:
+    """Return whether nobody writes the file at present, and this process may not.
+
+    A ledger that is open has a write-ahead log beside it. SQLite creates one also to read, which
+    fails in a folder that cannot be written to; and a reader who may not write the file leaves one
+    that the federation cannot use.
+    """
+    file = os.path.realpath(file)
+    if os.path.exists(f"{file}-wal") or os.path.exists(f"{file}-journal"):
+        return False
+    return not all(os.access(path, os.W_OK) for path in (file, os.path.dirname(file)))
+
+
+def _open_archived(file: str) -> sqlite3.Connection:
+    """Open a file without locks, which assumes that it does not change."""
+    return sqlite3.connect(f"{Path(file).resolve().as_uri()}?immutable=1", uri=True)
 
 
 def begin_snapshot(connection: sql.Connection) -> sql.Connection:
@@ -189,6 +236,11 @@ def database_errors(engine: sql.Engine) -> Iterator[Any]:
         yield
     except sql.exc.SQLAlchemyError as error:
         reason = str(error).splitlines()[0]
+        hint = "check the database"
+        if "readonly database" in reason or "unable to open database file" in reason:
+            hint = (
+                "it takes the right to read and write the file, its -wal and -shm, and the folder"
+            )
         raise InvalidInputError(
-            f"ledger: {_masked_url(engine)!r} fails ({reason}); check the database"
+            f"ledger: {_masked_url(engine)!r} fails ({reason}); {hint}"
         ) from None

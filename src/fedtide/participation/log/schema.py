@@ -177,10 +177,8 @@ def _rename_columns(frame: pl.DataFrame, columns: Mapping[str, str]) -> pl.DataF
     hint = "rename a column, or give its name with columns={'round': ..., ...}"
     require_columns("log", frame, [*columns.values()], "columns= may name only these")
     # A column that is mapped to a name replaces the column of that name.
-    frame = frame.drop(
-        [name for name in columns if name in frame.columns and columns[name] != name]
-    )
-    frame = frame.rename({theirs: ours for ours, theirs in columns.items()})
+    others = [name for name in frame.columns if name not in {*columns, *columns.values()}]
+    frame = frame.select(*others, **{ours: pl.col(theirs) for ours, theirs in columns.items()})
     require_columns("log", frame, ["round", "client"], hint)
     return frame
 

@@ -34,8 +34,9 @@ def read_table(field: str, path: str | Path, client: str = "client") -> pl.DataF
         client: the column of client ids. In a CSV file they are numbers if all of them are written
             as whole numbers of 64 bits without leading zeros.
 
-    The columns of .csv files may be separated by commas, semicolons, tabs or bars; JSON is an array
-    of rows, or one row a line. Text and JSON may be compressed (.csv.gz).
+    The columns of .csv files may be separated by commas, semicolons, tabs or bars; lines without a
+    value are skipped. JSON is an array of rows, or one row a line. Text and JSON may be compressed
+    (.csv.gz).
 
     Raises:
         InvalidInputError: a file that is missing, empty, damaged or of an unknown type.
@@ -120,6 +121,7 @@ def _read_csv(path: Path, client: str) -> pl.DataFrame:
         if name.strip() not in taken:  # else it is another column
             taken.add(name.strip())
             frame = frame.rename({name: name.strip()})
+    frame = frame.filter(~pl.all_horizontal(pl.all().is_null()))  # empty lines
     if header.separator == ",":
         return frame
     commas = pl.selectors.string() - pl.selectors.by_name(client, require_all=False)
@@ -160,6 +162,7 @@ def _reject_mixed_ids(content: str, frame: pl.DataFrame, client: str) -> None:
     """Raise ValueError for JSON numbers among strings, which Polars would convert silently."""
     if client not in frame.columns or frame[client].dtype != pl.String:
         return
-    for number, line in enumerate(content.splitlines(), start=1):
+    # Other line breaks than this one, such as U+2028, stand within strings of JSON.
+    for number, line in enumerate(content.split("\n"), start=1):
         if line.strip() and not isinstance(json.loads(line).get(client), str | None):
             raise ValueError(f"line {number} has a number among string client ids")

@@ -20,7 +20,10 @@ class SelectionStream(ABC):
 
     @abstractmethod
     def select(self, t: int, available: AvailableClients) -> Ids:
-        """Return which of the available clients are selected in round t, sorted."""
+        """Return which of the available clients are selected in round t, sorted.
+
+        The arrays of `available` cannot be written to: copy them to shuffle or sort in place.
+        """
 
 
 class Selection(ABC):
