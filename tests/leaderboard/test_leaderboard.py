@@ -271,6 +271,15 @@ def test_the_page_says_what_was_not_run(small):
     assert "Noisy quadratics: 0 of 4 cells were run; the others would take" in text
 
 
+def test_the_page_of_a_board_without_its_reference(small):
+    """Several processes may be interrupted before the reference, which comes first, has ended."""
+    cells = small.cells(patterns=["turns"])[1:]
+    results = {cell.place: result_of(cell, (1.0, 2.0, 3.0)) for cell in cells}
+    text = render_page(Standings(small, results))
+    assert "FedAvg under full participation was not run, so no regret is known." in text
+    assert "## Noisy quadratics" in text
+
+
 def test_the_page_is_that_of_the_records(whole):
     page = (ROOT / "docs" / "leaderboard.md").read_text(encoding="utf-8")
     standings = load_standings(whole, ROOT / "results" / "leaderboard")
@@ -351,6 +360,7 @@ def test_the_command_shows_what_is_recorded_and_what_is_missing(fedtide, tmp_pat
         (("--methods", "fedua"), "methods: unknown 'fedua'; did you mean 'fedau'?"),
         (("--patterns", "fone"), "patterns: unknown 'fone'; did you mean 'phones'?"),
         (("--problems", "digit"), "problems: unknown 'digit'; did you mean 'digits'?"),
+        (("--problems", ","), "problems: no name; choose some of quadratic, digits, fashion"),
     ],
 )
 def test_unknown_names_are_refused_with_a_hint(option, message, fedtide):

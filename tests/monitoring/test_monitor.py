@@ -98,6 +98,20 @@ def test_the_federation_is_kept_when_another_one_joins_the_database(url):
     assert open_monitor(f"{url}#south").status.names == ["zoe"]
 
 
+def test_a_database_with_another_federation_in_its_place_is_followed(url, tmp_path):
+    """It was waited for without a word, with a ledger that could be read."""
+    write(url, [used(0, "ann")], "north")
+    monitor = open_monitor(url)
+    (tmp_path / "ledger.db").unlink()
+    write(url, [used(0, "zoe"), used(1, "zoe")], "south")
+    monitor.refresh()
+    monitor.refresh()
+    assert (monitor.status.federation, monitor.status.names) == ("south", ["zoe"])
+    named = open_monitor(f"{url}#north")
+    named.refresh()
+    assert named.status is None
+
+
 def test_a_ledger_without_rounds_is_waited_for(url):
     write(url, [], "north")
     monitor = open_monitor(f"{url}#north")

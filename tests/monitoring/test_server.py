@@ -128,6 +128,19 @@ def test_only_the_page_and_the_metrics_are_there(url, serving, method, path, sta
     assert method != "HEAD" or not text
 
 
+@pytest.mark.parametrize("header", ["Content-Length: 36", "Transfer-Encoding: chunked"])
+def test_the_body_of_a_request_does_not_pass_for_another_request(header, url, serving):
+    """Behind a proxy, its answer would go to whoever asks next over the same connection."""
+    write(url, draw_rounds(5, 4))
+    host, port = urlsplit(serving(open_monitor(url))).netloc.split(":")
+    with socket.create_connection((host, int(port)), timeout=60) as connection:
+        body = "GET /metrics HTTP/1.1\r\nHost: here\r\n\r\n"
+        connection.sendall(f"GET /none HTTP/1.1\r\nHost: here\r\n{header}\r\n\r\n{body}".encode())
+        answer = b"".join(iter(lambda: connection.recv(65_536), b""))
+    assert answer.count(b"HTTP/1.1 ") == 1
+    assert b"Connection: close" in answer
+
+
 def test_a_new_round_is_shown_and_a_ledger_without_rounds_waits(url, serving, monkeypatch):
     look_often(monkeypatch)
     write(url, [])

@@ -268,6 +268,19 @@ def test_claim_that_an_advantage_grows():
     assert judge_table(alone, table, cases=cases, higher=False).outcome == "not reproduced"
 
 
+@pytest.mark.parametrize("level", [0.1, 0.7, 96.3])
+@pytest.mark.parametrize("count", [2, 3, 4, 7])
+def test_what_stays_the_same_does_not_grow(level, count):
+    """Neither whichever is better, although a least-squares fit of equal points rounds."""
+    cases = [str(i) for i in range(count)]
+    table = {(case, method): [level] * 3 for case in cases for method in "ab"}
+    for than in ([], ["b"]):
+        for higher in (True, False):
+            result = judge_table(claim(kind="grows", than=than), table, cases, higher)
+            assert result.comparisons[0].numbers == (0.0,) * 3
+            assert result.outcome == "not reproduced"
+
+
 def test_growth_needs_two_cases():
     with pytest.raises(InvalidInputError, match=r"^cases: .*; "):
         claim(kind="grows", cases=["only"])
@@ -293,6 +306,23 @@ def test_method_without_a_number_loses():
     assert judge_table(BEATS, {"a": lost["b"], "b": lost["b"]}).outcome == "undecided"
     some = {"a": [1, 1, 1], "b": [0.9, None, 0.8]}
     assert judge_table(BEATS, some).outcome == "undecided"
+
+
+@pytest.mark.parametrize("order", [["never", "near"], ["near", "never"]])
+@pytest.mark.parametrize("higher", [True, False])
+def test_a_method_without_a_number_is_not_the_weakest_comparison(order, higher):
+    sign = 1 if higher else -1
+    near = [5 - sign, 6 - 1.1 * sign, 7 - sign]
+    table = {
+        "a": [5.0, 6.0, 7.0],
+        "near": near,
+        "never": [None] * 3,
+    }
+    result = judge_table(claim(than=order), table, higher=higher)
+    assert result.outcome == "reproduced"
+    assert "weakest: a − near" in result.numbers
+    some = judge_table(claim(than=order, some=True), table, higher=higher)
+    assert "strongest: a − never" in some.numbers
 
 
 @pytest.mark.statistical

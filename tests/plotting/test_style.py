@@ -4,7 +4,13 @@ from itertools import combinations, permutations
 
 import pytest
 
-from fedtide.plotting.style import COLOURS, method_styles, new_figure, place_legend
+from fedtide.plotting.style import (
+    COLOURS,
+    label_rounds,
+    method_styles,
+    new_figure,
+    place_legend,
+)
 
 METHODS = ["fedavg", "fedau", "known-rates", "fedavg-all", "mine", "yours"]
 
@@ -55,3 +61,23 @@ def test_a_legend_lies_below_the_panels_and_within_the_figure(count, length):
     assert 0 <= box.x0 < box.x1 <= width
     assert len(legend.get_texts()) == count
     assert all(panel.get_window_extent().height > 100 for panel in panels)
+
+
+def test_a_legend_names_methods_that_begin_with_an_underscore():
+    figure, (panel,) = new_figure()
+    panel.plot([0, 1], label="_mine")
+    panel.scatter([0, 1], [0, 1], label="_yours")
+    panel.fill_between([0, 1], [0, 1])
+    panel.axhline(0.5)
+    place_legend(panel)
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["_mine", "_yours"]
+
+
+@pytest.mark.parametrize("rounds", [[0], [7], [0, 1], [0, 2], [0, 300]])
+def test_axes_of_rounds_have_whole_rounds_only(rounds):
+    _, (panel,) = new_figure()
+    panel.plot(rounds, rounds, marker="o")
+    label_rounds(panel)
+    ticks = panel.get_xticks()
+    assert len(ticks)
+    assert all(tick == round(tick) for tick in ticks)

@@ -12,7 +12,7 @@ import fedtide as ft
 from fedtide.cli.main import app
 from fedtide.plotting.saving import save_figure
 from fedtide.plotting.style import method_styles
-from fedtide.report.comparison import compare_runs, comparison_table
+from fedtide.report.comparison import compare_runs, comparison_table, format_mean
 from fedtide.report.figures.run_comparison import comparison_figure
 from fedtide.report.loading import load_runs
 from fedtide.report.page import make_sections
@@ -214,3 +214,19 @@ def test_axes_of_clients_have_whole_numbers(tested_runs):
     for axis in (figures["objective"].axes[0].xaxis, figures["cohorts-0"].axes[0].yaxis):
         ticks = axis.get_ticklocs()
         np.testing.assert_array_equal(ticks, np.round(ticks))
+
+
+@pytest.mark.parametrize("digits", [1, 3, 4])
+@pytest.mark.parametrize("exponent", range(-9, 7))
+def test_a_mean_is_shown_with_two_significant_digits_at_least(exponent, digits):
+    for first in (1.2345, 9.4321):
+        mean = first * 10.0**exponent
+        text = format_mean(mean, 0.1 * mean, digits)
+        shown, spread = (float(part.replace(",", "")) for part in text.split(" ± "))
+        assert shown == pytest.approx(mean, rel=0.05)
+        assert spread == pytest.approx(0.1 * mean, abs=max(0.06 * mean, 0.0))
+
+
+def test_exact_zeros_and_small_means_of_large_spread_keep_their_decimals():
+    assert format_mean(0.0, 0.0, 3) == "0.000 ± 0.000"
+    assert format_mean(1e-9, 0.3, 3) == "0.000 ± 0.300"

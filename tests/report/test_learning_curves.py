@@ -8,8 +8,13 @@ import pytest
 from matplotlib.ticker import PercentFormatter
 
 from fedtide.plotting.style import method_styles, new_figure
-from fedtide.report.figures.learning_curves import client_figures, draw_curves
-from fedtide.report.loading import LoadedRun
+from fedtide.report.figures.learning_curves import (
+    client_figures,
+    draw_curves,
+    learning_figures,
+)
+from fedtide.report.figures.participation_raster import participation_figures
+from fedtide.report.loading import LoadedRun, load_runs
 from fedtide.simulation.run_folder import RunFolder
 
 
@@ -119,3 +124,67 @@ def test_labels_in_per_cent_say_where_their_ticks_are(values):
     labels = [label.get_text() for label in panel.get_yticklabels()]
     shown = [float(label.removesuffix("%")) / 100 for label in labels]
     assert shown == pytest.approx(ticks, rel=0, abs=1e-9)
+
+
+def test_a_curve_with_a_single_finite_value_is_a_dot():
+    """As of a run whose first evaluation is its last one so far, or that diverged after it."""
+    markers = [
+        line.get_marker()
+        for line in drawn(
+            "loss", [2.0, 1.0, 0.5], [2.0, np.inf, np.inf], [2.0, np.nan, 1.0], is_lower=True
+        ).lines
+    ]
+    assert markers == ["", "o", ""]
+
+
+def test_methods_of_which_a_run_has_no_value_of_the_clients_are_not_drawn():
+    nothing, some = [np.nan, np.nan], [1.0, np.nan]
+    tables = {"lost": [some, nothing], "kept": [some, some]}
+    groups = {
+        method: [
+            replace(
+                run_with("loss", [1.0], is_lower=True, seed=seed),
+                clients=pl.DataFrame({"participation": [0.5, 0.2], "loss": losses}),
+            )
+            for seed, losses in enumerate(seeds)
+        ]
+        for method, seeds in tables.items()
+    }
+    for one in client_figures(groups, method_styles(groups)):
+        assert [line.get_label() for line in one.figure.axes[0].lines] == ["kept"]
+    lost = {"lost": groups["lost"]}
+    assert client_figures(lost, method_styles(lost)) == []
+
+
+def test_captions_say_over_how_many_seeds_methods_are_averaged():
+    one, two = (run_with("loss", [2.0, 1.0], is_lower=True, seed=seed) for seed in (1, 2))
+    groups = {"a": [one, two], "b": [one]}
+    (figure,) = learning_figures(groups, method_styles(groups), 0.0)
+    assert figure.caption == "Mean ± one standard deviation over 1 to 2 seeds."
+
+
+@pytest.mark.parametrize("rate", [1.0, 0.1, 1 / 3, 0.0])
+def test_clients_of_one_rate_are_one_dot(rate):
+    """Ten arbitrary groups at one rate were a vertical zigzag."""
+    losses = np.random.default_rng(0).random(50)
+    clients = pl.DataFrame({"participation": [rate] * 40 + [0.5] * 10, "loss": losses})
+    run = run_with("loss", [1.0], is_lower=True)
+    groups = {"m": [replace(run, clients=clients, ended=9), replace(run, clients=clients, ended=9)]}
+    (line,) = client_figures(groups, method_styles(groups))[0].figure.axes[0].lines
+    dots = sorted([(max(rate, 0.5 / 9), losses[:40].mean()), (0.5, losses[40:].mean())])
+    assert line.get_xydata() == pytest.approx(np.array(dots))
+
+
+@pytest.mark.parametrize("length", [1, 2, 40])
+def test_cohort_sizes_cover_every_round(length, runs_folder):
+    (run,) = load_runs([runs_folder / "plain" / "seed-1"])
+    log = pl.read_parquet(run.folder.participation).filter(pl.col("round") < length)
+    used = log.filter(pl.col("stage") == "used")["round"].to_list()
+    run = replace(run, participation=log, ended=length)
+    (figure,) = [f for f in participation_figures({"m": [run]}) if f.name == "cohorts-0"]
+    (panel,) = figure.figure.axes
+    (line,) = panel.lines
+    assert line.get_drawstyle() == "steps-post"
+    assert line.get_xdata() == pytest.approx(range(length + 1))
+    assert line.get_ydata()[:-1] == pytest.approx([used.count(t) for t in range(length)])
+    assert panel.get_xlim() == (0, length)

@@ -5,12 +5,14 @@ import os
 import shutil
 from pathlib import Path
 
+import numpy as np
 import polars as pl
 import pytest
 import safetensors.numpy
 import yaml
 
 import fedtide as ft
+from fedtide.simulation.run_folder import RunFolder
 from fedtide.tracking import make_tracker
 
 mlflow = pytest.importorskip("mlflow")
@@ -148,3 +150,34 @@ def test_a_store_that_cannot_be_used_is_refused(wanted, word, tmp_path, monkeypa
     with pytest.raises(ft.InvalidInputError, match=r"^track: .*; ") as error:
         make_tracker(wanted, tmp_path / "out", "experiment")
     assert word in str(error.value)
+
+
+def test_names_that_mlflow_refuses_do_not_keep_a_run_from_the_store(tracked, tmp_path):
+    """Keys of the experiment may be the names of clients, and metrics may have any name."""
+    _, tracks, _ = tracked
+    names = ["ann@x", "b#1", "c//d", "e" * 300, "..", "Zoë"]
+    rng = np.random.default_rng(0)
+    data = pl.DataFrame({"x": rng.normal(size=60), "client": names * 10})
+    problem = ft.problems.Supervised(
+        train=data.with_columns(y=2 * pl.col("x")),
+        inputs=["x"],
+        target="y",
+        clients="client",
+        loss="mse",
+        metrics={"error@1": ft.problems.Metric(distance, lower_is_better=True)},
+    )
+    rates = {name: 0.5 + i / 20 for i, name in enumerate(names)}
+    participation = {"type": "bernoulli", "rates": rates}
+    out = tmp_path / "one"
+    given = FIELDS | {"problem": problem, "participation": participation, "seed": 1}
+    result = ft.simulate(**given, out=out, callbacks=[tracks])
+    run = mlflow.MlflowClient(tracks.uri).get_run(tracks.find_logged(RunFolder(out)))
+    assert run.info.status == "FINISHED"
+    assert run.data.params["participation.type"] == "bernoulli"
+    assert run.data.params["participation.rates"].startswith("{'ann@x': 0.5, ")
+    logged = run.data.metrics["train_error_1"]
+    assert logged == pytest.approx(result.metrics["train_error@1"][-1])
+
+
+def distance(outputs, targets):
+    return (outputs.squeeze(-1) - targets).abs()

@@ -8,7 +8,8 @@ import pytest
 
 import fedtide as ft
 from fedtide.callbacks import Callback
-from fedtide.tracking import TensorBoardTracker, WandbTracker, make_tracker
+from fedtide.simulation.run_folder import RunFolder
+from fedtide.tracking import TensorBoardTracker, Tracker, WandbTracker, make_tracker
 
 FIELDS = {
     "problem": {"type": "regression", "clients": 5, "samples": 50, "features": 3, "informative": 2},
@@ -216,3 +217,113 @@ def test_an_unknown_tracker_is_refused(tmp_path):
 def test_the_default_folder_lies_beside_the_runs(tensorboard, tmp_path):
     assert make_tracker("tensorboard", tmp_path / "runs", "x").folder == tmp_path / "tensorboard"
     assert make_tracker("tensorboard:here", tmp_path, "x").folder == Path("here")
+
+
+class Memory(Tracker):
+    """A store in memory that is away while `fails` is among the names of what is asked of it."""
+
+    def __init__(self):
+        self.fails, self.rounds, self.calls = set(), [], []
+
+    def _asked(self, what):
+        self.calls.append(what)
+        if what in self.fails:
+            raise ConnectionError(f"no answer to {what}\nfor an hour")
+
+    def open(self, run):
+        self._asked("open")
+        self.rounds.clear()
+        return "id"
+
+    def log(self, rows):
+        self._asked("log")
+        self.rounds += [row["round"] for row in rows]
+
+    def close(self, folder, failure):
+        self._asked(f"close: {failure}")
+
+    def find_logged(self, folder):
+        return None
+
+
+class Outage(Callback):
+    """The store is away between two rounds."""
+
+    def __init__(self, store, begin, end):
+        self.store, self.begin, self.end = store, begin, end
+
+    def on_round_end(self, run):
+        self.store.fails = {"log", "close: "} if self.begin <= run.round < self.end else set()
+
+
+@pytest.mark.parametrize(("begin", "end"), [(1, 3), (0, 4), (1, 9)])
+def test_a_run_survives_its_store_and_missing_evaluations_follow(begin, end, caplog, tmp_path):
+    store, out = Memory(), tmp_path / "one"
+    result = ft.simulate(
+        **FIELDS | {"evaluation": {"every": 1}},
+        out=out,
+        callbacks=[store, Outage(store, begin, end)],
+    )
+    assert result.metrics["round"].to_list() == [0, 1, 2, 3, 4]
+    assert store.rounds == ([0, 1, 2, 3, 4] if end <= 4 else [0, 1])
+    (warning,) = [record.getMessage() for record in caplog.records]
+    assert warning == (
+        "track: the store fails (ConnectionError: no answer to log), the run goes on; "
+        f"log_run('{out}') logs it afterwards"
+    )
+    store.fails = set()
+    store.log_run(out)
+    assert store.rounds[-5:] == [0, 1, 2, 3, 4]
+
+
+def test_a_store_that_cannot_open_a_run_ends_it_and_the_others_do_not_hide_the_error(tmp_path):
+    first, store, last = Memory(), Memory(), Memory()
+    store.fails = {"open"}
+    with pytest.raises(ConnectionError, match="no answer to open"):
+        ft.simulate(**FIELDS, out=tmp_path / "one", callbacks=[first, store, last])
+    assert first.calls == ["open", "close: no answer to open for an hour"]
+    assert (store.calls, last.calls) == (["open"], [])
+
+
+def test_the_error_of_a_run_is_not_hidden_by_that_of_its_store(tmp_path):
+    store = Memory()
+    store.fails = {"close: no luck"}
+    with pytest.raises(ZeroDivisionError, match="no luck"):
+        ft.simulate(**FIELDS, callbacks=[store, Fails()])
+    assert store.calls[-1] == "close: no luck"
+
+
+def test_an_interruption_passes_through_a_tracker():
+    class Stops(Memory):
+        def log(self, rows):
+            raise KeyboardInterrupt
+
+    with pytest.raises(BaseException) as caught:
+        ft.simulate(**FIELDS, callbacks=[Stops()])
+    assert not isinstance(caught.value, Exception)
+
+
+def test_tensorboard_has_a_folder_for_each_run_wherever_the_runs_are(tmp_path, monkeypatch):
+    """Also where the library is not installed: only its writer is replaced."""
+    import sys
+    from types import ModuleType
+
+    module = ModuleType("torch.utils.tensorboard")
+    module.SummaryWriter = lambda path: None
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", module)
+    outs = [tmp_path / "runs" / method / f"seed-{n}" for method in "ab" for n in (1, 2)]
+    for folder in (
+        tmp_path / "tb",
+        tmp_path / "elsewhere" / "deep" / "tb",
+        tmp_path / "runs" / "tb",
+    ):
+        tracker = TensorBoardTracker(folder)
+        paths = {tracker._path(RunFolder(out)) for out in outs}
+        assert len(paths) == 4
+        assert all(path.is_relative_to(folder) and path != folder for path in paths)
+        assert {"/".join(path.parts[-2:]) for path in paths} == {
+            "a/seed-1",
+            "a/seed-2",
+            "b/seed-1",
+            "b/seed-2",
+        }

@@ -47,7 +47,8 @@ def _draw_panel(panel: Axes, standings: Standings, problem: str) -> None:
     panel.imshow(shades, cmap="cividis_r", norm=LogNorm(*_RANGE), aspect="auto")
     panel.set_xticks(range(len(patterns)), patterns, rotation=40, ha="right", fontsize=8)
     panel.set_yticks(range(len(methods)), methods, fontsize=8)
-    panel.set_title(f"{board.problems[problem].title}: regret", fontsize="medium")
+    task = board.problems[problem]
+    panel.set_title(f"{task.title}: regret ({task.figure})", fontsize="medium")
     panel.tick_params(length=0)
 
 

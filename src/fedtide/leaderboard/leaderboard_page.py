@@ -81,10 +81,10 @@ over {len(board.seeds)} seeds, which also draw the problem, and 95 % intervals b
 differences seed by seed. The runs that are compared see the same data, participation, noise and
 minibatches.
 
-**Every method is tuned with {trials} trials** in each cell anew, in γ and in one further number
-([the methods](#the-methods)): {coarse} pairs of a coarse grid, then the four neighbours of the
-best, all with a seed that is not judged, and on images by samples held out from training. A figure
-counts the rounds right after an amplification step like all others."""
+**Every method is tuned with {trials} trials** in each cell separately, in γ and in one further
+number ([the methods](#the-methods)): {coarse} pairs of a coarse grid, then the four neighbours of
+the best, all with a seed that is not judged, and on images by samples held out from training. A
+figure counts the rounds right after an amplification step like all others."""
 
 
 def _progress(standings: Standings) -> str:
@@ -174,8 +174,6 @@ def regret_text(standings: Standings, problem: str, pattern: str, method: str) -
 
 def _problem(standings: Standings, problem: str) -> str:
     board = standings.board
-    reference = standings.results[problem, FULL, REFERENCE].figures
-    figures = ", ".join("diverges" if figure is None else f"{figure:.3g}" for figure in reference)
     rows = [
         [method, *(regret_text(standings, problem, pattern, method) for pattern in board.patterns)]
         for method in board.methods
@@ -185,13 +183,24 @@ def _problem(standings: Standings, problem: str) -> str:
         for row in rows:
             if row[0] == best:
                 row[column] = f"**{row[column]}**"
-    return f"""## {board.problems[problem].title}
+    task, reference = board.problems[problem], _reference(standings, problem)
+    return f"""## {task.title}
 
-Regret: {board.problems[problem].figure}. Under full participation, FedAvg has {figures} with the
-judged seeds. Bold: the least mean of a pattern. –: the method cannot be used, see
+Regret: {task.figure}. {reference}
+Bold: the least mean of a pattern. –: the method cannot be used, see
 [the methods](#the-methods).{_edges(standings, problem)}
 
 {_table(["method", *board.patterns], rows)}"""
+
+
+def _reference(standings: Standings, problem: str) -> str:
+    """Return what regrets are measured from, in words."""
+    reference = standings.results.get((problem, FULL, REFERENCE))
+    if reference is None:
+        return "FedAvg under full participation was not run, so no regret is known."
+    figures = reference.figures
+    shown = ", ".join("diverges" if figure is None else f"{figure:.3g}" for figure in figures)
+    return f"Under full participation, FedAvg has {shown} with the judged seeds."
 
 
 def _edges(standings: Standings, problem: str) -> str:

@@ -195,7 +195,7 @@ class Leaderboard:
         The reference of each problem comes first, whatever the filters.
 
         Raises:
-            InvalidInputError: an unknown problem, pattern or method.
+            InvalidInputError: an unknown problem, pattern or method, or none of them.
         """
         chosen = [
             _select(name, wanted, options)
@@ -268,6 +268,8 @@ def _select(
     if wanted is None:
         return list(options)
     names = list(wanted)
+    if not names:
+        raise InvalidInputError(f"{field_name}: no name; choose some of {', '.join(options)}")
     for name in names:
         if name not in options:
             hint = did_you_mean(name, options)

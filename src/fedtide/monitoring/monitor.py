@@ -70,7 +70,7 @@ class Monitor:
     """Follows a ledger: reads its new rounds and keeps what they say.
 
     If the ledger no longer has the round that was read last, or has another one in its place, it
-    is read again from the start.
+    is read again from the start, also if its federation has another name now.
 
     Args:
         url: of the ledger, as in `read_ledger`.
@@ -142,6 +142,8 @@ class Monitor:
                     continue
                 rounds = rounds[1:]
             if rounds.is_empty():
+                if last is None:
+                    self._federation = ""  # the ledger may be that of another one by now
                 return
             self._changed = True
             self._window.add(rounds, part.rows)

@@ -105,7 +105,11 @@ class _Handler(BaseHTTPRequestHandler):
         self.do_GET()
 
     def _answer(self, status: HTTPStatus, content_type: str, body: bytes) -> None:
+        if {"content-length", "transfer-encoding"} & {name.lower() for name in self.headers}:
+            self.close_connection = True  # a body is not read: it must not pass for a request
         self.send_response(status)
+        if self.close_connection:
+            self.send_header("Connection", "close")
         self.send_header("Content-Type", content_type)
         self.send_header("Content-Length", str(len(body)))
         self.send_header("Cache-Control", "no-store")

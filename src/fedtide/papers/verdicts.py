@@ -129,8 +129,13 @@ class Region:
         return f", claimed {side} {bound:.{digits}f}" if bound else ""
 
     def slack(self, low: float, high: float) -> float:
-        """Return how far the interval's worse end is inside the region."""
-        return min(low - self.low, self.high - high)
+        """Return how far the interval's worse end is inside the region.
+
+        An open end of the region is infinitely far away, also from an infinite number.
+        """
+        below = np.inf if np.isinf(self.low) else low - self.low
+        above = np.inf if np.isinf(self.high) else self.high - high
+        return float(min(below, above))
 
 
 @dataclass(frozen=True)
@@ -322,9 +327,11 @@ def _slopes(claim: Claim, other: str | None, cases: Sequence[str], evidence: Evi
     for seed in sorted(seeds):
         pairs = [(a[seed], b[seed]) for a, b in zip(ours, theirs, strict=True)]
         known = [(a, b) for a, b in pairs if a is not None and b is not None]
-        points = [a if other is None else a - b for a, b in known]
+        points = np.array([a if other is None else a - b for a, b in known])
         complete = len(points) == len(cases)
-        slopes.append(np.polyfit(np.arange(len(cases)), points, 1)[0] if complete else np.nan)
+        # from the first one on: equal points must have the slope 0, not that of rounding
+        slope = np.polyfit(np.arange(len(cases)), points - points[0], 1)[0] if complete else np.nan
+        slopes.append(slope)
     label = f"slope of {claim.method}" + ("" if other is None else f" − {other}")
     region = Region(0.0, np.inf) if evidence.higher else Region(-np.inf, 0.0)
     methods = (claim.method,) if other is None else (claim.method, other)

@@ -54,6 +54,6 @@ def draw_raster(
     )
     label_rounds(panel)
     panel.set_ylabel("clients, most frequent first")
-    panel.yaxis.set_major_locator(MaxNLocator(5, integer=True))
+    panel.yaxis.set_major_locator(MaxNLocator(5, integer=True, min_n_ticks=1))
     for axis in (panel.xaxis, panel.yaxis):
         axis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from hashlib import sha256
@@ -70,6 +71,7 @@ STYLE: dict[Any, Any] = {
 }
 """Matplotlib's settings for every figure."""
 
+_UNNAMED = re.compile("$|_child[0-9]+$|_nolegend_$")  # Matplotlib's labels of what has none
 _LETTERS = 13.0  # of a legend's text per inch
 _HANDLE = 9  # letters, the width of an entry's line and its space
 _LEGEND_LINE = 0.19  # inches
@@ -141,11 +143,12 @@ def shorten(name: str, most: int = 18) -> str:
 
 def place_legend(*panels: Axes) -> None:
     """Put one legend for these panels of a figure below it, where it covers no data."""
+    handles: list[Any] = [h for p in panels for h in (*p.get_children(), *p.containers)]
     found = {
         label: handle
-        for panel in panels
-        for handle, label in zip(*panel.get_legend_handles_labels(), strict=True)
-    }
+        for handle in handles
+        if isinstance(label := handle.get_label(), str) and not _UNNAMED.match(label)
+    }  # Matplotlib's own list leaves out names that begin with an underscore
     if not found:
         return
     figure = panels[0].get_figure()
@@ -166,7 +169,7 @@ def place_legend(*panels: Axes) -> None:
 def label_rounds(panel: Axes) -> None:
     """Label the horizontal axis with whole rounds."""
     panel.set_xlabel("round")
-    panel.xaxis.set_major_locator(MaxNLocator(5, integer=True))
+    panel.xaxis.set_major_locator(MaxNLocator(5, integer=True, min_n_ticks=1))
 
 
 class _PlainLogLocator(LogLocator):

@@ -167,11 +167,18 @@ def format_cell(row: dict[str, Any], column: Column) -> str:
 def format_mean(mean: float, std: float | None, digits: int) -> str:
     """Return a mean over seeds as text, with its standard deviation if that is known and finite.
 
+    Numbers of which so many decimals would show one digit or none have three digits.
+
     >>> format_mean(0.98765, 0.01234, 3), format_mean(1.5e9, None, 3)
     ('0.988 ± 0.012', '1.5e+09')
+    >>> format_mean(0.00345678, 0.000123, 3), format_mean(-6.7e-8, None, 3)
+    ('0.00346 ± 0.000123', '-6.7e-08')
     >>> format_mean(np.inf, np.nan, 3)
     'inf'
     """
-    form = f".{digits}f" if abs(mean) < _LONG else ".3g"  # a run that diverges has any length
+    shown = [abs(one) for one in (mean, std) if one is not None and np.isfinite(one)]
+    largest = max(shown, default=0.0)
+    is_short = 0 < largest < 10.0 ** (1 - digits)
+    form = f".{digits}f" if abs(mean) < _LONG and not is_short else ".3g"  # diverging: any length
     spread = "" if std is None or not np.isfinite(std) else f" ± {std:{form}}"
     return f"{mean:{',' if abs(mean) < _LONG else ''}{form}}{spread}"

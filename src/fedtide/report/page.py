@@ -218,8 +218,8 @@ def _content(section: Section) -> dict[str, Any]:
     tiles = [
         (f"{len(groups):,}", "methods" if len(groups) > 1 else "method"),
         (f"{len(seeds):,}", "seeds" if len(seeds) > 1 else "seed"),
-        ("–".join(rounds), "rounds"),
-        (f"{len(first.clients):,}", "clients"),
+        ("–".join(rounds), "rounds" if rounds != ["1"] else "round"),
+        (f"{len(first.clients):,}", "clients" if len(first.clients) > 1 else "client"),
         (f"{first.cohort_sizes().mean():,.1f}", "clients per round, on average"),
     ]
     level = f"{100 * target.level:.1f} %" if is_share(target.metric) else f"{target.level:.4g}"

@@ -34,6 +34,13 @@ def headline_metric(groups: Groups) -> str:
     return "test_loss" if is_only_loss else "loss"
 
 
+def count_seeds(groups: Groups) -> str:
+    """Return of how many seeds the methods have runs, as text: "5 seeds", "1 to 5 seeds"."""
+    fewest, most = (pick(map(len, groups.values())) for pick in (min, max))
+    numbers = f"{fewest} to {most}" if fewest < most else f"{most}"
+    return f"{numbers} seed{'s' if most > 1 else ''}"
+
+
 def last_values(groups: Groups, metric: str) -> dict[str, dict[int, float]]:
     """Return the last value of a metric by seed; methods of which a run lacks it are left out."""
     found = {

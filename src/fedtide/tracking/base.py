@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from fedtide.errors import first_line
 from fedtide.simulation.callbacks import Callback, RunView
 from fedtide.simulation.experiment import read_yaml
 from fedtide.simulation.result import to_plain
 from fedtide.simulation.run_folder import RunFolder
+
+_logger = logging.getLogger("fedtide")
 
 Row = Mapping[str, Any]
 """The metrics of an evaluation: `round`, and numbers by name."""
@@ -41,8 +46,13 @@ class TrackedRun:
 class Tracker(Callback):
     """Logs runs to a store: live as a callback of `ft.simulate`, or from their folders.
 
-    A derived class opens a run in its store, logs rows of metrics, and closes the run.
+    A derived class opens a run in its store, logs rows of metrics, and closes the run. A store
+    that cannot open a run ends it before its first round. One that fails later does not: the run
+    goes on, with a warning, and the next evaluation logs what is missing.
     """
+
+    _logged: int | None = None  # evaluations that the store has; None: no run is open
+    _has_failed = False  # at the last attempt
 
     @abstractmethod
     def open(self, run: TrackedRun) -> str:
@@ -66,18 +76,47 @@ class Tracker(Callback):
         """Return the id of the folder's finished run in the store; None: there is none."""
 
     def on_start(self, run: RunView) -> None:
-        folder = None if run.out is None else RunFolder(run.out)
+        folder, self._logged = None if run.out is None else RunFolder(run.out), None
         self.open(TrackedRun(to_plain(run.experiment), folder))
-        self.log(run.metrics)
+        self._logged, self._has_failed = 0, False
+        self._log_missing(run)
 
     def on_evaluation(self, run: RunView) -> None:
-        self.log(run.metrics[-1:])
+        self._log_missing(run)
 
     def on_end(self, run: RunView) -> None:
-        self.close(None if run.out is None else RunFolder(run.out), "")
+        self._log_missing(run)
+        self._close_open_run(run, None if run.out is None else RunFolder(run.out), "")
 
     def on_error(self, run: RunView, error: BaseException) -> None:
-        self.close(None, " ".join(str(error).split()) or type(error).__name__)
+        if self._logged is not None:  # another callback, or this store, may have failed before
+            self._close_open_run(run, None, " ".join(str(error).split()) or type(error).__name__)
+
+    def _log_missing(self, run: RunView) -> None:
+        """Log the evaluations that the store does not have yet."""
+        if rows := run.metrics[self._logged or 0 :]:
+            with self._surviving(run):
+                self.log(rows)
+                self._logged = len(run.metrics)
+
+    def _close_open_run(self, run: RunView, folder: RunFolder | None, failure: str) -> None:
+        self._logged = None
+        with self._surviving(run):
+            self.close(folder, failure)
+
+    @contextmanager
+    def _surviving(self, run: RunView) -> Iterator[None]:
+        """Warn of errors of the store, once until it works again."""
+        try:
+            yield
+        except Exception as error:  # of any type: each store has libraries of its own
+            if not self._has_failed:
+                later = "" if run.out is None else f"; log_run({str(run.out)!r}) logs it afterwards"
+                reason = first_line(error, 120, with_type=True)
+                _logger.warning("track: the store fails (%s), the run goes on%s", reason, later)
+            self._has_failed = True
+        else:
+            self._has_failed = False
 
     def log_run(self, path: str | Path, fields: Mapping[str, Any] | None = None) -> str:
         """Log the finished or failed run in a folder, unless it is logged; return its id.

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from fedtide.errors import InvalidInputError, MissingExtraError, first_line
 from fedtide.report.figures.run_comparison import comparison_figure
-from fedtide.report.loading import flatten, load_runs
+from fedtide.report.loading import load_runs
 from fedtide.simulation.run_folder import RunFolder
 from fedtide.tracking.base import Row, TrackedRun, Tracker, finite_metrics, read_speed
 
 _FOLDER_TAG = "fedtide.folder"
 _MAX_PARAM_LENGTH = 500  # characters; the artifact experiment.yaml holds the full value
+_MAX_KEY_LENGTH = 50  # characters of a part of a parameter's name
+_NOT_IN_NAMES = re.compile(r"[^\w\-. :/]")
+_KEY = re.compile(rf"[\w\-. :]{{1,{_MAX_KEY_LENGTH}}}")
 
 
 class MlflowTracker(Tracker):
@@ -71,7 +75,7 @@ class MlflowTracker(Tracker):
 
         millis = int(1000 * time.time()) if self._ended is None else self._ended
         metrics = [
-            Metric(name, value, millis, row["round"])
+            Metric(_NOT_IN_NAMES.sub("_", name), value, millis, row["round"])
             for row in rows
             for name, value in finite_metrics(row)
         ]
@@ -113,7 +117,8 @@ class MlflowTracker(Tracker):
     def _log_params(self, experiment: Mapping[str, Any]) -> None:
         from mlflow.entities import Param
 
-        params = [Param(key, str(value)[:_MAX_PARAM_LENGTH]) for key, value in flatten(experiment)]
+        flat = _flatten(experiment)
+        params = [Param(key, str(value)[:_MAX_PARAM_LENGTH]) for key, value in flat]
         for first in range(0, len(params), 100):
             self._client.log_batch(self._run_id, params=params[first : first + 100])
 
@@ -127,6 +132,22 @@ class MlflowTracker(Tracker):
         self._client.log_artifact(self._run_id, str(folder.model), "model")
         figure = comparison_figure(load_runs([folder.path]))
         self._client.log_figure(self._run_id, figure, "figures/run.png")
+
+
+def _flatten(plain: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the dotted name and the value of every field.
+
+    A mapping is one field if MLflow refuses one of its keys as a part of a name: keys may be the
+    names of clients.
+
+    >>> dict(_flatten({"local": {"lr": 0.1}, "rates": {"ann": 0.1, "bob@x": 0.2}}))
+    {'local.lr': 0.1, 'rates': {'ann': 0.1, 'bob@x': 0.2}}
+    """
+    for key, value in plain.items():
+        if isinstance(value, Mapping) and all(_KEY.fullmatch(str(inner)) for inner in value):
+            yield from _flatten(value, f"{path}{key}.")
+        else:
+            yield f"{path}{key}", value
 
 
 def _written(file: Path) -> int:

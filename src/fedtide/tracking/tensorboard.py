@@ -17,8 +17,8 @@ _EVENTS = "events.out.tfevents.*"
 class TensorBoardTracker(Tracker):
     """Logs runs to a folder that `tensorboard --logdir` shows.
 
-    A run with a folder is named by its path from the parent of the TensorBoard folder; a run in
-    memory by its name and seed.
+    A run with a folder is named by its path from the parent of the TensorBoard folder, or from the
+    nearest folder above that holds both; a run in memory by its name and seed.
 
     Args:
         folder: of all runs; created if missing.
@@ -65,9 +65,10 @@ class TensorBoardTracker(Tracker):
         return str(path) if is_logged else None
 
     def _path(self, folder: RunFolder) -> Path:
-        """Return where a run folder is logged: by its path from the parent of `self.folder`."""
-        base, run = self.folder.resolve().parent, folder.path.resolve()
-        return self.folder / (run.relative_to(base) if run.is_relative_to(base) else run.name)
+        """Return where a run folder is logged: by its path from the nearest folder above both."""
+        run = folder.path.resolve()
+        above = (one for one in self.folder.resolve().parents if run.is_relative_to(one))
+        return self.folder / run.relative_to(next(above, run.anchor))
 
     def _free_path(self, run: TrackedRun) -> Path:
         path, number = self.folder / run.title, 1

@@ -92,10 +92,13 @@ def _draw_influence(groups: Groups, styles: Styles) -> Figure:
         found = [shares for run in group if (shares := client_influence(run)) is not None]
         if found:
             times = np.mean([np.sort(len(shares) * shares) for shares in found], axis=0)
-            panel.plot(*thin_out(times), label=method, lw=1.6, **styles[method])
+            marker = "o" if len(times) == 1 else ""  # a single point has no line
+            panel.plot(
+                *thin_out(times), label=method, lw=1.6, marker=marker, ms=4, **styles[method]
+            )
     panel.axhline(1, **_REFERENCE)
     panel.set_xlabel("clients, by influence")
-    panel.xaxis.set_major_locator(MaxNLocator("auto", integer=True))
+    panel.xaxis.set_major_locator(MaxNLocator("auto", integer=True, min_n_ticks=1))
     panel.set_ylabel("times its share")
     panel.set_ylim(bottom=0)
     panel.grid(alpha=0.25)

@@ -25,7 +25,13 @@ from fedtide.plotting.style import (
 )
 from fedtide.report.figures import ReportFigure
 from fedtide.report.loading import Groups, LoadedRun, own_test_metrics
-from fedtide.report.summary import bin_by_rate, client_metric, lower_is_better, smooth
+from fedtide.report.summary import (
+    bin_by_rate,
+    client_metric,
+    count_seeds,
+    lower_is_better,
+    smooth,
+)
 
 _NAMES = {"test_accuracy": "test accuracy", "loss": "training loss, mean over clients"}
 _BINS = 10
@@ -47,8 +53,10 @@ def learning_figures(groups: Groups, styles: Styles, share: float) -> list[Repor
     runs = [run for group in groups.values() for run in group]
     wanted = ("test_accuracy", *own_test_metrics(runs[0].metrics.columns), "loss")
     shown = [m for m in wanted if all(m in run.metrics.columns for run in runs)]
-    seeds = max(map(len, groups.values()))
-    caption = f"Mean ± one standard deviation over {seeds} seeds." if seeds > 1 else "One seed."
+    is_single = max(map(len, groups.values())) == 1
+    caption = (
+        "One seed." if is_single else f"Mean ± one standard deviation over {count_seeds(groups)}."
+    )
     caption += (
         f" Smoothed over {100 * share:.3g}% of the evaluations, as in the papers." if share else ""
     )
@@ -87,8 +95,10 @@ def draw_curves(
             panel.fill_between(
                 rounds, mean - std, mean + std, color=style["color"], alpha=0.15, lw=0
             )
-        panel.plot(rounds, mean, label=method, lw=1.6, **style)
-        shown.append(mean[np.isfinite(mean)])
+        finite = mean[np.isfinite(mean)]
+        marker = "o" if len(finite) == 1 else ""  # a single point has no line
+        panel.plot(rounds, mean, label=method, lw=1.6, marker=marker, ms=3.5, **style)
+        shown.append(finite)
     label_rounds(panel)
     panel.set_ylabel(_name(metric))
     panel.grid(alpha=0.25)
@@ -131,11 +141,21 @@ def _values(run: LoadedRun, metric: str, share: float) -> Floats:
 
 
 def client_figures(groups: Groups, styles: Styles) -> list[ReportFigure]:
-    """Return the metric of the clients by participation rate, and its distribution over them."""
+    """Return the metric of the clients by participation rate, and its distribution over them.
+
+    Methods of which a run has no value of it, because it diverged, are left out.
+    """
     columns = {client_metric(run) for group in groups.values() for run in group}
     if len(columns) != 1 or None in columns:
         return []
     column = str(columns.pop())
+    groups = {
+        method: group
+        for method, group in groups.items()
+        if all(len(_client_values(run, column)) for run in group)
+    }
+    if not groups:
+        return []
     name = f"client {column.replace('_', ' ').replace('class weighted', 'class-weighted')}"
     slope, order = (
         ("rises", "at most") if lower_is_better(groups, column) else ("falls", "no better than")
@@ -144,8 +164,9 @@ def client_figures(groups: Groups, styles: Styles) -> list[ReportFigure]:
         ReportFigure(
             "clients-rates",
             f"{name.capitalize()} by participation rate",
-            "Clients in ten groups of similar participation rate: the mean of each group, averaged "
-            f"over the seeds. Rare clients do worse where the curve {slope} to the left.",
+            f"Clients in at most {_BINS} groups of similar participation rate: the mean of each "
+            f"group, averaged over the seeds. Rare clients do worse where the curve {slope} to the "
+            "left.",
             _draw(groups, styles, column, _curve_by_rate, "participation rate", name),
         ),
         ReportFigure(
@@ -206,7 +227,10 @@ def _curve_by_rate(group: Sequence[LoadedRun], column: str) -> tuple[Floats, Flo
     found = [bin_by_rate(run, column, bins) for run in group]
     least = [0.5 / run.ended for run in group]  # rate 0 on a logarithmic axis
     rates = [np.maximum(x, low) for (x, _), low in zip(found, least, strict=True)]
-    return np.mean(rates, axis=0), np.mean([y for _, y in found], axis=0)
+    values = np.mean([y for _, y in found], axis=0)
+    # clients of one rate are one group: which of them come first is arbitrary
+    distinct, group_of = np.unique(np.mean(rates, axis=0).round(12), return_inverse=True)
+    return distinct, np.bincount(group_of, values) / np.bincount(group_of)
 
 
 def _client_values(run: LoadedRun, column: str) -> pl.Series:

@@ -53,22 +53,27 @@ def _describe(sizes: NDArray[np.int64]) -> str:
 
 def _draw_sizes(sizes: NDArray[np.int64]) -> Figure:
     figure, (panel,) = new_figure(2.4)
-    rounds, low, mean, high = _bin_rounds(sizes.astype(np.float64))
+    edges, low, mean, high = _bin_rounds(sizes.astype(np.float64))
     blue = COLOURS[0]
-    panel.fill_between(rounds, low, high, color=blue, alpha=0.25, lw=0, step="mid", label="range")
-    panel.plot(rounds, mean, color=blue, lw=1.2, drawstyle="steps-mid", label="mean")
+    panel.fill_between(edges, low, high, color=blue, alpha=0.25, lw=0, step="post", label="range")
+    panel.plot(edges, mean, color=blue, lw=1.2, drawstyle="steps-post", label="mean")
+    panel.set_xlim(0, len(sizes))
     panel.set_ylim(bottom=0)
     label_rounds(panel)
     panel.set_ylabel("clients used")
-    panel.yaxis.set_major_locator(MaxNLocator("auto", integer=True))
-    if len(rounds) < len(sizes):
+    panel.yaxis.set_major_locator(MaxNLocator("auto", integer=True, min_n_ticks=1))
+    if len(edges) <= len(sizes):
         place_legend(panel)
     return figure
 
 
 def _bin_rounds(values: Floats) -> tuple[Floats, Floats, Floats, Floats]:
-    """Return the middle of bins of rounds, and the least, mean and greatest value in each."""
+    """Return where bins of rounds begin, and the least, mean and greatest value in each.
+
+    The last entry is the end of the last bin, with its values again.
+    """
     bins = np.array_split(values, min(_BINS, len(values)))
-    lengths = np.array([len(one) for one in bins])
+    bins.append(bins[-1])
+    edges = np.cumsum([0, *(len(one) for one in bins[:-1])])
     low, mean, high = (np.array([f(one) for one in bins]) for f in (np.min, np.mean, np.max))
-    return np.cumsum(lengths) - lengths / 2, low, mean, high
+    return edges.astype(np.float64), low, mean, high

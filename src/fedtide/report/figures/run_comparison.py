@@ -12,7 +12,7 @@ from fedtide.report.figures.client_influence import draw_weights
 from fedtide.report.figures.learning_curves import draw_curves
 from fedtide.report.figures.participation_raster import draw_participation
 from fedtide.report.loading import LoadedRun, group_by_method, split_by_problem
-from fedtide.report.summary import headline_metric
+from fedtide.report.summary import count_seeds, headline_metric
 
 _MOST_PROBLEMS = 8  # in one figure
 
@@ -30,8 +30,8 @@ def comparison_figure(runs: Sequence[LoadedRun]) -> Figure:
     for row, (name, groups) in enumerate(problems):
         curves, raster, weights = panels[3 * row : 3 * row + 3]
         draw_curves(curves, groups, headline_metric(groups), styles)
-        seeds = max(map(len, groups.values()))
-        title = f"Mean ± standard deviation over {seeds} seeds" if seeds > 1 else "One seed"
+        is_single = max(map(len, groups.values())) == 1
+        title = "One seed" if is_single else f"Mean ± standard deviation over {count_seeds(groups)}"
         if len(found) > 1:
             title = f"{textwrap.fill(name, 60)}\n{title}"
         curves.set_title(title)
