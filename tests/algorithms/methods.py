@@ -53,6 +53,7 @@ METHODS = [
     a.Averaged(a.Amplified(period=2, factor=1.5, inner=a.FedProx(mu=0.1))),
     a.FedAvgM(momentum=0.3, inner=a.Switch(first=a.MIFA(), second=a.FedVARP(), at=4)),
     a.Switch(first=a.FedAvg(), second=a.FedAWE(), at=3),
+    a.Switch(first=a.KnownRates(), second=a.FedStale(rates="known"), at=3),
 ]
 
 BOUNDED = [

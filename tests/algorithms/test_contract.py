@@ -163,6 +163,24 @@ def test_the_dtype_is_kept(method, dtype):
 
 
 @every_method
+def test_weights_may_be_those_of_a_cohort(method):
+    """They are float64, whatever the model is."""
+
+    def train(_, cohort):
+        rows = torch.ones(len(cohort), 3)
+        samples = torch.tensor([5, 2, 9, 4])[cohort.clients]
+        steps = torch.ones(len(cohort))
+        return ClientUpdates(cohort.clients, cohort.weights, rows, 0.1, steps, samples, rows)
+
+    driver = RoundDriver(method, torch.zeros(3), POPULATION)
+    for clients in ([0], [0, 2, 3], []):
+        if not method.centralised or len(clients) == 1:
+            info = driver.run(Cohort.uniform(torch.tensor(clients, dtype=torch.int64)), 0.1, train)
+            found = {driver.state.model.dtype, info.direction.dtype, driver.output.dtype}
+            assert found == {torch.float32}
+
+
+@every_method
 def test_a_model_never_changes_in_place(method):
     state = method.init(torch.from_numpy(START.copy()), Population(4, rates=RATES))
     kept = [(state.model, state.model.clone())]

@@ -1,15 +1,19 @@
 """Methods of a user's own: what breaks the contract is refused where it happens."""
 
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+import safetensors.torch
 import torch
 
 import fedtide as ft
 from fedtide import algorithms as a
 from fedtide.algorithms import Algorithm, RoundInfo, State
+from fedtide.algorithms.serialization import from_tensors, to_tensors
+from fedtide.population import Population
 
 CENTERS = np.array([[0.0], [1.0], [2.0]])
 START, LR, ROUNDS = 0.5, 0.1, 6
@@ -27,9 +31,21 @@ class Plain(Algorithm[Sum]):
 
     wrong: str = ""
 
+    def choose_cohort(self, state, cohort):
+        return WRONG_COHORTS.get(self.wrong, lambda cohort: cohort)(cohort)
+
+    def instruct(self, state, clients):
+        wrong = WRONG_INSTRUCTIONS.get(self.wrong, a.Instructions)
+        return wrong(state.model)
+
+    def output(self, state):
+        return state.model[None] if self.wrong == "a row as output" else state.model
+
     def init(self, model, population):
         if self.wrong == "init returns nothing":
             return None
+        if self.wrong == "no dataclass":
+            return SimpleNamespace(model=model, round=0)
         if self.wrong == "another dtype":
             model = model.float()
         first = 1 if self.wrong == "begins with round 1" else 0
@@ -64,7 +80,39 @@ def changed_unseen(state, after, info):
     return replace(after, model=state.model.clone()), info
 
 
+def changed_state(state, after, info):
+    for name, value in vars(after).items():
+        object.__setattr__(state, name, value)
+    return state, info
+
+
+WRONG_COHORTS: dict[str, Any] = {
+    "a list of clients": lambda cohort: cohort.clients.tolist(),
+    "clients that do not exist": lambda cohort: a.Cohort.uniform(cohort.clients + 1),
+    "a client twice": lambda cohort: a.Cohort.uniform(cohort.clients[[0, 0]]),
+    "a cohort of arrays": lambda cohort: a.Cohort(cohort.clients.numpy(), cohort.weights.numpy()),
+}
+
+WRONG_INSTRUCTIONS: dict[str, Any] = {
+    "only a model": lambda model: model,
+    "one correction for all": lambda model: a.Instructions(model, torch.ones_like(model)),
+}
+
 WRONG_STEPS: dict[str, Any] = {
+    "the same state": changed_state,
+    "clients as a list": lambda state, after, info: (
+        after,
+        replace(info, clients=info.clients.tolist()),
+    ),
+    "weights as an array": lambda state, after, info: (
+        after,
+        replace(info, weights=info.weights.numpy()),
+    ),
+    "clients as floats": lambda state, after, info: (
+        after,
+        replace(info, clients=info.clients.double()),
+    ),
+    "direction is None": lambda state, after, info: (after, replace(info, direction=None)),
     "in place, in step": changed_in_place,
     "in place, by NumPy": changed_unseen,
     "step returns nothing": lambda state, after, info: None,
@@ -95,6 +143,19 @@ WRONG_STEPS: dict[str, Any] = {
 }
 
 COMPLAINTS = {
+    "no dataclass": r"algorithm\.init: it returned namespace\(.*; return a state, a frozen ",
+    "a list of clients": r"algorithm\.choose_cohort: it returned \[0, 1, 2\]; return a Cohort",
+    "clients that do not exist": r"algorithm\.choose_cohort: .* \[1 2 3\]; give ids from 0 to 2, ",
+    "a client twice": r"algorithm\.choose_cohort: its Cohort has the clients \[0 0\]; .*most once",
+    "a cohort of arrays": r"algorithm\.choose_cohort: its Cohort has clients array.*; give ",
+    "only a model": r"algorithm\.instruct: it returned tensor.*; return Instructions\(",
+    "one correction for all": r"algorithm\.instruct: its correction .*; return one of .* \(3, 1\)",
+    "a row as output": r"algorithm\.output: its result has shape \(1, 1\)",
+    "the same state": r"algorithm\.step: it returned the state that it was given",
+    "clients as a list": r"algorithm\.step: its RoundInfo has clients \[0, 1, 2\]; give a tensor",
+    "weights as an array": r"algorithm\.step: its RoundInfo has weights array.*; give a tensor",
+    "clients as floats": r"algorithm\.step: .* dtype torch\.float64; give their ids, of .*int64",
+    "direction is None": r"algorithm\.step: its direction is None; return a tensor",
     "init returns nothing": r"algorithm\.init: it returned None; return a state",
     "begins with round 1": r"algorithm\.init: its state has round 1; ",
     "another dtype": r"algorithm\.init: its model has .*float32; return one of .*float64",
@@ -170,3 +231,40 @@ def test_a_model_changed_in_place_is_not_that_of_later_runs(wrong):
 def test_what_keeps_the_contract_gives_the_closed_form(method, dtype):
     result = simulate(method, dtype=dtype)
     np.testing.assert_allclose(result.iterates[:, 0], expected(), rtol=1e-6)
+
+
+@dataclass(frozen=True)
+class Weighing(Plain):
+    weights: Any = None
+
+    def weigh(self, state, updates):
+        return self.weights
+
+
+@pytest.mark.parametrize(
+    "weights", [[1.0, 1.0], torch.ones(2, 1), torch.ones(2, dtype=torch.float64), torch.ones(3)]
+)
+def test_weights_of_another_form_than_the_contract_says_are_refused(weights):
+    driver = a.RoundDriver(Weighing(weights=weights), torch.zeros(1), Population(3))
+    ones = torch.ones(2)
+    updates = a.ClientUpdates(torch.arange(2), ones, torch.zeros(2, 0), 0.1, ones)
+    with pytest.raises(ft.InvalidInputError, match=r"^algorithm\.weigh: its result (is|has) "):
+        driver.weigh(updates)
+
+
+@dataclass(frozen=True)
+class Momentum(State):
+    start: torch.Tensor
+    velocity: Any
+
+
+def test_a_state_may_name_a_tensor_twice_and_begin_a_tensor_as_a_number():
+    """A file holds each memory once, and the initial state does not say what numbers become."""
+    start = torch.zeros(3)
+    fresh = Momentum(start, 0, start, 0.0)
+    moved = Momentum(start, 1, start, torch.arange(3.0))
+    restored = from_tensors(
+        fresh, safetensors.torch.load(safetensors.torch.save(to_tensors(moved)))
+    )
+    assert torch.equal(restored.start, start)
+    assert torch.equal(restored.velocity, torch.arange(3.0))

@@ -61,9 +61,14 @@ def test_a_huge_report_leaves_nothing_behind_in_a_sum_over_all_clients(name):
         assert error <= 1e-7, t
 
 
-def test_in_single_precision_late_iterates_still_count_in_the_mean():
+@pytest.mark.parametrize(
+    ("method", "weight"),
+    [(a.Averaged(), lambda r: 1.0), (a.Auto(preconditioned=False), lambda r: r * (r + 1.0))],
+    ids=["averaged", "auto"],
+)
+def test_in_single_precision_late_iterates_still_count_in_the_mean(method, weight):
     """The last 1,000 of 2,000 differ by 1e-3 from the mean, in which each counts a thousandth."""
-    method = a.Averaged()
+    weights = [weight(r) for r in range(1, 2001)]
     driver = RoundDriver(method, torch.full((1,), 100.0), Population(1))
     iterates = []
     ids, ones = torch.arange(1), torch.ones(1)
@@ -73,6 +78,21 @@ def test_in_single_precision_late_iterates_still_count_in_the_mean():
         driver.step(0.1)
         iterates.append(driver.state.model.item())
     assert driver.output.dtype == torch.float32
-    assert driver.output.item() == pytest.approx(np.mean(iterates), abs=4e-6)
+    mean = np.average(iterates, weights=weights)
+    assert driver.output.item() == pytest.approx(mean, abs=4e-6)
     moved = method.with_model(driver.state, torch.zeros(1))
-    assert method.output(moved).item() == pytest.approx(np.mean([*iterates[:-1], 0.0]), abs=4e-6)
+    mean = np.average([*iterates[:-1], 0.0], weights=weights)
+    assert method.output(moved).item() == pytest.approx(mean, abs=4e-6)
+
+
+@pytest.mark.parametrize("method", [a.MIFA(), a.FedLaAvg()], ids=["mifa", "fedlaavg"])
+def test_many_small_differences_add_up_to_the_sum_over_all_clients(method):
+    """Sent by clients whose memories sum to 10,000, where numbers in float32 are 1e-3 apart."""
+    driver = RoundDriver(a.ClientSideMemory(method), torch.zeros(1), Population(N))
+    ones = torch.ones(N)
+    for t in range(1000):
+        rows = torch.full((N, 1), 2000.0 if t == 0 else 1e-4)
+        driver.absorb(ClientUpdates(EVERYONE, ones, rows, 1.0, ones))
+        driver.step(1.0)
+    expected = N * (2000.0 + 999 * float(torch.tensor(1e-4)))
+    assert driver.state.total.item() == pytest.approx(expected, abs=1e-6)

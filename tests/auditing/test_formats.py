@@ -153,6 +153,8 @@ def test_ids_are_numbers_only_if_all_rows_of_a_text_file_have_numbers(
         ({"round": "Server Round", "client": "Client-ID"}, "'Client-ID' is the client"),
         ({"round": "rnd", "client": "node_id"}, "'rnd' is the round, 'node_id' is the client"),
         ({"round": "currentRound", "client": "partition_id"}, "'partition_id' is the client"),
+        ({"round": "round_idx", "client": "client_idx"}, "'client_idx' is the client"),  # FedML
+        ({"round": "round_number", "client": "collaborator"}, "'collaborator' is the"),  # OpenFL
     ],
 )
 def test_common_column_names_are_recognised_and_said(names: Row, note: str) -> None:
@@ -184,12 +186,12 @@ def test_names_given_by_the_user_come_first() -> None:
 
 
 @pytest.mark.parametrize("name", ["participated", "Is Used", "selected", "present"])
-@pytest.mark.parametrize("no", [0, 0.0, False, "false"])
+@pytest.mark.parametrize("no", [0, 0.0, False, "false", "f"])
 def test_rows_that_say_that_a_client_did_not_take_part_are_refused(
     tmp_path: Path, name: str, no: object
 ) -> None:
     """They would count as participation: every row of a log without stages does."""
-    yes = "true" if isinstance(no, str) else type(no)(1)
+    yes = {"false": "true", "f": "t"}[no] if isinstance(no, str) else type(no)(1)  # PostgreSQL: t
     rows = pl.DataFrame(NAMED)
     values = pl.Series([no, *[yes] * (len(rows) - 1)])
     flagged = rows.with_columns(values.alias(name))
@@ -279,6 +281,83 @@ def test_one_row_per_round_with_a_list_as_text(
 def test_names_of_clients_may_look_like_lists() -> None:
     rows = [{"round": t, "client": n} for t in range(3) for n in ("[red]", "a;b", '["x"]')]
     check_same(read(pl.DataFrame(rows)), rows)
+
+
+@pytest.mark.parametrize("cell", ["ann|bob", "ann, bob", "7 12", "[7 12]", "(ann)(eve), bob"])
+def test_text_that_may_be_a_list_is_refused_where_no_round_has_two_rows(
+    tmp_path: Path, cell: str
+) -> None:
+    """In a column called `client`, bars or commas may separate clients or belong to a name."""
+    rows = [(0, "ann"), (1, cell), (2, "bob")]
+    for name in ("client", "cid"):
+        frame = pl.DataFrame(rows, schema=["round", name], orient="row")
+        frame.write_csv(tmp_path / "log.csv")
+        for source in (frame, tmp_path / "log.csv"):
+            sentence = error_of(source)
+            assert sentence.startswith(f"client: {cell!r} may be one client or several")
+            assert f"--columns client={name}" in sentence
+            assert pairs(read(source, columns={"client": name})) == rows
+    twice = [*rows, (2, "eve")]
+    assert pairs(read(pl.DataFrame(twice, schema=["round", "client"], orient="row"))) == twice
+
+
+def test_text_that_may_be_a_list_is_refused_where_a_round_has_a_row_for_each_stage() -> None:
+    rows = [(t, stage, f"ann|bob{t}") for t in range(3) for stage in ("selected", "used")]
+    frame = pl.DataFrame(rows, schema=["round", "stage", "client"], orient="row")
+    assert error_of(frame).startswith("client: 'ann|bob0' may be one client or several")
+    assert read(frame, columns={"client": "client"}).size == 3
+    lists = read(frame.rename({"client": "clients"}))
+    assert lists.names.to_list() == ["ann", "bob0", "bob1", "bob2"]
+    two = pl.concat([frame, frame.with_columns(client=pl.lit("eve"))])
+    assert read(two).size == 4
+
+
+def test_a_matrix_of_cohorts_is_a_column_of_lists(tmp_path: Path) -> None:
+    cohorts = np.array([[0, 2], [1, 2], [0, 1]])
+    frame = pl.DataFrame({"round": [0, 1, 2], "clients": cohorts, "samples": 10 * cohorts + 5})
+    assert isinstance(frame["clients"].dtype, pl.Array)
+    frame.write_parquet(tmp_path / "log.parquet")
+    for source in (frame, tmp_path / "log.parquet"):
+        log = read(source)
+        assert pairs(log) == [(0, 0), (0, 2), (1, 1), (1, 2), (2, 0), (2, 1)]
+        assert log.samples is not None
+        assert log.samples.tolist() == [5, 15, 25]
+
+
+def test_text_that_is_read_as_several_clients_is_said() -> None:
+    said = "cells such as 'ann;bob' are read as several clients"
+    cells = {"round": [0, 1, 2], "client": ["eve", "ann;bob", "ann"]}
+    assert read(pl.DataFrame(cells)).notes == (said,)
+    assert read(pl.DataFrame(cells).rename({"client": "clients"})).notes[-1] == said
+    assert read(pl.DataFrame(cells | {"client": ['["ann"]', '["bob", "eve"]', "[]"]})).notes == ()
+
+
+@pytest.mark.parametrize("suffix", [".parquet", ".jsonl"])
+def test_a_last_batch_of_one_row_has_names_as_the_batches_before(
+    tmp_path: Path, suffix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedtide.auditing.log.table_source._PARQUET_ROWS", 4)
+    monkeypatch.setattr("fedtide.auditing.log.table_source._JSON_ROWS", 4)
+    names = ["Doe; Jane", "Doe, Jim", '["x"]', "eve"]
+    for last in names:
+        rows = [(t, name) for t in range(2) for name in names] + [(2, last)]
+        frame = pl.DataFrame(rows, schema=["round", "client"], orient="row")
+        path = tmp_path / f"log{suffix}"
+        frame.write_parquet(path) if suffix == ".parquet" else frame.write_ndjson(path)
+        assert pairs(read(path)) == sorted(rows)
+
+
+def test_ids_of_nodes_in_json_need_all_64_bits(tmp_path: Path) -> None:
+    """Flower's node ids are whole numbers below 2⁶⁴."""
+    ids = [2**64 - 1, 12, 2**63 + 1]
+    rows = [{"round": t, "node_id": node} for t in range(3) for node in ids[t:]]
+    (tmp_path / "log.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    (tmp_path / "log.json").write_text(json.dumps({t: ids[t:] for t in range(3)}))
+    expected = sorted((t, str(node)) for t in range(3) for node in ids[t:])
+    for name in ("log.jsonl", "log.json"):
+        assert pairs(read(tmp_path / name)) == expected
+    (tmp_path / "log.json").write_text(f'{{"0": [{2**63}, 1.5], "1": [1]}}')
+    assert "mixed or too large" in error_of(tmp_path / "log.json")
 
 
 def test_one_row_per_round_with_a_column_of_lists(tmp_path: Path) -> None:

@@ -196,6 +196,40 @@ def test_a_roster_may_call_its_clients_like_a_log(name: str) -> None:
     assert ClientTable.from_frame(both).names.to_list() == ROSTER["client"].to_list()
 
 
+@pytest.mark.parametrize("name", ["client", "client_id", " Client "])
+@pytest.mark.parametrize("separator", [",", ";"])
+def test_ids_of_a_roster_keep_their_zeros_whatever_their_column_is_called(
+    tmp_path: Path, name: str, separator: str
+) -> None:
+    (tmp_path / "roster.csv").write_text(f"{name}{separator}g\n007{separator}a\n1e5{separator}b\n")
+    (tmp_path / "log.csv").write_text("round,client\n0,007\n1,1e5\n")
+    roster = ClientTable.from_file(tmp_path / "roster.csv")
+    log = read_participation_log(tmp_path / "log.csv", roster=roster)
+    assert log.names.to_list() == ["007", "1e5"]
+
+
+def test_weights_of_a_roster_are_found_in_any_case() -> None:
+    roster = ROSTER.with_columns(Weight=pl.Series([1e308, 1e308, 0.0]))
+    table = ClientTable.from_frame(roster)
+    assert table.wanted is not None
+    assert table.wanted.tolist() == [0.5, 0.5, 0.0]
+    assert list(table.groups) == ["region"]
+
+
+def test_columns_of_lists_and_objects_are_no_groups(tmp_path: Path) -> None:
+    rows = [{"client": n, "tags": [f"t{n % 2}"], "place": {"at": n % 2}} for n in range(3)]
+    (tmp_path / "roster.json").write_text(json.dumps(rows))
+    assert ClientTable.from_file(tmp_path / "roster.json").groups == {}
+    sentence = error_of(GOOD, roster=tmp_path / "roster.json", groups="tags")
+    check_error(sentence, "groups", "'tags' has lists or objects")
+
+
+def test_round_numbers_as_large_as_times_can_be_kept() -> None:
+    rows = GOOD.with_columns(pl.col("round") + 1_700_000_000)
+    check_error(error_of(rows), "round", "looks like a Unix time", "--round-step 1")
+    assert ft.audit(rows, round_step=1).log.first_round == 1_700_000_000
+
+
 def test_rounds_that_are_read_as_seconds_are_named() -> None:
     check_error(error_of(GOOD, round_seconds=3600.0), "round_seconds", "'round' counts rounds")
 
@@ -238,6 +272,12 @@ def test_the_name_of_a_client_in_a_ledger_is_never_a_list(tmp_path: Path) -> Non
     for t, name in enumerate(["ann;bob", "cid", "[1, 2]"]):
         ledger.commit(t, [Entry(name, "used", 1.0)], time=0.0)
     assert sorted(ft.audit(url).log.names.to_list()) == ["[1, 2]", "ann;bob", "cid"]
+
+
+def test_the_name_of_a_client_in_a_run_folder_is_never_a_list(tmp_path: Path) -> None:
+    rows = {"round": [0, 1, 2], "client": ["ann;bob", "eve|joe", "[1, 2]"]}
+    pl.DataFrame(rows).write_parquet(tmp_path / "participation.parquet")
+    assert ft.audit(tmp_path).log.names.to_list() == sorted(rows["client"])
 
 
 def test_run_folder_gives_clients_and_empty_rounds(tmp_path: Path) -> None:

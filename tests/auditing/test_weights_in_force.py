@@ -158,7 +158,7 @@ def test_windows_are_those_of_the_averaging_in_force(sampled: Log) -> None:
         expected = CLIENTS * ((means - wanted) ** 2).sum(axis=1)
         value = found.values[found.periods.tolist().index(window)]
         assert value == pytest.approx(expected.mean(), rel=1e-4)
-    assert f"({found.floor:.2f}), which is due to the skew of its weights" in print_summary(
+    assert f"of {found.floor:.2f}, which is due to the skew of its weights" in print_summary(
         sampled.result
     )
 

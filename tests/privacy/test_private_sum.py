@@ -1,5 +1,7 @@
 """The wrapper: clipping, noise, who may take part, and what it refuses."""
 
+import math
+
 import numpy as np
 import polars as pl
 import pytest
@@ -20,7 +22,13 @@ from fedtide.algorithms import (
 from fedtide.differential_privacy.noise_source import standard_normals
 from fedtide.errors import InvalidInputError
 from fedtide.population import Population
-from fedtide.privacy import Gaussian, MatrixFactorisation, loss_of_epsilon, make_private
+from fedtide.privacy import (
+    Gaussian,
+    MatrixFactorisation,
+    epsilon_of_loss,
+    loss_of_epsilon,
+    make_private,
+)
 
 from .rounds import banded_root, drive
 
@@ -401,6 +409,88 @@ class Shrinking(FedAU):
 
     def client_weights(self, state, updates):
         return torch.full((len(updates.clients),), 10.0 if state.round < 5 else 1.0)
+
+
+class Heavy(FedAvg):
+    """A method of a user whose clients have different weights, which never change."""
+
+    def weight_bound(self, state):
+        return 4.0
+
+    def client_weights(self, state, updates):
+        return torch.tensor([1.0, 2.0, 4.0])[updates.clients]
+
+    def least_weights(self, state):
+        return torch.tensor([1.0, 2.0, 4.0])
+
+
+def test_a_method_of_ones_own_says_which_weights_are_still_possible():
+    """With z = 1 and μ² = 1.2, the clients have 19, 4 and 1 updates; 1/5 is left of two budgets."""
+    mechanism = Gaussian(1.0, 1.0, 1e-5, budget=epsilon_of_loss(1.2, 1e-5))
+    driver, moved = drive(Heavy(weights="all"), mechanism, np.ones((25, 3), bool), zeros(2), 2)
+    assert driver.state.rounds.tolist() == [19, 4, 1]
+    assert driver.algorithm.is_finished(driver.state)
+    assert (moved[:19] != 0).all()
+    assert (moved[19:] == 0).all()
+
+
+class PerReply(FedAvg):
+    def normaliser(self, state):
+        return float(len(state.clients))
+
+
+class ByLength(FedAvg):
+    def client_weights(self, state, updates):
+        return 1.0 / (1.0 + updates.deltas[:, 0].abs())
+
+
+class OwnStep(FedAU):
+    def step(self, state, lr):
+        return super().step(state, lr)
+
+
+class Looking(Amplified):
+    def absorb(self, state, updates):
+        return super().absorb(state, updates)
+
+
+@pytest.mark.parametrize(
+    ("method", "message"),
+    [
+        (PerReply(weights="all"), r"divides the sum by 2, not by N = 3, .* correct its normaliser"),
+        (ByLength(weights="all"), r"weights updates by what they are, .* who took part alone"),
+        (OwnStep(cutoff=5), r"OwnStep has its own step, .* leave it out"),
+        (
+            Looking(period=2, factor=1.5, inner=AVERAGE),
+            r"Looking has its own absorb, .* leave it out",
+        ),
+    ],
+)
+def test_sums_of_ones_own_that_noise_does_not_hide_are_refused(method, message):
+    def ones(t, ids):
+        return np.ones((len(ids), 1))
+
+    present = np.array([[True, True, False]])
+    with pytest.raises(InvalidInputError, match=f"^algorithm: .*{message}"):
+        drive(method, Gaussian(1.0, 1.0, 1e-5), present, ones, 1)
+
+
+def test_the_sum_over_many_clients_is_exact_beyond_single_precision():
+    """Else leaving out one of them could change it by more than C, by rounding."""
+    clients, d = 100_000, 2
+    rng = np.random.default_rng(0)
+    rows = (rng.normal(size=(clients, d)) + 3.0).astype(np.float32)
+    private = make_private(AVERAGE, Gaussian(100.0, 1.0, 1e-5), 0)
+    state = private.init(torch.zeros(d), Population(clients))
+    for ids in torch.arange(clients).split(30_000):
+        ones = torch.ones(len(ids))
+        state = private.absorb(
+            state, ClientUpdates(ids, ones, torch.from_numpy(rows)[ids], 0.1, ones)
+        )
+    exact = [math.fsum(column) for column in rows.T.tolist()]
+    np.testing.assert_allclose(state.inner.total.double().numpy(), exact, rtol=0, atol=1e-7)
+    state, info = private.step(state, 0.1)
+    assert {state.model.dtype, state.inner.total.dtype, info.direction.dtype} == {torch.float32}
 
 
 def test_weights_of_a_method_of_ones_own_may_shrink():

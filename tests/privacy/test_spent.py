@@ -18,6 +18,7 @@ import fedtide as ft
 from fedtide.algorithms import Algorithm, FedAU, FedAvg, KnownRates
 from fedtide.auditing import ParticipationLog
 from fedtide.auditing.log.client_table import ClientTable
+from fedtide.auditing.log.reader import read_participation_log
 from fedtide.auditing.privacy import read_privacy_file
 from fedtide.cli.main import app
 from fedtide.errors import InvalidInputError
@@ -392,3 +393,11 @@ def test_the_roster_names_clients_that_never_came():
     assert dict(zip(found.log.names, found.losses * 9, strict=True)) == pytest.approx(
         {"b": 0.03, "a": 1e-4, "c": 0.0}, rel=1e-5
     )
+
+
+def test_a_log_whose_rounds_begin_at_a_time_is_refused_at_once():
+    """Weights are replayed from round 0 on, which would take days for a Unix time."""
+    rows = pl.DataFrame({"round": [10**9, 10**9 + 1], "client": [0, 1]})
+    log = read_participation_log(rows, round_step=1)
+    with pytest.raises(InvalidInputError, match=r"^round: the log begins in round 1,000,000,000, "):
+        spent(log, Gaussian(1.0, 2.0, 1e-5))

@@ -80,6 +80,15 @@ class WeightedSum(Algorithm[SumT]):
         """
         return None
 
+    def least_weights(self, state: SumT) -> Tensor | float:
+        """Return a bound that no a_n falls below from now on, as long as nobody takes part.
+
+        With a `weight_bound`, training with a budget of privacy ends when no client has enough of
+        it left for such a weight. One for each client, shape (N,), or one for all; ∞ for a client
+        that can never take part. A subclass with other weights overrides it, too.
+        """
+        return 1.0
+
     @abstractmethod
     def client_weights(self, state: SumT, updates: ClientUpdates) -> Tensor:
         """Return a_n of each update, shape (S,)."""
@@ -91,7 +100,7 @@ class WeightedSum(Algorithm[SumT]):
     def absorb(self, state: SumT, updates: ClientUpdates) -> SumT:
         """Add Σ a_n Δ_n of this chunk."""
         weights = self._weights(state, updates)
-        factors = weights.to(updates.deltas.device)
+        factors = weights.to(updates.deltas)
         if len(weights) == 1 and len(state.clients):
             # A large model comes alone; block by block, its product needs no memory of its size.
             totals = torch.split(state.total, _BLOCK)
@@ -154,7 +163,11 @@ def _add_cohort(state: SumT, clients: Tensor, weights: Tensor) -> SumT:
 
 
 def _next_round(state: SumT, model: Tensor) -> SumT:
-    """Return the state in which the next round begins, from this model."""
+    """Return the state in which the next round begins, from this model in the former's dtype.
+
+    Updates may have been summed in float64, as `PrivateSum` has them summed.
+    """
+    model = model.to(state.model.dtype)
     clients, weights = no_updates(model)
     return replace(
         state,

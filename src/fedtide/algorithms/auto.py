@@ -65,8 +65,8 @@ class AutoState(WeightedSumState):
         used_rounds: t, in how many rounds there were any.
         squares: v, the sum of the squares of the steps before they were scaled, shape (d,); None
             without scaling.
-        mean: of x_1, x_2, ..., x_r with the weights 1·2, 2·3, ..., r (r + 1), shape (d,); x_0
-            before round 0.
+        mean: of x_1, x_2, ..., x_r with the weights 1·2, 2·3, ..., r (r + 1), shape (d,), float64,
+            in which late iterates still count; x_0 before round 0.
         latest: the control variates; None without them.
     """
 
@@ -182,7 +182,7 @@ class Auto(WeightedSum[AutoState]):
             seen=0,
             used_rounds=0,
             squares=squares,
-            mean=model.clone(),
+            mean=model.to(torch.float64, copy=True),
             latest=self._no_updates(model, population) if self.control_variates else None,
         )
 
@@ -231,7 +231,7 @@ class Auto(WeightedSum[AutoState]):
             squares = state.squares + info.direction.square()
             info = replace(info, direction=info.direction * _factors(squares))
             moved = replace(moved, squares=squares, model=state.model + info.direction)
-        mean = state.mean.lerp(moved.model, _last_share(moved.round))
+        mean = _lerp(state.mean, moved.model, moved.round)
         updates = len(info.clients)
         used_rounds = moved.used_rounds + bool(updates)
         return replace(moved, seen=moved.seen + updates, used_rounds=used_rounds, mean=mean), info
@@ -239,22 +239,27 @@ class Auto(WeightedSum[AutoState]):
     def with_model(self, state: AutoState, model: Tensor) -> AutoState:
         """Replace the last iterate, also in the mean."""
         share = _last_share(max(state.round, 1))
-        mean = state.mean + share * (model - state.model)
+        mean = state.mean + share * (model.double() - state.model)
         return replace(state, model=model, mean=mean)
 
     def with_step(self, before: AutoState, after: AutoState, model: Tensor) -> AutoState:
         """Replace the last iterate, of which the mean before that step knows nothing."""
-        mean = before.mean.lerp(model, _last_share(after.round))
+        mean = _lerp(before.mean, model, after.round)
         return replace(after, model=model, mean=mean)
 
     def output(self, state: AutoState) -> Tensor:
         """Return the weighted mean of the iterates."""
-        return state.mean
+        return state.mean.to(state.model.dtype)
 
 
 def _last_share(rounds: int) -> float:
     """Return the weight of the last iterate in the mean, r (r + 1) / (1·2 + ... + r (r + 1))."""
     return 3 / (rounds + 2)
+
+
+def _lerp(mean: Tensor, model: Tensor, rounds: int) -> Tensor:
+    """Return the mean, in float64, after this many rounds, the last of which led to `model`."""
+    return mean.double().lerp(model.double(), _last_share(rounds))
 
 
 def _factors(squares: Tensor) -> Tensor:

@@ -405,7 +405,7 @@ class Algorithm(ABC, Generic[StateT]):
         return self.with_model(after, model)
 
     def is_finished(self, state: StateT) -> bool:
-        """Return whether further rounds cannot change the model, whoever takes part."""
+        """Return whether no update can enter the model any more, whoever takes part."""
         return False
 
     def output(self, state: StateT) -> Tensor:

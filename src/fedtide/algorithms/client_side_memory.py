@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from fedtide.algorithms._client_memory import no_change
 from fedtide.algorithms.base import Algorithm, ClientUpdates, RoundInfo, State
 from fedtide.algorithms.fedau import FedAU
 from fedtide.algorithms.fedlaavg import FedLaAvg
@@ -22,8 +23,8 @@ class ClientSideMemoryState(State):
 
     Args:
         population: N.
-        total: Σ h_n over all clients before this round, shape (d,); zero for FedAU.
-        change: the sum of this round's updates so far, shape (d,).
+        total: Σ h_n over all clients before this round, shape (d,), float64; zero for FedAU.
+        change: the sum of this round's updates so far, shape (d,), float64.
         clients: ids of the clients absorbed in this round so far, shape (S,).
     """
 
@@ -100,15 +101,15 @@ class ClientSideMemory(Algorithm[ClientSideMemoryState]):
             model=model,
             round=0,
             population=population.clients,
-            total=torch.zeros_like(model),
-            change=torch.zeros_like(model),
+            total=torch.zeros_like(model, dtype=torch.float64),
+            change=no_change(model),
             clients=torch.zeros(0, dtype=torch.int64),
         )
 
     def absorb(self, state: ClientSideMemoryState, updates: ClientUpdates) -> ClientSideMemoryState:
         return replace(
             state,
-            change=state.change + updates.deltas.sum(dim=0),
+            change=state.change + updates.deltas.sum(dim=0, dtype=torch.float64),
             clients=torch.cat([state.clients, updates.clients]),
         )
 
@@ -119,12 +120,13 @@ class ClientSideMemory(Algorithm[ClientSideMemoryState]):
         weight = rate / state.population
         remembers = not isinstance(self.method, FedAU)
         total = state.total + state.change
-        info = RoundInfo(state.clients, torch.full((len(state.clients),), weight), weight * total)
+        weights = torch.full((len(state.clients),), weight, dtype=state.model.dtype)
+        info = RoundInfo(state.clients, weights, (weight * total).to(state.model.dtype))
         return replace(
             state,
             model=state.model + info.direction,
             round=state.round + 1,
             total=total if remembers else state.total,
-            change=torch.zeros_like(state.change),
+            change=no_change(state.model),
             clients=state.clients[:0],
         ), info

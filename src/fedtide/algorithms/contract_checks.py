@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import is_dataclass
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedtide.algorithms.base import Algorithm, RoundInfo
+from fedtide.algorithms.base import Algorithm, Cohort, Instructions, RoundInfo
 from fedtide.errors import InvalidInputError
 from fedtide.import_paths import is_own
 
@@ -30,20 +31,78 @@ class ContractCheck:
     Args:
         state: what `init` returned.
         model: what it was given, shape (d,).
+        clients: N.
 
     Raises:
         InvalidInputError: anything but a state before round 0 with such a model.
     """
 
-    def __init__(self, state: Any, model: Tensor) -> None:
-        if not isinstance(getattr(state, "model", None), Tensor) or not hasattr(state, "round"):
+    def __init__(self, state: Any, model: Tensor, clients: int) -> None:
+        is_state = is_dataclass(state) and isinstance(getattr(state, "model", None), Tensor)
+        if not is_state or not hasattr(state, "round"):
             raise InvalidInputError(
-                f"init: it returned {state!r:.60}; return a state with `model` and `round`"
+                f"init: it returned {state!r:.60}; return a state, a frozen dataclass with `model` "
+                "and `round`"
             )
         if state.round != 0:
             raise InvalidInputError(f"init: its state has round {state.round}; give it round 0")
-        _check_vector("init", "model", state.model, model)
+        _check_tensor("init", "model", state.model, model)
+        self._clients = clients
         self._begin_round(state)
+
+    def after_choose_cohort(self, found: Any) -> None:
+        """Check what `choose_cohort` returned.
+
+        Raises:
+            InvalidInputError: no cohort of different clients.
+        """
+        if not isinstance(found, Cohort):
+            raise InvalidInputError(
+                f"algorithm.choose_cohort: it returned {found!r:.60}; return a Cohort, such as "
+                "cohort.select(positions)"
+            )
+        _check_ids("algorithm.choose_cohort: its Cohort", found.clients, found.weights)
+        ids = found.clients.cpu().numpy()
+        different = np.unique(ids)  # ascending
+        outside = len(ids) > 0 and not 0 <= different[0] <= different[-1] < self._clients
+        if outside or len(different) < len(ids):
+            raise InvalidInputError(
+                f"algorithm.choose_cohort: its Cohort has the clients {ids!s:.60}; give ids from 0 "
+                f"to {self._clients - 1}, each at most once"
+            )
+
+    def after_instruct(self, clients: Tensor, found: Any) -> None:
+        """Check what `instruct` returned for these clients, shape (S,).
+
+        Raises:
+            InvalidInputError: no instructions, or a model or correction of another shape or dtype.
+        """
+        if not isinstance(found, Instructions):
+            raise InvalidInputError(
+                f"algorithm.instruct: it returned {found!r:.60}; return Instructions(model, ...)"
+            )
+        _check_tensor("algorithm.instruct", "model", found.model, self._start)
+        if found.correction is not None:
+            rows = self._start.expand(len(clients), -1)
+            _check_tensor("algorithm.instruct", "correction", found.correction, rows)
+
+    def after_weigh(self, clients: Tensor, found: Any) -> None:
+        """Check what `weigh` returned for these clients, shape (S,).
+
+        Raises:
+            InvalidInputError: neither None nor one weight for each in the dtype of the model.
+        """
+        if found is not None:
+            like = torch.empty(len(clients), dtype=self._start.dtype)
+            _check_tensor("algorithm.weigh", "result", found, like)
+
+    def after_output(self, found: Any) -> None:
+        """Check what `output` returned.
+
+        Raises:
+            InvalidInputError: no model of the shape and dtype of the first one.
+        """
+        _check_tensor("algorithm.output", "result", found, self._start)
 
     def after_absorb(self, before: Any, clients: Tensor, after: Any) -> None:
         """Check what `absorb` or `absorb_total` made of a state and the updates of these clients.
@@ -70,14 +129,19 @@ class ContractCheck:
             )
         state, info = found
         self._check_state("step", state)
+        if state is before:
+            raise InvalidInputError(
+                "algorithm.step: it returned the state that it was given, which must not change; "
+                "return a new one, such as dataclasses.replace(state, ...)"
+            )
         if state.round != before.round + 1:
             raise InvalidInputError(
                 f"algorithm.step: round {before.round} is followed by round {state.round}; return "
                 "a state with round=state.round + 1"
             )
-        _check_vector("algorithm.step", "model", state.model, self._start)
+        _check_tensor("algorithm.step", "model", state.model, self._start)
         self._check_clients(info)
-        _check_vector("algorithm.step", "direction", info.direction, self._start)
+        _check_tensor("algorithm.step", "direction", info.direction, self._start)
         _check_direction(self._start, state.model, info.direction)
         self._begin_round(state)
 
@@ -104,13 +168,8 @@ class ContractCheck:
             )
 
     def _check_clients(self, info: RoundInfo) -> None:
-        clients, weights = info.clients, info.weights
-        if clients.ndim != 1 or weights.shape != clients.shape:
-            raise InvalidInputError(
-                f"algorithm.step: its RoundInfo has weights of shape {tuple(weights.shape)} for "
-                f"clients of shape {tuple(clients.shape)}; give one for each client"
-            )
-        listed = clients.cpu().numpy()
+        _check_ids("algorithm.step: its RoundInfo", info.clients, info.weights)
+        listed = info.clients.cpu().numpy()
         arrived = np.concatenate([listed[:0], *self._arrived])
         if len(np.intersect1d(listed, arrived)) < len(listed):
             raise InvalidInputError(
@@ -125,7 +184,25 @@ def _version(model: Tensor) -> int:
     return 0 if model.is_inference() else model._version
 
 
-def _check_vector(field: str, name: str, found: Tensor, like: Tensor) -> None:
+def _check_ids(field: str, clients: Any, weights: Any) -> None:
+    """Refuse what are not the ids of some clients, int64, and a weight for each."""
+    for name, value in {"clients": clients, "weights": weights}.items():
+        if not isinstance(value, Tensor):
+            raise InvalidInputError(f"{field} has {name} {value!r:.60}; give a tensor")
+    if clients.dtype != torch.int64:
+        raise InvalidInputError(
+            f"{field} has clients of dtype {clients.dtype}; give their ids, of dtype torch.int64"
+        )
+    if clients.ndim != 1 or weights.shape != clients.shape:
+        raise InvalidInputError(
+            f"{field} has weights of shape {tuple(weights.shape)} for clients of shape "
+            f"{tuple(clients.shape)}; give one for each client"
+        )
+
+
+def _check_tensor(field: str, name: str, found: Any, like: Tensor) -> None:
+    if not isinstance(found, Tensor):
+        raise InvalidInputError(f"{field}: its {name} is {found!r:.60}; return a tensor")
     if found.shape != like.shape or found.dtype != like.dtype:
         raise InvalidInputError(
             f"{field}: its {name} has shape {tuple(found.shape)} and dtype {found.dtype}; return "

@@ -63,12 +63,17 @@ class RoundDriver(Generic[StateT]):
     def __init__(self, algorithm: Algorithm[StateT], model: Tensor, population: Population) -> None:
         self.algorithm = algorithm
         self.state = algorithm.init(model, population)
-        self._check = ContractCheck(self.state, model) if involves_own(algorithm) else None
+        self._check: ContractCheck | None = None
+        if involves_own(algorithm):
+            self._check = ContractCheck(self.state, model, population.clients)
 
     @property
     def output(self) -> Tensor:
         """The model that the algorithm recommends so far, shape (d,)."""
-        return self.algorithm.output(self.state)
+        output = self.algorithm.output(self.state)
+        if self._check is not None:
+            self._check.after_output(output)
+        return output
 
     def run(
         self, cohort: Cohort, lr: float, train: Train, chunk_size: int | None = None
@@ -94,22 +99,30 @@ class RoundDriver(Generic[StateT]):
         chosen = self.choose_cohort(cohort)
         parts = self.algorithm.split_by_start(self.state, chosen)
         chunks = (chunk for part in parts for chunk in part.split(chunk_size))
-        instruct = self.algorithm.instruct
-        for updates in train((instruct(self.state, chunk.clients), chunk) for chunk in chunks):
+        for updates in train((self.instruct(chunk.clients), chunk) for chunk in chunks):
             self.absorb(updates)
         return self.step(lr)
 
     def choose_cohort(self, cohort: Cohort) -> Cohort:
         """Return the clients that train, given those that take part."""
-        return self.algorithm.choose_cohort(self.state, cohort)
+        chosen = self.algorithm.choose_cohort(self.state, cohort)
+        if self._check is not None:
+            self._check.after_choose_cohort(chosen)
+        return chosen
 
     def instruct(self, clients: Tensor) -> Instructions:
         """Return how these clients, shape (S,), should train; they start from the same model."""
-        return self.algorithm.instruct(self.state, clients)
+        instructions = self.algorithm.instruct(self.state, clients)
+        if self._check is not None:
+            self._check.after_instruct(clients, instructions)
+        return instructions
 
     def weigh(self, updates: ClientUpdates) -> Tensor | None:
         """Return the weights with which a sum may take the place of updates, see `Algorithm`."""
-        return self.algorithm.weigh(self.state, updates)
+        weights = self.algorithm.weigh(self.state, updates)
+        if self._check is not None:
+            self._check.after_weigh(updates.clients, weights)
+        return weights
 
     def absorb(self, updates: ClientUpdates | WeightedTotal) -> None:
         """Fold in a chunk of the round's updates, or its sum."""

@@ -28,6 +28,7 @@ from fedtide.algorithms.base import ClientUpdates
 from fedtide.client_values import Name, order_by_id
 from fedtide.configurable import configurable
 from fedtide.errors import InvalidInputError
+from fedtide.import_paths import is_own
 from fedtide.population import Population
 from fedtide.validation import require_one_per_client, require_positive
 
@@ -257,7 +258,7 @@ class FedAU(WeightedSum[FedAUState]):
     def __post_init__(self) -> None:
         require_positive("server_lr", self.server_lr)
         if self.cutoff is not None and self.cutoff < 1:
-            raise InvalidInputError(f"cutoff: {self.cutoff} is below 1; leave it empty for ∞")
+            raise InvalidInputError(f"cutoff: {self.cutoff} is below 1; give null (in Python: None) for ∞")
         if isinstance(self.average, str):
             if self.average != "mean":
                 raise InvalidInputError(
@@ -276,6 +277,12 @@ class FedAU(WeightedSum[FedAUState]):
     def weight_bound(self, state: FedAUState) -> float | None:
         """Return K: a mean of intervals that K cuts off; None without a cutoff."""
         return None if self.cutoff is None else float(self.cutoff)
+
+    def least_weights(self, state: FedAUState) -> Tensor | float:
+        """Return ω, which grows as the cutoff closes intervals; 1 for a subclass of a user's."""
+        if is_own(type(self)):
+            return super().least_weights(state)
+        return self.omega(state, torch.arange(state.population))
 
     def client_weights(self, state: FedAUState, updates: ClientUpdates) -> Tensor:
         """Return ω_t^n, which depends only on the rounds before t."""
@@ -301,7 +308,7 @@ class FedAU(WeightedSum[FedAUState]):
             if len(names) * cutoff > _MOST_PHASES:
                 raise InvalidInputError(
                     f"cutoff: {cutoff:,} with {len(names):,} groups takes "
-                    f"{8e-9 * len(names) * cutoff:,.0f} GB; leave it empty for ∞"
+                    f"{8e-9 * len(names) * cutoff:,.0f} GB; give null (in Python: None) for ∞"
                 )
             return PooledMeanInterval.empty(torch.as_tensor(ids), cutoff)
         if not isinstance(self.average, str):

@@ -15,6 +15,7 @@ from fedtide.algorithms.base import ClientUpdates
 from fedtide.client_values import Name, order_by_id
 from fedtide.configurable import configurable
 from fedtide.errors import InvalidInputError
+from fedtide.import_paths import is_own
 from fedtide.population import Population
 from fedtide.validation import require_positive
 
@@ -76,6 +77,10 @@ class KnownRates(WeightedSum[KnownRatesState]):
         """Return max 1 / p_n over the clients that can take part."""
         positive = state.rates[state.rates > 0]
         return float(1.0 / positive.min()) if len(positive) else None
+
+    def least_weights(self, state: KnownRatesState) -> Tensor | float:
+        """Return 1 / p_n, which never changes; 1 for a subclass of a user's."""
+        return super().least_weights(state) if is_own(type(self)) else 1.0 / state.rates
 
     def client_weights(self, state: KnownRatesState, updates: ClientUpdates) -> Tensor:
         """Return a_n = 1 / p_n; a client with rate 0 must not take part."""

@@ -43,7 +43,7 @@ def list_fields(state: Any, prefix: str = "") -> set[str]:
         elif value is not None:
             raise InvalidInputError(
                 f"algorithm: its state holds {path}, a {type(value).__name__}, which cannot be "
-                "stored; let states hold tensors, numbers and further states"
+                "stored; let states hold tensors, Python's numbers and further states"
             )
     return found
 
@@ -63,8 +63,10 @@ def require_same_fields(before: set[str], now: set[str]) -> None:
         )
 
 
-def to_tensors(state: Any, prefix: str = "") -> dict[str, Tensor]:
+def to_tensors(state: Any) -> dict[str, Tensor]:
     """Return every tensor and number in `state` by its dotted path, numbers as 0-d tensors.
+
+    No two of the tensors share memory, which a file could not hold.
 
     Raises:
         InvalidInputError: a field of a type that cannot be stored.
@@ -74,13 +76,24 @@ def to_tensors(state: Any, prefix: str = "") -> dict[str, Tensor]:
     {'model': tensor([0., 0.]), 'round': tensor(7)}
     """
     list_fields(state)
+    stored, storages = _collect(state, ""), set()
+    for path, tensor in stored.items():
+        storage = tensor.device, tensor.untyped_storage().data_ptr()
+        if storage in storages:
+            stored[path] = tensor.clone()
+        storages.add(storage)
+    return stored
+
+
+def _collect(state: Any, prefix: str) -> dict[str, Tensor]:
+    """Return what `to_tensors` does, but some tensors may share memory."""
     stored: dict[str, Tensor] = {}
     for field in fields(state):
         value, path = getattr(state, field.name), prefix + field.name
         if isinstance(value, TensorConvertible):
             stored |= {f"{path}.{name}": tensor for name, tensor in value.to_tensors().items()}
         elif is_dataclass(value):
-            stored |= to_tensors(value, path + ".")
+            stored |= _collect(value, path + ".")
         elif isinstance(value, Tensor):
             stored[path] = value.contiguous()  # a file cannot hold a view of a single number
         elif isinstance(value, bool | int):
@@ -93,7 +106,7 @@ def to_tensors(state: Any, prefix: str = "") -> dict[str, Tensor]:
 def from_tensors(template: Any, stored: Mapping[str, Tensor]) -> Any:
     """Return `template`, such as an initial state, with the values of `stored`.
 
-    A number is restored as the integer or the float that was stored.
+    A number is restored as what was stored instead: an integer, a float, or a tensor.
 
     Raises:
         InvalidInputError: the template has other fields than what was stored.
@@ -130,7 +143,8 @@ def _restore(template: Any, stored: dict[str, Tensor], prefix: str) -> Any:
         elif isinstance(value, Tensor):
             changes[field.name] = stored.pop(path).to(value.device)
         elif value is not None:
-            number = stored.pop(path).item()
+            tensor = stored.pop(path)
+            number = tensor if tensor.ndim else tensor.item()
             changes[field.name] = bool(number) if isinstance(value, bool) else number
     return replace(template, **changes)
 

@@ -34,7 +34,8 @@ class WaitForAll(Algorithm[WaitState]):
     """One server step in every period of P rounds (paper 000's wait-minibatch and wait-full).
 
     steps (the authors' program): in the last round of each period all N clients, available or not,
-    make I local steps; no client trains in the other rounds.
+    make I local steps; no client trains in the other rounds. Where updates are lost, the step is
+    the mean of the others.
 
         x ← x + 1/N Σ_n Δ_n
 
@@ -101,6 +102,7 @@ class WaitForAll(Algorithm[WaitState]):
             rows, weights = -updates.mean_gradients(), updates.weights
         else:
             rows, weights = updates.deltas, torch.ones_like(updates.weights)
+        weights = weights.to(state.model.dtype)
         return replace(
             state,
             total=state.total + weights.to(rows.device) @ rows,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -15,17 +16,14 @@ from fedtide.algorithms import (
     ClientUpdates,
     Clipped,
     Cohort,
-    FedAU,
-    FedAvg,
-    KnownRates,
     RoundInfo,
 )
 from fedtide.algorithms._weighted_sum import WeightedSum, WeightedSumState
 from fedtide.algorithms._wrapper import Wrapper, WrapperState
-from fedtide.algorithms.known_rates import KnownRatesState
 from fedtide.differential_privacy.mechanisms import Mechanism, require_mechanism
 from fedtide.differential_privacy.noise_source import standard_normals
 from fedtide.errors import InvalidInputError, error_prefix
+from fedtide.import_paths import is_own
 from fedtide.population import Population
 
 _NEVER = -(2**31)
@@ -50,10 +48,11 @@ def make_private(
 
     Raises:
         InvalidInputError: what is no mechanism, a method that remembers its clients' updates, or
-            one whose weights have no bound that is known in advance.
+            one of the user's own that has an `absorb` or `step` of its own.
     """
     require_mechanism(mechanism)
     if isinstance(algorithm, Wrapper) and algorithm.uses_directions_only:
+        _require_inherited(algorithm, Wrapper, ("absorb", "absorb_total"))
         inner = make_private(algorithm.inner, mechanism, seed)
         changed: Algorithm[Any] = replace(cast("Any", algorithm), inner=inner)
         return changed
@@ -66,7 +65,26 @@ def make_private(
             "hide; give fedau, known-rates, or fedavg with weights 'all', alone or within "
             "amplified, averaged, fedadam, fedyogi or fedavgm" + _clipping_hint(algorithm)
         )
+    _require_inherited(algorithm, WeightedSum, ("absorb", "absorb_total", "step"))
     return PrivateSum(mechanism, cast("WeightedSum[Any]", algorithm), seed)
+
+
+def _require_inherited(algorithm: Algorithm[Any], base: type, functions: Sequence[str]) -> None:
+    """Raise InvalidInputError if a method of the user's own may use more than a weighted sum.
+
+    Args:
+        algorithm: the method.
+        base: the class from which these functions must come.
+        functions: those that see updates, or their sum without noise.
+    """
+    kind = type(algorithm)
+    for name in functions:
+        if is_own(kind) and getattr(kind, name) is not getattr(base, name):
+            raise InvalidInputError(
+                f"algorithm: {kind.__name__} has its own {name}, which may use more of the updates "
+                "than one weighted sum with noise; leave it out, and override client_weights or "
+                "another function that sees no updates"
+            )
 
 
 def shut_out(algorithm: Algorithm[Any], state: Any) -> Tensor | None:
@@ -198,8 +216,10 @@ class PrivateSum(Wrapper[PrivateSumState]):
     def absorb(self, state: PrivateSumState, updates: ClientUpdates) -> PrivateSumState:
         """Pass the clipped updates on."""
         norms = torch.linalg.vector_norm(updates.deltas, dim=1, dtype=torch.float64)
-        factors = (state.clip * _BELOW / norms).clamp(max=1.0).to(updates.deltas.dtype)
-        clipped = replace(updates, deltas=updates.deltas * factors.unsqueeze(1))
+        factors = (state.clip * _BELOW / norms).clamp(max=1.0)
+        # In float32, what one update changes in a sum of many would depend on rounding.
+        deltas = updates.deltas.to(torch.float64, copy=True).mul_(factors.unsqueeze(1))
+        clipped = replace(updates, deltas=deltas)
         exceeded = state.exceeded
         if self.mechanism.quantile is not None:
             exceeded = torch.cat([exceeded, (norms > state.clip).double()])
@@ -227,12 +247,13 @@ class PrivateSum(Wrapper[PrivateSumState]):
                 "updates: a client may not take part that sent one; ask those that choose_cohort "
                 "returns"
             )
+        self._check_sum(before)
         inner, info = self.inner.step(before, lr)
         if over:
             return replace(state, inner=inner), info  # an empty round
         row = self._next_noise(state, t)
         deviation = self.mechanism.noise_on_sum * bound * state.clip
-        direction = _add_noise(info.direction, deviation * scale, row[: len(start)])
+        direction = _add_noise(info.direction, deviation * scale, row[: len(start)]).to(start.dtype)
         state.lost[clients] += shares**2
         state.rounds[clients] += 1
         state.last[clients] = t
@@ -265,17 +286,10 @@ class PrivateSum(Wrapper[PrivateSumState]):
     def _least_shares(self, state: PrivateSumState) -> Tensor:
         """Return a lower bound of a_t^n / A from now on, while nobody takes part, (N,).
 
-        With FedAU, intervals that the cutoff closes raise the mean of those before; the other
-        methods' weights never change. The factor is that of `choose_cohort`.
+        The factor is that of `choose_cohort`.
         """
-        if type(self.inner) in (FedAU, FedAvg):
-            everyone = Cohort.uniform(torch.arange(len(state.lost)))
-            return _ROUNDED * self.shares(state, everyone)
-        bound = self._bound(state.inner)
-        if type(self.inner) is KnownRates:  # not asked for weights: the rate 0 has none
-            rates = cast("KnownRatesState", state.inner).rates.double().cpu()
-            return torch.full_like(state.lost, _ROUNDED / bound) / rates
-        return torch.full_like(state.lost, 1.0 / bound)  # no weight is below 1
+        least = torch.as_tensor(self.inner.least_weights(state.inner), dtype=torch.float64)
+        return _ROUNDED / self._bound(state.inner) * least.cpu().expand(state.lost.shape)
 
     def _may_take_part(self, state: PrivateSumState, clients: Tensor, shares: Tensor) -> Tensor:
         """Return which clients may take part in this round with these a_t^n / A, (S,), bool."""
@@ -311,6 +325,29 @@ class PrivateSum(Wrapper[PrivateSumState]):
         logarithm = math.log(state.clip) + self.mechanism.clip_rate * scale * count
         return math.exp(min(max(logarithm, _LEAST), _MOST))
 
+    def _check_sum(self, inner: WeightedSumState) -> None:
+        """Refuse a sum to which the noise does not fit, of a method of the user's own.
+
+        Raises:
+            InvalidInputError: it is divided by something else than N, or the weights are not those
+                of clients whose updates are unknown.
+        """
+        clients = inner.clients
+        if not is_own(type(self.inner)) or not len(clients):
+            return
+        divisor = float(self.inner.normaliser(inner))
+        if divisor != inner.population:
+            raise InvalidInputError(
+                f"algorithm: {self.inner} divides the sum by {divisor:g}, not by N = "
+                f"{inner.population}, which the noise does not follow; correct its normaliser"
+            )
+        weights = self._weights(inner, Cohort.uniform(clients)).to(inner.weights)
+        if not torch.allclose(weights, inner.weights, rtol=_ROUNDED - 1):
+            raise InvalidInputError(
+                f"algorithm: {self.inner} weights updates by what they are, which the noise does "
+                "not hide; let client_weights depend on who took part alone"
+            )
+
     def _check_noise_on_count(self, inner: Any) -> None:
         """Refuse a clipping norm that noise alone would change by a factor of e in every round.
 
@@ -334,7 +371,7 @@ class PrivateSum(Wrapper[PrivateSumState]):
             InvalidInputError: there is none.
         """
         bound = self.inner.weight_bound(inner)
-        if bound is None:
+        if bound is None or not math.isfinite(bound):
             raise InvalidInputError(
                 f"algorithm: an update may enter a step of {self.inner} with any weight, or one "
                 "that depends on the number of replies; give fedau with a cutoff, known-rates, or "
@@ -344,11 +381,14 @@ class PrivateSum(Wrapper[PrivateSumState]):
 
     def shares(self, state: PrivateSumState, cohort: Cohort) -> Tensor:
         """Return a_t^n / A of these clients, if they take part now, shape (S,), float64."""
-        size = len(cohort)
-        none = torch.zeros(size, 0, dtype=state.model.dtype, device=state.model.device)
-        asked = ClientUpdates(cohort.clients, cohort.weights, none, 0.0, torch.ones(size))
-        weights = self.inner.client_weights(state.inner, asked)
-        return weights.double().cpu() / self._bound(state.inner)
+        return self._weights(state.inner, cohort) / self._bound(state.inner)
+
+    def _weights(self, inner: Any, cohort: Cohort) -> Tensor:
+        """Return a_t^n of these clients if their updates are zeros, shape (S,), float64."""
+        zeros = torch.zeros_like(inner.model[:1]).expand(len(cohort), len(inner.model))
+        steps = torch.ones(len(cohort))
+        asked = ClientUpdates(cohort.clients, cohort.weights, zeros, 0.0, steps)
+        return self.inner.client_weights(inner, asked).double().cpu()
 
     def _next_noise(self, state: PrivateSumState, t: int) -> Tensor:
         """Return the row t of L⁻¹ Z: (Z_t - Σ_{j >= 1} c_j row_{t-j}) / c_0.

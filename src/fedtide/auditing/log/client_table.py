@@ -13,6 +13,7 @@ from fedtide.auditing.log.columns import recognise_client
 from fedtide.errors import InvalidInputError, did_you_mean
 from fedtide.participation.log.client_ids import normalise_clients
 from fedtide.participation.log.tables import read_table, require_columns
+from fedtide.text_files import DAMAGE, read_header, split_suffix
 
 _MAX_GROUPS = 50
 
@@ -38,23 +39,26 @@ class ClientTable:
         Raises:
             InvalidInputError: an unreadable file, or a table that `from_frame` refuses.
         """
-        return cls.from_frame(read_table("roster", path), group)
+        return cls.from_frame(read_table("roster", path, _find_ids(Path(path))), group)
 
     @classmethod
     def from_frame(cls, frame: pl.DataFrame, group: str | None = None) -> ClientTable:
         """Return the clients in a table with a column `client`, or a name that logs may give it.
 
         A column `weight` gives the wanted weights, in any unit. Every other column with 2 to 50
-        distinct values is a grouping; `group` selects one column instead, however many values it
-        has.
+        distinct values is a grouping, unless they are lists or objects; `group` selects one column
+        instead, however many values it has. Case does not matter in `client` and `weight`.
 
         Raises:
-            InvalidInputError: no column `client` or `group`, no rows, a client twice, or invalid
-                weights.
+            InvalidInputError: no column `client` or `group`, a `group` of lists or objects, no
+                rows, a client twice, or invalid weights.
         """
         written = recognise_client(frame.columns)
         if written is not None and "client" not in frame.columns:
             frame = frame.rename({written: "client"})
+        weights = [name for name in frame.columns if name.lower() == "weight"]
+        if len(weights) == 1:
+            frame = frame.rename({weights[0]: "weight"})
         require_columns("roster", frame, ["client"], "name the column of client ids 'client'")
         names = normalise_clients("roster", frame["client"])
         if names.dtype == pl.String:
@@ -71,7 +75,12 @@ class ClientTable:
             raise InvalidInputError(
                 f"groups: the roster has no column {group!r}; {did_you_mean(group, others)}"
             )
-        chosen = [group] if group else [n for n in others if 1 < frame[n].n_unique() <= _MAX_GROUPS]
+        flat = [name for name in others if not frame[name].dtype.is_nested()]
+        if group is not None and group not in flat:
+            raise InvalidInputError(
+                f"groups: the roster's column {group!r} has lists or objects; give one value each"
+            )
+        chosen = [group] if group else [n for n in flat if 1 < frame[n].n_unique() <= _MAX_GROUPS]
         groups = {name: frame[name].cast(pl.String).fill_null("(none)") for name in chosen}
         return cls(names, groups, _normalise_weights(frame, names))
 
@@ -88,6 +97,18 @@ def _normalise_weights(frame: pl.DataFrame, names: pl.Series) -> NDArray[np.floa
             f"roster: the weight of client {names[int(wrong[0])]!r:.60} is {said:.40}; give every "
             "client a number of at least 0"
         )
-    if not weights.sum() > 0:
+    if not weights.any():
         raise InvalidInputError("roster: all weights are 0; give at least one client more")
+    weights = weights / weights.max()  # the sum of finite numbers may not be finite
     return np.asarray(weights / weights.sum())
+
+
+def _find_ids(path: Path) -> str:
+    """Return the column of clients in a text file, whose ids may have leading zeros."""
+    if split_suffix(path)[0] not in (".csv", ".tsv") or not path.is_file():
+        return "client"
+    try:
+        names = read_header(path).names
+    except DAMAGE:  # `read_table` says what is wrong with the file
+        return "client"
+    return recognise_client(names) or "client"

@@ -15,14 +15,14 @@ from fedtide.errors import InvalidInputError
 
 _SEPARATORS = ";|,"
 _BRACKETS = ("[", "(", "{")
+_LIKE_LISTS = re.compile(r"[|,]|^\d+(\s+\d+)+$|^\[.*\]$", re.DOTALL)
+"""Cells that are lists in a column called `clients`, and may be so in one called `client`."""
 _EXAMINED = 1000
 """Different cells of a batch by which it is judged whether cells are lists."""
 
 
-def expand_lists(
-    batch: dict[str, pa.Array], name: str | None, listed: bool = False
-) -> tuple[dict[str, pa.Array], bool]:
-    """Return one row per round and client, and whether the batch has lists of clients.
+class CohortLists:
+    """What a log's column of clients holds: a client a row, or the list of a round's clients.
 
     A list is a column of lists, or text: JSON arrays and what Python prints of lists, tuples and
     sets, if most cells are; if no round has two rows, also a single such cell, or names separated
@@ -31,38 +31,76 @@ def expand_lists(
     lists of the same lengths, or single values that hold for all clients of the row.
 
     Args:
-        batch: the columns of the log, by our names.
         name: the log's own name of the clients, if it was recognised; None: the user gave it.
-        listed: whether earlier batches of the log had lists.
-
-    Raises:
-        InvalidInputError: a list that cannot be parsed; lists of different lengths; one number per
-            round, which may be the number of clients; semicolons in most names, which may be lists.
-
-    >>> batch = {"round": pa.array([4, 5, 6]), "client": pa.array(["ann;bob", "", "bob"])}
-    >>> expanded, _ = expand_lists(batch, "clients")
-    >>> {name: column.to_pylist() for name, column in expanded.items()}
-    {'round': [4, 4, 6], 'client': ['ann', 'bob', 'bob']}
     """
-    plural = name is not None and is_called(name, LIST_NAMES)
-    clients, rounds = batch["client"], batch["round" if "round" in batch else "time"]
-    # Types that cannot be compared are no rounds or times: `Entries` refuses them by name.
-    single = not pa.types.is_nested(rounds.type) and len(rounds.unique()) == len(rounds)
-    if plural and single:
-        _reject_counts(clients, str(name))
-    if is_text(clients.type):
-        clients = encode_text(clients)
-        batch = batch | {"client": clients}
-        listed = listed or plural or _are_lists(clients, single, name)
-    if is_text(clients.type) and listed:
-        clients = pa.array([_parse_list(cell, plural) for cell in clients.to_pylist()])
-        clients = clients.cast(pa.list_(pa.large_string()))
-    if not (pa.types.is_list(clients.type) or pa.types.is_large_list(clients.type)):
-        return batch, False
+
+    def __init__(self, name: str | None) -> None:
+        self._name = name
+        self._plural = name is not None and is_called(name, LIST_NAMES)
+        self._listed: bool | None = None  # None: the batches so far do not tell
+        self.notes: list[str] = []
+
+    def expand(self, batch: dict[str, pa.Array]) -> tuple[dict[str, pa.Array], bool]:
+        """Return the next batch of the log with a row for each client, and whether it had lists.
+
+        Args:
+            batch: the columns of the log, by our names.
+
+        Raises:
+            InvalidInputError: a list that cannot be parsed; lists of different lengths; one number
+                per round, which may be the number of clients; text that may be a list or a name.
+
+        >>> batch = {"round": pa.array([4, 5, 6]), "client": pa.array(["ann;bob", "", "bob"])}
+        >>> lists = CohortLists("clients")
+        >>> expanded, _ = lists.expand(batch)
+        >>> {name: column.to_pylist() for name, column in expanded.items()}
+        {'round': [4, 4, 6], 'client': ['ann', 'bob', 'bob']}
+        >>> lists.notes
+        ["cells such as 'ann;bob' are read as several clients"]
+        """
+        batch = {ours: _vary_lengths(column) for ours, column in batch.items()}
+        clients, rounds = batch["client"], batch["round" if "round" in batch else "time"]
+        single = _are_unique(rounds)
+        if self._plural and single:
+            _reject_counts(clients, str(self._name))
+        if is_text(clients.type):
+            clients = encode_text(clients)
+            batch = batch | {"client": clients}
+            clients = self._parse_text(clients, single, rounds, batch.get("stage"))
+        if not (pa.types.is_list(clients.type) or pa.types.is_large_list(clients.type)):
+            return batch, False
+        return _expand_rows(batch | {"client": clients}), True
+
+    def _parse_text(
+        self, clients: pa.DictionaryArray, single: bool, rounds: pa.Array, stages: pa.Array | None
+    ) -> pa.Array:
+        """Return lists if the log has lists, else the cells; `single`: no round has two rows."""
+        if self._listed is None:
+            if self._plural or _are_lists(clients, single, self._name):
+                self._listed = True
+            elif self._name is not None and (single or _are_unique(rounds, stages)):
+                _reject_doubtful(clients, self._name)
+            if not single:  # a row for each client, although a later batch may be a row alone
+                self._listed = bool(self._listed)
+        if not self._listed:
+            return clients
+        cells = clients.to_pylist()
+        lists = [_parse_list(cell, self._plural) for cell in cells]
+        if not self.notes:
+            for cell, names in zip(cells, lists, strict=True):
+                if len(names) > 1 and not cell.strip().startswith(_BRACKETS):
+                    self.notes.append(f"cells such as {cell!r:.60} are read as several clients")
+                    break
+        return pa.array(lists).cast(pa.list_(pa.large_string()))
+
+
+def _expand_rows(batch: dict[str, pa.Array]) -> dict[str, pa.Array]:
+    """Return one row for each entry of the lists in `client`."""
+    clients = batch["client"]
     lengths = pc.fill_null(pc.list_value_length(clients), 0)
     rows = pc.list_parent_indices(clients)
     expanded = {}
-    for ours, column in (batch | {"client": clients}).items():
+    for ours, column in batch.items():
         if not (pa.types.is_list(column.type) or pa.types.is_large_list(column.type)):
             expanded[ours] = column.take(rows)
             continue
@@ -72,7 +110,7 @@ def expand_lists(
                 "give one entry for each client"
             )
         expanded[ours] = pc.list_flatten(column)
-    return expanded, True
+    return expanded
 
 
 def _are_lists(clients: pa.DictionaryArray, single: bool, name: str | None) -> bool:
@@ -88,6 +126,34 @@ def _are_lists(clients: pa.DictionaryArray, single: bool, name: str | None) -> b
             f"'clients' if these are lists (if they are names: --columns client={name})"
         )
     return single and arrays + joined > 0
+
+
+def _reject_doubtful(clients: pa.DictionaryArray, name: str) -> None:
+    """Raise InvalidInputError for text that would be a list in a column called `clients`."""
+    several = next(filter(_LIKE_LISTS.search, clients.dictionary[:_EXAMINED].to_pylist()), None)
+    if several is not None:
+        raise InvalidInputError(
+            f"client: {several!r:.60} may be one client or several, as no round or stage of one "
+            "has two rows; call the column 'clients' if it is a list (if it is a name: --columns "
+            f"client={name})"
+        )
+
+
+def _are_unique(rounds: pa.Array, stages: pa.Array | None = None) -> bool:
+    """Return whether no round, or no stage of a round, has two rows."""
+    if pa.types.is_nested(rounds.type):  # no rounds or times: `Entries` refuses them by name
+        return False
+    if stages is None or pa.types.is_nested(stages.type):
+        return len(rounds.unique()) == len(rounds)
+    stages = stages.dictionary_decode() if pa.types.is_dictionary(stages.type) else stages
+    rows = pa.table({"round": rounds, "stage": stages})
+    return int(rows.group_by(["round", "stage"]).aggregate([]).num_rows) == len(rounds)
+
+
+def _vary_lengths(column: pa.Array) -> pa.Array:
+    """Return lists of one length, as of a matrix of cohorts, as lists of any length."""
+    fixed = pa.types.is_fixed_size_list(column.type)
+    return column.cast(pa.list_(column.type.value_type)) if fixed else column
 
 
 def _parse_list(cell: str | None, plural: bool) -> list[str]:

@@ -12,7 +12,7 @@ import polars as pl
 import pyarrow as pa
 
 from fedtide.auditing.log.client_table import ClientTable
-from fedtide.auditing.log.cohort_lists import expand_lists
+from fedtide.auditing.log.cohort_lists import CohortLists
 from fedtide.auditing.log.columns import find_columns
 from fedtide.auditing.log.entries import Entries
 from fedtide.auditing.log.participation_log import ParticipationLog
@@ -104,7 +104,7 @@ def read_participation_log(
         unread = "" if recorded else found.unread
         entries.notes.extend([*table.notes, *filter(None, (found.note, unread))])
         list_name = None if "client" in columns else found.columns["client"]
-        has_rows = listed = False
+        has_rows, lists = False, CohortLists(list_name)
         flags = () if recorded else found.flags
         for batch, share in table.read([*dict.fromkeys([*found.columns.values(), *flags])]):
             for flag in flags:
@@ -112,11 +112,12 @@ def read_participation_log(
             rows = {ours: _widen(batch[theirs]) for ours, theirs in found.columns.items()}
             has_rows |= len(rows["client"]) > 0
             with _named_columns(found.columns):
-                if table.may_list:
-                    listed |= _add_rows(entries, rows, list_name, listed)
+                if table.may_list and not recorded:
+                    _add_rows(entries, rows, lists)
                 else:
                     entries.add(rows)
             on_progress("reading", share)
+    entries.notes.extend(lists.notes)
     if round_seconds is not None or round_step is not None:
         span = None
     if not has_rows:
@@ -149,16 +150,13 @@ def _widen(column: pa.Array) -> pa.Array:
     return column.cast(pa.float32()) if pa.types.is_float16(column.type) else column
 
 
-def _add_rows(
-    entries: Entries, rows: dict[str, pa.Array], list_name: str | None, listed: bool
-) -> bool:
-    """Add the rows of a batch; return whether it has lists; the rest is as in `expand_lists`."""
-    expanded, listed = expand_lists(rows, list_name, listed)
+def _add_rows(entries: Entries, rows: dict[str, pa.Array], lists: CohortLists) -> None:
+    """Add the rows of a batch; a round with an empty list is a round, too."""
+    expanded, listed = lists.expand(rows)
     if len(expanded["client"]):
         entries.add(expanded, listed)
-    if listed:  # of which some may be empty
+    if listed:
         entries.add_rounds(rows)
-    return listed
 
 
 @contextmanager

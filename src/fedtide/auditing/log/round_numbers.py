@@ -16,6 +16,7 @@ _TIME_HINT = (
     "if these are times, give the length of a round in seconds with --round-seconds; otherwise "
     "name the column of round numbers with --columns round=NAME"
 )
+_KEEP_HINT = "--round-step 1 takes them as they are"
 _FIRST_TIME = 100_000_000
 """No training has so many rounds; a Unix time in seconds does since 1973."""
 
@@ -60,7 +61,9 @@ def reject_times(rounds: NDArray[np.integer]) -> None:
         return
     first, last = int(rounds.min()), int(rounds.max())
     if first >= _FIRST_TIME:
-        raise InvalidInputError(f"round: {first} looks like a Unix time, not a round; {_TIME_HINT}")
+        raise InvalidInputError(
+            f"round: {first} looks like a Unix time, not a round; {_TIME_HINT}; {_KEEP_HINT}"
+        )
     if are_dates(rounds):
         raise InvalidInputError(
             f"round: {first} looks like a date, not a round; write dates as "
@@ -74,7 +77,7 @@ def reject_times(rounds: NDArray[np.integer]) -> None:
     if length > _MAX_GAP * step * len(numbers):
         raise InvalidInputError(
             f"round: the log has rows of {len(numbers):,} of {length:,} rounds, so they look like "
-            f"times; {_TIME_HINT}; --round-step 1 takes them as they are"
+            f"times; {_TIME_HINT}; {_KEEP_HINT}"
         )
 
 

@@ -201,14 +201,28 @@ def _read_records(
 
 
 def _to_column(name: str, values: list[Any]) -> pa.Array:
-    try:
-        return pa.array(values)
-    except (pa.ArrowException, OverflowError, TypeError, ValueError):
-        kinds = sorted({type(value).__name__ for value in values if value is not None})
-        raise InvalidInputError(
-            f"log: the values of {name!r} are mixed or too large ({', '.join(kinds)}); "
-            "write numbers only, or strings only"
-        ) from None
+    """Return values as a column; Arrow does not choose 64 bits without a sign on its own."""
+    given = [value for value in values if value is not None]
+    for kind in (None, *_list_unsigned(given)):
+        try:
+            return pa.array(values, kind)
+        except (pa.ArrowException, OverflowError, TypeError, ValueError):
+            continue
+    kinds = sorted({type(value).__name__ for value in given})
+    raise InvalidInputError(
+        f"log: the values of {name!r} are mixed or too large ({', '.join(kinds)}); "
+        "write numbers only, or strings only"
+    )
+
+
+def _list_unsigned(values: list[Any]) -> list[pa.DataType]:
+    """Return the type without a sign of whole numbers, or of lists of them, such as node ids."""
+    if all(type(value) is int for value in values):
+        return [pa.uint64()]
+    lists = all(type(value) is list for value in values)
+    if lists and all(type(entry) is int for value in values for entry in value):
+        return [pa.list_(pa.uint64())]
+    return []
 
 
 def to_frame(field: str, table: pl.DataFrame | ArrowTable) -> pl.DataFrame:

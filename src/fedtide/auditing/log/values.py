@@ -26,7 +26,7 @@ NO_STAGE = len(STAGES)
 """The stage of a row in which it is missing."""
 
 _MISSING = ("", "na", "nan", "n/a", "null", "none", "-")
-_NO, _YES = {"0", "0.0", "false", "no", "n"}, {"1", "1.0", "true", "yes", "y"}
+_NO, _YES = {"0", "0.0", "false", "f", "no", "n"}, {"1", "1.0", "true", "t", "yes", "y"}
 
 
 def is_text(kind: pa.DataType) -> bool:

@@ -79,7 +79,8 @@ def describe_now(audit: Audit) -> list[str]:
     if recent is None or len(forgetting.windows) == 0:
         return []
     sentences = [
-        f"now, in the last {count_rounds(recent.window)}, {recent.objective.total_variation:.0%} "
+        f"now, in the last {'round' if recent.window == 1 else count_rounds(recent.window)}, "
+        f"{recent.objective.total_variation:.0%} "
         f"is misplaced: {_format_with_chance(recent.objective)}"
     ]
     if forgetting.p_value < _SURE and forgetting.estimate > _SMALL:
@@ -407,20 +408,22 @@ def _describe_family(pattern: Pattern) -> str:
 def describe_window(audit: Audit) -> str:
     """Return the amplification period in a sentence."""
     windows = audit.regularity
-    if windows.period == 1 and windows.floor <= windows.tolerance:
-        return f"every single round is regular to within {windows.tolerance:g}"
     if windows.period is None:
         return (
-            f"no window of up to half of the log is within {windows.tolerance:g} of the whole log"
+            f"no window of up to half of the log is about as even as the whole log (irregularity "
+            f"within {windows.tolerance:g}), so none is a period for amplified methods"
         )
-    text = f"windows of {count_rounds(windows.period)} are regular to within {windows.tolerance:g}"
+    single = windows.period == 1
+    text = "single rounds" if single else f"windows of {count_rounds(windows.period)}"
     if windows.floor > windows.tolerance:
         cause = "the skew of its weights" if has_own_weights(audit) else "unequal rates"
         text += (
-            f" of the value for the whole log ({windows.floor:.2f}), which is due to {cause} "
-            "and remains in any window"
+            f" are about as even as the whole log (irregularity within {windows.tolerance:g} of "
+            f"{windows.floor:.2f}, which is due to {cause} and remains in any window)"
         )
-    return text
+    else:
+        text += f" are even (irregularity at most {windows.floor + windows.tolerance:.2g})"
+    return text + ("" if single else ": the shortest period for amplified methods")
 
 
 def compare_replays(audit: Audit) -> list[str]:

@@ -31,6 +31,8 @@ from fedtide.population import Population
 from fedtide.validation import require_positive
 
 _DISTINCT = 2000
+_MOST_BEFORE = 100_000
+"""Rounds before the log that are replayed, in about a minute."""
 _CUTOFFS = 12
 _BY_DEFAULT = FedAvg(weights="all")
 
@@ -183,7 +185,8 @@ def spent(
         columns: the log's names of its columns.
 
     Raises:
-        InvalidInputError: a log, a method or a number that cannot be used.
+        InvalidInputError: a log, a method or a number that cannot be used; a log that begins after
+            round 100,000.
         MissingExtraError: dp-accounting is not installed.
 
     >>> log = pl.DataFrame({"round": [0, 0, 1, 2], "client": ["ann", "bob", "ann", "ann"]})
@@ -247,9 +250,14 @@ def replay_shares(log: ParticipationLog, algorithm: Algorithm[Any]) -> tuple[Flo
     """Return a_t^n / A of every participation, by client, (E,), and those of the next round, (N,).
 
     Raises:
-        InvalidInputError: a method that cannot be private, or values for clients that the log does
-            not tell apart by name.
+        InvalidInputError: a method that cannot be private, values for clients that the log does
+            not tell apart by name, or a log that begins after round 100,000.
     """
+    if log.first_round > _MOST_BEFORE:
+        raise InvalidInputError(
+            f"round: the log begins in round {log.first_round:,}, and its weights depend on all "
+            "rounds before; number the rounds from 0, the first one of the training"
+        )
     private = find_sum(make_private(algorithm, Gaussian(1.0, 0.0, 0.5), seed=0))
     for name in ("rates", "groups"):
         _require_names(name, getattr(private.inner, name, None), log.names)

@@ -161,12 +161,6 @@ def measure_influence(
     return _objective(method, weights, scale, wanted, variances, parts)
 
 
-def measure_influence_dispersion(variances: VarianceModel) -> Dispersion:
-    """Return the dispersion of the parts of the same objective."""
-    weights, scale, parts = list_parts(variances.log)
-    return variances.dispersion(parts, weights, scale)
-
-
 def list_parts(log: ParticipationLog) -> tuple[Floats, Floats, Parts]:
     """Return the weights, their scale and the parts of the log's own or plain averaging."""
     recorded = recorded_weights(log)

@@ -358,7 +358,7 @@ def _choose_family(results: _TestResults) -> tuple[Family, str]:
         if further:
             return "undecided", (
                 f"rounds are dependent: {_say_neighbour(results)}, and beyond the previous round "
-                f"by {beyond.value:+.3f} ({_say_interval(beyond)}), so no family fits"
+                f"by {beyond.value:+.3f} ({_say_interval(beyond)}), so no known pattern fits"
             )
         if beyond.lies_within(-MARGIN, MARGIN):
             return "markov", ""

@@ -11,14 +11,14 @@ from fedtide.auditing.statistics.influence import (
     EffectiveObjective,
     average_over_cohorts,
     average_recorded,
+    list_parts,
     measure_influence,
-    measure_influence_dispersion,
     recorded_weights,
 )
 from fedtide.auditing.statistics.pattern import Pattern
 from fedtide.auditing.statistics.rate_estimates import RateEstimates, estimate_rates
 from fedtide.auditing.statistics.runs_test import RunCounts, count_runs
-from fedtide.auditing.statistics.variance import VarianceModel
+from fedtide.auditing.statistics.variance import EarlierRounds, VarianceModel
 
 _CHANCE = 0.2
 """The accepted expectation of the L1 skew of a window without any skew."""
@@ -101,15 +101,27 @@ def _model_variance(
 ) -> VarianceModel:
     """Return the variance of means over the last rounds, without less memory than in the whole log.
 
-    Sessions may be as long as the window, which then shows little of their memory. If rates drift,
-    the whole log takes their change for memory, so that the window is judged by itself.
+    Sessions, and good and bad times that clients share, may be as long as the window, which then
+    shows little of their memory. If rates drift, the whole log takes their change for memory, so
+    that the window is judged by itself.
     """
     own = estimate_rates(recent, pattern)
     if pattern.family == "drifting":
         return VarianceModel(recent, pattern, own)
     own = replace(own, reason=own.reason or rates.reason)
-    whole = measure_influence_dispersion(VarianceModel(log, pattern, rates))
-    return VarianceModel(recent, pattern, own, at_least=whole)
+    whole = _measure_parts(VarianceModel(log, pattern, rates)).dispersion
+    earlier = None
+    if recent.first_round >= recent.length:  # rounds of the log, which count from 0
+        before = _cut(log, 0, recent.first_round)
+        runs = replace(pattern, run_counts=count_runs(before))
+        earlier = _measure_parts(VarianceModel(before, runs, rates))
+    return VarianceModel(recent, pattern, own, whole, earlier)
+
+
+def _measure_parts(variances: VarianceModel) -> EarlierRounds:
+    weights, scale, parts = list_parts(variances.log)
+    dispersion = variances.dispersion(parts, weights, scale)
+    return EarlierRounds(variances, parts, weights, dispersion)
 
 
 def _choose_window(length: int, noise: float, least: float, cycle: int | None) -> int:

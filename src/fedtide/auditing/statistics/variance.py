@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -12,6 +13,29 @@ from fedtide.auditing.statistics.long_run_variance import Parts, sum_by_round
 from fedtide.auditing.statistics.pattern import Pattern
 from fedtide.auditing.statistics.rate_estimates import RateEstimates
 from fedtide.auditing.statistics.runs_test import count_runs
+
+
+@dataclass(frozen=True, eq=False)
+class EarlierRounds:
+    """The same objective in the rounds before a part of a log.
+
+    Args:
+        variances: of means over these rounds.
+        parts: of each participant in a round, (T,), or of each entry, (E,).
+        weights: the means of the clients' parts, (N,).
+        dispersion: of the parts.
+    """
+
+    variances: VarianceModel
+    parts: Parts
+    weights: Floats
+    dispersion: Dispersion
+
+    def variance(self, slopes: Floats, rounds: int) -> float:
+        """Return the variance that Σ ψ_n w_n would have in so many of these rounds."""
+        centred = slopes - float((slopes * self.weights).sum())
+        known = self.variances.count_rounds(self.parts)
+        return self.variances.variance(centred, self.parts, self.dispersion) * known / rounds
 
 
 class VarianceModel:
@@ -30,6 +54,10 @@ class VarianceModel:
         pattern: of the log.
         rates: of the clients.
         at_least: a dispersion that no client's falls below; None: no bound.
+        earlier: rounds with at least the variance of which sums over clients are estimated; None:
+            no bound. A part of a log shows little of the causes that clients have in common. Its
+            own rounds are not among them: slopes are the signs of gaps in the part, so their sums
+            are higher within it than before it, which would look like memory.
     """
 
     def __init__(
@@ -38,9 +66,11 @@ class VarianceModel:
         pattern: Pattern,
         rates: RateEstimates,
         at_least: Dispersion | None = None,
+        earlier: EarlierRounds | None = None,
     ) -> None:
         self.log, kept = log.leave_out_idle(pattern.period or 1)
-        self._rates, self._at_least, self._period = rates, at_least, pattern.period
+        self._rates, self._period = rates, pattern.period
+        self._at_least, self._earlier = at_least, earlier
         self._is_whole = len(kept) == log.length
         self._runs = pattern.run_counts if self._is_whole else count_runs(self.log)
 
@@ -90,8 +120,9 @@ class VarianceModel:
         of_rounds = len(parts) == self.log.length
         sums = sum_by_round(self.log, slopes, None if of_rounds else parts)
         series = sums * parts if of_rounds else sums
-        stretch = self.log.length / self.count_rounds(parts)
-        return dispersion.variance_of_mean(series * stretch, slopes)
+        rounds = self.count_rounds(parts)
+        own = dispersion.variance_of_mean(series * (self.log.length / rounds), slopes)
+        return own if self._earlier is None else max(own, self._earlier.variance(slopes, rounds))
 
     def count_rounds(self, parts: Parts) -> int:
         """Return T, the number of rounds of nonzero parts."""
