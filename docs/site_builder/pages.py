@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 from fedtide.algorithms import ALGORITHMS
 from fedtide.cli.main import COMMANDS, app
+from fedtide.differential_privacy import Mechanism
 from fedtide.participation import PROCESSES
 from fedtide.simulation import Experiment
 from fedtide.training import LocalTraining
@@ -42,8 +43,13 @@ MODULES = {
 }
 """The public modules, with the titles of their pages."""
 
-_WITH_KEYS = {Experiment, LocalTraining}.union(*(types.values() for types in REGISTRIES.values()))
-"""The classes whose arguments are keys of experiment files, in the reference of these."""
+_WITH_KEYS = {Experiment, LocalTraining}.union(
+    *(types.values() for base, types in REGISTRIES.items() if base is not Mechanism)
+)
+"""The classes whose arguments are keys of experiment files, in the reference of these.
+
+Mechanisms have methods that users call, so they are explained in the Python interface as well.
+"""
 
 _ROW = re.compile(r"^\| `([\w-]+)` \|(.*)\|$", re.MULTILINE)
 

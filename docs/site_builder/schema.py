@@ -12,14 +12,15 @@ from pydantic.errors import PydanticInvalidForJsonSchema, PydanticSchemaGenerati
 
 from fedtide.algorithms import ALGORITHMS, Algorithm
 from fedtide.configurable import field_types, is_union
+from fedtide.differential_privacy import MECHANISMS, Mechanism
 from fedtide.participation import (
     DROPOUTS,
     PROCESSES,
     RATES,
     SELECTIONS,
     Availability,
-    Correlated,
     Dropout,
+    RateLaw,
     Selection,
 )
 from fedtide.problems import MODELS, PARTITIONS, PROBLEMS, Partition, Problem
@@ -35,13 +36,14 @@ Json = dict[str, Any]
 REGISTRIES: dict[type, Mapping[str, type]] = {
     Algorithm: ALGORITHMS,
     Availability: PROCESSES,
-    Correlated: RATES,
     Dropout: DROPOUTS,
     LearningRateSchedule: SCHEDULES,
+    Mechanism: MECHANISMS,
     Model: MODEL_TYPES,
     Partition: PARTITIONS,
     Problem: PROBLEMS,
     Projection: PROJECTIONS,
+    RateLaw: RATES,
     Selection: SELECTIONS,
 }
 """For each class that a key takes, the types of that key."""
@@ -108,8 +110,11 @@ def _object(cls: type, definitions: Json, name: str | None = None) -> Json:
     for field in fields(cls):
         if not field.init:
             continue
+        kind = kinds[field.name]
+        if field.default is None and kind is not Any:
+            kind = kind | None  # the file of a run names every key, also those left at null
         about = {"description": meaning[field.name]}
-        properties[field.name] = _value(kinds[field.name], definitions) | about
+        properties[field.name] = _value(kind, definitions) | about
         if field.default is MISSING and field.default_factory is MISSING:
             required.append(field.name)
     return {
@@ -136,7 +141,9 @@ def _value(kind: Any, definitions: Json) -> Json:
     if base is np.ndarray:
         return {"type": "array"}
     if base is Mapping:
-        return {"type": "object"}
+        inner = (*get_args(kind)[1:], Any)[0]
+        values = {} if inner is Any else {"additionalProperties": _value(inner, definitions)}
+        return {"type": "object"} | values
     try:
         adapter = TypeAdapter(kind, config=ConfigDict(arbitrary_types_allowed=True))
         return adapter.json_schema()
