@@ -1,10 +1,13 @@
 """The files in `deploy` satisfy their schemas and linters, and keep Control off the network."""
 
+import os
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -146,6 +149,32 @@ def test_kubernetes_exposes_nginx_to_all_and_metrics_to_prometheus_only():
 def run(*command: str | Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=DEPLOY)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.process
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux")
+@pytest.mark.parametrize("ledger_exists", [True, False])
+def test_the_container_of_the_page_ends_on_sigterm(ledger_exists, tmp_path):
+    """It is the first process of its container, which gets no signal that it does not handle."""
+    program = tmp_path / "fedtide"
+    program.write_text("#!/bin/sh\n" + ("exec sleep 60\n" if ledger_exists else "exit 2\n"))
+    program.chmod(0o755)
+    command = pods()["fedtide-server"]["watch"]["command"]
+    environment = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
+    process = subprocess.Popen(command, env=environment, start_new_session=True)
+    try:
+        handled = 0
+        deadline = time.monotonic() + 30
+        while not handled and time.monotonic() < deadline:
+            status = Path(f"/proc/{process.pid}/status").read_text()
+            handled = int(re.search(r"SigCgt:\s*(\w+)", status)[1], 16) >> (signal.SIGTERM - 1) & 1
+            time.sleep(0.1)
+        assert handled
+        process.terminate()
+        process.wait(timeout=8)
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
 
 
 @pytest.mark.process

@@ -99,6 +99,31 @@ def test_the_servers_certificates_are_for_their_names_and_nobody_else_can_read_t
 
 
 @pytest.mark.process
+@needs("openssl")
+@pytest.mark.parametrize(
+    "name", ["203.0.113.5", "2001:db8::5", "fl.example.org", "10.2.3.example.org", "fl"]
+)
+def test_a_server_without_a_name_has_its_address_in_its_certificate(name, tmp_path):
+    """As a name, an address made every site refuse the server."""
+    script = Path(__file__).parents[2] / "deploy/keys.sh"
+    subprocess.run(["sh", script, name], cwd=tmp_path, check=True, capture_output=True)
+    read = x509.load_pem_x509_certificate((tmp_path / "server.pem").read_bytes())
+    found = read.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    addresses = [str(address) for address in found.get_values_for_type(x509.IPAddress)]
+    names = found.get_values_for_type(x509.DNSName)
+    assert (names, addresses) == (([], [name]) if name[0] == "2" else ([name], []))
+
+
+@pytest.mark.process
+def test_the_name_of_the_server_must_be_given_before_a_key_is_made(tmp_path):
+    script = Path(__file__).parents[2] / "deploy/keys.sh"
+    done = subprocess.run(["sh", script], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode
+    assert "the name or IP address of the server is missing" in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.process
 @needs("ssh-keygen")
 def test_the_key_of_a_site_has_the_curve_that_flower_accepts(recipe):
     (recipe.deploy / "ca.crt").touch()

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedtide.flower.dev.local_federation import LocalFederation
+from fedtide.flower.dev.local_federation import HOST, LocalFederation, free_port
 from fedtide.participation.log.ledger import read_rounds
 
 from .processes import (
@@ -25,6 +25,7 @@ from .processes import (
 
 pytestmark = pytest.mark.flower
 
+HOSTILE = Path(__file__).with_name("hostile_node.py")
 STEADY, LATE, BAD = SITES = ["site-0", "site-1", "site-2"]
 LIES = {
     "fedavg": ["numbers that are not finite", f"claims to be '{STEADY}'"],
@@ -136,6 +137,28 @@ def test_a_mute_newcomer_does_not_hold_up_rounds(tmp_path):
     assert max(np.diff(times[first:])) < 45
     assert set(range(first, len(times) - 1)) <= set(used)
     assert rows(path, BAD) == []
+
+
+def test_a_reply_that_the_superlink_cannot_deliver_ends_no_run(tmp_path):
+    """A node of its own programs wrote NaN into an envelope, and the run of all others ended."""
+    path = tmp_path / "fedavg.db"
+    with LocalFederation(tmp_path / "federation", tls=False) as federation:
+        federation.start_superlink()
+        names = " ".join([STEADY, BAD])
+        run = federation.submit(APP, methods="fedavg", folder=tmp_path, names=names, rounds=1000)
+        log = collect_log(run)
+        federation.start_node(STEADY, client=0)
+        options = ["--insecure", "--superlink", federation.address, "--host", HOST]
+        options += ["--port", str(free_port()), "--node-config", f'name="{BAD}" client=1']
+        federation._start(BAD, "python", str(HOSTILE), *options)
+        wait_until(lambda: count_rounds(path) and len(rows(path, BAD, "reported")) >= 2, "lies")
+        wait_until(lambda: any("cannot deliver it" in line for line in log), "warning")
+        last = rows(path, BAD, "reported")[-1].round
+        wait_until(lambda: count_rounds(path) >= last + 2, "further rounds")
+        assert run.poll() is None
+    assert rows(path, BAD, "used") == []
+    used = [row.round for row in rows(path, STEADY, "used")]
+    assert set(range(used[0], last + 2)) <= set(used)
 
 
 def test_clocks_that_are_set_back_by_an_hour_do_not_matter(tmp_path, set_clock):

@@ -6,6 +6,7 @@
 - `Grid.run.run_id`;
 - `HttpGrid._runtime_client.PullMessages`, and the functions with which that module fetches the
   objects of a reply and decodes it;
+- the HTTP status of the exceptions that the grid raises;
 - the form of these objects: a head of text, a zero byte, a body, which for an array is JSON;
 - the function `bytearray` by which `flwr.app.message.array` joins the chunks of an array;
 - the numbers of errors in `flwr.common.constant.ErrorCode`;
@@ -50,6 +51,13 @@ _APP_RAISED, _MESSAGE_UNAVAILABLE, _REPLY_UNAVAILABLE = 2, 3, 4  # of ErrorCode 
 _NODE_UNAVAILABLE, _MOD_REFUSED = 5, 6
 _VALUE_BYTES = 8
 """What a byte of a record may take once it is decoded: Flower makes lists of Python objects."""
+OBJECT_BYTES = 1000
+"""The bytes of a reply for each of which it may have an object: each takes a call to fetch."""
+_MOST_MISSING = 16
+"""How many objects of a reply that are not uploaded yet are asked for in one pull, at most: senders
+upload them in order, so those after them will be missing, too."""
+_INTERNAL_ERROR = 500
+"""The HTTP status of a call at which the SuperLink failed; Flower repeats others, or ends."""
 _warned: set[str] = set()
 _decoding = Lock()
 """Held while Flower's decoding is replaced: several strategies may run as threads of one app."""
@@ -109,6 +117,44 @@ def list_registered_names(superlink: str) -> set[str]:
         ) from error
 
 
+class RefusedError(Exception):
+    """The SuperLink failed at each of the messages that it was given; the text says how."""
+
+
+def push_messages(grid: Grid, messages: Sequence[Message]) -> set[str]:
+    """Send messages and return the ids of those that the SuperLink accepted.
+
+    The SuperLink fails at a whole call because of one message, for example if a client has
+    registered an object of it, by its hash, as an object with other parts. The messages are then
+    sent in halves, and those halves again.
+
+    Raises:
+        RefusedError: it fails at each of them. Any other exception of the grid is raised.
+    """
+    failures: list[str] = []
+
+    def push(part: Sequence[Message]) -> set[str]:
+        try:
+            return {one for one in grid.push_messages(part) if one}
+        except Exception as error:
+            if not _is_internal_error(error):
+                raise
+            if len(part) == 1:
+                failures.append(first_line(error))
+                return set()
+        return push(part[: len(part) // 2]) | push(part[len(part) // 2 :])
+
+    accepted = push(messages)
+    if len(failures) == len(messages):
+        raise RefusedError(failures[-1])
+    return accepted
+
+
+def _is_internal_error(error: Exception) -> bool:
+    response = getattr(error, "response", None)
+    return getattr(response, "status_code", None) == _INTERNAL_ERROR
+
+
 @dataclass(frozen=True)
 class PulledReplies:
     """What one pull took from the SuperLink.
@@ -153,7 +199,11 @@ def pull_replies(
     own. Its sender and the request that it answers are those that the SuperLink checked, not those
     in the reply's body, which the sender writes.
 
-    Any exception of the grid itself, such as a lost connection, is raised.
+    The SuperLink fails at a whole call because of one reply with, for example, NaN as its time to
+    live. The ids are then pulled in halves, and those halves again; a reply at which it fails alone
+    is unreadable.
+
+    Any other exception of the grid itself, such as a lost connection, is raised.
 
     Args:
         grid: Flower's.
@@ -161,7 +211,8 @@ def pull_replies(
         partial: replies that earlier calls could not complete, by their own ids; updated.
         largest: the most bytes of a reply; of one that is larger, nothing is kept, and no more is
             fetched but objects already under way. One that would be larger once it is decoded is
-            not decoded. Grids other than `HttpGrid` have no limit.
+            not decoded, nor one of more than `largest / OBJECT_BYTES` objects. Grids other than
+            `HttpGrid` have no limit.
     """
     partial = {} if partial is None else partial
     try:
@@ -189,8 +240,26 @@ def pull_replies(
     known = {reply.envelope.metadata.reply_to_message_id for reply in partial.values()}
     wanted = [one for one in ids if one not in known]
 
-    def pull_and_keep_envelopes(*arguments: Any, **named: Any) -> Any:
-        response = pull(*arguments, **named) if wanted else decoder.PullAppMessagesResponse()
+    def pull_in_parts(requested: Sequence[str]) -> Any:
+        response = decoder.PullAppMessagesResponse()
+        if not requested:
+            return response
+        try:
+            return pull(decoder.PullAppMessagesRequest(message_ids=requested))
+        except Exception as error:
+            if not _is_internal_error(error):
+                raise
+            if len(requested) == 1:
+                reason = f"the SuperLink cannot deliver it (HTTP status {_INTERNAL_ERROR})"
+                pulled.unreadable[requested[0]] = reason
+                return response
+        half = len(requested) // 2
+        for part in (requested[:half], requested[half:]):
+            response.MergeFrom(pull_in_parts(part))
+        return response
+
+    def pull_and_keep_envelopes(request: Any) -> Any:
+        response = pull_in_parts(list(request.message_ids))
         for reply in partial.values():
             response.messages_list.append(reply.envelope)
             response.message_object_trees.append(reply.tree)
@@ -207,13 +276,17 @@ def pull_replies(
         reply_id = next((one for one in object_ids if one in envelopes), None)
         if reply_id is None:  # another thread pulls with Flower's own method
             return fetch(object_ids=object_ids, pull_object_fn=pull_object_fn, **named)
+        if OBJECT_BYTES * len(object_ids) > largest:
+            refused[reply_id] = f"it has {len(object_ids):,} objects"
+            partial.pop(reply_id, None)
+            return {}
         # Not there: a reply that the SuperLink delivered twice.
         contents = partial[reply_id].contents if reply_id in partial else {}
         size, counting = sum(map(len, contents.values())), Lock()
 
         def pull_and_keep(object_id: str) -> bytes:
             nonlocal size
-            if size > largest:
+            if size > largest or len(missing) >= _MOST_MISSING:
                 return b""
             try:
                 content = pull_object_fn(object_id)

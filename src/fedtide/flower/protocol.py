@@ -7,11 +7,17 @@ names of the one received, as ordinary Flower clients send it and Flower's mods 
 MetricRecord "metrics" and, if the method asks for it, the ArrayRecord "gradients". Only what is no
 difference of two models, a form of `ClientSideMemory`, travels as the ArrayRecord "update"; the
 server takes that for Δ_n in any reply. `Layout` orders names in a vector.
+
+The SuperLink knows parts of messages by their hashes, and refuses a message of which a part was
+registered in another form before, as any client can do with a part that it can foresee. So each
+record that is no array has a nonce, and the headers of arrays that the server sends have blanks
+drawn at random.
 """
 
 from __future__ import annotations
 
 import math
+import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
@@ -34,15 +40,21 @@ RecordT = TypeVar("RecordT", ArrayRecord, ConfigRecord, MetricRecord)
 NAME_QUERY = "query.fedtide_name"
 """The message type that asks a client for its name."""
 
+_MAGIC = 10
+"""The bytes of `np.save` before the text of a header; the last two are its length."""
+
 _NUMPY = "numpy.ndarray"
 """How Flower calls the form in which `np.save` writes arrays."""
 
-_DTYPES = {
+_DTYPES: dict[np.dtype[Any], torch.dtype] = {
     np.dtype(np.float16): torch.float16,
     np.dtype(np.float32): torch.float32,
     np.dtype(np.float64): torch.float64,
 }
 """The types that models may have, in the byte order of this machine."""
+
+NONCE = "fedtide-nonce"
+"""The key of the nonce in records."""
 
 LONGEST_NAME = 200
 """The length of a client's name, at most."""
@@ -121,9 +133,9 @@ def initial_arrays(model: nn.Module) -> ArrayRecord:
     return params_to_arrays({n: p for n, p in model.named_parameters() if p.requires_grad})
 
 
-def params_to_arrays(params: Mapping[str, Tensor]) -> ArrayRecord:
-    """Return named tensors as Flower's arrays."""
-    return ArrayRecord({name: _encode(tensor) for name, tensor in params.items()})
+def params_to_arrays(params: Mapping[str, Tensor], blanks: bytes = b"") -> ArrayRecord:
+    """Return named tensors as Flower's arrays, with blanks in their headers."""
+    return ArrayRecord({name: _encode(tensor, blanks) for name, tensor in params.items()})
 
 
 def arrays_to_params(arrays: ArrayRecord) -> Params:
@@ -131,9 +143,14 @@ def arrays_to_params(arrays: ArrayRecord) -> Params:
     return {name: torch.tensor(array.numpy()) for name, array in arrays.items()}
 
 
-def vector_to_arrays(x: Tensor, layout: Layout) -> ArrayRecord:
-    """Return the vector x, shape (d,), as named arrays."""
-    return params_to_arrays(layout.unflatten(x))
+def vector_to_arrays(x: Tensor, layout: Layout, blanks: bytes = b"") -> ArrayRecord:
+    """Return the vector x, shape (d,), as named arrays, with blanks in their headers."""
+    return params_to_arrays(layout.unflatten(x), blanks)
+
+
+def draw_blanks() -> bytes:
+    """Return blanks for the headers of arrays, over which NumPy passes, and nobody can foresee."""
+    return f"{secrets.randbits(64):064b}".replace("0", " ").replace("1", "\t").encode()
 
 
 def arrays_to_vector(
@@ -170,11 +187,17 @@ def arrays_to_vector(
     return vector.to(like.device)
 
 
-def _encode(tensor: Tensor) -> Array:
-    """Return a tensor as Flower's `Array(ndarray)` does, without a further copy of its values."""
+def _encode(tensor: Tensor, blanks: bytes) -> Array:
+    """Return a tensor as Flower's `Array(ndarray)` does, without a further copy of its values.
+
+    Without blanks the bytes are the same, too.
+    """
     values = np.asarray(tensor.detach().cpu().numpy(), order="C")
     for header, dtype in _headers(values.shape):
         if values.dtype == dtype:
+            if blanks:
+                text = header[_MAGIC:-1] + blanks + b"\n"
+                header = header[: _MAGIC - 2] + len(text).to_bytes(2, "little") + text
             return Array(str(dtype), values.shape, _NUMPY, b"".join((header, values.data)))
     return Array(values)
 
@@ -204,7 +227,7 @@ def _decode(array: Array, shape: tuple[int, ...]) -> NDArray[Any]:
 def _headers(shape: tuple[int, ...]) -> list[tuple[bytes, np.dtype[Any]]]:
     """Return what `np.save` writes before the values of arrays of this shape."""
     headers = []
-    for dtype in (np.dtype(np.float32), np.dtype(np.float64)):
+    for dtype in _DTYPES:
         file = BytesIO()
         facts = {"descr": dtype.str, "fortran_order": False, "shape": shape}
         np.lib.format.write_array_header_1_0(file, facts)
@@ -254,6 +277,7 @@ def build_round_config(instructions: Instructions, **fields: Any) -> ConfigRecor
     config["server-round"] = fields["round"] + 1  # Flower counts from 1
     config["proximal-mu"] = float(instructions.mu)
     config[_key("requires_plain_sgd")] = fields["requires_plain_sgd"]
+    config.update(draw_nonce())
     if fields["form"]:  # Flower's message_size_mod raises on empty text
         config[_key("form")] = fields["form"]
     for name in ("gradients_at_start", "full_batch", "gradients"):
@@ -346,6 +370,7 @@ def build_update_content(update: Update, request: TrainRequest, model: Params) -
     metrics = MetricRecord({k: float(v) for k, v in (update.metrics or {}).items()})
     metrics["num-examples"] = int(update.samples)
     metrics["lr"], metrics["steps"] = float(update.lr), int(update.steps)
+    metrics.update(draw_nonce())
     content = build_reply_content(request, followed=True)
     content["metrics"] = metrics
     if request.form:
@@ -368,13 +393,23 @@ def build_reply_content(request: TrainRequest, **flags: bool) -> RecordDict:
             in this round), or lost (it no longer has what it must remember).
     """
     config = ConfigRecord({"server-round": request.round + 1, "client": request.client})
-    config.update(flags)
+    config.update(flags | draw_nonce())
     return RecordDict({"config": config})
 
 
 def build_name_content(name: str) -> RecordDict:
     """Return the content of a client's answer to `NAME_QUERY`."""
-    return RecordDict({"config": ConfigRecord({"name": name})})
+    return RecordDict({"config": ConfigRecord({"name": name} | draw_nonce())})
+
+
+def build_declined_content() -> RecordDict:
+    """Return the content of a reply to an evaluation in which the client does not take part."""
+    return RecordDict({"config": ConfigRecord({"declined": True} | draw_nonce())})
+
+
+def draw_nonce() -> dict[str, Any]:
+    """Return an entry that makes a record one that nobody can foresee."""
+    return {NONCE: secrets.randbits(62)}
 
 
 def is_name(name: object) -> bool:

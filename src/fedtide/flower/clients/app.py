@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from torch import Tensor, nn
 
@@ -19,6 +19,7 @@ from fedtide.flower.clients.task import ClientTask, Loss, cross_entropies
 from fedtide.flower.protocol import (
     TrainRequest,
     Update,
+    build_declined_content,
     build_name_content,
     build_reply_content,
     build_update_content,
@@ -101,8 +102,7 @@ def client(
     def evaluate(message: Message, context: Context) -> Message:
         t = read_round(message.content)
         if t is not None and available is not None and not available(t, context):
-            declined = RecordDict({"config": ConfigRecord({"declined": True})})
-            return Message(declined, reply_to=message)
+            return Message(build_declined_content(), reply_to=message)
         evaluator = make_trainer((test or data)(context))
         metrics = evaluator.evaluate(read_model(message.content))
         return Message(RecordDict({"metrics": metrics}), reply_to=message)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence, Set
+from contextlib import suppress
 from dataclasses import dataclass, field
 from math import inf
 from typing import Any
@@ -18,8 +19,8 @@ from typing import Any
 from flwr.app import ConfigRecord, Message, RecordDict
 
 from fedtide.errors import InvalidInputError
-from fedtide.flower._flwr_private import OnlineNode, is_app_error
-from fedtide.flower.protocol import NAME_QUERY, is_name, select_records
+from fedtide.flower._flwr_private import OnlineNode, RefusedError, is_app_error
+from fedtide.flower.protocol import NAME_QUERY, draw_nonce, is_name, select_records
 from fedtide.flower.server.reply_validation import NO_ANSWER, RejectedReplyError, check_sender
 from fedtide.flower.server.round_log import LimitedWarnings
 from fedtide.flower.server.transport import Transport
@@ -263,11 +264,13 @@ class Discovery:
                 self._fail(node.node_id, NO_ANSWER)
             pause = min(_PATIENCE * 2 ** min(unknown.failures, 10), _LONGEST_PATIENCE)
             unknown.ask_at = now + pause
+            content = RecordDict({"config": ConfigRecord(draw_nonce())})
             messages.append(
-                Message(RecordDict(), node.node_id, NAME_QUERY, ttl=pause, group_id=str(t + 1))
+                Message(content, node.node_id, NAME_QUERY, ttl=pause, group_id=str(t + 1))
             )
-        for question in self._transport.send(messages, "name", t):
-            self._unknown[question.node_id].question = question.message_id
+        with suppress(RefusedError):  # they are asked again when they are due
+            for question in self._transport.send(messages, "name", t):
+                self._unknown[question.node_id].question = question.message_id
 
     def _read_answer(self, node_id: int, reply: Message) -> None:
         """Bind a node to the name in its reply."""

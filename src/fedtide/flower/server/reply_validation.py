@@ -16,7 +16,7 @@ from torch import Tensor
 from fedtide.algorithms import ClientUpdates
 from fedtide.errors import printable
 from fedtide.flower._flwr_private import is_node_unavailable, is_unanswered
-from fedtide.flower.protocol import arrays_to_vector, is_name, select_records
+from fedtide.flower.protocol import NONCE, arrays_to_vector, is_name, select_records
 from fedtide.flower.server.transport import PendingReply
 from fedtide.problems.layout import Layout
 
@@ -158,6 +158,7 @@ class ReplyValidator:
         samples = _pop_count(metrics, _SAMPLES, 1, MAX_SAMPLES)
         steps = _pop_count(metrics, "steps", 1 if self.reads_steps else 0, _MAX_STEPS)
         lr = self._pop_rate(metrics, pending.lr)
+        metrics.pop(NONCE, None)
         _check_metrics(metrics)
         assert pending.client is not None
         return ValidatedUpdate(

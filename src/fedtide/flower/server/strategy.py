@@ -19,10 +19,12 @@ from flwr.serverapp.strategy import Result, Strategy
 from fedtide.algorithms import Algorithm, Cohort
 from fedtide.differential_privacy import Mechanism, make_private, shut_out
 from fedtide.errors import InvalidInputError, printable
-from fedtide.flower._flwr_private import get_run_id
+from fedtide.flower._flwr_private import OBJECT_BYTES, RefusedError, get_run_id
 from fedtide.flower.protocol import (
     build_round_config,
     build_train_content,
+    draw_blanks,
+    draw_nonce,
     flatten_initial,
     vector_to_arrays,
 )
@@ -49,6 +51,7 @@ from fedtide.flower.server.transport import (
 )
 from fedtide.locking import lock_folder
 from fedtide.participation.log.ledger import Ledger
+from fedtide.problems.layout import Layout
 from fedtide.randomness import generator
 from fedtide.validation import require_number, require_positive, require_whole_number
 
@@ -56,10 +59,12 @@ log = getLogger("flwr")
 
 _LOCK_PATIENCE = 180.0  # seconds; Flower ends a run whose server app died after about 70
 
-_REPLY_VALUES = 3
+_REPLY_MODELS = 3
 """How many models in 64 bits a reply may hold: an update, gradients, and as much again."""
 _LARGEST_REPLY = 16e6
 """Bytes that a reply may have beyond these, for metrics and headers."""
+
+_RESEND_PAUSE = 10.0  # seconds until requests are sent again at each of which the SuperLink failed
 
 _STEP_CYCLE = 2**31
 """Clients count their local steps in 32 bits; a false count must not keep the client away."""
@@ -288,7 +293,7 @@ class FedTide(Strategy):
         cohort = cohort[torch.isin(cohort, torch.tensor(sorted(nodes)))]
         instructions = training.driver.instruct(cohort)
         if instructions.model is not training.model:
-            arrays = self._to_arrays(instructions.model)
+            arrays = self._to_request(instructions.model)
         training.sent_models[t] = instructions.model
         config = build_round_config(
             instructions,
@@ -305,7 +310,7 @@ class FedTide(Strategy):
             correction = instructions.correction
             content = build_train_content(
                 common,
-                None if correction is None else self._to_arrays(correction[i]),
+                None if correction is None else self._to_request(correction[i]),
                 client=self._registry.names[client],
                 steps_taken=steps_taken[client],
                 accepted_round=accepted[client],
@@ -324,7 +329,7 @@ class FedTide(Strategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Return the requests to evaluate the model."""
-        nodes, round_config = self._free_nodes(), ConfigRecord(dict(config))
+        nodes, round_config = self._free_nodes(), ConfigRecord(dict(config) | draw_nonce())
         round_config["server-round"] = server_round
         content = RecordDict({"arrays": arrays, "config": round_config})
         return [
@@ -374,10 +379,11 @@ class FedTide(Strategy):
             training.pending,
             self._clock,
             registry.client_at,
-            largest=_LARGEST_REPLY + _REPLY_VALUES * 8 * training.layout.size,
+            largest=_LARGEST_REPLY + _REPLY_MODELS * _count_bytes(training.layout),
         )
         self._discovery = Discovery(self._transport, registry)
         self._answered: dict[str, PendingReply] = {}
+        self._blanks = draw_blanks()
         self._began = self._clock.now() - self._clock.tick()
 
     def _now(self) -> float:
@@ -396,9 +402,10 @@ class FedTide(Strategy):
         for client in self._discovery.claimed_clients():
             self._round_log.record(client, "available", reason="unregistered")
         # 2.
-        arrays = self._to_arrays(training.model)
+        self._blanks = draw_blanks()
+        arrays = self._to_request(training.model)
         requests = self.configure_train(t + 1, arrays, config, grid)
-        sent = transport.send(list(requests), "train", t)
+        sent = self._send_requests(list(requests), t, tick() + timeout)
         del arrays, requests  # they may hold a model for each client
         for pending in sent:
             assert pending.client is not None
@@ -424,6 +431,31 @@ class FedTide(Strategy):
         if metrics is not None:
             log.info("Training in round %d: %s", t + 1, printable(repr(metrics), 1000))
             result.train_metrics_clientapp[t + 1] = metrics
+
+    def _send_requests(
+        self, requests: Sequence[Message], t: int, deadline: float
+    ) -> list[PendingReply]:
+        """Send the requests of round t; until the deadline if the SuperLink fails at each of them.
+
+        Meanwhile replies are received, for the SuperLink drops an upload that has stopped, and with
+        it what may be the cause, only when it is asked for it.
+
+        Raises:
+            InvalidInputError: it still does. Rounds without clients would follow one another.
+        """
+        while True:
+            try:
+                return self._transport.send(requests, "train", t)
+            except RefusedError as error:
+                now = self._clock.tick()
+                if now >= deadline:
+                    raise InvalidInputError(
+                        f"grid: the SuperLink fails at every request ({error}); see its log, then "
+                        "submit the run again"
+                    ) from None
+                log.warning("Requests are sent again, as the SuperLink fails at each: %s", error)
+                until = min(now + _RESEND_PAUSE, deadline)
+                self._transport.collect(until, lambda: False, lambda: self._discovery.identify(t))
 
     def _end_round(self, replies: Iterable[Message], t: int) -> MetricRecord | None:
         """Aggregate the replies and step; return the clients' metrics.
@@ -540,13 +572,22 @@ class FedTide(Strategy):
     def _to_arrays(self, x: torch.Tensor) -> ArrayRecord:
         return vector_to_arrays(x, self._training.layout)
 
+    def _to_request(self, x: torch.Tensor) -> ArrayRecord:
+        """Return arrays that no client can foresee; equal ones of a round are sent once."""
+        return vector_to_arrays(x, self._training.layout, self._blanks)
+
     def _evaluate_on_clients(
         self, result: Result, grid: Grid, timeout: float, config: ConfigRecord
     ) -> None:
         ended = self._training.round
-        arrays = self._to_arrays(self._training.output)
+        self._blanks = draw_blanks()
+        arrays = self._to_request(self._training.output)
         messages = list(self.configure_evaluate(ended, arrays, config, grid))
-        sent = self._transport.send(messages, "evaluate", ended - 1)
+        try:
+            sent = self._transport.send(messages, "evaluate", ended - 1)
+        except RefusedError as error:
+            log.warning("No evaluation: the SuperLink fails at every request: %s", error)
+            return
         self._await_replies({one.message_id for one in sent}, self._clock.tick() + timeout)
         self._transport.unreadable.close()
         answered = [one for one in self._transport.take("evaluate") if one[0].round == ended - 1]
@@ -566,6 +607,11 @@ class FedTide(Strategy):
         if metrics is not None:
             log.info("Evaluation after round %d: %s", ended, metrics)
             result.evaluate_metrics_serverapp[ended] = metrics
+
+
+def _count_bytes(layout: Layout) -> int:
+    """Return the bytes of a model in 64 bits; each of its arrays has at least two objects."""
+    return 8 * layout.size + 2 * OBJECT_BYTES * len(layout.shapes)
 
 
 def _drain(answered: deque[Answered]) -> Iterator[Message]:

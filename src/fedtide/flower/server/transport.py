@@ -15,7 +15,13 @@ from typing import Any, Literal
 from flwr.app import Message
 from flwr.serverapp import Grid
 
-from fedtide.flower._flwr_private import OnlineNode, PartialReply, list_nodes, pull_replies
+from fedtide.flower._flwr_private import (
+    OnlineNode,
+    PartialReply,
+    list_nodes,
+    pull_replies,
+    push_messages,
+)
 from fedtide.flower.protocol import describe_request
 from fedtide.flower.server.round_log import LimitedWarnings
 
@@ -161,12 +167,16 @@ class Transport:
         return nodes
 
     def send(self, messages: Sequence[Message], kind: Kind, t: int) -> list[PendingReply]:
-        """Send the messages of round t and return those that Flower accepted, now pending."""
+        """Send the messages of round t and return those that Flower accepted, now pending.
+
+        Raises:
+            RefusedError: the SuperLink fails at each of them.
+        """
         if not messages:
             return []
         # The requests of a round differ only in what is each client's own.
         facts = describe_request(messages[0].content) if kind == "train" else {}
-        accepted = set(self.grid.push_messages(messages))
+        accepted = push_messages(self.grid, messages)
         sent = []
         for message in messages:
             message_id, node_id = message.metadata.message_id, message.metadata.dst_node_id

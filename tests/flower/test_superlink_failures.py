@@ -1,0 +1,313 @@
+"""Replies and requests at which Flower's SuperLink fails: they cost one client its update."""
+
+from io import BytesIO
+from types import SimpleNamespace
+
+import httpx
+import numpy as np
+import pytest
+import torch
+from flwr.app import Array, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.proto.message_pb2 import PullObjectResponse
+from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
+
+import fedtide as ft
+from fedtide.errors import InvalidInputError
+from fedtide.flower._flwr_private import OBJECT_BYTES, pull_replies
+from fedtide.flower.clients.app import client
+from fedtide.flower.protocol import NAME_QUERY, draw_blanks, initial_arrays, params_to_arrays
+from fedtide.flower.server.strategy import FedTide
+from fedtide.participation.log.ledger import read_ledger, read_rounds
+
+from .driver import N, deploy, federation, node_of, rows
+from .fake_grid import FakeGrid, Node, WireGrid
+
+A = ft.algorithms
+BAD = 1
+
+
+def failure(status: int = 500) -> httpx.HTTPStatusError:
+    """Return what Flower's grid raises if the SuperLink answers with this status."""
+    request = httpx.Request("POST", "https://127.0.0.1:8000/v1/runtime")
+    return httpx.HTTPStatusError("no", request=request, response=httpx.Response(status))
+
+
+def bad_id(grid: FakeGrid) -> int:
+    return next(one for one, node in grid.nodes.items() if node.config["partition-id"] == BAD)
+
+
+class FailingPull(WireGrid):
+    """Fails, as the SuperLink does, at every pull that would deliver a reply of the bad node."""
+
+    kind, status = "train", 500
+
+    def PullMessages(self, request):
+        for one in request.message_ids:
+            due, reply = self.pending.get(one, (float("inf"), None))
+            of_bad = reply is not None and reply.metadata.src_node_id == bad_id(self)
+            if due <= self.now and of_bad and reply.metadata.message_type == self.kind:
+                raise failure(self.status)
+        return super().PullMessages(request)
+
+
+class FailingPush(FakeGrid):
+    """Fails at every call with a message that `fails`, before it has taken any."""
+
+    def fails(self, message) -> bool:
+        return message.metadata.dst_node_id == bad_id(self)
+
+    def push_messages(self, messages):
+        if any(self.fails(message) for message in messages):
+            raise failure()
+        return super().push_messages(messages)
+
+
+def used(url: str) -> dict[int, set[str]]:
+    """Return by round the clients whose updates were used."""
+    found: dict[int, set[str]] = {}
+    for t, name, stage, _ in rows(url):
+        if stage == "used":
+            found.setdefault(t, set()).add(name)
+    return found
+
+
+HONEST = {str(n) for n in range(N)} - {str(BAD)}
+
+
+@pytest.mark.parametrize("seconds", [0.1, 1.0, 20.0])
+def test_a_reply_at_which_the_superlink_fails_is_left_out(seconds, url, caplog):
+    """One with NaN as its time to live made every pull fail, and ended the run."""
+    grid = FailingPull(federation(seconds=lambda number: 1.0).nodes, lambda reply, objects: None)
+    node_of(grid, BAD).seconds = lambda number: seconds if number else 0.1
+    deploy(grid, A.FedAvg(), rounds=4, ledger=url)
+    assert used(url) == dict.fromkeys(range(4), HONEST)
+    reasons = read_ledger(url).filter(client=str(BAD))["reason"].to_list()
+    assert reasons == ["malformed"] * 4
+    assert caplog.text.count("cannot be read: the SuperLink cannot deliver it") == 4
+
+
+def test_a_name_at_which_the_superlink_fails_keeps_its_node_away(url):
+    grid = FailingPull(federation().nodes, lambda reply, objects: None)
+    grid.kind = NAME_QUERY
+    deploy(grid, A.FedAvg(), rounds=3, ledger=url)
+    assert used(url) == dict.fromkeys(range(3), HONEST)
+
+
+def test_other_failures_of_a_pull_are_raised():
+    """Flower ends a run with them: its token was withdrawn, for example."""
+    grid = FailingPull(federation().nodes, lambda reply, objects: None)
+    grid.status = 403
+    with pytest.raises(httpx.HTTPStatusError):
+        deploy(grid, A.FedAvg(), rounds=2)
+
+
+def test_a_request_at_which_the_superlink_fails_keeps_no_other_from_its_client(url, caplog):
+    class Failing(FailingPush):
+        def fails(self, message):
+            return super().fails(message) and message.metadata.message_type == "train"
+
+    deploy(Failing(federation().nodes), A.FedAvg(), rounds=3, ledger=url)
+    assert used(url) == dict.fromkeys(range(3), HONEST)
+    stages = read_ledger(url).filter(client=str(BAD))["stage"].to_list()
+    assert stages == ["available"] * 3
+    assert caplog.text.count("1 messages could not be sent") == 3
+
+
+def test_a_newcomer_who_cannot_be_asked_is_asked_again(url):
+    class Failing(FailingPush):
+        def fails(self, message):
+            return super().fails(message) and self.now < 1_080.0
+
+    grid = Failing(federation(seconds=lambda number: 5.0).nodes)
+    node_of(grid, BAD).online = lambda now: now > 1_020.0
+    deploy(grid, A.FedAvg(), rounds=60, ledger=url)
+    by_round = used(url)
+    assert all(by_round[t] >= HONEST for t in range(60))
+    assert by_round[59] == HONEST | {str(BAD)}
+    times = read_rounds(url)["time"]
+    first = min(t for t, clients in by_round.items() if str(BAD) in clients)
+    assert 1_080.0 < times[first] < 1_160.0
+
+
+class FailingRequests(FailingPush):
+    """Fails at all requests to train until a time."""
+
+    until = float("inf")
+
+    def fails(self, message) -> bool:
+        return message.metadata.message_type == "train" and self.now < self.until
+
+
+def test_no_round_passes_while_the_superlink_fails_at_every_request(url):
+    grid = FailingRequests(federation().nodes)
+    grid.until = grid.now + 200.0
+    deploy(grid, A.FedAvg(), rounds=3, timeout=300.0, ledger=url)
+    assert used(url) == {t: HONEST | {str(BAD)} for t in range(3)}
+
+
+def test_a_superlink_that_fails_until_the_deadline_ends_the_run(url, tmp_path):
+    """Else all rounds would be over in a moment, without anyone."""
+    options = {"timeout": 60.0, "ledger": url, "state": tmp_path / "state"}
+    grid = FailingRequests(federation().nodes)
+    with pytest.raises(InvalidInputError, match="grid: the SuperLink fails at every request"):
+        deploy(grid, A.FedAvg(), rounds=100, **options)
+    assert 1_060.0 <= grid.now < 1_075.0
+    assert read_rounds(url).is_empty()
+    deploy(federation(), A.FedAvg(), rounds=2, **options)
+    assert used(url) == {t: HONEST | {str(BAD)} for t in range(2)}
+
+
+def test_evaluations_that_cannot_be_sent_end_no_training(url, caplog):
+    class Failing(FailingPush):
+        def fails(self, message):
+            return message.metadata.message_type == "evaluate"
+
+    deploy(Failing(federation().nodes), A.FedAvg(), rounds=2, ledger=url, fraction_evaluate=1.0)
+    assert used(url) == {t: HONEST | {str(BAD)} for t in range(2)}
+    assert caplog.text.count("No evaluation: the SuperLink fails at every request") == 2
+
+
+def test_a_reply_of_very_many_objects_is_not_fetched(url, caplog):
+    """Each takes a call, so that very many hold up the server beyond the deadline."""
+    own = set()
+
+    def corrupt(reply, objects):
+        if reply.metadata.message_type == "train" and reply.metadata.src_node_id == bad_id(grid):
+            own.update(objects)
+
+    def add_records(reply):
+        if reply.metadata.message_type == "train":
+            for i in range(int(16e6 / OBJECT_BYTES) + 100):
+                reply.content[f"junk-{i}"] = ConfigRecord({"i": i})
+        return reply
+
+    grid = WireGrid(federation().nodes, corrupt)
+    node_of(grid, BAD).tamper = add_records
+    deploy(grid, A.FedAvg(), rounds=1, ledger=url)
+    assert used(url) == {0: HONEST}
+    assert not own & set(grid.fetched)
+    assert "cannot be read: it has 16," in caplog.text
+
+
+def test_of_objects_that_are_not_uploaded_few_are_asked_for_in_a_pull():
+    asked = []
+
+    class Counting(WireGrid):
+        def PullObject(self, request):
+            asked.append(request.object_id)
+            if request.object_id in late:
+                return PullObjectResponse(object_found=True, object_available=False)
+            return super().PullObject(request)
+
+    def add_records(reply):
+        for i in range(2_000):
+            reply.content[f"junk-{i}"] = ConfigRecord({"i": i})
+        return reply
+
+    late = set()
+    grid = Counting(
+        {7: Node(federation().nodes[100].app, {"partition-id": 0}, tamper=add_records)},
+        lambda reply, objects: late.update(objects),
+    )
+    [request] = grid.push_messages([Message(RecordDict(), 7, NAME_QUERY)])
+    grid.now += 1.0
+    partial = {}
+    for pull in range(3):
+        assert pull_replies(grid, [request], partial).messages == []
+        assert len(asked) < 100 * (pull + 1)
+    late.clear()
+    [reply] = pull_replies(grid, [request], partial).messages
+    assert len(reply.content) == 2_001
+
+
+def records_of(kind: str, found: dict, *types: type) -> set[str]:
+    """Return the ids of all records of these types in the messages of a kind."""
+    return {
+        one
+        for message in found[kind]
+        for one, part in get_all_nested_objects(message).items()
+        if isinstance(part, types)
+    }
+
+
+def run_and_collect() -> SimpleNamespace:
+    """Return all messages of a federation whose clients train, decline and evaluate."""
+    features, targets = torch.eye(4), torch.arange(4)
+    app = client(
+        lambda: torch.nn.Linear(4, 4),
+        lambda context: (features, targets),
+        ft.LocalTraining(steps=2, lr=0.1),
+        available=lambda t, context: t == 0 or (t + context.node_id) % 2 == 0,
+    )
+    sent, replies = {}, {}
+
+    class Collecting(FakeGrid):
+        def push_messages(self, messages):
+            for message in messages:
+                sent.setdefault(message.metadata.message_type, []).append(message)
+            return super().push_messages(messages)
+
+        def pull_messages(self, ids):
+            for reply in (found := super().pull_messages(ids)):
+                replies.setdefault(reply.metadata.message_type, []).append(reply)
+            return found
+
+    torch.manual_seed(0)
+    start = initial_arrays(torch.nn.Linear(4, 4))
+    grid = Collecting({n: Node(app, {"partition-id": n}) for n in (1, 2)})
+    grid.run_id = 1
+    strategy = FedTide(A.Scaffold(), clients=2, clock=grid.clock, fraction_evaluate=1.0)
+    strategy.start(grid, start, 3, 60.0)
+    return SimpleNamespace(sent=sent, replies=replies)
+
+
+def test_no_client_can_foresee_a_record_of_another_message():
+    """Who registers it before, in another form, has the SuperLink refuse the message.
+
+    Of replies, arrays are left out, and the metrics of an evaluation: what a client has trained,
+    and its loss, only it knows.
+    """
+    first, second = run_and_collect(), run_and_collect()
+    for kind in (NAME_QUERY, "train", "evaluate"):
+        everything = records_of(kind, first.sent, object)
+        assert everything
+        assert not everything & records_of(kind, second.sent, object)
+        types = (ConfigRecord, MetricRecord) if kind == "train" else (ConfigRecord,)
+        found = records_of(kind, first.replies, *types)
+        assert found
+        assert not found & records_of(kind, second.replies, *types)
+
+
+def test_equal_arrays_of_a_round_are_sent_once():
+    """Flower sends what many clients get to each SuperLink once, by its hash."""
+    sent = run_and_collect().sent["train"]
+    first = [message for message in sent if message.metadata.group_id == "1"]
+    assert len(first) == 2
+    own = [records_of("train", {"train": [message]}, Array) for message in first]
+    assert own[0] == own[1]
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+@pytest.mark.parametrize("shape", [(), (0,), (3,), (2, 3), (1,) * 20])
+def test_arrays_of_a_request_are_those_of_numpy(dtype, shape):
+    values = np.arange(np.prod(shape), dtype=dtype).reshape(shape)
+    [array] = params_to_arrays({"x": torch.from_numpy(values)}, draw_blanks()).values()
+    plain = Array(values)
+    assert (array.dtype, array.shape, array.stype) == (plain.dtype, plain.shape, plain.stype)
+    assert array.data != plain.data
+    assert (len(array.data) - values.nbytes) % 64 == 0
+    for read in (array.numpy(), np.load(BytesIO(array.data))):
+        np.testing.assert_array_equal(read, values)
+        assert read.dtype == dtype
+
+
+def test_the_nonce_of_a_reply_is_no_metric():
+    """Metrics of clients are averaged, logged and handed to functions of the user."""
+    seen = []
+
+    def look(records, weighted_by):
+        seen.extend(set(record["metrics"]) for record in records)
+        return records[0]["metrics"]
+
+    deploy(federation(), A.FedAvg(), rounds=1, train_metrics_aggr_fn=look)
+    assert seen == [{"num-examples"}] * N
