@@ -1,8 +1,11 @@
 """Chunks trained by workers, without a cluster: what travels is pickled, as Ray would."""
 
 import pickle
+import sys
 from dataclasses import replace
+from importlib import import_module
 from itertools import islice
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,7 +14,7 @@ from torch import nn
 
 import fedtide as ft
 from fedtide.simulation import local_round
-from fedtide.simulation.cluster import chunk_worker
+from fedtide.simulation.cluster import chunk_worker, worker_pool
 from fedtide.simulation.cluster.chunk_worker import ChunkWorker, WorkerSetup
 from fedtide.simulation.experiment import Experiment
 from fedtide.simulation.loop import Run
@@ -329,6 +332,99 @@ def test_a_worker_with_other_data_is_refused():
         match=r"^cluster: .*the data of the problem differs from that of the run",
     ):
         execute(experiment(), cluster=HereCluster(change=change))
+
+
+@pytest.fixture
+def script(monkeypatch, tmp_path):
+    """Let `__main__` be a script with a loss of its own; return the module that it imports."""
+    (tmp_path / "script.py").write_text("import imported_by_the_script")
+    (tmp_path / "imported_by_the_script.py").write_text("SCALE = 2.0")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "imported_by_the_script", raising=False)
+    imported = import_module("imported_by_the_script")
+
+    def loss(outputs, target):
+        return imported.SCALE * nn.functional.cross_entropy(outputs, target, reduction="none")
+
+    loss.__module__, loss.__qualname__ = "__main__", "loss"
+    main = sys.modules["__main__"]
+    monkeypatch.setattr(main, "loss", loss, raising=False)
+    monkeypatch.setattr(main, "__file__", str(tmp_path / "script.py"), raising=False)
+    yield imported
+    del sys.modules["imported_by_the_script"]
+
+
+def run_of_script():
+    problem = replace(experiment().problem, loss=sys.modules["__main__"].loss)
+    return experiment(problem=problem)
+
+
+def test_a_script_travels_with_its_own_loss(script, monkeypatch):
+    """In a worker, `__main__` is the file of a program of Ray's."""
+    run = run_of_script()
+    alone = execute(run)
+
+    def change(setup):
+        monkeypatch.setattr(sys.modules["__main__"], "__file__", pickle.__file__)
+        return setup
+
+    assert_same(execute(run, cluster=HereCluster(change=change)), alone)
+
+
+def test_a_worker_with_another_version_of_what_a_script_imports_is_refused(script, monkeypatch):
+    def change(setup):
+        monkeypatch.setattr(sys.modules["__main__"], "__file__", pickle.__file__)
+        with open(script.__file__, "a", encoding="utf-8") as file:
+            file.write("  # changed")
+        return setup
+
+    with pytest.raises(ft.InvalidInputError, match="the code of imported_by_the_script differs"):
+        execute(run_of_script(), cluster=HereCluster(change=change))
+
+
+class FakeRayError(Exception):
+    """What Ray raises of a worker that could not read what it was sent."""
+
+
+def test_what_cannot_be_pickled_is_named_without_the_data():
+    def put(setup):
+        try:
+            raise TypeError("cannot pickle '_thread.lock' object")
+        except TypeError as error:
+            raise TypeError(f"Could not serialize the put value {setup!r}") from error
+
+    match = r"^cluster: the model, .* \(cannot pickle '_thread.lock' object\); leave out"
+    with pytest.raises(ft.InvalidInputError, match=match):
+        worker_pool._put_setup(SimpleNamespace(put=put), "all data")
+
+
+def test_a_module_that_a_node_lacks_is_named():
+    ray = SimpleNamespace(exceptions=SimpleNamespace(RaySystemError=FakeRayError))
+    raised = FakeRayError("System error: No module named 'own'\ntraceback: Traceback ...")
+    found = worker_pool._cause(ray, SimpleNamespace(cause=raised))
+    assert isinstance(found, ft.InvalidInputError)
+    assert str(found).startswith("cluster: a node cannot read what the run sends to it (No module ")
+    assert "copy modules of your own to all nodes" in str(found)
+    mine = ValueError("mine")
+    assert worker_pool._cause(ray, SimpleNamespace(cause=mine)) is mine
+
+
+class Demanding(Exception):
+    """An error that is pickled, but cannot be read back."""
+
+    def __init__(self, client, reason):
+        super().__init__(f"{client}: {reason}")
+
+
+def test_an_error_of_ones_own_that_cannot_be_pickled_keeps_its_words():
+    pytest.importorskip("ray")
+    with (
+        pytest.raises(RuntimeError, match=r"^Demanding: 3: too few$"),
+        worker_pool._errors_that_travel(),
+    ):
+        raise Demanding(3, "too few")
+    with pytest.raises(ft.InvalidInputError, match=r"^lr: "), worker_pool._errors_that_travel():
+        raise ft.InvalidInputError("lr: it is too high")
 
 
 def test_a_worker_without_a_compiler_is_refused(monkeypatch):

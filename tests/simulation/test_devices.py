@@ -6,6 +6,7 @@ The stand-in for a CUDA graph calls the recorded function again, and writes wher
 """
 
 from collections import deque
+from threading import Thread
 
 import numpy as np
 import pytest
@@ -290,16 +291,74 @@ def test_cohorts_of_many_sizes_have_the_bits_of_others_if_recordings_are_dropped
     assert ends[0][1] > ends[1][1] - ends[0][1], "some were made more than once"
 
 
-def test_every_device_captures_on_a_stream_of_its_own(monkeypatch):
-    """PyTorch's is on the device of the first capture, whatever the device of a later one."""
-    current, captured = [], []
+def test_recordings_that_do_not_fit_together_are_not_made_in_turn_forever(recordings, monkeypatch):
+    monkeypatch.setattr(devices, "recording_bytes", lambda like: 16.0)
+    data = torch.zeros(1, dtype=torch.float64)
+    replays = [devices.Replay(lambda x, data: (x + data,), fixed=1) for _ in range(3)]
+    for k in range(20):
+        for which, replay in enumerate(replays):
+            x = torch.full((4,), float(k + which), dtype=torch.float64)
+            assert torch.equal(replay(x, data)[0], x)
+    assert len(recordings) <= 2 * len(replays)
+    assert any(replay.bytes for replay in replays), "one stays"
 
-    class Stream:
-        def __init__(self, device):
-            self.device = device
 
-        def wait_stream(self, other):
-            assert other.device == self.device
+def test_threads_do_not_write_where_another_has_not_read_yet(monkeypatch):
+    """All recordings share one memory."""
+    shared, replays, others = torch.zeros(2), [], []
+
+    def record(function, tensors):
+        def repeat():
+            shared.copy_(function(*tensors)[0])
+            if not others:  # another thread comes at the worst moment
+                others.append(Thread(target=replays[1], args=(torch.full((2,), 7.0), data)))
+                others[0].start()
+                others[0].join(timeout=0.3)
+
+        return repeat, (shared,)
+
+    monkeypatch.setattr(devices, "_record", record)
+    replays += [devices.Replay(lambda x, data: (x + data,), fixed=1) for _ in range(2)]
+    data = torch.ones(2)
+    assert replays[0](torch.ones(2), data)[0].tolist() == [2.0, 2.0]
+    others[0].join(timeout=60)
+    assert shared.tolist() == [8.0, 8.0]
+
+
+def test_a_recording_without_room_leaves_its_memory_to_the_call(recordings, monkeypatch):
+    """Recordings keep their memory from other uses; without it the call would fail, too."""
+    data = torch.ones(2)
+    kept, other = (devices.Replay(lambda x, data: (x + data,), fixed=1) for _ in range(2))
+    kept(data, data)
+    assert kept.bytes
+
+    def record(function, tensors):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB.")
+
+    freed = []
+    monkeypatch.setattr(devices, "_record", record)
+    monkeypatch.setattr(devices._memory_of_graphs, "cache_clear", lambda: freed.append(kept.bytes))
+    with pytest.warns(RuntimeWarning, match="not recorded on the GPU .*: CUDA out of memory"):
+        assert other(data, data)[0].tolist() == [2.0, 2.0]
+    assert freed == [0]
+    assert kept._drops == 1, "it is made anew"
+
+
+class FakeStream:
+    """A stream that notes which others wait for it."""
+
+    def __init__(self, device):
+        self.device, self.waits = device, []
+
+    def wait_stream(self, other):
+        assert other.device == self.device
+        self.waits.append(other)
+
+
+@pytest.fixture
+def captures(monkeypatch):
+    """Stand in for `torch.cuda`; return the captures, by stream and mode, and the streams."""
+    current, captured, defaults = [], [], {}
 
     class Within:
         def __init__(self, what):
@@ -315,22 +374,55 @@ def test_every_device_captures_on_a_stream_of_its_own(monkeypatch):
         replay, pool = (lambda self: None), (lambda self: (0, 0))
 
     def capture(graph, pool=None, stream=None, capture_error_mode="global"):
-        captured.append(stream.device)
+        captured.append((stream, capture_error_mode))
         return Within(stream)
 
-    fakes = {"Stream": Stream, "device": Within, "stream": Within, "CUDAGraph": Graph}
-    for name, fake in (fakes | {"graph": capture}).items():
+    def current_stream():
+        device = current[-1]
+        return defaults.setdefault(device, FakeStream(device))
+
+    fakes = {"Stream": FakeStream, "device": Within, "stream": Within, "CUDAGraph": Graph}
+    for name, fake in (fakes | {"graph": capture, "current_stream": current_stream}).items():
         monkeypatch.setattr(torch.cuda, name, fake)
-    monkeypatch.setattr(
-        torch.cuda, "current_stream", lambda: Stream(current[0]) if current else None
-    )
     monkeypatch.setattr(torch, "zeros", lambda *size, device: None)
+    caches = (devices._stream_of_graphs, devices._memory_of_graphs)
+    for cached in caches:
+        cached.cache_clear()
+    yield captured, defaults
+    for cached in caches:
+        cached.cache_clear()
+
+
+def on_device(index):
+    device = torch.device("cuda", index)
+    return device, type("Tensor", (), {"device": device})()
+
+
+def test_every_device_captures_on_a_stream_of_its_own(captures):
+    """PyTorch's is on the device of the first capture, whatever the device of a later one."""
+    captured, _ = captures
     for index in (0, 1):
-        device = torch.device("cuda", index)
-        tensor = type("Tensor", (), {"device": device})()
-        devices._stream_of_graphs.cache_clear()
-        devices._memory_of_graphs.cache_clear()
-        devices._record(lambda one: current[-1].device, (tensor,))
-        assert captured[-2:] == [device, device]
-    devices._stream_of_graphs.cache_clear()
-    devices._memory_of_graphs.cache_clear()
+        device, tensor = on_device(index)
+        devices._record(lambda one: one, (tensor,))
+        assert [stream.device for stream, _ in captured[-2:]] == [device, device]
+        assert captured[-1][0] is captured[-2][0]
+
+
+def test_captures_let_other_threads_use_the_gpu(captures):
+    """In PyTorch's default mode, memory that another thread takes meanwhile ends the capture."""
+    captured, _ = captures
+    devices._record(lambda one: one, (on_device(0)[1],))
+    assert [mode for _, mode in captured] == ["thread_local", "thread_local"]
+
+
+def test_after_an_error_the_tensors_are_not_written_before_they_have_been_read(captures):
+    """What had begun on the stream of captures reads inputs, whose memory is free afterwards."""
+    _, defaults = captures
+
+    def fail(one):
+        raise RuntimeError("out of memory")
+
+    device, tensor = on_device(0)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        devices._record(fail, (tensor,))
+    assert defaults[device].waits == [devices._stream_of_graphs(device)]

@@ -154,6 +154,55 @@ def test_a_worker_killed_in_a_round_is_replaced(cluster, connected, tmp_path, ca
     assert caplog.text.count("a worker was lost and is replaced") == 1
 
 
+SCRIPT = """
+import sys
+
+import numpy as np
+import torch
+
+import fedtide as ft
+
+
+class Net(torch.nn.Linear):
+    def __init__(self):
+        super().__init__(6, 3)
+
+
+def loss(outputs, target):
+    return torch.nn.functional.cross_entropy(outputs, target, reduction="none")
+
+
+rng = np.random.default_rng(0)
+table = {"x": rng.normal(size=(40, 6)), "y": rng.integers(0, 3, 40), "who": np.arange(40) % 4}
+torch.manual_seed(0)
+run = {
+    "problem": ft.problems.Supervised(
+        train=table, inputs="x", target="y", clients="who", model=Net(), loss=loss
+    ),
+    "participation": ft.participation.Full(),
+    "algorithm": ft.algorithms.FedAvg(),
+    "local": ft.LocalTraining(steps=2, lr=0.1, batch_size=5),
+    "rounds": 2,
+    "chunk": 2,
+    "trainer": "reference",
+}
+alone = ft.simulate(**run)
+shared = ft.simulate(**run, cluster=sys.argv[1], workers=1)
+assert np.array_equal(alone.model, shared.model)
+"""
+
+
+def test_a_script_with_a_network_and_a_loss_of_its_own(cluster, tmp_path):
+    """They are sent, as `__main__` is another program in a worker."""
+    (tmp_path / "script.py").write_text(SCRIPT)
+    command = [sys.executable, "script.py", cluster]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+
+
 def test_an_error_of_a_worker_arrives_as_it_was_raised(cluster, connected, monkeypatch):
     versions = installed_versions()
     monkeypatch.setattr(chunk_worker, "installed_versions", lambda: versions | {"torch": "1.0"})

@@ -109,6 +109,28 @@ class Branching(nn.Linear):
         return super().forward(x) if x.sum().item() > 0 else super().forward(2 * x)
 
 
+class _Reverse(torch.autograd.Function):
+    """Turns gradients around, written as in older versions of PyTorch."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return -0.5 * gradient
+
+
+class Reversing(nn.Sequential):
+    """Two layers, the first of which gets a gradient that is turned around."""
+
+    def __init__(self):
+        super().__init__(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 1))
+
+    def forward(self, x):
+        return self[2](_Reverse.apply(self[1](self[0](x))))
+
+
 def squares(outputs, target):
     """Return the squared error of each sample."""
     return (outputs - target).square().flatten(1).mean(1)
@@ -204,6 +226,7 @@ RECURRENT = {
 KINDS = {
     "linear": lambda: nn.Linear(5, 1),
     "branching": Branching,
+    "reversing": Reversing,
     "normalised": Normalised,
     "without statistics": partial(Normalised, track_running_stats=False),
     "convolutional": Convolutional,

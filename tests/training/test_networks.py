@@ -10,7 +10,7 @@ from fedtide.algorithms import Instructions
 from fedtide.errors import InvalidInputError
 from fedtide.training import LocalTraining
 from fedtide.training.minibatches import MinibatchPlanner
-from fedtide.training.trainers.base import StackingError
+from fedtide.training.trainers.base import UnsuitableTrainerError
 from fedtide.training.trainers.reference import ReferenceTrainer
 from fedtide.training.trainers.select import choose_trainer
 
@@ -19,7 +19,7 @@ from .test_trainers import COMPILING, HAS_COMPILER, THREADED_LATER, TRAINERS
 
 EVERY = {"reference": ReferenceTrainer, **TRAINERS}
 CAPTURED = ["reference", *THREADED_LATER]
-TRAINED = [kind for kind in KINDS if kind not in ("linear", "branching")]
+TRAINED = [kind for kind in KINDS if kind not in ("linear", "branching", "reversing")]
 EVERYONE = np.arange(len(SIZES))
 
 OPTIONS = {
@@ -123,8 +123,32 @@ def test_compiled_networks_train_as_in_a_plain_loop(trainer, kind):
 @pytest.mark.parametrize("trainer", ["stacked", pytest.param("compiled", marks=COMPILING)])
 def test_a_network_that_cannot_be_stacked_is_refused_in_a_sentence(trainer):
     local = LocalTraining(steps=2, batch_size=4)
-    with pytest.raises(StackingError, match=r"^trainer: .* cannot be stacked .*; use trainer: thr"):
+    with pytest.raises(
+        UnsuitableTrainerError, match=r"^trainer: .* cannot be stacked .*; use trainer: thr"
+    ):
         assert_follows_the_plain_loop(trainer, "branching", local)
+
+
+@pytest.mark.parametrize(
+    ("trainer", "message"),
+    [
+        ("stacked", r"^trainer: .* cannot be stacked .*; use trainer: threaded or reference$"),
+        ("threaded", r"^trainer: .* cannot be trained on threads \(.*\); use trainer: reference$"),
+    ],
+)
+def test_a_gradient_of_ones_own_that_torch_func_refuses_is_named(trainer, message):
+    local = LocalTraining(steps=2, batch_size=4)
+    assert_follows_the_plain_loop("reference", "reversing", local)
+    with pytest.raises(UnsuitableTrainerError, match=message):
+        assert_follows_the_plain_loop(trainer, "reversing", local)
+
+
+def test_auto_trains_a_gradient_of_ones_own_as_the_reference_does():
+    task, local = network_task("reversing"), LocalTraining(steps=2, batch_size=4)
+    trainer, why = choose_trainer("auto", task, local, clients=1e9)
+    assert trainer.name == "reference"
+    assert "stacked fails on this model" in why
+    assert "threaded fails on this model" in why
 
 
 @pytest.mark.parametrize("trainer", ["reference", "threaded"])

@@ -20,6 +20,7 @@ import shutil
 import warnings
 from collections.abc import Callable, Sequence
 from functools import cache
+from threading import Lock
 from typing import Any
 from weakref import ReferenceType, ref
 
@@ -35,8 +36,12 @@ TensorFunction = Callable[..., tuple[Tensor, ...]]
 
 _SHARE = 16  # updates of a chunk take this part of a GPU's memory: activations take more
 _RECORDED = 4  # inputs and outputs of recordings take this part of it, beside those in use
+_MOST_DROPS = 2  # of a recording; to make it anew takes longer than it saves if it is then dropped
 _OCTAVE = 4  # sizes of chunks per doubling
 _MOST = 2**14  # clients in a chunk
+
+_replaying = Lock()
+"""Recordings share their memory, and PyTorch makes one at a time: no two threads are in one."""
 
 
 def require_device(name: str) -> None:
@@ -163,7 +168,10 @@ class Replay:
 
     A recording keeps its inputs and outputs. If those of a device take too much of its memory, as
     with cohorts of many sizes that fill it, the recording that was not used for longest is dropped,
-    and made anew when it is needed.
+    and made anew when it is needed. One that is dropped again is not: if several are needed in turn
+    that do not fit together, each would be dropped before it is repeated.
+
+    Any thread may call it.
 
     Args:
         function: of tensors, whose shapes and strides never change, on one GPU. Nothing in it may
@@ -174,6 +182,7 @@ class Replay:
 
     def __init__(self, function: TensorFunction, fixed: int) -> None:
         self._function, self._fixed = function, fixed
+        self._drops = 0
         self._places: list[int] | None = None
         self._inputs: list[Tensor] = []
         self._outputs: tuple[Tensor, ...] = ()
@@ -183,16 +192,17 @@ class Replay:
         """Return what the function returns."""
         count = len(tensors) - self._fixed
         places = [tensor.data_ptr() for tensor in tensors[count:]]
-        if places != self._places:
-            self.forget()  # frees the memory first
-            self._record(tensors, count)
-            self._places = places
-        if self._repeat is None:
-            return self._function(*tensors)
-        _recordings(tensors[0].device).move_to_end(self)
-        torch._foreach_copy_(self._inputs, list(tensors[:count]))
-        self._repeat()
-        return tuple(output.clone() for output in self._outputs)  # the next call overwrites them
+        with _replaying:
+            if places != self._places and self._drops < _MOST_DROPS:
+                self.forget()  # frees the memory first
+                self._record(tensors, count)
+                self._places = places
+            if self._repeat is not None:
+                _recordings(tensors[0].device).move_to_end(self)
+                torch._foreach_copy_(self._inputs, list(tensors[:count]))
+                self._repeat()
+                return tuple(output.clone() for output in self._outputs)  # overwritten next time
+        return self._function(*tensors)
 
     @property
     def bytes(self) -> int:
@@ -200,19 +210,30 @@ class Replay:
         return sum(t.numel() * t.element_size() for t in (*self._inputs, *self._outputs))
 
     def forget(self) -> None:
-        """Drop the recording."""
+        """Forget the recording."""
         self._repeat, self._places, self._inputs, self._outputs = None, None, [], ()
+
+    def drop(self) -> None:
+        """Forget the recording, as there is no room for it."""
+        self._drops += 1
+        self.forget()
 
     def _record(self, tensors: Sequence[Tensor], count: int) -> None:
         """Record the function with copies of so many tensors, or warn that it cannot be."""
+        device = tensors[0].device
         try:
             inputs = [tensor.clone() for tensor in tensors[:count]]
             self._repeat, self._outputs = _record(self._function, (*inputs, *tensors[count:]))
         except RuntimeError as error:
             _warn(f"local steps are not recorded on the GPU and run slower: {first_line(error)}")
+            is_full = isinstance(error, torch.OutOfMemoryError)
+        else:
+            self._inputs = inputs
+            _recordings(device).add(self, recording_bytes(tensors[0]))
             return
-        self._inputs = inputs
-        _recordings(tensors[0].device).add(self, recording_bytes(tensors[0]))
+        if is_full:  # all that recordings keep, so that the function itself can be called
+            _recordings(device).drop_all()
+            _memory_of_graphs.cache_clear()
 
 
 class _Recordings:
@@ -236,8 +257,15 @@ class _Recordings:
             if excess <= 0 or other is replay:
                 return
             excess -= other.bytes
-            other.forget()
+            other.drop()
             del self._known[key]
+
+    def drop_all(self) -> None:
+        """Drop all recordings."""
+        for known in self._known.values():
+            if other := known():
+                other.drop()
+        self._known = {}
 
 
 @cache
@@ -254,14 +282,21 @@ def _record(
         graph: torch.cuda.CUDAGraph = torch.cuda.CUDAGraph()
         stream = _stream_of_graphs(device)
         stream.wait_stream(torch.cuda.current_stream())
-        # if the capture fails, only the outer of the two leaves the stream
-        with torch.cuda.stream(stream):
-            function(*tensors)  # libraries choose their kernels and take their memory
-            pool, mode = _memory_of_graphs(device).pool(), "thread_local"
-            with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode=mode):
-                outputs = function(*tensors)
-        torch.cuda.current_stream().wait_stream(stream)
+        try:
+            # if the capture fails, only the outer of the two leaves the stream
+            with torch.cuda.stream(stream):
+                function(*tensors)  # libraries choose their kernels and take their memory
+                pool = _memory_of_graphs(device).pool()
+                with _capture(graph, stream, pool=pool):
+                    outputs = function(*tensors)
+        finally:  # also after an error, before others write where the tensors were
+            torch.cuda.current_stream().wait_stream(stream)
     return graph.replay, outputs
+
+
+def _capture(graph: Any, stream: Any, **where: Any) -> torch.cuda.graph:
+    """Return a context whose operations are recorded; other threads may use the GPU meanwhile."""
+    return torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local", **where)
 
 
 @cache
@@ -277,7 +312,7 @@ def _memory_of_graphs(device: torch.device) -> torch.cuda.CUDAGraph:
     It is never replayed. PyTorch frees such memory with the last graph that has a part in it.
     """
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=_stream_of_graphs(device)):
+    with _capture(graph, _stream_of_graphs(device)):
         torch.zeros(1, device=device)
     return graph
 

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from fedtide.algorithms import Cohort, FedAvg, Instructions
 from fedtide.algorithms.base import WeightedTotal
-from fedtide.content_hash import hash_once
+from fedtide.content_hash import hash_file, hash_once
 from fedtide.errors import InvalidInputError
 from fedtide.participation import Full
 from fedtide.simulation.experiment import Experiment
@@ -229,9 +229,19 @@ def _check_versions(wanted: Mapping[str, str]) -> None:
 
 
 def _check_fingerprints(wanted: Fingerprints, here: Fingerprints) -> None:
-    """Check that data and code are those of the run; code that travelled has no file here."""
-    code = {name: wanted["code"].get(name) for name in here["code"]}
-    changes = list_changes({"data": wanted["data"], "code": code}, {**here, "files": {}})
+    """Check that data and code are those of the run.
+
+    Code that travelled has no file here: that of a notebook, and of a script, which is `__main__`
+    there; the modules that a script imports were loaded here.
+    """
+    own = {name: sha for name, sha in here["code"].items() if name != "__main__"}
+    for name in wanted["code"].keys() - own.keys() - {"__main__"}:
+        file = getattr(sys.modules.get(name), "__file__", None)
+        own |= {name: hash_file(file)} if file else {}
+    code = {name: wanted["code"].get(name) for name in own}
+    changes = list_changes(
+        {"data": wanted["data"], "code": code}, {"data": here["data"], "code": own}
+    )
     if changes:
         raise InvalidInputError(
             f"{' and '.join(changes)} differs from that of the run; copy it to all nodes"

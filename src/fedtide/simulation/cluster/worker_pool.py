@@ -6,6 +6,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
@@ -71,11 +72,11 @@ class WorkerPool:
         training_seconds: how long chunks have trained, summed over the workers.
 
     Raises:
-        InvalidInputError: no node has room for a worker.
+        InvalidInputError: no node has room for a worker, or the problem cannot be sent to one.
     """
 
     def __init__(self, ray: Any, setup: WorkerSetup, workers: int | None) -> None:
-        self._ray, self._setup = ray, ray.put(setup)
+        self._ray, self._setup = ray, _put_setup(ray, setup)
         gpus = 0 if setup.experiment.device.startswith("cpu") else 1
         self._needs = {"CPU": setup.threads, "GPU": gpus}
         self._actor_class = ray.remote(
@@ -170,7 +171,7 @@ class WorkerPool:
             try:
                 chunk: TrainedChunk = self._ray.get(reference)
             except self._ray.exceptions.RayTaskError as error:
-                raise _cause(error) from error
+                raise _cause(self._ray, error) from error
             except self._ray.exceptions.RayError as error:
                 self._replace(worker, waiting, tasks, error)
                 continue
@@ -202,7 +203,7 @@ class WorkerPool:
         try:
             self._ray.get(reference)
         except self._ray.exceptions.RayTaskError as error:
-            raise _cause(error) from error
+            raise _cause(self._ray, error) from error
         except self._ray.exceptions.RayError as error:
             if "No module named 'fedtide'" in str(error):
                 raise InvalidInputError(
@@ -249,11 +250,31 @@ class _WorkerActor:
 
     def prepare(self, setup: WorkerSetup) -> None:
         """Prepare the problem."""
-        self._worker = ChunkWorker(setup)
+        with _errors_that_travel():
+            self._worker = ChunkWorker(setup)
 
     def train(self, start: Any, order: ChunkOrder) -> TrainedChunk:
         """Train a chunk."""
-        return self._worker.train(start, order)
+        with _errors_that_travel():
+            return self._worker.train(start, order)
+
+
+@contextmanager
+def _errors_that_travel() -> Iterator[None]:
+    """Raise an error that cannot be pickled, as a user's own may be, as a RuntimeError.
+
+    Ray would report the worker as lost.
+    """
+    from ray import cloudpickle
+
+    try:
+        yield
+    except Exception as error:
+        try:
+            cloudpickle.loads(cloudpickle.dumps(error))
+        except Exception:
+            raise RuntimeError(f"{type(error).__name__}: {error}") from None
+        raise
 
 
 def _count_room(ray: Any, needs: dict[str, int]) -> int:
@@ -265,7 +286,29 @@ def _count_room(ray: Any, needs: dict[str, int]) -> int:
     )
 
 
-def _cause(error: Any) -> BaseException:
+def _put_setup(ray: Any, setup: WorkerSetup) -> Any:
+    """Return a reference to the setup.
+
+    Raises:
+        InvalidInputError: something of the user's in it cannot be pickled.
+    """
+    try:
+        return ray.put(setup)
+    except Exception as error:  # Ray's own message holds all data
+        raise InvalidInputError(
+            "cluster: the model, the loss or the data cannot be sent to the workers "
+            f"({first_line(error.__cause__ or error, 150)}); leave out what cannot be pickled, "
+            "such as locks and open files"
+        ) from None
+
+
+def _cause(ray: Any, error: Any) -> BaseException:
     """Return what was raised in a worker, without Ray's wrapping."""
     cause = error.cause
+    if isinstance(cause, ray.exceptions.RaySystemError):
+        reason = first_line(cause).removeprefix("System error: ")
+        return InvalidInputError(
+            f"cluster: a node cannot read what the run sends to it ({reason}); copy modules of "
+            "your own to all nodes, where Python finds them"
+        )
     return cause if isinstance(cause, BaseException) else error

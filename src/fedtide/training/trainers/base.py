@@ -37,8 +37,8 @@ class Trained:
         return Trained(self.deltas[clients], buffers)
 
 
-class StackingError(InvalidInputError):
-    """The model cannot be trained for several clients at once, as with a data-dependent `if`."""
+class UnsuitableTrainerError(InvalidInputError):
+    """This trainer cannot train the model, as one with a data-dependent `if` cannot be stacked."""
 
 
 class Trainer(ABC):

@@ -29,7 +29,7 @@ from fedtide.training.trainers._graph_capture import (
     has_constants,
 )
 from fedtide.training.trainers._recurrent_layers import StackableRecurrence
-from fedtide.training.trainers.base import StackingError, Trained
+from fedtide.training.trainers.base import Trained, UnsuitableTrainerError
 from fedtide.training.trainers.step_block import BlockInputs, StepBlock, Tensors
 
 _Blocks = dict[Any, TensorFunction]
@@ -263,19 +263,21 @@ def _shared_blocks(family: object) -> _Blocks:
 
 @contextmanager
 def _stacking(stacked: bool) -> Iterator[None]:
-    """Choose kernels that stack over clients, and turn errors of stacking into a StackingError."""
+    """Choose kernels that stack over clients; turn errors into an UnsuitableTrainerError."""
     # a process-wide setting, which only the thread that captures may change
     kernels = sdpa_kernel(SDPBackend.MATH) if stacked else nullcontext()
     try:
         with kernels, StackableRecurrence() if stacked else nullcontext():
             yield
     except RuntimeError as error:
-        if not stacked or "memory" in str(error):
+        if "memory" in str(error):
             raise
         reason = first_line(error).partition(". ")[0]
-        raise StackingError(
-            f"trainer: this model cannot be stacked over clients ({reason}); use trainer: threaded "
-            "or reference"
+        fails, others = "stacked over clients", "threaded or reference"
+        if not stacked:  # torch.func differentiates the steps, which not every operation allows
+            fails, others = "trained on threads", "reference"
+        raise UnsuitableTrainerError(
+            f"trainer: this model cannot be {fails} ({reason}); use trainer: {others}"
         ) from error
 
 

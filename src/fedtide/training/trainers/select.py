@@ -14,7 +14,7 @@ from fedtide.problems.base import Task
 from fedtide.training import devices
 from fedtide.training.local_training import LocalTraining
 from fedtide.training.minibatches import MinibatchPlanner
-from fedtide.training.trainers.base import StackingError, Trainer
+from fedtide.training.trainers.base import Trainer, UnsuitableTrainerError
 from fedtide.training.trainers.reference import ReferenceTrainer
 from fedtide.training.trainers.stacked import StackedTrainer
 from fedtide.training.trainers.threaded import ThreadedTrainer
@@ -67,7 +67,7 @@ def choose_trainer(
                 seconds[candidate] = _seconds_per_client(
                     _trainer(candidate, task, local), task, local
                 )
-        except (StackingError, RuntimeError) as error:
+        except (UnsuitableTrainerError, RuntimeError) as error:
             failed[candidate] = first_line(error.__cause__ or error, 80)
     if "reference" not in seconds:
         raise InvalidInputError(
