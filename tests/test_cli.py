@@ -115,6 +115,29 @@ def test_a_run_makes_its_folder_and_says_where(fedtide):
     assert summary["metrics"]["loss"] == metrics["loss"][-1]
 
 
+@pytest.mark.parametrize("command", ["run", "sweep"])
+def test_a_folder_below_home(command, fedtide, tmp_path, monkeypatch):
+    for variable in ("HOME", "USERPROFILE"):
+        monkeypatch.setenv(variable, str(tmp_path / "home"))
+    plain = EXPERIMENT | {"rounds": 2, "seeds": [1, 2]}
+    options = ("--out=~/here", "--workers=1")  # a shell expands ~ at the beginning of a word alone
+    status, out, err = fedtide(command, write(plain), *options)
+    assert status == 0, err
+    assert not Path("~").exists()
+    assert str(tmp_path / "home" / "here") in out
+    assert (tmp_path / "home/here/results.parquet").exists()
+
+
+def test_a_search_whose_runs_all_fail_offers_no_best(fedtide):
+    rates = {"type": "two-stage", "lr": [1e30], "server_lr": [1.0]}
+    status, out, err = fedtide(
+        "sweep", write(EXPERIMENT | {"strategy": rates}), "--out=o", "--workers=1"
+    )
+    assert status == 0, err
+    assert "best: none, as all runs failed" in out
+    assert "fedtide run" not in out
+
+
 def test_without_out_runs_are_numbered(fedtide):
     file = write(EXPERIMENT | {"rounds": 2})
     assert fedtide("run", file)[0] == 0

@@ -219,6 +219,10 @@ def _hash_array(digest: _Digest, array: np.ndarray[Any, Any]) -> None:
 def _hash_tensor(digest: _Digest, tensor: Any) -> None:
     import torch
 
+    if tensor.layout is not torch.strided:
+        entries = tensor.detach().to_sparse().coalesce()
+        _update(digest, ["sparse", list(tensor.shape), entries.indices(), entries.values()])
+        return
     flat = tensor.detach().cpu().contiguous().flatten()
     digest.update(f"{tensor.dtype} {tuple(tensor.shape)} ".encode())
     if len(flat):

@@ -129,14 +129,18 @@ def first_line(error: BaseException, length: int = 200, with_type: bool = False)
 
 
 def did_you_mean(name: str, options: Iterable[str]) -> str:
-    """Return the hint for an unknown `name`: the closest option, or else all of them.
+    """Return the hint for an unknown `name`: the closest option, or else all of them, if any.
 
     >>> did_you_mean("fedua", ["fedavg", "fedau"])
     "did you mean 'fedau'?"
     >>> did_you_mean("xyz", ["fedavg", "fedau"])
     "choose one of 'fedau', 'fedavg'"
+    >>> did_you_mean("xyz", [])
+    'none is known here; remove it'
     """
     options = sorted(options)
+    if not options:
+        return "none is known here; remove it"
     closest = difflib.get_close_matches(name, options, n=1, cutoff=0.5)
     if closest:
         return f"did you mean {closest[0]!r}?"

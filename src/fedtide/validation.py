@@ -1,9 +1,10 @@
-"""Validation of arguments: numbers, choices and arrays with one entry per client."""
+"""Validation of arguments: numbers, choices, paths and arrays with one entry per client."""
 
 from __future__ import annotations
 
 import hashlib
 import math
+import os
 from collections.abc import Iterable, Sequence
 from numbers import Integral
 from pathlib import Path
@@ -95,6 +96,11 @@ def require_not_read(field: str, path: Path, inputs: Iterable[Path]) -> None:
             raise InvalidInputError(
                 f"{field}: {path} is a file that is read, and would be replaced; choose another"
             )
+
+
+def expand_home(path: str | Path) -> Path:
+    """Return a path in which ~ and ~user stand for a home folder; unknown users stay."""
+    return Path(os.path.expanduser(path))  # the method of Path fails for unknown users
 
 
 def require_folder_name(field: str, name: str) -> None:

@@ -179,7 +179,9 @@ def test_without_hub_and_folder_the_error_names_both(monkeypatch):
 )
 def test_lists_of_numbers_of_any_type_are_features(kind):
     images = [[[0, 1, 1], [1, 0, 1]], [[1, 1, 0], [0, 0, 1]], [[1, 0, 0], [0, 1, 0]]]
-    column = pa.chunked_array([pa.array(images[:1], kind), pa.array(images[1:], kind)])
+    number = np.float16 if "halffloat" in str(kind) else int  # PyArrow 17 converts no others
+    cells = [[[number(value) for value in row] for row in image] for image in images]
+    column = pa.chunked_array([pa.array(cells[:1], kind), pa.array(cells[1:], kind)])
     rows = read_table(pa.table({"image": column, "label": [0, 1, 0]}), "table")
     assert rows.features.dtype == np.float32
     assert np.array_equal(rows.features, images)

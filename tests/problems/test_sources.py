@@ -14,7 +14,8 @@ import pytest
 import torch
 from datasets import Dataset
 from PIL import Image
-from torch.utils.data import TensorDataset
+from scipy.sparse import csr_matrix
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from fedtide.errors import InvalidInputError
 from fedtide.problems.datasets.sources import Ragged, read_source, to_column
@@ -268,6 +269,15 @@ REFUSED = {
     "one-object": ({"a": None}, "not an array"),
     "empty-list": ({"a": [[1], []]}, "row 1"),
     "ragged-twice": ({"a": [[[1], [2, 3]], [[4]]]}, "two levels"),
+    "masked": ({"a": np.ma.masked_array([1.0, 2.0, 3.0], [False, True, False])}, "row 1"),
+    "masked-vectors": ({"a": np.ma.masked_equal([[1, 2], [3, 9]], 9)}, "1 of 2 .* row 1"),
+    "128-bits": (pl.DataFrame({"a": pl.Series([1], dtype=pl.Int128)}), "Int128 is not numeric"),
+    "large-whole-numbers": ({"a": [2**70, 1]}, "more than 64 bits"),
+    "sparse-of-scipy": ({"a": csr_matrix(VECTORS)}, r"sparse; .*\.toarray\(\)"),
+    "sparse-tensor": ({"a": torch.eye(3).to_sparse()}, r"sparse; .*\.to_dense\(\)"),
+    "no-elements": ({"a": [np.ones((2, 3)), np.ones((0, 3))]}, "row 1"),
+    "other-widths": ({"a": [np.ones((2, 3)), np.ones((1, 4))]}, "not an array"),
+    "images-of-two-sizes": ({"a": [np.ones((4, 5, 3)), np.ones((5, 5, 3))]}, "not an array"),
 }
 
 
@@ -277,6 +287,48 @@ def test_columns_that_no_network_can_use_are_refused_with_their_name(case):
     table = read_source("train", source, order=())
     with pytest.raises(InvalidInputError, match=rf"inputs: column 'a' of train: .*({reason})"):
         table.column("inputs", "a")
+
+
+@pytest.mark.parametrize("kind", ["arrays", "tensors", "objects", "pandas", "rows"])
+def test_sequences_of_vectors_may_differ_in_length(kind):
+    arrays = [np.arange(6.0).reshape(3, 2), np.arange(2.0).reshape(1, 2)]
+    tensors = [torch.from_numpy(array) for array in arrays]
+    source = {
+        "arrays": {"s": arrays},
+        "tensors": {"s": tensors},
+        "objects": {"s": np.array(arrays, dtype=object)},
+        "pandas": pd.DataFrame({"s": arrays}),
+        "rows": [(tensor,) for tensor in tensors],
+    }[kind]
+    column = read_source("train", source, order=["s"]).column("inputs", "s")
+    assert isinstance(column, Ragged)
+    padded, mask = column.pad()
+    assert padded.tolist() == [arrays[0].tolist(), [[0.0, 1.0], [0.0, 0.0], [0.0, 0.0]]]
+    assert mask.tolist() == [[True, True, True], [True, False, False]]
+
+
+def test_a_masked_array_without_missing_values_is_an_array():
+    assert to_column(np.ma.masked_array(NUMBERS)).tolist() == NUMBERS.tolist()
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        return iter([1.0, 2.0])
+
+
+STREAMS = {
+    "torch": (Stream(), r"list\(\.\.\.\) of it"),
+    "generator": ((row for row in ([1.0], [2.0])), r"list\(\.\.\.\) of it"),
+    "hugging-face": (Dataset.from_dict({"n": NUMBERS}).to_iterable_dataset(), r"list\("),
+    "loader": (DataLoader(TensorDataset(torch.ones(3))), "loader.dataset"),
+}
+
+
+@pytest.mark.parametrize("kind", STREAMS)
+def test_what_can_only_be_read_in_order_is_refused_with_what_to_give(kind):
+    source, hint = STREAMS[kind]
+    with pytest.raises(InvalidInputError, match=f"^train: .* is not a table; give .*{hint}"):
+        read_source("train", source, order=["n"])
 
 
 def test_an_unknown_column_names_the_nearest():

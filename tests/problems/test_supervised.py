@@ -476,6 +476,10 @@ WRONG = {
         {"loss": lambda z, y: ((z.squeeze(1) - y) ** 2).mean()},
         r"loss: .*one number per sample, shape \(2,\)",
     ),
+    "loss-that-is-a-class": (
+        {"loss": nn.CrossEntropyLoss},
+        r"loss: CrossEntropyLoss is a class; .*CrossEntropyLoss\(reduction='none'\)",
+    ),
     "loss-that-fails": ({"loss": lambda z, y: z @ z}, "loss: it fails on outputs of shape"),
     "random-loss": (
         {"loss": lambda z, y: functional.dropout((z.squeeze(1) - y) ** 2)},
@@ -663,6 +667,39 @@ def test_a_class_per_position_counts_no_padding():
     ]
     mean = torch.stack(expected).mean().item()
     assert task.evaluate(task.start).metrics["train_loss"] == pytest.approx(mean, rel=1e-6)
+
+
+MASKS = {
+    "x": RNG.normal(size=(6, 3, 4, 4)).astype(np.float32),
+    "y": RNG.integers(0, 3, (6, 4, 4)),
+    "client": [0, 0, 0, 1, 1, 1],
+}
+
+
+@pytest.mark.parametrize("width", [2, 3, 21])
+def test_classes_of_positions_come_last(width):
+    """torch's cross_entropy has them second; indexing the wrong dimension may even succeed."""
+
+    class Segmentation(nn.Module):
+        def __init__(self, dim):
+            super().__init__()
+            self.layer, self.dim = nn.Conv2d(3, width, 1), dim
+
+        def forward(self, x):
+            return self.layer(x).movedim(1, self.dim)
+
+    wrong = Supervised(MASKS, model=lambda: Segmentation(1), metrics={})
+    with pytest.raises(InvalidInputError, match=r"^model: .*\(2, 4, 4, C\).*movedim\(1, -1\)"):
+        prepare(wrong)
+    right = Supervised(MASKS, model=lambda: Segmentation(-1), metrics={})
+    if width < 3:
+        with pytest.raises(InvalidInputError, match=r"^model: .*C at least 3, got \(2, 4, 4, 2\)"):
+            prepare(right)
+        return
+    task = prepare(right)
+    logits = task.module(task.start)(torch.from_numpy(MASKS["x"]).double()).movedim(-1, 1)
+    expected = functional.cross_entropy(logits, torch.from_numpy(MASKS["y"])).item()
+    assert task.evaluate(task.start).metrics["train_loss"] == pytest.approx(expected, rel=1e-6)
 
 
 RAGGED = [[1, 1, 1], [2], [1, 2]]

@@ -299,3 +299,53 @@ def test_a_network_that_cannot_be_copied_is_refused():
         ft.InvalidInputError, match=r"^problem\.model: it cannot be copied .*; build"
     ):
         simulate(table(), net)
+
+
+class OnGraph(nn.Module):
+    """A network with a constant sparse matrix, as those on graphs have."""
+
+    def __init__(self, matrix):
+        super().__init__()
+        self.register_buffer("matrix", matrix)
+        self.output = nn.Linear(3, 1)
+
+    def forward(self, x):
+        return self.output((self.matrix @ x.T).T)
+
+
+@pytest.mark.parametrize("trainer", ["reference", "threaded", "auto"])
+def test_a_sparse_buffer_gives_the_run_of_a_dense_one_and_is_saved(trainer, tmp_path):
+    torch.manual_seed(0)
+    dense = OnGraph(torch.tensor([[1.0, 0.0, 0.5], [0.0, 0.0, 0.0], [0.0, 2.0, 0.0]]))
+    expected = simulate(table(), dense)
+    net = OnGraph(dense.matrix.to_sparse())
+    net.output = dense.output
+    folder = tmp_path / "run"
+    result = simulate(table(), net, trainer=trainer, out=folder)
+    assert result.model == pytest.approx(expected.model, rel=1e-5)
+    again = simulate(table(), net, trainer=trainer, out=folder, resume=True)
+    assert torch.equal(again.module().matrix.to_dense(), dense.matrix)
+    other = OnGraph(2 * net.matrix)
+    other.output = dense.output
+    with pytest.raises(ft.InvalidInputError, match=r"^resume: .*problem\.model \(other content"):
+        simulate(table(), other, trainer=trainer, out=folder, resume=True)
+
+
+@pytest.mark.parametrize(
+    ("message", "is_explained"),
+    [
+        ("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes", True),
+        ("CUDA out of memory. Tried to allocate 9 GiB", True),
+        ("unsupported memory format option Contiguous", False),
+    ],
+)
+def test_only_a_lack_of_memory_is_called_one(message, is_explained):
+    def fail(outputs, target):
+        if len(target) > 2:  # not in the trial
+            raise RuntimeError(message)
+        return (outputs.squeeze(1) - target) ** 2
+
+    error = ft.InvalidInputError if is_explained else RuntimeError
+    with pytest.raises(error, match=message) as caught:
+        simulate(table(), nn.Linear(3, 1), loss=fail)
+    assert isinstance(caught.value, ft.InvalidInputError) == is_explained

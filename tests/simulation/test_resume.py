@@ -6,6 +6,7 @@ import random
 import shutil
 import threading
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ import yaml
 import fedtide as ft
 from fedtide.algorithms import ALGORITHMS
 from fedtide.simulation.checkpoint import load_newest
+from fedtide.simulation.run_folder import RunFolder
 
 METHODS = {name: [{}] for name in ALGORITHMS} | {
     "fedau": [{"cutoff": 3}, {"cutoff": 2, "average": 0.7}, {"groups": [0, 1, 0, 1, 2, 2]}],
@@ -224,6 +226,24 @@ def test_the_folder_tells_the_experiment(regression, tmp_path):
     ft.simulate(**regression, out=tmp_path / "run")
     again = ft.Experiment.load(tmp_path / "run" / "experiment.yaml")
     assert again == ft.Experiment.from_dict(regression)
+
+
+@pytest.mark.parametrize("name", ["~/run", "[a]/run", "a*[0-9]?"])
+def test_names_of_folders_that_shells_and_libraries_expand(name, regression, tmp_path, monkeypatch):
+    home = tmp_path / "home"
+    home.mkdir()
+    for variable in ("HOME", "USERPROFILE"):
+        monkeypatch.setenv(variable, str(home))
+    monkeypatch.chdir(tmp_path)
+    folder = home / "run" if name.startswith("~") else tmp_path / name
+    first = ft.simulate(**regression, out=name)
+    assert (folder / "summary.json").exists()
+    assert not Path("~").exists()
+    assert RunFolder(name).read_metrics().equals(first.metrics)
+    again = ft.simulate(**regression, out=name, resume=True)
+    assert again.participation.equals(first.participation)
+    file = name + "/experiment.yaml"
+    assert ft.Experiment.load(file) == ft.Experiment.from_dict(regression)
 
 
 # Refusals: one sentence, and the folder as it was.

@@ -3,6 +3,7 @@
 import itertools
 from pathlib import Path
 
+import numpy as np
 import polars as pl
 import pytest
 import yaml
@@ -68,6 +69,29 @@ def test_labels_name_values_that_are_mappings(sweep):
     ]
     assert found.runs[1].experiment.participation == ft.participation.Full()
     assert found.runs[1].fields == {"participation": "all", "seed": 0}
+
+
+@pytest.mark.parametrize("outer_first", [True, False])
+def test_a_field_is_set_after_what_it_is_part_of(outer_first, sweep):
+    """Whatever the order in the file: YAML's mappings have none."""
+    grid = {"algorithm": ["fedau", "fedavg"], "algorithm.server_lr": [1.5, 3.0]}
+    listed = [{"local.lr": 0.25, "local": {"steps": 7, "lr": 0.5}}]
+    if not outer_first:
+        grid = dict(reversed(grid.items()))
+        listed = [dict(reversed(listed[0].items()))]
+    runs = [run.experiment for run in sweep(grid=grid, list=listed).runs]
+    found = {(type(run.algorithm).__name__, run.algorithm.server_lr) for run in runs}
+    assert found == set(itertools.product(["FedAU", "FedAvg"], [1.5, 3.0]))
+    assert {(run.local.lr, run.local.steps) for run in runs} == {(0.25, 7)}
+
+
+def test_values_and_seeds_may_be_ranges_and_arrays(base):
+    arrays = {"local.lr": np.logspace(-2, -1, 2), "local.steps": range(1, 3)}
+    lists = {"local.lr": [0.01, 0.1], "local.steps": [1, 2]}
+    found = Sweep.from_dict(base | {"grid": arrays, "seeds": range(2)})
+    expected = Sweep.from_dict(base | {"grid": lists, "seeds": [0, 1]})
+    assert found == expected
+    assert found == Sweep.from_dict(base | {"grid": arrays, "seeds": np.arange(2)})
 
 
 def test_values_that_cannot_name_a_folder_get_a_stable_hash(sweep):
@@ -174,6 +198,7 @@ def test_the_examples_can_be_loaded(file):
         ({"grid": {"local.lr": 0.1}}, "grid.local.lr", "[0.1, 0.3]"),
         ({"grid": {"local.lr": []}}, "grid.local.lr", "[0.1, 0.3]"),
         ({"grid": {"local.lr": [0.1, 0.1]}}, "grid.local.lr", "repeated"),
+        ({"grid": {"local.lr": [1, 1.0]}}, "grid.local.lr", "repeated"),
         ({"grid": {"local.lrr": [1]}}, "grid.local.lrr", "'lr'"),
         ({"grid": {"locale.lr": [1]}}, "grid.locale", "'local'"),
         ({"grid": {"algorithm.cutof": [1]}}, "grid.algorithm.cutof", "'cutoff'"),

@@ -146,6 +146,73 @@ def test_a_first_worker_is_not_ended_by_signals_while_it_starts():
     assert (process.stdout, process.stderr) == ("0\n", "")
 
 
+SCRIPT = """
+import sys
+import threading
+
+import numpy as np
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+import fedtide as ft
+from fedtide.sweep import Sweep, run_sweep
+
+
+class Rows(TensorDataset):
+    pass
+
+
+with open("started", "a") as file:
+    file.write("x")
+data = {"x": np.ones((12, 2)), "y": np.arange(12) % 2, "client": np.arange(12) // 4}
+if sys.argv[1] != "plain":
+    data = Rows(*map(torch.as_tensor, data.values()))
+if sys.argv[1] == "lock":
+    data.lock = threading.Lock()
+problem = ft.problems.Supervised(data, model=nn.Linear(2, 2))
+fields = {"participation": "full", "algorithm": "fedavg", "trainer": "reference", "rounds": 2}
+fields |= {"problem": problem, "local": {"steps": 1, "lr": 0.1}, "seeds": [1, 2]}
+SCRIPT_END
+"""
+RUN = "print(run_sweep(Sweep.from_dict(fields), 'out', workers=2)['status'].to_list())"
+
+
+def run_script(folder, kind, end, *options):
+    script = folder / "script.py"
+    script.write_text(SCRIPT.replace("SCRIPT_END", end))
+    command = [*options, SCRIPT.replace("SCRIPT_END", end)] if options else [str(script)]
+    return subprocess.run(
+        [sys.executable, *command, kind], cwd=folder, capture_output=True, text=True, timeout=300
+    )
+
+
+@pytest.mark.process
+def test_workers_do_not_run_the_script_again(tmp_path):
+    run = run_script(tmp_path, "plain", RUN)
+    assert run.stdout.strip() == "['done', 'done']", run.stderr
+    assert (tmp_path / "started").read_text() == "x"
+
+
+@pytest.mark.process
+def test_workers_import_a_script_whose_classes_they_need(tmp_path):
+    run = run_script(tmp_path, "own", f"if __name__ == '__main__':\n    {RUN}")
+    assert run.stdout.strip() == "['done', 'done']", run.stderr
+    assert (tmp_path / "started").read_text() == "xxx"
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    ("kind", "message"), [("own", "cannot import the classes"), ("lock", "cannot be sent to")]
+)
+def test_objects_that_workers_cannot_get_are_refused(kind, message, tmp_path):
+    run = run_script(tmp_path, kind, RUN, "-c")  # like a notebook: no file to import
+    assert "InvalidInputError: workers: " in run.stderr, run.stderr
+    assert message in run.stderr
+    assert "give workers=1" in run.stderr
+    assert (tmp_path / "started").read_text() == "x"
+
+
 @pytest.mark.parametrize("missing", [("sched_getaffinity",), ("sched_getaffinity", "cpu_count")])
 def test_cores_are_counted_on_systems_without_affinity(missing, monkeypatch):
     """macOS and Windows have no sched_getaffinity; cpu_count may be unknown."""

@@ -258,7 +258,9 @@ class FedAU(WeightedSum[FedAUState]):
     def __post_init__(self) -> None:
         require_positive("server_lr", self.server_lr)
         if self.cutoff is not None and self.cutoff < 1:
-            raise InvalidInputError(f"cutoff: {self.cutoff} is below 1; give null (in Python: None) for ∞")
+            raise InvalidInputError(
+                f"cutoff: {self.cutoff} is below 1; give null (in Python: None) for ∞"
+            )
         if isinstance(self.average, str):
             if self.average != "mean":
                 raise InvalidInputError(

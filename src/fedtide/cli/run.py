@@ -17,6 +17,7 @@ from fedtide.report.figures.run_comparison import comparison_figure
 from fedtide.report.loading import load_runs
 from fedtide.simulation.progress_bars import ProgressBars
 from fedtide.sweep import Sweep, run_sweep
+from fedtide.validation import expand_home
 
 
 def run_command(
@@ -56,7 +57,7 @@ def run_command(
     Example: fedtide run digits rounds=100 --out runs/short
     """
     sweep = Sweep.load(find_example(file), overrides or ())
-    out = out or _default_out(sweep.name, resume or force_resume)
+    out = expand_home(out or _default_out(sweep.name, resume or force_resume))
     if (resume or force_resume) and not out.exists():
         print(
             f"fedtide: {out} does not exist, so the run starts from the beginning", file=sys.stderr

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -18,6 +19,7 @@ from fedtide.simulation.progress_bars import ProgressBars
 from fedtide.sweep import Sweep, run_sweep
 from fedtide.sweep.result_table import RESULTS_FILE
 from fedtide.sweep.sweep_spec import BEST_FILE
+from fedtide.validation import expand_home
 
 _MAX_ROWS = 40  # configurations printed; the file has all
 
@@ -52,7 +54,7 @@ def sweep_command(
     Example: fedtide sweep digits-sweep --out runs/sweep
     """
     sweep = Sweep.load(find_example(file), overrides or ())
-    out = out or runs_folder(sweep.name)
+    out = expand_home(out or runs_folder(sweep.name))
     with ProgressBars(sweep.name) as bars:
         done = track_runs(track, out, sweep.name)
         frame = run_sweep(
@@ -66,9 +68,13 @@ def sweep_command(
         )
     _print_results(frame, new_console())
     print(f"results: {out / RESULTS_FILE}")
-    if sweep.strategy is not None:
-        best = out / BEST_FILE
-        print(f"best: {best}; run it with: fedtide run {best} 'seeds=[1, 2, 3]'")
+    if sweep.strategy is None:
+        return
+    best = out / BEST_FILE
+    if frame["best"].any():
+        print(f"best: {best}; run it with: fedtide run {shlex.quote(str(best))} 'seeds=[1, 2, 3]'")
+    else:
+        print("best: none, as all runs failed")
 
 
 def _print_results(frame: pl.DataFrame, console: Console) -> None:

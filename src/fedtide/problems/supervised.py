@@ -25,7 +25,6 @@ from fedtide.problems.datasets.catalogue import standardisation
 from fedtide.problems.datasets.sources import (
     Ints,
     Table,
-    expand_home,
     read_source,
     split_files,
 )
@@ -57,6 +56,7 @@ from fedtide.problems.supervised_data import (
     warn_of_scales,
 )
 from fedtide.problems.supervised_task import SupervisedData, SupervisedTask
+from fedtide.validation import expand_home
 
 _logger = logging.getLogger("fedtide")
 
@@ -79,8 +79,8 @@ class Supervised(Problem):
             each is an argument of `forward`, in order, except that columns with one number per row
             form one vector together. A mapping passes them by the names of `forward`'s arguments.
             Integers stay integers, encoded images and uint8 arrays of two or more dimensions per
-            sample become standardised pixels, and lists of different lengths are padded with
-            zeros; then `forward` gets `mask` (True: not padded), if it has an argument of that
+            sample become standardised pixels, and lists or arrays of different lengths are padded
+            with zeros; then `forward` gets `mask` (True: not padded), if it has an argument of that
             name, and so does the loss.
         target: the column that the loss compares outputs with, or several numeric ones. Text is
             encoded as classes in sorted order. None: the first input (self-supervised).
@@ -97,9 +97,10 @@ class Supervised(Problem):
             import path "package.module:Class", a name in `MODELS`, or a mapping with `type`. Layers
             in evaluation mode (`layer.eval()`) keep their statistics and drop nothing; a network
             that is in evaluation mode as a whole is trained as a whole.
-        loss: "cross_entropy", "mse", "mae", "huber", "bce", "next_token", or a function of
-            (outputs, target), with padded sequences (outputs, target, mask), that returns the loss
-            of each sample, (B,), from torch operations; also by import path.
+        loss: "cross_entropy" (the classes are the last dimension of the logits, also where each
+            pixel or position has a class), "mse", "mae", "huber", "bce", "next_token", or a
+            function of (outputs, target), with padded sequences (outputs, target, mask), that
+            returns the loss of each sample, (B,), from torch operations; also by import path.
         metrics: one or several names such as "accuracy", or by name a function like a loss, or a
             `Metric`, which says whether lower is better; None: those that suit the loss. For a
             function its name decides: losses and errors are better when lower, all else when
@@ -330,6 +331,11 @@ def resolve_loss(loss: str | LossFunction) -> tuple[LossFunction, TargetKind | N
     function = resolve_function("loss", loss, LOSSES)
     if not callable(function):
         raise InvalidInputError(f"loss: {function!r:.60} is not a function; give one, or a name")
+    if isinstance(function, type) and issubclass(function, nn.Module):
+        raise InvalidInputError(
+            f"loss: {function.__name__} is a class; give an object of it, such as "
+            f"{function.__name__}(reduction='none')"
+        )
     if isinstance(function, nn.Module):
         names = [name for name, p in function.named_parameters() if p.requires_grad]
         if names:

@@ -25,7 +25,7 @@ from fedtide.problems.loss_checks import (
     trial_rows,
     warn_of_probabilities,
 )
-from fedtide.problems.losses import TARGET_KINDS, LossFunction
+from fedtide.problems.losses import TARGET_KINDS, LossFunction, TargetKind
 from fedtide.problems.models import FunctionalModel
 from fedtide.problems.models.functional import mixes_samples
 from fedtide.problems.partitions import Shards, StoredShards
@@ -135,7 +135,7 @@ class SupervisedTask(Task):
         self.model = FunctionalModel(module, self._arguments(self._example), names, training_dtype)
         self.fewest_samples = self.model.fewest_samples
         self.is_recurrent = self.model.is_recurrent
-        self._check_outputs(named=loss in TARGET_KINDS)
+        self._check_outputs(TARGET_KINDS.get(loss))
         warn_of_probabilities(module, loss, self.model.example_output)
         self._check_gradient()
         self._apart = self._check_independence()
@@ -477,11 +477,15 @@ class SupervisedTask(Task):
         return (*samples.inputs, samples.mask)
 
     @torch.no_grad()
-    def _check_outputs(self, named: bool) -> None:
-        """Raise InvalidInputError unless the loss, one with a name or not, takes the outputs."""
+    def _check_outputs(self, kind: TargetKind | None) -> None:
+        """Raise InvalidInputError unless the loss takes the outputs.
+
+        Args:
+            kind: of targets that the loss expects; None: it is a function of the user's.
+        """
         outputs, example = self.model.example_output, self._example
         count, classes = len(example), self._data.classes
-        if named and not isinstance(outputs, Tensor):
+        if kind is not None and not isinstance(outputs, Tensor):
             raise InvalidInputError(
                 f"model: it returns a {type(outputs).__name__}; return the logits or predictions "
                 "alone, or give a loss of your own"
@@ -492,6 +496,15 @@ class SupervisedTask(Task):
                 raise InvalidInputError(
                     f"model: the output for {count} samples of {classes} classes should have shape "
                     f"({count}, {classes}), got {shape}; set the last layer's width to {classes}"
+                )
+        elif kind in ("classes", "tokens"):
+            positions, shape = tuple(example.target.shape), tuple(outputs.shape)
+            if shape[:-1] != positions or shape[-1] < classes:
+                width = f"C at least {classes}" if classes else "C the number of tokens"
+                raise InvalidInputError(
+                    f"model: the output for targets of shape {positions} should have shape "
+                    f"({', '.join(map(str, positions))}, C) with {width}, got {shape}; the classes "
+                    "come last, unlike in torch's cross_entropy (outputs.movedim(1, -1) moves them)"
                 )
         masks = () if example.mask is None else (example.mask,)
         for name, function in self._functions.items():

@@ -35,7 +35,7 @@ from fedtide.training.devices import require_device
 from fedtide.training.lr_schedules import LearningRateSchedule
 from fedtide.training.projection import Projection
 from fedtide.training.trainers.select import TrainerName
-from fedtide.validation import require_at_least
+from fedtide.validation import expand_home, require_at_least
 from fedtide.yaml_text import YamlError, parse
 
 BUILDER = Builder(
@@ -280,10 +280,11 @@ def read_yaml(
     Raises:
         InvalidInputError: no such file, not YAML, or not a mapping.
     """
-    if Path(path).is_dir():
+    file = expand_home(path)
+    if file.is_dir():
         raise InvalidInputError(f"{path}: is a folder; give the file in it")
     try:
-        plain = parse(Path(path).read_text(encoding="utf-8"))
+        plain = parse(file.read_text(encoding="utf-8"))
     except YamlError as error:
         raise InvalidInputError(f"{path}: {error}; correct the file") from None
     except UnicodeDecodeError as error:

@@ -30,6 +30,7 @@ from fedtide.locking import LOCK_FILE, lock_folder
 from fedtide.simulation.divergence import DivergenceError
 from fedtide.simulation.experiment import complete, differences, read_yaml
 from fedtide.simulation.fingerprints import Fingerprints, list_changes
+from fedtide.validation import expand_home
 
 _logger = logging.getLogger("fedtide")
 
@@ -82,14 +83,14 @@ class RunFolder:
     """The files of one run.
 
     Args:
-        path: the folder; created when it is locked.
+        path: the folder, in which ~ is the home folder; created when it is locked.
 
     Attributes:
         log_chain: a chained checksum of the parts of the log written so far.
     """
 
     def __init__(self, path: str | Path) -> None:
-        self.path = Path(path)
+        self.path = expand_home(path)
         self.experiment = self.path / "experiment.yaml"
         self.fingerprints = self.path / "fingerprints.json"
         self.metrics = self.path / "metrics.parquet"
@@ -214,7 +215,7 @@ class RunFolder:
 
     def read_log(self) -> list[pl.DataFrame]:
         """Return the parts of the log in order."""
-        return [pl.read_parquet(part) for part in numbered(self.log_parts, "parquet")]
+        return [read_frame(part) for part in numbered(self.log_parts, "parquet")]
 
     def start_live_metrics(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """Write the metrics so far: none, or those up to the checkpoint that a run resumes from."""
@@ -242,7 +243,7 @@ class RunFolder:
             InvalidInputError: the folder holds no run.
         """
         if self.finished:
-            return pl.read_parquet(self.metrics)
+            return read_frame(self.metrics)
         if not self.live_metrics.exists():
             if not self.experiment.exists():
                 raise InvalidInputError(f"{self.path}: holds no run; give the folder of a run")
@@ -287,6 +288,11 @@ class RunFolder:
             if list_changes(before, now):
                 earlier = [*before.pop("earlier", []), before]
                 write_json(self.fingerprints, {**now, "earlier": earlier})
+
+
+def read_frame(file: Path) -> pl.DataFrame:
+    """Return a Parquet file of a run; brackets and stars in its path are no pattern."""
+    return pl.read_parquet(file, glob=False)
 
 
 def _chain(before: str, part: Path) -> str:

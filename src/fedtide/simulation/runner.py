@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -32,7 +33,7 @@ from fedtide.simulation.fingerprints import fingerprint_experiment
 from fedtide.simulation.interruption import Interrupted, Interruption
 from fedtide.simulation.loop import Run
 from fedtide.simulation.result import Result
-from fedtide.simulation.run_folder import Failure, Resume, RunFolder, finite_row
+from fedtide.simulation.run_folder import Failure, Resume, RunFolder, finite_row, read_frame
 from fedtide.training.devices import lacks_bfloat16
 from fedtide.training.threads import restored_threads
 from fedtide.training.trainers.select import TrainerName
@@ -94,9 +95,13 @@ def _memory_errors() -> Iterator[None]:
         raise explained from None
 
 
+_LACKS_MEMORY = re.compile("out of memory|not enough memory|allocate memory", re.IGNORECASE)
+"""What PyTorch says where memory is short; many other errors mention memory formats."""
+
+
 def _explain_memory(error: Exception) -> Exception:
     """Return what to do about an error of missing memory; any other error as it is."""
-    of_torch = isinstance(error, RuntimeError) and "memory" in str(error)
+    of_torch = isinstance(error, RuntimeError) and _LACKS_MEMORY.search(str(error))
     if not (of_torch or isinstance(error, MemoryError)):
         return error
     return InvalidInputError(
@@ -400,8 +405,11 @@ def _saved_model(run: Run) -> dict[str, torch.Tensor]:
         named = run.task.layout.unflatten(run.driver.output)
     else:
         named = network.state_dict()
-    # tied parameters share their memory, which the file format refuses
-    return {name: tensor.detach().cpu().contiguous().clone() for name, tensor in named.items()}
+    dense = {
+        name: tensor if tensor.layout is torch.strided else tensor.to_dense()
+        for name, tensor in named.items()
+    }  # the file format has no sparse tensors, and refuses the shared memory of tied parameters
+    return {name: tensor.detach().cpu().contiguous().clone() for name, tensor in dense.items()}
 
 
 def _buffers(run: Run) -> torch.Tensor | None:
@@ -418,7 +426,7 @@ def _read(run: Run, folder: RunFolder) -> Result:
         timings, summary = folder.read_json(folder.timings), folder.read_json(folder.summary)
         named = safetensors.torch.load_file(folder.model, device=run.experiment.device)
         metrics, log, clients = map(
-            pl.read_parquet, (folder.metrics, folder.participation, folder.clients)
+            read_frame, (folder.metrics, folder.participation, folder.clients)
         )
         model = run.task.layout.flatten(named).cpu().numpy()
         layout = run.task.buffer_layout

@@ -15,9 +15,9 @@ from fedtide.content_hash import fingerprint, is_data, this_call
 from fedtide.errors import InvalidInputError, error_prefix
 from fedtide.import_paths import is_import_path, is_own
 from fedtide.problems import Problem, Task
-from fedtide.problems.datasets.sources import expand_home
 from fedtide.problems.weighted_objective import weigh_objective
 from fedtide.simulation.experiment import Experiment
+from fedtide.validation import expand_home
 
 _PLAIN = (type(None), bool, int, float, complex, bytes, np.generic)
 

@@ -55,11 +55,13 @@ class Configuration:
         return replace(self, points=(*self.points, point))
 
     def resolve(self) -> dict[str, Any]:
-        """Return the experiment as plain data, with the method and all points applied."""
-        plain = merge(self.base, self.changes)
-        for point in self.points:
-            plain = set_fields(plain, point.changes)
-        return plain
+        """Return the experiment as plain data, with the method and all points applied.
+
+        A field is set after what it is part of, such as `local.lr` after `local`.
+        """
+        changes = [change for point in self.points for change in point.changes.items()]
+        ordered = sorted(changes, key=lambda change: change[0].count("."))
+        return set_fields(merge(self.base, self.changes), dict(ordered))
 
     def to_method(self) -> dict[str, Any]:
         """Return the top-level keys that define this configuration, as an entry of `methods`."""

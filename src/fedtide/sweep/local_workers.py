@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import os
+import pickle
 import signal
+import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from multiprocessing import connection, get_context, parent_process, resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
+from types import ModuleType
 
 import torch
 
 from fedtide.content_hash import hash_once
+from fedtide.errors import InvalidInputError, first_line
 from fedtide.simulation.cluster.ray_cluster import RayCluster
 from fedtide.simulation.task_cache import clear_task_cache
 from fedtide.sweep.job import (
@@ -75,9 +79,14 @@ def run_in_processes(
     `MAX_ATTEMPTS` attempts. Once `stopped` returns true no job starts and the active runs are
     saved and ended; on Windows, where SIGTERM cannot be handled, they are killed and resume from
     their last checkpoint.
+
+    Raises:
+        InvalidInputError: the jobs hold objects that processes cannot be sent, or of classes that a
+            notebook defines, which they cannot import.
     """
     clear_task_cache()  # the workers prepare their own tasks
-    pool = _WorkerPool(max(1, available_cores() // workers), progress, on_finished)
+    threads = max(1, available_cores() // workers)
+    pool = _WorkerPool(threads, _needs_main_module(jobs), progress, on_finished)
     try:
         pool.run(deque(jobs), workers, stopped)
     finally:
@@ -91,13 +100,13 @@ class _Worker:
         job: the active job; None while idle.
     """
 
-    def __init__(self, threads: int) -> None:
+    def __init__(self, threads: int, imports_main: bool) -> None:
         context = get_context("spawn")
         self.pipe, theirs = context.Pipe()
         self.process: SpawnProcess = context.Process(
             target=_worker_main, args=(theirs, threads), daemon=True
         )
-        with _signals_blocked():
+        with _signals_blocked(), nullcontext() if imports_main else _main_module_hidden():
             self.process.start()
         theirs.close()
         self.job: Job | None = None
@@ -126,11 +135,53 @@ def _signals_blocked() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
+@contextmanager
+def _main_module_hidden() -> Iterator[None]:
+    """Let a process that starts here not run the user's script again, as it otherwise does.
+
+    A script may have no `if __name__ == "__main__"`, and do more than to start the sweep.
+    """
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
+
+
+def _needs_main_module(jobs: Sequence[Job]) -> bool:
+    """Return whether jobs hold an object of a class that the script defines, as a network may be.
+
+    Raises:
+        InvalidInputError: they do, and it is no script but a notebook or an interpreter; or an
+            object cannot be sent to other processes.
+    """
+    try:
+        # Arrays stay out of the stream (their callback returns nothing), so that it is short.
+        stream = pickle.dumps(list(jobs), protocol=5, buffer_callback=lambda _: None)
+    except Exception as error:  # an object of the user's may raise anything
+        raise InvalidInputError(
+            f"workers: an object of the experiment cannot be sent to worker processes "
+            f"({first_line(error, with_type=True)}); give workers=1"
+        ) from error
+    if b"__main__" not in stream:
+        return False
+    if not hasattr(sys.modules["__main__"], "__file__"):
+        raise InvalidInputError(
+            "workers: worker processes cannot import the classes that a notebook defines; move "
+            "them to a module (a .py file that is imported), or give workers=1"
+        )
+    return True
+
+
 class _WorkerPool:
     """Worker processes and their jobs."""
 
-    def __init__(self, threads: int, progress: SweepProgress, on_finished: OnFinished) -> None:
-        self._threads, self._progress, self._on_finished = threads, progress, on_finished
+    def __init__(
+        self, threads: int, imports_main: bool, progress: SweepProgress, on_finished: OnFinished
+    ) -> None:
+        self._threads, self._imports_main = threads, imports_main
+        self._progress, self._on_finished = progress, on_finished
         self._workers: list[_Worker] = []
 
     def run(self, waiting: deque[Job], size: int, stopped: Callable[[], bool]) -> None:
@@ -166,7 +217,7 @@ class _WorkerPool:
         while waiting and len(self._busy()) < size:
             idle = next((worker for worker in self._workers if worker.job is None), None)
             if idle is None:
-                idle = _Worker(self._threads)
+                idle = _Worker(self._threads, self._imports_main)
                 self._workers.append(idle)
             job = waiting.popleft()
             idle.assign(job)

@@ -25,6 +25,7 @@ from fedtide.sweep.preflight import check_record, check_runs
 from fedtide.sweep.result_table import RESULTS_FILE, read_results
 from fedtide.sweep.sweep_progress import SweepProgress
 from fedtide.sweep.sweep_spec import BEST_FILE, SWEEP_FILE, Sweep
+from fedtide.validation import expand_home
 
 OnProgress = Callable[[SweepProgress], None]
 """Called with the progress of all runs after every change."""
@@ -53,7 +54,7 @@ def run_sweep(
 
     Args:
         sweep: the sweep.
-        out: the output folder.
+        out: the output folder, in which ~ is the home folder.
         workers: how many runs are executed at a time; None: one per core. With `cluster`, how many
             workers train the clients; None: as many as the cluster has room for.
         ray: the address of a Ray cluster on which each run is a task; None: processes on this
@@ -76,7 +77,7 @@ def run_sweep(
     """
     if ray is not None and cluster is not None:
         raise InvalidInputError("cluster: given besides ray; give one of them")
-    out = Path(out)
+    out = expand_home(out)
     check_runs(sweep.runs, out, strict, resume)
     if not sweep.is_single_run:
         check_record(sweep, out)

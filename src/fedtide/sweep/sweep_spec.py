@@ -8,6 +8,8 @@ from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from fedtide.content_hash import is_data
 from fedtide.errors import InvalidInputError, list_names
 from fedtide.simulation.config import refuse_missing_keys, refuse_unknown_keys
@@ -23,7 +25,7 @@ from fedtide.simulation.experiment import (
 from fedtide.sweep.configurations import Configuration, SweepRun
 from fedtide.sweep.grid import Point, combine_points, merge, parse_methods
 from fedtide.sweep.strategies import SearchResult, TwoStage, build_strategy
-from fedtide.validation import require_whole_number, shorten_folder_name
+from fedtide.validation import expand_home, require_whole_number, shorten_folder_name
 
 _logger = logging.getLogger("fedtide")
 
@@ -78,7 +80,7 @@ class Sweep:
                 every method replaces, or the seeds, grid, list or strategy vary.
         """
         overrides = list(overrides)
-        plain = override(_read(Path(path), []), overrides)
+        plain = override(_read(expand_home(path), []), overrides)
         _refuse_ineffective(overrides, plain)
         return cls.from_dict(plain, Path(path).stem)
 
@@ -93,7 +95,8 @@ class Sweep:
             InvalidInputError: an invalid value, or an object that plain data cannot describe.
         """
         refuse_unknown_keys(plain, _KEYS)
-        plain = {key: _to_plain(key, value) for key, value in plain.items()}
+        listed = {key: _list_values(plain[key]) for key in ("seeds", "grid") if key in plain}
+        plain = {key: _to_plain(key, value) for key, value in {**plain, **listed}.items()}
         if plain.get("name", name) is None:
             del plain["name"]
         common = {key: value for key, value in plain.items() if key not in SWEEP_KEYS}
@@ -141,6 +144,21 @@ class Sweep:
     def _method_name(self, configuration: Configuration) -> str:
         """Return the name of a configuration as a method of its own."""
         return shorten_folder_name(configuration.label.replace("/", ",")) or self.name
+
+
+def _list_values(values: Any) -> Any:
+    """Return seeds, or the values of each field of a grid, as lists: also of a range or an array.
+
+    >>> _list_values(range(3)), _list_values({"local.lr": np.array([0.5, 1.0])})
+    ([0, 1, 2], {'local.lr': [0.5, 1.0]})
+    """
+    if isinstance(values, Mapping):
+        return {
+            field: given if isinstance(given, Mapping) else _list_values(given)
+            for field, given in values.items()
+        }
+    is_array = isinstance(values, np.ndarray) and values.ndim == 1
+    return values.tolist() if is_array else list(values) if isinstance(values, range) else values
 
 
 def _to_plain(key: str, value: Any) -> Any:
@@ -269,7 +287,7 @@ def _read(path: Path, above: Sequence[Path]) -> dict[str, Any]:
         return plain
     if not isinstance(base, str):
         raise InvalidInputError(f"base: {base!r:.60} is not the name of a file; give one")
-    below = _read(path.parent / base, [*above, path.resolve()])
+    below = _read(path.parent / expand_home(base), [*above, path.resolve()])
     replaced = [key for key in SWEEP_KEYS if key in plain]
     replaced += ["seeds"] if "seed" in plain else []
     return merge({key: value for key, value in below.items() if key not in replaced}, plain)

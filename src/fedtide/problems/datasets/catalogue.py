@@ -18,7 +18,7 @@ from torch import Tensor
 
 from fedtide.errors import InvalidInputError, did_you_mean
 from fedtide.problems.datasets.parquet import Rows, read_folder, read_table
-from fedtide.problems.datasets.sources import expand_home
+from fedtide.validation import expand_home
 
 _CIFAR = ((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010))
 _GREY = ((0.1307,), (0.3081,))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ from fedtide.import_paths import import_object, is_import_path
 from fedtide.problems.datasets.hub import load_from_hub, undecoded
 from fedtide.problems.datasets.image_decoding import decode_cached, decode_images
 from fedtide.text_files import DAMAGE, has_rows, read_header, split_suffix, unreadable
+from fedtide.validation import expand_home
 
 Ints = NDArray[np.int64]
 
@@ -180,18 +180,24 @@ def read_source(field: str, source: Any, order: Sequence[str], names: str | None
     library = type(source).__module__.partition(".")[0]
     if library == "pandas":
         return _table(source.items(), field)
-    if library == "datasets" and hasattr(source, "features"):
+    if library == "datasets" and hasattr(source, "features") and hasattr(source, "__len__"):
         arrow = undecoded(source).with_format("arrow")[:]
         return _table(zip(arrow.column_names, arrow.columns, strict=True), field)
     if hasattr(source, "__getitem__") and hasattr(source, "__len__"):
         columns = [*order, *([] if names is None else [names])]
         return _table(_collect_rows(field, source, columns, len(order)).items(), field)
-    raise InvalidInputError(f"{field}: a {type(source).__name__} is not a table; give {_KINDS}")
+    raise InvalidInputError(
+        f"{field}: a {type(source).__name__} is not a table; give {_instead_of(source)}"
+    )
 
 
-def expand_home(path: str | Path) -> Path:
-    """Return a path in which ~ and ~user stand for a home folder; unknown users stay."""
-    return Path(os.path.expanduser(path))  # the method of Path fails for unknown users
+def _instead_of(source: Any) -> str:
+    """Return what to give instead of something that is no table."""
+    if isinstance(source, torch.utils.data.DataLoader):
+        return "its data set, loader.dataset, as fedtide draws the minibatches"
+    if isinstance(source, Iterable):
+        return "list(...) of it, which holds all samples in memory"
+    return _KINDS
 
 
 def split_files(field: str, folder: Path) -> list[Path]:
@@ -402,11 +408,22 @@ def to_column(value: Any) -> Column:
     Raises:
         InvalidInputError: missing values, or values of a type that no network can use.
     """
+    if hasattr(value, "toarray") or getattr(value, "layout", torch.strided) is not torch.strided:
+        dense = "to_dense" if isinstance(value, torch.Tensor) else "toarray"
+        raise InvalidInputError(f"it is sparse; give a dense array, such as its .{dense}()")
     if isinstance(value, torch.Tensor):
         value = value.detach().cpu()
         value = (value.float() if value.dtype == torch.bfloat16 else value).numpy()
+    if isinstance(value, np.ma.MaskedArray):
+        missing = np.ma.getmaskarray(value).reshape(len(value), -1).any(1)
+        if missing.any():
+            raise _missing(int(missing.sum()), len(value), int(missing.argmax()))
+        value = value.data
     if isinstance(value, pl.Series):
-        value = value.to_arrow()
+        try:
+            value = value.to_arrow()
+        except (pa.ArrowException, pl.exceptions.PolarsError):  # 128 bits, or Python objects
+            raise _no_numbers(value.dtype) from None
     if isinstance(value, pa.Array | pa.ChunkedArray):
         return from_arrow(value)
     if type(value).__module__.partition(".")[0] == "pandas":
@@ -431,17 +448,21 @@ def _from_objects(values: Any, from_pandas: bool = False) -> Column:
     """Return a column from text, or from lists or arrays in the cells of a table."""
     try:
         return from_arrow(pa.array(values, from_pandas=from_pandas))
-    except (pa.ArrowException, TypeError, ValueError) as error:
+    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
         if isinstance(error, InvalidInputError):
             raise
+        if isinstance(error, OverflowError):
+            raise InvalidInputError(
+                "its whole numbers need more than 64 bits; give text, or floating-point numbers"
+            ) from None
         kinds: set[str] = set()
         try:  # PyArrow does not take arrays of several dimensions in cells
             kinds = {type(cell).__name__ for cell in values}
-            stacked = np.stack([np.asarray(cell) for cell in values])
+            arrays = [np.asarray(cell) for cell in values]
         except (TypeError, ValueError):
-            stacked = np.empty(0, dtype=object)
-        if stacked.dtype.kind in "biuf" and len(stacked):
-            return stacked
+            arrays = []
+        if (joined := _join_arrays(arrays)) is not None:
+            return joined
         if len(kinds) > 1:
             raise InvalidInputError(
                 f"its values are of different types ({', '.join(sorted(kinds))}); convert them to "
@@ -451,6 +472,28 @@ def _from_objects(values: Any, from_pandas: bool = False) -> Column:
             f"it is not an array ({first_line(error, 100)}); give numbers, text, images, or "
             "lists of numbers"
         ) from None
+
+
+def _join_arrays(arrays: Sequence[NDArray[Any]]) -> Column | None:
+    """Return arrays of numbers, one a row, as a column; None: they hold or are something else.
+
+    Arrays of up to two dimensions that differ in length are sequences.
+    """
+    if not arrays or any(array.dtype.kind not in "biuf" for array in arrays):
+        return None
+    if len({array.shape for array in arrays}) == 1:
+        return np.stack(arrays)
+    if len({array.shape[1:] for array in arrays}) > 1 or not 1 <= arrays[0].ndim <= 2:
+        return None
+    sizes = [len(array) for array in arrays]
+    if not min(sizes):
+        raise _empty_list(sizes.index(0))
+    return Ragged(np.concatenate(arrays), np.concatenate([[0], np.cumsum(sizes)]))
+
+
+def _empty_list(row: int) -> InvalidInputError:
+    """Return the error about a row whose sequence has no elements."""
+    return InvalidInputError(f"the list in row {row} is empty; remove the row")
 
 
 def from_arrow(
@@ -471,11 +514,7 @@ def from_arrow(
         values = values.storage
     kind = values.type
     if values.null_count:
-        first = values.is_null().index(True).as_py()
-        raise InvalidInputError(
-            f"{values.null_count} of {len(values)} values are missing (the first in row {first}); "
-            "fill them in or remove the rows"
-        )
+        raise _missing(values.null_count, len(values), values.is_null().index(True).as_py())
     if pa.types.is_dictionary(kind):
         return from_arrow(values.dictionary_decode(), cache)
     if pa.types.is_struct(kind) and kind.get_field_index(_IMAGE_BYTES) >= 0:
@@ -492,7 +531,20 @@ def from_arrow(
         return _reshape(values.flatten(), len(values), kind.list_size)
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
         return _from_lists(values)
-    raise InvalidInputError(
+    raise _no_numbers(kind)
+
+
+def _missing(count: int, rows: int, first: int) -> InvalidInputError:
+    """Return the error about a column that lacks values."""
+    return InvalidInputError(
+        f"{count} of {rows} values are missing (the first in row {first}); fill them in or remove "
+        "the rows"
+    )
+
+
+def _no_numbers(kind: object) -> InvalidInputError:
+    """Return the error about a column of this type."""
+    return InvalidInputError(
         f"its type {kind} is not numeric; give numbers, text, images, or lists of numbers"
     )
 
@@ -509,7 +561,7 @@ def _from_lists(values: pa.Array) -> Column:
     """Return lists as an array if they are of one length, and as sequences otherwise."""
     sizes = pc.list_value_length(values).to_numpy().astype(np.int64)
     if len(sizes) and not sizes.min():
-        raise InvalidInputError(f"the list in row {sizes.argmin()} is empty; remove the row")
+        raise _empty_list(int(sizes.argmin()))
     if len(sizes) == 0 or sizes.min() == sizes.max():
         return _reshape(values.flatten(), len(values), int(sizes.max(initial=0)))
     inner = from_arrow(values.flatten())

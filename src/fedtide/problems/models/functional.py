@@ -227,13 +227,21 @@ class FunctionalModel:
         if training.masks is not None:
             training.masks.start_pass(None)
         for name, buffer in training.module.named_buffers():
-            if not torch.equal(buffer, before[name]):
+            if not _is_equal(buffer, before[name]):
                 layer = name.rpartition(".")[0] or type(training.module).__name__
                 raise InvalidInputError(
                     f"model: layer {layer!r} changes its buffer {name!r} in training; use "
                     "BatchNorm or GroupNorm, or track_running_stats=False"
                 )
         return outputs[0] if self.buffers else outputs
+
+
+def _is_equal(one: Tensor, other: Tensor) -> bool:
+    """Return whether two buffers hold the same values; the matrix of a graph may be sparse."""
+    if one.layout is torch.strided:
+        return torch.equal(one, other)
+    one, other = (tensor.to_sparse().coalesce() for tensor in (one, other))
+    return torch.equal(one.indices(), other.indices()) and torch.equal(one.values(), other.values())
 
 
 def refuse_lazy(module: nn.Module) -> None:
