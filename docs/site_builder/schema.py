@@ -10,42 +10,15 @@ import numpy as np
 from pydantic import ConfigDict, TypeAdapter
 from pydantic.errors import PydanticInvalidForJsonSchema, PydanticSchemaGenerationError
 
-from fedtide.algorithms import ALGORITHMS, Algorithm
 from fedtide.configurable import field_types, is_union
-from fedtide.differential_privacy import MECHANISMS, Mechanism
-from fedtide.participation import (
-    DROPOUTS,
-    PROCESSES,
-    RATES,
-    SELECTIONS,
-    Availability,
-    Dropout,
-    RateLaw,
-    Selection,
-)
-from fedtide.problems import MODELS, PARTITIONS, PROBLEMS, Partition, Problem
+from fedtide.problems import MODELS
 from fedtide.problems.models import MODEL_TYPES, Model
-from fedtide.simulation.experiment import Experiment
-from fedtide.training import PROJECTIONS, SCHEDULES
-from fedtide.training.lr_schedules import LearningRateSchedule
-from fedtide.training.projection import Projection
+from fedtide.simulation.experiment import BUILDER, Experiment
 from site_builder.keys import meanings, summary
 
 Json = dict[str, Any]
 
-REGISTRIES: dict[type, Mapping[str, type]] = {
-    Algorithm: ALGORITHMS,
-    Availability: PROCESSES,
-    Dropout: DROPOUTS,
-    LearningRateSchedule: SCHEDULES,
-    Mechanism: MECHANISMS,
-    Model: MODEL_TYPES,
-    Partition: PARTITIONS,
-    Problem: PROBLEMS,
-    Projection: PROJECTIONS,
-    RateLaw: RATES,
-    Selection: SELECTIONS,
-}
+REGISTRIES: dict[type, Mapping[str, type]] = {**BUILDER.registries, Model: MODEL_TYPES}
 """For each class that a key takes, the types of that key."""
 
 _IMPORT_PATH: Json = {

@@ -74,6 +74,19 @@ def test_the_schema_refuses_what_an_experiment_file_must_not_hold(schema, experi
         schema.validate(experiment | {key: value})
 
 
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("privacy", {"type": "gaussian", "clip": 0.3, "noise_multiplier": 1.0, "delta": 1e-5}),
+        ("participation", {"type": "bernoulli", "rates": "uniform-by-class"}),
+        ("participation", {"type": "bernoulli", "rates": {"ann": 0.3}}),
+        ("problem", {"type": "supervised", "train": "a.csv", "partition": None}),
+    ],
+)
+def test_the_schema_accepts_what_an_experiment_file_may_hold(schema, experiment, key, value):
+    schema.validate(experiment | {key: value})
+
+
 def test_the_schema_takes_classes_of_ones_own(schema, experiment):
     schema.validate(experiment | {"algorithm": {"type": "bounded:Bounded", "bound": 1.0}})
     schema.validate(experiment | {"algorithm": "bounded:Bounded"})

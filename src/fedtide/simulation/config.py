@@ -39,7 +39,7 @@ class Builder:
     def __init__(
         self, registries: Registries, named_only: Mapping[str, type] = types.MappingProxyType({})
     ) -> None:
-        self._registries = registries
+        self.registries = registries
         self._bases = tuple(registries)
         tables = (*registries.values(), named_only)
         self._names = {cls: name for table in tables for name, cls in table.items()}
@@ -68,7 +68,7 @@ class Builder:
             member = get_origin(annotation) or annotation
             if not isinstance(member, type):
                 continue
-            if member in self._registries and (len(members) == 1 or _is_registered(member, value)):
+            if member in self.registries and (len(members) == 1 or _is_registered(member, value)):
                 return self._build_registered(member, value, path)
             if is_dataclass(member) and isinstance(value, member):
                 return value
@@ -123,7 +123,7 @@ class Builder:
         """Return an object of a registered or imported class: from it, its name, or a mapping."""
         if isinstance(value, base):
             return value
-        table = self._registries[base]
+        table = self.registries[base]
         if isinstance(value, type):
             name = value.__name__
             hint = f"write {name}()" if issubclass(value, base) else _derive(base)
