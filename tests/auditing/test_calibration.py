@@ -16,7 +16,8 @@ import polars as pl
 import pytest
 from numpy.typing import NDArray
 
-from fedtide.auditing import ParticipationLog
+from fedtide.auditing import ParticipationLog, audit
+from fedtide.auditing.statistics.churn import find_churn
 from fedtide.auditing.statistics.influence import ObjectiveComparison, compare_objectives
 from fedtide.auditing.statistics.pattern import find_pattern
 from fedtide.auditing.statistics.rate_estimates import RateEstimates, estimate_rates
@@ -303,6 +304,52 @@ def test_outages_common_to_all_leave_the_objective_of_the_last_rounds_alone() ->
         low, high = recent.objective.interval
         held += low <= skew <= high
     assert held >= 14
+
+
+def test_chance_in_the_window_is_not_taken_for_memory() -> None:
+    """Of independent rounds, the last ones have the interval that they have as a log of their own.
+
+    The signs of the gaps are those of the window, half of them by chance with so many clients: in
+    the whole log, their sums jump up where the window begins.
+    """
+    random = np.random.default_rng(3)
+    chances = random.lognormal(0, 1, 2000)
+    rounds = np.repeat(np.arange(1000), 50)
+    drawn = random.choice(2000, len(rounds), p=chances / chances.sum())
+    table = pl.DataFrame({"round": rounds, "client": drawn}).unique(maintain_order=True)
+    now = audit(table, clients=2000).objectives
+    assert now.recent is not None
+    tail = table.filter(pl.col("round") >= 1000 - now.recent.window)
+    alone = audit(tail, clients=2000).objectives.plain
+    assert now.now.l1_skew == pytest.approx(alone.l1_skew)
+    width, width_alone = np.diff(now.now.interval), np.diff(alone.interval)
+    assert width_alone <= width * 1.01
+    assert width <= 1.2 * width_alone
+
+
+@pytest.mark.statistical
+def test_clients_that_left_or_joined_leave_the_interval_of_the_last_rounds_narrow() -> None:
+    """At least 16 of 20 intervals hold the truth, and none is wider than 0.15.
+
+    A coverage of 0.95 fails with a probability of 0.003. Of 80 clients, 20 never come, 10 leave
+    half-way and 10 join late, so three eighths of the influence is misplaced at the end. With the
+    change taken for memory, intervals began at 0 in half of the logs.
+    """
+    random, held = np.random.default_rng(4), 0
+    for _ in range(20):
+        present = random.random((500, 80)) < 0.2
+        present[250:, :10] = present[:200, 50:60] = present[:, 60:] = False
+        rounds, clients = np.nonzero(present)
+        names = pl.Series("client", np.arange(80))
+        log = ParticipationLog.from_entries(names, rounds, clients.astype(np.int32), (0, 500))
+        pattern = find_pattern(log)
+        rates = estimate_rates(log, pattern)
+        churn = find_churn(log, rates, pattern.leave_out_pauses(log))
+        recent = measure_recent_influence(log, pattern, rates, np.full(80, 1 / 80), churn)
+        low, high = recent.objective.interval
+        held += low <= 0.75 <= high
+        assert high - low <= 0.15
+    assert held >= 16
 
 
 @pytest.mark.statistical

@@ -314,3 +314,54 @@ def test_intervals_of_the_last_rounds_cover_where_few_clients_have_most_samples(
         low, high = recent.objective.interval
         held += low <= np.abs(weights - wanted).sum() <= high
     assert held >= 32
+
+
+def test_chance_of_windows_of_rare_clients_is_what_windows_show() -> None:
+    """A client seen once or never shows no memory: of equal clients, windows differ by chance.
+
+    Visits are Poisson with the mean λ = 1 / 2 in a window, so E |K − λ| / λ = 2 exp(−λ).
+    """
+    random = np.random.default_rng(2)
+    log = to_log(random.random((200, 5000)) < 0.01)
+    pattern = find_pattern(log)
+    rates = estimate_rates(log, pattern)
+    recent = measure_recent_influence(log, pattern, rates, np.full(5000, 1 / 5000))
+    assert recent.window == 50
+    assert recent.skews.mean() == pytest.approx(2 * np.exp(-0.5), rel=0.02)
+    assert recent.chance[-1] == pytest.approx(2 * np.exp(-0.5), rel=0.1)
+
+
+def exact_shares(rates: np.ndarray) -> np.ndarray:
+    """Return w_n of independent clients: ∝ ∫ p_n Π (1 − p_m + p_m x) dx over [0, 1], m ≠ n."""
+    x, weights = np.polynomial.legendre.leggauss(40)
+    logarithms = np.log1p(rates[:, None] * ((x + 1) / 2 - 1))
+    products = np.exp(logarithms.sum(axis=0) - logarithms)
+    shares = (rates[:, None] * products * weights).sum(axis=1)
+    return np.asarray(shares / shares.sum())
+
+
+@pytest.mark.parametrize(("mean", "swing"), [(0.2, 0.15), (0.03, 0.02)])
+def test_only_the_lower_end_bounds_the_distance_of_swinging_rates(
+    mean: float, swing: float
+) -> None:
+    """Rates of 100 clients swing in cycles of 50 rounds, each at its own time.
+
+    The distance is known from the expected shares of each round. What windows hold by chance hides
+    it: the lower end is below it, but the upper end may be, too, so a summary gives none.
+    """
+    rounds, clients = np.arange(500)[:, None], np.arange(100)
+    rates = mean + swing * np.sin(2 * np.pi * (rounds / 50 + clients / 100))
+    shares = np.array([exact_shares(row) for row in rates[:50]])[np.arange(500) % 50]
+    random = np.random.default_rng(1)
+    below = []
+    for _ in range(20):
+        found = measure_forgetting(to_log(random.random(rates.shape) < rates))
+        count = 500 // found.window
+        means = shares[: count * found.window].reshape(count, found.window, -1).mean(axis=1)
+        distance = 0.5 * np.abs(means - shares.mean(axis=0)).sum(axis=1).mean()
+        below.append(found.interval[0] <= distance)
+    assert np.count_nonzero(below) >= 18
+    text = describe_forgetting(run_audit(random.random(rates.shape) < rates))
+    assert ("at least" in text) == (mean == 0.2)
+    assert "at most" not in text
+    assert "95%" not in text

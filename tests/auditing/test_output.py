@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +15,7 @@ from rich.console import Console
 
 import fedtide as ft
 from fedtide.auditing import Audit
+from fedtide.auditing.output.audit_figures import draw_history
 from fedtide.auditing.output.html_page import render_page
 from fedtide.auditing.output.terminal import show
 from fedtide.auditing.output.text import describe_pattern
@@ -109,6 +111,40 @@ def test_page_holds_each_method_as_experiment_and_strategy(result: Audit) -> Non
     first = result.advice[0]
     assert f"algorithm: {{type: {first.algorithm}" in page.replace("\n", " ")
     assert "strategy = FedTide(" in page
+
+
+def test_page_cuts_blocks_that_hold_every_one_of_many_clients() -> None:
+    """Strategies name the clients: with 20,000 of them, the page would have some megabytes."""
+    random = np.random.default_rng(1)
+    rounds, clients = np.repeat(np.arange(60), 1000), random.integers(20_000, size=60_000)
+    table = pl.DataFrame({"round": rounds, "client": clients}).unique()
+    result = ft.audit(table.with_columns(pl.format("client-{}", "client").alias("client")))
+    assert len(result.advice[0].strategy) > 200_000
+    page = render_page(result)
+    assert len(page) < 1_000_000
+    assert "more characters: --json writes" in page
+    assert result.to_dict()["advice"][0]["strategy"] == result.advice[0].strategy
+
+
+def _labels_of_clients(page: str) -> list[str]:
+    """Return the labels of the horizontal axis of the figure of rates."""
+    figure = page[page.index('aria-label="Participation rates') :]
+    axis = figure[figure.index('id="rates-matplotlib.axis_1"') :]
+    return re.findall(r">([\d,.]+)</text>", axis[: axis.index("clients, by rate")])
+
+
+def test_figures_of_one_client_have_one_label_and_a_point() -> None:
+    page = render_page(ft.audit(pl.DataFrame({"round": range(0, 60, 2), "client": [0] * 30})))
+    assert _labels_of_clients(page) == ["1"]
+
+
+def test_labels_of_rounds_in_the_millions_do_not_overlap() -> None:
+    """A label of nine characters is as wide as a seventh of the axis."""
+    random = np.random.default_rng(1)
+    rounds, clients = np.nonzero(random.random((300, 20)) < 0.3)
+    result = ft.audit(pl.DataFrame({"round": rounds + 1_500_000, "client": clients}))
+    figure = draw_history(result)
+    assert 2 <= len(re.findall(r">1,500,\d{3}</text>", figure)) <= 6
 
 
 def test_headline_tells_now_from_the_whole_log() -> None:

@@ -4,6 +4,7 @@ from itertools import combinations, permutations
 
 import pytest
 
+from fedtide.plotting.saving import figure_svg
 from fedtide.plotting.style import (
     COLOURS,
     label_rounds,
@@ -81,3 +82,10 @@ def test_axes_of_rounds_have_whole_rounds_only(rounds):
     ticks = panel.get_xticks()
     assert len(ticks)
     assert all(tick == round(tick) for tick in ticks)
+
+
+@pytest.mark.filterwarnings("error")
+def test_letters_that_the_bundled_font_lacks_stay_text_in_a_page():
+    figure, (panel,) = new_figure(1)
+    panel.set_title("日本 🌊")
+    assert "日本 🌊" in figure_svg(figure, "title", "a")

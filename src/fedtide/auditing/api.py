@@ -238,13 +238,14 @@ def audit(
     variances = VarianceModel(entries, pattern, rates)
     weights, source = _wanted_weights(table, entries, wanted)
     objectives = compare_objectives(entries, variances, rates, weights, cutoffs.best)
-    recent = measure_recent_influence(entries, pattern, rates, weights)
-    objectives = replace(objectives, recent=recent)
-    forgetting = measure_forgetting(entries, pattern.period, seed)
     watch("stages and churn", 0.0)
     availability = measure_availability(entries, weights)
     selection = measure_selection(entries, weights, seed)
     churn, unseen = _describe_people(entries, pattern, rates, availability)
+    watch("changes over time", 0.0)
+    recent = measure_recent_influence(entries, pattern, rates, weights, churn)
+    objectives = replace(objectives, recent=recent)
+    forgetting = measure_forgetting(entries, pattern.period, seed)
     groupings = table.groups.items() if table else ()
     influence = [
         measure_group_influence(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+import warnings
 from pathlib import Path
 
 import matplotlib as mpl
@@ -22,7 +23,9 @@ _NO_DATE = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}  # same figure
 def figure_bytes(figure: Figure, form: str, dpi: int = 200, background: str = "auto") -> bytes:
     """Return the contents of a png, pdf or svg file; equal figures give equal bytes."""
     file = io.BytesIO()
-    with mpl.rc_context(STYLE):
+    with mpl.rc_context(STYLE), warnings.catch_warnings():
+        if form == "svg":  # text stays text, which the reader's fonts draw
+            warnings.filterwarnings("ignore", "Glyph .* missing from font")
         metadata = _NO_DATE.get(form, {})
         figure.savefig(file, format=form, dpi=dpi, metadata=metadata, facecolor=background)
     return file.getvalue()

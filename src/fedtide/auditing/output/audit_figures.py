@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Literal
 
 import matplotlib as mpl
 import numpy as np
@@ -33,6 +34,10 @@ _MAX_POINTS = 300
 """Maximum clients in a line plot, evenly spaced over all."""
 _MAX_LAGS = 2000
 _MAX_BARS = 40
+_WIDE_NUMBER = 1e5
+"""Labels of numbers from here on are so wide that only a few fit on an axis."""
+_LEAST_OF_TOLERANCE = 1e-3
+"""Windows below this share of the tolerance are drawn there; strict turns have windows of 0."""
 
 
 def draw_figures(audit: Audit) -> dict[str, str]:
@@ -76,8 +81,14 @@ def draw_rates(audit: Audit) -> str:
     order = order[chosen]
     figure, axes = _new_figure()
     low, high = rates.low[order], rates.high[order]
-    axes.fill_between(rank, low, high, color=_BLUE, alpha=0.25, linewidth=0, label="95% interval")
-    axes.plot(rank, rates.estimate[order], color=_BLUE, linewidth=1.5, label="rate")
+    line = _marker(len(rank))
+    if len(rank) == 1:
+        axes.vlines(rank, low, high, color=_BLUE, alpha=0.25, linewidth=4, label="95% interval")
+    else:
+        axes.fill_between(
+            rank, low, high, color=_BLUE, alpha=0.25, linewidth=0, label="95% interval"
+        )
+    axes.plot(rank, rates.estimate[order], line, color=_BLUE, linewidth=1.5, label="rate")
     axes.set_xlabel("clients, by rate")
     axes.set_ylabel("rounds taken part in")
     axes.yaxis.set_major_formatter(mpl.ticker.PercentFormatter(1.0))
@@ -193,18 +204,24 @@ def draw_windows(audit: Audit) -> str:
     """Draw the irregularity of windows against their length."""
     regularity = audit.regularity
     figure, axes = _new_figure()
+    target = regularity.floor + regularity.tolerance
     for values, colour, width, label in (
         (regularity.values, _BLUE, 1.5, "mean over the windows"),
         (regularity.worst, GREY, 1.0, "maximum"),
     ):
+        shown = np.maximum(values, _LEAST_OF_TOLERANCE * target)
         axes.plot(
-            regularity.periods, np.maximum(values, 1e-9), color=colour, linewidth=width, label=label
+            regularity.periods,
+            shown,
+            _marker(len(shown)),
+            color=colour,
+            linewidth=width,
+            label=label,
         )
-    target = regularity.floor + regularity.tolerance
     axes.axhline(target, color=_ORANGE, linewidth=1, linestyle="--", label="tolerance")
     if regularity.period:
         axes.axvline(regularity.period, color=_GREEN, linewidth=1)
-        place, coordinates = (regularity.period, 0.45), ("data", "axes fraction")
+        place, coordinates = (regularity.period, 0.93), ("data", "axes fraction")
         axes.annotate(f" P = {regularity.period}", place, xycoords=coordinates, color=_GREEN)
     for axis in (axes.xaxis, axes.yaxis):
         plain_logarithms(axis)
@@ -220,9 +237,19 @@ def _sample_ranks(count: int) -> tuple[Floats, Ints]:
     return np.linspace(1, count, len(chosen)), chosen
 
 
+def _marker(count: int) -> str:
+    """Return the format of a line of so many points: a single one needs a marker to be seen."""
+    return "o" if count == 1 else "-"
+
+
 def _use_whole_numbers(*axes: Axis) -> None:
     for axis in axes:
-        axis.set_major_locator(mpl.ticker.MaxNLocator("auto", integer=True))
+        low, high = axis.get_view_interval()
+        if high - low < 1:  # one value: ticks at fractions of it would all read the same
+            axis.set_major_locator(mpl.ticker.FixedLocator([round((low + high) / 2)]))
+        else:
+            bins: Literal["auto"] | int = "auto" if abs(high) < _WIDE_NUMBER else 5
+            axis.set_major_locator(mpl.ticker.MaxNLocator(bins, integer=True))
         axis.set_major_formatter("{x:,.0f}")
 
 

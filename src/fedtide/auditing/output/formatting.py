@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from decimal import ROUND_CEILING, Context
 
@@ -10,6 +11,10 @@ import numpy as np
 from fedtide.auditing.recommend.advice import Advice
 from fedtide.auditing.statistics.skew import SkewEstimate
 from fedtide.yaml_text import dump
+
+_MAX_BLOCK, _BEGINNING = 100_000, 2000
+"""Characters of an experiment or strategy on the page: the longest whole one, and what is left of
+longer ones. Those of 100,000 clients hold their names or rates, and there are some twenty."""
 
 
 def format_skew(skew: SkewEstimate) -> str:
@@ -143,8 +148,26 @@ def count_rounds(count: int) -> str:
 
 
 def format_percent(share: float) -> str:
-    """Return a share with as many digits as tell it from 1."""
-    return f"{share:.0%}" if share < 0.99 or share == 1 else f"{share:.2%}"
+    """Return a share with as many digits as tell it from 1.
+
+    >>> format_percent(0.67), format_percent(0.994), format_percent(0.99999158), format_percent(1)
+    ('67%', '99.40%', '99.9992%', '100%')
+    """
+    if not 0.99 <= share < 1:
+        return f"{share:.0%}"
+    digits = max(2, -math.floor(math.log10(100 * (1 - share))))
+    return f"{share:.{digits}%}"
+
+
+def cut_block(text: str) -> str:
+    """Return a text whole, or, above 100,000 characters, its beginning and where all of it is."""
+    if len(text) <= _MAX_BLOCK:
+        return text
+    return (
+        f"{text[:_BEGINNING]} ...\n\n... and {len(text) - _BEGINNING:,} more characters: --json "
+        "writes the experiment and the strategy of every method, --experiment and --strategy those "
+        "of the first"
+    )
 
 
 def list_some(names: Sequence[str], most: int) -> str:

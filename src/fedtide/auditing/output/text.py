@@ -84,11 +84,10 @@ def describe_now(audit: Audit) -> list[str]:
         f"is misplaced: {_format_with_chance(recent.objective)}"
     ]
     if forgetting.p_value < _SURE and forgetting.estimate > _SMALL:
-        low, high = forgetting.interval
         sentences.append(
             f"the objective in force swings: {_count_busy(audit, forgetting.window)} in a row "
-            f"differ from the whole log by {forgetting.estimate:.0%} of the influence "
-            f"(95%: {low:.0%} to {high:.0%}), so a model forgets whom it no longer trains on"
+            f"differ from the whole log by {forgetting.describe()} of the influence, so a model "
+            "forgets whom it no longer trains on"
         )
     return sentences
 
@@ -103,16 +102,15 @@ def describe_forgetting(audit: Audit) -> str:
         )
     if forgetting.p_value >= _SURE:
         first, last = forgetting.windows[0], int(forgetting.windows[-1])
-        most = format_bound(100 * forgetting.high.max())
         return (
-            f"in windows of {first:,} to {_count_busy(audit, last)}, the influence differs from "
-            f"that in the whole log by at most {most}% beyond chance (95%)"
+            f"no clear swing of the influence shows in windows of {first:,} to "
+            f"{_count_busy(audit, last)} ({format_p_value(forgetting.p_value)}); one of clients "
+            "that come only a few times in a window need not show"
         )
-    low, high = forgetting.interval
     text = (
-        f"the influence in {_count_busy(audit, forgetting.window)} in a row differs from "
-        f"that in the whole log, chance deducted, by {forgetting.estimate:.0%} "
-        f"(95%: {low:.0%} to {high:.0%}; {format_p_value(forgetting.p_value)})"
+        f"the influence in {_count_busy(audit, forgetting.window)} in a row differs from that in "
+        f"the whole log, chance deducted, by {forgetting.describe()} "
+        f"({format_p_value(forgetting.p_value)})"
     )
     if forgetting.halving_window is not None:
         half = _count_busy(audit, forgetting.halving_window)

@@ -45,12 +45,11 @@ class Findings:
         forgetting = self.forgetting
         if forgetting.p_value >= _SURE or forgetting.estimate <= 0.05:
             return []
-        low, high = forgetting.interval
         idle = self.log.nonempty_rounds < self.log.length
         return [
             f"the objective in force swings: windows of {forgetting.window:,} rounds"
             f"{' with participants' if idle else ''} differ from the whole log by "
-            f"{forgetting.estimate:.0%} of the influence ({low:.0%} to {high:.0%})"
+            f"{forgetting.describe()} of the influence"
         ]
 
     def objections(self, objective: EffectiveObjective) -> list[str]:

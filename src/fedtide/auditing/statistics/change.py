@@ -22,6 +22,8 @@ _MAX_DROP = 0.3
 """The largest drop of correlation from neighbouring units to those two apart."""
 _MEMORY_LEVEL = 0.05
 """Level of the tests for correlation between batches, which makes the log unfit for a verdict."""
+_RETURN_LEVEL = 0.0003
+"""Level of the test for returns at the distance of batches. They show clearly or do no harm."""
 _MAX_MEMORY = 2.0
 """Clients whose autocorrelation time exceeds this many gaps are left out: sessions look like drift,
 and a few such clients do not show in the correlation of all."""
@@ -88,7 +90,8 @@ def detect_drift(log: ParticipationLog, period: int = 1, times: Floats | None = 
     too (`_batches_are_correlated`), with 12 to 32 batches: that of the clients, and that of the
     cohort sizes, in which causes common to all clients show. If it is not, if most clients' own
     memory is longer than the gaps, or if there are fewer batches, the log cannot tell drift from
-    slow sessions.
+    slow sessions. Clients that return after similar times, about the distance of two batches, meet
+    the batches in phases that change slowly; that is tested as well (`_returns_meet_batches`).
 
     Args:
         log: the participation log.
@@ -100,18 +103,22 @@ def detect_drift(log: ParticipationLog, period: int = 1, times: Floats | None = 
     if not layouts:
         least = f"{4 * _MIN_BATCHES} rounds" if period == 1 else f"{_MIN_BATCHES} cycles"
         return _no_verdict(log, f"it needs at least {least}")
+    similar = "slow sessions"
     for layout in layouts:
         judged = own <= _MAX_MEMORY * max(1, layout.gap) * layout.length
         if 2 * np.count_nonzero(judged & (log.counts > 0)) < np.count_nonzero(log.counts):
             continue
         gram, sizes, p_values = _compare_units(log, layout, judged)
-        if not any(_batches_are_correlated(one, layout) for one in (gram, np.outer(sizes, sizes))):
+        if any(_batches_are_correlated(one, layout) for one in (gram, np.outer(sizes, sizes))):
+            continue
+        if not _returns_meet_batches(gram, layout):
             break
+        similar = "returns after similar times"
     else:
         return _no_verdict(
             log,
             f"batches of {layout.batch_length} rounds are still correlated, so the log cannot tell "
-            "drift from slow sessions",
+            f"drift from {similar}",
         )
     gram = _join_units(gram, layout)
     change, interval = _measure_change(gram, log, layout)
@@ -241,16 +248,43 @@ def _batches_are_correlated(gram: Floats, layout: _Layout) -> bool:
     if near - far > _MAX_DROP * np.trace(gram) / units:
         return True
     lags = np.arange(layout.gap + 1, layout.gap + 1 + max(2, units // 16))
-    angles = np.pi * np.arange(_SLOW, units) / units
-    weights = np.cos(np.outer(angles, lags)).sum(axis=1)
-    shorter = np.cos(np.outer(angles, np.arange(layout.gap + 1)))
-    weights -= shorter @ np.linalg.lstsq(shorter, weights, rcond=None)[0]
+    return _score(gram, layout, np.cos(_angles(units, lags)).sum(axis=1)) > normal_isf(
+        _MEMORY_LEVEL
+    )
+
+
+def _returns_meet_batches(gram: Floats, layout: _Layout) -> bool:
+    """Return whether units about a batch apart are more alike than those half a batch nearer.
+
+    The correlation of slow changes, and of sessions, is smooth over such distances.
+    """
+    if not layout.gap:
+        return False
+    units, scores = layout.units, []
+    for apart in (3.5, 4.0, 4.5):  # units; batches are 4 units apart
+        lags = np.arange(1, 1 + max(1, units // 16)) * apart
+        weights = np.cos(_angles(units, lags)).sum(axis=1)
+        for shift in (-2, 2):
+            weights -= np.cos(_angles(units, lags + shift)).sum(axis=1) / 2
+        scores.append(_score(gram, layout, weights))
+    return max(scores) > normal_isf(_RETURN_LEVEL)
+
+
+def _angles(units: int, lags: NDArray[np.number]) -> Floats:
+    """Return π k l / n for the frequencies k that hold no drift, and lags l, (n − 4, L)."""
+    return np.outer(np.pi * np.arange(_SLOW, units) / units, np.asarray(lags, dtype=np.float64))
+
+
+def _score(gram: Floats, layout: _Layout, weights: Floats) -> float:
+    """Return Σ_k w_k P_k over its standard deviation, w free of correlations up to the gap."""
+    shorter = np.cos(_angles(layout.units, np.arange(layout.gap + 1)))
+    weights = weights - shorter @ np.linalg.lstsq(shorter, weights, rcond=None)[0]
     scores = []
     for matrix in (gram, _remove_best_split(gram)):
         power, square = _transform(matrix)
         noise = np.sqrt(2 * (weights**2).sum() * square)
         scores.append(float(weights @ power) / max(float(noise), 1e-9))
-    return min(scores) > normal_isf(_MEMORY_LEVEL)
+    return min(scores)
 
 
 def _transform(gram: Floats) -> tuple[Floats, float]:

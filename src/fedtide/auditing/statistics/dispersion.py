@@ -114,6 +114,11 @@ class Dispersion:
         roots = np.sqrt(self.roots**2 + shift)
         return replace(self, values=self.values + shift, roots=roots)
 
+    def of_clients(self, chosen: NDArray[np.bool_]) -> Dispersion:
+        """Return the same with D_n and E √D_n of 0 but for the chosen clients, a mask (N,)."""
+        values, roots = np.where(chosen, self.values, 0.0), np.where(chosen, self.roots, 0.0)
+        return replace(self, values=values, roots=roots)
+
     def with_minimum(self, other: Dispersion) -> Dispersion:
         """Return the same with D_n and E √D_n at least those of another dispersion."""
         values = np.maximum(self.values, other.values)

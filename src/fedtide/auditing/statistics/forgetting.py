@@ -32,11 +32,15 @@ class Forgetting:
     independent rounds with constant rates are. With G equal groups that take turns it is 1 − 1 / G
     in windows within a turn. Only rounds with participants count: no other moves a model.
 
+    The estimates fall short of the distance where a window holds few participations per client, as
+    these do not show whom it favours. The lower ends are bounds of the distance; the upper ends are
+    those of what the estimates are on average, and the distance may be larger.
+
     Args:
         windows: W, in rounds with participants, ascending, shape (K,); empty for a log with fewer
             than 8 of them, or in which clients come back fewer than 10 times.
         estimates: the mean distance over the windows of W rounds, (K,).
-        low: lower ends of 95% intervals that hold for all W together, (K,).
+        low: lower ends of 95% intervals of the means of the estimates, for all W together, (K,).
         high: upper ends, (K,).
         observed: the mean distance that the log shows, chance included, (K,).
         p_value: of the hypothesis that no window length has forgetting, all W together.
@@ -60,8 +64,12 @@ class Forgetting:
 
     @property
     def interval(self) -> tuple[float, float]:
-        """95% interval of the distance at `window`, valid although `window` was chosen."""
+        """95% interval of the estimate at `window`, valid although `window` was chosen."""
         return self._at_window(self.low), self._at_window(self.high)
+
+    def describe(self) -> str:
+        """Return the distance at `window` in words: its lower bound and its estimate."""
+        return f"at least {self.interval[0]:.0%} (97.5%; estimate {self.estimate:.0%})"
 
     @property
     def reliability(self) -> float:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedtide.auditing.log.participation_log import Floats, Ints, ParticipationLog
+from fedtide.auditing.statistics.churn import Churn
 from fedtide.auditing.statistics.influence import (
     EffectiveObjective,
     average_over_cohorts,
@@ -24,6 +26,8 @@ _CHANCE = 0.2
 """The accepted expectation of the L1 skew of a window without any skew."""
 _DRAWS = 150
 """The wanted number of effective draws in a window of recorded weights."""
+_MIN_RUNS = 5
+"""Clients with fewer runs of participation do not show the memory that they have."""
 _POINTS = 60
 
 
@@ -48,7 +52,11 @@ class RecentInfluence:
 
 
 def measure_recent_influence(
-    log: ParticipationLog, pattern: Pattern, rates: RateEstimates, wanted: Floats
+    log: ParticipationLog,
+    pattern: Pattern,
+    rates: RateEstimates,
+    wanted: Floats,
+    churn: Churn | None = None,
 ) -> RecentInfluence:
     """Return the objective in force in the last W rounds, and its history.
 
@@ -73,6 +81,7 @@ def measure_recent_influence(
         pattern: of the log.
         rates: of the clients in the whole log.
         wanted: a_n, (N,).
+        churn: who left or joined: the change of their rates is no memory; None: nobody.
     """
     whole, rounds = log.leave_out_idle(pattern.period or 1)
     if len(rounds) < log.length:
@@ -87,8 +96,12 @@ def measure_recent_influence(
     ends = np.linspace(end - (count - 1) * window, end, min(count, _POINTS)).astype(np.int64)
     recent = _cut(whole, end - window, end)
     influences = [_average(whole, recorded, int(last) - window, int(last)) for last in ends]
+    lasting = np.ones(log.size, dtype=np.bool_)
+    if churn is not None:
+        lasting[np.union1d(churn.gone, churn.late)] = False
+    variances = _model_variance(whole, recent, pattern, rates, lasting)
     return RecentInfluence(
-        objective=measure_influence(recent, _model_variance(whole, recent, pattern, rates), wanted),
+        objective=measure_influence(recent, variances, wanted),
         window=int(rounds[end - 1] - rounds[end - window]) + 1,
         ends=rounds[ends - 1] + 1,
         skews=np.array([np.abs(influence - wanted).sum() for influence in influences]),
@@ -97,31 +110,36 @@ def measure_recent_influence(
 
 
 def _model_variance(
-    log: ParticipationLog, recent: ParticipationLog, pattern: Pattern, rates: RateEstimates
+    log: ParticipationLog,
+    recent: ParticipationLog,
+    pattern: Pattern,
+    rates: RateEstimates,
+    lasting: NDArray[np.bool_],
 ) -> VarianceModel:
     """Return the variance of means over the last rounds, without less memory than in the whole log.
 
     Sessions, and good and bad times that clients share, may be as long as the window, which then
     shows little of their memory. If rates drift, the whole log takes their change for memory, so
-    that the window is judged by itself.
+    that the window is judged by itself; so are the clients that left or joined.
     """
     own = estimate_rates(recent, pattern)
     if pattern.family == "drifting":
         return VarianceModel(recent, pattern, own)
     own = replace(own, reason=own.reason or rates.reason)
-    whole = _measure_parts(VarianceModel(log, pattern, rates)).dispersion
+    whole = _measure_parts(VarianceModel(log, pattern, rates), lasting).dispersion
     earlier = None
     if recent.first_round >= recent.length:  # rounds of the log, which count from 0
         before = _cut(log, 0, recent.first_round)
         runs = replace(pattern, run_counts=count_runs(before))
-        earlier = _measure_parts(VarianceModel(before, runs, rates))
-    return VarianceModel(recent, pattern, own, whole, earlier)
+        earlier = _measure_parts(VarianceModel(before, runs, rates), lasting)
+    return VarianceModel(recent, pattern, own, whole.of_clients(lasting), earlier)
 
 
-def _measure_parts(variances: VarianceModel) -> EarlierRounds:
+def _measure_parts(variances: VarianceModel, lasting: NDArray[np.bool_]) -> EarlierRounds:
     weights, scale, parts = list_parts(variances.log)
-    dispersion = variances.dispersion(parts, weights, scale)
-    return EarlierRounds(variances, parts, weights, dispersion)
+    # Of the others, the change of rates would shape the spectral density of all.
+    dispersion = variances.dispersion(parts, np.where(lasting, weights, 0.0), scale)
+    return EarlierRounds(variances, parts, weights, dispersion, lasting)
 
 
 def _choose_window(length: int, noise: float, least: float, cycle: int | None) -> int:
@@ -142,9 +160,23 @@ def _chance_of_one_round(
         scale = average_over_cohorts(log)[1] * (log.length / log.nonempty_rounds)
     else:
         scale = average_recorded(log, recorded)[1]
-    # By neighbouring rounds: a change of the rates is no chance.
-    times = np.maximum(runs.autocorrelation_time, 1.0)
+    times = _measure_times(runs)
     return float(np.sqrt(2 / np.pi * np.maximum(wanted * (scale - wanted), 0) * times).sum())
+
+
+def _measure_times(runs: RunCounts) -> Floats:
+    """Return τ_n >= 1 by neighbouring rounds, (N,), as a change of the rates is no chance.
+
+    A client of few runs shows no correlation of its own: those have that of all of them together.
+    With k_n of T rounds, independent rounds have k_n (k_n − 1) / T pairs of neighbours on average.
+    """
+    times, ones = runs.autocorrelation_time, runs.ones
+    rare = ones - runs.pairs < _MIN_RUNS
+    pairs = float((runs.pairs - ones * (ones - 1) / runs.length)[rare].sum())
+    most = float((ones * (1 - ones / runs.length))[rare].sum())
+    correlation = min(pairs / most, 1 - 1 / runs.length) if most > 0 else 0.0
+    times[rare] = (1 + correlation) / (1 - correlation)
+    return np.maximum(times, 1.0)
 
 
 def _average(log: ParticipationLog, recorded: Floats | None, low: int, high: int) -> Floats:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedtide.auditing.log.participation_log import Floats, ParticipationLog
 from fedtide.auditing.statistics.dispersion import Dispersion, estimate_dispersion
@@ -24,16 +25,21 @@ class EarlierRounds:
         parts: of each participant in a round, (T,), or of each entry, (E,).
         weights: the means of the clients' parts, (N,).
         dispersion: of the parts.
+        lasting: the clients that count, a mask, (N,): who left or joined has changed its rate,
+            which would look like memory.
     """
 
     variances: VarianceModel
     parts: Parts
     weights: Floats
     dispersion: Dispersion
+    lasting: NDArray[np.bool_]
 
     def variance(self, slopes: Floats, rounds: int) -> float:
         """Return the variance that Σ ψ_n w_n would have in so many of these rounds."""
-        centred = slopes - float((slopes * self.weights).sum())
+        weights = np.where(self.lasting, self.weights, 0.0)
+        mean = float((slopes * weights).sum()) / max(float(weights.sum()), 1e-300)
+        centred = np.where(self.lasting, slopes - mean, 0.0)
         known = self.variances.count_rounds(self.parts)
         return self.variances.variance(centred, self.parts, self.dispersion) * known / rounds
 
