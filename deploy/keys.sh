@@ -9,7 +9,9 @@ set -eu
 umask 077
 name=${1:?the name or IP address of the server is missing}
 case $name in
-    *:* | *.*.*.*[0-9]) kind=IP ;;
+    *:*) kind=IP ;;
+    *[!0-9.]*) kind=DNS ;;
+    *.*.*.*) kind=IP ;;
     *) kind=DNS ;;
 esac
 key="-newkey ec -pkeyopt ec_paramgen_curve:P-384 -nodes"

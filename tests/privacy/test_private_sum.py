@@ -434,6 +434,26 @@ def test_a_method_of_ones_own_says_which_weights_are_still_possible():
     assert (moved[19:] == 0).all()
 
 
+class ByParticipation(FedAvg):
+    """A method of a user whose weights are 1 + q_t^n, as the participation says."""
+
+    def weight_bound(self, state):
+        return 2.0
+
+    def client_weights(self, state, updates):
+        return 1.0 + updates.weights
+
+
+def test_weights_of_a_method_of_ones_own_may_depend_on_those_of_the_participation():
+    method = ByParticipation(weights="all")
+    private = make_private(method, Gaussian(1.0, 0.0, 1e-5), 0)
+    state = private.init(torch.zeros(1), Population(4))
+    q = torch.tensor([0.1, 0.9])
+    updates = ClientUpdates(torch.tensor([0, 3]), q, torch.tensor([[0.5], [-1.0]]), 0.1, q)
+    state, info = private.step(private.absorb(state, updates), 0.1)
+    torch.testing.assert_close(info.direction, torch.tensor([(1.1 * 0.5 - 1.9) / 4]))
+
+
 class PerReply(FedAvg):
     def normaliser(self, state):
         return float(len(state.clients))

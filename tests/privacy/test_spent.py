@@ -400,4 +400,13 @@ def test_a_log_whose_rounds_begin_at_a_time_is_refused_at_once():
     rows = pl.DataFrame({"round": [10**9, 10**9 + 1], "client": [0, 1]})
     log = read_participation_log(rows, round_step=1)
     with pytest.raises(InvalidInputError, match=r"^round: the log begins in round 1,000,000,000, "):
-        spent(log, Gaussian(1.0, 2.0, 1e-5))
+        spent(log, Gaussian(1.0, 2.0, 1e-5), FedAU(cutoff=5))
+
+
+def test_weights_that_never_change_need_no_rounds_before_the_log():
+    rows = pl.DataFrame({"round": [10**9, 10**9 + 1, 10**9 + 1], "client": [0, 0, 1]})
+    log = read_participation_log(rows, round_step=1)
+    mechanism = Gaussian(1.0, 2.0, 1e-5)
+    assert spent(log, mechanism).losses.tolist() == [2 / 4, 1 / 4]
+    rates = KnownRates(rates=[0.5, 1.0])
+    assert spent(log, mechanism, rates).losses.tolist() == [2 / 4, 1 / 16]

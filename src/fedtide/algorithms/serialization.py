@@ -106,7 +106,7 @@ def _collect(state: Any, prefix: str) -> dict[str, Tensor]:
 def from_tensors(template: Any, stored: Mapping[str, Tensor]) -> Any:
     """Return `template`, such as an initial state, with the values of `stored`.
 
-    A number is restored as what was stored instead: an integer, a float, or a tensor.
+    A number is restored as the number, or the tensor, that was stored.
 
     Raises:
         InvalidInputError: the template has other fields than what was stored.

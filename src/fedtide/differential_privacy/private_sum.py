@@ -114,8 +114,8 @@ def _add_noise(direction: Tensor, deviation: float, row: Tensor) -> Tensor:
     if not deviation:
         return direction
     grid = 2.0 ** (math.floor(math.log2(deviation)) - _GRID_BITS)
-    exact = direction.double() + deviation * row.to(direction.device)
-    return (torch.round(exact / grid) * grid).to(direction)
+    exact = (deviation * row.to(direction.device)).add_(direction)
+    return exact.div_(grid).round_().mul_(grid).to(direction)
 
 
 def _clipping_hint(algorithm: Algorithm[Any]) -> str:
@@ -220,6 +220,7 @@ class PrivateSum(Wrapper[PrivateSumState]):
         # In float32, what one update changes in a sum of many would depend on rounding.
         deltas = updates.deltas.to(torch.float64, copy=True).mul_(factors.unsqueeze(1))
         clipped = replace(updates, deltas=deltas)
+        self._check_weights(state.inner, clipped)
         exceeded = state.exceeded
         if self.mechanism.quantile is not None:
             exceeded = torch.cat([exceeded, (norms > state.clip).double()])
@@ -260,7 +261,9 @@ class PrivateSum(Wrapper[PrivateSumState]):
         state = replace(
             state,
             inner=self.inner.with_model(inner, start + direction),
-            noise=torch.cat([row.unsqueeze(0), state.noise])[: len(state.noise)],
+            noise=torch.cat([row.unsqueeze(0), state.noise[:-1]])
+            if len(state.noise)
+            else state.noise,
             clip=self._next_clip(state, before.weights, bound, scale, row),
             exceeded=state.exceeded[:0],
         )
@@ -341,8 +344,14 @@ class PrivateSum(Wrapper[PrivateSumState]):
                 f"algorithm: {self.inner} divides the sum by {divisor:g}, not by N = "
                 f"{inner.population}, which the noise does not follow; correct its normaliser"
             )
-        weights = self._weights(inner, Cohort.uniform(clients)).to(inner.weights)
-        if not torch.allclose(weights, inner.weights, rtol=_ROUNDED - 1):
+
+    def _check_weights(self, inner: Any, updates: ClientUpdates) -> None:
+        """Refuse weights of a method of the user's own that depend on the updates."""
+        if not is_own(type(self.inner)):
+            return
+        found = self.inner.client_weights(inner, updates).double().cpu()
+        blind = self._weights(inner, Cohort(updates.clients, updates.weights))
+        if not torch.allclose(found, blind, rtol=_ROUNDED - 1):
             raise InvalidInputError(
                 f"algorithm: {self.inner} weights updates by what they are, which the noise does "
                 "not hide; let client_weights depend on who took part alone"

@@ -135,7 +135,7 @@ class Region:
         """
         below = np.inf if np.isinf(self.low) else low - self.low
         above = np.inf if np.isinf(self.high) else self.high - high
-        return float(min(below, above))
+        return float(np.minimum(below, above))  # NaN if either is
 
 
 @dataclass(frozen=True)

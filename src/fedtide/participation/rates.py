@@ -25,10 +25,10 @@ class RateLaw(ABC):
     """A law that derives each client's rate from the classes of its samples.
 
     Attributes:
-        seed: of its draws; None: the seed of the run.
+        seed: of its draws; None, or no such attribute: the seed of the run.
     """
 
-    seed: int | None = None
+    seed: int | None
 
     @abstractmethod
     def rates_of(self, class_shares: NDArray[np.float64], seed: int) -> NDArray[np.float64]:
@@ -160,7 +160,8 @@ def resolve_rates(
             raise InvalidInputError(
                 f"{field}: these clients have no class shares to correlate with; give numbers"
             )
-        of_law = rates.rates_of(population.class_shares, seed if rates.seed is None else rates.seed)
+        own = getattr(rates, "seed", None)
+        of_law = rates.rates_of(population.class_shares, seed if own is None else own)
         array = require_probabilities(field, of_law)
         require_one_per_client(field, array, population.clients)
         return array

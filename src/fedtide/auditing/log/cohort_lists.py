@@ -134,8 +134,8 @@ def _reject_doubtful(clients: pa.DictionaryArray, name: str) -> None:
     if several is not None:
         raise InvalidInputError(
             f"client: {several!r:.60} may be one client or several, as no round or stage of one "
-            "has two rows; call the column 'clients' if it is a list (if it is a name: --columns "
-            f"client={name})"
+            "has two rows; call the column 'clients' if it is a list (if it is a name: "
+            f"columns={{'client': {name!r}}}, or --columns client={name})"
         )
 
 

@@ -13,6 +13,7 @@ import polars as pl
 import torch
 
 from fedtide.algorithms import Algorithm, ClientUpdates, Cohort, FedAU, FedAvg, RoundDriver
+from fedtide.algorithms._weighted_sum import WeightedSum
 from fedtide.algorithms._wrapper import Wrapper
 from fedtide.auditing.log.client_table import ClientTable
 from fedtide.auditing.log.participation_log import Floats, Ints, ParticipationLog
@@ -27,6 +28,7 @@ from fedtide.differential_privacy import (
 )
 from fedtide.differential_privacy.mechanisms import relative_losses, require_mechanism
 from fedtide.errors import InvalidInputError, list_names
+from fedtide.import_paths import is_own
 from fedtide.population import Population
 from fedtide.validation import require_positive
 
@@ -251,21 +253,25 @@ def replay_shares(log: ParticipationLog, algorithm: Algorithm[Any]) -> tuple[Flo
 
     Raises:
         InvalidInputError: a method that cannot be private, values for clients that the log does
-            not tell apart by name, or a log that begins after round 100,000.
+            not tell apart by name, or, if weights depend on the rounds before, a log that begins
+            after round 100,000.
     """
-    if log.first_round > _MOST_BEFORE:
-        raise InvalidInputError(
-            f"round: the log begins in round {log.first_round:,}, and its weights depend on all "
-            "rounds before; number the rounds from 0, the first one of the training"
-        )
     private = find_sum(make_private(algorithm, Gaussian(1.0, 0.0, 0.5), seed=0))
     for name in ("rates", "groups"):
         _require_names(name, getattr(private.inner, name, None), log.names)
+    kind = type(private.inner)
+    remembers = is_own(kind) or kind.record_cohort is not WeightedSum.record_cohort
+    before = log.first_round if remembers else 0
+    if before > _MOST_BEFORE:
+        raise InvalidInputError(
+            f"round: the log begins in round {before:,}, and the weights of {kind.__name__} depend "
+            "on all rounds before; give the log from round 0, the first one of the training"
+        )
     model = torch.zeros(1, dtype=torch.float64)
     population = Population(log.size, names=log.names.to_numpy())
     driver = RoundDriver(private, model, population)
     shares = np.zeros(len(log.clients))
-    for t in range(-log.first_round, log.length):
+    for t in range(-before, log.length):
         part = slice(*log.starts[t : t + 2]) if t >= 0 else slice(0, 0)
         cohort = Cohort.uniform(torch.from_numpy(log.clients[part].astype(np.int64)))
         shares[part] = private.shares(driver.state, cohort).numpy()

@@ -273,7 +273,8 @@ def _errors_that_travel() -> Iterator[None]:
         try:
             cloudpickle.loads(cloudpickle.dumps(error))
         except Exception:
-            raise RuntimeError(f"{type(error).__name__}: {error}") from None
+            alike = RuntimeError(f"{type(error).__name__}: {error}")
+            raise alike.with_traceback(error.__traceback__) from None
         raise
 
 
@@ -294,6 +295,8 @@ def _put_setup(ray: Any, setup: WorkerSetup) -> Any:
     """
     try:
         return ray.put(setup)
+    except ray.exceptions.RayError:  # such as a store without room
+        raise
     except Exception as error:  # Ray's own message holds all data
         raise InvalidInputError(
             "cluster: the model, the loss or the data cannot be sent to the workers "
