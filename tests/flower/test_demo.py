@@ -14,7 +14,7 @@ import pytest
 from fedtide.cli.flower import demo_command
 from fedtide.errors import InvalidInputError
 from fedtide.flower import FedTide, initial_arrays
-from fedtide.flower.dev.demo import METHOD, SITES, Forecast, compare_methods, example_app
+from fedtide.flower.dev.demo import METHOD, SITES, RemainingTime, compare_methods, example_app
 from fedtide.flower.dev.process_guard import find_processes
 from fedtide.participation.log.ledger import read_ledger
 
@@ -73,10 +73,10 @@ def test_a_demo_that_is_ended_leaves_no_process(tmp_path, number):
 
 
 def test_the_forecast_follows_the_rounds_that_have_ended():
-    forecast = Forecast(rounds=12, seconds=10.0)
-    assert forecast.remaining(1, now=100.0) == "2:00 min to go"
-    assert forecast.remaining(2, now=107.0) == "1:17 min to go"
-    assert forecast.remaining(3, now=140.0) == "3:20 min to go"
+    remaining = RemainingTime(rounds=12, seconds=10.0)
+    assert remaining.describe(1, now=100.0) == "2:00 min to go"
+    assert remaining.describe(2, now=107.0) == "1:17 min to go"
+    assert remaining.describe(3, now=140.0) == "3:20 min to go"
 
 
 def test_the_demo_finds_its_app():

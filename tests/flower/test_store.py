@@ -4,10 +4,13 @@ import shutil
 
 import numpy as np
 import pytest
+import torch
 
 import fedtide as ft
 from fedtide.errors import InvalidInputError
 from fedtide.flower import ClientSideMemory
+from fedtide.flower.clients.store import ClientStore, encode_update
+from fedtide.flower.protocol import TrainRequest, Update
 from fedtide.flower.server.session import TrainingSession
 from fedtide.participation.log.ledger import read_ledger
 
@@ -136,3 +139,30 @@ def test_without_a_folder_nothing_is_used(tmp_path):
     url = f"sqlite:///{tmp_path / 'ledger.db'}"
     deploy(federation(TASK, LOCAL), ClientSideMemory(A.MIFA()), 2, ledger=url)
     assert set(read_ledger(url)["stage"]) == {"selected"}
+
+
+@pytest.mark.parametrize("form", ["mifa", "fedlaavg"])
+@pytest.mark.parametrize("server", [np.float32, np.float64], ids=str)
+@pytest.mark.parametrize("client", [torch.float32, torch.float64], ids=str)
+def test_a_huge_update_leaves_nothing_in_the_sum_of_the_server(client, server, form, tmp_path):
+    """The server adds what it reads: the latest update, but for the rounding of one difference."""
+    total, accepted = np.float64(0.0), -1
+    for t, h in enumerate([0.3, 1e9, 0.7, 0.9, -3e8, 0.9, 0.2, 0.5]):
+        update = Update({"w": torch.tensor([0.5 * h], dtype=client)}, 1, 0.5, 1)
+        request = TrainRequest(round=t, accepted_round=accepted, form=form)
+        x = {"w": torch.tensor(np.zeros(1, server))}
+        sent = encode_update(update, request, tmp_path, x).update["w"].numpy()
+        total, accepted = total + np.float64(server(sent[0])), t
+        latest = h if form == "fedlaavg" else 0.5 * h
+        rounding = np.spacing(np.float32(abs(sent[0])))
+        np.testing.assert_allclose(total, latest, rtol=1e-6, atol=float(rounding))
+
+
+def test_a_memory_that_was_written_in_single_precision_is_continued(tmp_path):
+    """Earlier versions stored what the client computed, in its own dtype."""
+    ClientStore(tmp_path).save(3, {"w": torch.tensor([0.25, 2.0])})
+    request = TrainRequest(round=7, accepted_round=3, form="mifa")
+    update = Update({"w": torch.tensor([1.0, 0.5])}, 1, 0.1, 1)
+    sent = encode_update(update, request, tmp_path).update["w"]
+    assert sent.dtype == torch.float32
+    assert sent.tolist() == [0.75, -1.5]

@@ -1,5 +1,6 @@
 """Replies and requests at which Flower's SuperLink fails: they cost one client its update."""
 
+from collections import Counter
 from io import BytesIO
 from types import SimpleNamespace
 
@@ -15,7 +16,13 @@ import fedtide as ft
 from fedtide.errors import InvalidInputError
 from fedtide.flower._flwr_private import OBJECT_BYTES, pull_replies
 from fedtide.flower.clients.app import client
-from fedtide.flower.protocol import NAME_QUERY, draw_blanks, initial_arrays, params_to_arrays
+from fedtide.flower.protocol import (
+    NAME_QUERY,
+    NONCE,
+    draw_blanks,
+    initial_arrays,
+    params_to_arrays,
+)
 from fedtide.flower.server.strategy import FedTide
 from fedtide.participation.log.ledger import read_ledger, read_rounds
 
@@ -91,6 +98,27 @@ def test_a_name_at_which_the_superlink_fails_keeps_its_node_away(url):
     grid.kind = NAME_QUERY
     deploy(grid, A.FedAvg(), rounds=3, ledger=url)
     assert used(url) == dict.fromkeys(range(3), HONEST)
+
+
+def test_replies_are_kept_while_the_superlink_fails_at_every_pull(url, caplog):
+    """As while its database is locked; it has not delivered them then."""
+
+    class Failing(FailingPull):
+        def PullMessages(self, request):
+            calls.append(self.now)
+            if 1_010.0 < self.now < 1_040.0:
+                raise failure()
+            return super().PullMessages(request)
+
+    calls = []
+    grid = Failing(federation(seconds=lambda number: 7.0).nodes, lambda reply, objects: None)
+    deploy(grid, A.FedAvg(), rounds=2, ledger=url)
+    assert used(url) == dict.fromkeys(range(2), HONEST)
+    assert read_ledger(url).filter(client=str(BAD), round=0)["reason"].to_list() == ["malformed"]
+    for text in ("No replies can be received, as the SuperLink fails: no", "received again"):
+        assert caplog.text.count(text) == 1
+    during = Counter(moment for moment in calls if 1_010.0 < moment < 1_040.0)
+    assert max(during.values()) <= 4  # two calls at a look for replies, whatever the number of them
 
 
 def test_other_failures_of_a_pull_are_raised():
@@ -230,7 +258,7 @@ def records_of(kind: str, found: dict, *types: type) -> set[str]:
     }
 
 
-def run_and_collect() -> SimpleNamespace:
+def run_and_collect(**options) -> SimpleNamespace:
     """Return all messages of a federation whose clients train, decline and evaluate."""
     features, targets = torch.eye(4), torch.arange(4)
     app = client(
@@ -256,7 +284,8 @@ def run_and_collect() -> SimpleNamespace:
     start = initial_arrays(torch.nn.Linear(4, 4))
     grid = Collecting({n: Node(app, {"partition-id": n}) for n in (1, 2)})
     grid.run_id = 1
-    strategy = FedTide(A.Scaffold(), clients=2, clock=grid.clock, fraction_evaluate=1.0)
+    options |= {"clients": 2, "clock": grid.clock, "fraction_evaluate": 1.0}
+    strategy = FedTide(A.Scaffold(), **options)
     strategy.start(grid, start, 3, 60.0)
     return SimpleNamespace(sent=sent, replies=replies)
 
@@ -264,18 +293,17 @@ def run_and_collect() -> SimpleNamespace:
 def test_no_client_can_foresee_a_record_of_another_message():
     """Who registers it before, in another form, has the SuperLink refuse the message.
 
-    Of replies, arrays are left out, and the metrics of an evaluation: what a client has trained,
-    and its loss, only it knows.
+    Of replies, arrays are left out: what a client has trained, only it knows. Its loss others may
+    know, too, if all evaluate on the same samples.
     """
     first, second = run_and_collect(), run_and_collect()
     for kind in (NAME_QUERY, "train", "evaluate"):
         everything = records_of(kind, first.sent, object)
         assert everything
         assert not everything & records_of(kind, second.sent, object)
-        types = (ConfigRecord, MetricRecord) if kind == "train" else (ConfigRecord,)
-        found = records_of(kind, first.replies, *types)
+        found = records_of(kind, first.replies, ConfigRecord, MetricRecord)
         assert found
-        assert not found & records_of(kind, second.replies, *types)
+        assert not found & records_of(kind, second.replies, ConfigRecord, MetricRecord)
 
 
 def test_equal_arrays_of_a_round_are_sent_once():
@@ -311,3 +339,14 @@ def test_the_nonce_of_a_reply_is_no_metric():
 
     deploy(federation(), A.FedAvg(), rounds=1, train_metrics_aggr_fn=look)
     assert seen == [{"num-examples"}] * N
+    seen.clear()
+    run_and_collect(evaluate_metrics_aggr_fn=look)
+    assert seen
+    assert all(names == {"loss", "accuracy", "num-examples"} for names in seen)
+
+
+def test_no_client_can_foresee_the_request_to_another_in_the_same_round():
+    """Requests may be sent one after another, if the SuperLink fails at one of them."""
+    first = [m for m in run_and_collect().sent["train"] if m.metadata.group_id == "1"]
+    nonces = {message.content["config"][NONCE] for message in first}
+    assert len(nonces) == len(first) == 2

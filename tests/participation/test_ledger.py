@@ -300,6 +300,30 @@ def test_urls_of_no_database_are_rejected(url: str, name: str):
         read_ledger(url)
 
 
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql+psycopg://fed:pa55@127.0.0.1:port/ledger",
+        "postgresql://fed:pa55@[::1/ledger",
+        "postgresql+psycopg://fed:pa55#w0rd@127.0.0.1/ledger",
+        "postgresql+psycopg://fed:pa55@w0rd@127.0.0.1:port/ledger",
+        "postgresql+psycopg://127.0.0.1:port/ledger?user=fed&password=pa55&sslmode=require",
+        "postgresql+psycopg://127.0.0.1:1/ledger?user=fed&password=pa55",
+        "postgresql//fed:pa55@127.0.0.1/ledger",
+        "nosuchbase://fed:pa55@127.0.0.1/ledger",
+        "sqlite://fed:pa55@127.0.0.1/ledger",
+        "fed:pa55@127.0.0.1",
+    ],
+)
+@pytest.mark.parametrize("use", [read_ledger, Ledger])
+def test_no_error_about_a_url_shows_a_password(url: str, use: Callable[[str], object]):
+    """A port that is no number ended in SQLAlchemy's ValueError, and other typos showed the URL."""
+    with pytest.raises(InvalidInputError, match=r"^ledger: .*; ") as error:
+        use(url)
+    assert "pa55" not in str(error.value)
+    assert "w0rd" not in str(error.value)
+
+
 def test_files_that_are_not_ledgers_are_rejected(tmp_path: Path):
     other = tmp_path / "other.db"
     sqlite3.connect(other).execute("CREATE TABLE x (y)").connection.close()

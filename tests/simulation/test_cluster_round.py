@@ -386,6 +386,9 @@ class FakeRayError(Exception):
     """What Ray raises of a worker that could not read what it was sent."""
 
 
+ray_errors = SimpleNamespace(RayError=type("RayError", (Exception,), {}))
+
+
 def test_what_cannot_be_pickled_is_named_without_the_data():
     def put(setup):
         try:
@@ -395,7 +398,15 @@ def test_what_cannot_be_pickled_is_named_without_the_data():
 
     match = r"^cluster: the model, .* \(cannot pickle '_thread.lock' object\); leave out"
     with pytest.raises(ft.InvalidInputError, match=match):
-        worker_pool._put_setup(SimpleNamespace(put=put), "all data")
+        worker_pool._put_setup(SimpleNamespace(put=put, exceptions=ray_errors), "all data")
+
+
+def test_a_store_without_room_is_not_taken_for_what_cannot_be_pickled():
+    def put(_):
+        raise ray_errors.RayError("the object store is full")
+
+    with pytest.raises(ray_errors.RayError, match="is full"):
+        worker_pool._put_setup(SimpleNamespace(put=put, exceptions=ray_errors), "all data")
 
 
 def test_a_module_that_a_node_lacks_is_named():

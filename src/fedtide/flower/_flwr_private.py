@@ -42,6 +42,7 @@ from fedtide.errors import InvalidInputError, first_line
 log = getLogger("flwr")
 
 T = TypeVar("T")
+ResultT = TypeVar("ResultT")
 RecordT = TypeVar("RecordT", ConfigRecord, RecordDict)
 
 FAST_POLLING = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.5"}
@@ -131,28 +132,45 @@ def push_messages(grid: Grid, messages: Sequence[Message]) -> set[str]:
     Raises:
         RefusedError: it fails at each of them. Any other exception of the grid is raised.
     """
-    failures: list[str] = []
-
-    def push(part: Sequence[Message]) -> set[str]:
-        try:
-            return {one for one in grid.push_messages(part) if one}
-        except Exception as error:
-            if not _is_internal_error(error):
-                raise
-            if len(part) == 1:
-                failures.append(first_line(error))
-                return set()
-        return push(part[: len(part) // 2]) | push(part[len(part) // 2 :])
-
-    accepted = push(messages)
-    if len(failures) == len(messages):
-        raise RefusedError(failures[-1])
-    return accepted
+    results, failed = _call_in_halves(lambda part: list(grid.push_messages(part)), messages)
+    if failed and not results:
+        raise RefusedError(failed[-1][1])
+    return {message_id for ids in results for message_id in ids if message_id}
 
 
-def _is_internal_error(error: Exception) -> bool:
-    response = getattr(error, "response", None)
-    return getattr(response, "status_code", None) == _INTERNAL_ERROR
+def _call_in_halves(
+    call: Callable[[Sequence[T]], ResultT], items: Sequence[T]
+) -> tuple[list[ResultT], list[tuple[T, str]]]:
+    """Call with all items; with each half of them, and so on, where the SuperLink fails.
+
+    Returns:
+        The results of the calls that succeeded, and the items that failed alone, with the reason.
+    """
+    result, failure = _attempt_call(call, items)
+    if result is not None:
+        return [result], []
+    if len(items) == 1:
+        return [], [(items[0], failure)]
+    half = len(items) // 2
+    results, failed = _call_in_halves(call, items[:half])
+    further_results, further_failed = _call_in_halves(call, items[half:])
+    return results + further_results, failed + further_failed
+
+
+def _attempt_call(
+    call: Callable[[Sequence[T]], ResultT], items: Sequence[T]
+) -> tuple[ResultT | None, str]:
+    """Return what a call returns, or None and how the SuperLink failed at it.
+
+    The exception itself is not kept: its frames would hold the models that were to be sent.
+    """
+    try:
+        return call(items), ""
+    except Exception as error:
+        status = getattr(getattr(error, "response", None), "status_code", None)
+        if status != _INTERNAL_ERROR:
+            raise
+        return None, first_line(error)
 
 
 @dataclass(frozen=True)
@@ -162,10 +180,12 @@ class PulledReplies:
     Args:
         messages: the replies that could be decoded.
         unreadable: why the others could not, by the id of the request that each answers.
+        failure: how the SuperLink failed at all of them, which can be pulled again; "": it did not.
     """
 
     messages: list[Message] = field(default_factory=list)
     unreadable: dict[str, str] = field(default_factory=dict)
+    failure: str = ""
 
 
 @dataclass
@@ -181,6 +201,11 @@ class PartialReply:
     envelope: Any
     tree: Any
     contents: dict[str, bytes] = field(default_factory=dict)
+
+    @property
+    def request(self) -> str:
+        """The id of the request that it answers."""
+        return str(self.envelope.metadata.reply_to_message_id)
 
 
 def pull_replies(
@@ -201,7 +226,7 @@ def pull_replies(
 
     The SuperLink fails at a whole call because of one reply with, for example, NaN as its time to
     live. The ids are then pulled in halves, and those halves again; a reply at which it fails alone
-    is unreadable.
+    is unreadable. If it fails without any id, too, the replies can be pulled again.
 
     Any other exception of the grid itself, such as a lost connection, is raised.
 
@@ -214,141 +239,221 @@ def pull_replies(
             not decoded, nor one of more than `largest / OBJECT_BYTES` objects. Grids other than
             `HttpGrid` have no limit.
     """
-    partial = {} if partial is None else partial
+    pull = None
     try:
-        decoder = import_module("flwr.superlink.grid.http_grid")
-        guarded = isinstance(grid, decoder.HttpGrid)
-        with _decoding:
-            if guarded:
-                client, decode = grid._runtime_client, decoder.inflate_object_from_contents
-                pull, fetch = client.PullMessages, decoder.pull_objects
-                errors = import_module("flwr.supercore.inflatable.inflatable_utils")
-                unavailable, failed = errors.ObjectUnavailableError, errors.ObjectPullError
+        module = import_module("flwr.superlink.grid.http_grid")
+        if isinstance(grid, module.HttpGrid):
+            pull = _Pull(grid, module, {} if partial is None else partial, largest)
     except Exception as error:
         _warn("HttpGrid.pull_messages", error, "one malformed reply may lose others")
-        guarded = False
-    if not guarded:
-        return PulledReplies(list(grid.pull_messages(ids)))
-    envelopes: dict[str, Any] = {}
-    refused: dict[str, str] = {}
-    too_large = f"it is larger than {largest / 1e6:,.0f} MB"
-    pulled = PulledReplies()
-    for reply_id, reply in list(partial.items()):
-        if reply.envelope.metadata.reply_to_message_id not in ids:  # its request was given up
-            del partial[reply_id]
-    # The SuperLink knows a request no longer once it has delivered the envelope of the reply.
-    known = {reply.envelope.metadata.reply_to_message_id for reply in partial.values()}
-    wanted = [one for one in ids if one not in known]
+    return PulledReplies(list(grid.pull_messages(ids))) if pull is None else pull.run(ids)
 
-    def pull_in_parts(requested: Sequence[str]) -> Any:
-        response = decoder.PullAppMessagesResponse()
-        if not requested:
-            return response
-        try:
-            return pull(decoder.PullAppMessagesRequest(message_ids=requested))
-        except Exception as error:
-            if not _is_internal_error(error):
-                raise
-            if len(requested) == 1:
-                reason = f"the SuperLink cannot deliver it (HTTP status {_INTERNAL_ERROR})"
-                pulled.unreadable[requested[0]] = reason
-                return response
-        half = len(requested) // 2
-        for part in (requested[:half], requested[half:]):
-            response.MergeFrom(pull_in_parts(part))
-        return response
 
-    def pull_and_keep_envelopes(request: Any) -> Any:
-        response = pull_in_parts(list(request.message_ids))
-        for reply in partial.values():
+class _Pull:
+    """One call of `HttpGrid.pull_messages`, for which methods of this class replace Flower's.
+
+    Flower asks the SuperLink for envelopes, then fetches and decodes the replies one by one. What
+    it raises meanwhile would lose all of them, so the methods in its place note what they do not
+    raise: `_pull_envelopes` (in place of `PullMessages`), `_fetch_once` (`pull_objects`), and
+    `_decode_guarded` (`inflate_object_from_contents`).
+
+    Args:
+        grid: an `HttpGrid`.
+        module: the one that defines it.
+        partial: see `pull_replies`.
+        largest: see `pull_replies`.
+    """
+
+    def __init__(
+        self, grid: Any, module: Any, partial: dict[str, PartialReply], largest: float
+    ) -> None:
+        errors = import_module("flwr.supercore.inflatable.inflatable_utils")
+        self._unavailable, self._failed = errors.ObjectUnavailableError, errors.ObjectPullError
+        self._grid, self._module = grid, module
+        self._partial, self._largest = partial, largest
+        self._envelopes: dict[str, Any] = {}  # the metadata that the SuperLink checked
+        self._refused: dict[str, str] = {}  # why a reply is not decoded, by its id
+        self._unreadable: dict[str, str] = {}
+        self._failure = ""
+        with _decoding:  # else they may be those of a pull in another thread
+            self._client = grid._runtime_client
+            self._pull, self._fetch = self._client.PullMessages, module.pull_objects
+            self._decode = module.inflate_object_from_contents
+
+    def run(self, ids: Sequence[str]) -> PulledReplies:
+        """Return the replies to these requests that are complete."""
+        for reply_id, reply in list(self._partial.items()):
+            if reply.request not in ids:  # it was given up
+                del self._partial[reply_id]
+        # The SuperLink knows a request no longer once it has delivered the envelope of the reply.
+        announced = self._list_incomplete()
+        with (
+            _decoding,
+            _replaced(self._client, "PullMessages", self._pull_envelopes),
+            _replaced(self._module, "pull_objects", self._fetch_once),
+            _replaced(self._module, "inflate_object_from_contents", self._decode_guarded),
+            _chunks_joined_once(),
+        ):
+            found = self._grid.pull_messages([one for one in ids if one not in announced])
+        # Flower puts an error in the place of a reply that is incomplete.
+        incomplete = self._list_incomplete()
+        messages = [
+            message
+            for message in found
+            if isinstance(message, Message)
+            and message.metadata.reply_to_message_id not in incomplete
+        ]
+        return PulledReplies(messages, self._unreadable, self._failure)
+
+    def _list_incomplete(self) -> set[str]:
+        """Return the requests whose reply has been announced and is not complete."""
+        return {reply.request for reply in self._partial.values()}
+
+    def _pull_envelopes(self, request: Any) -> Any:
+        """Return the envelopes that have arrived, and those of replies that are incomplete."""
+        response = self._module.PullAppMessagesResponse()
+        if request.message_ids:
+            for part in self._pull_parts(list(request.message_ids)):
+                response.MergeFrom(part)
+        for reply in self._partial.values():
             response.messages_list.append(reply.envelope)
             response.message_object_trees.append(reply.tree)
-        found = zip(response.messages_list, response.message_object_trees, strict=True)
-        for envelope, tree in found:
+        trees = response.message_object_trees
+        for envelope, tree in zip(response.messages_list, trees, strict=True):
             reply_id = envelope.metadata.message_id
-            envelopes[reply_id] = envelope.metadata
-            partial.setdefault(reply_id, PartialReply(envelope, tree))
+            self._envelopes[reply_id] = envelope.metadata
+            self._partial.setdefault(reply_id, PartialReply(envelope, tree))
         return response
 
-    def fetch_once(
-        object_ids: list[str], pull_object_fn: Callable[[str], bytes], **named: Any
+    def _pull_parts(self, ids: Sequence[str]) -> list[Any]:
+        """Return the responses, and note the requests whose reply the SuperLink cannot deliver.
+
+        If it fails even when no reply is asked for, as while its database is locked, none is to
+        blame: they are asked for again at the next pull.
+        """
+        response, _ = _attempt_call(self._pull_part, ids)
+        if response is not None:
+            return [response]
+        response, self._failure = _attempt_call(self._pull_part, [])
+        if response is None:
+            return []
+        parts, failed = _call_in_halves(self._pull_part, ids)
+        reason = f"the SuperLink cannot deliver it (HTTP status {_INTERNAL_ERROR})"
+        self._unreadable |= {request_id: reason for request_id, _ in failed}
+        return parts
+
+    def _pull_part(self, ids: Sequence[str]) -> Any:
+        return self._pull(self._module.PullAppMessagesRequest(message_ids=ids))
+
+    def _fetch_once(
+        self, object_ids: list[str], pull_object_fn: Callable[[str], bytes], **named: Any
     ) -> Any:
-        reply_id = next((one for one in object_ids if one in envelopes), None)
+        """Return the objects of a reply, each of which is asked for once.
+
+        Raises:
+            ObjectPullError: some have not been uploaded; what came stays in the partial reply.
+        """
+        reply_id = next((one for one in object_ids if one in self._envelopes), None)
         if reply_id is None:  # another thread pulls with Flower's own method
-            return fetch(object_ids=object_ids, pull_object_fn=pull_object_fn, **named)
-        if OBJECT_BYTES * len(object_ids) > largest:
-            refused[reply_id] = f"it has {len(object_ids):,} objects"
-            partial.pop(reply_id, None)
-            return {}
+            return self._fetch(object_ids=object_ids, pull_object_fn=pull_object_fn, **named)
+        if OBJECT_BYTES * len(object_ids) > self._largest:
+            return self._refuse(reply_id, f"it has {len(object_ids):,} objects")
         # Not there: a reply that the SuperLink delivered twice.
-        contents = partial[reply_id].contents if reply_id in partial else {}
-        size, counting = sum(map(len, contents.values())), Lock()
-
-        def pull_and_keep(object_id: str) -> bytes:
-            nonlocal size
-            if size > largest or len(missing) >= _MOST_MISSING:
-                return b""
-            try:
-                content = pull_object_fn(object_id)
-                with counting:  # Flower pulls in several threads
-                    contents[object_id] = content
-                    size += len(content)
-            except unavailable:
-                missing.add(object_id)
-            return b""
-
-        missing: set[str] = set()
+        reply = self._partial.get(reply_id)
+        contents = {} if reply is None else reply.contents
+        download = _Download(contents, pull_object_fn, self._unavailable, self._largest)
+        asked = [one for one in object_ids if one not in contents]
         try:
-            asked = [one for one in object_ids if one not in contents]
-            fetch(object_ids=asked, pull_object_fn=pull_and_keep, **named)
-        except failed:  # for good, such as three minutes after the envelope
-            partial.pop(reply_id, None)
+            self._fetch(object_ids=asked, pull_object_fn=download.pull, **named)
+        except self._failed:  # for good, such as three minutes after the envelope
+            self._partial.pop(reply_id, None)
             raise
-        if size > largest:
-            refused[reply_id] = too_large
-        elif missing:
-            raise failed(min(missing), "its sender has not uploaded it yet")
-        elif _can_measure():
-            try:
-                if _decodes_to_more(contents, largest):
-                    refused[reply_id] = too_large
-            except Exception as error:  # objects may hold anything
-                refused[reply_id] = first_line(error, with_type=True)
-        if reply_id in refused:
+        if download.missing and not download.is_too_large:
+            raise self._failed(min(download.missing), "its sender has not uploaded it yet")
+        if reason := self._find_defect(download):
             contents.clear()
-        partial.pop(reply_id, None)
+            return self._refuse(reply_id, reason)
+        self._partial.pop(reply_id, None)
         return contents
 
-    def decode_guarded(object_id: str, *arguments: Any, **named: Any) -> Any:
-        envelope = envelopes.get(object_id)
-        if envelope is None:  # another thread pulls with Flower's own method
-            return decode(object_id, *arguments, **named)
-        if object_id in refused:
-            pulled.unreadable[envelope.reply_to_message_id] = refused[object_id]
-            return SimpleNamespace(metadata=SimpleNamespace())
-        try:
-            message = decode(object_id, *arguments, **named)
-            _check_envelope(message, envelope)
-            return message
-        except Exception as error:  # the body may hold anything
-            reason = first_line(error, with_type=True)
-            pulled.unreadable[envelope.reply_to_message_id] = reason
-            return SimpleNamespace(metadata=SimpleNamespace())
+    def _refuse(self, reply_id: str, reason: str) -> dict[str, bytes]:
+        """Keep a reply from being decoded; return its objects: none."""
+        self._refused[reply_id] = reason
+        self._partial.pop(reply_id, None)
+        return {}
 
-    with (
-        _decoding,
-        _replaced(client, "PullMessages", pull_and_keep_envelopes),
-        _replaced(decoder, "pull_objects", fetch_once),
-        _replaced(decoder, "inflate_object_from_contents", decode_guarded),
-        _chunks_joined_once(),
-    ):
-        found = grid.pull_messages(wanted)
-    incomplete = {reply.envelope.metadata.reply_to_message_id for reply in partial.values()}
-    for message in found:
-        # Flower puts an error in the place of a reply that is incomplete.
-        if isinstance(message, Message) and message.metadata.reply_to_message_id not in incomplete:
-            pulled.messages.append(message)
-    return pulled
+    def _find_defect(self, download: _Download) -> str:
+        """Return why the objects of a reply are not decoded; "": they are."""
+        try:
+            too_large = download.is_too_large or (
+                _can_measure() and _decodes_to_more(download.contents, self._largest)
+            )
+        except Exception as error:  # objects may hold anything
+            return first_line(error, with_type=True)
+        return f"it is larger than {self._largest / 1e6:,.0f} MB" if too_large else ""
+
+    def _decode_guarded(self, object_id: str, *arguments: Any, **named: Any) -> Any:
+        """Return the reply, or what Flower takes for one if it cannot be decoded."""
+        envelope = self._envelopes.get(object_id)
+        if envelope is None:  # another thread pulls with Flower's own method
+            return self._decode(object_id, *arguments, **named)
+        reason = self._refused.get(object_id)
+        if reason is None:
+            try:
+                message = self._decode(object_id, *arguments, **named)
+                _check_envelope(message, envelope)
+                return message
+            except Exception as error:  # the body may hold anything
+                reason = first_line(error, with_type=True)
+        self._unreadable[envelope.reply_to_message_id] = reason
+        return SimpleNamespace(metadata=SimpleNamespace())
+
+
+class _Download:
+    """The objects of one reply, which Flower pulls in several threads.
+
+    Args:
+        contents: the objects that have arrived, by id; added to.
+        pull_object: Flower's, which asks for one object.
+        unavailable: what that raises for an object that has not been uploaded.
+        largest: the most bytes of a reply; beyond it nothing more is asked for.
+
+    Attributes:
+        missing: objects that have not been uploaded.
+    """
+
+    def __init__(
+        self,
+        contents: dict[str, bytes],
+        pull_object: Callable[[str], bytes],
+        unavailable: type[Exception],
+        largest: float,
+    ) -> None:
+        self.contents, self.missing = contents, set[str]()
+        self._pull_object, self._unavailable, self._largest = pull_object, unavailable, largest
+        self._size, self._counting = sum(map(len, contents.values())), Lock()
+
+    @property
+    def is_too_large(self) -> bool:
+        """Whether the objects so far have more bytes than a reply may."""
+        return self._size > self._largest
+
+    def pull(self, object_id: str) -> bytes:
+        """Ask for one object and keep it here.
+
+        Flower, which gets nothing, would repeat a call that raises, and lose the others.
+        """
+        if self.is_too_large or len(self.missing) >= _MOST_MISSING:
+            return b""
+        try:
+            content = self._pull_object(object_id)
+        except self._unavailable:
+            self.missing.add(object_id)
+            return b""
+        with self._counting:
+            self.contents[object_id] = content
+            self._size += len(content)
+        return b""
 
 
 def _decodes_to_more(contents: Mapping[str, bytes], largest: float) -> bool:

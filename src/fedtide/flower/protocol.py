@@ -6,7 +6,9 @@ the ArrayRecord "correction". Back: the ArrayRecord "arrays" (y_n, the client's 
 names of the one received, as ordinary Flower clients send it and Flower's mods expect it), the
 MetricRecord "metrics" and, if the method asks for it, the ArrayRecord "gradients". Only what is no
 difference of two models, a form of `ClientSideMemory`, travels as the ArrayRecord "update"; the
-server takes that for Δ_n in any reply. `Layout` orders names in a vector.
+server takes that for Δ_n in any reply. `Layout` orders names in a vector. What the server sends has
+the dtype of the initial arrays; a model in float16 travels in it, and the server computes in
+float32.
 
 The SuperLink knows parts of messages by their hashes, and refuses a message of which a part was
 registered in another form before, as any client can do with a part that it can foresee. So each
@@ -259,10 +261,15 @@ def flatten_initial(arrays: ArrayRecord) -> tuple[Layout, Tensor]:
     tensors = {name: torch.tensor(value) for name, value in values.items()}
     layout = Layout.from_params(tensors)
     x = layout.flatten(tensors)
-    if not len(x) or not bool(torch.isfinite(torch.linalg.vector_norm(x))):
+    if not len(x) or not bool(torch.isfinite(torch.linalg.vector_norm(widen_half(x)))):
         what = "numbers that are not finite, or too large" if len(x) else "no numbers"
         raise InvalidInputError(f"initial_arrays: {what}; give those of a model before training")
     return layout, x
+
+
+def widen_half(x: Tensor) -> Tensor:
+    """Return a tensor of float16 in float32, in which the server computes; others as they are."""
+    return x.float() if x.dtype == torch.float16 else x
 
 
 def build_round_config(instructions: Instructions, **fields: Any) -> ConfigRecord:
@@ -277,7 +284,6 @@ def build_round_config(instructions: Instructions, **fields: Any) -> ConfigRecor
     config["server-round"] = fields["round"] + 1  # Flower counts from 1
     config["proximal-mu"] = float(instructions.mu)
     config[_key("requires_plain_sgd")] = fields["requires_plain_sgd"]
-    config.update(draw_nonce())
     if fields["form"]:  # Flower's message_size_mod raises on empty text
         config[_key("form")] = fields["form"]
     for name in ("gradients_at_start", "full_batch", "gradients"):
@@ -296,7 +302,9 @@ def build_train_content(
         **fields: the client's own fields of `TrainRequest`: client, steps_taken, accepted_round.
     """
     config = select_records(common, ConfigRecord)["config"]
-    own = {"config": copy_with(config, {_key(name): value for name, value in fields.items()})}
+    # A nonce for each: those who get theirs early shall not foresee the requests to others.
+    values = {_key(name): value for name, value in fields.items()} | draw_nonce()
+    own = {"config": copy_with(config, values)}
     return copy_with(common, own if correction is None else own | {"correction": correction})
 
 

@@ -23,6 +23,7 @@ from fedtide.flower.protocol import (
     build_name_content,
     build_reply_content,
     build_update_content,
+    draw_nonce,
     read_model,
     read_request,
     read_round,
@@ -105,6 +106,7 @@ def client(
             return Message(build_declined_content(), reply_to=message)
         evaluator = make_trainer((test or data)(context))
         metrics = evaluator.evaluate(read_model(message.content))
+        metrics.update(draw_nonce())
         return Message(RecordDict({"metrics": metrics}), reply_to=message)
 
     return app
@@ -166,7 +168,7 @@ def custom_client(
                 raise InvalidInputError("memory: the method needs a folder on the client; give one")
             folder = client_folder(memory(context), request.client)
             try:
-                update = encode_update(update, request, folder)
+                update = encode_update(update, request, folder, model)
             except LostMemoryError:
                 return Message(build_reply_content(request, lost=True), reply_to=message)
         content = build_update_content(update, request, model)

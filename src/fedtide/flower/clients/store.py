@@ -78,7 +78,9 @@ class ClientStore:
         return self._folder / f"{t}.safetensors"
 
 
-def encode_update(update: Update, request: TrainRequest, folder: Path) -> Update:
+def encode_update(
+    update: Update, request: TrainRequest, folder: Path, model: Params | None = None
+) -> Update:
     """Return an update in the form that the request asks for (see `ClientSideMemory`).
 
     Before the update is sent, the disk holds what the client needs if it counts, and still holds
@@ -88,6 +90,7 @@ def encode_update(update: Update, request: TrainRequest, folder: Path) -> Update
         update: Δ as trained.
         request: the server's.
         folder: of this client in this federation.
+        model: as received, in whose dtypes the server reads updates; None: in those of Δ.
 
     Raises:
         LostMemoryError: the update that counted last is needed and not on the disk.
@@ -97,20 +100,27 @@ def encode_update(update: Update, request: TrainRequest, folder: Path) -> Update
     if request.form.startswith("fedau-"):
         weight = _fedau_weight(request, store)
         return replace(update, update={name: weight * t for name, t in update.update.items()})
-    return _difference(update, request, store)
+    return _difference(update, request, store, dict(update.update) | dict(model or {}))
 
 
-def _difference(update: Update, request: TrainRequest, store: ClientStore) -> Update:
-    """Return y new - y old, with y = Δ for MIFA and Δ / γ for FedLaAvg."""
+def _difference(update: Update, request: TrainRequest, store: ClientStore, like: Params) -> Update:
+    """Return y new - y old, with y = Δ for MIFA and Δ / γ for FedLaAvg.
+
+    y old is what the server has of this client, the sum of all differences as they were sent:
+    rounded. Were it what the client computed, the rounding of each difference, and so of a single
+    huge update, would stay in the server's sum for good.
+    """
     scale = 1.0 / update.lr if request.form == "fedlaavg" else 1.0
-    new = {name: (scale * tensor).detach() for name, tensor in update.update.items()}
-    old = store.load(request.accepted_round)
-    if request.accepted_round >= 0 and (old is None or old.keys() != new.keys()):
-        raise LostMemoryError
-    store.save(request.round, new)
-    if old is None or request.accepted_round < 0:
-        return replace(update, update=new)
-    return replace(update, update={name: new[name] - old[name] for name in new})
+    new = {name: (scale * tensor).detach().double() for name, tensor in update.update.items()}
+    old = {name: torch.zeros_like(tensor) for name, tensor in new.items()}
+    if request.accepted_round >= 0:
+        saved = store.load(request.accepted_round)
+        if saved is None or saved.keys() != new.keys():
+            raise LostMemoryError
+        old = {name: tensor.double() for name, tensor in saved.items()}
+    sent = {name: (new[name] - old[name]).to(like[name].dtype) for name in new}
+    store.save(request.round, {name: old[name] + sent[name].double() for name in new})
+    return replace(update, update=sent)
 
 
 def _fedau_weight(request: TrainRequest, store: ClientStore) -> float:

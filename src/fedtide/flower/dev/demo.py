@@ -76,14 +76,14 @@ def run_demo(folder: Path, rounds: int, tls: bool, show: Callable[[str], None]) 
             ledger=ledger,
             state=folder.resolve() / "state",
         )
-        _follow(run, show, Forecast(rounds, seconds))
+        _follow(run, show, RemainingTime(rounds, seconds))
     ended = len(read_rounds(ledger)) if (folder / "ledger.db").is_file() else 0
     if ended < rounds:
         raise InvalidInputError(f"flower: it ended after {ended} of {rounds} rounds; see the logs")
     return ledger
 
 
-class Outcome(NamedTuple):
+class ModelAccuracy(NamedTuple):
     """How a model does on the test images.
 
     Args:
@@ -99,7 +99,7 @@ class Outcome(NamedTuple):
     worst_accuracy: float
 
 
-def compare_methods(folder: Path) -> list[Outcome]:
+def compare_methods(folder: Path) -> list[ModelAccuracy]:
     """Return how the model of a demo does, and those of methods on the same ledger.
 
     The simulator trains them from the same initial model, with the same data, participation and
@@ -151,14 +151,14 @@ def _samples(task: ModuleType) -> dict[str, object]:
     return {"x": images, "y": labels, "client": clients}
 
 
-def _test(task: ModuleType, method: str, network: nn.Module) -> Outcome:
+def _test(task: ModuleType, method: str, network: nn.Module) -> ModelAccuracy:
     images, labels = task.test_set()
     with torch.no_grad():
         correct = (network(images).argmax(1) == labels).double()
     owners = task.owner(labels, len(SITES))
     accuracies = [float(correct[owners == number].mean()) for number in range(len(SITES))]
     worst = min(reversed(range(len(SITES))), key=accuracies.__getitem__)
-    return Outcome(method, float(correct.mean()), list(SITES)[worst], accuracies[worst])
+    return ModelAccuracy(method, float(correct.mean()), list(SITES)[worst], accuracies[worst])
 
 
 def example_app() -> Path:
@@ -166,7 +166,7 @@ def example_app() -> Path:
     return Path(fedtide.examples.__file__).parent / "flower"
 
 
-class Forecast:
+class RemainingTime:
     """Predicts how long the remaining rounds take.
 
     Args:
@@ -177,7 +177,7 @@ class Forecast:
     def __init__(self, rounds: int, seconds: float) -> None:
         self._rounds, self._seconds, self._began = rounds, seconds, 0.0
 
-    def remaining(self, number: int, now: float) -> str:
+    def describe(self, number: int, now: float) -> str:
         """Return the time to go when round `number`, counted from 1, begins now."""
         if number == 1:
             self._began = now
@@ -186,7 +186,9 @@ class Forecast:
         return f"{_format_time((self._rounds - number + 1) * self._seconds)} to go"
 
 
-def _follow(run: subprocess.Popen[bytes], show: Callable[[str], None], forecast: Forecast) -> None:
+def _follow(
+    run: subprocess.Popen[bytes], show: Callable[[str], None], remaining: RemainingTime
+) -> None:
     """Show what the run logs until it ends."""
     assert run.stdout is not None
     for line in run.stdout:
@@ -195,7 +197,7 @@ def _follow(run: subprocess.Popen[bytes], show: Callable[[str], None], forecast:
             continue
         text = entry["text"]
         if begins := _ROUND_BEGINS.match(text):
-            text += f" {forecast.remaining(int(begins['number']), time.monotonic())}"
+            text += f" {remaining.describe(int(begins['number']), time.monotonic())}"
         show(text)
     run.wait()
 

@@ -158,7 +158,6 @@ class ReplyValidator:
         samples = _pop_count(metrics, _SAMPLES, 1, MAX_SAMPLES)
         steps = _pop_count(metrics, "steps", 1 if self.reads_steps else 0, _MAX_STEPS)
         lr = self._pop_rate(metrics, pending.lr)
-        metrics.pop(NONCE, None)
         _check_metrics(metrics)
         assert pending.client is not None
         return ValidatedUpdate(
@@ -405,9 +404,11 @@ def _pop_count(metrics: Metrics, name: str, low: int, high: int) -> int:
 
 
 def _read_numbers(metrics: MetricRecord) -> Metrics:
-    """Return the metrics whose numbers are all of reasonable size."""
+    """Return the metrics whose numbers are all of reasonable size, without the nonce."""
     found: Metrics = {}
     for name, value in metrics.items():
+        if name == NONCE:
+            continue
         if isinstance(value, list):
             if all(abs(number) <= _MAX_METRIC for number in value):  # not NaN either
                 found[name] = [float(number) for number in value]

@@ -27,6 +27,7 @@ from fedtide.flower.protocol import (
     draw_nonce,
     flatten_initial,
     vector_to_arrays,
+    widen_half,
 )
 from fedtide.flower.server.discovery import Discovery, NodeRegistry
 from fedtide.flower.server.reply_validation import (
@@ -155,60 +156,54 @@ class FedTide(Strategy):
         metrics_port: int | None = None,
         metrics_host: str = "127.0.0.1",
     ) -> None:
+        registry = NodeRegistry.from_clients(clients)
+        self._clients = registry.names or registry.size  # names may come from an iterator
+        self.fraction_train, self.fraction_evaluate = fraction_train, fraction_evaluate
+        self.min_train_nodes, self.min_available_nodes = min_train_nodes, min_available_nodes
+        self.close_after, self.ttl, self.seed = close_after, ttl, seed
+        self.train_metrics_aggr_fn = train_metrics_aggr_fn
+        self.evaluate_metrics_aggr_fn = evaluate_metrics_aggr_fn
+        self._check_settings(registry.size)
+        if not isinstance(clock, Clock | None):
+            raise InvalidInputError(f"clock: {clock!r:.60} is no Clock; leave it out")
+        self._clock = clock or Clock()
+        if not isinstance(state, str | Path | None):
+            raise InvalidInputError(f"state: {state!r:.60} is no path; give that of a folder")
+        self._state = None if state is None else Path(state)
         if not isinstance(algorithm, Algorithm):
             raise InvalidInputError(
                 f"algorithm: {algorithm!r} is not an algorithm; give one, such as FedAU(cutoff=50)"
             )
-        for name, share in (("train", fraction_train), ("evaluate", fraction_evaluate)):
-            if not isinstance(share, int | float) or not 0 <= share <= 1:
-                raise InvalidInputError(
-                    f"fraction_{name}: {share!r:.60} is not within [0, 1]; give a share"
-                )
-        require_whole_number("min_train_nodes", min_train_nodes, low=0)
-        require_whole_number("min_available_nodes", min_available_nodes, low=0)
-        require_whole_number("seed", seed, low=0)
-        registry = NodeRegistry.from_clients(clients)
-        clients = registry.names or registry.size  # names may come from an iterator
-        if min_available_nodes > registry.size:
-            raise InvalidInputError(
-                f"min_available_nodes: {min_available_nodes} nodes of {registry.size} clients; "
-                f"every round would wait for its timeout; give at most {registry.size}"
-            )
-        for name, function in (
-            ("train_metrics_aggr_fn", train_metrics_aggr_fn),
-            ("evaluate_metrics_aggr_fn", evaluate_metrics_aggr_fn),
-        ):
-            if function is not None and not callable(function):
-                raise InvalidInputError(
-                    f"{name}: {function!r:.60} is no function; give one, or None for weighted means"
-                )
-        if not isinstance(clock, Clock | None):
-            raise InvalidInputError(f"clock: {clock!r:.60} is no Clock; leave it out")
-        if close_after is not None:
-            require_whole_number("close_after", close_after)
-        if not isinstance(state, str | Path | None):
-            raise InvalidInputError(f"state: {state!r:.60} is no path; give that of a folder")
-        require_positive("ttl", ttl)
-        if privacy is not None:
-            algorithm = make_private(algorithm, privacy, seed=None)
-        self.algorithm, self.seed, self.ttl = algorithm, seed, ttl
         self._private = privacy is not None
-        self.fraction_train, self.fraction_evaluate = fraction_train, fraction_evaluate
-        self.min_train_nodes, self.min_available_nodes = min_train_nodes, min_available_nodes
-        self.close_after, self.accepts_late = close_after, algorithm.accepts_stale_updates
-        self.train_metrics_aggr_fn = train_metrics_aggr_fn
-        self.evaluate_metrics_aggr_fn = evaluate_metrics_aggr_fn
-        self._clients, self._clock = clients, clock or Clock()
-        self._state = None if state is None else Path(state)
-        self._ledger = None if ledger is None else Ledger(ledger, federation)
+        self.algorithm = algorithm if privacy is None else make_private(algorithm, privacy, None)
+        self.accepts_late = self.algorithm.accepts_stale_updates
         self._watch: Callable[[], AbstractContextManager[object]] = nullcontext
         if metrics_port is not None:
             require_whole_number("metrics_port", metrics_port, low=0)
             if ledger is None:
                 raise InvalidInputError("metrics_port: the page reads the ledger; give ledger, too")
             self._watch = partial(
-                _watch, f"{ledger}#{federation}", clients, metrics_host, metrics_port
+                _watch, f"{ledger}#{federation}", self._clients, metrics_host, metrics_port
             )
+        self._ledger = None if ledger is None else Ledger(ledger, federation)
+
+    def _check_settings(self, clients: int) -> None:
+        """Raise InvalidInputError for a value outside its range; `clients` is N."""
+        _require_share("fraction_train", self.fraction_train)
+        _require_share("fraction_evaluate", self.fraction_evaluate)
+        require_whole_number("min_train_nodes", self.min_train_nodes, low=0)
+        require_whole_number("min_available_nodes", self.min_available_nodes, low=0)
+        if self.min_available_nodes > clients:
+            raise InvalidInputError(
+                f"min_available_nodes: {self.min_available_nodes} nodes of {clients} clients; "
+                f"every round would wait for its timeout; give at most {clients}"
+            )
+        if self.close_after is not None:
+            require_whole_number("close_after", self.close_after)
+        _require_aggregator("train_metrics_aggr_fn", self.train_metrics_aggr_fn)
+        _require_aggregator("evaluate_metrics_aggr_fn", self.evaluate_metrics_aggr_fn)
+        require_positive("ttl", self.ttl)
+        require_whole_number("seed", self.seed, low=0)
 
     @property
     def training(self) -> TrainingSession:
@@ -246,18 +241,9 @@ class FedTide(Strategy):
         if not timeout >= 0:
             raise InvalidInputError(f"timeout: {timeout} is not a number of seconds")
         require_whole_number("num_rounds", num_rounds, low=0)
-        lr = (train_config or ConfigRecord()).get("lr", 1.0)
-        if isinstance(lr, bool) or not isinstance(lr, int | float):
-            raise InvalidInputError(
-                f"train_config.lr: {lr!r:.60} is no number; give a positive one"
-            )
-        require_positive("train_config.lr", lr)
+        _require_rate(train_config or ConfigRecord())
         return_freed_memory()
-        lock: AbstractContextManager[None] = nullcontext()
-        if self._state is not None:
-            hint = "stop it first (flwr stop)"
-            lock = lock_folder(self._state, "state", hint, _LOCK_PATIENCE, log, mode=0o700)
-        with lock, self._watch(), frozen_objects():
+        with self._lock_state(), self._watch(), frozen_objects():
             self._begin(grid, initial_arrays)
             reconcile(self._training, self._ledger, self._private)
             self.summary()
@@ -285,16 +271,11 @@ class FedTide(Strategy):
         nodes = self._free_nodes(exclude=late)
         for client in nodes:
             self._round_log.record(client, "available")
-        candidates = sorted(nodes)
-        if self._private:  # else a sample of clients alone that may not take part adds mere noise
-            candidates = sorted(self._choose(candidates).tolist())
-        sample = self._sample(candidates, self.fraction_train, "flower", self.min_train_nodes)
-        cohort = self._choose(sample)
-        cohort = cohort[torch.isin(cohort, torch.tensor(sorted(nodes)))]
+        cohort = self._select_cohort(sorted(nodes))
         instructions = training.driver.instruct(cohort)
         if instructions.model is not training.model:
             arrays = self._to_request(instructions.model)
-        training.sent_models[t] = instructions.model
+        training.sent_models[t] = widen_half(self._narrow(instructions.model))
         config = build_round_config(
             instructions,
             round=t,
@@ -361,11 +342,21 @@ class FedTide(Strategy):
         log.info("\t├──> State: %s", self._state or "in memory only")
         log.info("\t└──> Rounds that have ended: %d", self._training.round)
 
+    def _lock_state(self) -> AbstractContextManager[None]:
+        """Keep other runs from the folder of the state."""
+        if self._state is None:
+            return nullcontext()
+        hint = "stop it first (flwr stop)"
+        return lock_folder(self._state, "state", hint, _LOCK_PATIENCE, log, mode=0o700)
+
     def _begin(self, grid: Grid, initial_arrays: ArrayRecord) -> None:
         """Begin the training, or resume the saved one."""
         registry = NodeRegistry.from_clients(self._clients)
-        start = flatten_initial(initial_arrays)
-        training = TrainingSession(self.algorithm, registry, *start, self._state)
+        layout, x = flatten_initial(initial_arrays)
+        self._sends_half = x.dtype == torch.float16
+        # In float16, sums over clients would stand still, or overflow.
+        x = widen_half(x)
+        training = TrainingSession(self.algorithm, registry, layout, x, self._state)
         run = get_run_id(grid)
         if training.run != run:  # replies to another run's messages cannot be pulled
             training.pending.messages.clear()
@@ -455,7 +446,7 @@ class FedTide(Strategy):
                     ) from None
                 log.warning("Requests are sent again, as the SuperLink fails at each: %s", error)
                 until = min(now + _RESEND_PAUSE, deadline)
-                self._transport.collect(until, lambda: False, lambda: self._discovery.identify(t))
+                self._transport.collect(until, lambda: False, lambda: None)
 
     def _end_round(self, replies: Iterable[Message], t: int) -> MetricRecord | None:
         """Aggregate the replies and step; return the clients' metrics.
@@ -508,6 +499,15 @@ class FedTide(Strategy):
             end = self._round_log.reject if reply.has_content() else self._round_log.fail
             end(pending.client, pending.round, error.reason, str(error))
         return None
+
+    def _select_cohort(self, present: list[int]) -> torch.Tensor:
+        """Return which of the clients that are present are asked to train, shape (S,)."""
+        candidates = present
+        if self._private:  # else a sample of clients alone that may not take part adds mere noise
+            candidates = sorted(self._choose(present).tolist())
+        sample = self._sample(candidates, self.fraction_train, "flower", self.min_train_nodes)
+        cohort = self._choose(sample)
+        return cohort[torch.isin(cohort, torch.tensor(present))]
 
     def _choose(self, clients: list[int]) -> torch.Tensor:
         """Return which clients the method asks to train if these are present, shape (S,)."""
@@ -569,12 +569,19 @@ class FedTide(Strategy):
             lambda: self._discovery.identify(self._training.round),
         )
 
-    def _to_arrays(self, x: torch.Tensor) -> ArrayRecord:
-        return vector_to_arrays(x, self._training.layout)
+    def _to_arrays(self, x: torch.Tensor, blanks: bytes = b"") -> ArrayRecord:
+        return vector_to_arrays(self._narrow(x), self._training.layout, blanks)
 
     def _to_request(self, x: torch.Tensor) -> ArrayRecord:
         """Return arrays that no client can foresee; equal ones of a round are sent once."""
-        return vector_to_arrays(x, self._training.layout, self._blanks)
+        return self._to_arrays(x, self._blanks)
+
+    def _narrow(self, x: torch.Tensor) -> torch.Tensor:
+        """Return a vector of the state in the dtype of the initial arrays."""
+        if not self._sends_half:
+            return x
+        largest = torch.finfo(torch.float16).max  # beyond, numbers would become infinite
+        return x.clamp(-largest, largest).half()
 
     def _evaluate_on_clients(
         self, result: Result, grid: Grid, timeout: float, config: ConfigRecord
@@ -607,6 +614,26 @@ class FedTide(Strategy):
         if metrics is not None:
             log.info("Evaluation after round %d: %s", ended, metrics)
             result.evaluate_metrics_serverapp[ended] = metrics
+
+
+def _require_share(name: str, share: object) -> None:
+    if not isinstance(share, int | float) or not 0 <= share <= 1:
+        raise InvalidInputError(f"{name}: {share!r:.60} is not within [0, 1]; give a share")
+
+
+def _require_aggregator(name: str, function: object) -> None:
+    if function is not None and not callable(function):
+        raise InvalidInputError(
+            f"{name}: {function!r:.60} is no function; give one, or None for weighted means"
+        )
+
+
+def _require_rate(train_config: ConfigRecord) -> None:
+    """Raise InvalidInputError for a learning rate that is not positive."""
+    lr = train_config.get("lr", 1.0)
+    if isinstance(lr, bool) or not isinstance(lr, int | float):
+        raise InvalidInputError(f"train_config.lr: {lr!r:.60} is no number; give a positive one")
+    require_positive("train_config.lr", lr)
 
 
 def _count_bytes(layout: Layout) -> int:

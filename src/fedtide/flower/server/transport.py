@@ -159,6 +159,7 @@ class Transport:
         self.malformed: list[PendingReply] = []
         self.unreadable = LimitedWarnings("Further replies that cannot be read: %d")
         self._partial: dict[str, PartialReply] = {}
+        self._is_failing = False
 
     def list_nodes(self) -> list[OnlineNode]:
         """Return the nodes that are online, sorted by id."""
@@ -225,6 +226,7 @@ class Transport:
             return
         ids = sorted(self.pending.messages)
         pulled = pull_replies(self.grid, ids, self._partial, self._largest)
+        self._report_failure(pulled.failure)
         for request_id, reason in pulled.unreadable.items():
             pending = self.pending.settle(request_id)
             if pending is not None:
@@ -236,6 +238,14 @@ class Transport:
             pending = self.pending.settle(reply.metadata.reply_to_message_id)
             if pending is not None:
                 self.inbox.append((pending, reply))
+
+    def _report_failure(self, failure: str) -> None:
+        """Log when the SuperLink begins to fail at every pull, and when it no longer does."""
+        if failure and not self._is_failing:
+            log.warning("No replies can be received, as the SuperLink fails: %s", failure)
+        elif self._is_failing and not failure:
+            log.info("Replies can be received again")
+        self._is_failing = bool(failure)
 
     def arrived(self, kind: Kind) -> list[Answered]:
         """Return the replies of a kind in the inbox."""

@@ -101,9 +101,14 @@ class Ledger:
                 f"most {_LONGEST_NAME} characters"
             )
         if "#" in url:  # SQLite would take it for a part of the file's name
+            name = url.partition("#")[2]
+            if "@" in name:  # what follows is the end of a password
+                raise InvalidInputError(
+                    "ledger: the URL has a #; in a password write %23, and give the name of a "
+                    "federation as the federation"
+                )
             raise InvalidInputError(
-                f"ledger: the URL ends in #{url.partition('#')[2]:.60}; give that name as the "
-                "federation instead"
+                f"ledger: the URL ends in #{name:.60}; give that name as the federation instead"
             )
         self.federation = federation
         self._engine = create_engine(url)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -25,6 +26,12 @@ READABLE = (1, VERSION)
 
 _PATIENCE = 60
 """Seconds for which SQLite waits for another writer."""
+
+_SCHEME = re.compile(r"[\w+]+://")
+"""The beginning of a URL."""
+
+_PASSWORD = re.compile(r"(password=)[^&]*", re.IGNORECASE)
+"""A password among the options of a URL, which SQLAlchemy shows."""
 
 _LOCK_KEY = 0xFED71DE
 """The key of the PostgreSQL advisory lock on creating or migrating the tables."""
@@ -106,16 +113,42 @@ def create_engine(url: str, reading: bool = False) -> sql.Engine:
         if reading and file and _is_archived(file):
             options["creator"] = partial(_open_archived, file)
         engine = sql.create_engine(url, **options)
-    except sql.exc.ArgumentError:
-        path = url if os.path.isfile(url) else "ledger.db"
-        raise InvalidInputError(
-            f"ledger: {url!r} is not a database URL; write sqlite:///{path}"
-        ) from None
+    except (sql.exc.ArgumentError, ValueError):  # the latter if a port, say, is no number
+        raise _not_a_url(url) from None
     except ImportError as error:
         raise InvalidInputError(f"ledger: {error}; install the driver of this database") from None
     if engine.dialect.name == "sqlite":
         sql.event.listen(engine, "connect", _wait_for_locks)
     return engine
+
+
+def _not_a_url(text: str) -> InvalidInputError:
+    if os.path.isfile(text):
+        hint = f"write sqlite:///{text}"
+    elif "://" in text and not text.startswith("sqlite"):
+        hint = (
+            "write driver://user:password@host:port/database, and percent-encode special "
+            "characters in the password (# is %23)"
+        )
+    else:
+        hint = "write sqlite:///ledger.db"
+    return InvalidInputError(f"ledger: {_mask_text(text)!r} is not a database URL; {hint}")
+
+
+def _mask_text(text: str) -> str:
+    """Return a URL that cannot be parsed without what may be a password in it.
+
+    >>> _mask_text("postgresql://fed:secret@db:x/ledger")
+    'postgresql://***@db:x/ledger'
+    """
+    scheme = _SCHEME.match(text)
+    start = "" if scheme is None else scheme[0]
+    rest = text.removeprefix(start)
+    if "@" in rest:
+        rest = "***@" + rest.rpartition("@")[2]
+    elif start and ":" in rest:  # a URL is cut at #, which may be within the password
+        rest = rest.partition(":")[0] + ":***"
+    return start + _PASSWORD.sub(r"\1***", rest)
 
 
 def _wait_for_locks(connection: Any, record: Any) -> None:
@@ -226,7 +259,7 @@ def check_version(engine: sql.Engine, versions: Sequence[int], wanted: Sequence[
 
 
 def _masked_url(engine: sql.Engine) -> str:
-    return engine.url.render_as_string(hide_password=True)
+    return _PASSWORD.sub(r"\1***", engine.url.render_as_string(hide_password=True))
 
 
 @contextmanager

@@ -1,0 +1,122 @@
+"""Models in float16: they travel in it, and the server computes in float32."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import Context
+
+import fedtide as ft
+from fedtide.flower import ClientSideMemory
+from fedtide.flower.clients.app import custom_client
+from fedtide.flower.protocol import Update, params_to_arrays
+from fedtide.flower.server.strategy import FedTide
+from fedtide.privacy import Gaussian
+from fedtide.simulation.checkpoint import Checkpoint, load_newest, save
+
+from .fake_grid import FakeGrid, Node
+
+A = ft.algorithms
+
+
+class Federation:
+    """Clients that send the same update in every round, in the dtype of the model or another.
+
+    Attributes:
+        received: the models that they received.
+    """
+
+    def __init__(
+        self,
+        clients: int,
+        update: float,
+        samples: int = 1,
+        memory: Path | None = None,
+        dtype: torch.dtype = torch.float16,
+    ) -> None:
+        self.received: list[torch.Tensor] = []
+
+        def make(context: Context):
+            def train(model, request):
+                self.received.append(model["x"])
+                delta = torch.full((2,), update, dtype=dtype)
+                return Update({"x": delta}, samples, 0.1, 1)
+
+            return train
+
+        folder = None if memory is None else lambda context: memory
+        app = custom_client(make, memory=folder)
+        nodes = {100 + n: Node(app, {"partition-id": n}) for n in range(clients)}
+        self.clients, self.grid = clients, FakeGrid(nodes)
+
+    def train(self, algorithm, rounds: int, start: float = 0.0, **options) -> FedTide:
+        x = params_to_arrays({"x": torch.full((2,), start, dtype=torch.float16)})
+        strategy = FedTide(algorithm, clients=self.clients, clock=self.grid.clock, **options)
+        self.result = strategy.start(self.grid, x, rounds, 60.0)
+        return strategy
+
+
+def state_of(strategy: FedTide) -> np.ndarray:
+    return strategy.training.model.numpy()
+
+
+def test_many_samples_in_a_round_do_not_overflow():
+    """Seven clients with 10,000 samples have more than float16 can count."""
+    strategy = Federation(7, 1.0, samples=10_000).train(A.FedAvg(weights="data"), rounds=2)
+    np.testing.assert_allclose(state_of(strategy), [2.0, 2.0], rtol=1e-6)
+
+
+def test_the_sum_over_many_clients_does_not_stand_still():
+    """In float16, 2048 + 1 is 2048."""
+    strategy = Federation(2_100, 1.0).train(A.FedAvg(), rounds=1)
+    np.testing.assert_allclose(state_of(strategy), [1.0, 1.0], rtol=1e-6)
+
+
+def test_small_steps_add_up_and_models_travel_in_half_precision():
+    """From 1 the next number of float16 is 0.001 away, five times a step here."""
+    federation = Federation(2, 1e-4, dtype=torch.float32)
+    strategy = federation.train(A.FedAvg(server_lr=2.0), 20, start=1.0)
+    seen = [float(x[0]) for x in federation.received[::2]]
+    assert {x.dtype for x in federation.received} == {torch.float16}
+    # Each client's own model is y = x + Δ in float32, where x is what it received.
+    exact = 1.0 + 2e-4 * np.arange(21)
+    np.testing.assert_allclose(state_of(strategy), [exact[-1]] * 2, rtol=1e-6)
+    np.testing.assert_array_equal(seen, exact[:-1].astype(np.float32).astype(np.float16))
+    [array] = federation.result.arrays.values()
+    np.testing.assert_array_equal(array.numpy(), np.full(2, exact[-1], np.float16))
+
+
+@pytest.mark.parametrize("method", [A.MIFA(), A.FedLaAvg()], ids=repr)
+def test_memories_of_clients_follow_the_plain_method(method, tmp_path):
+    states = []
+    for algorithm in (method, ClientSideMemory(method)):
+        federation = Federation(3, 0.1, memory=tmp_path, dtype=torch.float32)
+        states.append(state_of(federation.train(algorithm, rounds=10)))
+    np.testing.assert_allclose(states[1], states[0], rtol=1e-3)
+
+
+def test_numbers_beyond_float16_are_sent_as_its_largest():
+    """They would be infinite, and no client could train again."""
+    federation = Federation(1, 5_000.0, dtype=torch.float32)
+    strategy = federation.train(A.FedAvg(), 3, start=60_000.0)
+    np.testing.assert_array_equal(state_of(strategy), [75_000.0] * 2)
+    assert [float(x[0]) for x in federation.received] == [60_000.0, 64_992.0, 65_504.0]
+
+
+def test_a_private_federation_takes_them():
+    mechanism = Gaussian(clip=1.0, noise_multiplier=1e-3, delta=1e-5)
+    strategy = Federation(3, 0.1).train(A.FedAvg(weights="all"), 2, privacy=mechanism)
+    np.testing.assert_allclose(state_of(strategy), [0.2, 0.2], atol=0.01)
+
+
+def test_a_training_goes_on_where_its_state_was_in_float16(tmp_path):
+    """As earlier versions kept it."""
+    federation = Federation(2, 1.0)
+    federation.train(A.FedAvg(), 2, state=tmp_path)
+    saved = load_newest(tmp_path)
+    half = {n: t.half() if t.is_floating_point() else t for n, t in saved.tensors.items()}
+    save(tmp_path, Checkpoint(saved.round, half, saved.facts))
+    strategy = federation.train(A.FedAvg(), 4, state=tmp_path)
+    assert strategy.training.model.dtype == torch.float32
+    np.testing.assert_allclose(state_of(strategy), [4.0, 4.0], rtol=1e-6)
